@@ -1,5 +1,5 @@
-"""Measures the agent against its budgets and its peers: `python -m benchmarks`, or `make bench`.
+"""Benchmarks of agent, webhooks and operators: `python -m benchmarks`, or `make bench`.
 
-Each benchmark is a module with a function `measure`, run in a process of its own. None of them is a test: what they
-print depends on the machine and on what else it does.
+Each benchmark is a module with a function `measure` and runs in a separate process. Benchmarks are not tests: the
+figures depend on the machine and its load.
 """

@@ -1,7 +1,7 @@
-"""The webhooks for pods over TLS: time for a review on one connection and on sixteen, and what the process takes.
+"""The pod webhooks over TLS: time per review on one and on sixteen connections, processor time and memory.
 
-Each is the command that users run; the client is a process of its own, on any core. The FPGAs'
-webhook has the names of the mappings that come with it.
+Each webhook is the command that users run. The client is a separate process on any core. The FPGA webhook has the
+mappings of its deployment tree.
 """
 
 import contextlib
@@ -23,62 +23,62 @@ import yaml
 
 from accelplane.kube.authority import renew
 from accelplane.kube.certificates import CertificatePolicy
-from benchmarks.figures import Figure, Outcome, Rounds, Scale, median, percentile, single
+from benchmarks.figures import Figure, Result, ReviewTimes, Scale, median, percentile, single
 from benchmarks.reviewer import NAMESPACE
 
-# Reviews a second of Go's webhook for SGX on two cores that it shares with the load; there is no figure of the FPGAs'.
+# Reviews per second of the Go SGX webhook on two cores shared with the client. The Go FPGA webhook was not measured.
 _GO = {1: 5500, 16: 10000}
 _MAPPINGS = Path(__file__).parents[1] / "deploy/fpga_admissionwebhook/mappings-collection.yaml"
-_PATIENCE = 30.0
+_TIMEOUT = 30.0
 
 
-def measure(scale: Scale) -> Outcome:
+def measure(scale: Scale) -> Result:
     with webhook("sgx", [], r"serving at port (\d+)") as (process, port):
-        sgx = _measured("SGX", process, port, scale)
-    with _mapped() as address, tempfile.TemporaryDirectory() as directory:
+        sgx = _measure("SGX", process, port, scale)
+    with _mapping_server() as address, tempfile.TemporaryDirectory() as directory:
         config = Path(directory, "kubeconfig")
         config.write_text(json.dumps(_kubeconfig(address)))
         ready = r"webhooks at port (\d+)[^\0]*all caches are synced"
         with webhook("fpga", [f"-kubeconfig={config}"], ready) as (process, port):
-            fpga = _measured("FPGA", process, port, scale)
-    return Outcome(
+            fpga = _measure("FPGA", process, port, scale)
+    return Result(
         figures=[*sgx, *fpga],
         notes=(
-            "SGX: a pod with EPC; FPGA: one with a function to be programmed, in a namespace of 21 mappings",
-            "all pods are mutated; webhook and load are a process each",
-            "the peer is Go's webhook for SGX in both cases",
+            "SGX: a pod that requests EPC; FPGA: a pod that requests a function, in a namespace with 21 mappings",
+            "all pods are mutated; webhook and client are separate processes",
+            "the peer is the Go SGX webhook in both cases",
         ),
     )
 
 
-def _measured(what: str, process: int, port: int, scale: Scale) -> Sequence[Figure]:
+def _measure(family: str, process: int, port: int, scale: Scale) -> Sequence[Figure]:
     figures: list[Figure] = []
     for connections, go in _GO.items():
-        rounds: list[Rounds] = []
-        spent: list[float] = []
+        rounds: list[ReviewTimes] = []
+        cpu_times: list[float] = []
         for _ in range(scale.of(5, 1)):
             before = _cpu_seconds(process)
-            rounds.append(_asked(port, what, connections, scale.of(10_000, 300)))
-            spent.append((_cpu_seconds(process) - before) / len(rounds[-1].took) * 1e6)
-        each = [one.seconds / len(one.took) * 1e6 for one in rounds]
-        name = f"{what}, {connections} connection{'s' if connections > 1 else ''}"
-        took = [one.took for one in rounds]
+            rounds.append(_send_reviews(port, family, connections, scale.of(10_000, 300)))
+            cpu_times.append((_cpu_seconds(process) - before) / len(rounds[-1].latencies) * 1e6)
+        each = [one.seconds / len(one.latencies) * 1e6 for one in rounds]
+        name = f"{family}, {connections} connection{'s' if connections > 1 else ''}"
+        latencies = [one.latencies for one in rounds]
         peers = {"Go webhook": 1e6 / go}
         figures += [
-            median(f"{name}: time for a review", each, "us", budget=1e6 / go, peers=peers),
+            median(f"{name}: time per review", each, "us", budget=1e6 / go, peers=peers),
             median(f"{name}: reviews", [1e6 / one for one in each], "1/s", peers={"Go webhook": go}),
-            median(f"{name}: of it the webhook's processor time", spent, "us"),
-            percentile(f"{name}: answer, p50", took, 0.5, "us"),
-            percentile(f"{name}: answer, p99", took, 0.99, "us"),
+            median(f"{name}: processor time of the webhook per review", cpu_times, "us"),
+            percentile(f"{name}: latency, p50", latencies, 0.5, "us"),
+            percentile(f"{name}: latency, p99", latencies, 0.99, "us"),
         ]
-    figures.append(single(f"{what}: resident", _status(process, "VmRSS") / 1024, "MiB"))
-    figures.append(single(f"{what}: of it anonymous", _status(process, "RssAnon") / 1024, "MiB"))
+    figures.append(single(f"{family}: resident", _status(process, "VmRSS") / 1024, "MiB"))
+    figures.append(single(f"{family}: anonymous", _status(process, "RssAnon") / 1024, "MiB"))
     return figures
 
 
 @contextlib.contextmanager
 def webhook(name: str, flags: Sequence[str], ready: str, wrapper: Sequence[str] = ()) -> Iterator[tuple[int, int]]:
-    """Its process id and its port, which is what `ready` finds in its log. `wrapper` goes before the command."""
+    """Runs a webhook. Yields its process ID, and its port, which `ready` matches in the log. `wrapper` is a prefix."""
     with tempfile.TemporaryDirectory() as directory:
         pair = renew(None, ["localhost"], datetime.datetime.now(datetime.UTC), CertificatePolicy())
         for file in ("tls.crt", "tls.key"):
@@ -92,21 +92,21 @@ def webhook(name: str, flags: Sequence[str], ready: str, wrapper: Sequence[str] 
             yield process.pid, _port(log, ready)
         finally:
             process.terminate()
-            process.wait(_PATIENCE)
+            process.wait(_TIMEOUT)
 
 
 def _port(log: Path, ready: str) -> int:
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + _TIMEOUT
     while not (found := re.search(ready, log.read_text())):
         if time.monotonic() > end:
-            raise subprocess.SubprocessError(f"the webhook does not serve:\n{log.read_text()}")
+            raise subprocess.SubprocessError(f"webhook: not ready after {_TIMEOUT:.0f} s, log:\n{log.read_text()}")
         time.sleep(0.05)
     return int(found[1])
 
 
 @contextlib.contextmanager
-def _mapped() -> Iterator[str]:
-    """The address of what an API server with the mappings would list. Nothing changes while reviews are timed."""
+def _mapping_server() -> Iterator[str]:
+    """An API server that lists the mappings, and whose watches report no changes. Yields its URL."""
     objects = [json.loads(json.dumps(each)) for each in yaml.safe_load_all(_MAPPINGS.read_text())]
     for each in objects:
         each["metadata"]["namespace"] = NAMESPACE
@@ -132,7 +132,7 @@ def _mapped() -> Iterator[str]:
             with contextlib.suppress(OSError):
                 self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - so it is called there
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in the base class
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Lists) as server:
@@ -152,9 +152,9 @@ def _kubeconfig(address: str) -> dict[str, object]:
     }
 
 
-def _asked(port: int, what: str, connections: int, reviews: int) -> Rounds:
-    command = [sys.executable, "-m", "benchmarks.reviewer", str(port), what, str(connections), str(reviews)]
-    return msgspec.json.decode(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout, type=Rounds)
+def _send_reviews(port: int, family: str, connections: int, reviews: int) -> ReviewTimes:
+    command = [sys.executable, "-m", "benchmarks.reviewer", str(port), family, str(connections), str(reviews)]
+    return msgspec.json.decode(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout, type=ReviewTimes)
 
 
 def _cpu_seconds(process: int) -> float:

@@ -1,4 +1,4 @@
-"""The agent as a process on a simulated node, and what the kernel says of it.
+"""The agent as a process on a simulated node, and its memory and processor time as the kernel reports them.
 
 Facts: proc(5), cgroups v1 and v2 documents of the kernel, clock_getcpuclockid(3).
 """
@@ -34,11 +34,11 @@ QAT, DSA, IAA, DLB = (
 FAMILIES = ("gpu", "npu", "qat", "dsa", "iaa", "dlb", "sgx")
 ENCLAVE, PROVISION = "sgx.intel.com/enclave", "sgx.intel.com/provision"
 _MIB = 1024 * 1024
-_MEMORY = "/dev/shm"  # noqa: S108 - directories in it get names that nobody can guess
+_MEMORY = "/dev/shm"  # noqa: S108 - directories in it have unpredictable names
 
 
-def _offload(each: int) -> NodeSpec:
-    """What a server with so many devices of each kind has beside cards."""
+def _offload_devices(each: int) -> NodeSpec:
+    """The hardware of a server with `each` devices of each kind in addition to cards."""
     return NodeSpec(
         qats=[QatSpec(vfs=16, vf_driver="vfio-pci", services="sym;asym")] * each,
         dsas=[DsaSpec(queues=[QueueSpec()] * 8)] * each,
@@ -49,21 +49,21 @@ def _offload(each: int) -> NodeSpec:
     )
 
 
-def _offloaded(each: int) -> Mapping[str, int]:
-    """What the kubelet then has; of virtual functions of QAT the plugin publishes 64 by default."""
+def _offload_resources(each: int) -> Mapping[str, int]:
+    """The allocatable devices of this hardware. The plugin publishes at most 64 QAT virtual functions by default."""
     return {QAT: min(16 * each, 64), DSA: 8 * each, IAA: 8 * each, DLB: min(each, 4), ENCLAVE: 110, PROVISION: 110}
 
 
-class World(Struct, frozen=True):
-    """A node, and the directories that an agent on it uses.
+class NodeSetup(Struct, frozen=True):
+    """A simulated node, and the directories of an agent on it.
 
-    `more` is what the kubelet should have beside cards, by resource. Each card has `shares` IDs.
+    `expected` is the number of allocatable devices by resource, without GPUs and NPUs. Each card has `shares` IDs.
     """
 
     directory: str
     node: SimulatedNode
     plugins: Sequence[str] = ("gpu", "npu")
-    more: Mapping[str, int] = {}
+    expected: Mapping[str, int] = {}
     config: str = ""
     shares: int = 1
 
@@ -85,23 +85,23 @@ class World(Struct, frozen=True):
         config = ("--config", self.config) if self.config else ()
         return ("node", "--plugins", ",".join(self.plugins), *directories, *config)
 
-    def has_everything(self, kubelet: EmbeddedKubelet) -> bool:
-        """Whether the kubelet can give away all that is plugged in."""
+    def all_allocatable(self, kubelet: EmbeddedKubelet) -> bool:
+        """Whether the kubelet has all devices of the node as allocatable."""
         kinds = [device.kind for device in self.node.devices()]
         allocatable = {name: status.allocatable for name, status in kubelet.resources().items()}
-        found = {GPU: kinds.count("gpu") * self.shares, NPU: kinds.count("npu"), **self.more}
+        found = {GPU: kinds.count("gpu") * self.shares, NPU: kinds.count("npu"), **self.expected}
         return allocatable == {name: count for name, count in found.items() if count}
 
     @property
     def resources(self) -> int:
-        """How many resources are registered."""
-        return 2 + len(self.more)
+        """The number of resources that the agent registers."""
+        return 2 + len(self.expected)
 
 
 @contextlib.contextmanager
-def world(cards: int = CARDS, npus: int = NPUS) -> Iterator[World]:
-    """A node that is gone afterwards."""
-    # Like sysfs the node's files are in memory: from a disk each look would have to read again what was let go.
+def gpu_npu_node(cards: int = CARDS, npus: int = NPUS) -> Iterator[NodeSetup]:
+    """A node with GPUs and NPUs in temporary directories."""
+    # The node's files are in memory, as in sysfs. On a disk, scans would read pages again that were evicted.
     memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
     with (
         tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as directory,
@@ -113,37 +113,37 @@ def world(cards: int = CARDS, npus: int = NPUS) -> Iterator[World]:
         for _ in range(npus):
             node.plug_npu()
         os.makedirs(f"{directory}/k/device-plugins")
-        yield World(directory, node)
+        yield NodeSetup(directory, node)
 
 
 @contextlib.contextmanager
-def health_world() -> Iterator[World]:
-    """The same node with health management. The caller serves `LevelZeroService` below its root."""
-    with world() as here:
-        config = f"{here.directory}/agent.yaml"
+def health_node() -> Iterator[NodeSetup]:
+    """The same node, with GPU health management. The caller runs a `LevelZeroService` below its root."""
+    with gpu_npu_node() as setup:
+        config = f"{setup.directory}/agent.yaml"
         with open(config, "w") as file:
             file.write("plugins: {gpu: {health-management: true}}\n")
-        yield msgspec.structs.replace(here, config=config)
+        yield msgspec.structs.replace(setup, config=config)
 
 
 @contextlib.contextmanager
-def whole_world(each: int = 8) -> Iterator[World]:
+def large_node(each: int = 8) -> Iterator[NodeSetup]:
     """A node with hardware of all families: the same cards, `each` QAT with 16 virtual functions, DSA and IAA with 8
-    work queues, at most 4 DLB, SGX. As it is, it is the largest that there is."""
-    with world() as here:
-        here.node.build(_offload(each))
-        yield msgspec.structs.replace(here, plugins=FAMILIES, more=_offloaded(each))
+    work queues, at most 4 DLB, SGX. The default is the largest supported node."""
+    with gpu_npu_node() as setup:
+        setup.node.build(_offload_devices(each))
+        yield msgspec.structs.replace(setup, plugins=FAMILIES, expected=_offload_resources(each))
 
 
 @contextlib.contextmanager
-def ordinary_world() -> Iterator[World]:
-    """Such a node with two sockets and a device of each kind on either."""
-    with whole_world(2) as here:
-        yield here
+def ordinary_node() -> Iterator[NodeSetup]:
+    """A node with two sockets and one device of each kind per socket."""
+    with large_node(2) as setup:
+        yield setup
 
 
 class Memory(Struct, frozen=True):
-    """In MiB, as the kernel counts pages."""
+    """The memory of a process in MiB, from `smaps_rollup`."""
 
     resident: float
     anonymous: float
@@ -159,10 +159,10 @@ class AgentProcess:
         self._log = log
 
     def check(self) -> None:
-        """Raises `RuntimeError` with the end of the log when it runs no more."""
+        """Raises `RuntimeError` with the end of the log if the agent has exited."""
         if (code := self._process.poll()) is not None:
             with open(self._log, errors="replace") as log:
-                raise RuntimeError(f"the agent ended with {code}:\n{log.read()[-4000:]}")
+                raise RuntimeError(f"the agent exited with {code}:\n{log.read()[-4000:]}")
 
     def memory(self) -> Memory:
         sizes: dict[str, float] = {}
@@ -175,24 +175,24 @@ class AgentProcess:
         return len(os.listdir(f"/proc/{self.pid}/task"))
 
     def cpu_seconds(self) -> float:
-        """Of all threads, those that have ended included, which schedstat would leave out."""
+        """The processor time of all threads, including those that have ended, which schedstat omits."""
         return time.clock_gettime(~self.pid << 3 | 2)
 
     def schedstat_seconds(self) -> float:
-        """Of the threads that live, as the scheduler counts it."""
+        """The processor time of the running threads, from the scheduler."""
         return sum(int(text.split()[0]) for text in self._of_threads("schedstat")) / 1e9
 
     def voluntary_switches(self) -> int:
-        """How many times a living thread went to sleep."""
+        """The number of voluntary context switches of the running threads."""
         lines = [line for text in self._of_threads("status") for line in text.splitlines()]
         return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
 
     def end(self) -> None:
-        """Ends it as Kubernetes does. Raises `RuntimeError` unless it goes with 0."""
+        """Sends SIGTERM, as Kubernetes does. Raises `RuntimeError` if the exit code is not 0."""
         self.check()
         self._process.send_signal(signal.SIGTERM)
         if (code := self._process.wait(10)) != 0:
-            raise RuntimeError(f"the agent answered SIGTERM with {code}, expected 0")
+            raise RuntimeError(f"exit code of the agent after SIGTERM: found {code}, expected 0")
 
     def kill(self) -> None:
         if self._process.poll() is None:
@@ -211,21 +211,21 @@ class AgentProcess:
 
 @contextlib.contextmanager
 def agent(
-    here: World,
-    *more: str,
+    setup: NodeSetup,
+    *options: str,
     program: Sequence[str] = PROGRAM,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[AgentProcess]:
-    """An agent on that node, ended afterwards. `program` is what to start with the agent's arguments."""
-    with open(here.log, "ab") as log:
+    """Runs an agent on the node. `program` is the command that gets the agent's arguments."""
+    with open(setup.log, "ab") as log:
         process = subprocess.Popen(
-            [*program, *here.arguments, *more],
+            [*program, *setup.arguments, *options],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             env={**os.environ, **(env or {})},
         )
-    running = AgentProcess(process, here.log)
+    running = AgentProcess(process, setup.log)
     try:
         yield running
         running.end()
@@ -234,18 +234,18 @@ def agent(
 
 
 @contextlib.asynccontextmanager
-async def registered(
-    here: World,
-    *more: str,
+async def registered_agent(
+    setup: NodeSetup,
+    *options: str,
     program: Sequence[str] = PROGRAM,
     env: Mapping[str, str] | None = None,
     seconds: float = 30.0,
 ) -> AsyncIterator[tuple[AgentProcess, EmbeddedKubelet]]:
-    """An agent of which the embedded kubelet has everything."""
-    async with EmbeddedKubelet(here.kubelet_dir) as kubelet:
-        with agent(here, *more, program=program, env=env) as running:
+    """Runs an agent and the embedded kubelet; all devices are allocatable."""
+    async with EmbeddedKubelet(setup.kubelet_dir) as kubelet:
+        with agent(setup, *options, program=program, env=env) as running:
             try:
-                await kubelet.until(here.has_everything, seconds)
+                await kubelet.until(setup.all_allocatable, seconds)
             except TimeoutError:
                 running.check()
                 raise
@@ -253,7 +253,7 @@ async def registered(
 
 
 def free_port() -> int:
-    """A TCP port that was free a moment ago."""
+    """A TCP port that no socket uses."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
-from benchmarks.agent import DLB, ENCLAVE, GPU, NPU, agent, whole_world
-from benchmarks.constant import serving
-from benchmarks.figures import Figure, Outcome, Scale, percentile, quantile
-from benchmarks.peer import ALLOCATE, ReferenceClient, Registry, allocate_request
+from benchmarks.agent import DLB, ENCLAVE, GPU, NPU, agent, large_node
+from benchmarks.constant_server import serving
+from benchmarks.figures import Figure, Result, Scale, percentile, quantile
 from benchmarks.raw_grpc_client import RawGrpcClient
+from benchmarks.reference_kubelet import ALLOCATE, ReferenceClient, ReferenceKubelet, allocate_request
 
 _ROUNDS, _WARM_UP = 5, 200
 _SHARES = (("p50", 0.5), ("p99", 0.99))
@@ -25,19 +25,21 @@ _GO_SMALL = {0.5: 75.0, 0.99: 370.0}
 _GO = {GPU: {0.5: 560.0, 0.99: 1900.0}, NPU: _GO_SMALL, ENCLAVE: _GO_SMALL, DLB: _GO_SMALL}
 # A GPU no slower than Go's; the rest at most twice as slow as Go's server.
 _BUDGET = {name: {share: value * (1 if name == GPU else 2) for share, value in go.items()} for name, go in _GO.items()}
-_WORDS = {GPU: "GPU, with CDI", NPU: "NPU, without CDI", ENCLAVE: "SGX, without CDI", DLB: "DLB, without CDI"}
+_NAMES = {GPU: "GPU, with CDI", NPU: "NPU, without CDI", ENCLAVE: "SGX, without CDI", DLB: "DLB, without CDI"}
 
 Ask = Callable[[], object]
 
 
-def measure(scale: Scale) -> Outcome:
+def measure(scale: Scale) -> Result:
     count = scale.of(5000, 500) // _ROUNDS
-    with whole_world() as here, Registry(here.kubelet_dir) as registry, agent(here), ExitStack() as stack:
-        sockets = {name: one.socket for name, one in registry.registrations(here.resources).items() if name in _GO}
+    with large_node() as setup, ReferenceKubelet(setup.kubelet_dir) as registry, agent(setup), ExitStack() as stack:
+        sockets = {name: one.socket for name, one in registry.registrations(setup.resources).items() if name in _GO}
         lists = {}
         while lists.keys() != _GO.keys():
-            listed = registry.until(lambda listed: listed.resource in _GO and bool(listed.devices))
-            lists[listed.resource] = sorted(listed.devices)
+            device_list = registry.wait_for(
+                lambda device_list: device_list.resource in _GO and bool(device_list.devices)
+            )
+            lists[device_list.resource] = sorted(device_list.devices)
         reference: dict[str, Ask] = {}
         raw: dict[str, Ask] = {}
         for resource, path in sockets.items():
@@ -45,7 +47,7 @@ def measure(scale: Scale) -> Outcome:
             with ReferenceClient(path) as once:
                 answer = once.call(request)
             check(resource, answer)
-            constant = f"{here.directory}/{len(reference)}"
+            constant = f"{setup.directory}/{len(reference)}"
             stack.enter_context(serving(constant, answer.SerializeToString()))
             for key, place in ((resource, path), (_constant(resource), constant)):
                 whole = stack.enter_context(ReferenceClient(place))
@@ -54,7 +56,7 @@ def measure(scale: Scale) -> Outcome:
                 reference[key] = lambda whole=whole, request=request: whole.call(request)
                 raw[key] = lambda bare=bare, data=data: bare.call(data)
         by_reference, by_raw = taken(reference, count), taken(raw, count)
-    return Outcome(
+    return Result(
         figures=[
             figure
             for client, rounds in (("raw gRPC client", by_raw), ("grpcio client", by_reference))
@@ -103,7 +105,7 @@ def _figures(resource: str, client: str, rounds: dict[str, Sequence[Sequence[flo
     floor = [sample for one in rounds[_constant(resource)] for sample in one]
     return [
         percentile(
-            f"{_WORDS[resource]}, {client}, {word}",
+            f"{_NAMES[resource]}, {client}, {word}",
             rounds[resource],
             share,
             "us",

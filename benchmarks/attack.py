@@ -1,7 +1,7 @@
 """The SGX webhook under attack, in a memory control group of 30 MiB.
 
-Attackers hold 500 idle connections, send distinct heads, bodies that never end and the largest pods. Meanwhile two
-clients send reviews, one on a kept connection and one on new ones, as the API server does.
+Attackers hold 500 idle connections and send distinct request heads, unfinished bodies and the largest pods. At the same
+time two clients send reviews, one on a persistent connection and one on new connections, as the API server does.
 """
 
 import re
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks.admission import webhook
-from benchmarks.figures import Outcome, Scale, percentile, single
-from benchmarks.groups import Charged, MemoryGroup, Unavailable, memory_group
+from benchmarks.figures import Result, Scale, percentile, single
+from benchmarks.memory_cgroup import CgroupUnavailable, CgroupUsage, MemoryCgroup, memory_cgroup
 from benchmarks.reviewer import request
 
 LIMIT_MIB = 30
@@ -24,74 +24,74 @@ _PAUSE = 0.02
 _NEW_PAUSE = 0.1
 
 
-def measure(scale: Scale) -> Outcome:
+def measure(scale: Scale) -> Result:
     try:
-        with memory_group(LIMIT_MIB * 1024 * 1024) as group:
-            kept, new, charged, sent = attacked(group, scale.of(60, 10))
-    except Unavailable as error:
-        return Outcome(skipped=str(error))
-    return Outcome(
+        with memory_cgroup(LIMIT_MIB * 1024 * 1024) as group:
+            persistent, new, usage, sent = measure_attack(group, scale.of(60, 10))
+    except CgroupUnavailable as error:
+        return Result(skipped=str(error))
+    return Result(
         figures=(
-            percentile("review on a kept connection, p99", [kept], 0.99, "ms", budget=_P99_MS),
+            percentile("review on a persistent connection, p99", [persistent], 0.99, "ms", budget=_P99_MS),
             percentile("review on a new connection, p99", [new], 0.99, "ms", budget=_P99_MS),
-            single("slowest", max(*kept, *new), "ms", samples=len(kept) + len(new)),
-            single("most memory of the group", charged.peak or charged.anonymous, "MiB", budget=LIMIT_MIB),
-            single("killed", charged.killed, "times", budget=0),
+            single("slowest", max(*persistent, *new), "ms", samples=len(persistent) + len(new)),
+            single("peak memory of the cgroup", usage.peak or usage.anonymous, "MiB", budget=LIMIT_MIB),
+            single("OOM kills", usage.killed, "times", budget=0),
         ),
         notes=(f"sent by the attackers: {sent}", "all reviews were answered with the complete patch"),
     )
 
 
-def attacked(group: MemoryGroup, seconds: float) -> tuple[Sequence[float], Sequence[float], Charged, str]:
-    """The milliseconds of reviews on a kept and on new connections, the group's memory, and what attackers sent."""
+def measure_attack(group: MemoryCgroup, seconds: float) -> tuple[Sequence[float], Sequence[float], CgroupUsage, str]:
+    """Milliseconds of reviews on a persistent and on new connections, the cgroup's usage, the attackers' requests."""
     with webhook("sgx", [], r"serving at port (\d+)", group.command()) as (_, port):
         attackers = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.attacker", str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         try:
-            kept, new = _review_for(port, seconds)
+            persistent, new = _review_for(port, seconds)
         finally:
             sent = attackers.communicate()[0].decode()
-        return kept, new, group.charged(), re.sub(r'[{}"]', "", sent)
+        return persistent, new, group.usage(), re.sub(r'[{}"]', "", sent)
 
 
 def _review_for(port: int, seconds: float) -> tuple[Sequence[float], Sequence[float]]:
-    """Milliseconds of each review on a kept connection, which the server may close, and on new connections.
+    """Milliseconds of each review on a persistent connection, which the server may close, and on new connections.
 
-    Both kinds run at the same time, so that a review that waits does not delay the next measurement of the other kind.
+    Both run at the same time, so that a slow review of one kind does not delay the other.
     """
     with ThreadPoolExecutor() as threads:
         new = threads.submit(_review_on_new_connections, port, seconds)
-        return _review_on_kept_connection(port, seconds), new.result()
+        return _review_on_persistent_connection(port, seconds), new.result()
 
 
-def _review_on_kept_connection(port: int, seconds: float) -> Sequence[float]:
+def _review_on_persistent_connection(port: int, seconds: float) -> Sequence[float]:
     message = request("SGX")
-    took: list[float] = []
+    latencies: list[float] = []
     end = time.monotonic() + seconds
     connection = _connect(port)
     while time.monotonic() < end:
-        begun = time.perf_counter()
-        if not _ask(connection, message):
+        started = time.perf_counter()
+        if not _send_review(connection, message):
             connection.close()
             connection = _connect(port)
-        took.append((time.perf_counter() - begun) * 1000)
+        latencies.append((time.perf_counter() - started) * 1000)
         time.sleep(_PAUSE)
     connection.close()
-    return took
+    return latencies
 
 
 def _review_on_new_connections(port: int, seconds: float) -> Sequence[float]:
     message = request("SGX")
-    took: list[float] = []
+    latencies: list[float] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         with _connect(port) as once:
-            _ask(once, message)
-        took.append((time.perf_counter() - begun) * 1000)
+            _send_review(once, message)
+        latencies.append((time.perf_counter() - started) * 1000)
         time.sleep(_NEW_PAUSE)
-    return took
+    return latencies
 
 
 def _connect(port: int) -> ssl.SSLSocket:
@@ -101,7 +101,7 @@ def _connect(port: int) -> ssl.SSLSocket:
     return context.wrap_socket(socket.create_connection(("127.0.0.1", port), timeout=30))
 
 
-def _ask(connection: ssl.SSLSocket, message: bytes) -> bool:
+def _send_review(connection: ssl.SSLSocket, message: bytes) -> bool:
     """Sends a review; returns whether the connection stays open."""
     connection.sendall(message)
     answer = connection.recv(65536)

@@ -32,14 +32,14 @@ class Attack:
         """Attacks until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for number in range(IDLE):
-                tasks.create_task(self._again(self._idle, tls=number % 2 == 0))
+                tasks.create_task(self._reconnecting(self._idle, tls=number % 2 == 0))
             for _ in range(SLOW_BODIES):
-                tasks.create_task(self._again(self._slow_body))
+                tasks.create_task(self._reconnecting(self._slow_body))
             for _ in range(4):
-                tasks.create_task(self._again(self._distinct_heads))
-            tasks.create_task(self._again(self._large_pods))
+                tasks.create_task(self._reconnecting(self._distinct_heads))
+            tasks.create_task(self._reconnecting(self._large_pods))
 
-    async def _again(
+    async def _reconnecting(
         self, client: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], *, tls: bool = True
     ) -> None:
         while True:

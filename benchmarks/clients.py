@@ -1,7 +1,7 @@
-"""The cost of `accelplane clients`: processor time of a walk, and of a process that nobody asks.
+"""The cost of `accelplane clients`: processor time of a walk through procfs.
 
-2,000 processes of a tree in memory: 64 in pods with GPUs, each with ten files and two of a GPU, 936 in other pods, and
-1,000 outside of pods. A file of the real procfs takes about the same time.
+The tree in memory has 2,000 processes: 64 in pods with GPUs, each with ten open files, two of them of a GPU, 936 in
+other pods, and 1,000 outside of pods. A file of the real procfs takes about the same time.
 """
 
 import os
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from accelplane.clients.walk import ContainerNames, Limits, Pass
-from benchmarks.figures import Figure, Outcome, Scale, median
+from benchmarks.figures import Figure, Result, Scale, median
 
 _PODS, _OTHERS, _OUTSIDE = 64, 936, 1000
 _FILES = 10
@@ -22,7 +22,7 @@ _DRM = (
 )
 
 
-def measure(scale: Scale) -> Outcome:
+def measure(scale: Scale) -> Result:
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as directory:  # noqa: S108
         pods = _build(Path(directory))
         names, found = ContainerNames(), 0
@@ -34,7 +34,7 @@ def measure(scale: Scale) -> Outcome:
             milliseconds.append((time.thread_time() - start) * 1000)
             found = len(made.result().found)
     walk = median("walk of 2,000 processes, 64 pods with GPUs", milliseconds, "ms", budget=50)
-    return Outcome(figures=[walk, Figure(name="GPU files found", value=found, unit="")])
+    return Result(figures=[walk, Figure(name="GPU files found", value=found, unit="")])
 
 
 def _build(proc: Path) -> frozenset[str]:

@@ -1,8 +1,7 @@
-"""The agent in a memory control group of 30 MiB, at work: pods, cards that come and go, another kubelet.
+"""The agent in a memory cgroup of 30 MiB during allocations, hot-plug and a kubelet restart.
 
-With GPUs and NPUs only, then with all families; each twice: with files that are in the page cache and charged to
-another group, as on a node where a second container of the image starts, and with files of its own, as where the agent
-is the first.
+With GPUs and NPUs only, and with all families. Each is measured twice: with program files in the page cache that are
+charged to another cgroup, as for the second container of an image on a node, and with private files, as for the first.
 """
 
 import asyncio
@@ -12,82 +11,84 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from accelplane.kubelet.embedded import EmbeddedKubelet, Pod
-from benchmarks.agent import GPU, NPU, PROGRAM, World, registered, whole_world, world
-from benchmarks.figures import Figure, Outcome, Scale, single
-from benchmarks.fresh import Copy, copied
-from benchmarks.groups import MemoryGroup, Unavailable, memory_group
+from benchmarks.agent import GPU, NPU, PROGRAM, NodeSetup, gpu_npu_node, large_node, registered_agent
+from benchmarks.figures import Figure, Result, Scale, single
+from benchmarks.memory_cgroup import CgroupUnavailable, MemoryCgroup, memory_cgroup
+from benchmarks.uncached_copy import UncachedCopy, copy_uncached
 
 _LIMIT_MIB = 30
 
 
-def measure(scale: Scale) -> Outcome:
-    installed = Copy(PROGRAM, {})
+def measure(scale: Scale) -> Result:
+    installed = UncachedCopy(PROGRAM, {})
     figures: list[Figure] = []
-    for prefix, make in (("", world), ("all families, ", whole_world)):
+    for prefix, make in (("", gpu_npu_node), ("all families, ", large_node)):
         try:
-            figures += _at_work(scale, f"{prefix}files shared", installed, make)
-        except Unavailable as error:
-            return Outcome(skipped=str(error))
-        # /var/tmp is on a disk also where /tmp is not; pages of a file system in memory cannot be let go.
+            figures += _run(scale, f"{prefix}files shared", installed, make)
+        except CgroupUnavailable as error:
+            return Result(skipped=str(error))
+        # /var/tmp is on a disk even if /tmp is not. Pages of a tmpfs cannot be evicted.
         with tempfile.TemporaryDirectory(prefix="bench-", dir="/var/tmp") as directory:
-            figures += _at_work(scale, f"{prefix}files of its own", copied(f"{directory}/python"), make)
+            figures += _run(scale, f"{prefix}private files", copy_uncached(f"{directory}/python"), make)
     pods, cycles = scale.of(200, 20), scale.of(50, 5)
-    return Outcome(
+    return Result(
         figures=figures,
         notes=(
-            f"survived: {pods} allocations, {cycles} times a card unplugged and plugged in, a kubelet restart",
-            "at its limit a group loses pages of files, which must be read again: first the work takes longer",
-            "not every kernel counts how often a group of version 1 came to its limit",
+            f"workload: {pods} allocations, a card unplugged and plugged in {cycles} times, a kubelet restart",
+            "at its limit a cgroup evicts file pages, which are then read again: the workload takes longer",
+            "not every kernel counts how often a version 1 cgroup reached its limit",
         ),
     )
 
 
-def _at_work(
-    scale: Scale, name: str, program: Copy, make: Callable[[], AbstractContextManager[World]]
+def _run(
+    scale: Scale, name: str, program: UncachedCopy, make: Callable[[], AbstractContextManager[NodeSetup]]
 ) -> Sequence[Figure]:
-    """Raises `Unavailable`, and `RuntimeError` when the agent does not survive."""
-    with memory_group(_LIMIT_MIB * 1024 * 1024) as group, make() as here:
-        return asyncio.run(_live(scale, name, program, group, here))
+    """Raises `CgroupUnavailable`, and `RuntimeError` if the agent exits."""
+    with memory_cgroup(_LIMIT_MIB * 1024 * 1024) as group, make() as setup:
+        return asyncio.run(_run_workload(scale, name, program, group, setup))
 
 
-async def _live(scale: Scale, name: str, program: Copy, group: MemoryGroup, here: World) -> Sequence[Figure]:
+async def _run_workload(
+    scale: Scale, name: str, program: UncachedCopy, group: MemoryCgroup, setup: NodeSetup
+) -> Sequence[Figure]:
     command = (*group.command(), *program.program)
-    async with registered(here, program=command, env=program.env) as (agent, kubelet):
+    async with registered_agent(setup, program=command, env=program.env) as (agent, kubelet):
         start = time.perf_counter()
-        await _pods(here, kubelet, scale.of(200, 20))
-        await _plugging(here, kubelet, scale.of(50, 5))
+        await _pods(setup, kubelet, scale.of(200, 20))
+        await _replug(setup, kubelet, scale.of(50, 5))
         await kubelet.restart()
-        await kubelet.until(here.has_everything, 30)
-        took = time.perf_counter() - start
+        await kubelet.until(setup.all_allocatable, 30)
+        seconds = time.perf_counter() - start
         agent.check()
-        return _figures(name, took, group)
+        return _figures(name, seconds, group)
 
 
-def _figures(name: str, took: float, group: MemoryGroup) -> Sequence[Figure]:
-    charged = group.charged()
+def _figures(name: str, seconds: float, group: MemoryCgroup) -> Sequence[Figure]:
+    usage = group.usage()
     figures = [
-        single(f"{name}: ended for want of memory", charged.killed, "", budget=0),
-        single(f"{name}: came to the limit", charged.at_limit, ""),
-        single(f"{name}: anonymous charged", charged.anonymous, "MiB", budget=_LIMIT_MIB),
-        single(f"{name}: files charged", charged.files, "MiB"),
-        single(f"{name}: time that the work took", took, "s"),
+        single(f"{name}: OOM kills", usage.killed, "", budget=0),
+        single(f"{name}: limit reached", usage.at_limit, ""),
+        single(f"{name}: anonymous charged", usage.anonymous, "MiB", budget=_LIMIT_MIB),
+        single(f"{name}: files charged", usage.files, "MiB"),
+        single(f"{name}: time of the workload", seconds, "s"),
     ]
-    if charged.peak is not None:
-        figures.append(single(f"{name}: most ever charged", charged.peak, "MiB", budget=_LIMIT_MIB))
+    if usage.peak is not None:
+        figures.append(single(f"{name}: peak charged", usage.peak, "MiB", budget=_LIMIT_MIB))
     return figures
 
 
-async def _pods(here: World, kubelet: EmbeddedKubelet, count: int) -> None:
-    wish = {GPU: 2, NPU: 1, **dict.fromkeys(here.more, 1)}
+async def _pods(setup: NodeSetup, kubelet: EmbeddedKubelet, count: int) -> None:
+    requests = {GPU: 2, NPU: 1, **dict.fromkeys(setup.expected, 1)}
     for number in range(count):
         name = f"pod{number}"
-        await kubelet.run_pod(Pod(name, containers={"work": wish}))
+        await kubelet.run_pod(Pod(name, containers={"work": requests}))
         kubelet.delete_pod(name)
 
 
-async def _plugging(here: World, kubelet: EmbeddedKubelet, count: int) -> None:
+async def _replug(setup: NodeSetup, kubelet: EmbeddedKubelet, count: int) -> None:
     for _ in range(count):
-        here.node.unplug("card3")
+        setup.node.unplug("card3")
         await kubelet.until(lambda kubelet: kubelet.resources()[GPU].allocatable == 3)
-        here.node.plug_gpu()
-        await kubelet.until(here.has_everything)
+        setup.node.plug_gpu()
+        await kubelet.until(setup.all_allocatable)

@@ -1,4 +1,4 @@
-"""What a benchmark finds: figures with their spread, and what they are held against."""
+"""The results of a benchmark: figures with spread, budget and peers."""
 
 import math
 import statistics
@@ -8,9 +8,9 @@ from msgspec import Struct
 
 
 class Figure(Struct, frozen=True, kw_only=True):
-    """One measured number, `low` to `high` its spread over `samples`.
+    """One measured number with its spread from `low` to `high` over `samples`.
 
-    `budget` is the most that it may be, None when it only informs. `peers` are what others take for the same, by name.
+    `budget` is the upper limit, None without one. `peers` are the figures of other programs, by name.
     """
 
     name: str
@@ -27,8 +27,8 @@ class Figure(Struct, frozen=True, kw_only=True):
         return self.budget is not None and self.value > self.budget
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
-    """All that one benchmark has to say. `skipped` is why it could not run here, `notes` what the figures need."""
+class Result(Struct, frozen=True, kw_only=True):
+    """The figures of one benchmark. `skipped` is the reason if it could not run; `notes` explain the figures."""
 
     figures: Sequence[Figure] = ()
     notes: Sequence[str] = ()
@@ -36,7 +36,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 
 class Scale(Struct, frozen=True):
-    """How much to measure: in full, or just enough to see that everything works."""
+    """The number of repetitions: full, or few, to check that the benchmarks work."""
 
     quick: bool = False
 
@@ -44,10 +44,10 @@ class Scale(Struct, frozen=True):
         return quick if self.quick else full
 
 
-class Rounds(Struct, frozen=True):
-    """What a process that asks has seen: the microseconds of each answer, and the seconds of all."""
+class ReviewTimes(Struct, frozen=True):
+    """The latency of each review in microseconds, and the duration of all in seconds."""
 
-    took: Sequence[float]
+    latencies: Sequence[float]
     seconds: float
 
 
@@ -59,7 +59,7 @@ def median(
     budget: float | None = None,
     peers: Mapping[str, float] | None = None,
 ) -> Figure:
-    """The middle of `samples`, with the least and the greatest of them."""
+    """The median of `samples`, with minimum and maximum."""
     return Figure(
         name=name,
         value=statistics.median(samples),
@@ -81,7 +81,7 @@ def single(
     budget: float | None = None,
     peers: Mapping[str, float] | None = None,
 ) -> Figure:
-    """A number that has no spread of its own: a count, a greatest one."""
+    """A number without spread, such as a count or a maximum."""
     return Figure(name=name, value=value, unit=unit, samples=samples, budget=budget, peers=peers or {})
 
 
@@ -94,7 +94,7 @@ def percentile(
     budget: float | None = None,
     peers: Mapping[str, float] | None = None,
 ) -> Figure:
-    """The value that `share` of all samples do not exceed; the spread is that of the rounds' own."""
+    """The quantile `share` of all samples. The spread is that of the quantiles of the rounds."""
     each = [quantile(one, share) for one in rounds]
     everything = [sample for one in rounds for sample in one]
     return Figure(
@@ -110,6 +110,6 @@ def percentile(
 
 
 def quantile(samples: Sequence[float], share: float) -> float:
-    """By nearest rank: a value that was measured."""
+    """The quantile by nearest rank, which is always one of the samples."""
     ordered = sorted(samples)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.fleetagents NODES`: an API server's double and one agent per node, in a process of their own.
+"""`python -m benchmarks.fleetagents NODES`: an API server double and one agent per node.
 
 Prints the URL of the API server. For each line `COUNT` on standard input, COUNT agents change their inventory. All
-agents have the same address; an agent is a connection.
+agents have the same address. Each connection is one agent.
 """
 
 import asyncio
@@ -15,12 +15,14 @@ from accelplane.fleet.objects import AGENT_LABELS, AGENT_PORT
 from accelplane.kube.testing import FakeApiServer
 
 UNITS = 8
+# Agents that change together are distributed over all nodes, as in a cluster, and are not those of one list.
+_STRIDE = 37
 _RESOURCE = "gpu.intel.com/i915"
 _WAIT = re.compile(rb"wait=(\d+)")
 
 
 class Agent(asyncio.Protocol):
-    """One agent: 8 cards, each held by a pod, with a short history."""
+    """One agent with 8 cards, each allocated to a pod, with a short history."""
 
     def __init__(self, agents: list["Agent"]) -> None:
         self._number = len(agents)
@@ -125,7 +127,7 @@ async def main() -> None:
         first = 0
         while line := await reader.readline():
             for index in range(int(line)):
-                agents[(first + index) % len(agents)].change()
+                agents[(first + index) * _STRIDE % len(agents)].change()
             first += int(line)
     server.close()
 

@@ -15,27 +15,27 @@ from msgspec import Struct
 from accelplane.node.settings import Settings
 from accelplane.plugins.gpu.health import LEVELZERO_SOCKET
 from accelplane.simulate.levelzero import LevelZeroService
-from benchmarks.agent import PROGRAM, World, health_world, ordinary_world, registered, whole_world, world
-from benchmarks.figures import Figure, Outcome, Scale, median
+from benchmarks.agent import PROGRAM, NodeSetup, gpu_npu_node, health_node, large_node, ordinary_node, registered_agent
+from benchmarks.figures import Figure, Result, Scale, median
 
-_SETTLED, _APART_BY = 5, 7
-# In a network namespace of another user namespace than the first one no uevents of devices arrive (since Linux 4.18).
-_APART = ("unshare", "--user", "--map-root-user", "--net")
+_SETTLE_SECONDS, _START_INTERVAL = 5, 7
+# A network namespace of a user namespace other than the initial one receives no uevents of devices (Linux 4.18).
+_ISOLATION = ("unshare", "--user", "--map-root-user", "--net")
 
 
 class Idle(Struct, frozen=True):
-    """What a minute takes on average: processor time in ms, the main thread's part of it, and times that it woke."""
+    """Averages per minute: processor time in ms, that of the main thread, and voluntary context switches."""
 
     cpu: float
     main: float
     switches: float
 
 
-def measure(scale: Scale) -> Outcome:
+def measure(scale: Scale) -> Result:
     seconds = scale.of(int(Settings().safety_interval), 10)
-    apart = _APART if _can_be_apart() else ()
-    cards, health, ordinary, large = asyncio.run(_side_by_side(scale.of(3, 1), seconds, apart))
-    return Outcome(
+    isolation = _ISOLATION if _can_isolate() else ()
+    cards, health, ordinary, large = asyncio.run(_run_agents(scale.of(3, 1), seconds, isolation))
+    return Result(
         figures=(
             *_figures("", cards, {"Go GPU plugin": 18, "seven Go plugins": 60}),
             *_figures("health management: ", health, {}, budget=25),
@@ -43,35 +43,36 @@ def measure(scale: Scale) -> Outcome:
             *_figures("all families, large node: ", large, {"seven Go plugins": 60}),
         ),
         notes=(
-            f"over {seconds} s, {_SETTLED} s after the registration; agents side by side, begun {_APART_BY} s apart",
-            "no uevents reach the agents" if apart else "uevents of anything on the machine wake the agents",
+            f"over {seconds} s, {_SETTLE_SECONDS} s after registration",
+            f"the agents run at the same time and are started every {_START_INTERVAL} s",
+            "no uevents reach the agents" if isolation else "other uevents of the machine wake the agents",
         ),
     )
 
 
 def _figures(prefix: str, runs: Sequence[Idle], peers: Mapping[str, float], *, budget: float = 6) -> Sequence[Figure]:
     return (
-        median(f"{prefix}processor time a minute", [run.cpu for run in runs], "ms", budget=budget, peers=peers),
-        median(f"{prefix}of it in the main thread", [run.main for run in runs], "ms"),
-        median(f"{prefix}voluntary context switches a minute", [run.switches for run in runs], ""),
+        median(f"{prefix}processor time per minute", [run.cpu for run in runs], "ms", budget=budget, peers=peers),
+        median(f"{prefix}processor time per minute, main thread", [run.main for run in runs], "ms"),
+        median(f"{prefix}voluntary context switches per minute", [run.switches for run in runs], ""),
     )
 
 
-async def _side_by_side(count: int, seconds: int, apart: Sequence[str]) -> Iterator[Sequence[Idle]]:
-    worlds = [make for make in (world, health_world, ordinary_world, whole_world) for _ in range(count)]
-    runs = await asyncio.gather(*(_idle(make, place, seconds, apart) for place, make in enumerate(worlds)))
+async def _run_agents(count: int, seconds: int, isolation: Sequence[str]) -> Iterator[Sequence[Idle]]:
+    setups = [make for make in (gpu_npu_node, health_node, ordinary_node, large_node) for _ in range(count)]
+    runs = await asyncio.gather(*(_idle(make, place, seconds, isolation) for place, make in enumerate(setups)))
     return (runs[first : first + count] for first in range(0, len(runs), count))
 
 
 async def _idle(
-    make: Callable[[], AbstractContextManager[World]], place: int, seconds: int, apart: Sequence[str]
+    make: Callable[[], AbstractContextManager[NodeSetup]], place: int, seconds: int, isolation: Sequence[str]
 ) -> Idle:
-    # They look again one after the other: on threads of one core each would cost the other time.
-    await asyncio.sleep(_APART_BY * place)
-    with make() as here:
-        service = LevelZeroService(f"{here.root}{LEVELZERO_SOCKET}") if here.config else contextlib.nullcontext()
-        async with service, registered(here, program=(*apart, *PROGRAM)) as (agent, _kubelet):
-            await asyncio.sleep(_SETTLED)
+    # The agents scan at different times: hyper-threads of one core slow each other down.
+    await asyncio.sleep(_START_INTERVAL * place)
+    with make() as setup:
+        service = LevelZeroService(f"{setup.root}{LEVELZERO_SOCKET}") if setup.config else contextlib.nullcontext()
+        async with service, registered_agent(setup, program=(*isolation, *PROGRAM)) as (agent, _kubelet):
+            await asyncio.sleep(_SETTLE_SECONDS)
             cpu, main, switches = agent.cpu_seconds(), agent.schedstat_seconds(), agent.voluntary_switches()
             await asyncio.sleep(seconds)
             agent.check()
@@ -83,8 +84,8 @@ async def _idle(
             )
 
 
-def _can_be_apart() -> bool:
+def _can_isolate() -> bool:
     try:
-        return subprocess.run((*_APART, "true"), stderr=subprocess.DEVNULL, check=False).returncode == 0
+        return subprocess.run((*_ISOLATION, "true"), stderr=subprocess.DEVNULL, check=False).returncode == 0
     except OSError:
         return False

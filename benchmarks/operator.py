@@ -1,7 +1,7 @@
-"""The operator on a genuine control plane: with the eight samples and no node, then with a thousand nodes, all of which
-have GPUs and one other kind each. What it takes, what it asks of the API server, and how soon it does what is asked.
+"""The operator on a real control plane: memory, processor time, requests, and latency from an edit to the DaemonSet.
 
-Nodes and pods are pretended by kwok; API server, controllers and scheduler are the real ones.
+With the eight samples and no nodes, then with a thousand nodes that have GPUs and one other kind each. Nodes and pods
+are simulated by kwok; API server, controllers and scheduler are real.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ from accelplane.kube.client import Client, Selection, load_config
 from accelplane.operator.models import KINDS
 from accelplane.operator.resources import KINDS as RESOURCES
 from accelplane.operator.resources import DaemonSet
-from benchmarks.figures import Figure, Outcome, Scale, median, percentile, single
+from benchmarks.figures import Figure, Result, Scale, median, percentile, single
 from benchmarks.process import cpu_seconds, memory_of
-from tests.cluster import crowd
+from tests.cluster import large_cluster
 from tests.cluster.cluster import why_unavailable
 from tests.cluster.installation import NAMESPACE, Installation
 
@@ -25,51 +25,51 @@ _BUDGET = 80
 _EVERYWHERE = "gpu"
 # Resident and anonymous, in MiB.
 _GO_EMPTY, _GO_FULL = ("Go operator with 7 resources", 43.0, 12.5), ("Go operator", 60.0, 29.0)
-_SETTLED, _PATIENCE = 5.0, 600.0
+_SETTLE_SECONDS, _TIMEOUT = 5.0, 600.0
 
 Requests = Callable[[], Counter[str]]
 
 
-def measure(scale: Scale) -> Outcome:
+def measure(scale: Scale) -> Result:
     if problem := why_unavailable():
-        return Outcome(skipped=problem)
-    with tempfile.TemporaryDirectory() as directory, crowd.installed(Path(directory)) as installation:
-        figures = _measured(installation, scale.of(1000, 20), scale.of(60, 5), scale.of(50, 5))
-    return Outcome(
+        return Result(skipped=problem)
+    with tempfile.TemporaryDirectory() as directory, large_cluster.installed(Path(directory)) as installation:
+        figures = _measure(installation, scale.of(1000, 20), scale.of(60, 5), scale.of(50, 5))
+    return Result(
         figures=figures,
         notes=(
-            "eight samples: GPUs on every node, and one of the other kinds; by kwok, on the same cores as all else",
-            "a leader reads and writes its Lease every 2 s: 60 requests a minute",
-            "an edit: from before the request until a watch reports the DaemonSet; no pods are replaced by it",
+            "eight samples; each kwok node has GPUs and one other kind; everything shares the cores",
+            "the leader reads and writes its Lease every 2 s: 60 requests per minute",
+            "edit: from the start of the request until a watch reports the DaemonSet; it replaces no pods",
         ),
     )
 
 
-def _measured(installation: Installation, nodes: int, idle: int, edits: int) -> Sequence[Figure]:
+def _measure(installation: Installation, nodes: int, idle: int, edits: int) -> Sequence[Figure]:
     cluster = installation.cluster
     others = [family for family in KINDS if family != _EVERYWHERE]
-    having = {family: slice(number, None, len(others)) for number, family in enumerate(others)}
-    having[_EVERYWHERE] = slice(None)
-    with crowd.operator(installation) as (operator, requests):
+    nodes_of = {family: slice(number, None, len(others)) for number, family in enumerate(others)}
+    nodes_of[_EVERYWHERE] = slice(None)
+    with large_cluster.operator(installation) as (operator, requests):
         assert operator.process is not None
         process = operator.process.pid
-        cluster.kubectl("apply", "--kustomize", crowd.SAMPLES)
-        crowd.wait_told(cluster, dict.fromkeys(KINDS, 0), _PATIENCE)
+        cluster.kubectl("apply", "--kustomize", large_cluster.SAMPLES)
+        large_cluster.wait_for_statuses(cluster, dict.fromkeys(KINDS, 0), _TIMEOUT)
         empty = _idle("no nodes", process, requests, idle, _GO_EMPTY)
-        # First the nodes: kwok asks for all pods when a node is new.
-        names = cluster.add_pretended_nodes(nodes, timeout=_PATIENCE)
-        cpu, writes, started = cpu_seconds(process), crowd.status_writes(cluster), time.monotonic()
-        for family, place in having.items():
-            crowd.label(cluster, names[place], crowd.selected_by(family))
-        counts = {family: len(names[place]) for family, place in having.items()}
-        crowd.wait_told(cluster, counts, _PATIENCE)
-        joined = f"{nodes} nodes are labelled"
-        joining = (
+        # The nodes come first: kwok lists all pods for each new node.
+        names = cluster.add_kwok_nodes(nodes, timeout=_TIMEOUT)
+        cpu, writes, started = cpu_seconds(process), large_cluster.status_writes(cluster), time.monotonic()
+        for family, place in nodes_of.items():
+            large_cluster.label(cluster, names[place], large_cluster.selected_by(family))
+        counts = {family: len(names[place]) for family, place in nodes_of.items()}
+        large_cluster.wait_for_statuses(cluster, counts, _TIMEOUT)
+        label = f"{nodes} nodes are labelled"
+        labelled = (
             single(
-                f"{joined}: until {sum(counts.values())} pods are ready and reported", time.monotonic() - started, "s"
+                f"{label}: until {sum(counts.values())} pods are ready and reported", time.monotonic() - started, "s"
             ),
-            single(f"{joined}: processor time of the operator", cpu_seconds(process) - cpu, "s"),
-            single(f"{joined}: writes of a status", (crowd.status_writes(cluster) - writes).total(), ""),
+            single(f"{label}: processor time of the operator", cpu_seconds(process) - cpu, "s"),
+            single(f"{label}: status writes", (large_cluster.status_writes(cluster) - writes).total(), ""),
         )
         full = _idle(f"{nodes} nodes", process, requests, idle, _GO_FULL)
         times = asyncio.run(_edit(str(installation.kubeconfig), edits))
@@ -77,43 +77,43 @@ def _measured(installation: Installation, nodes: int, idle: int, edits: int) -> 
             median(f"{nodes} nodes: edit of a resource to DaemonSet", times, "ms"),
             percentile(f"{nodes} nodes: the same, p99", [times], 0.99, "ms"),
         )
-    return (*empty, *joining, *full, *edited)
+    return (*empty, *labelled, *full, *edited)
 
 
 def _idle(
     name: str, process: int, requests: Requests, seconds: int, peer: tuple[str, float, float]
 ) -> Sequence[Figure]:
-    time.sleep(_SETTLED)
-    made, cpu = requests(), cpu_seconds(process)
+    time.sleep(_SETTLE_SECONDS)
+    sent_before, cpu = requests(), cpu_seconds(process)
     time.sleep(seconds)
-    spent, asked = cpu_seconds(process) - cpu, requests() - made
-    who, resident, anonymous = peer
+    cpu_time, sent = cpu_seconds(process) - cpu, requests() - sent_before
+    peer_name, resident, anonymous = peer
     share = 60 / seconds
     used = memory_of(process)
     return (
-        single(f"{name}: resident", used.resident, "MiB", budget=_BUDGET, peers={who: resident}),
-        single(f"{name}: anonymous", used.anonymous, "MiB", peers={who: anonymous}),
-        single(f"{name}: most resident so far", used.peak, "MiB"),
-        single(f"{name}: processor time a minute, idle", spent * share * 1e3, "ms"),
-        single(f"{name}: requests a minute, idle", asked.total() * share, ""),
+        single(f"{name}: resident", used.resident, "MiB", budget=_BUDGET, peers={peer_name: resident}),
+        single(f"{name}: anonymous", used.anonymous, "MiB", peers={peer_name: anonymous}),
+        single(f"{name}: peak resident", used.peak, "MiB"),
+        single(f"{name}: processor time per minute, idle", cpu_time * share * 1e3, "ms"),
+        single(f"{name}: requests per minute, idle", sent.total() * share, ""),
     )
 
 
 async def _edit(kubeconfig: str, count: int) -> Sequence[float]:
-    """Milliseconds of each edit. It is of the update strategy, because a change of the pods would replace them all."""
+    """Milliseconds of each edit. It changes the update strategy: a change of the pod template replaces all pods."""
     client = Client(load_config(kubeconfig), field_manager="benchmark")
-    ours = Selection(NAMESPACE, labels="app=intel-gpu-plugin")
+    selection = Selection(NAMESPACE, labels="app=intel-gpu-plugin")
     times: list[float] = []
     try:
-        version = (await client.list(DaemonSet, ours)).resource_version
-        watch = client.watch(DaemonSet, ours, version, duration=_PATIENCE, idle=_PATIENCE)
+        version = (await client.list(DaemonSet, selection)).resource_version
+        watch = client.watch(DaemonSet, selection, version, duration=_TIMEOUT, idle=_TIMEOUT)
         for number in range(count):
-            most = 10 + number
-            strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": most}}
+            max_unavailable = 10 + number
+            strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": max_unavailable}}
             started = time.perf_counter()
             await client.patch(RESOURCES["gpu"], "gpudeviceplugin-sample", {"spec": {"updateStrategy": strategy}})
             async for event in watch:
-                if f'"maxUnavailable":{most}'.encode() in bytes(event.object):
+                if f'"maxUnavailable":{max_unavailable}'.encode() in bytes(event.object):
                     times.append((time.perf_counter() - started) * 1e3)
                     break
         await watch.aclose()

@@ -1,7 +1,7 @@
 """A minimal gRPC client: writes and reads HTTP/2 frames on a blocking socket.
 
-gRPC's Python client needs more time per call than the agent. This one needs some tens of microseconds, like the Go
-client with which the peers were measured. Specifications: RFC 9113, gRPC over HTTP/2.
+A call of the grpcio client takes longer than the agent's response. This client takes some tens of microseconds, like
+the Go client that measured the peers. Specifications: RFC 9113, gRPC over HTTP/2.
 """
 
 import socket
@@ -14,7 +14,7 @@ _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY = 0, 1, 3, 4, 6, 7
 _ACK = _END_STREAM = 1
 _END_HEADERS = 4
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_INITIAL_WINDOW, _WIDEST = 4, 2**31 - 1
+_INITIAL_WINDOW, _MAX_WINDOW = 4, 2**31 - 1
 
 
 class RawGrpcClient:
@@ -31,7 +31,7 @@ class RawGrpcClient:
         )
         encoder = Encoder()
         self._first = encoder.encode(headers)
-        self._later = encoder.encode(headers)  # what the server keeps of the first ones is not said again
+        self._later = encoder.encode(headers)  # references to the server's dynamic table
         self._stream = -1
         self._received = b""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -39,9 +39,9 @@ class RawGrpcClient:
         self._socket.connect(path)
         self._socket.sendall(
             _PREFACE
-            + _frame(_SETTINGS, 0, 0, struct.pack(">HI", _INITIAL_WINDOW, _WIDEST))
-            # The whole connection's window, which no number of answers here will exhaust.
-            + _frame(8, 0, 0, struct.pack(">I", _WIDEST - 65535))
+            + _frame(_SETTINGS, 0, 0, struct.pack(">HI", _INITIAL_WINDOW, _MAX_WINDOW))
+            # The connection's flow-control window, so that it needs no updates.
+            + _frame(8, 0, 0, struct.pack(">I", _MAX_WINDOW - 65535))
         )
 
     def __enter__(self) -> Self:
@@ -51,7 +51,7 @@ class RawGrpcClient:
         self._socket.close()
 
     def call(self, request: bytes) -> bytes:
-        """The message that answers `request`. Raises `RuntimeError` when there is none."""
+        """Returns the response message. Raises `RuntimeError` if the call fails."""
         self._stream += 2
         headers, self._first = self._first, self._later
         message = struct.pack(">BI", 0, len(request)) + request
@@ -65,18 +65,18 @@ class RawGrpcClient:
                 answer += payload
             elif kind == _HEADERS and flags & _END_STREAM and stream == self._stream:
                 if len(answer) < 5:
-                    raise RuntimeError(f"the call failed, trailers {payload!r}")
+                    raise RuntimeError(f"call failed: trailers {payload!r}")
                 return answer[5:]
             elif kind in (_SETTINGS, _PING) and not flags & _ACK:
                 self._socket.sendall(_frame(kind, _ACK, 0, payload if kind == _PING else b""))
             elif kind in (_RST_STREAM, _GOAWAY):
-                raise RuntimeError(f"the server ended the call: frame {kind}, {payload!r}")
+                raise RuntimeError(f"call aborted by the server: frame type {kind}, {payload!r}")
 
     def _next(self) -> tuple[int, int, int, bytes]:
         while len(self._received) < 9 or len(self._received) < 9 + int.from_bytes(self._received[:3]):
             chunk = self._socket.recv(65536)
             if not chunk:
-                raise RuntimeError("the server closed the connection")
+                raise RuntimeError("connection closed by the server")
             self._received += chunk
         end = 9 + int.from_bytes(self._received[:3])
         frame, self._received = self._received[:end], self._received[end:]

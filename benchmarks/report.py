@@ -1,4 +1,4 @@
-"""What was measured, as a table for people and as JSON for programs, with the machine it was measured on."""
+"""The report of a run with the machine's properties, as a table and as JSON."""
 
 import os
 import platform
@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 
 import accelplane
-from benchmarks.figures import Figure, Outcome
+from benchmarks.figures import Figure, Result
 
 _PACKAGES = ("hpack", "protobuf", "msgspec", "grpcio")
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Where and when, and how busy the machine was meanwhile (average load of a minute)."""
+    """Properties of the machine, the date, and the load average of one minute before and after the run."""
 
     date: str
     processor: str
@@ -31,17 +31,17 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole run."""
+    """The results of all benchmarks of a run."""
 
     accelplane: str = accelplane.__version__
     quick: bool
     machine: Machine
-    outcomes: Mapping[str, Outcome]
+    results: Mapping[str, Result]
     failed: Mapping[str, str]
 
 
 def machine(load_before: float) -> Machine:
-    """This one, now."""
+    """The properties of this machine."""
     return Machine(
         date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         processor=_processor(),
@@ -56,23 +56,23 @@ def machine(load_before: float) -> Machine:
 
 
 def write(report: Report, path: str) -> None:
-    """Writes the JSON, making the directory when it is missing."""
+    """Writes the report as JSON. Creates the directory if necessary."""
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with open(path, "wb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
 
 
 def show(report: Report) -> None:
-    """Prints everything."""
+    """Prints the report as a table with remarks."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=170)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("", "figure", "measured", "spread", "n", "budget", "", "against (measured / theirs)"):
+    for title in ("", "figure", "measured", "spread", "n", "budget", "", "peers (measured / peer)"):
         right = title in ("measured", "spread", "n", "budget")
         table.add_column(title, justify="right" if right else "left", no_wrap=title != "figure")
-    for name, outcome in report.outcomes.items():
-        for number, figure in enumerate(outcome.figures):
+    for name, result in report.results.items():
+        for number, figure in enumerate(result.figures):
             table.add_row(name if not number else "", *_row(figure))
         table.add_section()
     console.print(table)
@@ -81,47 +81,47 @@ def show(report: Report) -> None:
 
 
 def _row(figure: Figure) -> tuple[str, ...]:
-    spread = "" if figure.low is None or figure.high is None else f"{_short(figure.low)} - {_short(figure.high)}"
+    spread = "" if figure.low is None or figure.high is None else f"{_format(figure.low)} - {_format(figure.high)}"
     verdict = "" if figure.budget is None else "[bold red]OVER[/]" if figure.over_budget else "[green]ok[/]"
     return (
         figure.name,
-        f"{_short(figure.value)} {figure.unit}".strip(),
+        f"{_format(figure.value)} {figure.unit}".strip(),
         spread,
         str(figure.samples) if figure.samples > 1 else "",
-        "" if figure.budget is None else _short(figure.budget),
+        "" if figure.budget is None else _format(figure.budget),
         verdict,
         ", ".join(
-            f"{who} {_short(value)} ({figure.value / value:.2g} x)" for who, value in figure.peers.items() if value
+            f"{peer} {_format(value)} ({figure.value / value:.2g} x)" for peer, value in figure.peers.items() if value
         ),
     )
 
 
 def _remarks(report: Report) -> Iterator[str]:
     yield ""
-    for name, outcome in report.outcomes.items():
-        if outcome.skipped:
-            yield f"{name}: skipped: {outcome.skipped}"
-        for note in outcome.notes:
+    for name, result in report.results.items():
+        if result.skipped:
+            yield f"{name}: skipped: {result.skipped}"
+        for note in result.notes:
             yield f"{name}: {note}"
     for name, problem in report.failed.items():
         yield f"{name}: FAILED: {problem}"
-    here = report.machine
-    packages = ", ".join(f"{name} {number}" for name, number in here.packages.items())
-    yield f"accelplane {report.accelplane}, Python {here.python}, {packages}"
+    host = report.machine
+    packages = ", ".join(f"{name} {number}" for name, number in host.packages.items())
+    yield f"accelplane {report.accelplane}, Python {host.python}, {packages}"
     yield (
-        f"{here.cores} cores of {here.processor}, {here.memory_gib:g} GiB, Linux {here.kernel}, {here.date}, "
-        f"load {here.load_before:g} before and {here.load_after:g} after"
+        f"{host.cores} cores of {host.processor}, {host.memory_gib:g} GiB, Linux {host.kernel}, {host.date}, "
+        f"load {host.load_before:g} before and {host.load_after:g} after"
     )
     over = [
         f"{name}: {figure.name}"
-        for name, outcome in report.outcomes.items()
-        for figure in outcome.figures
+        for name, result in report.results.items()
+        for figure in result.figures
         if figure.over_budget
     ]
     yield f"over budget: {'; '.join(over)}" if over else "all within budget"
 
 
-def _short(value: float) -> str:
+def _format(value: float) -> str:
     if value == int(value) and abs(value) < 1e6:
         return str(int(value))
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,29 +1,29 @@
-"""A kubelet that restarts again and again while pods run: how soon all is registered, and that nothing is lost."""
+"""Repeated kubelet restarts with running pods: time until all resources are registered, and lost devices."""
 
 import asyncio
 import time
 
 from accelplane.kubelet.embedded import EmbeddedKubelet, Pod
-from benchmarks.agent import GPU, NPU, registered, world
-from benchmarks.figures import Outcome, Scale, median, single
+from benchmarks.agent import GPU, NPU, gpu_npu_node, registered_agent
+from benchmarks.figures import Result, Scale, median, single
 from benchmarks.syscall_timestamps import SyscallTimestamps
 
-_SETTLED = 10
+_WARM_UP = 10
 
 
-def measure(scale: Scale) -> Outcome:
+def measure(scale: Scale) -> Result:
     return asyncio.run(_restarts(scale.of(100, 12)))
 
 
-async def _restarts(count: int) -> Outcome:
+async def _restarts(count: int) -> Result:
     times: list[float] = []
-    kept = 0
-    with world() as here:
-        async with registered(here) as (agent, kubelet):
+    unchanged = 0
+    with gpu_npu_node() as setup:
+        async with registered_agent(setup) as (agent, kubelet):
             for number in range(2):
                 await kubelet.run_pod(Pod(f"gpu{number}", containers={"work": {GPU: 1}}))
             await kubelet.run_pod(Pod("npu", containers={"work": {NPU: 1}}))
-            held = _held(kubelet)
+            expected = _devices_in_use(kubelet)
             socket = f"{kubelet.plugin_directory}/kubelet.sock"
             timestamps = SyscallTimestamps(socket)
             before = agent.memory()
@@ -31,27 +31,27 @@ async def _restarts(count: int) -> Outcome:
                 await kubelet.stop()
                 await asyncio.sleep(0.1)
                 await kubelet.start()
-                await kubelet.until(here.has_everything, 30)
+                await kubelet.until(setup.all_allocatable, 30)
                 times.append((time.perf_counter() - timestamps.at[socket]) * 1e3)
-                kept += _held(kubelet) == held
-                if number == _SETTLED:
+                unchanged += _devices_in_use(kubelet) == expected
+                if number == _WARM_UP:
                     before = agent.memory()
             after = agent.memory()
             calls = len(kubelet.registrations)
-    return Outcome(
+    return Result(
         figures=(
-            median("everything registered again", times, "ms"),
-            single("the slowest time", max(times), "ms", samples=count),
-            single("times that a pod lost what it held", count - kept, "", samples=count, budget=0),
-            single("registrations for each restart and resource", (calls - 2) / (2 * count), "", samples=count),
-            single(f"anonymous memory grown since restart {_SETTLED}", after.anonymous - before.anonymous, "MiB"),
+            median("all resources registered again", times, "ms"),
+            single("slowest", max(times), "ms", samples=count),
+            single("restarts after which a pod lost devices", count - unchanged, "", samples=count, budget=0),
+            single("registrations per restart and resource", (calls - 2) / (2 * count), "", samples=count),
+            single(f"growth of anonymous memory since restart {_WARM_UP}", after.anonymous - before.anonymous, "MiB"),
         ),
         notes=(
-            "from the moment that kubelet.sock is there again; the embedded kubelet's own work is in it",
-            "memory grows by little until about restart 200 and stays there",
+            "from the creation of kubelet.sock; includes the embedded kubelet's own work",
+            "memory grows slightly until about restart 200",
         ),
     )
 
 
-def _held(kubelet: EmbeddedKubelet) -> dict[str, tuple[str, ...]]:
+def _devices_in_use(kubelet: EmbeddedKubelet) -> dict[str, tuple[str, ...]]:
     return {name: status.in_use for name, status in kubelet.resources().items()}

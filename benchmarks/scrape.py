@@ -14,8 +14,8 @@ import urllib.request
 from collections.abc import AsyncIterator, Iterator
 
 from accelplane.kubelet.embedded import EmbeddedKubelet, Pod
-from benchmarks.agent import GPU, AgentProcess, World, free_port, ordinary_world, registered, world
-from benchmarks.figures import Figure, Outcome, Scale, median, percentile
+from benchmarks.agent import GPU, AgentProcess, NodeSetup, free_port, gpu_npu_node, ordinary_node, registered_agent
+from benchmarks.figures import Figure, Result, Scale, median, percentile
 
 _CARDS, _SHARES, _HOLDERS = 64, 8, 64
 _HWMON = {
@@ -36,15 +36,15 @@ _PCI = {
 }  # fmt: skip
 
 
-def measure(scale: Scale) -> Outcome:
+def measure(scale: Scale) -> Result:
     return asyncio.run(_measure(scale))
 
 
-async def _measure(scale: Scale) -> Outcome:
+async def _measure(scale: Scale) -> Result:
     scrapes = scale.of(60, 3)
     figures: list[Figure] = []
-    with _large() as here:
-        async with _scraped(here) as (agent, kubelet, url):
+    with _large() as setup:
+        async with _scraped(setup) as (agent, kubelet, url):
             page = await _read(url)
             figures += _costs("64 GPUs: ", [await _cost(agent, url) for _ in range(scrapes)], 20)
             figures.append(Figure(name="64 GPUs: page", value=len(page) / 1000, unit="kB", budget=200))
@@ -52,34 +52,34 @@ async def _measure(scale: Scale) -> Outcome:
             figures.append(Figure(name="64 GPUs: page with gzip level 1", value=compressed, unit="kB", budget=20))
             figures += await _allocate(kubelet, url, scale.of(400, 10))
             figures.append(Figure(name="64 GPUs: resident", value=agent.memory().resident, unit="MiB", budget=40))
-    with ordinary_world() as here:
-        async with _scraped(here) as (agent, _kubelet, url):
+    with ordinary_node() as setup:
+        async with _scraped(setup) as (agent, _kubelet, url):
             figures += _costs("ordinary node: ", [await _cost(agent, url) for _ in range(scrapes)], 8)
-    return Outcome(figures=figures, notes=(f"{scrapes} scrapes, 1.1 s apart; --root is a directory in memory",))
+    return Result(figures=figures, notes=(f"{scrapes} scrapes, 1.1 s apart; --root is a directory in memory",))
 
 
 @contextlib.contextmanager
-def _large() -> Iterator[World]:
-    with world(cards=_CARDS, npus=0) as here:
-        for device in here.node.devices():
-            path = f"{here.root}{device.path}"
+def _large() -> Iterator[NodeSetup]:
+    with gpu_npu_node(cards=_CARDS, npus=0) as setup:
+        for device in setup.node.devices():
+            path = f"{setup.root}{device.path}"
             for name, text in _PCI.items():
                 _write(f"{path}/{name}", text)
             for name, text in _HWMON.items():
                 _write(f"{path}/hwmon/hwmon0/{name}", text)
             for name, text in _GT.items():
                 _write(f"{path}/drm/{device.name}/gt/gt0/{name}", text)
-        config = f"{here.directory}/agent.yaml"
+        config = f"{setup.directory}/agent.yaml"
         with open(config, "w", encoding="utf-8") as file:
             file.write(f"plugins: {{gpu: {{shared-dev-num: {_SHARES}}}}}\n")
-        yield World(here.directory, here.node, ("gpu",), config=config, shares=_SHARES)
+        yield NodeSetup(setup.directory, setup.node, ("gpu",), config=config, shares=_SHARES)
 
 
 @contextlib.asynccontextmanager
-async def _scraped(here: World) -> AsyncIterator[tuple[AgentProcess, EmbeddedKubelet, str]]:
+async def _scraped(setup: NodeSetup) -> AsyncIterator[tuple[AgentProcess, EmbeddedKubelet, str]]:
     address = f"127.0.0.1:{free_port()}"
-    async with registered(here, "--http-address", address) as (agent, kubelet):
-        if here.shares > 1:
+    async with registered_agent(setup, "--http-address", address) as (agent, kubelet):
+        if setup.shares > 1:
             for number in range(_HOLDERS):
                 await kubelet.run_pod(Pod(f"holder-{number}", containers={"main": {GPU: 1}}))
         yield agent, kubelet, f"http://{address}/metrics"

@@ -1,4 +1,4 @@
-"""From the start of the process to its registrations at a kubelet that waits for it."""
+"""The time from the start of the agent's process to its registrations at a running kubelet."""
 
 import subprocess
 import sys
@@ -6,36 +6,34 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from benchmarks.agent import World, agent, whole_world, world
-from benchmarks.figures import Outcome, Scale, median
-from benchmarks.peer import Registry
+from benchmarks.agent import NodeSetup, agent, gpu_npu_node, large_node
+from benchmarks.figures import Result, Scale, median
+from benchmarks.reference_kubelet import ReferenceKubelet
 
 
-def measure(scale: Scale) -> Outcome:
+def measure(scale: Scale) -> Result:
     count = scale.of(15, 2)
     python = [_bare_python() for _ in range(count)]
-    cards = [_registered(world) for _ in range(count)]
-    families = [_registered(whole_world) for _ in range(count)]
-    return Outcome(
+    cards = [_registration_times(gpu_npu_node) for _ in range(count)]
+    families = [_registration_times(large_node) for _ in range(count)]
+    return Result(
         figures=(
             median("first registration", [times[0] for times in cards], "s", budget=1.0, peers={"Go GPU plugin": 1.02}),
             median("both resources registered", [times[-1] for times in cards], "s"),
             median("all families: first registration", [times[0] for times in families], "s", budget=1.0),
             median("all families: all 8 resources registered", [times[-1] for times in families], "s"),
-            median("of it a Python that does nothing", python, "s"),
+            median("start of Python without a program", python, "s"),
         ),
-        notes=(
-            "from before the agent is started until Register is in the hands of the kubelet; compiled code is there",
-        ),
+        notes=("from the start of the process until the kubelet receives Register; with compiled bytecode",),
     )
 
 
-def _registered(make: Callable[[], AbstractContextManager[World]]) -> list[float]:
-    """Seconds to each resource's registration."""
-    with make() as here, Registry(here.kubelet_dir) as registry:
+def _registration_times(make: Callable[[], AbstractContextManager[NodeSetup]]) -> list[float]:
+    """Seconds until the registration of each resource, sorted."""
+    with make() as setup, ReferenceKubelet(setup.kubelet_dir) as kubelet:
         start = time.perf_counter()
-        with agent(here):
-            return sorted(one.at - start for one in registry.registrations(here.resources).values())
+        with agent(setup):
+            return sorted(one.at - start for one in kubelet.registrations(setup.resources).values())
 
 
 def _bare_python() -> float:

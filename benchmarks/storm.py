@@ -1,6 +1,6 @@
-"""`Allocate` while files come and go without end where the agent looks for cards.
+"""`Allocate` during a storm of file events in a directory that the agent watches.
 
-`python -m benchmarks.storm DIRECTORY` makes the storm until its standard input ends, and prints how many files it was.
+`python -m benchmarks.storm DIRECTORY` creates and removes files until standard input is closed. Prints their number.
 """
 
 import os
@@ -10,23 +10,27 @@ import threading
 import time
 import urllib.request
 
-from benchmarks.agent import GPU, agent, free_port, world
+from benchmarks.agent import GPU, agent, free_port, gpu_npu_node
 from benchmarks.allocate import check, timed
-from benchmarks.figures import Outcome, Scale, percentile, single
-from benchmarks.peer import ALLOCATE, ReferenceClient, Registry, allocate_request
+from benchmarks.figures import Result, Scale, percentile, single
 from benchmarks.raw_grpc_client import RawGrpcClient
+from benchmarks.reference_kubelet import ALLOCATE, ReferenceClient, ReferenceKubelet, allocate_request
 
 _PAUSE = 0.001
 _WARM_UP, _ROUNDS = 200, 5
 
 
-def measure(scale: Scale) -> Outcome:
+def measure(scale: Scale) -> Result:
     seconds = scale.of(20, 3)
     address = f"127.0.0.1:{free_port()}"
-    with world() as here, Registry(here.kubelet_dir) as registry, agent(here, "--http-address", address) as running:
-        path = registry.registrations(2)[GPU].socket
-        listed = registry.until(lambda listed: listed.resource == GPU and bool(listed.devices))
-        request = allocate_request(min(listed.devices))
+    with (
+        gpu_npu_node() as setup,
+        ReferenceKubelet(setup.kubelet_dir) as kubelet,
+        agent(setup, "--http-address", address) as running,
+    ):
+        path = kubelet.registrations(2)[GPU].socket
+        update = kubelet.wait_for(lambda update: update.resource == GPU and bool(update.devices))
+        request = allocate_request(min(update.devices))
         with ReferenceClient(path) as once:
             check(GPU, once.call(request))
         data = request.SerializeToString()
@@ -34,7 +38,7 @@ def measure(scale: Scale) -> Outcome:
             timed(lambda: client.call(data), _WARM_UP)
             scans, cpu = _scans(address), running.cpu_seconds()
             storm = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.storm", f"{here.root}/dev/dri"],
+                [sys.executable, "-m", "benchmarks.storm", f"{setup.root}/dev/dri"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
@@ -44,17 +48,17 @@ def measure(scale: Scale) -> Outcome:
                 times: list[float] = []
                 while time.monotonic() - start < seconds * number / _ROUNDS:
                     times += timed(lambda: client.call(data), 1)
-                    time.sleep(0.002)  # a kubelet asks now and then, not back to back
+                    time.sleep(0.002)  # a kubelet does not call back to back
                 rounds.append(times)
             files = int(storm.communicate()[0])
             took = time.monotonic() - start
             scans, cpu = _scans(address) - scans, running.cpu_seconds() - cpu
-    return Outcome(
+    return Result(
         figures=(
             percentile("GPU, with CDI, p50", rounds, 0.5, "us", peers={"Go plugin, no storm": 560}),
             percentile("GPU, with CDI, p99", rounds, 0.99, "us", peers={"Go plugin, no storm": 1900}),
             single("slowest", max(max(times) for times in rounds), "us", samples=sum(map(len, rounds))),
-            single("files made and removed", files / took, "/s"),
+            single("files created and removed", files / took, "/s"),
             single("scans", scans / took, "/s"),
             single("processor time of the agent", 100 * cpu / took, "%"),
         ),
@@ -64,10 +68,10 @@ def measure(scale: Scale) -> Outcome:
 
 def main() -> None:
     directory = sys.argv[1]
-    over = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+    stop = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
     files = 0
-    while not over.wait(_PAUSE):
+    while not stop.wait(_PAUSE):
         path = f"{directory}/storm{files % 10}"
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
         os.unlink(path)
@@ -80,7 +84,7 @@ def _scans(address: str) -> float:
         for line in page.read().decode().splitlines():
             if line.startswith("accelplane_scans_total{") and 'plugin="gpu"' in line:
                 return float(line.rsplit(" ", 1)[1])
-    raise RuntimeError("no accelplane_scans_total of the GPU plugin among the metrics")
+    raise RuntimeError("/metrics: accelplane_scans_total of the GPU plugin not found")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Timestamps of the system calls with which this process creates or removes paths.
 
-The simulated node does much before and after the one link that matters. CPython reports such calls to audit hooks
-(PEP 578) just before it makes them. A hook stays until the process ends.
+The simulated node makes other calls before and after the relevant one. CPython reports each call to audit hooks
+(PEP 578) before it makes the call. Audit hooks cannot be removed.
 """
 
 import os
@@ -18,9 +18,9 @@ class SyscallTimestamps:
 
     def __init__(self, *paths: str) -> None:
         self.at = dict.fromkeys(paths, 0.0)
-        sys.addaudithook(self._heard)
+        sys.addaudithook(self._on_audit_event)
 
-    def _heard(self, event: str, arguments: Sequence[Any]) -> None:
-        place = _TARGET.get(event)
-        if place is not None and (path := os.fspath(arguments[place])) in self.at:
+    def _on_audit_event(self, event: str, arguments: Sequence[Any]) -> None:
+        index = _TARGET.get(event)
+        if index is not None and (path := os.fspath(arguments[index])) in self.at:
             self.at[path] = time.perf_counter()

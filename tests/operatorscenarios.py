@@ -203,7 +203,7 @@ def unfulfilled(objects: Mapping[str, Sequence[Object]]) -> str:
             return f"{about}: has images of old"
         desired = render(plugin, SETTINGS, provisioning=hashes.get(models.provisioning_config(plugin.spec), ""))
         planned = plan(desired, there)
-        if planned.kept is None or planned.apply is not None or planned.surplus:
+        if planned.current is None or planned.apply is not None or planned.surplus:
             return f"{about}: {len(there)} DaemonSets, {planned.differences}, {planned.surplus}"
         others = [each for each in plugins.values() if each.family == plugin.family]
         if problem := _untold(plugin, there[0]["metadata"]["uid"], overlaps_of(plugin, others, nodes)):

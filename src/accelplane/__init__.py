@@ -1,3 +1,3 @@
-"""Accelplane puts a Kubernetes cluster's accelerators to work."""
+"""Accelplane: device plugins, operators and tools for accelerators in Kubernetes clusters."""
 
 __version__ = "1.0.0"

@@ -48,7 +48,7 @@ def up(chosen: argparse.Namespace) -> None:
         for archive in chosen.image:
             cluster.import_image(archive)
         if chosen.kwok:
-            cluster.add_pretended_nodes(chosen.kwok)
+            cluster.add_kwok_nodes(chosen.kwok)
         cluster.leave_running()
     print(f"ready after {time.monotonic() - started:.1f} s; programs in {assets().bin}", file=sys.stderr)
     print(f"export KUBECONFIG={cluster.kubeconfig} PATH={assets().bin}:$PATH")

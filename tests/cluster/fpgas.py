@@ -271,9 +271,9 @@ class Fpga:
         seen = self.cluster.wait_pod(name, "Failed", namespace=TEAM, timeout=90)
         (status,) = seen["status"]["containerStatuses"]
         assert status["state"]["terminated"]["reason"] == "StartError", status
-        self.wait_told(name, words)
+        self.wait_for_statuses(name, words)
 
-    def wait_told(self, name: str, words: str) -> None:
+    def wait_for_statuses(self, name: str, words: str) -> None:
         """Until the pod's events say so in the hook's name."""
         wanted = f"stderr: intel-fpga-crihook: {words}"
         told = ""

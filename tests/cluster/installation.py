@@ -310,6 +310,6 @@ def installed(directory: Path) -> Iterator[Installation]:
     """A control plane with the operator's definitions and two pretended nodes."""
     with Cluster.running([]) as cluster, cluster.namespace(NAMESPACE):
         cluster.kubectl("apply", "--server-side", "--kustomize", CRD)
-        cluster.add_pretended_nodes(2, labels={"kubernetes.io/arch": "amd64"})
+        cluster.add_kwok_nodes(2, labels={"kubernetes.io/arch": "amd64"})
         cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "--filename", CRD / "bases")
         yield Installation(cluster, directory)

@@ -162,7 +162,7 @@ class NodeReconciliation:
         self.node = node
         self.name = node.metadata.name or ""
         self.labels = node.metadata.labels or {}
-        self.pretended = "kwok.x-k8s.io/node" in (node.metadata.annotations or {})
+        self.simulated = "kwok.x-k8s.io/node" in (node.metadata.annotations or {})
         self.delays: list[float] = []
         self.pods: dict[ModuleKey, list[Pod]] = {}
         for pod in controller.pods.by_index("node", self.name):
@@ -224,7 +224,7 @@ class NodeReconciliation:
                 loader_pod(
                     key, self.name, version, entry,
                     owner=owner_reference(module), account=module.spec.module_loader.service_account_name,
-                    host_paths=self.knobs.host_paths, pretended=self.pretended,
+                    host_paths=self.knobs.host_paths, simulated=self.simulated,
                 )
             )  # fmt: skip
         for pod in pods:
@@ -236,15 +236,15 @@ class NodeReconciliation:
             elif not current or outdated:
                 await self.client.delete(Pod, pod.metadata.name or "", key.namespace, uid=pod.metadata.uid)
             else:
-                await self._start_pretended(pod, key, loaded)
+                await self._start_simulated(pod, key, loaded)
 
     async def _finish_loader(self, pod: Pod, key: ModuleKey, version: str) -> None:
         stuck = self._matches(self.knobs.stuck_unload, key, version)
-        if not stuck and self._over(f"unload {pod.metadata.uid}", self.knobs.unload_delay if self.pretended else 0):
+        if not stuck and self._over(f"unload {pod.metadata.uid}", self.knobs.unload_delay if self.simulated else 0):
             await remove_finalizer(self.client, pod, FINALIZER)
 
-    async def _start_pretended(self, pod: Pod, key: ModuleKey, version: str) -> None:
-        if not self.pretended or pod.status.ready or self._matches(self.knobs.fail_load, key, version):
+    async def _start_simulated(self, pod: Pod, key: ModuleKey, version: str) -> None:
+        if not self.simulated or pod.status.ready or self._matches(self.knobs.fail_load, key, version):
             return
         if self._over(f"load {pod.metadata.uid}", self.knobs.load_delay):
             await self._set_phase(pod, "Running")
@@ -314,7 +314,7 @@ class NodeReconciliation:
                 module = wanted if action == "Load" else there
                 assert module
                 hosts = self.knobs.host_paths
-                await self._create(worker_pod(self.name, module, action, host_paths=hosts, pretended=self.pretended))
+                await self._create(worker_pod(self.name, module, action, host_paths=hosts, simulated=self.simulated))
         if new_status != status:
             modules = msgspec.to_builtins(list(new_status.values()))
             change = {"status": {"modules": modules}}
@@ -327,7 +327,7 @@ class NodeReconciliation:
             return
         phase, uid = pod.status.phase, pod.metadata.uid
         if phase not in {"Succeeded", "Failed"}:
-            await self._end_pretended(pod, key, module.version, loads=loads)
+            await self._end_simulated(pod, key, module.version, loads=loads)
         elif phase == "Succeeded" and loads and status.get(key) != self._loaded(module):
             status[key] = self._loaded(module)
         elif phase == "Succeeded" and not loads and key in status:
@@ -335,9 +335,9 @@ class NodeReconciliation:
         elif phase == "Succeeded" or self._over(f"retry {uid}", _FAILED_POD_DELAY):
             await self.client.delete(Pod, pod.metadata.name or "", key.namespace, uid=uid)
 
-    async def _end_pretended(self, pod: Pod, key: ModuleKey, version: str, *, loads: bool) -> None:
+    async def _end_simulated(self, pod: Pod, key: ModuleKey, version: str, *, loads: bool) -> None:
         delay = self.knobs.load_delay if loads else self.knobs.unload_delay
-        if self.pretended and self._over(f"worker {pod.metadata.uid}", delay):
+        if self.simulated and self._over(f"worker {pod.metadata.uid}", delay):
             pattern = self.knobs.fail_load if loads else self.knobs.stuck_unload
             await self._set_phase(pod, "Failed" if self._matches(pattern, key, version) else "Succeeded")
 

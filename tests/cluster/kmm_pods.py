@@ -43,7 +43,7 @@ def loader_pod(
     owner: OwnerReference,
     account: str,
     host_paths: Sequence[str],
-    pretended: bool,
+    simulated: bool,
 ) -> NewPod:
     """A pod of KMM 1.1, which loads the module when it starts and unloads it when it ends."""
     labels = {
@@ -59,14 +59,14 @@ def loader_pod(
         "command": _shell("trap exit TERM; sleep infinity & wait"),
         "lifecycle": {name: {"exec": {"command": command}} for name, command in hooks.items()},
     }
-    metadata = _metadata(key, pod_name(key, node, version), labels, {}, pretended=pretended)
+    metadata = _metadata(key, pod_name(key, node, version), labels, {}, simulated=simulated)
     metadata.finalizers = [FINALIZER]
     metadata.ownerReferences = [owner]
-    return NewPod(metadata, _spec(node, container, account, host_paths, pretended=pretended))
+    return NewPod(metadata, _spec(node, container, account, host_paths, simulated=simulated))
 
 
 def worker_pod(
-    node: str, module: NodeModule, action: WorkerAction, *, host_paths: Sequence[str], pretended: bool
+    node: str, module: NodeModule, action: WorkerAction, *, host_paths: Sequence[str], simulated: bool
 ) -> NewPod:
     """A pod of KMM 2.x, which loads or unloads the module and exits."""
     key = ModuleKey(module.namespace, module.name)
@@ -76,8 +76,8 @@ def worker_pod(
     script = load_script(module.config) if action == "Load" else unload_script(module.config)
     container = _container("worker", module.config, host_paths) | {"command": _shell(script)}
     annotations = {CONFIG: msgspec.json.encode(module).decode()}
-    metadata = _metadata(key, f"kmm-worker-{node}-{module.name}", labels, annotations, pretended=pretended)
-    spec = _spec(node, container, module.service_account_name, host_paths, pretended=pretended)
+    metadata = _metadata(key, f"kmm-worker-{node}-{module.name}", labels, annotations, simulated=simulated)
+    spec = _spec(node, container, module.service_account_name, host_paths, simulated=simulated)
     return NewPod(metadata, spec | {"restartPolicy": "Never"})
 
 
@@ -98,9 +98,9 @@ def status_of(phase: str) -> dict[str, Any]:
 
 
 def _metadata(
-    key: ModuleKey, name: str, labels: dict[str, str], annotations: Mapping[str, str], *, pretended: bool
+    key: ModuleKey, name: str, labels: dict[str, str], annotations: Mapping[str, str], *, simulated: bool
 ) -> Metadata:
-    all_annotations = {**annotations, **(MANAGED if pretended else {})}
+    all_annotations = {**annotations, **(MANAGED if simulated else {})}
     return Metadata(name=name, namespace=key.namespace, labels=labels, annotations=all_annotations)
 
 
@@ -115,14 +115,14 @@ def _container(name: str, entry: Entry, host_paths: Sequence[str]) -> dict[str, 
 
 
 def _spec(
-    node: str, container: dict[str, object], account: str, host_paths: Sequence[str], *, pretended: bool
+    node: str, container: dict[str, object], account: str, host_paths: Sequence[str], *, simulated: bool
 ) -> dict[str, object]:
     return {
         "nodeName": node,
         "containers": [container],
         "serviceAccountName": account or "default",
         "tolerations": _TOLERATE_ALL,
-        "terminationGracePeriodSeconds": 0 if pretended else 30,
+        "terminationGracePeriodSeconds": 0 if simulated else 30,
         "volumes": [{"name": f"host-{index}", "hostPath": {"path": path}} for index, path in enumerate(host_paths)],
     }
 

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ import yaml
 from accelplane.onload.names import RESOURCE, Names
 
 from .cluster import Cluster
-from .crowd import SILENCE
-from .kmm import Kmm, installed
+from .kmm import Kmm
 from .kmm_decisions import DESIRED, LOADER, Generation, ModuleKey
+from .large_cluster import NODE_GRACE_PERIOD
 from .machine import REPOSITORY, wait_until
 from .objects import Object
 from .recording import Event, states
@@ -380,17 +380,18 @@ def _blocks_unload(pod: Object) -> bool:
 @contextmanager
 def running_lab(directory: Path, generation: Generation, *, nodes: int = 3) -> Iterator[Lab]:
     """A control plane with the operator's definitions and rights, KMM and kwok nodes, without an operator."""
-    with Cluster.running([], silence=SILENCE) as cluster, ExitStack() as stack:
-        stack.enter_context(cluster.namespace(NAMESPACE))
+    with Cluster.running([], silence=NODE_GRACE_PERIOD) as cluster:
+        cluster.create_namespace(NAMESPACE)
         install_definitions(cluster)
         account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "onload", "namespace": NAMESPACE}}
         cluster.apply(account)
         environment = {"KUBECONFIG": "/etc/kubernetes/admin.conf", "PYTHONPATH": str(REPOSITORY)}
         command = [sys.executable, "-m", "tests.cluster.onload_devices"]
         cluster.control.add_daemon("onload-devices", command, environment=environment).start()
-        kmm = stack.enter_context(installed(cluster, generation))
+        kmm = Kmm(cluster, generation)
+        kmm.install()
         cluster.start_kwok()
-        cluster.add_pretended_nodes(nodes, prefix="node", labels=SELECTOR)
+        cluster.add_kwok_nodes(nodes, prefix="node", labels=SELECTOR)
         yield Lab(cluster, kmm, directory)
 
 

@@ -26,7 +26,7 @@ NODES = ("cards-0", "cards-1")
 @pytest.fixture(scope="module")
 def cards(cluster: Cluster) -> Iterator[None]:
     """Two pretended nodes with two GPUs each."""
-    cluster.add_pretended_nodes(2, prefix="cards", resources={I915: "2"})
+    cluster.add_kwok_nodes(2, prefix="cards", resources={I915: "2"})
     yield
     cluster.kubectl("delete", "node", *NODES)
 

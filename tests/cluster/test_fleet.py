@@ -31,7 +31,7 @@ HASTE = WatchTimeouts(idle=60, duration=300, first_delay=0.1, max_delay=1)
 def api(cluster_is_possible: None) -> Iterator[Cluster]:
     """A control plane with two nodes that have one GPU each, and the fleet's rights."""
     with Cluster.running([]) as running:
-        running.add_pretended_nodes(2, resources={I915: "1"})
+        running.add_kwok_nodes(2, resources={I915: "1"})
         rule = {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["list", "watch"]}
         role = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": "fleet"}}
         reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "fleet"}

@@ -141,7 +141,9 @@ def test_the_container_starts_once_the_bitstream_is_installed(fpga: Fpga) -> Non
     fpga.program(NLB0)
     fpga.empty_the_store()
     fpga.cluster.apply(asking("tries-again", ORCHESTRATED[NLB3], restart="OnFailure"))
-    fpga.wait_told("tries-again", f"FPGA_AFU_1 in dfl-port.0: no bitstream for AFU {NLB3} in region {INTERFACE}")
+    fpga.wait_for_statuses(
+        "tries-again", f"FPGA_AFU_1 in dfl-port.0: no bitstream for AFU {NLB3} in region {INTERFACE}"
+    )
     fpga.install(NLB3)
     assert fpga.ran("tries-again") == [NLB3, "/dev/dfl-port.0"]
 

@@ -111,7 +111,7 @@ class World:
 
     def tidy(self) -> None:
         """Puts back what a test has changed, so that the next one finds a node as it was in the beginning."""
-        for daemon in (self.node.containerd, self.node.kubelet):
+        for daemon in (self.node.runtime, self.node.kubelet):
             if self.node.powered and not daemon.running:
                 daemon.start()
         listed = self.cluster.get(f"/api/v1/namespaces/{self.namespace}/pods") or {"items": []}
@@ -308,8 +308,8 @@ def test_a_restart_of_containerd_is_noticed_by_nobody(world: World) -> None:
     world.wait(I915, CARDS)
     world.run("worker", {I915: 2}, restart="Always")
     before = world.life("worker")
-    world.node.containerd.kill()
-    world.node.containerd.start()
+    world.node.runtime.kill()
+    world.node.runtime.start()
     world.run("late", {I915: 1})
     assert world.life("worker") == before
     assert sorted(world.cards("worker") + world.cards("late")) == ["card0", "card1", "card2"]

@@ -229,7 +229,7 @@ def test_a_webhook_of_the_test_is_called_through_a_service_and_verified(
 
 
 def test_kwok_plays_many_nodes(cluster: Cluster, namespace: str) -> None:
-    names = cluster.add_pretended_nodes(20, resources={"gpu.intel.com/i915": "4"})
+    names = cluster.add_kwok_nodes(20, resources={"gpu.intel.com/i915": "4"})
     try:
         cluster.apply(pod("worker", namespace=namespace, node=names[3]))
         cluster.wait_pod("worker", namespace=namespace)

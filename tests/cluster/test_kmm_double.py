@@ -27,7 +27,7 @@ OTHER_IMAGE = [{"regexp": ".*", "containerImage": "example.com/onload:other"}]
 @pytest.fixture(scope="module")
 def kwok(cluster_is_possible: None) -> Iterator[Cluster]:
     with Cluster.running([]) as running:
-        running.add_pretended_nodes(2, labels=SELECTOR)
+        running.add_kwok_nodes(2, labels=SELECTOR)
         yield running
 
 

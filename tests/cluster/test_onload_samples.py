@@ -30,7 +30,7 @@ def lab(
 ) -> Iterator[Lab]:
     """One node with the kernel of the samples, an operator, and KMM with its webhook."""
     with running_lab(tmp_path_factory.mktemp("onload-samples"), request.param, nodes=0) as made:
-        made.cluster.add_pretended_nodes(1, prefix="worker", labels=LABELS)
+        made.cluster.add_kwok_nodes(1, prefix="worker", labels=LABELS)
         change = {"status": {"nodeInfo": {"kernelVersion": KERNEL}}}
         code, answer = made.cluster.request(
             "PATCH", f"/api/v1/nodes/{NODE}/status", change, content="application/strategic-merge-patch+json"

@@ -170,7 +170,7 @@ def test_a_node_that_joins_during_an_upgrade_gets_the_new_version(lab: Lab) -> N
     lab.cluster.apply(app_on("node-0"), budget("app-node-0"))
     lab.upgrade(NEW)
     lab.wait(lambda: lab.status()["onload"]["blockingPods"], "the upgrade of the first node")
-    lab.cluster.add_pretended_nodes(1, prefix="joined", labels=SELECTOR)
+    lab.cluster.add_kwok_nodes(1, prefix="joined", labels=SELECTOR)
     try:
         lab.wait(lambda: not lab.problems(NEW, only=["joined-0"]), f"{NEW} on the node that joined")
         lab.cluster.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/app-node-0")
@@ -180,7 +180,7 @@ def test_a_node_that_joins_during_an_upgrade_gets_the_new_version(lab: Lab) -> N
 
 
 def test_a_node_that_is_deleted_during_its_upgrade_does_not_block_the_others(lab: Lab) -> None:
-    lab.cluster.add_pretended_nodes(1, prefix="a-lost", labels=SELECTOR)
+    lab.cluster.add_kwok_nodes(1, prefix="a-lost", labels=SELECTOR)
     install(lab)
     lab.cluster.apply(app_on("a-lost-0"), budget("app-a-lost-0"))
     lab.upgrade(NEW)

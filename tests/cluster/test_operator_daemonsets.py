@@ -74,7 +74,7 @@ def test_what_was_applied_needs_no_second_write(
     resource = plugin(family, **OWN[family], **NOWHERE, **more)
     desired = render(resource, settings, provisioning="0123")
     first = plan(desired, [])
-    assert first.kept is None
+    assert first.current is None
     assert first.apply is not None
     there = applied(cluster, first.apply)
     again = plan(desired, [there])

@@ -11,7 +11,7 @@ import pytest
 
 from accelplane.operator import models
 
-from . import crowd
+from . import large_cluster
 from .cluster import Cluster
 from .installation import NAMESPACE
 from .machine import wait_until
@@ -41,21 +41,21 @@ class Crowd:
 @pytest.fixture(scope="module")
 def made(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crowd]:
     """The thousand nodes, then the samples, an operator, and the end of all that they cause."""
-    with crowd.installed(tmp_path_factory.mktemp("crowd")) as installation:
+    with large_cluster.installed(tmp_path_factory.mktemp("crowd")) as installation:
         cluster = installation.cluster
         nodes: dict[str, list[str]] = {}
         for family in FAMILIES:
-            labels = crowd.selected_by(EVERYWHERE, family)
-            nodes[family] = cluster.add_pretended_nodes(SHARE, prefix=family, labels=labels, timeout=PATIENCE)
-        others = cluster.add_pretended_nodes(OTHERS, labels=crowd.selected_by(EVERYWHERE), timeout=PATIENCE)
+            labels = large_cluster.selected_by(EVERYWHERE, family)
+            nodes[family] = cluster.add_kwok_nodes(SHARE, prefix=family, labels=labels, timeout=PATIENCE)
+        others = cluster.add_kwok_nodes(OTHERS, labels=large_cluster.selected_by(EVERYWHERE), timeout=PATIENCE)
         nodes[EVERYWHERE] = [name for names in (*nodes.values(), others) for name in names]
-        with crowd.operator(installation) as (_, requests):
+        with large_cluster.operator(installation) as (_, requests):
             started = time.monotonic()
-            cluster.kubectl("apply", "--kustomize", crowd.SAMPLES)
-            crowd.wait_told(cluster, {family: len(names) for family, names in nodes.items()}, PATIENCE)
+            cluster.kubectl("apply", "--kustomize", large_cluster.SAMPLES)
+            large_cluster.wait_for_statuses(cluster, {family: len(names) for family, names in nodes.items()}, PATIENCE)
             seconds = time.monotonic() - started
-            mapping_writes = crowd.status_writes(cluster, "fpga.intel.com")
-            yield Crowd(cluster, nodes, seconds, crowd.status_writes(cluster), mapping_writes, requests())
+            mapping_writes = large_cluster.status_writes(cluster, "fpga.intel.com")
+            yield Crowd(cluster, nodes, seconds, large_cluster.status_writes(cluster), mapping_writes, requests())
 
 
 def places(cluster: Cluster, family: str) -> list[str]:
@@ -67,7 +67,7 @@ def places(cluster: Cluster, family: str) -> list[str]:
 
 def test_each_status_names_every_node_that_is_selected_and_no_other(made: Crowd) -> None:
     assert len(made.nodes[EVERYWHERE]) == 1000
-    for family, resource in crowd.samples(made.cluster).items():
+    for family, resource in large_cluster.samples(made.cluster).items():
         names = sorted(made.nodes[family])
         assert resource["status"]["nodeNames"] == names
         assert resource["status"]["numberReady"] == len(names)
@@ -87,23 +87,23 @@ def test_a_status_is_written_once_a_second_however_many_pods_become_ready(made: 
 def test_nodes_that_are_no_longer_selected_leave_the_status_and_come_back(made: Crowd) -> None:
     family = FAMILIES[0]
     names = made.nodes[family]
-    labels = {name: value for name, value in crowd.selected_by(EVERYWHERE, family).items() if "feature" in name}
+    labels = {name: value for name, value in large_cluster.selected_by(EVERYWHERE, family).items() if "feature" in name}
     counts = {each: len(found) for each, found in made.nodes.items()}
 
-    crowd.label(made.cluster, names, dict.fromkeys(labels))
+    large_cluster.label(made.cluster, names, dict.fromkeys(labels))
     fewer = counts | {family: 0, EVERYWHERE: counts[EVERYWHERE] - len(names)}
-    crowd.wait_told(made.cluster, fewer, PATIENCE)
+    large_cluster.wait_for_statuses(made.cluster, fewer, PATIENCE)
     remaining = sorted({*made.nodes[EVERYWHERE]} - {*names})
-    assert crowd.samples(made.cluster)[EVERYWHERE]["status"]["nodeNames"] == remaining
+    assert large_cluster.samples(made.cluster)[EVERYWHERE]["status"]["nodeNames"] == remaining
     assert places(made.cluster, family) == []
 
-    crowd.label(made.cluster, names, labels)
-    crowd.wait_told(made.cluster, counts, PATIENCE)
-    assert crowd.samples(made.cluster)[family]["status"]["nodeNames"] == sorted(names)
+    large_cluster.label(made.cluster, names, labels)
+    large_cluster.wait_for_statuses(made.cluster, counts, PATIENCE)
+    assert large_cluster.samples(made.cluster)[family]["status"]["nodeNames"] == sorted(names)
 
 
 def test_resources_that_are_deleted_take_everything_with_them(made: Crowd) -> None:
-    made.cluster.kubectl("delete", "--kustomize", crowd.SAMPLES)
+    made.cluster.kubectl("delete", "--kustomize", large_cluster.SAMPLES)
 
     def gone() -> bool:
         lists = (f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", f"{PODS}?limit=1")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from benchmarks.groups import memory_group
+from benchmarks.memory_cgroup import memory_cgroup
 
 from .cluster import Cluster
 from .machine import wait_until
@@ -78,7 +78,7 @@ def webhook(api: Cluster, program: Program, directory: Path) -> Iterator[Path]:
     (directory / "tls.crt").write_bytes(pair.certificate)
     (directory / "tls.key").write_bytes(pair.key)
     log = directory / "log"
-    with memory_group(program.limit) as group, log.open("wb") as output:
+    with memory_cgroup(program.limit) as group, log.open("wb") as output:
         flags = [flag.format(kubeconfig=api.kubeconfig) for flag in program.flags]
         command = [*group.command(), sys.executable, "-m", f"accelplane.cli.{program.module}", "-v=1", "-port=0"]
         process = subprocess.Popen([*command, f"-cert-dir={directory}", *flags], stdout=output, stderr=output)

@@ -247,7 +247,7 @@ async def test_an_update_of_the_agents_loses_no_unit(api: KubeApi) -> None:
         new.answer = junk(b"", status="503 Starting")
         api.remove("pods", "agent-n1", "accelplane")
         found = await node_with(fleet, "n1", lambda found: found.agents[0].state == "stale")
-        assert (len(found.units), found.agents[0].problem) == (2, "the pod is gone")
+        assert (len(found.units), found.agents[0].problem) == (2, "the pod was deleted")
         api.put("pods", new.pod("agent-new"))
         found = await node_with(fleet, "n1", lambda found: len(found.agents) == 2)
         assert len(found.units) == 2

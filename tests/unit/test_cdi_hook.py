@@ -128,8 +128,8 @@ def test_ways_up_in_the_path_end_at_the_root(bundle: Bundle) -> None:
 @pytest.mark.parametrize(
     ("links", "message"),
     [
-        ({"dev": "dev"}, "is there a loop?"),
-        ({"dev": "a", "a": "dev"}, "is there a loop?"),
+        ({"dev": "dev"}, "possibly a loop"),
+        ({"dev": "a", "a": "dev"}, "possibly a loop"),
         ({"dev": "x" * 200 + "/" + "y" * 300}, "File name too long"),
     ],
 )

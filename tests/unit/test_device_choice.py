@@ -28,7 +28,7 @@ def in_order(ids: Iterable[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("drafted", "taken", "choice"),
+    ("drafted", "selected", "choice"),
     [
         (planned(1), "", "abcds"),
         (planned(5), "", "abcds"),
@@ -45,9 +45,9 @@ def in_order(ids: Iterable[str]) -> list[str]:
     ],
 )
 def test_reusable_devices_come_first_then_aligned_ones_and_the_plugin_chooses_the_rest(
-    drafted: Plan, taken: str, choice: str
+    drafted: Plan, selected: str, choice: str
 ) -> None:
-    assert ("".join(drafted.taken), "".join(drafted.choice)) == (taken, choice)
+    assert ("".join(drafted.selected), "".join(drafted.choice)) == (selected, choice)
     assert drafted.is_complete == (not choice)
 
 

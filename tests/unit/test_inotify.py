@@ -41,7 +41,7 @@ def test_writing_is_told_only_where_it_was_asked_for(inotify: Inotify, tmp_path:
     assert names(inotify) == []
     assert inotify.add(str(tmp_path), COME_OR_GONE | WRITTEN) == number
     write(tmp_path / "file", "newer")
-    assert list(inotify.read()) == [InotifyEvent(number, "file", gone=False, written=True)]
+    assert list(inotify.read()) == [InotifyEvent(number, "file", removed=False, written=True)]
 
 
 def test_a_directory_watched_again_for_less_is_watched_for_all_the_same(inotify: Inotify, tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_directory_that_is_removed_ends_its_watch(inotify: Inotify, tmp_path: 
     number = inotify.add(str(tmp_path / "d"))
     (tmp_path / "d").rmdir()
     events = list(inotify.read())
-    assert [event.gone for event in events] == [False, True]
+    assert [event.removed for event in events] == [False, True]
     assert {(event.watch, event.name) for event in events} == {(number, "")}
     inotify.remove(number)
 

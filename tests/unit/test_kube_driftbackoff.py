@@ -84,10 +84,10 @@ def test_a_forgotten_object_starts_anew(backoff: DriftBackoff) -> None:
 
 
 def test_differences_that_the_api_server_keeps_are_remembered_for_a_while(backoff: DriftBackoff, clock: Clock) -> None:
-    backoff.record_kept(KEY, "hash", [IMAGE])
-    assert backoff.is_kept(KEY, "hash", [IMAGE])
-    assert not backoff.is_kept(KEY, "hash", [IMAGE, ARGS])
-    assert not backoff.is_kept(KEY, "new hash", [IMAGE])
-    assert not backoff.is_kept(Request("b"), "hash", [IMAGE])
+    backoff.record_persistent(KEY, "hash", [IMAGE])
+    assert backoff.is_persistent(KEY, "hash", [IMAGE])
+    assert not backoff.is_persistent(KEY, "hash", [IMAGE, ARGS])
+    assert not backoff.is_persistent(KEY, "new hash", [IMAGE])
+    assert not backoff.is_persistent(Request("b"), "hash", [IMAGE])
     clock.now += 100
-    assert not backoff.is_kept(KEY, "hash", [IMAGE])
+    assert not backoff.is_persistent(KEY, "hash", [IMAGE])

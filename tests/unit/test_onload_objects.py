@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from onloadresources import MAPPING, onload
 
-from accelplane.onload.children import Existing, wanted
+from accelplane.onload.children import Existing, desired
 from accelplane.onload.daemonset import daemonset, revision_of
 from accelplane.onload.models import Onload, Revision
 from accelplane.onload.modules import KmmApi, kmm_api, module, sfc_module
@@ -234,7 +234,7 @@ def live(made: DaemonSet, **annotations: str) -> DaemonSet:
 
 def children(existing: DaemonSet | None, resource: Onload | None = None, *, keeps: bool = False) -> DaemonSet:
     found = Existing(None, None, existing)
-    return wanted(resource or onload(), VERSION, "plugin:1", V1, found, keeps_selector=keeps).daemonset
+    return desired(resource or onload(), VERSION, "plugin:1", V1, found, keeps_selector=keeps).daemonset
 
 
 def test_pods_of_the_go_operator_have_the_revision_of_the_adoption() -> None:
@@ -260,7 +260,7 @@ def test_objects_keep_their_node_selector_until_former_nodes_are_released() -> N
     assert pod_of(children(before, moved, keeps=True))["nodeSelector"] == {"node-role.kubernetes.io/worker": ""}
     assert pod_of(children(before, moved))["nodeSelector"] == {"zone": "b"}
     old = module(onload(), VERSION, V1)
-    kept = wanted(moved, VERSION, "plugin:1", V1, Existing(old, None, before), keeps_selector=True).module
+    kept = desired(moved, VERSION, "plugin:1", V1, Existing(old, None, before), keeps_selector=True).module
     assert kept is not None
     assert kept.spec["selector"] == {"node-role.kubernetes.io/worker": ""}
 

@@ -9,7 +9,7 @@ from onloadresources import onload
 
 from accelplane.kube.conditions import Condition
 from accelplane.onload import validation
-from accelplane.onload.children import Existing, wanted
+from accelplane.onload.children import Existing, desired
 from accelplane.onload.models import Revision, Status, seconds
 from accelplane.onload.modules import KmmApi
 from accelplane.onload.names import Names
@@ -253,7 +253,7 @@ def test_the_target_of_a_resource() -> None:
         }
     )
     nodes = [NodeView(name=name) for name in "abcd"]
-    objects = wanted(resource, NEW, "plugin:1", KmmApi(), Existing(None, None, None), keeps_selector=False)
+    objects = desired(resource, NEW, "plugin:1", KmmApi(), Existing(None, None, None), keeps_selector=False)
     goal = target_of(resource, objects, nodes, version=NEW, rolls_back=False)
     assert (goal.max_unavailable, goal.paused, goal.node_timeout, goal.eviction_timeout) == (2, True, 120, 30)
     assert (goal.strict, goal.probe, goal.revision) == (True, True, objects.revision)

@@ -86,7 +86,7 @@ def test_nothing_is_written_where_all_is_as_asked_for(family: str) -> None:
 
 def test_where_there_is_none_it_is_created_with_its_hash() -> None:
     found = plan(desired("gpu"), [])
-    assert found.kept is None
+    assert found.current is None
     assert found.apply is not None
     assert len(found.apply["metadata"]["annotations"][HASH_ANNOTATION]) == 16  # type: ignore[index,call-overload]
 
@@ -198,7 +198,7 @@ def test_of_several_the_oldest_goes_on() -> None:
     old = stored("gpu", name="b", since="2026-01-01T00:00:00Z")
     new = stored("gpu", name="a", since="2026-02-01T00:00:00Z")
     found = plan(desired("gpu"), [new, old])
-    assert found.kept is old
+    assert found.current is old
     assert found.surplus == ("a",)
 
 
@@ -206,20 +206,20 @@ def test_one_of_a_former_resource_of_the_same_name_is_adopted_under_its_name() -
     former = stored("gpu", name="intel-gpu-plugin")
     former["metadata"]["ownerReferences"][0]["uid"] = "gone"
     found = plan(desired("gpu"), [former])
-    assert (found.kept, found.child.metadata.name, found.surplus) == (former, "intel-gpu-plugin", ())
+    assert (found.current, found.child.metadata.name, found.surplus) == (former, "intel-gpu-plugin", ())
     own = stored("gpu", since="2026-02-01T00:00:00Z")
     found = plan(desired("gpu"), [former, own])
-    assert (found.kept, found.surplus) == (own, ("intel-gpu-plugin",))
+    assert (found.current, found.surplus) == (own, ("intel-gpu-plugin",))
 
 
 def test_one_that_is_being_deleted_is_waited_for() -> None:
     leaving = stored("gpu")
     leaving["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z"
     found = plan(desired("gpu"), [leaving])
-    assert (found.apply, found.kept, found.surplus) == (None, None, ())
+    assert (found.apply, found.current, found.surplus) == (None, None, ())
     other = stored("gpu", name="intel-gpu-plugin", since="2026-03-01T00:00:00Z")
     found = plan(desired("gpu"), [leaving, other])
-    assert (found.kept, found.surplus) == (other, ())
+    assert (found.current, found.surplus) == (other, ())
 
 
 def test_the_hash_of_a_config_that_pods_were_made_with_can_be_read_back() -> None:

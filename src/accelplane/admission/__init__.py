@@ -1,1 +1,1 @@
-"""What the API server asks about pods of accelerators: decisions, each a function of a pod."""
+"""Admission decisions for pods that request accelerators. Each decision is a function of a pod."""

@@ -29,7 +29,7 @@ PATH = "/pods"
 _RESERVED = (REGION_VARIABLE.rstrip("_"), AFU_VARIABLE.rstrip("_"))
 _NUMBERED = re.compile(rf"({REGION_VARIABLE}|{AFU_VARIABLE})[1-9][0-9]{{0,4}}", re.ASCII)
 _REGIONS = f"{PREFIX}region-"
-# Each unit of a function becomes two variables; no node has so many regions.
+# Each unit of a function becomes two variables. No node has that many regions.
 _MAX_UNITS = 1000
 # More than a response carries: further ones are dropped.
 _MAX_WARNINGS = 20
@@ -250,7 +250,7 @@ def _variables(pairs: Sequence[Pair]) -> Iterable[Mapping[str, object]]:
 def _translated(
     where: tuple[Word, ...], aliases: Mapping[str, Target], requested: Mapping[str, int]
 ) -> Iterable[Operation]:
-    """Replaces aliases by their resources, and adds up what is also requested by the resource's own name."""
+    """Replaces aliases by their resources, and adds units that are also requested by the resource's name."""
     totals: Counter[str] = Counter()
     for name, target in aliases.items():
         totals[target.resource] += requested[name]

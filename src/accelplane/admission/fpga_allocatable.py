@@ -4,7 +4,7 @@ Thousands of nodes update their status every few minutes. Subscribers are notifi
 changed, and only the name of a node without FPGAs is stored. If the account may not list nodes, everything else works.
 
 The watch is not shared with that of the operator, which receives the metadata of nodes only: a shared one would receive
-complete nodes in every cluster. This one starts with the first FPGA name, in the leader, and needs rights of its own.
+complete nodes in every cluster. This one starts with the first FPGA name, in the leader, and needs separate rights.
 """
 
 import asyncio

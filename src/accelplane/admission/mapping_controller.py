@@ -3,8 +3,8 @@
     hooks = add_fpga_admission(manager)     # the webhooks; also adds the controllers of statuses and Events
 
 Admission needs only the two kinds. Statuses, numbers of nodes and Events need rights and definitions that older
-installations do not have. What is forbidden is logged once and retried every few minutes, because a change of a role
-causes no notification.
+installations do not have. Forbidden requests are logged once and retried every few minutes, because a change of a
+role causes no notification.
 
 Nodes and pods are watched after the first object exists, because most clusters have no FPGAs. Statuses are written by
 server-side apply with the resource version that was read: of several replicas, one writes the status and its Event.

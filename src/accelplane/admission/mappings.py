@@ -202,7 +202,7 @@ class Mappings:
         self, old: AcceleratorFunction | FpgaRegion | None, new: AcceleratorFunction | FpgaRegion | None
     ) -> None:
         if old is not None and new is not None and old.spec == new.spec:
-            return  # its status was written, and as many are as there are objects
+            return  # a status write, not a change of the spec
         for each in (old, new):
             if each is not None:
                 self._known.pop(each.metadata.namespace or "", None)

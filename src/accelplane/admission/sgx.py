@@ -111,7 +111,7 @@ def mutate(pod: Pod, options: SgxOptions) -> Decision:
 
 
 class _Mutation:
-    """The mutation of one pod, container by container. What is kept does not grow with their number."""
+    """The mutation of one pod, container by container. Its memory does not grow with the number of containers."""
 
     def __init__(self, pod: Pod, options: SgxOptions) -> None:
         self._pod = pod
@@ -313,8 +313,8 @@ def _devices(place: Place, requests: _Requests, *, is_provider: bool) -> Iterato
     """Adds the enclave device, and the provision device for the quote provider."""
     names = [PROVISION, ENCLAVE] if is_provider else [ENCLAVE]
     for key, current in (("limits", requests.limits), ("requests", requests.requests)):
-        wanted = {name: "1" for name in names if not _is_one(current, name)}
-        yield from put((*place.path, "resources", key), current, wanted)
+        desired = {name: "1" for name in names if not _is_one(current, name)}
+        yield from put((*place.path, "resources", key), current, desired)
 
 
 def _current(array: Raw) -> Sequence[object] | None:

@@ -91,7 +91,7 @@ class ApiServer:
     """One server. Methods raise `ApiError`; `deadline` is the time of a whole request with its retries, in seconds.
 
     Without `idle_timeout` each request has its own connection, for programs that seldom send one. `before_write` is
-    called before each request that is not a GET is sent; it prevents that by an exception. `on_response` is called with
+    called before each request other than GET; an exception prevents the request. `on_response` is called with
     method and status of each response, `<error>` without one.
     """
 
@@ -201,8 +201,8 @@ class ApiServer:
 
         A page of more than `limit` bytes is an error.
 
-        `consume` gets the undecoded objects, which are views of the whole page: copy what is kept. Raises `Gone` if the
-        continue token expired.
+        `consume` gets the undecoded objects, which are views of the complete page: copy parts that are stored. Raises
+        `Gone` if the continue token expired.
         """
         parameters = {**(query or {}), "limit": str(page)}
         while True:
@@ -254,7 +254,7 @@ class ApiServer:
     async def _send(
         self, request: _Request, deadline: float, limit: int, turn: asyncio.Semaphore | None = None
     ) -> bytes:
-        """The body of a successful response. Sends again what the server rejects for now."""
+        """The body of a successful response. Retries requests that the server rejects temporarily."""
         await self._acquire()
         loop = asyncio.get_running_loop()
         end = loop.time() + deadline

@@ -48,7 +48,7 @@ class Credentials:
             self.context()
 
     def reject(self) -> bool:
-        """Called after a 401. Returns whether other credentials can be had at once."""
+        """Called after a 401. Returns whether new credentials can be obtained immediately."""
         return self._exec is not None and self._exec.expire()
 
     def context(self) -> ssl.SSLContext:
@@ -70,7 +70,7 @@ def trust_context(authority: Source | None, *, insecure: bool = False) -> ssl.SS
     Raises `NoCredentials`.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # Cluster authorities live for years; many lack the extensions that Python 3.13 requires by default.
+    # Many long-lived cluster authorities lack the extensions that Python 3.13 requires by default.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if insecure:
         context.check_hostname = False
@@ -93,7 +93,7 @@ def _load_certificate(context: ssl.SSLContext, certificate: Source, key: Source)
         file.write(both)
         file.flush()
         try:
-            # Without a password, OpenSSL would ask for that of an encrypted key at the terminal.
+            # Without a password, OpenSSL would prompt for that of an encrypted key on the terminal.
             context.load_cert_chain(f"/proc/self/fd/{file.fileno()}", password="")
         except OSError as error:  # also ssl.SSLError
             named = f"{source_name(certificate)} and {source_name(key)}"

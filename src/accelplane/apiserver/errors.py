@@ -12,7 +12,7 @@ _MAX_REASON = 100
 
 
 class ApiError(Exception):
-    """A request that failed. `retry_after` is the delay in seconds that the server asked for, 0 without one."""
+    """A request that failed. `retry_after` is the delay in seconds that the server requested, 0 without one."""
 
     def __init__(self, subject: str, problem: str, *, retry_after: float = 0.0) -> None:
         """`subject` is the request, or the file or object at fault."""
@@ -29,7 +29,7 @@ class Unreachable(ApiError):
 
 
 class WatchIdleTimeout(Unreachable):
-    """A watch that received nothing for too long: the connection is dead, or there was nothing to send."""
+    """A watch that received nothing for too long: the connection is broken, or there were no events."""
 
 
 class DecodeError(ApiError):

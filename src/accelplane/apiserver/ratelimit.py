@@ -9,7 +9,7 @@ BURST = 30
 
 
 class RateLimit:
-    """Allows `burst` requests at once and `qps` per second on average. `clock` and `sleep` are for tests."""
+    """Allows bursts of `burst` requests, and `qps` per second on average. `clock` and `sleep` are for tests."""
 
     def __init__(
         self,

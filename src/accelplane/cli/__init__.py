@@ -1,1 +1,1 @@
-"""Commands. The node's are kept light: each imports what it runs and no more."""
+"""Commands. To save memory, each node command imports only the modules that it runs."""

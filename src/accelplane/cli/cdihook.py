@@ -138,7 +138,7 @@ def _walk(root: int, directory: str) -> int:
                 continue
             hops += 1
             if hops > _MAX_LINKS:
-                raise HookError(f"{directory}: more than {_MAX_LINKS} symbolic links; is there a loop?")
+                raise HookError(f"{directory}: more than {_MAX_LINKS} symbolic links, possibly a loop")
             if target.startswith("/"):
                 while len(way) > 1:
                     os.close(way.pop())

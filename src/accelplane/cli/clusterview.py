@@ -80,7 +80,7 @@ class NodeItem(Struct, frozen=True):
 
 
 class NamespaceItem(Struct, frozen=True):
-    """What the pods of a namespace hold of a resource."""
+    """The IDs of a resource that the pods of a namespace hold."""
 
     namespace: str
     resource: str
@@ -90,7 +90,7 @@ class NamespaceItem(Struct, frozen=True):
 
 
 class WaitingItem(Struct, frozen=True):
-    """A resource that a waiting pod asks for. Numbers are None if they are not known, `quota_left` also without one."""
+    """A resource that a waiting pod requests. Unknown numbers are None, and `quota_left` without a quota."""
 
     namespace: str
     pod: str
@@ -232,7 +232,7 @@ def namespace_items(nodes: Sequence[Node]) -> Iterator[NamespaceItem]:
 
 
 def waiting_items(listed: Listed) -> Iterator[WaitingItem]:
-    """What waiting pods ask for, oldest first, and what there is. Free IDs are known if all pods are."""
+    """The requests of waiting pods, oldest first, and the free IDs, which are known if all pods are."""
     cluster = listed.cluster
     pods: dict[tuple[str, str], Waiting] = {(pod.namespace, pod.name): pod for pod in cluster.waiting}
     known = listed.all_pods and listed.all_nodes
@@ -316,6 +316,6 @@ def _number(value: int | None) -> str:
     return UNKNOWN if value is None else str(value)
 
 
-def _chosen(resource: str, wanted: str) -> bool:
-    """Whether a resource is the wanted one, or begins with it."""
-    return resource.startswith(wanted)
+def _chosen(resource: str, prefix: str) -> bool:
+    """Whether a resource starts with `prefix`."""
+    return resource.startswith(prefix)

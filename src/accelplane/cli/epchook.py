@@ -38,7 +38,7 @@ FLAGS = (
     Flag("register", False, "register the EPC size as an extended resource of the node"),
     Flag("affirm", False, "fail if the EPC size is 0"),
     Flag("node-label", False, "label the node when the EPC size is greater than 0"),
-    Flag("daemon", False, "keep what was written as it is until SIGTERM or SIGINT"),
+    Flag("daemon", False, "keep the written values until SIGTERM or SIGINT"),
     Flag("cleanup", False, "remove what the other flags write, the node's resource and label if they name none of it: "
          "at once, or with -daemon at the end"),
     Flag("output", "hook", "how node-feature-discovery gets the size: hook (on standard output, not with -register), "
@@ -125,7 +125,7 @@ class Hook:
         if self._node_patched:
             log.warning("node %s: EPC is not as it was registered, registering again", node.metadata.name)
         operations = self.operations()
-        # A patch cannot add to what is not there, which happens to nodes that have just been made.
+        # A patch cannot add a member to a missing object, as in a Node that has just been created.
         if self.register and node.status.capacity is None:
             operations.insert(0, {"op": "add", "path": "/status/capacity", "value": {}})
         if self.label and node.metadata.labels is None:
@@ -187,7 +187,7 @@ class Hook:
         return object_path(_NODE_FEATURES.format(namespace), f"{self.node_name}-sgx-epc")
 
     async def _apply_node_feature(self) -> None:
-        """What NFD's own worker would make of the hook: labels, and features for rules. It goes with the node."""
+        """The NodeFeature that NFD's worker would create from the hook, with labels and features. Owned by the Node."""
         if self.api is None:
             return
         node = await node_reconciler.read(self.api, self.node_name)
@@ -215,7 +215,7 @@ class Hook:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The entry point; 255 for what is fatal, 2 for flags."""
+    """The entry point. The exit code is 255 for fatal errors, 2 for invalid flags."""
     words = sys.argv[1:] if arguments is None else arguments
     given = parse_or_exit(HOOK, FLAGS, words, lenient=True)
     if given.get("daemon"):

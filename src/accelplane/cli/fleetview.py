@@ -95,7 +95,7 @@ async def _connected(request: FleetRequest) -> AsyncGenerator[HttpClient]:
         TARGET, PORT, namespace=request.fleet_namespace, options=options, limit=max(request.timeout, 1.0)
     )
     async with forward as port:
-        # The server accepts names of this machine only. Each request has a connection of its own.
+        # The server accepts names of this machine only. Each request has a separate connection.
         client = HttpClient("127.0.0.1", port, idle_timeout=0)
         try:
             yield client
@@ -121,7 +121,7 @@ async def _devices(client: HttpClient, request: FleetRequest) -> DeviceList:
 
 
 def problems_of(listed: DeviceList) -> Sequence[str]:
-    """What the fleet could not read."""
+    """The objects that the fleet could not read."""
     found = [f"API server: {listed.problem}"] if listed.problem else []
     return [*found, *(f"node {each.node}: {each.problem}" for each in listed.problems)]
 

@@ -1,7 +1,7 @@
 """`intel-gpu-nfdhook`: prints the labels of GPU capacity for node-feature-discovery (NFD); `gpu-init.sh`.
 
 Older releases of NFD run hooks in the container of their worker, which has no Python. So `gpu-init.sh` installs, as
-for SGX (docs/decisions/0011-epc-hook.md), a program that prints what the init container has found. Newer releases read
+for SGX (docs/decisions/0011-epc-hook.md), a program that prints the results of the init container. Newer releases read
 the feature file that it writes if that directory is mounted.
 """
 

@@ -26,7 +26,7 @@ from accelplane.kubelet.embedded import (
 )
 
 _HELP = """\
-pod NAME RESOURCE=N [RESOURCE=N...]   admit a pod with one container and print what the container gets
+pod NAME RESOURCE=N [RESOURCE=N...]   admit a pod with one container and print the allocation of the container
 delete NAME                           delete a pod
 status                                print resources, devices and allocations
 restart                               restart the kubelet: it deletes all sockets, plugins must register again
@@ -38,7 +38,7 @@ _MAX_LINE_LENGTH = 4096
 
 
 class CommandError(Exception):
-    """An invalid command. The message says what is expected."""
+    """An invalid command. The message has the expected syntax."""
 
 
 def run(kubelet_dir: str, topology_policy: str, numa_nodes: int) -> int:
@@ -225,7 +225,7 @@ def _print(text: str) -> None:
         sys.stdout.write(f"{shown}\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        # Nobody reads the output, but plugins still use the kubelet.
+        # The output is closed, but plugins still use the kubelet.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

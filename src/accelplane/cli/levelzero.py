@@ -33,7 +33,7 @@ _MARGIN = 0.3  # seconds of a request that are not the driver's
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 255 for what is fatal, 2 for flags."""
+    """Returns the exit status: 255 for fatal errors, 2 for invalid flags."""
     signals.end_at_once()
     given = parse_or_exit(PROGRAM, FLAGS, sys.argv[1:] if arguments is None else arguments, lenient=True)
     values = {flag.name: flag.default for flag in FLAGS} | given

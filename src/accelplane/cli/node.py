@@ -135,7 +135,7 @@ async def _serve(agent: Agent) -> None:
     loop = asyncio.get_running_loop()
     for number in signals.ENDING:
         loop.add_signal_handler(number, agent.stop)
-    # Imported objects live as long as the process: the garbage collector need not visit them.
+    # Imported objects are permanent: the garbage collector can skip them.
     gc.collect()
     gc.freeze()
     # Limits how long an answer to the kubelet waits while a scan runs in a thread.
@@ -196,10 +196,10 @@ def _go_text(value: Value) -> str:
 def _configured(
     given: Mapping[str, Value], config: configuration.AgentConfig, path: str, named: Sequence[str]
 ) -> tuple[Settings, Plugins]:
-    wanted = named or config.enabled
-    types = installed(wanted)
+    plugin_names = named or config.enabled
+    types = installed(plugin_names)
     if config.plugins:
-        configuration.check_names(config, types if wanted is None else installed(), path)
+        configuration.check_names(config, types if plugin_names is None else installed(), path)
     return _settings(given, config.settings), configuration.plugins(config, types, path)
 
 

@@ -4,7 +4,7 @@ They print the outcomes to the container's log. The exit code is 0, or 1 if the 
 failed. A device that is skipped because it is in use is no failure, so that the plugin starts. `-root` and
 `-config-dir` are for tests on other trees than this machine's.
 """
-# ruff: noqa: PLC0415 - each program imports what it does when it is called
+# ruff: noqa: PLC0415 - each program imports its implementation when it is called
 
 import os
 import sys

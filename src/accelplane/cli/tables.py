@@ -109,12 +109,12 @@ def sort_tables(tables: Sequence[Table[T]], sort_by: str) -> Sequence[Table[T]]:
     """The tables with their rows in the order of a column, which one of them must have. Raises `UsageError`."""
     if not sort_by:
         return tables
-    wanted = sort_by.upper()
+    column = sort_by.upper()
     titles = [column.title for table in tables for column in table.columns]
-    if wanted not in titles:
+    if column not in titles:
         known = ", ".join(dict.fromkeys(titles))
         raise UsageError(f"--sort-by: found {sort_by[:80]!a}, expected one of {known}")
-    return [_sorted(table, wanted) for table in tables]
+    return [_sorted(table, column) for table in tables]
 
 
 def time_text(seconds: float | None) -> str | None:
@@ -129,11 +129,11 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
 
 
-def _sorted(table: Table[T], wanted: str) -> Table[T]:
+def _sorted(table: Table[T], column: str) -> Table[T]:
     titles = [column.title for column in table.columns]
-    if wanted not in titles:
+    if column not in titles:
         return table
-    position = titles.index(wanted)
+    position = titles.index(column)
     return replace(table, rows=sorted(table.rows, key=lambda row: natural(row.cells[position])))
 
 

@@ -86,11 +86,11 @@ def rates(before: Counters, after: Counters) -> Rates:
         idle = _differences(before.idle, after.idle)
         busy += [1 - seconds / elapsed for seconds in idle.values()]
         watts = {sensor: joules / elapsed for sensor, joules in _differences(before.energy, after.energy).items()}
-    return Rates(min(1.0, max(0.0, *busy)) if busy else None, whole(watts))
+    return Rates(min(1.0, max(0.0, *busy)) if busy else None, device_value(watts))
 
 
 def values(reading: DeviceReading, found: Rates) -> Values:
-    """The values of a reading with the rates until then, which do not apply to a device that sleeps now."""
+    """The values of a reading with the rates until then, which do not apply to a suspended device."""
     awake = _first(reading, families.AWAKE)
     if awake == 0:
         found = Rates()
@@ -112,8 +112,8 @@ def values(reading: DeviceReading, found: Rates) -> Values:
         awake=None if awake is None else bool(awake),
         stuck=bool(_first(reading, families.STUCK)),
         busy=max(slices) if slices else found.busy,
-        power=whole(power) if power else found.power,
-        limit=whole(limits),
+        power=device_value(power) if power else found.power,
+        limit=device_value(limits),
         temperature=max((value for _, value in samples(reading, families.TEMPERATURE)), default=None),
         frequency=max(clocks, default=None),
         link_speed=_first(reading, families.LINK_SPEED),
@@ -121,8 +121,8 @@ def values(reading: DeviceReading, found: Rates) -> Values:
     )
 
 
-def whole(by_sensor: Mapping[str, float]) -> float | None:
-    """The value of the whole device: of the sensor for it, or the sum of its tiles."""
+def device_value(by_sensor: Mapping[str, float]) -> float | None:
+    """The value of the device: from its own sensor, or the sum of its tiles."""
     for sensor in _WHOLE:
         if sensor in by_sensor:
             return by_sensor[sensor]

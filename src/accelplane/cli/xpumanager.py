@@ -175,7 +175,7 @@ class Sidecar:
         return labels
 
     def _labels_after_failure(self) -> dict[str, str] | None:
-        """Those of no links, or None to keep the last ones."""
+        """The labels without links, or None to keep the last ones."""
         fresh = time.monotonic() - self._last_success < self._options.stale_timeout
         if fresh and os.path.lexists(self._options.dst_file_path):
             return None
@@ -202,7 +202,7 @@ class Sidecar:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 255 for what is fatal, 2 for flags."""
+    """Returns the exit status: 255 for fatal errors, 2 for invalid flags."""
     signals.end_at_once()
     given = parse_or_exit(PROGRAM, FLAGS, sys.argv[1:] if arguments is None else arguments, lenient=True)
     try:

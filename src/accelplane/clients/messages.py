@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 MAX_BYTES = 256 * 1024
 MAX_PODS = 1024
-# For the whole exchange.
+# Seconds for the complete exchange.
 TIMEOUT = 2.0
 
 _LENGTH_BYTES = 4

@@ -1,6 +1,6 @@
 """The name of a container, from the text of `/proc/<pid>/mountinfo` (proc_pid_mountinfo(5)).
 
-The kubelet mounts a file of its own into each container, for the termination message. The path of this file contains
+The kubelet mounts a separate file into each container, for the termination message. The path of this file contains
 the pod's UID and the container's name, which cgroups do not.
 """
 

@@ -73,12 +73,12 @@ class Usage:
             if key not in seen:  # the same file in another descriptor or process
                 seen.add(key)
                 self._add(key, found)
-        gone = [
+        removed = [
             key
             for key, known in self._clients.items()
             if key not in seen and (known.pid in walk.visited or known.pid not in walk.present)
         ]
-        for key in gone:
+        for key in removed:
             del self._clients[key]
 
     def forget(self, pods: Collection[str]) -> None:

@@ -19,7 +19,7 @@ from accelplane.clients.usage import Container, Found, Walk
 _CGROUP_LIMIT = 8 * 1024
 _FDINFO_LIMIT = 8 * 1024
 _MOUNTINFO_LIMIT = 256 * 1024
-_MOUNTINFO_PARTS = 256  # procfs returns about a page at once
+_MOUNTINFO_PARTS = 256  # procfs returns about a page per read
 _MAX_NAMES = 4096
 _CPU_CHECK = 32  # descriptors between two checks of the processor time
 
@@ -64,7 +64,7 @@ class Pass:
     """One walk in a thread. `reading` is the process whose files it reads now, 0 while it reads none.
 
     `last` is the process at which it stopped, `denied` the number of processes of pods that it may not read. The
-    thread may block in the driver. The owner then sets `abandoned` and uses `result`, which has what was found until
+    thread may block in the driver. The owner then sets `abandoned` and uses `result`, which has the results until
     then.
     """
 
@@ -105,7 +105,7 @@ class Pass:
             os.close(directory)
 
     def result(self) -> Walk:
-        """What was found until now."""
+        """The results until now."""
         complete = self._complete and not self.abandoned
         return Walk(
             found=list(self._found), present=self._present, visited=frozenset(list(self._visited)), complete=complete

@@ -73,7 +73,7 @@ async def read(api: ApiServer, name: str) -> Node:
 
 
 async def run(api: ApiServer, name: str, reconcile: Reconcile, *, interval: float) -> None:
-    """Reconciles the node at once, at each change, and at least every `interval` seconds, until cancelled."""
+    """Reconciles the node immediately, at each change, and at least every `interval` seconds, until cancelled."""
     loop = asyncio.get_running_loop()
     retry = _FIRST_RETRY
     problem = ""
@@ -90,7 +90,7 @@ async def run(api: ApiServer, name: str, reconcile: Reconcile, *, interval: floa
             if not isinstance(error, Gone) and str(error) != problem:
                 problem = str(error)
                 log.error("%s; retrying with backoff up to %g s", problem, _LAST_RETRY)
-        # A server that ends watches at once, for example while it shuts down, is retried with backoff too.
+        # Watches that end immediately, for example during a shutdown of the server, are retried with backoff too.
         if loop.time() - start > _STEADY:
             retry = _FIRST_RETRY
         await asyncio.sleep(retry)
@@ -184,7 +184,7 @@ async def _server_side_apply(
     """Applies fields of the metadata or, with the part `/status`, of the object.
 
     A map that the manager owned in part must be present even if it is empty. Without it the API server removes the
-    whole map with all fields that have no owner, such as the capacity that the kubelet registered.
+    complete map with all fields that have no owner, such as the capacity that the kubelet registered.
     """
     # With the uid, because apply would create a Node that was deleted.
     metadata: dict[str, object] = {"name": node.metadata.name, "uid": node.metadata.uid}

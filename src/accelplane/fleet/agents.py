@@ -57,7 +57,7 @@ class Place(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """What is known of one agent: how requests to it end, and its last inventory with the time of its last answer."""
+    """The state of one agent: the result of requests, and its last inventory with the time of its last response."""
 
     place: Place
     state: AgentState
@@ -107,7 +107,7 @@ class Agents:
         self._on_change = on_change
         self._exchange = _Exchange(options, times.answer, on_answer)
         self._links: dict[str, dict[str, _Link]] = {}
-        # The last reports of pods that are gone, until another agent replaces them or they expire.
+        # The last reports of deleted pods, until another agent replaces them or they expire.
         self._departed: dict[str, dict[str, Report]] = {}
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -119,7 +119,7 @@ class Agents:
             await asyncio.Event().wait()
 
     def nodes(self) -> set[str]:
-        """The nodes with an agent, or with one that is gone and whose inventory is kept."""
+        """The nodes with an agent, or with the stored inventory of a deleted one."""
         return self._links.keys() | self._departed.keys()
 
     def reports(self, node: str) -> list[Report]:
@@ -148,7 +148,7 @@ class Agents:
         self._on_change(place.node)
 
     def remove(self, node: str, name: str) -> None:
-        """Removes an agent whose pod is gone. Its inventory is kept until another agent replaces it or it expires."""
+        """Removes the agent of a deleted pod. Its inventory is stored until another agent replaces it or it expires."""
         links = self._links.get(node, {})
         link = links.pop(name, None)
         if link is None:
@@ -157,7 +157,7 @@ class Agents:
         if not links:
             del self._links[node]
         if link.report.inventory is not None:
-            self._keep(link.report, "the pod is gone")
+            self._keep(link.report, "the pod was deleted")
         self._on_change(node)
 
     def expire(self, now: float) -> None:
@@ -211,7 +211,7 @@ class Agents:
 
 
 class _Link:
-    """The connection to one agent. `run` asks for its inventory until cancelled."""
+    """The connection to one agent. `run` requests its inventory until cancelled."""
 
     def __init__(
         self, place: Place, exchange: "_Exchange", times: AgentTimes, on_change: Callable[[Report], None]
@@ -237,7 +237,7 @@ class _Link:
             self._set(Report(self.report.place, self.report.state, self.report.problem, self.report.answered))
 
     async def readings(self) -> NodeReadings:
-        """The current values by this agent; `problem` says why there are none."""
+        """The current values by this agent; `problem` is the reason if there are none."""
         name = self.report.place.name
         if self._http is None:
             return NodeReadings(0.0, problem=f"{name}: no address")
@@ -270,7 +270,7 @@ class _Link:
             http.close()
 
     async def _ask(self, http: HttpClient) -> bool:
-        """Asks for the inventory. Returns whether there was another one than before."""
+        """Requests the inventory. Returns whether it has changed."""
         inventory, wait = self.report.inventory, 0
         if inventory is None or self.report.state != "connected":
             body = await self._exchange.get(http, "/api/v1/inventory")

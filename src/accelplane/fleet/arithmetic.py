@@ -1,7 +1,7 @@
 """What follows from a snapshot: the rows of the overview, why a pod waits, and what namespaces hold.
 
-Pure functions of `Cluster`. What an agent says about a resource counts; without an agent that answers, the Node status
-does, and what is allocated is known only with `-pods=all`.
+Pure functions of `Cluster`. Numbers of a resource come from the agent. Without a responding agent they come from the
+Node status, and allocations are known only with `-pods=all`.
 """
 
 from collections import defaultdict
@@ -61,7 +61,7 @@ class Supply(Struct):
 
 
 class Shortage(Struct, frozen=True):
-    """Why a pod waits for a resource: what it asks for, and what there is. No `quota_left`: no quota limits it."""
+    """The cause of a waiting pod: requested and free IDs of a resource. `quota_left` is None without a quota."""
 
     namespace: str
     pod: str
@@ -78,7 +78,7 @@ class Shortage(Struct, frozen=True):
 
 
 class NamespaceUse(Struct, frozen=True):
-    """What a namespace holds of a resource. `share` is that of all IDs, `idle` the IDs of idle units.
+    """The IDs of a resource that a namespace holds. `share` is relative to all IDs, `idle` the IDs of idle units.
 
     `device_hours` are since the start of the server; a holder of 2 of 8 IDs of a unit uses a quarter of it.
     """
@@ -156,7 +156,7 @@ def supplies(cluster: Cluster) -> Mapping[str, Supply]:
 
 
 def shortages(cluster: Cluster) -> tuple[Shortage, ...]:
-    """For each waiting pod, oldest first, what it asks for and what there is."""
+    """The shortages of each waiting pod, oldest first."""
     there = supplies(cluster)
     left = _quota_left(cluster.quotas)
     return tuple(
@@ -260,7 +260,7 @@ def _count_unit(row: defaultdict[str, int], unit: Unit) -> None:
 
 
 def _quota_left(quotas: Iterable[Quota]) -> Mapping[tuple[str, str], int]:
-    """What the strictest quota of each namespace leaves of each resource."""
+    """The rest of each resource by the strictest quota of each namespace."""
     left: dict[tuple[str, str], int] = {}
     for quota in quotas:
         key, rest = (quota.namespace, quota.resource), max(0, quota.hard - quota.used)

@@ -43,7 +43,7 @@ class DeviceKey(NamedTuple):
 
 
 class DeviceState(Struct, frozen=True):
-    """What an Event says of a device: whether one of its units is unhealthy, why, and who holds how many IDs."""
+    """The content of an Event about a device: whether one of its units is unhealthy, why, and the holders."""
 
     unhealthy: bool
     problem: str
@@ -116,7 +116,7 @@ class DeviceEvents:
         for name, node in nodes.items():
             if node is self._nodes.get(name):
                 continue
-            # An agent that does not answer says nothing about its devices.
+            # Without a response of the agent, the state of its devices is unknown.
             if not node.agents or all(agent.state == "connected" for agent in node.agents):
                 self._plan.update(name, device_states(node))
         for name in self._nodes.keys() - nodes.keys():

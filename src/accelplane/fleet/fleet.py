@@ -64,7 +64,7 @@ class Fleet:
         return self._source.synced
 
     async def run(self) -> None:
-        """Keeps the snapshot current until cancelled. Raises what ends one of its parts."""
+        """Keeps the snapshot current until cancelled. Raises the exception of a part that fails."""
         tasks = Supervisor()
         try:
             self._source.start(tasks)

@@ -1,7 +1,7 @@
 """Answers of agents: the inventory (`/api/v1/inventory`) and the current values (`/api/v1/readings`) of a node.
 
 An agent may be of another version, or not an agent at all. Everything is decoded by type and within limits; an answer
-that does not fit is an error as a whole.
+that does not fit is rejected completely.
 """
 
 import re
@@ -41,7 +41,7 @@ class InventoryError(Exception):
 
 
 class Inventory(Struct, frozen=True, gc=False):
-    """What one agent says about its node."""
+    """The inventory that one agent reports about its node."""
 
     node: str
     agent: str
@@ -62,6 +62,7 @@ class _Holder(Struct, frozen=True):
     resource: _Name
     count: _Count
     since: _Time = 0.0
+    via: _Name = ""
 
 
 class _Change(Struct, frozen=True):
@@ -264,6 +265,7 @@ def _holder(each: _Holder) -> Holder:
         _clean(each.resource),
         each.count,
         each.since,
+        _clean(each.via),
     )
 
 

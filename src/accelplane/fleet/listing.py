@@ -36,7 +36,7 @@ class Scope(Struct, frozen=True, kw_only=True):
 
 
 class Listed(Struct, frozen=True):
-    """What could be listed. `problems` says what could not.
+    """The listed objects. `problems` are those of failed lists.
 
     Without `all_pods`, nodes have only the holders of the namespace; without `all_nodes` only pods name nodes.
     """
@@ -107,7 +107,7 @@ class _PodStatus(Struct, frozen=True):
 
 
 class Pod(Struct, frozen=True):
-    """The part of a pod that says what it requests, where it runs and why it does not."""
+    """The part of a pod with its requests, its node, and the reason why it is not scheduled."""
 
     metadata: _Metadata
     spec: _PodSpec = _PodSpec()
@@ -177,7 +177,7 @@ def requests(pod: Pod, known: Callable[[str], bool]) -> dict[str, int]:
         for resource, count in asked.items():
             total = running.get(resource, 0) + count
             highest[resource] = max(highest.get(resource, 0), total)
-            if container.restart_policy == "Always":  # a sidecar goes on running
+            if container.restart_policy == "Always":  # a sidecar continues to run
                 running[resource] = total
     for container in pod.spec.containers:
         for resource, count in _counts(container.resources.requests, known).items():
@@ -217,7 +217,7 @@ def _nodes(nodes: Iterable[_Node], pods: Iterable[Pod], known: Callable[[str], b
 
 
 def _holders(pod: Pod, known: Callable[[str], bool]) -> Iterable[Holder]:
-    """The pod as one holder of each resource: the API server does not say which container has which ID."""
+    """The pod as one holder of each resource: the API server does not know which container has which ID."""
     since = _scheduled(pod)
     changed = since.last_transition_time if since else None
     for resource, count in requests(pod, known).items():

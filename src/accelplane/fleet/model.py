@@ -1,4 +1,4 @@
-"""What the fleet server knows about a cluster, as immutable values.
+"""The state of a cluster in the fleet server, as immutable values.
 
 The sources (API server and agents) make a `Cluster`; screens and command-line views read it. Times are seconds since
 the epoch, counts are numbers of device IDs. An empty text means that the fact does not exist or is not known.
@@ -14,7 +14,10 @@ AgentState = Literal["connected", "connecting", "stale", "invalid", "none"]
 
 
 class Holder(Struct, frozen=True):
-    """A container with at least one ID of a unit; `namespace` and `pod` are empty if the source does not name it."""
+    """A container with at least one ID of a unit; `namespace` and `pod` are empty if the source does not name it.
+
+    With `via` "dra" it has the unit by a claim, and `resource` is the driver of the claim.
+    """
 
     namespace: str
     pod: str
@@ -22,6 +25,7 @@ class Holder(Struct, frozen=True):
     resource: str
     count: int
     since: float = 0.0
+    via: str = ""
 
 
 class Change(Struct, frozen=True):
@@ -34,7 +38,10 @@ class Change(Struct, frozen=True):
 
 
 class Unit(Struct, frozen=True):
-    """A physical thing whose IDs an agent advertises. `ids` has the number of IDs per resource."""
+    """A physical thing whose IDs an agent advertises. `ids` has the number of IDs per resource.
+
+    A healthy unit with a `reason` has a warning, of which `text` tells more.
+    """
 
     plugin: str
     unit: str
@@ -75,7 +82,7 @@ class Resource(Struct, frozen=True):
 
 
 class Agent(Struct, frozen=True):
-    """A pod of ours on a node that serves an inventory, and what is known of the connection to it.
+    """A pod of ours on a node that serves an inventory, and the state of the connection to it.
 
     `answered` is the time of its last answer when the node was composed: the age of the inventory of an agent that is
     not connected. The inventory of a connected agent is current.
@@ -120,7 +127,7 @@ class Waiting(Struct, frozen=True):
 
 
 class Quota(Struct, frozen=True):
-    """What a ResourceQuota leaves of a resource in a namespace."""
+    """The rest of a resource by a ResourceQuota of a namespace."""
 
     namespace: str
     name: str
@@ -164,7 +171,7 @@ class DeviceReadings(Struct, frozen=True):
 
 
 class NodeReadings(Struct, frozen=True):
-    """The current values of a node's devices. `problem` says why devices are missing."""
+    """The current values of a node's devices. `problem` is the reason if devices are missing."""
 
     time: float
     devices: tuple[DeviceReadings, ...] = ()

@@ -1,6 +1,6 @@
 """The parts of nodes, pods and quotas that the fleet reads, and the facts in them.
 
-The caches keep these parts only: the rest of a node is a hundred times as large.
+The caches store only these parts: a complete node is a hundred times as large.
 """
 
 from collections import defaultdict
@@ -127,7 +127,7 @@ class ResourceQuota(NamespacedResource, Struct, kw_only=True):
 
 
 class NodeFacts(Struct, frozen=True):
-    """What is known of a node by its object."""
+    """The properties of a node from its object."""
 
     labels: Mapping[str, str]
     ready: bool
@@ -159,7 +159,7 @@ def relevant_node(known: Known) -> Callable[[Node], None]:
 
 
 def relevant_pod(known: Known) -> Callable[[Pod], None]:
-    """A transform that removes what neither `waiting_pod` nor `holders_of` reads; everything if the pod asks for none.
+    """A transform that removes what neither `waiting_pod` nor `holders_of` reads; everything if the pod requests none.
 
     Its metadata stay: without them the cache would not know the version.
     """
@@ -204,7 +204,7 @@ def agent_place(pod: Pod) -> Place | None:
 
 
 def waiting_pod(pod: Pod, known: Known) -> Waiting | None:
-    """A pod that waits for a node; None if it asks for nothing of ours."""
+    """A pod that waits for a node; None if it requests none of our resources."""
     requests = requests_of(pod, known)
     if not requests or pod.metadata.deletionTimestamp is not None:
         return None
@@ -221,7 +221,7 @@ def waiting_pod(pod: Pod, known: Known) -> Waiting | None:
 
 
 def requests_of(pod: Pod, known: Known) -> dict[str, int]:
-    """What the scheduler reserves for a pod: init containers run before the others, sidecars beside all later ones."""
+    """The requests that the scheduler counts: init containers run before the others, sidecars beside later ones."""
     spec = pod.spec or PodSpec()
     totals: defaultdict[str, int] = defaultdict(int)
     greatest: defaultdict[str, int] = defaultdict(int)
@@ -261,7 +261,7 @@ def holders_of(pod: Pod, known: Known) -> Iterator[Holder]:
 
 
 def quotas_of(quota: ResourceQuota, known: Known) -> Iterator[Quota]:
-    """What a ResourceQuota says about resources of ours."""
+    """The limits of a ResourceQuota for our resources."""
     status = quota.status or QuotaStatus()
     used = status.used or {}
     for name, hard in (status.hard or {}).items():

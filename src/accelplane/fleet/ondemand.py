@@ -1,4 +1,4 @@
-"""Values that are fetched when they are needed, a few at a time, and kept for a while."""
+"""Values that are fetched on demand with limited concurrency, and cached for a limited time."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -17,7 +17,7 @@ class _Entry(Struct, Generic[T]):
 
 
 class OnDemand(Generic[T]):
-    """Fetches values by key. All who ask for a key at the same time get the same value; errors are not kept."""
+    """Fetches values by key. Concurrent requests for a key share one fetch. Errors are not cached."""
 
     def __init__(self, fetch: Callable[[str], Coroutine[object, object, T]], *, max_age: float, at_once: int) -> None:
         self._fetch = fetch
@@ -33,11 +33,11 @@ class OnDemand(Generic[T]):
             task = asyncio.create_task(self._fetch_in_turn(key), name=f"fetch {key}")
             entry = self._entries[key] = _Entry(task)
             task.add_done_callback(lambda _task: self._ended(key))
-        # One who gives up must not end the request of the others.
+        # The cancellation of one caller must not end the fetch for the others.
         return await asyncio.shield(entry.task)
 
     async def close(self) -> None:
-        """Ends what is being fetched."""
+        """Cancels the running fetches."""
         await cancel(*(entry.task for entry in self._entries.values()))
         self._entries.clear()
 

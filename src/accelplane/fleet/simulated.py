@@ -38,7 +38,7 @@ _TEAMS = ("vision", "speech", "video", "search", "billing", "genomics", "weather
 
 
 class Kind(Struct, frozen=True):
-    """Nodes of a kind: so many of 20, each with so many devices with IDs of a resource."""
+    """Nodes of a kind: their share of 20 nodes, and the devices and IDs of a resource per node."""
 
     name: str
     share: int
@@ -60,7 +60,7 @@ _KINDS = (
 
 
 class SimulatedFleet:
-    """So many nodes, the same ones for each `seed`. `change` makes something happen, `run` does it every second."""
+    """So many nodes, the same ones for each `seed`. `change` applies a random change, `run` does so every second."""
 
     def __init__(self, nodes: int = 200, *, seed: int = 7, now: float | None = None) -> None:
         self._random = random.Random(seed)  # noqa: S311 - no secret
@@ -86,7 +86,7 @@ class SimulatedFleet:
         return self._cluster.generation
 
     async def holders(self, node: str) -> tuple[Holder, ...]:
-        """What a node without an agent holds."""
+        """The allocations of a node without an agent."""
         found = self._cluster.nodes.get(node)
         return tuple(self._holder(each.name, 1) for each in found.resources) if found is not None else ()
 

@@ -46,7 +46,7 @@ _AGENTS = Selection(labels=",".join(f"{name}={value}" for name, value in AGENT_L
 
 
 class Listeners(msgspec.Struct, frozen=True):
-    """What is called after a change: with the name of the node, with the old and the new agent's pod, or without."""
+    """Callbacks after a change: with the name of the node, with the old and the new pod of the agent, or without."""
 
     node: Callable[[str], None]
     agent: Callable[[Pod | None, Pod | None], None]

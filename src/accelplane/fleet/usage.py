@@ -20,7 +20,7 @@ class Usage:
         self._nodes: defaultdict[Key, int] = defaultdict(int)
 
     def update(self, old: Mapping[str, Node], new: Mapping[str, Node], now: float) -> None:
-        """Counts until `now` what was held, and takes over what is held."""
+        """Counts the time of the former allocations until `now`, and stores the present ones."""
         self._advance(now)
         for name in old.keys() | new.keys():
             before, after = old.get(name), new.get(name)

@@ -10,7 +10,7 @@ Json: TypeAlias = "dict[str, Json] | list[Json] | str | float | bool | None"
 
 
 class FpgaError(Exception):
-    """An error for administrators; the message is one line with what was found and expected."""
+    """An error for administrators; the message is one line with the found and the expected value."""
 
     def __str__(self) -> str:
         # A message may contain a file name with control characters.

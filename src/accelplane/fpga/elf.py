@@ -71,8 +71,8 @@ class _Section(NamedTuple):
     size: int
 
 
-def sections(file: Window, wanted: Collection[str]) -> Mapping[str, Window]:
-    """Returns the first section of each wanted name, without missing ones. Raises `ElfError`."""
+def sections(file: Window, section_names: Collection[str]) -> Mapping[str, Window]:
+    """Returns the first section of each name, without missing ones. Raises `ElfError`."""
     layout = _layout(file.read(0, min(file.size, 64)))
     header = file.read(0, layout.counts_at + layout.counts.size)
     (table,) = layout.table.unpack_from(header, layout.table_at)
@@ -92,10 +92,10 @@ def sections(file: Window, wanted: Collection[str]) -> Mapping[str, Window]:
     names = file.read(strings.offset, strings.size)
     found: dict[str, Window] = {}
     # Limits the time: thousands of sections may share one name of a megabyte.
-    longest = max(map(len, wanted)) + 1
+    longest = max(map(len, section_names)) + 1
     for entry in entries:
         name = names[entry.name : entry.name + longest].partition(b"\0")[0].decode("ascii", "replace")
-        if name not in wanted or name in found or entry.kind == _NO_BITS:
+        if name not in section_names or name in found or entry.kind == _NO_BITS:
             continue
         if entry.flags & _COMPRESSED:
             raise ElfError(f"section {name} is compressed (SHF_COMPRESSED), expected an uncompressed one")

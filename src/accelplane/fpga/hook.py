@@ -98,10 +98,10 @@ def assign_ports(host: Host, request: Request) -> list[tuple[Pair, Port]]:
     for pair in request.pairs:
         name = next((name for name, (interface, _port) in available.items() if interface == pair.region), None)
         if name is None:
-            taken = "".join(f"; {port.name} is assigned to {REGION_VARIABLE}{other.number}" for other, port in assigned)
+            used = "".join(f"; {port.name} is assigned to {REGION_VARIABLE}{other.number}" for other, port in assigned)
             raise HookError(
                 f"{REGION_VARIABLE}{pair.number}: found no port of region {pair.region} in the container: "
-                f"{'; '.join(found)}{taken}"
+                f"{'; '.join(found)}{used}"
             )
         assigned.append((pair, available.pop(name)[1]))
     return assigned

@@ -41,7 +41,7 @@ class Pair(NamedTuple):
 
 
 class Request(NamedTuple):
-    """Pairs by their numbers from 1, and the names of the container's FPGA ports, at least as many."""
+    """Pairs by number from 1, and at least that many names of the container's FPGA ports."""
 
     pairs: tuple[Pair, ...]
     ports: tuple[str, ...]

@@ -1,6 +1,6 @@
 """The directory of locks and records, `/run/accelplane-fpga`: only root can create or open files there.
 
-It isn't below `/run/lock`, where every user can create files, and thereby could keep root from programming.
+It is not below `/run/lock`, where every user can create files and could thereby prevent programming by root.
 """
 
 import os
@@ -21,7 +21,7 @@ def open_state_directory(host: Host) -> int:
     Raises `OSError` (also for a symbolic link), `HostError` or `StateDirectoryError`.
     """
     parent, name = os.path.split(STATE_DIRECTORY)
-    path = f"{host.local(parent)}/{name}"  # the name itself: a link is refused also below a root of its own
+    path = f"{host.local(parent)}/{name}"  # the path without resolving links: a link is rejected
     os.makedirs(path, mode=0o700, exist_ok=True)
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     status = os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""Blocking calls in threads of their own.
+"""Blocking calls in separate threads.
 
 One thread per call instead of a pool: an idle agent has no threads, and a call that blocks in the kernel (a device that
 does not answer) delays neither other calls nor the exit of the process, because its thread is a daemon.
@@ -150,7 +150,7 @@ class ThreadQueue:
 class SerialThread:
     """Runs blocking functions in threads, at most one at a time.
 
-    A thread cannot be cancelled: when `run` is cancelled the function goes on, and the next `run` waits for its end.
+    A thread cannot be cancelled: when `run` is cancelled the function continues, and the next `run` waits for its end.
     The owner calls `wait_idle` at its end.
     """
 
@@ -158,7 +158,7 @@ class SerialThread:
         self._running: asyncio.Future[Any] | None = None
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Returns what `work` returns and raises what it raises."""
+        """Returns the result of `work`, or raises its exception."""
         while self._running is not None and not self._running.done():
             await asyncio.wait((self._running,))
         running = self._running = start_thread(work)

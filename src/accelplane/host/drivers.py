@@ -27,7 +27,7 @@ _VIRTFN = re.compile(r"virtfn[0-9]{1,9}")
 
 
 class BindError(HostError):
-    """A function cannot be bound to a driver; the message says what to do.
+    """A function cannot be bound to a driver; the message has the remedy.
 
     `attempted` is whether anything was written for it, which uevents report to every listener.
     """
@@ -158,7 +158,7 @@ def likely_causes(host: Host, address: str, driver: str) -> list[str]:
 
 
 def _check(host: Host, address: str, before: str, driver: str) -> None:
-    """Raises `BindError` for what is known to fail, so that nothing is written."""
+    """Raises `BindError` for a binding that would fail, before anything is written."""
     device = f"{DEVICES}/{address}"
     if not is_loaded(host, driver):
         raise BindError(device, f"the driver {driver} is not loaded, expected {DRIVERS}/{driver} (modprobe {driver})")

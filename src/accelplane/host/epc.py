@@ -2,7 +2,7 @@
 
 The size comes from the first of these sources that has one:
 
-1. `/sys/devices/system/node/node<N>/x86/sgx_total_bytes`: what the kernel's driver manages, by NUMA node
+1. `/sys/devices/system/node/node<N>/x86/sgx_total_bytes`: the memory that the kernel's driver manages, by NUMA node
    (Documentation/ABI/stable/sysfs-devices-node). Linux 5.17 or newer.
 2. `/dev/cpu/<N>/cpuid`: CPUID leaf 0x12 (Intel SDM volume 3D) by the kernel's module cpuid (cpuid(4)), for older
    kernels and drivers from outside the kernel. Usually readable by root only. CPUID reports EPC even if the firmware
@@ -167,7 +167,7 @@ def _cpu(host: Host, cpuid: Cpuid | None) -> CpuSgx | None:
             return cpu_sgx(cpuid)
         except OSError:
             return None
-    # CPUID reports the sections of the whole platform on every CPU; one that is offline answers ENXIO.
+    # CPUID reports the sections of the complete platform on every CPU; an offline CPU returns ENXIO.
     for path in host.glob(_CPUID_DEVICES) if host.root == "/" else ():
         try:
             descriptor = host.open(path, os.O_RDONLY)

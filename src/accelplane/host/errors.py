@@ -6,7 +6,7 @@ _MISSING = frozenset((errno.ENOENT, errno.ENODEV, errno.ENXIO))
 
 
 class HostError(Exception):
-    """A file of the node cannot be read or written. The message names the file, and what was found or tried.
+    """A file of the node cannot be read or written. The message has the path, and the found value or the operation.
 
     `errno` is the kernel's reason, 0 if the error is not the kernel's.
     """

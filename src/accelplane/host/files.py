@@ -34,7 +34,7 @@ _MAX_OPEN_DIRECTORIES = 64
 _OPEN_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_TO_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _NO_NAMES = ("", ".", "..")
-_PIECE = ATTRIBUTE_LIMIT + 1  # a sysctl allocates as much memory as a read asks for
+_PIECE = ATTRIBUTE_LIMIT + 1  # a sysctl allocates the requested size of a read
 _PROCESS_ROOT = re.compile(r"/proc/[0-9]+/root")
 _MOVED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # a component of a path may be another file than before
 _ABSENT = ""  # in the place of a link's text, which is never empty
@@ -153,7 +153,7 @@ class HostFiles:
     def text(self, path: str) -> str:
         """The file's text without surrounding white space.
 
-        Raises `Missing` or `Unreadable` (also for what is not text, is no regular file or is endless).
+        Raises `Missing` or `Unreadable` (also if it is not text, not a regular file, or endless).
         """
         return self.raw_text(path).strip()
 
@@ -165,7 +165,7 @@ class HostFiles:
             return None
 
     def write(self, path: str, text: str) -> None:
-        """Writes `text` as it is into the file, with one write(2) as attributes want it.
+        """Writes `text` unchanged into the file, with one write(2) as attributes require.
 
         Raises `Missing`, or `WriteError` with the kernel's reason. Below a root other than `/`, a missing file is made.
         """
@@ -263,13 +263,13 @@ class HostFiles:
         self._recent = None
 
     def _forget(self) -> None:
-        """Drops what is cached: a write moves links, and with them what they lead to."""
+        """Clears the cache: a write can change links and thereby paths."""
         self._links.clear()
         self._canonical.clear()
         self.close_directories()
 
     def _place(self, path: str) -> tuple[str, _Directory | None]:
-        """The name of `path` in the open directory that contains it; the whole path and None below `/`.
+        """The name of `path` in the open directory that contains it; the complete path and None below `/`.
 
         Raises `OSError`, `ValueError` or `Unreadable`.
         """
@@ -284,7 +284,7 @@ class HostFiles:
         return name or ".", self._directory(canonical)
 
     def _call_at(self, call: Callable[..., T], canonical: str, *arguments: int) -> T:
-        """Calls a function of `os` with `dir_fd` for a path without links. Raises what the function raises."""
+        """Calls a function of `os` with `dir_fd` for a path without links. Raises the exceptions of the function."""
         above, _, name = canonical.rpartition("/")
         directory = self._directory(above)
         return call(name or ".", *arguments, dir_fd=directory.descriptor)
@@ -426,7 +426,7 @@ def _read(path: str, descriptor: int, limit: int) -> bytes:
     if not stat.S_ISREG(status.st_mode):
         code = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
         raise OSError(code, os.strerror(code) if code == errno.EISDIR else "not a regular file")
-    # A seq_file returns at most a page per read, whatever is asked for.
+    # A seq_file returns at most a page per read, whatever the requested size.
     data = piece = os.read(descriptor, min(_PIECE, limit + 1))
     while piece and len(data) != status.st_size and len(data) <= limit:
         piece = os.read(descriptor, min(_PIECE, limit + 1 - len(data)))

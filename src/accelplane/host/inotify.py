@@ -19,13 +19,13 @@ _EVENT = struct.Struct("iIII")
 class InotifyEvent(NamedTuple):
     """`watch` is the number that `add` returned, -1 if events were lost; `name` the entry, empty for the directory.
 
-    `gone`: the kernel removed the watch with its directory. `written`: an entry's content may have changed; none was
+    `removed`: the kernel removed the watch with its directory. `written`: an entry's content may have changed; none was
     created or deleted.
     """
 
     watch: int
     name: str
-    gone: bool
+    removed: bool
     written: bool
 
 
@@ -69,7 +69,7 @@ class Inotify:
             name = os.fsdecode(data[offset : offset + length].rstrip(b"\0"))
             offset += length
             yield InotifyEvent(
-                -1 if mask & _OVERFLOW else watch, name, gone=bool(mask & _IGNORED), written=bool(mask & WRITTEN)
+                -1 if mask & _OVERFLOW else watch, name, removed=bool(mask & _IGNORED), written=bool(mask & WRITTEN)
             )
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ def admission_order(waiting: Sequence[Waiting], held: Mapping[bytes, int], *, at
     the fewest connections without a request, and of these the oldest.
 
     During an attack, clients without data get no connection, and the newest and the oldest clients take turns: a client
-    behind many attackers is served at once if no others follow, and after a bounded time if many follow.
+    behind many attackers is served immediately if no others follow, and after a bounded time if many follow.
     """
 
     def rank(index: int) -> tuple[bool, int, float]:
@@ -96,9 +96,9 @@ class AcceptQueue:
         """Removes and returns at most `count` sockets with their addresses, in the order of `admission_order`."""
         waiting = self._waiting()
         order = admission_order(waiting, held, attacked=attacked)
-        taken = [index for index in order if waiting[index].has_data or not data_only][:count]
-        found = [self._sockets[index][:2] for index in taken]
-        for index in sorted(taken, reverse=True):
+        selected = [index for index in order if waiting[index].has_data or not data_only][:count]
+        found = [self._sockets[index][:2] for index in selected]
+        for index in sorted(selected, reverse=True):
             del self._sockets[index]
         return found
 

@@ -44,7 +44,7 @@ class Proxy(msgspec.Struct, frozen=True):
 class HttpClient:
     """Sends requests to one server, verified by the current `context`; without one, over plain TCP.
 
-    An unused connection is kept for `idle_timeout` seconds; with 0, each request has a connection of its own. A
+    An unused connection is kept for `idle_timeout` seconds; with 0, each request has a separate connection. A
     connection is not used for another request after `context` has returned another object.
     """
 

@@ -62,7 +62,7 @@ def is_attack(candidates: Sequence[Candidate], limits: HttpLimits, now: float) -
 
 
 class Evidence:
-    """Events of the last seconds that speak for an attack or against it."""
+    """Recent events that indicate an attack or its absence."""
 
     def __init__(self, limits: HttpLimits) -> None:
         self._limits = limits
@@ -122,5 +122,5 @@ def eviction_order(candidates: Sequence[Candidate], limits: HttpLimits, now: flo
 
 def _crowds(candidates: Sequence[Candidate], limits: HttpLimits) -> set[bytes]:
     """Addresses with half of the possible connections after a request: an API server keeps fewer for later requests."""
-    kept = Counter(each.source for each in candidates if each.has_requested)
-    return {source for source, count in kept.items() if 2 * count >= limits.connections}
+    after_request = Counter(each.source for each in candidates if each.has_requested)
+    return {source for source, count in after_request.items() if 2 * count >= limits.connections}

@@ -70,7 +70,7 @@ PAGE_LIMITS = HttpLimits(
 
 
 class Request(Struct, frozen=True):
-    """A request; `path` is without its query. `fields` are those that the server is configured to keep, in lower case.
+    """A request; `path` is without its query. `fields` are those that the server is configured to read, in lower case.
 
     `source` identifies the client's address, and `certificate_name` is the common name of a verified client
     certificate; it is `-` for one without a name.
@@ -123,8 +123,8 @@ class Head(Struct, frozen=True):
     fields: Mapping[str, str] = {}
 
 
-def parse_head(text: bytes, limits: HttpLimits, methods: Sequence[str], kept: Sequence[str] = ()) -> Head:
-    """`kept` are the names of the fields to keep, in lower case. Raises `HttpError`."""
+def parse_head(text: bytes, limits: HttpLimits, methods: Sequence[str], names: Sequence[str] = ()) -> Head:
+    """`names` are the lower-case names of the fields to return. Raises `HttpError`."""
     first, *lines = text.split(b"\r\n")
     found = _REQUEST_LINE.fullmatch(first)
     if found is None:
@@ -140,7 +140,7 @@ def parse_head(text: bytes, limits: HttpLimits, methods: Sequence[str], kept: Se
         if name in fields and name in _SINGLETONS:
             raise HttpError(400, f"expected one {name.decode()}")
         value = field[2].rstrip()
-        fields[name] = fields[name] + b", " + value if name in fields and name.decode() in kept else value
+        fields[name] = fields[name] + b", " + value if name in fields and name.decode() in names else value
     method = found[1].decode()
     if method not in methods:
         raise HttpError(405, f"expected method {' or '.join(methods)}")
@@ -156,7 +156,7 @@ def parse_head(text: bytes, limits: HttpLimits, methods: Sequence[str], kept: Se
         expects_continue=fields.get(b"expect", b"").lower() == b"100-continue",
         authorization=fields.get(b"authorization", b"").decode("latin-1"),
         query=query,
-        fields={name: fields[key].decode("latin-1") for name in kept if (key := name.encode()) in fields},
+        fields={name: fields[key].decode("latin-1") for name in names if (key := name.encode()) in fields},
     )
 
 

@@ -156,6 +156,8 @@ class HttpServer:
     @property
     def under_pressure(self) -> bool:
         """Whether clients wait for connections of busy clients. Then a connection is closed after its response."""
+        if not self._queue:
+            return False
         requested = sum(each.has_requested for each in self.connections)
         return 2 * requested > len(self.connections) and self._queue.has_data()
 
@@ -171,7 +173,7 @@ class HttpServer:
     def _accept(self, listening: socket.socket) -> None:
         """Accepts clients into the queue. If it is full, they wait in the backlog."""
         for _ in range(_ACCEPT_BATCH):
-            if self._queue.full and not self._make_place():
+            if self._queue.full and not self._drop_silent_client():
                 self._pause_accepting()
                 break
             try:
@@ -186,7 +188,7 @@ class HttpServer:
             self._queue.add(accepted, source_of(address[0]), time.monotonic())
         self._admit()
 
-    def _make_place(self) -> bool:
+    def _drop_silent_client(self) -> bool:
         """Closes a client of the full queue that has sent nothing, if there is an attack."""
         now = time.monotonic()
         return now < self._attacked_until and self._queue.drop_silent(now - self.limits.attack_stall)
@@ -210,7 +212,7 @@ class HttpServer:
         if self._queue:
             # The next iteration of the event loop first serves the connections.
             self._retry_later(0 if admitted else self._until_evictable())
-        if self.accept_paused and (not self._queue.full or self._make_place()):
+        if self.accept_paused and (not self._queue.full or self._drop_silent_client()):
             self._resume_accepting()
         if self._sweep_timer is None:
             self._sweep()
@@ -264,7 +266,7 @@ class HttpServer:
 
     def _is_attacked(self, now: float) -> bool:
         if now >= self._attacked_until:
-            # What the server has not read yet is no silence of the client.
+            # A client with unread data is not silent.
             waiting = [each.candidate() for each in self.connections if not each.has_unread_data()]
             silent = not self._evidence.clients_continue(now) and is_attack(waiting, self.limits, now)
             if not silent and not self._evidence.many_stalls(now):
@@ -298,7 +300,7 @@ class HttpServer:
     def reserve(self, connection: Connection, size: int) -> bool:
         """Reserves memory for a request; otherwise the connection's `on_memory` is called when it is available.
 
-        A request that needs more than there is gets all of it.
+        A request that needs more than the limit gets the limit.
         """
         size = min(size, self._available(size))
         if self._missing(size) > 0:
@@ -309,7 +311,7 @@ class HttpServer:
         return True
 
     def release(self, connection: Connection, keep: int = 0) -> None:
-        """Gives back what the connection has reserved but for `keep` bytes, and ends its wait for memory."""
+        """Releases the reservation of the connection except for `keep` bytes, and ends its wait for memory."""
         self._waiting.pop(connection, None)
         freed = connection.reserved - keep
         self._set_reserved(connection, keep)
@@ -317,9 +319,9 @@ class HttpServer:
             self._retry_later(0)
 
     def buffer(self, connection: Connection, size: int) -> bool:
-        """Accounts for what a connection has received without a reservation; returns False if that is too much.
+        """Accounts for data that a connection received without a reservation; returns False if it exceeds the limit.
 
-        Each connection may receive as much as is read at once. More than that is data of clients that send heads or
+        Each connection may receive as much as one read returns. More than that is data of clients that send heads or
         small bodies in pieces.
         """
         self.buffered += size - connection.buffered
@@ -368,11 +370,11 @@ class HttpServer:
             self._retry_timer = asyncio.get_running_loop().call_later(delay, self._retry)
 
     def _retry(self) -> None:
-        """Grants memory to those who wait, the smallest requests first, and admits clients of the queue."""
+        """Grants memory to waiting connections, the smallest requests first, and admits clients of the queue."""
         self._retry_timer = None
         for connection, size in sorted(self._waiting.items(), key=lambda each: each[1]):
             if connection not in self._waiting:
-                continue  # closed meanwhile
+                continue  # has been closed
             if (missing := self._missing(size)) > 0 and not self._evict_reserved(missing):
                 break
             del self._waiting[connection]

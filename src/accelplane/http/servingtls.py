@@ -145,7 +145,7 @@ def _context_with(settings: TlsSettings, certificate: str, key: str, name: str) 
     """Raises `CertificateError`."""
     context = settings.context()
     try:
-        # Without the callable, OpenSSL would ask for a passphrase at the terminal.
+        # Without the callable, OpenSSL would prompt for a passphrase on the terminal.
         context.load_cert_chain(certificate, key, password=lambda: "")
     except (OSError, ValueError) as error:
         raise CertificateError(f"{name}: {error}; expected a PEM certificate and its key") from error

@@ -15,7 +15,7 @@ _RECV_SIZE = 64 * 1024
 
 
 class HttpClientError(Exception):
-    """A request that failed; the text says how."""
+    """A failed request; the message has the cause."""
 
 
 class ConnectError(HttpClientError):
@@ -81,7 +81,7 @@ class Stream:
         """Removes and returns the first bytes received."""
         data = bytes(memoryview(self.received)[:size])
         if size == len(self.received):
-            self.received = bytearray()  # an emptied bytearray keeps its memory
+            self.received = bytearray()  # an emptied bytearray does not release its memory
         else:
             del self.received[:size]
         return data

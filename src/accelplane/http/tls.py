@@ -62,5 +62,5 @@ class TlsSession:
             self._object.unwrap()
 
     def outgoing(self) -> bytes:
-        """Returns and removes the bytes that are to be sent."""
+        """Returns and removes the pending output."""
         return self._outgoing.read() if self._outgoing.pending else b""

@@ -1,4 +1,4 @@
-"""A controller runtime: what a program needs that makes a Kubernetes cluster be what objects in it ask for.
+"""A controller runtime for Kubernetes: client, caches, controllers, webhooks, leader election and status updates.
 
-It knows no accelerator and nothing else of this package. `docs/kube.md` explains how to write a controller.
+It contains nothing specific to accelerators. `docs/kube.md` explains how to write a controller.
 """

@@ -152,7 +152,7 @@ class Webhook(Generic[T]):
     """One path, to which objects of `kind` are sent, and the function that decides about them.
 
     `decide` returns the decision or its steps. Deletions are always allowed, and so are updates of an object that is
-    being deleted: denying these would keep its finalizers, and the object, forever.
+    being deleted: denying these would prevent the removal of its finalizers.
 
     An object with more than `max_values` values is denied, as it could exhaust the memory. None disables this for kinds
     that leave long lists undecoded.

@@ -35,7 +35,7 @@ __all__ = ["FENCE", "PAGE", "Client", "ClientConfig", "Listing", "Selection", "W
 PAGE = 100
 _IDLE_TIMEOUT = 15.0
 
-# Called before each write of a task and of those that it starts; what it raises prevents the write.
+# Called before each write of a task and of its child tasks. An exception prevents the write.
 FENCE: ContextVar[Callable[[], None]] = ContextVar("fence", default=lambda: None)
 
 T = TypeVar("T", bound=Object)
@@ -134,7 +134,7 @@ class Client:
     ) -> str:
         """Calls `consume` with the undecoded objects of each page; returns the resource version of the list.
 
-        An undecoded object is a view of its page, which stays in memory as long as the view: copy what is kept.
+        An undecoded object is a view of its page, which stays in memory with the view: copy parts that are stored.
         Raises `Gone` if the continue token expired.
         """
         return await self._server.list(
@@ -149,7 +149,7 @@ class Client:
     async def create(self, new: T, *, subresource: str = "", dry_run: bool = False) -> T:
         """Creates an object, or a subresource of the object that it names. Raises `AlreadyExists`."""
         kind = type(new)
-        # The server names some objects, and reviews (TokenReview and the like) have no metadata.
+        # The server generates some names, and reviews such as TokenReview have no metadata.
         namespace = (new.metadata.namespace if new.metadata else "") or ""
         subresource = subresource or api_of(kind).action or ""
         name = (metadata_of(new).name or "") if subresource else ""
@@ -167,14 +167,14 @@ class Client:
         """Writes the status of an object. Raises `Conflict`."""
         return await self.replace(changed, subresource="status", dry_run=dry_run)
 
-    async def apply(self, wanted: T, *, force: bool = True, subresource: str = "", dry_run: bool = False) -> T:
-        """Server-side apply: the server merges the fields of `wanted`, and this client manages them.
+    async def apply(self, desired: T, *, force: bool = True, subresource: str = "", dry_run: bool = False) -> T:
+        """Server-side apply: the server merges the fields of `desired`, and this client manages them.
 
         With `force` it takes over fields of other managers; without, these are a `Conflict`.
         """
         query = self._query(dry_run=dry_run) | {"force": "true" if force else "false"}
         return await self._server.patch(
-            _path_to(wanted, subresource), document_of(wanted), APPLY_PATCH, type(wanted), query=query,
+            _path_to(desired, subresource), document_of(desired), APPLY_PATCH, type(desired), query=query,
             deadline=self._timeout,
         )  # fmt: skip
 
@@ -281,9 +281,9 @@ def _path_to(thing: Object, subresource: str) -> str:
 
 
 def _accept(kind: type[Object], list_suffix: str = "") -> str:
-    """The header for what is read: of a kind that has its metadata alone, the server need not send more.
+    """The Accept header of a read. For a kind with only `metadata`, the server sends the metadata alone.
 
-    The whole status of a node, which comes with each of its heartbeats, is a hundred times that.
+    The complete status of a node, sent with each heartbeat, is a hundred times larger.
     """
     if not metadata_only(kind):
         return JSON

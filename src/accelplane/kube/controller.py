@@ -35,7 +35,7 @@ RESYNC = 10 * 3600.0
 
 
 class Result(msgspec.Struct, frozen=True):
-    """The result of a reconciliation that wants to be called again, in seconds."""
+    """The result of a reconciliation that requests another one after `requeue_after` seconds."""
 
     requeue_after: float
 
@@ -165,7 +165,7 @@ class Controller:
             self._running = False
 
     def stop(self) -> None:
-        """Starts no more reconciliations. `run` returns when those that run have ended."""
+        """Stops starting reconciliations. `run` returns when the running ones have ended."""
         self._queue.shut_down()
 
     def _subscribe(

@@ -90,11 +90,11 @@ def files(definitions: Iterable[JsonObject]) -> dict[str, str]:
 def write(directory: Path, definitions: Iterable[JsonObject]) -> None:
     """Writes the definitions to a directory and deletes all other YAML files in it."""
     directory.mkdir(parents=True, exist_ok=True)
-    wanted = files(definitions)
+    desired = files(definitions)
     for file in directory.glob("*.yaml"):
-        if file.name not in wanted:
+        if file.name not in desired:
             file.unlink()
-    for name, text in wanted.items():
+    for name, text in desired.items():
         (directory / name).write_text(text, encoding="utf-8")
 
 

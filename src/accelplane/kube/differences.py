@@ -1,9 +1,9 @@
-"""Differences between a wanted object and the object that the API server has, and who manages the fields that differ.
+"""Differences between a desired object and the object that the API server has, and who manages the fields that differ.
 
-    differences(wanted, found)                  what is wanted and not found
+    differences(desired, found)                 the fields of `desired` that `found` lacks or has otherwise
     managers_of(difference, managed_fields)     the field managers that own what was found
 
-Fields that `wanted` does not have are not compared: others may add them. Two objects are equal here if the API server
+Fields that `desired` does not have are not compared: others may add them. Two objects are equal here if the API server
 treats them as equal: quantities are compared as numbers, and elements of associative lists by their keys.
 
 Facts: the list types and map types of the Kubernetes API (`x-kubernetes-list-type`), the fieldsV1 format of
@@ -31,7 +31,7 @@ _LIST_KEYS: Mapping[str, tuple[str, ...]] = {
     "volumes": ("name",),
 }
 _QUANTITIES = ("limits", "requests")
-# Atomic maps: a key that is not wanted is a difference.
+# Atomic maps: a key that `desired` lacks is a difference.
 _ATOMIC_MAPS = ("nodeSelector",)
 _LONGEST_SHOWN = 80
 
@@ -47,7 +47,7 @@ Path: TypeAlias = "tuple[str | Item, ...]"
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A field that is not as wanted: it has another value, is missing, or is extra in an atomic map."""
+    """A field that differs from the desired object: another value, missing, or extra in an atomic map."""
 
     path: Path
     found: object = None
@@ -69,9 +69,9 @@ class Difference(msgspec.Struct, frozen=True):
         )
 
 
-def differences(wanted: Mapping[str, object], found: Mapping[str, object]) -> tuple[Difference, ...]:
-    """The fields of `wanted` that `found` lacks or has with another value. Null in `wanted` means any value."""
-    return tuple(_differences(wanted, found, ()))
+def differences(desired: Mapping[str, object], found: Mapping[str, object]) -> tuple[Difference, ...]:
+    """The fields of `desired` that `found` lacks or has with another value. Null in `desired` means any value."""
+    return tuple(_differences(desired, found, ()))
 
 
 def managers_of(difference: Difference, managed_fields: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
@@ -79,9 +79,9 @@ def managers_of(difference: Difference, managed_fields: Sequence[Mapping[str, ob
     return tuple(dict.fromkeys(str(entry.get("manager", "")) for entry in managed_fields if _owns(entry, difference)))
 
 
-def _differences(wanted: object, found: object, path: Path) -> Iterator[Difference]:
+def _differences(desired: object, found: object, path: Path) -> Iterator[Difference]:
     key = path[-1] if path else ""
-    fields, there = as_mapping(wanted), as_mapping(found)
+    fields, there = as_mapping(desired), as_mapping(found)
     if fields is not None and there is not None:
         for name, value in fields.items():
             if value is None:
@@ -96,16 +96,16 @@ def _differences(wanted: object, found: object, path: Path) -> Iterator[Differen
         for name in sorted(there.keys() - fields.keys()) if key in _ATOMIC_MAPS else ():
             yield Difference((*path, name), found=there[name], is_extra=True)
         return
-    items, present = as_list(wanted), as_list(found)
+    items, present = as_list(desired), as_list(found)
     if items is not None and present is not None and isinstance(key, str) and key in _LIST_KEYS:
         yield from _item_differences(items, present, path, _LIST_KEYS[key][0])
-    elif not _is_equal(wanted, found, path):
-        yield Difference(path, found=found, expected=wanted)
+    elif not _is_equal(desired, found, path):
+        yield Difference(path, found=found, expected=desired)
 
 
-def _item_differences(wanted: Sequence[object], found: Sequence[object], path: Path, key: str) -> Iterator[Difference]:
+def _item_differences(desired: Sequence[object], found: Sequence[object], path: Path, key: str) -> Iterator[Difference]:
     there = {str(item.get(key)): item for each in found if (item := as_mapping(each)) is not None}
-    for each in wanted:
+    for each in desired:
         item = Item(key, str((as_mapping(each) or {}).get(key)))
         if item.value not in there:
             yield Difference((*path, item), expected=each, is_missing=True)
@@ -113,14 +113,14 @@ def _item_differences(wanted: Sequence[object], found: Sequence[object], path: P
             yield from _differences(each, there[item.value], (*path, item))
 
 
-def _is_equal(wanted: object, found: object, path: Path) -> bool:
+def _is_equal(desired: object, found: object, path: Path) -> bool:
     if len(path) > 1 and path[-2] in _QUANTITIES:
-        return _amount(wanted) == _amount(found)
-    items, present = as_list(wanted), as_list(found)
+        return _amount(desired) == _amount(found)
+    items, present = as_list(desired), as_list(found)
     if items is not None and present is not None:
         # A tuple equals a list with the same elements: both are the same JSON.
         return msgspec.json.encode(items, order="sorted") == msgspec.json.encode(present, order="sorted")
-    return wanted == found
+    return desired == found
 
 
 def _amount(value: object) -> object:

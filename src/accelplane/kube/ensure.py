@@ -38,11 +38,11 @@ class Ensured(msgspec.Struct, Generic[T], frozen=True):
     """What `ensure` did, and the object as it was written, read, or given as `existing`.
 
     created       it was created
-    adopted       `owner` controls it now, and it is as wanted
+    adopted       `owner` controls it now, and it matches `child`
     updated       the `differences` were corrected
-    unchanged     nothing was written, or the API server kept the `differences`, as an admission webhook may demand
-    postponed     the `differences` were corrected before and are back; ensure again in `retry_after` seconds
-    terminating   it is being deleted; ensure again when it is gone
+    unchanged     nothing was written, or a write left the `differences` in place, for example due to a webhook
+    postponed     the `differences` were corrected before and are present again; ensure again in `retry_after` seconds
+    terminating   it is being deleted; ensure again after its deletion
     """
 
     object: T
@@ -66,54 +66,54 @@ async def ensure(
     hash_annotation: str = "",
     backoff: DriftBackoff | None = None,
 ) -> Ensured[T]:
-    """Makes an object be as `child`, with `owner` as its controller.
+    """Creates or updates an object to match `child`, with `owner` as its controller.
 
     `existing` is the object from a cache, if the cache has it: it saves a request. `adopt` says which objects are
     adopted that `owner` does not control: `former-owner`: those whose controller reference names `owner` with another
     UID, because it was deleted and created again or restored; `uncontrolled`: also those without a controller; `never`:
-    none. What `former_managers` wrote counts as written by this program. `hash_annotation` is the annotation for the
+    none. Fields of `former_managers` count as fields of this program. `hash_annotation` is the annotation for the
     hash of `child`, by which fields are found that `child` had earlier. With `backoff`, differences that come back are
     corrected less and less often.
 
     Raises `NameConflict`, `Conflict`, and whatever else the API server answers.
     """
     annotation = hash_annotation or _default_annotation(owner)
-    wanted, digest = _wanted(child, owner, annotation)
+    desired, digest = _desired(child, owner, annotation)
     live = existing
-    if live is None or not (managed_fields(live) or _is_settled(live, wanted, owner)):
-        live = await _read(client, wanted)
+    if live is None or not (managed_fields(live) or _is_settled(live, desired, owner)):
+        live = await _read(client, desired)
     if live is None:
         try:
-            return Ensured(await client.create(wanted), "created")
+            return Ensured(await client.create(desired), "created")
         except AlreadyExists:
-            key = request_of(wanted)
+            key = request_of(desired)
             live = await client.get(type(child), key.name, key.namespace)
     adopts = _check_owner(live, owner, adopt)
     if is_terminating(live):
         return Ensured(live, "terminating")
-    found = differences(document_of(wanted), document_of(live))
+    found = differences(document_of(desired), document_of(live))
     if not found:
         return Ensured(live, "unchanged")
-    key = request_of(wanted)
+    key = request_of(desired)
     if backoff is not None and not adopts:
-        if backoff.is_kept(key, digest, found):
+        if backoff.is_persistent(key, digest, found):
             return Ensured(live, "unchanged", found)
         if (delay := backoff.delay(key, digest, found)) > 0:
             return Ensured(live, "postponed", found, delay)
     try:
-        written, changed = await _correct(client, wanted, live, owner, former_managers)
+        written, changed = await _correct(client, desired, live, owner, former_managers)
     except NotFound as error:
         raise Conflict(f"PATCH {_text(live)}", "deleted since it was read", code=409, reason="Conflict") from error
     if backoff is not None and changed:
         managers = partial(_other_managers, managed_fields(live), client.field_manager)
         backoff.record_correction(key, digest, found, managers)
     elif backoff is not None:
-        backoff.record_kept(key, digest, found)
+        backoff.record_persistent(key, digest, found)
     return Ensured(written, "adopted" if adopts else "updated" if changed else "unchanged", found)
 
 
 def digest_of(document: Mapping[str, object]) -> str:
-    """The hash of a wanted object with its owner references."""
+    """The hash of a desired object with its owner references."""
     return hashlib.sha256(msgspec.json.encode(document, order="sorted")).hexdigest()[:16]
 
 
@@ -122,7 +122,7 @@ def _default_annotation(owner: Object) -> str:
     return f"{group}/applied-hash" if group else "applied-hash"
 
 
-def _wanted(child: T, owner: Object, annotation: str) -> tuple[T, str]:
+def _desired(child: T, owner: Object, annotation: str) -> tuple[T, str]:
     """The child with its controller reference and its hash, and the hash."""
     metadata = metadata_of(child)
     if is_namespaced(type(owner)) and metadata.namespace != metadata_of(owner).namespace:
@@ -140,14 +140,14 @@ def _wanted(child: T, owner: Object, annotation: str) -> tuple[T, str]:
     return msgspec.convert(document, type(child)), digest
 
 
-def _is_settled(live: T, wanted: T, owner: Object) -> bool:
-    return is_controlled_by(live, owner) and not differences(document_of(wanted), document_of(live))
+def _is_settled(live: T, desired: T, owner: Object) -> bool:
+    return is_controlled_by(live, owner) and not differences(document_of(desired), document_of(live))
 
 
-async def _read(client: Client, wanted: T) -> T | None:
-    key = request_of(wanted)
+async def _read(client: Client, desired: T) -> T | None:
+    key = request_of(desired)
     try:
-        return await client.get(type(wanted), key.name, key.namespace)
+        return await client.get(type(desired), key.name, key.namespace)
     except NotFound:
         return None
 
@@ -169,19 +169,19 @@ def _check_owner(live: Object, owner: Object, adopt: Adopt) -> bool:
 
 
 async def _correct(
-    client: Client, wanted: T, live: T, owner: Object, former_managers: Collection[str]
+    client: Client, desired: T, live: T, owner: Object, former_managers: Collection[str]
 ) -> tuple[T, bool]:
-    """Applies the wanted object. Returns it as written, and whether that changed anything."""
+    """Applies the desired object. Returns it as written, and whether that changed anything."""
     metadata = metadata_of(live)
     if (changes := _preparation(live, owner, client.field_manager, former_managers)) is not None:
-        key = request_of(wanted)
+        key = request_of(desired)
         test = {"op": "replace", "path": "/metadata/resourceVersion", "value": metadata.resourceVersion}
-        prepared = await client.patch(type(wanted), key.name, [test, *changes], namespace=key.namespace)
+        prepared = await client.patch(type(desired), key.name, [test, *changes], namespace=key.namespace)
         metadata = metadata_of(prepared)
-    document = document_of(wanted)
+    document = document_of(desired)
     fields = msgspec.convert(document["metadata"], dict[str, object])
     document["metadata"] = {**fields, "uid": metadata.uid, "resourceVersion": metadata.resourceVersion}
-    written = await client.apply(msgspec.convert(document, type(wanted)))
+    written = await client.apply(msgspec.convert(document, type(desired)))
     return written, metadata_of(written).resourceVersion != metadata_of(live).resourceVersion
 
 

@@ -1,8 +1,8 @@
 """Ownership of fields (`metadata.managedFields`) as pure functions.
 
 An object that was created or updated by PUT or POST has its fields owned by an entry with the operation `Update`. A
-server-side apply never removes fields of such an entry, not even of the same manager. Before the first apply the entry
-has to be handed over: `transferred` makes the managed fields to write.
+server-side apply never removes fields of such an entry, not even of the same manager. Before the first apply the
+entry is transferred: `transferred` returns the managed fields to write.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,7 +23,7 @@ def managed_fields(thing: Object) -> Sequence[Entry]:
 
 
 def transferred(entries: Sequence[Entry], manager: str, former: Collection[str] = ()) -> list[Entry] | None:
-    """Managed fields in which `manager` has applied what it wrote otherwise, and what `former` managers wrote.
+    """Returns managed fields in which `manager` has applied the fields that it or a `former` manager updated.
 
     None if there is nothing to transfer. Entries of subresources stay.
     """

@@ -3,9 +3,9 @@
 Two callers that read different fields of the same objects share one watch: each has a `Cache` with its own type,
 `transform`, indexes and subscribers. Each object is decoded once per cache, and the undecoded object is dropped.
 
-A watch that ends or breaks is resumed at the last resource version. If the server does not know that version any more,
-everything is listed again and compared: subscribers are notified of all changes. A watch that is idle too long is
-dead.
+A watch that ends is resumed at the last resource version. If the server no longer has that version, everything is
+listed again and compared: subscribers are notified of all changes. A watch that is idle too long is closed and
+resumed.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _SHORTEST_WATCH = 1.0
 
 
 class WatchTimeouts(msgspec.Struct, frozen=True):
-    """Timeouts in seconds: until a silent watch is dead, until a watch ends, and delays before a retry."""
+    """Timeouts in seconds: until an idle watch is closed, until a watch ends, and delays before a retry."""
 
     idle: float = 180.0
     duration: float = 300.0
@@ -65,7 +65,7 @@ class ListerWatcher(Protocol):
 
 
 class Informer:
-    """Keeps its caches current while `run` runs. Caches are added before."""
+    """Keeps its caches current while `run` runs. Caches must be added before."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class Informer:
         await self.run()
 
     async def _forbidden(self) -> StatusError | None:
-        # An account whose rights are limited to one name has to ask for this name.
+        # An account whose rights are limited to one name must select this name.
         fields = self.selection.fields or "metadata.name=none"
         selection = msgspec.structs.replace(self.selection, fields=fields)
         try:

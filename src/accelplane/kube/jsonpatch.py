@@ -24,18 +24,18 @@ def pointer(*words: Word) -> str:
     return "".join("/" + str(word).replace("~", "~0").replace("/", "~1") for word in words)
 
 
-def put(parent: Sequence[Word], current: Mapping[str, object] | None, wanted: Mapping[str, object]) -> list[Operation]:
-    """The operations that set the `wanted` members of the mapping at `parent`, which is created if it is None.
+def put(parent: Sequence[Word], current: Mapping[str, object] | None, desired: Mapping[str, object]) -> list[Operation]:
+    """The operations that set the `desired` members of the mapping at `parent`, which is created if it is None.
 
     Empty if all members are equal already.
     """
-    if not wanted:
+    if not desired:
         return []
     if current is None:
-        return [Operation("add", pointer(*parent), dict(wanted))]
+        return [Operation("add", pointer(*parent), dict(desired))]
     return [
         Operation("replace" if key in current else "add", pointer(*parent, key), value)
-        for key, value in wanted.items()
+        for key, value in desired.items()
         if key not in current or current[key] != value
     ]
 

@@ -1,11 +1,11 @@
-"""Leader election by a Lease: of several replicas one leads, and one that has lost its Lease ends.
+"""Leader election by a Lease: one of several replicas leads, and a leader that loses its Lease exits.
 
 The protocol is client-go's, so that both can compete for the same Lease. Clocks of different machines are not compared:
 a holder has lost its Lease when the Lease has not changed for its whole duration by the clock of the observer. That
-clock cannot be set, and advances while the machine is suspended: a leader that wakes up knows that its Lease is over.
+clock cannot be set and advances during suspend, so a leader detects after a resume that its Lease has expired.
 
-A leader that cannot renew its Lease gives up before it expires. It cannot end gracefully then: another replica may
-already do the same work.
+A leader that cannot renew its Lease stops before it expires. It exits immediately, because another replica may already
+do the same work.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class LeaseLost(Exception):
 class Election(msgspec.Struct, frozen=True, kw_only=True):
     """The Lease to compete for, the identity of the candidate, and the times in seconds, as in client-go.
 
-    A candidate takes a Lease over after `lease_duration`; a leader gives up if it could not renew for `renew_deadline`;
+    A candidate takes a Lease over after `lease_duration`; a leader exits if it could not renew for `renew_deadline`;
     both try every `retry_period`.
     """
 

@@ -236,7 +236,7 @@ class Manager:
             raise
 
     def _check_lease(self, elector: LeaderElector) -> None:
-        """Runs before each write of the leader: a process that was suspended must not go on writing."""
+        """Runs before each write of the leader: a process that was suspended must not write any more."""
         try:
             elector.check()
         except LeaseLost as error:
@@ -244,14 +244,14 @@ class Manager:
             raise
 
     def _end_process(self, error: LeaseLost) -> None:
-        log.critical("%s; the process ends now", error)
+        log.critical("%s; exiting", error)
         logging.shutdown()
         self._end(1)
 
     # Shutdown
 
     async def _shut_down(self, tasks: Supervisor, leading: asyncio.Task[None], servers: AsyncExitStack) -> None:
-        """Stops leading while the servers go on serving, then closes the servers."""
+        """Stops leading while the servers continue, then closes the servers."""
         log.info("shutting down")
         for drain in self._drains:
             drain()
@@ -286,7 +286,7 @@ class Manager:
 
     def _on_signal(self) -> None:
         if self._stopping.is_set():
-            log.critical("second signal: the process ends now")
+            log.critical("second signal: exiting")
             logging.shutdown()
             self._end(1)
         self._stopping.set()
@@ -336,7 +336,7 @@ class Manager:
         return Response(200, generate_latest(self.metrics.registry), CONTENT_TYPE_LATEST)
 
     def _profiled(self) -> str:
-        from cProfile import Profile  # noqa: PLC0415 - memory of programs that nobody profiles
+        from cProfile import Profile  # noqa: PLC0415 - loaded only if profiling is requested
         from pstats import Stats  # noqa: PLC0415 - as above
 
         if self._profile is None:

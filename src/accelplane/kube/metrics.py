@@ -20,7 +20,7 @@ _WEBHOOK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 
 class CacheState(Protocol):
-    """What the metrics show of an informer. Times are seconds since the epoch, 0 for never."""
+    """The state of an informer that is exported as metrics. Times are seconds since the epoch, 0 for never."""
 
     @property
     def resource(self) -> str: ...
@@ -37,7 +37,7 @@ class CacheState(Protocol):
 
 
 class Metrics:
-    """The metrics of one program, in a registry of their own. `informers` are those that run."""
+    """The metrics of one program in a separate registry. `informers` are the running ones."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -117,7 +117,7 @@ _CACHE_GAUGES: Sequence[tuple[str, str, Callable[[Sequence[CacheState]], float]]
 
 
 class _CacheCollector(Collector):
-    """Reads the state of the informers at collection: informers come and go, and their metrics with them."""
+    """Reads the state of the running informers at collection."""
 
     def __init__(self, informers: AbstractSet[CacheState]) -> None:
         self._informers = informers

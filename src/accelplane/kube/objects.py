@@ -1,7 +1,7 @@
-"""What an object of the API is to this package: a msgspec Struct that knows where the API keeps its kind.
+"""API objects as msgspec Structs. Each class has the group, version and plural of its kind.
 
-A kind of one's own, or part of a known one, is a Struct with the fields that matter; what it does not name is neither
-decoded nor kept. lightkube's classes (`lightkube.resources`) are kinds, too, and are recognized without importing them.
+A Struct declares only the fields that a program uses; other fields are neither decoded nor stored. The classes of
+lightkube (`lightkube.resources`) are accepted too, and are recognized without importing them.
 
     class PodPlace(NamespacedResource, msgspec.Struct):
         metadata: Metadata
@@ -25,7 +25,7 @@ class ResourceDef(NamedTuple):
 
 
 class ApiInfo(msgspec.Struct, frozen=True):
-    """Where the API keeps a kind. A subresource with a kind of its own (`pods/eviction`) has `parent` and `action`."""
+    """Group, version, kind and plural. Subresources with another kind (`pods/eviction`) have `parent` and `action`."""
 
     resource: ResourceDef
     plural: str
@@ -147,12 +147,12 @@ class Request(NamedTuple):
 def api(
     group: str, version: str, kind: str, plural: str, *, parent: ResourceDef | None = None, action: str | None = None
 ) -> ApiInfo:
-    """Where the API keeps a kind, for the `_api_info` of its class."""
+    """The value for `_api_info` of a class."""
     return ApiInfo(ResourceDef(group, version, kind), plural, parent, action)
 
 
 def api_of(kind: type[Object]) -> ApiInfo:
-    """Where the API keeps this kind."""
+    """The API information of a kind. Raises `TypeError` for other classes."""
     info: ApiInfo | None = getattr(kind, "_api_info", None)
     if info is None:
         raise TypeError(f"{kind.__name__}: expected a kind, a class with _api_info")
@@ -164,7 +164,7 @@ def is_namespaced(kind: type[Object]) -> bool:
 
 
 def metadata_only(kind: type[Object]) -> bool:
-    """Returns whether a kind has no other field than `metadata`, so that the server need not send more."""
+    """Returns whether `metadata` is the only field of a kind, so that the server can omit the others."""
     return issubclass(kind, msgspec.Struct) and kind.__struct_fields__ == ("metadata",)
 
 
@@ -182,7 +182,7 @@ def request_of(thing: Object) -> Request:
 
 
 def document_of(thing: Object) -> dict[str, object]:
-    """An object as the API takes it, with its apiVersion and kind whatever the object itself says."""
+    """An object as JSON for the API, with the apiVersion and kind of its class."""
     resource = api_of(type(thing)).resource
     fields: dict[str, object] = msgspec.to_builtins(thing)
     group = f"{resource.group}/" if resource.group else ""
@@ -190,7 +190,7 @@ def document_of(thing: Object) -> dict[str, object]:
 
 
 def trim(thing: Object) -> None:
-    """Removes the managed fields, which no controller reads and which may be the greater part of an object."""
+    """Removes the managed fields, which can be the largest part of an object."""
     if isinstance(thing.metadata, HasManagedFields):
         thing.metadata.managedFields = None
 

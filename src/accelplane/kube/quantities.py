@@ -44,7 +44,7 @@ def parse(quantity: Quantity) -> Fraction:
 
 
 def number_of(quantity: Quantity) -> Fraction | None:
-    """The same; None for what is no quantity."""
+    """Parses a quantity; returns None for an invalid one."""
     try:
         return parse(quantity)
     except QuantityError:
@@ -52,7 +52,7 @@ def number_of(quantity: Quantity) -> Fraction | None:
 
 
 def binary_text(number: int) -> str:
-    """The canonical text of a whole number of bytes: with the greatest binary suffix that leaves it whole."""
+    """The canonical text of a number of bytes, with the largest binary suffix that leaves an integer."""
     if number < 0:
         return f"-{binary_text(-number)}"
     if number < 1024:

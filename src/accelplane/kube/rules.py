@@ -23,7 +23,7 @@ _PLACEHOLDER = re.compile(r"\{([\w.]+(?:!s)?)\}")
 
 
 class Rule(msgspec.Struct, Generic[Spec], frozen=True, kw_only=True):
-    """`broken` and `cel` say the same: when a spec breaks the rule, and in CEL what must hold.
+    """`broken` returns whether a spec breaks the rule; `cel` is the equivalent condition that must hold.
 
     `reason` is that of a condition, if a controller cannot realize a spec that breaks the rule.
     """

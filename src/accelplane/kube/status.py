@@ -3,7 +3,7 @@
     await apply_status(client, resource, status, current)
 
 Conditions are merged by their type if the definition says so (`x-kubernetes-list-type: map`). So several controllers
-can write conditions of one resource. Fields that this controller does not apply any more are removed.
+can write conditions of one resource. Fields that this controller no longer applies are removed.
 """
 
 from collections.abc import Mapping
@@ -37,30 +37,32 @@ async def apply_status(
     the type of `status` are this controller's: those that are at their defaults are removed. With `if_unchanged` the
     resource version has to be that of `resource`: of several replicas that write the same status, one succeeds.
 
-    Raises `NotFound` if the resource is gone, `StatusError` if another one has its name, `Conflict` with `if_unchanged`
-    if it has changed, and other errors of the API.
+    Raises `NotFound` if the resource was deleted, `StatusError` if another one has its name, `Conflict` with
+    `if_unchanged` if it has changed, and other errors of the API.
     """
     fields: dict[str, object] = msgspec.to_builtins(status)
-    wanted = {name: value for name, value in fields.items() if value is not None}
-    if not differences(wanted, current or {}) and not _left(status, wanted, current):
+    desired = {name: value for name, value in fields.items() if value is not None}
+    if not differences(desired, current or {}) and not _surplus_fields(status, desired, current):
         return False
     metadata = metadata_of(resource)
     name, namespace = metadata.name or "", metadata.namespace or ""
     kind = _kind(type(resource))
     version = metadata.resourceVersion if if_unchanged else None
     identity = Metadata(name=name, namespace=namespace or None, uid=metadata.uid, resourceVersion=version)
-    made = kind(metadata=identity, status=wanted)
-    written = await client.apply(made, subresource="status")
-    if left := _left(status, wanted, written.status):
+    document = kind(metadata=identity, status=desired)
+    written = await client.apply(document, subresource="status")
+    if surplus := _surplus_fields(status, desired, written.status):
         # Written by updates, which an apply does not undo: a status of an older program.
-        removal = {"metadata": {"uid": metadata.uid}, "status": dict.fromkeys(left)}
+        removal = {"metadata": {"uid": metadata.uid}, "status": dict.fromkeys(surplus)}
         await client.patch(kind, name, removal, namespace=namespace, subresource="status")
     return True
 
 
-def _left(status: msgspec.Struct, wanted: Mapping[str, object], found: Mapping[str, object] | None) -> list[str]:
-    """The fields of the status that are not wanted, and there. Conditions may be those of others."""
-    names = (name for name in status.__struct_encode_fields__ if name not in wanted and name != "conditions")
+def _surplus_fields(
+    status: msgspec.Struct, desired: Mapping[str, object], found: Mapping[str, object] | None
+) -> list[str]:
+    """The existing status fields that are not desired. Conditions are excluded, as others may own them."""
+    names = (name for name in status.__struct_encode_fields__ if name not in desired and name != "conditions")
     return [name for name in names if (found or {}).get(name) not in (None, [], {})]
 
 

@@ -19,7 +19,7 @@ class UnexpectedCancellation(Exception):
 
 
 async def run_isolated(awaitable: Awaitable[R]) -> R:
-    """Awaits in a task of its own, which has ended when this function returns or raises.
+    """Awaits in a separate task, which has ended when this function returns or raises.
 
     A `CancelledError` from here means that the caller is cancelled. One that leaks out of `awaitable` becomes
     `UnexpectedCancellation`.

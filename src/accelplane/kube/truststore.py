@@ -37,7 +37,7 @@ _HOOKS = "admissionregistration.k8s.io"
 _RIGHTS_CHECK = 300.0
 
 
-# Watches need no more than the metadata, so the API server sends no more.
+# Watches need only the metadata, so the API server omits the rest.
 
 
 class SecretMetadata(NamespacedResource, Struct):

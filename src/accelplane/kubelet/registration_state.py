@@ -1,7 +1,7 @@
 """Decides when a resource must be registered. Pure; times are monotonic seconds.
 
-A rejected registration is retried with exponential backoff, at once if the kubelet has a new socket. A registration
-that no stream follows is repeated after a deadline, one whose stream has ended at once. A kubelet that ends every
+A rejected registration is retried with exponential backoff, immediately if the kubelet has a new socket. A registration
+that no stream follows is repeated after a deadline, one whose stream has ended immediately. A kubelet that ends every
 stream right away is retried with backoff.
 """
 

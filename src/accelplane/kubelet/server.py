@@ -8,7 +8,7 @@ Errors here neither end the process nor affect other resources.
 Kubelet behaviour (1.28 to 1.37): at its start a kubelet deletes every socket in the directory and then creates its own.
 When a stream of a resource ends after a new registration of the same resource, the kubelet drops the new one, so the
 old server must have ended before. Sockets are bound under a temporary name and renamed: the final name always accepts
-connections, no live socket of another process is unlinked, and the mode is 0600 from the start.
+connections, no socket in use by another process is unlinked, and the mode is 0600 from the start.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class Allocator(Protocol):
 
 
 class Stage(StrEnum):
-    """State of a resource's server; while `waiting`, `ResourceServer.problem` says for what."""
+    """State of a resource's server; while `waiting`, `ResourceServer.problem` is the reason."""
 
     WAITING = "waiting"
     SERVING = "serving"
@@ -226,7 +226,7 @@ class ResourceServer:
                 raise sockets.SocketPathError(
                     f"{self._directory}: not a directory, expected the kubelet's device plugin directory"
                 )
-            return f"{self._directory} does not exist (is there a kubelet?)"
+            return f"{self._directory} does not exist (no kubelet?)"
         owner = sockets.listener(self.path)
         if owner is None:
             return ""

@@ -52,7 +52,7 @@ def listener(path: str) -> int | None:
         try:
             probe.connect(path)
         except BlockingIOError:
-            return 0  # alive, its backlog is full
+            return 0  # in use, its backlog is full
         except OSError:
             return None
         pid, _uid, _gid = struct.unpack("iII", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))

@@ -1,7 +1,8 @@
 """Which units that containers hold are used, as far as readings show it.
 
-A unit is active if its GT was busy for more than 2 % of the time between two readings, if its NPU executed jobs, if its
-QAT device got requests, or if its work queue has clients or entries. Other units have no such signal.
+A unit is active if its GT was busy for more than 2 % of the time between two readings or its clients kept engines busy,
+if its NPU executed jobs, if its QAT device got requests, or if its work queue has clients or entries. Other units have
+no such signal.
 """
 
 import time
@@ -28,6 +29,7 @@ _SIGNALS = frozenset((GPU_IDLE, NPU_BUSY, QAT_REQUESTS, *_QUEUE))
 _IDLE_STATE = 600.0
 
 Unit = tuple[str, str]  # plugin, unit
+Moment = tuple[float, float]  # of the last activity: monotonic and Unix time
 
 
 class Counters(NamedTuple):
@@ -42,13 +44,15 @@ class Activity:
 
     def __init__(self) -> None:
         self._counters: dict[tuple[str, str], Counters] = {}
-        # The monotonic and the Unix time of the last activity.
-        self._active_at: dict[Unit, tuple[float, float]] = {}
+        self._active_at: dict[Unit, Moment] = {}
+        # The same as seen by the time of the clients of GPUs, and this time at the last report.
+        self._clients_active_at: dict[Unit, Moment] = {}
+        self._client_seconds: Mapping[Unit, float] = {}
 
     def update(self, readings: NodeReadings, held: Collection[Unit], now: float) -> None:
         """Takes over a reading that ended at the monotonic time `now`."""
-        found: dict[Unit, tuple[float, float]] = {}
-        moment = (now, float(int(time.time())))
+        found: dict[Unit, Moment] = {}
+        moment = _moment(now)
         devices: dict[tuple[str, str], Counters] = {}
         for reading in readings.devices:
             key = (reading.plugin, reading.device)
@@ -64,13 +68,39 @@ class Activity:
         self._active_at = found
         self._counters = devices
 
+    def update_clients(self, seconds: Mapping[Unit, float], held: Collection[Unit], now: float) -> None:
+        """Takes over a report on the clients of GPUs: the time in which they kept engines busy, 0 without clients."""
+        moment = _moment(now)
+        found: dict[Unit, Moment] = {}
+        for unit, value in seconds.items():
+            if unit in held:
+                # Less than before is the sum without a pod that has ended.
+                moved = value > self._client_seconds.get(unit, value)
+                found[unit] = moment if moved else self._clients_active_at.get(unit, moment)
+        self._clients_active_at = found
+        self._client_seconds = seconds
+
     def idle_seconds(self, now: float) -> Mapping[Unit, float]:
         """The time since the last activity of each held unit with a signal."""
-        return {unit: max(0.0, now - at) for unit, (at, _) in self._active_at.items()}
+        return {unit: max(0.0, now - at) for unit, (at, _) in self._last().items()}
 
     def idle_since(self, now: float) -> Mapping[Unit, float]:
         """The Unix time of the last activity of each unit that has been idle for ten minutes, in whole seconds."""
-        return {unit: moment for unit, (at, moment) in self._active_at.items() if now - at >= _IDLE_STATE}
+        return {unit: moment for unit, (at, moment) in self._last().items() if now - at >= _IDLE_STATE}
+
+    def _last(self) -> Mapping[Unit, Moment]:
+        """The last activity by any signal."""
+        if not self._clients_active_at:
+            return self._active_at
+        clients, readings = self._clients_active_at, self._active_at
+        return {
+            unit: max(each for each in (clients.get(unit), readings.get(unit)) if each is not None)
+            for unit in clients.keys() | readings.keys()
+        }
+
+
+def _moment(now: float) -> Moment:
+    return now, float(int(time.time()))
 
 
 def signals(

@@ -66,11 +66,12 @@ class HealthLoop:
             if not len(inventory) or not (self._checks(plugin) or self._context.events.verdicts):
                 continue
             reported = await self._reported(inventory)
-            states, unknown = dict(self.tracker.states), dict(self.tracker.unknown)
+            states = dict(self.tracker.states)
+            shown = dict(self.tracker.unknown), dict(self.tracker.warnings)
             await self.tracker.check(plugin, self._fresh_host(), inventory, reported=reported)
             if self.tracker.states != states:
                 await self._publish()
-            elif self.tracker.unknown != unknown:
+            elif (self.tracker.unknown, self.tracker.warnings) != shown:
                 self._context.changed()
 
     async def check_new_devices(self) -> None:

@@ -64,6 +64,8 @@ class Observer:
         samples, readings, clients, lag = await asyncio.gather(
             self._measurements.take(), self._take(), self._client_use(holders), _lag()
         )
+        if clients is not None and not clients.failed:
+            self._activity.update_clients(clients.busy_seconds(readings.plans), self._held(), time.monotonic())
         return Contents(
             samples=samples,
             dropped=dict(self._measurements.dropped),

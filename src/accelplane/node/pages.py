@@ -110,7 +110,7 @@ class _Pages:
         self._readers = readers
         self._page = metrics.MetricsPage(options)
         self._turns = asyncio.Semaphore(_MAX_CONCURRENT)
-        # The last inventory that a client wanted compressed.
+        # The last inventory that a client requested in compressed form.
         self._compressed: tuple[str, bytes] = ("", b"")
 
     def handle(self, request: Request) -> Response | PendingResponse:
@@ -179,7 +179,10 @@ class _Pages:
 
 
 def _counted(handler: Handler, counts: PageCounts) -> Handler:
-    """The handler, whose answers are counted. Other paths count as one page."""
+    """The handler, whose answers are counted. Other paths count as one page.
+
+    A request whose client disconnects before the answer is not counted.
+    """
 
     async def handle(request: Request) -> Response:
         code = 500
@@ -192,8 +195,12 @@ def _counted(handler: Handler, counts: PageCounts) -> Handler:
         except HttpError as error:
             code = error.status
             raise
+        except asyncio.CancelledError:
+            code = 0
+            raise
         finally:
-            counts.answered(_NAMES.get(request.path, "other"), code)
+            if code:
+                counts.answered(_NAMES.get(request.path, "other"), code)
 
     return handle
 

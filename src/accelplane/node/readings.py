@@ -43,6 +43,13 @@ class NodeReadings(Struct, frozen=True):
     plans: Mapping[str, Sequence[DevicePlan]] = {}
 
 
+class _Planning(NamedTuple):
+    """A thread that makes a plan, and until when pages wait for it."""
+
+    result: "asyncio.Future[Sequence[DevicePlan]]"
+    until: float
+
+
 class _Device:
     """A device with what is known about reads that block."""
 
@@ -94,7 +101,7 @@ class Readings:
         self._plugins: dict[str, _Plugin] = {}
         self._outcomes: dict[str, Counter[str]] = {}
         self._denied: set[str] = set()
-        self._planning: dict[str, asyncio.Future[Sequence[DevicePlan]]] = {}
+        self._planning: dict[str, _Planning] = {}
         self._plan_locks: dict[str, asyncio.Lock] = {}
         self._running: asyncio.Task[NodeReadings] | None = None
         self._last: tuple[float, NodeReadings] = (float("-inf"), NodeReadings())
@@ -126,7 +133,7 @@ class Readings:
             self._running.cancel()
             await asyncio.wait((self._running,), timeout=_CLOSE_TIMEOUT)
         for planning in self._planning.values():
-            planning.cancel()
+            planning.result.cancel()
 
     async def _read_all(self) -> NodeReadings:
         sources = self._sources()
@@ -185,19 +192,20 @@ class Readings:
         known = self._plugins.get(name)
         earlier = {device.reader.plan.device: device for device in known.devices} if known else {}
         made = _Plugin(plugin, inventory, Host(self._root))
+        loop = asyncio.get_running_loop()
         planning = self._planning.get(name)
-        limit = 0.0  # only the first page waits for a directory that blocks
         if planning is None:
             host = Host(self._root)
-            planning = self._planning[name] = start_thread(lambda: list(plugin.readings(host, inventory)))
-            limit = _PLAN_TIMEOUT
-        await asyncio.wait((planning,), timeout=limit)
-        if not planning.done():
+            thread: asyncio.Future[Sequence[DevicePlan]] = start_thread(lambda: list(plugin.readings(host, inventory)))
+            planning = self._planning[name] = _Planning(thread, loop.time() + _PLAN_TIMEOUT)
+        # Only the first pages wait for a directory that blocks. The client of the very first one may disconnect.
+        await asyncio.wait((planning.result,), timeout=max(0.0, planning.until - loop.time()))
+        if not planning.result.done():
             self._report(name, made, f"no plan within {_PLAN_TIMEOUT:g} s")
             return made
         del self._planning[name]
         try:
-            plans: Sequence[DevicePlan] = planning.result()
+            plans: Sequence[DevicePlan] = planning.result.result()
         except Exception as error:  # noqa: BLE001 - a plugin's hook may raise anything
             self._report(name, made, f"{type(error).__name__}: {error}")
             plans = []

@@ -88,9 +88,9 @@ class Watcher:
         With `root`, also when a directory between that and one of `directories` is renamed or replaced. A directory
         that does not exist counts as changed when it is created.
         """
-        wanted = frozenset(directories)
-        if self._subscriptions.get(subscriber, (None, None))[:2] != (wanted, written):
-            self._subscriptions[subscriber] = (wanted, written, changed)
+        desired = frozenset(directories)
+        if self._subscriptions.get(subscriber, (None, None))[:2] != (desired, written):
+            self._subscriptions[subscriber] = (desired, written, changed)
             self._roots[subscriber] = root
             self._arm(subscriber)
 
@@ -109,11 +109,11 @@ class Watcher:
     def _arm(self, subscriber: str) -> None:
         if self._inotify is None:
             return
-        wanted, written, _changed = self._subscriptions[subscriber]
+        desired, written, _changed = self._subscriptions[subscriber]
         root = self._roots.get(subscriber, "")
         interests: dict[str, set[str] | None] = {}
         self._unwatchable = {failed for failed in self._unwatchable if failed[0] != subscriber}
-        for directory in wanted:
+        for directory in desired:
             self._add(subscriber, directory, interests, written=written)
             if root:
                 self._add_ancestors(subscriber, root, directory, interests, written=written)
@@ -227,7 +227,7 @@ class Watcher:
                 continue
             for path in tuple(self._by_number.get(event.watch, ())):
                 touched.update(self._concerned(event, self._directories[path].interests))
-                if event.gone or not event.name:
+                if event.removed or not event.name:
                     # The directory itself was removed or renamed: its path leads to another one, or does not exist.
                     self._unwatch(path)
         for subscriber in touched:

@@ -38,7 +38,7 @@ class Actions:
         """Performs actions: an error of one node does not affect the others.
 
         Returns the pods whose eviction a PodDisruptionBudget does not allow now, and the first error. The resource is
-        None if it is gone; `onload` is only needed for probe pods.
+        None if it was deleted; `onload` is only needed for probe pods.
         """
         by_name = {each.name: each for each in views}
         blocked: list[Blocked] = []

@@ -1,6 +1,6 @@
 """The objects that the operator owns for one resource: two Modules and the DaemonSet.
 
-    wanted(onload, version, image, ...)     the objects as they should be
+    desired(onload, version, image, ...)     the objects as they should be
     Children                                reads and writes them
 
 Objects of the Go operator are adopted in place: their pods stay, because the DaemonSet has the strategy OnDelete.
@@ -42,7 +42,7 @@ class Existing(msgspec.Struct, frozen=True):
     daemonset: DaemonSet | None
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class DesiredObjects(msgspec.Struct, frozen=True):
     """The objects that the operator writes. A Module is None if there should be none."""
 
     module: Module | None
@@ -60,23 +60,23 @@ class Wanted(msgspec.Struct, frozen=True):
         return (self.daemonset.metadata.annotations or {}).get(ADOPTED_ANNOTATION, "")
 
 
-def wanted(
+def desired(
     onload: Onload, version: str, image: str, kmm: KmmApi | None, existing: Existing, *, keeps_selector: bool
-) -> Wanted:
+) -> DesiredObjects:
     """The objects of a resource. `keeps_selector`: nodes of the former selector have not been released yet.
 
-    A changed selector would unload modules and stop device plugins there at once.
+    A changed selector would immediately unload modules and stop device plugins on these nodes.
     """
     made = _adopted(daemonset(onload, image), existing.daemonset)
     if keeps_selector and existing.daemonset is not None:
         made = with_node_selector(made, node_selector_of(existing.daemonset))
     if not uses_kmm(onload.spec.onload) or kmm is None:
-        return Wanted(None, None, made)
+        return DesiredObjects(None, None, made)
     main = _with_selector(module(onload, version, kmm), existing.module if keeps_selector else None)
     sfc = sfc_module(onload, version, kmm) if uses_sfc(onload.spec.onload) else None
     if sfc is not None:
         sfc = _with_selector(sfc, existing.sfc if keeps_selector else None)
-    return Wanted(main, sfc, made)
+    return DesiredObjects(main, sfc, made)
 
 
 def _adopted(made: DaemonSet, live: DaemonSet | None) -> DaemonSet:
@@ -108,17 +108,17 @@ class Children:
         self._backoff = DriftBackoff()
 
     async def existing(self, onload: Onload, kmm: KmmApi | None) -> Existing:
-        """What exists, also if it was made by a version of the Go operator without labels."""
+        """The existing objects, including unlabelled ones of older versions of the Go operator."""
         names = names_of(onload)
         main = sfc = None
         if kmm is not None:
             main = await self._kmm.module(Request(names.module, names.namespace))
             key = Request(names.sfc_module, names.namespace)
-            # Without sfc there is none in most cases, so the server is not asked for it each time.
+            # Without sfc there is usually no such Module, so the cache is read instead of the server.
             sfc = await self._kmm.module(key) if uses_sfc(onload.spec.onload) else self._kmm.modules.get(key)
         return Existing(main, sfc, await self._daemonset(Request(names.daemonset, names.namespace)))
 
-    async def ensure(self, resource: CustomResource, made: Wanted, existing: Existing) -> None:
+    async def ensure(self, resource: CustomResource, made: DesiredObjects, existing: Existing) -> None:
         """Creates or corrects the objects. Raises `NameConflict` and other errors of the API.
 
         The DaemonSet comes first: a plugin pod that starts with a new version has to have the new template.

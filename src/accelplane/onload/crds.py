@@ -3,7 +3,7 @@
 `python -m accelplane.onload.crds deploy/onload/config/crd/bases` writes it. A test compares the file with the types.
 
 The API server accepts all objects that it accepts with the definition of the Go operator (3.0.1) and that the Go
-operator can realize. `rules` says which others it rejects.
+operator can realize. `rules` lists the additional rules that reject others.
 """
 
 import sys

@@ -59,7 +59,7 @@ class Build(Wire, frozen=True):
 
 
 class Sfc(Wire, frozen=True):
-    """An empty object: its presence asks for the `sfc` module."""
+    """An empty object: its presence requests the `sfc` module."""
 
 
 class KernelMapping(Wire, frozen=True):
@@ -297,7 +297,7 @@ def options_of(spec: DevicePluginSpec) -> PluginOptions:
 
 
 def uses_sfc(spec: OnloadSpec) -> bool:
-    """Whether a kernel mapping asks for the `sfc` module."""
+    """Whether a kernel mapping requests the `sfc` module."""
     return any(mapping.sfc is not None for mapping in spec.kernel_mappings)
 
 

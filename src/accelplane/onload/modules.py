@@ -1,4 +1,4 @@
-"""The Modules of KMM for one Onload resource: `onload`, and `sfc` if a kernel mapping asks for it.
+"""The Modules of KMM for one Onload resource: `onload`, and `sfc` if a kernel mapping requests it.
 
     module(onload, version, kmm)        the Module of onload
     sfc_module(onload, version, kmm)    the Module of sfc

@@ -15,7 +15,7 @@ NAME_LABEL = f"{GROUP}/name"
 VERIFY_LABEL = f"{GROUP}/verify"
 # An annotation of nodes: no upgrade starts on a node that has it, unless its value is "false".
 HOLD_ANNOTATION = f"{GROUP}/hold"
-# Hash of what is written to an owned object, and hash of what a plugin pod has to be restarted for.
+# Hash of the written fields of an owned object, and hash of the fields whose change requires a restart of plugin pods.
 HASH_ANNOTATION = f"{GROUP}/applied-hash"
 REVISION_ANNOTATION = f"{GROUP}/revision"
 # On a DaemonSet of the Go operator: the revision that counts for its pods, which have no annotation.
@@ -100,7 +100,7 @@ class Names(NamedTuple):
 
 
 def too_long(names: Names) -> str:
-    """What is wrong with the length of the names; empty if nothing is."""
+    """The error message if the names are too long, otherwise empty."""
     found = len(names.name) + len(names.namespace)
     if found <= MAX_NAMES:
         return ""
@@ -111,9 +111,9 @@ def too_long(names: Names) -> str:
 
 
 def has_dots(names: Names) -> str:
-    """What is wrong with the characters of the name; empty if nothing is.
+    """The error message if the name has dots, otherwise empty.
 
-    Admission only warns of it, as existing resources may have such names. The operator changes nothing for them.
+    Admission only warns, as existing resources may have such names. The operator does not reconcile them.
     """
     if "." not in names.name:
         return ""

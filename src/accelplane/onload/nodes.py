@@ -23,7 +23,7 @@ from accelplane.onload.steps import Action, Role
 log = logging.getLogger(__name__)
 
 _NODE = "node"
-_MAX_BUDGET = 200  # characters of what the API server says about a PodDisruptionBudget
+_MAX_BUDGET = 200  # characters of the API server's message about a PodDisruptionBudget
 
 
 class InUse(ApiError):

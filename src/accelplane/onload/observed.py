@@ -1,4 +1,4 @@
-"""What is observed of the nodes of one Onload resource, as immutable values.
+"""The observed state of the nodes of one Onload resource, as immutable values.
 
     view(node, names, selector, pods)               one node with the pods that matter
     parse_progress(text)                            the annotation with the progress of a node
@@ -51,7 +51,7 @@ class PodView(msgspec.Struct, frozen=True):
 
 
 class Blocked(NamedTuple):
-    """A pod (`namespace/name`) whose eviction the API server rejected, and what it says about the budget."""
+    """A pod (`namespace/name`) whose eviction the API server rejected, with its message about the budget."""
 
     pod: str
     budget: str = ""
@@ -121,7 +121,7 @@ def view(node: Node, names: Names, selector: Mapping[str, str] | None, pods: Seq
 
 
 def parse_progress(text: str | None) -> Progress | None:
-    """The progress of a node. What cannot be read is a progress that begins now, because the annotation is there."""
+    """The progress of a node. An annotation that cannot be parsed counts as progress that starts now."""
     if text is None:
         return None
     try:

@@ -26,7 +26,7 @@ from accelplane.kube.predicates import any_of, field_changed, generation_changed
 from accelplane.kube.status import apply_status
 from accelplane.onload import status
 from accelplane.onload.actions import Actions
-from accelplane.onload.children import Children, Existing, Wanted, wanted
+from accelplane.onload.children import Children, DesiredObjects, Existing, desired
 from accelplane.onload.kmm import Kmm
 from accelplane.onload.models import Onload, Revision, uses_kmm
 from accelplane.onload.names import FINALIZER, GROUP, MANAGED_BY, MANAGED_BY_LABEL, Names, owner_of_label
@@ -83,10 +83,10 @@ class OnloadController:
         return {node.metadata.name or "": node.labels for node in self._nodes.nodes}
 
     def _requests_of(self, node: Node) -> Iterable[Request]:
-        """All resources, and those that are gone and left something on the node."""
+        """All resources, and deleted ones that left labels or annotations on the node."""
         keys = (key for key in (*node.labels, *node.annotations) if key.startswith(f"{GROUP}/"))
-        gone = (names for key in keys if (names := owner_of_label(key)) is not None)
-        return {*self._resources.requests(), *(Request(names.name, names.namespace) for names in gone)}
+        deleted = (names for key in keys if (names := owner_of_label(key)) is not None)
+        return {*self._resources.requests(), *(Request(names.name, names.namespace) for names in deleted)}
 
     def _requests_of_pod(self, pod: Pod) -> Iterable[Request]:
         return self._resources.requests() if concerns_onload(pod) else ()
@@ -94,7 +94,7 @@ class OnloadController:
     # Reconcile
 
     async def reconcile(self, request: Request) -> Result | None:
-        """Makes the cluster match one resource."""
+        """Reconciles the cluster with one resource."""
         resource = self._resources.get(request)
         names = Names(request.namespace, request.name)
         if resource is None:
@@ -125,7 +125,7 @@ class OnloadController:
         version = module_version(effective, existing.module, existing.sfc)
         views = self._nodes.views(names, onload.spec.selector)
         keeps = any(not node.selected and node.ready and not node.is_clean for node in views)
-        made = wanted(effective, version, self._image, kmm, existing, keeps_selector=keeps)
+        made = desired(effective, version, self._image, kmm, existing, keeps_selector=keeps)
         goal = target_of(effective, made, views, version=version, rolls_back=back is not None)
         problems, failure = await self._ensure(resource, made, existing, views)
         plan, blocked = Plan(), ()
@@ -152,9 +152,9 @@ class OnloadController:
         return _result(plan) or (Result(requeue_after=_CONFLICT_RETRY) if conflicts else None)
 
     async def _ensure(
-        self, resource: CustomResource, made: Wanted, existing: Existing, views: Sequence[NodeView]
+        self, resource: CustomResource, made: DesiredObjects, existing: Existing, views: Sequence[NodeView]
     ) -> tuple[Sequence[Problem], ApiError | None]:
-        """Writes the owned objects. Returns what the API server refuses, and the error to retry with."""
+        """Writes the owned objects. Returns the problems that the API server reports, and the error to retry."""
         try:
             await self._children.ensure(resource, made, existing)
             if made.sfc is None and existing.sfc is not None and all(node.sfc is None for node in views):
@@ -205,13 +205,13 @@ class OnloadController:
         return _result(plan)
 
     async def _clean_up(self, names: Names) -> Result | None:
-        """Removes what a resource left on nodes that was deleted while no operator ran, or by the Go operator."""
+        """Removes labels and annotations of a resource that was deleted without a running operator, or by Go's."""
         if not self._nodes.views(names, None):
             return None
         try:
             await self._client.get(ONLOAD, names.name, names.namespace)
         except NotFound:
-            log.info("Onload %s/%s is gone: releases its nodes", names.namespace, names.name)
+            log.info("Onload %s/%s was deleted: releasing its nodes", names.namespace, names.name)
         else:
             return None
         observed, failure = await self._release(None, names)
@@ -220,7 +220,7 @@ class OnloadController:
         return _result(observed.plan)
 
     async def _release(self, resource: CustomResource | None, names: Names) -> tuple[Observed, ApiError | None]:
-        """One pass of releasing all nodes. Returns what was found, and the first error."""
+        """One pass of releasing all nodes. Returns the observed state, and the first error."""
         views, goal = self._nodes.views(names, None), Target(version="", deleting=True)
         plan = decide(goal, views, self._clock())
         blocked, failure = await self._actions.perform(names, plan, views, resource)

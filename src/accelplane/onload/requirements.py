@@ -1,4 +1,4 @@
-"""What a resource must fulfil before the operator writes anything, and what follows from its spec as numbers.
+"""Preconditions of a resource for all writes of the operator, and numeric values derived from its spec.
 
 problem_of(onload)                  the first problem, if any
 target_of(onload, ...)              the target of its nodes
@@ -9,7 +9,7 @@ unordered(names, target, nodes)     nodes whose modules are not loaded in their 
 from collections.abc import Iterable, Mapping, Sequence
 
 from accelplane.kube.rules import broken_rules
-from accelplane.onload.children import Wanted
+from accelplane.onload.children import DesiredObjects
 from accelplane.onload.models import DEFAULT_NODE_TIMEOUT, Onload, UpgradeSpec, seconds, uses_kmm, uses_sfc
 from accelplane.onload.modules import names_of
 from accelplane.onload.names import Names, has_dots, too_long
@@ -34,7 +34,9 @@ def problem_of(onload: Onload) -> Problem | None:
     return found[0] if found else None
 
 
-def target_of(onload: Onload, made: Wanted, nodes: Sequence[NodeView], *, version: str, rolls_back: bool) -> Target:
+def target_of(
+    onload: Onload, made: DesiredObjects, nodes: Sequence[NodeView], *, version: str, rolls_back: bool
+) -> Target:
     """The target of the nodes. A rollback changes one node at a time."""
     upgrade = onload.spec.upgrade or UpgradeSpec()
     selected = sum(node.selected for node in nodes)
@@ -78,8 +80,8 @@ def overlaps(onload: Onload, others: Iterable[Onload], nodes: Mapping[str, Mappi
 def unordered(names: Names, target: Target, nodes: Iterable[NodeView]) -> list[Problem]:
     """Nodes on which KMM reports `onload` and not `sfc`: `onload` may use the kernel's own `sfc`.
 
-    KMM 1.1 starts both loaders at once after a reboot. The loader of `sfc` then cannot remove the kernel's own driver,
-    because `onload` uses it.
+    KMM 1.1 starts both loaders simultaneously after a reboot. The loader of `sfc` then cannot remove the kernel's own
+    driver, because `onload` uses it.
     """
     found = sorted(
         node.name

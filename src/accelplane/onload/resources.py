@@ -1,6 +1,6 @@
 """The kinds of the API that the Onload operator uses, with the fields that it reads.
 
-Nodes and pods are projections: a cache keeps of each only what a decision depends on, as values that objects share.
+Nodes and pods are projections: a cache stores only the fields that decisions depend on, as values that objects share.
 """
 
 import functools
@@ -49,7 +49,7 @@ def read(resource: CustomResource) -> models.Onload:
 
 
 class _Written(NamespacedResource, msgspec.Struct, kw_only=True, omit_defaults=True):
-    """An object with its whole spec, which is compared with the wanted one."""
+    """An object with its complete spec, for comparison with the desired one."""
 
     metadata: Metadata
     spec: dict[str, object] = {}
@@ -203,7 +203,7 @@ _POD_LABELS = (KMM_POD_LABEL, NAME_LABEL, VERIFY_LABEL)
 
 
 def pod_only(thing: Pod) -> None:
-    """A transform: keeps what decisions depend on."""
+    """A transform that keeps the fields that decisions depend on."""
     spec, metadata = thing.spec, thing.metadata
     thing.uses_onload = any(_requests(each) for each in (*(spec.containers or ()), *(spec.initContainers or ())))
     thing.is_ready = any(each.type == "Ready" and each.status == "True" for each in thing.status.conditions or ())

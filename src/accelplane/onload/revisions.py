@@ -1,4 +1,4 @@
-"""Versions of Onload over time: what the nodes should have now, and the history that a rollback uses.
+"""Versions of Onload over time: the target of the nodes, and the history for rollbacks.
 
     target(onload, history)                             the resource whose version the nodes should have
     recorded(onload, history, outcome, now)             the history after an observation
@@ -27,7 +27,7 @@ Outcome = Literal["progressing", "complete", "failed"]
 
 
 def revision(onload: Onload) -> Revision:
-    """The revision that a spec asks for."""
+    """The revision of a spec."""
     spec = onload.spec.onload
     return Revision(version=spec.version, user_image=spec.user_image, kernel_mappings=spec.kernel_mappings)
 
@@ -58,9 +58,9 @@ def rollback(onload: Onload, history: Sequence[Revision]) -> Revision | None:
 
 def recorded(onload: Onload, history: Sequence[Revision], outcome: Outcome, now: str) -> tuple[Revision, ...]:
     """The history, the newest first. `outcome` is that of the nodes with `target(onload, history)`."""
-    wanted, rolled_back = revision(onload), rollback(onload, history) is not None
-    known = next((each for each in history if _is_same(each, wanted)), None)
-    others = [each for each in history if not _is_same(each, wanted)]
+    desired, rolled_back = revision(onload), rollback(onload, history) is not None
+    known = next((each for each in history if _is_same(each, desired)), None)
+    others = [each for each in history if not _is_same(each, desired)]
     state: RevisionState = "Progressing"
     if known is not None and (known is history[0] or known.state == "Verified"):
         state = known.state
@@ -70,7 +70,7 @@ def recorded(onload: Onload, history: Sequence[Revision], outcome: Outcome, now:
         state = "Failed" if any(each.state == "Verified" for each in others) else state
     changed = known is None or known.state != state
     time = now if changed or known is None else known.time
-    return _limited([msgspec.structs.replace(wanted, state=state, time=time), *others])
+    return _limited([msgspec.structs.replace(desired, state=state, time=time), *others])
 
 
 def module_version(onload: Onload, live: Module | None, live_sfc: Module | None) -> str:
@@ -85,14 +85,14 @@ def module_version(onload: Onload, live: Module | None, live_sfc: Module | None)
     current = str(_container(live).get("version", ""))
     if current != version and not re.fullmatch(rf"{re.escape(version)}-[0-9a-f]{{{_DIGEST_LENGTH}}}", current):
         return version
-    wanted = [module(onload, version, KmmApi())]
+    desired = [module(onload, version, KmmApi())]
     found = [live]
     if live_sfc is not None and any(each.sfc is not None for each in onload.spec.onload.kernel_mappings):
-        wanted.append(sfc_module(onload, version, KmmApi()))
+        desired.append(sfc_module(onload, version, KmmApi()))
         found.append(live_sfc)
-    if all(_extends(new, old) for new, old in zip(wanted, found, strict=True)):
+    if all(_extends(new, old) for new, old in zip(desired, found, strict=True)):
         return current
-    content = [[_mappings(each), _parameters(each)] for each in wanted]
+    content = [[_mappings(each), _parameters(each)] for each in desired]
     suffixed = f"{version}-{digest_of({'modules': content})[:_DIGEST_LENGTH]}"
     return suffixed if len(suffixed) <= _MAX_LABEL_VALUE else current
 

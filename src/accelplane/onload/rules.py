@@ -44,7 +44,7 @@ DEVICE_PLUGIN: tuple[Rule[DevicePluginSpec], ...] = (
     Rule(
         message="SetPreload and MountOnload mutually exclusive",
         broken=lambda spec: bool(spec.set_preload and spec.mount_onload and spec.preload is not False),
-        # The default of setPreload is true: preload false is what the author wrote.
+        # The default of setPreload is true: preload false was set by the author.
         cel="!(self.setPreload && self.mountOnload) || (has(self.preload) && !self.preload)",
         reason="InvalidSpec",
     ),
@@ -112,7 +112,7 @@ SPEC: tuple[Rule[Spec], ...] = (
 
 
 def duration_errors(upgrade: UpgradeSpec | None) -> Iterator[str]:
-    """What is wrong with the times of `spec.upgrade`. A wrong one also prevents that the resource is realized."""
+    """Errors of the durations in `spec.upgrade`. An invalid one also prevents the reconciliation of the resource."""
     if upgrade is None:
         return
     for field, text in (("nodeTimeout", upgrade.node_timeout), ("evictionTimeout", upgrade.eviction_timeout)):

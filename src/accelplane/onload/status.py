@@ -4,7 +4,7 @@ Conditions (all are always set):
 
     Ready           the version is verified on all selected nodes
     Progressing     nodes are changed, or wait for their change
-    Degraded        something needs attention: the reason says what
+    Degraded        something needs attention: see the reason
 
 The transition time of a condition changes with its status only, so equal states have equal statuses.
 """
@@ -34,7 +34,7 @@ class Problem(NamedTuple):
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reconciliation has found. `blocking` are pods whose eviction was rejected."""
+    """The observations of a reconciliation. `blocking` are pods whose eviction was rejected."""
 
     target: Target
     plan: Plan = Plan()

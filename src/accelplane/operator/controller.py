@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 _OWNER = "owner"
 _CONFIG = "config"
-# The request of no resource: its reconcile deletes what the last resource left.
+# The request of no resource: its reconcile deletes shared objects of the last resource.
 _NONE = Request("(none)")
 # A thousand pods may become ready one after the other, and the status has the names of their nodes.
 _DEBOUNCE = 1.0
@@ -98,7 +98,7 @@ class PluginController:
         self._pods.subscribe(self._pod_changed)
         self._nodes.cache.subscribe(self._node_changed)
         if self._shared is not None:
-            # The last resource may have gone while no operator ran.
+            # The last resource may have been deleted while no operator ran.
             self._controller.starts_with(_NONE)
 
     # Further triggers
@@ -161,8 +161,10 @@ class PluginController:
             plugin = read(resource)
         except msgspec.ValidationError as error:
             problem = f"the resource is malformed: {error}; its DaemonSet stays as it is"
-            seen = _seen(existing[0]) if existing else None
-            observed = status.Observed(daemonset=seen, nodes=self._nodes_of(seen), malformed=problem)
+            observed_daemonset = _seen(existing[0]) if existing else None
+            observed = status.Observed(
+                daemonset=observed_daemonset, nodes=self._nodes_of(observed_daemonset), malformed=problem
+            )
             await self._update_status(resource, read_without_spec(resource), observed)
             raise TerminalError(problem) from error
         result = await self._reconcile_daemonset(resource, plugin, existing)
@@ -177,12 +179,12 @@ class PluginController:
         missing, provisioning = await self._provisioning(plugin, documents)
         planned = plan(render(plugin, self._settings, provisioning=provisioning), documents)
         name = planned.child.metadata.name
-        kept = next((each for each in existing if each.metadata.name == name), None)
+        current = next((each for each in existing if each.metadata.name == name), None)
         failure: StatusError | NameConflict | None = None
         ensured: Ensured[DaemonSet] | None = None
         try:
             await self._reconcile_shared(before=True)
-            ensured = await self._ensure(resource, planned, kept)
+            ensured = await self._ensure(resource, planned, current)
             await self._delete(resource, [each for each in existing if each.metadata.name in planned.surplus])
         except (StatusError, NameConflict) as error:
             if isinstance(error, StatusError) and not error.permanent:
@@ -192,13 +194,13 @@ class PluginController:
         reason = "NameConflict" if isinstance(failure, NameConflict) else "WriteRejected"
         if failure is not None:
             self._events.record(resource, "Warning", reason, str(failure))
-        seen = _seen(kept) if ensured is None and kept is not None else None
+        observed_daemonset = _seen(current) if ensured is None and current is not None else None
         if ensured is not None and ensured.action != "terminating":
-            seen = _seen(ensured.object)
+            observed_daemonset = _seen(ensured.object)
         key = Request(name, self._settings.namespace)
         observed = status.Observed(
-            daemonset=seen,
-            nodes=self._nodes_of(seen),
+            daemonset=observed_daemonset,
+            nodes=self._nodes_of(observed_daemonset),
             replaced=replaced,
             config_missing=missing,
             overlaps=self._overlaps(plugin),
@@ -216,8 +218,8 @@ class PluginController:
         times = (ensured.retry_after if ensured is not None else 0.0, self._backoff.expiry(key))
         return Result(requeue_after=min(each for each in times if each > 0)) if any(times) else None
 
-    async def _ensure(self, resource: CustomResource, planned: Plan, kept: DaemonSet | None) -> Ensured[DaemonSet]:
-        """Writes the DaemonSet, and reports what was written. Raises `NameConflict`."""
+    async def _ensure(self, resource: CustomResource, planned: Plan, current: DaemonSet | None) -> Ensured[DaemonSet]:
+        """Writes the DaemonSet, and reports the changes. Raises `NameConflict`."""
         child = msgspec.convert(planned.child.as_object(), DaemonSet)
         key = request_of(child)
         known_conflicts = len(self._backoff.conflicts(key))
@@ -225,7 +227,7 @@ class PluginController:
             self._client,
             child,
             resource,
-            existing=kept,
+            existing=current,
             former_managers=GO_MANAGERS,
             hash_annotation=HASH_ANNOTATION,
             backoff=self._backoff,
@@ -265,18 +267,18 @@ class PluginController:
             log.warning("%s %s: DaemonSet %s is not watched: %s", self._kind.__name__, request, name, error)
 
     def foreign_changed(self, name: str) -> None:
-        """Enqueues the resource whose DaemonSet has the name of an object that is gone or has another owner."""
+        """Enqueues the resource whose DaemonSet has the name of an object that was deleted or has another owner."""
         prefix = f"intel-{self.family}-plugin-"
         if name.startswith(prefix):
             self._controller.enqueue(Request(name.removeprefix(prefix)))
 
     async def _clean_up(self, request: Request, existing: Sequence[DaemonSet]) -> None:
-        """Deletes what a resource left behind that is gone; the cache may only not have seen it yet, so ask."""
+        """Deletes the DaemonSets of a deleted resource. Reads the resource again, as the cache may be outdated."""
         if existing:
             try:
                 await self._client.get(self._kind, request.name)
             except NotFound:
-                log.info("%s %s is gone: deletes its DaemonSets", self._kind.__name__, request)
+                log.info("%s %s was deleted: deleting its DaemonSets", self._kind.__name__, request)
             else:
                 return
         for each in existing:
@@ -322,7 +324,7 @@ class PluginController:
         return read(written), (), None
 
     async def _provisioning(self, plugin: DevicePlugin, existing: Sequence[JsonObject]) -> tuple[bool | None, str]:
-        """Whether the ConfigMap that it names is missing (None: nobody knows), and the hash of its content."""
+        """Whether the named ConfigMap is missing (None: unknown), and the hash of its content."""
         name = models.provisioning_config(plugin.spec)
         if not name:
             return False, ""
@@ -343,8 +345,8 @@ class PluginController:
             if await self._client.delete(DaemonSet, name, namespace, uid=each.metadata.uid):
                 self._report(resource, "Deleted", f"Deleted duplicate DaemonSet {namespace}/{name}")
 
-    def _nodes_of(self, seen: status.SeenDaemonSet | None) -> list[str]:
-        pods = self._pods.by_index(_OWNER, seen.metadata.uid) if seen is not None else []
+    def _nodes_of(self, observed_daemonset: status.SeenDaemonSet | None) -> list[str]:
+        pods = self._pods.by_index(_OWNER, observed_daemonset.metadata.uid) if observed_daemonset is not None else []
         return [each.spec.nodeName for each in pods]
 
     def _overlaps(self, plugin: DevicePlugin) -> Sequence[Overlap]:
@@ -378,11 +380,12 @@ class PluginController:
 
 
 def controllers(
-    manager: Manager, families: Sequence[str], settings: Settings, *, wait: float = 10.0
+    manager: Manager, families: Sequence[str], settings: Settings, *, wait: float = 10.0, requires_nodes: bool = False
 ) -> Mapping[str, PluginController]:
     """The controllers of these families, by family, added to a manager.
 
     `wait` is how long, in seconds, a resource waits for the ConfigMap that it names, and for the nodes.
+    `requires_nodes`: other controllers of the manager do not start without the nodes; one watch serves all.
     """
     made: dict[str, PluginController] = {}
 
@@ -404,7 +407,7 @@ def controllers(
     )
     manager.add_runnable(config_maps.run)
     manager.add_runnable(foreign.run)
-    nodes = Nodes(manager, timeout=wait)
+    nodes = Nodes(manager, timeout=wait, required=requires_nodes)
     for family in families:
         made[family] = PluginController(
             manager, family, settings, config_maps=config_maps, foreign=foreign, nodes=nodes
@@ -413,7 +416,7 @@ def controllers(
 
 
 def _version(resource: CustomResource) -> tuple[str | None, int | None]:
-    """Changes with what is asked for, also when the resource was deleted and made again unseen."""
+    """Changes with the spec, also if the resource was deleted and created again between two events."""
     return resource.metadata.uid, resource.metadata.generation
 
 

@@ -122,7 +122,7 @@ def _mapping(
             version(fpgamodels.OLD_VERSION, copy.deepcopy(top), columns=columns, storage=False) | deprecated,
         ],
         short_names=[short_name],
-        # Set because the definition of 2020 has other values, which an apply of absent fields keeps.
+        # Set because the definition of 2020 has other values, which an apply without these fields would keep.
         more={"conversion": {"strategy": "None"}, "preserveUnknownFields": False},
     )
 

@@ -45,12 +45,12 @@ def _removed(image: str, policy: ImagePolicy) -> Iterator[str]:
     """The Go project removed the resource manager, this project has it."""
     if not _lacks_manager(image):
         return
-    wanted = policy.reference("intel-gpu-plugin")
-    if _lacks_manager(wanted):
-        wanted = f"{VENDOR}/intel-gpu-plugin:{policy.release}"
+    desired = policy.reference("intel-gpu-plugin")
+    if _lacks_manager(desired):
+        desired = f"{VENDOR}/intel-gpu-plugin:{policy.release}"
     yield (
         f"resourceManager true needs image version {OURS} or newer, or one below {MANAGER_REMOVED}, found {image!a}; "
-        f"set image to {wanted}"
+        f"set image to {desired}"
     )
 
 
@@ -61,12 +61,12 @@ def _lacks_manager(image: str) -> bool:
 
 def _message(feature: Feature, image: str, policy: ImagePolicy) -> str:
     used = images.parse(image)
-    wanted = policy.reference(used.image)
-    if versions.is_below(images.parse(wanted).tag, feature.since):
-        wanted = f"{used.name}:{feature.since}"
+    desired = policy.reference(used.image)
+    if versions.is_below(images.parse(desired).tag, feature.since):
+        desired = f"{used.name}:{feature.since}"
     field = feature.image_field
     subject = "plugin" if feature.field == field else f"{feature.field} {feature.value}"
-    return f"{subject} needs {field} version {feature.since} or newer, found {image!a}; set {field} to {wanted}"
+    return f"{subject} needs {field} version {feature.since} or newer, found {image!a}; set {field} to {desired}"
 
 
 def _features(spec: PluginSpec) -> Iterator[Feature]:

@@ -100,10 +100,10 @@ def upgraded(reference: str, policy: ImagePolicy) -> str:
         return reference
     if override := policy.override(parsed.image):
         return override
-    wanted = policy.version(original=parsed.original)
-    lowest = policy.minimum if parsed.original else wanted
+    desired = policy.version(original=parsed.original)
+    lowest = policy.minimum if parsed.original else desired
     if not parsed.digest and versions.is_below(parsed.tag, lowest):
-        return f"{parsed.name}:{wanted}"
+        return f"{parsed.name}:{desired}"
     return reference
 
 

@@ -77,13 +77,13 @@ def _resources(resources: Resources) -> Iterator[str]:
     for name, amount in resources.requests.items():
         overcommitted = "/" not in name and not name.startswith("hugepages-")
         limit = resources.limits.get(name)
-        wanted, most = number_of(amount), None if limit is None else number_of(limit)
-        if not overcommitted and wanted != most:
+        desired, most = number_of(amount), None if limit is None else number_of(limit)
+        if not overcommitted and desired != most:
             yield (
                 f"resources.requests[{name}] is {amount!a} and the limit is "
                 f"{'unset' if limit is None else ascii(limit)}, expected equal values; set the limit to the request"
             )
-        if wanted is not None and most is not None and wanted > most:
+        if desired is not None and most is not None and desired > most:
             yield (
                 f"resources.requests[{name}] is {amount!a}, expected at most the limit {limit!a}; "
                 "lower the request or raise the limit"

@@ -58,7 +58,7 @@ KINDS: Mapping[str, type[CustomResource]] = {
 
 
 class DaemonSet(NamespacedResource, msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A DaemonSet with its whole spec, which is compared with the wanted one."""
+    """A DaemonSet with its complete spec, for comparison with the desired one."""
 
     metadata: Metadata
     spec: dict[str, object] = {}

@@ -1,6 +1,6 @@
 """The status of a custom resource: the four fields of Go's operator, and conditions.
 
-    status(plugin, observed, now) -> Status      the whole status
+    status(plugin, observed, now) -> Status      the complete status
     node_names(names) -> tuple                   sorted, without duplicates and without pods that have no node yet
 
 Conditions (all are always set):
@@ -61,7 +61,7 @@ class SeenDaemonSet(msgspec.Struct, frozen=True):
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reconciliation has found. `nodes` are those of the pods.
+    """The observations of a reconciliation. `nodes` are those of the pods.
 
     `failure` is the error of a write that failed permanently, `malformed` that of a resource which does not fit its
     type. `config_missing` is None if it is unknown.
@@ -119,7 +119,7 @@ def _reference(before: ObjectReference | None, daemonset: SeenDaemonSet | None) 
         return None
     metadata = daemonset.metadata
     if before is not None and before.uid == metadata.uid:
-        # It keeps its resource version: following it would mean a write for every change of the DaemonSet.
+        # The resource version stays: updating it would require a write for every change of the DaemonSet.
         return before
     return ObjectReference(
         api_version="apps/v1",
@@ -138,21 +138,21 @@ def _progress(observed: Observed) -> tuple[_Finding, _Finding]:
             _Finding(PROGRESSING, not observed.failure, "NoDaemonSet", "the DaemonSet does not exist yet"),
         )
     counts, metadata = observed.daemonset.status, observed.daemonset.metadata
-    wanted, ready, updated = counts.desired_number_scheduled, counts.number_ready, counts.updated_number_scheduled
-    message = f"{ready} of {wanted} pods are ready, {updated} are updated"
+    desired, ready, updated = counts.desired_number_scheduled, counts.number_ready, counts.updated_number_scheduled
+    message = f"{ready} of {desired} pods are ready, {updated} are updated"
     if metadata.generation and not counts.observed_generation:
         pending = "the DaemonSet controller has not processed the DaemonSet yet"
         return _Finding(AVAILABLE, False, "Updating", pending), _Finding(PROGRESSING, True, "Updating", pending)
     # A change of the DaemonSet does not make its ready pods unready.
-    available = ready >= wanted
-    reason = "NoNodes" if wanted == 0 else "PodsReady" if available else "PodsNotReady"
-    availability = _Finding(AVAILABLE, available, reason, message if wanted else "no node is selected")
+    available = ready >= desired
+    reason = "NoNodes" if desired == 0 else "PodsReady" if available else "PodsNotReady"
+    availability = _Finding(AVAILABLE, available, reason, message if desired else "no node is selected")
     if counts.observed_generation < metadata.generation:
         pending = "the DaemonSet controller has not processed the change of the DaemonSet yet"
         return availability, _Finding(PROGRESSING, True, "Updating", pending)
-    if wanted == 0:
+    if desired == 0:
         return availability, _Finding(PROGRESSING, False, "NoNodes", "no node is selected")
-    complete = available and updated >= wanted
+    complete = available and updated >= desired
     return availability, _Finding(PROGRESSING, not complete, "Complete" if complete else "RollingOut", message)
 
 

@@ -1,10 +1,10 @@
-"""Which DaemonSet of a custom resource is kept, and what it has to be.
+"""Selects the DaemonSet of a custom resource among existing ones, and plans its update.
 
     plan(desired, existing) -> Plan             the DaemonSet to ensure, the one that exists, and surplus ones
     provisioning_on(daemonset) -> str           the hash of the ConfigMap that its pods have
 
-A DaemonSet belongs to a resource by its controller reference and not by its name: one that an older operator made keeps
-its name and its selector. `kube.ensure` writes it.
+A DaemonSet belongs to a resource by its controller reference and not by its name: one of an older operator keeps its
+name and its selector. `kube.ensure` writes it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,18 +24,18 @@ GO_MANAGERS = ("intel_deviceplugin_operator",)
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """`child` is the DaemonSet to ensure, `kept` the existing one, `surplus` the names of others to delete.
+    """`child` is the DaemonSet to ensure, `current` the existing one, `surplus` the names of others to delete.
 
     `is_name_taken`: a DaemonSet of that name is being deleted, so that none can be created yet.
     """
 
     child: DaemonSet
-    kept: JsonObject | None = None
+    current: JsonObject | None = None
     surplus: tuple[str, ...] = ()
     is_name_taken: bool = False
 
     @property
-    def wanted(self) -> JsonObject:
+    def document(self) -> JsonObject:
         """The DaemonSet as it is written, with its hash."""
         made = self.child
         annotations = {**made.metadata.annotations, HASH_ANNOTATION: digest_of(made.as_object())}
@@ -44,13 +44,13 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """The fields of `kept` that are not as wanted."""
-        return tuple(map(str, differences(self.wanted, self.kept))) if self.kept is not None else ()
+        """The fields of `current` that differ from the child."""
+        return tuple(map(str, differences(self.document, self.current))) if self.current is not None else ()
 
     @property
     def apply(self) -> JsonObject | None:
-        """What has to be written, or None."""
-        return self.wanted if not self.is_name_taken and (self.kept is None or self.differences) else None
+        """The document to write, or None."""
+        return self.document if not self.is_name_taken and (self.current is None or self.differences) else None
 
 
 class _Owner(msgspec.Struct):
@@ -98,18 +98,18 @@ class _View(msgspec.Struct):
 def plan(desired: DaemonSet, existing: Sequence[JsonObject]) -> Plan:
     """The plan. `existing` are all DaemonSets whose controller reference names the resource, whatever its UID.
 
-    The oldest DaemonSet that the resource controls is kept. If it controls none, the oldest of a former resource of the
-    same name is adopted. DaemonSets that are being deleted are not kept.
+    The oldest DaemonSet that the resource controls is used. If it controls none, the oldest of a former resource of the
+    same name is adopted. DaemonSets that are being deleted are ignored.
     """
     owners = {owner.uid for owner in desired.metadata.owner_references}
     views = [(_view(each), each) for each in existing]
-    staying = [pair for pair in views if not pair[0].metadata.deletion_timestamp]
-    staying.sort(key=lambda pair: (not _is_controlled(pair[0], owners), *_age(pair[0])))
-    if not staying:
-        taken = desired.metadata.name in [view.metadata.name for view, _ in views]
-        return Plan(desired, is_name_taken=taken)
-    (view, kept), *others = staying
-    return Plan(_adapted(desired, view), kept, tuple(other.metadata.name for other, _ in others))
+    candidates = [pair for pair in views if not pair[0].metadata.deletion_timestamp]
+    candidates.sort(key=lambda pair: (not _is_controlled(pair[0], owners), *_age(pair[0])))
+    if not candidates:
+        is_taken = desired.metadata.name in [view.metadata.name for view, _ in views]
+        return Plan(desired, is_name_taken=is_taken)
+    (view, current), *others = candidates
+    return Plan(_adapted(desired, view), current, tuple(other.metadata.name for other, _ in others))
 
 
 def provisioning_on(daemonset: JsonObject) -> str:

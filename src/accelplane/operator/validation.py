@@ -152,7 +152,7 @@ def _provisioning(spec: DsaSpec | IaaSpec | QatSpec, names: Sequence[str], polic
 
 
 def _gpu(spec: GpuSpec, others: Sequence[DevicePlugin]) -> Iterator[Finding]:
-    """What the Go operator validates before the image."""
+    """Validation that the Go operator performs before that of the image."""
     yield from broken(spec, rules.GPU)
     policy = spec.preferred_allocation_policy or "none"
     if policy != "none" and spec.shared_dev_num is None:
@@ -168,7 +168,7 @@ def _gpu(spec: GpuSpec, others: Sequence[DevicePlugin]) -> Iterator[Finding]:
 
 
 def _gpu_sidecars(spec: GpuSpec, policy: ImagePolicy) -> Iterator[Finding]:
-    """What the Go operator has no fields for or does not validate."""
+    """Validation of fields that the Go operator does not have or does not validate."""
     if spec.level_zero_image:
         yield from _image("levelZeroImage", spec.level_zero_image, _LEVEL_ZERO, policy)
     yield from broken(spec, rules.GPU_HEALTH)

@@ -39,8 +39,8 @@ def parse(tag: str) -> Version | None:
 
 def is_below(tag: str, other: str) -> bool:
     """Whether both tags are versions, and the first is lower than the other."""
-    found, wanted = parse(tag), parse(other)
-    return found is not None and wanted is not None and found < wanted
+    found, desired = parse(tag), parse(other)
+    return found is not None and desired is not None and found < desired
 
 
 def is_original(tag: str) -> bool:

@@ -1,7 +1,7 @@
 """The admission webhooks for custom resources, which call `defaulting` and `validation`.
 
-Webhook configurations can name kinds that the operator does not manage. Resources of these kinds are refused with a
-message that says so.
+Webhook configurations can name kinds that the operator does not manage. Resources of these kinds are denied
+with a message that names the kind.
 """
 
 from collections.abc import Iterator, Mapping

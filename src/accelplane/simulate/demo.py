@@ -266,9 +266,9 @@ class Demo:
             raise DemoError(f"exit code {code}, expected 0; sockets left: {left or 'none'}")
         return "exit code 0; the agent has removed its sockets"
 
-    async def _run(self, name: str, wanted: Mapping[str, int]) -> RunningContainer:
+    async def _run(self, name: str, requests: Mapping[str, int]) -> RunningContainer:
         try:
-            pod = await self.kubelet.run_pod(Pod(name, "default", {"main": dict(wanted)}))
+            pod = await self.kubelet.run_pod(Pod(name, "default", {"main": dict(requests)}))
         except AdmissionError as error:
             raise DemoError(str(error)) from error
         container = pod.containers["main"]

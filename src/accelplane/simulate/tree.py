@@ -208,12 +208,12 @@ class SimulatedNode:
             return given
         return index % self._numa_nodes if self._numa_nodes else -1
 
-    def _index(self, kind: str, wanted: int | None) -> int:
-        if wanted is None:
+    def _index(self, kind: str, number: int | None) -> int:
+        if number is None:
             return next(index for index in range(len(self._plugged) + 1) if f"{kind}{index}" not in self._plugged)
-        if f"{kind}{wanted}" in self._plugged:
-            raise TreeError(f"{kind}{wanted}: already plugged in")
-        return wanted
+        if f"{kind}{number}" in self._plugged:
+            raise TreeError(f"{kind}{number}: already plugged in")
+        return number
 
 
 def _card(spec: GpuSpec, index: int, bdf: str, numa_node: int, port: str, *, physical: str = "") -> SimulatedDevice:

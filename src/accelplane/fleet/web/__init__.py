@@ -1,1 +1,1 @@
-"""The fleet page: screens of a cluster as HTML, their live updates, and who may see them."""
+"""The fleet page: screens of a cluster as HTML, their live updates, and access control."""

@@ -1,7 +1,7 @@
 """HTML as a tree of elements.
 
 One tree is rendered to text, where every text and attribute is escaped, or sent to the script of the page as JSON,
-which creates elements and text nodes of it. So nothing that a cluster says can become markup.
+which creates elements and text nodes of it. So values from a cluster cannot become markup.
 """
 
 from collections.abc import Iterator, Mapping

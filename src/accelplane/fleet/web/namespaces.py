@@ -10,7 +10,7 @@ _HEADERS = ("Namespace", "Resource", *(numeric(name) for name in _NUMBERS))
 
 
 def screen(context: Context, query: ListQuery) -> Page:
-    """The namespaces with what they hold, the largest first."""
+    """The namespaces with their allocations, the largest first."""
     found = [each for each in namespaces(context.cluster, context.now) if _matches(context, each, query)]
     # With the order of the names, hidden namespaces would be found between known ones.
     found.sort(key=lambda each: (-each.ids, -each.device_hours, each.namespace, each.resource))

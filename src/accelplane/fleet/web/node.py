@@ -25,7 +25,7 @@ def screen(context: Context, query: PlaceQuery) -> Page:
 
 
 def missing(subject: str) -> Element:
-    """What is shown in place of something that does not exist."""
+    """The content of a page for an object that does not exist."""
     text = f"{subject} is not known: it does not exist, or has neither a resource of the plugins nor an agent. "
     return element("p", text, element("a", "See all nodes", href="nodes"), ".")
 
@@ -144,7 +144,7 @@ def holder_row(context: Context, holder: Holder) -> Element:
     return row(
         f"{holder.namespace}/{holder.pod}/{holder.container}/{holder.resource}" if shown else "",
         holder.container if shown else "hidden",
-        holder.resource,
+        f"{holder.resource} ({holder.via.upper()})" if holder.via else holder.resource,
         number(holder.count),
         element("td", moment(holder.since)),
         head=pod_name(context, holder.namespace, holder.pod),

@@ -1,4 +1,4 @@
-"""The first screen: what there is of each resource, and what is wrong."""
+"""The first screen: the resources of the cluster, and problems."""
 
 import heapq
 from collections.abc import Iterator

@@ -31,7 +31,7 @@ _LETTERS: Mapping[State, str] = {"healthy": "H", "suspect": "S", "unhealthy": "U
 
 
 class Context(Struct, frozen=True, kw_only=True):
-    """What a screen is made of. `visible` says whether the viewer may see the names of pods in a namespace.
+    """The input of a screen. `visible` returns whether the viewer may see the names of pods in a namespace.
 
     `readings` and `holders` are those of the node of the screen; `holders` is None if they are not known.
     """
@@ -47,7 +47,7 @@ class Context(Struct, frozen=True, kw_only=True):
 
 
 class Page(Struct, frozen=True, kw_only=True):
-    """A screen: its title and what it shows."""
+    """A screen: its title and its content."""
 
     title: str
     content: tuple[Element, ...]
@@ -113,7 +113,7 @@ def events_link(frame: Frame) -> str:
 
 
 def header_blocks(context: Context) -> tuple[Element, ...]:
-    """The blocks above every screen: the numbers of the cluster, and what is wrong with the data."""
+    """The blocks above every screen: the numbers of the cluster, and problems of the data."""
     found = totals(context.cluster, context.summaries)
     summary = element("ul", *_summary(found), class_="numbers", aria_label="The cluster in numbers")
     problem = context.cluster.problem
@@ -122,7 +122,7 @@ def header_blocks(context: Context) -> tuple[Element, ...]:
 
 
 def announcement(old: Totals, new: Totals) -> str:
-    """What assistive technology says about a change, empty without one worth it."""
+    """The text for assistive technology about a change, empty if it is not significant."""
     if old.unhealthy != new.unhealthy:
         return f"{counted(new.unhealthy, 'device')} unhealthy, {old.unhealthy} before."
     if old.waiting != new.waiting:
@@ -233,7 +233,7 @@ def row(key: str, *cells: "Element | str | None", head: "Element | str") -> Elem
 
 
 def number(value: int, href: str = "", *, alert: bool = False) -> Element:
-    """A cell with a number, which links to what is counted."""
+    """A cell with a number, which links to the counted objects."""
     text = f"{value:,}"
     shown = element("a", text, href=href) if href and value else text
     return element("td", shown, class_="number alert" if alert and value else "number")
@@ -268,7 +268,7 @@ def pages(page: str, query: NodesQuery | ListQuery, *, shown: int, following: in
 
 
 def part(rows: Sequence[Element]) -> Sequence[Element]:
-    """As many rows as one page may have, by their number and by the number of their elements."""
+    """The rows of one page, limited by their number and by the number of their elements."""
     shown: list[Element] = []
     elements = 0
     for each in rows[:ROWS]:

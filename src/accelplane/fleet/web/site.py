@@ -34,7 +34,7 @@ _JSON = "application/json"
 _REFRESH = 2.0
 _RIGHTS_REFRESH = 60.0
 _READINGS_TIMEOUT = 3.0
-# Names that are not decided yet are hidden: a screen is made again with the decisions, at most so many times.
+# Names without a decision are hidden: a screen is rendered again with the decisions, at most this many times.
 _ATTEMPTS = 3
 
 
@@ -46,7 +46,7 @@ class SiteOptions(Struct, frozen=True, kw_only=True):
 
 
 class Screens:
-    """Makes screens for viewers, and keeps them current. Shared by all listeners."""
+    """Renders screens for viewers, and updates them. Shared by all listeners."""
 
     def __init__(self, view: FleetView, options: SiteOptions = SiteOptions()) -> None:  # noqa: B008 - a frozen value
         self.view = view
@@ -211,7 +211,7 @@ class Site:
             return self._gate.still_admitted(viewer, everything=everything)
 
         seen = _seen(request.fields.get("last-event-id") or fields.get("generation", ""))
-        stream = self._screens.live.subscribe(subject, make, seen, still_admitted)
+        stream = self._screens.live.subscribe(viewer, subject, make, seen, still_admitted)
         return Response(200, b"", "text/event-stream; charset=utf-8", {**FIELDS, "X-Accel-Buffering": "no"}, stream)
 
 

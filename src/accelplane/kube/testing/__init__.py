@@ -1,4 +1,4 @@
-"""A test double of the API server, for authors of controllers. `docs/kube.md` documents what it does and does not do.
+"""A test double of the API server, for authors of controllers. `docs/kube.md` documents its scope.
 
     async with FakeApiServer() as server:
         client = Client(server.config, field_manager="test")

@@ -212,7 +212,7 @@ class FakeApiServer(Storage):
 
 
 def _event(change: Change, resource: Resource, request: RecordedRequest) -> tuple[str, JsonObject] | None:
-    """What a watch sends for a change. An object that is not selected any more is sent as deleted."""
+    """The watch event of a change. An object that is no longer selected is sent as deleted."""
 
     def selected(thing: JsonObject | None) -> bool:
         return (

@@ -67,11 +67,11 @@ class PluginConnection:
                 return
             yield _decoded(message, pb.ListAndWatchResponse)
 
-    async def preferred(self, available: Collection[str], taken: Collection[str], size: int) -> tuple[str, ...]:
+    async def preferred(self, available: Collection[str], selected: Collection[str], size: int) -> tuple[str, ...]:
         """The IDs of the first container response; empty if there is none."""
         request = pb.PreferredAllocationRequest()
         request.container_requests.add(
-            available_deviceIDs=available, must_include_deviceIDs=taken, allocation_size=size
+            available_deviceIDs=available, must_include_deviceIDs=selected, allocation_size=size
         )
         response = await self._call("GetPreferredAllocation", request, pb.PreferredAllocationResponse)
         return tuple(response.container_responses[0].deviceIDs) if response.container_responses else ()

@@ -24,17 +24,17 @@ class NotEnough(Exception):
 
 
 class Plan(Struct, frozen=True):
-    """An unfinished choice of `size` devices: all of `taken`, the rest from `choice`, by default in the order of
+    """An unfinished choice of `size` devices: all of `selected`, the rest from `choice`, by default in the order of
     `fallback`."""
 
     size: int
-    taken: tuple[str, ...]
+    selected: tuple[str, ...]
     choice: tuple[str, ...] = ()
     fallback: tuple[str, ...] = ()
 
     @property
     def is_complete(self) -> bool:
-        return len(self.taken) >= self.size
+        return len(self.selected) >= self.size
 
 
 def plan(
@@ -50,23 +50,23 @@ def plan(
 
     `shuffled` returns IDs in the order in which they are taken where no other order applies.
     """
-    taken = shuffled(reusable)[:size]
-    needed = size - len(taken)
+    selected = shuffled(reusable)[:size]
+    needed = size - len(selected)
     if not needed:
-        return Plan(size, tuple(taken))
+        return Plan(size, tuple(selected))
     available = [key for key, device in devices.items() if device.healthy and key not in in_use]
     if len(available) < needed:
         raise NotEnough(needed, len(available))
     aligned, unaligned, unplaced = _by_affinity(devices, available, affinity)
     if needed < len(aligned):
-        return Plan(size, tuple(taken), tuple(shuffled(aligned)), tuple(shuffled(aligned)))
-    taken += shuffled(aligned)
-    if len(taken) >= size:
-        return Plan(size, tuple(taken))
+        return Plan(size, tuple(selected), tuple(shuffled(aligned)), tuple(shuffled(aligned)))
+    selected += shuffled(aligned)
+    if len(selected) >= size:
+        return Plan(size, tuple(selected))
     return Plan(
         size,
-        tuple(taken),
-        tuple(key for key in shuffled(available) if key not in taken),
+        tuple(selected),
+        tuple(key for key in shuffled(available) if key not in selected),
         (*shuffled(unaligned), *shuffled(unplaced)),
     )
 
@@ -74,7 +74,7 @@ def plan(
 def complete(unfinished: Plan, preferred: Iterable[str]) -> tuple[str, ...]:
     """The final choice. Preferred IDs that were not offered are ignored; missing ones come from the fallback."""
     offered = frozenset(unfinished.choice)
-    chosen = dict.fromkeys(unfinished.taken)
+    chosen = dict.fromkeys(unfinished.selected)
     for key in (*(key for key in preferred if key in offered), *unfinished.fallback):
         if len(chosen) >= unfinished.size:
             break
@@ -91,12 +91,12 @@ def _by_affinity(
     aligned: list[str] = []
     unaligned: list[str] = []
     unplaced: list[str] = []
-    wanted = {node for node in range(affinity.bit_length()) if affinity >> node & 1}
+    affinity_nodes = {node for node in range(affinity.bit_length()) if affinity >> node & 1}
     for key in available:
         nodes = devices[key].nodes
         if not nodes:
             unplaced.append(key)
-        elif wanted.isdisjoint(nodes):
+        elif affinity_nodes.isdisjoint(nodes):
             unaligned.append(key)
         else:
             aligned.append(key)

@@ -48,7 +48,7 @@ _SOCKET = "kubelet.sock"
 
 
 class _Claim:
-    """A container in admission: its pod, its requests, and those of them that are the device manager's (`wants`)."""
+    """A container in admission: its pod, its requests, and those for the device manager (`wants`)."""
 
     def __init__(self, pod: Pod, uid: str, container: str) -> None:
         self.pod = pod
@@ -138,7 +138,7 @@ class EmbeddedKubelet:
             if (owner := sockets.listener(self._kubelet_socket)) is not None:
                 raise KubeletError(
                     f"{self._kubelet_socket} is answered by another kubelet (process {owner or 'unknown'}); "
-                    "use a directory of its own, or stop the other one"
+                    "use a separate directory, or stop the other kubelet"
                 )
             for directory in (self.plugin_directory, os.path.dirname(self.pod_resources_socket)):
                 os.makedirs(directory, mode=0o750, exist_ok=True)
@@ -239,7 +239,7 @@ class EmbeddedKubelet:
         lines: list[str] = []
         names = {pod.uid: f"{pod.namespace}/{pod.name}" for pod in self.pods()}
         holders = {
-            (holding.resource, key): f"{holding.container} of {names.get(holding.pod_uid, 'a pod that is gone')}"
+            (holding.resource, key): f"{holding.container} of {names.get(holding.pod_uid, 'a deleted pod')}"
             for holding in self._allocations
             for key in holding.ids
         }
@@ -264,7 +264,7 @@ class EmbeddedKubelet:
         """Admits a pod that was bound to this node and starts its containers.
 
         A running pod is admitted again, as after a reboot of the node: it keeps its devices if they are still healthy.
-        Raises `AdmissionError`, after which the pod is gone, and `ContainerStartError`, after which it
+        Raises `AdmissionError`, after which the pod is removed, and `ContainerStartError`, after which it
         waits for `start_container`.
         """
         self._require_running()
@@ -305,7 +305,7 @@ class EmbeddedKubelet:
                 await self._admit_container(_Claim(pod, running.uid, container))
 
     def delete_pod(self, name: str, namespace: str = "default") -> None:
-        """Ends a pod; its devices are free at once. Raises `NoSuchPod`.
+        """Ends a pod; its devices are free immediately. Raises `NoSuchPod`.
 
         As in a real kubelet, the checkpoint names the pod until it is written for the first time after an admission or
         a pod resources List.
@@ -473,7 +473,7 @@ class EmbeddedKubelet:
             raise claim.unexpected(problem)
         try:
             preferred = await endpoint.connection.preferred(
-                self._shuffled((*draft.taken, *draft.choice)), self._shuffled(draft.taken), size
+                self._shuffled((*draft.selected, *draft.choice)), self._shuffled(draft.selected), size
             )
         except PluginError as error:
             raise claim.unexpected(f"device plugin GetPreferredAllocation rpc failed with err: {error}") from error

@@ -1,6 +1,6 @@
 """The kubelet's pod resources API, version v1: the devices of each container.
 
-As in the real kubelet, every device is an entry of its own, once for each of its NUMA nodes.
+As in the real kubelet, every device is a separate entry, once for each of its NUMA nodes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -44,13 +44,13 @@ class CdiPublisher:
         for device in found:
             name = device.cdi.qualified_name if device.cdi is not None else ""
             self._names[f"{namespace}/{device.resource}", device.id] = name
-        wanted = {device.cdi.qualified_name: device.cdi for device in listed if device.cdi is not None}
-        if wanted.keys() != self._published:
-            self._published, self._pruned = frozenset(wanted), False
-        if all(map(self.is_current, wanted.values())):
+        desired = {device.cdi.qualified_name: device.cdi for device in listed if device.cdi is not None}
+        if desired.keys() != self._published:
+            self._published, self._pruned = frozenset(desired), False
+        if all(map(self.is_current, desired.values())):
             return False
         async with self._lock:
-            await self._thread.run(lambda: self.directory.publish(wanted.values()))
+            await self._thread.run(lambda: self.directory.publish(desired.values()))
         return True
 
     @property

@@ -44,11 +44,11 @@ class CdiDirectory:
 
     def publish(self, devices: Iterable[CdiDevice]) -> None:
         """Writes the files of `devices`. What cannot be written is logged, once for each cause."""
-        wanted = {device.qualified_name: device for device in devices}
-        if not wanted:
+        desired = {device.qualified_name: device for device in devices}
+        if not desired:
             return
-        elsewhere = self._names_in_other_files({device.file_name for device in wanted.values()})
-        for name, device in wanted.items():
+        elsewhere = self._names_in_other_files({device.file_name for device in desired.values()})
+        for name, device in desired.items():
             if name in elsewhere:
                 self._report(name, f"CDI device {name} is already defined in {elsewhere[name]}; that file is used")
                 self._written.pop(name, None)
@@ -75,8 +75,8 @@ class CdiDirectory:
             return
         self._write(device)
 
-    def stale(self, kinds: Collection[str], wanted: Collection[str]) -> Mapping[str, str]:
-        """Files of the given kinds whose device is not in `wanted`: qualified name to file name."""
+    def stale(self, kinds: Collection[str], desired: Collection[str]) -> Mapping[str, str]:
+        """Files of the given kinds whose device is not in `desired`: qualified name to file name."""
         found: dict[str, str] = {}
         prefixes = tuple(f"{kind.replace('/', '-')}-" for kind in kinds)
         if not prefixes:
@@ -86,7 +86,7 @@ class CdiDirectory:
                 defined = self._defined_in(name)
                 for kind, prefix in zip(kinds, prefixes, strict=True):
                     qualified = f"{kind}={name.removeprefix(prefix).removesuffix('.yaml')}"
-                    if defined == frozenset((qualified,)) and qualified not in wanted:
+                    if defined == frozenset((qualified,)) and qualified not in desired:
                         found[qualified] = name
         return found
 

@@ -1,14 +1,14 @@
 """Evaluates the commands of profiles to settings, without a shell.
 
     Evaluation(search, strict=…)    the settings of one ConfigMap
-        .run(name, fragments=…)     evaluates a profile and what it imports
+        .run(name, fragments=…)     evaluates a profile and its imports
         .settings                   the values, the last one of each key
-        .notes                      what the profiles print, and skipped commands, for the user
+        .notes                      output of the profiles, and skipped commands
 
 As in Onload itself, a setting is a variable for the lines that follow. A variable that the profile does not set is not
 taken from the environment: the result does not depend on who converts the profile. A command that cannot be evaluated
-is skipped with a note if it is certain where it ends and that it changes no other command; otherwise, and with
-`strict`, it is an error.
+is skipped with a note if its end is certain and it cannot affect other commands. Otherwise, and with `strict`, it is an
+error.
 """
 
 import re

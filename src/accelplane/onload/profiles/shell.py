@@ -66,7 +66,7 @@ exit 0
 
 
 def run(search: Search, name: str, *, fragments: bool, environment: Mapping[str, str]) -> dict[str, str]:
-    """The settings of a profile and of what it imports. Raises `ProfileError`."""
+    """The settings of a profile and its imports. Raises `ProfileError`."""
     with tempfile.TemporaryFile() as settings:
         descriptor = settings.fileno()
         words = [str(descriptor), name, str(int(fragments)), *search.directories]

@@ -8,7 +8,7 @@ Rendering is a pure function. It uses the images of the spec, so `images.upgrade
 the Go operator differ, the DaemonSet has the form of the newest one, with the fields that only older ones have
 (`resourceManager`, annotations of QAT). In addition, only pods that use an account have its token, the init container
 of FPGA has the image of the resource from the beginning, the node selector of IAA has its architecture, and `vfio-pci`
-of DSA has a directory of its own.
+of DSA has a separate directory.
 """
 
 from accelplane.operator.daemonsets.objects import DaemonSet

@@ -84,20 +84,21 @@ class GpuPlugin(Plugin[GpuConfig]):
                 group.create_task(self._labels.follow_sizes(host.local(LEVELZERO_SOCKET), request_scan))
 
     def overrides(self, hook: str) -> bool:
-        wanted = {
+        desired = {
             "health": self._health is not None or self._driver_reports,
             "prepare": self._labels is not None,
             "labels": self._labels is not None,
             "pod_allocator": self.config.resource_manager,
         }
-        return super().overrides(hook) and wanted.get(hook, True)
+        return super().overrides(hook) and desired.get(hook, True)
 
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
         found = dict(await self._health.verdicts(host, devices)) if self._health is not None else {}
         if self._driver_reports:
             drm, cards = self._scope.places.drm, [device.unit for device in devices]
             for card, verdict in (await in_thread(lambda: verdicts(host, drm, cards))).items():
-                if verdict.answer == "bad" or card not in found:
+                known = found.get(card)
+                if verdict.answer == "bad" or known is None or (known.answer == "good" and verdict.reason):
                     found[card] = verdict
         return found
 

@@ -200,10 +200,10 @@ class IdxdDriver(PciDriver):
             queue.driver_name = "user" if spec.type == "user" else "dmaengine"
         for engine in idxd.engines[: len(idxd.spec.queues)]:
             engine.group = engine.index % len(idxd.groups)
-        wanted = [queue for queue, spec in zip(idxd.queues, idxd.spec.queues, strict=False) if spec.enabled]
-        if wanted:
+        desired = [queue for queue, spec in zip(idxd.queues, idxd.spec.queues, strict=False) if spec.enabled]
+        if desired:
             self.parts.probe(self.enabler, idxd)
-        for queue in wanted:
+        for queue in desired:
             self.parts.probe(self.user if queue.type == "user" else self.dmaengine, queue)
 
 

@@ -1,6 +1,6 @@
-"""The kubelet's part in gRPC's reference implementation, blocking, each message with the moment at which it came.
+"""A minimal kubelet on gRPC's reference implementation (grpcio, blocking) that records when each message arrived.
 
-It does the least that an agent asks for, so that a time is the agent's and not that of a kubelet's bookkeeping.
+It does no bookkeeping, so that measured times are those of the agent.
 """
 
 import os
@@ -20,28 +20,28 @@ ALLOCATE = "/v1beta1.DevicePlugin/Allocate"
 _LIST = "/v1beta1.DevicePlugin/ListAndWatch"
 
 
-class Registered(NamedTuple):
-    """A call of `Register`."""
+class Registration(NamedTuple):
+    """A call of `Register`, with the time of its arrival."""
 
     at: float
     resource: str
     socket: str
 
 
-class Listed(NamedTuple):
-    """A list: the health of each id of a resource."""
+class DeviceList(NamedTuple):
+    """A message of `ListAndWatch`: the health of each device ID of a resource."""
 
     at: float
     resource: str
     devices: Mapping[str, str]
 
 
-class Registry:
-    """Takes registrations below `kubelet_dir` and listens to every resource."""
+class ReferenceKubelet:
+    """Accepts registrations below `kubelet_dir` and calls `ListAndWatch` of every resource."""
 
     def __init__(self, kubelet_dir: str) -> None:
-        self.registered: queue.SimpleQueue[Registered] = queue.SimpleQueue()
-        self.listed: queue.SimpleQueue[Listed] = queue.SimpleQueue()
+        self._registrations: queue.SimpleQueue[Registration] = queue.SimpleQueue()
+        self._device_lists: queue.SimpleQueue[DeviceList] = queue.SimpleQueue()
         self._directory = os.path.join(kubelet_dir, "device-plugins")
         self._server = grpc.server(ThreadPoolExecutor(2))
         self._channels: list[grpc.Channel] = []
@@ -65,51 +65,53 @@ class Registry:
         for channel in self._channels:
             channel.close()
 
-    def registrations(self, count: int) -> Mapping[str, Registered]:
-        """The next ones, by resource. Raises `queue.Empty` when they do not come."""
-        return {one.resource: one for one in (self.registered.get(timeout=30) for _ in range(count))}
+    def registrations(self, count: int) -> Mapping[str, Registration]:
+        """The next `count` registrations, by resource. Raises `queue.Empty` after 30 s without one."""
+        return {one.resource: one for one in (self._registrations.get(timeout=30) for _ in range(count))}
 
-    def until(self, wanted: Callable[[Listed], bool], seconds: float = 30) -> Listed:
-        """The next list that is `wanted`; those before it are dropped. Raises `queue.Empty`."""
+    def wait_for(self, predicate: Callable[[DeviceList], bool], seconds: float = 30) -> DeviceList:
+        """Returns the next list that matches, and drops those before it. Raises `queue.Empty` after the timeout."""
         while True:
-            listed = self.listed.get(timeout=seconds)
-            if wanted(listed):
-                return listed
+            device_list = self._device_lists.get(timeout=seconds)
+            if predicate(device_list):
+                return device_list
 
     def _register(self, request: pb.RegisterRequest, _context: object) -> pb.Empty:
-        registered = Registered(time.perf_counter(), request.resource_name, f"{self._directory}/{request.endpoint}")
-        self.registered.put(registered)
-        threading.Thread(target=self._listen, args=(registered,), daemon=True).start()
+        registration = Registration(time.perf_counter(), request.resource_name, f"{self._directory}/{request.endpoint}")
+        self._registrations.put(registration)
+        threading.Thread(target=self._listen, args=(registration,), daemon=True).start()
         return pb.Empty()
 
-    def _listen(self, registered: Registered) -> None:
-        opened = channel(registered.socket)
-        self._channels.append(opened)
-        follow = opened.unary_stream(
+    def _listen(self, registration: Registration) -> None:
+        stub_channel = channel(registration.socket)
+        self._channels.append(stub_channel)
+        list_and_watch = stub_channel.unary_stream(
             _LIST,
             request_serializer=pb.Empty.SerializeToString,
             response_deserializer=pb.ListAndWatchResponse.FromString,
         )
         try:
-            for message in follow(pb.Empty()):
+            for message in list_and_watch(pb.Empty()):
                 at = time.perf_counter()
-                self.listed.put(Listed(at, registered.resource, {one.ID: one.health for one in message.devices}))
+                self._device_lists.put(
+                    DeviceList(at, registration.resource, {one.ID: one.health for one in message.devices})
+                )
         except grpc.RpcError:
-            return  # the agent has ended, or this registry
+            return  # the agent or this server has ended
 
 
 def channel(path: str) -> grpc.Channel:
-    """A connection of its own to the socket at `path`."""
+    """A separate connection to the socket at `path`."""
     return grpc.insecure_channel(address(path), options=(*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)))
 
 
 def allocate_request(*ids: str) -> pb.AllocateRequest:
-    """A container's wish for these devices."""
+    """The request of one container for these devices."""
     return pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
 
 
 class ReferenceClient:
-    """Calls `Allocate` by the reference implementation's blocking client."""
+    """Calls `Allocate` with the blocking client of grpcio."""
 
     def __init__(self, path: str) -> None:
         self._channel = channel(path)

@@ -1,4 +1,4 @@
-"""Very many pretended nodes, the eight samples, and what the operator does about them, as others count it."""
+"""A control plane with many kwok nodes and the eight samples, and the operator's requests and status writes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .installation import CRD, NAMESPACE, Installation, Operator
 from .machine import REPOSITORY, wait_until
 
 SAMPLES = REPOSITORY / "deploy" / "operator" / "samples"
-# kwok keeps a thousand nodes on the cores that all else runs on too; the usual 12 s are little then.
-SILENCE = 3600
+# The heartbeats of a thousand kwok nodes are late on a busy machine; the default grace period of 12 s is too short.
+NODE_GRACE_PERIOD = 3600
 _COUNTED = re.compile(
     r'^rest_client_requests_total\{code="([^"]*)",host="[^"]*",method="([A-Z]+)"\} (\S+)$', re.MULTILINE
 )
@@ -27,7 +27,7 @@ _SERVED = re.compile(r"^apiserver_request_total\{(.*)\} (\S+)$", re.MULTILINE)
 
 
 def selected_by(*families: str) -> dict[str, str]:
-    """The labels that have the samples of these families select a node."""
+    """The labels of a node that the samples of these families select."""
     names = {family: family for family in models.KINDS} | {"fpga": "fpga-arria10"}
     labels = {f"intel.feature.node.kubernetes.io/{names[family]}": "true" for family in families}
     return {"kubernetes.io/arch": "amd64", **labels}
@@ -35,8 +35,8 @@ def selected_by(*families: str) -> dict[str, str]:
 
 @contextmanager
 def installed(directory: Path) -> Iterator[Installation]:
-    """A control plane for very many nodes, with the operator's definitions."""
-    with Cluster.running([], silence=SILENCE) as cluster:
+    """A control plane for many nodes, with the operator's CustomResourceDefinitions."""
+    with Cluster.running([], silence=NODE_GRACE_PERIOD) as cluster:
         cluster.kubectl("apply", "--server-side", "--kustomize", CRD)
         cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "--filename", CRD / "bases")
         cluster.kubectl("create", "namespace", NAMESPACE)
@@ -44,7 +44,7 @@ def installed(directory: Path) -> Iterator[Installation]:
 
 
 def label(cluster: Cluster, nodes: Iterable[str], labels: Mapping[str, str | None]) -> None:
-    """Gives nodes labels, and takes away those that are None."""
+    """Sets labels of nodes, and removes those that are None."""
     with cluster.connection() as request:
         for name in nodes:
             change = {"metadata": {"labels": dict(labels)}}
@@ -54,7 +54,7 @@ def label(cluster: Cluster, nodes: Iterable[str], labels: Mapping[str, str | Non
 
 @contextmanager
 def operator(installation: Installation) -> Iterator[tuple[Operator, Callable[[], Counter[str]]]]:
-    """An operator that elects itself, and how many requests of each method it has made, by its own account."""
+    """Runs an operator with leader election. Yields it and a function that returns its number of requests by method."""
     host, port = installation.cluster.addresses.host, free_port()
     with installation.operator("-leader-elect", f"-metrics-bind-address={host}:{port}") as running:
         yield running, lambda: requests_of(host, port)
@@ -69,35 +69,35 @@ def requests_of(host: str, port: int) -> Counter[str]:
 
 
 def samples(cluster: Cluster) -> dict[str, dict[str, Any]]:
-    """The samples as they are now, by family."""
+    """The present samples, by family."""
     path = "/apis/deviceplugin.intel.com/v1/{0}deviceplugins/{0}deviceplugin-sample"
     with cluster.connection() as request:
         answers = {family: request("GET", path.format(family)) for family in models.KINDS}
     return {family: found for family, (status, found) in answers.items() if status == http.HTTPStatus.OK}
 
 
-def is_told(resource: Mapping[str, Any], nodes: int) -> bool:
-    """Whether a resource says that so many nodes have its plugin, and that there is nothing left to do."""
+def is_reported(resource: Mapping[str, Any], nodes: int) -> bool:
+    """Whether the status of a resource reports `nodes` nodes with its plugin, and only the condition Available."""
     status = resource.get("status", {})
     counts = (status.get("desiredNumberScheduled"), status.get("numberReady"), len(status.get("nodeNames") or ()))
     generation = resource["metadata"]["generation"]
-    said = [each for each in status.get("conditions", ()) if each["observedGeneration"] == generation]
-    holds = {each["type"] for each in said if each["status"] == "True"}
+    current = [each for each in status.get("conditions", ()) if each["observedGeneration"] == generation]
+    holds = {each["type"] for each in current if each["status"] == "True"}
     return counts == (nodes, nodes, nodes) and holds == {"Available"}
 
 
-def wait_told(cluster: Cluster, counts: Mapping[str, int], timeout: float) -> None:
-    """Waits until that is so for every family and its count of nodes."""
+def wait_for_statuses(cluster: Cluster, counts: Mapping[str, int], timeout: float) -> None:
+    """Waits until the status of every family reports its number of nodes."""
 
-    def told() -> bool:
+    def are_reported() -> bool:
         found = samples(cluster)
-        return len(found) == len(counts) and all(is_told(found[family], counts[family]) for family in counts)
+        return len(found) == len(counts) and all(is_reported(found[family], counts[family]) for family in counts)
 
-    wait_until(told, f"statuses: {counts}", timeout, every=0.5)
+    wait_until(are_reported, f"statuses: {counts}", timeout, every=0.5)
 
 
 def status_writes(cluster: Cluster, group: str = "deviceplugin.intel.com") -> Counter[str]:
-    """How often the status of the group's resources was written, by kind, as the API server counts."""
+    """The number of status writes of the group's resources by kind, from the metrics of the API server."""
     status, text = cluster.request("GET", "/metrics")
     assert status == http.HTTPStatus.OK, text
     counts: Counter[str] = Counter()
@@ -122,6 +122,6 @@ def _page(host: str, port: int, path: str) -> str:
 
 
 def free_port() -> int:
-    """A TCP port that was free a moment ago."""
+    """A TCP port that no socket uses."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return probe.getsockname()[1]

@@ -1,6 +1,6 @@
-"""A server in gRPC's reference implementation that answers `Allocate` with the bytes it was given, for comparison.
+"""A grpcio server that answers `Allocate` with constant bytes, as a baseline.
 
-`python -m benchmarks.constant SOCKET HEX` serves until its standard input ends.
+`python -m benchmarks.constant_server SOCKET HEX` serves until its standard input is closed.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from accelplane.kubelet.sockets import address
 
 def main() -> None:
     path, answer = sys.argv[1], bytes.fromhex(sys.argv[2])
-    # Neither side decodes: what is left is gRPC itself.
+    # Without decoding, only the time of gRPC itself remains.
     methods = {"Allocate": grpc.unary_unary_rpc_method_handler(lambda _request, _context: answer)}
     server = grpc.server(ThreadPoolExecutor(1))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("v1beta1.DevicePlugin", methods),))
@@ -29,12 +29,12 @@ def main() -> None:
 
 @contextlib.contextmanager
 def serving(path: str, answer: bytes) -> Iterator[None]:
-    """Such a server in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.constant", path, answer.hex()]
+    """Runs the server in a separate process."""
+    command = [sys.executable, "-m", "benchmarks.constant_server", path, answer.hex()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         if process.stdout.readline() != b"ready\n":
-            raise RuntimeError("the server for comparison did not start")
+            raise RuntimeError("constant server: did not start")
         yield
         process.communicate()  # closes its standard input
 

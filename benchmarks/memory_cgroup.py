@@ -1,6 +1,6 @@
-"""A memory control group, of version 1 or 2, whichever the machine has its memory controller in.
+"""A memory cgroup, of version 1 or 2, depending on the hierarchy that has the memory controller.
 
-Facts: the kernel's documents on both versions. Swap is forbidden, as Kubernetes does by default.
+Facts: the kernel's documents of both versions. Swap is disabled, as in Kubernetes by default.
 """
 
 import contextlib
@@ -15,11 +15,11 @@ from msgspec import Struct
 _MIB = 1024 * 1024
 
 
-class Unavailable(Exception):
-    """No memory control group can be made here; the text says why."""
+class CgroupUnavailable(Exception):
+    """No memory cgroup can be created; the message has the reason."""
 
 
-class Charged(Struct, frozen=True):
+class CgroupUsage(Struct, frozen=True):
     """Used memory in MiB, and how often the limit was reached. `peak` is None if the kernel does not report it."""
 
     anonymous: float
@@ -29,30 +29,30 @@ class Charged(Struct, frozen=True):
     killed: int
 
 
-class MemoryGroup(Struct, frozen=True):
-    """A group at `path`."""
+class MemoryCgroup(Struct, frozen=True):
+    """A cgroup at `path`."""
 
     path: str
     version: int
 
     def command(self) -> tuple[str, ...]:
-        """What goes in front of a program's name to run it in the group from its first page on."""
+        """The command prefix that runs a program in the cgroup from its first page on."""
         return ("/bin/sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', self.path)
 
-    def charged(self) -> Charged:
+    def usage(self) -> CgroupUsage:
         stat = _pairs(f"{self.path}/memory.stat")
         if self.version == 1:
-            return Charged(
+            return CgroupUsage(
                 anonymous=stat["rss"] / _MIB,
                 files=stat["cache"] / _MIB,
                 peak=_number(f"{self.path}/memory.max_usage_in_bytes") / _MIB,
-                # With swap accounted for, the counter of both is asked first, and fails first.
+                # With swap accounting, the counter of memory and swap is checked first.
                 at_limit=sum(map(_number, glob.glob(f"{self.path}/memory.*failcnt"))),
                 killed=_pairs(f"{self.path}/memory.oom_control").get("oom_kill", 0),
             )
         events = _pairs(f"{self.path}/memory.events")
         peak = f"{self.path}/memory.peak"
-        return Charged(
+        return CgroupUsage(
             anonymous=stat["anon"] / _MIB,
             files=stat["file"] / _MIB,
             peak=_number(peak) / _MIB if os.path.exists(peak) else None,
@@ -61,8 +61,8 @@ class MemoryGroup(Struct, frozen=True):
         )
 
     @classmethod
-    def made(cls, limit: int) -> Self:
-        """Raises `Unavailable`."""
+    def create(cls, limit: int) -> Self:
+        """Raises `CgroupUnavailable`."""
         name = f"accelplane-benchmark-{os.getpid()}"
         try:
             parent, version = _hierarchy()
@@ -70,7 +70,7 @@ class MemoryGroup(Struct, frozen=True):
             if version == 1:
                 os.mkdir(path)
                 _write(f"{path}/memory.limit_in_bytes", limit)
-                with contextlib.suppress(FileNotFoundError):  # a kernel that does not account for swap
+                with contextlib.suppress(FileNotFoundError):  # a kernel without swap accounting
                     _write(f"{path}/memory.memsw.limit_in_bytes", limit)
                 return cls(path, 1)
             if "memory" not in _text(f"{parent}/cgroup.subtree_control").split():
@@ -81,13 +81,13 @@ class MemoryGroup(Struct, frozen=True):
                 _write(f"{path}/memory.swap.max", 0)
             return cls(path, 2)
         except OSError as error:
-            raise Unavailable(f"{error.filename}: {error.strerror}; memory control groups need root") from error
+            raise CgroupUnavailable(f"{error.filename}: {error.strerror}; memory cgroups need root") from error
 
 
 @contextlib.contextmanager
-def memory_group(limit: int) -> Iterator[MemoryGroup]:
-    """A group that is gone afterwards. Raises `Unavailable`."""
-    group = MemoryGroup.made(limit)
+def memory_cgroup(limit: int) -> Iterator[MemoryCgroup]:
+    """A cgroup for the duration of the block. Raises `CgroupUnavailable`."""
+    group = MemoryCgroup.create(limit)
     try:
         yield group
     finally:
@@ -95,12 +95,12 @@ def memory_group(limit: int) -> Iterator[MemoryGroup]:
             try:
                 os.rmdir(group.path)
                 break
-            except OSError:  # its last process is just being buried
+            except OSError:  # its last process has not been reaped yet
                 time.sleep(0.1)
 
 
 def _hierarchy() -> tuple[str, int]:
-    """Where groups for memory are made: below this process's own in version 1, at the top in version 2."""
+    """The parent of new memory cgroups, and the version: this process's cgroup in version 1, the root in version 2."""
     mounts = {kind: (path, options) for path, kind, options in _cgroup_mounts() if kind == "cgroup2"}
     for path, kind, options in _cgroup_mounts():
         if kind == "cgroup" and "memory" in options.split(","):
@@ -109,7 +109,7 @@ def _hierarchy() -> tuple[str, int]:
             return (below if os.path.isdir(below) else path), 1
     if "cgroup2" in mounts and "memory" in _text(f"{mounts['cgroup2'][0]}/cgroup.controllers").split():
         return mounts["cgroup2"][0], 2
-    raise Unavailable("no control group hierarchy with a memory controller is mounted")
+    raise CgroupUnavailable("no cgroup hierarchy with a memory controller is mounted")
 
 
 def _cgroup_mounts() -> Iterator[tuple[str, str, str]]:
