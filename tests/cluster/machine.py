@@ -30,6 +30,8 @@ _CLONE_NEWNET = 0x40000000
 _NETLINK_KOBJECT_UEVENT = 15
 _ASK = 1 | 4  # NLM_F_REQUEST | NLM_F_ACK
 _uevent_numbers = itertools.count(1)
+# The garbage collector takes a sixth of the processor time of a short-lived control plane. The limit is a soft one.
+_GO = {"GOGC": "400", "GOMEMLIMIT": "1GiB"}
 
 Argument = str | Path
 
@@ -140,7 +142,8 @@ class Machine:
         return inside + [str(word) for word in command]
 
     def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-        return {"PATH": self._path, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb"} | dict(extra or {})
+        variables = {"PATH": self._path, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb"}
+        return variables | _GO | dict(extra or {})
 
     def run(
         self,
