@@ -23,8 +23,8 @@ GROUPS = tuple(
         "onload_upgrade",
         # `cluster`
         (
-            "harness helm operator cli_cluster epc_and_labels operator_crds operator_daemonsets onload_crds deployments "
-            "release"
+            "harness helm operator cli_cluster epc_and_labels operator_crds operator_daemonsets onload_crds "
+            "deployments release"
         ),
         "framework_scenarios",
         "vanished_devices",
