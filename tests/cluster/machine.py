@@ -37,7 +37,7 @@ Argument = str | Path
 
 
 def wait_until(
-    condition: Callable[[], object], what: str, timeout: float = 30, *, every: float = 0.05, hint: str = ""
+    condition: Callable[[], object], what: str, timeout: float = 60, *, every: float = 0.05, hint: str = ""
 ) -> None:
     """Return as soon as ``condition`` is true; raise a ClusterError saying ``what`` did not come about in time."""
     deadline = time.monotonic() + timeout
