@@ -111,9 +111,18 @@ release: $(ready)
 		$(if $(PUSH),--push) $(if $(IMAGES),--prebuilt "$(IMAGES)") $(if $(PLATFORMS),--platforms "$(PLATFORMS)") \
 		$(if $(DRAFT),--draft) $(if $(CA_FILE),--ca-file "$(CA_FILE)")
 
+## push-release: push a complete release to its registry, also to continue after an error: OUT=DIR KEY=FILE
+push-release: $(ready)
+	$(PY) -m release push "$(OUT)" --key "$(KEY)" $(if $(CA_FILE),--ca-file "$(CA_FILE)")
+
 ## verify-release: check a release as its users would: OUT=DIR KEY=FILE.pub [REGISTRY=…]
 verify-release: $(ready)
 	$(PY) -m release verify "$(OUT)" --key "$(KEY)" $(if $(REGISTRY),--registry "$(REGISTRY)") $(if $(CA_FILE),--ca-file "$(CA_FILE)")
+
+## sbom-tools: install the validators of bills of materials, which the tests use, into .venv/sbom
+sbom-tools: $(ready)
+	$(PY) -m venv --without-pip $(VENV)/sbom
+	$(PY) -m pip --python $(VENV)/sbom/bin/python install $(pip_options) $(locked_options) --requirement constraints-sbom.txt
 
 ## format: apply ruff fixes and formatting
 format: $(ready)
@@ -179,9 +188,10 @@ kube: $(ready)
 tools: $(ready)
 	$(PY) -m tests.cluster.build $(TOOLS)
 
-## test-cluster: run the cluster tests, two files at a time; needs root. ARGS=… are passed to pytest
+## test-cluster: run the cluster tests, three files at a time on two cores; needs root. ARGS=… are passed to pytest
 test-cluster: kube
-	$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m cluster $(ARGS)
+	$(PY) -m pytest --numprocesses "$$((($$(nproc) * 3 + 1) / 2))" --maxprocesses 6 --dist loadfile \
+		--no-loadscope-reorder -p tests.cluster.distribution -m cluster $(ARGS)
 
 ## cluster: start a real cluster with simulated GPUs and our images; needs root
 cluster: kube
@@ -199,6 +209,8 @@ lock: $(VENV)/.pinned
 		--no-header --no-emit-index-url --no-emit-trusted-host --no-emit-find-links pyproject.toml)
 	"$${compile[@]}" --extra dev --extra operator --extra simulate --output-file constraints.txt
 	"$${compile[@]}" --extra browser --extra site --constraint constraints.txt --output-file constraints-extra.txt
+	printf '%s\n' 'cyclonedx-python-lib[json-validation]' spdx-tools | \
+		"$${compile[@]/pyproject.toml/-}" --output-file constraints-sbom.txt
 
 ## clean: remove all build results and .venv
 clean:

@@ -35,6 +35,7 @@ NAMES = (
     "fleet",
     "onload",
     "products",
+    "helm",
 )
 _DEADLINE = 3600
 

@@ -1,11 +1,14 @@
 """The fleet with 5,000 nodes of 8 cards each: memory, processor time without changes and with 500 per second, pages.
 
-The API server is the test double. The agents are in a separate process and respond over the loopback interface.
+The API server is the test double. The agents are in a separate process and respond over the loopback interface. During
+the changes one client reads live updates, and another one requests a page each second, both over the loopback interface
+from this process: their times include everything that delays the event loop.
 """
 
 import asyncio
 import gzip
 import os
+import re
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
@@ -14,6 +17,7 @@ from msgspec import Struct
 
 from accelplane.apiserver import ClientConfig
 from accelplane.fleet.fleet import Fleet
+from accelplane.fleet.serve import listen
 from accelplane.fleet.web.gate import OpenGate
 from accelplane.fleet.web.site import Screens, Site
 from accelplane.http.messages import Request, Response
@@ -22,6 +26,8 @@ from benchmarks.figures import Figure, Result, Scale, percentile, single
 from benchmarks.process import cpu_seconds, memory_of
 
 _CONNECT_TIMEOUT = 600.0
+_PAGE_TIMEOUT = 60.0
+_GENERATION = re.compile(rb'data-generation="(\d+)"')
 _CHANGES = 500
 _PAGES = (("first page", "/"), ("100 nodes", "/nodes"), ("namespaces", "/namespaces"), ("waiting pods", "/waiting"))
 _PAGE_BUDGETS = {"first page": 50.0, "100 nodes": 50.0}
@@ -44,6 +50,7 @@ def measure(scale: Scale) -> Result:
         notes=(
             f"{nodes} nodes with 8 cards each, all allocated; agents and API server in another process",
             "first change in the snapshot: from the command to the agents; the changes of a second are sent together",
+            "during changes: a client of live updates of 100 nodes, and one that requests such a page each second",
         ),
     )
 
@@ -73,14 +80,22 @@ async def _measure_fleet(agents: Process, url: str, load: Load) -> tuple[Figure,
     memory, before = memory_of(own), cpu_seconds(own)
     await asyncio.sleep(load.idle)
     idle_cpu = (cpu_seconds(own) - before) * 60 / load.idle
-    before, delays = cpu_seconds(own), list[float]()
-    for _ in range(load.seconds):
-        start, generation = time.monotonic(), fleet.cluster().generation
-        agents.stdin.write(f"{load.changes}\n".encode())
-        await fleet.changed(generation)
-        delays.append((time.monotonic() - start) * 1000)
-        await asyncio.sleep(max(0.0, start + 1 - time.monotonic()))
-    busy = (cpu_seconds(own) - before) / load.seconds
+    screens = Screens(fleet)
+    async with listen(screens, OpenGate(loopback_only=True), "127.0.0.1:0") as port:
+        user = _User(port)
+        before, delays = cpu_seconds(own), list[float]()
+        updates = asyncio.create_task(user.follow())
+        for _ in range(load.seconds):
+            start, generation = time.monotonic(), fleet.cluster().generation
+            agents.stdin.write(f"{load.changes}\n".encode())
+            await fleet.changed(generation)
+            delays.append((time.monotonic() - start) * 1000)
+            await user.request()
+            await asyncio.sleep(max(0.0, start + 1 - time.monotonic()))
+        busy = (cpu_seconds(own) - before) / load.seconds
+        updates.cancel()
+        await asyncio.gather(updates, return_exceptions=True)
+        await screens.live.close()
     pages = await _measure_pages(fleet)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -91,9 +106,56 @@ async def _measure_fleet(agents: Process, url: str, load: Load) -> tuple[Figure,
         single("processor time per minute, no changes", idle_cpu, "s", budget=3),
         single(f"processor time with {load.changes} changes per second", busy * 1000, "ms/s"),
         percentile("first change in the snapshot", (delays,), 0.99, "ms", budget=3000),
+        percentile("100 nodes during changes: time to the answer, median", (user.times,), 0.5, "ms"),
+        percentile("100 nodes during changes: time to the answer, 99 %", (user.times,), 0.99, "ms"),
+        single("live updates during changes, a second", user.updates / load.seconds, "events/s"),
+        single("requests to load the page again during changes", user.reloads, "events"),
         single("resident memory after changes and pages", memory_of(own).resident, "MiB", budget=200),
         *pages,
     )
+
+
+class _User:
+    """A browser with the list of nodes: live updates, and the page itself when it is requested."""
+
+    def __init__(self, port: int) -> None:
+        self.times: list[float] = []
+        self.updates = 0
+        self.reloads = 0
+        self._port = port
+
+    async def request(self) -> None:
+        """Requests the page and notes the time."""
+        start = time.monotonic()
+        await self._page()
+        self.times.append((time.monotonic() - start) * 1000)
+
+    async def follow(self) -> None:
+        """Counts the updates until it is cancelled. As a browser, it loads the page again when it is told to."""
+        while True:
+            generation = _GENERATION.findall(await self._page())[0].decode()
+            reader, writer = await self._open(f"/api/v1/events?screen=nodes&sort=name&generation={generation}")
+            try:
+                while (line := await reader.readline()) and line != b"event: reload\n":
+                    self.updates += line in (b"event: rows\n", b"event: overview\n")
+                self.reloads += bool(line)
+            finally:
+                writer.close()
+
+    async def _page(self) -> bytes:
+        """Raises `OSError` or `TimeoutError` without a complete page."""
+        async with asyncio.timeout(_PAGE_TIMEOUT):
+            reader, writer = await self._open("/nodes?sort=name")
+            body = await reader.read()
+            writer.close()
+        if not body.startswith(b"HTTP/1.1 200 ") or not body.rstrip().endswith(b"</html>"):
+            raise OSError(f"/nodes: found {body[:80]!r}, expected a complete page")
+        return body
+
+    async def _open(self, path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=2**22)
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
+        return reader, writer
 
 
 async def _measure_pages(fleet: Fleet) -> list[Figure]:

@@ -15,6 +15,8 @@ from accelplane.fleet.objects import AGENT_LABELS, AGENT_PORT
 from accelplane.kube.testing import FakeApiServer
 
 UNITS = 8
+# Agents that change together are distributed over all nodes, as in a cluster, and are not those of one list.
+_STRIDE = 37
 _RESOURCE = "gpu.intel.com/i915"
 _WAIT = re.compile(rb"wait=(\d+)")
 
@@ -125,7 +127,7 @@ async def main() -> None:
         first = 0
         while line := await reader.readline():
             for index in range(int(line)):
-                agents[(first + index) % len(agents)].change()
+                agents[(first + index) * _STRIDE % len(agents)].change()
             first += int(line)
     server.close()
 

@@ -1,14 +1,28 @@
 """`python -m release`: bundles and catalogs for OLM, releases and their verification. The Makefile calls it."""
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from accelplane.manifests.spans import EditError
 from release import commands
 from release.errors import ReleaseError
 from release.images import DEFAULT_REGISTRY
+from release.registry import RegistryError
+
+
+class _Named(click.Path):
+    """A path. Make passes an empty one if its variable is not set, which must not become the working directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            name = param.human_readable_name.upper() if param else "path"
+            self.fail(f"found an empty path; set {name}, with make as {name}=…", param, ctx)
+        return super().convert(value, param, ctx)
+
 
 _OUT = click.option("--out", type=click.Path(path_type=Path), default="dist/bundles", show_default=True)
 _REGISTRY = click.option("--registry", default=DEFAULT_REGISTRY, show_default=True, help="Registry and path of images.")
@@ -62,22 +76,19 @@ def make_catalog(*, out: Path, registry: str, older: Path | None) -> None:
 
 
 @release.command("key")
-@click.argument("file", type=click.Path(path_type=Path))
-def make_key(*, file: Path) -> None:
-    """Write a new private key to FILE and its public key to FILE.pub."""
+@click.argument("key", type=_Named(path_type=Path))
+def make_key(*, key: Path) -> None:
+    """Write a new private key to KEY and its public key to KEY.pub."""
     from release import signing  # noqa: PLC0415
 
-    try:
-        signing.generate(file)
-    except OSError as error:
-        raise ReleaseError(str(error)) from error
-    click.echo(f"{file}: keep it secret; publish {file}.pub")
+    signing.generate(key)
+    click.echo(f"{key}: keep it secret; publish {key}.pub")
 
 
 @release.command("build")
 @click.option("--version", "wanted", required=True)
-@click.option("--out", type=click.Path(path_type=Path), required=True)
-@click.option("--key", type=click.Path(path_type=Path), required=True, help="Private key of make release-key.")
+@click.option("--out", type=_Named(path_type=Path), required=True)
+@click.option("--key", type=_Named(path_type=Path), required=True, help="Private key of make release-key.")
 @_REGISTRY
 @click.option("--push", is_flag=True, help="Push to the registry.")
 @_PLAIN
@@ -94,9 +105,21 @@ def build_release(*, wanted: str, out: Path, push: bool, **options: Any) -> None
     click.echo(out)
 
 
+@release.command("push")
+@click.argument("out", type=_Named(path_type=Path, exists=True, file_okay=False))
+@click.option("--key", type=_Named(path_type=Path), required=True, help="Private key of make release-key.")
+@_PLAIN
+@_CA
+def push_release(*, out: Path, key: Path, **options: Any) -> None:
+    """Push a complete release to its registry, also to continue after an error."""
+    from release.push import Push, push  # noqa: PLC0415
+
+    push(Push(out=out, key=key, **options), lambda text: click.echo(text, err=True))
+
+
 @release.command("verify")
-@click.argument("out", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option("--key", type=click.Path(path_type=Path), required=True, help="The public key that you trust.")
+@click.argument("out", type=_Named(path_type=Path, exists=True, file_okay=False))
+@click.option("--key", type=_Named(path_type=Path), required=True, help="The public key that you trust.")
 @click.option("--registry", default="", help="Check this registry too.")
 @_PLAIN
 @_CA
@@ -116,7 +139,7 @@ def main() -> None:
     """The entry point."""
     try:
         release()
-    except ReleaseError as error:
+    except (ReleaseError, RegistryError, EditError, OSError, subprocess.SubprocessError) as error:
         click.echo(str(error), err=True)
         sys.exit(1)
 

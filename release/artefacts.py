@@ -36,6 +36,8 @@ def pinned_tree(deploy: Path, target: Path, images: Images, registry: str) -> No
         raise ReleaseError(f"found references that are no fields of manifests; edit them by hand:\n{places}")
     for each in changed:
         files.write(each.path, each.text)
+    for name in charts.names(target / "charts"):
+        (target / "charts" / name / charts.DIGESTS).write_text(charts.digests_template(images.digests))
 
 
 def trees(deploy: Path) -> list[str]:

@@ -1,4 +1,7 @@
-"""Makes a release: all files in one directory, signed, and optionally pushed to a registry."""
+"""Makes a release: all files in one directory, signed, and optionally pushed to a registry.
+
+The directory appears by one rename when it is complete.
+"""
 
 import base64
 import json
@@ -11,7 +14,7 @@ import tarfile
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -19,13 +22,27 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric import ec
 from packaging.requirements import Requirement
 
-from release import artefacts, changelog, commands, git, images, oci, provenance, sbom, signing, version
+from release import artefacts, changelog, commands, git, images, kustomize, oci, provenance, sbom, signing, version
 from release.errors import ReleaseError
 from release.images import Images
 from release.olm.products import PRODUCTS
-from release.registry import Registry
+from release.push import Push, Say, push
+from release.registry import ADDRESS, RegistryError
 
 SUMS, KEY = "SHA256SUMS", "release.pub"
+# The environment of the images: the bill of materials must not depend on the Python that makes it.
+_MARKERS = {
+    "extra": "",
+    "implementation_name": "cpython",
+    "implementation_version": "3.11.2",
+    "os_name": "posix",
+    "platform_machine": "x86_64",
+    "platform_python_implementation": "CPython",
+    "platform_system": "Linux",
+    "python_full_version": "3.11.2",
+    "python_version": "3.11",
+    "sys_platform": "linux",
+}
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,59 +65,74 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     trees: tuple[str, ...] = ()
 
 
-Say = Callable[[str], None]
-
-
 def make(plan: Plan, say: Say) -> None:
-    """Makes a release. Raises `ReleaseError` before anything is written if the sources are not ready."""
+    """Makes a release. Raises `ReleaseError` before anything is built if the sources or the tools are not ready."""
     notes = check_sources(plan)
     key = signing.load(plan.key)
-    started = _now()
-    plan.out.mkdir(parents=True)
-    with tempfile.TemporaryDirectory(prefix="release-") as scratch:
+    kustomize.command()
+    plan.out.parent.mkdir(parents=True, exist_ok=True)
+    # In the same file system as the result. The complete release is renamed: nobody finds a part of one.
+    with tempfile.TemporaryDirectory(prefix=f".{plan.out.name}-", dir=plan.out.parent) as scratch:
         work = Path(scratch)
-        built = _images(plan, work, say)
-        listed = images.load(built / "images.json")
-        if listed.version != plan.version:
-            raise ReleaseError(f"{built}/images.json: found version {listed.version}, expected {plan.version}")
-        say("wheel and source distribution")
-        _python_packages(plan, work)
-        say("images, manifests, charts and bundles")
-        artefacts.merge_images(built, plan.out / "images", listed, plan.registry)
-        artefacts.write_json(plan.out / "images.json", artefacts.images_json(listed))
-        references = artefacts.image_references(listed, plan.registry)
-        (plan.out / "images.txt").write_text("".join(f"{each}\n" for each in references))
-        deploy = work / "deploy"
-        artefacts.pinned_tree(plan.root / "deploy", deploy, listed, plan.registry)
-        artefacts.write_manifests(deploy, plan.out / "manifests", plan.trees or artefacts.trees(deploy))
-        _deploy_archive(plan, deploy)
-        charts = artefacts.write_charts(deploy, plan.out / "charts", plan.version)
-        bundles = _bundles(plan)
-        say("bills of materials")
-        _boms(plan, built, listed)
-        (plan.out / "CHANGELOG.md").write_text(notes)
-        _facts(plan, charts, bundles)
-        say("offline archive")
-        offline(plan, key, work)
-        say("provenance and signatures")
-        _sign(plan, key, listed, started)
+        complete = work / "out"
+        complete.mkdir()
+        _write(msgspec.structs.replace(plan, out=complete), key, notes, work, say)
+        complete.rename(plan.out)
     if plan.push:
-        push(plan, key, listed, say)
+        try:
+            push(Push(out=plan.out, key=plan.key, plain_http=plan.plain_http, ca_file=plan.ca_file), say)
+        except (RegistryError, OSError) as error:
+            raise ReleaseError(
+                f"{error}\n{plan.out} is complete, but not all of it was pushed; run make push-release"
+            ) from error
+
+
+def _write(plan: Plan, key: ec.EllipticCurvePrivateKey, notes: str, work: Path, say: Say) -> None:
+    """Writes all files of a release."""
+    started = _now()
+    built = _images(plan, work, say)
+    listed = images.load(built / "images.json")
+    if listed.version != plan.version:
+        raise ReleaseError(f"{built}/images.json: found version {listed.version}, expected {plan.version}")
+    say("wheel and source distribution")
+    _python_packages(plan, work)
+    say("images, manifests, charts and bundles")
+    artefacts.merge_images(built, plan.out / "images", listed, plan.registry)
+    artefacts.write_json(plan.out / "images.json", artefacts.images_json(listed))
+    references = artefacts.image_references(listed, plan.registry)
+    (plan.out / "images.txt").write_text("".join(f"{each}\n" for each in references))
+    deploy = work / "deploy"
+    artefacts.pinned_tree(plan.root / "deploy", deploy, listed, plan.registry)
+    artefacts.write_manifests(deploy, plan.out / "manifests", plan.trees or artefacts.trees(deploy))
+    _deploy_archive(plan, deploy)
+    charts = artefacts.write_charts(deploy, plan.out / "charts", plan.version)
+    bundles = _bundles(plan)
+    say("bills of materials")
+    _boms(plan, built, listed)
+    (plan.out / "CHANGELOG.md").write_text(notes)
+    _facts(plan, charts, bundles)
+    say("offline archive")
+    offline(plan, key, work)
+    say("provenance and signatures")
+    _sign(plan, key, listed, started)
 
 
 def check_sources(plan: Plan) -> str:
     """The text of the changelog for the version. Raises `ReleaseError` if the sources are not ready for the release."""
-    if not version.SEMANTIC.fullmatch(plan.version):
-        raise ReleaseError(f"version: found {plan.version!a}, expected a semantic version such as 1.2.0, without v")
+    version.check(plan.version)
     if (found := version.current(plan.root)) != plan.version:
         raise ReleaseError(f"version: found {found} in the source tree, expected {plan.version}; run make version")
-    if plan.out.exists():
-        raise ReleaseError(f"{plan.out}: exists already; remove it, or choose another directory")
+    if not ADDRESS.fullmatch(plan.registry):
+        raise ReleaseError(
+            f"registry: found {plan.registry!a}, expected a host and path such as registry.example/accelplane"
+        )
+    if plan.out.exists() or plan.out.is_symlink():
+        raise ReleaseError(f"{plan.out}: exists already; choose another directory")
     text = (plan.root / "CHANGELOG.md").read_text()
     notes = changelog.section(text, plan.version)
     if plan.draft:
         return notes
-    if changes := git.changes(plan.root):
+    if changes := git.changes(plan.root, "src", "deploy", "release"):
         raise ReleaseError(f"the clone has {len(changes)} changes, such as {changes[0]!a}; commit them, or set DRAFT=1")
     if not changelog.is_dated(text, plan.version):
         raise ReleaseError(
@@ -130,7 +162,8 @@ def _images(plan: Plan, work: Path, say: Say) -> Path:
     target = work / "images"
     platforms = [f"PLATFORMS={plan.platforms}"] if plan.platforms else []
     # The variables of this make are not those of the other one.
-    _run(["env", "-u", "MAKEFLAGS", "-u", "MAKEOVERRIDES", "make", "images", f"OUT={target}", *platforms], plan.root)
+    without = [word for name in ("MAKEFLAGS", "MAKEOVERRIDES", "IMAGES") for word in ("-u", name)]
+    _run(["env", *without, "make", "images", f"OUT={target}", *platforms], plan.root)
     return target
 
 
@@ -191,11 +224,6 @@ def _bundles(plan: Plan) -> dict[str, str]:
     return {name: oci.root(layout).digest for name, layout in layouts.items()}
 
 
-def olm_layout(out: Path, name: str) -> Path:
-    """The layout of the image of a bundle or the catalog."""
-    return out / "olm" / ("catalog-image" if name == "accelplane-catalog" else name)
-
-
 def _boms(plan: Plan, built: Path, listed: Images) -> None:
     created = commands.created(plan.root)
     known: dict[str, list[sbom.Package]] = {}
@@ -213,7 +241,7 @@ def _boms(plan: Plan, built: Path, listed: Images) -> None:
 
 
 def dependencies(root: Path) -> set[str]:
-    """All distributions that the package requires, with the extras of users."""
+    """All distributions that the package requires on the Python of the images, with the extras of users."""
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = [Requirement(text) for text in (*project["dependencies"], *extras["operator"], *extras["simulate"])]
@@ -222,11 +250,14 @@ def dependencies(root: Path) -> set[str]:
         name: [
             _normalized(each.name)
             for each in map(Requirement, texts)
-            if each.marker is None or each.marker.evaluate({"extra": ""})
+            if each.marker is None or each.marker.evaluate(_MARKERS)
         ]
         for name, texts in installed.items()
     }
-    return sbom.closure([_normalized(each.name) for each in wanted], required)
+    found = sbom.closure([_normalized(each.name) for each in wanted], required)
+    if missing := sorted(found - installed.keys()):
+        raise ReleaseError(f"{', '.join(missing)}: not installed, so what it requires is unknown; run make")
+    return found
 
 
 def _normalized(name: str) -> str:
@@ -252,7 +283,7 @@ def offline(plan: Plan, key: ec.EllipticCurvePrivateKey, work: Path) -> None:
     tree = work / name
     tree.mkdir()
     for each in ("images", "charts", "manifests"):
-        shutil.copytree(plan.out / each, tree / each)
+        shutil.copytree(plan.out / each, tree / each, copy_function=os.link)
     for each in ("images.json", "images.txt", "release.json", "CHANGELOG.md"):
         shutil.copy(plan.out / each, tree / each)
     for each in ("install.py", "registry.py"):
@@ -276,6 +307,7 @@ def _sign(plan: Plan, key: ec.EllipticCurvePrivateKey, listed: Images, started: 
         version=plan.version,
         registry=plan.registry,
         platforms=platforms,
+        prebuilt=plan.prebuilt is not None,
         builder=os.environ.get("RELEASE_BUILDER", "urn:accelplane:local-build"),
         started=started,
         finished=_now(),
@@ -300,19 +332,3 @@ def subjects(out: Path) -> dict[str, str]:
         **{f"{facts['registry']}/charts/{name}": digest for name, digest in facts["charts"].items()},
         **{f"{facts['registry']}/{name}": digest for name, digest in facts["olm"].items()},
     }
-
-
-def push(plan: Plan, key: ec.EllipticCurvePrivateKey, listed: Images, say: Say) -> None:
-    """Pushes images, charts, bundles and the catalog, each with its signature."""
-    registry = Registry(plan.registry, plain_http=plan.plain_http, ca_file=plan.ca_file)
-    facts = json.loads((plan.out / "release.json").read_text())
-    wanted = [(name, plan.out / "images", digest) for name, digest in listed.digests.items()]
-    wanted += [(f"charts/{name}", plan.out / "charts/oci", digest) for name, digest in facts["charts"].items()]
-    wanted += [(name, olm_layout(plan.out, name), digest) for name, digest in facts["olm"].items()]
-    for name, layout, digest in wanted:
-        say(f"pushing {plan.registry}/{name}:{plan.version}")
-        content = json.loads(oci.blob(layout, digest).read_bytes())
-        registry.push(name, layout, {"digest": digest, "mediaType": content["mediaType"]}, [plan.version])
-        with tempfile.TemporaryDirectory() as scratch:
-            signature = signing.write_signature_image(Path(scratch), key, f"{plan.registry}/{name}", digest)
-            registry.push(name, Path(scratch), signature, [signing.signature_tag(digest)])

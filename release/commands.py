@@ -1,6 +1,7 @@
 """The commands of `python -m release` for bundles and catalogs of OLM."""
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -36,8 +37,8 @@ def epoch(root: Path) -> int:
     from release.git import commit_time  # noqa: PLC0415
 
     text = os.environ.get("SOURCE_DATE_EPOCH", "")
-    if text and not text.isdecimal():
-        raise ReleaseError(f"SOURCE_DATE_EPOCH: found {text!a}, expected seconds")
+    if text and not re.fullmatch("[0-9]{1,10}", text):
+        raise ReleaseError(f"SOURCE_DATE_EPOCH: found {text!a}, expected seconds since 1970, at most ten digits")
     return int(text) if text else commit_time(root)
 
 

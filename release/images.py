@@ -64,4 +64,6 @@ def load(file: Path) -> Images:
             raise ReleaseError(f"{file}: image {image.name}: found digest {image.digest!a}, expected sha256:…")
     if not found.images:
         raise ReleaseError(f"{file}: found no images")
+    if len(found.digests) < len(found.images):
+        raise ReleaseError(f"{file}: found an image twice")
     return found

@@ -22,7 +22,7 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from registry import Registry, RegistryError  # noqa: E402 - without a compiled module
+from registry import ADDRESS, Registry, RegistryError  # noqa: E402 - without a compiled module
 
 HERE = Path(__file__).resolve().parent
 
@@ -45,15 +45,16 @@ def verify(key):
         print(f"SHA256SUMS is signed by {key}")
     else:
         print("No --key is given: the signature is not verified", file=sys.stderr)
-    expected = dict(reversed(line.split("  ", 1)) for line in sums.read_text().splitlines())
+    lines = [line.partition("  ") for line in sums.read_text().splitlines()]
+    expected = {name: digest for digest, _, name in lines}
     own = {"SHA256SUMS", "SHA256SUMS.der"}
-    found = {str(file.relative_to(HERE)) for file in HERE.rglob("*") if file.is_file()}
+    found = {str(file.relative_to(HERE)) for file in HERE.rglob("*") if file.is_symlink() or not file.is_dir()}
     for name in sorted(found - own - set(expected)):
         raise InstallError(f"{name}: not in SHA256SUMS; unpack the archive again")
     for name, digest in expected.items():
         if name not in found:
             raise InstallError(f"{name}: not found; unpack the archive again")
-        if _digest(HERE / name) != digest:
+        if (HERE / name).is_symlink() or not (HERE / name).is_file() or _digest(HERE / name) != digest:
             raise InstallError(f"{name}: found other content than that of SHA256SUMS; do not use it")
     print(f"{len(expected)} files are unchanged")
 
@@ -69,6 +70,8 @@ def _digest(file):
 def load(command, namespace):
     """Imports all images into containerd, under their tags and digests."""
     words = [*shlex.split(command), "--namespace", namespace, "images", "import", "-"]
+    if not command.split():
+        raise InstallError("--ctr: found no program, expected ctr of containerd")
     try:
         process = subprocess.Popen(words, stdin=subprocess.PIPE)
     except OSError as error:
@@ -82,6 +85,11 @@ def load(command, namespace):
         process.stdin.close()
     except BrokenPipeError:
         pass  # The exit status below says that the import has failed.
+    except BaseException:
+        # Without all blobs nothing may be imported.
+        process.kill()
+        process.wait()
+        raise
     if process.wait():
         raise InstallError(f"{' '.join(words)}: failed with status {process.returncode}")
 
@@ -111,6 +119,8 @@ def manifest(name, address):
     original = json.loads((HERE / "release.json").read_text())["registry"]
     if not address:
         return text
+    if not ADDRESS.fullmatch(address):
+        raise InstallError(f"--registry: found {address!a}, expected a host and path as in mirror.example/tools")
     return text.replace(f"{original}/", f"{address}/").replace(f"image-vendor={original}", f"image-vendor={address}")
 
 
@@ -160,7 +170,7 @@ def main():
             print(manifest(given.name, given.registry), end="")
         else:
             apply(given.name, given.registry, given.kubectl)
-    except (InstallError, RegistryError, OSError) as error:
+    except (InstallError, RegistryError, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

@@ -15,11 +15,15 @@ LOCKS = ("constraints.txt", "deploy/images/packages.lock")
 
 
 class Build(msgspec.Struct, frozen=True, kw_only=True):
-    """The parameters and times of a build. `builder` identifies the machine or service."""
+    """The parameters and times of a build. `builder` identifies the machine or service.
+
+    `prebuilt` says that the images were not built by this run: nothing shows that they are those of the commit.
+    """
 
     version: str
     registry: str
     platforms: tuple[str, ...]
+    prebuilt: bool
     builder: str
     started: str
     finished: str
@@ -40,7 +44,12 @@ def statement(root: Path, subjects: Mapping[str, str], build: Build) -> bytes:
             for file in locks
         ),
     ]
-    parameters = {"version": build.version, "registry": build.registry, "platforms": list(build.platforms)}
+    parameters = {
+        "version": build.version,
+        "registry": build.registry,
+        "platforms": list(build.platforms),
+        "prebuiltImages": build.prebuilt,
+    }
     return oci.encoded(
         {
             "_type": STATEMENT,

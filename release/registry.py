@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urljoin, urlsplit
 
+# A host and a path. The host has a dot or a port, or is localhost: without them, other programs take it for a path.
+ADDRESS = re.compile(
+    r"(?:localhost|(?=[^/]*[.:])[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)(?::[0-9]{1,5})?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*"
+)
 _TIMEOUT = 120
 _MAX_ANSWER = 8 * 1024 * 1024
 _ACCEPT = ", ".join(
@@ -40,7 +44,11 @@ class Registry:
     """
 
     def __init__(self, address: str, *, plain_http: bool = False, ca_file: str = "") -> None:
-        """Connects with the first request."""
+        """Connects with the first request. Raises `RegistryError` if the address is not valid."""
+        if not ADDRESS.fullmatch(address):
+            raise RegistryError(
+                f"registry: found {address!a}, expected a host and path without scheme, as in mirror.example/tools"
+            )
         self.host, _, self.path = address.partition("/")
         name = self.host.partition(":")[0]
         # The images of docker.io are served by another host.
@@ -65,12 +73,24 @@ class Registry:
             raise RegistryError(f"{self.host}{url}: found content with another digest")
         return content, headers.get("content-type", "").partition(";")[0]
 
-    def blob(self, name: str, digest: str) -> bytes:
-        """A blob, which is compared with its digest."""
+    def digest(self, name: str, tag: str) -> str:
+        """The digest of the manifest of a tag; empty if there is none."""
+        url = f"/v2/{self.repository(name)}/manifests/{quote(tag, safe='')}"
+        status, _, content = self._request("GET", url, name, {"Accept": _ACCEPT})
+        # Registries answer 401 or 403 for a repository that does not exist yet. Wrong credentials fail with the upload.
+        if status in {401, 403, 404}:
+            return ""
+        if status != 200:
+            raise self._error("GET", url, status, content)
+        return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+    def blob(self, name: str, digest: str, size: int = _MAX_ANSWER) -> bytes:
+        """A blob of at most `size` bytes, which is compared with its digest."""
         url = f"/v2/{self.repository(name)}/blobs/{digest}"
-        status, headers, content = self._request("GET", url, name, {})
-        if status in {301, 302, 303, 307, 308}:
-            status, _, content = self._request("GET", urljoin(f"{self.base}{url}", headers["location"]), "", {})
+        status, headers, content = self._request("GET", url, name, {}, limit=size)
+        if status in {301, 302, 303, 307, 308} and "location" in headers:
+            location = urljoin(f"{self.base}{url}", headers["location"])
+            status, _, content = self._request("GET", location, "", {}, limit=size)
         if status != 200:
             raise self._error("GET", url, status, content)
         if f"sha256:{hashlib.sha256(content).hexdigest()}" != digest:
@@ -115,16 +135,17 @@ class Registry:
             raise self._error("PUT", url, status, answer)
 
     def _request(
-        self, method: str, url: str, name: str, headers: Mapping[str, str], *, body: Any = None, push: bool = False
-    ) -> tuple[int, dict[str, str], bytes]:
-        status, answered, content = self._send(method, url, name, headers, body)
+        self, method: str, url: str, name: str, headers: Mapping[str, str], *, body: Any = None, push: bool = False,
+        limit: int = _MAX_ANSWER,
+    ) -> tuple[int, dict[str, str], bytes]:  # fmt: skip
+        status, answered, content = self._send(method, url, name, headers, body=body, limit=limit)
         if status == 401 and name:
             self._authenticate(name, answered.get("www-authenticate", ""), push=push)
-            status, answered, content = self._send(method, url, name, headers, body)
+            status, answered, content = self._send(method, url, name, headers, body=body, limit=limit)
         return status, answered, content
 
     def _send(
-        self, method: str, url: str, name: str, headers: Mapping[str, str], body: Any
+        self, method: str, url: str, name: str, headers: Mapping[str, str], *, body: Any, limit: int
     ) -> tuple[int, dict[str, str], bytes]:
         parts = urlsplit(urljoin(self.base, url))
         if parts.scheme != "https" and self.base.startswith("https:"):
@@ -146,7 +167,11 @@ class Registry:
             else:
                 connection.request(method, target, body=body, headers={**headers, **authorization})
                 answer = connection.getresponse()
-            content = answer.read() if method == "GET" else answer.read(_MAX_ANSWER)
+            # An error has a text of its own, which may be longer than the blob.
+            limit = limit if answer.status == 200 else _MAX_ANSWER
+            content = answer.read(limit + 1)
+            if len(content) > limit:
+                raise RegistryError(f"{method} {self.host}{parts.path}: found more than {limit} bytes in the answer")
             return answer.status, {key.lower(): value for key, value in answer.getheaders()}, content
         except (OSError, http.client.HTTPException) as error:
             raise RegistryError(f"{method} {parts.scheme}://{parts.netloc}{parts.path}: {error}") from error
@@ -174,12 +199,12 @@ class Registry:
             connection.request("GET", f"{realm.path}?{query}", headers=headers)
             answer = connection.getresponse()
             found = json.loads(answer.read(_MAX_ANSWER)) if answer.status == 200 else {}
-        except (OSError, http.client.HTTPException, ValueError) as error:
+            token = found.get("token") or found.get("access_token")
+        except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
             raise RegistryError(f"{fields['realm']}: {error}") from error
         finally:
             connection.close()
-        token = found.get("token") or found.get("access_token")
-        if not token:
+        if not isinstance(token, str) or not token.isascii() or not token.isprintable():
             raise RegistryError(f"{fields['realm']}: found no token; check REGISTRY_USER and REGISTRY_PASSWORD")
         self._authorization[name] = f"Bearer {token}"
 

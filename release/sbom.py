@@ -19,18 +19,17 @@ from release.errors import ReleaseError
 _SPACE = uuid.UUID("5f9c6c0e-62c5-5d0e-9a4e-0d6f7f3f5b11")
 _METADATA = re.compile(r"(?:^|/)[^/]+\.dist-info/METADATA$")
 _STATUS = re.compile(r"^(?:\./)?var/lib/dpkg/status(?:\.d/[^/]+)?$")
-_PIN = re.compile(r"^([a-z0-9.-]+)==(\S+?)((?:\s*\\?\s*--hash=sha256:[0-9a-f]{64})+)", re.MULTILINE)
+_PIN = re.compile(r"^([a-z0-9.-]+)==([^\s;\\]+)", re.MULTILINE)
 _MAX_METADATA = 4 * 1024 * 1024
 
 
 class Package(msgspec.Struct, frozen=True, order=True):
-    """A package: its purl is unique. `hashes` are SHA-256 digests of its files in registries."""
+    """A package: its purl is unique."""
 
     name: str
     version: str
     purl: str
     license: str = ""
-    hashes: tuple[str, ...] = ()
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -45,10 +44,7 @@ class Subject(msgspec.Struct, frozen=True):
 
 def of_lock(text: str, wanted: Iterable[str]) -> list[Package]:
     """The pinned packages of constraints.txt that are wanted. Raises `ReleaseError` if one is missing."""
-    pinned = {
-        name: Package(name, version, f"pkg:pypi/{name}@{version}", hashes=tuple(re.findall("[0-9a-f]{64}", hashes)))
-        for name, version, hashes in _PIN.findall(text)
-    }
+    pinned = {name: Package(name, version, f"pkg:pypi/{name}@{version}") for name, version in _PIN.findall(text)}
     names = set(wanted)
     if missing := names - pinned.keys():
         raise ReleaseError(f"constraints.txt: found no pin of {', '.join(sorted(missing))}; run make lock")
@@ -63,7 +59,8 @@ def of_image(layout: Path, descriptor: oci.Descriptor, known: dict[str, list[Pac
             if each.digest not in known:
                 known[each.digest] = list(_of_layer(oci.blob(layout, each.digest)))
             found |= set(known[each.digest])
-    return sorted(found)
+    # Formats do not allow a package twice, for example with and without a license.
+    return sorted({package.purl: package for package in sorted(found)}.values())
 
 
 def _of_layer(file: Path) -> Iterator[Package]:

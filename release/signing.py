@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -41,7 +41,7 @@ def load(file: Path) -> ec.EllipticCurvePrivateKey:
     try:
         password = os.environ.get(PASSWORD, "").encode() or None
         key = serialization.load_pem_private_key(file.read_bytes(), password)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ReleaseError(f"{file}: {error}; expected a PEM key of make release-key, and {PASSWORD}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise ReleaseError(f"{file}: found another kind of key, expected P-256")
@@ -52,9 +52,9 @@ def load_public(file: Path) -> ec.EllipticCurvePublicKey:
     """The public key of a PEM file. Raises `ReleaseError`."""
     try:
         key = serialization.load_pem_public_key(file.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise ReleaseError(f"{file}: {error}; expected a public key in PEM format") from error
-    if not isinstance(key, ec.EllipticCurvePublicKey):
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise ReleaseError(f"{file}: found another kind of key, expected P-256")
     return key
 
@@ -72,7 +72,7 @@ def sign(key: ec.EllipticCurvePrivateKey, content: bytes) -> str:
 def verify(key: ec.EllipticCurvePublicKey, content: bytes, signature: str, name: str) -> None:
     """Raises `ReleaseError` if the signature does not fit to the content and the key."""
     try:
-        key.verify(base64.b64decode(signature, validate=True), content, _ALGORITHM)
+        key.verify(base64.b64decode(signature.strip(), validate=True), content, _ALGORITHM)
     except (InvalidSignature, ValueError) as error:
         raise ReleaseError(f"{name}: the signature does not fit to the content and the key") from error
 

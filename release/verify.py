@@ -13,13 +13,16 @@ from typing import Any
 import msgspec
 import yaml
 from cryptography.hazmat.primitives.asymmetric import ec
+from packaging.version import Version
 
-from release import artefacts, images, oci, provenance, signing
-from release.build import SUMS, olm_layout, subjects
+from release import artefacts, charts, images, oci, provenance, signing
+from release.build import SUMS, subjects
 from release.errors import ReleaseError
 from release.kustomize import load_yaml
 from release.olm import bundle, catalog, checks
 from release.olm.products import PRODUCTS
+from release.push import artefacts as pushed
+from release.push import olm_layout
 from release.registry import Registry, RegistryError
 
 
@@ -52,16 +55,23 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def verify(release: Release) -> Iterator[Result]:
-    """Runs all checks. A failed signature of the checksums ends them, because nothing else can be trusted."""
+    """Runs all checks. They end if the signature or the checksums fail, because nothing else can be trusted then."""
     for name, check in CHECKS.items():
         if name in _REGISTRY_CHECKS and not release.registry:
             continue
         try:
             yield Result(name, check(release))
         except _ERRORS as error:
-            yield Result(name, "", str(error) or repr(error))
-            if name == "signature":
+            yield Result(name, "", _problem(error))
+            if name in _FIRST_CHECKS:
                 return
+
+
+def _problem(error: Exception) -> str:
+    """The message of an error. Those of Python do not say what they are about."""
+    if isinstance(error, ReleaseError | RegistryError | OSError):
+        return str(error)
+    return f"found a file with another form than that of a release: {error!r}"
 
 
 def signature(release: Release) -> str:
@@ -76,19 +86,33 @@ def checksums(release: Release) -> str:
     lines = (release.out / SUMS).read_text().splitlines()
     expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     own = {SUMS, f"{SUMS}.sig"}
-    found = {str(file.relative_to(release.out)) for file in release.out.rglob("*") if file.is_file()} - own
+    found = {str(file.relative_to(release.out)) for file in release.out.rglob("*") if not _is_directory(file)} - own
     if others := found ^ set(expected):
         raise ReleaseError(f"{min(others)}: found in the directory or in {SUMS} only")
     for name, digest in expected.items():
-        if oci.file_digest(release.out / name) != f"sha256:{digest}":
+        file = release.out / name
+        if file.is_symlink() or not file.is_file():
+            raise ReleaseError(f"{name}: found a link or a special file, expected a regular file")
+        if oci.file_digest(file) != f"sha256:{digest}":
             raise ReleaseError(f"{name}: found other content than that of {SUMS}")
     return f"{len(expected)} files"
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _only(directory: Path, pattern: str) -> Path:
+    found = sorted(directory.glob(pattern))
+    if len(found) != 1:
+        raise ReleaseError(f"{pattern}: found {len(found)} files, expected one")
+    return found[0]
 
 
 def python_packages(release: Release) -> str:
     """Wheel and source distribution have the version."""
     version = release.facts["version"]
-    (wheel,), (source,) = list(release.out.glob("*.whl")), list(release.out.glob("accelplane-*[0-9].tar.gz"))
+    wheel, source = _only(release.out, "*.whl"), _only(release.out, "accelplane-*[0-9].tar.gz")
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [each for each in archive.namelist() if each.endswith(".dist-info/METADATA")]
         found = [HeaderParser().parsestr(archive.read(name).decode())["Version"]]
@@ -98,7 +122,8 @@ def python_packages(release: Release) -> str:
         ]
         stream = archive.extractfile(member)
         found.append(HeaderParser().parsestr(stream.read().decode() if stream else "")["Version"])
-    if found != [version, version]:
+    # Python writes 1.1.0-rc.1 as 1.1.0rc1.
+    if {Version(each) for each in found} != {Version(version)}:
         raise ReleaseError(f"{wheel.name}, {source.name}: found the versions {found}, expected {version}")
     return f"{wheel.name}, {source.name}"
 
@@ -131,8 +156,9 @@ def image_layout(release: Release) -> str:
 
 
 def helm_charts(release: Release) -> str:
-    """The charts have the version, and the artefacts contain the archives."""
+    """The charts have the version and the digests of the list, and the artefacts contain the archives."""
     facts = release.facts
+    digests = charts.digests_template(images.load(release.out / "images.json").digests)
     for name, digest in facts["charts"].items():
         archive = release.out / f"charts/{name}-{facts['version']}.tgz"
         layout = release.out / "charts/oci"
@@ -140,11 +166,34 @@ def helm_charts(release: Release) -> str:
         if manifest["layers"][0]["digest"] != oci.file_digest(archive):
             raise ReleaseError(f"{archive.name}: found other content than in the artefact {digest}")
         with tarfile.open(archive) as tar:
-            stream = tar.extractfile(f"{name}/Chart.yaml")
-            chart = load_yaml(stream.read().decode() if stream else "")
+            chart = load_yaml(_member(tar, f"{name}/Chart.yaml"))
+            templates = [each for each in tar.getnames() if each.endswith(f"/{charts.DIGESTS}")]
+            others = [each for each in templates if _member(tar, each) != digests]
+            values = load_yaml(_member(tar, f"{name}/values.yaml"))
+        if not templates or others:
+            raise ReleaseError(f"{archive.name}: {charts.DIGESTS}: found other digests than in images.json, or none")
+        if (hubs := set(_hubs(values))) != {facts["registry"]}:
+            raise ReleaseError(f"{archive.name}: found the registries {sorted(hubs)}, expected {facts['registry']}")
         if (chart["version"], chart["appVersion"]) != (facts["version"], facts["version"]):
             raise ReleaseError(f"{archive.name}: found version {chart['version']}, expected {facts['version']}")
     return f"{len(facts['charts'])} charts"
+
+
+def _hubs(values: Any) -> Iterator[str]:
+    """The registries in the values of a chart."""
+    for key, value in values.items() if isinstance(values, dict) else ():
+        if key == "hub":
+            yield str(value)
+        else:
+            yield from _hubs(value)
+
+
+def _member(tar: tarfile.TarFile, name: str) -> str:
+    """The text of a file in an archive."""
+    stream = tar.extractfile(name)
+    if stream is None:
+        raise ReleaseError(f"{name}: found no regular file in the archive")
+    return stream.read().decode()
 
 
 def manifests(release: Release) -> str:
@@ -197,7 +246,7 @@ def olm_bundles(release: Release) -> str:
 
 def bills_of_materials(release: Release) -> str:
     """Each image and the wheel have both documents, with the right digest and the same packages."""
-    (wheel,) = release.out.glob("*.whl")
+    wheel = _only(release.out, "*.whl")
     expected = {each.name: each.digest for each in images.load(release.out / "images.json").images}
     expected["python-accelplane"] = oci.file_digest(wheel)
     count = 0
@@ -255,13 +304,6 @@ def offline_archive(release: Release) -> str:
     return f"{name}.tar, {len(sums.splitlines())} files"
 
 
-def _pushed(release: Release) -> Iterator[tuple[str, str]]:
-    facts = release.facts
-    yield from images.load(release.out / "images.json").digests.items()
-    yield from ((f"charts/{name}", digest) for name, digest in facts["charts"].items())
-    yield from facts["olm"].items()
-
-
 def _registry(release: Release) -> Registry:
     return Registry(release.registry, plain_http=release.plain_http, ca_file=release.ca_file)
 
@@ -271,7 +313,7 @@ def registry_digests(release: Release) -> str:
     registry, count = _registry(release), 0
     version = release.facts["version"]
     seen: set[str] = set()
-    for name, digest in _pushed(release):
+    for name, _, digest in pushed(release.out, release.facts):
         content, _ = registry.manifest(name, version)
         if oci.digest_of(content) != digest:
             raise ReleaseError(
@@ -284,7 +326,7 @@ def registry_digests(release: Release) -> str:
             for each in (*parsed.get("layers", []), *([parsed["config"]] if "config" in parsed else [])):
                 if each["digest"] not in seen:
                     seen.add(each["digest"])
-                    registry.blob(name, each["digest"])
+                    registry.blob(name, each["digest"], each["size"])
         count += 1
     return f"{count} artefacts, {len(seen)} blobs"
 
@@ -292,7 +334,7 @@ def registry_digests(release: Release) -> str:
 def registry_signatures(release: Release) -> str:
     """Every artefact in the registry is signed by the trusted key, under its own name and digest."""
     registry, count = _registry(release), 0
-    for name, digest in _pushed(release):
+    for name, _, digest in pushed(release.out, release.facts):
         manifest = json.loads(registry.manifest(name, signing.signature_tag(digest))[0])
         (layer,) = manifest["layers"]
         content = registry.blob(name, layer["digest"])
@@ -323,4 +365,5 @@ _ERRORS = (
     *(ReleaseError, RegistryError, OSError, ValueError, KeyError, TypeError, IndexError),
     *(zipfile.BadZipFile, tarfile.TarError, yaml.YAMLError, msgspec.ValidationError),
 )
+_FIRST_CHECKS = {"signature", "checksums"}
 _REGISTRY_CHECKS = {"registry", "registry signatures"}

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from packaging.version import InvalidVersion, Version
+
 from accelplane.manifests import files
 from accelplane.manifests.edits import Settings, new_reference, references_in
 from accelplane.manifests.spans import EditError
@@ -26,10 +28,21 @@ def current(root: Path) -> str:
     return found[1]
 
 
-def change(root: Path, version: str) -> Iterator[Path]:
-    """Writes the version to all files that contain it, and yields these files. Nothing is written after an error."""
+def check(version: str) -> None:
+    """Raises `ReleaseError` for a version that is not valid for images, charts and Python packages."""
     if not SEMANTIC.fullmatch(version):
         raise ReleaseError(f"version: found {version!a}, expected a semantic version such as 1.2.0, without v")
+    try:
+        Version(version)
+    except InvalidVersion as error:
+        raise ReleaseError(
+            f"version: found {version!a}, expected a release such as 1.2.0 or a candidate such as 1.2.0-rc.1"
+        ) from error
+
+
+def change(root: Path, version: str) -> Iterator[Path]:
+    """Writes the version to all files that contain it, and yields these files. Nothing is written after an error."""
+    check(version)
     init = root / "src/accelplane/__init__.py"
     old = current(root)
     settings = Settings(version=version)

@@ -42,9 +42,9 @@ def template(chart: str, namespace: str = "default", /, **values: object) -> lis
     return [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
 
 
-def hook_objects(chart: str, namespace: str = "default") -> list[Object]:
+def hook_objects(chart: str, namespace: str = "default", /, **values: object) -> list[Object]:
     """The objects of `helm test`."""
-    text = run_helm(*_words(chart, namespace))
+    text = run_helm(*_words(chart, namespace), "--values=-", text=json.dumps(values))
     objects = [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
     return [each for each in objects if each["metadata"].get("annotations", {}).get("helm.sh/hook") == "test"]
 

@@ -24,6 +24,9 @@ Object = dict[str, Any]
 # Volume -> (path, mode, type). A mount is at the same path in the container.
 Volumes = dict[str, tuple[str, str, str]]
 
+# The Secret of the authority for certificates of cert-manager.
+CA = "webhook-ca-cert"
+
 SOCKETS: Volumes = {"kubeletsockets": ("/var/lib/kubelet/device-plugins", "rw", "")}
 
 
@@ -45,7 +48,7 @@ def trees() -> list[str]:
     """The paths of all trees below `deploy`, except components, and those of NFD and XPU Manager, which include
     another repository."""
     files = (file for file in DEPLOY.rglob("kustomization.yaml") if file.parent.parts[-2:] != ("nfd", "base"))
-    found = (file.parent for file in files if yaml.safe_load(file.read_text())["kind"] == "Kustomization")
+    found = (file.parent for file in files if yaml.load(file.read_text(), yaml.CSafeLoader)["kind"] == "Kustomization")
     paths = {str(directory.relative_to(DEPLOY)) for directory in found} - {"nfd"}
     return sorted(path for path in paths if not path.startswith("xpumanager_sidecar"))
 
@@ -225,16 +228,27 @@ def own_certificate(namespace: str, prefix: str) -> list[Object]:
 
 
 def certificate_request(namespace: str, prefix: str) -> list[Object]:
-    """The objects for cert-manager."""
+    """The objects for cert-manager: an authority with a key that stays, and the certificate."""
     host = f"{prefix}webhook-service.{namespace}.svc"
-    issuer = f"{prefix}selfsigned-issuer"
-    spec = {
-        "dnsNames": [host, f"{host}.cluster.local"],
-        "issuerRef": {"kind": "Issuer", "name": issuer},
-        "privateKey": {"rotationPolicy": "Always"},
-        "secretName": "webhook-server-cert",
+    issuers = {f"{prefix}selfsigned-issuer": {"selfSigned": {}}, f"{prefix}ca-issuer": {"ca": {"secretName": CA}}}
+    root, authority = issuers
+    certificates: Object = {
+        f"{prefix}ca-cert": {
+            "commonName": "webhook-ca",
+            "duration": "87600h",
+            "isCA": True,
+            "issuerRef": {"kind": "Issuer", "name": root},
+            "privateKey": {"algorithm": "ECDSA", "rotationPolicy": "Never", "size": 256},
+            "secretName": CA,
+        },
+        f"{prefix}serving-cert": {
+            "dnsNames": [host, f"{host}.cluster.local"],
+            "issuerRef": {"kind": "Issuer", "name": authority},
+            "privateKey": {"rotationPolicy": "Always"},
+            "secretName": "webhook-server-cert",
+        },
     }
     return [
-        one("cert-manager.io/v1", "Issuer", issuer, namespace, spec={"selfSigned": {}}),
-        one("cert-manager.io/v1", "Certificate", f"{prefix}serving-cert", namespace, spec=spec),
+        *(one("cert-manager.io/v1", "Issuer", name, namespace, spec=spec) for name, spec in issuers.items()),
+        *(one("cert-manager.io/v1", "Certificate", name, namespace, spec=spec) for name, spec in certificates.items()),
     ]

@@ -21,12 +21,12 @@ from accelplane.node.status import NodeStatus, PluginStatus, ResourceCounters, R
 from accelplane.plugins.sgx import SgxPlugin
 from accelplane.readings import DevicePlan
 
-_HEAD = re.compile(r"^# HELP (accelplane_\w+) (.*)\n# TYPE accelplane_\w+ (\w+)$", re.MULTILINE)
+METRIC_HEAD = re.compile(r"^# HELP (\w+) (.*)\n# TYPE \w+ (\w+)$", re.MULTILINE)
 
 
 def agent_families() -> Sequence[tuple[str, str, str]]:
     """Returns the name, type and help of each metric in the order of the page."""
-    return [(name, kind, text) for name, text, kind in _HEAD.findall(_page())]
+    return [(name, kind, text) for name, text, kind in METRIC_HEAD.findall(_page()) if name.startswith("accelplane_")]
 
 
 def _page() -> str:

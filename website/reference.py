@@ -1,6 +1,8 @@
 """The reference pages: custom resources, flags, metrics and Python packages, made from the code."""
 
 import importlib
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 
 import click
 import yaml
+from prometheus_client import CollectorRegistry
 
 from accelplane import plugins
 from accelplane.cli import kubectl, logflags
@@ -15,10 +18,13 @@ from accelplane.cli.commands import accelplane as accelplane_command
 from accelplane.cli.goflags import Flag, flags_of
 from accelplane.cli.node import FLAGS as AGENT_FLAGS
 from accelplane.cli.node import NODE_FLAGS
+from accelplane.cli.sgxwebhook import metrics_text
+from accelplane.fleet.metrics import FleetMetrics, ViewerMetrics
+from accelplane.kube.admission import AdmissionServer
 from accelplane.kube.metrics import Metrics
 from accelplane.node.plugins import installed
 from accelplane.readings.families import FAMILIES
-from website.agentmetrics import agent_families
+from website.agentmetrics import METRIC_HEAD, agent_families
 
 DEFINITIONS = ("deploy/operator/crd/bases", "deploy/onload/config/crd/bases")
 
@@ -32,6 +38,10 @@ GO_COMMANDS = {
     "webhook sgx": "sgxwebhook",
     "webhook fpga": "fpgawebhook",
 }
+# Programs whose flags are not FLAGS of their module.
+OTHER_FLAGS = {"accelplane.cli.epchook:install": "INSTALL_FLAGS", "accelplane.cli.gpuhook:install": "INIT_FLAGS"}
+# The groups of commands of click, which have sections of their own, and the completion of kubectl.
+NO_SECTION = ("accelplane", "kubectl-accelplane", "kubectl_complete-accelplane")
 
 
 def pages(root: Path) -> Mapping[str, str]:
@@ -162,10 +172,26 @@ def commands(root: Path) -> Iterator[str]:
             yield from (f"## {script}", "")
             yield from _flags(flags_of(families[function].config_type), node)
             continue
-        flags = getattr(importlib.import_module(module), "FLAGS", None)
-        if flags is not None and function == "main":
+        name = OTHER_FLAGS.get(target, "FLAGS" if function == "main" else "")
+        flags = getattr(importlib.import_module(module), name, None) if name else None
+        if flags is not None:
             yield from (f"## {script}", "")
             yield from _flags(flags, own)
+        elif script not in NO_SECTION:
+            yield from (f"## {script}", "", "```text", *_usage(script, module, function), "```", "")
+
+
+def _usage(script: str, module: str, function: str) -> Iterator[str]:
+    """Yields the lines that a program prints about its arguments."""
+    call = f"import sys; from {module} import {function} as main; sys.argv[:] = [{script!r}, '-h']; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", call], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    lines = f"{done.stdout}{done.stderr}".rstrip().splitlines()
+    start = next((number for number, line in enumerate(lines) if line.lower().startswith("usage")), None)
+    if start is None:
+        raise RuntimeError(f"{script} -h: found no line that begins with usage: {lines}")
+    yield from lines[start:]
 
 
 def _flags(flags: Sequence[Flag], elsewhere: set[str]) -> Iterator[str]:
@@ -210,7 +236,6 @@ def metrics() -> Iterator[str]:
     """Yields the lines of the page of metrics."""
     yield from ("# Metrics in the code", "", "Type and help text of metrics, from the code.", "")
     yield from ("[Metrics](../metrics.md) explains labels and use.", "")
-    yield from ("[Fleet page](../fleet.md#metrics) has those of the fleet.", "")
     yield from ("## Agent", "")
     yield from _table(
         ("Metric", "Type", "Help"), *((f"`{n}`", kind, _prose(text)) for n, kind, text in agent_families())
@@ -219,12 +244,28 @@ def metrics() -> Iterator[str]:
     devices = ((f"`{family.name}`", family.kind, _prose(family.help)) for family in FAMILIES)
     yield from _table(("Metric", "Type", "Help"), *devices)
     yield from ("## Operators, webhooks and other controllers", "")
+    yield from _collected(Metrics().registry)
+    yield from ("## Fleet page", "", "In addition to those of controllers. [Fleet page](../fleet.md#metrics).", "")
+    yield from _collected(_fleet())
+    yield from ("## SGX webhook without the operator", "")
+    texts = METRIC_HEAD.findall(metrics_text(AdmissionServer()))
+    yield from _table(("Metric", "Type", "Help"), *((f"`{n}`", kind, _prose(text)) for n, text, kind in texts))
+
+
+def _collected(registry: CollectorRegistry) -> Iterator[str]:
     rows = [
         (f"`{family.name}{'_total' if family.type == 'counter' else ''}`", family.type, _prose(family.documentation))
-        for family in Metrics().registry.collect()
+        for family in registry.collect()
         if not family.name.startswith("process_")
     ]
     yield from _table(("Metric", "Type", "Help"), *rows)
+
+
+def _fleet() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    FleetMetrics(registry, lambda: (0, {}, {}))
+    registry.register(ViewerMetrics(lambda: 0))
+    return registry
 
 
 # Python packages.

@@ -34,6 +34,11 @@ EXIT_PACKAGE_GONE = 3
 _MIRRORS = {"debian": "DEBIAN_MIRROR", "debian-security": "DEBIAN_SECURITY_MIRROR"}
 # Suites of each release, and the mirror that has them.
 _SUITES = (("{}", "debian"), ("{}-updates", "debian"), ("{}-security", "debian-security"))
+_LINE = re.compile(
+    rf"[a-z]+ (?:{'|'.join(ARCHITECTURES)}) [a-z0-9][a-z0-9.+-]* [\w.+:~-]+ [0-9]{{1,12}} [0-9a-f]{{64}} "
+    rf"(?:{'|'.join(_MIRRORS)}) (?!.*\.\.)[\w./+~%-]+",
+    re.ASCII,
+)
 _APT_HELPER = "/usr/lib/apt/apt-helper"
 _HEADER = f"# Debian packages of the images. {UPDATE} updates this file; debian.py describes it.\n"
 
@@ -74,8 +79,8 @@ def read_lock(file: Path = LOCK) -> Lock:
         if not line or line.startswith("#"):
             continue
         fields = line.split()
-        if len(fields) != 8 or not fields[4].isdigit() or not re.fullmatch(r"[0-9a-f]{64}", fields[5]):
-            raise RecipeError(f"{file}:{number}: found {line!r}, expected eight fields; run {UPDATE}")
+        if len(fields) != 8 or not _LINE.fullmatch(" ".join(fields)):
+            raise RecipeError(f"{file}:{number}: found {line[:200]!a}, expected eight fields; run {UPDATE}")
         package = Package(*fields[:4], int(fields[4]), *fields[5:])
         found[package[:3]] = package
     return found
@@ -230,7 +235,7 @@ def _execute(
 def update(file: Path) -> None:
     """Updates a lock file, and prints what changed."""
     # Only this function needs the lists of packages, which are where the packages are used.
-    from root import wanted_packages  # noqa: PLC0415
+    from contents import wanted_packages  # noqa: PLC0415
 
     before = read_lock(file) if file.exists() else {}
     packages = newest(wanted_packages(*ARCHITECTURES))

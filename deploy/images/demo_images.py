@@ -22,12 +22,12 @@ from typing import NamedTuple
 
 from buildroot import BuildRoot, unpack_over
 from containerfile import Image
+from contents import ACCOUNTS
 from debian import Package, RecipeError, default_cache, fetch, newest, read_lock, write_lock
 from elf import check_libraries
 from images import FILE_TIME, creation_time
 from layout import LayoutWriter, make_layer
 from parts import REPOSITORY
-from root import ACCOUNTS
 
 DIRECTORY = Path(__file__).with_name("demo")
 ARCHITECTURE = "amd64"
@@ -159,7 +159,6 @@ def build(out: Path, demos: Sequence[Demo], cache: Path) -> None:
         labels = {"name": demo.name, "summary": demo.summary, "description": demo.summary, "vendor": "Accelplane"}
         labels |= {"version": demo.tag, "release": "1", "org.opencontainers.image.title": demo.name}
         image = Image(demo.name, demo.entrypoint, labels, parts=(demo.name,))
-        shutil.rmtree(out / demo.name, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
             build_root(demo, root := Path(scratch) / demo.name, cache)
             layer = make_layer(root, Path(scratch), FILE_TIME, tools)
@@ -189,7 +188,7 @@ def main() -> int:
         chosen.cache.mkdir(parents=True, exist_ok=True)
         chosen.out.mkdir(parents=True, exist_ok=True)
         build(chosen.out, demos, chosen.cache.resolve())
-    except RecipeError as error:
+    except (RecipeError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

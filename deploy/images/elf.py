@@ -23,15 +23,18 @@ def check_libraries(root: Path, architecture: str) -> None:
     for file in files:
         data = file.read_bytes()
         name = file.relative_to(root)
-        machine: int
-        (machine,) = struct.unpack_from("<H", data, 18)
+        machine = int.from_bytes(data[18:20], "little")
         if machine != MACHINES[architecture]:
             raise RecipeError(
                 f"{name}: found ELF machine {machine}, expected {MACHINES[architecture]} ({architecture})"
             )
-        for library in needed(data):
+        try:
+            libraries = needed(data)
+        except (struct.error, ValueError, OverflowError) as error:
+            raise RecipeError(f"{name}: found an invalid ELF file: {error}; is the package complete?") from error
+        for library in libraries:
             if Path(library).name not in present:
-                raise RecipeError(f"{name}: needs {library}, which is missing; add its package to root.py")
+                raise RecipeError(f"{name}: needs {library}, which is missing; add its package to contents.py")
 
 
 def needed(data: bytes) -> list[str]:

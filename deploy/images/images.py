@@ -14,17 +14,16 @@ import argparse
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from containerfile import Image, read_images
+from contents import LEVELZERO_ARCHITECTURES
 from debian import ARCHITECTURES, LOCK, RecipeError, default_cache, read_lock
 from layout import Layer, LayoutWriter, make_layer
 from parts import REPOSITORY, Parts
-from root import LEVELZERO_ARCHITECTURES
 
 ORGANISATION = "accelplane"
 PLATFORMS = tuple(f"linux/{architecture}" for architecture in ARCHITECTURES)
@@ -48,6 +47,8 @@ def build(
     images = read_images(version)
     if unknown := sorted(set(names) - images.keys()):
         raise RecipeError(f"images: found {', '.join(unknown)}, expected some of {', '.join(sorted(images))}")
+    # A list of other images than those in the directory would be worse than none.
+    (out / "images.json").unlink(missing_ok=True)
     writer = LayoutWriter(out, f"docker.io/{ORGANISATION}", version, creation_time(sources))
     listed: list[dict[str, object]] = []
     for name in names or sorted(images):
@@ -57,7 +58,6 @@ def build(
             print(f"{name}: skipped, it does not exist for {' and '.join(platforms)}", file=sys.stderr)
             continue
         layers = {architecture: _layers(image, architecture, parts) for architecture in architectures}
-        shutil.rmtree(out / name, ignore_errors=True)
         written = writer.write(image, layers)
         size = written.sizes.get("linux/amd64", next(iter(written.sizes.values())))
         entry = {"name": name, "digest": written.digest, "platforms": [*written.sizes], "bytes": size}
@@ -80,8 +80,8 @@ def _layers(image: Image, architecture: str, parts: Parts) -> list[Layer]:
 def creation_time(sources: Path) -> int:
     """Seconds since 1970."""
     if given := os.environ.get("SOURCE_DATE_EPOCH"):
-        if not given.isdigit():
-            raise RecipeError(f"SOURCE_DATE_EPOCH: found {given!r}, expected seconds since 1970")
+        if not re.fullmatch("[0-9]{1,10}", given):
+            raise RecipeError(f"SOURCE_DATE_EPOCH: found {given!a}, expected seconds since 1970, at most ten digits")
         return int(given)
     command = ("git", "-C", sources, "log", "-1", "--format=%ct")
     try:
@@ -106,14 +106,14 @@ def main() -> int:
         parser.error(f"--platforms: found {', '.join(unknown)}, expected {' or '.join(PLATFORMS)}")
     # Every program that is started here creates files with modes for everyone.
     os.umask(0o022)
-    chosen.out.mkdir(parents=True, exist_ok=True)
     try:
+        chosen.out.mkdir(parents=True, exist_ok=True)
         parts = Parts(chosen.sources.resolve(), chosen.cache.resolve(), read_lock(chosen.lock))
         with parts.locked():
             images = build(chosen.out, chosen.sources.resolve(), platforms, names, parts)
         text = json.dumps({"version": version_of(chosen.sources), "images": images}, indent=2)
         (chosen.out / "images.json").write_text(f"{text}\n")
-    except RecipeError as error:
+    except (RecipeError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

@@ -102,11 +102,20 @@ class LayoutWriter:
         self._organisation = organisation
         self._tag = tag
         self._created = datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        self._blobs: dict[str, Path] = {}
+        # The image that has a layer already.
+        self._images: dict[str, str] = {}
 
     def write(self, image: Image, layers: Mapping[str, Sequence[Layer]]) -> Written:
-        """Writes the layout of an image, whose layers are given by architecture, into a new directory."""
+        """Replaces the layout of an image, whose layers are given by architecture, by a complete new one."""
         target = self._out / image.name
+        with tempfile.TemporaryDirectory(dir=self._out, prefix=f".{image.name}-") as scratch:
+            written = self._write(made := Path(scratch) / image.name, image, layers)
+            if target.exists():
+                target.rename(Path(scratch) / "old")
+            made.rename(target)
+        return written
+
+    def _write(self, target: Path, image: Image, layers: Mapping[str, Sequence[Layer]]) -> Written:
         blobs = target / "blobs/sha256"
         blobs.mkdir(parents=True)
         annotations = {key: value for key, value in image.labels.items() if key.startswith(_ANNOTATIONS)}
@@ -142,11 +151,11 @@ class LayoutWriter:
         target = blobs / layer.digest.removeprefix("sha256:")
         if target.exists():
             return
-        if layer.digest in self._blobs:
-            os.link(self._blobs[layer.digest], target)
+        if layer.digest in self._images:
+            os.link(self._out / self._images[layer.digest] / target.relative_to(blobs.parents[1]), target)
         else:
             shutil.copy(layer.blob, target)
-            self._blobs[layer.digest] = target
+            self._images[layer.digest] = blobs.parents[1].name
 
 
 def _config(image: Image, platform: Mapping[str, str], layers: Sequence[Layer], created: str) -> dict[str, object]:

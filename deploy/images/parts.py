@@ -37,7 +37,10 @@ _OVER = {
 # Parts that depend on the sources of the product.
 _OF_SOURCES = {"product", "operator", "fpga"}
 _SOURCES = ("LICENSE", "README.md", "constraints.txt", "pyproject.toml", "src")
-_RECIPES = ("buildroot.py", "debian.py", "elf.py", "fpga_freeze.py", "fpga_host.c", "fpga_host.py", "root.py")
+_RECIPES = (
+    *("buildroot.py", "contents.py", "debian.py", "elf.py", "fpga_freeze.py", "fpga_host.c", "fpga_host.py"),
+    *("root.py", "wheels.py"),
+)
 # Of each part and architecture; several trees of sources use the same cache.
 _KEPT = 4
 

@@ -50,6 +50,7 @@ _CATEGORIES = {
 _MODES = ["OwnNamespace", "SingleNamespace", "MultiNamespace", "AllNamespaces"]
 # OLM unpacks a bundle into a ConfigMap, compressed.
 MAX_BUNDLE = 1024 * 1024
+_CHANNEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _REFERENCE = re.compile(r"[a-z0-9][a-z0-9.:-]*(?:/[a-z0-9._-]+)+(?::[\w.-]+|@sha256:[0-9a-f]{64})")
 
 
@@ -98,7 +99,10 @@ def _metadata(version: Object, labels: Mapping[str, str]) -> Iterator[str]:
         for field, (value, wanted) in expected.items()
         if value != wanted
     )
-    if found.get("channel.default.v1") not in channels or "" in channels:
+    for channel in channels:
+        if not _CHANNEL.fullmatch(channel):
+            yield f"channels.v1: found {channel!a}, expected letters, digits, '.', '_' and '-'"
+    if found.get("channel.default.v1") not in channels:
         yield f"channel.default.v1: found {found.get('channel.default.v1')!a}, expected one of {channels}"
     for field in ("displayName", "description", "provider", "maturity", "keywords", "minKubeVersion", "install"):
         if not spec.get(field):

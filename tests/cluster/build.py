@@ -6,8 +6,10 @@ pins every source) and the recipes of this file. A complete directory is never t
 rename, so that an interrupted build leaves no half of one.
 
 Other programs of the tests are compiled one module at a time, from the modules below ``tools/``: each has a directory
-of its own, named after the module and a hash of its files. Its ``go.mod`` names the packages in ``tool`` lines and may
-name build tags in a comment ``// tags: NAME…``.
+of its own, named after the module and a hash of its files. Its ``go.mod`` names the packages in ``tool`` lines. Its
+comments may name build tags (``// tags: NAME…``), a Debian package with a program (``// debian: PROGRAM PACKAGE``), a
+directory of C sources of a dependency, which become a program (``// c: PROGRAM MODULE DIRECTORY``), and directories
+of a dependency that are copied beside the programs (``// files: MODULE DIRECTORY…``).
 ``python -m tests.cluster.build`` compiles those of `DEFAULT_TOOLS` too, ``python -m tests.cluster.build NAME…`` only
 the named ones.
 """
@@ -251,6 +253,7 @@ def _compile_tool(module: str, say: Callable[[str], None]) -> None:
     packages = re.findall(r"^tool (\S+)$", text, re.MULTILINE)
     version = re.search(r"^go (\d+)\.(\d+)", text, re.MULTILINE)
     tags = " ".join(re.findall(r"^// tags: (.+)$", text, re.MULTILINE))
+    _get_debian_programs(re.findall(r"^// debian: (\S+) (\S+)$", text, re.MULTILINE), say)
     assert packages, module
     assert version, module
     go = _go(say, (int(version[1]), int(version[2])))
@@ -261,7 +264,39 @@ def _compile_tool(module: str, say: Callable[[str], None]) -> None:
         programs.mkdir()
         command = [go, "build", "-trimpath", f"-tags={tags}", "-ldflags=-s -w", "-o", programs, *packages]
         _run(command, cwd=TOOLS / module, env=_go_environment())
+        for program, source, directory in re.findall(r"^// c: (\S+) (\S+) (\S+)$", text, re.MULTILINE):
+            sources = _module_directory(go, TOOLS / module, source) / directory
+            _run(["cc", "-std=c99", "-O2", "-static", "-o", programs / program, *sorted(sources.glob("*.c"))])
+        for dependency, directories in re.findall(r"^// files: (\S+) (.+)$", text, re.MULTILINE):
+            _copy_files(_module_directory(go, TOOLS / module, dependency), directories.split(), programs)
         programs.rename(target)
+
+
+def _copy_files(source: Path, directories: Sequence[str], target: Path) -> None:
+    for directory in directories:
+        copy = shutil.copytree(source / directory, target / directory, copy_function=shutil.copyfile)
+        # Directories of the module cache are read-only.
+        for each in (copy, *(path for path in copy.rglob("*") if path.is_dir())):
+            each.chmod(0o755)
+
+
+def _module_directory(go: Path, module: Path, dependency: str) -> Path:
+    """The directory of a dependency, of the version that the module names."""
+    command = [go, "list", "-m", "-f", "{{.Dir}}", dependency]
+    done = subprocess.run(command, cwd=module, env=_go_environment(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ClusterError(f"{dependency}: no directory of the module\n{done.stderr}")
+    return Path(done.stdout.strip())
+
+
+def _get_debian_programs(programs: Sequence[tuple[str, str]], say: Callable[[str], None]) -> None:
+    packages = [package for program, package in programs if not shutil.which(program)]
+    if not packages:
+        return
+    if not _can_install():
+        raise ClusterError(f"programs not found; install them (Debian: apt-get install {' '.join(packages)})")
+    say(f"getting Debian packages: {' '.join(packages)}")
+    _apt_install(packages)
 
 
 def _go_environment() -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 ``with Cluster.running(nodes=[NodePlan("node-1")]) as cluster`` gives one that is ready for pods and leaves nothing.
 One control machine runs etcd, the API server, the controllers and the scheduler, and is the switch of the cluster's
-network; every node is a machine of its own with containerd, a kubelet and a kube-proxy. From here the API server is
-reached over one veth pair; nothing is routed or translated beyond it.
+network; every node is a machine of its own with a container runtime, a kubelet and a kube-proxy. From here the API
+server is reached over one veth pair; nothing is routed or translated beyond it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from .build import Assets, ClusterError, assets
 from .images import busybox_image, image_from_program
 from .machine import Argument, Machine, wait_until
 from .pki import Authority, Credentials, signing_key
+from .runtimes import CONTAINERD, Runtime
 from .settings import BUSYBOX_IMAGE, PAUSE_IMAGE, Addresses
 from .state import Claim, claimed
 
@@ -37,19 +38,11 @@ Object = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Runtime:
-    """Another containerd than the cluster's own: where its programs are, and its configuration."""
-
-    programs: Path
-    configuration: Callable[[str], str]
-
-
-@dataclass(frozen=True, kw_only=True)
 class NodePlan:
     """The plan of a node: ``hardware`` is added at every boot, ``kubelet`` are fields of its KubeletConfiguration."""
 
     name: str = "node-1"
-    runtime: Runtime | None = None
+    runtime: Runtime = CONTAINERD
     hardware: Sequence[Hardware] = ()
     kubelet: Mapping[str, object] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -69,14 +62,14 @@ def why_unavailable() -> str | None:
 
 
 class Node(Machine):
-    """A machine with containerd, a kubelet, a kube-proxy and hardware that is only simulated.
+    """A machine with a container runtime, a kubelet, a kube-proxy and hardware that is only simulated.
 
     ``hardware`` is what is in the machine when it is switched on. What a test plugs in later is gone after a reboot,
     like everything a driver had set up, unless it is appended there.
     """
 
     def __init__(self, cluster: Cluster, plan: NodePlan, position: int) -> None:
-        own = [plan.runtime.programs] if plan.runtime else []
+        own = list(plan.runtime.programs)
         super().__init__(
             plan.name,
             cluster.directory / plan.name,
@@ -91,9 +84,7 @@ class Node(Machine):
         self.hardware: list[Hardware] = list(plan.hardware)
         self._trees: dict[Path, frozenset[Path]] = {}
         self.address = cluster.addresses.node(position)
-        self.containerd = self.add_daemon(
-            "containerd", ["containerd", "--config=/etc/containerd/config.toml"], ready=self._containerd_answers
-        )
+        self.runtime = self.add_daemon(plan.runtime.name, plan.runtime.command, ready=self._runtime_answers)
         self.kubelet = self.add_daemon(
             "kubelet", settings.kubelet(self.name, self.address, plan.labels), ready=self._kubelet_answers
         )
@@ -134,7 +125,7 @@ class Node(Machine):
         self.cluster.plug_cable(self)
         for put_in in self.hardware:
             put_in(self)
-        self.containerd.start()
+        self.runtime.start()
 
     def join(self) -> None:
         """The other part of ``boot``."""
@@ -184,22 +175,10 @@ class Node(Machine):
 
     def import_image(self, archive: Path) -> None:
         """Import the image of a docker or OCI archive into the node, under its name in the archive."""
-        # Use the program with --local; an older containerd works with any.
-        ctr = self.cluster.assets.program("ctr")
-        with archive.open("rb") as content:
-            done = subprocess.run(
-                self.enter([ctr, "--namespace=k8s.io", "images", "import", "--local", "-"]),
-                stdin=content,
-                capture_output=True,
-                text=True,
-                check=False,
-                env=self.environment(),
-            )
-        if done.returncode:
-            raise ClusterError(f"{self.name}: cannot import {archive}\n{done.stdout}{done.stderr}")
+        self.plan.runtime.import_image(self, self.cluster.assets, archive)
 
-    def _containerd_answers(self) -> bool:
-        return self.run("ctr", "version", check=False).returncode == 0
+    def _runtime_answers(self) -> bool:
+        return self.run(*self.plan.runtime.check, check=False).returncode == 0
 
     def _kubelet_answers(self) -> bool:
         connection = http.client.HTTPConnection(self.address, settings.KUBELET_HEALTH_PORT, timeout=2)
@@ -235,6 +214,7 @@ class Cluster:
         self.path = ":".join([*map(str, places), *system])
         self._authority = Authority("accelplane test cluster")
         self._tls = ssl.create_default_context(cadata=self.authority.decode())
+        self._idle: list[http.client.HTTPSConnection] = []
         self.control = Machine(
             "control",
             self.directory / "control",
@@ -304,6 +284,8 @@ class Cluster:
     def stop(self) -> None:
         for machine in (*self.nodes.values(), self.control):
             machine.power_off()
+        while self._idle:
+            self._idle.pop().close()
 
     # Reaching it
 
@@ -353,32 +335,51 @@ class Cluster:
     def request(
         self, method: str, path: str, body: Object | None = None, *, content: str = "application/json"
     ) -> tuple[int, Any]:
-        """One request to the API server as administrator: status and decoded answer."""
+        """One request to the API server as administrator: status and decoded answer.
+
+        GET requests, which tests repeat 20 times a second, reuse connections. Other requests do not: if the server has
+        closed a connection, it is unknown whether it has received the request, so it must not be repeated.
+        """
+        if method == "GET":
+            return self._get(path)
         with self.connection() as request:
             return request(method, path, body, content=content)
 
     @contextmanager
     def connection(self, timeout: float = 10) -> Iterator[Callable[..., tuple[int, Any]]]:
         """A function like ``request`` whose calls share a connection."""
-        connection = http.client.HTTPSConnection(
-            self.addresses.control, settings.API_PORT, context=self._tls, timeout=timeout
-        )
+        connection = self._connect(timeout)
 
         def request(
             method: str, path: str, body: Object | None = None, *, content: str = "application/json"
         ) -> tuple[int, Any]:
-            connection.request(method, path, None if body is None else json.dumps(body), {"Content-Type": content})
-            answer = connection.getresponse()
-            text = answer.read().decode()
-            try:
-                return answer.status, json.loads(text)
-            except ValueError:
-                return answer.status, text
+            return _exchange(connection, method, path, body, content)
 
         try:
             yield request
         finally:
             connection.close()
+
+    def _get(self, path: str) -> tuple[int, Any]:
+        while True:
+            try:
+                connection, reused = self._idle.pop(), True
+            except IndexError:
+                connection, reused = self._connect(), False
+            try:
+                answer = _exchange(connection, "GET", path)
+            except BaseException as error:
+                connection.close()
+                if reused and isinstance(error, (ConnectionError, ssl.SSLError)):
+                    continue
+                raise
+            self._idle.append(connection)
+            return answer
+
+    def _connect(self, timeout: float = 10) -> http.client.HTTPSConnection:
+        return http.client.HTTPSConnection(
+            self.addresses.control, settings.API_PORT, context=self._tls, timeout=timeout
+        )
 
     def get(self, path: str) -> Object | None:
         """An object or list at an API path; None without one, or without an API server."""
@@ -429,7 +430,7 @@ class Cluster:
     # Changing it
 
     def kill_container(self, pod: str, *, namespace: str = "default", number: int = signal.SIGKILL) -> None:
-        """Send a signal to the first process of a pod's first container, for example a plugin's."""
+        """Send a signal to the first process of a pod's first container, for example a plugin's. Needs containerd."""
         seen = self.pod(pod, namespace)
         if not seen or not seen["status"].get("containerStatuses"):
             raise ClusterError(f"pod {namespace}/{pod}: has no container to kill")
@@ -560,16 +561,14 @@ class Cluster:
         authority, user = self._authority, f"system:node:{plan.name}"
         node_user = authority.client(user, "system:nodes")
         proxy_user = authority.client("system:kube-proxy")
-        configuration = plan.runtime.configuration if plan.runtime else settings.containerd
+        kubelet = {"containerRuntimeEndpoint": f"unix://{plan.runtime.socket}", **plan.kubelet}
         files = {
             "kubernetes/pki/ca.crt": self.authority,
             **_pair("kubernetes/pki/kubelet", authority.server(plan.name, plan.name, node.address)),
             "kubernetes/kubelet.conf": settings.kubeconfig(self.server, self.authority, node_user).encode(),
             "kubernetes/kube-proxy.conf": settings.kubeconfig(self.server, self.authority, proxy_user).encode(),
-            "kubernetes/kubelet.yaml": settings.kubelet_configuration(node.cgroup, plan.kubelet).encode(),
-            "containerd/config.toml": configuration(str(self.assets.program("ptp").parent)).encode(),
-            "containerd/base-spec.json": self._base_spec().encode(),
-            "containerd/runc": settings.runc().encode(),
+            "kubernetes/kubelet.yaml": settings.kubelet_configuration(node.cgroup, kubelet).encode(),
+            **plan.runtime.files(self.assets),
             "cni/net.d/10-test.conflist": settings.cni(self.addresses.pods(node.position)).encode(),
             "resolv.conf": b"",
             "machine-id": f"{uuid.uuid4().hex}\n".encode(),
@@ -578,10 +577,6 @@ class Cluster:
         }
         _write_etc(node, files)
         return node
-
-    def _base_spec(self) -> str:
-        command = [self.assets.program("ctr"), "oci", "spec"]
-        return settings.base_runtime_spec(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
     def _import_basic_images(self, node: Node) -> None:
         pause, busybox = self.directory / "pause.tar", self.directory / "busybox.tar"
@@ -613,6 +608,22 @@ class Cluster:
         account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
         hint = f"log: {self.controller_manager.log}"
         wait_until(lambda: self.get(account), f"service account of namespace {namespace}", hint=hint)
+
+
+def _exchange(
+    connection: http.client.HTTPSConnection,
+    method: str,
+    path: str,
+    body: Object | None = None,
+    content: str = "application/json",
+) -> tuple[int, Any]:
+    connection.request(method, path, None if body is None else json.dumps(body), {"Content-Type": content})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    try:
+        return answer.status, json.loads(text)
+    except ValueError:
+        return answer.status, text
 
 
 def _write_etc(machine: Machine, files: Mapping[str, bytes]) -> None:

@@ -5,21 +5,30 @@ from __future__ import annotations
 import os
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
 from .cluster import Cluster, Node, NodePlan, why_unavailable
+from .distribution import position
 from .families import NAMESPACE, Families
 from .hardware import plug_sample_gpu
 from .installation import Installation, installed
 from .product_image import product_image
 
+T = TypeVar("T")
 _problem = cache(why_unavailable)
 _running: list[Cluster] = []
+_with_images: list[Cluster] = []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    items.sort(key=lambda item: position(str(item.path)) if here in item.path.parents else (-1, ""))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -62,19 +71,52 @@ def cluster_is_possible() -> None:
         pytest.skip(f"no cluster: {problem}")
 
 
-@pytest.fixture(scope="session")
-def cluster(cluster_is_possible: None) -> Iterator[Cluster]:
-    """One cluster with one node of two GPUs, for all tests that restore their changes."""
-    with Cluster.running([NodePlan(hardware=[sample_gpus(2)])]) as running:
-        _running.append(running)
-        yield running
-        _running.remove(running)
+class SharedClusters:
+    """Clusters that several files use. An idle cluster still takes processor time, so each ends when it can."""
+
+    def __init__(self) -> None:
+        self._started: dict[str, tuple[ExitStack, Any]] = {}
+
+    def start(self, name: str, started: Callable[[], AbstractContextManager[T]]) -> T:
+        """The running cluster with this name, which is started if necessary."""
+        if name not in self._started:
+            with ExitStack() as stack:
+                made = stack.enter_context(started())
+                self._started[name] = stack.pop_all(), made
+        return self._started[name][1]
+
+    def end_all_but(self, names: Container[str]) -> None:
+        for name in [name for name in self._started if name not in names]:
+            stack, _ = self._started.pop(name)
+            stack.close()
 
 
 @pytest.fixture(scope="session")
+def shared_clusters() -> Iterator[SharedClusters]:
+    shared = SharedClusters()
+    yield shared
+    shared.end_all_but(())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unused_clusters_end(request: pytest.FixtureRequest, shared_clusters: SharedClusters) -> None:
+    """Ends the shared clusters that no test of this file uses. The files of each are a group in `distribution`."""
+    items = [item for item in request.session.items if item.path == request.path]
+    shared_clusters.end_all_but({name for item in items for name in getattr(item, "fixturenames", ())})
+
+
+@pytest.fixture(scope="module")
+def cluster(cluster_is_possible: None, shared_clusters: SharedClusters) -> Cluster:
+    """A shared cluster with one node of two GPUs, for all tests that restore their changes."""
+    return shared_clusters.start("cluster", lambda: running_cluster(NodePlan(hardware=[sample_gpus(2)])))
+
+
+@pytest.fixture(scope="module")
 def image(cluster: Cluster) -> None:
     """The product's images are on the nodes of ``cluster``."""
-    cluster.import_image(product_image())
+    if cluster not in _with_images:
+        cluster.import_image(product_image())
+        _with_images.append(cluster)
 
 
 @pytest.fixture
@@ -91,17 +133,20 @@ def namespace(cluster: Cluster) -> Iterator[str]:
         yield name
 
 
-@pytest.fixture(scope="session")
-def shared_families(cluster_is_possible: None) -> Iterator[Families]:
-    """A separate cluster, whose node has QAT, DSA, IAA, DLB and SGX and the product's images."""
+@contextmanager
+def _running_families() -> Iterator[Families]:
     # The node's status is written immediately after changes.
     plan = NodePlan(kubelet={"nodeStatusUpdateFrequency": "200ms"})
-    with Cluster.running([plan]) as cluster, ExitStack() as undo:
-        _running.append(cluster)
-        undo.callback(_running.remove, cluster)
+    with running_cluster(plan) as cluster:
         cluster.import_image(product_image())
-        undo.enter_context(cluster.namespace(NAMESPACE))
-        yield Families(cluster)
+        with cluster.namespace(NAMESPACE):
+            yield Families(cluster)
+
+
+@pytest.fixture(scope="module")
+def shared_families(cluster_is_possible: None, shared_clusters: SharedClusters) -> Families:
+    """A shared cluster, whose node has QAT, DSA, IAA, DLB and SGX and the product's images."""
+    return shared_clusters.start("shared_families", _running_families)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """A small Onload for tests: libraries and control plane server compiled here, in an image with the original's layout.
 
-The server keeps its pid in the name of the file that it writes. The real crictl is not available as a Go module to
-every builder, so `install_crictl` puts a script in its place that executes commands by containerd's own client.
+The server keeps its pid in the name of the file that it writes.
 """
 
 from __future__ import annotations
@@ -12,18 +11,10 @@ import tempfile
 from pathlib import Path
 
 from .build import ClusterError
-from .cluster import Cluster, Node
+from .cluster import Cluster
 from .images import ImageConfig, images_from_directory
 
 SOURCES = Path(__file__).with_name("onload")
-CRICTL = "/opt/bin/crictl"
-
-_CRICTL = """#!/bin/sh
-# crictl exec CONTAINER COMMAND...
-[ "$1" = exec ] || exit 64
-shift
-exec {ctr} --namespace=k8s.io tasks exec --exec-id "onload-$$" "$@"
-"""
 _LAUNCHER = '#!/bin/sh\nLD_PRELOAD=libonload.so exec "$@"\n'
 
 
@@ -59,14 +50,6 @@ def make_userland(directory: Path, version: str) -> None:
     (programs / "onload").write_text(_LAUNCHER)
     (programs / "onload").chmod(0o755)
     _compile(SOURCES / "onload_cp_server.c", server / "onload_cp_server", "-static")
-
-
-def install_crictl(node: Node) -> None:
-    """A crictl on the node that can execute a command in a container."""
-    target = node.path(CRICTL)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(_CRICTL.format(ctr=node.cluster.assets.program("ctr")))
-    target.chmod(0o755)
 
 
 def _compile(source: Path, target: Path, *options: str) -> None:

@@ -19,6 +19,12 @@ PODS = "10.244.0.0/16"
 API_PORT = 6443
 KUBELET_HEALTH_PORT = 10248
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+# Tests can write certs.d/HOST/hosts.toml, which containerd reads with each pull.
+REGISTRIES = "/etc/containerd/certs.d"
+CRIO_SOCKET = "/run/crio/crio.sock"
+CRIO_STORAGE = "/var/lib/containers/storage"
+CRIO_STATE = "/run/containers/storage"
+CONMON = "/usr/bin/conmon"
 PAUSE_IMAGE = "localhost/accelplane-test/pause:1"
 BUSYBOX_IMAGE = "localhost/accelplane-test/busybox:1"
 PKI = "/etc/kubernetes/pki"
@@ -159,7 +165,6 @@ def kubelet_configuration(cgroup: str, overrides: Mapping[str, object]) -> str:
         "authorization": {"mode": "Webhook"},
         "tlsCertFile": f"{PKI}/kubelet.crt",
         "tlsPrivateKeyFile": f"{PKI}/kubelet.key",
-        "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": f"/{cgroup}",
         "failCgroupV1": False,
@@ -193,6 +198,8 @@ state = "/run/containerd"
   snapshotter = "overlayfs"
   [plugins.'io.containerd.cri.v1.images'.pinned_images]
     sandbox = "{PAUSE_IMAGE}"
+  [plugins.'io.containerd.cri.v1.images'.registry]
+    config_path = "{REGISTRIES}"
 
 [plugins.'io.containerd.cri.v1.runtime']
   restrict_oom_score_adj = true
@@ -270,6 +277,65 @@ for word; do
     last=$word
 done
 [ -z "$bundle" ] || sed -i 's/{told}/&,"rro"/' "$bundle/config.json"
+exec runc "$@"
+"""
+
+
+def crio(cni_directory: str, programs: str) -> str:
+    """CRI-O with the cgroups of the kubelet, and without registries. It reads hooks from both usual directories."""
+    return f"""\
+[crio]
+root = "{CRIO_STORAGE}"
+runroot = "{CRIO_STATE}"
+storage_driver = "overlay"
+
+[crio.api]
+listen = "{CRIO_SOCKET}"
+
+[crio.runtime]
+cgroup_manager = "cgroupfs"
+default_runtime = "runc"
+pinns_path = "{programs}/pinns"
+apparmor_profile = "unconfined"
+hooks_dir = ["/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"]
+cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
+[crio.runtime.runtimes.runc]
+runtime_path = "/etc/crio/runc"
+runtime_type = "oci"
+runtime_root = "/run/runc"
+monitor_path = "{CONMON}"
+monitor_cgroup = "pod"
+monitor_env = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
+
+[crio.image]
+pause_image = "{PAUSE_IMAGE}"
+pause_command = "/bin/pause"
+
+[crio.network]
+network_dir = "/etc/cni/net.d"
+plugin_dirs = ["{cni_directory}"]
+
+[crio.nri]
+enable_nri = false
+"""
+
+
+def crio_runc() -> str:
+    """What CRI-O starts as runc. CRI-O has no base for configurations, so the script also changes the source of /sys.
+
+    A mount that is read-only becomes so with all mounts in it. Adjusting the OOM score takes a capability.
+    """
+    return """\
+#!/bin/sh
+bundle=
+for word; do
+    [ "$last" != --bundle ] || bundle=$word
+    last=$word
+done
+[ -z "$bundle" ] || sed -i \\
+    -e 's/"type":"sysfs","source":"sysfs","options":\\[/"type":"bind","source":"\\/sys","options":["rbind",/g' \\
+    -e 's/\\("source":"\\/sys","options":\\["rbind",[^]]*"ro"\\)/\\1,"rro"/g' \\
+    -e 's/"oomScoreAdj":-[0-9]*/"oomScoreAdj":0/' "$bundle/config.json"
 exec runc "$@"
 """
 

@@ -6,6 +6,7 @@ whose GPU files are written by the test: no driver here has such statistics.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.cluster
 I915 = "gpu.intel.com/i915"
 PROC = "/var/lib/gpu-processes"
 PYTHON = "/usr/bin/python3.11"
+FETCH = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9400/metrics').read().decode())"
 # An ordinary directory stands for /proc; its links lead to the real one.
 READER = f"""
 apiVersion: apps/v1
@@ -84,7 +86,7 @@ class Setup:
         """The busy seconds by pod, container and device, without those that are 0."""
         page = self.python(
             "accelplane-node",
-            "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9400/metrics').read().decode())",
+            FETCH,
         )
         return {
             (sample.labels["pod"], sample.labels["container"], sample.labels["device"]): sample.value
@@ -138,3 +140,65 @@ def test_the_page_has_the_use_of_each_container_under_its_name(setup: Setup) -> 
     assert "cannot be read" not in setup.cluster.kubectl("logs", "daemonset/accelplane-clients", "-n", setup.namespace)
     setup.cluster.kubectl("delete", "pod", "two", "-n", setup.namespace, "--force", "--grace-period=0", "--wait")
     wait_until(lambda: not setup.busy(), "no use after the end of the pod", 60)
+
+
+def samples(page: str) -> list[tuple[str, Mapping[str, str], float]]:
+    families = text_string_to_metric_families(page)
+    return [(each.name, each.labels, each.value) for family in families for each in family.samples]
+
+
+@pytest.fixture
+def shared(image: None, cluster: Cluster, node: Node, namespace: str, tmp_path: Path) -> Iterator[Setup]:
+    """The plugin with three IDs for each card, and pods as labels of the samples of cards."""
+    arguments = ["-shared-dev-num=3", "-allocation-policy=packed", "-metrics-holders=attach"]
+    patch = [{"op": "add", "path": "/spec/template/spec/containers/0/args", "value": arguments}]
+    patches = [{"target": {"kind": "DaemonSet"}, "patch": json.dumps(patch)}]
+    (tmp_path / "arguments").mkdir()
+    (tmp_path / "pages").mkdir()
+    # Components are applied before patches, so the arguments are in a kustomization of their own.
+    overlay(tmp_path / "arguments", resources=["deploy/gpu_plugin"], patches=patches)
+    components = ["deploy/monitoring/components/agent-pages"]
+    cluster.apply(*overlay(tmp_path / "pages", resources=["../arguments"], components=components, namespace=namespace))
+    counters = [f"/sys/devices/pci0000:00/0000:00:{number:02x}.0/aer_dev_correctable" for number in (2, 3)]
+    for path in counters:
+        node.write(path, "RxErr 0\nTOTAL_ERR_COR 0\n")
+    wait_until(lambda: node.allocatable(I915) == 6, "three IDs of both cards", 60)
+    yield Setup(cluster, node, namespace)
+    for path in counters:
+        node.remove(path)
+    cluster.kubectl("delete", "daemonset", "--all", "-n", namespace, "--wait")
+    cluster.kubectl("delete", "pods", "--all", "-n", namespace, "--force", "--grace-period=0", "--wait")
+    wait_until(lambda: not node.allocatable(I915), "the end of the cards")
+
+
+def test_samples_of_a_shared_card_have_no_pod_and_those_of_a_single_holder_have_it(shared: Setup) -> None:
+    for name in ("a", "b", "c"):
+        shared.run(pod(name, namespace=shared.namespace, resources={I915: "1"}))
+
+    def page() -> list[tuple[str, Mapping[str, str], float]]:
+        return samples(shared.python("intel-gpu-plugin", FETCH))
+
+    def holders() -> set[tuple[str, str, float]]:
+        found = page()
+        return {
+            (labels["pod"], labels["unit"], value)
+            for name, labels, value in found
+            if name == "accelplane_container_devices"
+        }
+
+    def pods_of_cards() -> dict[str, set[str]]:
+        """The pods in the labels of the samples of each card."""
+        found: dict[str, set[str]] = {}
+        for name, labels, _ in page():
+            if name == "accelplane_pci_errors_total":
+                found.setdefault(labels["device"], set()).add(labels.get("pod", ""))
+        return found
+
+    wait_until(lambda: len(holders()) == 3, "a series for each pod", 60)
+    (card,) = {unit for _, unit, _ in holders()}
+    assert holders() == {(name, card, 1.0) for name in ("a", "b", "c")}
+    assert pods_of_cards() == {"card0": {""}, "card1": {""}}
+    words = ("-n", shared.namespace, "--force", "--grace-period=0", "--wait")
+    shared.cluster.kubectl("delete", "pod", "a", "b", *words)
+    wait_until(lambda: pods_of_cards()[card] == {"c"}, "the label of the only holder", 60)
+    assert pods_of_cards() == {"card0": {""}, "card1": {""}} | {card: {"c"}}

@@ -23,6 +23,8 @@ EXAMPLE = REPOSITORY / "examples" / "node-maintenance"
 PLAN = "/apis/maintenance.example.com/v1/namespaces/default/nodemaintenances/firmware"
 USER = {"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": "node-maintenance"}
 REPLICAS = 4
+# The node that has one pod, which may not be evicted at first.
+GUARDED = "kwok-1"
 LABELS = {"example.com/firmware": "outdated"}
 # The example's `main` without ports.
 PROGRAM = f"""
@@ -52,17 +54,33 @@ def documents(name: str) -> list[Object]:
 
 
 def workload() -> list[Object]:
-    """A Deployment of which one pod may be missing at a time."""
+    """A Deployment of which one pod may be missing at a time, on all nodes but the guarded one."""
     labels = {"app": "app"}
     container = {"name": "app", "image": "example.com/app"}
-    template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
+    others = {"key": "metadata.name", "operator": "NotIn", "values": [GUARDED]}
+    terms = {"nodeSelectorTerms": [{"matchFields": [others]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [container], "affinity": affinity}}
     spec = {"replicas": REPLICAS, "selector": {"matchLabels": labels}, "template": template}
-    metadata = {"name": "app", "namespace": "default"}
-    budget = {"selector": {"matchLabels": labels}, "maxUnavailable": 1}
-    return [
-        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec},
-        {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata, "spec": budget},
-    ]
+    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata("app"), "spec": spec}
+    return [deployment, budget("app", maxUnavailable=1)]
+
+
+def guard() -> list[Object]:
+    """A pod that may not be evicted."""
+    spec = {"containers": [{"name": "guard", "image": "example.com/app"}], "nodeName": GUARDED}
+    labels = {"labels": {"app": "guard"}}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata("guard") | labels, "spec": spec}
+    return [pod, budget("guard", minAvailable=1)]
+
+
+def budget(name: str, **limit: int) -> Object:
+    spec = {"selector": {"matchLabels": {"app": name}}, **limit}
+    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata(name), "spec": spec}
+
+
+def metadata(name: str) -> Object:
+    return {"name": name, "namespace": "default"}
 
 
 @contextmanager
@@ -105,7 +123,7 @@ def available(cluster: Cluster) -> int:
 
 def test_nodes_are_drained_one_at_a_time_within_the_disruption_budget(cluster: Cluster, tmp_path: Path) -> None:
     roles = [{**one, "subjects": [USER]} if "subjects" in one else one for one in documents("rbac.yaml")]
-    cluster.apply(*documents("crd.yaml"), *roles, *workload())
+    cluster.apply(*documents("crd.yaml"), *roles, *workload(), *guard())
     cluster.kubectl("wait", "--for=condition=Established", "crd/nodemaintenances.maintenance.example.com")
     wait_until(lambda: available(cluster) == REPLICAS, "the workload to be available", 60)
     before = {one["metadata"]["uid"] for one in items(cluster, "/api/v1/namespaces/default/pods")}
@@ -120,9 +138,12 @@ def test_nodes_are_drained_one_at_a_time_within_the_disruption_budget(cluster: C
         return status(cluster).get("nodesDone", 0) >= nodes
 
     cluster.apply(*documents("sample.yaml"))
+    # It is killed while it waits for an eviction. The API server ends with a client's request: if it has changed the
+    # budget and not yet deleted the pod, it allows no other eviction for two minutes.
     with controller(cluster, tmp_path, "first") as first:
-        wait_until(lambda: progress(first, 1), "the first node to be done", 120)
-    # Killed, not stopped. Its successor continues.
+        wait_until(lambda: progress(first, 1) and status(cluster).get("activeNode") == GUARDED, "the guarded node", 120)
+    # Its successor continues.
+    cluster.request("DELETE", "/apis/policy/v1/namespaces/default/poddisruptionbudgets/guard")
     with controller(cluster, tmp_path, "second") as second:
         wait_until(lambda: progress(second, 3) and is_complete(cluster), "all nodes to be done", 180)
         assert seen == {"kwok-0", "kwok-1", "kwok-2"}

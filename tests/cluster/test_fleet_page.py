@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.cluster
 
 SPACE = "accelplane-fleet"
 SERVER = Authority("servers")
+_AWAY = 30.0  # seconds without the API server
 # What every authenticated account may do: to ask about itself.
 OF_EVERYONE = {"selfsubjectreviews.authentication.k8s.io", "selfsubjectaccessreviews.authorization.k8s.io",
                "selfsubjectrulesreviews.authorization.k8s.io"}  # fmt: skip
@@ -145,6 +147,48 @@ async def test_a_device_that_becomes_unhealthy_changes_the_open_page(page: Page)
         assert "default/job" in device
         assert "temperature" in device
         page.cluster.kubectl("delete", "pod", "agent", "--namespace=accelplane", "--force", "--grace-period=0")
+
+
+async def test_an_api_server_that_is_away_leaves_the_last_state_with_its_age(page: Page) -> None:
+    """Changes of agents are shown all the time, and afterwards those of the API server."""
+    cluster = page.cluster
+    async with AgentDouble("kwok-0").serving() as agent:
+        agent.units = [unit("card0"), unit("card1")]
+        place_agent(cluster, agent.pod("agent"))
+
+        async def nodes() -> str:
+            return (await page.plain.get("/nodes?sort=name")).text
+
+        async def shows(*words: str, without: str = "\0") -> bool:
+            text = await nodes()
+            return all(word in text for word in words) and without not in text
+
+        await until(lambda: shows("card0", "card1", "kwok-1"), 60)
+        cluster.apiserver.stop()
+        away = time.monotonic() + _AWAY
+        since = r"This may be old: requests to the API server have failed since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
+
+        async def warned() -> bool:
+            return re.search(since, await nodes()) is not None
+
+        await until(warned, 60)
+        agent.units = [unit("card0", "unhealthy", reason="temperature"), unit("card1")]
+        agent.change()
+        await until(lambda: shows("card0 is unhealthy (temperature)"), 60)
+        times = set[str]()
+        while time.monotonic() < away:
+            text = await nodes()
+            assert all(word in text for word in ("card0 is unhealthy", "card1", "kwok-0", "kwok-1"))
+            found = re.search(since, text)
+            assert found, text
+            times.add(found[0])
+            await asyncio.sleep(1)
+        assert len(times) == 1, "the time since when it is away does not change"
+        cluster.apiserver.start()
+        cluster.kubectl("cordon", "kwok-1")
+        await until(lambda: shows("cordoned", "card0", "card1", without="This may be old"), 120)
+        cluster.kubectl("uncordon", "kwok-1")
+        cluster.kubectl("delete", "pod", "agent", "--namespace=accelplane", "--force", "--grace-period=0")
 
 
 async def test_a_waiting_pod_is_explained_and_its_name_is_shown_to_those_who_may_see_it(page: Page) -> None:

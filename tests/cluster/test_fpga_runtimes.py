@@ -17,9 +17,7 @@ from manifests import render
 
 from accelplane.simulate import NodeSpec
 
-from . import settings
 from .build import OLD_CONTAINERD, assets
-from .cluster import Runtime
 from .conftest import running_cluster
 from .fpgas import (
     ORCHESTRATED,
@@ -36,6 +34,7 @@ from .fpgas import (
 )
 from .machine import REPOSITORY, wait_until
 from .product_image import product_image
+from .runtimes import Runtime, containerd_1
 from .test_fpga import DFL, developer
 
 pytestmark = pytest.mark.cluster
@@ -53,7 +52,7 @@ def programs(cluster_is_possible: None) -> Runtime:
         if os.environ.get("ACCELPLANE_CLUSTER") == "required":
             pytest.fail(problem)
         pytest.skip(problem)
-    return Runtime(programs=directory, configuration=settings.containerd_1)
+    return containerd_1(directory)
 
 
 @pytest.fixture(scope="module")

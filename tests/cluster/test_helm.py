@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from charts import CHARTS, helm, template
+from charts import CHARTS, template
 from manifests import DEPLOY, Object
 
 from .cluster import Cluster
+from .releases import Helm, runner, succeed
 
 pytestmark = pytest.mark.cluster
 
@@ -21,25 +20,10 @@ CRD = DEPLOY / "operator" / "crd"
 GPU = "/apis/deviceplugin.intel.com/v1/gpudeviceplugins/mine"
 DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gpudeviceplugins.deviceplugin.intel.com"
 
-Helm = Callable[..., subprocess.CompletedProcess[str]]
-
 
 @pytest.fixture
 def run(cluster: Cluster, namespace: str, tmp_path: Path) -> Helm:
-    """Runs Helm for a namespace, with directories of its own."""
-    homes = {f"HELM_{name}_HOME": str(tmp_path / name) for name in ("CACHE", "CONFIG", "DATA")}
-    environment = {**os.environ, **homes, "KUBECONFIG": str(cluster.kubeconfig)}
-
-    def call(*words: str | Path) -> subprocess.CompletedProcess[str]:
-        command = [helm(), "--namespace", namespace, *words]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
-
-    return call
-
-
-def succeed(done: subprocess.CompletedProcess[str]) -> str:
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return runner(cluster, namespace, tmp_path)
 
 
 @pytest.fixture

@@ -16,12 +16,13 @@ from manifests import own_image
 
 from accelplane.simulate import NicSpec, NodeSpec, OnloadSpec
 
-from .cluster import Cluster, NodePlan
+from .cluster import Cluster, Node, NodePlan
 from .conftest import running_cluster
+from .crictl import CRICTL, install_crictl, processes, require_crictl
 from .emulated import EmulatedKernel, emulated, kernel_of
 from .machine import wait_until
 from .objects import Object, pod
-from .onload_userland import CRICTL, import_user_image, install_crictl, user_image
+from .onload_userland import import_user_image, user_image
 from .product_image import product_image
 
 pytestmark = pytest.mark.cluster
@@ -211,7 +212,7 @@ class OnloadNode:
 
     @property
     def wanted_parameters(self) -> tuple[str, str]:
-        id_ = self.status("onload-worker").get("containerID", "").removeprefix("containerd://")
+        id_ = container_id(self.status("onload-worker"))
         return CRICTL, f"exec {id_} /mnt/onload/sbin/onload_cp_server -K"
 
     def wait_parameters(self) -> None:
@@ -253,6 +254,28 @@ class OnloadNode:
         volume = self.node.path(f"/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~empty-dir/worker-volume")
         return [path.read_text().splitlines() for path in volume.glob("server.*") if path.suffix != ".new"]
 
+    def check_control_plane(self) -> None:
+        """An application creates a stack in its network namespace. Asserts where the kernel started the server."""
+        self.run("application", stays=True)
+        (status,) = (self.cluster.pod("application", NAMESPACE) or {})["status"]["containerStatuses"]
+        namespace = f"/proc/{processes(self.node, container_id(status))[0]}/ns/net"
+        self.kernel.do("stack", network_namespace=namespace)
+        expected = [_inode(self.node, namespace), "-K", "--daemonise", "--network-namespace-file", namespace]
+        wait_until(
+            lambda: expected in self.records(), f"a record of the server: {expected}", hint=self.kernel.do("calls")
+        )
+        # The first one was started when the worker wrote its path, in the network namespace of the node.
+        assert [_inode(self.node, "/proc/1/ns/net"), "-K", "--daemonise"] in self.records()
+        worker = container_id(self.status("onload-worker"))
+        wait_until(lambda: self.last_call()["status"] == 0, "the end of crictl", hint=self.kernel.do("calls"))
+        assert self.last_call()["argv"][:3] == [CRICTL, "exec", worker]
+        commands = [self.node.path(f"/proc/{each}/cmdline").read_text() for each in processes(self.node, worker)]
+        assert any("\0--network-namespace-file\0" in each for each in commands)
+
+    def last_call(self) -> Object:
+        """The last program that the kernel has started."""
+        return json.loads(self.kernel.do("calls"))[-1]
+
 
 @pytest.fixture(scope="module")
 def onload(cluster_is_possible: None) -> Iterator[OnloadNode]:
@@ -277,24 +300,14 @@ def test_a_pod_runs_with_the_library_preloaded(onload: OnloadNode) -> None:
 
 
 def test_the_kernel_starts_the_control_plane_in_the_container_of_the_worker(onload: OnloadNode) -> None:
-    onload.run("application", stays=True)
-    status = (onload.cluster.pod("application", NAMESPACE) or {})["status"]["containerStatuses"][0]
-    id_ = status["containerID"].removeprefix("containerd://")
-    tasks = onload.node.run(onload.cluster.assets.program("ctr"), "-n", "k8s.io", "tasks", "ls").stdout
-    (pid,) = (line.split()[1] for line in tasks.splitlines() if line.startswith(id_))
-    namespace = f"/proc/{pid}/ns/net"
-    onload.kernel.do("stack", network_namespace=namespace)
-    inode = onload.node.path(namespace).stat().st_ino
-    expected = [str(inode), "-K", "--daemonise", "--network-namespace-file", namespace]
-    wait_until(
-        lambda: expected in onload.records(), f"a record of the server: {expected}", hint=onload.kernel.do("calls")
-    )
-    # The first one was started when the worker wrote its path, in the network namespace of the node.
-    inode = onload.node.path("/proc/1/ns/net").stat().st_ino
-    assert [str(inode), "-K", "--daemonise"] in onload.records()
-    call = json.loads(onload.kernel.do("calls"))[-1]
-    assert call["argv"][:3] == [CRICTL, "exec", onload.wanted_parameters[1].split()[1]]
-    assert call["status"] in (0, None)
+    onload.check_control_plane()
+
+
+def test_the_kernel_starts_the_real_crictl(onload: OnloadNode) -> None:
+    """Without it, the other tests of this file use a script."""
+    require_crictl()
+    version = onload.node.run(CRICTL, "version").stdout
+    assert "RuntimeName:  containerd" in version
 
 
 def test_a_reloaded_module_is_healthy_again_and_has_the_parameters(onload: OnloadNode) -> None:
@@ -324,7 +337,7 @@ def test_devices_are_unhealthy_while_a_device_node_is_gone(onload: OnloadNode) -
 
 
 def test_a_killed_worker_sets_the_parameters_for_its_next_container(onload: OnloadNode) -> None:
-    former = onload.status("onload-worker")["containerID"].removeprefix("containerd://")
+    former = container_id(onload.status("onload-worker"))
     ctr = onload.cluster.assets.program("ctr")
     onload.node.run(ctr, "-n", "k8s.io", "tasks", "kill", "-s", "SIGKILL", former)
     wait_until(lambda: onload.status("onload-worker").get("restartCount") == 1, "the worker: started again", 60)
@@ -365,8 +378,16 @@ def test_the_worker_needs_no_privileges_with_mounts_of_its_files(onload: OnloadN
     onload.cluster.apply(worker)
     wait_until(lambda: onload.parameters()[0] == "/somewhere/crictl", "the parameters: written", 60)
     status = (onload.cluster.pod("worker", NAMESPACE) or {})["status"]["containerStatuses"][0]
-    id_ = status["containerID"].removeprefix("containerd://")
-    assert onload.parameters()[1] == f"exec {id_} /server"
+    assert onload.parameters()[1] == f"exec {container_id(status)} /server"
+
+
+def container_id(status: Object) -> str:
+    """The ID in a container's status, without the name of the runtime."""
+    return status.get("containerID", "").rpartition("//")[2]
+
+
+def _inode(node: Node, path: str) -> str:
+    return str(node.path(path).stat().st_ino)
 
 
 def _changed(path: Path) -> int:

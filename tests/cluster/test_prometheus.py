@@ -1,237 +1,39 @@
-"""A real Prometheus scrapes agents on two real nodes with the shipped scrape configuration, rules and dashboards.
-
-Only times are shortened: the scrape interval, and the time for which a condition must hold until its alert fires. The
-program runs beside the control plane, with the rights that the documentation names.
-"""
+"""A real Prometheus scrapes agents on two real nodes with the shipped scrape configuration, rules and dashboards."""
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
 import sys
-import urllib.parse
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Self
 
 import pytest
-import yaml
 from manifests import DEPLOY
-from monitoring import RULES, SCRAPE, dashboards, metrics, panels, queries, records
-from prometheus import program, promtool
-
-from accelplane.simulate import DsaSpec, GpuSpec, IaaSpec, NodeSpec, NpuSpec, QatSpec, QueueSpec, SgxSpec
-from accelplane.simulate.tree import SimulatedNode
+from monitoring import dashboards, metrics, panels, queries, records
+from prometheus import promtool
 
 from . import conftest
-from .cluster import Cluster, NodePlan
-from .emulated import EmulatedKernel, emulated_kernel
-from .families import DSA0, EPC, IAA0, NAMESPACE, QAT0, VFS
-from .machine import Daemon, wait_until
+from .families import NAMESPACE, QAT0
+from .machine import wait_until
 from .objects import Object, pod
-from .product_image import product_image
+from .observed import AGENTS, CY, ENCLAVE, HARDWARE, I915, IDLE, UP, World, observed_cluster
+from .test_cli_cluster import run
 
 pytestmark = pytest.mark.cluster
 
-CY, I915 = "qat.intel.com/cy", "gpu.intel.com/i915"
-OFFLOAD = NodeSpec(
-    qats=[QatSpec(bdf=QAT0, vfs=VFS)],
-    dsas=[DsaSpec(bdf=DSA0, queues=[QueueSpec()] * 2)],
-    iaas=[IaaSpec(bdf=IAA0, queues=[QueueSpec()])],
-    sgx=SgxSpec(epc=EPC),
-)
-GPU_FILES = {
-    "hwmon/hwmon0/name": "i915", "hwmon/hwmon0/energy1_input": "123456789", "hwmon/hwmon0/power1_max": "120000000",
-    "hwmon/hwmon0/temp1_input": "45000", "hwmon/hwmon0/temp1_crit": "100000", "hwmon/hwmon0/temp1_crit_alarm": "0",
-    "hwmon/hwmon0/fan1_input": "1200", "hwmon/hwmon0/in0_input": "780", "hwmon/hwmon0/curr1_input": "900",
-    "aer_dev_correctable": "RxErr 0\nTOTAL_ERR_COR 0\n", "aer_dev_fatal": "DLP 0\nTOTAL_ERR_FATAL 0\n",
-    "current_link_speed": "16.0 GT/s PCIe", "max_link_speed": "16.0 GT/s PCIe", "current_link_width": "16",
-    "max_link_width": "16", "power/runtime_status": "active", "power/control": "on",
-}  # fmt: skip
-GT_FILES = {
-    "rps_act_freq_mhz": "600", "rps_max_freq_mhz": "2050", "rc6_residency_ms": "123456", "throttle_reason_status": "0",
-}  # fmt: skip
-ARGUMENTS = {
-    "accelplane_node": ["node", "--plugins=gpu,qat,dsa,iaa,sgx", "--health-interval=1"],
-    "npu_plugin": ["-v=2"],
-}
-AGENTS = {(node, agent) for node in ("node-1", "node-2") for agent in ("accelplane-node", "intel-npu-plugin")}
-PORT = 9090
-UP = 'up{job="accelplane-agent"}'
-HARDWARE = "accelplane_(device|pci|gpu|npu|qat|idxd|sgx|unit_info).*"
 FETCH = "import sys, urllib.request as r; sys.stdout.buffer.write(r.urlopen(sys.argv[1], timeout=10).read())"
 MONITORING_KINDS = ("PodMonitor", "ServiceMonitor", "PrometheusRule")
 
 
-def plug_gpus(node: Any, tree: Path) -> None:
-    """Two GPUs and an NPU as files, with sensors."""
-    hardware = SimulatedNode(tree, device_nodes="char", numbers=(1, 3))
-    hardware.build(NodeSpec(gpus=[GpuSpec(), GpuSpec()], npus=[NpuSpec()]))
-    for device in hardware.devices():
-        if device.kind == "gpu":
-            files = {f"{device.path}/{name}": text for name, text in GPU_FILES.items()}
-            files |= {f"{device.class_path}/gt/gt0/{name}": text for name, text in GT_FILES.items()}
-            for path, text in files.items():
-                file = tree / path.removeprefix("/")
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(text)
-    node.copy_tree(tree)
-
-
-def agents(directory: Path) -> Path:
-    """A kustomization with two agents per node, both with pages."""
-    (directory / "deploy").symlink_to(DEPLOY)
-    for tree, arguments in ARGUMENTS.items():
-        patch = [{"op": "add", "path": "/spec/template/spec/containers/0/args", "value": arguments}]
-        fields = {"resources": [f"../deploy/{tree}"]}
-        fields["patches"] = [{"target": {"kind": "DaemonSet"}, "patch": json.dumps(patch)}]  # type: ignore[assignment]
-        (directory / tree).mkdir()
-        (directory / tree / "kustomization.yaml").write_text(json.dumps(fields))
-    components = ["deploy/monitoring/components/agent-pages"]
-    fields = {"namespace": NAMESPACE, "resources": [*ARGUMENTS], "components": components}  # type: ignore[dict-item]
-    (directory / "kustomization.yaml").write_text(json.dumps(fields))
-    return directory
-
-
-def rights(user: str) -> list[Object]:
-    """The rights that the documentation names for Prometheus."""
-    rules: list[Object] = [
-        {"apiGroups": [""], "resources": ["pods", "services", "nodes"], "verbs": ["get", "list", "watch"]},
-        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]},
-        {"nonResourceURLs": ["/metrics"], "verbs": ["get"]},
-    ]
-    group = "rbac.authorization.k8s.io"
-    role: Object = {"apiVersion": f"{group}/v1", "metadata": {"name": "prometheus"}}
-    reference = {"apiGroup": group, "kind": "ClusterRole", "name": "prometheus"}
-    subjects = [{"apiGroup": group, "kind": "User", "name": user}]
-    return [
-        role | {"kind": "ClusterRole", "rules": rules},
-        role | {"kind": "ClusterRoleBinding", "roleRef": reference, "subjects": subjects},
-    ]
-
-
-class Prometheus:
-    """The server on the control plane's machine, and its HTTP API."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        machine = cluster.control
-        self.address = cluster.addresses.control
-        home = machine.path("/var/lib/prometheus")
-        home.mkdir(parents=True)
-        cluster.apply(*rights("prometheus"))
-        (home / "kubeconfig").write_text(cluster.user("prometheus"))
-        (home / "scrape.yaml").write_text(yaml.safe_dump(self._scrape()))
-        (home / "rules.yaml").write_text(yaml.safe_dump(self._rules()))
-        config = {
-            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-            "rule_files": ["rules.yaml"],
-            "scrape_config_files": ["scrape.yaml"],
-        }
-        (home / "prometheus.yaml").write_text(yaml.safe_dump(config))
-        self.daemon: Daemon = machine.add_daemon(
-            "prometheus",
-            [
-                # The program ends at its start if its working directory does not exist.
-                "env", "--chdir=/", program("prometheus"), "--config.file=/var/lib/prometheus/prometheus.yaml",
-                "--log.level=warn", "--storage.tsdb.path=/var/lib/prometheus/data", f"--web.listen-address=:{PORT}",
-            ],
-            ready=self._answers,
-        )  # fmt: skip
-        self.daemon.start()
-
-    @staticmethod
-    def _scrape() -> Any:
-        config = yaml.safe_load(SCRAPE.read_text())
-        for job in config["scrape_configs"]:
-            job.update(scrape_interval="1s", scrape_timeout="1s")
-            for discovery in job["kubernetes_sd_configs"]:
-                discovery["kubeconfig_file"] = "/var/lib/prometheus/kubeconfig"
-        return config
-
-    @staticmethod
-    def _rules() -> Any:
-        rules = yaml.safe_load(RULES.read_text())
-        for group in rules["groups"]:
-            for rule in group["rules"]:
-                rule.pop("for", None)
-        return rules
-
-    def _answers(self) -> bool:
-        try:
-            return bool(self.get("/-/ready"))
-        except OSError:
-            return False
-
-    def get(self, path: str, **parameters: str) -> str:
-        """The body of an answer with status 200. Raises `OSError`."""
-        connection = http.client.HTTPConnection(self.address, PORT, timeout=30)
-        try:
-            connection.request("GET", f"{path}?{urllib.parse.urlencode(parameters)}")
-            response = connection.getresponse()
-            body = response.read().decode()
-        finally:
-            connection.close()
-        if response.status != http.HTTPStatus.OK:
-            raise OSError(f"{path} {parameters}: {response.status} {body[:300]}")
-        return body
-
-    def query(self, expr: str) -> list[tuple[dict[str, str], float]]:
-        """The result of an instant query."""
-        answer = json.loads(self.get("/api/v1/query", query=expr))["data"]["result"]
-        return [(each["metric"], float(each["value"][1])) for each in answer]
-
-    def series(self, name: str) -> set[frozenset[tuple[str, str]]]:
-        """The label sets of all series whose name matches, since the start."""
-        answer = json.loads(self.get("/api/v1/series", **{"match[]": f'{{__name__=~"{name}"}}'}))["data"]
-        return {frozenset(each.items()) for each in answer}
-
-    def firing(self, name: str) -> list[Any]:
-        every = json.loads(self.get("/api/v1/alerts"))["data"]["alerts"]
-        return [each for each in every if each["labels"]["alertname"] == name and each["state"] == "firing"]
-
-
-class World:
-    def __init__(self, cluster: Cluster, kernel: EmulatedKernel, prometheus: Prometheus) -> None:
-        self.cluster = cluster
-        self.kernel = kernel
-        self.prometheus = prometheus
-
-    def up(self) -> set[tuple[str, str]]:
-        """Node and agent of all targets that answer."""
-        return {(labels["node"], labels["agent"]) for labels, value in self.prometheus.query(UP) if value == 1}
-
-    def agent_pods(self) -> list[Object]:
-        selector = "app.kubernetes.io%2Fcomponent%3Dagent"
-        listed = self.cluster.get(f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector={selector}")
-        assert listed
-        return listed["items"]
-
-
 @pytest.fixture(scope="module")
 def world(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    binary = program("prometheus").parent
-    kubelet = {"nodeStatusUpdateFrequency": "200ms"}
-    plans = [NodePlan(name="node-1", kubelet=kubelet), NodePlan(name="node-2", kubelet=kubelet)]
-    with Cluster.running(plans, shares=[binary]) as cluster:
-        conftest._running.append(cluster)
-        cluster.import_image(product_image())
-        kernel = emulated_kernel(cluster.nodes["node-1"], OFFLOAD, openable=False)
-        plug_gpus(cluster.nodes["node-2"], tmp_path_factory.mktemp("gpus"))
-        with cluster.namespace(NAMESPACE):
-            cluster.kubectl("apply", "--kustomize", agents(tmp_path_factory.mktemp("agents")))
-            made = World(cluster, kernel, Prometheus(cluster))
-            wait_until(lambda: made.up() == AGENTS, "all agents scraped", 120)
-            for name, resource in (("worker", CY), ("trainer", I915)):
-                cluster.apply(
-                    pod(name, "sh", "-c", "trap exit TERM; sleep 100000 & wait", namespace=NAMESPACE,
-                        resources={resource: "1"})
-                )  # fmt: skip
-                cluster.wait_pod(name, namespace=NAMESPACE)
-            yield made
-            made.prometheus.daemon.stop()
-        conftest._running.remove(cluster)
+    with observed_cluster(tmp_path_factory.mktemp("observed")) as made:
+        conftest._running.append(made.cluster)
+        yield made
+        conftest._running.remove(made.cluster)
 
 
 def test_agents_are_targets_whose_labels_name_the_node_and_no_pod(world: World) -> None:
@@ -317,21 +119,176 @@ def test_every_query_of_the_dashboards_returns_what_is_there(world: World) -> No
         assert empty() == []
 
 
-def test_restarted_agents_continue_their_series(world: World) -> None:
+def test_a_pod_with_two_gpus_and_a_qat_function_has_a_series_for_each_device(world: World) -> None:
+    """Only the first node has both families."""
+    world.cluster.apply(pod("mixed", *IDLE, namespace=NAMESPACE, resources={I915: "2", CY: "1"}))
+    world.cluster.wait_pod("mixed", namespace=NAMESPACE)
+
+    def series() -> list[dict[str, str]]:
+        found = world.prometheus.query('accelplane_container_devices{pod="mixed"} == 1')
+        return sorted((labels for labels, _ in found), key=lambda labels: (labels["plugin"], labels["unit"]))
+
+    wait_until(lambda: len(series()) == 3, "a series for each device", hint=str(series()))
+    first, second, function = series()
+    seen = world.cluster.kubectl("exec", "mixed", f"--namespace={NAMESPACE}", "--", "sh", "-c", "ls /dev/dri; env")
+    cards = [word for word in seen.split() if re.fullmatch(r"card\d+", word)]
+    assert [first["unit"], second["unit"]] == [first["device"], second["device"]] == sorted(cards)
+    assert first["bdf"] != second["bdf"]
+    # The unit of a virtual function is the physical one.
+    assert function["bdf"] == QAT0
+    assert re.search(rf"^QAT0={QAT0[:-2]}", seen, re.MULTILINE), seen
+    assert {(labels["node"], labels["namespace"], labels["container"]) for labels in series()} == {
+        ("node-1", NAMESPACE, "main")
+    }
+    world.delete_pods("mixed")
+    wait_until(lambda: not series(), "no series after the end of the pod", 60)
+
+
+def test_forty_pods_with_enclaves_have_forty_series_whose_sum_is_what_is_allocated(world: World) -> None:
+    """The pods wait for a volume, so the kubelet has admitted them and starts no container."""
+    counts = {f"enclave-{number}": 1 + number % 3 for number in range(40)}
+    for name, count in counts.items():
+        world.create(waiting_pod(name, "enclaves", count))
+    allocated = f'accelplane_resource_allocated{{resource="{ENCLAVE}"}}'
+
+    def held() -> Mapping[str, float]:
+        return {name: value for (name, _, _), value in world.held(ENCLAVE).items()}
+
+    wait_until(lambda: held() == counts, "a series for each pod", 60)
+    assert len(world.held(ENCLAVE)) == 40
+    assert [value for _, value in world.prometheus.query(allocated)] == [sum(counts.values())]
+    listed = f'accelplane_devices{{resource="{ENCLAVE}",health="Healthy"}}'
+    assert [value for _, value in world.prometheus.query(listed)] == [110]
+    world.delete_pods("enclaves")
+    wait_until(lambda: not held(), "no series after the end of the pods", 60)
+
+
+def test_a_restartable_init_container_is_named_and_an_ordinary_one_is_not(world: World) -> None:
+    described = pod("staged", *IDLE, namespace=NAMESPACE)
+    (main,) = described["spec"]["containers"]
+    described["spec"]["initContainers"] = [
+        main | {"name": "ordinary", "command": ["true"], "resources": {"limits": {ENCLAVE: "3"}}},
+        main | {"name": "sidecar", "restartPolicy": "Always", "resources": {"limits": {ENCLAVE: "2"}}},
+    ]
+    world.cluster.apply(described)
+    world.cluster.wait_pod("staged", namespace=NAMESPACE)
+
+    def held() -> Mapping[str, float]:
+        return {container: value for (name, container, _), value in world.held().items() if name == "staged"}
+
+    wait_until(lambda: held() == {"sidecar": 2}, "the sidecar holds two IDs")
+    world.delete_pods("staged")
+    wait_until(lambda: not held(), "no series after the end of the pod", 60)
+
+
+def waiting_pod(name: str, label: str, count: int) -> Object:
+    """A pod with enclaves that has no container, because its volume does not exist."""
+    described = pod(name, namespace=NAMESPACE, resources={ENCLAVE: str(count)}, labels={"app": label})
+    described["spec"]["volumes"] = [{"name": "missing", "configMap": {"name": "missing"}}]
+    return described
+
+
+def test_the_command_line_the_fleet_page_and_prometheus_have_the_same_numbers_at_rest(world: World) -> None:
+    """By resource: the IDs, and those that containers hold."""
+    query = world.prometheus.query
+
+    def command_line() -> tuple[Mapping[str, float], Mapping[str, float]]:
+        answer = run(world.cluster, "accelplane", "inspect", "--cluster", "-A", "-o", "json")
+        assert answer.returncode == 0, answer.stderr
+        ids, held = Counter[str](), Counter[str]()
+        for item in json.loads(answer.stdout)["nodes"]:
+            ids[item["resource"]] += item["allocatable"]
+            held[item["resource"]] += item["allocated"]
+        return dict(+ids), dict(+held)
+
+    def fleet() -> tuple[Mapping[str, float], Mapping[str, float]]:
+        ids, held = Counter[str](), Counter[str]()
+        for device in world.fleet.devices().devices:
+            ids.update(device.ids)
+            for holder in device.holders:
+                held[holder.resource] += holder.count
+        return dict(+ids), dict(+held)
+
+    def prometheus(ids: str, held: str) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        found = (query(f"sum by (resource) ({each}) > 0") for each in (ids, held))
+        first, second = ({labels["resource"]: value for labels, value in each} for each in found)
+        return first, second
+
+    def every() -> list[tuple[Mapping[str, float], Mapping[str, float]]]:
+        return [
+            command_line(),
+            fleet(),
+            prometheus("accelplane_devices", "accelplane_container_devices"),
+            prometheus("accelplane_resource_allocatable", "accelplane_resource_allocated"),
+        ]
+
+    def equal() -> bool:
+        first, *others = every()
+        return first[1] == {CY: 1, I915: 1} and all(each == first for each in others)
+
+    try:
+        wait_until(equal, "equal numbers", 60)
+    finally:
+        found = every()
+        assert all(each == found[0] for each in found), found
+    assert found[0][0].keys() >= {CY, I915, ENCLAVE}
+    assert found[0][0][I915] == 4
+
+
+class Watching:
+    """Reads the list of devices of the fleet page again and again, and notes the nodes of each answer."""
+
+    def __init__(self, world: World) -> None:
+        self.seen: list[frozenset[str]] = []
+        self._fleet = world.fleet
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.1):
+            self.seen.append(frozenset(device.node for device in self._fleet.devices().devices))
+
+
+def test_restarted_agents_continue_their_series_and_no_node_leaves_the_fleet_page(world: World) -> None:
     started = "max by (node, agent) (process_start_time_seconds)"
     before, times = world.prometheus.series(HARDWARE), world.prometheus.query(started)
-    for _ in range(2):
-        for each in world.agent_pods():
-            path = f"/api/v1/namespaces/{NAMESPACE}/pods/{each['metadata']['name']}"
-            world.cluster.request("DELETE", path, {"gracePeriodSeconds": 1})
+    with Watching(world) as watching:
+        for _ in range(5):
+            for each in world.agent_pods():
+                path = f"/api/v1/namespaces/{NAMESPACE}/pods/{each['metadata']['name']}"
+                world.cluster.request("DELETE", path, {"gracePeriodSeconds": 1})
 
-        def again(times: list[tuple[dict[str, str], float]] = times) -> bool:
-            now = {(labels["node"], labels["agent"]): value for labels, value in world.prometheus.query(started)}
-            earlier = {(labels["node"], labels["agent"]): value for labels, value in times}
-            return {*now} == AGENTS and all(now[each] > earlier[each] for each in AGENTS) and world.up() == AGENTS
+            def again(times: list[tuple[dict[str, str], float]] = times) -> bool:
+                now = {(labels["node"], labels["agent"]): value for labels, value in world.prometheus.query(started)}
+                earlier = {(labels["node"], labels["agent"]): value for labels, value in times}
+                return {*now} == AGENTS and all(now[each] > earlier[each] for each in AGENTS) and world.up() == AGENTS
 
-        wait_until(again, "all agents again", 90)
-        times = world.prometheus.query(started)
+            wait_until(again, "all agents again", 90)
+            times = world.prometheus.query(started)
+    assert world.prometheus.series(HARDWARE) == before
+    assert len(watching.seen) > 10
+    assert {*watching.seen} == {frozenset(world.cluster.nodes)}
+
+
+def test_two_hundred_pods_that_come_and_go_make_no_series_of_hardware(world: World) -> None:
+    """The pods wait for a volume, so the kubelet has admitted them and starts no container."""
+    before, seen = world.prometheus.series(HARDWARE), set[str]()
+    for group in ("first", "second"):
+        for number in range(100):
+            world.create(waiting_pod(f"{group}-{number}", group, 1))
+        wait_until(lambda: len(world.held(ENCLAVE)) == 100, f"{group}: all pods hold an ID", 90)
+        seen |= {name for name, _, _ in world.held(ENCLAVE)}
+        world.delete_pods(group)
+        wait_until(lambda: not world.held(ENCLAVE), f"{group}: no pod holds an ID", 90)
+    assert len(seen) == 200
     assert world.prometheus.series(HARDWARE) == before
 
 

@@ -31,6 +31,8 @@ NAME = f"accelplane-{VERSION}"
 # No node can reach it: its images must be those of the archive.
 OFFLINE_REGISTRY = "registry.invalid/accelplane"
 RESOURCE = "gpu.intel.com/i915"
+# Images that are started.
+REAL = ("accelplane", "intel-gpu-plugin")
 
 
 def program(name: str) -> Path:
@@ -51,7 +53,8 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     configuration = {
         "version": "0.1",
         "storage": {"filesystem": {"rootdirectory": str(directory / "data")}},
-        "http": {"addr": "127.0.0.1:0"},
+        # Nodes of the cluster have another loopback interface.
+        "http": {"addr": "0.0.0.0:0"},
         "log": {"formatter": "json"},
     }
     (directory / "config.yml").write_text(json.dumps(configuration))
@@ -72,7 +75,7 @@ def _address(log: Path) -> str:
         for line in log.read_text().splitlines():
             message = str(json.loads(line).get("msg")) if line.startswith("{") else ""
             if message.startswith("listening on "):
-                return message.removeprefix("listening on ").rstrip(", tls")
+                return f"127.0.0.1:{message.rpartition(':')[2]}"
         return ""
 
     wait_until(find, "the registry")
@@ -157,26 +160,34 @@ def test_another_image_under_the_tag_is_found(registry: str, tmp_path: Path) -> 
                   f"{plan.registry}/intel-gpu-plugin:{VERSION}").returncode != 0  # fmt: skip
 
 
-# Installation without network.
+# Installation.
 
 
-@pytest.fixture
-def offline(tmp_path: Path) -> Path:
-    """The unpacked archive of a release with the real image of the GPU plugin."""
-    target = tmp_path / "real"
-    words = [f"OUT={target}", "PLATFORMS=linux/amd64", "IMAGES=intel-gpu-plugin"]
+@pytest.fixture(scope="module")
+def real_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images, of which those of the agent and of the GPU plugin are real."""
+    root = tmp_path_factory.mktemp("real")
+    target = root / "real"
+    words = [f"OUT={target}", "PLATFORMS=linux/amd64", f"IMAGES={','.join(REAL)}"]
     done = subprocess.run(["make", "images", *words], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if done.returncode:
         if REQUIRED:
             pytest.fail(done.stderr)
         pytest.skip(f"make images: {done.stderr.strip().splitlines()[-1]}")
-    listed = write_images(tmp_path / "images")
-    shutil.rmtree(tmp_path / "images/intel-gpu-plugin")
-    shutil.move(target / "intel-gpu-plugin", tmp_path / "images/intel-gpu-plugin")
-    real = images.load(target / "images.json").images[0]
-    others = tuple(each for each in listed.images if each.name != real.name)
-    written = artefacts.images_json(images.Images(VERSION, (real, *others)))
-    artefacts.write_json(tmp_path / "images/images.json", written)
+    listed = write_images(root / "images")
+    for name in REAL:
+        shutil.rmtree(root / "images" / name)
+        shutil.move(target / name, root / "images" / name)
+    others = tuple(each for each in listed.images if each.name not in REAL)
+    written = artefacts.images_json(images.Images(VERSION, (*images.load(target / "images.json").images, *others)))
+    artefacts.write_json(root / "images/images.json", written)
+    return root / "images"
+
+
+@pytest.fixture
+def offline(real_images: Path, tmp_path: Path) -> Path:
+    """The unpacked archive of a release with real images."""
+    (tmp_path / "images").symlink_to(real_images)
     plan = make(tmp_path, OFFLINE_REGISTRY)
     with tarfile.open(plan.out / f"{NAME}-offline.tar") as tar:
         tar.extractall(tmp_path, filter="data")
@@ -212,3 +223,30 @@ def test_the_archive_installs_without_registry(
     (pod,) = pods["items"]
     digest = images.load(offline / "images.json").digests["intel-gpu-plugin"]
     assert pod["spec"]["containers"][0]["image"] == f"{OFFLINE_REGISTRY}/intel-gpu-plugin:{VERSION}@{digest}"
+
+
+def test_helm_installs_the_chart_of_the_registry_and_the_node_pulls_its_images_by_digest(
+    registry: str, real_images: Path, cluster: Cluster, node: Node, *, namespace: str, tmp_path: Path
+) -> None:
+    (tmp_path / "images").symlink_to(real_images)
+    plan = make(tmp_path, f"{registry}/real", push=True)
+    # The registry has the address that the release names, for the node as well.
+    server = f"http://{cluster.addresses.host}:{registry.rpartition(':')[2]}"
+    node.etc(f"containerd/certs.d/{registry}/hosts.toml").write_text(f'server = "{server}"\n')
+    homes = {f"HELM_{name}_HOME": str(tmp_path / name) for name in ("CACHE", "CONFIG", "DATA")}
+
+    def helm(*words: str) -> None:
+        command = [program("helm"), f"--namespace={namespace}", f"--kubeconfig={cluster.kubeconfig}", *words]
+        done = subprocess.run(command, env={**os.environ, **homes}, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    helm("install", "x", f"oci://{plan.registry}/charts/accelplane", "--plain-http", "--version", VERSION)
+    wait_until(lambda: node.allocatable(RESOURCE) == 2, "both cards", 120)
+    pods = cluster.get(f"/api/v1/namespaces/{namespace}/pods")
+    assert pods
+    (pod,) = pods["items"]
+    digest = images.load(plan.out / "images.json").digests["accelplane"]
+    assert pod["spec"]["containers"][0]["image"] == f"{plan.registry}/accelplane:{VERSION}@{digest}"
+    assert pod["status"]["containerStatuses"][0]["imageID"] == f"{plan.registry}/accelplane@{digest}"
+    helm("uninstall", "x", "--wait")
+    wait_until(lambda: not node.allocatable(RESOURCE), "the end of the cards")

@@ -1,15 +1,20 @@
 """Readings of devices by an agent: shared by readers, none delayed by a device that does not answer."""
 
 import asyncio
+import os
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from pathlib import Path
 
 import pytest
+from trees import write
 from waiting import until
 
 from accelplane.devices import Device, Inventory
 from accelplane.host import Host
+from accelplane.host.blocking import ThreadQueue
 from accelplane.node.readings import NodeReadings, Readings
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
@@ -94,6 +99,48 @@ async def test_readings_of_all_plugins_are_on_the_page(setup: Setup) -> None:
     setup.add("b", Meters(m2=lambda: 3.0))
     assert await setup.levels() == ["m0 1", "m1 2.5", "m2 3"]
     assert (await setup.take()).outcomes == {"a": {"ok": 4}, "b": {"ok": 2}}
+
+
+class Files(Plugin[Config]):
+    """A device whose file is below the root."""
+
+    namespace = "files.example.com"
+
+    def readings(self, host: Host, devices: Iterable[Device]) -> Iterable[DevicePlan]:
+        source = Source(path="/sys/devices/d0/level", parse=lambda text: (Value(LEVEL, "", float(text)),))
+        yield DevicePlan(device="d0", units=("d0",), power="/sys/devices/d0/power", sources=(source,))
+
+
+async def test_no_file_stays_open_after_a_reading(tmp_path: Path) -> None:
+    write(tmp_path / "sys/devices/d0/level", "3")
+    write(tmp_path / "sys/devices/d0/power/runtime_status", "active")
+    source = Files(), Inventory()
+    now = [1000.0]
+    readings = Readings(lambda: {"files": source}, str(tmp_path), held=lambda: (), clock=lambda: now[0])
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        now[0] += 2
+        (device,) = (await readings.take()).devices
+        assert device.values[0].value == 3
+        assert os.listdir("/proc/self/fd") == before
+    await readings.close()
+
+
+async def test_plugins_are_not_read_at_the_same_time(setup: Setup) -> None:
+    reading = threading.Lock()
+
+    def read() -> float:
+        assert reading.acquire(blocking=False)
+        time.sleep(0.001)
+        reading.release()
+        return 1.0
+
+    for name in ("a", "b", "c"):
+        setup.add(name, Meters(**{f"{name}0": read, f"{name}1": read}))
+    readings = Readings(lambda: setup.sources, "/", held=lambda: (), queue=ThreadQueue(patience=60))
+    found = (await readings.take()).devices
+    await readings.close()
+    assert [device.device for device in found] == ["a0", "a1", "b0", "b1", "c0", "c1"]
 
 
 async def test_a_reading_younger_than_the_interval_is_used_again(setup: Setup) -> None:

@@ -293,8 +293,14 @@ async def test_processes_that_may_not_be_read_are_logged_once(
 
 
 def test_without_a_directory_for_the_socket_the_command_fails(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
     for words, message in (
-        ([f"-socket={tmp_path}/missing/s"], f"{tmp_path}/missing/s: No such file or directory"),
+        (
+            [f"-socket={tmp_path}/missing/s"],
+            f"-socket: {tmp_path}/missing: found no such directory, expected a directory that the agent can see, too",
+        ),
+        ([f"-socket={tmp_path}/file/s"], f"-socket: {tmp_path}/file: found a file, expected a directory"),
+        ([f"-socket={tmp_path}"], f"-socket: {tmp_path}: Is a directory"),
         ([f"-proc={tmp_path}/missing"], f"-proc: {tmp_path}/missing: not a directory"),
         ([f"-socket={tmp_path}/{'x' * 100}"], "expected at most 103"),
     ):
@@ -403,6 +409,27 @@ async def test_without_an_answer_the_page_has_no_use_and_counts_errors(
     assert caplog.text.count("the GPU use of containers is missing") == 1
     async with serving(path, ClientsService(str(proc), limits=PLENTY, walk_timeout=30.0)):
         assert len(await setup.busy()) == 1
+
+
+async def test_client_time_ends_the_idle_time_of_a_unit(setup: Setup, proc: Path, path: str) -> None:
+    await setup.run_pod("a", 10, i915(1, render=10**9))
+    service = ClientsService(str(proc), limits=PLENTY, min_interval=0.0, walk_timeout=30.0)
+
+    async def idle() -> float | None:
+        found = samples(await setup.page(), "accelplane_unit_idle_seconds")
+        return next((value for labels, value in found if labels["unit"] == "card0"), None)
+
+    async def grows() -> bool:
+        return (await idle() or 0.0) > 0.5
+
+    async with serving(path, service):
+        # The card has no files that show its use: the time of its clients is the only signal.
+        assert await idle() == pytest.approx(0.0, abs=0.2)
+        await until(grows)
+        write(proc / "10/fdinfo/5", i915(1, render=2 * 10**9))
+        assert await idle() == pytest.approx(0.0, abs=0.2)
+    # Without an answer nothing is known: the time goes on.
+    await until(grows)
 
 
 async def test_without_pods_that_hold_gpus_nothing_is_requested(setup: Setup) -> None:

@@ -22,7 +22,7 @@ from accelplane.fleet.simulated import SimulatedFleet
 from accelplane.fleet.web.access import Access
 from accelplane.fleet.web.gate import SecureGate
 from accelplane.fleet.web.live import LiveLimits
-from accelplane.fleet.web.sessions import FailureLimit, Sessions, expiry
+from accelplane.fleet.web.sessions import DelayedReviews, FailureLimit, Sessions, expiry
 from accelplane.fleet.web.site import Screens, SiteOptions
 
 SERVER = Authority("servers")
@@ -67,6 +67,7 @@ class Setup:
             self.screens.assets.links,
             sessions=self.sessions,
             failures=FailureLimit(clock=self.clock),
+            delayed=DelayedReviews(interval=0.01),
         )
         self.timed = Caller(await self._stack.enter_async_context(listen(self.screens, gate, "127.0.0.1:0")))
 
@@ -291,21 +292,93 @@ async def test_unknown_cookies_are_no_session(setup: Setup, cookie: str) -> None
     assert (await setup.caller().get("/", cookie=cookie)).status == 401
 
 
-async def test_wrong_tokens_are_limited_by_address(setup: Setup) -> None:
+async def test_wrong_tokens_are_limited_by_address_and_do_not_lock_others_out(setup: Setup) -> None:
     caller, token = setup.timed, setup.user("ann")
     assert [(await sign_in(caller, f"wrong-{each}")).status for each in range(5)] == [401] * 5
-    assert (await sign_in(caller, token)).status == 429
+    assert (await sign_in(caller, "wrong")).status == 429
     asked = len(setup.reviews.asked)
     assert (await sign_in(caller, "wrong")).status == 429
-    assert len(setup.reviews.asked) == asked
-    setup.clock.now += 61
+    assert len(setup.reviews.asked) == asked, "the same token is not reviewed again"
+    # An ingress gives all users one address.
     assert (await sign_in(caller, token)).status == 303
+    assert (await sign_in(caller, "other")).status == 429
+    setup.clock.now += 61
+    assert (await sign_in(caller, "wrong")).status == 401
 
 
 async def test_wrong_tokens_at_the_same_time_are_limited_together(setup: Setup) -> None:
-    answers = await asyncio.gather(*(sign_in(setup.timed, f"wrong-{each}") for each in range(20)))
-    assert sorted(answer.status for answer in answers) == [401] * 5 + [429] * 15
-    assert len(setup.reviews.asked) == 5
+    answers = await asyncio.gather(*(sign_in(setup.timed, f"wrong-{each}") for each in range(40)))
+    assert sorted(answer.status for answer in answers) == [401] * 5 + [429] * 35
+    assert len(setup.reviews.asked) > 5, "none of the others got a turn"
+
+
+async def test_only_some_requests_of_an_address_wait_for_a_turn() -> None:
+    delayed = DelayedReviews(interval=0.01, waiting=2)
+    turns: list[bool] = []
+    running = 0
+
+    async def take(source: bytes) -> None:
+        nonlocal running
+        async with delayed.turn(source) as admitted:
+            turns.append(admitted)
+            if admitted:
+                running += 1
+                assert running == 1, "one at a time"
+                await asyncio.sleep(0)
+                running -= 1
+
+    await asyncio.gather(*(take(b"a") for _ in range(5)))
+    assert sorted(turns) == [False] * 3 + [True] * 2
+    assert not delayed._queues
+    turns.clear()
+    await asyncio.gather(*(take(b"%d" % each) for each in range(70)), return_exceptions=True)
+    assert turns.count(False) == 70 - 64
+
+
+async def test_a_proxy_with_a_certificate_names_the_address_whose_tokens_count(setup: Setup) -> None:
+    proxy = setup.caller("front-proxy")
+    for each in range(5):
+        assert (await sign_in(proxy, f"wrong-{each}", x_forwarded_for="10.0.0.9, 10.0.0.1")).status == 401
+    assert (await sign_in(proxy, "wrong", x_forwarded_for="10.9.9.9, 10.0.0.1")).status == 429
+    assert (await sign_in(proxy, "wrong", x_forwarded_for="10.0.0.1, 10.0.0.2")).status == 401
+    # Without a certificate the field is not read, and neither is one without an address.
+    for each in range(5):
+        assert (await sign_in(setup.caller(), f"bad-{each}", x_forwarded_for=f"10.1.0.{each}")).status == 401
+    assert (await sign_in(setup.caller(), "bad", x_forwarded_for="10.1.0.99")).status == 429
+    assert (await sign_in(proxy, "bad", x_forwarded_for="junk")).status == 429
+
+
+async def test_a_viewer_has_a_part_of_the_streams(setup: Setup) -> None:
+    setup.screens.live.limits = msgspec.structs.replace(LIMITS, viewers=9, account=3, credential=2)
+    setup.user("ann")
+    setup.reviews.users["second-token"] = "ann"
+    first, second = ({"authorization": f"Bearer {token}"} for token in ("token-of-ann", "second-token"))
+    caller = setup.caller()
+    async with AsyncExitStack() as stack:
+        for number in (1, 2):
+            await stack.enter_async_context(caller.events("screen=nodes", **first))
+            await until(lambda number=number: setup.screens.live.viewers == number)
+        refused = await caller.get("/api/v1/events?screen=nodes", **first)
+        assert (refused.status, "of this session or token" in refused.text) == (503, True)
+        await stack.enter_async_context(caller.events("screen=nodes", **second))
+        await until(lambda: setup.screens.live.viewers == 3)
+        refused = await caller.get("/api/v1/events?screen=nodes", **second)
+        assert (refused.status, "of this user" in refused.text) == (503, True)
+        bearer = {"authorization": f"Bearer {setup.user('bob')}"}
+        other = await stack.enter_async_context(caller.events("screen=nodes", **bearer))
+        assert other.status == 200
+    await until(lambda: setup.screens.live.viewers == 0)
+    assert not setup.screens.live._streams
+
+
+async def test_sessions_of_one_token_share_its_streams(setup: Setup) -> None:
+    setup.screens.live.limits = msgspec.structs.replace(LIMITS, credential=1)
+    caller, token = setup.timed, setup.user("ann")
+    cookies = [{"cookie": cookie_in(await sign_in(caller, token))} for _ in range(2)]
+    async with caller.events("screen=nodes", **cookies[0]) as events:
+        assert events.status == 200
+        await until(lambda: setup.screens.live.viewers == 1)
+        assert (await caller.get("/api/v1/events?screen=nodes", **cookies[1])).status == 503
 
 
 async def test_valid_tokens_and_failed_reviews_do_not_count_as_wrong_tokens(setup: Setup) -> None:

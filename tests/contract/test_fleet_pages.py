@@ -13,6 +13,7 @@ from waiting import until
 from accelplane.fleet.model import Node, Waiting
 from accelplane.fleet.serve import listen, open_gate
 from accelplane.fleet.simulated import SimulatedFleet
+from accelplane.fleet.web.access import Viewer
 from accelplane.fleet.web.gate import is_loopback
 from accelplane.fleet.web.live import RELOAD, Content, Live, LiveLimits, Subject
 from accelplane.fleet.web.query import NodesQuery
@@ -205,6 +206,28 @@ async def test_viewers_above_the_limit_are_rejected_and_slots_are_freed() -> Non
             assert again.status == 200
 
 
+async def test_an_address_without_users_has_a_part_of_the_streams() -> None:
+    async with Setup(msgspec.structs.replace(LIMITS, viewers=3, account=2)) as setup:
+        async with setup.caller.events("screen=waiting"), setup.caller.events("screen=nodes"):
+            await until(lambda: setup.screens.live.viewers == 2)
+            refused = await setup.caller.get("/api/v1/events?screen=overview")
+            assert refused.status == 503
+            assert "found 2 pages with live updates of this address, expected fewer" in refused.text
+            assert (await setup.caller.get("/nodes")).status == 200
+        await until(lambda: setup.screens.live.viewers == 0)
+        async with setup.caller.events("screen=overview") as again:
+            assert again.status == 200
+
+
+async def test_a_client_that_leaves_during_the_check_of_its_rights_takes_no_stream(setup: Setup) -> None:
+    for _ in range(5):
+        _, writer = await setup.caller.open("GET", "/api/v1/events?screen=nodes")
+        writer.close()
+    async with setup.caller.events("screen=nodes") as events:
+        assert events.status == 200
+        await until(lambda: setup.screens.live.viewers == 1)
+
+
 async def test_a_viewer_that_does_not_read_gets_reload_and_holds_little_memory() -> None:
     async with Setup(msgspec.structs.replace(LIMITS, queued=4096), nodes=60) as setup:
         generation = setup.view.cluster().generation
@@ -243,7 +266,7 @@ async def test_a_screen_that_cannot_be_made_is_fetched_again(error: Exception) -
     async def admitted() -> bool:
         return True
 
-    stream = live.subscribe(Subject("nodes", NodesQuery(), ""), make, None, admitted)
+    stream = live.subscribe(Viewer(), Subject("nodes", NodesQuery(), ""), make, None, admitted)
     received = [await anext(stream) for _ in range(2)]
     assert received[1].startswith(b"event: reload")
     await stream.aclose()

@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import os
 import socket
+import ssl
 import tracemalloc
 from collections.abc import AsyncGenerator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -105,6 +107,45 @@ async def test_a_pending_response_is_cancelled_when_its_client_disconnects() -> 
         await until(lambda: pages.requests == ["/later"])
         writer.transport.abort()
         await until(lambda: pages.cancelled == 1 and not server.connections)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+async def test_the_end_of_a_client_is_noticed_while_its_response_is_pending(secure: bool, tmp_path: Path) -> None:
+    pages = Pages()
+    server = HttpServer(pages, HttpLimits(request=600, answer=600))
+    (tmp_path / "tls.crt").write_bytes(SERVER.certificate)
+    (tmp_path / "tls.key").write_bytes(SERVER.key)
+    tls = ServingTls()
+    tls.follow(str(tmp_path))
+    port = await server.start("127.0.0.1", 0, tls.context if secure else None)
+    client = ssl.create_default_context(cadata=Authority("others").credentials.certificate.decode())
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client if secure else None)
+    writer.write(get("/later"))
+    await until(lambda: pages.requests == ["/later"])
+    writer.close()
+    await until(lambda: pages.cancelled == 1 and not server.connections)
+    await server.stop(0.1)
+
+
+async def test_a_client_that_sends_more_while_its_response_is_pending_is_read_later() -> None:
+    pages = Pages()
+    async with serving(pages) as (server, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(get("/later"))
+        await until(lambda: pages.requests == ["/later"])
+        count = 40_000
+        writer.write(get("/now") * count)
+        # The server takes what is read at once, and the rest fills the buffers of the kernel.
+        await until(lambda: 0 < server.buffered <= 16 * 1024)
+        (connection,) = server.connections
+        assert connection._transport is not None
+        assert not connection._transport.is_reading()
+        pages.released.set()
+        assert await reply(reader) == (200, "/later ")
+        for _ in range(count):
+            assert await reply(reader) == (200, "/now")
+        writer.close()
 
 
 async def test_a_pending_response_can_be_cancelled_before_it_starts() -> None:

@@ -1,5 +1,6 @@
 """`accelplane inspect` as an administrator calls it: the installed command, a simulated node, a kubelet."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 from conftest import Start
 from kubelets import Embedded
+from podlists import answering, claim, pods_with_claim
 from trees import write
 
+from accelplane.kubelet import podresources_v1_pb2 as pb
 from accelplane.plugins.gpu import GpuPlugin
 from accelplane.simulate import GpuSpec, SimulatedNode
 
@@ -63,9 +66,28 @@ async def test_it_shows_devices_advertised_resources_and_holders(
     await kubelet.kill()
 
 
-async def in_background(*arguments: str) -> subprocess.CompletedProcess[str]:
-    import asyncio
+async def test_a_container_with_a_claim_is_named_for_the_cdi_device(node: SimulatedNode, directory: str) -> None:
+    os.makedirs(f"{directory}/pod-resources")
+    answers = {
+        "List": pods_with_claim(claim("gpu.intel.com", "0000-00-03-0", "intel.cdi.k8s.io/gpu=card1")),
+        "GetAllocatableResources": pb.AllocatableResourcesResponse(),
+    }
+    encoded = {method: answer.SerializeToString() for method, answer in answers.items()}
+    words = ("--root", str(node.root), "--kubelet-dir", directory)
+    async with answering(f"{directory}/pod-resources/kubelet.sock", **encoded):
+        report = json.loads((await in_background(*words, "--output", "json")).stdout)
+        command = os.path.join(os.path.dirname(sys.executable), "accelplane")
+        shown = await asyncio.to_thread(
+            subprocess.run, [command, "top", *words, "--once", "-o", "json"], capture_output=True, text=True, check=True
+        )
+    assert {row["id"]: row["held_by"] for row in report["devices"]} == {
+        "card1-0": ["team/pod/main (DRA)"], "card2-0": [],
+    }  # fmt: skip
+    holders = {row["device"]: row["holders"] for row in json.loads(shown.stdout)["devices"]}
+    assert holders == {"card1": ["team/pod/main (DRA)"], "card2": []}
 
+
+async def in_background(*arguments: str) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(inspect, *arguments)
 
 

@@ -189,6 +189,31 @@ async def test_a_reader_that_waits_in_vain_gets_a_304_and_leaves_nothing_behind(
         await until(lambda: len(asyncio.all_tasks()) <= before)
 
 
+async def test_readers_that_leave_give_their_places_to_others(
+    start_agent: Start, kubelet: Kubelet, unused_tcp_port: int
+) -> None:
+    agent = await start_agent(meters=Meters())
+    await kubelet.until(lambda resources: resources.get(METERS) == (4, 4))
+    observer = Observer(agent)
+    try:
+        async with pages.serving(f"127.0.0.1:{unused_tcp_port}", agent.status, observer):
+            tag = (await get(unused_tcp_port, "/api/v1/inventory")).fields["etag"]
+            request = f"GET /api/v1/inventory?wait=55 HTTP/1.1\r\nHost: x\r\nIf-None-Match: {tag}\r\n\r\n".encode()
+            for _ in range(2):
+                writers = [(await asyncio.open_connection("127.0.0.1", unused_tcp_port))[1] for _ in range(16)]
+                for writer in writers:
+                    writer.write(request)
+                await until(lambda: observer._inventory._waiting == 16)
+                for writer in writers:
+                    writer.close()
+                await until(lambda: observer._inventory._waiting == 0)
+            page = (await get(unused_tcp_port, "/metrics")).body.decode()
+            counted = [line for line in page.splitlines() if 'page="inventory"' in line and "requests_total" in line]
+            assert counted == ['accelplane_page_requests_total{code="200",page="inventory"} 1.0']
+    finally:
+        await observer.close()
+
+
 @pytest.mark.parametrize(
     ("query", "code"), [("wait=x", 400), ("wait=-1", 400), ("wait=99999", 400), ("wait=", 400), ("other=1", 200)]
 )

@@ -100,6 +100,7 @@ async def test_the_operator_of_the_other_plugins_can_host_it(api: KubeApi, start
     api.put("customresourcedefinitions", definition())
     process = start("-onload", "-devices=gpu", "-shutdown-delay=0", module="operator")
     await until(lambda: setup.labels("node-0").get(setup.names.module_label) == "8.1.2.26")
+    assert api.count("WATCH .*/nodes") == 1, "both products share a watch"
     assert await process.terminate() == 0
     assert await start("-onload", module="operator", image="").exit_code() == 1
 

@@ -195,6 +195,7 @@ async def test_the_status_page_has_these_keys(serve: Serve, get: Get) -> None:
                 "health": {
                     "m1": {
                         "phase": "unhealthy", "cause": "bus", "reason": "dented", "unknown": "no answer",
+                        "warning": "", "warning_cause": "other",
                         "changes": [{"time": 5.0, "phase": "unhealthy", "cause": "bus", "reason": "dented"}],
                         "unhealthy_seconds": 1.5,
                     }

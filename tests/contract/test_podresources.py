@@ -11,10 +11,18 @@ import grpc
 import grpc.aio
 import pytest
 from fake_plugin import FakePlugin, listing
+from podlists import answering, claim, pods_with_claim
 
 from accelplane.kubelet import podresources_v1_pb2 as pb
 from accelplane.kubelet.embedded import EmbeddedKubelet, Pod
-from accelplane.kubelet.podresources import Holder, PodResourcesError, allocatable, list_pods
+from accelplane.kubelet.podresources import (
+    ClaimHolder,
+    Holder,
+    PodResourcesError,
+    allocatable,
+    list_holders,
+    list_pods,
+)
 
 GADGET = "example.com/gadget"
 DEVICES = listing(("d1", "Healthy", [0]), ("d2", "Healthy", [0, 1]), ("d10", "Unhealthy", [1]), "s")
@@ -62,6 +70,22 @@ async def test_one_pod_is_got_by_its_name_and_namespace(directory: str) -> None:
             await ask(kubelet.pod_resources_socket, "Get", request)
 
 
+async def test_devices_of_claims_are_listed_with_their_cdi_names(directory: str) -> None:
+    card = claim("gpu.intel.com", "card0", "intel.com/gpu=b", "intel.com/gpu=a")
+    answer = pods_with_claim(card, claim("x.com", "y"), containers=("main", "side"))
+    answer.pod_resources[0].containers[0].devices.add(resource_name=GADGET, device_ids=["d1"])
+    path = os.path.join(directory, "list.sock")
+    async with answering(path, List=answer.SerializeToString()):
+        found = await list_holders(path)
+        assert found.devices == await list_pods(path) == (Holder("team", "pod", "main", GADGET, ("d1",)),)
+    names = ("intel.com/gpu=a", "intel.com/gpu=b")
+    assert found.claims == tuple(
+        ClaimHolder("team", "pod", container, driver, "node-1", device, cdi)
+        for container in ("main", "side")
+        for driver, device, cdi in (("gpu.intel.com", "card0", names), ("x.com", "y", ()))
+    )
+
+
 async def test_an_absent_socket_is_named(directory: str) -> None:
     path = os.path.join(directory, "absent.sock")
     with pytest.raises(PodResourcesError, match=path) as caught:
@@ -83,20 +107,9 @@ async def test_a_socket_path_that_is_too_long_is_named_with_the_limit() -> None:
 )
 async def test_a_server_that_lies_is_an_error(directory: str, answer: bytes, problem: str) -> None:
     path = os.path.join(directory, "liar.sock")
-
-    async def lie(_request: Any, _context: object) -> bytes:
-        return answer
-
-    server = grpc.aio.server(options=(("grpc.max_send_message_length", -1),))
-    handlers = {"List": grpc.unary_unary_rpc_method_handler(lie)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("v1.PodResourcesLister", handlers),))
-    server.add_insecure_port(f"unix:{path}")
-    await server.start()
-    try:
+    async with answering(path, List=answer):
         with pytest.raises(PodResourcesError, match=f"{path}: {problem}"):
             await list_pods(path)
-    finally:
-        await server.stop(None)
 
 
 async def ask(path: str, method: str, request: Any) -> bytes:

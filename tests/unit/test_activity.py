@@ -48,6 +48,28 @@ def test_a_queue_is_idle_without_clients_and_entries(family: Family) -> None:
     assert activity.idle_seconds(110.0) == {("p", "wq0.0"): 10, ("p", "wq0.1"): 0}
 
 
+def test_client_time_makes_a_gpu_active_whose_gt_counts_as_idle() -> None:
+    activity = Activity()
+    for now, seconds in ((100.0, 3.0), (110.0, 3.0), (120.0, 3.1)):
+        activity.update(reading(Value(GPU_IDLE, "", now)), {U}, now)
+        activity.update_clients({U: seconds}, {U}, now)
+    assert activity.idle_seconds(125.0) == {U: 5}
+    # The sum without a pod that has ended is no activity, and neither is the first report.
+    activity.update_clients({U: 1.0}, {U}, 130.0)
+    assert activity.idle_seconds(130.0) == {U: 10}
+
+
+def test_client_time_alone_is_a_signal_of_held_units() -> None:
+    activity = Activity()
+    other = ("p", "other")
+    for now, seconds in ((100.0, 0.0), (110.0, 2.0)):
+        activity.update_clients({U: seconds, other: seconds}, {U}, now)
+    assert activity.idle_seconds(710.0) == {U: 600}
+    assert set(activity.idle_since(710.0)) == {U}
+    activity.update_clients({U: 2.0}, set(), 720.0)
+    assert not activity.idle_seconds(720.0)
+
+
 def test_units_without_holder_or_signal_are_absent_and_the_time_begins_with_the_holder() -> None:
     activity = Activity()
     activity.update(reading(Value(NPU_BUSY, "", 5)), set(), 100.0)

@@ -206,7 +206,11 @@ def test_helm_test_connects_to_the_service_of_the_webhooks() -> None:
     (pod,) = hook_objects(OPERATOR, "elsewhere")
     (container,) = pod["spec"]["containers"]
     compile(container["command"][-1], "webhook", "exec")
-    assert "inteldeviceplugins-webhook-service.elsewhere.svc" in container["command"][-1]
+    # The variable that the kubelet sets for the Service.
+    names = {each["metadata"]["name"] for each in template(OPERATOR, "elsewhere") if each["kind"] == "Service"}
+    variables = {f"{name.upper().replace('-', '_')}_SERVICE_HOST" for name in names}
+    assert any(f'os.environ["{variable}"]' in container["command"][-1] for variable in variables)
+    assert pod["metadata"]["namespace"] == "elsewhere"
 
 
 # The plugins

@@ -1,11 +1,13 @@
 """The chart `accelplane` renders each component to the objects of its kustomization. `helm` renders it."""
 
 import json
+import runpy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import yaml
-from charts import CHARTS, rejected, template
+from charts import CHARTS, hook_objects, rejected, template
 from manifests import DEPLOY, Object, in_order, own_image, render
 
 import accelplane
@@ -97,6 +99,47 @@ def test_the_fleet_page_with_a_secret_is_that_of_the_overlay_with_tls() -> None:
         assert found[key] == each, key
 
 
+def test_the_policy_of_the_fleet_page_names_its_peers_and_can_be_left_out() -> None:
+    peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}]
+    values = {"tlsSecret": "tls", "networkPolicy": {"from": peers}}
+    policy = by_name(component("fleet", fleet=values))["NetworkPolicy", "accelplane-fleet"]["spec"]
+    assert policy["ingress"] == [{"ports": [{"port": "probes"}]}, {"ports": [{"port": "https"}], "from": peers}]
+    pod = workload("fleet", fleet=values)
+    ports = {port["name"] for port in pod["containers"][0]["ports"]}
+    assert ports == {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
+    kinds = {each["kind"] for each in component("fleet", fleet={"networkPolicy": {"enabled": False}})}
+    assert "NetworkPolicy" not in kinds
+
+
+def test_the_use_of_gpus_by_containers_is_that_of_the_overlay() -> None:
+    components = {"agent": True, "clients": True}
+    found = by_name(template(CHART, NAMESPACE, components=components))
+    wanted = by_name(render(DEPLOY / "accelplane_node/overlays/clients"))
+    assert {*found} == {*wanted}
+    for key, each in wanted.items():
+        each["metadata"]["namespace"] = NAMESPACE
+        assert found[key] == in_order(each), key
+
+
+def test_the_use_of_gpus_by_containers_is_on_the_pages_of_monitoring_and_follows_the_agent() -> None:
+    agent = {"nodeSelector": {"zone": "a"}, "image": {"hub": "registry.example.com/x"}}
+    components = {"agent": True, "clients": True, "monitoring": True}
+    found = by_name(template(CHART, NAMESPACE, components=components, agent=agent, clients={"args": ["-v=2"]}))
+    pods = [found["DaemonSet", name]["spec"]["template"]["spec"] for name in ("accelplane-node", "accelplane-clients")]
+    node, clients = (pod["containers"][0] for pod in pods)
+    assert [each for each in node["args"] if "http-address" in each] == ["-http-address=:9400"]
+    assert clients["args"] == ["clients", "--socket=/run/accelplane-clients/clients.sock", "-v=2"]
+    assert node["image"] == clients["image"]
+    assert pods[0]["nodeSelector"] == pods[1]["nodeSelector"]
+    mounts = [mount["mountPath"] for mount in node["volumeMounts"]]
+    assert len(mounts) == len({*mounts})
+
+
+def test_the_use_of_gpus_by_containers_needs_the_agent() -> None:
+    message = rejected(CHART, components={"agent": False, "clients": True})
+    assert "components: found clients without agent, expected both" in message
+
+
 def test_options_of_the_fleet_page_follow_those_of_the_chart() -> None:
     (container,) = workload("fleet", fleet={"args": ["-pods=all"]})["containers"]
     assert container["args"] == ["-address=127.0.0.1:8080", "-health-probe-bind-address=:8081", "-pods=all"]
@@ -184,6 +227,66 @@ def test_definitions_can_be_installed_by_other_means() -> None:
         assert "CustomResourceDefinition" not in kinds
 
 
+# helm test
+
+
+def awaited(objects: list[Object]) -> list[str]:
+    """The workloads that `helm test` waits for."""
+    (pod,) = (
+        each for each in objects if each["kind"] == "Pod" and each["metadata"]["name"] == "release-test-workloads"
+    )
+    (container,) = pod["spec"]["containers"]
+    compile(container["command"][-1], "workloads", "exec")
+    namespace, *workloads = container["args"]
+    assert namespace == NAMESPACE
+    return workloads
+
+
+@pytest.mark.parametrize(
+    "names", [["agent"], ["agent", "operator", "labels", "onload", "fleet"], ["sgxWebhook", "fpgaWebhook"]]
+)
+def test_helm_test_waits_for_the_pods_of_all_components_and_may_read_only_them(names: list[str]) -> None:
+    components = {"agent": False} | dict.fromkeys(names, True)
+    workloads = {
+        f"{each['kind'].lower()}s/{each['metadata']['name']}"
+        for each in template(CHART, NAMESPACE, components=components)
+        if each["kind"] in ("DaemonSet", "Deployment")
+    }
+    objects = hook_objects(CHART, NAMESPACE, components=components)
+    assert {*awaited(objects)} == workloads
+    (role,) = (each for each in objects if each["kind"] == "Role")
+    (rule,) = role["rules"]
+    assert rule["verbs"] == ["get"]
+    assert {*rule["resourceNames"]} == {each.partition("/")[2] for each in workloads}
+
+
+SHORTAGE: dict[str, Callable[[str, Object], str]] = runpy.run_path(str(CHARTS / CHART / "files/test-workloads.py"))
+PROCESSED: Object = {"metadata": {"generation": 2}}
+
+
+@pytest.mark.parametrize(
+    ("workload", "status", "words"),
+    [
+        ("daemonsets/a", {"desiredNumberScheduled": 2, "updatedNumberScheduled": 2, "numberReady": 2}, ""),
+        ("daemonsets/a", {"desiredNumberScheduled": 2, "updatedNumberScheduled": 1, "numberReady": 2}, "found 1 ready"),
+        ("daemonsets/a", {"desiredNumberScheduled": 2, "updatedNumberScheduled": 2}, "found 0 ready pods, expected 2"),
+        ("daemonsets/a", {"desiredNumberScheduled": 0}, "found no node"),
+        ("daemonsets/a", {"observedGeneration": 1, "desiredNumberScheduled": 1, "numberReady": 1}, "last change"),
+        ("deployments/a", {"updatedReplicas": 1, "readyReplicas": 1}, ""),
+        ("deployments/a", {"updatedReplicas": 1}, "found 0 ready pods, expected 1"),
+    ],
+)
+def test_helm_test_names_what_is_missing(workload: str, status: Object, words: str) -> None:
+    found = PROCESSED | {"spec": {"replicas": 1}, "status": {"observedGeneration": 2} | status}
+    text = SHORTAGE["shortage"](workload, found)
+    assert words in text
+    assert bool(text) == bool(words)
+
+
+def test_helm_test_has_nothing_to_do_without_pods() -> None:
+    assert hook_objects(CHART, NAMESPACE, components={"agent": False, "nodeFeatureRules": True}) == []
+
+
 @pytest.mark.parametrize(
     ("values", "word"),
     [
@@ -191,6 +294,8 @@ def test_definitions_can_be_installed_by_other_means() -> None:
         ({"agent": {"kubeletDirectory": "kubelet"}}, "kubeletDirectory"),
         ({"labels": {"image": {"tga": "1"}}}, "tga"),
         ({"fleet": {"tlsSecrets": "x"}}, "tlsSecrets"),
+        ({"fleet": {"networkPolicy": {"form": []}}}, "form"),
+        ({"clients": {"image": {}}}, "image"),
         ({"operator": {"enabled": True}}, "enabled"),
     ],
 )

@@ -61,7 +61,7 @@ def definitions() -> list[Object]:
     """The CRDs of the operator's tree."""
     bases = DEPLOY / "operator/crd/bases"
     return [
-        yaml.safe_load((bases / f"fpga.intel.com_{kind}.yaml").read_text())
+        yaml.load((bases / f"fpga.intel.com_{kind}.yaml").read_text(), yaml.CSafeLoader)
         for kind in ("acceleratorfunctions", "fpgaregions")
     ]
 
@@ -185,7 +185,8 @@ WEBHOOK_TREES = {
     "webhook": [service(*PLACEHOLDERS), configuration(*PLACEHOLDERS)],
     "certmanager": certificate_request(*PLACEHOLDERS),
     "namespace": [namespace("system")],
-    ".": BASE,
+    # The original has the objects of base here.
+    ".": WITH_OWN_CERTIFICATE,
     "base": BASE,
     "default": WITH_OWN_CERTIFICATE,
     OWN_CERTIFICATES: WITH_OWN_CERTIFICATE,

@@ -14,6 +14,7 @@ import yaml
 from manifests import (
     DEPLOY,
     Object,
+    certificate_request,
     flag_values,
     from_fields,
     in_order,
@@ -87,9 +88,10 @@ GPU_MANAGER = {
 OWN_CERTIFICATE: dict[str, str] = dict.fromkeys(
     ("Secret", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"), "own-certificate"
 )
+OF_CERT_MANAGER = {"Issuer": "selfsigned-issuer ca-issuer", "Certificate": "ca-cert serving-cert"}
 VARIANTS: dict[str, list[dict[str, str]]] = {
     DEFAULT: [COMMON, GPU_MANAGER, OWN_CERTIFICATE],
-    CERT_MANAGER: [COMMON, GPU_MANAGER, {"Issuer": "selfsigned-issuer", "Certificate": "serving-cert"}],
+    CERT_MANAGER: [COMMON, GPU_MANAGER, OF_CERT_MANAGER],
     OCP: [COMMON, GPU_MANAGER],
 }
 
@@ -314,16 +316,14 @@ def test_an_installation_for_one_kind_keeps_all_other_objects(directory: str) ->
     assert removed == (set() if directory == "device/fpga" else rights)
 
 
-def test_the_certificate_of_cert_manager_is_for_the_service() -> None:
+def test_the_certificate_of_cert_manager_is_of_an_authority_and_for_the_service() -> None:
     found = by_name(render(TREE / CERT_MANAGER))
-    host = f"{PREFIX}webhook-service.{NAMESPACE}.svc"
-    assert found["Certificate", f"{PREFIX}serving-cert"]["spec"] == {
-        "dnsNames": [host, f"{host}.cluster.local"],
-        "issuerRef": {"kind": "Issuer", "name": f"{PREFIX}selfsigned-issuer"},
-        "privateKey": {"rotationPolicy": "Always"},
-        "secretName": "webhook-server-cert",
-    }
-    assert found["Issuer", f"{PREFIX}selfsigned-issuer"]["spec"] == {"selfSigned": {}}
+    wanted = by_name(certificate_request(NAMESPACE, PREFIX))
+    assert {name: each for name, each in found.items() if name[0] in ("Certificate", "Issuer")} == wanted
+
+
+def test_the_root_of_the_tree_is_the_default_and_no_second_installation() -> None:
+    assert render(TREE) == render(TREE / DEFAULT)
 
 
 def test_on_openshift_the_service_ca_issues_the_certificate() -> None:
@@ -340,7 +340,7 @@ def test_on_openshift_the_service_ca_issues_the_certificate() -> None:
 def test_on_openshift_the_overlay_of_the_user_sets_the_namespace(tmp_path: Path) -> None:
     overlay = os.path.relpath(TREE / OCP, tmp_path)
     (tmp_path / "kustomization.yaml").write_text(f"namespace: mine\nresources: [{overlay}]\n")
-    objects = list(yaml.safe_load_all(run_kubectl("kustomize", tmp_path)))
+    objects = list(yaml.load_all(run_kubectl("kustomize", tmp_path), yaml.CSafeLoader))
     assert {each["metadata"].get("namespace", "mine") for each in objects} == {"mine"}
     assert {subject["namespace"] for each in objects for subject in each.get("subjects", ())} == {"mine"}
     for each in objects:

@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from manifests import DEPLOY, Object, flag_values, overlay, render, trees
@@ -175,16 +174,18 @@ def test_cert_manager_gets_the_names_of_an_overlay_with_the_component(tree: str,
 
 
 def check_certificate(objects: list[Object]) -> None:
-    found: dict[str, Any] = {}
-    for each in objects:
-        found.setdefault(each["kind"], each)
-    certificate, issuer = found["Certificate"], found["Issuer"]["metadata"]
+    """The leaf is for the Service, and of the authority that the self-signed Issuer signs."""
+    issuers = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "Issuer"}
+    certificates = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Certificate"}
+    (leaf,) = (each for each in certificates.values() if not each["spec"].get("isCA"))
+    (authority,) = (each for each in certificates.values() if each["spec"].get("isCA"))
     (service,) = {hook["clientConfig"]["service"]["name"] for each in objects for hook in each.get("webhooks", ())}
-    namespace = certificate["metadata"]["namespace"]
+    namespace = leaf["metadata"]["namespace"]
     host = f"{service}.{namespace}.svc"
-    assert certificate["spec"]["dnsNames"] == [host, f"{host}.cluster.local"]
-    assert certificate["spec"]["issuerRef"]["name"] == issuer["name"]
-    injected = f"{namespace}/{certificate['metadata']['name']}"
+    assert leaf["spec"]["dnsNames"] == [host, f"{host}.cluster.local"]
+    assert issuers[leaf["spec"]["issuerRef"]["name"]] == {"ca": {"secretName": authority["spec"]["secretName"]}}
+    assert issuers[authority["spec"]["issuerRef"]["name"]] == {"selfSigned": {}}
+    injected = f"{namespace}/{leaf['metadata']['name']}"
     for each in objects:
         if "webhooks" in each:
             assert each["metadata"]["annotations"] == {"cert-manager.io/inject-ca-from": injected}

@@ -115,13 +115,16 @@ ORIGINAL = {
     "sgx_plugin/overlays/epc-register": grants("cluster", "", ["nodes", "nodes/status"], "get list patch"),
     "gpu_plugin/overlays/fractional_resources": grants("cluster", "", ["pods", "nodes/proxy"], "get list"),
 }
+ROOTS = {"operator", "fpga_admissionwebhook", "sgx_admissionwebhook"}
 DOCUMENT = REPOSITORY / "docs/deployments.md"
 HEADER = "| Trees | Account | API group | Resources | Names | Verbs | Scope | For |"
 
 
 def trees_with_bindings() -> list[str]:
-    """All trees that bind roles, except parts of others: those with the placeholder namespace, and `installation`."""
-    rendered = {tree: render(DEPLOY / tree) for tree in trees() if not tree.endswith("/installation")}
+    """All trees that bind roles, except parts of others (those with the placeholder namespace, and `installation`) and
+    roots, which are the same as another tree."""
+    parts = {tree for tree in trees() if tree.endswith("/installation")} | ROOTS
+    rendered = {tree: render(DEPLOY / tree) for tree in trees() if tree not in parts}
     return [
         tree
         for tree, objects in rendered.items()

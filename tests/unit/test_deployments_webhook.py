@@ -115,11 +115,19 @@ def manager(namespace: str, prefix: str, *, with_own_certificate: bool = False) 
 
 
 BASE = [*manager(*PLACEHOLDERS), service(*PLACEHOLDERS), configuration(*PLACEHOLDERS)]
+INSTALLATION = [
+    namespace("intelsgxwebhook-system"),
+    *manager(*NAMES, with_own_certificate=True),
+    service(*NAMES),
+    configuration(*NAMES),
+    *own_certificate(*NAMES),
+]
 TREES = {
     "manager": manager(*PLACEHOLDERS),
     "webhook": [service(*PLACEHOLDERS), configuration(*PLACEHOLDERS)],
     "certmanager": certificate_request(*PLACEHOLDERS),
-    ".": BASE,
+    # The original has the objects of base here.
+    ".": INSTALLATION,
     "base": BASE,
     "default": [namespace("system"), *BASE],
     CERT_MANAGER: [
@@ -129,13 +137,7 @@ TREES = {
         configuration(*NAMES, inject_from="intelsgxwebhook-system/intelsgxwebhook-serving-cert"),
         *certificate_request(*NAMES),
     ],
-    OWN_CERTIFICATES: [
-        namespace("intelsgxwebhook-system"),
-        *manager(*NAMES, with_own_certificate=True),
-        service(*NAMES),
-        configuration(*NAMES),
-        *own_certificate(*NAMES),
-    ],
+    OWN_CERTIFICATES: INSTALLATION,
 }
 
 

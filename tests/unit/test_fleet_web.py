@@ -300,6 +300,24 @@ def test_the_overview_lists_held_unhealthy_devices_first() -> None:
     assert "2 unhealthy" in shown
 
 
+def test_a_warning_of_a_healthy_device_is_a_minor_problem() -> None:
+    warned = unit("card0", reason="driver", text="gpu_health warning")
+    found = cluster(node("a", warned), node("b", unit("card1", text="no answer", known=False)))
+    assert names_of(page("overview", found), "problems") == ["a gpu card0 6 "]
+    shown = text("overview", found)
+    assert "gpu card0 has a warning (driver)" in shown
+    assert "0 unhealthy" in shown
+    shown = text("device", found, PlaceQuery(node="a", plugin="gpu", unit="card0"))
+    assert "driver: gpu_health warning" in shown
+    assert "Warning" not in text("device", found, PlaceQuery(node="b", plugin="gpu", unit="card1"))
+
+
+def test_a_holder_by_a_claim_is_marked() -> None:
+    found = cluster(node("a", unit("card0", holders=(Holder("team", "p", "main", "gpu.intel.com", 1, 5, "dra"),))))
+    shown = text("device", found, PlaceQuery(node="a", plugin="gpu", unit="card0"))
+    assert "gpu.intel.com (DRA)" in shown
+
+
 def test_the_overview_shows_silent_agents_and_failed_registrations() -> None:
     stale = Agent("accelplane/x", "accelplane node", "1", "stale", "no answer in 5 s", 40)
     failed = Resource(I915, 2, 2, 2, 2, 0, "failed", "version not supported")

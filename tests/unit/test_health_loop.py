@@ -1,11 +1,14 @@
-"""The health of devices about which the kernel has sent events."""
+"""When devices are checked: after events of the kernel, and by a thread while they are healthy."""
 
+import asyncio
+import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 
 import pytest
+from waiting import until
 
-from accelplane.devices import Device, Inventory
+from accelplane.devices import Device, HealthPolicy, Inventory, Verdict
 from accelplane.host import Host, Uevent
 from accelplane.node import health_loop
 from accelplane.node.context import PluginContext
@@ -66,3 +69,131 @@ async def test_a_wedged_device_stays_unhealthy_while_its_files_block(
     finally:
         plugin.files.set()
         assert await loop.thread.wait_idle("gpu", 60)
+
+
+class Meters(Plugin[Config]):
+    """Devices whose health is that of `verdict`, checked every 10 ms. `watch` is what a thread finds."""
+
+    namespace = "meters.example.com"
+    health_policy = HealthPolicy(interval=0.01, good_verdicts=1, recovery_delay=0.0)
+
+    def __init__(self) -> None:
+        super().__init__(Config())
+        self.verdict = Verdict("good")
+        self.watch: Callable[[], bool] = lambda: self.verdict.answer == "good"
+        self.watched = self.checks = 0
+
+    async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
+        self.checks += 1
+        return {device.unit: self.verdict for device in devices}
+
+    def all_healthy(self, host: Host, devices: Sequence[Device]) -> bool:
+        assert [device.id for device in devices] == ["m0-1", "m1"]
+        self.watched += 1
+        return self.watch()
+
+
+class Watched:
+    """A health loop with two meters."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.plugin = Meters()
+        devices = [Device(resource="meter", id=id_, unit=id_[:2]) for id_ in ("m0-0", "m0-1", "m1")]
+        inventory = Inventory.of(self.plugin.namespace, devices)
+        self.loop = HealthLoop(
+            PluginContext("meters", self.plugin, settings or Settings()), lambda: inventory, self.publish
+        )
+        self.published = 0
+
+    async def publish(self) -> None:
+        self.published += 1
+
+    @property
+    def phases(self) -> set[str]:
+        return {state.phase.value for state in self.loop.tracker.states.values()}
+
+
+@contextlib.asynccontextmanager
+async def running(settings: Settings | None = None) -> AsyncIterator[Watched]:
+    watched = Watched(settings)
+    await watched.loop.check_new_devices()
+    assert (watched.plugin.checks, watched.phases) == (1, {"healthy"})
+    task = asyncio.create_task(watched.loop.run())
+    try:
+        yield watched
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+        assert task.cancelled()
+        assert await watched.loop.watch_thread.wait_idle("meters", 60)
+
+
+async def test_while_all_devices_are_healthy_a_thread_checks_them() -> None:
+    async with running() as found:
+        await until(lambda: found.plugin.watched >= 5)
+        assert (found.plugin.checks, found.published) == (1, 0)
+
+
+async def test_a_device_that_the_thread_finds_is_checked_and_the_thread_ends_until_it_is_healthy_again() -> None:
+    async with running() as found:
+        await until(lambda: found.plugin.watched >= 2)
+        found.plugin.verdict = Verdict("bad", "dented")
+        await until(lambda: found.published == 1)
+        assert found.phases == {"unhealthy"}
+        await until(lambda: not found.loop.watch_thread.busy)
+        watched, checks = found.plugin.watched, found.plugin.checks
+        await until(lambda: found.plugin.checks >= checks + 3)
+        assert found.plugin.watched == watched
+        found.plugin.verdict = Verdict("good")
+        await until(lambda: found.plugin.watched >= watched + 2)
+        assert (found.phases, found.published) == ({"healthy"}, 2)
+
+
+def fail() -> bool:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("watch", [lambda: False, fail])
+async def test_what_the_thread_cannot_confirm_the_check_decides(watch: Callable[[], bool]) -> None:
+    async with running() as found:
+        found.plugin.watch = watch
+        await until(lambda: found.plugin.watched >= 3)
+        assert (found.phases, found.published) == ({"healthy"}, 0)
+        assert found.plugin.checks >= 2
+        assert found.plugin.checks <= found.plugin.watched + 1  # at most one in each interval
+
+
+async def test_a_read_of_the_thread_that_hangs_delays_no_requested_check() -> None:
+    release = threading.Event()
+    async with running() as found:
+        found.plugin.watch = lambda: release.wait(60)
+        await until(lambda: found.plugin.watched == 1)
+        found.plugin.verdict = Verdict("bad", "dented")
+        found.loop.request()
+        await until(lambda: found.phases == {"unhealthy"})
+        found.plugin.verdict = Verdict("good")
+        await until(lambda: found.phases == {"healthy"})
+        checks = found.plugin.checks
+        await until(lambda: found.plugin.checks >= checks + 3)  # the loop checks while the thread hangs
+        assert found.plugin.watched == 1
+        release.set()
+        await until(lambda: found.plugin.watched >= 3)
+
+
+async def test_a_new_device_that_is_unhealthy_ends_the_watch() -> None:
+    async with running() as found:
+        await until(lambda: found.plugin.watched >= 1)
+        found.plugin.watch = lambda: True
+        found.plugin.verdict = Verdict("bad", "dented")
+        del found.loop.tracker.states["m1"]
+        await found.loop.check_new_devices()
+        await until(lambda: not found.loop.watch_thread.busy)
+        checks = found.plugin.checks
+        await until(lambda: found.plugin.checks >= checks + 2)
+
+
+async def test_devices_that_are_seldom_checked_are_not_watched() -> None:
+    async with running(Settings(health_interval=60)) as found:
+        found.loop.request()
+        await until(lambda: found.plugin.checks == 2)
+        assert not found.loop.watch_thread.busy

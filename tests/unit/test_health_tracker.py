@@ -71,6 +71,23 @@ async def test_the_first_verdict_on_a_unit_applies_immediately() -> None:
     assert (device.healthy, device.reason) == (False, "dented")
 
 
+async def test_a_good_verdict_with_a_reason_is_a_warning_until_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    checks, warm = Checks("card0"), Verdict("good", "warm", "temperature")
+    for verdict, warnings in ((warm, {"card0": warm}), (warm, {"card0": warm}), (UNKNOWN, {"card0": warm}), (GOOD, {})):
+        await checks.run(card(0), card0=verdict)
+        assert (checks.tracker.warnings, checks.phases) == (warnings, {"card0": "healthy"})
+        assert checks.tracker.apply(card(0)).healthy
+    assert caplog.text.count("gadgets: warning of card0: warm") == 1
+    assert caplog.text.count("gadgets: the warning of card0 is over") == 1
+    await checks.run(card(0), card0=warm)
+    await checks.run(card(0), card0=BAD)
+    assert (checks.tracker.warnings, checks.phases) == ({}, {"card0": "unhealthy"})
+    await checks.run(card(0), card0=warm)
+    checks.tracker.retain(())
+    assert not checks.tracker.warnings
+
+
 @pytest.mark.parametrize("verdict", [BAD, UNKNOWN])
 async def test_a_unit_that_leaves_during_a_check_gets_no_state(verdict: Verdict) -> None:
     checks = Checks("card0")

@@ -408,8 +408,10 @@ class TestRacingTree:
                 self.swap(root)
                 self.swap_back(root)
 
+        known = Host(root)
         calls: Sequence[Callable[[Host], object]] = (
             lambda host: host.text("/sys/device/attribute"),
+            lambda host: known.read_once("/sys/device/attribute", 100).decode(),
             lambda host: host.names("/sys/device"),
             lambda host: host.link("/sys/device/driver"),
             lambda host: host.resolve("/sys/device/driver"),
@@ -429,6 +431,66 @@ class TestRacingTree:
         assert not [answer for answer in answers if "canary" in answer]
         assert "inside" in answers
         assert (tmp_path / "outside/attribute").read_text() == "canary"
+
+
+class TestReadOnce:
+    def test_returns_at_most_the_given_number_of_bytes(self, see: Seen, tmp_path: Path) -> None:
+        host, name = see
+        write(tmp_path / "file", b"a\xff\0\n")
+        assert [host.read_once(name("file"), size) for size in (2, 100)] == [b"a\xff", b"a\xff\0\n"]
+
+    @pytest.mark.parametrize("path", ["none", "file/below", "a\0b", "x" * 300, "directory", "directory/.."])
+    def test_of_an_invalid_path_raises_the_same_as_a_complete_read(self, see: Seen, tmp_path: Path, path: str) -> None:
+        host, name = see
+        write(tmp_path / "file", "")
+        (tmp_path / "directory").mkdir()
+        for _ in range(2):
+            with pytest.raises(HostError) as found:
+                host.read_once(name(path), 100)
+            with pytest.raises(type(found.value)) as expected:
+                host.read_bytes(name(path))
+            assert found.value.errno == expected.value.errno
+
+    def test_follows_links_of_files_and_directories(self, see: Seen, tmp_path: Path) -> None:
+        host, name = see
+        write(tmp_path / "real/file", "text")
+        link(tmp_path / "directory", "real")
+        link(tmp_path / "real/link", "file")
+        assert [host.read_once(name(path), 100) for path in ("directory/file", "directory/link")] == [b"text"] * 2
+
+    def test_finds_a_directory_that_was_replaced(self, tmp_path: Path) -> None:
+        write(tmp_path / "old/file", "old")
+        write(tmp_path / "new/file", "new")
+        link(tmp_path / "directory", "old")
+        host = Host(tmp_path)
+        assert host.read_once("/directory/file", 100) == b"old"
+        (tmp_path / "directory").unlink()
+        link(tmp_path / "directory", "new")
+        (tmp_path / "old/file").unlink()
+        assert host.read_once("/directory/file", 100) == b"new"
+
+    def test_keeps_no_file_open_after_directories_are_closed(self, tmp_path: Path) -> None:
+        for name in ("a/b/file", "c/file"):
+            write(tmp_path / name, "text")
+        host = Host(tmp_path)
+        before = os.listdir("/proc/self/fd")
+        for _ in range(2):
+            assert [host.read_once(f"/{name}", 100) for name in ("a/b/file", "c/file")] == [b"text"] * 2
+            host.close_directories()
+            assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_fresh_host_has_the_same_root_and_knows_nothing(tmp_path: Path) -> None:
+    node = tmp_path / "sys/devices/device/numa_node"
+    write(node, "0\n")
+    host = Host(tmp_path)
+    assert host.topology_of("/sys/devices/device") == (0,)
+    host.note("odd")
+    write(node, "1\n")
+    other = host.fresh()
+    assert (other.root, other.notes, other.directories_read) == (host.root, [], set())
+    assert other.topology_of("/sys/devices/device") == (1,)
+    assert host.notes == ["odd"]
 
 
 class TestStatus:

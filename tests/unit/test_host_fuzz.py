@@ -108,6 +108,8 @@ def plant(root: str, outside: str, kind: str, path: str, matter: str | bytes) ->
 def looks(host: Host, path: str) -> Iterator[Callable[[], object]]:
     """Every way to look at the path."""
     yield lambda: host.text(path)
+    yield lambda: host.read_once(path, 100)
+    yield lambda: host.read_once(path, 100)  # with what the first one has resolved
     yield lambda: host.names(path)
     yield lambda: host.link(path)
     yield lambda: host.resolve(path)

@@ -11,17 +11,18 @@ import tarfile
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from buildroot import build_packages
 from containerfile import Image, read_images
+from contents import LEVELZERO_ARCHITECTURES, wanted_packages
 from debian import LOCK, PackageGoneError, RecipeError, fetch, newest, read_lock, select, write_lock
 from elf import check_libraries, needed
 from hypothesis import given
 from hypothesis import strategies as st
 from layout import Layer, LayoutWriter, write_tar
-from root import LEVELZERO_ARCHITECTURES, wanted_packages
 
 REPOSITORY = Path(__file__).parents[2]
 needs_apt = pytest.mark.skipif(not Path("/usr/lib/apt/apt-helper").exists(), reason="needs apt of Debian")
@@ -184,6 +185,17 @@ def test_a_program_names_its_loader_and_libraries() -> None:
     assert needed(program(62, ["libc.so.6", "libm.so.6"])) == ["/lib64/ld.so", "libc.so.6", "libm.so.6"]
 
 
+@given(length=st.integers(0, 400), junk=st.binary(max_size=64))
+def test_a_truncated_program_is_an_error(length: int, junk: bytes) -> None:
+    data = program(183, ["libc.so.6"])[:length] + junk
+    with tempfile.TemporaryDirectory() as root:
+        (Path(root) / "program").write_bytes(b"\x7fELF\x02" + data[5:])
+        for name in ("ld.so", "libc.so.6"):
+            (Path(root) / name).touch()
+        with suppress(RecipeError):
+            check_libraries(Path(root), "arm64")
+
+
 def test_the_libraries_of_this_interpreter_are_found() -> None:
     assert any(name.startswith("libc.so") for name in needed(Path(sys.executable).resolve().read_bytes()))
 
@@ -277,6 +289,40 @@ def test_layouts_refer_to_blobs_by_digest_and_share_layers(tmp_path: Path) -> No
     shared = [tmp_path / name / "blobs" / layer.digest.replace(":", "/") for name in ("one", "two")]
     assert shared[0].samefile(shared[1])
     assert not shared[0].samefile(blob)
+
+
+def test_a_layout_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    blob = tmp_path / "layer.tar.gz"
+    blob.write_bytes(b"layer")
+    layer = Layer(blob, f"sha256:{hashlib.sha256(b'layer').hexdigest()}", 5, f"sha256:{'1' * 64}")
+    image = Image("one", ("/x",), {"description": "a", "vendor": "b"}, ("base",))
+    written = LayoutWriter(tmp_path, "docker.io/ours", "1", 0).write(image, {"amd64": [layer]})
+    (tmp_path / "one/stale").touch()
+    blob.unlink()
+    with pytest.raises(FileNotFoundError):
+        LayoutWriter(tmp_path, "docker.io/ours", "2", 0).write(image, {"amd64": [layer]})
+    assert json.loads((tmp_path / "one/index.json").read_text())["manifests"][0]["digest"] == written.digest
+    blob.write_bytes(b"layer")
+    LayoutWriter(tmp_path, "docker.io/ours", "2", 0).write(image, {"amd64": [layer]})
+    assert not (tmp_path / "one/stale").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"one", "layer.tar.gz"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"bookworm amd64 x 1.0 1 {'0' * 64} other x.deb",
+        f"bookworm s390x x 1.0 1 {'0' * 64} debian x.deb",
+        f"bookworm amd64 ../x 1.0 1 {'0' * 64} debian x.deb",
+        f"bookworm amd64 x 1.0 1 {'0' * 64} debian pool/../../x.deb",
+        f"bookworm amd64 x 1.0 ² {'0' * 64} debian x.deb",
+        f"bookworm amd64 x 1.0 1 {'0' * 63} debian x.deb",
+    ],
+)
+def test_invalid_lines_of_a_lock_file_are_errors(line: str, tmp_path: Path) -> None:
+    (tmp_path / "packages.lock").write_text(f"# comment\n{line}\n")
+    with pytest.raises(RecipeError, match=r"packages\.lock:2: found .*, expected eight fields; run make images-lock"):
+        read_lock(tmp_path / "packages.lock")
 
 
 def read_blob(layout: Path, digest: str) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """Edits of manifests: only the named values change."""
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -131,6 +132,34 @@ patches:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "patch: |2\n    image: accelplane/x:1.0.0\n    b: 1\nz: 1\n",
+        "patch: |\r\n  image: accelplane/x:1.0.0\r\n  b: 1\r\nz: 1\r\n",
+        "patch: |\n  b: 1\n  image: accelplane/x:1.0.0  \n\n\nz: 1\n",
+        "patch: |+\n  b: 1\n  image: accelplane/x:1.0.0\n   \n\n",
+        "a: |\n  b: |-\n    image: accelplane/x:1.0.0\n",
+    ],
+    ids=["indented content", "windows line ends", "trailing spaces", "kept line ends", "block in a block"],
+)
+def test_literal_blocks_keep_indentation_and_line_ends(text: str) -> None:
+    assert new(text, version="1.2.0") == text.replace("1.0.0", "1.2.0")
+
+
+def nested_blocks(count: int) -> str:
+    text = "image: accelplane/x:1.0.0\n"
+    for _ in range(count):
+        text = "a: |\n" + "".join(f" {line}\n" for line in text.splitlines())
+    return text
+
+
+def test_blocks_in_blocks_have_a_limit() -> None:
+    assert "1.2.0" in new(nested_blocks(10), version="1.2.0")
+    with pytest.raises(EditError, match="found more than 10 blocks in each other"):
+        new(nested_blocks(11), version="1.2.0")
+
+
+@pytest.mark.parametrize(
     ("found", "expected"),
     [
         ("args:\n  - --leader-elect   # one\n", "args:\n  - --leader-elect   # one\n  - --image-vendor=a/b\n"),
@@ -185,7 +214,16 @@ def test_invalid_values_are_errors(settings: dict[str, object], message: str) ->
 
 
 @pytest.mark.parametrize(
-    "text", ["a: [", "\ufeffa: 1", "image: |\n  accelplane/x:1.0.0\n", "a: " + "[" * 500 + "]" * 500]
+    "text",
+    [
+        "a: [",
+        "\ufeffa: 1",
+        "image: |\n  accelplane/x:1.0.0\n",
+        "a: " + "[" * 500 + "]" * 500,
+        "- " * 200_000,
+        "[" * 200_000,
+    ],
+    ids=["unclosed", "byte order mark", "block", "nested", "deeply nested items", "deeply nested lists"],
 )
 def test_texts_that_cannot_be_edited_are_errors(text: str) -> None:
     with pytest.raises(EditError, match="found"):
@@ -302,6 +340,18 @@ def test_files_keep_their_mode_and_links(tmp_path: Path) -> None:
     assert "1.2.0" in target.read_text()
 
 
+def test_a_directory_changes_no_file_outside(tmp_path: Path) -> None:
+    (tmp_path / "target.yaml").write_text(POD)
+    (tmp_path / "tree").mkdir()
+    (link := tmp_path / "tree/link.yaml").symlink_to("../target.yaml")
+    done = command("set", "--version", "1.2.0", tmp_path / "tree")
+    assert (done.exit_code, (tmp_path / "target.yaml").read_text()) == (1, POD)
+    assert f"{link}: found a link to {tmp_path}/target.yaml, which is not below {tmp_path}/tree" in done.output
+    link.unlink()
+    os.mkfifo(link)
+    assert "link.yaml: found no regular file" in command("list", tmp_path / "tree").output
+
+
 def test_wrong_paths_and_options_are_errors(tmp_path: Path) -> None:
     assert f"{tmp_path}/x: not found" in command("list", tmp_path / "x").output
     assert command("set", tmp_path).exit_code == 2
@@ -337,6 +387,12 @@ def test_the_version_changes_everywhere(tmp_path: Path) -> None:
 def test_a_version_that_is_not_semantic_is_an_error(wrong: str) -> None:
     with pytest.raises(ReleaseError, match="expected a semantic version"):
         list(version.change(ROOT, wrong))
+
+
+def test_a_version_must_be_one_of_python_too() -> None:
+    version.check("1.2.0-rc.1")
+    with pytest.raises(ReleaseError, match=r"found '1\.2\.0-nightly', expected a release such as 1\.2\.0"):
+        version.check("1.2.0-nightly")
 
 
 def test_images_of_kustomizations_are_listed() -> None:

@@ -5,13 +5,15 @@ from collections.abc import Iterable, Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from textformat import Family, parse
 
-from accelplane.devices import Device, Inventory
+from accelplane.devices import CdiDevice, Device, Inventory
 from accelplane.host import Host
-from accelplane.kubelet.podresources import Holder
+from accelplane.kubelet.podresources import ClaimHolder, Holder
 from accelplane.kubelet.server import Stage
 from accelplane.node.device_reader import DeviceReader
+from accelplane.node.hardware_metrics import held_units
 from accelplane.node.holders import Holders
 from accelplane.node.measurements import Measurements
 from accelplane.node.metrics import Contents, MetricsPage, PageOptions
@@ -79,6 +81,39 @@ def test_attach_adds_the_pod_to_samples_of_devices_with_one_holder(prefix: str) 
             }  # fmt: skip
             since = found["accelplane_container_held_since_timestamp_seconds"].samples
             assert {each.labels[f"{prefix}namespace"] for each in since} == {"n"}
+
+
+def test_claims_name_the_holders_of_the_units_of_their_cdi_devices() -> None:
+    """A claim is shared by two containers, and one has a device of another driver."""
+    names = ("example.com/r=u0",)
+    claims = [
+        ClaimHolder("n", "a", "c", "dra.example.com", "pool", "u0", names),
+        ClaimHolder("n", "b", "c", "dra.example.com", "pool", "u0", names),
+        ClaimHolder("n", "c", "c", "dra.example.com", "pool", "u1", ("example.com/r=u1",)),
+        ClaimHolder("n", "c", "c", "other.example.com", "pool", "x", ("example.com/x=u1",)),
+    ]
+    status = node()
+    resource = status.plugins["p"].resources["r"]
+    devices = {
+        id_: replace(device, cdi=CdiDevice(kind="example.com/r", name=device.unit))
+        for id_, device in resource.devices.items()
+    }
+    plugin = replace(status.plugins["p"], resources={"r": replace(resource, devices=devices)})
+    status = replace(status, plugins={"p": plugin})
+    holders = replace(holding(("d", "u1-0")), claims=claims)
+    found = render(PageOptions(holders="attach"), Contents(readings=readings(), holders=holders), status)
+    held = [each.labels for each in found["accelplane_container_devices"].samples]
+    assert {(each["pod"], each["unit"], each["bdf"], each["resource"], each.get("via")) for each in held} == {
+        ("a", "u0", "0000:00:00.0", "dra.example.com", "dra"), ("b", "u0", "0000:00:00.0", "dra.example.com", "dra"),
+        ("c", "u1", "0000:01:00.0", "dra.example.com", "dra"), ("d", "u1", "0000:01:00.0", RESOURCE, None),
+    }  # fmt: skip
+    assert [each.value for each in found["accelplane_resource_allocated"].samples] == [1]
+    # Both units have two holders, by a claim or not.
+    assert all("pod" not in each.labels for each in found[TEMPERATURE.name].samples)
+    assert held_units(status, holders) == {("p", "u0"), ("p", "u1")}
+    holders = replace(holding(), claims=claims[2:])
+    found = render(PageOptions(holders="attach"), Contents(readings=readings(), holders=holders), status)
+    assert {each.labels.get("pod") for each in found[TEMPERATURE.name].samples} == {None, "c"}
 
 
 def test_the_node_label_is_on_every_sample() -> None:

@@ -359,7 +359,7 @@ def test_the_descriptions_name_node_device_and_holders(tmp_path: Path) -> None:
     }
     test = as_test(case)
     test["alert_rule_test"][1]["exp_alerts"][0]["exp_annotations"] = annotations
-    run(tmp_path, [test], yaml.safe_load(RULES.read_text()))
+    run(tmp_path, [test], yaml.load(RULES.read_text(), yaml.CSafeLoader))
 
 
 def value_test(series: Series, values: dict[str, Sequence[tuple[Labels, float]]]) -> dict[str, Any]:
@@ -413,7 +413,7 @@ def test_the_records_have_their_values_for_shared_devices_too(tmp_path: Path) ->
         "accelplane:namespace_devices:sum": [({"namespace": "ml", "resource": "gpu.intel.com/i915"}, 4)],
     }
     assert {*values} == {*records()}
-    run(tmp_path, [value_test(series, values)], yaml.safe_load(RULES.read_text()))
+    run(tmp_path, [value_test(series, values)], yaml.load(RULES.read_text(), yaml.CSafeLoader))
 
 
 def test_promtool_accepts_the_rules_and_the_scrape_configuration(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelplane.devices import Device, Phase, Skipped
+from accelplane.devices import CdiDevice, Device, Phase, Skipped
 from accelplane.fleet.inventory import decode_inventory
-from accelplane.kubelet.podresources import Holder
+from accelplane.fleet.model import Holder as FleetHolder
+from accelplane.fleet.web.summaries import held_share
+from accelplane.kubelet.podresources import ClaimHolder, Holder
 from accelplane.kubelet.server import Stage
 from accelplane.node.advertised import DEPARTED
 from accelplane.node.health_history import HealthChange
@@ -73,6 +75,11 @@ def made(found: Facts) -> bytes:
          ("suspect", True, "memory", "slow")),
         (Device(resource="r", id="a"), UnitHealth(phase=Phase.HEALTHY, unknown="no answer"),
          ("healthy", False, "", "no answer")),
+        (Device(resource="r", id="a"), UnitHealth(phase=Phase.HEALTHY, warning="warm", warning_cause="temperature"),
+         ("healthy", True, "temperature", "warm")),
+        (Device(resource="r", id="a", health="Unhealthy", reason="disabled"),
+         UnitHealth(phase=Phase.HEALTHY, warning="warm", warning_cause="temperature"),
+         ("unhealthy", True, "other", "disabled")),
         (Device(resource="r", id="a", health="Unhealthy", reason=DEPARTED), UnitHealth(phase=Phase.HEALTHY),
          ("unhealthy", True, "gone", DEPARTED)),
     ],
@@ -82,6 +89,24 @@ def test_the_phase_of_a_unit_is_that_of_its_health_source_or_of_its_devices(
 ) -> None:
     [unit] = decode_inventory(made(facts(device, health={"a": health} if health else {}))).units
     assert (unit.phase, unit.known, unit.reason, unit.text) == expected
+
+
+def test_a_unit_has_the_holders_of_claims_with_their_driver() -> None:
+    claim = ClaimHolder("n", "p", "c", "dra.example.com", "pool", "a", ("example.com/r=a", "example.com/r=other"))
+    found = facts(
+        Device(resource="r", id="a-0", unit="a", cdi=CdiDevice(kind="example.com/r", name="a")),
+        Device(resource="r", id="a-1", unit="a", cdi=CdiDevice(kind="example.com/r", name="a")),
+        holders=Holders([], "podresources", claims=[claim], since={("n", "p", "c", "dra.example.com"): 5.0}),
+    )
+    content = made(found)
+    [unit] = decode_inventory(content).units
+    assert unit.holders == (FleetHolder("n", "p", "c", "dra.example.com", 1, 5.0, "dra"),)
+    assert held_share(unit) == 1.0
+    (resource,) = decode_inventory(content).resources
+    assert (resource.ids, resource.allocated) == (2, 0)
+    # Agents of other versions do not know the field.
+    held = facts(Device(resource="r", id="a"), holders=Holders([Holder("n", "p", "c", "x.example.com/r", ("a",))]))
+    assert b'"via"' not in made(held)
 
 
 def test_a_unit_has_the_ids_of_all_its_resources_and_the_holders_of_each() -> None:

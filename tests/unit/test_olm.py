@@ -276,6 +276,10 @@ BROKEN: dict[str, tuple[Callable[[dict[str, str]], Any], str]] = {
         lambda f: f.update({"metadata/annotations.yaml": f["metadata/annotations.yaml"].replace("stable,", "")}),
         "channel.default.v1: found 'stable'",
     ),
+    "channel name": (
+        lambda f: f.update({"metadata/annotations.yaml": f["metadata/annotations.yaml"].replace("stable,", "a b,")}),
+        "channels.v1: found 'a b'",
+    ),
     "dependency": (
         lambda f: f.update({"metadata/dependencies.yaml": "dependencies: [{type: x}]"}),
         "expected a package",

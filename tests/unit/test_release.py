@@ -14,15 +14,19 @@ from pathlib import Path
 import ociregistry
 import pytest
 import yaml
+from charts import KUBE_VERSION, run_helm
 from manifests import REPOSITORY, kubectl
 from releases import METADATA, STATUS, VERSION, names, write_images
 
-from release import artefacts, build, git, oci, sbom, signing, verify
+from accelplane.manifests.spans import EditError
+from release import artefacts, build, git, images, oci, sbom, signing, verify
 from release.errors import ReleaseError
 from release.kustomize import load_yaml
+from release.push import Push, push
 from release.registry import Registry, RegistryError
 
-REGISTRY = "registry.example:5000/accelplane"
+# No registry listens there.
+REGISTRY = "localhost:1/accelplane"
 TREES = ("gpu_plugin", "operator/default", "onload/config/default")
 NAME = f"accelplane-{VERSION}"
 
@@ -80,6 +84,35 @@ def test_manifests_name_images_by_digest(made: Path) -> None:
     assert image == f"{REGISTRY}/intel-gpu-plugin:{VERSION}@{digest}"
 
 
+def test_charts_pin_images_by_digest_unless_another_tag_is_chosen(made: Path) -> None:
+    chart = made / f"out/charts/accelplane-{VERSION}.tgz"
+    expected = (made / "out/images.txt").read_text().split()
+
+    def rendered(values: str) -> str:
+        return run_helm("template", "x", chart, "--kube-version", KUBE_VERSION, "--set", values)
+
+    everything = rendered("components.operator=true,components.fleet=true,components.onload=true")
+    found = set(artefacts.references_of(everything, REGISTRY))
+    assert found <= set(expected)
+    assert len(found) == 5
+    mirrored = rendered("agent.image.hub=mirror.example/a")
+    assert expected[0].replace(REGISTRY, "mirror.example/a") in mirrored
+    assert artefacts.references_of(rendered("agent.image.tag=1.0.1"), REGISTRY) == [f"{REGISTRY}/accelplane:1.0.1"]
+
+
+def test_charts_with_other_digests_or_registries_are_found(copy: Path, made: Path) -> None:
+    release = verify.Release(out=copy, key=made / "key.pub")
+    listed = (copy / "images.json").read_text()
+    digest = images.load(copy / "images.json").images[0].digest
+    (copy / "images.json").write_text(listed.replace(digest, OTHER))
+    with pytest.raises(ReleaseError, match=r"found other digests than in images\.json, or none"):
+        verify.helm_charts(release)
+    (copy / "images.json").write_text(listed)
+    _replace("release.json", REGISTRY, "other.example/a")(copy)
+    with pytest.raises(ReleaseError, match=f"found the registries .'{REGISTRY}'., expected other.example/a"):
+        verify.helm_charts(release)
+
+
 def test_charts_have_the_registry(made: Path) -> None:
     with tarfile.open(made / f"out/charts/accelplane-{VERSION}.tgz") as tar:
         values = tar.extractfile("accelplane/values.yaml")
@@ -96,13 +129,23 @@ def test_two_releases_differ_only_in_times_and_signatures(
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     before = os.umask(0o077)
     try:
-        build.make(plan(made, tmp_path / "again"), lambda _: None)
+        # The release is complete before anything is pushed.
+        with pytest.raises(ReleaseError, match="is complete, but not all of it was pushed; run make push-release"):
+            build.make(plan(made, tmp_path / "again", push=True), lambda _: None)
     finally:
         os.umask(before)
     first, second = ((each / "SHA256SUMS").read_text().splitlines() for each in (made / "out", tmp_path / "again"))
     different = {line.split("  ")[1] for line in set(first) ^ set(second)}
     # The offline archive has a signature, and ECDSA signatures are random.
     assert different == {"provenance.json", "provenance.dsse.json", f"{NAME}-offline.tar"}
+
+
+def test_a_failed_release_leaves_nothing(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECTL", kubectl())
+    write_images(tmp_path / "images", ("accelplane",))
+    with pytest.raises(EditError, match="found no digest"):
+        build.make(plan(made, tmp_path / "out/new", prebuilt=tmp_path / "images"), lambda _: None)
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 # What verify-release finds.
@@ -353,15 +396,30 @@ def test_an_envelope_with_another_payload_is_rejected(made: Path) -> None:
 # Registries.
 
 
+def moved(made: Path, tmp_path: Path, address: str, *, draft: bool = True) -> Path:
+    """A copy of the release whose registry has another address."""
+    out = tmp_path / "out"
+    shutil.copytree(made / "out", out)
+    for name in ("release.json", "images.txt"):
+        (out / name).write_text((out / name).read_text().replace(REGISTRY, address))
+    facts = json.loads((out / "release.json").read_text())
+    artefacts.write_json(out / "release.json", {**facts, "draft": draft})
+    return out
+
+
 @pytest.mark.parametrize("credentials", ["", "basic", "bearer"])
-def test_a_release_is_pushed_and_verified(credentials: str, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_is_pushed_and_verified(
+    credentials: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("REGISTRY_USER", "user")
     monkeypatch.setenv("REGISTRY_PASSWORD", "secret")
-    listed = artefacts.Images(VERSION, build.images.load(made / "out/images.json").images[:2])
     with ociregistry.serving(credentials) as state:
         address = f"{state.address}/accelplane"
-        pushed = plan(made, made / "out", registry=address)
-        build.push(pushed, signing.load(made / "key"), listed, lambda _: None)
+        out = moved(made, tmp_path, address)
+        listed = artefacts.Images(VERSION, images.load(out / "images.json").images[:2])
+        artefacts.write_json(out / "images.json", artefacts.images_json(listed))
+        settings = Push(out=out, key=made / "key")
+        push(settings, lambda _: None)
         image = listed.images[0]
         assert state.digest(f"accelplane/{image.name}", VERSION) == image.digest
         registry = Registry(address)
@@ -371,22 +429,41 @@ def test_a_release_is_pushed_and_verified(credentials: str, made: Path, monkeypa
         chart = json.loads(registry.manifest("charts/accelplane", VERSION)[0])
         assert chart["layers"][0]["digest"] == oci.file_digest(made / f"out/charts/accelplane-{VERSION}.tgz")
         uploads = state.uploads
-        build.push(pushed, signing.load(made / "key"), listed, lambda _: None)
+        push(settings, lambda _: None)
         # Only the signatures, which are random, are new.
         assert state.uploads - uploads <= 2 * (len(listed.images) + 13)
     if credentials == "bearer":
         assert "repository:accelplane/accelplane:pull,push" in state.scopes
 
 
+def test_tags_are_written_after_signatures(made: Path, tmp_path: Path) -> None:
+    with ociregistry.serving() as state:
+        out = moved(made, tmp_path, f"{state.address}/accelplane")
+        push(Push(out=out, key=made / "key"), lambda _: None)
+        for name in ("accelplane/accelplane", "accelplane/charts/accelplane", "accelplane/accelplane-catalog"):
+            references = [reference for each, reference in state.manifests if each == name]
+            assert references[-1] == VERSION
+            assert references[-2].endswith(".sig")
+
+
+def test_a_registry_with_another_release_of_the_version_stays_as_it_is(made: Path, tmp_path: Path) -> None:
+    signing.generate(tmp_path / "other")
+    with ociregistry.serving() as state:
+        out = moved(made, tmp_path, f"{state.address}/accelplane", draft=False)
+        with pytest.raises(ReleaseError, match=r"other: found another key than that of .*release\.pub"):
+            push(Push(out=out, key=tmp_path / "other"), lambda _: None)
+        state.manifests["accelplane/onload-operator", VERSION] = (b"{}", oci.MANIFEST)
+        with pytest.raises(ReleaseError, match=f"onload-operator:{VERSION}: found sha256:.*release a new version"):
+            push(Push(out=out, key=made / "key"), lambda _: None)
+        assert (state.uploads, len(state.manifests)) == (0, 1)
+
+
 def test_a_changed_registry_is_found(made: Path, tmp_path: Path) -> None:
     with ociregistry.serving() as state:
         address = f"{state.address}/accelplane"
-        out = tmp_path / "out"
-        shutil.copytree(made / "out", out)
-        for name in ("release.json", "images.txt"):
-            (out / name).write_text((out / name).read_text().replace(REGISTRY, address))
-        listed = build.images.load(out / "images.json")
-        build.push(plan(made, out, registry=address), signing.load(made / "key"), listed, lambda _: None)
+        out = moved(made, tmp_path, address)
+        listed = images.load(out / "images.json")
+        push(Push(out=out, key=made / "key"), lambda _: None)
         release = verify.Release(out=out, key=made / "key.pub", registry=address)
         assert verify.registry_digests(release).startswith(f"{len(listed.images) + 13} artefacts")
         assert verify.registry_signatures(release) == f"{len(listed.images) + 13} signatures"
@@ -479,8 +556,10 @@ def test_the_installer_verifies_files_and_signature(unpacked: Path, made: Path, 
     assert "gpu_plugin.yaml: found other content" in install(unpacked, "verify", status=1)
     (unpacked / "manifests/gpu_plugin.yaml").unlink()
     assert "gpu_plugin.yaml: not found" in install(unpacked, "verify", status=1)
-    (unpacked / "new").write_text("")
+    (unpacked / "new").symlink_to("/etc")
     assert "new: not in SHA256SUMS" in install(unpacked, "verify", status=1)
+    (unpacked / "SHA256SUMS").write_text("x\n")
+    assert "not in SHA256SUMS" in install(unpacked, "verify", status=1)
 
 
 def test_the_installer_imports_images_under_tags_and_digests(unpacked: Path, made: Path, tmp_path: Path) -> None:
@@ -501,6 +580,10 @@ def test_the_installer_imports_images_under_tags_and_digests(unpacked: Path, mad
     program.write_text("#!/bin/sh\nexit 3\n")
     assert "failed with status 3" in install(unpacked, "load", "--ctr", program, status=1)
     assert "set --ctr" in install(unpacked, "load", "--ctr", tmp_path / "no", status=1)
+    assert "found no program" in install(unpacked, "load", "--ctr", " ", status=1)
+    program.write_text("#!/bin/sh\nexec cat >/dev/null\n")
+    (unpacked / "images/index.json").unlink()
+    assert "index.json" in install(unpacked, "load", "--ctr", program, status=1)
 
 
 def test_the_installer_pushes_to_a_registry_and_changes_manifests(unpacked: Path, made: Path, tmp_path: Path) -> None:
@@ -524,6 +607,9 @@ def test_the_installer_pushes_to_a_registry_and_changes_manifests(unpacked: Path
     assert "--image-vendor=mirror.example/x" in container["args"]
     assert install(unpacked, "show", "gpu_plugin") == (made / "out/manifests/gpu_plugin.yaml").read_text()
     assert "expected one of: gpu_plugin, onload" in install(unpacked, "show", "x", status=1)
+    for address in ("https://mirror.example/x", "mirror.example/x/"):
+        assert "expected a host and path" in install(unpacked, "show", "--registry", address, "gpu_plugin", status=1)
+        assert "expected a host and path" in install(unpacked, "push", address, status=1)
 
 
 def test_all_trees_for_users_are_rendered() -> None:
@@ -546,3 +632,17 @@ def test_archives_are_reproducible() -> None:
     assert first == second
     with tarfile.open(fileobj=io.BytesIO(first)) as tar:
         assert tar.getnames() == ["a", "b", "b/c"]
+
+
+def test_bills_of_materials_follow_the_official_schemas(made: Path, tmp_path: Path) -> None:
+    python = REPOSITORY / ".venv/sbom/bin/python"
+    if not python.exists():
+        pytest.skip("no validators of bills of materials: make sbom-tools")
+    command = [python, REPOSITORY / "tests/sbomschemas.py"]
+    done = subprocess.run([*command, made / "out/sbom"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{2 * len(names()) + 2} documents, 0 problems\n"), done.stderr
+    for name, old, new in (("cdx", '"type": "container"', '"type": "box"'), ("spdx", "CC0-1.0", "MIT")):
+        text = (made / f"out/sbom/accelplane.{name}.json").read_text()
+        (tmp_path / f"x.{name}.json").write_text(text.replace(old, new))
+        wrong = subprocess.run([*command, tmp_path / f"x.{name}.json"], capture_output=True, text=True, check=False)
+        assert wrong.returncode == 1, wrong.stdout

@@ -1,14 +1,19 @@
 """Answers of one resource, without a kubelet."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from accelplane.devices import Device
+import pytest
+
+from accelplane.devices import UNHEALTHY, Allocation, Device
+from accelplane.kubelet.server import AllocationError
 from accelplane.node.allocations import AllocationReader, CallRecord
 from accelplane.node.allocator import ResourceAllocator
 from accelplane.node.context import PluginContext
 from accelplane.node.publishers.cdi import CdiPublisher
 from accelplane.node.settings import Settings
+from accelplane.plugins import Plugin
+from accelplane.plugins.base import Config
 from accelplane.plugins.gpu import GpuPlugin
 
 
@@ -31,3 +36,40 @@ async def test_a_question_is_read_once_however_many_devices_there_are(tmp_path: 
     available, fixed = Question(["stranger", *devices]), Question(["card7-0"])
     assert await allocator.preferred(available, fixed, 2) == ["card7-0", "card0-0"]
     assert (available.reads, fixed.reads) == (1, 1)
+
+
+class Meters(Plugin[Config]):
+    """Calls `change` while an allocation is being made."""
+
+    namespace = "meters.example.com"
+
+    def __init__(self, change: Callable[[], None]) -> None:
+        super().__init__()
+        self.change = change
+
+    async def post_allocate(self, devices: Sequence[Device], allocation: Allocation) -> Allocation:
+        self.change()
+        return allocation
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"m0": Device(resource="meter", id="m0")}, ""),
+        ({"m0": Device(resource="meter", id="m0", health=UNHEALTHY, reason="dented")}, r"unhealthy device 'm0 \(dent"),
+        ({}, "unknown device 'm0'"),
+    ],
+)
+async def test_a_device_that_changes_during_the_call_is_checked_again(
+    tmp_path: Path, changed: Mapping[str, Device], problem: str
+) -> None:
+    devices = [{"m0": Device(resource="meter", id="m0")}]
+    settings = Settings(kubelet_dir=str(tmp_path), cdi_dir=str(tmp_path))
+    context = PluginContext("meters", Meters(lambda: devices.append(dict(changed))), settings)
+    cdi = CdiPublisher(context, AllocationReader(settings))
+    allocator = ResourceAllocator("meters.example.com/meter", context, cdi, CallRecord(), lambda: devices[-1])
+    if not problem:
+        assert await allocator.allocate(["m0", "m0"]) == Allocation()
+        return
+    with pytest.raises(AllocationError, match=problem):
+        await allocator.allocate(["m0"])

@@ -1,5 +1,6 @@
 """The documentation site: links, versions and references. `make docs-check` builds all pages."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_the_reference_lists_every_described_field_of_custom_resources() -> None
     text = reference.pages(ROOT)["reference/custom-resources.md"]
     for directory in reference.DEFINITIONS:
         for file in (ROOT / directory).glob("*.yaml"):
-            definition = yaml.safe_load(file.read_text())
+            definition = yaml.load(file.read_text(), yaml.CSafeLoader)
             if definition["kind"] != "CustomResourceDefinition":
                 continue
             described = _described_fields(definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
@@ -96,3 +97,28 @@ def test_the_reference_lists_every_command_with_flags() -> None:
     for command in ("accelplane node", "accelplane webhook fpga", "accelplane inspect", "intel_qat_device_plugin"):
         assert f"\n## {command}\n" in text
     assert "| `-dpdk-driver` | string | `vfio-pci` |" in text
+
+
+def test_the_reference_has_a_section_for_each_installed_program() -> None:
+    text = reference.pages(ROOT)["reference/flags.md"]
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    sections = {line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")}
+    assert {*scripts} - sections == {*reference.NO_SECTION}
+    for script, words in {
+        "qat-init.sh": "-config-dir string",
+        "accelplane-fpga-hook": "-require-annotation",
+        "accelplane-cdi-hook": "--link TARGET::LINKPATH",
+        "profile_to_configmap.sh": "--strict",
+        "sgx-init.sh": "| `-source-dir` |",
+    }.items():
+        assert words in text.partition(f"\n## {script}\n")[2].partition("\n## ")[0], script
+
+
+def test_the_reference_lists_the_metrics_of_fleet_and_webhook() -> None:
+    text = reference.pages(ROOT)["reference/metrics.md"]
+    fleet = text.partition("\n## Fleet page\n")[2].partition("\n## ")[0]
+    for name in ("generation", "nodes", "agents", "inventory_seconds", "inventory_bytes", "viewers"):
+        assert f"| `accelplane_fleet_{name}` |" in fleet
+    webhook = text.partition("\n## SGX webhook without the operator\n")[2]
+    assert "| `accelplane_webhook_reviews_total` | counter |" in webhook
+    assert "| `controller_runtime_webhook_requests_in_flight` | gauge |" in webhook

@@ -35,9 +35,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"{PROGRAM}: {error.filename or socket}: {error.strerror or error}", file=sys.stderr)
+        print(f"{PROGRAM}: {_problem(error, socket)}", file=sys.stderr)
         return 1
     return 0
+
+
+def _problem(error: OSError, socket: str) -> str:
+    directory = os.path.dirname(socket)
+    if not os.path.isdir(directory):
+        found = "a file" if os.path.lexists(directory) else "no such directory"
+        return f"-socket: {directory}: found {found}, expected a directory that the agent can see, too; create it"
+    return f"-socket: {error.filename or socket}: {error.strerror or error}"
 
 
 async def run(socket: str, service: ClientsService) -> None:

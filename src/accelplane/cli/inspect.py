@@ -9,7 +9,7 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -81,13 +81,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Kubelet(msgspec.Struct, frozen=True):
-    """The kubelet's part: advertised IDs (None: unknown), and containers by resource and ID."""
+    """The kubelet's part: advertised IDs (None: unknown), and containers by resource and ID, and by CDI name."""
 
     source: Literal["pod-resources", "checkpoint", "none"]
     advertised: Mapping[str, frozenset[str]] | None = None
     holders: Mapping[tuple[str, str], Sequence[str]] = {}
     since: Mapping[tuple[str, str], float] = {}
     problem: str = ""
+    claims: Mapping[str, Sequence[str]] = {}
 
 
 def run(root: str, kubelet_dir: str, plugins: str, config: str, form: Format, *, agent: str = "") -> int:
@@ -202,6 +203,8 @@ def _rows(plugin: PluginStatus, kubelet: _Kubelet) -> Iterator[DeviceRow]:
         if kubelet.advertised is not None:
             advertised = id_ in kubelet.advertised.get(resource, ())
         held_by = kubelet.holders.get((resource, id_), ())
+        if device is not None and device.cdi is not None:
+            held_by = (*held_by, *kubelet.claims.get(device.cdi.qualified_name, ()))
         if device is None:
             yield DeviceRow(
                 plugin=plugin.name, resource=resource, id=id_, here=False, advertised=advertised, held_by=held_by
@@ -230,7 +233,7 @@ async def _ask_kubelet(settings: Settings) -> _Kubelet:
     problem = ""
     if sockets.identity(settings.pod_resources_socket) is not None:
         try:
-            holders = await podresources.list_pods(settings.pod_resources_socket)
+            holders, claims = await podresources.list_holders(settings.pod_resources_socket)
             advertised = await podresources.allocatable(settings.pod_resources_socket)
         except podresources.PodResourcesError as error:
             problem = str(error)
@@ -240,6 +243,7 @@ async def _ask_kubelet(settings: Settings) -> _Kubelet:
                 {resource: frozenset(ids) for resource, ids in advertised.items()},
                 _by_id((one.resource, one.device_ids, f"{one.namespace}/{one.pod}/{one.container}") for one in holders),
                 _since(settings),
+                claims=_by_cdi(claims),
             )
     try:
         recorded = checkpoint.read_checkpoint(settings.sockets_dir)
@@ -271,6 +275,15 @@ def _by_id(held: Iterator[tuple[str, Sequence[str], str]]) -> dict[tuple[str, st
         for id_ in ids:
             holders.setdefault((resource, id_), []).append(holder)
     return {key: tuple(sorted(names)) for key, names in holders.items()}
+
+
+def _by_cdi(claims: Iterable[podresources.ClaimHolder]) -> dict[str, Sequence[str]]:
+    """The containers that have a device by a claim, by CDI name."""
+    holders: dict[str, list[str]] = {}
+    for one in claims:
+        for name in one.cdi_names:
+            holders.setdefault(name, []).append(f"{one.namespace}/{one.pod}/{one.container} (DRA)")
+    return {name: tuple(sorted(names)) for name, names in holders.items()}
 
 
 def _folded(rows: Sequence[DeviceRow]) -> Iterator[tuple[DeviceRow, str]]:

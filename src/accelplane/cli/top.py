@@ -21,7 +21,7 @@ from accelplane.devices import Device, Inventory
 from accelplane.kubelet import sockets
 from accelplane.node import config as configuration
 from accelplane.node.device_reader import DeviceReading
-from accelplane.node.holders import HolderReader, Holders
+from accelplane.node.holders import HolderReader, Holders, claimed_units
 from accelplane.node.plugins import installed
 from accelplane.node.readings import Readings
 from accelplane.node.settings import ConfigurationError, Settings
@@ -220,6 +220,14 @@ def _holders_by_unit(inventories: Inventories, holders: Holders) -> dict[tuple[s
             names = found.setdefault(key, [])
             if text not in names:
                 names.append(text)
+    by_cdi = {
+        device.cdi.qualified_name: (name, device.unit)
+        for name, (_, inventory) in inventories.items()
+        for device in inventory
+        if device.cdi is not None
+    }
+    for key, place in claimed_units(holders.claims, by_cdi):
+        found.setdefault(place, []).append(f"{'/'.join(key[:3])} (DRA)")
     return found
 
 

@@ -32,7 +32,8 @@ Cause = Literal[
 class Verdict(Struct, frozen=True):
     """The result of one check: `good`, `bad`, or `unknown` if the source could not determine it, with the reason.
 
-    `cause` is the kind of a bad verdict's reason.
+    `cause` is the kind of the reason. A good verdict with a reason is a warning: pages show it, and the device stays
+    healthy.
     """
 
     answer: Literal["good", "bad", "unknown"]

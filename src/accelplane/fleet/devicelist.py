@@ -26,6 +26,7 @@ class HolderItem(Struct, frozen=True, kw_only=True, rename="camel"):
     resource: str
     count: _Count
     since: float = 0.0
+    via: str = ""
 
 
 class DeviceItem(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -126,4 +127,5 @@ def _holders(unit: Unit, visible: Callable[[str], bool]) -> Iterator[HolderItem]
             resource=holder.resource,
             count=holder.count,
             since=holder.since,
+            via=holder.via,
         )

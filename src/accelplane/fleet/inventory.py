@@ -62,6 +62,7 @@ class _Holder(Struct, frozen=True):
     resource: _Name
     count: _Count
     since: _Time = 0.0
+    via: _Name = ""
 
 
 class _Change(Struct, frozen=True):
@@ -264,6 +265,7 @@ def _holder(each: _Holder) -> Holder:
         _clean(each.resource),
         each.count,
         each.since,
+        _clean(each.via),
     )
 
 

@@ -14,7 +14,10 @@ AgentState = Literal["connected", "connecting", "stale", "invalid", "none"]
 
 
 class Holder(Struct, frozen=True):
-    """A container with at least one ID of a unit; `namespace` and `pod` are empty if the source does not name it."""
+    """A container with at least one ID of a unit; `namespace` and `pod` are empty if the source does not name it.
+
+    With `via` "dra" it has the unit by a claim, and `resource` is the driver of the claim.
+    """
 
     namespace: str
     pod: str
@@ -22,6 +25,7 @@ class Holder(Struct, frozen=True):
     resource: str
     count: int
     since: float = 0.0
+    via: str = ""
 
 
 class Change(Struct, frozen=True):
@@ -34,7 +38,10 @@ class Change(Struct, frozen=True):
 
 
 class Unit(Struct, frozen=True):
-    """A physical thing whose IDs an agent advertises. `ids` has the number of IDs per resource."""
+    """A physical thing whose IDs an agent advertises. `ids` has the number of IDs per resource.
+
+    A healthy unit with a `reason` has a warning, of which `text` tells more.
+    """
 
     plugin: str
     unit: str

@@ -1,18 +1,17 @@
 """The fleet server as a program: watches, agents, pages, probes and metrics. It has no leader and writes no objects."""
 
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from accelplane.http.servingtls import ServingTls, TlsSettings
 from accelplane.kube.client import Client, ClientConfig
 from accelplane.kube.manager import OFF, Manager
 
 from .fleet import Fleet
+from .metrics import ViewerMetrics
 from .options import FleetOptions, PageOptions
 from .serve import listen, open_gate
 from .web.access import Access
@@ -47,7 +46,7 @@ async def serving(client: Client, screens: Screens, pages: PageOptions) -> Async
     """Serves the pages at their addresses; yields the ports. Raises `OSError` and `CertificateError`."""
     registry = client.metrics.registry
     ports: dict[str, int] = {}
-    viewers = _Viewers(screens)
+    viewers = ViewerMetrics(lambda: screens.live.viewers)
     async with AsyncExitStack() as stack:
         registry.register(viewers)
         stack.callback(registry.unregister, viewers)
@@ -83,12 +82,3 @@ async def _enter(stack: AsyncExitStack, listening: AbstractAsyncContextManager[i
 
 def _metrics(registry: CollectorRegistry) -> bytes:
     return generate_latest(registry)
-
-
-class _Viewers(Collector):
-    def __init__(self, screens: Screens) -> None:
-        self._screens = screens
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        viewers = self._screens.live.viewers
-        yield GaugeMetricFamily("accelplane_fleet_viewers", "Open pages that get updates", value=viewers)

@@ -8,8 +8,11 @@ import _thread
 import asyncio
 import contextlib
 import logging
+import threading
+import time
+from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +31,26 @@ def start_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
 
-    def set_result(result: T | None, error: BaseException | None) -> None:
+    def run() -> None:
+        set_result = _call(work, outcome)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(set_result)
+
+    # `threading.Thread.start` blocks the loop until the new thread has run.
+    _thread.start_new_thread(run, ())
+    return outcome
+
+
+def _call(work: Callable[[], T], outcome: "asyncio.Future[T]") -> Callable[[], None]:
+    """Runs `work`. Returns the function that gives the result to the future, for the thread of the loop."""
+    result: T | None = None
+    error: BaseException | None = None
+    try:
+        result = work()
+    except BaseException as caught:  # noqa: BLE001 - raised where the future is awaited
+        error = caught
+
+    def set_result() -> None:
         if outcome.done():
             return
         if isinstance(error, StopIteration):  # which a future cannot raise
@@ -38,19 +60,91 @@ def start_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
         else:
             outcome.set_result(result)  # pyright: ignore[reportArgumentType] - T where there is no error
 
-    def run() -> None:
-        result: T | None = None
-        failure: BaseException | None = None
-        try:
-            result = work()
-        except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(set_result, result, failure)
+    return set_result
 
-    # `threading.Thread.start` blocks the loop until the new thread has run.
-    _thread.start_new_thread(run, ())
-    return outcome
+
+class _Queued(NamedTuple):
+    """A function of a queue, and whether somebody still waits for it."""
+
+    run: Callable[[], None]
+    cancelled: Callable[[], bool]
+
+
+class _QueueThread:
+    """A thread of a queue. `since` is the monotonic time at which its present function began."""
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+
+
+class ThreadQueue:
+    """Runs blocking functions one after the other in one thread, which ends with the last one.
+
+    Threads that make many short system calls at the same time would wait for each other's interpreter lock after each
+    call. A function that takes longer than `patience` seconds does not delay the others: another thread goes on with
+    them.
+    """
+
+    def __init__(self, patience: float = 0.02) -> None:
+        self._patience = patience
+        self._waiting: deque[_Queued] = deque()
+        self._finished: deque[Callable[[], None]] = deque()
+        self._threads: set[_QueueThread] = set()
+        self._lock = threading.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def submit(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+        """Adds `work` to the queue; the future gets its result."""
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[T] = loop.create_future()
+
+        def run() -> None:
+            self._finished.append(_call(work, outcome))
+
+        with self._lock:
+            self._waiting.append(_Queued(run, outcome.cancelled))
+        self._start_if_late(loop)
+        return outcome
+
+    def _start_if_late(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Starts a thread if functions wait and all threads are in functions that take longer than `patience`."""
+        thread = _QueueThread(time.monotonic())
+        limit = thread.since - self._patience
+        with self._lock:
+            late = bool(self._waiting) and all(each.since <= limit for each in self._threads)
+            if late:
+                self._threads.add(thread)
+        if late:
+            _thread.start_new_thread(self._run, (thread, loop))
+        if self._threads and self._timer is None:
+            self._timer = loop.call_later(self._patience, self._check, loop)
+
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        self._set_results()
+        if self._waiting:
+            self._start_if_late(loop)
+
+    def _run(self, thread: "_QueueThread", loop: asyncio.AbstractEventLoop) -> None:
+        """A thread."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._threads.discard(thread)
+                    break
+                queued = self._waiting.popleft()
+                thread.since = time.monotonic()
+            if not queued.cancelled():
+                queued.run()
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(self._set_results)
+
+    def _set_results(self) -> None:
+        while self._finished:
+            self._finished.popleft()()
+        if self._timer is not None and not self._threads:
+            self._timer.cancel()
+            self._timer = None
 
 
 class SerialThread:
@@ -69,6 +163,16 @@ class SerialThread:
             await asyncio.wait((self._running,))
         running = self._running = start_thread(work)
         return await asyncio.shield(running)
+
+    def start(self, work: Callable[[], None]) -> "asyncio.Future[None]":
+        """Runs `work`, which raises nothing, without waiting for it. Call it only if no other function runs."""
+        running = self._running = start_thread(work)
+        return running
+
+    @property
+    def busy(self) -> bool:
+        """Whether a function runs."""
+        return self._running is not None and not self._running.done()
 
     async def wait_idle(self, owner: str, seconds: float = _END_TIMEOUT) -> bool:
         """Waits until no function runs, at most `seconds`; returns whether none runs. Logs for `owner` if one does."""

@@ -20,7 +20,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from accelplane.host.errors import HostError, Missing, Unreadable, WriteError, host_error
 
@@ -32,8 +32,11 @@ DIRECTORY_LIMIT = 65_536
 _MAX_LINKS = 40  # as the kernel's own limit (path_resolution(7))
 _MAX_OPEN_DIRECTORIES = 64
 _OPEN_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_TO_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_NO_NAMES = ("", ".", "..")
 _PIECE = ATTRIBUTE_LIMIT + 1  # a sysctl allocates the requested size of a read
 _PROCESS_ROOT = re.compile(r"/proc/[0-9]+/root")
+_MOVED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # a component of a path may be another file than before
 _ABSENT = ""  # in the place of a link's text, which is never empty
 
 
@@ -62,12 +65,23 @@ class HostFiles:
     def __init__(self, root: str | os.PathLike[str] = "/") -> None:
         # realpath(3) of this link, which leads into another mount namespace, would be the root of this one.
         self.root = f"{root}/." if _PROCESS_ROOT.fullmatch(os.fspath(root)) else os.path.realpath(root)
+        self._prefix = "" if self.root == "/" else self.root
+        self._begin()
+
+    def fresh(self) -> Self:
+        """Another one below the same root, which knows nothing yet. Does not resolve the root again."""
+        made = object.__new__(type(self))
+        made.root, made._prefix = self.root, self._prefix
+        made._begin()
+        return made
+
+    def _begin(self) -> None:
         self.directories_read: set[str] = set()
         self.notes: list[str] = []
-        self._prefix = "" if self.root == "/" else self.root
         self._links: dict[str, str | None] = {}
         self._canonical: dict[str, str] = {}
         self._directories: dict[str, _Directory] = {}
+        self._recent: tuple[str, _Directory] | None = None  # of the last file that `read_once` has read
 
     def local(self, path: str) -> str:
         """The path of the host's `path` for this process, links resolved inside the root.
@@ -109,6 +123,20 @@ class HostFiles:
             descriptor = self.open(path, os.O_RDONLY)
             try:
                 return _read(path, descriptor, limit)
+            finally:
+                os.close(descriptor)
+        except (OSError, ValueError) as error:
+            raise host_error(path, error) from None
+
+    def read_once(self, path: str, size: int) -> bytes:
+        """At most `size` bytes of the file, with one read(2). Raises `Missing` or `Unreadable`.
+
+        For repeated reads of known paths: what links lead to is resolved again only after a path has led nowhere.
+        """
+        try:
+            descriptor = self._open_again(path) if self._prefix else os.open(path, _OPEN_TO_READ)
+            try:
+                return os.read(descriptor, size)
             finally:
                 os.close(descriptor)
         except (OSError, ValueError) as error:
@@ -229,11 +257,16 @@ class HostFiles:
         """Remembers something odd for the log; the agent prints it once, not at every scan."""
         self.notes.append(text)
 
+    def close_directories(self) -> None:
+        """Closes the open directories. What links lead to stays known."""
+        self._directories.clear()
+        self._recent = None
+
     def _forget(self) -> None:
         """Clears the cache: a write can change links and thereby paths."""
         self._links.clear()
         self._canonical.clear()
-        self._directories.clear()
+        self.close_directories()
 
     def _place(self, path: str) -> tuple[str, _Directory | None]:
         """The name of `path` in the open directory that contains it; the complete path and None below `/`.
@@ -244,7 +277,7 @@ class HostFiles:
         if not self._prefix:
             self.directories_read.add(directory or "/")
             return path, None
-        if name in ("", ".", ".."):
+        if name in _NO_NAMES:
             directory, _, name = self.resolve(path).rpartition("/")
         canonical = self._canonical_directory(directory)
         self.directories_read.add(canonical or "/")
@@ -258,6 +291,9 @@ class HostFiles:
 
     def _directory(self, canonical: str) -> _Directory:
         """The directory at a path without links, opened component by component. Raises `OSError` or `ValueError`."""
+        found = self._directories.get(canonical)
+        if found is not None:
+            return found
         names: list[str] = []
         while (found := self._directories.get(canonical)) is None and canonical:
             canonical, _, name = canonical.rpartition("/")
@@ -334,6 +370,23 @@ class HostFiles:
                     target = target[len(self._prefix) :]  # as `ln -s $TREE/sys/devices/x` makes it
             pending.extend(reversed(target.split("/")))
         return done
+
+    def _open_again(self, path: str) -> int:
+        """As `open` to read, with what is known of the directory of the last file."""
+        directory, _, name = path.rpartition("/")
+        try:
+            recent = self._recent
+            if recent is None or recent[0] != directory:
+                place = self._place(path)[1]
+                if place is None or name in _NO_NAMES:
+                    return self.open(path, os.O_RDONLY)
+                recent = self._recent = directory, place
+            return os.open(name, _OPEN_TO_READ | os.O_NOFOLLOW, dir_fd=recent[1].descriptor)
+        except OSError as error:
+            if error.errno not in _MOVED:
+                raise
+        self._forget()
+        return self.open(path, os.O_RDONLY)
 
     def _open_to_write(self, path: str) -> int:
         flags = os.O_WRONLY | os.O_TRUNC

@@ -1,6 +1,5 @@
 """`Host`: the files of a node, with its PCI functions and NUMA nodes."""
 
-import os
 from collections.abc import Sequence
 
 from accelplane.host import pci, topology
@@ -11,8 +10,8 @@ from accelplane.host.files import HostFiles
 class Host(HostFiles):
     """The node below `root`. Every path given or returned is the host's own, without the root."""
 
-    def __init__(self, root: str | os.PathLike[str] = "/") -> None:
-        super().__init__(root)
+    def _begin(self) -> None:
+        super()._begin()
         self._hints: topology.Cache = {}
         self._numa_nodes: dict[tuple[str, ...], tuple[int, ...] | None] = {}
 

@@ -126,6 +126,8 @@ class Connection(asyncio.BufferedProtocol):
             self._set_deadline(self._limits.request)
         self._received += data
         self._count_progress(len(data))
+        if self._response_task is not None:
+            self._update_reading()
         self._process()
 
     def pause_writing(self) -> None:
@@ -230,11 +232,16 @@ class Connection(asyncio.BufferedProtocol):
         self.deadline = self._active_at + timeout
 
     def _update_reading(self) -> None:
-        """Stops reading while a request waits for memory, is processed, or its response cannot be sent."""
+        """Stops reading while a request waits for memory, its response cannot be sent, or another one follows it.
+
+        While a response is pending, reading goes on until the client sends more, which is the only way to notice that
+        it disconnects. A client that only ends its sending direction has disconnected, too.
+        """
         if self._transport is None or self._transport.is_closing():
             return
         # A client whose connection is about to be closed may still send: what it sends is dropped.
-        busy = not self._streaming and (self._write_paused or self._response_task is not None or self._waits_for_memory)
+        pipelined = self._response_task is not None and bool(self._received)
+        busy = not self._streaming and (self._write_paused or pipelined or self._waits_for_memory)
         if busy and not (self._closing and not self._unsent):
             self._transport.pause_reading()
         else:

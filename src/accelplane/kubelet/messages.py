@@ -39,7 +39,8 @@ def listed(device: Device) -> pb.Device:
 def container_response(allocation: Allocation) -> pb.ContainerAllocateResponse:
     """The response for one container."""
     return pb.ContainerAllocateResponse(
-        envs=allocation.envs,
+        # Without None, an empty map takes as long as the rest of the message.
+        envs=allocation.envs or None,
         mounts=[
             pb.Mount(container_path=mount.container_path, host_path=mount.host_path, read_only=mount.read_only)
             for mount in allocation.mounts
@@ -48,6 +49,6 @@ def container_response(allocation: Allocation) -> pb.ContainerAllocateResponse:
             pb.DeviceSpec(container_path=node.container_path, host_path=node.host_path, permissions=node.permissions)
             for node in allocation.nodes
         ],
-        annotations=allocation.annotations,
+        annotations=allocation.annotations or None,
         cdi_devices=[pb.CDIDevice(name=name) for name in allocation.cdi_devices],
     )

@@ -1,4 +1,4 @@
-"""Client of the kubelet's pod-resources API, version v1: the devices that containers hold.
+"""Client of the kubelet's pod-resources API, version v1: the devices that containers hold, and those of their claims.
 
 The kubelet returns a container's devices in several entries per resource (per device or per NUMA node, depending on its
 version), and a device with two NUMA nodes twice. Here each container and resource is one value with each ID once. The
@@ -6,6 +6,7 @@ API serves 100 requests per second for all clients on the node.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from google.protobuf.message import Message
 from msgspec import Struct
@@ -39,9 +40,37 @@ class Holder(Struct, frozen=True):
     numa_nodes: Mapping[str, Sequence[int]] = {}
 
 
+class ClaimHolder(Struct, frozen=True):
+    """A container and the CDI devices of one device of a claim (dynamic resource allocation)."""
+
+    namespace: str
+    pod: str
+    container: str
+    driver: str
+    pool: str
+    device: str
+    cdi_names: tuple[str, ...]
+
+
+class Held(NamedTuple):
+    """What the containers of a node hold, ordered by name: devices of device plugins, and those of claims."""
+
+    devices: tuple[Holder, ...]
+    claims: tuple[ClaimHolder, ...]
+
+
 async def list_pods(socket: str) -> tuple[Holder, ...]:
     """The containers of this node that hold devices, ordered by name. Raises `PodResourcesError`."""
+    return (await list_holders(socket)).devices
+
+
+async def list_holders(socket: str) -> Held:
+    """The containers of this node with devices of device plugins and of claims. Raises `PodResourcesError`."""
     response = await _ask(socket, "List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
+    return Held(_devices(response), _claims(response))
+
+
+def _devices(response: pb.ListPodResourcesResponse) -> tuple[Holder, ...]:
     holders = [
         Holder(pod.namespace, pod.name, container.name, resource, ids, _numa_nodes(container.devices, resource))
         for pod in response.pod_resources
@@ -49,6 +78,25 @@ async def list_pods(socket: str) -> tuple[Holder, ...]:
         for resource, ids in _summed(container.devices).items()
     ]
     return tuple(sorted(holders, key=lambda one: (one.namespace, one.pod, one.container, one.resource)))
+
+
+def _claims(response: pb.ListPodResourcesResponse) -> tuple[ClaimHolder, ...]:
+    holders = {
+        ClaimHolder(
+            pod.namespace,
+            pod.name,
+            container.name,
+            each.driver_name,
+            each.pool_name,
+            each.device_name,
+            tuple(sorted({device.name for device in each.cdi_devices})),
+        )
+        for pod in response.pod_resources
+        for container in pod.containers
+        for claim in container.dynamic_resources
+        for each in claim.claim_resources
+    }
+    return tuple(sorted(holders, key=lambda one: (one.namespace, one.pod, one.container, one.driver, one.device)))
 
 
 async def holder_counts(socket: str, resources: Collection[str]) -> Mapping[tuple[str, str], int]:

@@ -20,6 +20,7 @@ import msgspec
 import yaml
 
 from accelplane.manifests.spans import (
+    MAX_BLOCKS,
     EditError,
     Replacement,
     apply,
@@ -95,18 +96,24 @@ class _Found(msgspec.Struct, frozen=True):
     change: Change
 
 
-def edit(text: str, settings: Settings, *, chart: bool = False) -> Edited:
+def edit(text: str, settings: Settings, *, chart: bool = False, blocks: int = 0) -> Edited:
     """The text of a manifest with the new values. `chart` is True for the file `Chart.yaml` of a chart.
+
+    `blocks` is the number of literal blocks that contain the text.
 
     Raises `EditError` if the text is not YAML, if a value cannot be replaced, or if an image has no digest.
     """
     found: list[_Found] = []
-    for root in documents(text):
-        if chart:
-            found += _chart(root, settings)
-            continue
+    roots = documents(text)
+    if chart:
+        found += [each for root in roots for each in _chart(root, settings)]
+        roots = ()
+    for root in roots:
         for key, node, parent in nodes(root):
-            found += _of_node(text, key, node, parent, settings)
+            if isinstance(node, yaml.ScalarNode) and _is_block(key, node, settings):
+                found += _block(text, key, node, settings, blocks)
+            else:
+                found += _of_node(text, key, node, parent, settings)
     found += _comments(text, settings)
     found = _first_of_each_place(found)
     edited = apply(text, [each.replacement for each in found])
@@ -147,8 +154,6 @@ def _of_node(
         value = string(node)
         if _is_reference(key) and _ours(value, settings):
             yield from _replace(node, key, new_reference(value, settings))
-        elif node.style == "|" and "\n" in value and f"{settings.selected}/" in value:
-            yield from _block(text, key, node, settings)
     elif isinstance(node, yaml.MappingNode):
         if key == "images" and parent is not None and (child(node, "name") or child(node, "newName")):
             yield from _kustomization(text, node, settings)
@@ -198,24 +203,40 @@ def _replace(node: yaml.Node | None, field: str, value: str) -> Iterator[_Found]
         yield _Found(replaced(node, value), Change(line_of(node), field, string(node), value))
 
 
-def _block(text: str, key: str, node: yaml.ScalarNode, settings: Settings) -> Iterator[_Found]:
+def _is_block(key: str, node: yaml.ScalarNode, settings: Settings) -> bool:
+    """Whether a scalar is a literal block with a reference, and not the reference itself."""
+    value = string(node)
+    return (
+        node.style == "|" and f"{settings.selected}/" in value and not (_is_reference(key) and _ours(value, settings))
+    )
+
+
+def _block(text: str, key: str, node: yaml.ScalarNode, settings: Settings, blocks: int) -> Iterator[_Found]:
     """YAML in a literal block. Its lines are edited and indented again."""
+    if blocks == MAX_BLOCKS:
+        raise EditError(f"line {line_of(node)}: found more than {MAX_BLOCKS} blocks in each other")
     try:
         documents(string(node))
     except EditError:
         return
-    edited = edit(string(node), settings)
-    start = text.index("\n", node.start_mark.index) + 1
-    lines = text[start : node.end_mark.index].split("\n")
-    indents = [len(line) - len(line.lstrip(" ")) for line in lines if line.strip()]
-    indent = " " * min(indents)
+    edited = edit(string(node), settings, blocks=blocks + 1)
     if not edited.changes:
         return
-    body = "\n".join(indent + line if line else "" for line in edited.text.rstrip("\n").split("\n"))
-    end = start + len(text[start : node.end_mark.index].rstrip())
+    start = text.index("\n", node.start_mark.index) + 1
+    original = text[start : node.end_mark.index]
+    # The content can be indented itself, if the block has an indentation indicator.
+    indent = " " * (_indent(original) - _indent(string(node)))
+    newline = "\r\n" if "\r\n" in original else "\n"
+    body = newline.join(indent + line if line else "" for line in edited.text.rstrip().split("\n"))
+    end = start + len(original.rstrip())
     for each in edited.changes:
         change = Change(line_of(node) + each.line, f"{key}.{each.field}", each.found, each.used)
         yield _Found(Replacement(start, end, body), change)
+
+
+def _indent(text: str) -> int:
+    """The smallest indentation of lines with content."""
+    return min(len(line) - len(line.lstrip(" ")) for line in text.split("\n") if line.strip())
 
 
 def _of_kustomization(node: yaml.MappingNode, name: str) -> str:
@@ -311,13 +332,15 @@ def _vendor(text: str, container: yaml.MappingNode, settings: Settings) -> Itera
 
 
 def _comments(text: str, settings: Settings) -> Iterator[_Found]:
-    for found in references_in(text, settings):
-        before = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
-        if re.search(r"(?:^|\s)#", before):
+    position = 0
+    for number, line in enumerate(text.split("\n"), 1):
+        comment = re.search(r"(?:^|\s)#", line)
+        for found in references_in(line, settings) if comment else ():
             used = new_reference(found[0], settings)
-            if used != found[0]:
-                line = text.count("\n", 0, found.start()) + 1
-                yield _Found(Replacement(found.start(), found.end(), used), Change(line, "comment", found[0], used))
+            if comment and found.start() >= comment.end() and used != found[0]:
+                place = Replacement(position + found.start(), position + found.end(), used)
+                yield _Found(place, Change(number, "comment", found[0], used))
+        position += len(line) + 1
 
 
 def _first_of_each_place(found: list[_Found]) -> list[_Found]:

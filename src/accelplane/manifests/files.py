@@ -50,7 +50,8 @@ def manifests(paths: Sequence[Path]) -> Iterator[Path]:
                     count += 1
                     if count > MAX_FILES:
                         raise EditError(f"{path}: found more than {MAX_FILES} files; name smaller directories")
-                    yield Path(directory, name)
+                    _check_file(file := Path(directory, name), path)
+                    yield file
 
 
 def edits(paths: Sequence[Path], settings: Settings) -> tuple[list[FileEdit], list[Remaining]]:
@@ -71,10 +72,11 @@ def edits(paths: Sequence[Path], settings: Settings) -> tuple[list[FileEdit], li
 
 def left_behind(path: Path, text: str, settings: Settings) -> Iterator[Remaining]:
     """The references of selected images in a text that have another registry, version or digest."""
-    for found in references_in(text, settings):
-        expected = new_reference(found[0], settings)
-        if expected != found[0]:
-            yield Remaining(path, text.count("\n", 0, found.start()) + 1, found[0], expected)
+    for number, line in enumerate(text.split("\n"), 1):
+        for found in references_in(line, settings):
+            expected = new_reference(found[0], settings)
+            if expected != found[0]:
+                yield Remaining(path, number, found[0], expected)
 
 
 def images(paths: Sequence[Path], settings: Settings) -> Iterator[tuple[Path, int, str]]:
@@ -111,6 +113,14 @@ def write(path: Path, text: str) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _check_file(file: Path, root: Path) -> None:
+    """Raises `EditError` for a link out of the directory, which the user has not named, and for special files."""
+    if not file.is_file():
+        raise EditError(f"{file}: found no regular file; remove it, or name other files")
+    if file.is_symlink() and not file.resolve().is_relative_to(root.resolve()):
+        raise EditError(f"{file}: found a link to {file.resolve()}, which is not below {root}; name that file too")
 
 
 def _skipped(directory: Path, name: str) -> bool:

@@ -10,6 +10,8 @@ import yaml
 
 MAX_TEXT = 8 * 1024 * 1024
 MAX_DEPTH = 100
+# Of YAML in literal blocks of YAML.
+MAX_BLOCKS = 10
 
 # libyaml is ten times faster. It is missing in some builds of PyYAML.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -34,27 +36,40 @@ def documents(text: str) -> tuple[yaml.Node, ...]:
     if text.startswith("\ufeff"):
         raise EditError("found a byte order mark, expected UTF-8 without one; remove it")
     try:
+        _check_depth(text)
         return tuple(yaml.compose_all(text, _LOADER))
+    except EditError:
+        raise
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise EditError(f"found invalid YAML: {' '.join(str(error).split())[:300]}") from error
+
+
+def _check_depth(text: str) -> None:
+    """Raises `EditError` for deeply nested values, for which libyaml's recursive composer exhausts the stack."""
+    depth = 0
+    for event in yaml.parse(text, _LOADER):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            raise EditError(f"found more than {MAX_DEPTH} nested values")
 
 
 def nodes(root: yaml.Node) -> Iterator[tuple[str, yaml.Node, yaml.MappingNode | None]]:
     """All nodes below and including `root` once: the key of each, and the mapping that contains it."""
     seen: set[int] = set()
-    pending: list[tuple[str, yaml.Node, yaml.MappingNode | None, int]] = [("", root, None, 0)]
+    pending: list[tuple[str, yaml.Node, yaml.MappingNode | None]] = [("", root, None)]
     while pending:
-        key, node, parent, depth = pending.pop()
+        key, node, parent = pending.pop()
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if depth > MAX_DEPTH:
-            raise EditError(f"found more than {MAX_DEPTH} nested values")
         yield key, node, parent
         if isinstance(node, yaml.MappingNode):
-            pending.extend((str(name.value), value, node, depth + 1) for name, value in reversed(pairs(node)))
+            pending.extend((str(name.value), value, node) for name, value in reversed(pairs(node)))
         elif isinstance(node, yaml.SequenceNode):
-            pending.extend((key, value, parent, depth + 1) for value in reversed(items(node)))
+            pending.extend((key, value, parent) for value in reversed(items(node)))
 
 
 def pairs(node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:

@@ -1,11 +1,13 @@
 """Which units that containers hold are used, as far as readings show it.
 
-A unit is active if its GT was busy for more than 2 % of the time between two readings, if its NPU executed jobs, if its
-QAT device got requests, or if its work queue has clients or entries. Other units have no such signal.
+A unit is active if its GT was busy for more than 2 % of the time between two readings or its clients kept engines busy,
+if its NPU executed jobs, if its QAT device got requests, or if its work queue has clients or entries. Other units have
+no such signal.
 """
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from accelplane.node.readings import NodeReadings
@@ -21,12 +23,13 @@ from accelplane.readings.values import labels
 
 # A GT that is busy for a smaller part of the time does housekeeping.
 _IDLE_SHARE = 0.98
-_RISING = (NPU_BUSY, QAT_REQUESTS)
-_QUEUE = (IDXD_QUEUE_CLIENTS, IDXD_QUEUE_ENTRIES)
+_QUEUE = frozenset((IDXD_QUEUE_CLIENTS, IDXD_QUEUE_ENTRIES))
+_SIGNALS = frozenset((GPU_IDLE, NPU_BUSY, QAT_REQUESTS, *_QUEUE))
 # Shorter pauses are no change of the inventory.
 _IDLE_STATE = 600.0
 
 Unit = tuple[str, str]  # plugin, unit
+Moment = tuple[float, float]  # of the last activity: monotonic and Unix time
 
 
 class Counters(NamedTuple):
@@ -41,13 +44,15 @@ class Activity:
 
     def __init__(self) -> None:
         self._counters: dict[tuple[str, str], Counters] = {}
-        # The monotonic and the Unix time of the last activity.
-        self._active_at: dict[Unit, tuple[float, float]] = {}
+        self._active_at: dict[Unit, Moment] = {}
+        # The same as seen by the time of the clients of GPUs, and this time at the last report.
+        self._clients_active_at: dict[Unit, Moment] = {}
+        self._client_seconds: Mapping[Unit, float] = {}
 
     def update(self, readings: NodeReadings, held: Collection[Unit], now: float) -> None:
         """Takes over a reading that ended at the monotonic time `now`."""
-        found: dict[Unit, tuple[float, float]] = {}
-        moment = (now, float(int(time.time())))
+        found: dict[Unit, Moment] = {}
+        moment = _moment(now)
         devices: dict[tuple[str, str], Counters] = {}
         for reading in readings.devices:
             key = (reading.plugin, reading.device)
@@ -63,13 +68,39 @@ class Activity:
         self._active_at = found
         self._counters = devices
 
+    def update_clients(self, seconds: Mapping[Unit, float], held: Collection[Unit], now: float) -> None:
+        """Takes over a report on the clients of GPUs: the time in which they kept engines busy, 0 without clients."""
+        moment = _moment(now)
+        found: dict[Unit, Moment] = {}
+        for unit, value in seconds.items():
+            if unit in held:
+                # Less than before is the sum without a pod that has ended.
+                moved = value > self._client_seconds.get(unit, value)
+                found[unit] = moment if moved else self._clients_active_at.get(unit, moment)
+        self._clients_active_at = found
+        self._client_seconds = seconds
+
     def idle_seconds(self, now: float) -> Mapping[Unit, float]:
         """The time since the last activity of each held unit with a signal."""
-        return {unit: max(0.0, now - at) for unit, (at, _) in self._active_at.items()}
+        return {unit: max(0.0, now - at) for unit, (at, _) in self._last().items()}
 
     def idle_since(self, now: float) -> Mapping[Unit, float]:
         """The Unix time of the last activity of each unit that has been idle for ten minutes, in whole seconds."""
-        return {unit: moment for unit, (at, moment) in self._active_at.items() if now - at >= _IDLE_STATE}
+        return {unit: moment for unit, (at, moment) in self._last().items() if now - at >= _IDLE_STATE}
+
+    def _last(self) -> Mapping[Unit, Moment]:
+        """The last activity by any signal."""
+        if not self._clients_active_at:
+            return self._active_at
+        clients, readings = self._clients_active_at, self._active_at
+        return {
+            unit: max(each for each in (clients.get(unit), readings.get(unit)) if each is not None)
+            for unit in clients.keys() | readings.keys()
+        }
+
+
+def _moment(now: float) -> Moment:
+    return now, float(int(time.time()))
 
 
 def signals(
@@ -79,21 +110,26 @@ def signals(
     counters: dict[tuple[Family, str], float] = {}
     queues: dict[str, float] = {}
     for family, extra, value in values:
-        if family is GPU_IDLE or family in _RISING:
-            counters[family, extra] = counters.get((family, extra), 0.0) + value
-        elif family in _QUEUE:
+        if family not in _SIGNALS:
+            continue
+        if family in _QUEUE:
             queues[extra] = queues.get(extra, 0.0) + value
+        else:
+            counters[family, extra] = counters.get((family, extra), 0.0) + value
     names = list(units)
     if queues:
-        active = {
-            unit: any(value > 0 for extra, value in queues.items() if extra.startswith(labels(unit=unit)))
-            for unit in names
-        }
-        return active, None
+        used = [extra for extra, value in queues.items() if value > 0]
+        return {unit: any(extra.startswith(prefix) for extra in used) for unit, prefix in _prefixes(tuple(names))}, None
     if not counters:
         return {}, None
     moved = before is not None and any(_moved(key, value, before, now) for key, value in counters.items())
     return dict.fromkeys(names, moved), Counters(now, counters)
+
+
+@lru_cache(maxsize=256)
+def _prefixes(units: tuple[str, ...]) -> Sequence[tuple[str, str]]:
+    """Each unit with the beginning of the labels of its samples."""
+    return [(unit, labels(unit=unit)) for unit in units]
 
 
 def _moved(key: tuple[Family, str], value: float, before: Counters, now: float) -> bool:

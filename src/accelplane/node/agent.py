@@ -94,6 +94,10 @@ class Agent:
             wedged=dict(self.events.wedged),
         )
 
+    def allocations(self) -> int:
+        """The number of Allocate calls that the kubelet has sent."""
+        return sum(runner.publisher.allocations for runner in self.runners.values())
+
     def inventories(self) -> Mapping[str, tuple[Plugin[Config], Inventory]]:
         """Each plugin with the devices that its last scan found."""
         return {name: (runner.context.plugin, runner.scan.inventory) for name, runner in self.runners.items()}

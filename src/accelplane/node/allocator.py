@@ -46,11 +46,15 @@ class ResourceAllocator:
 
     async def allocate(self, ids: Sequence[str], *, alone: bool = True) -> Allocation:
         """A container's answer for `ids`, each counted once. Raises `AllocationError` for unknown or unhealthy IDs."""
+        ids = tuple(ids)  # a repeated field, which is slow to read
         with self._calls.unanswered(ids):
-            allocation = await self._allocation_of_pod(ids) if alone else None
+            allocator = self._context.pod_allocator if alone else None
+            allocation = None if allocator is None else await allocator.allocate(ids, self.devices)
             if allocation is None:
+                listed = self.devices()
                 allocation = await self._allocation(self._healthy(ids))
-                self._healthy(ids)  # the devices may have changed during the await
+                if self.devices() is not listed:  # they have changed during the await
+                    self._healthy(ids)
             self._check_mounts(allocation)
             self._calls.allocated(ids)
             return allocation
@@ -86,10 +90,6 @@ class ResourceAllocator:
             raise AllocationError(f"{self.resource}: this plugin has no action before a container starts")
         await self._context.plugin.pre_start(self._known(ids))
 
-    async def _allocation_of_pod(self, ids: Sequence[str]) -> Allocation | None:
-        allocator = self._context.pod_allocator
-        return None if allocator is None else await allocator.allocate(ids, self.devices)
-
     async def _allocation(self, devices: Sequence[Device]) -> Allocation:
         plugin = self._context.plugin
         if plugin.overrides("allocate"):
@@ -103,16 +103,18 @@ class ResourceAllocator:
 
     def _known(self, ids: Sequence[str]) -> list[Device]:
         devices = self.devices()
-        unknown = [id_ for id_ in ids if id_ not in devices]
-        if unknown:
-            raise AllocationError(f"{self.resource}: unknown device {_listed(unknown)} requested", "unknown-id")
-        return [devices[id_] for id_ in dict.fromkeys(ids)]
+        try:
+            return [devices[id_] for id_ in dict.fromkeys(ids)]
+        except KeyError:
+            unknown = [id_ for id_ in ids if id_ not in devices]
+        raise AllocationError(f"{self.resource}: unknown device {_listed(unknown)} requested", "unknown-id")
 
     def _healthy(self, ids: Sequence[str]) -> list[Device]:
         devices = self._known(ids)
-        unhealthy = [f"{device.id} ({device.reason or 'no reason given'})" for device in devices if not device.healthy]
+        unhealthy = [device for device in devices if not device.healthy]
         if unhealthy:
-            raise AllocationError(f"{self.resource}: unhealthy device {_listed(unhealthy)} requested", "unhealthy")
+            shown = _listed([f"{device.id} ({device.reason or 'no reason given'})" for device in unhealthy])
+            raise AllocationError(f"{self.resource}: unhealthy device {shown} requested", "unhealthy")
         return devices
 
     def _check_mounts(self, allocation: Allocation) -> None:

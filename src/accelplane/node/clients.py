@@ -38,11 +38,12 @@ class NamedPod(Struct, frozen=True):
 
 
 class ClientUse(Struct, frozen=True):
-    """A report with the pods by UID, and the numbers of requests by outcome so far."""
+    """A report with the pods by UID, and the numbers of requests by outcome so far. `failed` without an answer."""
 
     report: Report
     pods: Mapping[str, NamedPod]
     requests: Mapping[str, int]
+    failed: bool = False
 
     def families(self, plans: Mapping[str, Sequence[DevicePlan]], prefix: str = "") -> Sequence[Family]:
         """The families of the page. Devices of other plugins than that of GPUs are left out.
@@ -74,6 +75,19 @@ class ClientUse(Struct, frozen=True):
             requests.add(count, {"outcome": outcome})
         return busy, memory, requests
 
+    def busy_seconds(self, plans: Mapping[str, Sequence[DevicePlan]]) -> Mapping[tuple[str, str], float]:
+        """The time that clients kept engines busy, by plugin and unit, 0 for a GPU without clients."""
+        by_bdf: dict[str, float] = {}
+        for use in self.report.containers:
+            for device in use.devices:
+                by_bdf[device.bdf] = by_bdf.get(device.bdf, 0.0) + sum(device.busy_seconds.values())
+        return {
+            (_GPU_PLUGIN, unit): by_bdf.get(plan.bdf, 0.0)
+            for plan in plans.get(_GPU_PLUGIN, ())
+            if plan.bdf
+            for unit in plan.units
+        }
+
 
 class ClientReader:
     """Requests reports at `socket`. `directory` is that of the kubelet's checkpoint. The owner calls `close`."""
@@ -97,7 +111,7 @@ class ClientReader:
             if str(error) != self._problem:
                 log.warning("the GPU use of containers is missing: %s", error)
             self._problem = str(error)
-            return ClientUse(Report(), {}, dict(self._requests))
+            return ClientUse(Report(), {}, dict(self._requests), failed=True)
         self._problem = ""
         if pods:
             self._requests["incomplete" if report.incomplete else "ok"] += 1

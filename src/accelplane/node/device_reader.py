@@ -1,15 +1,14 @@
 """Reads the sources of one device in a thread, and stores the state for the next reading."""
 
 import errno
-import os
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from functools import lru_cache
 
 from msgspec import Struct
 
 from accelplane.host import Host, HostError
-from accelplane.host.errors import host_error
 from accelplane.readings import DevicePlan, Family, InvalidText, Source, Value
 from accelplane.readings.families import AWAKE, ENERGY_GAPS, INFO, STUCK, UNIT_INFO
 from accelplane.readings.plan import PowerState, is_awake, waking_reads
@@ -19,6 +18,7 @@ from accelplane.readings.values import labels
 _GONE = {errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.ENOTDIR, errno.EOPNOTSUPP}
 _DENIED = {errno.EACCES, errno.EPERM}
 _MAX_FOLLOWING = 64
+_STATUS_LIMIT = 64
 
 Lines = Mapping[Family, Sequence[str]]
 
@@ -46,22 +46,27 @@ class DeviceReader:
         self.plan = plan
         self.labels = labels(plugin=plugin, device=plan.device, **({"bdf": plan.bdf} if plan.bdf else {}))
         self._plugin = plugin
-        self._sources = list(plan.sources)
-        self._values: dict[str, Sequence[Value]] = {}
+        self._use(plan.sources)
         # By path the last text with its meaning: most files seldom change.
-        self._parsed: dict[str, _Parsed] = {}
-        self._prefixes: dict[tuple[Family, str], str] = {}
-        # The lines of the last reading: most values seldom change.
-        self._rendered_lines: dict[tuple[Family, str], tuple[float, str]] = {}
+        self._parsed: dict[str, _Part] = {}
+        # By path the parts of the last reading of waking sources.
+        self._waking: dict[str, Sequence[_Part]] = {}
+        self._own = _Part()
+        self._merged = _Merged()
         self._identity_lines = self._identity()
         self._last_waking = float("-inf")
         self._last_energy: float | None = None
         self._gaps = 0
         self._increases = _Increases()
 
+    def _use(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+        self._wakes = any(source.waking for source in sources)
+        self._wraps_after = min((source.wraps_after for source in sources if source.wraps_after), default=0.0)
+
     def adopt(self, earlier: "DeviceReader") -> None:
         """Takes over the readings of an earlier plan of the same device, so that counters do not decrease."""
-        self._values = earlier._values
+        self._waking = {path: [self._part(part.values) for part in parts] for path, parts in earlier._waking.items()}
         self._last_waking = earlier._last_waking
         self._last_energy = earlier._last_energy
         self._gaps = earlier._gaps
@@ -73,28 +78,27 @@ class DeviceReader:
         denied: list[str] = []
         status = _power_status(host, self.plan)
         decision = "read" if self.plan.never_sleeps else self._decide(host, mode, status, now, held=held)
-        values: list[Value] = []
-        for source in list(self._sources):
+        parts: list[_Part] = []
+        for source in self._sources:
             if source.waking and decision != "read":
                 outcomes["asleep"] += 1
-                values += self._earlier(source, repeat=decision == "repeat")
+                parts += self._earlier(source, repeat=decision == "repeat")
                 continue
-            values += self._read_source(host, source, outcomes, denied)
-        values += self._increases.totals()
-        if decision == "read" and any(source.waking for source in self._sources):
+            found = self._read_source(host, source, outcomes, denied)
+            parts += found
+            if source.waking:
+                self._waking[source.path] = found
+        if decision == "read" and self._wakes:
             self._last_waking = now
             self._count_gap(now)
-        if status:
-            values.append(Value(AWAKE, "", float(is_awake(status))))
-        if any(source.wraps_after for source in self._sources):
-            values.append(Value(ENERGY_GAPS, "", self._gaps))
-        lines = {**self._identity_lines, **self._rendered(values)}
+        parts.append(self._own_part(status))
+        lines, values = self._merge(parts)
         plan = self.plan
         return DeviceReading(lines, outcomes, denied, self._plugin, plan.device, plan.bdf, plan.units, values)
 
     def stuck(self) -> DeviceReading:
         """The reading while the device is not read because a read blocks."""
-        lines = {**self._identity_lines, **self._rendered([Value(STUCK, "", 1.0)])}
+        lines = {**self._identity_lines, **_by_family([self._part([Value(STUCK, "", 1.0)])])}
         plan = self.plan
         return DeviceReading(lines, {"timeout": 1}, (), self._plugin, plan.device, plan.bdf, plan.units)
 
@@ -103,20 +107,41 @@ class DeviceReader:
             return "skip" if mode == "never" else "read"
         state = PowerState(
             status=status,
-            autosuspend=_autosuspend(host, self.plan),
+            autosuspend=0.0 if held else _autosuspend(host, self.plan),
             held=held,
             since_waking=now - self._last_waking,
         )
         return waking_reads(mode, state)
 
-    def _earlier(self, source: Source, *, repeat: bool) -> Sequence[Value]:
+    def _earlier(self, source: Source, *, repeat: bool) -> "Sequence[_Part]":
         """The values of an unread source: counters keep their values, gauges only if the last reading is repeated."""
-        known = self._values.get(source.path, ())
-        return known if repeat else [value for value in known if value.family.kind == "counter"]
+        known = self._waking.get(source.path, ())
+        if repeat:
+            return known
+        found: list[_Part] = []
+        for part in known:
+            counters = [value for value in part.values if value.family.kind == "counter"]
+            if len(counters) == len(part.values):
+                found.append(part)
+            elif counters:
+                found.append(self._part(counters))
+        return found
 
-    def _read_source(self, host: Host, source: Source, outcomes: Counter[str], denied: list[str]) -> Sequence[Value]:
-        values: list[Value] = []
-        pending = [source]
+    def _read_source(self, host: Host, source: Source, outcomes: Counter[str], denied: list[str]) -> "Sequence[_Part]":
+        if source.members is not None or source.accumulates:
+            return self._read_all(host, [source], outcomes, denied)
+        part = self._read_file(host, source, outcomes, denied)
+        if part is None:
+            return ()
+        if not part.following:
+            return (part,)
+        return [part, *self._read_all(host, [*part.following], outcomes, denied)]
+
+    def _read_all(
+        self, host: Host, pending: list[Source], outcomes: Counter[str], denied: list[str]
+    ) -> "Sequence[_Part]":
+        """The parts of sources and of those that follow them; without those that accumulate."""
+        parts: list[_Part] = []
         while pending:
             now = pending.pop(0)
             if now.members is not None:
@@ -126,70 +151,99 @@ class DeviceReader:
                 else:
                     pending += now.members(names)[:_MAX_FOLLOWING]
                 continue
-            text = self._text(host, now, outcomes, denied)
-            if text is None:
+            part = self._read_file(host, now, outcomes, denied)
+            if part is None:
                 self._increases.keep(now.path)
                 continue
-            known = self._parsed.get(now.path)
-            if known is None or known.text != text:
-                known = self._parsed[now.path] = _parsed(now, text)
-            if now.accumulates and known.valid:
-                self._increases.add(now.path, known.values)
+            if now.accumulates and part.valid:
+                self._increases.add(now.path, part.values)
             elif now.accumulates:
                 self._increases.keep(now.path)
             else:
-                values += known.values
-            outcomes["ok" if known.valid else "invalid"] += 1
-            pending += known.following
-        self._values[source.path] = values
-        return values
+                parts.append(part)
+            pending += part.following
+        return parts
 
-    def _text(self, host: Host, source: Source, outcomes: Counter[str], denied: list[str]) -> bytes | None:
-        """The ASCII text of a file, None if it has none."""
+    def _read_file(self, host: Host, source: Source, outcomes: Counter[str], denied: list[str]) -> "_Part | None":
+        """What the file contains now, None if that is no ASCII text."""
         try:
-            data = _content(host, source)
+            text = host.read_once(source.path, source.limit + 1)
         except HostError as error:
             outcome = "missing" if error.errno in _GONE else "denied" if error.errno in _DENIED else "error"
             outcomes[outcome] += 1
             if outcome == "denied":
                 denied.append(source.path)
             if outcome in ("missing", "denied") and source in self._sources:
-                self._sources.remove(source)
+                self._use([each for each in self._sources if each is not source])
             return None
-        if len(data) > source.limit or not data.isascii():
+        if len(text) > source.limit or not text.isascii():
             outcomes["invalid"] += 1
             return None
-        return data
+        part = self._parsed.get(source.path)
+        if part is None or part.text != text:
+            part = self._parsed[source.path] = self._parse(source, text, part)
+        outcomes["ok" if part.valid else "invalid"] += 1
+        return part
+
+    def _parse(self, source: Source, text: bytes, earlier: "_Part | None") -> "_Part":
+        content = text.decode("ascii")
+        try:
+            values = source.parse(content)
+        except InvalidText as error:
+            return self._part(error.values, text, valid=False, earlier=earlier)
+        following = source.follow(content)[:_MAX_FOLLOWING] if source.follow is not None else ()
+        return self._part(values, text, following=following, earlier=earlier)
+
+    def _part(
+        self,
+        values: Sequence[Value],
+        text: bytes = b"",
+        *,
+        valid: bool = True,
+        following: Sequence[Source] = (),
+        earlier: "_Part | None" = None,
+    ) -> "_Part":
+        if earlier is not None and len(values) == len(earlier.keys) and _have_keys(values, earlier.keys):
+            keys = earlier.keys
+        else:
+            keys = _shared(tuple([value[:2] for value in values]))
+        lines = tuple([self._line(*value) for value in values])
+        return _Part(text=text, values=values, valid=valid, following=following, keys=keys, lines=lines)
+
+    def _line(self, family: Family, extra: str, value: float) -> str:
+        return f"{family.name}{{{self.labels}{',' if extra else ''}{extra}}} {number_text(value)}"
+
+    def _own_part(self, status: str) -> "_Part":
+        """The values that are not in one file."""
+        values = [*self._increases.totals()]
+        if status:
+            values.append(Value(AWAKE, "", float(is_awake(status))))
+        if self._wraps_after:
+            values.append(Value(ENERGY_GAPS, "", self._gaps))
+        if values != self._own.values:
+            self._own = self._part(values, earlier=self._own)
+        return self._own
 
     def _count_gap(self, now: float) -> None:
-        wraps_after = min((source.wraps_after for source in self._sources if source.wraps_after), default=0.0)
-        if not wraps_after:
+        if not self._wraps_after:
             return
-        if self._last_energy is not None and now - self._last_energy > wraps_after:
+        if self._last_energy is not None and now - self._last_energy > self._wraps_after:
             self._gaps += 1
         self._last_energy = now
 
-    def _rendered(self, values: Iterable[Value]) -> Lines:
-        """The lines of the samples by family. Samples with equal labels are added."""
-        sums: dict[tuple[Family, str], float] = {}
-        for family, extra, value in values:
-            key = (family, extra)
-            sums[key] = sums.get(key, 0.0) + value
-        lines: dict[Family, list[str]] = {}
-        for key, value in sums.items():
-            known = self._rendered_lines.get(key)
-            if known is not None and known[0] == value:
-                lines.setdefault(key[0], []).append(known[1])
-                continue
-            prefix = self._prefixes.get(key)
-            if prefix is None:
-                family, extra = key
-                comma = "," if extra else ""
-                prefix = self._prefixes[key] = f"{family.name}{{{self.labels}{comma}{extra}}} "
-            line = prefix + number_text(value)
-            self._rendered_lines[key] = value, line
-            lines.setdefault(key[0], []).append(line)
-        return lines
+    def _merge(self, parts: "Sequence[_Part]") -> "tuple[Lines, Sequence[Value]]":
+        """The lines of all parts by family, and the values. Samples with equal labels are added."""
+        last = self._merged
+        if len(parts) == len(last.parts) and all(map(operator.is_, parts, last.parts)):
+            return last.lines, last.values
+        keys = [part.keys for part in parts]
+        distinct = last.distinct
+        if keys != last.keys:
+            distinct = len({key for each in keys for key in each}) == sum(map(len, keys))
+        values = [value for part in parts for value in part.values]
+        shown = parts if distinct else [self._part(_added(values))]
+        merged = self._merged = _Merged(parts, keys, {**self._identity_lines, **_by_family(shown)}, values, distinct)
+        return merged.lines, values
 
     def _identity(self) -> Lines:
         facts = labels(**self.plan.facts)
@@ -228,35 +282,55 @@ class _Increases:
         return [Value(*key, total) for key, total in self._totals.items()]
 
 
-class _Parsed(NamedTuple):
-    """The values in the text of a source."""
+class _Part(Struct, frozen=True):
+    """What the text of a source means: values, which samples they are (family and labels), and their lines."""
 
-    text: bytes
-    values: Sequence[Value]
-    valid: bool
-    following: Sequence[Source]
-
-
-def _parsed(source: Source, text: bytes) -> _Parsed:
-    content = text.decode("ascii")
-    try:
-        values = source.parse(content)
-    except InvalidText as error:
-        return _Parsed(text, error.values, valid=False, following=())
-    following = source.follow(content)[:_MAX_FOLLOWING] if source.follow is not None else ()
-    return _Parsed(text, values, valid=True, following=following)
+    text: bytes = b""
+    values: Sequence[Value] = ()
+    valid: bool = True
+    following: Sequence[Source] = ()
+    keys: Sequence[tuple[Family, str]] = ()
+    lines: Sequence[str] = ()
 
 
-def _content(host: Host, source: Source) -> bytes:
-    """At most one byte more than the limit. Raises `HostError`."""
-    try:
-        descriptor = host.open(source.path, os.O_RDONLY)
-        try:
-            return os.read(descriptor, source.limit + 1)
-        finally:
-            os.close(descriptor)
-    except (OSError, ValueError) as error:
-        raise host_error(source.path, error) from None
+class _Merged(Struct, frozen=True):
+    """The parts of a reading and what they are together. `distinct`: no two values have the same labels."""
+
+    parts: Sequence[_Part] = ()
+    keys: Sequence[Sequence[tuple[Family, str]]] = ()
+    lines: Lines = {}
+    values: Sequence[Value] = ()
+    distinct: bool = True
+
+
+def _by_family(parts: Iterable[_Part]) -> Lines:
+    found: dict[Family, list[str]] = {}
+    for part in parts:
+        for (family, _labels), line in zip(part.keys, part.lines, strict=True):
+            known = found.get(family)
+            if known is None:
+                found[family] = [line]
+            else:
+                known.append(line)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _shared(keys: tuple[tuple[Family, str], ...]) -> Sequence[tuple[Family, str]]:
+    """The same object for equal keys: those of other devices, and of earlier readings, are often equal."""
+    return keys
+
+
+def _have_keys(values: Iterable[Value], keys: Iterable[tuple[Family, str]]) -> bool:
+    return all(value[:2] == key for value, key in zip(values, keys, strict=True))
+
+
+def _added(values: Iterable[Value]) -> Sequence[Value]:
+    """The values with different labels. Those with equal ones are added."""
+    sums: dict[tuple[Family, str], float] = {}
+    for family, extra, value in values:
+        sums[family, extra] = sums.get((family, extra), 0.0) + value
+    return [Value(*key, total) for key, total in sums.items()]
 
 
 def _names(host: Host, path: str) -> Sequence[str] | None:
@@ -272,7 +346,7 @@ def _power_status(host: Host, plan: DevicePlan) -> str:
     if not plan.power:
         return ""
     try:
-        return host.text(f"{plan.power}/runtime_status")
+        return host.read_once(f"{plan.power}/runtime_status", _STATUS_LIMIT).decode("ascii", "replace").strip()
     except HostError:
         return ""
 
@@ -288,4 +362,5 @@ def _autosuspend(host: Host, plan: DevicePlan) -> float:
 
 def number_text(value: float) -> str:
     """The shortest text of a number that reads back as the same number."""
+    value = float(value)  # parsers may return integers
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)

@@ -6,6 +6,7 @@ Rendered without prometheus-client: its import takes 4 MB, its sample objects te
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Literal
 
 from accelplane.readings.values import escape
@@ -15,6 +16,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _HEAD_LINES = 2  # HELP and TYPE
 _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+_NO_NUMBERS = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
 _HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
@@ -31,12 +33,13 @@ class Family:
 
     def add(self, value: float, labels: Mapping[str, str] | None = None, suffix: str = "") -> None:
         """Adds a sample, unless one has the same labels, which are cut. Raises `ValueError` for invalid names."""
-        pairs: list[str] = []
-        for name, text in sorted((labels or {}).items()):
-            if not _LABEL_NAME.fullmatch(name):
-                raise ValueError(f"label {name!a} of metric {self.name}: expected letters, digits and _")
-            pairs.append(f'{name}="{escape(text)}"')
-        selector = f"{{{','.join(pairs)}}}" if pairs else ""
+        selector = ""
+        if labels:
+            for name in labels:
+                if not _is_label_name(name):
+                    raise ValueError(f"label {name!a} of metric {self.name}: expected letters, digits and _")
+            pairs = [f'{name}="{escape(text)}"' for name, text in sorted(labels.items())]
+            selector = f"{{{','.join(pairs)}}}"
         series = f"{self.name}{suffix}{selector}"
         if series not in self._series:
             self._series.add(series)
@@ -91,8 +94,11 @@ def render(families: Iterable[Family]) -> bytes:
     return "".join(family.text() for family in families).encode(errors="replace")
 
 
+@lru_cache(maxsize=512)
+def _is_label_name(name: str) -> bool:
+    return _LABEL_NAME.fullmatch(name) is not None
+
+
 def _number(value: float) -> str:
-    value = float(value)
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return "NaN" if math.isnan(value) else repr(value)
+    text = repr(float(value))
+    return _NO_NUMBERS.get(text, text)

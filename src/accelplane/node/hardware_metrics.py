@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from accelplane.node.device_reader import DeviceReading
 from accelplane.node.exposition import Family
 from accelplane.node.hardware_events import OUTCOMES
-from accelplane.node.holders import Holders, counts_by_unit
+from accelplane.node.holders import Holders, claimed_units, counts_by_unit
 from accelplane.node.readings import NodeReadings
-from accelplane.node.status import NodeStatus
+from accelplane.node.status import NodeStatus, units_by_cdi
 from accelplane.readings import DevicePlan
 from accelplane.readings import Family as ReadingFamily
 from accelplane.readings.families import FAMILIES, GPU_WEDGED, INFO, PCI_RECOVERIES, UNIT_INFO
@@ -73,6 +73,11 @@ def holding(
                 "plugin": plugin, "unit": unit, "device": device, "bdf": bdf,
             },
         )  # fmt: skip
+    for ((*names, driver), (plugin, unit)), count in claimed_units(holders.claims, units_by_cdi(status)).items():
+        device, bdf = devices.get((plugin, unit), ("", ""))
+        # A claim has no resource of the kubelet: its driver stands for it, and no ID of a resource is allocated.
+        labels_ = {"resource": driver, "plugin": plugin, "unit": unit, "device": device, "bdf": bdf, "via": "dra"}
+        held.add(count, {**_container(prefix, *names), **labels_})
     for resource, count in totals.items():
         allocated.add(count, {"resource": resource})
     yield held
@@ -104,12 +109,13 @@ def units_of(status: NodeStatus) -> tuple[dict[tuple[str, str], str], dict[str, 
 def held_units(status: NodeStatus, holders: Holders) -> frozenset[tuple[str, str]]:
     """The plugin and unit of each device that a container holds."""
     units, plugins = units_of(status)
-    return frozenset(
+    found = {
         (plugins[row.resource], units[row.resource, id_])
         for row in holders.rows
         for id_ in row.device_ids
         if (row.resource, id_) in units
-    )
+    }
+    return frozenset(found | {unit for _, unit in claimed_units(holders.claims, units_by_cdi(status))})
 
 
 def exclusive_labels(status: NodeStatus, holders: Holders, prefix: str) -> Mapping[tuple[str, str], str]:
@@ -119,6 +125,8 @@ def exclusive_labels(status: NodeStatus, holders: Holders, prefix: str) -> Mappi
     for namespace, pod, container, resource, unit in counts_by_unit(holders.rows, plugins, units):
         if pod:
             found.setdefault((plugins[resource], unit), set()).add((namespace, pod, container))
+    for (namespace, pod, container, _), place in claimed_units(holders.claims, units_by_cdi(status)):
+        found.setdefault(place, set()).add((namespace, pod, container))
     return {unit: labels(**_container(prefix, *next(iter(each)))) for unit, each in found.items() if len(each) == 1}
 
 

@@ -21,7 +21,8 @@ _RECHECK_DELAY = 1.0
 
 
 class HealthTracker:
-    """The states by unit, and in `unknown` why the last check of a unit had no result.
+    """The states by unit, in `unknown` why the last check of a unit had no result, and in `warnings` good verdicts with
+    a reason.
 
     Checks may overlap: a verdict is dropped if a check that started later has given one, or if the unit has left since
     the check started, even if it has returned.
@@ -30,6 +31,7 @@ class HealthTracker:
     def __init__(self, name: str) -> None:
         self.states: dict[str, HealthState] = {}
         self.unknown: dict[str, str] = {}
+        self.warnings: dict[str, Verdict] = {}
         self.history = HealthHistory()
         self._name = name
         self._notes: frozenset[str] = frozenset()
@@ -38,6 +40,12 @@ class HealthTracker:
         self._reported: set[str] = set()  # units about which there was an event
         # By unit the number of the check whose verdict was applied last, or the number at which the unit was added.
         self._applied: dict[str, int] = {}
+
+    @property
+    def all_healthy(self) -> bool:
+        """Whether there are units, all are healthy, and the last check of each had a result."""
+        healthy = all(state.phase is Phase.HEALTHY for state in self.states.values())
+        return bool(self.states) and healthy and not self.unknown
 
     def next_check_in(self, interval: float) -> float:
         """Seconds until the next check is due: sooner than `interval` if a state has to be confirmed."""
@@ -101,6 +109,7 @@ class HealthTracker:
             if unit not in verdicts:
                 self._forget(unit)  # the source does not cover it
         self._log_unknown(verdicts)
+        self._log_warnings(verdicts)
         self._policy = plugin.health_policy
         now = time.monotonic()
         for unit, verdict in verdicts.items():
@@ -132,6 +141,7 @@ class HealthTracker:
         self._reported.discard(unit)
         self.states.pop(unit, None)
         self.unknown.pop(unit, None)
+        self.warnings.pop(unit, None)
         self.history.forget(unit)
 
     def _log_transition(self, unit: str, old: HealthState, new: HealthState) -> None:
@@ -159,6 +169,16 @@ class HealthTracker:
             log.warning("%s: health of %s unknown: %s", self._name, ", ".join(units), reason or "no reason given")
         if known:
             log.info("%s: health of %s known again", self._name, ", ".join(known))
+
+    def _log_warnings(self, verdicts: Mapping[str, Verdict]) -> None:
+        """Logs each warning once. A check without result changes nothing."""
+        for unit, verdict in verdicts.items():
+            if verdict.answer == "good" and verdict.reason:
+                if self.warnings.get(unit) != verdict:
+                    log.warning("%s: warning of %s: %s", self._name, unit, verdict.reason)
+                self.warnings[unit] = verdict
+            elif verdict.answer != "unknown" and self.warnings.pop(unit, None) is not None:
+                log.info("%s: the warning of %s is over", self._name, unit)
 
     def _log_notes(self, notes: frozenset[str], *, complete: bool) -> None:
         """Logs new notes. A complete check also shows which notes are obsolete."""

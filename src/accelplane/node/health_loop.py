@@ -1,12 +1,16 @@
-"""The health loop of one plugin: checks devices at intervals and when requested, new ones before they are listed."""
+"""The health loop of one plugin: checks devices at intervals and when requested, new ones before they are listed.
+
+While all devices are healthy, a thread watches those of plugins that support it. The event loop sleeps meanwhile: to
+wake it up and to start a thread for each check takes most of the processor time of an idle agent.
+"""
 
 import asyncio
-import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from accelplane.devices import Inventory, Verdict
+from accelplane.devices import Device, Inventory, Verdict
 from accelplane.host import Host
 from accelplane.host.blocking import SerialThread
 from accelplane.kubelet.notifier import coalesced_deadline
@@ -19,6 +23,8 @@ log = logging.getLogger(__name__)
 
 _FIRST_CHECK_DEADLINE = 1.0
 _ADDRESSES_TIMEOUT = 2.0
+# Seconds between complete checks of devices that a thread watches: they find out whether its reads hang.
+_WATCHED_INTERVAL = 60.0
 
 
 class HealthLoop:
@@ -35,14 +41,24 @@ class HealthLoop:
         # The PCI addresses of the units of an inventory, read when there is an event.
         self._addresses: tuple[Inventory, Mapping[str, str]] | None = None
         self._problem = ""
-        # Reads the addresses; the owner waits for it at its end.
-        self.thread = SerialThread()
+        self._host: tuple[str, Host] | None = None  # of the root in the settings, which is resolved once
+        self._watch: _Watch | None = None
+        self._units: tuple[Inventory, Sequence[Device]] | None = None  # a device of each unit, for the watch
+        # Read addresses, and watch healthy devices; the owner waits for both at its end.
+        self.thread, self.watch_thread = SerialThread(), SerialThread()
 
     def request(self) -> None:
         """Requests a check of all devices. A request during a check causes another one."""
         self._requested.set()
 
     async def run(self) -> None:
+        """Runs until cancelled."""
+        try:
+            await self._run()
+        finally:
+            self._stop_watch()
+
+    async def _run(self) -> None:
         while True:
             await self._wait_for_request()
             self._requested.clear()
@@ -50,11 +66,12 @@ class HealthLoop:
             if not len(inventory) or not (self._checks(plugin) or self._context.events.verdicts):
                 continue
             reported = await self._reported(inventory)
-            states, unknown = dict(self.tracker.states), dict(self.tracker.unknown)
-            await self.tracker.check(plugin, Host(self._context.settings.root), inventory, reported=reported)
+            states = dict(self.tracker.states)
+            shown = dict(self.tracker.unknown), dict(self.tracker.warnings)
+            await self.tracker.check(plugin, self._fresh_host(), inventory, reported=reported)
             if self.tracker.states != states:
                 await self._publish()
-            elif self.tracker.unknown != unknown:
+            elif (self.tracker.unknown, self.tracker.warnings) != shown:
                 self._context.changed()
 
     async def check_new_devices(self) -> None:
@@ -69,8 +86,15 @@ class HealthLoop:
         new = [device for unit, device in units.items() if unit not in self.tracker.states]
         if new:
             reported = await self._reported(inventory)
-            host = Host(self._context.settings.root)
-            await self.tracker.check(plugin, host, new, _FIRST_CHECK_DEADLINE, reported=reported)
+            await self.tracker.check(plugin, self._fresh_host(), new, _FIRST_CHECK_DEADLINE, reported=reported)
+            if self._watch is not None and not self.tracker.all_healthy:
+                self.request()  # the watch is for healthy devices only
+
+    def _fresh_host(self) -> Host:
+        root = self._context.settings.root
+        if self._host is None or self._host[0] != root:
+            self._host = root, Host(root)
+        return self._host[1].fresh()
 
     def _checks(self, plugin: Plugin[Config]) -> bool:
         """Whether there is a source of health, or a unit whose health an event has changed."""
@@ -110,17 +134,76 @@ class HealthLoop:
 
     async def _wait_for_request(self) -> None:
         plugin = self._context.plugin
-        deadline = None
+        timer = None
         if self._checks(plugin):
             interval = math.inf
             if plugin.overrides("health"):
                 interval = self._context.settings.health_interval or plugin.health_policy.interval
-            seconds = self.tracker.next_check_in(interval)
+            self._update_watch(plugin, interval)
+            seconds = self.tracker.next_check_in(interval if self._watch is None else _WATCHED_INTERVAL)
             if seconds < math.inf:
-                deadline = coalesced_deadline(asyncio.get_running_loop().time(), seconds)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline):
-                await self._requested.wait()
+                # A timer that sets the event costs less than a timeout, which raises an exception at each interval.
+                loop = asyncio.get_running_loop()
+                timer = loop.call_at(coalesced_deadline(loop.time(), seconds), self._requested.set)
+        try:
+            await self._requested.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _update_watch(self, plugin: Plugin[Config], interval: float) -> None:
+        """Starts a watch while all devices are healthy and the plugin supports it, and stops one that is obsolete."""
+        supported = plugin.overrides("health") and plugin.overrides("all_healthy") and interval < _WATCHED_INTERVAL
+        wanted = supported and self.tracker.all_healthy
+        if self._watch is not None and not (wanted and self._watch.serves(plugin, interval)):
+            self._stop_watch()
+        # A thread that hangs is not replaced.
+        if wanted and self._watch is None and not self.watch_thread.busy:
+            watch = self._watch = _Watch(plugin, interval, lambda: self._is_healthy(plugin))
+            ended = self.watch_thread.start(watch.run)
+            ended.add_done_callback(lambda _ended: self.request() if watch is self._watch else None)
+
+    def _stop_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+
+    def _is_healthy(self, plugin: Plugin[Config]) -> bool:
+        """Runs in the thread of the watch."""
+        inventory = self._inventory()
+        if self._units is None or self._units[0] is not inventory:
+            self._units = inventory, tuple({device.unit: device for device in inventory}.values())
+        try:
+            return plugin.all_healthy(self._fresh_host(), self._units[1])
+        except Exception:  # noqa: BLE001 - a plugin's own hook may raise anything; the check has the same error
+            return False
+
+
+class _Watch:
+    """Checks devices in a thread until one may not be healthy, or until stopped."""
+
+    def __init__(self, plugin: Plugin[Config], interval: float, is_healthy: Callable[[], bool]) -> None:
+        self._plugin = plugin
+        self._interval = interval
+        self._is_healthy = is_healthy
+        self._stopped = threading.Lock()  # released by `stop`
+        self._stopped.acquire()
+        self._ended = False  # because a device may not be healthy
+
+    def serves(self, plugin: Plugin[Config], interval: float) -> bool:
+        """Whether it goes on to check the plugin at this interval."""
+        return not self._ended and self._plugin is plugin and self._interval == interval
+
+    def run(self) -> None:
+        """What the thread runs."""
+        while not self._stopped.acquire(timeout=self._interval):
+            if not self._is_healthy():
+                self._ended = True
+                return
+
+    def stop(self) -> None:
+        """Ends the thread after its present check. Call it once."""
+        self._stopped.release()
 
 
 def _addresses(plugin: Plugin[Config], host: Host, inventory: Inventory) -> Mapping[str, str]:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from accelplane.host.blocking import SerialThread
 from accelplane.kubelet import checkpoint, podresources
-from accelplane.kubelet.podresources import Holder
+from accelplane.kubelet.podresources import ClaimHolder, Holder
 from accelplane.node.settings import Settings
 
 # An answer is used again for this time, unless a container has got a device since.
@@ -34,7 +34,8 @@ class Holders(Struct, frozen=True):
 
     `stale` counts IDs that an ended pod was listed with as well: kubelets before 1.34 list ended pods. `since` is the
     Unix time at which a container was first seen with IDs of a resource. `allocatable` is the number of healthy IDs of
-    each resource that the kubelet knows, held ones included.
+    each resource that the kubelet knows, held ones included. `claims` are devices of dynamic resource allocation, which
+    several containers can share.
     """
 
     rows: Sequence[Holder] = ()
@@ -43,6 +44,7 @@ class Holders(Struct, frozen=True):
     stale: int = 0
     since: Mapping[Key, float] = {}
     allocatable: Mapping[str, int] = {}
+    claims: Sequence[ClaimHolder] = ()
 
 
 class HolderReader:
@@ -109,7 +111,7 @@ class HolderReader:
         if allocatable:
             self._allocatable_began = began
         try:
-            rows = await podresources.list_pods(self._socket)
+            rows, claims = await podresources.list_holders(self._socket)
         except podresources.PodResourcesError:
             self.requests["List", "error"] += 1
             if self._last.source == "podresources" and self._age() < _GRACE:
@@ -117,9 +119,10 @@ class HolderReader:
             return await self._from_checkpoint(began)
         self.requests["List", "ok"] += 1
         known = await self._allocatable() if allocatable else self._last.allocatable
-        found = without_stale(Holders(rows, "podresources", began, allocatable=known))
+        found = without_stale(Holders(rows, "podresources", began, allocatable=known, claims=claims))
         now = time.time()
-        return replace(found, since={key_of(row): self._last.since.get(key_of(row), now) for row in found.rows})
+        keys = [*map(key_of, found.rows), *map(key_of, found.claims)]
+        return replace(found, since={key: self._last.since.get(key, now) for key in keys})
 
     async def _allocatable(self) -> Mapping[str, int]:
         try:
@@ -141,8 +144,9 @@ class HolderReader:
         return Holders(rows, "checkpoint", began)
 
 
-def key_of(row: Holder) -> Key:
-    return row.namespace, row.pod, row.container, row.resource
+def key_of(row: Holder | ClaimHolder) -> Key:
+    """What the time of a holder is noted under: for a claim with its driver in place of the resource."""
+    return row.namespace, row.pod, row.container, row.resource if isinstance(row, Holder) else row.driver
 
 
 def without_stale(holders: Holders) -> Holders:
@@ -159,6 +163,19 @@ def without_stale(holders: Holders) -> Holders:
         for index, row in enumerate(holders.rows)
     ]
     return replace(holders, rows=[row for row in rows if row.device_ids], stale=listed - len(owner))
+
+
+def claimed_units(
+    claims: Iterable[ClaimHolder], units: Mapping[str, tuple[str, str]]
+) -> Mapping[tuple[Key, tuple[str, str]], int]:
+    """The number of claimed devices by holder, and by plugin and unit. `units` has the unit of each CDI name.
+
+    Devices with other CDI names are those of other drivers, and are left out.
+    """
+    counts: Counter[tuple[Key, tuple[str, str]]] = Counter()
+    for claim in claims:
+        counts.update((key_of(claim), unit) for unit in {units[name] for name in claim.cdi_names if name in units})
+    return counts
 
 
 def counts_by_unit(

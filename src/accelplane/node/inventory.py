@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from accelplane.devices import Device, Phase
 from accelplane.node.advertised import DEPARTED
-from accelplane.node.holders import Holders, key_of
-from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, UnitHealth
+from accelplane.node.holders import Holders, Key, claimed_units, key_of
+from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, UnitHealth, units_by_cdi
 from accelplane.readings import DevicePlan
 
 VERSION = 1
@@ -37,8 +37,11 @@ Plans = Mapping[str, Sequence[DevicePlan]]
 IdleSince = Mapping[tuple[str, str], float]
 
 
-class InventoryHolder(Struct, frozen=True):
-    """A container with IDs of a unit. `since` is a Unix time, 0 if unknown."""
+class InventoryHolder(Struct, frozen=True, omit_defaults=True):
+    """A container with IDs of a unit. `since` is a Unix time, 0 if unknown.
+
+    With `via` "dra" the container has the unit by a claim, and `resource` is the driver of the claim.
+    """
 
     namespace: str
     pod: str
@@ -46,6 +49,7 @@ class InventoryHolder(Struct, frozen=True):
     resource: str
     count: int
     since: float
+    via: Literal["", "dra"] = ""
 
 
 class InventoryChange(Struct, frozen=True):
@@ -60,7 +64,7 @@ class InventoryChange(Struct, frozen=True):
 class InventoryUnit(Struct, frozen=True, kw_only=True):
     """A physical device or a part of it. `ids` has the number of IDs by resource; `since` is a Unix time, 0 if unknown.
 
-    `known` is false while the source of the health does not answer.
+    `known` is false while the source of the health does not answer. A healthy unit with a `reason` has a warning.
     """
 
     unit: str
@@ -236,6 +240,8 @@ def _phase(health: UnitHealth | None, devices: Sequence[Device]) -> tuple[str, s
         return health.phase.value, health.cause, health.reason
     unhealthy = next((device for device in devices if not device.healthy), None)
     if unhealthy is None:
+        if health is not None and health.warning:
+            return Phase.HEALTHY.value, health.warning_cause, health.warning
         return Phase.HEALTHY.value, "", ""
     if unhealthy.reason == DEPARTED:
         return Phase.UNHEALTHY.value, "gone", unhealthy.reason
@@ -278,6 +284,16 @@ def _held(facts: Facts) -> dict[tuple[str, str], list[InventoryHolder]]:
     }
     held: dict[tuple[str, str], list[InventoryHolder]] = {}
     room = _MAX_HOLDERS
+
+    def add(place: tuple[str, str], key: Key, count: int, via: Literal["", "dra"] = "") -> None:
+        nonlocal room
+        known = held.setdefault(place, [])
+        if room > 0 and len(known) < _MAX_UNIT_HOLDERS:
+            room -= 1
+            namespace, pod, container, resource = map(_name, key)
+            since = facts.holders.since.get(key, 0.0)
+            known.append(InventoryHolder(namespace, pod, container, resource, count, since, via))
+
     for row in facts.holders.rows:
         plugin, devices = places.get(row.resource, ("", {}))
         counts: dict[str, int] = {}
@@ -285,15 +301,9 @@ def _held(facts: Facts) -> dict[tuple[str, str], list[InventoryHolder]]:
             if id_ in devices:
                 counts[devices[id_].unit] = counts.get(devices[id_].unit, 0) + 1
         for unit, count in counts.items():
-            known = held.setdefault((plugin, unit), [])
-            if room > 0 and len(known) < _MAX_UNIT_HOLDERS:
-                room -= 1
-                since = facts.holders.since.get(key_of(row), 0.0)
-                known.append(
-                    InventoryHolder(
-                        _name(row.namespace), _name(row.pod), _name(row.container), _name(row.resource), count, since
-                    )
-                )
+            add((plugin, unit), key_of(row), count)
+    for (key, place), count in claimed_units(facts.holders.claims, units_by_cdi(facts.status)).items():
+        add(place, key, count, "dra")
     return held
 
 

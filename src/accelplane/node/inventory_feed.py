@@ -154,7 +154,7 @@ class InventoryFeed:
         holders, shown = self._holders.last, self._shown_holders
         return (
             self._changes.count != self._seen
-            or (holders.source, holders.rows) != (shown.source, shown.rows)
+            or (holders.source, holders.rows, holders.claims) != (shown.source, shown.rows, shown.claims)
             or self._idle_since() != self._shown_idle
         )
 

@@ -1,7 +1,8 @@
 """The plugins' measurements for the metrics page.
 
-`Plugin.measure` reads files of drivers, and such a read may never return. So each plugin is read in a thread of its
-own, and a plugin whose read hangs is left out until that read returns.
+`Plugin.measure` reads files of drivers, and such a read may never return. Plugins are read one after the other in a
+thread, and if one takes long, another thread goes on with the next one. A plugin whose read hangs is left out until
+that read returns.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ import msgspec
 
 from accelplane.devices import Inventory
 from accelplane.host import Host
-from accelplane.host.blocking import in_thread
+from accelplane.host.blocking import ThreadQueue
 from accelplane.node.exposition import Family
 from accelplane.plugins import Plugin, Sample
 from accelplane.plugins.base import Config
@@ -36,9 +37,12 @@ Sources = Mapping[str, tuple[Plugin[Config], Inventory]]
 class Measurements:
     """Reads the measurements of `sources()`: plugins by name, with what they found."""
 
-    def __init__(self, sources: Callable[[], Sources], root: str, *, timeout: float = 5.0) -> None:
-        """`timeout` is for all plugins together; scrapers usually wait for 10 s."""
+    def __init__(
+        self, sources: Callable[[], Sources], root: str, *, timeout: float = 5.0, queue: ThreadQueue | None = None
+    ) -> None:
+        """`timeout` is for all plugins together; scrapers usually wait for 10 s. `queue` has the threads that read."""
         self._sources = sources
+        self._queue = queue or ThreadQueue()
         self._root = root
         self.timeout = timeout
         self._reads: dict[str, asyncio.Task[list[Sample]]] = {}
@@ -80,7 +84,7 @@ class Measurements:
         await asyncio.gather(*reads, return_exceptions=True)
 
     async def _read(self, name: str, plugin: Plugin[Config], inventory: Inventory) -> list[Sample]:
-        found = await in_thread(lambda: _measure(plugin, Host(self._root), inventory))
+        found = await self._queue.submit(lambda: _measure(plugin, Host(self._root), inventory))
         for cause, count in found.dropped.items():
             self.dropped[name, cause] += count
         self._report(name, found.problem)

@@ -3,9 +3,9 @@
 import asyncio
 import os
 import time
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from accelplane.host.blocking import ThreadQueue
 from accelplane.node.activity import Activity
 from accelplane.node.agent import Agent
 from accelplane.node.hardware_metrics import held_units
@@ -13,9 +13,8 @@ from accelplane.node.holders import HolderReader, Holders
 from accelplane.node.inventory_feed import Generation, InventoryFeed
 from accelplane.node.measurements import Measurements
 from accelplane.node.metrics import Contents, PageOptions
-from accelplane.node.readings import NodeReadings, Readings
+from accelplane.node.readings import HeldUnits, NodeReadings, Readings
 from accelplane.node.settings import ConfigurationError, Settings
-from accelplane.node.status import allocations
 
 if TYPE_CHECKING:
     from accelplane.node.clients import ClientUse
@@ -29,15 +28,18 @@ class Observer:
     def __init__(self, agent: Agent) -> None:
         settings = agent.settings
         self._agent = agent
-        self._measurements = Measurements(agent.inventories, settings.root)
-        self._holders = HolderReader(settings, lambda: allocations(agent.status()))
+        queue = ThreadQueue()
+        self._measurements = Measurements(agent.inventories, settings.root, queue=queue)
+        self._holders = HolderReader(settings, agent.allocations)
         self._readings = Readings(
             agent.inventories,
             settings.root,
             held=self._held,
             waking=settings.metrics_waking,
             min_interval=settings.metrics_min_interval,
+            queue=queue,
         )
+        self._held_units: HeldUnits = ()
         self._activity = Activity()
         self._observed: NodeReadings | None = None
         self._inventory = InventoryFeed(
@@ -62,6 +64,8 @@ class Observer:
         samples, readings, clients, lag = await asyncio.gather(
             self._measurements.take(), self._take(), self._client_use(holders), _lag()
         )
+        if clients is not None and not clients.failed:
+            self._activity.update_clients(clients.busy_seconds(readings.plans), self._held(), time.monotonic())
         return Contents(
             samples=samples,
             dropped=dict(self._measurements.dropped),
@@ -83,11 +87,13 @@ class Observer:
         readings = await self._readings.take()
         if readings is not self._observed:
             self._observed = readings
-            self._activity.update(readings, self._held(), time.monotonic())
+            self._activity.update(readings, self._held_units, time.monotonic())
         return readings
 
-    def _held(self) -> Collection[tuple[str, str]]:
-        return held_units(self._agent.status(), self._holders.last)
+    def _held(self) -> HeldUnits:
+        """The units that containers hold, at the beginning of a reading."""
+        self._held_units = held_units(self._agent.status(), self._holders.last)
+        return self._held_units
 
     async def inventory(self) -> Generation:
         """The inventory now."""

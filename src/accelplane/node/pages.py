@@ -180,7 +180,10 @@ class _Pages:
 
 
 def _counted(handler: Handler, counts: PageCounts) -> Handler:
-    """The handler, whose answers are counted. Other paths count as one page."""
+    """The handler, whose answers are counted. Other paths count as one page.
+
+    A request whose client disconnects before the answer is not counted.
+    """
 
     async def handle(request: Request) -> Response:
         code = 500
@@ -193,8 +196,12 @@ def _counted(handler: Handler, counts: PageCounts) -> Handler:
         except HttpError as error:
             code = error.status
             raise
+        except asyncio.CancelledError:
+            code = 0
+            raise
         finally:
-            counts.answered(_NAMES.get(request.path, "other"), code)
+            if code:
+                counts.answered(_NAMES.get(request.path, "other"), code)
 
     return handle
 

@@ -1,7 +1,8 @@
 """Reads the files of all devices for the metrics pages, when a page is requested and at no other time.
 
-A read of a driver's file may block. Each plugin's devices are read in a separate thread. A device whose read takes
-longer than a second is abandoned together with the thread, and another thread continues with the next device.
+A read of a driver's file may block. The devices of all plugins are read in one thread; if a read takes long, another
+thread goes on with the next plugin. A device whose read takes longer than a second is abandoned together with the
+thread, and another thread continues with the next device.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from msgspec import Struct
 
 from accelplane.devices import Inventory
 from accelplane.host import Host
-from accelplane.host.blocking import start_thread
+from accelplane.host.blocking import ThreadQueue, start_thread
 from accelplane.node.device_reader import DeviceReader, DeviceReading
 from accelplane.node.measurements import Sources
 from accelplane.plugins import Plugin
@@ -42,6 +43,13 @@ class NodeReadings(Struct, frozen=True):
     plans: Mapping[str, Sequence[DevicePlan]] = {}
 
 
+class _Planning(NamedTuple):
+    """A thread that makes a plan, and until when pages wait for it."""
+
+    result: "asyncio.Future[Sequence[DevicePlan]]"
+    until: float
+
+
 class _Device:
     """A device with the state of blocking reads."""
 
@@ -53,9 +61,12 @@ class _Device:
 
 
 class _Plugin:
-    def __init__(self, plugin: Plugin[Config], inventory: Inventory) -> None:
+    """A plugin with its plan. `host` keeps what links lead to from one reading to the next."""
+
+    def __init__(self, plugin: Plugin[Config], inventory: Inventory, host: Host) -> None:
         self.plugin = plugin
         self.inventory = inventory
+        self.host = host
         self.devices: list[_Device] = []
         self.problem = ""
 
@@ -76,8 +87,11 @@ class Readings:
         min_interval: float = 1.0,
         read_timeout: float = _READ_TIMEOUT,
         clock: Callable[[], float] = time.monotonic,
+        queue: ThreadQueue | None = None,
     ) -> None:
+        """`queue` has the threads that read; others may use it too."""
         self._sources = sources
+        self._queue = queue or ThreadQueue()
         self._root = root
         self._held = held
         self._waking: str = waking
@@ -87,7 +101,7 @@ class Readings:
         self._plugins: dict[str, _Plugin] = {}
         self._outcomes: dict[str, Counter[str]] = {}
         self._denied: set[str] = set()
-        self._planning: dict[str, asyncio.Future[Sequence[DevicePlan]]] = {}
+        self._planning: dict[str, _Planning] = {}
         self._plan_locks: dict[str, asyncio.Lock] = {}
         self._running: asyncio.Task[NodeReadings] | None = None
         self._last: tuple[float, NodeReadings] = (float("-inf"), NodeReadings())
@@ -119,13 +133,20 @@ class Readings:
             self._running.cancel()
             await asyncio.wait((self._running,), timeout=_CLOSE_TIMEOUT)
         for planning in self._planning.values():
-            planning.cancel()
+            planning.result.cancel()
 
     async def _read_all(self) -> NodeReadings:
         sources = self._sources()
         for name in self._plugins.keys() - sources.keys():
             del self._plugins[name]
-        reads = [self._read_plugin(name, *each) for name, each in sources.items() if each[0].overrides("readings")]
+        held: dict[str, set[str]] = {}
+        for name, unit in self._held():
+            held.setdefault(name, set()).add(unit)
+        reads = [
+            self._read_plugin(name, *each, held.get(name, ()))
+            for name, each in sources.items()
+            if each[0].overrides("readings")
+        ]
         devices = [reading for part in await asyncio.gather(*reads) for reading in part]
         readings = NodeReadings(
             devices,
@@ -135,18 +156,20 @@ class Readings:
         self._last = self._clock(), readings
         return readings
 
-    async def _read_plugin(self, name: str, plugin: Plugin[Config], inventory: Inventory) -> list[DeviceReading]:
+    async def _read_plugin(
+        self, name: str, plugin: Plugin[Config], inventory: Inventory, held: Collection[str]
+    ) -> list[DeviceReading]:
         known = await self._planned(name, plugin, inventory, exact=True)
         now = self._clock()
         due = deque(device for device in known.devices if not device.blocked and device.stuck_until <= now)
         waiting = [device for device in known.devices if device not in due]
-        held = {unit for holder, unit in self._held() if holder == name}
         found = {id(device): device.reader.stuck() for device in waiting}
         while due:
-            work = _Work(due, Host(self._root), self._waking, now, held)
+            work = _Work(due, known.host, self._waking, now, held)
             stuck = await self._follow(work)
             found.update(work.results)
             if stuck is not None:
+                known.host = Host(self._root)  # the thread goes on to use the other one
                 found[id(stuck)] = stuck.reader.stuck()
                 self._record_stuck(name, stuck)
             self._report(name, known, work.problem)
@@ -168,20 +191,21 @@ class Readings:
         """The plugin with the devices of a new plan. Without one, as long as planning blocks, it has no devices."""
         known = self._plugins.get(name)
         earlier = {device.reader.plan.device: device for device in known.devices} if known else {}
-        made = _Plugin(plugin, inventory)
+        made = _Plugin(plugin, inventory, Host(self._root))
+        loop = asyncio.get_running_loop()
         planning = self._planning.get(name)
-        limit = 0.0  # only the first page waits for a directory that blocks
         if planning is None:
             host = Host(self._root)
-            planning = self._planning[name] = start_thread(lambda: list(plugin.readings(host, inventory)))
-            limit = _PLAN_TIMEOUT
-        await asyncio.wait((planning,), timeout=limit)
-        if not planning.done():
+            thread: asyncio.Future[Sequence[DevicePlan]] = start_thread(lambda: list(plugin.readings(host, inventory)))
+            planning = self._planning[name] = _Planning(thread, loop.time() + _PLAN_TIMEOUT)
+        # Only the first pages wait for a directory that blocks. The client of the very first one may disconnect.
+        await asyncio.wait((planning.result,), timeout=max(0.0, planning.until - loop.time()))
+        if not planning.result.done():
             self._report(name, made, f"no plan within {_PLAN_TIMEOUT:g} s")
             return made
         del self._planning[name]
         try:
-            plans: Sequence[DevicePlan] = planning.result()
+            plans: Sequence[DevicePlan] = planning.result.result()
         except Exception as error:  # noqa: BLE001 - a plugin's hook may raise anything
             self._report(name, made, f"{type(error).__name__}: {error}")
             plans = []
@@ -199,7 +223,7 @@ class Readings:
 
     async def _follow(self, work: "_Work") -> _Device | None:
         """Waits for a thread that reads devices. Returns the device whose read blocks, if there is one."""
-        running = start_thread(work.run)
+        running = self._queue.submit(work.run)
         while not running.done():
             await asyncio.wait((running,), timeout=work.time_limit(self._read_timeout))
             if not running.done() and (stuck := work.abandon(self._read_timeout)) is not None:
@@ -256,7 +280,13 @@ class _Work:
         self._abandoned = False
 
     def run(self) -> None:
-        """The thread."""
+        """What the thread runs."""
+        try:
+            self._read_all()
+        finally:
+            self._host.close_directories()
+
+    def _read_all(self) -> None:
         while True:
             with self._lock:
                 if self._abandoned or not self._due:

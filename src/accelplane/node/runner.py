@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator
 
-from accelplane.devices import UNHEALTHY, Device, Inventory
+from accelplane.devices import UNHEALTHY, Device, Inventory, Verdict
 from accelplane.host import Host
 from accelplane.host.blocking import SerialThread
 from accelplane.node.advertised import DEPARTED, Departure, Departures, Key, with_departed, with_health
@@ -94,7 +94,7 @@ class PluginRunner:
             self._labels.close()
             await asyncio.gather(*tasks, return_exceptions=True)  # a background task may wait for a thread
             await self.cdi.close(remove=not self.context.settings.keep_cdi)
-            for thread in (self._thread, self._explain_thread, self.health.thread):
+            for thread in (self._thread, self._explain_thread, self.health.thread, self.health.watch_thread):
                 await thread.wait_idle(name)
 
     def request_check(self) -> None:
@@ -130,6 +130,7 @@ class PluginRunner:
     def status(self, *, crashed: bool) -> PluginStatus:
         """The plugin's state now."""
         tracker, directory = self.health.tracker, self.cdi.directory
+        none = Verdict("good")
         return PluginStatus(
             name=self.context.name,
             namespace=self.context.plugin.namespace,
@@ -142,6 +143,8 @@ class PluginRunner:
                     cause=state.cause,
                     reason=state.reason,
                     unknown=tracker.unknown.get(unit, ""),
+                    warning=tracker.warnings.get(unit, none).reason,
+                    warning_cause=tracker.warnings.get(unit, none).cause,
                     changes=tracker.history.changes(unit),
                     unhealthy_seconds=tracker.history.unhealthy_seconds(unit),
                 )

@@ -15,6 +15,8 @@ from accelplane.node.health_history import HealthChange, Recoveries
 class UnitHealth(Struct, frozen=True, kw_only=True):
     """Health of one physical unit. `unknown` is why the last check had no answer, empty if it had one.
 
+    `warning` is what the source says of a healthy unit, of the kind `warning_cause`; empty without a warning.
+
     `changes` are the last ones, oldest first. `unhealthy_seconds` is the time in phases other than healthy and suspect.
     """
 
@@ -22,6 +24,8 @@ class UnitHealth(Struct, frozen=True, kw_only=True):
     cause: Cause = "other"
     reason: str = ""
     unknown: str = ""
+    warning: str = ""
+    warning_cause: Cause = "other"
     changes: Sequence[HealthChange] = ()
     unhealthy_seconds: float = 0.0
 
@@ -130,3 +134,14 @@ def allocations(status: NodeStatus) -> int:
     return sum(
         resource.counters.allocations for plugin in status.plugins.values() for resource in plugin.resources.values()
     )
+
+
+def units_by_cdi(status: NodeStatus) -> dict[str, tuple[str, str]]:
+    """The plugin and unit of each CDI device."""
+    return {
+        device.cdi.qualified_name: (plugin.name, device.unit)
+        for plugin in status.plugins.values()
+        for resource in plugin.resources.values()
+        for device in resource.devices.values()
+        if device.cdi is not None
+    }

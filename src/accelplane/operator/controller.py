@@ -380,11 +380,12 @@ class PluginController:
 
 
 def controllers(
-    manager: Manager, families: Sequence[str], settings: Settings, *, wait: float = 10.0
+    manager: Manager, families: Sequence[str], settings: Settings, *, wait: float = 10.0, requires_nodes: bool = False
 ) -> Mapping[str, PluginController]:
     """The controllers of these families, by family, added to a manager.
 
     `wait` is how long, in seconds, a resource waits for the ConfigMap that it names, and for the nodes.
+    `requires_nodes`: other controllers of the manager do not start without the nodes; one watch serves all.
     """
     made: dict[str, PluginController] = {}
 
@@ -406,7 +407,7 @@ def controllers(
     )
     manager.add_runnable(config_maps.run)
     manager.add_runnable(foreign.run)
-    nodes = Nodes(manager, timeout=wait)
+    nodes = Nodes(manager, timeout=wait, required=requires_nodes)
     for family in families:
         made[family] = PluginController(
             manager, family, settings, config_maps=config_maps, foreign=foreign, nodes=nodes

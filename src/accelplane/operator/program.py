@@ -50,7 +50,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Extension(msgspec.Struct, frozen=True):
-    """`add` adds controllers of `kinds` to a manager, and returns their webhooks."""
+    """`add` adds controllers of `kinds` and a cache of all nodes to a manager, and returns their webhooks."""
 
     kinds: Sequence[type[Object]]
     add: Callable[[Manager], Iterable[Hook]]
@@ -99,7 +99,7 @@ def _manager(client: Client, options: Options, extend: Extension | None, *, name
         profiling=options.profiling,
         shutdown_delay=options.shutdown_delay,
     )
-    made = controllers(manager, options.families, options.settings)
+    made = controllers(manager, options.families, options.settings, requires_nodes=extend is not None)
     found = [*_hooks(manager, made, options, named=named), *(extend.add(manager) if extend is not None else ())]
     serve(manager, found, options.certificate, tls, port=options.webhook_port)
     log.info("kinds: %s; DaemonSets in namespace %s", ", ".join(options.families), options.settings.namespace)

@@ -193,6 +193,15 @@ class Plugin(Generic[ConfigT_co]):
         """
         return {}
 
+    def all_healthy(self, host: Host, devices: Sequence[Device]) -> bool:
+        """Returns whether the devices are certainly healthy. It may block.
+
+        If overridden, it is called in a thread in place of `health` while all units are healthy, at the same interval.
+        `devices` has one device of each unit. After False `health` is called, which decides; it is also called once a
+        minute, maybe at the same time.
+        """
+        return False
+
     @property
     def health_policy(self) -> HealthPolicy:
         """The number of verdicts that change the health."""

@@ -71,6 +71,7 @@ def number(text: str) -> int:
     return value
 
 
+@lru_cache(maxsize=512)  # the devices of a node share their parsers
 def scalar(
     family: Family, *, scale: float = 1.0, extra: str = "", lowest: float = 0.0, highest: float = math.inf
 ) -> Parse:

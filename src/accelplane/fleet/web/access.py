@@ -37,10 +37,15 @@ _MAX_UNKNOWN = 100
 
 
 class Viewer(Struct, frozen=True):
-    """The viewer of a page. Without `user` there is no authorization, and everything is shown."""
+    """The viewer of a page. Without `user` there is no authorization, and everything is shown.
+
+    `credential` distinguishes users of the same account with different tokens; `source` is the client's address.
+    """
 
     user: UserInfo | None = None
     session: str = ""
+    credential: str = ""
+    source: bytes = b""
 
     @property
     def name(self) -> str:
@@ -70,8 +75,7 @@ class Access:
 
     async def user_of(self, token: str) -> UserInfo | None:
         """The user of a token, None if it is not valid. Raises `HttpError` if the API server does not answer."""
-        # Tokens are not stored, only their hashes.
-        key = hashlib.sha256(token.encode("utf-8", "replace")).digest()
+        key = hash_of(token)  # tokens are not stored
         until, user = self._users.get(key) or self._invalid.get(key) or (0.0, None)
         if until > self._clock():
             return user
@@ -86,6 +90,12 @@ class Access:
         else:
             _store(self._invalid, key, (self._clock() + _DENY_TTL, None))
         return user
+
+    def is_reviewed(self, token: str) -> bool:
+        """Whether the answer of `user_of` is cached, so that it costs no review."""
+        key = hash_of(token)
+        until, _ = self._users.get(key) or self._invalid.get(key) or (0.0, None)
+        return until > self._clock()
 
     async def allowed(self, user: UserInfo, access: PageAccess | ResourceAccess) -> bool:
         """Whether the user may do this. Raises `HttpError` if the API server does not answer."""
@@ -150,6 +160,11 @@ class VisibleNames:
         """Decides whether the viewer may list all pods; then no other decision is needed. Raises `HttpError`."""
         if self._user is not None and self._access is not None:
             self._all = await self._access.allowed(self._user, ALL_PODS)
+
+
+def hash_of(token: str) -> bytes:
+    """What stands for a token in the memory."""
+    return hashlib.sha256(token.encode("utf-8", "replace")).digest()
 
 
 def _key(user: UserInfo, access: PageAccess | ResourceAccess) -> bytes:

@@ -46,6 +46,7 @@ def screen(context: Context, query: PlaceQuery) -> Page:
 
 def _state(unit: Unit) -> Element:
     healthy = unit.phase == "healthy"
+    warning = healthy and unit.known and bool(unit.reason)
     return facts(
         "State",
         (
@@ -53,6 +54,7 @@ def _state(unit: Unit) -> Element:
             ("Known", "" if unit.known else "no: the source of the health does not answer"),
             ("Reason", unit.reason if not healthy else ""),
             ("In words", unit.text if not healthy else ""),
+            ("Warning", f"{unit.reason}: {unit.text}" if warning else ""),
             ("Since", moment(unit.since)),
             ("Idle since", moment(unit.idle_since) if unit.holders and unit.idle_since else ""),
         ),

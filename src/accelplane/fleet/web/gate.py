@@ -4,6 +4,7 @@ Users are authenticated by a bearer token, by a session that began with a token 
 proxy with a client certificate. They need the right to `get` the path `/fleet`.
 """
 
+import contextlib
 import ipaddress
 from collections.abc import Mapping
 from typing import Protocol
@@ -12,15 +13,16 @@ from urllib.parse import unquote_plus
 from msgspec import Struct
 
 from accelplane.apiserver.authorized import PageAccess, UserInfo
+from accelplane.http.eviction import source_of
 from accelplane.http.messages import HttpError, Request, Response
 
-from .access import ALL_PODS, METRICS, PAGE, Access, Viewer
+from .access import ALL_PODS, METRICS, PAGE, Access, Viewer, hash_of
 from .html import element
 from .page import Assets, plain_document
 from .query import fields_of, link
 from .screens import PATHS, SCREENS
 from .security import page_response, redirect
-from .sessions import COOKIE, FailureLimit, Sessions, cookie_of
+from .sessions import COOKIE, DelayedReviews, FailureLimit, Sessions, cookie_of
 
 _MAX_TOKEN = 16 * 1024
 _MAX_NAME = 1024
@@ -72,7 +74,7 @@ class OpenGate:
     async def admit(self, request: Request, *, page: bool = True) -> Viewer | Response:
         if self._loopback_only and not is_loopback(request.fields.get("host", "")):
             raise HttpError(421, "expected the address localhost or 127.0.0.1; use the secure address for other names")
-        return Viewer()
+        return Viewer(source=request.source)
 
     async def admit_scraper(self, request: Request) -> None:
         await self.admit(request)
@@ -110,6 +112,7 @@ class SecureGate:
         proxies: ProxyHeaders = ProxyHeaders(),  # noqa: B008 - a frozen value
         sessions: Sessions | None = None,
         failures: FailureLimit | None = None,
+        delayed: DelayedReviews | None = None,
     ) -> None:
         self._access = access
         self._assets = assets
@@ -117,6 +120,7 @@ class SecureGate:
         self._proxies = proxies
         self._sessions = sessions or Sessions()
         self._failures = failures or FailureLimit()
+        self._delayed = delayed or DelayedReviews()
 
     @property
     def access(self) -> Access | None:
@@ -155,21 +159,52 @@ class SecureGate:
         _check_origin(request)
         fields = _form_fields(request)
         token, target = fields.get("token", "").strip(), _target(fields.get("next", ""))
-        if self._failures.exceeded(request.source):
-            return self._form(429, "Too many wrong tokens; try again in a minute.", target)
-        # Counted before the review: forms that are sent at the same time must not exceed the limit together.
-        self._failures.add(request.source)
-        try:
-            user = await self._access.user_of(token) if token else None
-        except HttpError:
-            self._failures.withdraw(request.source)
-            raise
+        if not token:
+            return self._form(401, "Found no token, expected one.", target)
+        client = self._client(request)
+        limited = self._failures.exceeded(client)
+        user = await (self._review_later(client, token) if limited else self._review(client, token))
+        if user is None and limited:
+            return self._form(429, "Too many wrong tokens of this address; try again in a minute.", target)
         if user is None:
             return self._form(401, "This token is not valid here, or it has expired.", target)
-        self._failures.withdraw(request.source)
         await self._authorize(Viewer(user), PAGE)
         identifier, seconds = self._sessions.create(token)
         return redirect(target, {"Set-Cookie": cookie_of(identifier, seconds)})
+
+    async def _review(self, client: bytes, token: str) -> UserInfo | None:
+        """The user of a token of a form. Raises `HttpError`."""
+        # Counted before the review: forms that are sent at the same time must not exceed the limit together.
+        self._failures.add(client)
+        user = None
+        answered = False
+        try:
+            user = await self._access.user_of(token)
+            answered = True
+        finally:
+            if user is not None or not answered:
+                self._failures.withdraw(client)
+        return user
+
+    async def _review_later(self, client: bytes, token: str) -> UserInfo | None:
+        """The user of a token of a client with too many wrong ones; None also without a turn. Raises `HttpError`."""
+        if self._access.is_reviewed(token):
+            return await self._access.user_of(token)
+        async with self._delayed.turn(client) as admitted:
+            return await self._access.user_of(token) if admitted else None
+
+    def _client(self, request: Request) -> bytes:
+        """Whose wrong tokens are counted together: the address, or what a proxy with a certificate says of it."""
+        if self._is_proxy(request):
+            # The last address is the one that the proxy itself has seen.
+            with contextlib.suppress(ValueError):
+                last = request.fields.get("x-forwarded-for", "").rpartition(",")[2].strip()
+                return source_of(str(ipaddress.ip_address(last)))
+        return request.source
+
+    def _is_proxy(self, request: Request) -> bool:
+        name = request.certificate_name
+        return self._proxies.allowed and bool(name) and (not self._proxies.names or name in self._proxies.names)
 
     async def sign_out(self, request: Request) -> Response:
         _check_origin(request)
@@ -181,15 +216,14 @@ class SecureGate:
         if request.authorization:
             token = _bearer_token(request)
             user = await self._access.user_of(token) if token else None
-            return Viewer(user) if user is not None else None
-        name = request.certificate_name
-        if self._proxies.allowed and name and (not self._proxies.names or name in self._proxies.names):
-            user = _proxy_user(request)
-            if user is not None:
-                return Viewer(user)
+            return Viewer(user, credential=hash_of(token).hex()) if user is not None else None
+        if self._is_proxy(request) and (user := _proxy_user(request)) is not None:
+            return Viewer(user)
         identifier = _cookie(request)
         user = await self._session_user(identifier) if identifier else None
-        return Viewer(user, identifier) if user is not None else None
+        if user is None:
+            return None
+        return Viewer(user, identifier, hash_of(self._sessions.token(identifier)).hex())
 
     async def _session_user(self, identifier: str) -> UserInfo | None:
         """Raises `HttpError`."""

@@ -9,8 +9,9 @@ screen, at most one a second; `rows` events have all else. A client that has mis
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -19,6 +20,7 @@ from accelplane.http.messages import HttpError
 from accelplane.kube.tasks import cancel
 
 from ..view import FleetView
+from .access import Viewer
 from .html import Element, as_json
 from .page import ScreenName, announcement
 from .query import Query
@@ -65,12 +67,19 @@ class Subject(Struct, frozen=True):
 
 
 Make = Callable[[], Awaitable[Content]]
+StillAdmitted = Callable[[], Awaitable[bool]]
 
 
 class LiveLimits(Struct, frozen=True, kw_only=True):
-    """Limits of updates; times are seconds. A screen takes at most one `share`th of the processor's time."""
+    """Limits of updates; times are seconds. A screen takes at most one `share`th of the processor's time.
+
+    `viewers` limits the open streams of all, `account` those of one user, or of one address without users, and
+    `credential` those of one session or token: one viewer does not take the streams of the others.
+    """
 
     viewers: int = 200
+    account: int = 100
+    credential: int = 20
     queued: int = 64 * 1024
     rows: float = 0.5
     overview: float = 1.0
@@ -91,6 +100,7 @@ class Live:
         self.limits = limits
         self._channels: dict[Subject, _Channel] = {}
         self._known = _Known()
+        self._streams: Counter[_Share] = Counter()
         self.viewers = 0
 
     def remember(self, subject: Subject, content: Content) -> None:
@@ -98,15 +108,23 @@ class Live:
         self._known.add(subject, content.generation, digests(content.blocks))
 
     def subscribe(
-        self, subject: Subject, make: Make, seen: int | None, still_admitted: Callable[[], Awaitable[bool]]
+        self, viewer: Viewer, subject: Subject, make: Make, seen: int | None, still_admitted: StillAdmitted
     ) -> AsyncGenerator[bytes, None]:
-        """The events since the generation that the client has seen. Raises `HttpError` with too many viewers.
+        """The events since the generation that the client has seen. Raises `HttpError` with too many open streams.
 
         `make` makes the content of the screen. Viewers with other rights need another subject.
         """
         if self.viewers >= self.limits.viewers:
             raise HttpError(503, f"expected at most {self.limits.viewers} viewers; the page can be refreshed")
-        return self._events(subject, make, seen, still_admitted)
+        shares = _shares(viewer, self.limits)
+        for share, limit in shares.items():
+            if self._streams[share] >= limit:
+                raise HttpError(
+                    503,
+                    f"found {limit} pages with live updates of this {share.kind}, expected fewer; "
+                    "close some of them, or refresh this one",
+                )
+        return self._events(tuple(shares), subject, make, seen, still_admitted)
 
     async def close(self) -> None:
         """Ends all channels."""
@@ -115,10 +133,16 @@ class Live:
         await cancel(*(channel.task for channel in channels if channel.task is not None))
 
     async def _events(
-        self, subject: Subject, make: Make, seen: int | None, still_admitted: Callable[[], Awaitable[bool]]
+        self,
+        shares: Sequence["_Share"],
+        subject: Subject,
+        make: Make,
+        seen: int | None,
+        still_admitted: StillAdmitted,
     ) -> AsyncGenerator[bytes, None]:
         subscriber = _Subscriber(self.limits.queued)
         self.viewers += 1
+        self._streams.update(shares)
         try:
             yield _BEGIN
             cluster = self._view.cluster()
@@ -130,11 +154,13 @@ class Live:
                 yield event
         finally:
             self.viewers -= 1
+            for share in shares:
+                self._streams[share] -= 1
+                if not self._streams[share]:
+                    del self._streams[share]
             await self._leave(subject, subscriber)
 
-    async def _queued(
-        self, subscriber: "_Subscriber", still_admitted: Callable[[], Awaitable[bool]]
-    ) -> AsyncGenerator[bytes, None]:
+    async def _queued(self, subscriber: "_Subscriber", still_admitted: StillAdmitted) -> AsyncGenerator[bytes, None]:
         loop = asyncio.get_running_loop()
         checked = loop.time()
         while True:
@@ -163,6 +189,23 @@ class Live:
             del self._channels[subject]
             if channel.task is not None:
                 await cancel(channel.task)
+
+
+class _Share(NamedTuple):
+    """Whose streams are counted together."""
+
+    kind: Literal["address", "user", "session or token"]
+    key: str | bytes
+
+
+def _shares(viewer: Viewer, limits: LiveLimits) -> dict[_Share, int]:
+    """What the streams of a viewer count for, with the limits."""
+    if viewer.user is None:
+        return {_Share("address", viewer.source): limits.account}
+    return {
+        _Share("session or token", viewer.credential or viewer.name): limits.credential,
+        _Share("user", viewer.name): limits.account,
+    }
 
 
 class _Known:

@@ -144,7 +144,7 @@ def holder_row(context: Context, holder: Holder) -> Element:
     return row(
         f"{holder.namespace}/{holder.pod}/{holder.container}/{holder.resource}" if shown else "",
         holder.container if shown else "hidden",
-        holder.resource,
+        f"{holder.resource} ({holder.via.upper()})" if holder.via else holder.resource,
         number(holder.count),
         element("td", moment(holder.since)),
         head=pod_name(context, holder.namespace, holder.pod),

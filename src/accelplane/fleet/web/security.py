@@ -20,7 +20,10 @@ FIELDS: Mapping[str, str] = {
     "Cache-Control": "no-store",
 }
 _MIN_COMPRESSED = 1024
-KEPT_FIELDS = ("accept-encoding", "cookie", "host", "last-event-id", "origin", "x-remote-group", "x-remote-user")
+KEPT_FIELDS = (
+    "accept-encoding", "cookie", "host", "last-event-id", "origin", "x-forwarded-for", "x-remote-group",
+    "x-remote-user",
+)  # fmt: skip
 """The header fields that the pages use, for `HttpServer`."""
 
 

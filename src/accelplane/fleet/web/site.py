@@ -211,7 +211,7 @@ class Site:
             return self._gate.still_admitted(viewer, everything=everything)
 
         seen = _seen(request.fields.get("last-event-id") or fields.get("generation", ""))
-        stream = self._screens.live.subscribe(subject, make, seen, still_admitted)
+        stream = self._screens.live.subscribe(viewer, subject, make, seen, still_admitted)
         return Response(200, b"", "text/event-stream; charset=utf-8", {**FIELDS, "X-Accel-Buffering": "no"}, stream)
 
 

@@ -95,9 +95,14 @@ def state_of(unit: Unit) -> State:
 
 
 def held_share(unit: Unit) -> float:
-    """The part of a device's IDs that is held, from 0 to 1; with several resources that of the most used one."""
+    """The part of a device's IDs that is held, from 0 to 1; with several resources that of the most used one.
+
+    A claim has the whole device.
+    """
     if not unit.holders:
         return 0.0
+    if any(holder.via for holder in unit.holders):
+        return 1.0
     held: dict[str, int] = {}
     for holder in unit.holders:
         held[holder.resource] = held.get(holder.resource, 0) + holder.count
@@ -163,6 +168,9 @@ _WORDS = {"stale": "not answering", "invalid": "answering wrongly", "connecting"
 
 def _unit_problems(node: Node, unit: Unit) -> Iterator[Problem]:
     if unit.phase == "healthy":
+        if unit.known and unit.reason:
+            text = f"{unit.plugin} {unit.unit} has a warning ({unit.reason})"
+            yield Problem(6, node.name, text, unit.plugin, unit.unit)
         return
     reason = unit.reason or "no reason given"
     rank = {"unhealthy": 0 if unit.holders else 1, "recovering": 5}.get(unit.phase, 6)

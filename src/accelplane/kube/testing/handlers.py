@@ -3,7 +3,6 @@
 Facts: Kubernetes API concepts (verbs, patch types, dry run, finalizers, list chunks), API-initiated eviction.
 """
 
-import copy
 import json
 import uuid
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from .documents import JsonObject
+from .documents import JsonObject, deep_copy
 from .faults import RecordedRequest
 from .managedfields import ApplyConflict, Manager, apply, update
 from .patches import PatchError, apply_json_patch, apply_merge_patch
@@ -147,7 +146,7 @@ class Handlers:
     # Writing
 
     def _create(self, resource: Resource, request: RecordedRequest) -> JsonObject:
-        made: JsonObject = copy.deepcopy(request.body)
+        made: JsonObject = deep_copy(request.body)
         metadata: JsonObject = made.setdefault("metadata", {})
         if "name" not in metadata and "generateName" in metadata:
             metadata["name"] = f"{metadata['generateName']}{uuid.uuid4().hex[:5]}"
@@ -203,7 +202,7 @@ class Handlers:
     def _change(self, resource: Resource, request: RecordedRequest) -> JsonObject:
         known = self._get(resource)
         if request.method == "PUT":
-            changed: JsonObject = copy.deepcopy(request.body)
+            changed: JsonObject = deep_copy(request.body)
             if resource.custom and not changed["metadata"].get("resourceVersion"):
                 raise Failure(422, "metadata.resourceVersion: Invalid value: 0: must be specified for an update")
         elif "json-patch" in request.content_type:
@@ -222,14 +221,14 @@ class Handlers:
             changed = {**known, "status": changed.get("status")}
         else:
             changed = {**changed, "status": known["status"]} if "status" in known else _without_status(changed)
-        changed = update(known, copy.deepcopy(changed), _manager(resource, request))
+        changed = update(known, deep_copy(changed), _manager(resource, request))
         return self._write(resource, request, known, changed)
 
     def _write(
         self, resource: Resource, request: RecordedRequest, known: JsonObject, changed: JsonObject
     ) -> JsonObject:
         """Stores a changed object, or returns the known one if nothing differs."""
-        changed = self._admit(copy.deepcopy(changed))
+        changed = self._admit(deep_copy(changed))
         metadata, before = changed["metadata"], known["metadata"]
         if "deletionTimestamp" in before:
             metadata["deletionTimestamp"] = before["deletionTimestamp"]

@@ -1,10 +1,9 @@
 """JSON Patch (RFC 6902) and JSON Merge Patch (RFC 7386), as the API server applies them."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .documents import JsonObject, is_array, is_object
+from .documents import JsonObject, deep_copy, is_array, is_object
 
 
 class PatchError(Exception):
@@ -13,7 +12,7 @@ class PatchError(Exception):
 
 def apply_json_patch(document: Any, patch: Sequence[Mapping[str, Any]]) -> Any:
     """A copy of the document with the patch applied. Raises `PatchError`."""
-    root = {"": copy.deepcopy(document)}
+    root = {"": deep_copy(document)}
     for step in patch:
         try:
             _apply_step(root, step)
@@ -25,8 +24,8 @@ def apply_json_patch(document: Any, patch: Sequence[Mapping[str, Any]]) -> Any:
 def apply_merge_patch(document: Any, change: Any) -> Any:
     """A copy of the document with the patch applied."""
     if not is_object(change):
-        return copy.deepcopy(change)
-    result: JsonObject = copy.deepcopy(document) if is_object(document) else {}
+        return deep_copy(change)
+    result: JsonObject = deep_copy(document) if is_object(document) else {}
     for name, value in change.items():
         if value is None:
             result.pop(name, None)
@@ -38,20 +37,20 @@ def apply_merge_patch(document: Any, change: Any) -> Any:
 def _apply_step(root: dict[str, Any], step: Mapping[str, Any]) -> None:
     match step["op"]:
         case "add":
-            _add(root, step["path"], copy.deepcopy(step["value"]))
+            _add(root, step["path"], deep_copy(step["value"]))
         case "remove":
             _remove(root, step["path"])
         case "replace":
             parent, key = _locate(root, step["path"])
             _ = parent[key]
-            parent[key] = copy.deepcopy(step["value"])
+            parent[key] = deep_copy(step["value"])
         case "test":
             parent, key = _locate(root, step["path"])
             if parent[key] != step["value"]:
                 raise ValueError(f"found {parent[key]!r}")
         case "copy":
             parent, key = _locate(root, step["from"])
-            _add(root, step["path"], copy.deepcopy(parent[key]))
+            _add(root, step["path"], deep_copy(parent[key]))
         case "move":
             _add(root, step["path"], _remove(root, step["from"]))
         case other:

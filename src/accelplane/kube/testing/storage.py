@@ -1,13 +1,12 @@
 """The objects of a `FakeApiServer` and their history."""
 
 import asyncio
-import copy
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from .documents import JsonObject
+from .documents import JsonObject, deep_copy
 from .managedfields import Manager, update
 
 # The field manager of changes that a test makes directly.
@@ -79,7 +78,7 @@ class Storage:
     def copy_from(self, other: "Storage") -> None:
         """Takes over the objects and the version of another server. Older watches get 410."""
         self.version = self.oldest = other.version
-        self.objects = copy.deepcopy(other.objects)
+        self.objects = {key: deep_copy(thing) for key, thing in other.objects.items()}
 
     def compact(self) -> None:
         """Forgets the history, as etcd does: older watches and continue tokens get 410."""
@@ -90,7 +89,7 @@ class Storage:
         return [change for change in self._history if change.version > version]
 
     def _record(self, plural: str, old: Mapping[str, Any] | None, new: JsonObject | None) -> None:
-        before = None if old is None else copy.deepcopy(dict(old))
-        self._history.append(Change(self.version, plural, before, copy.deepcopy(new)))
+        before = None if old is None else deep_copy(dict(old))
+        self._history.append(Change(self.version, plural, before, deep_copy(new)))
         self.changed.set()
         self.changed = asyncio.Event()

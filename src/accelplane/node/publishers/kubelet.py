@@ -98,6 +98,11 @@ class KubeletPublisher:
             name: _status(served.server, self.inventory.resources.get(name, {})) for name, served in self.served.items()
         }
 
+    @property
+    def allocations(self) -> int:
+        """The number of Allocate calls for the present resources."""
+        return sum(served.server.counters.allocations for served in self.served.values())
+
     async def close(self) -> None:
         """Ends every server; afterwards their sockets are removed."""
         for served in self.served.values():

@@ -97,7 +97,8 @@ class GpuPlugin(Plugin[GpuConfig]):
         if self._driver_reports:
             drm, cards = self._scope.places.drm, [device.unit for device in devices]
             for card, verdict in (await in_thread(lambda: verdicts(host, drm, cards))).items():
-                if verdict.answer == "bad" or card not in found:
+                known = found.get(card)
+                if verdict.answer == "bad" or known is None or (known.answer == "good" and verdict.reason):
                     found[card] = verdict
         return found
 

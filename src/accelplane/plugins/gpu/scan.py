@@ -17,6 +17,7 @@ from accelplane.devices import CdiHook, Device, DeviceNode, Mount, Skipped
 from accelplane.host import Host, HostError, Missing, pci_address
 from accelplane.plugins.cdi_mode import DeviceFiles, split_by_cdi_mode
 from accelplane.plugins.gpu.config import GpuConfig, pci_ids, words
+from accelplane.plugins.gpu.driverhealth import survivability_mode
 from accelplane.plugins.options import normal_prefix
 
 CDI_KIND = "intel.cdi.k8s.io/gpu"
@@ -39,11 +40,18 @@ class Places(NamedTuple):
     dev: str
     dri: str
     by_path: str
+    xe: str
 
     @classmethod
     def under(cls, prefix: str) -> "Places":
         prefix = normal_prefix(prefix)
-        return cls(f"{prefix}/sys/class/drm", f"{prefix}/dev", f"{prefix}/dev/dri", f"{prefix}/dev/dri/by-path")
+        return cls(
+            f"{prefix}/sys/class/drm",
+            f"{prefix}/dev",
+            f"{prefix}/dev/dri",
+            f"{prefix}/dev/dri/by-path",
+            f"{prefix}/sys/bus/pci/drivers/xe",
+        )
 
 
 class Filters(NamedTuple):
@@ -134,6 +142,7 @@ def scan(host: Host, scope: Scope) -> Iterator[Device | Skipped]:
             attributes=found.attributes,
         )
         yield from device.shared(config.shared_dev_num)
+    yield from _without_card(host, scope)
     if config.enable_monitoring:
         yield from _monitoring(cards, config)
 
@@ -187,6 +196,20 @@ def _cards(host: Host, scope: Scope) -> Iterator[Card | Skipped]:
             yield Skipped(name, str(skipped))
         except HostError as error:
             yield Skipped(name, str(error), warning=True)
+
+
+def _without_card(host: Host, scope: Scope) -> Iterator[Skipped]:
+    """The GPUs that xe does not make a card of, because their firmware has to be flashed first."""
+    try:
+        names = host.names(scope.places.xe)
+    except HostError:
+        return
+    for name in names:
+        device = f"{scope.places.xe}/{name}"
+        if pci_address(name) is not None and not host.exists(f"{device}/drm"):
+            problem = survivability_mode(host, device)
+            if problem:
+                yield Skipped(name, problem, warning=True)
 
 
 def _card(host: Host, scope: Scope, links: "_Links", name: str) -> Card:

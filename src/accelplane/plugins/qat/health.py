@@ -5,6 +5,7 @@ When `heartbeat/status` in debugfs is read the driver queries the firmware and r
 """
 
 import asyncio
+import threading
 from collections.abc import Callable, Collection, Sequence
 
 from accelplane.devices import Device, HealthPolicy, Verdict
@@ -25,6 +26,7 @@ class HeartbeatSource:
 
     def __init__(self) -> None:
         self._thread = SerialThread()
+        self._reading = threading.Lock()  # no read starts while another one hangs
         self._opened: Host | None = None
 
     def reopen(self) -> None:
@@ -36,6 +38,11 @@ class HeartbeatSource:
         addresses = {device.unit for device in devices if pci_address(device.unit)}
         return await self._thread.run(lambda: self._read(host, addresses))
 
+    def all_good(self, host: Host, devices: Sequence[Device]) -> bool:
+        """Whether all physical functions are good. Blocks until the firmware has responded."""
+        addresses = {device.unit for device in devices if pci_address(device.unit)}
+        return all(verdict.answer == "good" for verdict in self._read(host, addresses).values())
+
     async def run(self, host: Host, request_scan: Callable[[], None]) -> None:
         """Waits until cancelled, then for the end of the read: the kernel reports no changes of these files."""
         try:
@@ -44,13 +51,14 @@ class HeartbeatSource:
             await self._thread.wait_idle("qat")
 
     def _read(self, host: Host, addresses: Collection[str]) -> dict[str, Verdict]:
-        opened = self._opened if host.root != "/" else None
-        if opened is not None:
-            verdicts = {address: _verdict(opened, address) for address in addresses}
-            if all(verdict.answer == "good" for verdict in verdicts.values()):
-                return verdicts
-        self._opened = host  # a directory may have been removed and created again
-        return {address: _verdict(host, address) for address in addresses}
+        with self._reading:
+            opened = self._opened if host.root != "/" else None
+            if opened is not None:
+                verdicts = {address: _verdict(opened, address) for address in addresses}
+                if all(verdict.answer == "good" for verdict in verdicts.values()):
+                    return verdicts
+            self._opened = host  # a directory may have been removed and created again
+            return {address: _verdict(host, address) for address in addresses}
 
 
 def _verdict(host: Host, address: str) -> Verdict:

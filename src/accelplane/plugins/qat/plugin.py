@@ -64,8 +64,11 @@ class QatPlugin(Plugin[QatConfig]):
         self._unknown = {**self._unknown, **{unit: verdict.answer == "unknown" for unit, verdict in verdicts.items()}}
         return verdicts
 
+    def all_healthy(self, host: Host, devices: Sequence[Device]) -> bool:
+        return self._heartbeat.all_good(host, devices)
+
     def overrides(self, hook: str) -> bool:
-        return super().overrides(hook) and (hook != "health" or not self._kernel_mode)
+        return super().overrides(hook) and (hook not in ("health", "all_healthy") or not self._kernel_mode)
 
     @property
     def health_policy(self) -> HealthPolicy:

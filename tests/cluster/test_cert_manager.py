@@ -1,0 +1,286 @@
+"""The trees and the chart with certificates of the real cert-manager: injection, admission, renewal and removal."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from charts import CHARTS
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from customresources import resource
+from manifests import DEPLOY, render, run_kubectl
+
+from .certmanager import cert_manager, programs, renew
+from .cluster import Cluster, Node
+from .machine import wait_until
+from .objects import Object, pod
+from .releases import all_objects, runner, succeed
+from .trees import applied
+
+pytestmark = pytest.mark.cluster
+
+OPERATOR_TREE = "operator/overlays/default-with-certmanager"
+NO_CERT_MANAGER = 'no matches for kind "Certificate" in version "cert-manager.io/v1"'
+CERTIFICATE = ("--set", "certificate.source=cert-manager")
+SECRETS = {"secret/webhook-server-cert", "secret/webhook-ca-cert"}
+CA_SECRET, SECRET = "webhook-ca-cert", "webhook-server-cert"
+# Prints the certificate of a server whose chain and name are valid. Arguments: address, name, authority.
+HANDSHAKE = """
+import socket, ssl, sys
+address, name, authority = sys.argv[1:]
+context = ssl.create_default_context(cadata=authority)
+with socket.create_connection((address, 443), timeout=30) as plain:
+    with context.wrap_socket(plain, server_hostname=name) as secured:
+        print(ssl.DER_cert_to_PEM_cert(secured.getpeercert(True)))
+"""
+
+
+@pytest.fixture(scope="module")
+def built() -> None:
+    """Skips before a cluster is started."""
+    programs()
+
+
+@pytest.fixture(scope="module")
+def certified(
+    built: None, cluster: Cluster, image: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """The cluster with cert-manager."""
+    with cert_manager(cluster, tmp_path_factory.mktemp("cert-manager")):
+        yield cluster
+
+
+class Webhook(NamedTuple):
+    """A webhook whose certificate is of cert-manager. `admits` is whether a request is processed by it."""
+
+    tree: str
+    namespace: str
+    prefix: str
+    admits: Callable[[Cluster], bool]
+
+
+def completes_resources(cluster: Cluster) -> bool:
+    asked = resource("npu", "asked", nodeSelector={"example.com/nowhere": "true"})
+    path = "/apis/deviceplugin.intel.com/v1/npudeviceplugins?dryRun=All"
+    status, answer = cluster.request("POST", path, asked)
+    return status == 201 and "image" in answer["spec"]
+
+
+def limits(cluster: Cluster, **resources: str) -> Object:
+    status, answer = cluster.request(
+        "POST", "/api/v1/namespaces/default/pods?dryRun=All", pod("asked", resources=resources)
+    )
+    return answer["spec"]["containers"][0]["resources"]["limits"] if status == 201 else {}
+
+
+def adds_enclaves(cluster: Cluster) -> bool:
+    return "sgx.intel.com/enclave" in limits(cluster, **{"sgx.intel.com/epc": "512Ki"})
+
+
+def resolves_names(cluster: Cluster) -> bool:
+    return f"fpga.intel.com/region-{'a' * 32}" in limits(cluster, **{"fpga.intel.com/card": "1"})
+
+
+REGION: Object = {
+    "apiVersion": "fpga.intel.com/v2",
+    "kind": "FpgaRegion",
+    "metadata": {"name": "card", "namespace": "default"},
+    "spec": {"interfaceId": "a" * 32},
+}
+SYSTEM = "inteldeviceplugins-system"
+OPERATOR = Webhook(OPERATOR_TREE, SYSTEM, "inteldeviceplugins-", completes_resources)
+SGX = Webhook(
+    "sgx_admissionwebhook/overlays/default-with-certmanager", "intelsgxwebhook-system", "intelsgxwebhook-",
+    adds_enclaves,
+)  # fmt: skip
+FPGA = Webhook(
+    "fpga_admissionwebhook/overlays/default-with-certmanager", "intelfpgawebhook-system", "intelfpgawebhook-",
+    resolves_names,
+)  # fmt: skip
+
+
+def secret(cluster: Cluster, namespace: str, name: str) -> dict[str, bytes]:
+    found: Any = cluster.get(f"/api/v1/namespaces/{namespace}/secrets/{name}") or {}
+    return {key: base64.b64decode(value) for key, value in found.get("data", {}).items()}
+
+
+def public_key(certificate: bytes) -> bytes:
+    key = x509.load_pem_x509_certificate(certificate).public_key()
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def bundles(cluster: Cluster, prefix: str) -> set[bytes]:
+    """The authorities in the webhook configurations with this prefix."""
+    found: set[bytes] = set()
+    for kind in ("mutating", "validating"):
+        path = f"/apis/admissionregistration.k8s.io/v1/{kind}webhookconfigurations"
+        listed: Any = cluster.get(path)
+        for each in listed["items"]:
+            if each["metadata"]["name"].startswith(prefix):
+                found |= {base64.b64decode(hook["clientConfig"].get("caBundle", "")) for hook in each["webhooks"]}
+    return found
+
+
+def served(cluster: Cluster, node: Node, namespace: str, service: str, secret_name: str) -> bytes:
+    """The certificate that a Service presents, verified with the authority in the Secret; empty if there is none."""
+    found: Any = cluster.get(f"/api/v1/namespaces/{namespace}/services/{service}")
+    authority = secret(cluster, namespace, secret_name).get("ca.crt", b"").decode()
+    command = ["nsenter", f"--target={node.pid}", "--net", "--", sys.executable, "-c", HANDSHAKE]
+    words = [found["spec"]["clusterIP"], f"{service}.{namespace}.svc", authority]
+    done = subprocess.run([*command, *words], capture_output=True, check=False, timeout=60)
+    return done.stdout.strip()
+
+
+@contextmanager
+def uninterrupted(cluster: Cluster, webhooks: Sequence[Webhook]) -> Iterator[None]:
+    """Sends requests all the time, and checks that the webhooks have processed each."""
+    done = threading.Event()
+    missed: list[str] = []
+    sent = dict.fromkeys((webhook.tree for webhook in webhooks), 0)
+
+    def ask() -> None:
+        while not done.wait(0.1):
+            for webhook in webhooks:
+                sent[webhook.tree] += 1
+                if not webhook.admits(cluster):
+                    missed.append(f"{webhook.tree}: request {sent[webhook.tree]}")
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(60)
+    assert missed == []
+    assert min(sent.values()) > 10
+
+
+def update_files(cluster: Cluster, namespace: str) -> None:
+    """Has the kubelet update the files of Secrets now: a change of the pod is a reason, the next period another."""
+    cluster.kubectl("annotate", "pods", "--all", "--overwrite", f"--namespace={namespace}", "example.com/now=true")
+
+
+def renewed(cluster: Cluster, webhook: Webhook, certificate: str, name: str) -> None:
+    """Renews a certificate and waits for the content of its Secret."""
+    before = secret(cluster, webhook.namespace, name)["tls.crt"]
+    renew(cluster, webhook.namespace, f"{webhook.prefix}{certificate}")
+    wait_until(lambda: secret(cluster, webhook.namespace, name)["tls.crt"] != before, f"{certificate}: renewed", 60)
+
+
+def check_renewal(cluster: Cluster, node: Node, webhook: Webhook) -> None:
+    """Renews authority and certificate. The key of the authority stays, that of the certificate does not."""
+    place = (cluster, webhook.namespace)
+    root, leaf = secret(*place, CA_SECRET)["tls.crt"], secret(*place, SECRET)["tls.crt"]
+    renewed(cluster, webhook, "ca-cert", CA_SECRET)
+    assert public_key(secret(*place, CA_SECRET)["tls.crt"]) == public_key(root)
+    renewed(cluster, webhook, "serving-cert", SECRET)
+    now = secret(*place, SECRET)
+    assert public_key(now["tls.crt"]) != public_key(leaf)
+    wait_until(lambda: bundles(cluster, webhook.prefix) == {now["ca.crt"]}, "the renewed authority: injected", 60)
+    update_files(cluster, webhook.namespace)
+    service = f"{webhook.prefix}webhook-service"
+    wait_until(
+        lambda: served(cluster, node, webhook.namespace, service, SECRET) == now["tls.crt"].strip(),
+        f"{webhook.tree}: serves the renewed certificate", 120, every=1,
+    )  # fmt: skip
+
+
+def test_without_cert_manager_a_tree_and_the_chart_name_the_missing_kind(
+    built: None, cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/certificates.cert-manager.io"
+    assert cluster.get(path) is None
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": render(DEPLOY / OPERATOR_TREE)})
+    words = [cluster.assets.program("kubectl"), f"--kubeconfig={cluster.kubeconfig}", "apply", "--dry-run=server"]
+    done = subprocess.run([*words, "--filename=-"], input=text, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert NO_CERT_MANAGER in done.stderr
+    run = runner(cluster, namespace, tmp_path)
+    before = all_objects(cluster, namespace)
+    refused = run("install", "operator", CHARTS / "intel-device-plugins-operator", *CERTIFICATE)
+    assert refused.returncode != 0
+    assert NO_CERT_MANAGER in refused.stderr
+    assert all_objects(cluster, namespace) == before
+
+
+def test_certificates_of_the_trees_are_renewed_while_every_request_is_processed(certified: Cluster, node: Node) -> None:
+    # The operator has the webhooks for pods too, so the others are tested without it.
+    for webhooks in ((OPERATOR,), (SGX, FPGA)):
+        with ExitStack() as undo:
+            for webhook in webhooks:
+                undo.enter_context(applied(certified, render(DEPLOY / webhook.tree)))
+            if FPGA in webhooks:
+                definition = "crd/fpgaregions.fpga.intel.com"
+                certified.kubectl("wait", "--for=condition=Established", "--timeout=60s", definition)
+                undo.enter_context(applied(certified, [REGION]))
+            for webhook in webhooks:
+                wait_until(lambda webhook=webhook: webhook.admits(certified), f"{webhook.tree}: admits", 180)
+                assert len(bundles(certified, webhook.prefix)) == 1
+            with uninterrupted(certified, webhooks):
+                for webhook in webhooks:
+                    check_renewal(certified, node, webhook)
+        for webhook in webhooks:
+            assert certified.get(f"/api/v1/namespaces/{webhook.namespace}") is None
+            assert bundles(certified, webhook.prefix) == set()
+
+
+def test_the_operator_chart_takes_its_certificate_from_cert_manager_and_leaves_its_secrets(
+    certified: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    run = runner(certified, namespace, tmp_path)
+    before = all_objects(certified, namespace)
+    certified.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=privileged")
+    succeed(run("install", "operator", CHARTS / "intel-device-plugins-operator", *CERTIFICATE, "--wait"))
+    wait_until(lambda: completes_resources(certified), "custom resources: completed", 120)
+    succeed(run("test", "operator"))
+    succeed(run("uninstall", "operator", "--wait"))
+
+    def remaining() -> set[str]:
+        new = all_objects(certified, namespace) - before
+        return {each for each in new if not each.startswith("customresourcedefinition")}
+
+    expected = {*SECRETS, "lease.coordination.k8s.io/d1c7b6d5.intel.com"}
+    wait_until(lambda: remaining() == expected, f"only {expected} remain", 60, every=1)
+    certified.kubectl("delete", "--ignore-not-found", "--kustomize", DEPLOY / "operator/crd")
+
+
+def test_the_fleet_page_serves_a_certificate_of_cert_manager(certified: Cluster, node: Node) -> None:
+    name = "accelplane-fleet"
+    with applied(certified, render(DEPLOY / "fleet/overlays/secure-with-certmanager")):
+        wait_until(
+            lambda: served(certified, node, name, name, "accelplane-fleet-tls"), "the page: verified", 180, every=1
+        )
+        leaf = secret(certified, name, "accelplane-fleet-tls")["tls.crt"].strip()
+        assert served(certified, node, name, name, "accelplane-fleet-tls") == leaf
+
+
+def test_the_plugin_for_labelled_nodes_brings_the_webhook_with_a_certificate(certified: Cluster) -> None:
+    with applied(certified, render(DEPLOY / "sgx_plugin/overlays/epc-nfd")):
+        wait_until(lambda: adds_enclaves(certified), "pods: mutated", 180)
+
+
+def test_own_names_of_a_tree_reach_cert_manager(certified: Cluster, tmp_path: Path) -> None:
+    """As in docs/deployments.md: two kustomizations, and the component in the upper one."""
+    (tmp_path / "renamed").mkdir()
+    for directory in (tmp_path, tmp_path / "renamed"):
+        (directory / "deploy").symlink_to(DEPLOY)
+    lower = {"resources": [f"deploy/{SGX.tree}"], "namePrefix": "team-", "namespace": "elsewhere"}
+    upper = {"resources": ["renamed"], "components": ["deploy/components/certmanager-references"]}
+    (tmp_path / "renamed/kustomization.yaml").write_text(json.dumps(lower))
+    (tmp_path / "kustomization.yaml").write_text(json.dumps(upper))
+    text = run_kubectl("kustomize", tmp_path)
+    certified.kubectl("apply", "--filename=-", text=text)
+    try:
+        wait_until(lambda: adds_enclaves(certified), "pods: mutated", 180)
+    finally:
+        certified.kubectl("delete", "--ignore-not-found", "--wait", "--filename=-", text=text)

@@ -1,0 +1,25 @@
+"""The distribution of cluster tests over processes."""
+
+from collections import Counter
+
+from cluster import distribution
+from manifests import REPOSITORY
+
+FILES = sorted(str(file) for file in (REPOSITORY / "tests/cluster").glob("test_*.py"))
+
+
+def test_files_that_are_named_exist_and_are_in_one_group() -> None:
+    named = Counter(name for files in distribution.GROUPS for name in files)
+    assert set(named.values()) == {1}
+    assert {f"{REPOSITORY}/tests/cluster/test_{name}.py" for name in named} <= set(FILES)
+
+
+def test_files_of_a_group_are_run_one_after_the_other() -> None:
+    order = [distribution.group(file) for file in sorted(FILES, key=distribution.position)]
+    changes = [name for name, before in zip(order, ["", *order], strict=False) if name != before]
+    assert len(changes) == len(set(changes))
+    assert changes[: len(distribution.GROUPS)] == [files[0] for files in distribution.GROUPS]
+
+
+def test_another_file_is_a_group_of_its_own() -> None:
+    assert distribution.group("tests/cluster/test_of_something_new.py") == "of_something_new"
