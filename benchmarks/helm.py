@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.figures import Outcome, Scale, median
+from benchmarks.figures import Result, Scale, median
 from tests.cluster.build import ClusterError, tool
 from tests.cluster.cluster import Cluster, Node, NodePlan, why_unavailable
 from tests.cluster.hardware import plug_sample_gpu
@@ -25,15 +25,15 @@ _TIMEOUT = 120.0
 _UPSTREAM = {"nodeStatusUpdateFrequency": "10s", "nodeStatusReportFrequency": "5m", "nodeLeaseDurationSeconds": 40}
 
 
-def measure(scale: Scale) -> Outcome:
+def measure(scale: Scale) -> Result:
     if problem := why_unavailable():
-        return Outcome(skipped=problem)
+        return Result(skipped=problem)
     if not tool("helm").exists():
-        return Outcome(skipped="no helm: make kube")
+        return Result(skipped="no helm: make kube")
     try:
         archive = product_image()
     except ClusterError as error:
-        return Outcome(skipped=str(error))
+        return Result(skipped=str(error))
     commands: list[float] = []
     devices: list[float] = []
     # The lease of the node is renewed less often than the harness expects.
@@ -45,7 +45,7 @@ def measure(scale: Scale) -> Outcome:
                 command, device = _installed(cluster, node, Path(directory))
                 commands.append(command)
                 devices.append(device)
-    return Outcome(
+    return Result(
         figures=(
             median("helm install until the first device is allocatable", devices, "s", budget=20.0),
             median("of it the command helm install", commands, "s"),

@@ -107,7 +107,7 @@ def unused_clusters_end(request: pytest.FixtureRequest, shared_clusters: SharedC
 
 @pytest.fixture(scope="module")
 def cluster(cluster_is_possible: None, shared_clusters: SharedClusters) -> Cluster:
-    """A shared cluster with one node of two GPUs, for all tests that put back what they change."""
+    """A shared cluster with one node of two GPUs, for all tests that restore their changes."""
     return shared_clusters.start("cluster", lambda: running_cluster(NodePlan(hardware=[sample_gpus(2)])))
 
 
@@ -145,7 +145,7 @@ def _running_families() -> Iterator[Families]:
 
 @pytest.fixture(scope="module")
 def shared_families(cluster_is_possible: None, shared_clusters: SharedClusters) -> Families:
-    """A shared cluster, whose node has QAT, DSA, IAA, DLB and SGX and knows the product's images."""
+    """A shared cluster, whose node has QAT, DSA, IAA, DLB and SGX and the product's images."""
     return shared_clusters.start("shared_families", _running_families)
 
 

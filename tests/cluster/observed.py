@@ -228,7 +228,7 @@ class FleetPage:
             return False
 
 
-class World:
+class Setup:
     def __init__(self, cluster: Cluster, kernel: EmulatedKernel, prometheus: Prometheus, fleet: FleetPage) -> None:
         self.cluster = cluster
         self.kernel = kernel
@@ -263,7 +263,7 @@ class World:
 
 
 @contextmanager
-def observed_cluster(directory: Path) -> Iterator[World]:
+def observed_cluster(directory: Path) -> Iterator[Setup]:
     """The cluster, with one pod that holds a QAT function and one with a GPU."""
     kubelet = {"nodeStatusUpdateFrequency": "200ms"}
     plans = [NodePlan(name="node-1", kubelet=kubelet), NodePlan(name="node-2", kubelet=kubelet)]
@@ -274,7 +274,7 @@ def observed_cluster(directory: Path) -> Iterator[World]:
         with cluster.namespace(NAMESPACE):
             (directory / "agents").mkdir()
             cluster.kubectl("apply", "--kustomize", agents(directory / "agents"))
-            made = World(cluster, kernel, Prometheus(cluster), FleetPage(cluster))
+            made = Setup(cluster, kernel, Prometheus(cluster), FleetPage(cluster))
             wait_until(lambda: made.up() == AGENTS, "all agents scraped", 120)
             for name, resource, node in (("worker", CY, "node-1"), ("trainer", I915, "node-2")):
                 described = pod(name, *IDLE, namespace=NAMESPACE, resources={resource: "1"})

@@ -19,7 +19,7 @@ from .cluster import Cluster, Node, NodePlan
 from .conftest import running_cluster, sample_gpus
 from .crictl import install_crictl, require_crio
 from .emulated import emulated
-from .fpgas import NODES, ORCHESTRATED, PORT, REGION, TEAM, Fpga, Fpgas, Installation, asking
+from .fpgas import NODES, ORCHESTRATED, PORT, REGION, TEAM, Fpga, Fpgas, Installation, requesting_pod
 from .machine import REPOSITORY, wait_until
 from .objects import Object, pod
 from .onload_userland import import_user_image
@@ -113,9 +113,9 @@ def installed(fpgas: Fpgas, overlay: str) -> Fpga:
 def check_programming(fpga: Fpga, name: str) -> None:
     """A container waits in vain for a bitstream that is missing, and starts after it was installed."""
     fpga.program(NLB0)
-    fpga.empty_the_store()
-    fpga.cluster.apply(asking(name, ORCHESTRATED[NLB3]))
-    fpga.wait_told(name, f"FPGA_AFU_1 in dfl-port.0: no bitstream for AFU {NLB3} in region {INTERFACE}")
+    fpga.clear_store()
+    fpga.cluster.apply(requesting_pod(name, ORCHESTRATED[NLB3]))
+    fpga.wait_for_statuses(name, f"FPGA_AFU_1 in dfl-port.0: no bitstream for AFU {NLB3} in region {INTERFACE}")
     # CRI-O runs the hook when it creates the container, not when it starts it: the kubelet tries again.
     seen = (fpga.cluster.pod(name, TEAM) or {})["status"]
     assert (seen["phase"], fpga.afu) == ("Pending", NLB0)
