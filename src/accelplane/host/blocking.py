@@ -1,7 +1,7 @@
 """Blocking calls in separate threads.
 
-One thread per call instead of a pool: an idle agent has no threads, except one that watches the health of QAT devices. A
-call that blocks in the kernel (a device that does not answer) delays neither other calls nor the exit of the process,
+One thread per call instead of a pool: an idle agent has no threads, except one that watches the health of QAT devices.
+A call that blocks in the kernel (a device that does not answer) delays neither other calls nor the exit of the process,
 because its thread is a daemon.
 """
 
