@@ -99,9 +99,11 @@ def _metadata(version: Object, labels: Mapping[str, str]) -> Iterator[str]:
         for field, (value, wanted) in expected.items()
         if value != wanted
     )
-    for channel in channels:
-        if not _CHANNEL.fullmatch(channel):
-            yield f"channels.v1: found {channel!a}, expected letters, digits, '.', '_' and '-'"
+    yield from (
+        f"channels.v1: found {channel!a}, expected letters, digits, '.', '_' and '-'"
+        for channel in channels
+        if not _CHANNEL.fullmatch(channel)
+    )
     if found.get("channel.default.v1") not in channels:
         yield f"channel.default.v1: found {found.get('channel.default.v1')!a}, expected one of {channels}"
     for field in ("displayName", "description", "provider", "maturity", "keywords", "minKubeVersion", "install"):
