@@ -27,7 +27,7 @@ from debian import Package, RecipeError, default_cache, fetch, newest, read_lock
 from elf import check_libraries
 from images import FILE_TIME, creation_time
 from layout import LayoutWriter, make_layer
-from parts import REPOSITORY
+from parts import REPOSITORY, Parts
 
 DIRECTORY = Path(__file__).with_name("demo")
 ARCHITECTURE = "amd64"
@@ -187,7 +187,9 @@ def main() -> int:
             return 0
         chosen.cache.mkdir(parents=True, exist_ok=True)
         chosen.out.mkdir(parents=True, exist_ok=True)
-        build(chosen.out, demos, chosen.cache.resolve())
+        # Two builds at once would make the same build root.
+        with Parts(REPOSITORY, chosen.cache.resolve(), read_lock()).locked():
+            build(chosen.out, demos, chosen.cache.resolve())
     except (RecipeError, OSError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -7,8 +7,8 @@ rename, so that an interrupted build leaves no half of one.
 
 Other programs of the tests are compiled one module at a time, from the modules below ``tools/``: each has a directory
 of its own, named after the module and a hash of its files. Its ``go.mod`` names the packages in ``tool`` lines. Its
-comments may name build tags (``// tags: NAME…``), a Debian package with a program (``// debian: PROGRAM PACKAGE``), a
-directory of C sources of a dependency, which become a program (``// c: PROGRAM MODULE DIRECTORY``), and directories
+comments may name build tags (``// tags: NAME…``), a Debian package with a program (``// debian: PROGRAM PACKAGE``),
+a directory of C sources of a dependency, which become a program (``// c: PROGRAM MODULE DIRECTORY``), and directories
 of a dependency that are copied beside the programs (``// files: MODULE DIRECTORY…``).
 ``python -m tests.cluster.build`` compiles those of `DEFAULT_TOOLS` too, ``python -m tests.cluster.build NAME…`` only
 the named ones.
@@ -301,7 +301,9 @@ def _get_debian_programs(programs: Sequence[tuple[str, str]], say: Callable[[str
 
 def _go_environment() -> dict[str, str]:
     chosen = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false", "GOWORK": "off", "GOTOOLCHAIN": "local"}
-    return os.environ | chosen
+    # The garbage collector takes a fifth of the processor time of compiler and linker. The limit is a soft one.
+    memory = {"GOGC": "400", "GOMEMLIMIT": "3GiB"}
+    return os.environ | chosen | memory
 
 
 def _go(say: Callable[[str], None], oldest: tuple[int, int] = OLDEST_GO) -> Path:

@@ -12,17 +12,20 @@ from pathlib import PurePath
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-_FAMILIES = "families families_agent provisioning operator_trees"
-_IMAGE = "renamed_trees webhook_trees gpu_levelzero gpu_labels gpu_base clients"
-_CLUSTER = (
-    "harness helm operator cli_cluster epc_and_labels operator_crds operator_daemonsets onload_crds deployments release"
-)
 GROUPS = tuple(
     tuple(files.split())
     for files in (
-        f"{_FAMILIES} {_IMAGE}",
+        # `shared_families`, then `cluster` with the images.
+        (
+            "families families_agent provisioning operator_trees "
+            "renamed_trees webhook_trees gpu_levelzero gpu_labels gpu_base clients"
+        ),
         "onload_upgrade",
-        _CLUSTER,
+        # `cluster`
+        (
+            "harness helm operator cli_cluster epc_and_labels operator_crds operator_daemonsets onload_crds "
+            "deployments release"
+        ),
         "framework_scenarios",
         "vanished_devices",
         "operator_life",

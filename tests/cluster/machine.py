@@ -30,12 +30,14 @@ _CLONE_NEWNET = 0x40000000
 _NETLINK_KOBJECT_UEVENT = 15
 _ASK = 1 | 4  # NLM_F_REQUEST | NLM_F_ACK
 _uevent_numbers = itertools.count(1)
+# The garbage collector takes a sixth of the processor time of a short-lived control plane. The limit is a soft one.
+_GO = {"GOGC": "400", "GOMEMLIMIT": "1GiB"}
 
 Argument = str | Path
 
 
 def wait_until(
-    condition: Callable[[], object], what: str, timeout: float = 30, *, every: float = 0.05, hint: str = ""
+    condition: Callable[[], object], what: str, timeout: float = 60, *, every: float = 0.05, hint: str = ""
 ) -> None:
     """Return as soon as ``condition`` is true; raise a ClusterError naming ``what`` after the timeout."""
     deadline = time.monotonic() + timeout
@@ -140,7 +142,8 @@ class Machine:
         return inside + [str(word) for word in command]
 
     def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-        return {"PATH": self._path, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb"} | dict(extra or {})
+        variables = {"PATH": self._path, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb"}
+        return variables | _GO | dict(extra or {})
 
     def run(
         self,

@@ -196,7 +196,7 @@ def check_renewal(cluster: Cluster, node: Node, webhook: Webhook) -> None:
 
 
 def test_without_cert_manager_a_tree_and_the_chart_name_the_missing_kind(
-    built: None, cluster: Cluster, namespace: str, tmp_path: Path
+    cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/certificates.cert-manager.io"
     assert cluster.get(path) is None

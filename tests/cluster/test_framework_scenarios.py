@@ -303,7 +303,7 @@ def test_pods_outlive_the_plugin_and_may_even_start_again_without_it(setup: Setu
     assert not set(setup.cards("late")) & set(cards)
 
 
-def test_a_restart_of_containerd_is_noticed_by_nobody(setup: Setup) -> None:
+def test_a_restart_of_containerd_does_not_affect_pods_and_agents(setup: Setup) -> None:
     setup.plugin("-cdi=all")
     setup.wait(I915, CARDS)
     setup.run("worker", {I915: 2}, restart="Always")

@@ -144,25 +144,6 @@ def test_a_pod_with_two_gpus_and_a_qat_function_has_a_series_for_each_device(set
     wait_until(lambda: not series(), "no series after the end of the pod", 60)
 
 
-def test_forty_pods_with_enclaves_have_forty_series_whose_sum_is_what_is_allocated(setup: Setup) -> None:
-    """The pods wait for a volume, so the kubelet has admitted them and starts no container."""
-    counts = {f"enclave-{number}": 1 + number % 3 for number in range(40)}
-    for name, count in counts.items():
-        setup.create(waiting_pod(name, "enclaves", count))
-    allocated = f'accelplane_resource_allocated{{resource="{ENCLAVE}"}}'
-
-    def held() -> Mapping[str, float]:
-        return {name: value for (name, _, _), value in setup.held(ENCLAVE).items()}
-
-    wait_until(lambda: held() == counts, "a series for each pod", 60)
-    assert len(setup.held(ENCLAVE)) == 40
-    assert [value for _, value in setup.prometheus.query(allocated)] == [sum(counts.values())]
-    listed = f'accelplane_devices{{resource="{ENCLAVE}",health="Healthy"}}'
-    assert [value for _, value in setup.prometheus.query(listed)] == [110]
-    setup.delete_pods("enclaves")
-    wait_until(lambda: not held(), "no series after the end of the pods", 60)
-
-
 def test_a_restartable_init_container_is_named_and_an_ordinary_one_is_not(setup: Setup) -> None:
     described = pod("staged", *IDLE, namespace=NAMESPACE)
     (main,) = described["spec"]["containers"]
@@ -179,13 +160,6 @@ def test_a_restartable_init_container_is_named_and_an_ordinary_one_is_not(setup:
     wait_until(lambda: held() == {"sidecar": 2}, "the sidecar holds two IDs")
     setup.delete_pods("staged")
     wait_until(lambda: not held(), "no series after the end of the pod", 60)
-
-
-def waiting_pod(name: str, label: str, count: int) -> Object:
-    """A pod with enclaves that has no container, because its volume does not exist."""
-    described = pod(name, namespace=NAMESPACE, resources={ENCLAVE: str(count)}, labels={"app": label})
-    described["spec"]["volumes"] = [{"name": "missing", "configMap": {"name": "missing"}}]
-    return described
 
 
 def test_the_command_line_the_fleet_page_and_prometheus_have_the_same_numbers_at_rest(setup: Setup) -> None:
@@ -278,6 +252,29 @@ def test_restarted_agents_continue_their_series_and_no_node_leaves_the_fleet_pag
     assert {*watching.seen} == {frozenset(setup.cluster.nodes)}
 
 
+# From here on pods wait for a volume that does not exist. They come last: for about two minutes after their end, the
+# kubelet starts new containers late.
+
+
+def test_forty_pods_with_enclaves_have_forty_series_whose_sum_is_what_is_allocated(setup: Setup) -> None:
+    """The pods wait for a volume, so the kubelet has admitted them and starts no container."""
+    counts = {f"enclave-{number}": 1 + number % 3 for number in range(40)}
+    for name, count in counts.items():
+        setup.create(waiting_pod(name, "enclaves", count))
+    allocated = f'accelplane_resource_allocated{{resource="{ENCLAVE}"}}'
+
+    def held() -> Mapping[str, float]:
+        return {name: value for (name, _, _), value in setup.held(ENCLAVE).items()}
+
+    wait_until(lambda: held() == counts, "a series for each pod", 60)
+    assert len(setup.held(ENCLAVE)) == 40
+    assert [value for _, value in setup.prometheus.query(allocated)] == [sum(counts.values())]
+    listed = f'accelplane_devices{{resource="{ENCLAVE}",health="Healthy"}}'
+    assert [value for _, value in setup.prometheus.query(listed)] == [110]
+    setup.delete_pods("enclaves")
+    wait_until(lambda: not held(), "no series after the end of the pods", 60)
+
+
 def test_two_hundred_pods_that_come_and_go_make_no_series_of_hardware(setup: Setup) -> None:
     """The pods wait for a volume, so the kubelet has admitted them and starts no container."""
     before, seen = setup.prometheus.series(HARDWARE), set[str]()
@@ -290,6 +287,13 @@ def test_two_hundred_pods_that_come_and_go_make_no_series_of_hardware(setup: Set
         wait_until(lambda: not setup.held(ENCLAVE), f"{group}: no pod holds an ID", 90)
     assert len(seen) == 200
     assert setup.prometheus.series(HARDWARE) == before
+
+
+def waiting_pod(name: str, label: str, count: int) -> Object:
+    """A pod with enclaves that has no container, because its volume does not exist."""
+    described = pod(name, namespace=NAMESPACE, resources={ENCLAVE: str(count)}, labels={"app": label})
+    described["spec"]["volumes"] = [{"name": "missing", "configMap": {"name": "missing"}}]
+    return described
 
 
 def definition(kind: str) -> Object:

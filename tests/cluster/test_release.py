@@ -19,6 +19,7 @@ from releases import VERSION, write_images
 
 from release import artefacts, build, images, oci, signing, verify
 from release.errors import ReleaseError
+from release.registry import Registry
 
 from .build import tool
 from .cluster import Cluster, Node
@@ -145,19 +146,28 @@ def test_helm_pulls_the_charts(released: build.Plan, tmp_path: Path) -> None:
     assert pulled.read_bytes() == (released.out / f"charts/accelplane-{VERSION}.tgz").read_bytes()
 
 
-def test_another_image_under_the_tag_is_found(registry: str, tmp_path: Path) -> None:
-    plan = make(tmp_path, f"{registry}/tampered", push=True)
-    other = {**images.load(plan.out / "images.json").digests}["accelplane"]
-    layout = plan.out / "images"
-    content = json.loads(oci.blob(layout, other).read_bytes())
-    client = build.Registry(plan.registry)
-    client.push("intel-gpu-plugin", layout, {"digest": other, "mediaType": content["mediaType"]}, [VERSION])
-    release = verify.Release(out=plan.out, key=key_of(plan), registry=plan.registry)
+@pytest.fixture(scope="module")
+def tampered(registry: str, tmp_path_factory: pytest.TempPathFactory) -> build.Plan:
+    """A release whose registry has another image of it under the tag of the GPU plugin."""
+    plan = make(tmp_path_factory.mktemp("tampered"), f"{registry}/tampered", push=True)
+    other = images.load(plan.out / "images.json").digests["accelplane"]
+    content = json.loads(oci.blob(plan.out / "images", other).read_bytes())
+    descriptor = {"digest": other, "mediaType": content["mediaType"]}
+    Registry(plan.registry).push("intel-gpu-plugin", plan.out / "images", descriptor, [VERSION])
+    return plan
+
+
+def test_another_image_under_the_tag_is_found(tampered: build.Plan) -> None:
+    release = verify.Release(out=tampered.out, key=key_of(tampered), registry=tampered.registry)
+    other = images.load(tampered.out / "images.json").digests["accelplane"]
     with pytest.raises(ReleaseError, match=f"intel-gpu-plugin:{VERSION}: found {other}, expected"):
         verify.registry_digests(release)
+
+
+def test_cosign_rejects_another_image_under_the_tag(tampered: build.Plan) -> None:
     # The signature belongs to the digest, not to the tag.
-    assert cosign("verify", "--allow-http-registry", "--insecure-ignore-tlog", "--key", key_of(plan),
-                  f"{plan.registry}/intel-gpu-plugin:{VERSION}").returncode != 0  # fmt: skip
+    words = ("verify", "--allow-http-registry", "--insecure-ignore-tlog", "--key", key_of(tampered))
+    assert cosign(*words, f"{tampered.registry}/intel-gpu-plugin:{VERSION}").returncode != 0
 
 
 # Installation.

@@ -15,6 +15,7 @@ from waiting import until
 
 from accelplane.devices import Device
 from accelplane.host import Host
+from accelplane.host.blocking import in_thread
 from accelplane.plugins.qat import QatPlugin
 
 PF = "0000:6b:00.0"
@@ -170,6 +171,37 @@ async def test_a_scan_makes_the_next_check_open_directories_anew(tmp_path: Path)
     write(debugfs / f"qat_4xxx_{PF}/heartbeat/status", "-1\n")
     node.scan()
     assert await node.check() == {PF: "bad"}
+
+
+@pytest.mark.parametrize(("heartbeat", "healthy"), [(b"0\n", True), (b"-1\n", False), (None, False)])
+def test_all_devices_are_healthy_only_if_each_has_a_heartbeat(
+    tmp_path: Path, heartbeat: bytes | None, healthy: bool
+) -> None:
+    pf(tmp_path, PF, vfs=[0])
+    pf(tmp_path, "0000:70:00.0", vfs=[0], heartbeat=heartbeat)
+    node = Node(tmp_path)
+    for _ in range(2):
+        assert node.plugin.all_healthy(Host(tmp_path), node.devices) is healthy
+
+
+async def test_no_read_begins_while_one_of_another_thread_hangs(tmp_path: Path) -> None:
+    pf(tmp_path, vfs=[0])
+    node, first, second = Node(tmp_path), SlowHost(tmp_path), SlowHost(tmp_path)
+    watching = asyncio.create_task(in_thread(lambda: node.plugin.all_healthy(first, node.devices)))
+    await until(first.reading.is_set)
+    checking = asyncio.create_task(node.check(second))
+    await asyncio.wait((checking,), timeout=0.1)
+    assert not second.reading.is_set()
+    first.release.set()
+    second.release.set()
+    assert await watching
+    assert await checking == {PF: "good"}
+
+
+def test_instances_of_the_kernel_driver_have_no_health() -> None:
+    plugin = QatPlugin(QatPlugin.config_type(mode="kernel"))
+    assert not plugin.overrides("health")
+    assert not plugin.overrides("all_healthy")
 
 
 async def test_the_background_task_waits_for_the_end_of_a_read(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Blocking calls in separate threads.
 
-One thread per call instead of a pool: an idle agent has no threads, and a call that blocks in the kernel (a device that
-does not answer) delays neither other calls nor the exit of the process, because its thread is a daemon.
+One thread per call instead of a pool: an idle agent has no threads, except one that watches the health of QAT devices.
+A call that blocks in the kernel (a device that does not answer) delays neither other calls nor the exit of the process,
+because its thread is a daemon.
 """
 
 import _thread
@@ -81,8 +82,8 @@ class ThreadQueue:
     """Runs blocking functions one after the other in one thread, which ends with the last one.
 
     Threads that make many short system calls at the same time would wait for each other's interpreter lock after each
-    call. A function that takes longer than `patience` seconds does not delay the others: another thread goes on with
-    them.
+    call. A function that takes longer than `patience` seconds does not delay the others: another thread continues
+    with them.
     """
 
     def __init__(self, patience: float = 0.02) -> None:

@@ -283,7 +283,7 @@ class _Increases:
 
 
 class _Part(Struct, frozen=True):
-    """What the text of a source means: values, which samples they are (family and labels), and their lines."""
+    """The content of a source's text: values, the family and labels of each sample, and the lines."""
 
     text: bytes = b""
     values: Sequence[Value] = ()

@@ -33,17 +33,20 @@ class Family:
 
     def add(self, value: float, labels: Mapping[str, str] | None = None, suffix: str = "") -> None:
         """Adds a sample, unless one has the same labels, which are cut. Raises `ValueError` for invalid names."""
-        selector = ""
-        if labels:
-            for name in labels:
-                if not _is_label_name(name):
-                    raise ValueError(f"label {name!a} of metric {self.name}: expected letters, digits and _")
-            pairs = [f'{name}="{escape(text)}"' for name, text in sorted(labels.items())]
-            selector = f"{{{','.join(pairs)}}}"
-        series = f"{self.name}{suffix}{selector}"
+        pairs = self._pairs(labels) if labels else ()
+        self._add(f"{self.name}{suffix}{{{','.join(pairs)}}}" if pairs else f"{self.name}{suffix}", value)
+
+    def _add(self, series: str, value: float) -> None:
         if series not in self._series:
             self._series.add(series)
             self._lines.append(f"{series} {_number(value)}")
+
+    def _pairs(self, labels: Mapping[str, str]) -> list[str]:
+        """The rendered labels in the order of their names. Raises `ValueError`."""
+        for name in labels:
+            if not _is_label_name(name):
+                raise ValueError(f"label {name!a} of metric {self.name}: expected letters, digits and _")
+        return [f'{name}="{escape(text)}"' for name, text in sorted(labels.items())]
 
     def add_lines(self, lines: Iterable[str]) -> None:
         """Adds samples that are rendered already."""
@@ -70,10 +73,14 @@ class Family:
         self, bounds: Iterable[float], counts: Iterable[int], total: float, labels: Mapping[str, str]
     ) -> None:
         """Adds a histogram: `counts` has one number for each of `bounds` and one above them, `total` is the sum."""
+        pairs = self._pairs(labels)
+        place = sum(name < "le" for name in labels)
+        before = "".join(f"{pair}," for pair in pairs[:place])
+        after = "".join(f",{pair}" for pair in pairs[place:])
         cumulative = 0
         for bound, count in zip((*bounds, math.inf), counts, strict=True):
             cumulative += count
-            self.add(cumulative, {**labels, "le": _number(bound)}, "_bucket")
+            self._add(f'{self.name}_bucket{{{before}le="{_number(bound)}"{after}}}', cumulative)
         self.add(cumulative, labels, "_count")
         self.add(total, labels, "_sum")
 

@@ -43,7 +43,7 @@ class Measurements:
         """`timeout` is for all plugins together; scrapers usually wait for 10 s. `queue` has the threads that read."""
         self._sources = sources
         self._queue = queue or ThreadQueue()
-        self._root = root
+        self._host = Host(root)
         self.timeout = timeout
         self._reads: dict[str, asyncio.Task[list[Sample]]] = {}
         self._hanging: set[str] = set()
@@ -84,7 +84,7 @@ class Measurements:
         await asyncio.gather(*reads, return_exceptions=True)
 
     async def _read(self, name: str, plugin: Plugin[Config], inventory: Inventory) -> list[Sample]:
-        found = await self._queue.submit(lambda: _measure(plugin, Host(self._root), inventory))
+        found = await self._queue.submit(lambda: _measure(plugin, self._host.fresh(), inventory))
         for cause, count in found.dropped.items():
             self.dropped[name, cause] += count
         self._report(name, found.problem)

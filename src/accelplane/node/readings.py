@@ -1,7 +1,7 @@
 """Reads the files of all devices for the metrics pages, when a page is requested and at no other time.
 
 A read of a driver's file may block. The devices of all plugins are read in one thread; if a read takes long, another
-thread goes on with the next plugin. A device whose read takes longer than a second is abandoned together with the
+thread continues with the next plugin. A device whose read takes longer than a second is abandoned together with the
 thread, and another thread continues with the next device.
 """
 
