@@ -218,7 +218,7 @@ class Families:
 
     def reset(self, hardware: Sequence[Spec] = HARDWARE) -> None:
         """Everything as it was at the first boot, or with other hardware."""
-        self.kernel.mend()
+        self.kernel.clear_faults()
         for address in self.present():
             self.kernel.unplug(address)
         for module in ("vfio-pci", "sgx"):

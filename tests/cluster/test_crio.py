@@ -115,12 +115,12 @@ def check_programming(fpga: Fpga, name: str) -> None:
     fpga.program(NLB0)
     fpga.clear_store()
     fpga.cluster.apply(requesting_pod(name, ORCHESTRATED[NLB3]))
-    fpga.wait_for_statuses(name, f"FPGA_AFU_1 in dfl-port.0: no bitstream for AFU {NLB3} in region {INTERFACE}")
+    fpga.wait_for_event(name, f"FPGA_AFU_1 in dfl-port.0: no bitstream for AFU {NLB3} in region {INTERFACE}")
     # CRI-O runs the hook when it creates the container, not when it starts it: the kubelet tries again.
     seen = (fpga.cluster.pod(name, TEAM) or {})["status"]
     assert (seen["phase"], fpga.afu) == ("Pending", NLB0)
     fpga.install(NLB3)
-    assert fpga.ran(name) == [NLB3, "/dev/dfl-port.0"]
+    assert fpga.output_of(name) == [NLB3, "/dev/dfl-port.0"]
     assert fpga.afu == NLB3
 
 
@@ -136,7 +136,7 @@ def test_the_fpga_hook_runs_by_hooks_d(fpgas: Fpgas, node: Node) -> None:
     check_programming(fpga, "by-hooks-d")
     # The hook runs for containers with the annotation only.
     fpga.cluster.apply(pod("other", "sh", "-c", NODES, namespace=TEAM))
-    assert fpga.ran("other") == []
+    assert fpga.output_of("other") == []
 
 
 # Onload

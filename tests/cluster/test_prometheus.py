@@ -19,7 +19,7 @@ from . import conftest
 from .families import NAMESPACE, QAT0
 from .machine import wait_until
 from .objects import Object, pod
-from .observed import AGENTS, CY, ENCLAVE, HARDWARE, I915, IDLE, UP, World, observed_cluster
+from .observed import AGENTS, CY, ENCLAVE, HARDWARE, I915, IDLE, UP, Setup, observed_cluster
 from .test_cli_cluster import run
 
 pytestmark = pytest.mark.cluster
@@ -29,58 +29,58 @@ MONITORING_KINDS = ("PodMonitor", "ServiceMonitor", "PrometheusRule")
 
 
 @pytest.fixture(scope="module")
-def world(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def setup(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     with observed_cluster(tmp_path_factory.mktemp("observed")) as made:
         conftest._running.append(made.cluster)
         yield made
         conftest._running.remove(made.cluster)
 
 
-def test_agents_are_targets_whose_labels_name_the_node_and_no_pod(world: World) -> None:
-    query = world.prometheus.query
+def test_agents_are_targets_whose_labels_name_the_node_and_no_pod(setup: Setup) -> None:
+    query = setup.prometheus.query
     targets = query(UP)
     assert {(labels["node"], labels["agent"], value) for labels, value in targets} == {(*each, 1) for each in AGENTS}
     for labels, _ in targets:
         assert labels["instance"] == labels["node"]
         assert {*labels} == {"__name__", "job", "instance", "node", "agent"}
-    names = json.loads(world.prometheus.get("/api/v1/labels"))["data"]
+    names = json.loads(setup.prometheus.get("/api/v1/labels"))["data"]
     assert [name for name in names if name.startswith("exported_")] == []
-    hardware = world.prometheus.series(HARDWARE)
+    hardware = setup.prometheus.series(HARDWARE)
     assert len(hardware) > 50
     assert not {name for each in hardware for name, _ in each} & {"pod", "namespace", "container", "endpoint"}
 
 
-def test_holders_are_the_pods_of_users(world: World) -> None:
+def test_holders_are_the_pods_of_users(setup: Setup) -> None:
     def held() -> set[tuple[str, str, str]]:
-        found = world.prometheus.query("accelplane_container_devices")
+        found = setup.prometheus.query("accelplane_container_devices")
         return {(labels["node"], labels["pod"], labels["resource"]) for labels, _ in found}
 
     expected = {("node-1", "worker", CY), ("node-2", "trainer", I915)}
     wait_until(lambda: held() == expected, "both pods hold a device")
-    (labels,) = (labels for labels, _ in world.prometheus.query('accelplane_container_devices{plugin="gpu"}'))
+    (labels,) = (labels for labels, _ in setup.prometheus.query('accelplane_container_devices{plugin="gpu"}'))
     assert (labels["namespace"], labels["device"], labels["unit"]) == (NAMESPACE, labels["unit"], labels["device"])
     query = f'accelplane:namespace_devices:sum{{resource="{I915}"}}'
     labels = {"__name__": "accelplane:namespace_devices:sum", "namespace": NAMESPACE, "resource": I915}
     # Rules are evaluated after the scrapes.
-    wait_until(lambda: world.prometheus.query(query) == [(labels, 1.0)], "the record has the device")
+    wait_until(lambda: setup.prometheus.query(query) == [(labels, 1.0)], "the record has the device")
 
 
-def test_prometheus_rejects_no_sample_and_promtool_accepts_the_pages(world: World) -> None:
-    own = world.prometheus.get("/metrics")
+def test_prometheus_rejects_no_sample_and_promtool_accepts_the_pages(setup: Setup) -> None:
+    own = setup.prometheus.get("/metrics")
     for cause in ("duplicate_timestamp", "out_of_order", "out_of_bounds"):
         assert f"prometheus_target_scrapes_sample_{cause}_total 0" in own
     assert re.search(r"^prometheus_target_scrapes_exceeded_sample_limit_total 0$", own, re.MULTILINE)
-    for each in world.agent_pods():
+    for each in setup.agent_pods():
         url = f"http://{each['status']['podIP']}:9400/metrics"
-        page = world.cluster.control.run(sys.executable, "-c", FETCH, url).stdout
+        page = setup.cluster.control.run(sys.executable, "-c", FETCH, url).stdout
         assert promtool("check", "metrics", text=page) == ""
 
 
-def test_alerts_fire_while_a_held_device_is_unhealthy_and_resolve_after_it(world: World) -> None:
-    firing = world.prometheus.firing
+def test_alerts_fire_while_a_held_device_is_unhealthy_and_resolve_after_it(setup: Setup) -> None:
+    firing = setup.prometheus.firing
     names = "AccelplaneDeviceUnhealthy", "AccelplaneDeviceUnhealthyAndHeld"
     assert not any(firing(name) for name in names)
-    world.kernel.do("qat", bdf=QAT0, healthy=False)
+    setup.kernel.do("qat", bdf=QAT0, healthy=False)
     wait_until(lambda: all(firing(name) for name in names), f"firing: {names}", 90)
     for name in names:
         (alert,) = firing(name)
@@ -88,13 +88,13 @@ def test_alerts_fire_while_a_held_device_is_unhealthy_and_resolve_after_it(world
         assert (labels["node"], labels["plugin"], labels["phase"]) == ("node-1", "qat", "unhealthy")
         assert labels["unit"] in alert["annotations"]["description"]
     assert f"Held by {NAMESPACE}/worker/main." in firing(names[1])[0]["annotations"]["description"]
-    world.kernel.do("qat", bdf=QAT0, healthy=True)
+    setup.kernel.do("qat", bdf=QAT0, healthy=True)
     wait_until(lambda: not any(firing(name) for name in names), f"resolved: {names}", 90)
 
 
-def test_every_query_of_the_dashboards_returns_what_is_there(world: World) -> None:
+def test_every_query_of_the_dashboards_returns_what_is_there(setup: Setup) -> None:
     """A query returns data if all its metrics exist, unless the panel says what its emptiness means."""
-    present = {*json.loads(world.prometheus.get("/api/v1/label/__name__/values"))["data"]} | {"up"}
+    present = {*json.loads(setup.prometheus.get("/api/v1/label/__name__/values"))["data"]} | {"up"}
     assert present > {*records()}
     wanted: list[tuple[str, str]] = []
     executed = 0
@@ -103,7 +103,7 @@ def test_every_query_of_the_dashboards_returns_what_is_there(world: World) -> No
             for text in queries(panel):
                 # A subquery has values at full minutes only, and the devices have existed for less.
                 expr = text.replace(":1m]", ":1s]")
-                world.prometheus.query(expr)
+                setup.prometheus.query(expr)
                 executed += 1
                 if metrics(expr) <= present and "noValue" not in panel["fieldConfig"]["defaults"]:
                     wanted.append((panel["title"], expr))
@@ -111,7 +111,7 @@ def test_every_query_of_the_dashboards_returns_what_is_there(world: World) -> No
     assert len(wanted) > 45, len(wanted)
 
     def empty() -> list[tuple[str, str]]:
-        return [each for each in wanted if not world.prometheus.query(each[1])]
+        return [each for each in wanted if not setup.prometheus.query(each[1])]
 
     try:
         wait_until(lambda: not empty(), "data of all panels", 30)
@@ -119,18 +119,18 @@ def test_every_query_of_the_dashboards_returns_what_is_there(world: World) -> No
         assert empty() == []
 
 
-def test_a_pod_with_two_gpus_and_a_qat_function_has_a_series_for_each_device(world: World) -> None:
+def test_a_pod_with_two_gpus_and_a_qat_function_has_a_series_for_each_device(setup: Setup) -> None:
     """Only the first node has both families."""
-    world.cluster.apply(pod("mixed", *IDLE, namespace=NAMESPACE, resources={I915: "2", CY: "1"}))
-    world.cluster.wait_pod("mixed", namespace=NAMESPACE)
+    setup.cluster.apply(pod("mixed", *IDLE, namespace=NAMESPACE, resources={I915: "2", CY: "1"}))
+    setup.cluster.wait_pod("mixed", namespace=NAMESPACE)
 
     def series() -> list[dict[str, str]]:
-        found = world.prometheus.query('accelplane_container_devices{pod="mixed"} == 1')
+        found = setup.prometheus.query('accelplane_container_devices{pod="mixed"} == 1')
         return sorted((labels for labels, _ in found), key=lambda labels: (labels["plugin"], labels["unit"]))
 
     wait_until(lambda: len(series()) == 3, "a series for each device", hint=str(series()))
     first, second, function = series()
-    seen = world.cluster.kubectl("exec", "mixed", f"--namespace={NAMESPACE}", "--", "sh", "-c", "ls /dev/dri; env")
+    seen = setup.cluster.kubectl("exec", "mixed", f"--namespace={NAMESPACE}", "--", "sh", "-c", "ls /dev/dri; env")
     cards = [word for word in seen.split() if re.fullmatch(r"card\d+", word)]
     assert [first["unit"], second["unit"]] == [first["device"], second["device"]] == sorted(cards)
     assert first["bdf"] != second["bdf"]
@@ -140,34 +140,34 @@ def test_a_pod_with_two_gpus_and_a_qat_function_has_a_series_for_each_device(wor
     assert {(labels["node"], labels["namespace"], labels["container"]) for labels in series()} == {
         ("node-1", NAMESPACE, "main")
     }
-    world.delete_pods("mixed")
+    setup.delete_pods("mixed")
     wait_until(lambda: not series(), "no series after the end of the pod", 60)
 
 
-def test_a_restartable_init_container_is_named_and_an_ordinary_one_is_not(world: World) -> None:
+def test_a_restartable_init_container_is_named_and_an_ordinary_one_is_not(setup: Setup) -> None:
     described = pod("staged", *IDLE, namespace=NAMESPACE)
     (main,) = described["spec"]["containers"]
     described["spec"]["initContainers"] = [
         main | {"name": "ordinary", "command": ["true"], "resources": {"limits": {ENCLAVE: "3"}}},
         main | {"name": "sidecar", "restartPolicy": "Always", "resources": {"limits": {ENCLAVE: "2"}}},
     ]
-    world.cluster.apply(described)
-    world.cluster.wait_pod("staged", namespace=NAMESPACE)
+    setup.cluster.apply(described)
+    setup.cluster.wait_pod("staged", namespace=NAMESPACE)
 
     def held() -> Mapping[str, float]:
-        return {container: value for (name, container, _), value in world.held().items() if name == "staged"}
+        return {container: value for (name, container, _), value in setup.held().items() if name == "staged"}
 
     wait_until(lambda: held() == {"sidecar": 2}, "the sidecar holds two IDs")
-    world.delete_pods("staged")
+    setup.delete_pods("staged")
     wait_until(lambda: not held(), "no series after the end of the pod", 60)
 
 
-def test_the_command_line_the_fleet_page_and_prometheus_have_the_same_numbers_at_rest(world: World) -> None:
+def test_the_command_line_the_fleet_page_and_prometheus_have_the_same_numbers_at_rest(setup: Setup) -> None:
     """By resource: the IDs, and those that containers hold."""
-    query = world.prometheus.query
+    query = setup.prometheus.query
 
     def command_line() -> tuple[Mapping[str, float], Mapping[str, float]]:
-        answer = run(world.cluster, "accelplane", "inspect", "--cluster", "-A", "-o", "json")
+        answer = run(setup.cluster, "accelplane", "inspect", "--cluster", "-A", "-o", "json")
         assert answer.returncode == 0, answer.stderr
         ids, held = Counter[str](), Counter[str]()
         for item in json.loads(answer.stdout)["nodes"]:
@@ -177,7 +177,7 @@ def test_the_command_line_the_fleet_page_and_prometheus_have_the_same_numbers_at
 
     def fleet() -> tuple[Mapping[str, float], Mapping[str, float]]:
         ids, held = Counter[str](), Counter[str]()
-        for device in world.fleet.devices().devices:
+        for device in setup.fleet.devices().devices:
             ids.update(device.ids)
             for holder in device.holders:
                 held[holder.resource] += holder.count
@@ -212,9 +212,9 @@ def test_the_command_line_the_fleet_page_and_prometheus_have_the_same_numbers_at
 class Watching:
     """Reads the list of devices of the fleet page again and again, and notes the nodes of each answer."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, setup: Setup) -> None:
         self.seen: list[frozenset[str]] = []
-        self._fleet = world.fleet
+        self._fleet = setup.fleet
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -231,62 +231,62 @@ class Watching:
             self.seen.append(frozenset(device.node for device in self._fleet.devices().devices))
 
 
-def test_restarted_agents_continue_their_series_and_no_node_leaves_the_fleet_page(world: World) -> None:
+def test_restarted_agents_continue_their_series_and_no_node_leaves_the_fleet_page(setup: Setup) -> None:
     started = "max by (node, agent) (process_start_time_seconds)"
-    before, times = world.prometheus.series(HARDWARE), world.prometheus.query(started)
-    with Watching(world) as watching:
+    before, times = setup.prometheus.series(HARDWARE), setup.prometheus.query(started)
+    with Watching(setup) as watching:
         for _ in range(5):
-            for each in world.agent_pods():
+            for each in setup.agent_pods():
                 path = f"/api/v1/namespaces/{NAMESPACE}/pods/{each['metadata']['name']}"
-                world.cluster.request("DELETE", path, {"gracePeriodSeconds": 1})
+                setup.cluster.request("DELETE", path, {"gracePeriodSeconds": 1})
 
             def again(times: list[tuple[dict[str, str], float]] = times) -> bool:
-                now = {(labels["node"], labels["agent"]): value for labels, value in world.prometheus.query(started)}
+                now = {(labels["node"], labels["agent"]): value for labels, value in setup.prometheus.query(started)}
                 earlier = {(labels["node"], labels["agent"]): value for labels, value in times}
-                return {*now} == AGENTS and all(now[each] > earlier[each] for each in AGENTS) and world.up() == AGENTS
+                return {*now} == AGENTS and all(now[each] > earlier[each] for each in AGENTS) and setup.up() == AGENTS
 
             wait_until(again, "all agents again", 90)
-            times = world.prometheus.query(started)
-    assert world.prometheus.series(HARDWARE) == before
+            times = setup.prometheus.query(started)
+    assert setup.prometheus.series(HARDWARE) == before
     assert len(watching.seen) > 10
-    assert {*watching.seen} == {frozenset(world.cluster.nodes)}
+    assert {*watching.seen} == {frozenset(setup.cluster.nodes)}
 
 
 # From here on pods wait for a volume that does not exist. They come last: for about two minutes after their end, the
 # kubelet starts new containers late.
 
 
-def test_forty_pods_with_enclaves_have_forty_series_whose_sum_is_what_is_allocated(world: World) -> None:
+def test_forty_pods_with_enclaves_have_forty_series_whose_sum_is_what_is_allocated(setup: Setup) -> None:
     """The pods wait for a volume, so the kubelet has admitted them and starts no container."""
     counts = {f"enclave-{number}": 1 + number % 3 for number in range(40)}
     for name, count in counts.items():
-        world.create(waiting_pod(name, "enclaves", count))
+        setup.create(waiting_pod(name, "enclaves", count))
     allocated = f'accelplane_resource_allocated{{resource="{ENCLAVE}"}}'
 
     def held() -> Mapping[str, float]:
-        return {name: value for (name, _, _), value in world.held(ENCLAVE).items()}
+        return {name: value for (name, _, _), value in setup.held(ENCLAVE).items()}
 
     wait_until(lambda: held() == counts, "a series for each pod", 60)
-    assert len(world.held(ENCLAVE)) == 40
-    assert [value for _, value in world.prometheus.query(allocated)] == [sum(counts.values())]
+    assert len(setup.held(ENCLAVE)) == 40
+    assert [value for _, value in setup.prometheus.query(allocated)] == [sum(counts.values())]
     listed = f'accelplane_devices{{resource="{ENCLAVE}",health="Healthy"}}'
-    assert [value for _, value in world.prometheus.query(listed)] == [110]
-    world.delete_pods("enclaves")
+    assert [value for _, value in setup.prometheus.query(listed)] == [110]
+    setup.delete_pods("enclaves")
     wait_until(lambda: not held(), "no series after the end of the pods", 60)
 
 
-def test_two_hundred_pods_that_come_and_go_make_no_series_of_hardware(world: World) -> None:
+def test_two_hundred_pods_that_come_and_go_make_no_series_of_hardware(setup: Setup) -> None:
     """The pods wait for a volume, so the kubelet has admitted them and starts no container."""
-    before, seen = world.prometheus.series(HARDWARE), set[str]()
+    before, seen = setup.prometheus.series(HARDWARE), set[str]()
     for group in ("first", "second"):
         for number in range(100):
-            world.create(waiting_pod(f"{group}-{number}", group, 1))
-        wait_until(lambda: len(world.held(ENCLAVE)) == 100, f"{group}: all pods hold an ID", 90)
-        seen |= {name for name, _, _ in world.held(ENCLAVE)}
-        world.delete_pods(group)
-        wait_until(lambda: not world.held(ENCLAVE), f"{group}: no pod holds an ID", 90)
+            setup.create(waiting_pod(f"{group}-{number}", group, 1))
+        wait_until(lambda: len(setup.held(ENCLAVE)) == 100, f"{group}: all pods hold an ID", 90)
+        seen |= {name for name, _, _ in setup.held(ENCLAVE)}
+        setup.delete_pods(group)
+        wait_until(lambda: not setup.held(ENCLAVE), f"{group}: no pod holds an ID", 90)
     assert len(seen) == 200
-    assert world.prometheus.series(HARDWARE) == before
+    assert setup.prometheus.series(HARDWARE) == before
 
 
 def waiting_pod(name: str, label: str, count: int) -> Object:
@@ -311,8 +311,8 @@ def definition(kind: str) -> Object:
     }
 
 
-def test_the_trees_are_applied_with_and_without_the_definitions_of_the_prometheus_operator(world: World) -> None:
-    cluster = world.cluster
+def test_the_trees_are_applied_with_and_without_the_definitions_of_the_prometheus_operator(setup: Setup) -> None:
+    cluster = setup.cluster
     with cluster.namespace("monitoring"):
         words = ("apply", "--namespace=monitoring", "--kustomize")
         plain = cluster.kubectl(*words, DEPLOY / "monitoring/overlays/plain")

@@ -270,7 +270,7 @@ def test_a_device_in_trouble_is_named_with_its_reason_and_the_others_are_done(fa
     # The container is restarted, and enables the VF again before it fails.
     wait_until(lambda: families.read(f"{DEVICES}/{DLB0}/sriov_numvfs") == "0", "no VF of the DLB")
 
-    kernel.mend()
+    kernel.clear_faults()
     kernel.do("qat", bdf="0000:69:00.0", starts=True)
     restart(*trees)
     families.wait({CY: 2 * VFS, DC: VFS, DSA: 8, VF: 1})

@@ -88,7 +88,7 @@ def webhook(api: Cluster, program: Program, directory: Path) -> Iterator[Path]:
             _wait_called(api, program)
             yield log
             assert process.poll() is None, log.read_text()
-            assert group.charged().killed == 0
+            assert group.usage().killed == 0
         finally:
             api.request("DELETE", f"{HOOKS}/bursts")
             process.kill()
