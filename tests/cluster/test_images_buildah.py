@@ -146,15 +146,17 @@ def _entries(tar: tarfile.TarFile) -> Iterator[tuple[str, tuple[object, ...]]]:
         name = member.name.strip("/").removeprefix("./")
         if name in {"", "."}:
             continue
+        # The archives of buildah have the type of the file in the mode.
+        mode = oct(member.mode & 0o7777)
         if member.issym():
             yield name, ("link", member.linkname, member.uid, member.gid)
         elif member.isdir():
-            yield name, ("directory", oct(member.mode), member.uid, member.gid)
+            yield name, ("directory", mode, member.uid, member.gid)
         else:
             # extractfile follows hard links inside of the layer.
             stream = tar.extractfile(member)
             assert stream, name
-            yield name, ("file", oct(member.mode), member.uid, member.gid, hashlib.sha256(stream.read()).hexdigest())
+            yield name, ("file", mode, member.uid, member.gid, hashlib.sha256(stream.read()).hexdigest())
 
 
 def test_both_images_have_the_same_files_modes_and_owners(built: Path, ours: Path) -> None:
