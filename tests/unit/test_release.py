@@ -97,7 +97,8 @@ def test_charts_pin_images_by_digest_unless_another_tag_is_chosen(made: Path) ->
     assert len(found) == 5
     mirrored = rendered("agent.image.hub=mirror.example/a")
     assert expected[0].replace(REGISTRY, "mirror.example/a") in mirrored
-    assert artefacts.references_of(rendered("agent.image.tag=1.0.1"), REGISTRY) == [f"{REGISTRY}/accelplane:1.0.1"]
+    other = set(artefacts.references_of(rendered("agent.image.tag=1.0.1"), REGISTRY))
+    assert other == {f"{REGISTRY}/accelplane:1.0.1"}
 
 
 def test_charts_with_other_digests_or_registries_are_found(copy: Path, made: Path) -> None:
