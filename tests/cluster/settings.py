@@ -332,10 +332,11 @@ for word; do
     [ "$last" != --bundle ] || bundle=$word
     last=$word
 done
-[ -z "$bundle" ] || sed -i \\
-    -e 's/"type":"sysfs","source":"sysfs","options":\\[/"type":"bind","source":"\\/sys","options":["rbind",/g' \\
-    -e 's/\\("source":"\\/sys","options":\\["rbind",[^]]*"ro"\\)/\\1,"rro"/g' \\
-    -e 's/"oomScoreAdj":-[0-9]*/"oomScoreAdj":0/' "$bundle/config.json"
+[ -z "$bundle" ] || sed -z -E -i \\
+    -e 's/"type":\\s*"sysfs",\\s*"source":\\s*"sysfs",\\s*/"type":"bind","source":"\\/sys",/g' \\
+    -e 's/("source":"\\/sys",)"options":\\s*\\[/\\1"options":["rbind",/g' \\
+    -e 's/("source":"\\/sys","options":\\["rbind",[^]]*"ro")/\\1,"rro"/g' \\
+    -e 's/"oomScoreAdj":\\s*-[0-9]+/"oomScoreAdj":0/' "$bundle/config.json"
 exec runc "$@"
 """
 
