@@ -99,7 +99,13 @@ def _metadata(version: Object, labels: Mapping[str, str]) -> Iterator[str]:
         for field, (value, wanted) in expected.items()
         if value != wanted
     )
-    yield from _channels(channels, found.get("channel.default.v1"))
+    yield from (
+        f"channels.v1: found {channel!a}, expected letters, digits, '.', '_' and '-'"
+        for channel in channels
+        if not _CHANNEL.fullmatch(channel)
+    )
+    if found.get("channel.default.v1") not in channels:
+        yield f"channel.default.v1: found {found.get('channel.default.v1')!a}, expected one of {channels}"
     for field in ("displayName", "description", "provider", "maturity", "keywords", "minKubeVersion", "install"):
         if not spec.get(field):
             yield f"spec.{field}: not found"
@@ -119,14 +125,6 @@ def _metadata(version: Object, labels: Mapping[str, str]) -> Iterator[str]:
     modes = {each["type"]: each["supported"] for each in spec.get("installModes", [])}
     if sorted(modes) != sorted(_MODES) or not any(modes.values()):
         yield f"spec.installModes: found {modes}, expected all four with at least one that is supported"
-
-
-def _channels(channels: Sequence[str], default: str | None) -> Iterator[str]:
-    for channel in channels:
-        if not _CHANNEL.fullmatch(channel):
-            yield f"channels.v1: found {channel!a}, expected letters, digits, '.', '_' and '-'"
-    if default not in channels:
-        yield f"channel.default.v1: found {default!a}, expected one of {channels}"
 
 
 def _upgrades(package: str, spec: Object, annotations: Mapping[str, str]) -> Iterator[str]:

@@ -68,19 +68,33 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert mirrors, "apt has no list of Debian bookworm; run apt-get update"
     packages = "ca-certificates,python3,python3-pip"
     run("debootstrap", "--variant=minbase", f"--include={packages}", "bookworm", root, mirrors[0])
-    (root / "etc/apt/sources.list").unlink()
-    for name in SETTINGS:
-        if (source := Path("/", name)).is_dir():
-            shutil.copytree(source, root / name, dirs_exist_ok=True, symlinks=False, ignore_dangling_symlinks=True)
-        elif source.is_file():
-            shutil.copy(source, root / name)
+    copy_settings(root)
     return root
+
+
+def copy_settings(root: Path) -> None:
+    (root / "etc/apt/sources.list").unlink(missing_ok=True)
+    for name in SETTINGS:
+        source, target = Path("/", name), root / name
+        if source.is_dir():
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.copytree(source, target, ignore_dangling_symlinks=True)
+        elif source.is_file():
+            target.unlink(missing_ok=True)
+            shutil.copy(source, target)
+    # The build stage installs ca-certificates, which makes the list anew: it keeps authorities that are here only.
+    own = root / "usr/local/share/ca-certificates"
+    own.mkdir(parents=True, exist_ok=True)
+    shutil.copy("/etc/ssl/certs/ca-certificates.crt", own / "machine.crt")
 
 
 @pytest.fixture(scope="module")
 def built(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The image of buildah as an OCI image layout."""
-    directory = tmp_path_factory.mktemp("buildah")
+    return build(base, tmp_path_factory.mktemp("buildah"))
+
+
+def build(base: Path, directory: Path) -> Path:
     buildah = Buildah(directory)
     container = buildah("from", "scratch")
     buildah("copy", container, base, "/")

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from accelplane.devices import CdiDevice, Device, Phase, Skipped
 from accelplane.fleet.inventory import decode_inventory
@@ -24,7 +25,7 @@ from accelplane.node.inventory import (
     inventory_plugins,
     state_of,
 )
-from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, UnitHealth
+from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, ScanStatus, UnitHealth
 from accelplane.readings import DevicePlan
 
 IDENTITY = Inventory(
@@ -46,6 +47,7 @@ def facts(
     plugin = PluginStatus(
         name="p",
         namespace="x.example.com",
+        scan=ScanStatus(completed=True),
         resources={
             name: ResourceStatus(name=f"x.example.com/{name}", stage=Stage.SERVING, problem=problem, devices=found)
             for name, found in resources.items()
@@ -89,6 +91,13 @@ def test_the_phase_of_a_unit_is_that_of_its_health_source_or_of_its_devices(
 ) -> None:
     [unit] = decode_inventory(made(facts(device, health={"a": health} if health else {}))).units
     assert (unit.phase, unit.known, unit.reason, unit.text) == expected
+
+
+def test_a_plugin_is_left_out_until_its_first_scan_is_complete() -> None:
+    found = facts(Device(resource="r", id="a"))
+    starting = replace(found.status.plugins["p"], scan=ScanStatus())
+    found = replace(found, status=replace(found.status, plugins={"p": starting}))
+    assert decode_inventory(made(found)).plugins == ()
 
 
 def test_a_unit_has_the_holders_of_claims_with_their_driver() -> None:

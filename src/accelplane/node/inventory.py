@@ -4,6 +4,7 @@ The format is a contract with `accelplane fleet` and other programs: version 1, 
 is a pure function of the agent's state.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -133,13 +134,17 @@ class Facts(Struct, frozen=True, kw_only=True):
 
 
 def inventory_plugins(facts: Facts) -> list[InventoryPlugin]:
-    """All plugins within the limits of numbers and texts."""
+    """All plugins within the limits of numbers and texts, but for those whose first scan is not complete.
+
+    While an agent is replaced, readers have the devices of the old one until the new one has found them.
+    """
     held = _held(facts)
     totals = _allocated(facts.holders)
     places = {(plugin, unit): plan for plugin, plans in facts.plans.items() for plan in plans for unit in plan.units}
     room = _MAX_UNITS
     plugins: list[InventoryPlugin] = []
-    for plugin in list(facts.status.plugins.values())[:_MAX_PLUGINS]:
+    complete = (plugin for plugin in facts.status.plugins.values() if plugin.scan.completed)
+    for plugin in itertools.islice(complete, _MAX_PLUGINS):
         units: list[InventoryUnit] = []
         for name, devices in list(_units(plugin).items())[:room]:
             key = (plugin.name, name)

@@ -116,7 +116,9 @@ class ScanLoop:
             # A longer scan waits for a device, which costs no processor time.
             budget -= min(await self._scan_and_publish(), _MAX_CHARGE)
             last = time.monotonic()
-            self.completed.set()
+            if not self.completed.is_set():
+                self.completed.set()
+                self._context.changed()
             await self._wait_for_request()
             if budget < 0:
                 await asyncio.sleep(-budget / _CPU_SHARE)
