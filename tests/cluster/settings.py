@@ -323,7 +323,8 @@ enable_nri = false
 def crio_runc() -> str:
     """What CRI-O starts as runc. CRI-O has no base for configurations, so the script also changes the source of /sys.
 
-    A mount that is read-only becomes so with all mounts in it. Adjusting the OOM score takes a capability.
+    A mount that is read-only becomes so with all mounts in it. Adjusting the OOM score takes a capability. Nodes may
+    have no hugetlb cgroup.
     """
     return """\
 #!/bin/sh
@@ -336,6 +337,7 @@ done
     -e 's/"type":\\s*"sysfs",\\s*"source":\\s*"sysfs",\\s*/"type":"bind","source":"\\/sys",/g' \\
     -e 's/("source":"\\/sys",)"options":\\s*\\[/\\1"options":["rbind",/g' \\
     -e 's/("source":"\\/sys","options":\\["rbind",[^]]*"ro")/\\1,"rro"/g' \\
+    -e 's/"hugepageLimits":\\s*\\[[^]]*\\]/"hugepageLimits":[]/' \\
     -e 's/"oomScoreAdj":\\s*-[0-9]+/"oomScoreAdj":0/' "$bundle/config.json"
 exec runc "$@"
 """

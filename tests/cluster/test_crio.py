@@ -83,7 +83,7 @@ def test_a_pod_gets_the_device_nodes_of_its_gpu(cluster: Cluster, node: Node, mo
     with cluster.namespace(f"gpu-{mode}") as namespace:
         cluster.apply(*gpu_plugin(namespace, mode))
         wait_until(lambda: node.allocatable(RESOURCE) == 1, "the card", 60)
-        words = "find /dev/dri -type c | sort; echo x >/dev/dri/card0 && echo written"
+        words = "find /dev/dri -maxdepth 1 -type c | sort; echo x >/dev/dri/card0 && echo written"
         cluster.apply(pod("worker", "sh", "-c", words, namespace=namespace, resources={RESOURCE: "1"}))
         cluster.wait_pod("worker", "Succeeded", namespace=namespace)
         printed = cluster.kubectl("logs", "worker", f"--namespace={namespace}").split()

@@ -104,7 +104,7 @@ def test_the_pods_fields_are_those_of_the_manifest_and_the_cards_are_advertised(
     assert container["image"] == own_image("intel-gpu-plugin")
     assert "command" not in container
     assert "args" not in container
-    assert plugin.node.allocatable("gpu.intel.com/i915_monitoring") is None
+    assert not plugin.node.allocatable("gpu.intel.com/i915_monitoring")
     assert plugin.restarts == 0
 
 

@@ -24,6 +24,7 @@ from release.registry import Registry
 from .build import tool
 from .cluster import Cluster, Node
 from .machine import REPOSITORY, wait_until
+from .settings import REGISTRIES
 
 pytestmark = pytest.mark.cluster
 
@@ -242,7 +243,9 @@ def test_helm_installs_the_chart_of_the_registry_and_the_node_pulls_its_images_b
     plan = make(tmp_path, f"{registry}/real", push=True)
     # The registry has the address that the release names, for the node as well.
     server = f"http://{cluster.addresses.host}:{registry.rpartition(':')[2]}"
-    node.etc(f"containerd/certs.d/{registry}/hosts.toml").write_text(f'server = "{server}"\n')
+    hosts = node.path(f"{REGISTRIES}/{registry}/hosts.toml")
+    hosts.parent.mkdir(parents=True, exist_ok=True)
+    hosts.write_text(f'server = "{server}"\n')
     homes = {f"HELM_{name}_HOME": str(tmp_path / name) for name in ("CACHE", "CONFIG", "DATA")}
 
     def helm(*words: str) -> None:
