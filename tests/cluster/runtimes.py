@@ -52,7 +52,8 @@ def crio() -> Runtime:
         raise ClusterError(f"CRI-O: not found: {', '.join(map(str, missing))}; run make tools TOOLS={CRIO}")
     return Runtime(
         name=CRIO,
-        command=["crio", "--config=/etc/crio/crio.conf", "--config-dir="],
+        # conmon needs a working directory that it can name; the one of nsenter is outside the machine's root.
+        command=["sh", "-c", "cd / && exec crio --config=/etc/crio/crio.conf --config-dir="],
         check=["crio", "status", f"--socket={settings.CRIO_SOCKET}", "info"],
         socket=settings.CRIO_SOCKET,
         files=lambda assets: _crio(assets, programs),

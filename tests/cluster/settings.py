@@ -271,11 +271,15 @@ def runc() -> str:
     told = ",".join(f'"{option}"' for option in _SYS_OPTIONS)
     return f"""\
 #!/bin/sh
-bundle=
+bundle= process=
 for word; do
-    [ "$last" != --bundle ] || bundle=$word
+    case "$last" in
+    --bundle) bundle=$word ;;
+    --process) process=$word ;;
+    esac
     last=$word
 done
+[ -z "$process" ] || sed -z -E -i -e 's/"CAP_SYS_RESOURCE",\\s*|,\\s*"CAP_SYS_RESOURCE"//g' "$process"
 [ -z "$bundle" ] || sed -i 's/{told}/&,"rro"/' "$bundle/config.json"
 exec runc "$@"
 """
@@ -323,20 +327,25 @@ enable_nri = false
 def crio_runc() -> str:
     """What CRI-O starts as runc. CRI-O has no base for configurations, so the script also changes the source of /sys.
 
-    A mount that is read-only becomes so with all mounts in it. Adjusting the OOM score takes a capability. Nodes may
-    have no hugetlb cgroup.
+    A mount that is read-only becomes so with all mounts in it. Sandboxes often lack the capability for limits and the
+    OOM score, which CRI-O gives to privileged containers, and the hugetlb cgroup.
     """
     return """\
 #!/bin/sh
-bundle=
+bundle= process=
 for word; do
-    [ "$last" != --bundle ] || bundle=$word
+    case "$last" in
+    --bundle) bundle=$word ;;
+    --process) process=$word ;;
+    esac
     last=$word
 done
+[ -z "$process" ] || sed -z -E -i -e 's/"CAP_SYS_RESOURCE",\\s*|,\\s*"CAP_SYS_RESOURCE"//g' "$process"
 [ -z "$bundle" ] || sed -z -E -i \\
     -e 's/"type":\\s*"sysfs",\\s*"source":\\s*"sysfs",\\s*/"type":"bind","source":"\\/sys",/g' \\
     -e 's/("source":"\\/sys",)"options":\\s*\\[/\\1"options":["rbind",/g' \\
     -e 's/("source":"\\/sys","options":\\["rbind",[^]]*"ro")/\\1,"rro"/g' \\
+    -e 's/"CAP_SYS_RESOURCE",\\s*|,\\s*"CAP_SYS_RESOURCE"//g' \\
     -e 's/"hugepageLimits":\\s*\\[[^]]*\\]/"hugepageLimits":[]/' \\
     -e 's/"oomScoreAdj":\\s*-[0-9]+/"oomScoreAdj":0/' "$bundle/config.json"
 exec runc "$@"

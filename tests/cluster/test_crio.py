@@ -171,6 +171,7 @@ def test_the_worker_finds_its_container_in_its_cgroup_without_rights_at_the_api(
         return onload.parameters()[0] == "/somewhere/crictl"
 
     wait_until(written, "the parameters: written", 60)
+    onload.cluster.wait_pod("worker", "Running", namespace=ONLOAD)
     status = (onload.cluster.pod("worker", ONLOAD) or {})["status"]["containerStatuses"][0]
     assert onload.parameters()[1] == f"exec {container_id(status)} /server"
     log = onload.cluster.kubectl("logs", "worker", f"--namespace={ONLOAD}")
