@@ -130,8 +130,6 @@ def kwok(silence: int) -> list[str]:
     return [
         "kwok", "--kubeconfig=/etc/kubernetes/admin.conf", "--manage-all-nodes=false",
         "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake", f"--node-lease-duration-seconds={lease}",
-        # The default has 254 addresses. kwok writes the status of a pod without an address again every few seconds.
-        "--cidr=10.16.0.1/12",
         # The status of these objects is set by a test.
         "--disregard-status-with-annotation-selector=kwok.x-k8s.io/status=custom",
     ]  # fmt: skip
