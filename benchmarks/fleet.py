@@ -131,7 +131,7 @@ class _User:
         self.times.append((time.monotonic() - start) * 1000)
 
     async def follow(self) -> None:
-        """Counts the updates until it is cancelled. As a browser, it loads the page again when it is told to."""
+        """Counts the updates until it is cancelled. Like a browser, it reloads the page after a `reload` event."""
         while True:
             generation = _GENERATION.findall(await self._page())[0].decode()
             reader, writer = await self._open(f"/api/v1/events?screen=nodes&sort=name&generation={generation}")

@@ -1,7 +1,7 @@
 """Pushes a complete release to its registry: images, charts, bundles and the catalog, each with its signature.
 
-A tag is written last. So whoever pulls it finds the whole artefact and its signature, also while a push is running or
-after it has failed. A push can be repeated: the registry keeps the blobs that it has.
+A tag is written last: clients that pull it get the complete artefact and its signature, also during a push and after a
+failed one. A push can be repeated: the registry keeps the blobs that it has.
 """
 
 import json

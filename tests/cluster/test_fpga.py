@@ -127,13 +127,13 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_without_the_right_bitstream_the_container_does_not_start(fpga: Fpga, wrong: str) -> None:
-    content, told = WRONG[wrong]
+    content, message = WRONG[wrong]
     fpga.program(NLB3)
     fpga.clear_store()
     if content is not None:
         fpga.write(PLACE, content)
     fpga.cluster.apply(requesting_pod(wrong, ORCHESTRATED[NLB0]))
-    fpga.expect_start_error(wrong, f"FPGA_AFU_1 in dfl-port.0: {told}")
+    fpga.expect_start_error(wrong, f"FPGA_AFU_1 in dfl-port.0: {message}")
     assert fpga.afu == NLB3
 
 

@@ -40,7 +40,7 @@ class Change(Struct, frozen=True):
 class Unit(Struct, frozen=True):
     """A physical thing whose IDs an agent advertises. `ids` has the number of IDs per resource.
 
-    A healthy unit with a `reason` has a warning, of which `text` tells more.
+    If a healthy unit has a `reason`, it is a warning; `text` describes it.
     """
 
     plugin: str

@@ -65,7 +65,7 @@ def _call(work: Callable[[], T], outcome: "asyncio.Future[T]") -> Callable[[], N
 
 
 class _Queued(NamedTuple):
-    """A function of a queue, and whether somebody still waits for it."""
+    """A function of a queue, and whether its future is cancelled."""
 
     run: Callable[[], None]
     cancelled: Callable[[], bool]

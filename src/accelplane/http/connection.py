@@ -234,7 +234,7 @@ class Connection(asyncio.BufferedProtocol):
     def _update_reading(self) -> None:
         """Stops reading while a request waits for memory, its response cannot be sent, or another one follows it.
 
-        While a response is pending, reading goes on until the client sends more, which is the only way to notice that
+        While a response is pending, reading continues until the client sends more, which is the only way to notice that
         it disconnects. A client that only ends its sending direction has disconnected, too.
         """
         if self._transport is None or self._transport.is_closing():

@@ -191,7 +191,7 @@ class _Watch:
         self._ended = False  # because a device may not be healthy
 
     def serves(self, plugin: Plugin[Config], interval: float) -> bool:
-        """Whether it goes on to check the plugin at this interval."""
+        """Whether it continues to check the plugin at this interval."""
         return not self._ended and self._plugin is plugin and self._interval == interval
 
     def run(self) -> None:

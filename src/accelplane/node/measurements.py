@@ -1,7 +1,7 @@
 """The plugins' measurements for the metrics page.
 
 `Plugin.measure` reads files of drivers, and such a read may never return. Plugins are read one after the other in a
-thread, and if one takes long, another thread goes on with the next one. A plugin whose read hangs is left out until
+thread, and if one takes long, another thread reads the next one. A plugin whose read hangs is left out until
 that read returns.
 """
 

@@ -169,7 +169,7 @@ class Readings:
             stuck = await self._follow(work)
             found.update(work.results)
             if stuck is not None:
-                known.host = Host(self._root)  # the thread goes on to use the other one
+                known.host = Host(self._root)  # the thread still uses the other one
                 found[id(stuck)] = stuck.reader.stuck()
                 self._record_stuck(name, stuck)
             self._report(name, known, work.problem)
