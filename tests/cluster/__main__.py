@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--cards", type=int, default=1, metavar="N", help="simulated GPUs a node (default: %(default)s)"
     )
-    command.add_argument("--kwok", type=int, default=0, metavar="N", help="pretended nodes in addition")
+    command.add_argument("--kwok", type=int, default=0, metavar="N", help="kwok nodes in addition")
     command.add_argument("--image", type=Path, action="append", default=[], help="import this image archive")
     command.add_argument(
         "--share", type=Path, action="append", default=[], metavar="DIR", help="show this directory to the machines"

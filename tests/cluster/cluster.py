@@ -465,14 +465,14 @@ class Cluster:
             self.start_kwok()
         names = [f"{prefix}-{index}" for index in range(count)]
         with self.connection() as request:
-            for name in names:
-                node = settings.kwok_node(name, resources or {}, labels or {})
+            for index, name in enumerate(names):
+                node = settings.kwok_node(name, index, resources or {}, labels or {})
                 status, answer = request("POST", "/api/v1/nodes", node)
                 if status != http.HTTPStatus.CREATED:
                     raise ClusterError(f"node {name}: {answer}")
         # A list of a thousand nodes also costs time of the API server.
         every = max(0.5, count / 500)
-        wait_until(lambda: self._ready_nodes() >= set(names), f"{count} pretended nodes: Ready", timeout, every=every)
+        wait_until(lambda: self._ready_nodes() >= set(names), f"{count} kwok nodes: Ready", timeout, every=every)
         return names
 
     def import_image(self, archive: Path) -> None:

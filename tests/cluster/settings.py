@@ -9,6 +9,7 @@ import json
 from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Network
 
 from .pki import Credentials
 
@@ -16,6 +17,7 @@ SERVICES = "10.96.0.0/16"
 API_SERVICE = "10.96.0.1"
 DNS_SERVICE = "10.96.0.10"
 PODS = "10.244.0.0/16"
+_KWOK_NODES = IPv4Network("198.18.0.0/15")
 API_PORT = 6443
 KUBELET_HEALTH_PORT = 10248
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
@@ -375,8 +377,11 @@ def cni(pods: str) -> str:
     )
 
 
-def kwok_node(name: str, resources: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, object]:
-    """A node object managed by kwok."""
+def kwok_node(name: str, index: int, resources: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, object]:
+    """A node object managed by kwok, with an address of the range for benchmarks (RFC 2544).
+
+    Without an address, kwok sets the status of each pod with the host's network again every few seconds.
+    """
     amounts = {"cpu": "32", "memory": "256Gi", "pods": "110", **resources}
     return {
         "apiVersion": "v1",
@@ -386,7 +391,11 @@ def kwok_node(name: str, resources: Mapping[str, str], labels: Mapping[str, str]
             "annotations": {"kwok.x-k8s.io/node": "fake"},
             "labels": {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "type": "kwok", **labels},
         },
-        "status": {"allocatable": amounts, "capacity": amounts},
+        "status": {
+            "allocatable": amounts,
+            "capacity": amounts,
+            "addresses": [{"type": "InternalIP", "address": str(_KWOK_NODES[index + 1])}],
+        },
     }
 
 

@@ -25,7 +25,7 @@ NODES = ("cards-0", "cards-1")
 
 @pytest.fixture(scope="module")
 def cards(cluster: Cluster) -> Iterator[None]:
-    """Two pretended nodes with two GPUs each."""
+    """Two kwok nodes with two GPUs each."""
     cluster.add_kwok_nodes(2, prefix="cards", resources={I915: "2"})
     yield
     cluster.kubectl("delete", "node", *NODES)

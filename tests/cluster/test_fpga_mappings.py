@@ -51,7 +51,7 @@ def create(installation: Installation, thing: Object) -> None:
 
 
 def offer(installation: Installation, node: str, count: str) -> None:
-    """Has a pretended node tell that it has so many regions."""
+    """Sets the number of regions that a kwok node advertises."""
     change = {"status": {what: {REGION: count} for what in ("capacity", "allocatable")}}
     code, answer = installation.cluster.request("PATCH", f"/api/v1/nodes/{node}/status", change, content=MERGE)
     assert code == 200, answer
