@@ -22,7 +22,7 @@ from accelplane.kube.owners import is_controlled_by
 from accelplane.onload.daemonset import adapted, daemonset, node_selector_of, revision_of, with_node_selector
 from accelplane.onload.kmm import Kmm
 from accelplane.onload.models import Onload, uses_kmm, uses_sfc
-from accelplane.onload.modules import KmmApi, module, names_of, sfc_module
+from accelplane.onload.modules import KmmApi, module, names_of, sfc_module, without_reload
 from accelplane.onload.names import ADOPTED_ANNOTATION, HASH_ANNOTATION, Names
 from accelplane.onload.resources import DaemonSet, Module
 
@@ -72,10 +72,10 @@ def desired(
         made = with_node_selector(made, node_selector_of(existing.daemonset))
     if not uses_kmm(onload.spec.onload) or kmm is None:
         return DesiredObjects(None, None, made)
-    main = _with_selector(module(onload, version, kmm), existing.module if keeps_selector else None)
+    main = _retained(module(onload, version, kmm), existing.module, kmm, keeps_selector=keeps_selector)
     sfc = sfc_module(onload, version, kmm) if uses_sfc(onload.spec.onload) else None
     if sfc is not None:
-        sfc = _with_selector(sfc, existing.sfc if keeps_selector else None)
+        sfc = _retained(sfc, existing.sfc, kmm, keeps_selector=keeps_selector)
     return DesiredObjects(main, sfc, made)
 
 
@@ -91,8 +91,12 @@ def _adopted(made: DaemonSet, live: DaemonSet | None) -> DaemonSet:
     return adapted(made, live)
 
 
-def _with_selector(made: Module, live: Module | None) -> Module:
-    if live is None or not live.spec.get("selector"):
+def _retained(made: Module, live: Module | None, kmm: KmmApi, *, keeps_selector: bool) -> Module:
+    """The Module with the fields of the existing one that must not change now."""
+    if live is None:
+        return made
+    made = without_reload(made, live, kmm)
+    if not keeps_selector or not live.spec.get("selector"):
         return made
     return msgspec.structs.replace(made, spec={**made.spec, "selector": live.spec["selector"]})
 
