@@ -110,6 +110,27 @@ async def test_a_pod_disruption_budget_delays_the_upgrade_and_is_reported(api: K
         assert setup.condition("Degraded")["status"] == "False"
 
 
+async def test_an_eviction_that_is_rejected_for_another_reason_is_reported_and_does_not_delay_others(
+    api: KubeApi,
+) -> None:
+    setup = Setup(api)
+    setup.create()
+    message = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
+    body = json.dumps({"kind": "Status", "reason": "InternalError", "message": message}).encode()
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
+        api.put("pods", app("app", "node-0"))
+        api.put("pods", app("other", "node-0"))
+        fault = api.fault("POST .*/app/eviction", status=500, body=body, times=1_000_000)
+        setup.create(onload__version=NEW)
+        await until(lambda: setup.status()["onload"]["blockingPods"] == ["apps/app"])
+        assert setup.condition("Degraded")["reason"] == "EvictionBlocked"
+        assert f"apps/app ({message[:-1]})" in setup.condition("Degraded")["message"]
+        assert setup.apps("node-0") == ["app"]
+        fault.times = 0
+        await until(lambda: setup.is_ready(NEW), 20)
+
+
 async def test_a_pod_that_the_cache_does_not_have_prevents_that_a_module_is_unloaded(api: KubeApi) -> None:
     setup = Setup(api, nodes=1)
     setup.create()

@@ -243,6 +243,15 @@ def test_nodes_that_must_not_start_are_skipped(changes: dict[str, Any], reason: 
     assert plan.steps[0].step == reason
 
 
+def test_a_new_node_on_hold_gets_no_label() -> None:
+    assert step(NodeView(name="a", held=True)) == ("Held", {})
+    begun = NodeView(name="a", held=True, module=NEW, module_loaded=True, progress=progress(NEW))
+    assert step(begun) == ("SettingGate", {"gate": NEW})
+    verified = working("a", NEW, held=True)
+    assert step(verified) == ("Verified", {})
+    assert step(NodeView(name="a", held=True, module=OLD))[0] == "RemovingModule", "the Go operator has started it"
+
+
 def test_a_paused_upgrade_finishes_nodes_and_starts_none() -> None:
     target = msgspec.structs.replace(TARGET, paused=True, max_unavailable=5)
     started = working("b", OLD, gate=None, plugins=(), progress=progress(NEW, upgrade=True))
@@ -354,6 +363,16 @@ def test_rollback_continues_with_the_failed_node_first() -> None:
     cluster.broken_versions = {NEW}
     assert cluster.run(back).is_complete
     assert cluster.most_down == 1
+
+
+def test_a_node_that_was_lost_during_the_upgrade_does_not_prevent_the_rollback_of_the_others() -> None:
+    lost = working("a", NEW, ready=False, plugins=(), progress=progress(NEW, upgrade=True))
+    cluster = Cluster([lost, working("b", NEW), working("c", NEW), working("d", OLD)])
+    back = Target(version=OLD, revision="r", rolls_back=True)
+    cluster.run(back)
+    assert {cluster.nodes[name].gate for name in "bcd"} == {OLD}
+    assert cluster.nodes["a"].gate is None
+    assert not decide(msgspec.structs.replace(back, rolls_back=False), [lost, working("b", NEW)], NOW).actions[1:]
 
 
 def test_a_node_that_the_go_operator_took_down_counts_until_it_is_verified() -> None:

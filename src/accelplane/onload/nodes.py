@@ -9,7 +9,7 @@ import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 
-from accelplane.apiserver import AlreadyExists, ApiError, Conflict, NotFound, TooManyRequests
+from accelplane.apiserver import AlreadyExists, ApiError, Conflict, NotFound, StatusError, TooManyRequests
 from accelplane.kube.client import Client, Selection
 from accelplane.kube.manager import Manager
 from accelplane.kube.objects import Metadata, OwnerReference, Request
@@ -23,7 +23,7 @@ from accelplane.onload.resources import Eviction, Node, Pod, ProbePod, concerns_
 log = logging.getLogger(__name__)
 
 _NODE = "node"
-_MAX_BUDGET = 200  # characters of the API server's message about a PodDisruptionBudget
+_MAX_MESSAGE = 200  # characters of the API server's message about an eviction
 
 
 class InUse(ApiError):
@@ -76,9 +76,12 @@ class Nodes:
         self._written[action.node] = (older, written)
 
     async def evict(self, pods: Iterable[PodView]) -> list[Blocked]:
-        """Requests the eviction of pods. Returns those for which a PodDisruptionBudget does not allow it now."""
-        results = await asyncio.gather(*(_evict(self._client, pod.key) for pod in pods))
-        return [blocked for blocked in results if blocked is not None]
+        """Requests the eviction of pods. Returns those whose eviction is rejected. Raises the first other error."""
+        results = await asyncio.gather(*(_evict(self._client, pod.key) for pod in pods), return_exceptions=True)
+        for each in results:
+            if isinstance(each, BaseException):
+                raise each
+        return [each for each in results if isinstance(each, Blocked)]
 
     async def delete(self, pods: Iterable[PodView]) -> None:
         """Deletes pods, unless others have their names by now."""
@@ -176,7 +179,7 @@ def _concerns(node: Node, names: Names, selector: Mapping[str, str] | None) -> b
 
 
 async def _evict(client: Client, key: Request) -> Blocked | None:
-    """Returns the pod if its eviction is rejected now."""
+    """Returns the pod if its eviction is rejected."""
     try:
         await client.create(Eviction(metadata=Metadata(name=key.name, namespace=key.namespace)))
     except NotFound:
@@ -184,5 +187,9 @@ async def _evict(client: Client, key: Request) -> Blocked | None:
     except TooManyRequests as error:
         # The API server names the budget in a cause.
         budget = next((each.message for each in error.causes if each.reason == "DisruptionBudget"), "")
-        return Blocked(str(key), budget[:_MAX_BUDGET])
+        return Blocked(str(key), budget[:_MAX_MESSAGE])
+    except Conflict:
+        raise
+    except StatusError as error:
+        return Blocked(str(key), (error.message or str(error))[:_MAX_MESSAGE], by_budget=False)
     return None

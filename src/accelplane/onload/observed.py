@@ -51,10 +51,15 @@ class PodView(msgspec.Struct, frozen=True):
 
 
 class Blocked(NamedTuple):
-    """A pod (`namespace/name`) whose eviction the API server rejected, with its message about the budget."""
+    """A pod (`namespace/name`) whose eviction the API server rejected, with its message.
+
+    `by_budget`: a PodDisruptionBudget does not allow it now. Otherwise it is rejected for another reason, for example
+    because several budgets select the pod.
+    """
 
     pod: str
-    budget: str = ""
+    message: str = ""
+    by_budget: bool = True
 
 
 Probe = Literal["none", "running", "succeeded", "failed", "terminating"]

@@ -49,6 +49,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool = False
     probe: bool = False
     deleting: bool = False
+    rolls_back: bool = False
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):

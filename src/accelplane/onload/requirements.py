@@ -53,6 +53,7 @@ def target_of(
         eviction_timeout=seconds(upgrade.eviction_timeout) if upgrade.eviction_timeout else 0.0,
         strict=verify is not None and verify.strict,
         probe=verify is not None and verify.probe is not None,
+        rolls_back=rolls_back,
     )
 
 

@@ -38,17 +38,19 @@ def decide(target: Target, nodes: Sequence[NodeView], now: float) -> Plan:
     pairs = list(zip(ordered, steps, strict=True))
     deadlines = [_deadline(target, node, step) for node, step in pairs]
     overdue = tuple(step for step, deadline in zip(steps, deadlines, strict=True) if now > deadline)
-    down = [node.name for node, step in pairs if _is_taken_down(target, node, step)]
-    failed = any(node.progress is not None and node.progress.upgrade for node, step in pairs if step in overdue)
+    # A node that was lost during an upgrade must not prevent the rollback of the others.
+    counted = [(node, step) for node, step in pairs if node.ready or not target.rolls_back]
+    down = [node.name for node, step in counted if _is_taken_down(target, node, step)]
+    failed = any(node.progress is not None and node.progress.upgrade for node, step in counted if step in overdue)
     free = target.max_unavailable - len(down)
     if not target.deleting and (target.paused or failed):
         free = 0
     decided: list[NodeStep] = []
     for node, step in pairs:
-        if not step.starts or target.deleting:
-            decided.append(step)
-        elif node.held and node.selected:
+        if _is_on_hold(target, node, step):
             decided.append(_waiting(node, "Held", "the node has the annotation onload.amd.com/hold"))
+        elif not step.starts or target.deleting:
+            decided.append(step)
         elif not node.ready:
             decided.append(_waiting(node, "NodeNotReady", "the node is not ready"))
         elif free > 0:
@@ -326,6 +328,12 @@ def _pending(target: Target, *, failed: bool) -> str:
     if target.paused:
         return "the upgrade is paused"
     return f"at most {target.max_unavailable} nodes are changed at the same time"
+
+
+def _is_on_hold(target: Target, node: NodeView, step: NodeStep) -> bool:
+    """Whether the annotation prevents that a change of the node begins. The installation on a new node is a change."""
+    begins = step.starts or (step.action is not None and node.progress is None and not _was_stopped(target, node))
+    return node.held and node.selected and begins and not target.deleting
 
 
 def _is_taken_down(target: Target, node: NodeView, step: NodeStep) -> bool:
