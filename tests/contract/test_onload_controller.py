@@ -218,6 +218,23 @@ async def test_a_module_that_kmm_rejects_is_reported(api: KubeApi) -> None:
         await until(lambda: setup.is_ready(VERSION), 20)
 
 
+async def test_a_change_of_a_node_that_is_rejected_is_reported(api: KubeApi) -> None:
+    setup = Setup(api)
+    setup.create()
+    fault = api.fault("PATCH .*/nodes/node-1", 403, times=1_000_000)
+    async with running(setup), operator(api):
+        await until(lambda: setup.condition("Degraded").get("reason") == "WriteRejected")
+        assert "/nodes/node-1" in setup.condition("Degraded")["message"]
+        await until(lambda: setup.labels("node-0").get(NAMES.gate_label) == VERSION)
+        fault.times = 0
+        await until(lambda: setup.is_ready(VERSION), 20)
+        setup.delete()
+        fault.times = 1_000_000
+        await until(lambda: setup.condition("Degraded").get("reason") == "WriteRejected")
+        fault.times = 0
+        await until(lambda: setup.onload() is None, 20)
+
+
 async def test_an_object_of_others_with_the_same_name_is_reported(api: KubeApi) -> None:
     setup = Setup(api)
     setup.create()

@@ -133,6 +133,7 @@ class OnloadController:
         if failure is None:
             plan = decide(goal, views, self._clock())
             blocked, failure = await self._actions.perform(names, plan, views, resource, effective)
+            problems = _rejections(failure)
         conflicts = [Problem("FieldConflict", each) for each in self._children.conflicts(names)]
         observed = Observed(
             target=goal,
@@ -225,7 +226,8 @@ class OnloadController:
         views, goal = self._nodes.views(names, None), Target(version="", deleting=True)
         plan = decide(goal, views, self._clock())
         blocked, failure = await self._actions.perform(names, plan, views, resource)
-        return Observed(target=goal, plan=plan, nodes=views, blocking=blocked), failure
+        observed = Observed(target=goal, plan=plan, nodes=views, blocking=blocked, problems=_rejections(failure))
+        return observed, failure
 
     # Reports
 
@@ -287,6 +289,13 @@ def _readable(resource: CustomResource) -> Onload | None:
         return read(resource)
     except msgspec.ValidationError:
         return None
+
+
+def _rejections(failure: ApiError | None) -> list[Problem]:
+    """The problem of a write that fails again until a role, a webhook or an object changes."""
+    if isinstance(failure, StatusError) and failure.permanent:
+        return [Problem("WriteRejected", str(failure))]
+    return []
 
 
 def _result(plan: Plan) -> Result | None:
