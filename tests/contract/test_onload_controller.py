@@ -252,6 +252,20 @@ async def test_modules_that_are_loaded_otherwise_need_no_kmm(api: KubeApi) -> No
     assert setup.versions() == {(None, None, VERSION)}
 
 
+async def test_modules_are_released_and_deleted_when_kmm_does_not_manage_them_any_more(api: KubeApi) -> None:
+    setup = Setup(api)
+    setup.create(onload__kernelMappings=[{**MAPPING, "sfc": {}}])
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
+        api.put("pods", app("app", "node-0"))
+        setup.create(onload__kernelMappings=[], onload__moduleManagement="External")
+        await until(lambda: setup.is_ready(VERSION) and not api.all("modules"), 30)
+        assert setup.versions() == {(None, None, VERSION)}
+        setup.create(onload__kernelMappings=[{**MAPPING, "sfc": {}}])
+        await until(lambda: setup.is_ready(VERSION) and setup.versions() == {(VERSION, VERSION, VERSION)}, 30)
+    assert setup.most_down == 1
+
+
 @pytest.mark.parametrize(
     ("name", "paths", "reason"),
     [

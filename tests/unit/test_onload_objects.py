@@ -393,3 +393,14 @@ def test_a_failed_version_is_replaced_by_the_last_verified_one() -> None:
     assert target(failed, entries[1:]).spec.onload.version == "2"
     assert target(onload(onload__version="2"), entries).spec.onload.version == "2"
     assert target(onload(onload__version="3", upgrade__autoRollback=True), entries).spec.onload.version == "3"
+
+
+def test_a_rollback_restores_the_parameters_of_the_modules() -> None:
+    before = recorded(onload(upgrade__autoRollback=True), (), "complete", "now")
+    parameters = {"onload": ["unknown=1"]}
+    changed = onload(upgrade__autoRollback=True, onload__moduleParameters=parameters)
+    found = recorded(changed, recorded(changed, before, "progressing", "now"), "failed", "now")
+    assert [each.state for each in found] == ["Failed", "Verified"]
+    assert target(changed, found).spec.onload.module_parameters is None
+    empty = onload(upgrade__autoRollback=True, onload__moduleParameters={})
+    assert recorded(empty, before, "progressing", "now") == before

@@ -114,12 +114,11 @@ class Children:
     async def existing(self, onload: Onload, kmm: KmmApi | None) -> Existing:
         """The existing objects, including unlabelled ones of older versions of the Go operator."""
         names = names_of(onload)
-        main = sfc = None
-        if kmm is not None:
-            main = await self._kmm.module(Request(names.module, names.namespace))
-            key = Request(names.sfc_module, names.namespace)
-            # Without sfc there is usually no such Module, so the cache is read instead of the server.
-            sfc = await self._kmm.module(key) if uses_sfc(onload.spec.onload) else self._kmm.modules.get(key)
+        key, sfc_key = Request(names.module, names.namespace), Request(names.sfc_module, names.namespace)
+        # Modules that are not desired usually do not exist, so the cache is read instead of the server.
+        main = await self._kmm.module(key) if kmm is not None else self._kmm.modules.get(key)
+        reads = kmm is not None and uses_sfc(onload.spec.onload)
+        sfc = await self._kmm.module(sfc_key) if reads else self._kmm.modules.get(sfc_key)
         return Existing(main, sfc, await self._daemonset(Request(names.daemonset, names.namespace)))
 
     async def ensure(self, resource: CustomResource, made: DesiredObjects, existing: Existing) -> None:
@@ -139,13 +138,13 @@ class Children:
         keys = (Request(name, names.namespace) for name in objects)
         return [str(each) for key in keys for each in self._backoff.conflicts(key)]
 
-    async def delete_sfc(self, resource: CustomResource, live: Module) -> None:
-        """Deletes a Module that belongs to the resource."""
+    async def delete_module(self, resource: CustomResource, live: Module) -> None:
+        """Deletes a Module that belongs to the resource and is not desired any more."""
         if live.metadata.deletionTimestamp is not None or not is_controlled_by(live, resource):
             return
         name, namespace = live.metadata.name or "", live.metadata.namespace or ""
         if await self._client.delete(Module, name, namespace, uid=live.metadata.uid):
-            self._report(resource, "Deleted", f"Module {namespace}/{name} deleted: no kernel mapping has sfc")
+            self._report(resource, "Deleted", f"Module {namespace}/{name} deleted: the spec does not need it")
 
     async def _ensure(self, resource: CustomResource, made: T, existing: T | None) -> None:
         ensured = await ensure(

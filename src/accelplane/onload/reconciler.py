@@ -57,7 +57,7 @@ class OnloadController:
         self._image = image
         self._clock = clock
         self._resources = manager.cache(ONLOAD, transform=compact)
-        self._nodes = Nodes(manager)
+        self._nodes = Nodes(manager, clock)
         self._actions = Actions(self._nodes, manager.events)
         self._kmm = Kmm(manager)
         ours = Selection(labels=f"{MANAGED_BY_LABEL}={MANAGED_BY}")
@@ -160,7 +160,9 @@ class OnloadController:
         try:
             await self._children.ensure(resource, made, existing)
             if made.sfc is None and existing.sfc is not None and all(node.sfc is None for node in views):
-                await self._children.delete_sfc(resource, existing.sfc)
+                await self._children.delete_module(resource, existing.sfc)
+            if made.module is None and existing.module is not None and all(node.module is None for node in views):
+                await self._children.delete_module(resource, existing.module)
         except NameConflict as error:
             return [Problem("NameConflict", str(error))], error
         except StatusError as error:
