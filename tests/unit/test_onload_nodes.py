@@ -1,6 +1,7 @@
 """Writes to nodes by the Onload operator, and what is read until its cache has them."""
 
 import asyncio
+import itertools
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from accelplane.kube.manager import Manager
 from accelplane.onload.names import Names
 from accelplane.onload.nodes import Nodes
 from accelplane.onload.plan import Action
-from accelplane.onload.resources import Node
+from accelplane.onload.resources import Node, Pod
 
 NAMES = Names("apps", "onload")
 SELECTOR = {"onload": "true"}
@@ -87,3 +88,40 @@ async def test_the_last_of_several_writes_is_read_until_the_cache_has_it(server:
     server.deliver(document(3))
     server.deliver(document(4))
     assert version(nodes) == "4"
+
+
+def plugin(uid: str, version: int, *, ready: bool) -> dict[str, Any]:
+    labels = {"onload.amd.com/name": NAMES.daemonset}
+    return {
+        "metadata": {
+            "name": "plugin",
+            "namespace": "apps",
+            "uid": uid,
+            "resourceVersion": str(version),
+            "labels": labels,
+        },
+        "spec": {"nodeName": "a"},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": str(ready)}]},
+    }
+
+
+def test_the_time_of_readiness_begins_again_when_a_plugin_pod_fails_or_is_replaced(server: Server) -> None:
+    now = 100.0
+    made = Nodes(cast("Manager", server), lambda: now)
+    server.deliver(document(1))
+
+    versions = itertools.count(1)
+
+    def ready_since(uid: str, *, ready: bool) -> int:
+        pod = plugin(uid, next(versions), ready=ready)
+        server.caches[Pod].store(msgspec.Raw(msgspec.json.encode(pod)))
+        (found,) = made.views(NAMES, SELECTOR)
+        return found.plugins[0].ready_since
+
+    assert ready_since("1", ready=True) == 100
+    now = 105.0
+    assert ready_since("1", ready=True) == 100
+    ready_since("1", ready=False)
+    assert ready_since("1", ready=True) == 105
+    now = 107.0
+    assert ready_since("2", ready=True) == 107
