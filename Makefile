@@ -111,9 +111,9 @@ release: $(ready)
 		$(if $(PUSH),--push) $(if $(IMAGES),--prebuilt "$(IMAGES)") $(if $(PLATFORMS),--platforms "$(PLATFORMS)") \
 		$(if $(DRAFT),--draft) $(if $(CA_FILE),--ca-file "$(CA_FILE)")
 
-## push-release: push a complete release to its registry, also to continue after an error: OUT=DIR KEY=FILE
+## push-release: push a complete release to its registry, also to continue after an error: OUT=DIR
 push-release: $(ready)
-	$(PY) -m release push "$(OUT)" --key "$(KEY)" $(if $(CA_FILE),--ca-file "$(CA_FILE)")
+	$(PY) -m release push "$(OUT)" $(if $(CA_FILE),--ca-file "$(CA_FILE)")
 
 ## verify-release: check a release as its users would: OUT=DIR KEY=FILE.pub [REGISTRY=…]
 verify-release: $(ready)

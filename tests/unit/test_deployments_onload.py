@@ -64,6 +64,11 @@ WEBHOOK_OBJECTS = {
     *((kind, f"{PREFIX}own-certificate") for kind in ("Secret", "Role", "RoleBinding")),
     *((kind, f"{PREFIX}own-certificate") for kind in ("ClusterRole", "ClusterRoleBinding")),
 }
+CERT_MANAGER_OBJECTS = {
+    *(each for each in WEBHOOK_OBJECTS if each[1] != f"{PREFIX}own-certificate"),
+    *(("Issuer", f"{PREFIX}{name}") for name in ("selfsigned-issuer", "ca-issuer")),
+    *(("Certificate", f"{PREFIX}{name}") for name in ("ca-cert", "serving-cert")),
+}
 METRICS_OBJECTS = {
     ("Service", f"{PREFIX}controller-manager-metrics-service"),
     ("ClusterRole", f"{PREFIX}metrics-reader"),
@@ -75,6 +80,7 @@ INSTALLATIONS = {
     "samples/default-clusterlocal": DEFAULT_OBJECTS,
     "default-with-webhook": DEFAULT_OBJECTS | WEBHOOK_OBJECTS,
     "default-with-metrics": DEFAULT_OBJECTS | WEBHOOK_OBJECTS | METRICS_OBJECTS,
+    "default-with-certmanager": DEFAULT_OBJECTS | CERT_MANAGER_OBJECTS,
 }
 
 
@@ -147,7 +153,7 @@ def test_the_other_objects_are_those_of_the_original() -> None:
 
 
 def test_the_program_accepts_its_arguments_and_gets_the_names_of_its_objects() -> None:
-    for tree in ("default", "default-with-webhook", "default-with-metrics"):
+    for tree in ("default", "default-with-webhook", "default-with-metrics", "default-with-certmanager"):
         found = by_name(render(CONFIG / tree))
         (container,) = found["Deployment", f"{PREFIX}controller-manager"]["spec"]["template"]["spec"]["containers"]
         environment = {each["name"]: each["value"] for each in container["env"]}
@@ -160,6 +166,10 @@ def test_the_program_accepts_its_arguments_and_gets_the_names_of_its_objects() -
             assert chosen.certificate is None
             continue
         assert chosen.certificate is not None
+        if tree == "default-with-certmanager":
+            (mount,) = container["volumeMounts"]
+            assert (chosen.certificate.directory, chosen.certificate.secret) == (mount["mountPath"], "")
+            continue
         assert ("Secret", chosen.certificate.secret) in found
         assert ("Service", chosen.certificate.service) in found
         for kind, (name,) in chosen.certificate.configurations.items():
@@ -167,6 +177,21 @@ def test_the_program_accepts_its_arguments_and_gets_the_names_of_its_objects() -
         assert (chosen.metrics_secure, chosen.metrics_address) == (
             (True, ":8443") if tree == "default-with-metrics" else (False, ":8080")
         )
+
+
+def test_cert_manager_issues_the_certificate_that_the_program_reads() -> None:
+    found = by_name(render(CONFIG / "default-with-certmanager"))
+    (volume,) = found["Deployment", f"{PREFIX}controller-manager"]["spec"]["template"]["spec"]["volumes"]
+    certificate = found["Certificate", f"{PREFIX}serving-cert"]["spec"]
+    assert volume["secret"]["secretName"] == certificate["secretName"]
+    service = f"{PREFIX}webhook-service.{NAMESPACE}.svc"
+    assert certificate["dnsNames"] == [service, f"{service}.cluster.local"]
+    issuer = found["Issuer", certificate["issuerRef"]["name"]]
+    authority = found["Certificate", f"{PREFIX}ca-cert"]["spec"]
+    assert issuer["spec"]["ca"]["secretName"] == authority["secretName"]
+    assert ("Issuer", authority["issuerRef"]["name"]) in found
+    annotations = found["ValidatingWebhookConfiguration", f"{PREFIX}validating-webhook-configuration"]["metadata"]
+    assert annotations["annotations"] == {"cert-manager.io/inject-ca-from": f"{NAMESPACE}/{PREFIX}serving-cert"}
 
 
 def test_the_lease_of_the_role_is_that_of_the_program() -> None:
