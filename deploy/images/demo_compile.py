@@ -47,7 +47,7 @@ def compile_sources(demo: Demo, given: Mapping[str, GivenSource], root: Path, ca
         (work / "installed").mkdir()
         shutil.copy(DIRECTORY / f"{demo.name}.build", work / "build")
         settings = {
-            "DESTDIR": "/work/installed", "SOURCES": "/work/sources", "SOURCE_DATE_EPOCH": _EPOCH, "HOME": "/tmp",
+            "CC": "gcc", "DESTDIR": "/work/installed", "SOURCES": "/work/sources", "SOURCE_DATE_EPOCH": _EPOCH, "HOME": "/tmp",
             "LC_ALL": "C.UTF-8", "PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TZ": "UTC",
             "MAKEFLAGS": f"-j{os.cpu_count() or 1}",
         }  # fmt: skip

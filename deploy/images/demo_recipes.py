@@ -91,7 +91,7 @@ _TENSORFLOW = Source(
     "Intel Extension for TensorFlow",
     "https://github.com/intel/intel-extension-for-tensorflow",
 )
-_COMPILERS = ("bash", "coreutils", "findutils", "gcc", "grep", "libc6-dev", "make", "patch", "sed")
+_COMPILERS = ("bash", "coreutils", "dash", "diffutils", "findutils", "gcc", "grep", "libc6-dev", "make", "patch", "sed")
 DEMOS = (
     Demo(
         name="intel-opencl-icd",
