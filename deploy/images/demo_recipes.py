@@ -189,7 +189,7 @@ DEMOS = (
     Demo(
         name="dlb-dpdk-demo",
         tag="devel",
-        release="trixie",
+        release="bookworm",
         packages=(*_SHELL, "bash", "libatomic1", "libnuma1"),
         summary="DPDK's tests of event devices on DLB",
         entrypoint=("test.sh",),
