@@ -171,9 +171,10 @@ images-lock: $(ready)
 	$(PY) deploy/images/debian.py update
 	$(PY) deploy/images/demo_images.py update
 
-## demo-images: build images of demo workloads for amd64 into dist/demo-images. OUT=, IMAGES= (names)
+## demo-images: build images of demo workloads for amd64 into dist/demo-images. OUT=, IMAGES= (names), SOURCES= (files)
 demo-images: $(ready)
-	$(PY) deploy/images/demo_images.py build $(or $(OUT),dist/demo-images) $(if $(IMAGES),--images $(IMAGES))
+	$(PY) deploy/images/demo_images.py build $(or $(OUT),dist/demo-images) $(if $(IMAGES),--images $(IMAGES)) \
+		$(foreach source,$(SOURCES),--source $(source))
 
 ## fpga-host: build the FPGA hook and tool, which run on hosts without Python, into dist/fpga-sw
 fpga-host: $(ready)
