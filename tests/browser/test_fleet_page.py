@@ -109,7 +109,7 @@ def test_a_user_signs_in_with_a_token_gets_updates_and_signs_out(
     tab.page.get_by_label("Token").wait_for(timeout=60_000)
 
 
-def test_an_administrator_reads_why_a_pod_waits(served: Served, tab_of: Callable[..., Tab]) -> None:
+def test_an_administrator_reads_why_a_pod_is_pending(served: Served, tab_of: Callable[..., Tab]) -> None:
     tab = tab_of()
     tab.page.goto(f"{served.url}waiting?text=train-large")
     row = tab.page.get_by_role("row").filter(has_text="vision/train-large-0")
@@ -143,7 +143,7 @@ def test_filters_are_in_the_address_and_narrow_the_list(served: Served, tab_of: 
     assert tab.page.locator("th[aria-sort=ascending]").text_content() == "Node"
 
 
-def test_everything_can_be_reached_with_the_keyboard(served: Served, tab_of: Callable[..., Tab]) -> None:
+def test_all_controls_are_reachable_with_the_keyboard(served: Served, tab_of: Callable[..., Tab]) -> None:
     node, unit = held_node(served)
     fail(served, node, unit)
     tab = tab_of()
@@ -235,7 +235,7 @@ def test_axe_finds_the_violations_of_a_page(served: Served, tab_of: Callable[...
 
 
 @pytest.mark.parametrize("width", [320, 380])
-def test_a_phone_shows_every_screen_without_scrolling_sideways(
+def test_every_page_fits_a_phone_without_horizontal_scrolling(
     served: Served, tab_of: Callable[..., Tab], width: int
 ) -> None:
     node, unit = held_node(served)

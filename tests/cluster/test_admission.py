@@ -144,7 +144,7 @@ def served_by(cluster: Cluster) -> ServingTls:
     return tls
 
 
-async def test_a_pod_is_mutated_twice_and_admitted_as_the_tables_say(api: Cluster) -> None:
+async def test_a_pod_is_mutated_by_both_webhooks_as_in_the_tables(api: Cluster) -> None:
     async with hooked(api, served_by(api), authority=api.authority) as server:
         await asked_for(api, server)
         status, made = await ask(api, pod("512Ki", provider="aesmd", hostNetwork=False))
@@ -157,7 +157,7 @@ async def test_a_pod_is_mutated_twice_and_admitted_as_the_tables_say(api: Cluste
     assert made["metadata"]["annotations"]["sgx.intel.com/epc"] == "512Ki"
 
 
-async def test_a_denial_is_what_the_user_reads(api: Cluster) -> None:
+async def test_the_message_of_a_denial_is_shown_to_the_user(api: Cluster) -> None:
     async with hooked(
         api, served_by(api), denying(PATH, "SGX is off, see --devices"), authority=api.authority
     ) as server:

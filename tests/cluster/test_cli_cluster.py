@@ -70,7 +70,7 @@ def test_kubectl_finds_the_plugin_and_completes_its_flags(cluster: Cluster) -> N
     assert answer.stdout.splitlines()[-1] == ":4"
 
 
-def test_sums_are_those_of_pods_and_a_waiting_pod_has_its_reason(cluster: Cluster, cards: None, namespace: str) -> None:
+def test_sums_are_those_of_pods_and_a_pending_pod_has_its_reason(cluster: Cluster, cards: None, namespace: str) -> None:
     for node in NODES:
         place(cluster, namespace, f"on-{node}", 1, node)
     for node in NODES:
@@ -118,9 +118,7 @@ def test_a_user_with_rights_on_one_namespace_sees_it_and_reads_what_is_missing(
     assert line.split() == [namespace, I915, "1", "1"]
 
 
-def test_the_kubelet_makes_the_directory_of_a_pod_that_shows_since_when_it_holds_devices(
-    cluster: Cluster, node: Node, namespace: str
-) -> None:
+def test_the_directory_of_a_pod_has_the_time_of_its_allocation(cluster: Cluster, node: Node, namespace: str) -> None:
     cluster.apply(pod("worker", namespace=namespace, node=node.name))
     found = cluster.wait_pod("worker", namespace=namespace)
     made = node.path(f"/var/lib/kubelet/pods/{found['metadata']['uid']}/plugins").stat().st_mtime

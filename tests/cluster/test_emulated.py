@@ -58,7 +58,7 @@ def test_a_machine_has_a_kernel_that_reacts(kernel: EmulatedKernel) -> None:
     assert machine.path("/sys/devices/system/node/node0/cpulist").read_text()
 
 
-def test_faults_users_and_hardware_are_brought_from_outside(kernel: EmulatedKernel) -> None:
+def test_faults_users_and_hardware_are_controlled_by_the_control_file(kernel: EmulatedKernel) -> None:
     kernel.fail(f"{QAT}/qat/state", errno.EIO, times=1)
     with pytest.raises(OSError, match="Input/output error"):
         kernel.write(f"{QAT}/qat/state", "down")
@@ -73,7 +73,7 @@ def test_faults_users_and_hardware_are_brought_from_outside(kernel: EmulatedKern
     assert not os.path.lexists(kernel.machine.path(f"/sys/bus/pci/devices/{address}"))
 
 
-def test_listeners_on_the_machine_hear_what_changes(kernel: EmulatedKernel) -> None:
+def test_listeners_receive_uevents_of_changes(kernel: EmulatedKernel) -> None:
     with kernel.machine.uevent_listener() as listener:
         listener.settimeout(20)
         kernel.write("/sys/bus/pci/drivers/dlb2/unbind", "0000:62:00.0")
@@ -82,7 +82,7 @@ def test_listeners_on_the_machine_hear_what_changes(kernel: EmulatedKernel) -> N
     assert payload.startswith(b"remove@/devices/pci0000:62/0000:62:00.0/dlb2/dlb0\0")
 
 
-def test_a_privileged_pod_sets_a_device_up_on_a_real_node(start_cluster: Callable[..., Cluster]) -> None:
+def test_a_privileged_pod_configures_a_device_on_a_real_node(start_cluster: Callable[..., Cluster]) -> None:
     cluster = start_cluster(NodePlan(hardware=[emulated(NodeSpec(qats=[QatSpec()]))]))
     node = cluster.nodes["node-1"]
     script = f"echo 16 > {QAT}/sriov_numvfs && ls {QAT} && echo 16 > {QAT}/sriov_totalvfs"

@@ -175,7 +175,7 @@ def take_out_epc(cluster: Cluster) -> None:
     patched(cluster, {"op": "remove", "path": "/status/capacity/sgx.intel.com~1epc"})
 
 
-def test_the_hook_registers_with_the_rights_that_its_manifest_gives(
+def test_the_hook_registers_with_the_rights_of_its_manifest(
     cluster: Cluster, node: Node, namespace: str, run: Run, sgx: str
 ) -> None:
     with applied(cluster, DEPLOY / "sgx_plugin/overlays/epc-register"):
@@ -222,7 +222,7 @@ def test_the_daemon_outlives_the_api_server(cluster: Cluster, node: Node, labell
     assert program.terminate() == 0
 
 
-def test_a_node_feature_goes_with_its_node(cluster: Cluster, run: Run, sgx: str) -> None:
+def test_a_node_feature_is_deleted_with_its_node(cluster: Cluster, run: Run, sgx: str) -> None:
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {"name": "v1alpha1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
     names = {"plural": "nodefeatures", "singular": "nodefeature", "kind": "NodeFeature"}
@@ -274,7 +274,7 @@ def gpu(root: Path, device_id: str) -> None:
     write(root / "proc/modules", "i915 1 0 - Live 0x0\n")
 
 
-def test_a_node_is_labelled_and_what_holds_no_more_goes(
+def test_labels_of_a_node_are_set_and_obsolete_labels_are_removed(
     cluster: Cluster, labeller: str, run: Run, sgx: str, tmp_path: Path
 ) -> None:
     root = tmp_path / "root"
@@ -302,7 +302,7 @@ def test_a_node_is_labelled_and_what_holds_no_more_goes(
     assert RESOURCE not in capacity(cluster)
 
 
-def test_a_users_own_word_on_a_label_is_left(
+def test_a_label_set_by_the_user_is_unchanged(
     cluster: Cluster, labeller: str, run: Run, sgx: str, tmp_path: Path
 ) -> None:
     gpu(tmp_path / "root", "0x56c0")
@@ -321,7 +321,7 @@ def test_a_users_own_word_on_a_label_is_left(
     assert program.terminate() == 0
 
 
-def test_a_labeller_may_do_what_it_needs_and_no_more(cluster: Cluster, labeller: str) -> None:
+def test_the_role_of_the_labeller_grants_exactly_the_used_permissions(cluster: Cluster, labeller: str) -> None:
     me = "--as=system:serviceaccount:kube-system:accelplane-labels"
 
     def can(verb: str, resource: str, *words: str) -> bool:

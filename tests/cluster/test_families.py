@@ -103,7 +103,7 @@ def test_an_init_container_reports_its_result_for_each_device(deployed: Deployed
     assert [words for words in SAID[family] if words not in said] == [], said
 
 
-def test_the_node_has_what_the_devices_were_prepared_for_and_nothing_else(deployed: Deployed) -> None:
+def test_the_node_has_exactly_the_resources_of_the_provisioned_devices(deployed: Deployed) -> None:
     assert deployed.families.allocatable() == EVERYTHING
 
 
@@ -201,7 +201,7 @@ def test_one_container_gets_several_resources(deployed: Deployed, held: Mapping[
     }
 
 
-def test_the_containers_of_a_pod_have_nothing_in_common_but_what_is_shared(held: Mapping[str, Given]) -> None:
+def test_containers_of_a_pod_share_only_shared_devices(held: Mapping[str, Given]) -> None:
     shared = {"/dev/vfio/vfio", "/dev/sgx_enclave"}
     nodes = [node for given in held.values() for node in given.nodes - shared]
     assert len(nodes) == len(set(nodes))
@@ -253,7 +253,7 @@ def test_pods_outlive_the_kubelet_with_their_devices(families: Families) -> None
     assert before[1].nodes & late.nodes == {"/dev/vfio/vfio"}
 
 
-def test_plugins_and_init_containers_start_again_and_nothing_changes(families: Families, deployed: Deployed) -> None:
+def test_restarts_of_plugins_and_init_containers_change_nothing(families: Families, deployed: Deployed) -> None:
     families.run("worker", {CY: 2, DSA: 1, IAA: 1, VF: 1, ENCLAVE: 1}, restart="Always")
     before = families.life("worker"), families.given("worker"), families.snapshot()
     for family in (*TREES, "sgx"):

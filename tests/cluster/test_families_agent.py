@@ -58,7 +58,7 @@ def families(running: tuple[Families, DaemonSet]) -> Iterator[Families]:
     assert (families.life("worker"), families.given("worker"), agent.restarts) == before
 
 
-def test_one_agent_publishes_everything_the_node_has(running: tuple[Families, DaemonSet]) -> None:
+def test_one_agent_publishes_all_devices_of_the_node(running: tuple[Families, DaemonSet]) -> None:
     families, agent = running
     assert families.devices() == ALL
     assert agent.restarts == 0
@@ -68,13 +68,13 @@ def test_one_agent_publishes_everything_the_node_has(running: tuple[Families, Da
     assert {name.partition(".")[0] for name in sockets} == {"gpu", "npu", "qat", "dsa", "iaa", "dlb", "sgx"}
 
 
-def test_it_lives_within_its_memory(running: tuple[Families, DaemonSet]) -> None:
+def test_memory_stays_below_the_limit(running: tuple[Families, DaemonSet]) -> None:
     _families, agent = running
     assert agent.memory("memory.limit_in_bytes") == 90 * MIB
     assert agent.memory("memory.max_usage_in_bytes") < 60 * MIB
 
 
-def test_a_pod_gets_something_of_everything(families: Families) -> None:
+def test_a_pod_gets_a_device_of_every_family(families: Families) -> None:
     given = families.given("worker")
     assert set(given.variables) == {"QAT0"}
     kinds = {re.sub(r"[\d.:]+$", "", node) for node in given.nodes}
@@ -90,7 +90,7 @@ def test_a_pod_gets_something_of_everything(families: Families) -> None:
     ],
     ids=["qat", "dsa", "dlb"],
 )
-def test_hardware_that_is_pulled_out_takes_its_own_resource_along(
+def test_unplugging_the_last_device_removes_its_resource(
     families: Families, address: str, change: dict[str, int]
 ) -> None:
     families.kernel.unplug(address)
@@ -98,13 +98,13 @@ def test_hardware_that_is_pulled_out_takes_its_own_resource_along(
     families.kernel.plug(next(spec for spec in HARDWARE if spec.bdf == address))
 
 
-def test_a_qat_without_a_heartbeat_is_unhealthy_with_all_its_functions(families: Families) -> None:
+def test_a_qat_device_without_a_heartbeat_is_unhealthy_with_all_its_functions(families: Families) -> None:
     families.kernel.do("qat", bdf=QAT1, healthy=False)
     families.wait(ALL | {DC: 0})
     families.kernel.do("qat", bdf=QAT1, healthy=True)
 
 
-def test_a_queue_that_is_disabled_is_gone_and_those_beside_it_stay(families: Families) -> None:
+def test_a_disabled_queue_is_removed_and_the_other_queues_are_kept(families: Families) -> None:
     held = {node.rpartition("/")[2] for node in families.given("worker").nodes if node.startswith("/dev/dsa/")}
     queue = min({f"wq0.{number}" for number in range(4)} - held)
     before = {name: families.read(f"/sys/bus/dsa/devices/{queue}/{name}") for name in FORGOTTEN}
@@ -115,13 +115,13 @@ def test_a_queue_that_is_disabled_is_gone_and_those_beside_it_stay(families: Fam
     families.kernel.write("/sys/bus/dsa/drivers/user/bind", queue)
 
 
-def test_sgx_whose_driver_goes_is_unhealthy_and_comes_back(families: Families) -> None:
+def test_sgx_without_driver_is_unhealthy_until_the_driver_returns(families: Families) -> None:
     families.kernel.do("unload", module="sgx")
     families.wait(ALL | {ENCLAVE: 0, PROVISION: 0})
     families.kernel.do("load", module="sgx")
 
 
-def test_a_function_of_dlb_that_loses_its_driver_is_gone(families: Families) -> None:
+def test_a_dlb_function_without_driver_is_removed(families: Families) -> None:
     held = {node for node in families.given("worker").nodes if node.startswith("/dev/dlb")}
     free = [f"0000:62:00.{number}" for number in (1, 2)]
     nodes = {names.pop(): address for address in free if (names := families.names(f"{DEVICES}/{address}/dlb2"))}

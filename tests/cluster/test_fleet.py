@@ -75,7 +75,7 @@ def gpu_pod(name: str, count: int) -> dict[str, object]:
     }
 
 
-async def test_a_pod_that_waits_is_explained_in_numbers_with_the_message_of_the_scheduler(
+async def test_a_pending_pod_is_explained_in_numbers_with_the_message_of_the_scheduler(
     api: Cluster, tmp_path: Path
 ) -> None:
     async with fleet_of(api, tmp_path, FleetOptions(pods="all")) as fleet:
@@ -96,7 +96,7 @@ async def test_a_pod_that_waits_is_explained_in_numbers_with_the_message_of_the_
     api.kubectl("delete", "pod", "small", "--wait=false", "--force", "--grace-period=0")
 
 
-async def test_an_agent_is_found_by_its_labels_and_its_changes_follow(api: Cluster, tmp_path: Path) -> None:
+async def test_an_agent_is_found_by_its_labels_and_its_changes_are_applied(api: Cluster, tmp_path: Path) -> None:
     async with AgentDouble("kwok-0").serving() as agent, fleet_of(api, tmp_path) as fleet:
         pod = agent.pod("agent")
         place_agent(api, pod)

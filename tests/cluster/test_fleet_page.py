@@ -149,7 +149,7 @@ async def test_a_device_that_becomes_unhealthy_changes_the_open_page(page: Page)
         page.cluster.kubectl("delete", "pod", "agent", "--namespace=accelplane", "--force", "--grace-period=0")
 
 
-async def test_an_api_server_that_is_away_leaves_the_last_state_with_its_age(page: Page) -> None:
+async def test_an_unreachable_api_server_leaves_the_last_state_with_its_age(page: Page) -> None:
     """Changes of agents are shown all the time, and afterwards those of the API server."""
     cluster = page.cluster
     async with AgentDouble("kwok-0").serving() as agent:
@@ -190,7 +190,7 @@ async def test_an_api_server_that_is_away_leaves_the_last_state_with_its_age(pag
         cluster.kubectl("delete", "pod", "agent", "--namespace=accelplane", "--force", "--grace-period=0")
 
 
-async def test_a_waiting_pod_is_explained_and_its_name_is_shown_to_those_who_may_see_it(page: Page) -> None:
+async def test_a_pending_pod_is_explained_and_its_name_is_shown_to_authorized_viewers(page: Page) -> None:
     page.cluster.apply(gpu_pod("large", 2))
 
     async def explained() -> bool:
@@ -228,7 +228,7 @@ async def test_a_scraper_reads_the_metrics_with_the_token_of_its_account(page: P
     assert (await page.caller(page.token("reader")).get("/metrics")).status == 403
 
 
-def test_the_account_may_do_nothing_else(page: Page) -> None:
+def test_the_account_has_no_other_rights(page: Page) -> None:
     account = f"system:serviceaccount:{SPACE}:accelplane-fleet"
     lines = page.cluster.kubectl("auth", "can-i", "--list", f"--as={account}", "--as-group=system:serviceaccounts",
                                  "--as-group=system:authenticated").splitlines()[1:]  # fmt: skip

@@ -146,7 +146,7 @@ def test_the_container_starts_once_the_bitstream_is_installed(fpga: Fpga) -> Non
     assert fpga.output_of("tries-again") == [NLB3, "/dev/dfl-port.0"]
 
 
-def test_when_the_card_refuses_to_be_programmed_the_container_does_not_start(fpga: Fpga) -> None:
+def test_a_failed_programming_prevents_the_container_start(fpga: Fpga) -> None:
     fpga.program(NLB3)
     fpga.install(NLB0)
     # Half of it is in the region then.
@@ -160,7 +160,7 @@ def test_when_the_card_refuses_to_be_programmed_the_container_does_not_start(fpg
     assert fpga.output_of("not-refused") == [NLB0, "/dev/dfl-port.0"]
 
 
-def test_a_card_that_crashes_is_not_offered_until_it_works_again(fpga: Fpga) -> None:
+def test_a_crashed_card_is_not_allocatable_until_it_recovers(fpga: Fpga) -> None:
     fpga.program(NLB3)
     fpga.install(NLB0)
     fpga.card(outcomes=["crash"])
@@ -176,7 +176,7 @@ def test_a_card_that_crashes_is_not_offered_until_it_works_again(fpga: Fpga) -> 
     fpga.wait_for_allocatable(REGION)
 
 
-def test_a_driver_that_does_not_answer_is_not_waited_for_without_end(fpga: Fpga) -> None:
+def test_the_wait_for_a_driver_that_does_not_answer_is_limited(fpga: Fpga) -> None:
     fpga.program(NLB0)
     fpga.install(NLB3)
     fpga.card(outcomes=["hang"])
@@ -214,7 +214,7 @@ def test_a_container_has_functions_in_the_regions_of_two_cards_of_the_other_driv
     assert opae.output_of("both") == [NLB3, NLB0, NLB0, *ports]
 
 
-def test_pods_that_race_for_a_region_have_it_one_after_the_other(fpga: Fpga) -> None:
+def test_concurrent_pods_get_a_region_one_after_the_other(fpga: Fpga) -> None:
     for afu in (NLB0, NLB3):
         fpga.install(afu)
     look = f"cat {PORT}/afu_id"
@@ -224,7 +224,7 @@ def test_pods_that_race_for_a_region_have_it_one_after_the_other(fpga: Fpga) -> 
     assert {name: fpga.output_of(name) for name in racers} == {name: [afu, afu] for name, afu in racers.items()}
 
 
-def test_a_hook_waits_for_whoever_programs_the_card(fpga: Fpga) -> None:
+def test_a_hook_waits_for_the_process_that_programs_the_card(fpga: Fpga) -> None:
     fpga.program(NLB0)
     fpga.install(NLB3)
     fpga.card(outcomes=["hang"])
@@ -314,7 +314,7 @@ def test_the_operator_serves_the_webhook_and_runs_the_plugin_while_a_resource_ex
 
 
 # It is in the namespace of our own tree, which takes its time to go: meanwhile there was the operator.
-def test_with_the_originals_manifests_pods_have_their_functions(fpgas: Fpgas) -> None:
+def test_pods_get_their_functions_with_the_manifests_of_the_original(fpgas: Fpgas) -> None:
     fpga = fpgas.nodes[0]
     made = {
         mode: Installation(originals.NAMESPACE, "intel-fpga-plugin", originals.fpga_originals(fpgas.cluster, mode))

@@ -51,13 +51,13 @@ def on(host: Path, *command: str, state: str = "") -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_they_are_one_static_program_under_three_names(programs: Path) -> None:
+def test_the_three_names_are_one_static_program(programs: Path) -> None:
     assert sorted(path.name for path in programs.iterdir()) == sorted(PROGRAMS)
     assert {(path.stat().st_nlink, path.stat().st_mode & 0o777) for path in programs.iterdir()} == {(3, 0o755)}
     assert not needs_a_loader(programs / "fpga_tool")
 
 
-def test_the_tool_needs_nothing_of_the_host(host: Path) -> None:
+def test_the_tool_needs_no_files_of_the_host(host: Path) -> None:
     status, out, err = on(host, "/sw/fpgatool", "info", "-b", "/nlb0.gbs", "-json")
     assert (status, json.loads(out)["uniqueId"], err) == (0, NLB0, "")
     assert '\tBoard : "pac_a10"\n' in on(host, "/sw/fpga_tool", "-b", "/design.aocx", "info")[1]
@@ -71,7 +71,7 @@ def test_the_tool_needs_nothing_of_the_host(host: Path) -> None:
     assert "cannot install: Read-only file system" in err
 
 
-def test_the_hook_needs_nothing_of_the_host(host: Path) -> None:
+def test_the_hook_needs_no_files_of_the_host(host: Path) -> None:
     def asked_for(afu: str) -> tuple[int, str, str]:
         env = [f"FPGA_REGION_1={INTERFACE}", f"FPGA_AFU_1={afu}"]
         devices = [{"path": "/dev/dfl-port.0"}]
@@ -84,7 +84,7 @@ def test_the_hook_needs_nothing_of_the_host(host: Path) -> None:
     assert err.startswith(f"intel-fpga-crihook: FPGA_AFU_1 in dfl-port.0: no bitstream for AFU {NLB3} in region")
 
 
-def test_it_knows_itself_by_the_name_it_was_executed_by(programs: Path) -> None:
+def test_the_program_name_selects_the_command(programs: Path) -> None:
     hook = programs / "intel-fpga-crihook"
     done = subprocess.run(
         ["fpga_tool"], executable=hook, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
@@ -92,7 +92,7 @@ def test_it_knows_itself_by_the_name_it_was_executed_by(programs: Path) -> None:
     assert (done.returncode, done.stderr.partition(":")[0]) == (1, "intel-fpga-crihook")
 
 
-def test_they_program_cards(programs: Path, tmp_path: Path) -> None:
+def test_the_tools_program_cards(programs: Path, tmp_path: Path) -> None:
     path = tmp_path / "nlb3.gbs"
     path.write_bytes(gbs(metadata(afu=NLB3), bytes.fromhex(NLB3) + b"x" * 3_000_000))
     words = [sys.executable, "-m", "accelplane", "simulate", "fpga", "--"]

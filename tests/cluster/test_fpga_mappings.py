@@ -80,7 +80,7 @@ def shown(installation: Installation, what: str) -> list[str]:
     return row.split()[:-1]
 
 
-def test_a_name_of_2020_is_stored_as_v2_and_has_columns_and_events(
+def test_a_mapping_with_a_name_of_2020_is_stored_as_v2_with_columns_and_events(
     team: Installation,
 ) -> None:
     with team.operator("-devices=fpga"):

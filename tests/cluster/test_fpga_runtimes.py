@@ -99,7 +99,7 @@ def plugin_told(fpga: Fpga, *flags: str) -> Iterator[None]:
         tell(before["args"])
 
 
-def test_a_function_that_was_programmed_before_is_given_to_a_pod(fpga: Fpga) -> None:
+def test_a_function_programmed_before_is_allocated_to_a_pod(fpga: Fpga) -> None:
     assert fpga.node.run("containerd", "--version").stdout.split()[2].startswith(f"{OLD_CONTAINERD}.")
     fpga.program(NLB3)
     with fpga.mode("af", WITH[NLB3]):
@@ -124,7 +124,7 @@ def test_regions_without_a_programming_hook_are_not_allocated_and_the_reason_is_
     regions.cluster.kubectl("delete", *pod)
 
 
-def test_a_container_whose_runtime_passes_over_cdi_has_no_port(regions: Fpga) -> None:
+def test_a_container_of_a_runtime_without_cdi_has_no_port(regions: Fpga) -> None:
     # Without a node to ask for, the plugin knows neither its runtime nor a mode.
     with plugin_told(regions, "-mode=region", "-cdi=only", "-node-name="):
         regions.wait_for_allocatable(REGION)

@@ -166,7 +166,7 @@ def test_pods_share_cards_by_the_allocation_policy(setup: Setup, policy: str, sp
     assert sorted(everywhere) == ["card0", "card0", "card1", "card1", "card2", "card2"]
 
 
-def test_a_monitoring_pod_sees_every_card_beside_those_that_work_on_them(setup: Setup) -> None:
+def test_a_monitoring_pod_gets_every_card_while_other_pods_use_them(setup: Setup) -> None:
     setup.plugin("-enable-monitoring")
     setup.wait(MONITORING, 1)
     setup.run("worker", {I915: CARDS})
@@ -175,7 +175,7 @@ def test_a_monitoring_pod_sees_every_card_beside_those_that_work_on_them(setup: 
 
 
 @pytest.mark.parametrize("mode", ["all", "only"])
-def test_devices_reach_the_container_by_their_cdi_names(setup: Setup, mode: str) -> None:
+def test_containers_get_devices_by_cdi_names(setup: Setup, mode: str) -> None:
     setup.plugin(f"-cdi={mode}")
     setup.wait(I915, CARDS)
     setup.run("worker", {I915: 1})
@@ -192,7 +192,7 @@ def test_devices_reach_the_container_by_their_cdi_names(setup: Setup, mode: str)
 # Hardware
 
 
-def test_cards_come_and_go_and_no_pod_is_harmed(setup: Setup) -> None:
+def test_plugging_and_unplugging_cards_does_not_affect_pods(setup: Setup) -> None:
     setup.plugin()
     setup.wait(I915, CARDS)
     setup.run("worker", {I915: 2}, restart="Always")
@@ -285,7 +285,7 @@ def test_pods_outlive_the_kubelet_with_their_devices(setup: Setup, away: str) ->
     assert not set(setup.cards("early")) & set(before[1])
 
 
-def test_pods_outlive_the_plugin_and_may_even_start_again_without_it(setup: Setup) -> None:
+def test_pods_outlive_the_plugin_and_can_restart_without_it(setup: Setup) -> None:
     plugin = setup.plugin("-cdi=all")
     setup.wait(I915, CARDS)
     setup.run("worker", {I915: 2}, restart="Always")
@@ -318,7 +318,7 @@ def test_a_restart_of_containerd_does_not_affect_pods_and_agents(setup: Setup) -
 # A node that starts again
 
 
-def test_after_a_reboot_pods_come_back_with_their_devices_when_the_plugin_is_there_first(setup: Setup) -> None:
+def test_after_a_reboot_pods_restart_with_their_devices_if_the_plugin_registers_first(setup: Setup) -> None:
     plugin = setup.plugin("-cdi=only")
     setup.wait(I915, CARDS)
     setup.run("worker", {I915: 2}, restart="Always")
@@ -333,7 +333,7 @@ def test_after_a_reboot_pods_come_back_with_their_devices_when_the_plugin_is_the
     setup.wait(I915, CARDS)
 
 
-def test_after_a_reboot_a_pod_that_was_bound_before_the_plugin_is_back_fails_and_its_replacement_waits(
+def test_after_a_reboot_a_pod_bound_before_the_plugin_registers_fails_and_its_replacement_is_pending(
     setup: Setup,
 ) -> None:
     plugin = setup.plugin()
@@ -405,7 +405,7 @@ asyncio.run(main())
 """
 
 
-def test_a_stranger_that_takes_the_name_has_it_until_the_plugin_registers_again(setup: Setup) -> None:
+def test_a_registration_by_another_process_applies_until_the_plugin_registers_again(setup: Setup) -> None:
     plugin = setup.plugin()
     setup.wait(I915, CARDS)
     setup.run("worker", {I915: 1}, restart="Always")
@@ -427,7 +427,7 @@ def test_a_stranger_that_takes_the_name_has_it_until_the_plugin_registers_again(
 RESTARTS = 100
 
 
-def test_a_hundred_restarts_of_the_kubelet_lose_no_device_no_allocation_and_no_memory(setup: Setup) -> None:
+def test_a_hundred_kubelet_restarts_lose_no_devices_or_allocations_and_leak_no_memory(setup: Setup) -> None:
     plugin = setup.plugin("-enable-monitoring", "-shared-dev-num=2", "-cdi=all")
     setup.wait(I915, 2 * CARDS)
     setup.wait(MONITORING, 1)

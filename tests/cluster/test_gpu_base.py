@@ -108,7 +108,7 @@ def test_the_pods_fields_are_those_of_the_manifest_and_the_cards_are_advertised(
     assert plugin.restarts == 0
 
 
-def test_a_pod_gets_one_card_and_its_links_and_nothing_of_the_other(plugin: Plugin) -> None:
+def test_a_pod_gets_one_card_with_its_links_and_no_files_of_the_other(plugin: Plugin) -> None:
     cluster, namespace = plugin.cluster, plugin.namespace
     cluster.apply(worker(namespace))
     cluster.wait_pod("worker", namespace=namespace)
@@ -150,7 +150,7 @@ def test_containerd_applies_the_edits_of_a_cdi_file(plugin: Plugin) -> None:
     wait_until(told, "the container's second life, with the file's word", 60)
 
 
-def test_the_plugin_has_no_more_rights_than_the_manifest_gives(plugin: Plugin) -> None:
+def test_the_plugin_needs_only_the_rights_of_its_manifest(plugin: Plugin) -> None:
     status = dict(line.split(":\t", 1) for line in plugin.proc("status").splitlines() if ":\t" in line)
     for kind in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
         assert int(status[kind], 16) == 0, kind
@@ -173,14 +173,14 @@ def test_the_image_has_no_shell_and_cannot_be_written_to(plugin: Plugin) -> None
         plugin.exec("/usr/bin/python3.11", "-c", "open('/usr/local/x', 'w')")
 
 
-def test_the_plugin_lives_in_its_memory_limit_while_hardware_comes_and_goes(plugin: Plugin, tmp_path: Path) -> None:
+def test_the_plugin_stays_within_its_memory_limit_during_hot_plug(plugin: Plugin, tmp_path: Path) -> None:
     assert plugin.memory("memory.limit_in_bytes") == 90 * MIB
     plug_and_pull(plugin.node, tmp_path / "cards", rounds=3)
     assert plugin.restarts == 0
     assert plugin.memory("memory.max_usage_in_bytes") < 45 * MIB
 
 
-def test_the_plugin_lives_in_30_mib_too(deploy: Callable[[Path], Plugin], tmp_path: Path) -> None:
+def test_the_plugin_runs_within_30_mib(deploy: Callable[[Path], Plugin], tmp_path: Path) -> None:
     """The limit that users of the Go programs have copied from manifest to manifest."""
     small = tmp_path / "small"
     shutil.copytree(BASE, small / "gpu_plugin")

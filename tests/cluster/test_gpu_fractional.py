@@ -159,7 +159,7 @@ def test_containers_get_the_cards_and_tiles_of_the_annotations(gpus: Gpus) -> No
     assert "from the API server" not in gpus.log()
 
 
-def test_pods_that_start_at_the_same_time_get_their_own_cards(gpus: Gpus) -> None:
+def test_concurrently_started_pods_get_different_cards(gpus: Gpus) -> None:
     pods = [gpus.pod(f"p{n}", gas(f"card{n % 3}", f"card{n % 3}:gt{n % 2}", f"{1000 + n}")) for n in range(6)]
     with ThreadPoolExecutor(len(pods)) as pool:
         list(pool.map(gpus.create, pods))
@@ -258,7 +258,7 @@ def phase(gpus: Gpus, name: str) -> str:
     return (gpus.cluster.pod(name) or {"status": {}})["status"].get("phase", "")
 
 
-def test_a_plugin_that_restarts_between_the_calls_gives_the_chosen_cards_without_a_mask(proxied: Proxied) -> None:
+def test_a_plugin_restarted_between_the_calls_allocates_the_preferred_cards_without_a_mask(proxied: Proxied) -> None:
     gpus = proxied.gpus
     with proxied.proxy.holding() as wait_for_allocate:
         gpus.create(gpus.pod("during", gas("card1", "card1:gt1")))
@@ -273,7 +273,7 @@ def test_a_plugin_that_restarts_between_the_calls_gives_the_chosen_cards_without
     assert (gpus.cards("after"), gpus.mask("after")) == (["card2"], "1")
 
 
-def test_after_a_kubelet_that_restarts_between_the_calls_the_pod_or_its_successor_gets_the_cards(
+def test_a_kubelet_restart_between_the_calls_gives_the_cards_to_the_pod_or_its_successor(
     proxied: Proxied,
 ) -> None:
     gpus = proxied.gpus

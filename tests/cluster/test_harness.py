@@ -48,7 +48,7 @@ def test_the_kubelets_sockets_are_reached_from_outside(node: Node) -> None:
     assert node.path("/var/lib/kubelet/device-plugins/kubelet.sock").is_socket()
 
 
-def test_a_pod_runs_and_its_logs_and_a_shell_in_it_can_be_had(cluster: Cluster, namespace: str) -> None:
+def test_a_pod_runs_with_logs_and_exec(cluster: Cluster, namespace: str) -> None:
     cluster.apply(pod("worker", "sh", "-c", "echo hello; sleep 1000", namespace=namespace))
     cluster.wait_pod("worker", namespace=namespace)
     assert cluster.kubectl("logs", "worker", "-n", namespace) == "hello\n"
@@ -83,7 +83,7 @@ def test_a_pod_sees_the_simulated_sysfs_read_only_unless_it_is_privileged(cluste
     assert "written" in cluster.kubectl("logs", "mighty", "-n", namespace)
 
 
-def test_an_image_is_made_of_a_directory(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+def test_an_image_is_built_from_a_directory(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "bin").mkdir(parents=True)
     (root / "bin/busybox").write_bytes(cluster.assets.program("busybox").read_bytes())
@@ -119,7 +119,7 @@ def test_a_pod_survives_the_loss_of_a_node_daemon(cluster: Cluster, node: Node, 
     assert cluster.wait_pod("worker", namespace=namespace)["status"]["containerStatuses"] == before
 
 
-def test_a_killed_container_is_started_again(cluster: Cluster, namespace: str) -> None:
+def test_a_killed_container_is_restarted(cluster: Cluster, namespace: str) -> None:
     cluster.apply(pod("worker", namespace=namespace, restart="Always"))
     cluster.wait_pod("worker", namespace=namespace)
     cluster.kill_container("worker", namespace=namespace)
@@ -131,7 +131,7 @@ def test_a_killed_container_is_started_again(cluster: Cluster, namespace: str) -
     wait_until(restarted, "the container's second life")
 
 
-def test_the_api_server_comes_back_with_its_memory(cluster: Cluster, namespace: str) -> None:
+def test_a_restarted_api_server_keeps_its_objects(cluster: Cluster, namespace: str) -> None:
     cluster.apply(pod("worker", namespace=namespace))
     cluster.wait_pod("worker", namespace=namespace)
     cluster.apiserver.kill()
@@ -140,7 +140,7 @@ def test_the_api_server_comes_back_with_its_memory(cluster: Cluster, namespace: 
     cluster.wait_pod("worker", namespace=namespace)
 
 
-def test_a_uevent_is_seen_in_the_node_as_the_kernel_sends_it_and_nowhere_else(cluster: Cluster, node: Node) -> None:
+def test_a_uevent_is_received_only_in_the_node_and_as_sent_by_the_kernel(cluster: Cluster, node: Node) -> None:
     device = "/sys/devices/pci0000:00/0000:00:02.0/drm/card0"
     with node.uevent_listener() as inside, cluster.control.uevent_listener() as elsewhere:
         node.uevent("change", device, "drm", HOTPLUG="1")
@@ -156,7 +156,7 @@ def test_a_uevent_is_seen_in_the_node_as_the_kernel_sends_it_and_nowhere_else(cl
     assert any(word.startswith("SEQNUM=") for word in words)
 
 
-def test_hardware_is_plugged_and_pulled_while_the_node_runs(node: Node, tmp_path: Path) -> None:
+def test_hardware_is_plugged_and_unplugged_while_the_node_runs(node: Node, tmp_path: Path) -> None:
     node.copy_tree(sample_gpu(tmp_path, first=2))
     node.mknod("/dev/dri/card2", 1, 3)
     assert node.run("cat", "/sys/class/drm/card2/device/device").stdout == "0x56c0\n"
@@ -172,7 +172,7 @@ def test_hardware_is_plugged_and_pulled_while_the_node_runs(node: Node, tmp_path
     assert "card1" in seen
 
 
-def test_hardware_may_reach_into_what_the_node_shows_of_the_real_sysfs(node: Node, tmp_path: Path) -> None:
+def test_emulated_hardware_may_be_below_directories_of_the_real_sysfs(node: Node, tmp_path: Path) -> None:
     (tmp_path / "sys/devices/system/node/node7").mkdir(parents=True)
     (tmp_path / "sys/devices/system/node/node7/cpulist").write_text("0\n")
     processors = node.run("cat", "/sys/devices/system/cpu/online").stdout
@@ -228,7 +228,7 @@ def test_a_webhook_of_the_test_is_called_through_a_service_and_verified(
             cluster.kubectl("delete", "validatingwebhookconfiguration", namespace)
 
 
-def test_kwok_plays_many_nodes(cluster: Cluster, namespace: str) -> None:
+def test_kwok_simulates_many_nodes(cluster: Cluster, namespace: str) -> None:
     names = cluster.add_kwok_nodes(20, resources={"gpu.intel.com/i915": "4"})
     try:
         cluster.apply(pod("worker", namespace=namespace, node=names[3]))
@@ -258,7 +258,7 @@ def test_two_nodes_are_one_network_and_each_loses_only_its_own(start_cluster: Ca
     second.wait_ready()
 
 
-def test_a_reboot_takes_what_is_in_memory_and_leaves_the_disk(start_cluster: Callable[..., Cluster]) -> None:
+def test_a_reboot_clears_memory_file_systems_and_keeps_the_disk(start_cluster: Callable[..., Cluster]) -> None:
     def one_gpu(node: Node) -> None:
         node.write("/sys/class/drm/card0/device/vendor", "0x8086\n")
 
@@ -283,7 +283,7 @@ def test_a_reboot_takes_what_is_in_memory_and_leaves_the_disk(start_cluster: Cal
     wait_until(restarted, "the pod's new container")
 
 
-def test_nothing_is_left_of_a_cluster_even_after_a_failure(cluster_is_possible: None) -> None:
+def test_a_cluster_is_removed_completely_even_after_a_failure(cluster_is_possible: None) -> None:
     traces: list[Traces] = []
 
     def fails() -> None:
@@ -298,7 +298,7 @@ def test_nothing_is_left_of_a_cluster_even_after_a_failure(cluster_is_possible: 
     traces[0].assert_gone()
 
 
-def test_a_killed_owner_takes_its_cluster_along_and_the_next_one_tidies_up(cluster_is_possible: None) -> None:
+def test_a_killed_owner_ends_its_cluster_and_the_next_start_cleans_up(cluster_is_possible: None) -> None:
     script = (
         "from tests.cluster.cluster import Cluster\n"
         "with Cluster.running() as cluster: print(cluster.directory, flush=True); input()\n"
@@ -317,7 +317,7 @@ def test_a_killed_owner_takes_its_cluster_along_and_the_next_one_tidies_up(clust
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_command_leaves_nothing(cluster_is_possible: None, number: signal.Signals) -> None:
+def test_an_interrupted_command_leaves_no_files(cluster_is_possible: None, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "tests.cluster", "up", "--name=interrupted"]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         wait_until(lambda: "node-1" in _machines("interrupted"), "the node's machine")
@@ -328,7 +328,7 @@ def test_an_interrupted_command_leaves_nothing(cluster_is_possible: None, number
     traces.assert_gone()
 
 
-def test_people_get_a_cluster_that_stays_until_they_take_it_down(cluster_is_possible: None) -> None:
+def test_the_cluster_command_runs_until_it_is_stopped(cluster_is_possible: None) -> None:
     try:
         line = _command("up", "--name=people").strip()
         traces = Traces.of(state.find("people"))
@@ -341,7 +341,7 @@ def test_people_get_a_cluster_that_stays_until_they_take_it_down(cluster_is_poss
     traces.assert_gone()
 
 
-def test_a_program_that_needs_a_loader_is_refused_as_an_image(tmp_path: Path) -> None:
+def test_a_dynamically_linked_program_is_rejected_for_an_image(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="linked dynamically"):
         image_from_program(tmp_path / "image.tar", "localhost/broken:1", Path("/bin/sh").resolve())
 

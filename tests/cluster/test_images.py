@@ -114,7 +114,7 @@ def test_every_image_has_a_layout_whose_one_entry_is_an_index_of_both_platforms(
         assert image["bytes"] == sizes["amd64"]
 
 
-def test_nothing_in_a_layer_names_this_machine(images: Path) -> None:
+def test_no_path_of_this_machine_is_in_a_layer(images: Path) -> None:
     layout = images / "accelplane"
     unwanted = [str(path).encode() for path in (REPOSITORY, CACHE)]
     # Files below /tmp are no secret, and programs of Debian name it.

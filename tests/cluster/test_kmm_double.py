@@ -169,7 +169,7 @@ def test_a_build_delays_loading(kmm: Kmm) -> None:
     wait_loaded(kmm, "kwok-0", "kwok-1")
 
 
-def test_modules_that_the_definition_rejects(kmm: Kmm) -> None:
+def test_the_definition_rejects_invalid_modules(kmm: Kmm) -> None:
     wrong = [
         module("wrong", mappings=[]),
         {**module("wrong"), "spec": {"moduleLoader": module("wrong")["spec"]["moduleLoader"]}},
@@ -181,7 +181,7 @@ def test_modules_that_the_definition_rejects(kmm: Kmm) -> None:
         assert code == http.HTTPStatus.UNPROCESSABLE_ENTITY, answer
 
 
-def test_modules_that_the_webhook_rejects(kmm: Kmm) -> None:
+def test_the_webhook_rejects_invalid_modules(kmm: Kmm) -> None:
     kmm.enable_webhook()
     image = {"containerImage": "example.com/onload:1"}
     wrong = [
@@ -202,7 +202,7 @@ def test_modules_that_the_webhook_rejects(kmm: Kmm) -> None:
     assert edit(kmm, version=NEW, kernelMappings=OTHER_IMAGE)[0] == http.HTTPStatus.OK
 
 
-def test_everything_is_rejected_on_request(kmm: Kmm) -> None:
+def test_all_requests_are_rejected_with_the_option(kmm: Kmm) -> None:
     create(kmm, version=OLD)
     kmm.reject_all()
     assert edit(kmm, version=NEW)[0] == http.HTTPStatus.UNPROCESSABLE_ENTITY

@@ -89,7 +89,7 @@ async def settled(client: Client, child: Workload, owner: Text) -> Ensured[Workl
             await asyncio.sleep(0.1)
 
 
-async def test_fields_of_others_stay_and_fields_that_are_not_wanted_any_more_go(
+async def test_fields_of_others_are_kept_and_obsolete_fields_are_removed(
     client: Client, other: Client, owner: Text
 ) -> None:
     assert (await ensure(client, text(one="1", two="2"), owner)).action == "created"
@@ -173,7 +173,7 @@ async def test_a_correction_of_an_old_version_is_a_conflict(
     assert (await client.get(Text, "mine", NAMESPACE)).data == {"theirs": "x"}
 
 
-async def test_the_manager_that_reverts_a_correction_is_named(client: Client, other: Client, owner: Text) -> None:
+async def test_the_manager_that_reverts_a_correction_is_reported(client: Client, other: Client, owner: Text) -> None:
     now = 0.0
     backoff = DriftBackoff(clock=lambda: now)
     await ensure(client, text(one="1"), owner)

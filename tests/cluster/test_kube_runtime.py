@@ -312,7 +312,7 @@ async def test_bookmarks_are_sent_and_lists_come_in_pages(api: Cluster) -> None:
             await client.delete(ConfigMap, f"page-{number}", NAMESPACE)
 
 
-async def test_a_cache_lists_again_when_etcd_forgot(api: Cluster) -> None:
+async def test_a_cache_lists_again_after_compaction(api: Cluster) -> None:
     watch_timeouts = WatchTimeouts(idle=30, duration=60, first_delay=0.1, max_delay=1)
     async with connected(api) as client:
         await client.apply(text("stays"))
@@ -344,7 +344,7 @@ async def test_a_cache_lists_again_when_etcd_forgot(api: Cluster) -> None:
             await client.delete(ConfigMap, name, NAMESPACE)
 
 
-async def test_a_cache_recovers_from_a_server_that_stopped_without_a_word(api: Cluster) -> None:
+async def test_a_cache_recovers_from_a_server_that_stops_responding(api: Cluster) -> None:
     watch_timeouts = WatchTimeouts(idle=2, duration=60, first_delay=0.1, max_delay=1)
     async with connected(api) as client:
         informer = Informer(client, LABELED, watch_timeouts=watch_timeouts)
@@ -364,7 +364,7 @@ async def test_a_cache_recovers_from_a_server_that_stopped_without_a_word(api: C
             await client.delete(ConfigMap, name, NAMESPACE)
 
 
-async def test_of_two_programs_one_leads_and_when_it_is_killed_the_other_does(api: Cluster) -> None:
+async def test_a_second_program_leads_after_the_first_is_killed(api: Cluster) -> None:
     with program(api, "first") as first, program(api, "second") as second:
         await until(lambda: holder(api) in {"first", "second"}, 30)
         leader = holder(api)

@@ -265,7 +265,7 @@ def test_a_device_without_a_pci_address_does_not_hide_others(root: Root) -> None
         ({"zesDeviceGet": 0x70000001}, (0x70000001, CODES[0x70000001])),
     ],
 )
-def test_a_failed_enumeration_is_an_error_and_tried_again(
+def test_a_failed_enumeration_is_an_error_and_is_retried(
     root: Root, state: dict[str, object], expected: tuple[int, str]
 ) -> None:
     with root.running(**state) as service:
@@ -276,7 +276,7 @@ def test_a_failed_enumeration_is_an_error_and_tried_again(
         assert error(service.health(FIRST)) == NONE
 
 
-def test_of_several_drivers_the_first_one_is_used(root: Root) -> None:
+def test_the_first_of_several_drivers_is_used(root: Root) -> None:
     with root.running(drivers=2) as service:
         assert error(service.health(FIRST)) == NONE
         assert "found 2 drivers, using the first one" in service.logged()
@@ -335,7 +335,7 @@ def test_a_driver_that_hangs_is_an_error_and_other_devices_stay_readable(root: R
         assert not Path(f"/proc/{old[0]}").exists()
 
 
-def test_what_a_driver_prints_does_not_disturb(service: Service) -> None:
+def test_output_of_a_driver_does_not_disturb_the_protocol(service: Service) -> None:
     service.set(device_0_zesDevicePciGetState="print", device_0_quality=2)
     assert health(service.health(FIRST)) == (True, False, True)
     assert health(service.health(FIRST)) == (True, False, True)
@@ -360,7 +360,7 @@ def test_a_failed_initialization_is_fatal(root: Root, arguments: list[str], valu
     assert not (root.directory / "run/server.sock").exists()
 
 
-def test_a_restarted_driver_that_does_not_initialize_is_an_error_until_it_does(root: Root) -> None:
+def test_a_restarted_driver_is_an_error_until_it_initializes(root: Root) -> None:
     with root.running("-call-timeout=3") as service:
         assert error(service.health(FIRST)) == NONE
         service.set(zesInit="0x78000001", device_0_zesDevicePciGetState="crash")

@@ -69,7 +69,7 @@ def test_defaults_are_those_of_the_original(cluster: Cluster, definition: None) 
         {"upgrade": {"maxUnavailable": "0%"}},
     ],
 )
-def test_a_broken_rule_is_rejected_with_the_message_of_admission(
+def test_a_violated_rule_is_rejected_with_the_message_of_admission(
     cluster: Cluster, definition: None, paths: Object
 ) -> None:
     spec = onload(**paths).spec

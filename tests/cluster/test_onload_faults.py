@@ -126,9 +126,7 @@ async def setup(lab: Lab, directory: Path) -> AsyncIterator[Setup]:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
-async def test_an_operator_that_is_killed_at_every_write_completes_the_upgrade(
-    lab: Lab, tmp_path: Path, after: bool
-) -> None:
+async def test_an_operator_killed_at_every_write_completes_the_upgrade(lab: Lab, tmp_path: Path, after: bool) -> None:
     async with setup(lab, tmp_path) as here:
         fatal = asyncio.Event()
 
@@ -154,7 +152,7 @@ async def test_an_operator_that_is_killed_at_every_write_completes_the_upgrade(
 
 
 @pytest.mark.parametrize("run", range(RUNS))
-async def test_faults_at_every_request_do_not_change_the_end(lab: Lab, tmp_path: Path, run: int) -> None:
+async def test_faults_at_every_request_do_not_change_the_final_state(lab: Lab, tmp_path: Path, run: int) -> None:
     async with setup(lab, tmp_path) as here:
         hits: list[int] = []
 

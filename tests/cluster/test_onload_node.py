@@ -345,7 +345,7 @@ def test_a_killed_worker_sets_the_parameters_for_its_next_container(onload: Onlo
     assert former not in onload.parameters()[1]
 
 
-def test_a_restarted_kubelet_has_the_devices_again(onload: OnloadNode) -> None:
+def test_a_restarted_kubelet_gets_the_devices_again(onload: OnloadNode) -> None:
     before = _changed(onload.node.path(SOCKET))
     onload.node.kubelet.restart()
     wait_until(lambda: _changed(onload.node.path(SOCKET)) > before, "another socket of the plugin", 60)
@@ -353,7 +353,7 @@ def test_a_restarted_kubelet_has_the_devices_again(onload: OnloadNode) -> None:
     assert onload.run("after-restart")[0] == "1"
 
 
-def test_another_version_is_for_new_pods_and_running_ones_keep_theirs(onload: OnloadNode) -> None:
+def test_new_pods_get_the_new_version_and_running_pods_keep_theirs(onload: OnloadNode) -> None:
     assert onload.run("keeps", stays=True)[0] == "1"
     onload.deploy("2")
     assert onload.run("new")[0] == "2"

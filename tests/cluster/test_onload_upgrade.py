@@ -179,7 +179,7 @@ def test_a_node_that_joins_during_an_upgrade_gets_the_new_version(lab: Lab) -> N
         remove(lab, "joined-0")
 
 
-def test_a_node_that_is_deleted_during_its_upgrade_does_not_block_the_others(lab: Lab) -> None:
+def test_a_node_deleted_during_its_upgrade_does_not_block_the_others(lab: Lab) -> None:
     lab.cluster.add_kwok_nodes(1, prefix="a-lost", labels=SELECTOR)
     install(lab)
     lab.cluster.apply(app_on("a-lost-0"), budget("app-a-lost-0"))
@@ -220,7 +220,7 @@ def set_ready(lab: Lab, node: str, *, ready: bool) -> None:
     assert code == http.HTTPStatus.OK, answer
 
 
-def test_a_change_of_the_selector_moves_everything(lab: Lab) -> None:
+def test_changing_the_selector_moves_modules_and_labels(lab: Lab) -> None:
     install(lab)
     lab.label("node-2", {"example.com/onload": "other"})
     lab.wait(lambda: not any("node-2" in each for each in lab.leftovers()), "the labels of node-2: removed")
@@ -245,7 +245,7 @@ def test_removal_of_sfc_unloads_its_module_only(lab: Lab) -> None:
     assert lab.kmm.loaded(MODULE) == set(NODES)
 
 
-def test_deletion_removes_everything(lab: Lab) -> None:
+def test_deletion_removes_all_owned_objects(lab: Lab) -> None:
     install(lab)
     lab.delete()
     lab.wait(lambda: not lab.resource(), "the resource: gone")

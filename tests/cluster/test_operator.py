@@ -95,7 +95,9 @@ def is_as_rendered(cluster: Cluster, family: str, name: str) -> bool:
 
 
 @pytest.mark.parametrize("family", models.KINDS)
-async def test_a_sample_is_carried_out_edited_repaired_and_gone(cluster: Cluster, operator: Path, family: str) -> None:
+async def test_a_sample_is_reconciled_edited_repaired_and_deleted(
+    cluster: Cluster, operator: Path, family: str
+) -> None:
     wanted = sample(family)
     wanted["spec"]["nodeSelector"] = NOWHERE
     name, kind = wanted["metadata"]["name"], f"{family}deviceplugin"

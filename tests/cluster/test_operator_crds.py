@@ -65,14 +65,14 @@ def test_the_samples_apply(cluster: Cluster, definitions: None) -> None:
         ("npu", {"priorityClassName": "x" * 254}, "Too long: may not be more than 253"),
     ],
 )
-def test_a_value_outside_the_limits_is_refused(
+def test_a_value_outside_the_limits_is_rejected(
     cluster: Cluster, definitions: None, family: str, spec: dict[str, Any], message: str
 ) -> None:
     assert message in refused(cluster, family, spec)
 
 
 @pytest.mark.parametrize(("family", "spec"), BROKEN_RULES)
-def test_a_broken_rule_is_refused_with_the_message_of_admission(
+def test_a_violated_rule_is_rejected_with_the_message_of_admission(
     cluster: Cluster, definitions: None, family: str, spec: dict[str, Any]
 ) -> None:
     found = plugin(family, **spec).spec
@@ -82,7 +82,7 @@ def test_a_broken_rule_is_refused_with_the_message_of_admission(
 
 
 @pytest.mark.parametrize(("family", "spec"), ACCEPTED_BY_THE_ORIGINAL)
-def test_what_the_original_accepts_without_webhooks_is_accepted(
+def test_objects_that_the_original_accepts_without_webhooks_are_accepted(
     cluster: Cluster, definitions: None, family: str, spec: dict[str, Any]
 ) -> None:
     assert refused(cluster, family, spec) == ""

@@ -67,9 +67,7 @@ def found(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("more", [{}, FOR_ALL], ids=["plain", "with everything"])
 @pytest.mark.parametrize("family", models.KINDS)
-def test_what_was_applied_needs_no_second_write(
-    cluster: Cluster, namespace: str, family: str, more: dict[str, Any]
-) -> None:
+def test_a_repeated_apply_writes_nothing(cluster: Cluster, namespace: str, family: str, more: dict[str, Any]) -> None:
     settings = Settings(namespace=namespace, pull_secret=REGISTRY, service_account="plugins")
     resource = plugin(family, **OWN[family], **NOWHERE, **more)
     desired = render(resource, settings, provisioning="0123")
@@ -103,7 +101,7 @@ def test_fields_no_longer_desired_are_removed_and_fields_of_others_stay(cluster:
     assert plan(after, [there]).apply is None
 
 
-def test_what_an_older_operator_made_is_taken_over_whole(cluster: Cluster, namespace: str) -> None:
+def test_objects_of_an_older_operator_are_adopted(cluster: Cluster, namespace: str) -> None:
     settings = Settings(namespace=namespace)
     old = render(plugin("sgx", **OWN["sgx"], **NOWHERE), settings).as_object()
     name = "intel-sgx-plugin"

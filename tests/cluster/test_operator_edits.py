@@ -215,7 +215,7 @@ def test_every_field_of_every_kind_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("field", sorted({field for family in models.KINDS for field in fields(family)}))
-def test_an_edited_field_shows_in_the_daemonsets_and_so_does_its_being_taken_back(
+def test_an_edit_and_its_reversal_change_the_daemonsets(
     installation: Installation, operator: Operator, field: str
 ) -> None:
     edited = {family: f"{family}deviceplugin-sample" for family in models.KINDS if field in fields(family)}
@@ -235,7 +235,7 @@ def test_an_edited_field_shows_in_the_daemonsets_and_so_does_its_being_taken_bac
         assert asked(installation.wait_as_asked(family, name)) == asked(before[family]), family
 
 
-def test_what_must_not_be_is_refused_and_changes_nothing(installation: Installation, operator: Operator) -> None:
+def test_forbidden_operations_are_rejected_and_change_nothing(installation: Installation, operator: Operator) -> None:
     before = {family: installation.wait_as_asked(family, f"{family}deviceplugin-sample") for family in models.KINDS}
     for family, change, words in REFUSED:
         code, answer = installation.patch(family, f"{family}deviceplugin-sample", change)
@@ -245,7 +245,7 @@ def test_what_must_not_be_is_refused_and_changes_nothing(installation: Installat
         assert asked(installation.daemonset(family, f"{family}deviceplugin-sample")) == asked(daemonset)
 
 
-def test_what_is_left_out_is_filled_in(installation: Installation, operator: Operator) -> None:
+def test_missing_fields_get_their_defaults(installation: Installation, operator: Operator) -> None:
     made: dict[str, Any] = {family: installation.create(resource(family, "bare"))["spec"] for family in models.KINDS}
     for family, spec in made.items():
         assert spec["image"] == own_image(f"intel-{family}-plugin")

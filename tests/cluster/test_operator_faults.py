@@ -220,7 +220,7 @@ async def ends_as_ever(setup: Setup, name: str) -> None:
 
 
 @pytest.mark.parametrize("turn", range(len(FAULTS)))
-async def test_faults_at_every_other_request_change_nothing_in_the_end(setup: Setup, turn: int) -> None:
+async def test_faults_at_every_second_request_do_not_change_the_final_state(setup: Setup, turn: int) -> None:
     faults = [FAULTS[(turn + index) % len(FAULTS)] for index in range(6)]
     for name, scenario in SCENARIOS.items():
         await expected(setup, name)
@@ -233,7 +233,7 @@ async def test_faults_at_every_other_request_change_nothing_in_the_end(setup: Se
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
-async def test_an_operator_that_is_killed_at_a_write_goes_on_where_it_was(setup: Setup, after: bool) -> None:
+async def test_an_operator_killed_at_a_write_continues(setup: Setup, after: bool) -> None:
     # What is before a write is after the one before it, but for the first.
     for name in SCENARIOS if after else ("created", "gone", "upgraded"):
         await expected(setup, name)
@@ -246,7 +246,7 @@ async def test_an_operator_that_is_killed_at_a_write_goes_on_where_it_was(setup:
 
 
 @pytest.mark.parametrize("what", WATCHES)
-async def test_watches_that_fail_hide_nothing(setup: Setup, what: str) -> None:
+async def test_failing_watches_hide_no_changes(setup: Setup, what: str) -> None:
     for name, scenario in SCENARIOS.items():
         await expected(setup, name)
         await prepare(setup, name)
@@ -267,7 +267,7 @@ async def test_a_request_without_response_is_retried(setup: Setup) -> None:
     assert not any(each.times for each in hanging)
 
 
-async def test_watches_that_go_silent_hide_nothing(setup: Setup) -> None:
+async def test_idle_watches_hide_no_changes(setup: Setup) -> None:
     name = "edited"
     await expected(setup, name)
     await prepare(setup, name)

@@ -165,7 +165,7 @@ def edited(installation: Installation, level: int) -> Object:
     return daemonset
 
 
-def test_of_two_operators_one_works_and_the_other_takes_over_when_it_dies_ends_or_stands_still(
+def test_a_second_operator_takes_over_when_the_first_is_killed_ends_or_is_suspended(
     installation: Installation, clean: None
 ) -> None:
     first = installation.process("-leader-elect", name="first", place=0)
@@ -231,7 +231,7 @@ def a_minute_away(daemon: Daemon) -> Iterator[None]:
         daemon.start()
 
 
-def test_a_minute_without_the_api_server_changes_nothing_and_then_all_goes_on(
+def test_after_a_minute_without_the_api_server_reconciliation_continues(
     installation: Installation, clean: None
 ) -> None:
     first = installation.process("-leader-elect", name="leader", place=2)

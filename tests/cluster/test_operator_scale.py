@@ -84,7 +84,7 @@ def test_a_status_is_written_once_a_second_however_many_pods_become_ready(made: 
     assert made.requests["PATCH"] <= made.status_writes.total() + 2 * len(models.KINDS) + made.mapping_writes.total()
 
 
-def test_nodes_that_are_no_longer_selected_leave_the_status_and_come_back(made: Crowd) -> None:
+def test_deselected_nodes_are_removed_from_the_status_until_selected_again(made: Crowd) -> None:
     family = FAMILIES[0]
     names = made.nodes[family]
     labels = {name: value for name, value in large_cluster.selected_by(EVERYWHERE, family).items() if "feature" in name}
@@ -102,7 +102,7 @@ def test_nodes_that_are_no_longer_selected_leave_the_status_and_come_back(made: 
     assert large_cluster.samples(made.cluster)[family]["status"]["nodeNames"] == sorted(names)
 
 
-def test_resources_that_are_deleted_take_everything_with_them(made: Crowd) -> None:
+def test_deleting_resources_removes_all_owned_objects(made: Crowd) -> None:
     made.cluster.kubectl("delete", "--kustomize", large_cluster.SAMPLES)
 
     def gone() -> bool:

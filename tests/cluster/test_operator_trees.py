@@ -230,7 +230,7 @@ REFUSALS: list[tuple[str, dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("family", "spec", "by", "words"), REFUSALS, ids=[words for *_, words in REFUSALS])
-def test_an_invalid_resource_is_refused_by_the_webhook_or_the_definition(
+def test_an_invalid_resource_is_rejected_by_the_webhook_or_the_definition(
     installed: Cluster, family: str, spec: dict[str, Any], by: str, words: str
 ) -> None:
     with pytest.raises(ClusterError) as refused:

@@ -70,7 +70,7 @@ def test_older_images_of_existing_resources_are_upgraded_as_the_flag_selects(
         assert effective(installation) == told
 
 
-def test_an_image_of_the_environment_runs_for_as_long_as_it_is_there(installation: Installation) -> None:
+def test_an_image_of_the_environment_applies_while_the_variable_is_set(installation: Installation) -> None:
     installation.create(resource("qat", "one", **NEW))
     with installation.operator("-image-upgrade=daemonset", INTEL_QAT_PLUGIN_SHA=PINNED):
         wait_running(installation, NEW | {"image": PINNED})
@@ -163,7 +163,7 @@ def qat_of_go(asked: Object) -> Object:
 
 
 @pytest.mark.parametrize(("family", "made"), [("gpu", gpu_of_go), ("qat", qat_of_go)])
-def test_what_go_s_operator_left_is_taken_over_with_its_name_and_its_pods_one_after_the_other(
+def test_daemonsets_of_the_go_operator_are_adopted_and_their_pods_are_replaced_one_at_a_time(
     installation: Installation, family: str, made: Any
 ) -> None:
     asked = installation.create(resource(family, "one", image=f"intel/intel-{family}-plugin:0.31.1"))

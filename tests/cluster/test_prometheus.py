@@ -76,7 +76,7 @@ def test_prometheus_rejects_no_sample_and_promtool_accepts_the_pages(setup: Setu
         assert promtool("check", "metrics", text=page) == ""
 
 
-def test_alerts_fire_while_a_held_device_is_unhealthy_and_resolve_after_it(setup: Setup) -> None:
+def test_alerts_fire_while_an_allocated_device_is_unhealthy_and_resolve_afterwards(setup: Setup) -> None:
     firing = setup.prometheus.firing
     names = "AccelplaneDeviceUnhealthy", "AccelplaneDeviceUnhealthyAndHeld"
     assert not any(firing(name) for name in names)
@@ -92,7 +92,7 @@ def test_alerts_fire_while_a_held_device_is_unhealthy_and_resolve_after_it(setup
     wait_until(lambda: not any(firing(name) for name in names), f"resolved: {names}", 90)
 
 
-def test_every_query_of_the_dashboards_returns_what_is_there(setup: Setup) -> None:
+def test_every_query_of_the_dashboards_returns_the_existing_series(setup: Setup) -> None:
     """A query returns data if all its metrics exist, unless the panel says what its emptiness means."""
     present = {*json.loads(setup.prometheus.get("/api/v1/label/__name__/values"))["data"]} | {"up"}
     assert present > {*records()}
@@ -144,7 +144,7 @@ def test_a_pod_with_two_gpus_and_a_qat_function_has_a_series_for_each_device(set
     wait_until(lambda: not series(), "no series after the end of the pod", 60)
 
 
-def test_a_restartable_init_container_is_named_and_an_ordinary_one_is_not(setup: Setup) -> None:
+def test_restartable_init_containers_are_reported_and_ordinary_ones_are_not(setup: Setup) -> None:
     described = pod("staged", *IDLE, namespace=NAMESPACE)
     (main,) = described["spec"]["containers"]
     described["spec"]["initContainers"] = [

@@ -90,7 +90,7 @@ def restart(*daemonsets: DaemonSet) -> None:
 # Prepared before: the base alone.
 
 
-def test_functions_that_the_kernel_driver_has_are_bound_by_the_plugin_that_can_write_little(families: Families) -> None:
+def test_functions_of_the_kernel_driver_are_bound_with_only_new_id_writable(families: Families) -> None:
     """Its manifest mounts /sys/bus/pci only, so a function's `driver_override` answers that it is read-only."""
     families.reset(PREPARED)
     assert families.driver("0000:61:00.1") == "4xxxvf"
@@ -115,7 +115,7 @@ def test_functions_that_the_kernel_driver_has_are_bound_by_the_plugin_that_can_w
     assert (families.life("worker"), families.given("worker")) == before
 
 
-def test_bases_alone_publish_what_was_prepared_before(families: Families) -> None:
+def test_trees_without_init_containers_publish_devices_provisioned_before(families: Families) -> None:
     families.reset(PREPARED)
     for tree in ("dsa_plugin", "iaa_plugin", "dlb_plugin", "sgx_plugin/base"):
         families.deploy(tree)
@@ -137,7 +137,7 @@ def test_bases_alone_publish_what_was_prepared_before(families: Families) -> Non
     assert (families.life("worker"), families.given("worker")) == before
 
 
-def test_whole_dsas_are_handed_out_through_vfio(families: Families) -> None:
+def test_complete_dsa_devices_are_published_by_vfio(families: Families) -> None:
     families.reset([DsaSpec(bdf=DSA0, model="11fb"), DsaSpec(bdf="0000:64:01.0", model="11fb"), IaaSpec(bdf=IAA0)])
     (daemonset,) = families.deploy("dsa_plugin/overlays/dsa_vfio_initcontainer")
     assert daemonset.wait_init() == 0
@@ -155,7 +155,7 @@ def test_whole_dsas_are_handed_out_through_vfio(families: Families) -> None:
     assert families.driver(IAA0) == "idxd"
 
 
-def test_a_node_has_a_file_of_its_own(families: Families) -> None:
+def test_a_node_can_have_its_own_file(families: Families) -> None:
     files = {"qat.conf": "ServicesEnabled=dc\n", "qat-node-1.conf": "ServicesEnabled=asym;sym\nAutoresetEnabled=on\n"}
     (daemonset,) = families.deploy(TREES["qat"], config=config_map("qat-config", files))
     families.wait({CY: 2 * VFS})
@@ -168,7 +168,7 @@ def test_a_node_has_a_file_of_its_own(families: Families) -> None:
 # Told something else while pods hold devices.
 
 
-def test_nothing_is_written_to_a_node_that_is_as_wanted(families: Families) -> None:
+def test_nothing_is_written_to_a_node_in_the_desired_state(families: Families) -> None:
     for family in TREES:
         families.deploy(TREES[family], config=EXAMPLES.get(family))
     families.wait({CY: VFS, DC: VFS, DSA: 4, IAA: 4, VF: 1, PF: 1})
@@ -189,7 +189,7 @@ def data(family: str) -> Mapping[str, str]:
     return yaml.safe_load(EXAMPLES[family].read_text())["data"]
 
 
-def test_what_is_in_use_is_left_alone_until_it_is_free(families: Families) -> None:
+def test_devices_in_use_are_skipped_until_they_are_free(families: Families) -> None:
     dsa = data("dsa")
     (qat,) = families.deploy(TREES["qat"])
     (idxd,) = families.deploy(TREES["dsa"], config=config_map("intel-dsa-config", {"dsa.conf": dsa["dsa.conf"]}))
@@ -237,7 +237,7 @@ def failed(daemonset: DaemonSet) -> str:
     return daemonset.init_log()
 
 
-def test_a_device_in_trouble_is_named_with_its_reason_and_the_others_are_done(families: Families) -> None:
+def test_a_failed_device_is_reported_with_its_reason_and_the_others_are_provisioned(families: Families) -> None:
     kernel = families.kernel
     families.reset(
         [
@@ -297,7 +297,7 @@ def test_a_dsa_rejected_by_vfio_pci_is_rolled_back_with_the_reason(families: Fam
     assert families.driver(DSA0) == "idxd"
 
 
-def test_a_bad_configuration_ends_it_before_anything_is_written(families: Families) -> None:
+def test_invalid_configuration_stops_the_program_before_any_write(families: Families) -> None:
     before = families.snapshot()
     (daemonset,) = families.deploy(
         TREES["qat"], config=config_map("qat-config", {"qat.conf": "ServicesEnabled=magic\n"})
@@ -366,7 +366,7 @@ echo $function > /sys/bus/pci/drivers/dlb2/bind
     ],
     ids=["qat", "dlb"],
 )
-def test_where_the_originals_steps_lead_ours_do(
+def test_the_final_state_equals_that_of_the_original(
     families: Families, script: str, program: str, environment: Mapping[str, str]
 ) -> None:
     directory = families.node.path("/run/originals")

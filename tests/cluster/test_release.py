@@ -175,7 +175,7 @@ def tampered(registry: str, tmp_path_factory: pytest.TempPathFactory) -> build.P
     return plan
 
 
-def test_another_image_under_the_tag_is_found(tampered: build.Plan) -> None:
+def test_another_image_under_the_tag_is_detected(tampered: build.Plan) -> None:
     release = verify.Release(out=tampered.out, key=key_of(tampered), registry=tampered.registry)
     other = images.load(tampered.out / "images.json").digests["accelplane"]
     with pytest.raises(ReleaseError, match=f"intel-gpu-plugin:{VERSION}: found {other}, expected"):

@@ -143,7 +143,7 @@ def test_kubelet_restarts_without_the_api_server_while_a_static_pod_holds_an_unp
 
 
 @pytest.mark.parametrize("shares", [1, 2])
-def test_first_list_after_an_agent_restart_has_the_held_id(nodes: list[GpuNode], shares: int) -> None:
+def test_the_first_list_after_an_agent_restart_has_the_allocated_id(nodes: list[GpuNode], shares: int) -> None:
     def scenario(gpus: GpuNode) -> None:
         start(gpus, shares)
         holder = run_holder(gpus)
@@ -216,7 +216,7 @@ def test_in_place_resize_of_a_pod_that_holds_an_unplugged_card(nodes: list[GpuNo
     on_all(nodes, scenario)
 
 
-def test_card_returns_while_its_pod_runs(nodes: list[GpuNode]) -> None:
+def test_a_card_is_plugged_again_while_its_pod_runs(nodes: list[GpuNode]) -> None:
     def scenario(gpus: GpuNode) -> None:
         start(gpus)
         holder = run_holder(gpus)
@@ -270,7 +270,7 @@ GADGET = "example.com/gadget"
 
 
 @pytest.mark.parametrize("hook", ["preferred", "allocate"])
-def test_device_vanishes_while_a_call_that_names_it_is_unanswered(nodes: list[GpuNode], hook: str) -> None:
+def test_a_device_is_removed_during_an_allocation_call(nodes: list[GpuNode], hook: str) -> None:
     def scenario(gpus: GpuNode) -> None:
         # The last in natural order is never chosen: it shows when the removal delay is over.
         for name in ("g0", "g1", "g2"):
@@ -300,7 +300,7 @@ def test_device_vanishes_while_a_call_that_names_it_is_unanswered(nodes: list[Gp
             gpus.node.remove("/dev/gadgets")
 
 
-def test_card_that_went_before_allocate_fails_the_pod_and_leaves_no_directory(nodes: list[GpuNode]) -> None:
+def test_a_card_unplugged_before_allocate_fails_the_pod_and_leaves_no_directory(nodes: list[GpuNode]) -> None:
     """Container runtimes create the missing source of a bind mount as a directory."""
 
     def scenario(gpus: GpuNode) -> None:

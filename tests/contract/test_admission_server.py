@@ -181,7 +181,7 @@ async def test_reviews_of_the_older_version_are_answered_in_it() -> None:
     assert json.loads(older.body) == {**json.loads(newer.body), "apiVersion": "admission.k8s.io/v1beta1"}
 
 
-async def test_what_needs_no_change_is_allowed_without_a_patch() -> None:
+async def test_objects_without_changes_are_allowed_without_a_patch() -> None:
     async with setup() as one:
         plain = await one.ask(post(review({"metadata": {}, "spec": {"containers": []}})))
         deleted = await one.ask(post(review(None, "DELETE")))
@@ -189,7 +189,7 @@ async def test_what_needs_no_change_is_allowed_without_a_patch() -> None:
         assert reply.response == {"uid": "u-1", "allowed": True, "status": {"code": 200}}
 
 
-async def test_a_denial_and_an_object_that_is_none_are_answers_and_not_failures() -> None:
+async def test_a_denial_and_an_invalid_object_are_responses_and_not_failures() -> None:
     broken = json.loads(json.dumps(POD))
     broken["spec"]["containers"][0]["resources"]["requests"] = {}
     async with setup() as one:
@@ -201,7 +201,7 @@ async def test_a_denial_and_an_object_that_is_none_are_answers_and_not_failures(
     assert (unreadable.status, unreadable.response["status"]["code"]) == (200, 400)
 
 
-async def test_warnings_reach_the_user_and_are_no_longer_than_shown() -> None:
+async def test_warnings_are_returned_to_the_user_with_a_limited_length() -> None:
     many = Decision(warnings=["w" * 1000] * 100)
     async with setup(hook(lambda _review, _object: many)) as one:
         response = (await one.ask(post(review(), "/hook"))).response
@@ -218,7 +218,7 @@ async def test_denial_messages_have_a_length_limit() -> None:
 
 
 @pytest.mark.parametrize("kind", [Mutator, Validator])
-async def test_what_is_being_deleted_may_lose_its_finalizers_whatever_is_wrong_with_it(
+async def test_an_invalid_resource_in_deletion_may_lose_its_finalizers(
     kind: type[Mutator[Any] | Validator[Any]],
 ) -> None:
     going = {"metadata": {"name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["orphan"]}}
@@ -231,7 +231,7 @@ async def test_what_is_being_deleted_may_lose_its_finalizers_whatever_is_wrong_w
     assert not edited.response["allowed"]
 
 
-async def test_a_disabled_kind_is_refused_with_a_word_on_why() -> None:
+async def test_a_disabled_kind_is_rejected_with_the_reason() -> None:
     async with setup(denying("/off", "GPU is not enabled, see --devices")) as one:
         response = (await one.ask(post(review(), "/off"))).response
     assert (response["allowed"], response["status"]["message"]) == (False, "GPU is not enabled, see --devices")
@@ -272,13 +272,13 @@ async def test_validators_allow_or_deny_and_never_patch() -> None:
         (b"\x00\xff\r\n\r\n", 400),
     ],
 )  # fmt: skip
-async def test_what_is_no_review_is_refused_with_a_status_of_its_own(message: bytes, status: int) -> None:
+async def test_a_body_that_is_not_a_review_gets_its_own_status(message: bytes, status: int) -> None:
     async with setup() as one:
         assert (await one.ask(message)).status == status
         assert (await one.ask(post(review()))).response["allowed"]
 
 
-async def test_a_body_that_is_too_large_is_refused_while_it_still_comes() -> None:
+async def test_a_body_over_the_limit_is_rejected_before_it_is_complete() -> None:
     async with setup() as one:
         caller = await one.caller()
         caller.writer.write(f"POST {PATH} HTTP/1.1\r\nContent-Length: 50000000\r\n\r\n".encode() + b"x" * 1_000_000)
@@ -288,7 +288,7 @@ async def test_a_body_that_is_too_large_is_refused_while_it_still_comes() -> Non
         assert await caller.ended()
 
 
-async def test_an_object_of_the_greatest_size_is_reviewed() -> None:
+async def test_an_object_of_the_maximum_size_is_reviewed() -> None:
     big = {**POD, "metadata": {"annotations": {"x": "y" * 2_900_000}}}
     async with setup() as one:
         assert (await one.ask(post(review(big)))).response["allowed"]
@@ -302,7 +302,7 @@ async def test_requests_on_one_connection_are_answered_in_their_order() -> None:
         assert [(await caller.reply()).response["uid"] for _ in many] == [f"u-{number}" for number in range(20)]
 
 
-async def test_a_request_may_come_byte_by_byte() -> None:
+async def test_a_request_may_arrive_byte_by_byte() -> None:
     async with setup(secure=False) as one:
         caller = await one.caller()
         for byte in post(review({"metadata": {}, "spec": {}})):
@@ -323,7 +323,7 @@ async def test_expect_100_continue_gets_a_continue_response() -> None:
 
 
 @pytest.mark.parametrize("fields", [("Connection: close",), ("Connection: keep-alive, Close",)])
-async def test_a_connection_ends_when_its_caller_wants_that(fields: Sequence[str]) -> None:
+async def test_a_caller_can_close_its_connection(fields: Sequence[str]) -> None:
     async with setup() as one:
         caller = await one.caller()
         assert (await caller.ask(post(review(), PATH, *fields))).fields["connection"] == "close"
@@ -483,7 +483,7 @@ def test_two_webhooks_do_not_share_a_path() -> None:
 # ── TLS ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_one_version_and_two_suites_of_tls_are_spoken_and_no_http_2() -> None:
+async def test_one_tls_version_with_two_cipher_suites_and_no_http_2_is_accepted() -> None:
     async with setup() as one:
         socket = (await one.caller()).writer.get_extra_info("ssl_object")
         assert (socket.version(), socket.cipher()[0]) == ("TLSv1.2", "ECDHE-ECDSA-AES256-GCM-SHA384")
@@ -497,7 +497,7 @@ async def test_one_version_and_two_suites_of_tls_are_spoken_and_no_http_2() -> N
                 await one.caller(context)
 
 
-async def test_tls_1_3_is_spoken_where_that_is_wanted() -> None:
+async def test_tls_1_3_is_accepted_with_the_option() -> None:
     tls = ServingTls(TlsSettings(allow_tls13=True))
     tls.use(SERVER.certificate, SERVER.key)
     async with setup(tls=tls) as one:
@@ -579,7 +579,7 @@ async def test_certificates_are_replaced_under_load_without_one_failed_review(tm
     assert one.server.stats[PATH].outcomes["mutated"] == reviews + 1
 
 
-async def test_a_pair_that_is_none_never_replaces_one_that_works(tmp_path: Path) -> None:
+async def test_an_invalid_key_pair_never_replaces_a_valid_one(tmp_path: Path) -> None:
     mounted = Mounted(tmp_path)
     good = mounted.issue()
     tls = ServingTls()
@@ -595,13 +595,13 @@ async def test_a_pair_that_is_none_never_replaces_one_that_works(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("certificate", "key"), [(b"", b""), (SERVER.certificate, b"x"), (b"x", SERVER.key)])
-def test_a_server_does_not_start_with_a_pair_that_is_none(tmp_path: Path, certificate: bytes, key: bytes) -> None:
+def test_a_server_does_not_start_with_an_invalid_key_pair(tmp_path: Path, certificate: bytes, key: bytes) -> None:
     Mounted(tmp_path).put(certificate, key)
     with pytest.raises(CertificateError, match=r"tls\.crt"):
         ServingTls().follow(str(tmp_path))
 
 
-def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_certificate_is_reported_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(CertificateError, match=r"tls\.crt: No such file"):
         ServingTls().follow(str(tmp_path))
 
@@ -647,7 +647,7 @@ def test_any_object_is_allowed_or_denied(found: Any) -> None:
 
 
 @given(st.binary() | st.text().map(str.encode) | VALUES.map(msgspec.json.encode))
-def test_any_body_is_refused_or_answered(body: bytes) -> None:
+def test_any_body_is_rejected_or_reviewed(body: bytes) -> None:
     server = AdmissionServer([mutator(SgxOptions())])
     with contextlib.suppress(HttpError):
         server.handle(Request("POST", PATH, "application/json", body))
@@ -665,7 +665,7 @@ PIECES = st.lists(
 
 @given(st.binary(max_size=200))
 @settings(deadline=None, max_examples=examples(30))
-def test_any_bytes_that_are_no_tls_end_the_connection(data: bytes) -> None:
+def test_bytes_that_are_not_tls_end_the_connection(data: bytes) -> None:
     async def talk() -> None:
         async with setup(limits=HttpLimits(handshake=0.05)) as one:
             reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
@@ -681,7 +681,7 @@ def test_any_bytes_that_are_no_tls_end_the_connection(data: bytes) -> None:
 
 @given(PIECES)
 @settings(deadline=None, max_examples=examples(60))
-def test_any_bytes_get_answers_that_are_http_and_an_end(pieces: Sequence[bytes]) -> None:
+def test_any_bytes_get_http_responses_and_a_closed_connection(pieces: Sequence[bytes]) -> None:
     async def talk() -> bytes:
         async with setup(secure=False, limits=HttpLimits(linger=0.01)) as one:
             caller = await one.caller()

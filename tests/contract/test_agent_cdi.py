@@ -65,7 +65,7 @@ async def look(agent: Agent) -> None:
     await until(lambda: runner.scan.count > scans and not runner._publishing.locked())
 
 
-async def test_files_are_whole_before_the_kubelet_hears_of_the_devices(
+async def test_files_are_complete_before_the_kubelet_gets_the_devices(
     kubelet: Kubelet, start_agent: Start, files: Path
 ) -> None:
     seen: list[list[str]] = []
@@ -128,7 +128,7 @@ kind: example.com/gadget
 
 
 @pytest.mark.parametrize("damage", ["deleted", "emptied", "altered", "directory gone"])
-async def test_a_file_that_was_damaged_is_whole_again_when_a_container_gets_the_device(
+async def test_a_damaged_cdi_file_is_restored_when_the_device_is_allocated(
     kubelet: Kubelet, start_agent: Start, files: Path, damage: str
 ) -> None:
     await start_agent(PATIENT, table=Listed(listed("a", "b")))
@@ -149,7 +149,7 @@ async def test_a_file_that_was_damaged_is_whole_again_when_a_container_gets_the_
     assert names(files) == [file_of("a"), file_of("b")]
 
 
-async def test_a_device_that_changes_has_its_file_rewritten_and_no_other(
+async def test_only_the_file_of_a_changed_device_is_rewritten(
     kubelet: Kubelet, start_agent: Start, files: Path
 ) -> None:
     plugin = Listed(listed("a", "b"))
@@ -192,7 +192,7 @@ async def test_an_existing_definition_of_another_program_is_used(
     ids=range(11),
 )  # fmt: skip
 @embedded_only("the files are under test, the kubelet only shows that the agent goes on")
-async def test_files_of_others_that_are_no_definitions_are_passed_over(
+async def test_other_files_that_are_not_definitions_are_skipped(
     kubelet: Kubelet, start_agent: Start, files: Path, content: bytes
 ) -> None:
     files.mkdir()
@@ -202,7 +202,7 @@ async def test_files_of_others_that_are_no_definitions_are_passed_over(
     assert names(files) == [file_of("a"), "odd.yaml"]
 
 
-async def test_directories_fifos_and_links_among_the_files_are_passed_over(
+async def test_directories_fifos_and_links_among_the_files_are_skipped(
     kubelet: Kubelet, start_agent: Start, files: Path
 ) -> None:
     files.mkdir()
@@ -223,7 +223,7 @@ async def test_directories_fifos_and_links_among_the_files_are_passed_over(
 # A directory that cannot be written
 
 
-async def test_without_a_writable_directory_devices_come_the_classic_way_and_hooks_fail_the_pod(
+async def test_devices_use_device_specs_and_hooks_fail_the_pod_without_a_writable_cdi_directory(
     directory: str, kubelet: Kubelet, start_agent: Start, files: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files.write_text("in the way")
@@ -262,7 +262,7 @@ async def test_a_definition_that_breaks_the_specification_is_never_written(
 # Files of devices that are gone
 
 
-async def test_the_file_of_a_device_that_is_gone_stays_while_a_pod_uses_it_and_goes_afterwards(
+async def test_the_file_of_a_removed_device_is_kept_while_a_pod_uses_it(
     kubelet: Kubelet, start_agent: Start, files: Path
 ) -> None:
     monitor = Device(resource="monitor", id="all", nodes=(), topology=None)  # has no file
@@ -293,7 +293,7 @@ async def test_without_a_kubelet_cdi_files_are_not_removed(directory: str, start
     assert names(files) == [file_of("a"), file_of("b")]
 
 
-async def test_files_that_a_predecessor_left_are_removed_and_those_of_others_are_not(
+async def test_files_of_an_earlier_process_are_removed_and_those_of_others_are_kept(
     kubelet: Kubelet, start_agent: Start, files: Path
 ) -> None:
     files.mkdir()
@@ -313,7 +313,7 @@ async def test_files_that_a_predecessor_left_are_removed_and_those_of_others_are
     )
 
 
-async def test_a_kubelet_that_does_not_answer_about_pods_does_not_hold_up_the_devices(
+async def test_a_kubelet_that_does_not_list_pods_does_not_delay_the_devices(
     directory: str, kubelet: Kubelet, start_agent: Start, files: Path
 ) -> None:
     files.mkdir()
@@ -334,7 +334,7 @@ async def _hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-async def test_a_gpu_has_its_file_from_the_drop_in_command(
+async def test_the_drop_in_command_writes_the_cdi_file_of_a_gpu(
     run: Run, kubelet: Kubelet, files: Path, tmp_path: Path
 ) -> None:
     node = SimulatedNode(tmp_path / "tree")

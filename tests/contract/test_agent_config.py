@@ -104,7 +104,7 @@ INVALID = (
 
 
 @SHOWN_BY_ANY
-async def test_an_invalid_configuration_is_rejected_and_the_old_one_stays_in_force(
+async def test_an_invalid_configuration_is_rejected_and_the_previous_one_stays_active(
     run: Run, kubelet: Kubelet, config: Path
 ) -> None:
     config.write_text(shares(2))
@@ -123,9 +123,7 @@ async def test_an_invalid_configuration_is_rejected_and_the_old_one_stays_in_for
 
 
 @SHOWN_BY_ANY
-async def test_a_file_that_vanishes_leaves_the_old_configuration_in_force(
-    run: Run, kubelet: Kubelet, config: Path
-) -> None:
+async def test_a_removed_file_keeps_the_previous_configuration_active(run: Run, kubelet: Kubelet, config: Path) -> None:
     config.write_text(shares(2))
     process = run("accelplane", "node", f"--config={config}")
     await kubelet.until(lambda resources: resources == {I915: (2, 2), ACCEL: (1, 1)})
@@ -162,7 +160,7 @@ async def test_plugins_are_enabled_and_disabled_while_the_agent_runs(run: Run, k
 
 
 @SHOWN_BY_ANY
-async def test_the_plugins_of_the_command_line_win_over_those_of_the_file(
+async def test_plugins_of_the_command_line_have_priority_over_the_file(
     run: Run, kubelet: Kubelet, config: Path
 ) -> None:
     config.write_text("enabled: [npu]\n" + shares(2))
@@ -198,9 +196,7 @@ async def test_other_times_disturb_no_plugin(run: Run, kubelet: Kubelet, config:
 
 
 @SHOWN_BY_ANY
-async def test_a_pipe_in_the_place_of_the_file_does_not_hold_the_agent(
-    run: Run, kubelet: Kubelet, config: Path
-) -> None:
+async def test_a_fifo_instead_of_the_file_does_not_block_the_agent(run: Run, kubelet: Kubelet, config: Path) -> None:
     process = run("accelplane", "node", f"--config={config}")
     await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 1)})
     os.mkfifo(config.parent / "pipe")
@@ -231,7 +227,7 @@ class Clinging(Plugin[Config]):
 
 
 @SHOWN_BY_ANY
-async def test_a_plugin_that_is_being_ended_when_the_agent_is_leaves_no_socket(
+async def test_a_plugin_disabled_during_shutdown_leaves_no_socket(
     config: Path, directory: str, kubelet: Kubelet
 ) -> None:
     plugin = Clinging()

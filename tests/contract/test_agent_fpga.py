@@ -101,7 +101,7 @@ async def test_a_port_keeps_its_resource_while_it_is_programmed_and_then_has_ano
 
 @embedded_only("what the kubelet does is tested with the others")
 @pytest.mark.parametrize("published", [("af", WITH_NLB0, 2), ("region", REGION, 1)], ids=["af", "region"])
-async def test_a_card_that_crashes_is_unhealthy_and_one_that_is_pulled_out_is_gone(
+async def test_a_crashed_card_is_unhealthy_and_an_unplugged_card_is_removed(
     kernel: Kernel, root: Path, kubelet: Kubelet, start_agent: Start, published: tuple[str, str, int]
 ) -> None:
     mode, resource, ids = published
@@ -169,7 +169,7 @@ async def test_names_of_april_2020_are_served_in_a_usual_directory(
     await kubelet.until(lambda resources: resources == {name: (1, 1)})
 
 
-async def test_a_directory_in_which_no_socket_can_be_is_refused_before_one_is_made(
+async def test_a_directory_that_cannot_hold_sockets_is_rejected_before_one_is_created(
     tmp_path: Path, directory: str
 ) -> None:
     one_port(tmp_path)
@@ -204,7 +204,7 @@ def following(api: ApiServer, mode: str = "af", **options: Any) -> FpgaPlugin:
 
 
 @embedded_only("what the kubelet does is tested with the others")
-async def test_the_nodes_annotation_is_the_mode_and_what_is_none_changes_nothing(
+async def test_the_annotation_of_the_node_sets_the_mode_and_invalid_values_are_ignored(
     node: tuple[NodeApi, Server], card: Card, kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     api, server = node
@@ -241,7 +241,7 @@ async def test_the_nodes_annotation_is_the_mode_and_what_is_none_changes_nothing
 
 
 @embedded_only("what the kubelet does is tested with the others")
-async def test_with_an_old_runtime_only_regions_without_a_hook_are_published(
+async def test_an_old_runtime_gets_only_regions_without_a_hook(
     node: tuple[NodeApi, Server], card: Card, kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     api, server = node
@@ -266,7 +266,7 @@ async def test_with_an_old_runtime_only_regions_without_a_hook_are_published(
      ("cri-o://1.6.0", "auto"), ("containerd://unknown", "auto"), ("", "auto")],
     ids=" ".join,
 )  # fmt: skip
-async def test_a_runtime_of_which_that_is_not_known_keeps_no_region_back(
+async def test_regions_are_published_for_a_runtime_of_unknown_version(
     node: tuple[NodeApi, Server], card: Card, kubelet: Kubelet, start_agent: Start, runtime_and_cdi: tuple[str, str]
 ) -> None:
     (api, server), (runtime, cdi) = node, runtime_and_cdi
@@ -301,7 +301,7 @@ async def test_a_missing_api_server_is_logged_and_the_plugin_serves(
     assert "node one not read, the mode is af: not in a cluster: no variables" in caplog.messages
 
 
-async def test_a_pod_without_an_account_serves_in_its_own_mode_and_is_not_troubled(
+async def test_a_pod_without_a_service_account_serves_with_the_configured_mode(
     tmp_path: Path, kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     one_port(tmp_path)

@@ -125,9 +125,7 @@ async def test_containers_get_their_parts_in_order(directory: str, tmp_path: Pat
         assert [container.envs for container in found.values()] == [{MASK: "0.1"}, {MASK: "0.1"}]
 
 
-async def test_of_two_pending_pods_the_one_that_was_scheduled_first_is_served_first(
-    directory: str, tmp_path: Path
-) -> None:
+async def test_the_first_scheduled_of_two_pending_pods_is_served_first(directory: str, tmp_path: Path) -> None:
     async with setup(directory, tmp_path) as here:
         first, second = (
             gpu_pod(name, gas_container_cards=card, gas_ts=timestamp)
@@ -146,7 +144,7 @@ async def test_the_api_server_serves_where_the_kubelet_does_not(directory: str, 
         assert here.servers.paths[0] == ["/pods"]
 
 
-async def test_an_annotation_that_is_late_is_awaited_for_a_second(directory: str, tmp_path: Path) -> None:
+async def test_the_plugin_waits_one_second_for_a_late_annotation(directory: str, tmp_path: Path) -> None:
     async with setup(directory, tmp_path) as here:
         pod = gpu_pod("a")
         asked = len(here.servers.kubelet.requests)
@@ -287,7 +285,7 @@ async def test_an_annotation_that_changes_between_the_calls_has_no_effect() -> N
     assert allocation.envs == {MASK: "1"}
 
 
-async def test_calls_at_the_same_time_answer_for_the_same_container() -> None:
+async def test_concurrent_calls_are_answered_for_the_same_container() -> None:
     """The kubelet admits one pod at a time; a call names no pod."""
     pods = Pods(gpu_pod("a", gas_ts="1", **ANNOTATED), gpu_pod("b", gas_ts="2", gas_container_cards="card0"))
     one = allocator(pods)
@@ -380,7 +378,7 @@ NOT_WITHOUT_THE_FLAG = (
 
 
 @embedded_only("the process is under test")
-async def test_without_the_flag_nothing_of_it_is_imported(run: Run, kubelet: Kubelet, tmp_path: Path) -> None:
+async def test_the_module_is_not_imported_without_the_flag(run: Run, kubelet: Kubelet, tmp_path: Path) -> None:
     gpu_card(tmp_path / "tree", 0)
     process = run("intel_gpu_device_plugin", "-shared-dev-num=4", env=IMPORTED)
     await kubelet.until(lambda resources: I915 in resources)

@@ -238,7 +238,7 @@ class Noting(WithHealth):
         return await super().health(host, devices)
 
 
-async def test_a_note_of_a_check_is_logged_once_until_it_is_obsolete(
+async def test_a_note_of_a_health_check_is_logged_once_until_it_is_obsolete(
     running: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
     plugin = Noting(gadgets("a"))
@@ -277,7 +277,7 @@ async def test_with_fail_closed_devices_of_unknown_health_are_unhealthy(
 
 
 @pytest.mark.parametrize(("fail_closed", "health"), [(False, "Healthy"), (True, "Unhealthy")])
-async def test_a_source_that_hangs_delays_the_first_list_by_one_second_at_most(
+async def test_a_hanging_health_source_delays_the_first_list_by_at_most_one_second(
     running: Running, fail_closed: bool, health: str
 ) -> None:
     class Hanging(WithHealth):
@@ -339,7 +339,7 @@ class Switchable(WithHealth):
         return super().overrides(hook) and (hook != "health" or self.enabled)
 
 
-async def test_health_is_forgotten_when_the_plugin_has_none_any_more(running: Running) -> None:
+async def test_health_is_cleared_if_the_plugin_has_no_health_source(running: Running) -> None:
     plugin = Switchable(gadgets("a"))
     plugin.verdicts = {"a": HOT}
     async with running(plugin) as (runner, _peer, lists):

@@ -82,9 +82,7 @@ async def test_resources_are_registered_when_only_the_kubelets_socket_appears_la
     await idle_kubelet.kill()
 
 
-async def test_after_a_kubelet_restart_the_same_devices_are_back_and_pods_get_more_of_them(
-    kubelet: Kubelet, table: Agent
-) -> None:
+async def test_kubelet_restart_keeps_devices_and_new_pods_get_free_ones(kubelet: Kubelet, table: Agent) -> None:
     await kubelet.run_pod("before", {GADGET: 1})
     await kubelet.restart()
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
@@ -93,21 +91,21 @@ async def test_after_a_kubelet_restart_the_same_devices_are_back_and_pods_get_mo
     assert table.runners["table"].scan.count == 1, "a restart of the kubelet needs no new look at the hardware"
 
 
-async def test_resources_come_back_each_time_when_the_kubelet_restarts_often(kubelet: Kubelet, table: Agent) -> None:
+async def test_repeated_kubelet_restarts_re_register_all_resources(kubelet: Kubelet, table: Agent) -> None:
     for _ in range(5):
         await kubelet.restart()
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
     await until(lambda: server(table).stage == Stage.REGISTERED)  # the stream opens before the registration is answered
 
 
-async def test_a_kubelet_that_was_killed_and_comes_back_later_finds_the_agent(kubelet: Kubelet, table: Agent) -> None:
+async def test_a_kubelet_restarted_after_a_kill_gets_the_devices_again(kubelet: Kubelet, table: Agent) -> None:
     await kubelet.kill()
     await until(lambda: "registration" in server(table).problem)
     await kubelet.start()
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
 
 
-async def test_a_new_kubelet_socket_without_a_sweep_is_answered_by_a_new_registration(
+async def test_a_new_kubelet_socket_causes_a_registration_even_if_sockets_remain(
     directory: str, start_agent: Start
 ) -> None:
     async with FakeKubelet(directory, watches=True) as first:
@@ -122,9 +120,7 @@ async def test_a_new_kubelet_socket_without_a_sweep_is_answered_by_a_new_registr
             assert second.registered == [GADGET]
 
 
-async def test_a_stream_that_the_kubelet_ends_is_answered_by_a_new_registration(
-    directory: str, start_agent: Start
-) -> None:
+async def test_a_stream_ended_by_the_kubelet_causes_a_new_registration(directory: str, start_agent: Start) -> None:
     async with FakeKubelet(directory, watches=True) as kubelet:
         await start_agent(table=Table(gadgets("a")))
         await until(lambda: kubelet.lists == [["a"]])
@@ -133,7 +129,7 @@ async def test_a_stream_that_the_kubelet_ends_is_answered_by_a_new_registration(
         assert kubelet.registered == [GADGET, GADGET]
 
 
-async def test_a_kubelet_that_cuts_every_stream_is_not_run_down_with_registrations(
+async def test_a_kubelet_that_ends_every_stream_gets_registrations_with_backoff(
     directory: str, start_agent: Start
 ) -> None:
     async with FakeKubelet(directory, watches=True, cuts=True) as kubelet:
@@ -156,7 +152,7 @@ async def test_a_kubelet_that_opens_no_stream_gets_another_registration(
         await until(lambda: len(kubelet.registered) == 2)
 
 
-async def test_a_refused_registration_is_logged_once_with_the_kubelets_words_and_tried_again(
+async def test_a_rejected_registration_is_logged_once_with_the_kubelets_message_and_retried(
     directory: str, start_agent: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with FakeKubelet(directory, refusal="the ResourceName is not to my taste", watches=True) as kubelet:
@@ -172,7 +168,7 @@ async def test_a_refused_registration_is_logged_once_with_the_kubelets_words_and
     assert server(agent).counters.registrations == 1
 
 
-async def test_something_at_the_kubelets_path_that_is_no_kubelet_is_waited_out(
+async def test_the_agent_waits_while_the_kubelet_path_is_not_a_kubelet(
     directory: str, idle_kubelet: Kubelet, start_agent: Start
 ) -> None:
     os.makedirs(plugins_dir(directory))
@@ -190,17 +186,17 @@ async def test_something_at_the_kubelets_path_that_is_no_kubelet_is_waited_out(
 # The own socket
 
 
-async def test_the_own_socket_is_for_its_owner_alone(directory: str, table: Agent) -> None:
+async def test_the_socket_is_accessible_only_to_its_owner(directory: str, table: Agent) -> None:
     status = os.stat(own_socket(directory))
     assert stat.S_ISSOCK(status.st_mode)
     assert stat.S_IMODE(status.st_mode) == 0o600
 
 
-async def test_nothing_else_is_left_beside_the_sockets(directory: str, table: Agent) -> None:
+async def test_only_sockets_remain_in_the_directory(directory: str, table: Agent) -> None:
     assert {name for name in os.listdir(plugins_dir(directory)) if name.startswith(".")} == set()
 
 
-async def test_an_own_socket_that_someone_deletes_is_made_and_registered_again(
+async def test_a_deleted_plugin_socket_is_created_and_registered_again(
     directory: str, kubelet: Kubelet, table: Agent
 ) -> None:
     registrations = server(table).counters.registrations
@@ -211,7 +207,7 @@ async def test_an_own_socket_that_someone_deletes_is_made_and_registered_again(
 
 
 @pytest.mark.parametrize("kind", ["stale socket", "regular file", "dangling link", "fifo"])
-async def test_what_a_predecessor_left_at_the_own_path_is_replaced(
+async def test_a_socket_of_an_earlier_process_is_replaced(
     directory: str, kubelet: Kubelet, start_agent: Start, kind: str
 ) -> None:
     path = own_socket(directory)
@@ -230,7 +226,7 @@ async def test_what_a_predecessor_left_at_the_own_path_is_replaced(
     assert stat.S_ISSOCK(os.lstat(path).st_mode)
 
 
-async def test_a_directory_at_the_own_path_is_reported_and_the_socket_made_when_it_is_gone(
+async def test_a_directory_at_the_socket_path_is_reported_and_the_socket_is_created_after_its_removal(
     directory: str, kubelet: Kubelet, start_agent: Start
 ) -> None:
     os.mkdir(own_socket(directory))
@@ -241,7 +237,7 @@ async def test_a_directory_at_the_own_path_is_reported_and_the_socket_made_when_
     await kubelet.until(lambda resources: resources == {GADGET: (1, 1), OTHER: (1, 1)})
 
 
-async def test_a_live_owner_of_the_own_path_is_left_alone_until_it_is_gone(
+async def test_a_live_owner_of_the_socket_path_is_not_replaced_until_it_ends(
     directory: str, kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = own_socket(directory)
@@ -258,7 +254,7 @@ async def test_a_live_owner_of_the_own_path_is_left_alone_until_it_is_gone(
     assert sum("is in use by" in record.message for record in caplog.records) == 1
 
 
-async def test_another_live_owner_that_takes_the_own_path_is_not_fought(
+async def test_a_live_owner_of_the_replaced_socket_is_not_replaced(
     directory: str, kubelet: Kubelet, table: Agent
 ) -> None:
     path = own_socket(directory)
@@ -273,9 +269,7 @@ async def test_another_live_owner_that_takes_the_own_path_is_not_fought(
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
 
 
-async def test_a_directory_that_is_removed_and_made_again_is_served_again(
-    directory: str, idle_kubelet: Kubelet, start_agent: Start
-) -> None:
+async def test_a_recreated_directory_is_served_again(directory: str, idle_kubelet: Kubelet, start_agent: Start) -> None:
     await idle_kubelet.start()
     agent = await start_agent(table=Table(gadgets("a")))
     await idle_kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
@@ -288,9 +282,7 @@ async def test_a_directory_that_is_removed_and_made_again_is_served_again(
 
 
 @embedded_only("a real kubelet's directory stays where it is: the node's own disk")
-async def test_the_whole_kubelet_directory_may_be_moved_away_and_another_come(
-    directory: str, idle_kubelet: Kubelet, start_agent: Start
-) -> None:
+async def test_the_kubelet_directory_can_be_replaced(directory: str, idle_kubelet: Kubelet, start_agent: Start) -> None:
     await idle_kubelet.start()
     await start_agent(table=Table(gadgets("a")))
     await idle_kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
@@ -307,7 +299,9 @@ async def test_the_whole_kubelet_directory_may_be_moved_away_and_another_come(
 # Several resources and plugins
 
 
-async def test_resources_come_and_go_with_what_is_found(directory: str, kubelet: Kubelet, start_agent: Start) -> None:
+async def test_resources_are_added_and_removed_with_devices(
+    directory: str, kubelet: Kubelet, start_agent: Start
+) -> None:
     plugin = Table([*gadgets("a"), Resource("widget")])
     agent = await start_agent(table=plugin)
     await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
@@ -321,7 +315,7 @@ async def test_resources_come_and_go_with_what_is_found(directory: str, kubelet:
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
 
 
-async def test_a_resource_that_flickers_ends_up_as_it_is_last(kubelet: Kubelet, start_agent: Start) -> None:
+async def test_a_resource_that_changes_repeatedly_has_its_last_state(kubelet: Kubelet, start_agent: Start) -> None:
     plugin = Table()
     agent = await start_agent(table=plugin)
     await until(agent.runners["table"].scan.completed.is_set)
@@ -365,7 +359,7 @@ async def test_a_plugin_whose_scan_raises_does_not_stop_the_others(
     assert (str(fault) or type(fault).__name__) in logged[0].message
 
 
-async def test_names_that_a_kubelet_would_refuse_are_left_out_with_a_warning(
+async def test_names_that_a_kubelet_rejects_are_omitted_with_a_warning(
     kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     odd = [Resource("-bad-"), *gadgets("a", "with\nnewline", "", "x" * 300)]
@@ -414,7 +408,7 @@ async def test_stopping_does_not_wait_for_clients_that_read_nothing(directory: s
         ("x" * 100, "a socket path of"),
     ],
 )
-async def test_a_kubelet_directory_that_can_never_work_ends_the_agent_with_its_path(
+async def test_an_unusable_kubelet_directory_stops_the_agent_with_its_path(
     directory: str, place: str, message: str
 ) -> None:
     Path(directory, "file").write_text("")
@@ -427,7 +421,7 @@ async def test_a_kubelet_directory_that_can_never_work_ends_the_agent_with_its_p
     assert message in str(error.value)
 
 
-async def test_a_file_that_appears_in_the_place_of_the_directory_ends_the_agent_with_its_path(directory: str) -> None:
+async def test_a_file_that_replaces_the_directory_stops_the_agent_with_its_path(directory: str) -> None:
     path = os.path.join(directory, "kubelet")
     settings = Settings(root=directory, kubelet_dir=path, cdi_dir=f"{directory}/cdi")
     agent = Agent(settings, {"table": Table(gadgets("a"))})
@@ -440,7 +434,7 @@ async def test_a_file_that_appears_in_the_place_of_the_directory_ends_the_agent_
             await task
 
 
-async def test_an_agent_whose_only_resource_has_a_path_too_long_ends_with_that_path(directory: str) -> None:
+async def test_an_agent_whose_only_socket_path_is_too_long_exits_with_that_path(directory: str) -> None:
     class LongNamed(Table):
         namespace = f"{'x' * 90}.example.com"
 

@@ -60,7 +60,7 @@ async def test_the_command_registers_its_devices_at_its_own_socket(run: Run, kub
 @pytest.mark.parametrize(
     "path", ["dev/onload", "sys/module/onload", "sys/class/net/sfc0", "opt/onload/usr", "opt/onload/current"]
 )
-async def test_all_devices_are_unhealthy_while_a_part_is_gone(
+async def test_all_devices_are_unhealthy_while_a_file_is_missing(
     node: Path, kubelet: Kubelet, start_agent: Start, path: str
 ) -> None:
     await start_agent({**PATIENT, "root": str(node)}, onload=OnloadDropin(OnloadConfig(max_pods=5)))
@@ -99,7 +99,7 @@ async def test_the_agent_publishes_onload_once_its_files_are_installed(
     await kubelet.until(lambda resources: resources == counts(100, 0))
 
 
-async def test_unknown_ids_are_refused(directory: str, node: Path, kubelet: Kubelet, start_agent: Start) -> None:
+async def test_unknown_ids_are_rejected(directory: str, node: Path, kubelet: Kubelet, start_agent: Start) -> None:
     await start_agent({**PATIENT, "root": str(node)}, onload=OnloadDropin())
     await kubelet.until(lambda resources: resources == counts(100, 100))
     async with Peer(f"{directory}/device-plugins/sfc-deviceplugin.sock") as peer:

@@ -49,7 +49,7 @@ def printed(*command: str, **more: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_ends_the_process_with_0_and_its_sockets_are_gone(
+async def test_a_signal_ends_the_process_with_0_and_removes_its_sockets(
     run: Run, kubelet: Kubelet, tree: Path, number: signal.Signals
 ) -> None:
     process = run("accelplane", "node")
@@ -69,7 +69,7 @@ async def test_a_signal_ends_a_process_that_waits_for_a_kubelet(run: Run, direct
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_while_plugins_are_still_imported_ends_the_process_with_0_and_without_a_word(
+async def test_a_signal_during_the_import_of_plugins_ends_the_process_with_0_and_no_output(
     run: Run, tmp_path: Path, number: signal.Signals
 ) -> None:
     source = "import sys, time\nprint('importing', file=sys.stderr, flush=True)\ntime.sleep(60)\n"
@@ -113,7 +113,7 @@ async def test_a_second_agent_waits_for_the_first_and_takes_over_when_it_ends(
     assert await second.terminate() == 0
 
 
-async def test_a_second_agent_takes_over_from_one_that_was_killed(run: Run, kubelet: Kubelet, tree: Path) -> None:
+async def test_a_second_agent_takes_over_from_a_killed_one(run: Run, kubelet: Kubelet, tree: Path) -> None:
     first = run("intel_gpu_device_plugin")
     await kubelet.until(lambda resources: resources == {I915: (1, 1)})
     second = run("intel_gpu_device_plugin", "-shared-dev-num=2")
@@ -133,7 +133,7 @@ async def test_agents_of_different_families_share_the_directory(run: Run, kubele
     assert await other.terminate() == 0
 
 
-async def test_an_agent_that_was_killed_is_replaced_by_its_next_life(run: Run, kubelet: Kubelet, tree: Path) -> None:
+async def test_a_killed_agent_is_replaced_by_its_next_instance(run: Run, kubelet: Kubelet, tree: Path) -> None:
     first = run("intel_gpu_device_plugin")
     await kubelet.until(lambda resources: resources == {I915: (1, 1)})
     first.kill()
@@ -143,7 +143,7 @@ async def test_an_agent_that_was_killed_is_replaced_by_its_next_life(run: Run, k
     await kubelet.until(lambda resources: resources == {I915: (1, 1)})
 
 
-async def test_the_socket_of_a_process_is_for_its_owner_alone(run: Run, kubelet: Kubelet, tree: Path) -> None:
+async def test_the_socket_of_a_process_is_accessible_only_to_its_owner(run: Run, kubelet: Kubelet, tree: Path) -> None:
     process = run("intel_gpu_device_plugin")
     await kubelet.until(lambda resources: I915 in resources)
     mode = os.stat(f"{kubelet.directory}/device-plugins/gpu.intel.com-i915.sock").st_mode
@@ -182,7 +182,7 @@ async def test_the_socket_of_a_process_is_for_its_owner_alone(run: Run, kubelet:
         (["--config"], 2, "flag needs an argument: -config"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(
+def test_invalid_arguments_are_rejected_in_one_line(
     directory: str, tmp_path: Path, arguments: list[str], code: int, message: str
 ) -> None:
     done = called(node.main, f"--root={tmp_path}", f"--kubelet-dir={directory}", *arguments)
@@ -193,14 +193,16 @@ def test_what_cannot_be_is_refused_in_one_line(
         assert len(done.stderr.splitlines()) == 1
 
 
-def test_options_that_cannot_be_are_refused_as_the_drop_in_command_always_did(directory: str, tmp_path: Path) -> None:
+def test_invalid_options_are_rejected_as_by_the_drop_in_command(directory: str, tmp_path: Path) -> None:
     done = printed("intel_gpu_device_plugin", f"--root={tmp_path}", f"--kubelet-dir={directory}", "-shared-dev-num=0")
     assert done.returncode == 1
     assert "Argument check failed: " in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-async def test_a_directory_that_the_user_may_not_write_is_refused_by_name(run: Run, directory: str, tree: Path) -> None:
+async def test_a_directory_without_write_permission_is_rejected_with_its_path(
+    run: Run, directory: str, tree: Path
+) -> None:
     plugins = Path(directory, "device-plugins")
     plugins.mkdir(mode=0o555)
     process = run("intel_gpu_device_plugin", powerless=True)
@@ -210,9 +212,7 @@ async def test_a_directory_that_the_user_may_not_write_is_refused_by_name(run: R
     )
 
 
-async def test_a_directory_that_becomes_unwritable_is_reported_and_waited_out(
-    run: Run, directory: str, tree: Path
-) -> None:
+async def test_a_directory_that_becomes_read_only_is_reported_and_retried(run: Run, directory: str, tree: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root, to remove what the process may not")
     plugins = Path(directory, "device-plugins")
@@ -249,7 +249,7 @@ class ThePlugin(Plugin):
     assert await process.terminate() == 0
 
 
-async def test_a_plugin_that_cannot_be_loaded_is_skipped_unless_it_was_named(
+async def test_a_plugin_that_cannot_be_loaded_is_skipped_unless_it_is_requested(
     run: Run, kubelet: Kubelet, tree: Path, tmp_path: Path
 ) -> None:
     env = installed_plugin(tmp_path / "site", "broken", "raise ImportError('no libgadget here')")
@@ -265,7 +265,7 @@ async def test_a_plugin_that_cannot_be_loaded_is_skipped_unless_it_was_named(
 # One look
 
 
-def test_one_look_prints_the_devices_as_json_and_touches_nothing(directory: str, tmp_path: Path) -> None:
+def test_one_scan_prints_the_devices_as_json_and_changes_nothing(directory: str, tmp_path: Path) -> None:
     gpu_card(tmp_path, 0)
     gpu_card(tmp_path, 1, vendor="0x10de")
     npu(tmp_path, 0)
@@ -280,7 +280,7 @@ def test_one_look_prints_the_devices_as_json_and_touches_nothing(directory: str,
     assert os.listdir(directory) == []
 
 
-def test_one_look_of_an_empty_machine_finds_nothing_and_is_no_failure(directory: str, tmp_path: Path) -> None:
+def test_one_scan_of_an_empty_machine_finds_no_devices_and_succeeds(directory: str, tmp_path: Path) -> None:
     done = printed("intel_gpu_device_plugin", "-dry-run", f"-root={tmp_path}")
     assert (done.returncode, json.loads(done.stdout)["gpu"]["resources"]) == (0, {})
 
@@ -295,7 +295,7 @@ def test_print_devices_reports_a_failed_scan_and_shows_the_other_plugins(tmp_pat
     assert list(report["npu"]["resources"]) == [ACCEL]
 
 
-def test_one_look_of_a_plugin_that_is_broken_shows_the_others(tmp_path: Path) -> None:
+def test_one_scan_with_a_failed_plugin_shows_the_others(tmp_path: Path) -> None:
     source = """
 from accelplane.plugins import Plugin
 
@@ -329,9 +329,7 @@ class ThePlugin(Plugin):
 
 
 @pytest.mark.parametrize("command", [["node", "-once"], ["node", "-check"], ["inspect"]])
-def test_hardware_that_is_only_looked_at_is_not_prepared(
-    directory: str, tmp_path: Path, command: Sequence[str]
-) -> None:
+def test_hardware_that_is_only_scanned_is_not_prepared(directory: str, tmp_path: Path, command: Sequence[str]) -> None:
     (tmp_path / "tree/sys").mkdir(parents=True)
     env = {**os.environ, **installed_plugin(tmp_path / "site", "prepared", PREPARED)}
     places = (f"--root={tmp_path / 'tree'}", f"--kubelet-dir={directory}", "--plugins=prepared")
@@ -400,7 +398,7 @@ def explained(tmp_path: Path) -> Mapping[str, str]:
         ),
     ],
 )
-def test_a_check_prints_what_was_found_and_why_not_more(
+def test_the_check_prints_the_devices_and_the_skipped_hardware(
     tmp_path: Path, explained: Mapping[str, str], files: Sequence[str], code: int, report: object
 ) -> None:
     for name in files:
@@ -416,7 +414,7 @@ def test_a_check_prints_what_was_found_and_why_not_more(
     assert (json.loads(done.stdout), done.returncode) == ({"explained": report}, code)
 
 
-def test_a_check_of_several_plugins_is_good_when_each_has_devices(tmp_path: Path) -> None:
+def test_the_check_of_several_plugins_succeeds_if_each_has_devices(tmp_path: Path) -> None:
     gpu_card(tmp_path, 0)
     both = ("-check", "-plugins=gpu,npu", f"-root={tmp_path}")
     done = called(node.main, *both)
@@ -426,7 +424,7 @@ def test_a_check_of_several_plugins_is_good_when_each_has_devices(tmp_path: Path
     assert called(node.main, *both).returncode == 0
 
 
-async def test_a_plugin_explains_itself_once_at_the_start(
+async def test_a_plugin_logs_its_explanation_once_at_the_start(
     run: Run, kubelet: Kubelet, tmp_path: Path, explained: Mapping[str, str]
 ) -> None:
     process = run("accelplane", "node", "--plugins=explained", env=explained)
@@ -437,7 +435,7 @@ async def test_a_plugin_explains_itself_once_at_the_start(
     assert process.log().count('explained: {"cause":"no driver","looked-at":["/dev/a"]}') == 1
 
 
-async def test_a_plugin_that_cannot_explain_itself_works_all_the_same(
+async def test_a_plugin_whose_explanation_fails_still_serves_devices(
     run: Run, kubelet: Kubelet, tmp_path: Path, explained: Mapping[str, str]
 ) -> None:
     for name in ("a", "broken"):
@@ -470,7 +468,9 @@ async def test_an_idle_agent_logs_little(run: Run, kubelet: Kubelet, tree: Path)
     assert len(levels) < 12, process.log()
 
 
-async def test_a_card_comes_and_goes_at_the_real_process(run: Run, kubelet: Kubelet, tmp_path: Path) -> None:
+async def test_the_agent_process_publishes_a_plugged_card_and_removes_an_unplugged_one(
+    run: Run, kubelet: Kubelet, tmp_path: Path
+) -> None:
     simulated = SimulatedNode(tmp_path / "tree")
     process = run("accelplane", "node")
     await process.said("plugins dlb, dsa, fpga, gpu, iaa, npu, onload, qat, sgx")
@@ -481,9 +481,7 @@ async def test_a_card_comes_and_goes_at_the_real_process(run: Run, kubelet: Kube
     assert await process.terminate() == 0
 
 
-async def test_hundreds_of_connections_to_the_process_leave_it_answering(
-    run: Run, kubelet: Kubelet, tree: Path
-) -> None:
+async def test_hundreds_of_connections_leave_the_process_responsive(run: Run, kubelet: Kubelet, tree: Path) -> None:
     process: Process = run("intel_gpu_device_plugin")
     await kubelet.until(lambda resources: I915 in resources)
     path = f"{kubelet.directory}/device-plugins/gpu.intel.com-i915.sock"

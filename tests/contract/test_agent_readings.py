@@ -126,7 +126,7 @@ async def test_no_file_stays_open_after_a_reading(tmp_path: Path) -> None:
     await readings.close()
 
 
-async def test_plugins_are_not_read_at_the_same_time(setup: Setup) -> None:
+async def test_plugins_are_read_one_at_a_time(setup: Setup) -> None:
     reading = threading.Lock()
 
     def read() -> float:
@@ -153,7 +153,7 @@ async def test_a_reading_younger_than_the_interval_is_used_again(setup: Setup) -
     assert plugin.count["m0"] == 2
 
 
-async def test_readers_at_the_same_time_share_one_reading_and_one_may_be_cancelled(setup: Setup) -> None:
+async def test_concurrent_readers_share_one_read_and_one_may_be_cancelled(setup: Setup) -> None:
     plugin = setup.add("a", Meters(m0=setup.hang))
     setup.readings = Readings(lambda: setup.sources, "/", held=lambda: (), clock=lambda: setup.now)
     readers = [asyncio.create_task(setup.readings.take()) for _ in range(3)]
@@ -166,7 +166,7 @@ async def test_readers_at_the_same_time_share_one_reading_and_one_may_be_cancell
     assert plugin.count["m0"] == 1
 
 
-async def test_a_device_whose_read_blocks_is_marked_and_the_others_are_read(
+async def test_a_blocked_read_marks_its_device_and_other_devices_are_read(
     setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
     plugin = setup.add("a", Meters(m0=lambda: 1.0, m1=setup.hang, m2=lambda: 3.0))
@@ -176,9 +176,7 @@ async def test_a_device_whose_read_blocks_is_marked_and_the_others_are_read(
     assert caplog.messages == ["a: m1: a read takes longer than 0.05 s; the device is not read for 60 s"]
 
 
-async def test_a_stuck_device_is_read_again_after_growing_pauses(
-    setup: Setup, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_blocked_device_is_read_again_with_backoff(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
     releases: list[threading.Event] = []
 
     def hang() -> float:
@@ -200,7 +198,7 @@ async def test_a_stuck_device_is_read_again_after_growing_pauses(
     assert await setup.levels() == ["m0 4"]
 
 
-async def test_a_device_whose_thread_still_blocks_gets_no_second_thread(setup: Setup) -> None:
+async def test_a_device_with_a_blocked_thread_gets_no_second_thread(setup: Setup) -> None:
     plugin = setup.add("a", Meters(m0=setup.hang))
     assert await setup.levels() == ["m0 stuck"]
     setup.now += 3600
@@ -221,7 +219,7 @@ async def test_plans_are_made_once_per_scan(setup: Setup) -> None:
     assert plugin.plans == 2
 
 
-async def test_a_plugin_that_fails_is_left_out_and_its_problem_logged_once(
+async def test_a_failed_plugin_is_omitted_and_its_problem_is_logged_once(
     setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing(Meters):

@@ -132,7 +132,7 @@ async def test_topology_is_sent_for_devices_that_have_a_node_and_is_absent_for_t
     assert [node.ID for node in message.devices[0].topology.nodes] == [0, 1]
 
 
-async def test_every_change_is_a_new_complete_list_and_no_change_is_none(serve: Serve) -> None:
+async def test_every_change_sends_a_complete_list_and_no_change_sends_none(serve: Serve) -> None:
     plugin = Table(gadgets("a"))
     async with serve(plugin) as (agent, peer), peer.watch() as lists:
         assert await lists.next() == {"a": "Healthy"}
@@ -148,7 +148,7 @@ async def test_every_change_is_a_new_complete_list_and_no_change_is_none(serve: 
         assert await lists.next() == {"a": "Healthy", "b": "Unhealthy"}
 
 
-async def test_a_device_that_vanished_is_unhealthy_before_it_leaves_the_list(serve: Serve) -> None:
+async def test_a_removed_device_is_unhealthy_before_it_leaves_the_list(serve: Serve) -> None:
     plugin = Table(gadgets("a", "b"))
     async with serve(plugin) as (agent, peer), peer.watch() as lists:
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
@@ -173,7 +173,7 @@ class Staying(Table):
     removal_delay: ClassVar[float] = math.inf
 
 
-async def test_vanished_devices_stay_unhealthy_for_ever_with_an_infinite_removal_delay(serve: Serve) -> None:
+async def test_removed_devices_stay_unhealthy_with_an_infinite_removal_delay(serve: Serve) -> None:
     plugin = Staying(gadgets("a", "b"))
     async with serve(plugin) as (agent, peer), peer.watch() as lists:
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
@@ -203,7 +203,7 @@ async def test_removed_devices_leave_the_list_immediately_without_a_removal_dela
         assert await lists.next() == {"a": "Healthy"}
 
 
-async def test_a_resource_that_goes_sends_an_empty_list_and_then_ends_the_stream(serve: Serve) -> None:
+async def test_a_removed_resource_sends_an_empty_list_and_ends_the_stream(serve: Serve) -> None:
     plugin = Table(gadgets("a"))
     async with serve(plugin) as (agent, peer), peer.watch() as lists:
         assert await lists.next() == {"a": "Healthy"}
@@ -215,7 +215,7 @@ async def test_a_resource_that_goes_sends_an_empty_list_and_then_ends_the_stream
         await until(lambda: not os.path.exists(f"{agent.settings.sockets_dir}/example.com-gadget.sock"))
 
 
-async def test_a_resource_that_is_announced_without_devices_sends_an_empty_list(serve: Serve) -> None:
+async def test_a_registered_resource_without_devices_sends_an_empty_list(serve: Serve) -> None:
     async with serve(Table([Resource("gadget")])) as (_agent, peer), peer.watch() as lists:
         assert await lists.next() == {}
 
@@ -235,7 +235,7 @@ async def test_every_one_of_several_streams_gets_every_list(serve: Serve) -> Non
             assert await three.next() == {"a": "Healthy", "b": "Healthy"}
 
 
-async def test_a_stream_that_does_not_read_gets_only_the_latest_list_in_the_end(serve: Serve) -> None:
+async def test_a_blocked_stream_gets_only_the_latest_list(serve: Serve) -> None:
     def shelf(turn: int) -> list[Device]:
         return gadgets(*(f"turn-{turn}-{'x' * 200}-{number}" for number in range(300)))
 
@@ -260,7 +260,7 @@ async def test_a_stream_that_does_not_read_gets_only_the_latest_list_in_the_end(
         call.cancel()
 
 
-async def test_streams_of_clients_that_vanish_are_forgotten(serve: Serve) -> None:
+async def test_streams_of_disconnected_clients_are_removed(serve: Serve) -> None:
     async with serve(Table(gadgets("a"))) as (agent, _peer):
         peers = [Peer(f"{agent.settings.sockets_dir}/example.com-gadget.sock") for _ in range(20)]
         calls = [peer.stream() for peer in peers]
@@ -272,7 +272,7 @@ async def test_streams_of_clients_that_vanish_are_forgotten(serve: Serve) -> Non
         await until(lambda: len(server(agent)._streams) == 0)
 
 
-async def test_a_list_longer_than_a_kubelet_takes_is_cut_and_the_fault_logged(
+async def test_a_list_over_the_message_limit_of_the_kubelet_is_truncated_and_logged(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     devices = gadgets(*(f"{'x' * 240}{number}" for number in range(20_000)))
@@ -288,7 +288,7 @@ async def test_a_list_longer_than_a_kubelet_takes_is_cut_and_the_fault_logged(
 # Allocate
 
 
-async def test_a_container_gets_the_parts_of_its_devices_in_requested_order(serve: Serve) -> None:
+async def test_a_container_gets_the_device_specs_in_the_requested_order(serve: Serve) -> None:
     devices = [
         gadget("a", mounts=(Mount("/m/a"),), envs={"A": "1", "LAST": "a"}, annotations={"k": "a"}),
         gadget("b", mounts=(Mount("/m/b", "/in/b", read_only=False),), envs={"LAST": "b"}, annotations={"k": "b"}),
@@ -305,7 +305,7 @@ async def test_a_container_gets_the_parts_of_its_devices_in_requested_order(serv
     assert dict(container.annotations) == {"k": "a"}
 
 
-async def test_what_two_devices_share_is_given_once(serve: Serve) -> None:
+async def test_shared_device_nodes_of_two_devices_are_listed_once(serve: Serve) -> None:
     shared = (DeviceNode("/dev/card"), DeviceNode("/dev/render", permissions="r"))
     devices = [gadget(key, nodes=shared, mounts=(Mount("/m"),)) for key in ("card-0", "card-1")]
     async with serve(Table(devices)) as (_agent, peer):
@@ -314,7 +314,7 @@ async def test_what_two_devices_share_is_given_once(serve: Serve) -> None:
     assert len(container.mounts) == 1
 
 
-async def test_each_of_several_container_requests_has_its_own_answer(serve: Serve) -> None:
+async def test_each_of_several_container_requests_has_its_own_response(serve: Serve) -> None:
     async with serve(Table(gadgets("a", "b"))) as (_agent, peer):
         containers = await peer.allocate(["b"], [], ["a", "b"])
     assert [[node.host_path for node in container.devices] for container in containers] == [
@@ -334,9 +334,7 @@ async def test_each_of_several_container_requests_has_its_own_answer(serve: Serv
         (["x" * 5000], f"unknown device '{'x' * 100}' requested"),
     ],
 )
-async def test_ids_that_cannot_be_had_fail_the_whole_request_by_name(
-    serve: Serve, ids: list[str], message: str
-) -> None:
+async def test_unavailable_ids_fail_the_request_and_are_reported(serve: Serve, ids: list[str], message: str) -> None:
     async with serve(Table([*gadgets("a"), UNHEALTHY_GADGET])) as (agent, peer):
         code, text = await refusal(peer.allocate(["a"], ids))
         assert (code, message in text) == ("UNKNOWN", True), text
@@ -346,7 +344,7 @@ async def test_ids_that_cannot_be_had_fail_the_whole_request_by_name(
         assert len(await peer.allocate(["a"])) == 1
 
 
-async def test_a_device_is_answered_for_until_it_has_left_the_list_and_not_after(serve: Serve) -> None:
+async def test_a_device_is_allocatable_until_it_has_left_the_list(serve: Serve) -> None:
     plugin = Table(gadgets("a", "b"))
     async with serve(plugin) as (agent, peer), peer.watch() as lists:
         found(agent, plugin, gadget("a"))
@@ -358,7 +356,9 @@ async def test_a_device_is_answered_for_until_it_has_left_the_list_and_not_after
         assert await refusal(peer.allocate(["b"])) == ("UNKNOWN", "example.com/gadget: unknown device 'b' requested")
 
 
-async def test_a_plugins_own_answer_replaces_the_frameworks_and_skips_post_allocate(serve: Serve) -> None:
+async def test_an_allocate_response_of_the_plugin_replaces_that_of_the_framework_and_skips_post_allocate(
+    serve: Serve,
+) -> None:
     async with serve(Hooked(gadgets("a", "b", "c"))) as (_agent, peer):
         own, default = await peer.allocate(["a"], ["c", "b"])
     assert (dict(own.envs), list(own.devices)) == ({"OWN": "yes"}, [])
@@ -373,7 +373,7 @@ async def test_a_plugins_own_answer_replaces_the_frameworks_and_skips_post_alloc
         ("cursed", "ValueError: no blessing\nfor this one"),
     ],
 )
-async def test_an_error_of_a_hook_reaches_the_pod_as_it_is(serve: Serve, key: str, text: str) -> None:
+async def test_an_error_of_a_hook_is_reported_unchanged_to_the_pod(serve: Serve, key: str, text: str) -> None:
     async with serve(Hooked(gadgets("broken", "cursed", "ok"))) as (_agent, peer):
         assert await refusal(peer.allocate([key])) == ("UNKNOWN", text)
         assert len(await peer.allocate(["ok"])) == 1
@@ -384,7 +384,7 @@ async def test_an_error_of_a_hook_reaches_the_pod_as_it_is(serve: Serve, key: st
     ["x" * 100_000, os.fsdecode(b"/dev/\xff\xfe"), "\u2603" * 5000, "%41\r\n\0"],
     ids=["long", "no text", "long when encoded", "control characters"],
 )
-async def test_an_error_whose_messagefits_no_status_fails_the_call_all_the_same(
+async def test_an_error_with_an_invalid_message_fails_the_call(
     serve: Serve, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)  # the test runner cannot carry such texts either
@@ -399,7 +399,7 @@ async def test_an_error_whose_messagefits_no_status_fails_the_call_all_the_same(
     assert message.startswith("RuntimeError: " + text[:3])
 
 
-async def test_an_answer_that_fits_no_message_fails_the_call(serve: Serve) -> None:
+async def test_a_response_over_the_message_limit_fails_the_call(serve: Serve) -> None:
     class Odd(Table):
         async def allocate(self, devices: Sequence[Device]) -> Allocation | None:
             if devices[0].id == "bytes":
@@ -455,7 +455,7 @@ async def test_a_plugin_chooses_among_the_offered_devices(serve: Serve) -> None:
         assert await refusal(peer.preferred(["a"], [], -1)) == ("UNKNOWN", "-1 devices cannot be had")
 
 
-async def test_hooks_that_a_plugin_does_not_have_are_refused(serve: Serve) -> None:
+async def test_missing_hooks_of_a_plugin_are_rejected(serve: Serve) -> None:
     async with serve(Table(gadgets("a"))) as (_agent, peer):
         assert (await refusal(peer.preferred(["a"], [], 1))) == (
             "UNKNOWN", "example.com/gadget: this plugin has no preferred allocation",
@@ -493,7 +493,7 @@ HYPOTHESIS = settings(
 
 @HYPOTHESIS
 @given(containers=st.lists(IDS, max_size=4))
-async def test_allocate_answers_exactly_for_healthy_devices_it_knows(peer: Peer, containers: list[list[str]]) -> None:
+async def test_allocate_succeeds_exactly_for_known_healthy_devices(peer: Peer, containers: list[list[str]]) -> None:
     asked = {key for container in containers for key in container}
     if asked <= {"a", "b"}:
         answers = await peer.allocate(*containers)
@@ -521,9 +521,7 @@ async def test_preferred_devices_are_always_among_those_offered(
 
 @HYPOTHESIS
 @given(method=st.sampled_from(["Allocate", "GetPreferredAllocation", "GetDevicePluginOptions"]), data=st.binary())
-async def test_bytes_that_are_no_message_are_refused_or_read_as_protobuf_reads_them(
-    peer: Peer, method: str, data: bytes
-) -> None:
+async def test_invalid_messages_are_rejected_or_decoded_as_by_protobuf(peer: Peer, method: str, data: bytes) -> None:
     types: dict[str, tuple[Any, Any]] = {
         "Allocate": (pb.AllocateRequest, pb.AllocateResponse),
         "GetPreferredAllocation": (pb.PreferredAllocationRequest, pb.PreferredAllocationResponse),

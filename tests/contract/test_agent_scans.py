@@ -24,7 +24,7 @@ from accelplane.plugins import ScanError
 PATIENT = {"safety_interval": 3600.0}
 
 
-async def test_a_scan_that_fails_keeps_what_was_found_last_and_its_cause_is_logged_once(
+async def test_a_failed_scan_keeps_the_last_devices_and_its_cause_is_logged_once(
     kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     plugin = Table(gadgets("a", "b"))
@@ -45,7 +45,7 @@ async def test_a_scan_that_fails_keeps_what_was_found_last_and_its_cause_is_logg
     ]
 
 
-async def test_after_the_grace_the_devices_are_unhealthy_and_well_again_when_they_are_seen(
+async def test_after_the_grace_period_devices_are_unhealthy_and_recover_when_the_driver_answers(
     directory: str, kubelet: Kubelet, start_agent: Start
 ) -> None:
     plugin = Table(gadgets("a", "b"))
@@ -63,7 +63,7 @@ async def test_after_the_grace_the_devices_are_unhealthy_and_well_again_when_the
     assert agent.runners["table"].scan.problem == ""
 
 
-async def test_what_appears_in_the_first_scan_that_works_is_published(kubelet: Kubelet, start_agent: Start) -> None:
+async def test_devices_of_the_first_successful_scan_are_published(kubelet: Kubelet, start_agent: Start) -> None:
     plugin = Table(ScanError("not yet"))
     agent = await start_agent(PATIENT, table=plugin)
     await until(lambda: agent.runners["table"].scan.failing)
@@ -71,7 +71,7 @@ async def test_what_appears_in_the_first_scan_that_works_is_published(kubelet: K
     await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
 
 
-async def test_a_scan_that_raises_half_way_publishes_nothing_of_it(kubelet: Kubelet, start_agent: Start) -> None:
+async def test_a_scan_that_raises_publishes_no_partial_result(kubelet: Kubelet, start_agent: Start) -> None:
     def half() -> Iterable[Device]:
         yield from gadgets("new")
         raise OSError(5, "Input/output error")
@@ -85,7 +85,7 @@ async def test_a_scan_that_raises_half_way_publishes_nothing_of_it(kubelet: Kube
     assert [device.id for device in agent.runners["table"].publisher.inventory] == ["a"]
 
 
-async def test_what_is_no_device_at_all_counts_as_a_failed_scan(kubelet: Kubelet, start_agent: Start) -> None:
+async def test_results_that_are_not_devices_count_as_a_failed_scan(kubelet: Kubelet, start_agent: Start) -> None:
     plugin = Table()
     agent = await start_agent(PATIENT, table=plugin, other=Other(gadgets("b")))
     plugin.found = ["nonsense", None]  # type: ignore[list-item]
@@ -190,7 +190,7 @@ class Hanging(Table):
         return super().scan(host)
 
 
-async def test_a_scan_that_hangs_makes_its_devices_unhealthy_and_blocks_no_pod(
+async def test_a_hanging_scan_makes_its_devices_unhealthy_and_blocks_no_pod(
     kubelet: Kubelet, start_agent: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scan_loop, "_SCAN_TIMEOUT", 1.0)
@@ -222,7 +222,7 @@ class ThePlugin(Plugin):
 """
 
 
-async def test_a_first_scan_that_hangs_stops_neither_the_other_plugins_nor_the_end_of_the_process(
+async def test_a_hanging_first_scan_blocks_neither_other_plugins_nor_shutdown(
     tmp_path: Path, run: Run, kubelet: Kubelet, directory: str
 ) -> None:
     tree = tmp_path / "tree"

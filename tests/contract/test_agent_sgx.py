@@ -31,7 +31,7 @@ def both(capacity: int, allocatable: int) -> Mapping[str, Counts]:
 
 
 @pytest.mark.parametrize("vanishing", ["sgx_enclave", "sgx_provision"])
-async def test_all_ids_are_unhealthy_while_a_node_is_gone_and_healthy_when_it_is_back(
+async def test_all_ids_are_unhealthy_while_a_device_node_is_missing(
     node: Path, kubelet: Kubelet, start_agent: Start, vanishing: str
 ) -> None:
     await start_agent(PATIENT, sgx=SgxPlugin())
@@ -71,7 +71,7 @@ async def test_a_container_with_two_ids_gets_the_node_once(node: Path, kubelet: 
     )  # fmt: skip
 
 
-async def test_ids_above_a_lowered_limit_leave_and_do_not_linger(
+async def test_ids_above_a_lowered_limit_are_removed_without_delay(
     node: Path, kubelet: Kubelet, start_agent: Start
 ) -> None:
     agent = await start_agent(PATIENT, sgx=SgxPlugin())
@@ -83,7 +83,7 @@ async def test_ids_above_a_lowered_limit_leave_and_do_not_linger(
     await kubelet.until(lambda resources: resources == both(5, 0))
 
 
-async def test_a_registration_tool_gets_the_firmwares_variables_or_nothing(
+async def test_a_registration_tool_gets_efivarfs_only_if_it_exists(
     node: Path, directory: str, kubelet: Kubelet, start_agent: Start
 ) -> None:
     cdi = Path(directory, "cdi")

@@ -93,7 +93,7 @@ async def test_allocation_of_a_removed_card_fails_immediately(
 
 
 @pytest.mark.parametrize("lacking", ["sys/class/drm", "dev/dri"])
-async def test_a_directory_that_comes_later_than_the_rest_completes_the_cards(
+async def test_a_directory_that_appears_last_completes_the_cards(
     agent: Agent, kubelet: Kubelet, node: SimulatedNode, tmp_path: Path, lacking: str
 ) -> None:
     node.plug_gpu()
@@ -104,7 +104,7 @@ async def test_a_directory_that_comes_later_than_the_rest_completes_the_cards(
     await kubelet.until(lambda resources: resources == {I915: (1, 1)})
 
 
-async def test_a_card_that_is_built_piece_by_piece_is_there_when_it_is_complete(
+async def test_a_card_created_step_by_step_is_published_when_it_is_complete(
     agent: Agent, kubelet: Kubelet, tmp_path: Path
 ) -> None:
     whole = tmp_path / "whole"
@@ -140,7 +140,7 @@ async def test_a_card_that_is_built_piece_by_piece_is_there_when_it_is_complete(
     ]  # fmt: skip
 
 
-async def test_an_attribute_that_is_rewritten_in_a_tree_of_files_is_noticed(
+async def test_a_rewritten_attribute_in_a_tree_of_files_is_detected(
     agent: Agent, kubelet: Kubelet, tmp_path: Path
 ) -> None:
     function = gpu_card(tmp_path, 0, vfs="0")
@@ -149,7 +149,7 @@ async def test_an_attribute_that_is_rewritten_in_a_tree_of_files_is_noticed(
     await kubelet.until(lambda resources: resources == {})
 
 
-async def test_a_directory_of_a_third_party_is_watched_because_its_scan_read_it(
+async def test_directories_read_by_the_scan_of_a_third_party_plugin_are_watched(
     start_agent: Start, kubelet: Kubelet, tmp_path: Path
 ) -> None:
     await start_agent(PATIENT, shelf=Shelf())
@@ -186,7 +186,7 @@ async def test_symlink_loops_in_hardware_directories_are_ignored(
     await kubelet.until(lambda resources: resources == {I915: (1, 1)})
 
 
-async def test_a_storm_of_events_neither_holds_up_allocation_nor_makes_the_agent_scan_without_end(
+async def test_a_flood_of_events_neither_delays_allocation_nor_causes_continuous_scans(
     start_agent: Start, kubelet: Kubelet, directory: str, tmp_path: Path
 ) -> None:
     class SlowShelf(Shelf):
@@ -243,7 +243,7 @@ async def test_after_thousands_of_changes_the_list_equals_the_hardware(
     await kubelet.until(lambda resources: resources == {"shelf.example.com/cup": (1, 1)}, 20)
 
 
-async def test_without_any_event_the_safety_timer_finds_the_change(start_agent: Start, kubelet: Kubelet) -> None:
+async def test_the_periodic_scan_finds_changes_without_events(start_agent: Start, kubelet: Kubelet) -> None:
     from gadgets import Table
 
     plugin = Table(gadgets("a"))
@@ -296,7 +296,7 @@ asyncio.run(main())
 """
 
 
-def test_the_kernels_notices_reach_the_plugins_that_want_them_and_no_others(directory: str) -> None:
+def test_uevents_request_scans_of_the_subscribed_plugins_only(directory: str) -> None:
     here = Path(__file__).parent
     script = UEVENTS.format(tests=str(here.parent), here=str(here), directory=directory)
     done = subprocess.run(
@@ -309,7 +309,7 @@ def test_the_kernels_notices_reach_the_plugins_that_want_them_and_no_others(dire
     assert done.stdout == "narrow 3\nnarrow 4 wide 1\ncounted 2 None\n", done.stderr
 
 
-async def test_a_directory_that_is_renamed_above_what_is_watched_is_noticed(
+async def test_renaming_a_parent_of_a_watched_directory_is_detected(
     kubelet: Kubelet, start_agent: Start, tmp_path: Path
 ) -> None:
     """inotify says nothing to the watch of a directory whose ancestor moves."""

@@ -62,7 +62,7 @@ async def watched(directory: Path, answer: Answer, **how: Any) -> list[WatchEven
         return [event async for event in events]
 
 
-async def test_an_object_is_read_with_the_tokens_word(tmp_path: Path) -> None:
+async def test_an_object_is_read_with_the_bearer_token(tmp_path: Path) -> None:
     async with serving(tmp_path, document({"name": "one", "unknown": [1, 2]})) as peer:
         assert await peer.api.get(NODE, Thing) == Thing("one")
         (request,) = peer.requests
@@ -103,7 +103,7 @@ async def test_a_client_certificate_replaces_a_token(tmp_path: Path) -> None:
     assert b"Authorization" not in head
 
 
-async def test_a_token_that_was_replaced_is_the_next_requests(tmp_path: Path) -> None:
+async def test_the_next_request_has_the_replaced_token(tmp_path: Path) -> None:
     async with serving(tmp_path, document({"name": "one"})) as peer:
         await peer.api.get(NODE, Thing)
         (peer.directory / "token").write_text("another")
@@ -144,7 +144,7 @@ async def test_a_server_is_found_at_an_address_of_version_6(tmp_path: Path) -> N
     ],
     ids=["chunks", "until the end", "after an interim answer", "chunk extension"],
 )
-async def test_every_framing_of_an_answer_is_understood(tmp_path: Path, body: bytes) -> None:
+async def test_every_framing_of_a_response_is_parsed(tmp_path: Path, body: bytes) -> None:
     assert await fetched(tmp_path, says(body)) == Thing("one")
 
 
@@ -213,12 +213,12 @@ async def drip(_request: Request, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_an_answer_that_drips_ends_at_the_deadline(tmp_path: Path) -> None:
+async def test_a_slow_response_ends_at_the_deadline(tmp_path: Path) -> None:
     with pytest.raises(Unreachable, match=r"no complete response within 0\.3 s"):
         await fetched(tmp_path, drip, deadline=0.3)
 
 
-async def test_a_server_that_never_greets_ends_at_the_deadline(tmp_path: Path) -> None:
+async def test_a_server_without_settings_frame_ends_at_the_deadline(tmp_path: Path) -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
@@ -244,14 +244,14 @@ async def test_an_invalid_host_name_is_reported_as_unreachable(tmp_path: Path, h
             await api.get(NODE, Thing)
 
 
-async def test_a_certificate_for_another_name_is_refused(tmp_path: Path) -> None:
+async def test_a_certificate_for_another_name_is_rejected(tmp_path: Path) -> None:
     async with serving(tmp_path, document({"name": "one"}), name="elsewhere") as peer:
         with pytest.raises(Unreachable, match=r"(?i)certificate"):
             await peer.api.get(NODE, Thing)
         assert peer.requests == []
 
 
-async def test_a_certificate_of_another_authority_is_refused(tmp_path: Path) -> None:
+async def test_a_certificate_of_another_authority_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     async with serving(tmp_path, document({})) as peer, serving(tmp_path / "other", document({})) as other:
         api = ApiServer(structs.replace(peer.config, server=other.config.server))
@@ -267,7 +267,7 @@ async def test_a_certificate_of_another_authority_is_refused(tmp_path: Path) -> 
         ("token", b"x" * 2_000_000), ("ca.crt", None), ("ca.crt", b""), ("ca.crt", b"no PEM"), ("ca.crt", b"\xff"),
     ],
 )  # fmt: skip
-async def test_credentials_that_cannot_be_used_are_named(tmp_path: Path, file: str, content: bytes | None) -> None:
+async def test_unusable_credentials_are_reported(tmp_path: Path, file: str, content: bytes | None) -> None:
     async with serving(tmp_path, document({"name": "one"})) as peer:
         (tmp_path / file).unlink()
         if content is not None:
@@ -299,7 +299,7 @@ async def test_a_fifo_instead_of_a_token_does_not_block(tmp_path: Path) -> None:
 # Watching.
 
 
-async def test_a_watch_gives_what_happens_however_it_is_cut(tmp_path: Path) -> None:
+async def test_events_of_a_watch_are_independent_of_segmentation(tmp_path: Path) -> None:
     whole = b"".join(EVENTS)
     for pieces in (EVENTS, [whole], [whole[i : i + 7] for i in range(0, len(whole), 7)], [b"\n", *EVENTS, b"\n"]):
         events = await watched(tmp_path, says(chunked(*pieces)))
@@ -320,7 +320,7 @@ async def test_a_watch_starts_at_the_listed_resource_version(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("status", ["200 OK", "410 Gone"])
-async def test_a_forgotten_version_is_an_error_of_its_own(tmp_path: Path, status: str) -> None:
+async def test_an_expired_resource_version_has_its_own_error(tmp_path: Path, status: str) -> None:
     gone = {"kind": "Status", "reason": "Expired", "message": "too old", "code": 410}
     told = {"type": "ERROR", "object": gone} if status.startswith("200") else gone
     with pytest.raises(Gone, match="410 Expired: too old"):
@@ -349,7 +349,7 @@ async def test_invalid_events_end_the_watch(tmp_path: Path, data: bytes, kind: t
         await watched(tmp_path, says(data), limit=65536)
 
 
-async def test_a_silent_watch_ends_in_time(tmp_path: Path) -> None:
+async def test_an_idle_watch_ends_after_its_timeout(tmp_path: Path) -> None:
     async def silent(_request: Request, writer: asyncio.StreamWriter) -> None:
         writer.write(chunked(EVENTS[0], end=False))
         await writer.drain()
@@ -360,7 +360,7 @@ async def test_a_silent_watch_ends_in_time(tmp_path: Path) -> None:
     assert [event.object.name for event in events] == ["a"]
 
 
-async def test_a_watch_can_be_left_and_cancelled_at_any_time(tmp_path: Path) -> None:
+async def test_a_watch_can_be_closed_and_cancelled_at_any_time(tmp_path: Path) -> None:
     gone = asyncio.Event()
 
     async def endless(_request: Request, writer: asyncio.StreamWriter) -> None:
@@ -481,7 +481,7 @@ async def test_a_request_is_sent_at_most_ten_times(tmp_path: Path, monkeypatch: 
         assert len(peer.requests) == 10
 
 
-async def test_a_delay_beyond_the_deadline_is_left_to_the_caller(tmp_path: Path) -> None:
+async def test_a_delay_beyond_the_deadline_is_returned_to_the_caller(tmp_path: Path) -> None:
     async with serving(tmp_path, rejected("429 Too Many Requests", 60)) as peer:
         with pytest.raises(TooManyRequests) as caught:
             await peer.api.get(NODE, Thing, deadline=30)
@@ -496,7 +496,7 @@ async def test_without_retry_after_nothing_is_sent_again(tmp_path: Path) -> None
         assert len(peer.requests) == 1
 
 
-async def test_what_may_not_be_written_any_more_is_not_sent_again(tmp_path: Path) -> None:
+async def test_forbidden_writes_are_not_repeated(tmp_path: Path) -> None:
     allowed = [True, False]
 
     def check() -> None:
@@ -696,7 +696,7 @@ async def test_credentials_that_stay_rejected_are_an_error(tmp_path: Path) -> No
         (PLUGIN, {"clientCertificateData": "x", "clientKeyData": "y"}, "expected a certificate and its key in PEM"),
     ],
 )
-async def test_an_exec_plugin_without_credentials_is_named(
+async def test_an_exec_plugin_without_credentials_is_reported(
     tmp_path: Path, program: str, status: object, problem: str
 ) -> None:
     async with serving(tmp_path, document({"name": "one"})) as peer:
@@ -705,7 +705,7 @@ async def test_an_exec_plugin_without_credentials_is_named(
         assert peer.requests == []
 
 
-async def test_a_missing_exec_plugin_is_named_with_its_hint(tmp_path: Path) -> None:
+async def test_a_missing_exec_plugin_is_reported_with_its_hint(tmp_path: Path) -> None:
     async with serving(tmp_path, document({"name": "one"})) as peer:
         config = exec_config(peer, {})
         assert config.exec_plugin
@@ -715,12 +715,12 @@ async def test_a_missing_exec_plugin_is_named_with_its_hint(tmp_path: Path) -> N
 
 
 @given(st.binary(max_size=300))
-async def test_no_answer_makes_anything_but_an_api_error(tmp_path: Path, data: bytes) -> None:
+async def test_any_response_raises_only_api_errors(tmp_path: Path, data: bytes) -> None:
     with contextlib.suppress(ApiError):
         await fetched(tmp_path, says(b"HTTP/1.1 200 OK\r\n" + data), deadline=5)
 
 
-def test_importing_it_brings_no_http_and_no_mail() -> None:
+def test_importing_the_module_loads_no_http_and_no_mail() -> None:
     program = (
         "import sys, asyncio, msgspec; before = set(sys.modules); import accelplane.apiserver; "
         "print(*(set(sys.modules) - before))"

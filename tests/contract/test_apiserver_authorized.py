@@ -75,7 +75,7 @@ async def test_clients_authorized_by_the_cluster_can_read(api: KubeApi, client: 
     assert "metadata" not in may, "the API server refuses a question that has some"
 
 
-async def test_a_stranger_is_none_and_a_friend_may_still_not_read(api: KubeApi, client: Client) -> None:
+async def test_clients_are_authenticated_and_then_authorized(api: KubeApi, client: Client) -> None:
     stranger = says(api, WHO, {"authenticated": False, "error": "invalid bearer token"})
     assert await status_of(gate(client), wanting()) == 401
     assert api.count(MAY) == 0
@@ -87,7 +87,7 @@ async def test_a_stranger_is_none_and_a_friend_may_still_not_read(api: KubeApi, 
     assert refused.value.status == 403
 
 
-async def test_answers_are_remembered_but_not_for_long(api: KubeApi, client: Client) -> None:
+async def test_reviews_are_cached_for_a_limited_time(api: KubeApi, client: Client) -> None:
     clock = Clock()
     page = gate(client, clock)
     knows(api)
@@ -175,7 +175,7 @@ async def test_a_flood_of_tokens_causes_a_limited_number_of_concurrent_reviews(a
     await asyncio.gather(*flood, return_exceptions=True)
 
 
-async def test_a_program_shows_its_metrics_over_tls_to_those_alone(api: KubeApi, client: Client) -> None:
+async def test_metrics_are_served_over_tls_to_authorized_clients_only(api: KubeApi, client: Client) -> None:
     tls = ServingTls()
     pair = AUTHORITY.server("localhost", "localhost")
     tls.use(pair.certificate, pair.key)

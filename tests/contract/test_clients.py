@@ -58,7 +58,7 @@ def seconds(report: Report) -> dict[tuple[str, str], Mapping[str, float]]:
 # On the socket.
 
 
-async def test_a_report_has_the_use_by_the_requested_pods(service: ClientsService, path: str, proc: Path) -> None:
+async def test_a_report_has_the_usage_of_the_requested_pods(service: ClientsService, path: str, proc: Path) -> None:
     process(proc, 10, i915(1, render=10**9), i915(2, render=10**9), xe(3, bdf="0000:04:00.0"))
     process(proc, 11, i915(4, render=5 * 10**9), name="side", container="cd" * 32)
     process(proc, 12, i915(5, render=10**9), pod=OTHER_POD)
@@ -199,7 +199,7 @@ async def test_a_pod_without_requests_for_an_hour_is_forgotten(proc: Path) -> No
     assert seconds(await service.report([POD]))["main", BDF]["render"] == 1.0
 
 
-async def test_a_process_that_blocks_its_reader_is_left_out(proc: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_process_that_blocks_its_reader_is_skipped(proc: Path, caplog: pytest.LogCaptureFixture) -> None:
     now = [100.0]
     service = ClientsService(str(proc), limits=PLENTY, min_interval=0.0, walk_timeout=2.0, clock=lambda: now[0])
     process(proc, 10, i915(1, render=10**9))
@@ -245,7 +245,7 @@ async def test_after_four_blocked_readers_no_walk_is_started(proc: Path) -> None
     assert seconds(await service.report([POD]))["main", BDF]["render"] == 2.0
 
 
-async def test_a_blocked_reader_of_a_cancelled_request_is_left_out_until_it_ends(proc: Path) -> None:
+async def test_a_device_whose_cancelled_read_still_blocks_is_skipped(proc: Path) -> None:
     service = ClientsService(str(proc), limits=PLENTY, min_interval=0.0, walk_timeout=60.0)
     process(proc, 10, i915(1, render=10**9))
     file = process(proc, 11) / "fdinfo/9"
@@ -292,7 +292,7 @@ async def test_processes_that_may_not_be_read_are_logged_once(
     assert os.listdir(directory) == []
 
 
-def test_without_a_directory_for_the_socket_the_command_fails(tmp_path: Path) -> None:
+def test_a_missing_socket_directory_fails_the_command(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for words, message in (
         (
@@ -437,7 +437,7 @@ async def test_without_pods_that_hold_gpus_nothing_is_requested(setup: Setup) ->
     assert samples(page, "accelplane_clients_requests_total") == []
 
 
-async def test_devices_of_other_drivers_are_left_out(setup: Setup, proc: Path, path: str) -> None:
+async def test_devices_of_other_drivers_are_omitted(setup: Setup, proc: Path, path: str) -> None:
     await setup.run_pod("a", 10, i915(1, render=10**9), i915(2, bdf="0000:00:0b.0", render=10**9))
     async with serving(path, ClientsService(str(proc), limits=PLENTY, walk_timeout=30.0)):
         assert {key[4] for key in await setup.busy()} == {BDF}

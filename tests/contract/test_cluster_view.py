@@ -92,7 +92,7 @@ async def report(kubeconfig: str, *arguments: str) -> Any:
     return json.loads(answer.stdout)
 
 
-async def test_nodes_show_what_is_free_and_namespaces_what_they_hold(kubeconfig: str) -> None:
+async def test_nodes_show_free_devices_and_namespaces_their_allocations(kubeconfig: str) -> None:
     found = await report(kubeconfig, "-A", "--resource", I915)
     numbers = {item["node"]: (item["allocatable"], item["allocated"], item["free"]) for item in found["nodes"]}
     assert numbers == {"none": (0, 0, 0), "one": (3, 2, 1), "two": (4, 3, 1), "three": (2, 0, 2)}
@@ -101,14 +101,14 @@ async def test_nodes_show_what_is_free_and_namespaces_what_they_hold(kubeconfig:
     assert held == {"red": (2, 3, ["one", "two"]), "blue": (1, 2, ["two"])}
 
 
-async def test_the_namespace_is_that_of_the_context_unless_one_is_named(kubeconfig: str) -> None:
+async def test_the_namespace_is_that_of_the_context_by_default(kubeconfig: str) -> None:
     for arguments, expected in (((), "red"), (("--context", "blue"), "blue"), (("-n", "blue"), "blue")):
         found = await report(kubeconfig, *arguments)
         assert [item["namespace"] for item in found["namespaces"]] == [expected]
         assert found["nodes"][-1]["allocated"] == 3, "of all namespaces"
 
 
-async def test_a_waiting_pod_shows_what_there_is(kubeconfig: str) -> None:
+async def test_a_pending_pod_shows_the_available_devices(kubeconfig: str) -> None:
     (found,) = (await report(kubeconfig, "--waiting"))["waiting"]
     assert found == {
         "namespace": "red", "pod": "large", "resource": I915, "asked": 5, "free": 2, "most_free_on_one_node": 1,
@@ -135,7 +135,9 @@ async def test_csv_and_names_have_the_nodes(kubeconfig: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["GET /api/v1/nodes", r"GET /api/v1/pods\b"])
-async def test_a_forbidden_list_is_named_and_the_rest_is_shown(filled: KubeApi, kubeconfig: str, pattern: str) -> None:
+async def test_a_forbidden_list_is_reported_and_other_data_is_shown(
+    filled: KubeApi, kubeconfig: str, pattern: str
+) -> None:
     filled.fault(pattern, 403)
     answer = await call(kubeconfig, "inspect")
     assert answer.returncode == 1
@@ -145,7 +147,7 @@ async def test_a_forbidden_list_is_named_and_the_rest_is_shown(filled: KubeApi, 
     ]
 
 
-async def test_without_all_pods_nothing_is_called_free(filled: KubeApi, kubeconfig: str) -> None:
+async def test_no_device_is_shown_as_free_without_all_pods(filled: KubeApi, kubeconfig: str) -> None:
     filled.fault(r"GET /api/v1/pods\b", 403)
     answer = await call(kubeconfig, "inspect", "-o", "json")
     assert {(item["allocated"], item["free"]) for item in json.loads(answer.stdout)["nodes"]} == {(None, None)}

@@ -37,7 +37,7 @@ def test_demo_without_terminal_prints_plain_text_and_removes_its_files(tmp_path:
     assert os.listdir(directory) == []
 
 
-def test_keep_leaves_the_simulated_node_also_with_a_long_tmpdir_and_after_an_interrupt(tmp_path: Path) -> None:
+def test_keep_preserves_the_simulated_node_with_a_long_tmpdir_and_after_an_interrupt(tmp_path: Path) -> None:
     """The path of a Unix socket has at most 107 bytes, so the node is created in /tmp."""
     far = tmp_path / ("x" * 100)
     far.mkdir()

@@ -66,7 +66,7 @@ def counts(kubelet: EmbeddedKubelet, resource: str = GADGET) -> tuple[int, int]:
 # Start and stop
 
 
-async def test_a_start_makes_the_directories_and_sweeps_away_sockets_and_nothing_else(directory: str) -> None:
+async def test_a_start_creates_the_directories_and_deletes_only_sockets(directory: str) -> None:
     plugins = Path(directory, "device-plugins")
     plugins.mkdir()
     (plugins / "notes.txt").write_text("kept")
@@ -87,26 +87,26 @@ async def test_a_stopped_kubelet_leaves_sockets_without_a_listener(directory: st
     assert sorted(os.listdir(directory)) == ["device-plugins", "pod-resources"]
 
 
-async def test_a_directory_that_a_kubelet_serves_is_refused(kubelet: EmbeddedKubelet) -> None:
+async def test_a_directory_that_a_kubelet_serves_is_rejected(kubelet: EmbeddedKubelet) -> None:
     with pytest.raises(KubeletError, match=f"another kubelet.*{os.getpid()}"):
         await EmbeddedKubelet(kubelet.directory).start()
     with pytest.raises(KubeletError, match="is running already"):
         await kubelet.start()
 
 
-async def test_a_directory_with_a_long_path_is_refused_with_the_limit(directory: str) -> None:
+async def test_a_directory_with_a_long_path_is_rejected_with_the_limit(directory: str) -> None:
     with pytest.raises(KubeletError, match="at most 107"):
         await EmbeddedKubelet(os.path.join(directory, "x" * 90)).start()
 
 
-async def test_a_directory_that_cannot_be_made_is_named(directory: str) -> None:
+async def test_a_directory_that_cannot_be_created_is_reported(directory: str) -> None:
     blocker = Path(directory, "file")
     blocker.write_text("")
     with pytest.raises(KubeletError, match=r"cannot start a kubelet here.*file/device-plugins"):
         await EmbeddedKubelet(blocker).start()
 
 
-def test_an_unknown_policy_and_impossible_numbers_of_nodes_are_refused() -> None:
+def test_an_unknown_policy_and_invalid_node_counts_are_rejected() -> None:
     with pytest.raises(ValueError, match="expected one of none, best-effort, restricted, single-numa-node"):
         EmbeddedKubelet("/nowhere", topology_policy="strict")
     with pytest.raises(ValueError, match="1 to 8"):
@@ -135,7 +135,7 @@ async def test_a_stopped_kubelet_runs_no_pods(directory: str) -> None:
         ({"endpoint": "x" * 200}, "at most 107"),
     ],
 )
-async def test_a_registration_that_breaks_a_rule_is_refused_and_recorded(
+async def test_an_invalid_registration_is_rejected_and_recorded(
     directory: str, fields: dict[str, str], message: str
 ) -> None:
     async with EmbeddedKubelet(directory, connect_timeout=0.1) as kubelet, FakePlugin(directory) as plugin:
@@ -174,7 +174,7 @@ async def test_an_absolute_endpoint_is_still_below_the_directory(kubelet: Embedd
     assert kubelet.registrations[-1].accepted
 
 
-async def test_a_directory_with_characters_that_addresses_escape_works(directory: str) -> None:
+async def test_a_directory_name_with_characters_escaped_in_urls_is_supported(directory: str) -> None:
     async with EmbeddedKubelet(os.path.join(directory, "a b%c#d?e")) as kubelet:
         plugin = FakePlugin(kubelet.directory)
         await asyncio.to_thread(os.makedirs, plugin.directory, exist_ok=True)
@@ -188,7 +188,7 @@ async def test_a_directory_with_characters_that_addresses_escape_works(directory
 # Lists
 
 
-async def test_every_list_replaces_the_one_before(kubelet: EmbeddedKubelet) -> None:
+async def test_every_list_replaces_the_previous_one(kubelet: EmbeddedKubelet) -> None:
     plugin = await joined(
         kubelet, FakePlugin(kubelet.directory, devices=listing("a", ("b", "Sick"), ("c", "Healthy", [1])))
     )
@@ -223,7 +223,7 @@ async def test_a_timeout_error_has_the_state(kubelet: EmbeddedKubelet) -> None:
 
 
 @pytest.mark.parametrize("last_words", [None, b"\xff\xff garbage", listing(*(f"{n:0200}" for n in range(22_000)))])
-async def test_a_stream_that_ends_or_lies_makes_all_devices_unhealthy_and_keeps_the_capacity(
+async def test_an_ended_or_invalid_stream_makes_all_devices_unhealthy_and_keeps_the_capacity(
     kubelet: EmbeddedKubelet, last_words: pb.ListAndWatchResponse | bytes | None
 ) -> None:
     plugin = await joined(kubelet, FakePlugin(kubelet.directory))
@@ -233,7 +233,7 @@ async def test_a_stream_that_ends_or_lies_makes_all_devices_unhealthy_and_keeps_
     await plugin.die()
 
 
-async def test_a_lost_plugin_is_given_up_after_the_grace(directory: str) -> None:
+async def test_the_devices_of_a_disconnected_plugin_are_removed_after_the_grace_period(directory: str) -> None:
     async with EmbeddedKubelet(directory, endpoint_grace=0.05) as kubelet:
         plugin = await joined(kubelet, FakePlugin(directory))
         await plugin.die()
@@ -246,7 +246,7 @@ async def test_a_lost_plugin_is_given_up_after_the_grace(directory: str) -> None
         await plugin.die()
 
 
-async def test_a_plugin_that_returns_within_the_grace_is_not_given_up(directory: str) -> None:
+async def test_a_plugin_that_returns_within_the_grace_period_keeps_its_devices(directory: str) -> None:
     async with EmbeddedKubelet(directory, endpoint_grace=0.2) as kubelet:
         plugin = await joined(kubelet, FakePlugin(directory))
         await plugin.die()
@@ -276,7 +276,7 @@ async def test_the_newest_registration_of_a_name_wins(directory: str) -> None:
         await new.die()
 
 
-async def test_with_an_older_kubelet_the_end_of_the_old_stream_disconnects_the_new_plugin(
+async def test_older_kubelets_disconnect_the_new_plugin_at_the_end_of_the_old_stream(
     kubelet: EmbeddedKubelet,
 ) -> None:
     old = await joined(kubelet, FakePlugin(kubelet.directory, devices=listing("old")))
@@ -292,7 +292,7 @@ async def test_with_an_older_kubelet_the_end_of_the_old_stream_disconnects_the_n
 # Pods
 
 
-async def test_a_container_gets_what_the_plugins_answered(kubelet: EmbeddedKubelet) -> None:
+async def test_a_container_gets_the_allocate_responses_of_the_plugins(kubelet: EmbeddedKubelet) -> None:
     def answer(_: object) -> pb.AllocateResponse:
         response = pb.AllocateResponse()
         one = response.container_responses.add(envs={"WHO": "gadget"}, annotations={"note": "gadget"})
@@ -330,7 +330,7 @@ async def test_a_container_gets_what_the_plugins_answered(kubelet: EmbeddedKubel
         await plugin.die()
 
 
-async def test_each_container_is_one_call_and_no_device_is_given_twice(kubelet: EmbeddedKubelet) -> None:
+async def test_each_container_is_one_call_and_no_device_is_allocated_twice(kubelet: EmbeddedKubelet) -> None:
     async with FakePlugin(kubelet.directory, devices=listing("a", "b", "c", ("d", "Unhealthy"))) as plugin:
         await joined(kubelet, plugin)
         await kubelet.run_pod(Pod("pod", containers={"one": {GADGET: 1}, "two": {GADGET: 2}}))
@@ -366,7 +366,7 @@ async def test_deleted_pods_free_their_devices(kubelet: EmbeddedKubelet) -> None
             kubelet.delete_pod("one")
 
 
-def test_pods_with_impossible_requests_cannot_be_made() -> None:
+def test_pods_with_invalid_requests_cannot_be_created() -> None:
     with pytest.raises(ValueError, match="expected a count of 0 or more"):
         Pod("pod", containers={"main": {GADGET: -1}})
     with pytest.raises(ValueError, match="two containers are named main"):
@@ -391,7 +391,7 @@ def refuse(_: object) -> None:
         (slow, "code = DeadlineExceeded"),
     ],
 )
-async def test_a_failed_allocation_fails_the_pod_and_frees_what_it_had(
+async def test_a_failed_allocation_fails_the_pod_and_frees_its_devices(
     directory: str, answer: object, message: str
 ) -> None:
     async with (
@@ -442,7 +442,7 @@ async def test_a_kubelet_that_is_killed_during_allocation_fails_the_pod(kubelet:
     await plugin.die()
 
 
-async def test_a_lost_plugin_fails_new_pods_and_leaves_running_ones(kubelet: EmbeddedKubelet) -> None:
+async def test_a_disconnected_plugin_fails_new_pods_and_running_pods_continue(kubelet: EmbeddedKubelet) -> None:
     plugin = await joined(kubelet, FakePlugin(kubelet.directory))
     running = await kubelet.run_pod(asks(1, name="old"))
     await plugin.die()
@@ -502,7 +502,7 @@ async def test_the_plugin_chooses_among_what_it_was_offered(
     await plugin.die()
 
 
-async def test_a_short_answer_is_filled_up(kubelet: EmbeddedKubelet) -> None:
+async def test_an_incomplete_choice_is_completed(kubelet: EmbeddedKubelet) -> None:
     plugin = await preferring(kubelet, "b")
     await kubelet.run_pod(asks(2))
     ((first, second),) = plugin.ids("Allocate")
@@ -510,7 +510,7 @@ async def test_a_short_answer_is_filled_up(kubelet: EmbeddedKubelet) -> None:
     await plugin.die()
 
 
-async def test_what_init_containers_held_must_be_included(kubelet: EmbeddedKubelet) -> None:
+async def test_devices_of_init_containers_must_be_included(kubelet: EmbeddedKubelet) -> None:
     plugin = await preferring(kubelet, "c")
     await kubelet.run_pod(Pod("pod", init_containers={"init": {GADGET: 1}}, containers={"main": {GADGET: 2}}))
     second = plugin.requests["GetPreferredAllocation"][1].container_requests[0]
@@ -574,7 +574,7 @@ async def test_best_effort_takes_aligned_devices_first_and_others_after(director
         assert plugin.ids("Allocate")[1] == ["d0", "stray"]
 
 
-async def test_devices_on_nodes_that_the_machine_has_not_get_no_pod_under_a_strict_policy(directory: str) -> None:
+async def test_devices_on_missing_numa_nodes_are_rejected_under_a_strict_policy(directory: str) -> None:
     devices = listing(("d", "Healthy", [2**62]))
     async with (
         EmbeddedKubelet(directory, topology_policy="restricted") as kubelet,
@@ -599,7 +599,7 @@ async def test_pre_start_is_called_before_each_start_if_required(kubelet: Embedd
             await kubelet.start_container("pod", "other")
 
 
-async def test_a_failed_pre_start_leaves_the_pod_for_another_try(kubelet: EmbeddedKubelet) -> None:
+async def test_a_failed_pre_start_can_be_retried(kubelet: EmbeddedKubelet) -> None:
     tries: list[object] = []
 
     def fail_once(request: object) -> pb.PreStartContainerResponse:
@@ -640,7 +640,7 @@ async def test_after_a_restart_pods_keep_their_devices_and_plugins_must_register
     await plugin.die()
 
 
-async def test_a_pod_that_is_admitted_again_keeps_its_devices_without_a_call(kubelet: EmbeddedKubelet) -> None:
+async def test_a_readmitted_pod_keeps_its_devices_without_an_allocate_call(kubelet: EmbeddedKubelet) -> None:
     async with FakePlugin(kubelet.directory) as plugin:
         await joined(kubelet, plugin)
         running = await kubelet.run_pod(asks(1))
@@ -662,7 +662,7 @@ async def test_a_readmitted_pod_cannot_request_more(kubelet: EmbeddedKubelet) ->
             await kubelet.run_pod(asks(2))
 
 
-async def test_what_pods_of_an_earlier_life_held_is_free_at_the_next_admission(directory: str) -> None:
+async def test_devices_of_ended_pods_are_free_at_the_next_admission(directory: str) -> None:
     async with EmbeddedKubelet(directory) as kubelet, FakePlugin(directory) as plugin:
         await joined(kubelet, plugin)
         await kubelet.run_pod(asks(3))
@@ -677,7 +677,7 @@ async def test_what_pods_of_an_earlier_life_held_is_free_at_the_next_admission(d
         assert len(kubelet.resources()[GADGET].in_use) == 1
 
 
-async def test_a_lost_checkpoint_costs_running_pods_their_devices_until_they_start_again(
+async def test_after_a_lost_checkpoint_running_pods_have_no_devices_until_they_are_restarted(
     kubelet: EmbeddedKubelet,
 ) -> None:
     async with FakePlugin(kubelet.directory) as plugin:
@@ -695,7 +695,7 @@ async def test_a_lost_checkpoint_costs_running_pods_their_devices_until_they_sta
         await plugin.die()
 
 
-async def test_a_pod_whose_devices_cannot_be_remembered_is_not_admitted(kubelet: EmbeddedKubelet) -> None:
+async def test_a_pod_is_rejected_if_the_checkpoint_cannot_be_written(kubelet: EmbeddedKubelet) -> None:
     async with FakePlugin(kubelet.directory) as plugin:
         await joined(kubelet, plugin)
         blocker = Path(kubelet.plugin_directory, "kubelet_internal_checkpoint")
@@ -709,7 +709,7 @@ async def test_a_pod_whose_devices_cannot_be_remembered_is_not_admitted(kubelet:
 # Crashes of the real kubelet
 
 
-async def test_allocate_answered_for_an_id_that_left_the_list_would_crash(kubelet: EmbeddedKubelet) -> None:
+async def test_an_allocate_response_for_an_unlisted_id_would_crash(kubelet: EmbeddedKubelet) -> None:
     asked, answer = asyncio.Event(), asyncio.Event()
 
     async def wait(request: pb.AllocateRequest) -> pb.AllocateResponse:
@@ -735,7 +735,7 @@ async def test_allocate_answered_for_an_id_that_left_the_list_would_crash(kubele
     [(listing("b", ("a", "Unhealthy")), False), (listing("a"), False), (listing("b"), True)],
     ids=["listed as Unhealthy", "listed again", "refused"],
 )
-async def test_allocate_does_not_crash_when_the_id_is_listed_or_the_call_is_refused(
+async def test_allocate_does_not_crash_if_the_id_is_listed_or_the_call_is_rejected(
     kubelet: EmbeddedKubelet, devices: pb.ListAndWatchResponse, refused: bool
 ) -> None:
     asked, answer = asyncio.Event(), asyncio.Event()
@@ -761,7 +761,7 @@ async def test_allocate_does_not_crash_when_the_id_is_listed_or_the_call_is_refu
     assert kubelet.would_crash == ()
 
 
-async def test_id_that_leaves_during_get_preferred_allocation_would_crash_at_the_allocate_answer(
+async def test_removing_an_id_during_get_preferred_allocation_would_crash_at_the_allocate_response(
     kubelet: EmbeddedKubelet,
 ) -> None:
     async def prefer(_: object) -> pb.PreferredAllocationResponse:
@@ -820,7 +820,7 @@ async def test_restart_while_a_pod_holds_an_unlisted_id_would_crash_under_a_poli
         assert kubelet.would_crash == ((expected,) if crashes and policy != "none" else ())
 
 
-async def test_restart_does_not_crash_while_the_held_id_is_listed_as_unhealthy(directory: str) -> None:
+async def test_a_restart_does_not_crash_while_the_allocated_id_is_listed_as_unhealthy(directory: str) -> None:
     async with (
         EmbeddedKubelet(directory, topology_policy="restricted") as kubelet,
         FakePlugin(directory) as plugin,

@@ -71,20 +71,20 @@ def test_the_hook_prints_the_sum_and_no_end_of_the_line(tmp_path: Path, sizes: t
         (["-h"], 0, "Usage of intel-sgx-epchook"),
     ],
 )
-def test_it_ends_as_the_go_program_does(tmp_path: Path, words: list[str], status: int, message: str) -> None:
+def test_the_exit_status_is_that_of_the_go_program(tmp_path: Path, words: list[str], status: int, message: str) -> None:
     done = ran("main", tree(tmp_path), *words)
     assert (done.returncode, done.stdout) == (status, "")
     assert message in done.stderr
 
 
 @pytest.mark.parametrize(("module", "status"), [("main", 255), ("install", 1)])
-def test_a_root_that_is_not_there_has_no_size_at_all(tmp_path: Path, module: str, status: int) -> None:
+def test_a_missing_root_has_no_epc_size(tmp_path: Path, module: str, status: int) -> None:
     done = ran(module, f"-root={tmp_path}/mistyped", f"-features-dir={tmp_path}")
     assert (done.returncode, done.stdout) == (status, "")
     assert "mistyped': not a directory" in done.stderr
 
 
-def test_outside_of_a_cluster_registering_is_fatal(tmp_path: Path) -> None:
+def test_registering_outside_of_a_cluster_is_fatal(tmp_path: Path) -> None:
     done = ran("main", tree(tmp_path, EPC), "-register", NODE_NAME="one")
     assert (done.returncode, done.stdout) == (255, "")
     assert "not in a cluster" in done.stderr
@@ -147,7 +147,7 @@ ADD_LABEL = ("add", "/metadata/labels/sgx.intel.com~1capable", "true")
         ({"register": True, "node-label": True}, 0, [("add", ADD_EPC[1], 0)]),
     ],
 )
-async def test_everything_is_one_patch_of_the_nodes_status(
+async def test_all_changes_are_one_patch_of_the_node_status(
     tmp_path: Path, flags: dict[str, bool], epc: int, expected: list[Any]
 ) -> None:
     async with hooked(tmp_path, epc, **flags) as (api, peer, hook):
@@ -191,7 +191,7 @@ async def test_a_daemon_restores_removed_resources(tmp_path: Path) -> None:
             await asyncio.gather(keeper, return_exceptions=True)
 
 
-async def test_a_daemon_outlives_an_api_server_in_trouble(tmp_path: Path) -> None:
+async def test_a_daemon_continues_while_the_api_server_fails(tmp_path: Path) -> None:
     async with hooked(tmp_path, register=True) as (api, peer, hook):
         api.refuse["GET"] = [("500 Internal Server Error", {})]
         api.refuse["PATCH"] = [("503 Service Unavailable", {})]
@@ -308,7 +308,7 @@ on_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="installs a p
 
 
 @on_x86
-def test_the_installed_hook_runs_without_anything_around_it(tmp_path: Path) -> None:
+def test_the_installed_hook_runs_without_an_environment(tmp_path: Path) -> None:
     done = installed(tmp_path, "source.d")
     assert (done.returncode, done.stdout) == (0, "")
     hook = tmp_path / "source.d/intel-sgx-epchook"
@@ -329,12 +329,12 @@ def test_an_older_hook_is_replaced_even_while_it_runs(tmp_path: Path) -> None:
     assert (tmp_path / "source.d/intel-sgx-epchook").read_bytes().startswith(b"\x7fELF")
 
 
-def test_a_feature_file_is_written_where_it_has_a_place(tmp_path: Path) -> None:
+def test_a_feature_file_is_written_if_its_directory_exists(tmp_path: Path) -> None:
     assert installed(tmp_path, "features.d").returncode == 0
     assert (tmp_path / "features.d/intel-sgx-epc.txt").read_text() == f"{RESOURCE}={EPC}\n"
 
 
-def test_with_nowhere_to_install_it_fails(tmp_path: Path) -> None:
+def test_the_installation_fails_without_a_writable_directory(tmp_path: Path) -> None:
     done = installed(tmp_path)
     assert done.returncode == 1
     assert "expected one of them to be mounted" in done.stderr
@@ -355,6 +355,6 @@ def test_the_program_prints_any_text_and_reports_write_errors(tmp_path: Path, te
             assert subprocess.run([path], stdout=full, check=False).returncode == 1
 
 
-def test_a_text_longer_than_a_pipe_is_refused() -> None:
+def test_a_text_longer_than_a_pipe_buffer_is_rejected() -> None:
     with pytest.raises(ValueError, match="65537 bytes"):
         program(b"x" * 65537)

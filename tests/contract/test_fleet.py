@@ -154,7 +154,7 @@ def junk(body: bytes, **options: str) -> Callable[[str], bytes]:
     ],
     ids=["junk", "large", "endless", "redirect", "gzip bomb", "other protocol", "other node"],
 )
-async def test_an_agent_that_answers_wrongly_is_marked_and_the_others_are_not(
+async def test_only_an_agent_with_an_invalid_response_is_marked(
     api: KubeApi, answer: Callable[[str], bytes], problem: str
 ) -> None:
     async with agents_of(api, "n1", "good") as (bad, good), fleet_of(api) as fleet:
@@ -292,7 +292,7 @@ async def test_a_node_that_cannot_be_read_is_shown_by_its_agent(api: KubeApi) ->
         assert agent.requests
 
 
-async def test_a_watch_that_breaks_loses_no_change(api: KubeApi) -> None:
+async def test_a_broken_watch_loses_no_change(api: KubeApi) -> None:
     async with agents_of(api, "n1"), fleet_of(api) as fleet:
         await connected(fleet, "n1")
         await until(lambda: api.open_watches >= 3)
@@ -302,7 +302,7 @@ async def test_a_watch_that_breaks_loses_no_change(api: KubeApi) -> None:
             await node_with(fleet, "n1", lambda found, count=count: found.resources[0].capacity == count)
 
 
-async def test_a_pod_that_waits_is_explained_in_numbers(api: KubeApi) -> None:
+async def test_a_pending_pod_is_explained_in_numbers(api: KubeApi) -> None:
     message = "0/2 nodes are available: 2 Insufficient gpu.intel.com/i915."
     conditions = [{"type": "PodScheduled", "status": "False", "message": message}]
     api.put("pods", pod("big", 2, conditions=conditions))
@@ -324,7 +324,7 @@ async def test_a_pod_that_waits_is_explained_in_numbers(api: KubeApi) -> None:
         await until(lambda: not fleet.cluster().waiting)
 
 
-async def test_holders_of_a_node_without_agent_are_listed_on_demand_and_kept(api: KubeApi) -> None:
+async def test_holders_of_a_node_without_agent_are_listed_on_demand_and_cached(api: KubeApi) -> None:
     api.put("nodes", node("bare"))
     api.put("pods", pod("p", 2, node="bare"))
     async with fleet_of(api) as fleet:
@@ -338,7 +338,7 @@ async def test_holders_of_a_node_without_agent_are_listed_on_demand_and_kept(api
         assert await fleet.holders("bare,status.phase=x") == ()
 
 
-async def test_an_error_of_a_list_of_holders_is_not_kept(api: KubeApi) -> None:
+async def test_an_error_of_a_holder_list_is_not_cached(api: KubeApi) -> None:
     api.put("nodes", node("bare"))
     async with fleet_of(api) as fleet:
         await until(lambda: fleet.synced and bool(fleet.cluster().nodes))

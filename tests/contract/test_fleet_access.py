@@ -255,7 +255,7 @@ async def test_a_token_in_the_form_begins_a_session_and_sign_out_ends_it(setup: 
 
 
 @pytest.mark.parametrize("target", ["https://evil.example.com", "//evil.example.com", "/\\evil", "x", "login", "../x"])
-async def test_a_session_leads_only_to_pages_of_this_site(setup: Setup, target: str) -> None:
+async def test_sign_in_redirects_only_to_pages_of_this_site(setup: Setup, target: str) -> None:
     answer = await sign_in(setup.caller(), setup.user("ann"), target)
     assert answer.fields["location"] == "./"
 
@@ -306,7 +306,7 @@ async def test_wrong_tokens_are_limited_by_address_and_do_not_lock_others_out(se
     assert (await sign_in(caller, "wrong")).status == 401
 
 
-async def test_wrong_tokens_at_the_same_time_are_limited_together(setup: Setup) -> None:
+async def test_concurrent_wrong_tokens_are_limited_together(setup: Setup) -> None:
     answers = await asyncio.gather(*(sign_in(setup.timed, f"wrong-{each}") for each in range(40)))
     assert sorted(answer.status for answer in answers) == [401] * 5 + [429] * 35
     assert len(setup.reviews.asked) > 5, "none of the others got a turn"
@@ -335,7 +335,7 @@ async def test_only_some_requests_of_an_address_wait_for_a_turn() -> None:
     assert turns.count(False) == 70 - 64
 
 
-async def test_a_proxy_with_a_certificate_names_the_address_whose_tokens_count(setup: Setup) -> None:
+async def test_an_authenticated_proxy_forwards_the_address_whose_tokens_are_counted(setup: Setup) -> None:
     proxy = setup.caller("front-proxy")
     for each in range(5):
         assert (await sign_in(proxy, f"wrong-{each}", x_forwarded_for="10.0.0.9, 10.0.0.1")).status == 401
@@ -442,7 +442,7 @@ def test_a_token_without_a_readable_expiry_has_none(token: str) -> None:
 # Proxies
 
 
-async def test_a_proxy_with_a_certificate_names_the_user(setup: Setup) -> None:
+async def test_an_authenticated_proxy_forwards_the_user(setup: Setup) -> None:
     setup.user("ann", "list pods")
     fields = {"x_remote_user": "ann", "x_remote_group": "g"}
     assert (await setup.caller("front-proxy").get("/", **fields)).status == 200

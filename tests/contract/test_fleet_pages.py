@@ -100,11 +100,11 @@ async def test_assets_have_a_hash_in_their_names_and_are_cached(setup: Setup) ->
         ("GET", "/api/v1/events?screen=none", 400), ("GET", "/login", 303), ("POST", "/logout", 303),
     ],
 )  # fmt: skip
-async def test_other_requests_have_their_status(setup: Setup, method: str, path: str, status: int) -> None:
+async def test_other_requests_get_their_error_status(setup: Setup, method: str, path: str, status: int) -> None:
     assert (await setup.caller.send(method, path)).status == status
 
 
-async def test_a_name_that_leads_to_the_loopback_interface_is_rejected(setup: Setup) -> None:
+async def test_a_name_that_resolves_to_the_loopback_interface_is_rejected(setup: Setup) -> None:
     for path in ("/", "/api/v1/events?screen=nodes", "/metrics"):
         found = await setup.caller.get(path, host="attacker.example.com:8080")
         assert found.status == 421
@@ -118,7 +118,7 @@ async def test_a_name_that_leads_to_the_loopback_interface_is_rejected(setup: Se
         ("10.0.0.1:8080", False), ("localhost.example.com", False), ("", False), ("[::1", False),
     ],
 )  # fmt: skip
-def test_names_of_the_own_machine(host: str, expected: bool) -> None:
+def test_the_names_of_this_machine_are_found(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
 
 
@@ -153,7 +153,7 @@ async def test_the_overview_is_updated_by_overview_events(setup: Setup) -> None:
         assert {"problems", "resources"} <= set(changed.data["blocks"])
 
 
-async def test_waiting_pods_and_the_api_servers_problem_are_updated(setup: Setup) -> None:
+async def test_pending_pods_and_the_problem_of_the_api_server_are_updated(setup: Setup) -> None:
     async with setup.caller.events(f"screen=waiting&generation={setup.view.cluster().generation}") as events:
         await events.of_kind("comment")
         setup.view.replace(waiting=(Waiting("team", "new", 5, {"gpu.intel.com/i915": 1}),), problem="no answer")
@@ -177,7 +177,7 @@ async def test_current_values_of_a_device_are_updated_without_a_change_of_the_cl
                     break
 
 
-async def test_a_client_that_returns_gets_what_it_has_missed(setup: Setup) -> None:
+async def test_a_reconnected_client_gets_the_changes_since_its_last_event(setup: Setup) -> None:
     page = await setup.caller.get("/nodes?sort=name")
     generation = page.text.partition('data-generation="')[2].partition('"')[0]
     node = setup.fail()
@@ -219,7 +219,7 @@ async def test_an_address_without_users_has_a_part_of_the_streams() -> None:
             assert again.status == 200
 
 
-async def test_a_client_that_leaves_during_the_check_of_its_rights_takes_no_stream(setup: Setup) -> None:
+async def test_a_client_that_disconnects_during_authorization_uses_no_stream(setup: Setup) -> None:
     for _ in range(5):
         _, writer = await setup.caller.open("GET", "/api/v1/events?screen=nodes")
         writer.close()
@@ -256,7 +256,7 @@ async def test_open_streams_end_when_the_server_stops() -> None:
 
 
 @pytest.mark.parametrize("error", [HttpError(503, "no answer"), ValueError("a fault")])
-async def test_a_screen_that_cannot_be_made_is_fetched_again(error: Exception) -> None:
+async def test_a_page_that_fails_to_render_is_fetched_again(error: Exception) -> None:
     view = SimulatedFleet(5, now=1764000000)
     live = Live(view, LIMITS)
 

@@ -125,7 +125,7 @@ async def test_devices_are_selected_by_node_resource_and_namespace(fleet: Fleet)
     assert [item["node"] for item in (await fleet.report("-n", "research"))["devices"]] == ["one"]
 
 
-async def test_what_the_fleet_cannot_read_is_named_and_the_exit_code_is_1(fleet: Fleet) -> None:
+async def test_unreadable_parts_of_the_fleet_are_reported_and_the_exit_code_is_1(fleet: Fleet) -> None:
     fleet.listed = DeviceList(problem="no answer", problems=(NodeProblem(node="one", problem="no agent with pages"),))
     answer = await fleet.inspect()
     assert answer.returncode == 1
@@ -142,7 +142,7 @@ async def test_what_the_fleet_cannot_read_is_named_and_the_exit_code_is_1(fleet:
         (200, b"<html>", "/api/v1/devices: not a list of devices"),
     ],
 )
-async def test_other_answers_are_errors(fleet: Fleet, status: int, content: bytes, message: str) -> None:
+async def test_other_responses_are_errors(fleet: Fleet, status: int, content: bytes, message: str) -> None:
     fleet.status, fleet.content = status, content
     answer = await fleet.inspect()
     assert (answer.returncode, answer.stdout) == (1, "")
@@ -185,7 +185,7 @@ async def test_the_fleet_page_serves_the_devices_of_its_snapshot(fleet: Fleet) -
         (["--cluster", "--fleet", "--sort-by=SPEED"], "--sort-by: found 'SPEED'"),
     ],
 )
-async def test_flags_that_contradict_each_other_are_rejected(arguments: list[str], message: str) -> None:
+async def test_contradictory_flags_are_rejected(arguments: list[str], message: str) -> None:
     command = os.path.join(os.path.dirname(sys.executable), "accelplane")
     answer = await asyncio.to_thread(
         subprocess.run, [command, "inspect", *arguments], capture_output=True, text=True, check=False

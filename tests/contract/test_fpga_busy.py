@@ -57,7 +57,7 @@ def test_the_afu_of_a_port_is_unknown_while_it_is_programmed(kernel: Kernel, roo
     assert afu_id(host, port) == NLB0
 
 
-def test_a_scan_does_not_read_it(kernel: Kernel, root: Path) -> None:
+def test_a_scan_does_not_read_the_program(kernel: Kernel, root: Path) -> None:
     kernel.fail(AFU, errno.EBUSY, on="read")
     found = scan(Host(root), DFL)
     assert found.faults == ()
@@ -94,12 +94,12 @@ def programming(kernel: Kernel, root: Path, busy: int | None, retry: RetryPolicy
     return calls
 
 
-def test_a_port_that_is_disabled_for_a_moment_is_waited_for(kernel: Kernel, root: Path) -> None:
+def test_the_reader_waits_for_a_temporarily_disabled_port(kernel: Kernel, root: Path) -> None:
     assert programming(kernel, root, 3, RetryPolicy(timeout=60, interval=0.001)) == [0xB680]
     host = Host(root)
     assert afu_id(host, read_port(host, "dfl-port.0")) == NLB3
 
 
-def test_one_that_stays_disabled_is_not_waited_for_forever(kernel: Kernel, root: Path) -> None:
+def test_the_wait_for_a_disabled_port_is_limited(kernel: Kernel, root: Path) -> None:
     with pytest.raises(TimedOut, match=r"dfl-port\.0: port is still disabled 0\.05 s after programming started"):
         programming(kernel, root, None, RetryPolicy(timeout=0.05, interval=0.001))

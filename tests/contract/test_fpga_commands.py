@@ -117,7 +117,7 @@ class TestHook:
         assert node.kernel.fpga(CARD).attempts == 1
 
     @TWO_PORTS
-    def test_each_of_two_regions_gets_its_own(self, node: Node) -> None:
+    def test_each_of_two_regions_is_programmed_with_its_afu(self, node: Node) -> None:
         node.store(NLB3)
         assert node.hook(NLB0, NLB3, ports=2) == (0, "", "")
         assert node.afus() == [NLB0, NLB3]
@@ -144,7 +144,7 @@ class TestHook:
         assert node.hook(NLB3) == (0, "", "")
 
     @pytest.mark.untraced
-    def test_a_missing_or_wrong_bitstream_is_named(self, node: Node) -> None:
+    def test_a_missing_or_wrong_bitstream_is_reported(self, node: Node) -> None:
         assert f"no bitstream for AFU {NLB3} in region {INTERFACE}" in node.hook(NLB3)[2]
         node.store(NLB3, bitstream(NLB0))
         assert f"{NLB3}.gbs: found id {NLB0} in the file" in node.hook(NLB3)[2]
@@ -158,7 +158,7 @@ class TestHook:
         assert node.hook(NLB3) == (0, "", "")
         assert node.kernel.fpga(CARD).attempts == 3
 
-    def test_a_card_that_hangs_does_not_hold_the_runtime(self, node: Node) -> None:
+    def test_a_card_that_hangs_does_not_block_the_runtime(self, node: Node) -> None:
         node.store(NLB3)
         node.kernel.fpga(CARD).outcomes.append("hang")
         process = node.start("fpgahook", "-timeout=2", state=node.container(NLB3))
@@ -173,7 +173,7 @@ class TestHook:
         assert [ended(process) for process in both] == [(0, "", "")] * 2
         assert (node.afus(), node.kernel.fpga(CARD).attempts) == ([NLB3], 1)
 
-    async def test_one_that_dies_half_way_leaves_nothing_locked(self, node: Node) -> None:
+    async def test_a_killed_hook_leaves_no_lock(self, node: Node) -> None:
         node.store(NLB3)
         card = node.kernel.fpga(CARD)
         card.outcomes.append("hang")
@@ -186,7 +186,7 @@ class TestHook:
         assert node.hook(NLB3) == (0, "", "")
         assert node.afus() == [NLB3]
 
-    def test_a_state_without_end_is_not_read_to_its_end(self, node: Node) -> None:
+    def test_an_endless_oci_state_is_not_read_completely(self, node: Node) -> None:
         status, _out, err = ended(node.start("fpgahook", state="[" * 1_048_577))
         assert (status, err) == (1, "intel-fpga-crihook: the container's state: more than 1048576 bytes\n")
 
@@ -249,7 +249,7 @@ class TestTool:
         )
         assert node.tool("-b", str(path), "-d", "dfl-port.0", "pr") == (0, message, "")
 
-    def test_a_failure_is_one(self, node: Node) -> None:
+    def test_a_failed_command_exits_with_an_error(self, node: Node) -> None:
         path = node.store(NLB3)
         node.kernel.fpga(CARD).outcomes.append("other")
         status, out, err = node.tool("-b", str(path), "-d", "dfl-port.0", "pr")
@@ -258,7 +258,7 @@ class TestTool:
         assert err.startswith("fpga_tool: dfl-port.0: AFU id is f7df405cbd7acf7222f144b0b93acd19 after programming")
 
     @pytest.mark.untraced
-    def test_what_became_of_programming_is_counted_and_shown_in_json_alone(self, node: Node) -> None:
+    def test_results_of_programming_are_counted_and_shown_only_in_json(self, node: Node) -> None:
         before = node.tool("-d", "dfl-fme.0", "fmeinfo")
         path = node.store(NLB3)
         node.kernel.fpga(CARD).outcomes.append("EIO")
@@ -283,7 +283,7 @@ class TestTool:
 
     @TWO_PORTS
     @pytest.mark.untraced
-    def test_ports_go_to_virtual_functions_and_come_back(self, node: Node) -> None:
+    def test_ports_are_assigned_to_virtual_functions_and_released(self, node: Node) -> None:
         assert node.tool("-d", "dfl-fme.0", "-n", "2", "sriov") == (
             0,
             "Release port 0\nRelease port 1\nWrite 2 to sriov_numvfs (was 0)\n",
@@ -301,7 +301,7 @@ class TestTool:
         assert node.tool("-d", "dfl-fme.0", "-n", "0", "-json", "sriov")[0] == 0
 
     @TWO_PORTS
-    def test_what_cannot_be_finished_is_taken_back(self, node: Node) -> None:
+    def test_an_incomplete_change_is_rolled_back(self, node: Node) -> None:
         node.kernel.fail(f"/sys/bus/pci/devices/{CARD}/sriov_numvfs", 28, on="write")
         status, out, err = node.tool("-d", "dfl-fme.0", "-n", "1", "sriov")
         assert (status, out) == (1, "Release port 1\nWrite 1 to sriov_numvfs (was 0)\n")
@@ -322,7 +322,7 @@ class TestTool:
 
 
 @pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="no root or no /dev/fuse")
-def test_people_try_the_tool_without_a_card() -> None:
+def test_the_fpga_tool_works_with_emulated_cards() -> None:
     words = [sys.executable, "-m", "accelplane", "simulate", "fpga", "--"]
     listed = subprocess.run(
         [*words, sys.executable, "-m", "accelplane", "fpga", "list"],

@@ -60,7 +60,7 @@ def put(api: KubeApi, name: str, mode: str, **more: Any) -> None:
     api.put("acceleratorfunctions", {"metadata": {"name": name, "namespace": "n"}, "spec": spec, **more})
 
 
-async def test_it_answers_by_the_objects_there_are_now(api: KubeApi, start: Start) -> None:
+async def test_reviews_use_the_current_objects(api: KubeApi, start: Start) -> None:
     put(api, "a", "af")
     process = start("-leader-elect")
 
@@ -88,7 +88,7 @@ async def test_it_answers_by_the_objects_there_are_now(api: KubeApi, start: Star
     assert await process.terminate() == 0
 
 
-async def test_a_status_that_is_written_makes_no_names_anew(api: KubeApi) -> None:
+async def test_writing_a_status_does_not_rebuild_the_names(api: KubeApi) -> None:
     put(api, "a", "af")
     client = Client(api.config, field_manager="test", timeout=1)
     informer = Informer(client)
@@ -128,7 +128,7 @@ async def test_reviews_are_counted_by_outcome_and_names_by_their_state(api: Kube
         assert f'accelplane_fpga_mappings{{kind="AcceleratorFunction",state="{state}"}} 1.0' in text
 
 
-async def test_names_of_april_2020_are_to_be_had(api: KubeApi, start: Start) -> None:
+async def test_names_of_april_2020_are_supported(api: KubeApi, start: Start) -> None:
     put(api, "a", "af")
     answer = await asked(start("-resource-naming=legacy63"), asking("a"))
     pod = apply_json_patch(asking("a"), json.loads(base64.b64decode(answer["patch"])))
@@ -181,7 +181,9 @@ async def test_unfinished_reviews_do_not_exceed_the_memory_limit_of_the_manifest
     assert peak < 60 * 1024
 
 
-async def test_after_sigterm_it_is_not_ready_and_serves_until_the_delay_is_over(api: KubeApi, start: Start) -> None:
+async def test_after_sigterm_the_program_is_not_ready_and_serves_until_the_delay_ends(
+    api: KubeApi, start: Start
+) -> None:
     put(api, "a", "af")
     addresses = ("-health-probe-bind-address=127.0.0.1:0", "-metrics-bind-address=127.0.0.1:0")
     process = start("-shutdown-delay=3", *addresses)

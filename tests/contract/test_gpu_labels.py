@@ -102,7 +102,7 @@ def installed(root: Path, *places: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="installs a program for x86-64")
-def test_the_installed_hook_prints_the_same_without_anything_around_it(tmp_path: Path) -> None:
+def test_the_installed_hook_prints_the_same_labels_without_an_environment(tmp_path: Path) -> None:
     card(tmp_path / "root")
     assert installed(tmp_path, "source.d").returncode == 0
     path = tmp_path / "source.d/intel-gpu-nfdhook"
@@ -112,14 +112,14 @@ def test_the_installed_hook_prints_the_same_without_anything_around_it(tmp_path:
     assert (ran.returncode, set(ran.stdout.splitlines()), ran.stderr) == (0, LINES, "")
 
 
-def test_a_feature_file_is_written_where_it_has_a_place(tmp_path: Path) -> None:
+def test_a_feature_file_is_written_if_its_directory_exists(tmp_path: Path) -> None:
     card(tmp_path / "root")
     assert installed(tmp_path, "features.d").returncode == 0
     assert set((tmp_path / "features.d/intel-gpu-resources.txt").read_text().splitlines()) == LINES
     assert os.listdir(tmp_path / "features.d") == ["intel-gpu-resources.txt"]
 
 
-def test_an_unreadable_host_does_not_keep_the_pod_from_starting(tmp_path: Path) -> None:
+def test_an_unreadable_host_does_not_prevent_the_pod_from_starting(tmp_path: Path) -> None:
     card(tmp_path / "root")
     assert installed(tmp_path, "source.d", "features.d").returncode == 0
     (tmp_path / "root/sys/class/drm").rename(tmp_path / "elsewhere")
@@ -163,7 +163,7 @@ def test_other_labels_remain_if_the_capacity_is_unreadable(tmp_path: Path) -> No
     assert "no labels of GPU capacity" in done.stderr
 
 
-def test_a_feature_file_has_the_labels_and_nfd_makes_the_resources(tmp_path: Path) -> None:
+def test_a_feature_file_has_the_labels_and_nfd_creates_the_resources(tmp_path: Path) -> None:
     card(tmp_path)
     assert called(labels.main, f"-root={tmp_path}", "-output=nfd", f"-features-dir={tmp_path}", "-gpu").returncode == 0
     lines = (tmp_path / "accelplane-features.txt").read_text().splitlines()

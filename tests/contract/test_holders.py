@@ -115,7 +115,7 @@ async def test_holders_are_read_again_after_an_allocation_or_ten_seconds(start_a
         await until(released)
 
 
-async def test_a_read_without_allocatable_ids_does_not_delay_those_of_the_next_one(
+async def test_a_read_without_allocatable_ids_is_not_reused_for_a_read_with_them(
     start_agent: Start, kubelet: Kubelet
 ) -> None:
     agent, now = await start_agent(meters=Meters()), [100.0]
@@ -152,7 +152,7 @@ async def test_the_last_answer_is_used_for_a_minute_and_then_the_checkpoint(
 
 
 @embedded_only("a real kubelet cannot be made to hang")
-async def test_a_kubelet_that_hangs_does_not_hold_up_a_page(start_agent: Start, kubelet: Embedded) -> None:
+async def test_a_hanging_kubelet_does_not_delay_a_page(start_agent: Start, kubelet: Embedded) -> None:
     agent, now = await start_agent(meters=Meters()), [100.0]
     await kubelet.until(lambda resources: METERS in resources)
     await kubelet.run_pod("a", {METERS: 1})
@@ -173,7 +173,7 @@ async def test_a_kubelet_that_hangs_does_not_hold_up_a_page(start_agent: Start, 
                 await writer.wait_closed()
 
 
-async def test_without_holders_the_kubelet_is_not_called(start_agent: Start, kubelet: Kubelet) -> None:
+async def test_the_kubelet_is_not_called_without_holders(start_agent: Start, kubelet: Kubelet) -> None:
     agent = await start_agent({"metrics_holders": "off"}, meters=Meters())
     await kubelet.until(lambda resources: METERS in resources)
     await kubelet.run_pod("a", {METERS: 1})
@@ -194,7 +194,7 @@ async def test_without_kubelet_and_checkpoint_there_are_no_holders(tmp_path: os.
     await reader.close()
 
 
-def test_of_two_pods_listed_with_one_id_the_later_one_holds_it() -> None:
+def test_the_later_of_two_pods_with_one_id_is_its_holder() -> None:
     rows = [
         Holder("n", "old", "c", METERS, ("m0", "m1")), Holder("n", "older", "c", METERS, ("m2",)),
         Holder("n", "new", "c", METERS, ("m0", "m2")),
@@ -204,7 +204,7 @@ def test_of_two_pods_listed_with_one_id_the_later_one_holds_it() -> None:
     assert found.stale == 2
 
 
-def test_ids_are_counted_by_unit_and_those_of_other_plugins_left_out() -> None:
+def test_ids_are_counted_by_unit_without_those_of_other_plugins() -> None:
     rows = [
         Holder("n", "a", "c", METERS, ("m0-0", "m0-1", "m1-0", "gone")), Holder("n", "b", "c", "other.com/x", ("x",)),
     ]  # fmt: skip

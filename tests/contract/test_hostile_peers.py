@@ -78,7 +78,7 @@ async def victim(directory: str) -> AsyncIterator[Victim]:
 # gRPC as it should not be
 
 
-async def test_a_message_over_the_limit_is_refused_with_its_size(victim: Victim) -> None:
+async def test_a_message_over_the_limit_is_rejected_with_its_size(victim: Victim) -> None:
     code, text = await refusal(victim.peer.allocate(["x" * (4 * 1024 * 1024)]))
     assert code == "RESOURCE_EXHAUSTED"
     assert "expected at most 4194304" in text
@@ -90,7 +90,7 @@ async def test_a_message_just_below_the_limit_is_read(victim: Victim) -> None:
     assert (code, "unknown device" in text) == ("UNKNOWN", True)
 
 
-async def test_a_compressed_message_is_refused_in_words(victim: Victim) -> None:
+async def test_a_compressed_message_is_rejected_with_a_message(victim: Victim) -> None:
     code, text = await refusal(victim.peer.allocate(["a" * 5000], compression=grpc.Compression.Gzip))
     assert (code, text) == ("UNIMPLEMENTED", "compressed messages are not supported")
     await victim.answers()
@@ -103,7 +103,7 @@ async def test_a_method_that_does_not_exist_is_unimplemented(victim: Victim, met
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\x0a\x05abc", b"\x0a" + b"\xff" * 20])
-async def test_bytes_that_are_no_message_are_an_invalid_argument(victim: Victim, data: bytes) -> None:
+async def test_invalid_messages_are_an_invalid_argument(victim: Victim, data: bytes) -> None:
     assert await refusal(victim.peer.call("Allocate", data, pb.AllocateResponse)) == (
         "INVALID_ARGUMENT", "cannot decode the request, expected AllocateRequest",
     )  # fmt: skip
@@ -183,15 +183,15 @@ async def test_a_stream_without_a_message_gets_an_error(victim: Victim, frames: 
     assert (headers["grpc-status"], headers["grpc-message"]) == ("3", "no message in the request")
 
 
-async def test_a_message_that_claims_gigabytes_is_refused_before_they_come(victim: Victim, frames: Frames) -> None:
+async def test_a_message_with_a_too_large_length_prefix_is_rejected_before_its_data(
+    victim: Victim, frames: Frames
+) -> None:
     stream = frames.request()
     frames.connection.send_data(stream, struct.pack(">BI", 0, 0xFFFF_FFFF))
     assert (await frames.answer(stream))["grpc-status"] == "8"
 
 
-async def test_a_request_that_never_gets_its_message_is_given_up_with_its_connection(
-    victim: Victim, frames: Frames
-) -> None:
+async def test_a_request_without_its_message_is_cancelled_with_its_connection(victim: Victim, frames: Frames) -> None:
     for _ in range(50):
         frames.connection.send_data(frames.request(), struct.pack(">BI", 0, 10))
     await frames.flush()
@@ -207,7 +207,7 @@ async def test_a_request_that_never_gets_its_message_is_given_up_with_its_connec
     ],
     ids=lambda change: f"{change[0][:20]}={change[1]}",
 )  # fmt: skip
-async def test_headers_that_are_wrong_end_the_call_or_the_connection(
+async def test_invalid_headers_end_the_call_or_the_connection(
     victim: Victim, frames: Frames, change: tuple[str, str | None]
 ) -> None:
     stream = frames.request(change)
@@ -236,9 +236,7 @@ async def test_a_stream_that_is_reset_twice_affects_no_others(victim: Victim, fr
     await victim.answers()
 
 
-async def test_a_peer_that_gives_no_room_to_write_keeps_only_its_own_answers_waiting(
-    victim: Victim, frames: Frames
-) -> None:
+async def test_a_peer_without_flow_control_window_delays_only_its_own_responses(victim: Victim, frames: Frames) -> None:
     frames.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
     stream = frames.request((":path", f"{SERVICE}ListAndWatch"))
     frames.connection.send_data(stream, struct.pack(">BI", 0, 0), end_stream=True)
@@ -265,12 +263,12 @@ async def test_a_peer_that_gives_no_room_to_write_keeps_only_its_own_answers_wai
     ],
     ids=["HTTP/1 GET", "HTTP/1 POST", "TLS", "zeros", "preface and junk", "endless frame", "window of nothing"],
 )
-async def test_what_is_no_grpc_at_all_troubles_its_own_connection_only(victim: Victim, data: bytes) -> None:
+async def test_invalid_grpc_affects_only_its_connection(victim: Victim, data: bytes) -> None:
     await victim.tell(data)
     await victim.answers()
 
 
-async def test_frames_of_unknown_types_are_passed_over(victim: Victim) -> None:
+async def test_frames_of_unknown_types_are_ignored(victim: Victim) -> None:
     unknown = bytes((0, 0, 3, 0xEE, 0, 0, 0, 0, 0)) + b"abc"
     ping = bytes((0, 0, 8, 6, 0, 0, 0, 0, 0)) + b"are-you?"
     reader, writer = await asyncio.open_unix_connection(victim.path)
@@ -287,7 +285,7 @@ async def test_frames_of_unknown_types_are_passed_over(victim: Victim) -> None:
 
 @HYPOTHESIS
 @given(data=st.binary(max_size=300), prefix=st.sampled_from([b"", PREFACE, PREFACE + SETTINGS]))
-async def test_any_bytes_leave_the_plugin_answering(victim: Victim, data: bytes, prefix: bytes) -> None:
+async def test_any_bytes_leave_the_plugin_responsive(victim: Victim, data: bytes, prefix: bytes) -> None:
     _reader, writer = await asyncio.open_unix_connection(victim.path)
     with contextlib.suppress(ConnectionError):
         writer.write(prefix + data)
@@ -300,7 +298,7 @@ async def test_any_bytes_leave_the_plugin_answering(victim: Victim, data: bytes,
 # Many, and half gone
 
 
-async def test_hundreds_of_silent_connections_leave_the_plugin_answering_and_are_closed_with_it(
+async def test_hundreds_of_idle_connections_leave_the_plugin_responsive_and_are_closed_with_it(
     victim: Victim,
 ) -> None:
     connections = [await asyncio.open_unix_connection(victim.path) for _ in range(300)]
@@ -313,7 +311,7 @@ async def test_hundreds_of_silent_connections_leave_the_plugin_answering_and_are
     await asyncio.sleep(0)
 
 
-async def test_hundreds_of_streams_all_get_the_list_and_are_forgotten(victim: Victim) -> None:
+async def test_hundreds_of_streams_all_get_the_list_and_leak_nothing(victim: Victim) -> None:
     peers = [Peer(victim.path) for _ in range(100)]
     calls = [peer.stream() for peer in peers for _ in range(3)]
     async with asyncio.timeout(30):

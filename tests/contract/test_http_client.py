@@ -171,7 +171,7 @@ async def test_a_response_that_violates_http_or_a_limit_is_rejected(answer: byte
         CHUNKED + b"2\r\nok\r\n0\r\n",
     ],
 )
-async def test_a_response_that_ends_early_is_a_lost_connection(answer: bytes) -> None:
+async def test_a_truncated_response_is_a_lost_connection(answer: bytes) -> None:
     server = Server(answer)
     async with server.serving(), connected(server) as client:
         with pytest.raises(ConnectionLost, match="closed the connection before the response was complete"):
@@ -190,7 +190,7 @@ async def test_any_bytes_are_a_response_or_an_error_of_the_client(junk: bytes, b
 
 
 @given(st.lists(st.binary(min_size=1, max_size=50), max_size=6), st.integers(1, 40))
-async def test_a_body_is_the_same_however_it_is_framed_and_cut(chunks: list[bytes], cut: int) -> None:
+async def test_a_body_is_independent_of_framing_and_segmentation(chunks: list[bytes], cut: int) -> None:
     whole = b"".join(chunks)
     framed = CHUNKED + b"".join(b"%x\r\n%s\r\n" % (len(each), each) for each in chunks) + b"0\r\n\r\n"
     plain = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(whole), whole)
@@ -298,7 +298,7 @@ async def test_a_get_is_not_sent_again_after_a_part_of_its_response() -> None:
     assert len(server.asked) == 2
 
 
-async def test_idle_connections_are_closed_in_time_and_at_the_end() -> None:
+async def test_idle_connections_are_closed_after_the_timeout_and_at_shutdown() -> None:
     server = Server(OK, OK, OK, OK)
     async with server.serving():
         async with connected(server, idle_timeout=0.05) as client:
@@ -512,7 +512,7 @@ async def test_a_proxy_tunnels_to_the_server_which_is_verified(tmp_path: Path) -
         (b"nonsense\r\n\r\n", "expected a status line"),
     ],
 )
-async def test_a_proxy_without_a_tunnel_is_named(tmp_path: Path, answer: bytes, problem: str) -> None:
+async def test_a_proxy_that_rejects_the_tunnel_is_reported(tmp_path: Path, answer: bytes, problem: str) -> None:
     server = Server(OK)
     async with (
         server.serving(serving_context(tmp_path)),

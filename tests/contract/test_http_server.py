@@ -276,7 +276,7 @@ async def test_every_address_of_a_host_is_served(monkeypatch: pytest.MonkeyPatch
     await server.stop(0)
 
 
-def test_a_body_that_does_not_fit_the_memory_is_no_limit() -> None:
+def test_a_body_limit_over_the_memory_limit_is_rejected() -> None:
     with pytest.raises(ValueError, match="body: 8000000"):
         HttpLimits(body=8_000_000, memory=8_000_000)
 
@@ -294,7 +294,7 @@ def test_an_invalid_address_is_rejected(address: str) -> None:
         split_address(address)
 
 
-async def test_heads_of_clients_cannot_fill_the_memory() -> None:
+async def test_request_heads_cannot_fill_the_memory() -> None:
     server = HttpServer(Pages())
     port = await server.start("127.0.0.1", 0)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -332,7 +332,7 @@ async def test_a_full_cache_of_heads_replaces_the_oldest() -> None:
         writer.close()
 
 
-async def test_a_new_connection_replaces_the_one_that_waits_longest() -> None:
+async def test_a_new_connection_replaces_the_longest_idle_connection() -> None:
     async with serving(Pages(), HttpLimits(connections=2, stall=0.05)) as (server, port):
         clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         await until(lambda: len(server.connections) == 2)
@@ -472,7 +472,7 @@ async def test_a_request_that_waits_too_long_for_memory_gets_503() -> None:
         assert server.reserved == 0
 
 
-async def test_a_stalled_body_gives_its_memory_to_another_request() -> None:
+async def test_the_memory_of_a_stalled_body_is_released_for_another_request() -> None:
     limits = msgspec.structs.replace(SMALL_MEMORY, wait=20, stall=0.1)
     async with serving(Pages(), limits) as (_, port):
         stalled = await asyncio.open_connection("127.0.0.1", port)
@@ -522,7 +522,7 @@ async def test_memory_of_failed_requests_is_released() -> None:
         writer.close()
 
 
-async def test_a_large_response_is_sent_in_pieces_and_accounted_until_it_is_taken() -> None:
+async def test_a_large_response_is_sent_in_parts_and_counted_until_it_is_sent() -> None:
     body = os.urandom(2_000_000)
     server = HttpServer(lambda _request: Response(200, body))
     port = await server.start("127.0.0.1", 0)

@@ -39,7 +39,7 @@ def as_json(*arguments: str) -> Any:
     return json.loads(inspect("--output", "json", *arguments).stdout)
 
 
-async def test_it_shows_devices_advertised_resources_and_holders(
+async def test_the_output_has_devices_resources_and_holders(
     node: SimulatedNode, directory: str, start_agent: Start
 ) -> None:
     kubelet = Embedded(directory)
@@ -66,7 +66,7 @@ async def test_it_shows_devices_advertised_resources_and_holders(
     await kubelet.kill()
 
 
-async def test_a_container_with_a_claim_is_named_for_the_cdi_device(node: SimulatedNode, directory: str) -> None:
+async def test_a_container_with_a_claim_is_reported_for_the_cdi_device(node: SimulatedNode, directory: str) -> None:
     os.makedirs(f"{directory}/pod-resources")
     answers = {
         "List": pods_with_claim(claim("gpu.intel.com", "0000-00-03-0", "intel.cdi.k8s.io/gpu=card1")),
@@ -106,7 +106,7 @@ async def test_holders_are_read_from_the_checkpoint_of_a_stopped_kubelet(
     assert all(row["held_by"][0].startswith("pod uid ") for row in report["devices"])
 
 
-def test_without_a_kubelet_unknown_values_are_reported(node: SimulatedNode, directory: str) -> None:
+def test_unknown_values_are_reported_without_a_kubelet(node: SimulatedNode, directory: str) -> None:
     answer = inspect("--root", str(node.root), "--kubelet-dir", directory)
     assert answer.returncode == 0
     assert "No kubelet found" in answer.stdout
@@ -115,7 +115,7 @@ def test_without_a_kubelet_unknown_values_are_reported(node: SimulatedNode, dire
     assert "virtual functions" in answer.stdout
 
 
-def test_many_free_ids_that_are_alike_share_a_line(tmp_path: Path, directory: str) -> None:
+def test_equal_free_ids_share_a_line(tmp_path: Path, directory: str) -> None:
     for name in ("sgx_enclave", "sgx_provision"):
         write(tmp_path / "dev" / name, "")
     lines = inspect("--root", str(tmp_path), "--kubelet-dir", directory).stdout.splitlines()
@@ -123,13 +123,13 @@ def test_many_free_ids_that_are_alike_share_a_line(tmp_path: Path, directory: st
     assert sum("sgx.intel.com/" in line for line in lines) == 2
 
 
-def test_a_node_without_devices_is_no_fault(tmp_path: Path, directory: str) -> None:
+def test_a_node_without_devices_is_not_an_error(tmp_path: Path, directory: str) -> None:
     answer = inspect("--root", str(tmp_path), "--kubelet-dir", directory)
     assert (answer.returncode, answer.stderr) == (0, "")
     assert "No devices found" in answer.stdout
 
 
-def test_a_broken_checkpoint_and_a_broken_scan_are_named_and_the_rest_is_shown(
+def test_an_invalid_checkpoint_and_a_failed_scan_are_reported_and_other_data_is_shown(
     node: SimulatedNode, directory: str
 ) -> None:
     os.makedirs(f"{directory}/device-plugins")
@@ -149,7 +149,7 @@ def test_a_broken_checkpoint_and_a_broken_scan_are_named_and_the_rest_is_shown(
         (["--root", "/nowhere"], "/nowhere"),
     ],
 )
-def test_invalid_options_are_named(tmp_path: Path, arguments: list[str], named: str) -> None:
+def test_invalid_options_are_reported(tmp_path: Path, arguments: list[str], named: str) -> None:
     answer = inspect("--root", str(tmp_path), *arguments)
     assert answer.returncode == 1
     assert named in answer.stderr

@@ -93,7 +93,7 @@ def test_a_device_is_listed_after_its_cdi_file_is_written(setup: Setup) -> None:
     setup.check_rest()
 
 
-def test_a_reload_while_a_crashed_plugin_waits_for_its_restart_starts_one_background_task(resting: Setup) -> None:
+def test_a_reload_during_the_restart_delay_of_a_plugin_starts_one_background_task(resting: Setup) -> None:
     resting.enabled["a"].crash = True
     resting.plug("a", "u0", "d1")
     resting.advance(1)
@@ -130,7 +130,7 @@ def test_the_agent_ends_only_after_the_thread_of_its_last_scan(resting: Setup) -
     assert resting.task.done()
 
 
-def test_an_id_that_leaves_while_allocate_is_under_way_stays_listed(resting: Setup) -> None:
+def test_an_id_removed_during_allocate_stays_listed(resting: Setup) -> None:
     call = resting.loop.create_task(resting.kubelet.allocate(THING, "d0"))
     resting.unplug("a", "u0", "d0")
     resting.plug("a", "u0", "d1")
@@ -144,7 +144,7 @@ def test_an_id_that_leaves_while_allocate_is_under_way_stays_listed(resting: Set
 
 
 @pytest.mark.parametrize("event", ["crash", "disable and enable", "agent restart", "kubelet restart"])
-def test_an_id_that_was_allocated_after_the_start_stays_listed(resting: Setup, event: str) -> None:
+def test_an_id_allocated_after_the_start_stays_listed(resting: Setup, event: str) -> None:
     resting.plug("a", "u0", "d1")
     resting.restart_agent()  # so that its first reading is conclusive
     resting.rest()
@@ -172,7 +172,7 @@ def test_an_id_that_was_allocated_after_the_start_stays_listed(resting: Setup, e
     assert resting.kubelet.lists[THING] == {"d1": True}
 
 
-def test_an_id_that_returns_for_a_moment_stays_listed_until_its_allocation_is_recorded(resting: Setup) -> None:
+def test_an_id_that_reappears_briefly_stays_listed_until_its_allocation_is_recorded(resting: Setup) -> None:
     resting.kubelet.records = False
     resting.loop.run(resting.kubelet.allocate(THING, "d0"))
     resting.unplug("a", "u0", "d0")
@@ -188,7 +188,7 @@ def test_an_id_that_returns_for_a_moment_stays_listed_until_its_allocation_is_re
     assert resting.kubelet.lists.get(THING, {}) == {}
 
 
-def test_held_ids_are_listed_when_the_checkpoint_becomes_readable(resting: Setup) -> None:
+def test_allocated_ids_are_listed_when_the_checkpoint_becomes_readable(resting: Setup) -> None:
     resting.plug("a", "u0", "d1")
     resting.rest()
     resting.loop.run(resting.kubelet.allocate(THING, "d0"))
@@ -222,7 +222,7 @@ def test_a_new_device_is_not_listed_before_its_check(resting: Setup) -> None:
     resting.check_rest()
 
 
-def test_a_recovering_unit_whose_source_does_not_answer_is_not_checked_continuously(resting: Setup) -> None:
+def test_a_recovering_unit_with_a_failed_source_is_not_checked_continuously(resting: Setup) -> None:
     resting.enabled["a"].policy = HealthPolicy(good_verdicts=2, recovery_delay=3.0, interval=30.0)
     resting.set_health("u0", good=False)
     resting.advance(1)

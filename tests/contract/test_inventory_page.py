@@ -174,7 +174,7 @@ async def test_a_waiting_reader_gets_new_and_lost_devices_and_holders(
 
 
 @embedded_only("the time of the answer is that of the agent")
-async def test_a_reader_that_waits_in_vain_gets_a_304_and_leaves_nothing_behind(
+async def test_a_reader_that_times_out_gets_304_and_leaks_nothing(
     start_agent: Start, kubelet: Embedded, unused_tcp_port: int
 ) -> None:
     agent = await start_agent(meters=Meters())
@@ -189,7 +189,7 @@ async def test_a_reader_that_waits_in_vain_gets_a_304_and_leaves_nothing_behind(
         await until(lambda: len(asyncio.all_tasks()) <= before)
 
 
-async def test_readers_that_leave_give_their_places_to_others(
+async def test_slots_of_disconnected_readers_are_reused(
     start_agent: Start, kubelet: Kubelet, unused_tcp_port: int
 ) -> None:
     agent = await start_agent(meters=Meters())
@@ -217,7 +217,7 @@ async def test_readers_that_leave_give_their_places_to_others(
 @pytest.mark.parametrize(
     ("query", "code"), [("wait=x", 400), ("wait=-1", 400), ("wait=99999", 400), ("wait=", 400), ("other=1", 200)]
 )
-async def test_a_wait_that_is_no_number_is_rejected(unused_tcp_port: int, query: str, code: int) -> None:
+async def test_a_non_numeric_wait_is_rejected(unused_tcp_port: int, query: str, code: int) -> None:
     status = NodeStatus(version="1", root="/", kubelet_dir="/k")
     async with pages.serving(f"127.0.0.1:{unused_tcp_port}", lambda: status, Fixed()):
         assert (await get(unused_tcp_port, f"/api/v1/inventory?{query}")).code == code

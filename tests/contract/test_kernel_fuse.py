@@ -40,7 +40,7 @@ def shell(root: Path, script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_host_sees_what_its_writes_did(root: Path) -> None:
+def test_a_host_reads_the_result_of_its_writes(root: Path) -> None:
     host = Host(root)
     assert host.text(f"{QAT}/sriov_numvfs") == "0"
     host.write(f"{QAT}/sriov_numvfs", "16")
@@ -74,14 +74,14 @@ def test_a_host_sees_what_its_writes_did(root: Path) -> None:
         (lambda root: os.readlink(root / f"{QAT[1:]}/vendor"), errno.EINVAL),
     ],
 )
-def test_what_sysfs_refuses_is_refused(root: Path, call: object, code: int) -> None:
+def test_writes_rejected_by_sysfs_are_rejected(root: Path, call: object, code: int) -> None:
     assert callable(call)
     with pytest.raises(OSError) as caught:  # noqa: PT011 - the errno is looked at
         call(root)
     assert errno.errorcode[caught.value.errno] == errno.errorcode[code]
 
 
-def test_files_look_as_in_sysfs(root: Path) -> None:
+def test_files_have_the_modes_and_sizes_of_sysfs(root: Path) -> None:
     function = root / QAT[1:]
     status = os.stat(function / "vendor")
     assert (stat.filemode(status.st_mode), status.st_size) == ("-r--r--r--", 4096)
@@ -115,7 +115,7 @@ def test_reads_are_not_cached_and_removed_files_return_enodev(root: Path, kernel
     assert not os.path.lexists(root / QAT[1:])
 
 
-def test_faults_reach_the_reader_and_the_writer(root: Path, kernel: Kernel) -> None:
+def test_injected_faults_apply_to_reads_and_writes(root: Path, kernel: Kernel) -> None:
     state = root / f"{QAT[1:]}/qat/state"
     kernel.fail(f"{QAT}/qat/state", errno.EIO, on="read", times=1)
     with pytest.raises(OSError, match="Input/output error"):
@@ -276,7 +276,7 @@ def test_a_failing_mount_reports_the_reason(tmp_path: Path) -> None:
     assert "Permission denied" in done.stdout or "needs root" in done.stdout
 
 
-def test_device_nodes_that_cannot_be_made_undo_the_mount(kernel: Kernel, root: Path, tmp_path: Path) -> None:
+def test_failed_device_nodes_undo_the_mount(kernel: Kernel, root: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     (other / "dev").mkdir(parents=True)
     (other / "dev/dlb0").touch()
@@ -309,7 +309,7 @@ wait $!
 """
 
 
-def test_the_command_lays_a_whole_node_over_the_real_paths(tmp_path: Path) -> None:
+def test_the_command_mounts_an_emulated_node_over_the_real_paths(tmp_path: Path) -> None:
     if os.geteuid() or not os.path.exists("/dev/fuse"):
         pytest.skip("no root or no /dev/fuse")
     spec = tmp_path / "node.yaml"

@@ -24,7 +24,7 @@ async def events(client: Client, since: str = "100", *, idle: float = 5, duratio
     return [event async for event in watch]
 
 
-async def test_an_object_is_made_read_changed_and_deleted(api: KubeApi, client: Client) -> None:
+async def test_an_object_is_created_read_changed_and_deleted(api: KubeApi, client: Client) -> None:
     made = await client.create(Widget(metadata=Metadata(name="w"), spec=WidgetSpec(size=1)))
     assert made.metadata.uid
     made.spec.size = 2
@@ -110,7 +110,9 @@ async def test_all_writes_have_subresources_and_a_dry_run_that_stores_nothing(ap
 
 
 @pytest.mark.parametrize("name", ["x#y", "x?y", "x%2fy", "x y"])
-async def test_a_name_never_means_another_object(api: KubeApi, client: Client, name: str) -> None:
+async def test_a_name_with_path_characters_never_selects_another_object(
+    api: KubeApi, client: Client, name: str
+) -> None:
     api.put("widgets", widget("x"))
     assert not await client.delete(Widget, name)
     assert ("widgets", "", "x") in api.objects
@@ -210,7 +212,7 @@ async def test_one_object_that_cannot_be_decoded_hides_no_others(api: KubeApi, c
         (302, errors.StatusError),
     ],
 )
-async def test_each_refusal_is_an_error_of_its_own(
+async def test_each_status_has_its_own_exception(
     api: KubeApi, client: Client, status: int, error: type[errors.StatusError]
 ) -> None:
     api.fault("GET", status, headers={"Retry-After": "12"})
@@ -243,7 +245,7 @@ async def test_a_connection_that_breaks_is_unreachable_and_the_next_one_works(ap
     assert await client.get(Widget, "w")
 
 
-async def test_a_server_that_is_not_there_is_unreachable(api: KubeApi, client: Client) -> None:
+async def test_a_missing_server_is_unreachable(api: KubeApi, client: Client) -> None:
     await api.stop()
     with pytest.raises(errors.Unreachable, match=f"{api.address}: "):
         await client.get(Widget, "w")
@@ -258,13 +260,13 @@ async def test_a_watch_returns_events_and_requests_bookmarks(api: KubeApi, clien
     assert api.requests[-1].parameters["allowWatchBookmarks"] == "true"
 
 
-async def test_a_silent_watch_is_taken_for_dead(api: KubeApi, client: Client) -> None:
+async def test_an_idle_watch_times_out(api: KubeApi, client: Client) -> None:
     api.silent = True
     with pytest.raises(errors.WatchIdleTimeout, match=r"received nothing for 0\.1 s"):
         await events(client, idle=0.1)
 
 
-async def test_a_watch_from_too_long_ago_is_gone(api: KubeApi, client: Client) -> None:
+async def test_a_watch_from_an_expired_version_gets_410(api: KubeApi, client: Client) -> None:
     api.put("widgets", widget("w"))
     api.compact()
     with pytest.raises(errors.Gone):

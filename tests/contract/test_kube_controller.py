@@ -421,7 +421,7 @@ async def test_an_owner_is_reconciled_when_an_owned_object_becomes_unreadable(se
         await until(lambda: setup.seen == [Request("w"), Request("w")])
 
 
-async def test_an_object_is_reconciled_when_it_becomes_unreadable_or_is_deleted_then(
+async def test_an_object_that_becomes_unreadable_or_is_then_deleted_is_reconciled(
     setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
     outcomes: list[str] = []

@@ -80,7 +80,7 @@ async def test_drift_is_corrected_and_reported_and_fields_of_others_stay(
     assert api.objects[KEY]["data"] == {"text": "hello", "theirs": "x"}
 
 
-async def test_fields_that_are_no_longer_wanted_are_removed(api: KubeApi, client: Client, owner: Widget) -> None:
+async def test_obsolete_fields_are_removed(api: KubeApi, client: Client, owner: Widget) -> None:
     await ensure(client, child(one="1", two="2"), owner)
     for data in ({"two": "2", "three": "3"}, {"three": "3"}):
         done = await ensure(client, child(**data), owner, existing=await cached(client))
@@ -98,7 +98,7 @@ async def test_fields_that_are_no_longer_wanted_are_removed(api: KubeApi, client
         ([{"kind": "Widget", "name": "w", "uid": "1"}], "never", "controlled by Widget w"),
     ],
 )
-async def test_a_foreign_object_is_a_name_conflict_and_stays_as_it_is(
+async def test_a_foreign_object_is_a_name_conflict_and_is_unchanged(
     api: KubeApi, client: Client, owner: Widget, *, others: list[Object], adopt: Adopt, found: str
 ) -> None:
     foreign = api.put("configmaps", config(*(reference(owner, **each) for each in others), theirs="x"))
@@ -167,9 +167,7 @@ async def test_an_object_that_changes_between_read_and_write_is_a_conflict(
     assert (await ensure(client, child(text="new"), owner)).action == "updated"
 
 
-async def test_an_object_that_was_replaced_by_another_one_is_not_touched(
-    api: KubeApi, client: Client, owner: Widget
-) -> None:
+async def test_an_object_replaced_by_another_one_is_not_written(api: KubeApi, client: Client, owner: Widget) -> None:
     await ensure(client, child(text="hello"), owner)
     existing = await client.get(Config, "mine", "n")
     api.remove("configmaps", "mine", "n")
@@ -183,9 +181,7 @@ async def test_an_object_that_was_replaced_by_another_one_is_not_touched(
     assert KEY not in api.objects
 
 
-async def test_what_a_former_manager_wrote_is_removed_when_it_is_not_wanted(
-    api: KubeApi, client: Client, owner: Widget
-) -> None:
+async def test_obsolete_fields_of_a_former_manager_are_removed(api: KubeApi, client: Client, owner: Widget) -> None:
     old = config(reference(owner), old="x", text="y")
     fields = {"f:data": {"f:old": {}, "f:text": {}}}
     old["metadata"]["managedFields"] = [{"manager": "old", "operation": "Update", "fieldsV1": fields}]
@@ -202,7 +198,7 @@ def drift(api: KubeApi) -> None:
     api.put("configmaps", drifted)
 
 
-async def test_drift_that_comes_back_is_postponed_and_its_manager_is_named(
+async def test_repeated_drift_is_postponed_and_its_manager_is_reported(
     api: KubeApi, client: Client, owner: Widget
 ) -> None:
     now = 0.0
@@ -226,7 +222,7 @@ async def test_drift_that_comes_back_is_postponed_and_its_manager_is_named(
     assert (await ensure(client, child(text="another wish"), owner, backoff=backoff)).action == "updated"
 
 
-async def test_a_correction_that_the_api_server_reverts_is_no_update_and_is_not_repeated(
+async def test_a_correction_that_the_api_server_reverts_is_not_counted_and_not_repeated(
     api: KubeApi, client: Client, owner: Widget
 ) -> None:
     api.admit = lambda thing: {**thing, "data": {"text": "as policy demands"}}

@@ -13,7 +13,7 @@ from accelplane.kube.manager import OFF, Manager
 from accelplane.kube.objects import Request
 
 
-async def test_a_leader_that_stood_still_in_the_middle_of_its_work_ends_at_its_next_write() -> None:
+async def test_a_leader_suspended_during_its_work_ends_at_its_next_write() -> None:
     codes: list[int] = []
     refused: list[str] = []
     async with kube_api() as api:

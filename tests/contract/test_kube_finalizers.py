@@ -47,7 +47,7 @@ async def test_a_stale_object_loses_no_finalizer_of_others(api: KubeApi, client:
     assert finalizers(api) == [OTHER]
 
 
-async def test_two_controllers_at_the_same_time_keep_both_finalizers(api: KubeApi, client: Client) -> None:
+async def test_two_concurrent_controllers_keep_both_finalizers(api: KubeApi, client: Client) -> None:
     put(api)
     stale = await client.get(Widget, "w")
     await asyncio.gather(*(add_finalizer(client, stale, f"example.com/{number}") for number in range(4)))
@@ -64,7 +64,7 @@ async def test_an_object_that_always_changes_is_a_conflict(api: KubeApi, client:
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-async def test_an_object_that_is_gone(api: KubeApi, client: Client, replaced: bool) -> None:
+async def test_a_missing_object_raises_not_found(api: KubeApi, client: Client, replaced: bool) -> None:
     put(api, OURS)
     thing = await client.get(Widget, "w")
     api.remove("widgets", "w")

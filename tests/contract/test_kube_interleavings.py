@@ -154,7 +154,7 @@ async def play(steps: list[tuple[Any, ...]], *, debounce: float, chance: random.
 
 
 @given(st.lists(STEPS, max_size=25), st.sampled_from([0.0, 3.0]), st.integers(0, 1000))
-def test_at_rest_caches_equal_the_server_and_every_change_is_reconciled(
+def test_caches_converge_to_the_server_and_every_change_is_reconciled(
     steps: list[tuple[Any, ...]], debounce: float, seed: int
 ) -> None:
     with virtual_time() as loop:

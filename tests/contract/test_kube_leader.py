@@ -146,7 +146,7 @@ async def test_a_deleted_lease_is_created_again(api: KubeApi, client: Client) ->
     holding.cancel()
 
 
-async def test_of_many_candidates_one_leads_at_a_time(api: KubeApi, client: Client) -> None:
+async def test_at_most_one_of_many_candidates_leads(api: KubeApi, client: Client) -> None:
     candidates = [candidate(client, f"c{number}") for number in range(6)]
     led: list[str] = []
 

@@ -93,7 +93,7 @@ async def test_controllers_share_caches_and_start_when_all_are_synced(
         assert api.count("GET .*/n/configmaps") == 6
 
 
-async def test_readyz_names_what_is_not_ready(api: KubeApi, manager: Manager) -> None:
+async def test_readyz_reports_each_failed_check(api: KubeApi, manager: Manager) -> None:
     manager.cache(Widget, Selection(labels="a=b"))
     fault = api.fault("GET", 500, times=1_000_000)
     ready = [False]
@@ -319,7 +319,7 @@ async def test_a_runnable_that_fails_or_returns_ends_the_program(client: Client,
         await manager.run()
 
 
-async def test_contexts_are_entered_first_and_left_last(manager: Manager) -> None:
+async def test_contexts_are_entered_first_and_exited_last(manager: Manager) -> None:
     said: list[str] = []
 
     @contextlib.asynccontextmanager
@@ -351,7 +351,7 @@ async def test_a_runnable_of_the_leader_that_ends_ends_the_program(client: Clien
             await manager.run()
 
 
-async def test_a_controller_that_ends_ends_the_program(api: KubeApi, client: Client, manager: Manager) -> None:
+async def test_a_controller_that_returns_stops_the_program(api: KubeApi, client: Client, manager: Manager) -> None:
     async def reconcile(_request: Request) -> None:
         pass
 

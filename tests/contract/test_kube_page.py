@@ -20,12 +20,12 @@ def shown() -> str:
     return found[1]
 
 
-def test_it_is_40_lines_with_everything_but_its_imports() -> None:
+def test_the_example_has_40_lines_without_imports() -> None:
     code = [line for line in shown().splitlines() if line.strip()]
     assert len([line for line in code if not line.startswith(("import", "from"))]) <= 40
 
 
-async def test_it_behaves_as_documented() -> None:
+async def test_the_example_plugin_behaves_as_documented() -> None:
     names: dict[str, Any] = {"__name__": "greeter"}
     exec(compile(shown(), str(PAGE), "exec"), names)  # noqa: S102 our own page
     async with kube_api() as api:

@@ -70,7 +70,7 @@ async def test_fields_that_an_older_program_wrote_by_updates_are_removed(api: Ku
     assert stored(api) == {"readyPods": 4, "unknown": 1}
 
 
-async def test_of_several_replicas_one_writes_if_the_resource_must_be_unchanged(api: KubeApi, client: Client) -> None:
+async def test_only_one_of_several_replicas_writes_with_a_precondition(api: KubeApi, client: Client) -> None:
     widget = await put(api, client)
     assert await apply_status(client, widget, WidgetStatus(1), None, if_unchanged=True)
     with pytest.raises(Conflict):

@@ -12,7 +12,7 @@ from accelplane.kube.testing import FakeApiServer, PatchError, apply_json_patch,
 
 
 @pytest.mark.parametrize("behaviour", ALL, ids=lambda one: one.__name__)
-async def test_double_behaves_as_the_api_server(behaviour: Callable[[Connect], Awaitable[None]]) -> None:
+async def test_the_test_double_behaves_as_the_api_server(behaviour: Callable[[Connect], Awaitable[None]]) -> None:
     clients: list[Client] = []
     async with FakeApiServer() as server:
 
@@ -27,7 +27,7 @@ async def test_double_behaves_as_the_api_server(behaviour: Callable[[Connect], A
                 await client.close()
 
 
-def test_double_needs_no_package_that_the_operator_does_not_need() -> None:
+def test_the_test_double_needs_only_packages_of_the_operator() -> None:
     script = (
         "import sys, accelplane.kube.client, accelplane.kube.manager; before = set(sys.modules)\n"
         "import accelplane.kube.testing\n"

@@ -285,7 +285,7 @@ def test_change_is_reconciled_without_waiting_for_the_next_period() -> None:
 
 
 @pytest.mark.parametrize(("watching", "reads"), [(True, 3), (False, 60)])
-def test_polls_only_while_it_cannot_watch(watching: bool, reads: int) -> None:
+def test_polling_is_used_only_without_watch(watching: bool, reads: int) -> None:
     store = Store()
     store.watching = watching
     Running(store).for_seconds(599)

@@ -159,9 +159,7 @@ async def test_deleted_secret_and_reapplied_configuration_are_repaired_immediate
         await until(lambda: bundle(api) == before["ca.crt"], 30)
 
 
-async def test_watches_ask_for_the_named_objects_and_their_metadata_only(
-    api: KubeApi, store: ClusterTrustStore
-) -> None:
+async def test_watches_request_only_metadata_of_the_named_objects(api: KubeApi, store: ClusterTrustStore) -> None:
     async with running(store):
         await until(lambda: store.watching and api.open_watches == 5, 30)
     collections = [asked for asked in api.requests if asked.method == "GET" and "fieldSelector" in asked.parameters]
@@ -171,7 +169,7 @@ async def test_watches_ask_for_the_named_objects_and_their_metadata_only(
     assert all("PartialObjectMetadata" in asked.accept for asked in collections)
 
 
-async def test_account_that_may_not_list_polls(api: KubeApi, store: ClusterTrustStore) -> None:
+async def test_an_account_without_the_right_to_list_polls(api: KubeApi, store: ClusterTrustStore) -> None:
     api.fault("(GET|WATCH) .*(secrets|configurations|definitions)$", 403, times=1000)
     settings = msgspec.structs.replace(SETTINGS, poll_interval=0.05, min_interval=0.01)
     task = asyncio.create_task(Trust(store, ServingTls(), settings).run())

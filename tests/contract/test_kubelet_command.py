@@ -147,7 +147,7 @@ async def test_end_of_input_is_ignored_and_signals_exit_with_0(directory: str, n
         assert await asyncio.wait_for(session.process.wait(), 20) == 0
 
 
-async def test_a_directory_with_a_kubelet_is_refused(directory: str) -> None:
+async def test_a_directory_with_a_kubelet_is_rejected(directory: str) -> None:
     async with command(directory) as first:
         await first.shows("plugins register at")
         async with command(directory) as second:
@@ -156,19 +156,19 @@ async def test_a_directory_with_a_kubelet_is_refused(directory: str) -> None:
         assert os.path.exists(os.path.join(directory, "device-plugins", "kubelet.sock"))
 
 
-async def test_an_unknown_policy_is_refused(directory: str) -> None:
+async def test_an_unknown_policy_is_rejected(directory: str) -> None:
     async with command(directory, policy="strict") as session:
         await session.shows("'strict' is not one of 'none', 'best-effort'")
         assert await asyncio.wait_for(session.process.wait(), 20) == 2
 
 
-def test_a_pod_is_read_from_words() -> None:
+def test_a_pod_is_parsed_from_command_line_arguments() -> None:
     assert parse_pod(["demo", "a.com/x=1", "a.com/y=20"]) == Pod(
         "demo", containers={"main": {"a.com/x": 1, "a.com/y": 20}}
     )
 
 
 @pytest.mark.parametrize("words", [[], ["demo"], ["demo", "a.com/x"], ["demo", "=1"], ["demo", "a=0"], ["demo", "a=²"]])
-def test_words_that_are_no_pod_are_refused(words: list[str]) -> None:
+def test_invalid_pod_arguments_are_rejected(words: list[str]) -> None:
     with pytest.raises(CommandError, match=r"expected: pod NAME RESOURCE=N|RESOURCE=N with N of 1 or more"):
         parse_pod(words)

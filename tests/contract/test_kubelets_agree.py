@@ -61,7 +61,7 @@ async def problem(kubelet: Kubelet, wants: dict[str, int], name: str = "pod") ->
 # The directory
 
 
-async def test_a_start_sweeps_away_sockets_and_nothing_else(idle_kubelet: Kubelet) -> None:
+async def test_a_start_deletes_only_sockets(idle_kubelet: Kubelet) -> None:
     plugins = Path(idle_kubelet.directory, "device-plugins")
     plugins.mkdir()
     (plugins / "notes.txt").write_text("kept")
@@ -92,7 +92,7 @@ REFUSALS = [
 ]
 
 
-async def test_registrations_that_break_a_rule_are_refused_in_the_same_words(kubelet: Kubelet) -> None:
+async def test_invalid_registrations_are_rejected_with_the_same_messages(kubelet: Kubelet) -> None:
     async with FakePlugin(kubelet.directory) as plugin:
 
         async def outcome(fields: dict[str, str]) -> str:
@@ -124,7 +124,9 @@ async def test_an_absolute_endpoint_is_still_below_the_directory(kubelet: Kubele
 # Lists
 
 
-async def test_every_list_replaces_the_one_before_and_only_healthy_counts(kubelet: Kubelet, join: Join) -> None:
+async def test_every_list_replaces_the_previous_one_and_only_healthy_devices_count(
+    kubelet: Kubelet, join: Join
+) -> None:
     plugin = await join(devices=listing("a", ("b", "Sick"), ("c", "Healthy", [0])))
     await kubelet.until(lambda resources: resources == {GADGET: (3, 2)})
     await plugin.send(listing("c", ("d", "healthy")))
@@ -140,7 +142,7 @@ async def test_every_list_replaces_the_one_before_and_only_healthy_counts(kubele
     [None, b"\xff\xff garbage", listing(*(f"{n:0200}" for n in range(22_000)))],
     ids=["end", "garbage", "too long"],
 )
-async def test_a_stream_that_ends_or_lies_makes_all_devices_unhealthy_and_keeps_the_capacity(
+async def test_an_ended_or_invalid_stream_makes_all_devices_unhealthy_and_keeps_the_capacity(
     kubelet: Kubelet, join: Join, last_words: pb.ListAndWatchResponse | bytes | None
 ) -> None:
     plugin = await join()
@@ -152,7 +154,7 @@ async def test_a_stream_that_ends_or_lies_makes_all_devices_unhealthy_and_keeps_
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
 
 
-async def test_the_end_of_a_predecessors_stream_disconnects_the_new_plugin(kubelet: Kubelet, join: Join) -> None:
+async def test_ending_the_stream_of_an_earlier_plugin_disconnects_the_new_one(kubelet: Kubelet, join: Join) -> None:
     old = await join(devices=listing("old"))
     new = await join(endpoint="new.sock", devices=listing("new", "newer"))
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
@@ -166,7 +168,9 @@ async def test_the_end_of_a_predecessors_stream_disconnects_the_new_plugin(kubel
 
 
 @pytest.mark.parametrize("size", [3, 4])
-async def test_a_pod_that_requests_more_than_is_free_is_rejected(kubelet: Kubelet, join: Join, size: int) -> None:
+async def test_a_pod_that_requests_more_than_the_free_devices_is_rejected(
+    kubelet: Kubelet, join: Join, size: int
+) -> None:
     await join()
     await kubelet.run_pod("first", {GADGET: 1})
     assert await problem(kubelet, {GADGET: size}) == (
@@ -184,7 +188,7 @@ async def test_a_bound_pod_that_requests_an_unknown_resource_runs_without_it(kub
     assert len(plugin.ids("Allocate")) == 1
 
 
-async def test_a_resource_without_devices_refuses_pods(kubelet: Kubelet, join: Join) -> None:
+async def test_a_resource_without_devices_rejects_pods(kubelet: Kubelet, join: Join) -> None:
     plugin = await join()
     await plugin.send(listing())
     await kubelet.until(lambda resources: resources == {})
@@ -206,7 +210,7 @@ def nothing(_: object) -> pb.AllocateResponse:
         ),
     ],
 )
-async def test_what_a_plugin_fails_at_fails_the_pod_in_the_same_words(
+async def test_an_error_of_a_plugin_fails_the_pod_with_its_message(
     kubelet: Kubelet, join: Join, handlers: dict[str, Any], text: str
 ) -> None:
     await join(**handlers)
@@ -244,7 +248,7 @@ async def test_preferred_allocation_gets_all_free_devices(kubelet: Kubelet, join
     assert plugin.ids("Allocate") == [list(container.device_ids[GADGET])]
 
 
-async def test_topology_without_a_policy_changes_nothing_of_that(kubelet: Kubelet, join: Join) -> None:
+async def test_topology_without_a_policy_does_not_change_the_choice(kubelet: Kubelet, join: Join) -> None:
     devices = listing(("a", "Healthy", [0]), ("b", "Healthy", [1]), "c")
     plugin = await join(options=PREFERS, devices=devices)
     await kubelet.run_pod("pod", {GADGET: 1})
@@ -257,7 +261,7 @@ async def test_topology_without_a_policy_changes_nothing_of_that(kubelet: Kubele
 # Memory
 
 
-async def test_the_memory_holds_devices_answers_and_registrations(kubelet: Kubelet, join: Join) -> None:
+async def test_the_memory_limit_includes_devices_responses_and_registrations(kubelet: Kubelet, join: Join) -> None:
     await join(devices=listing("a", "b", ("c", "Unhealthy")))
     container = await kubelet.run_pod("pod", {GADGET: 1})
     kept = memory(kubelet)
@@ -268,7 +272,9 @@ async def test_the_memory_holds_devices_answers_and_registrations(kubelet: Kubel
     assert {name: sorted(ids) for name, ids in kept.registered.items()} == {GADGET: ["a", "b"]}
 
 
-async def test_after_a_restart_a_resource_has_no_device_until_its_plugin_is_back(kubelet: Kubelet, join: Join) -> None:
+async def test_after_a_restart_a_resource_has_no_devices_until_its_plugin_registers(
+    kubelet: Kubelet, join: Join
+) -> None:
     plugin = await join()
     container = await kubelet.run_pod("pod", {GADGET: 1})
     await kubelet.restart()
@@ -284,7 +290,7 @@ async def test_after_a_restart_a_resource_has_no_device_until_its_plugin_is_back
     assert len(plugin.ids("Allocate")) == 2
 
 
-async def test_devices_of_a_pod_that_was_deleted_are_given_again(kubelet: Kubelet, join: Join) -> None:
+async def test_devices_of_a_deleted_pod_are_allocated_again(kubelet: Kubelet, join: Join) -> None:
     await join()
     await kubelet.run_pod("first", {GADGET: 3})
     await kubelet.delete_pod("first")

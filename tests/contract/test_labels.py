@@ -268,7 +268,7 @@ async def test_invalid_label_options_are_rejected(run: Run, words: list[str], me
     assert message in process.log()
 
 
-async def test_a_companion_is_started_again_and_ended_with_its_keeper(tmp_path: Path) -> None:
+async def test_a_supervised_process_is_restarted_and_stopped_with_its_supervisor(tmp_path: Path) -> None:
     log = tmp_path / "lives"
     life = f"import os, sys; open({str(log)!r}, 'a').write(f'{{os.getpid()}}\\n'); os.read(0, 1)"
     task = asyncio.create_task(supervise("life", [sys.executable, "-c", life]))
@@ -284,7 +284,7 @@ async def test_a_companion_is_started_again_and_ended_with_its_keeper(tmp_path: 
             os.kill(pid, 0)
 
 
-async def test_a_companion_that_is_not_there_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_missing_supervised_program_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     task = asyncio.create_task(supervise("nobody", ["/nowhere/at-all"]))
     await until(lambda: "nobody: cannot be started" in caplog.text)
     task.cancel()
@@ -292,7 +292,7 @@ async def test_a_companion_that_is_not_there_is_tried_again(caplog: pytest.LogCa
         await task
 
 
-async def test_looks_follow_what_they_read(tmp_path: Path) -> None:
+async def test_directories_read_by_a_scan_are_watched(tmp_path: Path) -> None:
     watcher = Watcher()
     watcher.start()
 
@@ -315,7 +315,7 @@ async def test_looks_follow_what_they_read(tmp_path: Path) -> None:
         watcher.close()
 
 
-async def test_looks_come_back_without_notice(tmp_path: Path) -> None:
+async def test_periodic_scans_run_without_events(tmp_path: Path) -> None:
     watcher = Watcher()
     found = periodic_scan("test", str(tmp_path), lambda _host: 1, watcher, subsystems=frozenset(), interval=0.01)
     async with contextlib.aclosing(found):

@@ -162,7 +162,7 @@ async def test_the_readings_of_the_service_determine_the_verdict(
         assert await cards.verdicts() == {"card0": verdict, "card1": Verdict("good")}
 
 
-async def test_a_value_that_the_service_cannot_read_is_noted(root: Path, socket: Path) -> None:
+async def test_a_value_that_the_service_cannot_read_is_reported(root: Path, socket: Path) -> None:
     gpu_card(root, 0)
     service = Service()
     service.temperature["0000:03:00.0"] = temperatures(40.0, 40.0, -999.0, FAULT)
@@ -383,7 +383,7 @@ async def test_a_response_that_cannot_be_decoded_is_an_error(socket: Path) -> No
     await server.stop(None)
 
 
-async def test_a_socket_path_that_is_too_long_is_an_error_that_names_it(tmp_path: Path) -> None:
+async def test_a_too_long_socket_path_is_an_error_with_the_path(tmp_path: Path) -> None:
     client = LevelZero(f"{tmp_path}/{'long' * 30}.sock")
     (readings,) = await client.readings(["0000:03:00.0"])
     assert "longlong" in readings.problem

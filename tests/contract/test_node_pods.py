@@ -38,7 +38,7 @@ async def test_requests_to_the_kubelet_have_the_account_token(tmp_path: Path) ->
         assert servers.api.requests == []
 
 
-async def test_a_certificate_may_be_trusted_by_itself(tmp_path: Path) -> None:
+async def test_a_self_signed_certificate_can_be_trusted(tmp_path: Path) -> None:
     async with pod_servers(tmp_path, lists(of_kubelet), lists(of_api)) as servers:
         servers.trust = tmp_path / "kubelet.crt"
         pair = (tmp_path / "kubelet/pair.pem").read_text()
@@ -60,7 +60,7 @@ async def test_a_certificate_may_be_trusted_by_itself(tmp_path: Path) -> None:
         says(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (MAX_LIST + 1), b" " * (MAX_LIST + 1)),
     ],
 )
-async def test_after_a_failure_of_the_kubelet_the_api_server_is_used_for_good(tmp_path: Path, answer: Answer) -> None:
+async def test_after_a_failure_of_the_kubelet_the_api_server_is_always_used(tmp_path: Path, answer: Answer) -> None:
     async with pod_servers(tmp_path, answer, lists(of_api)) as servers:
         reader = servers.reader()
         assert reader.uses_kubelet
@@ -95,7 +95,7 @@ async def test_a_kubelet_timeout_is_retried_five_times(tmp_path: Path) -> None:
         assert servers.paths == (["/pods"] * ATTEMPTS, [API_PATH, API_PATH])
 
 
-async def test_a_kubelet_that_answers_the_last_attempt_is_kept(tmp_path: Path) -> None:
+async def test_a_kubelet_that_answers_the_last_attempt_is_used(tmp_path: Path) -> None:
     asked = 0
 
     async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
@@ -148,7 +148,7 @@ async def test_a_node_without_pods_has_none(tmp_path: Path) -> None:
         assert await names(servers) == []
 
 
-async def test_readings_at_the_same_time_follow_each_other(tmp_path: Path) -> None:
+async def test_concurrent_reads_are_serialized(tmp_path: Path) -> None:
     running = most = 0
 
     async def answer(_request: Request, writer: asyncio.StreamWriter) -> None:

@@ -131,7 +131,7 @@ async def test_an_eviction_that_is_rejected_for_another_reason_is_reported_and_d
         await until(lambda: setup.is_ready(NEW), 20)
 
 
-async def test_a_pod_that_the_cache_does_not_have_prevents_that_a_module_is_unloaded(api: KubeApi) -> None:
+async def test_a_pod_missing_in_the_cache_prevents_unloading_a_module(api: KubeApi) -> None:
     setup = Setup(api, nodes=1)
     setup.create()
     async with running(setup), operator(api):
@@ -145,7 +145,7 @@ async def test_a_pod_that_the_cache_does_not_have_prevents_that_a_module_is_unlo
         assert not fault.times
 
 
-async def test_deletion_releases_the_nodes_before_the_resource_goes(api: KubeApi) -> None:
+async def test_deletion_releases_the_nodes_before_the_finalizer_is_removed(api: KubeApi) -> None:
     setup = Setup(api)
     setup.create(onload__kernelMappings=[{**MAPPING, "sfc": {}}])
     async with running(setup), operator(api):
@@ -175,7 +175,7 @@ async def test_a_budget_that_delays_a_deletion_is_in_the_status(api: KubeApi) ->
     assert not setup.leftovers()
 
 
-async def test_labels_of_a_resource_that_went_while_no_operator_ran_are_removed(api: KubeApi) -> None:
+async def test_labels_of_a_resource_deleted_without_an_operator_are_removed(api: KubeApi) -> None:
     setup = Setup(api)
     gate = {NAMES.module_label: "1", NAMES.sfc_label: "1", NAMES.gate_label: "1"}
     foreign = {"kmm.node.kubernetes.io/version-module.other.gpu-module": "1", "onload.amd.com/version": "1"}

@@ -179,14 +179,14 @@ async def at_every_other_write(name: str, first: int, trouble: Callable[[KubeApi
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", SCENARIOS)
-async def test_a_fault_at_any_write_changes_nothing_in_the_end(name: str, fault: str) -> None:
+async def test_a_fault_at_any_write_does_not_change_the_final_state(name: str, fault: str) -> None:
     first, options = FAULTS[fault]
     await at_every_other_write(name, first, lambda api, _, position: api.fault(WRITES, skip=position, **options))
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
 @pytest.mark.parametrize("name", SCENARIOS)
-async def test_an_operator_that_is_killed_at_any_write_continues(name: str, after: bool) -> None:
+async def test_an_operator_killed_at_any_write_continues(name: str, after: bool) -> None:
     def trouble(api: KubeApi, operator: Operator, position: int) -> Fault:
         return api.fault(WRITES, skip=position, hang=True, after=after, then=operator.kill)
 

@@ -43,7 +43,7 @@ def prepare(api: KubeApi) -> Setup:
     return setup
 
 
-async def test_it_elects_a_leader_manages_resources_and_ends_at_sigterm(api: KubeApi, start: Start) -> None:
+async def test_the_program_elects_a_leader_reconciles_and_ends_at_sigterm(api: KubeApi, start: Start) -> None:
     setup = prepare(api)
     process = start("--leader-elect", "-zap-log-level=debug", "--zap-devel=false")
     await until(lambda: api.get("leases", "daabde26.amd.com", "system") is not None)
@@ -64,7 +64,7 @@ async def test_a_missing_device_plugin_image_ends_the_program(api: KubeApi, star
 @pytest.mark.parametrize(
     ("flag", "status"), [("-unknown", 2), ("-zap-encoder=xml", 1), ("-zap-log-level=loud", 1), ("-port=99999", 1)]
 )
-async def test_wrong_flags_are_named(start: Start, flag: str, status: int) -> None:
+async def test_wrong_flags_are_reported(start: Start, flag: str, status: int) -> None:
     process = start(flag)
     assert await process.exit_code() == status
     assert flag.partition("=")[0].lstrip("-") in process.log()

@@ -79,7 +79,7 @@ def node(name: str, **labels: str) -> Object:
 
 
 @pytest.mark.parametrize("family", models.KINDS)
-async def test_each_sample_becomes_a_daemonset_and_leaves_nothing_behind(api: KubeApi, family: str) -> None:
+async def test_each_sample_creates_a_daemonset_and_its_deletion_removes_it(api: KubeApi, family: str) -> None:
     wanted = sample(family)
     name = wanted["metadata"]["name"]
     async with operator(api, family):
@@ -199,7 +199,7 @@ async def test_a_resource_that_is_being_deleted_is_not_reconciled(api: KubeApi) 
     assert "status" not in (api.get("gpudeviceplugins", "mine") or {})
 
 
-async def test_a_field_that_another_program_reverts_is_corrected_ever_less_often(api: KubeApi) -> None:
+async def test_corrections_of_a_field_that_another_program_reverts_back_off(api: KubeApi) -> None:
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=IMAGE))
         await until(lambda: says(api, "Available", "True"))
@@ -232,7 +232,7 @@ async def test_a_field_that_another_program_reverts_is_corrected_ever_less_often
         await until(lambda: any(each["reason"] == "FieldConflict" for each in api.all("events")))
 
 
-async def test_what_an_older_operator_made_goes_on_under_its_name_and_others_go(api: KubeApi) -> None:
+async def test_a_daemonset_of_an_older_operator_is_adopted_and_duplicates_are_deleted(api: KubeApi) -> None:
     owner = put(api, resource("gpu", image=IMAGE))
     reference = {"apiVersion": "deviceplugin.intel.com/v1", "kind": "GpuDevicePlugin", "name": "mine"}
     reference |= {"uid": owner["metadata"]["uid"], "controller": True}
@@ -368,7 +368,7 @@ async def test_two_resources_on_the_same_nodes_report_their_overlap(api: KubeApi
         await until(lambda: all(says(api, "NodeOverlap", "False", name=name) for name in ("a", "b")))
 
 
-async def test_of_a_resource_that_was_made_again_unseen_the_others_hear_too(api: KubeApi) -> None:
+async def test_recreating_a_resource_notifies_overlapping_resources(api: KubeApi) -> None:
     api.put("nodes", node("one", gpu="yes"))
     async with operator(api, "gpu"):
         put(api, resource("gpu", "a", image=IMAGE))
@@ -381,7 +381,7 @@ async def test_of_a_resource_that_was_made_again_unseen_the_others_hear_too(api:
         await until(lambda: says(api, "NodeOverlap", "False", name="a"))
 
 
-async def test_what_gpu_plugins_share_is_there_while_one_of_them_needs_it(api: KubeApi) -> None:
+async def test_shared_objects_of_gpu_plugins_exist_while_one_of_them_needs_them(api: KubeApi) -> None:
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=IMAGE, resourceManager=True, sharedDevNum=2))
         await until(lambda: daemonset(api) is not None)
@@ -469,7 +469,7 @@ async def test_shared_gpu_objects_that_may_not_be_created_are_reported(api: Kube
         "DELETE .*/daemonsets/",
     ],
 )
-async def test_a_fault_at_any_request_changes_nothing_in_the_end(
+async def test_a_fault_at_any_request_does_not_change_the_final_state(
     api: KubeApi, pattern: str, status: int, after: bool
 ) -> None:
     fault = api.fault(pattern, status, after=after)

@@ -267,7 +267,7 @@ async def each(positions: Sequence[int], run: Callable[[int], Awaitable[bool]]) 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", SCENARIOS)
-async def test_a_fault_at_any_request_changes_nothing_in_the_end(name: str, fault: str) -> None:
+async def test_a_fault_at_any_request_does_not_change_the_final_state(name: str, fault: str) -> None:
     more = {"timeout": 0.2} if FAULTS[fault].get("hang") else {}
 
     async def run(position: int) -> bool:
@@ -278,7 +278,7 @@ async def test_a_fault_at_any_request_changes_nothing_in_the_end(name: str, faul
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
 @pytest.mark.parametrize("name", SCENARIOS)
-async def test_an_operator_that_is_killed_at_any_request_goes_on_where_it_was(name: str, after: bool) -> None:
+async def test_an_operator_killed_at_any_request_continues(name: str, after: bool) -> None:
     async def run(position: int) -> bool:
         def trouble(api: KubeApi, running: Operator) -> Fault:
             return api.fault(ANY, skip=position, hang=True, after=after, then=running.kill)
@@ -308,7 +308,7 @@ WATCHES: dict[str, Callable[[KubeApi], object]] = {
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("what", WATCHES)
-async def test_watches_that_fail_hide_nothing(what: str, moment: str) -> None:
+async def test_failing_watches_hide_no_changes(what: str, moment: str) -> None:
     names = list(SCENARIOS)
 
     async def run(index: int) -> bool:
@@ -333,7 +333,7 @@ async def test_watches_that_fail_hide_nothing(what: str, moment: str) -> None:
 
 @pytest.mark.parametrize("fault", ["500", "done without an answer"])
 @pytest.mark.parametrize("name", ["edited", "gone"])
-async def test_what_was_done_while_no_operator_ran_is_seen_to_also_after_a_bad_start(name: str, fault: str) -> None:
+async def test_changes_made_without_an_operator_are_reconciled_even_after_a_failed_start(name: str, fault: str) -> None:
     scenario, record = SCENARIOS[name], await recorded(name)
 
     async def run(position: int) -> bool:

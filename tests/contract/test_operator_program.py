@@ -41,7 +41,7 @@ async def start(api: KubeApi, tmp_path: Path) -> AsyncGenerator[Start]:
         await one.exit_code()
 
 
-async def test_it_manages_hosts_and_ends_at_sigterm(api: KubeApi, start: Start) -> None:
+async def test_the_program_reconciles_and_ends_at_sigterm(api: KubeApi, start: Start) -> None:
     api.put("nodes", {"metadata": {"name": "one", "labels": {"kubernetes.io/arch": "amd64"}}})
     process = start("--devices=gpu", "--devices", "sgx", "-leader-elect", DEVICEPLUGIN_NAMESPACE="plugins")
     port = await port_of(process)
@@ -72,7 +72,7 @@ async def test_it_manages_hosts_and_ends_at_sigterm(api: KubeApi, start: Start) 
     assert not (api.get("leases", "d1c7b6d5.intel.com", "system") or {})["spec"].get("holderIdentity")
 
 
-async def test_it_mutates_pods_by_the_names_of_their_namespace(api: KubeApi, start: Start) -> None:
+async def test_pods_are_mutated_by_the_mappings_of_their_namespace(api: KubeApi, start: Start) -> None:
     interface, afu = "69528db6eb31577a8c3668f9faa081f6", "d8424dc4a4a3c413f89e433683f9040b"
     function = {"metadata": {"name": "nlb0", "namespace": "here"}}
     api.put("acceleratorfunctions", function | {"spec": {"afuId": afu, "interfaceId": interface, "mode": "region"}})
@@ -99,12 +99,12 @@ async def test_it_mutates_pods_by_the_names_of_their_namespace(api: KubeApi, sta
     await until(refused)
 
 
-async def test_without_sgx_pods_are_left_alone(start: Start) -> None:
+async def test_pods_without_sgx_are_unchanged(start: Start) -> None:
     port = await port_of(start("-devices=gpu,npu"))
     assert await review(port, "/mutate--v1-pod", {"metadata": {}, "spec": {"containers": []}}) == {"http": 404}
 
 
-async def test_what_an_older_installation_lacks_does_not_keep_the_rest_from_working(api: KubeApi, start: Start) -> None:
+async def test_an_older_installation_works_without_its_missing_objects(api: KubeApi, start: Start) -> None:
     api.fault("GET .*/npudeviceplugins", 404, times=1_000_000)
     api.fault("GET .*/nodes", 403, times=1_000_000)
     process = start()
@@ -140,7 +140,7 @@ async def reaches(port: int, *, secure: bool) -> bool:
     return True
 
 
-async def test_it_is_ready_when_its_webhooks_can_be_reached(start: Start) -> None:
+async def test_the_program_is_ready_when_its_webhooks_are_reachable(start: Start) -> None:
     process = start("-devices=gpu", "--health-probe-bind-address=127.0.0.1:0")
     port = await port_of(process, "health")
 
@@ -184,7 +184,7 @@ def test_startup_errors_are_reported(tmp_path: Path, arguments: list[str], code:
     assert "Traceback" not in ended.stderr
 
 
-def test_a_command_that_there_is_not_does_not_run_the_operator(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_does_not_run_the_operator(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         operator.main(["rendr", "file.yaml"], "accelplane operator")
     assert ended.value.code == 2

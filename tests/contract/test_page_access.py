@@ -125,7 +125,7 @@ async def api() -> AsyncIterator[KubeApi]:
         ("", False, "/readyz", 200),
     ],
 )
-async def test_pages_need_a_token_whose_user_may_get_them_and_probes_need_none(  # noqa: PLR0917 - cases
+async def test_pages_require_an_authorized_token_and_probes_do_not(  # noqa: PLR0917 - cases
     api: KubeApi, unused_tcp_port: int, token: str, allowed: bool, path: str, code: int
 ) -> None:
     answers(api, TOKEN, {"authenticated": True, "user": USER})
@@ -168,7 +168,7 @@ def test_contradictory_options_are_rejected(options: dict[str, object], message:
     assert str(raised.value) == message
 
 
-def test_unusable_files_and_a_missing_account_are_named(tmp_path: Path) -> None:
+def test_unusable_files_and_a_missing_account_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"^-http-tls-dir: .*tls\.crt: No such file or directory"):
         page_access(Settings(http_tls_dir=os.fspath(tmp_path)))
     directory = certificate(tmp_path / "tls")

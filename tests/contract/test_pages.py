@@ -230,7 +230,7 @@ def with_plugin(**changes: object) -> NodeStatus:
     ],
     ids=["healthy", "crashed", "no-scan", "failing-scan", "unregistered"],
 )
-async def test_health_and_readiness_name_each_problem(
+async def test_health_and_readiness_report_each_problem(
     serve: Serve, get: Get, status: NodeStatus, healthy: tuple[int, str], ready: tuple[int, str]
 ) -> None:
     async with serve(status):

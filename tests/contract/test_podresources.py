@@ -59,7 +59,7 @@ async def test_the_server_gives_an_entry_for_each_device_and_node(directory: str
         assert sorted(entries) == [(["d1"], [0]), (["d2"], [0]), (["d2"], [1]), (["s"], [])]
 
 
-async def test_one_pod_is_got_by_its_name_and_namespace(directory: str) -> None:
+async def test_a_pod_is_read_by_name_and_namespace(directory: str) -> None:
     async with EmbeddedKubelet(directory) as kubelet:
         await kubelet.run_pod(Pod("pod", "team", containers={"main": {}}))
         request = pb.GetPodResourcesRequest(pod_name="pod", pod_namespace="team")
@@ -86,14 +86,14 @@ async def test_devices_of_claims_are_listed_with_their_cdi_names(directory: str)
     )
 
 
-async def test_an_absent_socket_is_named(directory: str) -> None:
+async def test_a_missing_socket_is_reported(directory: str) -> None:
     path = os.path.join(directory, "absent.sock")
     with pytest.raises(PodResourcesError, match=path) as caught:
         await list_pods(path)
     assert caught.value.socket == path
 
 
-async def test_a_socket_path_that_is_too_long_is_named_with_the_limit() -> None:
+async def test_a_too_long_socket_path_is_reported_with_the_limit() -> None:
     with pytest.raises(PodResourcesError, match="at most 107"):
         await allocatable("/" + "x" * 200)
 
@@ -105,7 +105,7 @@ async def test_a_socket_path_that_is_too_long_is_named_with_the_limit() -> None:
         (b"\x0a\x00" * (9 << 20), "List failed: RESOURCE_EXHAUSTED"),
     ],
 )
-async def test_a_server_that_lies_is_an_error(directory: str, answer: bytes, problem: str) -> None:
+async def test_an_invalid_server_response_is_an_error(directory: str, answer: bytes, problem: str) -> None:
     path = os.path.join(directory, "liar.sock")
     async with answering(path, List=answer):
         with pytest.raises(PodResourcesError, match=f"{path}: {problem}"):

@@ -175,7 +175,7 @@ def test_an_invalid_command_line_is_reported_in_one_line(
     assert message in shown.stderr.splitlines()[-1]
 
 
-def test_nothing_is_written_to_any_device_while_one_file_is_wrong(tree: str, conf: Path) -> None:
+def test_an_invalid_file_prevents_all_writes(tree: str, conf: Path) -> None:
     (conf / "qat.conf").write_text("ServicesEnabled=crypto\n")
     (conf / "dlb-node1.conf").write_text("VFs=0\n")
     before = files(tree)
@@ -189,13 +189,13 @@ def test_nothing_is_written_to_any_device_while_one_file_is_wrong(tree: str, con
     assert files(tree) == before
 
 
-def test_a_variable_that_two_kinds_of_device_share_is_wrong_once(tree: str) -> None:
+def test_an_invalid_shared_variable_is_reported_once(tree: str) -> None:
     shown = provision("plan", "idxd", "--root", tree, environment={"DSA_DRIVER": "uio"})
     output = "accelplane provision: DSA_DRIVER: found 'uio', expected idxd or vfio-pci\n"
     assert (shown.returncode, shown.stderr) == (1, output)
 
 
-def test_a_flag_wins_over_its_environment_variable(tree: str) -> None:
+def test_a_flag_has_priority_over_its_environment_variable(tree: str) -> None:
     environment = {"DLB_VFS": "2", "ENABLED_QAT_PF_PCIIDS": "4944"}
     arguments = ("plan", "qat", "dlb", "--root", tree)
     output = provision(*arguments, environment=environment).stdout
@@ -219,7 +219,7 @@ def test_the_page_documents_every_variable_and_flag() -> None:
     assert len(options) == 8
 
 
-def test_the_log_on_the_page_is_a_real_one(node: MakeNode, conf: Path) -> None:
+def test_the_log_on_the_page_is_real_output(node: MakeNode, conf: Path) -> None:
     busy, refused = QatSpec(services="dc", vfs=16, vf_driver="vfio-pci"), QatSpec(model="c6xx")
     with node(NodeSpec(qats=[QatSpec(services="dc"), busy, refused], loaded=("vfio-pci",))) as (kernel, root):
         kernel.hold("0000:65:00.0")
@@ -230,7 +230,7 @@ def test_the_log_on_the_page_is_a_real_one(node: MakeNode, conf: Path) -> None:
 # The init containers' programs.
 
 
-def test_qat_init_takes_the_originals_variables_and_files(node: MakeNode, conf: Path) -> None:
+def test_qat_init_accepts_the_variables_and_files_of_the_original(node: MakeNode, conf: Path) -> None:
     (conf / "qat-node1.conf").write_text("dc;sym\n")
     with node(NODE) as (kernel, root):
         arguments = ("-root", root, "-config-dir", str(conf))
@@ -264,7 +264,7 @@ def test_idxd_init_configures_dsa_by_default(node: MakeNode) -> None:
         assert kernel.exists("/dev/iax/wq1.3")
 
 
-def test_dlb_init_gives_the_first_device_one_vf_and_leaves_the_others_as_they_are(node: MakeNode) -> None:
+def test_dlb_init_creates_one_vf_on_the_first_device_only(node: MakeNode) -> None:
     with node(NODE) as (kernel, root):
         arguments = ("-root", root, "-config-dir", "/nowhere")
         assert run("dlb-init.sh", *arguments).returncode == 0
@@ -274,7 +274,7 @@ def test_dlb_init_gives_the_first_device_one_vf_and_leaves_the_others_as_they_ar
         assert kernel.read("/sys/bus/pci/devices/0000:66:00.0/sriov_numvfs") == "1\n"
 
 
-def test_dlb_init_is_content_where_nothing_can_be_done(node: MakeNode) -> None:
+def test_dlb_init_succeeds_if_no_change_is_possible(node: MakeNode) -> None:
     with node(NodeSpec(dlbs=[DlbSpec(vfs=4)])) as (_kernel, root):
         shown = run("dlb-init.sh", "-root", root, "-config-dir", "/nowhere")
     assert shown.returncode == 0
@@ -282,7 +282,7 @@ def test_dlb_init_is_content_where_nothing_can_be_done(node: MakeNode) -> None:
 
 
 @pytest.mark.parametrize("program", ["qat-init.sh", "idxd-init.sh", "dlb-init.sh"])
-def test_a_node_without_devices_is_no_failure(program: str, tmp_path: Path) -> None:
+def test_a_node_without_devices_is_not_a_failure(program: str, tmp_path: Path) -> None:
     shown = run(program, "-root", str(tmp_path), "-config-dir", "/nowhere")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout.endswith("  no devices\n0 devices\n")

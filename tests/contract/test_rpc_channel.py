@@ -523,7 +523,7 @@ async def test_close_while_connecting_leaves_no_descriptor(directory: str, round
         assert asyncio.all_tasks() == tasks
 
 
-async def test_leaving_the_context_while_connecting_waits_for_the_descriptor(directory: str) -> None:
+async def test_exiting_the_context_while_connecting_waits_for_the_descriptor(directory: str) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"{directory}/s")
         listening.listen()
@@ -552,7 +552,7 @@ async def test_close_ends_calls_on_a_draining_connection(double: Double, channel
     assert await first == CLOSED
 
 
-async def test_a_deadline_while_connecting_leaves_no_descriptor(directory: str) -> None:
+async def test_a_deadline_while_connecting_leaks_no_descriptor(directory: str) -> None:
     async with serving(f"{directory}/s"):
         descriptors, tasks = open_descriptors(), asyncio.all_tasks()
         async with Channel(f"{directory}/s") as channel:

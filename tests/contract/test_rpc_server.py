@@ -350,7 +350,7 @@ async def test_a_reset_or_a_lost_connection_cancels_handlers(methods: Methods, p
     await until(lambda: methods.cancelled == 3)
 
 
-async def test_a_call_that_is_reset_before_its_start_never_starts(methods: Methods, raw: Raw) -> None:
+async def test_a_call_reset_before_its_handler_starts_is_not_handled(methods: Methods, raw: Raw) -> None:
     await raw.send(call(path="/t.T/Wait"), frame(RST_STREAM, 0, 1, number(CANCEL)))
     await raw.goes_on()
     assert (methods.running, methods.cancelled) == (0, 0)

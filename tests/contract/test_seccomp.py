@@ -58,18 +58,18 @@ def tool(tmp_path: Path, afu: str = NLB3, size: int = 3_000_000) -> subprocess.C
     return supervised(tmp_path, sys.executable, "-c", TOOL, afu, str(size), str(tmp_path))
 
 
-def test_a_process_programs_a_card_that_is_not_there(kernel: Kernel, tmp_path: Path) -> None:
+def test_a_process_programs_an_emulated_card(kernel: Kernel, tmp_path: Path) -> None:
     ended = tool(tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert kernel.fpga(CARD).ports[0].afu == NLB3
 
 
-def test_it_sees_the_errors_of_the_card(kernel: Kernel, tmp_path: Path) -> None:
+def test_the_process_gets_the_errors_of_the_card(kernel: Kernel, tmp_path: Path) -> None:
     kernel.fpga(CARD).outcomes.extend(["EIO", "ENODEV"])
     assert [tool(tmp_path).returncode for _ in range(2)] == [5, 19]
 
 
-def test_what_is_no_emulated_node_is_what_it_is(kernel: Kernel, tmp_path: Path) -> None:
+def test_other_files_are_opened_unchanged(kernel: Kernel, tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/dfl-port.7").write_text("a plain file")
     assert supervised(tmp_path, "cat", str(tmp_path / "dev/dfl-port.7")).stdout == "a plain file"
@@ -94,7 +94,7 @@ def test_the_end_of_a_command_is_its_own(kernel: Kernel, tmp_path: Path, command
         assert process.wait(60) == status
 
 
-def test_it_does_not_matter_by_which_call_a_node_is_opened(kernel: Kernel, tmp_path: Path) -> None:
+def test_a_node_can_be_opened_by_any_system_call(kernel: Kernel, tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     how = "struct.pack('QQQ', os.O_RDWR, 0, 0)"
     node = f"b'{tmp_path}/dev/dfl-fme.0'"
@@ -136,7 +136,7 @@ def test_nested_supervisors_are_rejected(kernel: Kernel, tmp_path: Path) -> None
     assert "SeccompUnavailable: seccomp: Device or resource busy; this process already has a supervisor" in ended.stderr
 
 
-def test_an_interrupt_from_the_terminal_comes_once(kernel: Kernel, tmp_path: Path) -> None:
+def test_an_interrupt_from_the_terminal_is_delivered_once(kernel: Kernel, tmp_path: Path) -> None:
     program = """
 import signal
 received = []
@@ -173,7 +173,7 @@ def read_until(screen: IO[bytes], word: bytes) -> bytes:
     return seen
 
 
-def test_flags_that_there_are_not_are_no_command() -> None:
+def test_unknown_flags_are_not_a_command() -> None:
     words = [sys.executable, "-m", "accelplane", "simulate", "fpga", "--bogus", "--", "true"]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
@@ -187,7 +187,7 @@ def test_a_missing_emulated_kernel_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="no root or no /dev/fuse")
-def test_people_run_commands_where_there_are_cards(tmp_path: Path) -> None:
+def test_the_command_runs_programs_with_emulated_cards(tmp_path: Path) -> None:
     def simulated(*command: str) -> subprocess.CompletedProcess[str]:
         words = [sys.executable, "-m", "accelplane", "simulate", "fpga", *command]
         return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL)

@@ -86,7 +86,7 @@ def post(body: bytes) -> bytes:
     return f"{head}\r\nConnection: close\r\n\r\n".encode() + body
 
 
-async def test_it_serves_as_existing_manifests_start_it_and_ends_at_sigterm(certificates: Path, start: Start) -> None:
+async def test_the_program_serves_with_existing_manifests_and_ends_at_sigterm(certificates: Path, start: Start) -> None:
     process = start("-v=1", f"-cert-dir={certificates}", "-kubeconfig=/nowhere")
     port = await port_of(process)
     assert b'"allowed":true' in await asked(port, post(json.dumps(REVIEW).encode()))
@@ -94,7 +94,9 @@ async def test_it_serves_as_existing_manifests_start_it_and_ends_at_sigterm(cert
     assert await process.terminate() == 0
 
 
-async def test_after_sigterm_it_is_not_ready_and_serves_until_the_delay_ends(certificates: Path, start: Start) -> None:
+async def test_after_sigterm_the_process_is_not_ready_and_serves_until_the_delay_ends(
+    certificates: Path, start: Start
+) -> None:
     process = start(f"-cert-dir={certificates}", "-shutdown-delay=60")
     port = await port_of(process)
     process.send(signal.SIGTERM)
@@ -113,7 +115,7 @@ async def test_sigint_ends_it_too(certificates: Path, start: Start) -> None:
     assert await process.exit_code() == 0
 
 
-async def test_it_is_a_command_of_accelplane_too(certificates: Path, tmp_path: Path) -> None:
+async def test_the_program_is_also_a_subcommand(certificates: Path, tmp_path: Path) -> None:
     arguments = ("webhook", "sgx", "-port=0", f"-cert-dir={certificates}", "-metrics-bind-address=0")
     process = Process("accelplane", *arguments, "and so on", log=tmp_path / "log")
     try:
@@ -143,16 +145,14 @@ def test_errors_that_prevent_serving_are_reported(
     assert words in ended.stderr
 
 
-async def test_a_port_that_is_taken_is_named(certificates: Path, start: Start) -> None:
+async def test_a_port_in_use_is_reported(certificates: Path, start: Start) -> None:
     port = await port_of(start(f"-cert-dir={certificates}"))
     second = start(f"-cert-dir={certificates}", f"-port={port}")
     assert await second.exit_code() == 1
     assert f"-port: {port}: " in second.log()
 
 
-async def test_reviews_are_counted_on_a_page_of_their_own_where_that_is_wanted(
-    certificates: Path, start: Start
-) -> None:
+async def test_reviews_are_counted_on_a_metrics_page_with_the_option(certificates: Path, start: Start) -> None:
     spare = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
     address = f"127.0.0.1:{spare.sockets[0].getsockname()[1]}"
     spare.close()
@@ -168,7 +168,7 @@ async def test_reviews_are_counted_on_a_page_of_their_own_where_that_is_wanted(
     assert 'controller_runtime_webhook_latency_seconds_count{webhook="/mutate--v1-pod"} 1\n' in page
 
 
-def test_what_an_administrator_wants_different_reaches_the_decisions() -> None:
+def test_flags_set_the_options_of_decisions() -> None:
     defaults: dict[str, Value] = {flag.name: flag.default for flag in sgxwebhook.FLAGS}
     assert sgxwebhook.sgx_options(defaults) == sgxwebhook.SgxOptions()
     changed = sgxwebhook.sgx_options(
@@ -246,7 +246,7 @@ async def test_its_own_certificate_is_kept_in_the_secret_and_trusted_by_the_conf
     assert bundle == setup.objects[SECRET]["data"]["ca.crt"]
 
 
-async def test_a_write_between_reading_and_writing_is_noticed(tmp_path: Path) -> None:
+async def test_a_concurrent_write_is_detected(tmp_path: Path) -> None:
     setup = Api()
     async with serving(tmp_path, setup.answer()) as peer:
         store = SecretStore(peer.api, "system", "own", "hooks")
@@ -266,7 +266,7 @@ async def test_a_rejected_request_is_retried_later(tmp_path: Path, status: str) 
             await Trust(SecretStore(peer.api, "system", "own", "hooks"), ServingTls(), SETTINGS).reconcile()
 
 
-async def test_a_secret_that_is_not_base64_is_named(tmp_path: Path) -> None:
+async def test_a_secret_that_is_not_base64_is_reported(tmp_path: Path) -> None:
     setup = Api()
     setup.objects[SECRET]["data"] = {"tls.crt": "%"}
     async with serving(tmp_path, setup.answer()) as peer:
@@ -321,7 +321,7 @@ async def test_a_watch_that_ends_is_opened_again(api: KubeApi) -> None:
         await until(lambda: store.watching)
 
 
-async def test_an_account_that_may_not_watch_polls(api: KubeApi, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_account_without_the_right_to_watch_polls(api: KubeApi, caplog: pytest.LogCaptureFixture) -> None:
     api.fault("WATCH", 403, times=2)
     with caplog.at_level(logging.INFO):
         async with maintained(api) as store:

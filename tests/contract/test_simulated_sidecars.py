@@ -71,7 +71,7 @@ async def test_all_parts_of_a_device_are_ok_by_default(service: LevelZeroService
     assert await health(service) == (True, True, True)
 
 
-async def test_temperatures_and_memory_are_as_set(service: LevelZeroService) -> None:
+async def test_temperatures_and_memory_are_those_set(service: LevelZeroService) -> None:
     service.set_temperature(BDF, overall=50.5, gpu=101.25, memory=-999.0)
     service.set_memory(BDF, 2**40)
     assert await temperatures(service) == (50.5, 101.25, -999.0)
@@ -80,7 +80,7 @@ async def test_temperatures_and_memory_are_as_set(service: LevelZeroService) -> 
     assert await temperatures(service) == (50.5, 101.25, -999.0)
 
 
-async def test_indices_are_as_set(service: LevelZeroService) -> None:
+async def test_indices_are_those_set(service: LevelZeroService) -> None:
     service.indices = [0, 2]
     answer = await ask(service, "GetIntelIndices", levelzero_pb2.GetIntelIndicesMessage())
     assert list(answer.indices) == [0, 2]
@@ -121,7 +121,7 @@ async def test_one_device_can_fail_alone(service: LevelZeroService) -> None:
     assert (await ask(service, "GetDeviceHealth")).error.errorcode == 0
 
 
-async def test_a_device_that_the_service_does_not_know_is_an_error_with_default_values(tmp_path: Path) -> None:
+async def test_an_unknown_device_of_the_service_is_an_error_with_default_values(tmp_path: Path) -> None:
     async with LevelZeroService(tmp_path / "s.sock", bdfs=["0000:99:00.0"]) as service:
         answer = await ask(service, "GetDeviceMemoryAmount")
         assert (answer.memory_size, answer.error.errorcode) == (0, 0x7FFFFFFE)

@@ -87,7 +87,7 @@ def test_a_sleeping_device_is_not_read_unless_that_is_requested(card: Path, tmp_
     assert rows(tmp_path, directory, "--wake")["card0"]["temperature_celsius"] == 45.0
 
 
-async def test_a_held_device_names_its_container(
+async def test_an_allocated_device_has_the_name_of_its_container(
     card: Path, tmp_path: Path, directory: str, start_agent: Start
 ) -> None:
     kubelet = Embedded(directory)
@@ -139,7 +139,7 @@ def test_on_a_terminal_the_table_is_redrawn_in_place_until_it_is_interrupted(
     assert text.count(b"\x1b[2J") == 1
 
 
-def test_what_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path: Path, directory: str) -> None:
+def test_unreadable_data_is_reported_and_other_data_is_shown(tmp_path: Path, directory: str) -> None:
     SimulatedNode(tmp_path).plug_gpu()
     write(tmp_path / "sys/class/accel", "not a directory")
     socket = Path(directory, "pod-resources/kubelet.sock")

@@ -160,14 +160,14 @@ async def test_without_xpu_manager_the_label_is_empty(tmp_path: Path, caplog: py
     assert f"127.0.0.1:{port}" in caplog.text
 
 
-async def test_a_server_that_does_not_answer_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_server_that_does_not_answer_times_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with manager() as playing:
         playing.answer, playing.hangs = b"HTTP/1.1 200 OK\r\n", True
         await sidecar(tmp_path, playing.port).update()
     assert "no response within 5 s" in caplog.text
 
 
-async def test_a_directory_that_is_missing_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_missing_directory_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with manager() as playing:
         await sidecar(tmp_path / "missing", playing.port).update()
     assert "missing" in caplog.text
@@ -186,7 +186,7 @@ def certificates(directory: Path, *names: str) -> ssl.SSLContext:
 
 
 @pytest.mark.parametrize("trusted", ["ca.crt", "server.crt"])
-async def test_with_a_certificate_the_metrics_are_read_by_https(tmp_path: Path, trusted: str) -> None:
+async def test_metrics_are_served_by_https_with_a_certificate(tmp_path: Path, trusted: str) -> None:
     (labels := tmp_path / "features").mkdir()
     async with manager(certificates(tmp_path, "127.0.0.1")) as playing:
         await sidecar(labels, playing.port, cert=str(tmp_path / trusted)).update()
@@ -243,7 +243,7 @@ async def test_a_signal_during_the_startup_delay_ends_the_process(tmp_path: Path
 
 
 @pytest.mark.parametrize("flag", ["-interval=0", "-xpum-port=0", "-xpum-port=65536"])
-async def test_impossible_options_are_fatal(tmp_path: Path, flag: str) -> None:
+async def test_contradictory_options_are_fatal(tmp_path: Path, flag: str) -> None:
     running = process(tmp_path, flag)
     assert await running.exit_code() == 255
     assert flag.partition("=")[0] in running.log()

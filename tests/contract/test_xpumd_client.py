@@ -138,7 +138,7 @@ async def test_only_changes_request_a_check(root: Path) -> None:
     assert cards.requests == 2
 
 
-async def test_a_card_that_no_message_named_is_unknown(root: Path) -> None:
+async def test_a_card_without_a_message_is_unknown(root: Path) -> None:
     cards, daemon = Cards(root), Daemon()
     async with daemon.listening(cards.socket), cards.listening():
         daemon.send(device("0000:99:00.0", OK))
@@ -219,16 +219,16 @@ async def test_a_restarted_daemon_is_connected_again(root: Path) -> None:
         ([pb.DeviceHealth(info=pb.DeviceInformation(uuid="u"), health=[CRITICAL])], {}),
     ],
 )
-def test_states_of_a_message(message: list[pb.DeviceHealth], states: dict[str, str]) -> None:
+def test_messages_have_their_states(message: list[pb.DeviceHealth], states: dict[str, str]) -> None:
     assert states_of(pb.DeviceHealthResponse(devices=message)) == states
 
 
-def test_a_severity_of_a_later_version_is_bad() -> None:
+def test_an_unknown_severity_is_unhealthy() -> None:
     later = pb.HealthStatus.FromString(b"\x10\x09")
     assert states_of(pb.DeviceHealthResponse(devices=[device(BDF, later)])) == {BDF: "health severity 9"}
 
 
-async def test_invented_addresses_neither_exhaust_the_memory_nor_replace_known_cards(root: Path) -> None:
+async def test_invented_addresses_neither_exhaust_memory_nor_replace_known_cards(root: Path) -> None:
     daemon, client = Daemon(), Xpumd(str(root / "xpumd.sock"))
     heard: list[int] = []
     async with daemon.listening(root / "xpumd.sock"):

@@ -77,7 +77,7 @@ def variables(one: Json) -> list[tuple[str, str]]:
     return [(each["name"], each.get("value")) for each in one.get("env", ())]
 
 
-def test_functions_to_be_programmed_become_their_region_and_the_variables_of_the_hook() -> None:
+def test_functions_to_program_are_replaced_by_their_region_and_the_variables_of_the_hook() -> None:
     asking = pod(container({"b": 2, "a": 1}, env=[{"name": "SOME_VAR", "value": "v"}]))
     patch = json.loads(msgspec.json.encode(decided(asking).patch))
     assert [(each["op"], each["path"]) for each in patch] == [
@@ -98,12 +98,12 @@ def test_functions_to_be_programmed_become_their_region_and_the_variables_of_the
 
 
 @pytest.mark.parametrize(("alias", "resource"), [("set", AF), ("r", REGION)])
-def test_what_is_not_programmed_for_the_pod_becomes_its_resource_alone(alias: str, resource: str) -> None:
+def test_preprogrammed_functions_become_only_their_resource(alias: str, resource: str) -> None:
     (one,) = mutated(pod(container({alias: "1"})))["spec"]["containers"]
     assert one == {"name": "c", "resources": {"limits": {resource: "1"}, "requests": {resource: "1"}}}
 
 
-def test_what_users_wrote_into_variables_stays_as_it_is_and_in_its_order() -> None:
+def test_variables_of_users_are_unchanged_and_keep_their_order() -> None:
     kept = [
         {"name": "Z", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         {"name": "A", "value": 'quote " and\nnewline'},
@@ -127,7 +127,7 @@ def test_variables_of_containers_without_fpgas_are_not_changed(resources: Json |
     assert decided({"metadata": {"name": "p"}, "spec": {field: [container(resources, env=env)]}}) == Decision()
 
 
-def test_a_name_is_reserved_however_it_is_written() -> None:
+def test_reserved_names_are_case_insensitive() -> None:
     for name in ("FPGA_AFU_1", "\\u0046PGA_AFU_1", "FPGA\\u005fAFU"):
         one = json.dumps(container({"set": 1})).encode().removesuffix(b"}")
         env = f'[{{"name": "{name}", "value": "x"}}, {{"name": "N", "value": 1e999}}]'.encode()
@@ -136,16 +136,16 @@ def test_a_name_is_reserved_however_it_is_written() -> None:
 
 
 @pytest.mark.parametrize("env", [[1], "x", {}, [{"name": 1}], [{"name": "FPGA_AFU"}, None]])
-def test_variables_that_are_none_are_refused_where_they_matter(env: Any) -> None:
+def test_invalid_variables_are_rejected_if_they_are_used(env: Any) -> None:
     assert "its variables cannot be decoded: " in refusal(pod(container({"a": 1}, env=env)))
 
 
 @pytest.mark.parametrize("env", [True, "FOO", 7, {"name": "FOO"}])
-def test_variables_that_are_no_list_are_denied(env: Any) -> None:
+def test_variables_that_are_not_a_list_are_denied(env: Any) -> None:
     assert "its variables cannot be decoded: " in refusal(pod(container({"set": 1}, env=env)))
 
 
-def test_init_containers_and_side_cars_are_mutated_too() -> None:
+def test_init_containers_and_sidecars_are_mutated() -> None:
     changed = mutated(pod(container({"a": 1}), initContainers=[container({"b": 1}, restartPolicy="Always")]))
     assert variables(changed["spec"]["initContainers"][0]) == [("FPGA_REGION_1", I), ("FPGA_AFU_1", Y)]
     assert variables(changed["spec"]["containers"][0]) == [("FPGA_REGION_1", I), ("FPGA_AFU_1", X)]
@@ -194,7 +194,7 @@ def test_pods_without_fpgas_are_allowed() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused_in_words_for_its_user(document: Json, words: str) -> None:
+def test_invalid_requests_are_denied_with_a_message_for_the_user(document: Json, words: str) -> None:
     assert words in refusal(document)
     assert refusal(document).startswith("container 'c': ")
 
@@ -239,7 +239,7 @@ def test_a_region_requested_by_name_can_be_programmed_only_with_functions_of_the
         assert refusal(direct(*told, units=units))
 
 
-def test_a_region_by_its_own_name_beside_a_function_makes_more_units_than_are_programmed() -> None:
+def test_a_region_and_a_function_of_it_request_more_units_than_are_programmed() -> None:
     changed = mutated(pod(container({"b": 1, f"region-{I}": 2})))
     (one,) = changed["spec"]["containers"]
     assert one["resources"]["limits"] == {REGION: "3"}
@@ -256,13 +256,13 @@ def test_variables_of_regions_that_are_not_requested_are_denied() -> None:
     assert "-69528db6eb31577a8c3668f9faa081f6' 2 times, but 1 are requested" in refusal(asking, names)
 
 
-def test_variables_from_elsewhere_are_warned_of() -> None:
+def test_variables_from_other_sources_cause_a_warning() -> None:
     source = [{"configMapRef": {"name": "m"}}]
     for resources, warned in (({"a": 1}, 1), ({f"region-{I}": 1}, 1), ({"r": 1}, 1), ({"a": 0}, 0), ({"set": 1}, 0)):
         assert len(decided(pod(container(resources, envFrom=source))).warnings) == warned
 
 
-def test_a_name_that_two_objects_give_stands_for_neither() -> None:
+def test_a_name_of_two_objects_resolves_to_neither() -> None:
     names = names_of([function("a")], [region("a"), region("b")])
     assert "an AcceleratorFunction and a FpgaRegion of the name 'a'" in refusal(pod(container({"a": 1})), names)
     assert mutated(pod(container({"b": 1})), names)
@@ -324,7 +324,7 @@ def test_an_unusable_function_causes_a_warning_and_no_denial(one: AcceleratorFun
     assert [warning[: len(word)] for warning, word in zip(decision.warnings, words, strict=True)] == words
 
 
-def test_names_that_are_resources_too_stand_for_these() -> None:
+def test_names_of_existing_resources_mean_these_resources() -> None:
     other = "9926ab6d6c925a68aabca7d84c545738"
     names = names_of([function("a"), function(f"region-{I}", interface=other)], [region(f"region-{other}")])
     for name in (I, other):

@@ -87,7 +87,7 @@ def test_quantities_are_read_exactly(text: Any, number: Fraction) -> None:
 @pytest.mark.parametrize(
     "text", ["", " 1", "1 ", "1ki", "1K", "Ki", "1e", "1e1.5", "--1", "1_000", "٣", "0x10", "nan", "1" * 500]
 )
-def test_what_is_no_quantity_is_refused(text: str) -> None:
+def test_invalid_quantities_are_rejected(text: str) -> None:
     with pytest.raises(QuantityError):
         parse(text)
 
@@ -133,7 +133,7 @@ def test_each_container_gets_what_its_role_needs(
     assert after["metadata"].get("annotations", {}).get("sgx.intel.com/epc") == (f"{total}Mi" if total else None)
 
 
-def test_a_volume_and_a_mount_of_the_users_own_stay() -> None:
+def test_volumes_and_mounts_of_the_user_are_kept() -> None:
     own = {"name": "aesmd-socket", "persistentVolumeClaim": {"claimName": "x"}}
     mount = {"name": "aesmd-socket", "mountPath": "/var/run/aesmd", "readOnly": True}
     after = mutated(pod(container("a", "1Mi", volumeMounts=[mount]), provider="aesmd", volumes=[own]))
@@ -142,7 +142,7 @@ def test_a_volume_and_a_mount_of_the_users_own_stay() -> None:
     assert after["spec"]["containers"][0]["env"] == [VARIABLE]
 
 
-def test_another_volume_at_the_sockets_place_is_kept_and_the_hosts_added() -> None:
+def test_another_volume_at_the_socket_path_is_kept_and_the_host_volume_is_added() -> None:
     mount = {"name": "other", "mountPath": "/var/run/aesmd"}
     after = mutated(pod(container("a", "1Mi", volumeMounts=[mount]), provider="aesmd", volumes=[{"name": "other"}]))
     assert after["spec"]["volumes"] == [{"name": "other"}, HOST]
@@ -158,7 +158,7 @@ def test_only_what_changes_is_patched() -> None:
     ]
 
 
-def test_a_pod_without_sgx_is_not_touched() -> None:
+def test_a_pod_without_sgx_is_unchanged() -> None:
     document = pod(container("a", resources={"cpu": "1.5"}))
     document["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "1"
     assert decided(document) == Decision()
@@ -193,7 +193,7 @@ def test_epc_of_zero_counts_as_use_and_leaves_the_annotation() -> None:
         ({"sgx.intel.com/epc": "many"}, {"sgx.intel.com/epc": "many"}, '"sgx.intel.com/epc" quantity'),
     ],
 )
-def test_resources_that_cannot_be_deny_the_whole_pod(limits: Json | None, requests: Json | None, words: str) -> None:
+def test_invalid_resources_deny_the_pod(limits: Json | None, requests: Json | None, words: str) -> None:
     broken = {"name": "b", "resources": {"limits": limits, "requests": requests}}
     decision = decided(pod(container("a", "1Mi"), broken))
     assert decision.denial is not None
@@ -213,7 +213,7 @@ def test_the_same_number_in_two_notations_is_the_same(limit: Any, request_: Any)
     assert decided(pod(one)).denial is None
 
 
-def test_a_name_beside_the_namespace_need_not_be_integral() -> None:
+def test_names_outside_of_the_namespace_may_have_fractions() -> None:
     assert decided(pod(container("a", resources={"sgx.intel.com.example/x": "1.5"}))).denial is None
 
 
@@ -235,13 +235,15 @@ def test_only_init_containers_that_request_epc_get_devices() -> None:
         ([("i", "3Mi", ""), ("s", "4Mi", "Always")], "6Mi"),
     ],
 )
-def test_the_total_is_the_most_that_runs_at_a_time(inits: Sequence[tuple[str, str, str]], annotation: str) -> None:
+def test_the_request_is_the_maximum_of_concurrent_containers(
+    inits: Sequence[tuple[str, str, str]], annotation: str
+) -> None:
     made = [container(name, epc, **({"restartPolicy": policy} if policy else {})) for name, epc, policy in inits]
     after = mutated(pod(container("a", "1Mi"), container("b", "1Mi"), initContainers=made))
     assert after["metadata"]["annotations"]["sgx.intel.com/epc"] == annotation
 
 
-def test_a_restartable_init_container_named_aesmd_is_a_side_car() -> None:
+def test_a_restartable_init_container_named_aesmd_is_a_sidecar() -> None:
     daemon = container("aesmd", "1Mi", restartPolicy="Always")
     after = mutated(pod(container("a", "1Mi"), provider="aesmd", initContainers=[daemon]))
     assert after["spec"]["volumes"] == [MEMORY]
@@ -262,7 +264,7 @@ def test_a_restartable_init_container_named_aesmd_is_a_side_car() -> None:
         (pod(container("a", "1Mi", resources={"sgx.intel.com/provision": "1"})), "sgx.intel.com/provision internal"),
     ],
 )
-def test_what_is_probably_not_meant_is_warned_of_and_not_denied(document: Json, words: str) -> None:
+def test_probable_mistakes_cause_warnings_and_no_denial(document: Json, words: str) -> None:
     decision = decided(document)
     assert decision.denial is None
     assert len(decision.warnings) == 1
@@ -270,13 +272,13 @@ def test_what_is_probably_not_meant_is_warned_of_and_not_denied(document: Json, 
 
 
 @pytest.mark.parametrize("provider", [None, "a", "aesmd"])
-def test_an_ordinary_pod_warns_of_nothing_the_first_time_and_the_second(provider: str | None) -> None:
+def test_an_ordinary_pod_causes_no_warnings_in_both_reviews(provider: str | None) -> None:
     document = pod(container("a", "1Mi"), container("b", "1Mi"), provider=provider)
     assert decided(document).warnings == []
     assert decided(mutated(document)) == Decision(warnings=[])
 
 
-def test_an_aesmd_without_epc_is_a_side_car_where_that_is_wanted() -> None:
+def test_aesmd_without_epc_is_a_sidecar_with_the_option() -> None:
     options = SgxOptions(sidecar_without_epc=True)
     document = pod(container("a", "1Mi"), container("aesmd"), provider="aesmd")
     after = mutated(document, options)
@@ -286,7 +288,7 @@ def test_an_aesmd_without_epc_is_a_side_car_where_that_is_wanted() -> None:
     assert decided(document, options).warnings == []
 
 
-def test_the_annotation_is_rounded_up_to_pages_where_that_is_wanted() -> None:
+def test_the_annotation_is_rounded_up_to_pages_with_the_option() -> None:
     after = mutated(pod(container("a", "4097")), SgxOptions(whole_pages=True))
     assert after["metadata"]["annotations"]["sgx.intel.com/epc"] == "8Ki"
 
@@ -308,7 +310,7 @@ def test_the_variable_is_added_unless_its_last_value_matches(env: Sequence[str],
     assert after["spec"]["containers"][0]["env"] == [*said, *([VARIABLE] if added else [])]
 
 
-def test_every_added_parent_may_be_null_before() -> None:
+def test_parents_of_added_fields_may_be_null() -> None:
     document = pod(container("a", "1Mi", env=None, volumeMounts=None), volumes=None, initContainers=None)
     document["metadata"]["annotations"] = None
     assert devices(mutated(document)["spec"]["containers"][0]) == USER
@@ -343,7 +345,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_a_hostile_pod_takes_little_more_memory_than_its_text(text: bytes) -> None:
+def test_the_memory_of_a_hostile_pod_is_proportional_to_its_size(text: bytes) -> None:
     tracemalloc.start()
     try:
         steps = mutator(DEFAULTS).steps(Review("u", object=msgspec.Raw(text)))
@@ -405,7 +407,7 @@ OPTIONS = st.builds(
 
 @given(pods(), OPTIONS)
 @settings(deadline=None)
-def test_a_mutated_pod_is_final_and_nothing_of_the_users_is_lost(document: Json, options: SgxOptions) -> None:
+def test_mutation_is_idempotent_and_keeps_all_fields_of_the_user(document: Json, options: SgxOptions) -> None:
     decision = decided(document, options)
     patch = json.loads(msgspec.json.encode(decision.patch))
     if decision.denial is not None:

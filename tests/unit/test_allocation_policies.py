@@ -61,7 +61,9 @@ def shares(counts: dict[str, int]) -> list[str]:
         ("none", {"card0": 1}, 0, []),
     ],
 )
-def test_policy(policy: str, available: dict[str, int], size: int, expected: list[str]) -> None:
+def test_pull_policy_is_always_or_if_not_present(
+    policy: str, available: dict[str, int], size: int, expected: list[str]
+) -> None:
     assert preferred(policy, devices(*shares(available)), [], size, {}) == expected
 
 
@@ -118,7 +120,7 @@ def test_the_monitoring_device_is_chosen(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_an_id_that_is_offered_twice_is_chosen_once(policy: str) -> None:
+def test_an_id_offered_twice_is_chosen_once(policy: str) -> None:
     assert preferred(policy, devices("card0-0", "card0-0"), [], 2, {}) == ["card0-0"]
 
 
@@ -141,7 +143,9 @@ def width(ids: Iterable[str]) -> int:
 
 
 @given(requests(), st.randoms(use_true_random=False))
-def test_an_answer_is_valid_and_independent_of_the_order_of_the_offer(request: Request, order: random.Random) -> None:
+def test_a_preferred_allocation_is_valid_and_independent_of_the_order_of_the_offer(
+    request: Request, order: random.Random
+) -> None:
     policy, available, must, size, in_use = request
     answer = preferred(policy, available, must, size, in_use)
     assert len(set(answer)) == len(answer) == size

@@ -43,7 +43,7 @@ def test_an_empty_name_is_not_the_collection() -> None:
 
 
 @given(st.text())
-def test_a_name_never_becomes_another_path(name: str) -> None:
+def test_a_name_is_one_path_segment_or_rejected(name: str) -> None:
     try:
         path = object_path("/api/v1/nodes", name)
     except ValueError:

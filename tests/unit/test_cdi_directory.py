@@ -37,18 +37,18 @@ def names(place: Path) -> list[str]:
 
 
 class TestPublish:
-    def test_writes_a_file_for_each_device_that_anyone_may_read(self, directory: CdiDirectory, place: Path) -> None:
+    def test_each_device_has_a_world_readable_file(self, directory: CdiDirectory, place: Path) -> None:
         directory.publish([CARD, OTHER])
         assert names(place) == ["a.com-gpu-card0.yaml", "a.com-gpu-card1.yaml"]
         assert {stat.S_IMODE(entry.stat().st_mode) for entry in place.iterdir()} == {0o644}
         assert stat.S_IMODE(place.stat().st_mode) == 0o755
         assert (directory.writes, directory.write_failures) == (2, 0)
 
-    def test_of_nothing_makes_nothing(self, directory: CdiDirectory, place: Path) -> None:
+    def test_publishing_no_devices_creates_no_files(self, directory: CdiDirectory, place: Path) -> None:
         directory.publish([])
         assert not place.exists()
 
-    def test_leaves_alone_what_is_right_already(self, directory: CdiDirectory, place: Path) -> None:
+    def test_correct_files_are_not_rewritten(self, directory: CdiDirectory, place: Path) -> None:
         directory.publish([CARD])
         before = (place / CARD.file_name).stat()
         directory.publish([CARD])
@@ -57,14 +57,14 @@ class TestPublish:
         assert directory.writes == 1
 
     @pytest.mark.parametrize("content", ["", "junk", "\0\xff", FOREIGN])
-    def test_puts_right_what_is_wrong(self, directory: CdiDirectory, place: Path, content: str) -> None:
+    def test_wrong_files_are_rewritten(self, directory: CdiDirectory, place: Path, content: str) -> None:
         directory.publish([CARD])
         right = (place / CARD.file_name).read_bytes()
         write(place / CARD.file_name, content)
         directory.publish([CARD])
         assert (place / CARD.file_name).read_bytes() == right
 
-    def test_follows_a_device_that_changed(self, directory: CdiDirectory, place: Path) -> None:
+    def test_the_file_of_a_changed_device_is_rewritten(self, directory: CdiDirectory, place: Path) -> None:
         directory.publish([CARD])
         changed = replace(CARD, env=["A=b"])
         assert not directory.is_current(changed)
@@ -73,13 +73,13 @@ class TestPublish:
         assert directory.is_current(changed)
         assert not directory.is_current(CARD)
 
-    def test_leaves_no_passing_files(self, directory: CdiDirectory, place: Path) -> None:
+    def test_no_temporary_files_remain(self, directory: CdiDirectory, place: Path) -> None:
         (place / CARD.file_name / "in the way").mkdir(parents=True)
         directory.publish([CARD, OTHER])
         assert names(place) == [CARD.file_name, OTHER.file_name]
         assert directory.write_failures == 1
 
-    def test_complains_once_for_each_cause(
+    def test_each_cause_is_logged_once(
         self, directory: CdiDirectory, place: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         (place / CARD.file_name / "in the way").mkdir(parents=True)
@@ -98,7 +98,7 @@ class TestPublish:
 
 class TestForeignFiles:
     @pytest.mark.parametrize("name", ["vendor.yaml", "vendor.json", ".hidden.yaml"])
-    def test_keep_the_names_that_they_define(
+    def test_names_in_foreign_files_are_not_published(
         self, directory: CdiDirectory, place: Path, name: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         write(
@@ -112,7 +112,7 @@ class TestForeignFiles:
         directory.ensure(CARD)
         assert names(place) == sorted([name, OTHER.file_name])
 
-    def test_take_a_name_over_when_they_come_later(self, directory: CdiDirectory, place: Path) -> None:
+    def test_a_name_in_a_later_foreign_file_is_not_published(self, directory: CdiDirectory, place: Path) -> None:
         directory.publish([CARD])
         write(place / "vendor.yaml", FOREIGN)
         directory.publish([CARD])
@@ -121,14 +121,16 @@ class TestForeignFiles:
         directory.publish([CARD])
         assert names(place) == [CARD.file_name]
 
-    def test_are_read_again_when_they_change(self, directory: CdiDirectory, place: Path) -> None:
+    def test_changed_foreign_files_are_read_again(self, directory: CdiDirectory, place: Path) -> None:
         write(place / "vendor.yaml", FOREIGN)
         directory.publish([CARD])
         write(place / "vendor.yaml", FOREIGN.replace("card0", "card77"))
         directory.publish([CARD])
         assert names(place) == [CARD.file_name, "vendor.yaml"]
 
-    def test_count_through_links_as_for_runtimes(self, directory: CdiDirectory, place: Path, tmp_path: Path) -> None:
+    def test_foreign_files_behind_links_count_as_for_runtimes(
+        self, directory: CdiDirectory, place: Path, tmp_path: Path
+    ) -> None:
         write(tmp_path / "store/vendor.yaml", FOREIGN)
         link(place / "vendor.yaml", tmp_path / "store/vendor.yaml")
         directory.publish([CARD])
@@ -146,7 +148,7 @@ class TestForeignFiles:
         ],
         ids=lambda content: str(content[:25]),
     )  # fmt: skip
-    def test_that_are_invalid_do_not_prevent_publishing(
+    def test_invalid_foreign_files_do_not_prevent_publishing(
         self, directory: CdiDirectory, place: Path, content: bytes
     ) -> None:
         write(place / "vendor.yaml", content)
@@ -156,7 +158,7 @@ class TestForeignFiles:
     @given(
         st.binary(max_size=200) | st.text(st.sampled_from("kind: devics[]{}&*!<>\n-'\"a0"), max_size=80).map(str.encode)
     )
-    def test_of_any_content_do_not_prevent_publishing(
+    def test_foreign_files_of_any_content_do_not_prevent_publishing(
         self, tmp_path_factory: pytest.TempPathFactory, content: bytes
     ) -> None:
         place = tmp_path_factory.mktemp("cdi")
@@ -206,7 +208,7 @@ def open_files() -> Counter[str]:
 
 @pytest.mark.parametrize("make", [fifo, fifo_with_a_writer, folder, dangling, loop, link_to_a_device, huge])
 class TestOddThings:
-    def test_beside_our_files_neither_hinder_nor_hold_anything(
+    def test_other_file_types_in_the_directory_are_ignored_without_blocking(
         self, directory: CdiDirectory, place: Path, make: Callable[[Path], None]
     ) -> None:
         place.mkdir()
@@ -219,7 +221,7 @@ class TestOddThings:
             assert directory.stale(["a.com/gpu"], []).keys() == {"a.com/gpu=card0", "a.com/gpu=card1"}
         assert not open_files() - before
 
-    def test_in_our_files_place_are_replaced_or_complained_of(
+    def test_other_file_types_at_the_path_of_a_file_are_replaced_or_reported(
         self, directory: CdiDirectory, place: Path, make: Callable[[Path], None]
     ) -> None:
         place.mkdir()
@@ -234,7 +236,7 @@ class TestOddThings:
             assert stat.S_ISREG((place / CARD.file_name).lstat().st_mode)
             assert directory.is_current(CARD)
 
-    def test_in_a_file_s_place_when_it_goes_are_removed_or_complained_of(
+    def test_other_file_types_at_the_path_of_a_stale_file_are_removed_or_reported(
         self, directory: CdiDirectory, place: Path, make: Callable[[Path], None], caplog: pytest.LogCaptureFixture
     ) -> None:
         directory.publish([CARD])
@@ -248,7 +250,7 @@ class TestOddThings:
 
 
 class TestEnsure:
-    def test_writes_what_is_missing_or_different(self, directory: CdiDirectory, place: Path) -> None:
+    def test_missing_or_different_content_is_written(self, directory: CdiDirectory, place: Path) -> None:
         directory.ensure(CARD)
         (place / CARD.file_name).unlink()
         assert not directory.is_current(CARD)
@@ -258,7 +260,7 @@ class TestEnsure:
         assert directory.is_current(CARD)
         assert directory.writes == 3
 
-    def test_raises_what_hinders_it(self, tmp_path: Path) -> None:
+    def test_errors_of_writes_are_raised(self, tmp_path: Path) -> None:
         write(tmp_path / "file", "")
         directory = CdiDirectory(str(tmp_path / "file/cdi"))
         with pytest.raises(CdiWriteError, match=f"cannot write {tmp_path}/file/cdi/{CARD.file_name}: Not a directory"):
@@ -269,7 +271,7 @@ class TestEnsure:
 
 
 class TestStale:
-    def test_are_files_of_our_kinds_whose_devices_are_not_wanted(self, directory: CdiDirectory, place: Path) -> None:
+    def test_stale_files_are_those_of_our_kinds_without_a_device(self, directory: CdiDirectory, place: Path) -> None:
         nic = replace(CARD, kind="a.com/nic")
         directory.publish([CARD, OTHER, nic])
         write(place / "a.com-gpu-other.yaml", FOREIGN)
@@ -281,11 +283,13 @@ class TestStale:
         }
         assert directory.stale([], []) == {}
 
-    def test_are_not_files_that_others_named_so(self, directory: CdiDirectory, place: Path) -> None:
+    def test_files_of_others_with_similar_names_are_not_stale(self, directory: CdiDirectory, place: Path) -> None:
         write(place / "a.com-gpu-card0.yaml", FOREIGN.replace("a.com/gpu", "b.org/nic"))
         assert directory.stale(["a.com/gpu", "b.org/nic"], []) == {}
 
-    def test_files_are_removed(self, directory: CdiDirectory, place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_stale_files_are_removed(
+        self, directory: CdiDirectory, place: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         caplog.set_level(logging.INFO)
         directory.publish([CARD])
         directory.remove({CARD.qualified_name: CARD.file_name})
@@ -294,5 +298,5 @@ class TestStale:
         assert not directory.is_current(CARD)
         assert caplog.messages == [f"removed {place}/{CARD.file_name} of a removed device"]
 
-    def test_in_a_directory_that_is_not_there_are_none(self, directory: CdiDirectory) -> None:
+    def test_a_missing_directory_has_no_stale_files(self, directory: CdiDirectory) -> None:
         assert directory.stale(["a.com/gpu"], []) == {}

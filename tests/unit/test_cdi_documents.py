@@ -80,14 +80,14 @@ def test_a_document_has_all_fields_with_keys_in_alphabetical_order(tmp_path: Pat
     )
 
 
-def test_texts_that_look_like_other_yaml_types_stay_texts(tmp_path: Path) -> None:
+def test_strings_that_resemble_other_yaml_types_stay_strings(tmp_path: Path) -> None:
     text = written(CdiDevice(kind="a/b", name="0", env=["A=ü\n\0", "B=: #"]), tmp_path)
     assert "  name: '0'\n" in text
     assert '"A=\\xFC\\n\\0"' in text
     assert "- 'B=: #'" in text
 
 
-def test_qualified_names_and_file_names() -> None:
+def test_cdi_names_are_qualified_and_file_names_are_valid() -> None:
     device = CdiDevice(kind="intel.cdi.k8s.io/gpu", name="card0", env=["A=b"])
     assert device.qualified_name == "intel.cdi.k8s.io/gpu=card0"
     assert device.file_name == "intel.cdi.k8s.io-gpu-card0.yaml"
@@ -108,12 +108,12 @@ def test_lists_and_tuples_make_equal_devices() -> None:
 
 
 @pytest.mark.parametrize("kind", ["a/b", "intel.cdi.k8s.io/gpu", "A0_-.9/c-_9", "nvidia.com/gpu"])
-def test_valid_kinds(kind: str) -> None:
+def test_valid_kinds_are_accepted(kind: str) -> None:
     CdiDevice(kind=kind, name="x", env=["A=b"]).check()
 
 
 @pytest.mark.parametrize("name", ["0", "a", "card0", "a_b-c.d:e", "0000:3d:00.0"])
-def test_valid_names(name: str) -> None:
+def test_valid_names_are_accepted(name: str) -> None:
     CdiDevice(kind="a/b", name=name, env=["A=b"]).check()
 
 
@@ -139,7 +139,7 @@ INVALID = [
 
 
 @pytest.mark.parametrize(("device", "why"), INVALID)
-def test_an_invalid_device_is_refused_with_the_rule_and_not_written(
+def test_an_invalid_device_is_rejected_with_the_rule_and_not_written(
     device: CdiDevice, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(CdiError, match=why) as caught:

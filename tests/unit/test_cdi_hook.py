@@ -75,7 +75,7 @@ def test_a_second_run_changes_nothing(bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize("there", ["file", "directory", "link"])
-def test_what_is_there_stays_and_is_named(bundle: Bundle, there: str) -> None:
+def test_existing_files_are_kept_and_reported(bundle: Bundle, there: str) -> None:
     path = bundle.rootfs / PATH
     path.parent.mkdir(parents=True)
     if there == "file":
@@ -102,7 +102,7 @@ def test_what_is_there_stays_and_is_named(bundle: Bundle, there: str) -> None:
         ("dev/dri/by-path", "../../../../outside"),
     ],
 )
-def test_links_of_the_image_lead_where_the_container_sees_them_lead(bundle: Bundle, link: str, text: str) -> None:
+def test_links_of_the_image_are_resolved_in_its_root(bundle: Bundle, link: str, text: str) -> None:
     (bundle.rootfs / link).parent.mkdir(parents=True, exist_ok=True)
     (bundle.rootfs / link).symlink_to(text)
     done = bundle.links(LINK)
@@ -112,14 +112,14 @@ def test_links_of_the_image_lead_where_the_container_sees_them_lead(bundle: Bund
     assert os.readlink(bundle.rootfs / "outside" / rest) == "../card0"
 
 
-def test_an_absolute_link_to_the_hosts_own_directory_stays_inside(bundle: Bundle) -> None:
+def test_an_absolute_link_to_the_root_is_resolved_inside_it(bundle: Bundle) -> None:
     (bundle.rootfs / "dev").symlink_to(bundle.outside)
     assert bundle.links(LINK).returncode == 0
     assert list(bundle.outside.iterdir()) == []
     assert (bundle.rootfs / str(bundle.outside).lstrip("/") / "dri").is_dir()
 
 
-def test_ways_up_in_the_path_end_at_the_root(bundle: Bundle) -> None:
+def test_parent_references_end_at_the_root(bundle: Bundle) -> None:
     assert bundle.links("x::/a/../../../../outside/link").returncode == 0
     assert os.readlink(bundle.rootfs / "outside/link") == "x"
     assert list(bundle.outside.iterdir()) == []
@@ -148,7 +148,7 @@ def test_a_file_in_place_of_a_directory_is_reported(bundle: Bundle) -> None:
     assert (done.returncode, done.stderr) == (1, f"accelplane-cdi-hook: /{PATH}: Not a directory\n")
 
 
-def test_the_root_is_taken_from_the_configuration(bundle: Bundle) -> None:
+def test_the_root_comes_from_the_configuration(bundle: Bundle) -> None:
     elsewhere = bundle.directory.parent / "elsewhere"
     elsewhere.mkdir()
     bundle.configure({"root": {"path": str(elsewhere)}})
@@ -157,7 +157,7 @@ def test_the_root_is_taken_from_the_configuration(bundle: Bundle) -> None:
     assert in_the_tree(bundle.rootfs) == set()
 
 
-def test_without_bundle_or_configuration_the_usual_places_count(bundle: Bundle) -> None:
+def test_default_paths_apply_without_bundle_or_configuration(bundle: Bundle) -> None:
     (bundle.directory / "config.json").unlink()
     arguments = ("create-symlinks", "--link=" + LINK)
     assert bundle.hook(*arguments, state="{}", cwd=bundle.directory).returncode == 0
@@ -227,14 +227,14 @@ def test_a_fifo_or_endless_configuration_does_not_block(bundle: Bundle) -> None:
         (["create-symlinks", "--link", "x::/y/.."], "the path must end in the link's name"),
     ],
 )
-def test_a_command_line_that_makes_no_sense_ends_with_2(bundle: Bundle, arguments: Sequence[str], message: str) -> None:
+def test_an_invalid_command_line_exits_with_2(bundle: Bundle, arguments: Sequence[str], message: str) -> None:
     done = bundle.hook(*arguments)
     assert done.returncode == 2
     assert message in done.stderr
     assert "usage: accelplane-cdi-hook create-symlinks" in done.stderr
 
 
-def test_nothing_but_the_standard_library_is_imported() -> None:
+def test_only_the_standard_library_is_imported() -> None:
     program = "import sys, accelplane.cli.cdihook; print(*sorted(name.partition('.')[0] for name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert set(done.stdout.split()) & {"msgspec", "grpc", "yaml", "argparse", "click", "asyncio"} == set()
@@ -252,7 +252,7 @@ paths = st.lists(parts, min_size=1, max_size=4).map("/".join)
     ),
     path=paths,
 )
-def test_no_image_leads_out_of_its_root(
+def test_links_of_images_never_escape_the_root(
     tmp_path_factory: pytest.TempPathFactory,
     directories: list[list[str]],
     links: list[tuple[list[str], str, bool]],

@@ -143,7 +143,7 @@ def test_the_fleet_page_with_a_secret_is_that_of_the_overlay_with_tls() -> None:
         assert found[key] == each, key
 
 
-def test_the_policy_of_the_fleet_page_names_its_peers_and_can_be_left_out() -> None:
+def test_the_policy_of_the_fleet_page_names_its_peers_and_can_be_omitted() -> None:
     peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}]
     values = {"tlsSecret": "tls", "networkPolicy": {"from": peers}}
     policy = by_name(component("fleet", fleet=values))["NetworkPolicy", "accelplane-fleet"]["spec"]
@@ -320,14 +320,14 @@ PROCESSED: Object = {"metadata": {"generation": 2}}
         ("deployments/a", {"updatedReplicas": 1}, "found 0 ready pods, expected 1"),
     ],
 )
-def test_helm_test_names_what_is_missing(workload: str, status: Object, words: str) -> None:
+def test_helm_test_reports_missing_objects(workload: str, status: Object, words: str) -> None:
     found = PROCESSED | {"spec": {"replicas": 1}, "status": {"observedGeneration": 2} | status}
     text = SHORTAGE["shortage"](workload, found)
     assert words in text
     assert bool(text) == bool(words)
 
 
-def test_helm_test_has_nothing_to_do_without_pods() -> None:
+def test_helm_test_succeeds_without_pods() -> None:
     assert hook_objects(CHART, NAMESPACE, components={"agent": False, "nodeFeatureRules": True}) == []
 
 

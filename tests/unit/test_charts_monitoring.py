@@ -48,7 +48,7 @@ def test_the_monitor_of_the_fleet_looks_in_the_namespace_of_the_release_if_the_f
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
 
 
-def test_pages_stay_off_without_the_component() -> None:
+def test_pages_are_disabled_without_the_component() -> None:
     (daemonset,) = template(CHART, NAMESPACE)
     assert "http-address" not in json.dumps(daemonset)
     assert "ports" not in daemonset["spec"]["template"]["spec"]["containers"][0]
@@ -75,7 +75,7 @@ def test_constants_are_thresholds_and_links() -> None:
     assert len(rule["spec"]["groups"]) == len(groups())
 
 
-def test_rules_and_dashboards_can_be_left_out_and_labels_added() -> None:
+def test_rules_and_dashboards_are_optional_and_labels_can_be_added() -> None:
     labels = {"release": "prometheus"}
     found = by_name(rendered(monitoring={"rules": False, "dashboards": False, "labels": labels}))
     assert {kind for kind, _ in found} == {"DaemonSet", "PodMonitor", "ServiceMonitor"}

@@ -44,7 +44,7 @@ def test_the_text_has_the_kubelets_layout() -> None:
     assert isinstance(text["Checksum"], int)
 
 
-def test_a_file_of_a_real_kubelet_is_read_whatever_its_checksum() -> None:
+def test_a_file_of_a_real_kubelet_is_read_with_any_checksum() -> None:
     text = (
         b'{"Data":{"PodDeviceEntries":[{"PodUID":"a3c","ContainerName":"main","ResourceName":"gpu.intel.com/i915",'
         b'"DeviceIDs":{"-1":null,"1":["card0-0"]},"AllocResp":"CgUKAUESADEi"}],'
@@ -74,13 +74,15 @@ def test_an_empty_checkpoint_of_a_real_kubelet_is_read() -> None:
     ).map(tuple),
     st.dictionaries(st.text(), st.lists(st.text()).map(tuple)),
 )
-def test_what_is_written_is_read_back(holdings: tuple[Holding, ...], registered: dict[str, tuple[str, ...]]) -> None:
+def test_an_encoded_checkpoint_is_decoded_unchanged(
+    holdings: tuple[Holding, ...], registered: dict[str, tuple[str, ...]]
+) -> None:
     checkpoint = Checkpoint(holdings, registered)
     assert decode_checkpoint(encode_checkpoint(checkpoint)) == checkpoint
 
 
 @given(st.binary())
-def test_anything_else_is_refused(text: bytes) -> None:
+def test_invalid_checkpoints_are_rejected(text: bytes) -> None:
     with pytest.raises(CheckpointError):
         decode_checkpoint(text)
 
@@ -91,7 +93,7 @@ def entry(**fields: object) -> bytes:
     return json.dumps({"Data": {"PodDeviceEntries": [{**good, **fields}], "RegisteredDevices": {}}}).encode()
 
 
-def test_the_entry_that_is_spoilt_below_is_good() -> None:
+def test_the_valid_checkpoint_entry_is_decoded() -> None:
     assert len(decode_checkpoint(entry()).holdings) == 1
 
 
@@ -107,12 +109,12 @@ def test_the_entry_that_is_spoilt_below_is_good() -> None:
         entry(PodUID=7),
     ],
 )
-def test_almost_a_checkpoint_is_refused(text: bytes) -> None:
+def test_a_damaged_checkpoint_is_rejected(text: bytes) -> None:
     with pytest.raises(CheckpointError, match="not a device manager checkpoint"):
         decode_checkpoint(text)
 
 
-def test_a_missing_file_is_no_checkpoint_and_a_bad_one_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_no_checkpoint_and_an_invalid_file_is_reported(tmp_path: Path) -> None:
     assert read_checkpoint(str(tmp_path)) is None
     path = tmp_path / FILE_NAME
     path.write_text("{}")
@@ -128,7 +130,7 @@ def test_a_missing_file_is_no_checkpoint_and_a_bad_one_is_named(tmp_path: Path) 
         read_checkpoint(str(tmp_path))
 
 
-def test_a_fifo_in_its_place_does_not_block(tmp_path: Path) -> None:
+def test_a_fifo_instead_of_the_file_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / FILE_NAME)
     with pytest.raises(CheckpointError):
         read_checkpoint(str(tmp_path))

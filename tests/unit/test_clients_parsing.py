@@ -140,14 +140,14 @@ def test_a_file_without_driver_device_or_client_is_no_client(found: str, written
 
 
 @pytest.mark.parametrize("value", ["-1 ns", "1e9 ns", "12 34 ns", "1", "1 KiB", "٣ ns", "9" * 21 + " ns", "nan ns"])
-def test_an_invalid_value_is_left_out(value: str) -> None:
+def test_an_invalid_value_is_omitted(value: str) -> None:
     client = parse_fdinfo(i915(render=5).replace("drm-engine-render:\t5 ns", f"drm-engine-render:\t{value}"))
     assert client is not None
     assert client.busy == {"copy": 0, "video": 0}
 
 
 @pytest.mark.parametrize("name", ['a"}', "A", "a b", "x" * 33, "", "é"])
-def test_an_engine_with_a_hostile_name_is_left_out(name: str) -> None:
+def test_an_engine_with_a_hostile_name_is_omitted(name: str) -> None:
     client = parse_fdinfo(i915() + f"drm-engine-{name}:\t5 ns\ndrm-resident-{name}:\t5\n")
     assert client is not None
     assert client.busy.keys() == {"render", "copy", "video"}

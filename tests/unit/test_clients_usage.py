@@ -63,14 +63,14 @@ def test_the_same_client_id_of_two_devices_is_two_clients() -> None:
     assert [device.busy_seconds["render"] for device in use.devices] == [1.0, 1.0]
 
 
-def test_a_value_that_steps_back_is_held() -> None:
+def test_a_decreasing_counter_keeps_its_last_value() -> None:
     usage = Usage()
     for render, expected in ((2 * 10**9, 2.0), (10**9, 2.0), (2 * 10**9, 2.0), (3 * 10**9, 3.0)):
         usage.update(walk(found(i915(1, render=render))))
         assert busy(usage)["render"] == pytest.approx(expected)
 
 
-def test_a_client_that_ends_leaves_its_time_but_no_memory() -> None:
+def test_the_time_of_an_ended_client_is_kept_and_its_memory_is_not() -> None:
     usage = Usage()
     usage.update(walk(found(i915(1, render=2 * 10**9, memory=4)), found(i915(2, render=10**9, memory=1))))
     usage.update(walk(found(i915(2, render=10**9, memory=1))))
@@ -83,7 +83,7 @@ def test_a_client_that_ends_leaves_its_time_but_no_memory() -> None:
     assert busy(usage)["render"] == pytest.approx(4.0)
 
 
-def test_a_client_of_a_process_that_was_not_visited_is_not_gone() -> None:
+def test_a_client_of_an_unvisited_process_is_kept() -> None:
     usage = Usage()
     usage.update(walk(found(i915(1, render=2 * 10**9, memory=4)), present=(100,)))
     usage.update(walk(present=(100, 101), visited=(101,)))
@@ -92,7 +92,7 @@ def test_a_client_of_a_process_that_was_not_visited_is_not_gone() -> None:
     assert busy(usage)["render"] == pytest.approx(3.0)
 
 
-def test_a_client_of_a_process_that_has_ended_is_gone_even_if_the_walk_was_not_complete() -> None:
+def test_a_client_of_an_ended_process_is_removed_even_if_the_walk_was_incomplete() -> None:
     usage = Usage()
     usage.update(walk(found(i915(1, render=2 * 10**9, memory=4)), present=(100,)))
     usage.update(walk(present=(101,), visited=()))
@@ -117,7 +117,7 @@ def test_the_share_of_xe_is_at_most_the_number_of_engines() -> None:
         assert busy(usage) == pytest.approx({"ccs": expected})
 
 
-def test_cycles_of_xe_that_step_back_are_held() -> None:
+def test_decreasing_cycles_of_xe_keep_their_last_value() -> None:
     usage = Usage()
     for at, (used, total) in enumerate(((1000, 1000), (500, 2000), (1000, 3000))):
         usage.update(walk(found(xe(1, used=used, total=total), float(at))))
@@ -128,7 +128,7 @@ def test_cycles_of_xe_that_step_back_are_held() -> None:
     assert busy(usage) == pytest.approx({"ccs": 0.5})
 
 
-def test_a_file_that_another_container_has_too_counts_for_the_first_one() -> None:
+def test_a_file_open_in_two_containers_counts_for_the_first() -> None:
     usage = Usage()
     usage.update(walk(found(i915(1, render=10**9))))
     usage.update(walk(found(i915(1, render=2 * 10**9), container=SIDE, pid=101)))

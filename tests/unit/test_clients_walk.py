@@ -97,7 +97,7 @@ def test_the_order_of_a_walk_has_each_process_once() -> None:
     assert list(order_of([1, 2, 3, 4, 5], {4, 9}, 2)) == [4, 3, 5, 1, 2]
 
 
-def test_the_own_process_is_listed_from_the_real_procfs() -> None:
+def test_this_process_is_listed_from_the_real_procfs() -> None:
     found, made = walked(Path("/proc"))
     assert os.getpid() in found.present
     assert (found.found, made.denied) == ([], 0)

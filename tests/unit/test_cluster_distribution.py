@@ -8,7 +8,7 @@ from manifests import REPOSITORY
 FILES = sorted(str(file) for file in (REPOSITORY / "tests/cluster").glob("test_*.py"))
 
 
-def test_files_that_are_named_exist_and_are_in_one_group() -> None:
+def test_requested_files_exist_and_are_in_one_group() -> None:
     named = Counter(name for files in distribution.GROUPS for name in files)
     assert set(named.values()) == {1}
     assert {f"{REPOSITORY}/tests/cluster/test_{name}.py" for name in named} <= set(FILES)
@@ -21,5 +21,5 @@ def test_files_of_a_group_are_run_one_after_the_other() -> None:
     assert changes[: len(distribution.GROUPS)] == [files[0] for files in distribution.GROUPS]
 
 
-def test_another_file_is_a_group_of_its_own() -> None:
+def test_another_file_is_its_own_group() -> None:
     assert distribution.group("tests/cluster/test_of_something_new.py") == "of_something_new"

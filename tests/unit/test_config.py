@@ -32,7 +32,7 @@ def read(tmp_path: Path, text: str | bytes) -> AgentConfig:
     return config.read(str(write(tmp_path / "accelplane.yaml", text)))
 
 
-def test_a_whole_file_is_understood(tmp_path: Path) -> None:
+def test_a_complete_file_is_parsed(tmp_path: Path) -> None:
     text = """
 enabled: [gpu, npu]
 plugins:
@@ -89,18 +89,18 @@ def test_anchors_and_merges_are_understood(tmp_path: Path) -> None:
         ("? [a]\n: b", "not YAML: .*unhashable"),
     ],
 )
-def test_a_fault_is_named_with_its_file_and_place(tmp_path: Path, text: str, fault: str) -> None:
+def test_an_error_is_reported_with_its_file_and_line(tmp_path: Path, text: str, fault: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"^{tmp_path}/accelplane.yaml: .*{fault}") as caught:
         read(tmp_path, text)
     assert "\n" not in str(caught.value)
 
 
-def test_bytes_that_are_no_text_are_a_fault(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="not YAML"):
         read(tmp_path, b"a: \xff\xfe")
 
 
-def test_a_file_that_is_too_large_or_none_at_all_is_a_fault(tmp_path: Path) -> None:
+def test_a_too_large_or_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"accelplane.yaml: more than 1048576 bytes"):
         read(tmp_path, "#" * (1024 * 1024 + 1))
     with pytest.raises(ConfigurationError, match=r"none.yaml: No such file or directory"):
@@ -119,12 +119,12 @@ def test_a_file_that_is_too_large_or_none_at_all_is_a_fault(tmp_path: Path) -> N
         ({"prefix": None}, r"Expected `str`, got `null`"),
     ],
 )
-def test_a_fault_in_a_plugins_options_is_named_with_the_plugin(options: dict[str, Any], fault: str) -> None:
+def test_an_error_in_the_options_of_a_plugin_is_reported_with_the_plugin(options: dict[str, Any], fault: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^the file: plugins.gpu: .*{fault}"):
         config.plugins(AgentConfig(plugins={"gpu": options}), installed(["gpu"]), "the file")
 
 
-def test_options_of_a_plugin_that_is_not_installed_are_a_fault() -> None:
+def test_options_of_an_uninstalled_plugin_are_an_error() -> None:
     types = installed(["gpu", "npu"])
     config.check_names(AgentConfig(plugins={"gpu": None}), types, "f")
     with pytest.raises(
@@ -134,7 +134,7 @@ def test_options_of_a_plugin_that_is_not_installed_are_a_fault() -> None:
 
 
 @given(FUZZ_WORDS.map(str.encode) | st.binary(max_size=100) | st.text(max_size=100).map(str.encode))
-def test_any_file_is_understood_or_refused(tmp_path: Path, text: bytes) -> None:
+def test_any_file_is_parsed_or_rejected(tmp_path: Path, text: bytes) -> None:
     try:
         found = read(tmp_path, text)
         config.check_names(found, installed(), "file")
@@ -144,7 +144,7 @@ def test_any_file_is_understood_or_refused(tmp_path: Path, text: bytes) -> None:
 
 
 class TestForeignYaml:
-    def test_is_what_the_safe_loader_makes_of_it(self) -> None:
+    def test_the_result_is_that_of_the_safe_loader(self) -> None:
         text = b"a: [1, 2.5, yes, ~, 2001-01-01, 'x']\nb: &b {c: d}\ne: {<<: *b, f: g}\n"
         content = foreign_yaml.load(text)
         assert content["a"][:4] == [1, 2.5, True, None]
@@ -152,11 +152,11 @@ class TestForeignYaml:
         assert foreign_yaml.load(b"") is None
 
     @pytest.mark.parametrize("piece", [b"[", b"- ", b"{a: ", b"? ", b"[{a: "])
-    def test_is_not_read_deeper_than_anyone_writes(self, piece: bytes) -> None:
+    def test_nesting_is_limited(self, piece: bytes) -> None:
         with pytest.raises(foreign_yaml.YamlError, match="nested deeper than 64 levels"):
             foreign_yaml.load(piece * 150_000)
 
-    def test_merges_do_not_grow_without_bound(self) -> None:
+    def test_merges_are_limited(self) -> None:
         lines = ["a1: &a1 {x: 1}"]
         lines += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(2, 30)]
         with pytest.raises(foreign_yaml.YamlError, match="merges make more than 10000 entries"):
@@ -164,7 +164,7 @@ class TestForeignYaml:
         with pytest.raises(foreign_yaml.YamlError, match="merges more than 100 mappings"):
             foreign_yaml.load(b"a: &a {x: 1}\nb: {<<: [" + b", ".join([b"*a"] * 101) + b"]}")
 
-    def test_that_refers_to_itself_ends(self) -> None:
+    def test_recursive_aliases_are_rejected(self) -> None:
         content = foreign_yaml.load(b"&a [*a]")
         assert content[0] is content
         assert foreign_yaml.load(b"&x {<<: *x, a: 1}") == {"a": 1}

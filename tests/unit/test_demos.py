@@ -185,7 +185,7 @@ def test_a_demo_requests_the_rights_and_memory_of_its_program(file: str) -> None
             assert container["volumeMounts"] == [{"name": "hugepage", "mountPath": "/mnt/hugepage"}]
 
 
-def test_the_tests_of_work_queues_run_where_they_lie() -> None:
+def test_work_queue_tests_run_in_their_directory() -> None:
     for family in ("dsa", "iaa"):
         pod = objects(f"{family}-accel-config-demo-pod.yaml")["Pod"]
         assert pod["metadata"]["labels"] == {"app": f"{family}-accel-config-demo"}
@@ -207,7 +207,7 @@ def script_of(file: str) -> str:
 
 
 @pytest.mark.parametrize("file", OURS)
-def test_an_own_demo_runs_its_script_for_each_requested_device(file: str) -> None:
+def test_a_demo_image_runs_its_script_for_each_requested_device(file: str) -> None:
     resource, count = OURS[file]
     found = objects(file)
     config, pod = found["ConfigMap"], found["Pod"]["spec"]
@@ -228,7 +228,7 @@ def test_an_own_demo_runs_its_script_for_each_requested_device(file: str) -> Non
 
 
 @pytest.mark.parametrize("file", OURS)
-def test_a_demos_script_is_held_to_the_rules_of_the_house(file: str) -> None:
+def test_scripts_of_demos_follow_the_house_rules(file: str) -> None:
     name = f"demo/{Path(file).stem.replace('-', '_')}.py"
     for command in ("check", "format --diff"):
         words = [sys.executable, "-m", "ruff", *command.split(), "--stdin-filename", name, "-"]
@@ -318,7 +318,7 @@ def test_a_demo_fails_without_its_devices(
 
 
 @pytest.mark.parametrize("file", OURS)
-def test_a_demo_is_not_fooled_by_files_that_are_no_devices(file: str, tmp_path: Path) -> None:
+def test_a_demo_fails_with_plain_files_instead_of_devices(file: str, tmp_path: Path) -> None:
     nodes, variables = GOOD[file]
     root = container_root(tmp_path, [])
     for node in nodes:
@@ -411,7 +411,7 @@ def test_the_exit_status_is_that_of_the_command(find: Find) -> None:
         ([""], "found ''"),
     ],
 )
-def test_a_wrong_call_explains_the_script_and_its_reason(find: Find, words: list[str], reason: str) -> None:
+def test_an_invalid_call_prints_the_usage_and_the_reason(find: Find, words: list[str], reason: str) -> None:
     status, output = find(*words)
     assert status == 1
     assert output.startswith("Finds the Intel GPU render devices")

@@ -118,7 +118,7 @@ def expected_daemonset(directory: str) -> Object:
 
 
 @pytest.mark.parametrize("directory", OVERLAYS)
-def test_a_tree_renders_to_its_daemonset_and_nothing_else(directory: str) -> None:
+def test_a_tree_renders_only_its_daemonset(directory: str) -> None:
     assert in_order(render(DEPLOY / directory)) == [in_order(expected_daemonset(directory))]
 
 

@@ -78,7 +78,7 @@ def expected_daemonset(*, configured: bool) -> Object:
 
 
 @pytest.mark.parametrize("directory", TREES)
-def test_a_tree_renders_to_its_daemonset_and_nothing_else(directory: str) -> None:
+def test_a_tree_renders_only_its_daemonset(directory: str) -> None:
     assert in_order(render(DEPLOY / directory)) == [in_order(expected_daemonset(configured=TREES[directory]))]
 
 
@@ -175,7 +175,7 @@ def test_the_fpga_component_installs_programs_and_grants_reading_nodes(tmp_path:
 # The GPU use of containers.
 
 
-def test_the_process_that_reads_containers_has_its_rights_and_the_agent_does_not() -> None:
+def test_only_the_container_reader_has_the_additional_capabilities() -> None:
     daemonsets = {each["metadata"]["name"]: each for each in render(DEPLOY / WITH_CLIENTS)}
     assert daemonsets.keys() == {NAME, "accelplane-clients"}
     pod = daemonsets["accelplane-clients"]["spec"]["template"]["spec"]

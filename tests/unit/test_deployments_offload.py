@@ -241,7 +241,7 @@ def expected_daemonset(overlay: Overlay) -> Object:
 
 
 @pytest.mark.parametrize("directory", OVERLAYS)
-def test_a_tree_renders_to_its_daemonset_and_nothing_else(directory: str) -> None:
+def test_a_tree_renders_only_its_daemonset(directory: str) -> None:
     assert in_order(render(DEPLOY / directory)) == [in_order(expected_daemonset(OVERLAYS[directory]))]
 
 
@@ -455,7 +455,7 @@ def one_file(volume: str, name: str, config: str) -> tuple[Object, Object]:
 
 
 @pytest.mark.parametrize("directory", ["sgx_aesmd", "sgx_aesmd/base"])
-def test_the_service_of_the_architectural_enclaves(directory: str) -> None:
+def test_the_aesmd_demo_has_its_configuration_and_devices(directory: str) -> None:
     found = {each["kind"]: each for each in render(DEPLOY / directory)}
     config = found.pop("ConfigMap")
     assert config["metadata"]["name"] == "sgx-attestation-conf"
@@ -502,7 +502,7 @@ ENCLAVES = {
 
 
 @pytest.mark.parametrize("directory", ENCLAVES)
-def test_the_enclave_applications(directory: str) -> None:
+def test_demos_of_enclaves_request_epc_and_devices(directory: str) -> None:
     name, provider, program, where = ENCLAVES[directory]
     found = {each["kind"]: each for each in render(DEPLOY / directory)}
     container: Object = {
@@ -537,7 +537,7 @@ def test_the_enclave_applications(directory: str) -> None:
     }
 
 
-def test_the_templates_of_the_quote_configuration_have_no_comments() -> None:
+def test_templates_of_the_quote_configuration_have_no_comments() -> None:
     templates = [*DEPLOY.rglob("*.template")]
     assert [json.loads(template.read_text()) for template in templates] == [QUOTE, QUOTE]
 

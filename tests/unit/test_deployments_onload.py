@@ -85,7 +85,7 @@ INSTALLATIONS = {
 
 
 @pytest.mark.parametrize("tree", INSTALLATIONS)
-def test_an_installation_is_these_objects_and_all_have_the_label(tree: str) -> None:
+def test_an_installation_has_exactly_these_labelled_objects(tree: str) -> None:
     found = by_name(render(CONFIG / tree))
     assert {*found} == INSTALLATIONS[tree]
     for each in found.values():
@@ -305,7 +305,7 @@ def build(source: str, config_map: str) -> Object:
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_an_overlay_is_the_base_and_what_it_adds_and_all_have_the_label(name: str) -> None:
+def test_an_overlay_has_the_labelled_objects_of_the_base_and_its_own(name: str) -> None:
     objects = by_name(render(SAMPLES / "onload/overlays" / name))
     maps = {key for key in objects if key[0] == "ConfigMap"}
     builds = name.startswith("in-cluster")
@@ -384,7 +384,7 @@ def test_the_resource_of_an_overlay_passes_schema_and_webhook(name: str) -> None
     assert (found.refusal, found.warnings) == ("", ())
 
 
-def test_commented_options_of_the_base_are_fields_with_their_defaults() -> None:
+def test_commented_options_of_the_base_are_fields_with_defaults() -> None:
     text = (SAMPLES / "onload/base/onload.yaml").read_text()
     commented = dict(re.findall(r"^    # (\w+): (\S+)", text, re.MULTILINE))
     properties: Any = crds.schema()["properties"]
@@ -666,7 +666,9 @@ REPLACED = [EXISTS, f"{RUN} -rd /opt sfc sfc_driverlink", f"{RUN} -d /opt sfc"]
         (REPLACE, "false", [EXISTS]),
     ],
 )
-def test_the_scripts_of_a_node(tmp_path: Path, script: str, podman: str, calls: list[str]) -> None:
+def test_the_scripts_of_a_node_make_the_expected_calls(
+    tmp_path: Path, script: str, podman: str, calls: list[str]
+) -> None:
     assert on_node(tmp_path, script, podman) == calls
 
 
@@ -685,7 +687,9 @@ RELEASE = '{ "KERNEL_VERSION": "4.18.0-372", "RT_KERNEL_VERSION": "4.18.0-rt", "
         (["--other", "dtk"], None),
     ],
 )
-def test_dtk_release_vars(tmp_path: Path, words: list[str], output: str | None) -> None:
+def test_dtk_release_vars_prints_the_variables_of_the_release(
+    tmp_path: Path, words: list[str], output: str | None
+) -> None:
     program(
         tmp_path,
         "podman",
@@ -701,7 +705,9 @@ def test_dtk_release_vars(tmp_path: Path, words: list[str], output: str | None) 
 @pytest.mark.parametrize(
     ("label", "present", "status"), [("8.1.2.26", "true", 0), ("8.1.2.26", "false", 0), ("<no value>", "true", 1)]
 )
-def test_onload_source_vars(tmp_path: Path, label: str, present: str, status: int) -> None:
+def test_onload_source_vars_prints_the_variables_of_the_source(
+    tmp_path: Path, label: str, present: str, status: int
+) -> None:
     program(
         tmp_path,
         "podman",

@@ -97,7 +97,7 @@ VARIANTS: dict[str, list[dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("directory", VARIANTS)
-def test_an_installation_is_these_objects_and_no_others(directory: str) -> None:
+def test_an_installation_has_exactly_these_objects(directory: str) -> None:
     prefix = OCP_NAMES[1] if directory == OCP else PREFIX
     wanted = {
         (kind, f"{prefix}{name}")

@@ -162,7 +162,7 @@ def test_a_tree_has_all_objects_of_the_original(tree: str) -> None:
     assert {name for name in missing if not may_be_missing(tree, name)} == set()
 
 
-def test_no_crd_webhook_or_mapping_may_be_missing() -> None:
+def test_no_crd_webhook_or_mapping_is_missing() -> None:
     kinds = {kind for kind, _ in MISSING}
     assert not kinds & {
         "AcceleratorFunction",

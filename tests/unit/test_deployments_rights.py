@@ -225,6 +225,6 @@ def test_the_gpu_resource_manager_gets_the_rights_of_the_original(tree: str) -> 
 
 
 @pytest.mark.parametrize("tree", OPERATORS)
-def test_a_role_is_for_clients_that_read_metrics(tree: str) -> None:
+def test_a_role_grants_reading_of_metrics(tree: str) -> None:
     (role,) = (each for each in render(DEPLOY / tree) if each["metadata"]["name"].endswith("-metrics-reader"))
     assert role["rules"] == [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]

@@ -148,7 +148,7 @@ def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
 
 
 @pytest.mark.parametrize("directory", TREES)
-def test_a_tree_of_the_webhook_renders_to_its_objects_and_nothing_else(directory: str) -> None:
+def test_a_tree_of_the_webhook_renders_only_its_objects(directory: str) -> None:
     assert by_name(render(TREE / directory)) == by_name(TREES[directory])
 
 

@@ -62,7 +62,7 @@ def test_gaps_are_filled_with_devices_on_other_nodes_before_those_on_none() -> N
 
 
 @given(st.integers(1, 5), st.lists(st.sampled_from("abcdsxyz")), st.sampled_from([None, 0b01, 0b10, 0b11]))
-def test_whatever_a_plugin_prefers_the_choice_is_complete_and_of_offered_devices(
+def test_any_preferred_allocation_results_in_a_complete_choice_of_offered_devices(
     size: int, preferred: list[str], affinity: int | None
 ) -> None:
     chosen = complete(planned(size, affinity=affinity), preferred)

@@ -24,7 +24,7 @@ NODE = DeviceNode("/dev/dri/card0")
 
 
 class TestDevice:
-    def test_defaults(self) -> None:
+    def test_a_device_has_default_fields(self) -> None:
         device = Device(resource="i915", id="card0")
         assert device.healthy
         assert (device.unit, device.topology, device.nodes, device.mounts) == ("card0", UNSET, (), ())
@@ -55,7 +55,7 @@ class TestDevice:
 
 
 class TestAllocation:
-    def test_is_the_ordered_union_without_duplicates(self) -> None:
+    def test_numa_nodes_are_the_ordered_union_without_duplicates(self) -> None:
         cdi = CdiDevice(kind="vendor.com/gpu", name="card0", nodes=[])
         render = DeviceNode("/dev/dri/renderD128")
         first = Device(resource="r", id="1", nodes=[NODE, render], envs={"A": "1", "B": "1"}, cdi=cdi)
@@ -67,12 +67,12 @@ class TestAllocation:
             cdi_devices=("vendor.com/gpu=card0",),
         )
 
-    def test_of_nothing_is_nothing(self) -> None:
+    def test_an_empty_list_has_no_numa_nodes(self) -> None:
         assert Allocation.of([]) == Allocation()
 
 
 class TestInventory:
-    def test_is_in_natural_order(self) -> None:
+    def test_an_inventory_is_in_natural_order(self) -> None:
         found = [Device(resource=resource, id=id_) for resource in ("xe10", "xe2") for id_ in ("card10", "card2")]
         inventory = Inventory.of("gpu.intel.com", found)
         assert [(device.resource, device.id) for device in inventory] == [
@@ -83,15 +83,15 @@ class TestInventory:
         ]
         assert len(inventory) == 4
 
-    def test_keeps_the_later_of_two_devices_with_one_id(self) -> None:
+    def test_the_later_of_two_devices_with_one_id_is_kept(self) -> None:
         found = [Device(resource="r", id="1", reason="first"), Device(resource="r", id="1", reason="later")]
         assert [device.reason for device in Inventory.of("a.com", found)] == ["later"]
 
-    def test_has_resources_without_devices(self) -> None:
+    def test_an_inventory_has_resources_without_devices(self) -> None:
         inventory = Inventory.of("a.com", [Resource("empty"), Device(resource="r", id="1"), Resource("r")])
         assert {name: list(devices) for name, devices in inventory.resources.items()} == {"empty": [], "r": ["1"]}
 
-    def test_has_the_skipped_hardware(self) -> None:
+    def test_an_inventory_has_the_skipped_hardware(self) -> None:
         skipped = Skipped("card0", "not ours")
         assert Inventory.of("a.com", [skipped]) == Inventory({}, (skipped,))
 
@@ -104,7 +104,7 @@ class TestInventory:
             (Device(resource="r", id="\udcff\n" + "x" * 400), "\\udcff", "expected at most 253"),
         ],
     )
-    def test_skips_names_that_the_kubelet_refuses(self, item: Device | Resource, subject: str, why: str) -> None:
+    def test_names_that_the_kubelet_rejects_are_skipped(self, item: Device | Resource, subject: str, why: str) -> None:
         inventory = Inventory.of("a.com", [item, Device(resource="r", id="good")])
         assert [device.id for device in inventory] == ["good"]
         (skip,) = inventory.skipped
@@ -113,12 +113,12 @@ class TestInventory:
         assert why in skip.reason
         assert skip.subject.isprintable()
 
-    def test_of_an_invalid_namespace_is_empty(self) -> None:
+    def test_an_inventory_with_an_invalid_namespace_is_empty(self) -> None:
         inventory = Inventory.of("Bad", [Device(resource="r", id="1"), Device(resource="r", id="2")])
         assert not len(inventory)
         assert [skip.subject for skip in inventory.skipped] == ["'1'", "'2'"]
 
-    def test_with_devices_replaced_is_still_in_order(self) -> None:
+    def test_replacing_devices_keeps_the_order(self) -> None:
         inventory = Inventory.of("a.com", [Device(resource="r", id="1"), Device(resource="r", id="10")])
         failing = Device(resource="r", id="2", health=UNHEALTHY)
         grown = inventory.replaced([failing, Device(resource="a", id="0")])
@@ -151,9 +151,7 @@ def test_changes_lead_from_the_old_inventory_to_the_new(old: Inventory, new: Inv
 
 
 @given(INVENTORIES, st.lists(DEVICES, max_size=5))
-def test_an_inventory_with_devices_replaced_is_that_of_a_scan_that_found_them(
-    inventory: Inventory, devices: list[Device]
-) -> None:
+def test_replacing_devices_equals_an_inventory_of_these_devices(inventory: Inventory, devices: list[Device]) -> None:
     found = [*map(Resource, inventory.resources), *inventory, *devices]
     replaced, scanned = inventory.replaced(devices), Inventory.of("a.com", found)
     assert replaced == scanned

@@ -34,7 +34,7 @@ def test_sriov_numvfs_determines_the_resource(tmp_path: Path, vfs: str | None, r
 
 
 @pytest.mark.parametrize("vfs", ["1\n", "16\n", "", "junk"])
-def test_a_physical_function_with_virtual_functions_is_skipped_with_a_note(tmp_path: Path, vfs: str) -> None:
+def test_a_physical_function_with_virtual_functions_is_skipped_and_reported(tmp_path: Path, vfs: str) -> None:
     dlb(tmp_path, "dlb0", vfs)
     dlb(tmp_path, "dlb1", None)
     skipped, device = scan(tmp_path)
@@ -45,7 +45,7 @@ def test_a_physical_function_with_virtual_functions_is_skipped_with_a_note(tmp_p
     assert device.resource == "vf"
 
 
-def test_a_node_without_a_readable_driver_counts_as_a_virtual_function_and_is_noted(tmp_path: Path) -> None:
+def test_a_node_without_a_readable_driver_counts_as_a_virtual_function_and_is_reported(tmp_path: Path) -> None:
     dlb(tmp_path, "dlb0", None)
     (tmp_path / "sys/class/dlb2/dlb0/device/sriov_numvfs").mkdir()
     host = Host(tmp_path)
@@ -61,7 +61,7 @@ def test_other_files_of_similar_name_are_no_load_balancers(tmp_path: Path) -> No
     assert scan(tmp_path) == []
 
 
-def test_a_node_without_dev_has_none(tmp_path: Path) -> None:
+def test_a_root_without_dev_has_no_device_nodes(tmp_path: Path) -> None:
     assert scan(tmp_path) == []
 
 

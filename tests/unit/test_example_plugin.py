@@ -65,7 +65,7 @@ def files(root: Path, *paths: str) -> None:
         write(root / path.lstrip("/"), "")
 
 
-def test_it_has_at_most_25_lines_of_code() -> None:
+def test_the_example_has_at_most_25_lines_of_code() -> None:
     source = MODULE.read_text()
     documented: set[int] = set()
     for node in ast.walk(ast.parse(source)):
@@ -91,7 +91,7 @@ def test_every_match_of_a_pattern_is_a_device_in_natural_order(generic: type[Plu
     ]
 
 
-def test_a_container_gets_the_node_where_it_wants_it(generic: type[Plugin[Any]], tmp_path: Path) -> None:
+def test_a_container_gets_the_device_node_at_the_configured_path(generic: type[Plugin[Any]], tmp_path: Path) -> None:
     files(tmp_path, "/dev/ttyUSB7")
     path = {"path": "/dev/ttyUSB*", "mount-path": "/dev/modem", "permissions": "r"}
     device = first(found(generic, tmp_path, {"thing": [{"paths": [path]}]}))
@@ -118,13 +118,13 @@ def test_several_paths_make_one_device_as_far_as_all_of_them_match(generic: type
     assert first(inventory).nodes == (DeviceNode("/dev/a0"), DeviceNode("/dev/b0"))
 
 
-def test_a_path_that_matches_less_is_used_up_to_its_limit(generic: type[Plugin[Any]], tmp_path: Path) -> None:
+def test_a_path_with_fewer_matches_is_used_up_to_their_number(generic: type[Plugin[Any]], tmp_path: Path) -> None:
     files(tmp_path, "/dev/a0", "/dev/a1", "/dev/a2", "/dev/bus")
     paths = [{"path": "/dev/a*"}, {"path": "/dev/bus", "limit": 2}]
     assert ids(found(generic, tmp_path, {"thing": [{"paths": paths}]})) == ["/dev/a0+/dev/bus-0", "/dev/a1+/dev/bus-0"]
 
 
-def test_a_limit_makes_no_device_twice(generic: type[Plugin[Any]], tmp_path: Path) -> None:
+def test_a_limit_publishes_no_device_twice(generic: type[Plugin[Any]], tmp_path: Path) -> None:
     files(tmp_path, "/dev/bus")
     assert ids(found(generic, tmp_path, {"thing": [{"paths": [{"path": "/dev/bus", "limit": 9}]}]})) == ["/dev/bus-0"]
 
@@ -145,9 +145,7 @@ def test_an_optional_path_may_be_missing(generic: type[Plugin[Any]], tmp_path: P
     )
 
 
-def test_nothing_is_published_where_only_optional_paths_are_and_none_is_there(
-    generic: type[Plugin[Any]], tmp_path: Path
-) -> None:
+def test_optional_paths_without_matches_publish_no_devices(generic: type[Plugin[Any]], tmp_path: Path) -> None:
     assert not len(found(generic, tmp_path, {"thing": [{"paths": [{"path": "/dev/a0", "optional": True}]}]}))
 
 
@@ -198,7 +196,7 @@ def test_two_scans_of_one_tree_are_equal(generic: type[Plugin[Any]], tmp_path: P
         ({"thing": {"paths": [{"path": "/dev/a"}]}}, "Expected `array`"),
     ],
 )
-def test_what_is_wrong_in_the_file_is_refused_by_its_key(
+def test_errors_in_the_file_are_reported_with_their_key(
     generic: type[Plugin[Any]], devices: Mapping[str, object], fault: str
 ) -> None:
     config = configuration.AgentConfig(plugins={"generic": {"devices": devices}})
@@ -241,7 +239,7 @@ async def kubelet(directory: Path) -> AsyncIterator[EmbeddedKubelet]:
         yield running
 
 
-async def test_a_serial_port_that_is_plugged_in_reaches_a_container(
+async def test_a_plugged_serial_port_is_allocated_to_a_container(
     generic: type[Plugin[Any]], directory: Path, kubelet: EmbeddedKubelet
 ) -> None:
     root = directory / "node"

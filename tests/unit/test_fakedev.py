@@ -48,7 +48,7 @@ def fakedev(
     )
 
 
-def test_the_plain_layout_is_the_original_one(tmp_path: Path) -> None:
+def test_the_plain_layout_is_that_of_the_original(tmp_path: Path) -> None:
     description = Description(
         devcount=2, tilesperdev=2, devmemsize=2**20, devspernode=1, capabilities={"platform": "x"}, unprivileged=True
     )
@@ -87,7 +87,7 @@ def test_every_nth_card_is_a_physical_function(tmp_path: Path) -> None:
     }
 
 
-def test_the_tenth_card_keeps_the_odd_address(tmp_path: Path) -> None:
+def test_the_tenth_card_has_the_two_digit_address_of_the_original(tmp_path: Path) -> None:
     generate(Description(devcount=11, unprivileged=True), str(tmp_path))
     assert (tmp_path / "sys/bus/pci/drivers/i915/0000:00:010.0/drm/card10").exists()
     assert (tmp_path / "sys/class/drm/card10/device/numa_node").read_text() == "0"
@@ -136,7 +136,7 @@ def test_the_samples_work_as_they_are(tmp_path: Path, name: str, cards: int, til
     assert len(list((tmp_path / "node/sys/class/drm").glob("card*/gt/gt*"))) == cards * tiles
 
 
-def test_the_listed_links_are_what_full_would_make() -> None:
+def test_the_listed_links_equal_those_of_the_full_topology() -> None:
     listed = read_description(CONFIGS / "2x4-PVC-xelink.json")
     full = Description(devcount=2, tilesperdev=4, capabilities={"connection-topology": "FULL"})
     assert links(listed) == links(full)
@@ -201,7 +201,7 @@ def test_labels_joined_again_are_the_whole_text(text: str) -> None:
         ("[" * 100_000, "d.json"),
     ],
 )
-def test_wrong_descriptions_are_refused_with_status_1(
+def test_wrong_descriptions_are_rejected_with_status_1(
     tmp_path: Path, description: dict[str, object] | str, message: str
 ) -> None:
     path = tmp_path / "d.json"
@@ -230,7 +230,7 @@ def test_wrong_command_lines_end_with_status_1(tmp_path: Path, flags: list[str],
     assert list((tmp_path / "node").iterdir()) == []
 
 
-def test_help_is_no_error(tmp_path: Path) -> None:
+def test_help_exits_with_0(tmp_path: Path) -> None:
     done = fakedev(tmp_path / "node", "-h")
     assert done.returncode == 0
     assert "-unprivileged" in done.stderr
@@ -260,7 +260,7 @@ def test_an_earlier_tree_is_replaced(tmp_path: Path) -> None:
         ["sys/block/x", "sys/bus/x", "sys/class/x", "sys/dev/x"],
     ],
 )
-def test_a_tree_that_may_be_real_is_not_touched(tmp_path: Path, there: list[str]) -> None:
+def test_a_tree_that_may_be_real_is_unchanged(tmp_path: Path, there: list[str]) -> None:
     for path in [*there, "sys/class/x" if there[0].startswith("dev") else "dev/dri/card0"]:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
@@ -278,7 +278,7 @@ def test_links_in_place_of_the_directories_are_not_followed(tmp_path: Path) -> N
     assert (tmp_path / "elsewhere/dri").is_dir()
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "xpum-sidecar-labels.txt").mkdir()
     with pytest.raises(FakedevError, match=r"xpum-sidecar-labels.txt: Is a directory"):
         generate(Description(devcount=1, unprivileged=True), str(tmp_path))
@@ -292,7 +292,7 @@ def test_driver_and_device_id_are_added_to_the_plain_layout(tmp_path: Path) -> N
     assert host.text("/sys/class/drm/card0/device/driver/0000:00:00.0/device") == "0x0bd5"
 
 
-def test_the_kernels_layout_has_what_the_plain_one_lacks(tmp_path: Path) -> None:
+def test_the_layout_of_the_kernel_has_additional_files(tmp_path: Path) -> None:
     description = {"DevCount": 4, "VfsPerPf": 1, "Driver": "xe", "ByPath": True, "Mei": True, "Npus": 1}
     done = fakedev(tmp_path / "node", "-unprivileged", description={**description, "Capabilities": {"a": "b"}})
     assert (done.returncode, done.stderr) == (0, "")

@@ -71,7 +71,7 @@ def test_other_entries_vendors_and_functions_with_virtual_functions_do_not_count
     assert (found["gpu-numbers"], found["millicores"], found["tiles"]) == ("1", "1000", "1")
 
 
-def test_a_card_whose_vendor_is_unreadable_is_left_out_with_a_note(tmp_path: Path) -> None:
+def test_a_card_with_an_unreadable_vendor_is_skipped_and_reported(tmp_path: Path) -> None:
     card(tmp_path, 0)
     (card(tmp_path, 1) / "vendor").unlink()
     host = Host(tmp_path)
@@ -171,7 +171,7 @@ def test_a_size_from_the_level_zero_service_is_used_unless_it_is_zero(tmp_path: 
         *((bad, None) for bad in ("-1", "32768", "x", "", "4294967296")),
     ],
 )
-def test_an_unknown_numa_node_is_left_out(tmp_path: Path, text: str, expected: str | None) -> None:
+def test_an_unknown_numa_node_is_omitted(tmp_path: Path, text: str, expected: str | None) -> None:
     write(card(tmp_path, 0) / "numa_node", text)
     assert labels(tmp_path).get("numa-gpu-map") == expected
 
@@ -210,7 +210,7 @@ def test_long_values_are_split_and_only_the_deprecated_one_is_cut() -> None:
     assert "gpu.intel.com/cards2" not in found
 
 
-def test_more_cards_than_a_kernel_has_are_refused(tmp_path: Path) -> None:
+def test_more_cards_than_a_kernel_has_are_rejected(tmp_path: Path) -> None:
     for index in range(1025):
         (tmp_path / f"sys/class/drm/card{index}/device/drm").mkdir(parents=True)
         (tmp_path / f"sys/class/drm/card{index}/device/vendor").write_text("0x8086\n")
@@ -245,9 +245,7 @@ def test_variables_are_unsigned_decimal_numbers() -> None:
         ("ä.b", 2, "Z", []),
     ],
 )
-def test_a_part_ends_with_the_last_letter_or_digit_that_fits(
-    text: str, length: int, mark: str, parts: list[str]
-) -> None:
+def test_a_truncated_label_ends_with_a_letter_or_digit(text: str, length: int, mark: str, parts: list[str]) -> None:
     assert split(text, length, mark) == parts
 
 

@@ -119,7 +119,7 @@ def test_a_shortage_has_the_numbers_of_the_cluster_and_of_the_strictest_quota() 
     )
 
 
-def test_an_explanation_names_what_is_not_usable_and_what_is_not_known() -> None:
+def test_an_explanation_lists_unusable_and_unknown_properties() -> None:
     nodes = (node("n1", 4, unhealthy=1, cordoned=True), bare("n2", 2, 2))
     (found,) = shortages(cluster(*nodes, waiting=(Waiting("a", "p", 1.0, {I915: 2}),)))
     assert explain(found) == (
@@ -176,7 +176,7 @@ NODES = st.builds(
 
 
 @given(st.lists(NODES, max_size=6))
-def test_no_supply_is_counted_twice(nodes: list[Node]) -> None:
+def test_each_free_id_is_counted_once_in_supplies(nodes: list[Node]) -> None:
     snapshot = cluster(*nodes)
     total = sum(row.free for row in overview(snapshot))
     supply = supplies(snapshot).get(I915, Supply())

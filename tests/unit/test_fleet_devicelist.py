@@ -50,7 +50,7 @@ def test_names_in_namespaces_that_a_viewer_may_not_see_are_hidden() -> None:
     assert (holder.namespace, holder.pod, holder.container, holder.count) == ("hidden", "hidden", "hidden", 1)
 
 
-def test_nodes_without_a_connected_agent_are_named() -> None:
+def test_nodes_without_a_connected_agent_are_reported() -> None:
     stale = Agent("agent-1", "agent", "1", "stale", "no answer")
     listed = device_list(cluster(node("a", agents=()), node("b", UNIT, agents=(stale,))), lambda _namespace: True)
     assert [(each.node, each.problem) for each in listed.problems] == [
@@ -84,7 +84,7 @@ def test_a_list_is_decoded_as_it_was_encoded() -> None:
         b"[" * 100_000,
     ],
 )
-def test_other_answers_are_no_list(content: bytes) -> None:
+def test_other_responses_are_not_a_list(content: bytes) -> None:
     with pytest.raises(ValueError, match="not a list of devices"):
         decode(content)
 

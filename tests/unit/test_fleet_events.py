@@ -18,7 +18,7 @@ KEY = DeviceKey("n", "gpu", "card0")
 GOOD, BAD = DeviceState(False, "", 1, 0), DeviceState(True, "x", 1, 0)
 
 
-def test_a_change_is_due_once() -> None:
+def test_a_change_is_reported_once() -> None:
     plan = EventPlan()
     plan.update("n", {KEY: GOOD})
     plan.update("n", {KEY: BAD})
@@ -28,7 +28,7 @@ def test_a_change_is_due_once() -> None:
     assert plan.next_time(1000.0) is None
 
 
-def test_a_device_that_is_unhealthy_at_first_sight_has_not_changed() -> None:
+def test_a_device_that_is_unhealthy_at_its_first_check_has_no_change() -> None:
     plan = EventPlan()
     plan.update("n", {KEY: BAD})
     assert plan.due(0.0) == []
@@ -47,14 +47,14 @@ def test_a_device_has_one_event_in_ten_minutes_with_the_state_of_that_moment() -
     assert plan.due(DEVICE_INTERVAL) == [(KEY, GOOD)]
 
 
-def test_a_device_that_is_back_in_its_last_state_has_no_event() -> None:
+def test_a_device_that_returned_to_its_last_state_has_no_event() -> None:
     plan = EventPlan()
     for state in (GOOD, BAD, GOOD):
         plan.update("n", {KEY: state})
     assert plan.due(0.0) == []
 
 
-def test_a_device_that_is_gone_is_forgotten() -> None:
+def test_state_of_a_removed_device_is_deleted() -> None:
     plan = EventPlan()
     plan.update("n", {KEY: GOOD})
     plan.update("n", {})

@@ -109,7 +109,7 @@ def test_an_unknown_numa_node_and_an_unknown_age_are_null() -> None:
         (None, "Expected `object`"),
     ],
 )
-def test_what_is_not_an_inventory_is_rejected(document: object, problem: str) -> None:
+def test_a_document_that_is_not_an_inventory_is_rejected(document: object, problem: str) -> None:
     with pytest.raises(InventoryError) as caught:
         decode_inventory(encoded(document))
     assert problem in str(caught.value)
@@ -117,7 +117,7 @@ def test_what_is_not_an_inventory_is_rejected(document: object, problem: str) ->
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"\xff\xfe", b'{"version": 1', b"[" * 100_000, b'{"version":1e999}'])
-def test_what_is_not_json_is_rejected(body: bytes) -> None:
+def test_content_that_is_not_json_is_rejected(body: bytes) -> None:
     with pytest.raises(InventoryError, match=r"^inventory: "):
         decode_inventory(body)
 
@@ -159,7 +159,7 @@ def test_readings_have_values_and_the_outcomes_of_reads() -> None:
     assert device.outcomes == {"ok": 12, "denied": 0}
 
 
-def test_what_are_not_readings_is_rejected() -> None:
+def test_invalid_readings_are_rejected() -> None:
     with pytest.raises(InventoryError, match=r"^readings: .*awake"):
         decode_readings(encoded(readings(awake="yes")))
 

@@ -63,7 +63,7 @@ def test_the_requests_of_a_pod_are_those_that_the_scheduler_counts(
     assert found == ({I915: asked} if asked else {})
 
 
-def test_a_waiting_pod_has_its_message_and_gates() -> None:
+def test_a_pending_pod_has_its_message_and_scheduling_gates() -> None:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
     thing = pod(container(1), spec={"schedulingGates": [{"name": "x.org/gate"}]}, conditions=[condition])
     found = waiting_pod(thing, is_known)
@@ -111,7 +111,7 @@ def test_an_agent_serves_at_the_port_named_pages(options: dict[str, Any], place:
     assert agent_place(pod({"name": "c", "ports": ports}, spec=spec, **options)) == place
 
 
-def test_a_port_outside_the_range_is_none() -> None:
+def test_an_out_of_range_port_is_none() -> None:
     found = agent_place(
         pod({"name": "c", "ports": [{"name": "pages", "containerPort": 70_000}]}, spec={"nodeName": "n"})
     )
@@ -172,7 +172,7 @@ def report(pod: str, state: AgentState, answered: float, *plugins: str) -> Repor
     return Report(Place("ns", pod, "n"), state, "", answered, inventory)
 
 
-def test_of_two_agents_with_the_same_plugin_the_one_that_answers_counts() -> None:
+def test_the_responding_of_two_agents_with_the_same_plugin_is_used() -> None:
     reports = [report("old", "stale", 9, "gpu", "npu"), report("new", "connected", 5, "gpu", "qat")]
     found = compose("n", None, reports, (Holder("a", "p", "c", I915, 1),))
     assert found is not None

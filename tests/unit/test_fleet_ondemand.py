@@ -41,7 +41,7 @@ async def test_concurrent_requests_share_one_fetch() -> None:
     assert backend.asked == ["a"]
 
 
-async def test_a_value_that_is_too_old_is_fetched_again() -> None:
+async def test_an_expired_value_is_fetched_again() -> None:
     backend = Backend()
     backend.release.set()
     values = OnDemand(backend.fetch, max_age=0, at_once=4)
@@ -59,7 +59,7 @@ async def test_concurrent_fetches_are_limited() -> None:
     assert backend.most == 2
 
 
-async def test_an_error_is_not_kept() -> None:
+async def test_an_error_is_not_cached() -> None:
     backend = Backend()
     backend.release.set()
     backend.error = ValueError("x")
@@ -70,7 +70,7 @@ async def test_an_error_is_not_kept() -> None:
     assert await values.get("a") == "A"
 
 
-async def test_closing_ends_what_is_being_fetched() -> None:
+async def test_close_cancels_running_fetches() -> None:
     backend = Backend()
     values = OnDemand(backend.fetch, max_age=60, at_once=2)
     asking = asyncio.create_task(values.get("a"))

@@ -169,7 +169,7 @@ def test_changes_of_a_block_are_its_changed_rows_and_their_order() -> None:
 
 
 @given(st.text(max_size=6000))
-def test_any_query_is_read_and_its_link_is_read_alike(query: str) -> None:
+def test_any_query_and_its_link_are_parsed_equally(query: str) -> None:
     fields = fields_of(query)
     found = nodes_query(fields)
     again = nodes_query(fields_of(link("nodes", found).partition("?")[2]))
@@ -179,7 +179,7 @@ def test_any_query_is_read_and_its_link_is_read_alike(query: str) -> None:
 
 
 @pytest.mark.parametrize("start", ["-1", "x", "1e3", "٣", "9" * 20])
-def test_a_start_that_is_no_number_is_the_first(start: str) -> None:
+def test_an_invalid_page_start_is_the_first_page(start: str) -> None:
     assert list_query({"start": start}).start == 0
     assert list_query({"start": "100"}).start == 100
 
@@ -383,7 +383,7 @@ def test_cells_have_state_and_allocated_share() -> None:
     ]
 
 
-def test_a_page_has_at_most_2500_elements_and_leads_to_the_rest() -> None:
+def test_a_page_has_at_most_2500_elements_and_links_to_the_rest() -> None:
     many = cluster(*(node(f"n{index:04}", *(unit(f"card{card}") for card in range(70))) for index in range(60)))
     query, seen = NodesQuery(sort="name"), list[str]()
     while True:
@@ -459,7 +459,7 @@ def test_missing_values_have_a_cause(readings: NodeReadings | None, expected: st
     assert expected in text("device", cluster(node("a", unit())), query, readings=readings)
 
 
-def test_waiting_pods_are_explained_in_numbers() -> None:
+def test_pending_pods_are_explained_in_numbers() -> None:
     found = cluster(
         node("a", unit(holders=(holder(number=1),))),
         node("b", unit(holders=(holder(number=1),))),
@@ -476,7 +476,7 @@ def test_waiting_pods_are_explained_in_numbers() -> None:
     assert names_of(page("waiting", found, ListQuery(text="other"))) == [""]
 
 
-def test_namespaces_are_listed_by_what_they_hold() -> None:
+def test_namespaces_are_listed_by_their_allocations() -> None:
     found = cluster(
         node("a", unit("card0", holders=(holder("small"),)), unit("card1", holders=(holder("large", number=2),))),
         held_seconds={("small", I915): 7200.0},
@@ -488,7 +488,7 @@ def test_namespaces_are_listed_by_what_they_hold() -> None:
 
 
 @pytest.mark.parametrize("name", list(SCREENS))
-def test_names_that_may_not_be_seen_are_nowhere_on_a_page(name: ScreenName) -> None:
+def test_hidden_names_are_nowhere_on_a_page(name: ScreenName) -> None:
     space = "secretspace"
     held = Holder(space, "secretpod", "secretmain", I915, 1, 5)
     found = cluster(
@@ -530,7 +530,7 @@ def test_only_changed_nodes_are_summarized_again() -> None:
     assert (second["b"].unhealthy, second["b"].rank) == (1, 1)
 
 
-def test_nodes_that_take_no_pods_have_nothing_free() -> None:
+def test_unschedulable_nodes_have_no_free_devices() -> None:
     assert [summarize(node("a", unit(), **more)).free for more in ({}, {"cordoned": True}, {"ready": False})] == [
         2,
         0,

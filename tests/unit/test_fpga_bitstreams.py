@@ -38,7 +38,7 @@ class TestGbs:
             assert bitstream.extension == ".gbs"
             assert bitstream.programmable
 
-    def test_layout(self) -> None:
+    def test_a_gbs_file_has_the_documented_layout(self) -> None:
         head = bytes.fromhex("58656f6e46504741 b747425376303031 10000000".replace(" ", ""))
         text = b'{"afu-image":{}}'
         assert head[:16] == GBS_MAGIC
@@ -293,7 +293,7 @@ class TestElf:
         with Path(put(tmp_path, "x", content)).open("rb") as file:
             assert sections(Window(file.fileno(), 0, len(content)), (".one",)) == {}
 
-    def test_a_file_without_sections_has_none(self, tmp_path: Path) -> None:
+    def test_a_file_without_sections_returns_no_sections(self, tmp_path: Path) -> None:
         content = bytearray(elf({".one": b"first"}))
         content[60:62] = b"\0\0"
         with Path(put(tmp_path, "x", bytes(content))).open("rb") as file:
@@ -321,7 +321,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
         pass
 
 
-def test_messages_about_odd_file_names_have_one_line() -> None:
+def test_messages_about_unusual_file_names_have_one_line() -> None:
     with pytest.raises(BitstreamError) as caught, opened("/a\n\x1b[1m\udcff\u00e9.gbs"):
         pass
     assert str(caught.value) == "/a\\n\\x1b[1m\\udcff\u00e9.gbs: No such file or directory"

@@ -414,7 +414,7 @@ def env_of(container: Json) -> list[Json]:
 
 
 @given(namespace=NAMESPACES, pod=PODS | spoiled(PODS))
-def test_no_pod_gets_what_its_namespace_does_not_give_and_a_second_look_changes_nothing(
+def test_pods_get_only_functions_of_their_namespace_and_mutation_is_idempotent(
     namespace: tuple[list[Json], list[Json]], pod: Json
 ) -> None:
     names = named(*namespace)
@@ -449,7 +449,7 @@ def test_no_pod_gets_what_its_namespace_does_not_give_and_a_second_look_changes_
 
 
 @given(NAMESPACES)
-def test_any_objects_give_names_that_a_kubelet_takes_and_pairs_of_their_own(
+def test_any_objects_have_valid_resource_names_and_distinct_pairs(
     namespace: tuple[list[Json], list[Json]],
 ) -> None:
     names = named(*namespace)
@@ -464,7 +464,7 @@ def test_any_objects_give_names_that_a_kubelet_takes_and_pairs_of_their_own(
 
 
 @given(spoiled(FUNCTIONS, 3), st.sampled_from(["default", "legacy63"]))
-def test_any_function_may_be_stored_and_is_warned_of_where_it_is_of_no_use(function: Json, naming: Any) -> None:
+def test_any_function_is_stored_with_a_warning_if_it_is_unusable(function: Json, naming: Any) -> None:
     response = reviewed(checker(naming), function, "AcceleratorFunction")
     assert not response["patch"]
     assert all(text.isprintable() for text in response.get("warnings", ()))

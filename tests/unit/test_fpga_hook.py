@@ -66,7 +66,7 @@ class TestRun:
         ]
         assert driver.programmed == [("dfl-fme.0", 1, NLB0.encode())]
 
-    def test_two_of_one_region_get_a_port_each(self, tmp_path: Path) -> None:
+    def test_two_functions_of_one_region_get_one_port_each(self, tmp_path: Path) -> None:
         card = with_vf(tmp_path)
         stored(tmp_path, NLB0)
         stored(tmp_path, NLB3)

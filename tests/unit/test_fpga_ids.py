@@ -54,7 +54,7 @@ def test_the_name_of_an_af_has_both_ids(interface: str, afu: str, naming: Naming
         (INTERFACE, HASH, "legacy63", "71 characters, expected at most 63"),
     ],
 )
-def test_names_that_clusters_reject_are_never_made(interface: str, afu: str, naming: Naming, problem: str) -> None:
+def test_invalid_object_names_are_never_generated(interface: str, afu: str, naming: Naming, problem: str) -> None:
     with pytest.raises(IdError, match=problem):
         af_type(interface, afu, naming)
 

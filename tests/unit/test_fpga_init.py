@@ -144,7 +144,7 @@ def test_a_file_that_cannot_be_replaced_is_reported(host: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("made", [Path.mkdir, os.mkfifo])
-def test_entries_that_are_no_files_stay(host: Path, made: Callable[[Path], None]) -> None:
+def test_entries_that_are_not_files_are_kept(host: Path, made: Callable[[Path], None]) -> None:
     made(host / "hooks.d" / DEFINITION)
     assert init(host) == 0
     assert (host / "hooks.d" / DEFINITION).exists()

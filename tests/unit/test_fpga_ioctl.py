@@ -24,7 +24,7 @@ from accelplane.host import Host
         ("assign", 0x4004B682, 0xB582),
     ],
 )
-def test_numbers(operation: Operation, dfl: int, opae: int) -> None:
+def test_request_numbers_are_those_of_the_drivers(operation: Operation, dfl: int, opae: int) -> None:
     assert ioctl.request(DFL, operation) == dfl
     assert ioctl.request(OPAE, operation) == opae
 
@@ -47,11 +47,11 @@ def test_numbers(operation: Operation, dfl: int, opae: int) -> None:
         (ioctl.pack_port(OPAE, 2), "0c000000 00000000 02000000"),
     ],
 )
-def test_structures(buffer: bytearray, words: str) -> None:
+def test_structures_are_packed_as_in_the_headers(buffer: bytearray, words: str) -> None:
     assert buffer == bytes.fromhex(words)
 
 
-def test_answers() -> None:
+def test_results_of_ioctls_are_unpacked() -> None:
     dfl = bytearray.fromhex("10000000010000000200000003000000")
     opae = bytearray.fromhex("180000000100000004000000020000000300000005000000")
     region = bytearray.fromhex("2000000007000000010000000000000000000400000000000010000000000000")
@@ -125,7 +125,7 @@ def test_a_real_call_opens_the_node_and_fills_the_structure(tmp_path: Path) -> N
         ("", None),
     ],
 )
-def test_the_kind_of_a_node_is_in_its_name(text: str, found: tuple[Driver, str] | None) -> None:
+def test_the_name_of_a_node_includes_its_kind(text: str, found: tuple[Driver, str] | None) -> None:
     assert parse_name(text) == found
 
 

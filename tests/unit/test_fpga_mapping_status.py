@@ -108,7 +108,7 @@ def written(status: MappingStatus) -> Any:
     return json.loads(msgspec.json.encode(status))
 
 
-def test_a_transition_time_changes_with_the_status_of_its_condition_only() -> None:
+def test_the_transition_time_changes_only_with_the_status_of_the_condition() -> None:
     then = "2026-01-01T00:00:00Z"
     first = written(computed(region("a"), node_counts={REGION: 1}))
     for each in first["conditions"]:
@@ -207,7 +207,7 @@ def test_a_pod_that_can_be_scheduled_has_no_problem(pod: PendingPod, listed: Any
 
 
 @given(st.lists(st.text(max_size=300), max_size=4))
-def test_a_note_is_one_short_line_for_any_request(asks: list[str]) -> None:
+def test_the_note_for_any_request_is_one_short_line(asks: list[str]) -> None:
     found = problem_of(waiting(*asks), NAMES, lambda _name: False)
     assert isinstance(found, Problem | None)
     if found:

@@ -165,7 +165,7 @@ def test_names_of_april_2020_fit_into_the_default_directory(tmp_path: Path) -> N
     assert names(look(plugin("region", resource_naming="legacy63"), tmp_path)) == [(REGION, "dfl-fme.0", True)]
 
 
-def test_a_host_without_a_driver_has_nothing(tmp_path: Path) -> None:
+def test_a_host_without_a_driver_has_no_devices(tmp_path: Path) -> None:
     assert look(plugin(), tmp_path) == []
 
 
@@ -220,7 +220,7 @@ def test_a_region_of_a_crashed_card_keeps_its_resource_and_is_unhealthy(tmp_path
 @pytest.mark.parametrize(
     ("mode", "resource"), [("af", AF_CRASHED), ("region", f"region-{CRASHED}"), ("regiondevel", f"region-{CRASHED}")]
 )
-def test_a_card_that_crashed_before_the_start_has_the_resource_of_crashed_ones(
+def test_a_card_that_crashed_before_the_start_has_the_resource_of_crashed_cards(
     tmp_path: Path, mode: str, resource: str
 ) -> None:
     fpga, card = plugin(mode), one_port(tmp_path)
@@ -231,7 +231,7 @@ def test_a_card_that_crashed_before_the_start_has_the_resource_of_crashed_ones(
         assert (name, healthy) == (resource, False)
 
 
-def test_a_replaced_card_is_not_mistaken_for_the_old_one(tmp_path: Path) -> None:
+def test_a_replaced_card_does_not_inherit_the_state_of_the_old_one(tmp_path: Path) -> None:
     fpga, card = plugin(), one_port(tmp_path)
     look(fpga, tmp_path)
     shutil.rmtree(tmp_path)

@@ -158,7 +158,7 @@ def test_a_bitstream_for_another_region_is_rejected(
     assert driver.calls == []
 
 
-def test_a_bitstream_that_cannot_be_read_reaches_no_driver(tmp_path: Path) -> None:
+def test_an_unreadable_bitstream_is_not_sent_to_a_driver(tmp_path: Path) -> None:
     driver = Driver(one_port(tmp_path), NLB3)
     host = Host(tmp_path)
     with bitstream_of(tmp_path) as bitstream:

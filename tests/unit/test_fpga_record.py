@@ -196,7 +196,7 @@ def test_a_record_that_cannot_be_written_does_not_fail_programming(tmp_path: Pat
 
 
 @pytest.mark.parametrize("found", ["a file", "a directory of others"])
-def test_a_directory_that_cannot_be_used_is_a_note(tmp_path: Path, found: str) -> None:
+def test_an_unusable_directory_is_reported(tmp_path: Path, found: str) -> None:
     host, directory = Host(tmp_path), place(tmp_path).parent
     if found == "a file":
         write(directory, "")
@@ -279,7 +279,7 @@ def junk_in(record: Record, path: list[str], junk: object) -> bytes:
 
 
 @given(RECORDED)
-def test_a_written_record_is_read_back(record: Record) -> None:
+def test_a_written_record_is_read_unchanged(record: Record) -> None:
     found = parse(json.dumps(as_json(record)).encode(), "a")
     assert found._replace(seconds=record.seconds) == record
     assert found.seconds == pytest.approx(record.seconds, abs=0.001)

@@ -95,7 +95,7 @@ def test_the_configuration_has_the_regions_and_ports() -> None:
     ],
     ids=["one", "spelling", "twice the same", "others", "lengths", "ten"],
 )  # fmt: skip
-def test_pairs_come_in_the_order_of_their_numbers(environment: list[str], pairs: list[tuple[int, str, str]]) -> None:
+def test_pairs_are_ordered_by_their_numbers(environment: list[str], pairs: list[tuple[int, str, str]]) -> None:
     assert requested_pairs(environment) == tuple(Pair(*pair) for pair in pairs)
 
 

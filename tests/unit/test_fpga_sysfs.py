@@ -114,7 +114,7 @@ class TestScan:
         with pytest.raises(HostError, match="/sys/class/fpga: "):
             scan(Host(tmp_path), OPAE)
 
-    def test_an_fme_whose_ports_are_all_released_is_no_region(self, tmp_path: Path) -> None:
+    def test_an_fme_with_only_released_ports_is_not_a_region(self, tmp_path: Path) -> None:
         card = one_port(tmp_path)
         shutil.rmtree(card.device(0) / "dfl-port.0")
         assert scanned(tmp_path) == Scan((), ())
@@ -198,11 +198,11 @@ class TestSeveralInterfaces:
         port(card, number=1, inside=1)
         return scanned(root)
 
-    def test_equal_interface_ids_are_the_region(self, tmp_path: Path) -> None:
+    def test_equal_interface_ids_are_one_region(self, tmp_path: Path) -> None:
         found = self.cards(tmp_path, [INTERFACE, INTERFACE])
         assert regions(found) == [(INTERFACE, "dfl-fme.0", ["dfl-port.0", "dfl-port.1"])]
 
-    def test_of_different_interface_ids_each_port_has_its_own(self, tmp_path: Path) -> None:
+    def test_ports_with_different_interface_ids_have_different_regions(self, tmp_path: Path) -> None:
         # dfl-fme-region.9 and .10: their numbers count, not the letters.
         found = self.cards(tmp_path, [OTHER, INTERFACE])
         assert regions(found) == [(OTHER, "dfl-fme.0", ["dfl-port.0"]), (INTERFACE, "dfl-fme.0", ["dfl-port.1"])]
@@ -300,7 +300,7 @@ class TestOneDevice:
         with pytest.raises(IdError, match=r"dfl-port\.0/afu_id: AFU id .*: expected 32"):
             afu_id(host, read_port(host, "dfl-port.0"))
 
-    def test_names_of_the_platforms_devices(self, tmp_path: Path) -> None:
+    def test_platform_devices_are_found_by_name(self, tmp_path: Path) -> None:
         assert platform_devices(Host(tmp_path)) == ([], [])
         for name in ("dfl-port.1", "dfl-port.0", "dfl-fme.0", "intel-fpga-port.2", "dfl-fme-region.1", "serial8250"):
             (tmp_path / "sys/bus/platform/devices" / name).mkdir(parents=True)

@@ -66,7 +66,7 @@ FLAGS = (
         (["-f=+Inf"], {"f": math.inf}, []),
     ],
 )
-def test_words_are_read_as_go_reads_them(
+def test_command_lines_are_parsed_as_in_go(
     arguments: Sequence[str], given_: dict[str, Value], words: Sequence[str]
 ) -> None:
     assert parse(FLAGS, arguments) == (given_, words)
@@ -97,7 +97,7 @@ def test_errors_have_the_text_of_go(arguments: Sequence[str], message: str) -> N
 
 
 @pytest.mark.parametrize("argument", ["-h", "--h", "-help", "--help", "-h=x"])
-def test_help_is_wanted_in_any_spelling(argument: str) -> None:
+def test_help_flags_are_accepted_in_any_spelling(argument: str) -> None:
     with pytest.raises(HelpRequested):
         parse(FLAGS, ["-n=1", argument])
 
@@ -158,7 +158,7 @@ def test_options_that_start_at_0_are_unsigned_flags_and_computed_defaults_are_sh
 
 
 @pytest.mark.parametrize("text", ["1", "t", "T", "true", "TRUE", "True", "0", "f", "F", "false", "FALSE", "False"])
-def test_truth_is_spelled_as_in_go(text: str) -> None:
+def test_booleans_are_parsed_as_in_go(text: str) -> None:
     assert parse(FLAGS, [f"-b={text}"])[0] == {"b": text in ("1", "t", "T", "true", "TRUE", "True")}
 
 
@@ -178,7 +178,7 @@ ARGUMENTS = st.lists(
 
 
 @given(ARGUMENTS)
-def test_any_words_are_read_or_refused(arguments: list[str]) -> None:
+def test_any_arguments_are_parsed_or_rejected(arguments: list[str]) -> None:
     try:
         found, words = parse(FLAGS, arguments)
     except (FlagError, HelpRequested):
@@ -189,7 +189,7 @@ def test_any_words_are_read_or_refused(arguments: list[str]) -> None:
 
 
 @given(st.text(max_size=20), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.booleans())
-def test_what_is_written_out_is_read_back(name: str, n: int, f: float, b: bool) -> None:
+def test_encoded_values_are_decoded_unchanged(name: str, n: int, f: float, b: bool) -> None:
     arguments = [f"-name={name}", f"--n={n}", "-f", repr(f), f"-b={str(b).lower()}"]
     assert parse(FLAGS, arguments) == ({"name": name, "n": n, "f": f, "b": b}, [])
 
@@ -231,7 +231,7 @@ class TestProgram:
             (["-b", "false"], 2, "unexpected argument 'false': flags only, booleans as -flag or -flag=true"),
         ],
     )
-    def test_ends_as_a_go_program_does(
+    def test_exit_code_and_messages_are_those_of_the_go_program(
         self, arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         with pytest.raises(SystemExit) as caught:
@@ -241,10 +241,10 @@ class TestProgram:
         assert message in output.err
         assert output.out == ""
 
-    def test_goes_on_with_what_was_given(self) -> None:
+    def test_the_program_runs_with_the_given_flags(self) -> None:
         assert parse_or_exit("prog", FLAGS, ["-n=2"]) == {"n": 2}
 
-    def test_in_the_place_of_a_go_program_passes_over_what_that_would(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_arguments_ignored_by_the_go_program_are_ignored(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert parse_or_exit("prog", FLAGS, ["-b", "false", "-n=2"], lenient=True) == {"b": True}
         assert "prog: ignored: false -n=2" in capsys.readouterr().err
 

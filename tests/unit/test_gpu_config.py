@@ -57,7 +57,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("options", "text"), REFUSED)
-def test_invalid_options_are_refused_with_the_text_of_the_go_implementation(
+def test_invalid_options_are_rejected_with_the_text_of_the_go_implementation(
     options: dict[str, object], text: str
 ) -> None:
     with pytest.raises(ValueError, match=r"^argument error: ") as refusal:
@@ -82,7 +82,7 @@ def test_valid_options_are_accepted(options: dict[str, object]) -> None:
     GpuConfig(**options)  # pyright: ignore[reportArgumentType] - a table of keyword arguments
 
 
-def test_an_invalid_option_in_yaml_is_refused_with_the_same_text() -> None:
+def test_an_invalid_option_in_yaml_is_rejected_with_the_same_text() -> None:
     with pytest.raises(msgspec.ValidationError, match="must greater than zero"):
         GpuConfig.of({"shared-dev-num": 0})
 

@@ -87,7 +87,7 @@ def test_the_candidate_is_the_pending_pod_that_lacks_devices(
         ([pod("a", cards="c"), pod("b", cards="c")], holding(a=0, b=0), "none of 2 pending pods has gas-ts", True),
     ],
 )
-def test_without_a_candidate_annotations_that_may_be_late_are_awaited(
+def test_without_a_candidate_the_plugin_waits_for_late_annotations(
     pods: list[Pod], held: dict[tuple[str, str], int], reason: str, retry: bool
 ) -> None:
     found = find_candidate(pods, held)
@@ -111,7 +111,7 @@ def test_without_a_candidate_annotations_that_may_be_late_are_awaited(
         (None, 0, []),
     ],
 )
-def test_the_cards_are_those_of_the_non_empty_part_with_the_containers_number(
+def test_annotated_cards_are_selected_by_the_index_of_the_container(
     annotation: str | None, number: int, expected: list[str]
 ) -> None:
     assert assigned_cards(Candidate(pod(cards=annotation), number)) == expected
@@ -139,14 +139,14 @@ AVAILABLE = ["card1-7", "card0-10", "card0-2", "card1-0", "card2-3"]
         (["card3"], 1, ["card3-5"], ["card3-5"]),
     ],
 )
-def test_each_card_gives_its_next_id_those_that_must_be_included_first(
+def test_ids_are_chosen_card_by_card_after_the_required_ones(
     cards: list[str], size: int, must_include: list[str], expected: list[str]
 ) -> None:
     candidate = Candidate(pod(cards=",".join(cards)), 0)
     assert list(assign(candidate, AVAILABLE, must_include, size, 0).ids) == expected
 
 
-def test_an_id_without_a_number_is_a_card_by_itself() -> None:
+def test_an_id_without_a_share_number_is_its_own_card() -> None:
     assert select_ids(["card0", "x"], ["x", "card0"], []) == ["card0", "x"]
 
 
@@ -251,11 +251,11 @@ def test_a_container_without_requests_for_gpus_uses_none(container: dict[str, An
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed", "Unknown", ""])
-def test_a_pod_that_has_ended_is_left_out(phase: str) -> None:
+def test_an_ended_pod_is_omitted(phase: str) -> None:
     assert project(document(requesting(), phase=phase)) is None
 
 
-def test_of_a_running_pod_only_its_name_is_kept() -> None:
+def test_only_the_name_of_a_running_pod_is_kept() -> None:
     found = project(document(requesting(), phase="Running", annotations={"gas-container-cards": "card0"}))
     assert found == Pod("team", "a", "u", False)
 
@@ -290,7 +290,7 @@ def test_annotations_are_read_up_to_a_limit() -> None:
 
 
 @pytest.mark.parametrize("text", [b"[]", b"", b"{", b'{"metadata": []}', b'{"status": {"phase": 3}}', b"\xff"])
-def test_what_is_no_pod_raises_an_error_that_skips_it(text: bytes) -> None:
+def test_a_list_item_that_is_not_a_pod_raises_an_error_that_skips_it(text: bytes) -> None:
     with pytest.raises((msgspec.MsgspecError, ValueError)):
         project(memoryview(text))
 
@@ -315,7 +315,7 @@ def test_tiles_of_both_drivers_and_of_physical_functions_are_counted(tmp_path: P
     assert tile_counts(Host(tmp_path / "none"), "/sys/class/drm") == {}
 
 
-def test_cards_whose_tiles_cannot_be_read_are_left_out_or_count_one(tmp_path: Path) -> None:
+def test_cards_with_unreadable_tiles_are_omitted_or_count_as_one_tile(tmp_path: Path) -> None:
     for index in range(3):
         gpu_card(tmp_path, index)
     drm = tmp_path / "sys/class/drm"
@@ -330,11 +330,11 @@ def test_cards_whose_tiles_cannot_be_read_are_left_out_or_count_one(tmp_path: Pa
 @pytest.mark.parametrize(
     ("counts", "before", "expected"), [([2, 2], 0, 2), ([2], 4, 2), ([2, 1], 0, 0), ([2, 1], 2, 2), ([], 2, 2)]
 )
-def test_the_number_of_tiles_changes_only_when_all_cards_agree(counts: list[int], before: int, expected: int) -> None:
+def test_the_number_of_tiles_is_set_only_if_all_cards_agree(counts: list[int], before: int, expected: int) -> None:
     assert common_tile_count(counts, before) == expected
 
 
-def test_cards_that_differ_in_tiles_are_noted(tmp_path: Path) -> None:
+def test_cards_with_different_tile_counts_are_reported(tmp_path: Path) -> None:
     for index in range(2):
         gpu_card(tmp_path, index)
     (tmp_path / "sys/class/drm/card0/gt/gt0").mkdir(parents=True)
@@ -389,7 +389,7 @@ VALUES = st.recursive(
 @given(
     place=st.sampled_from(["metadata", "spec", "status", "containers", "resources", "env", "annotations"]), value=VALUES
 )
-def test_whatever_a_pod_contains_it_is_projected_or_skipped(place: str, value: object) -> None:
+def test_any_pod_is_projected_or_skipped(place: str, value: object) -> None:
     described: dict[str, Any] = json.loads(bytes(document(requesting(env=[]), annotations={"gas-ts": "1"})))
     parents: dict[str, dict[str, Any]] = {
         "containers": described["spec"],
@@ -421,7 +421,7 @@ PODS = st.builds(
     pods=st.lists(PODS, max_size=5, unique_by=lambda each: each.name),
     held=st.dictionaries(st.tuples(st.just("team"), st.sampled_from("abcd")), st.integers(0, 3)),
 )
-def test_a_candidate_is_pending_known_to_the_kubelet_and_independent_of_the_order(
+def test_a_candidate_pod_is_pending_known_to_the_kubelet_and_independent_of_the_order(
     pods: list[Pod], held: dict[tuple[str, str], int]
 ) -> None:
     found = find_candidate(pods, held)

@@ -54,7 +54,7 @@ def test_the_options_determine_the_policy_of_each_source(source: dict[str, Any])
     assert (plugin.health_policy.bad_verdicts, plugin.health_policy.fail_closed) == (3, True)
 
 
-def test_by_default_a_bad_card_is_unhealthy_within_5_s_and_healthy_again_within_10() -> None:
+def test_by_default_a_failed_card_is_unhealthy_within_5_s_and_healthy_again_within_10_s() -> None:
     policy = GpuPlugin(GpuConfig(health_management=True)).health_policy
     assert (policy.bad_verdicts, policy.good_verdicts) == (1, 2)
     assert policy.interval < 5

@@ -127,7 +127,9 @@ CONFIGS = st.builds(
 
 @given(st.lists(st.tuples(SPOTS, DEEDS), min_size=1, max_size=5), CONFIGS)
 @settings(max_examples=examples(150), deadline=None)
-def test_a_spoiled_tree_breaks_no_scan(deeds: list[tuple[str, Callable[[str], None]]], config: GpuConfig) -> None:
+def test_an_inconsistent_tree_raises_no_exception(
+    deeds: list[tuple[str, Callable[[str], None]]], config: GpuConfig
+) -> None:
     with tempfile.TemporaryDirectory() as root:
         gpu_card(Path(root), 0, mei=("mei0",))
         gpu_card(Path(root), 1, driver="xe")

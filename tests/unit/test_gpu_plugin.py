@@ -19,7 +19,7 @@ def test_importing_a_plugin_loads_no_grpc(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-async def test_without_health_or_wsl_no_service_is_looked_for(tmp_path: Path) -> None:
+async def test_the_service_is_not_queried_without_health_or_wsl(tmp_path: Path) -> None:
     gpu_card(tmp_path, 0)
     plugin, host = GpuPlugin(), Host(tmp_path)
     await plugin.refresh(host)
@@ -68,7 +68,7 @@ async def test_a_container_with_several_windows_gpus_sees_them_all_once_and_in_o
     assert [node.host_path for node in answer.nodes] == ["/dev/dxg"]
 
 
-async def test_other_gpus_answers_are_left_as_they_are(tmp_path: Path) -> None:
+async def test_responses_for_other_gpus_are_unchanged(tmp_path: Path) -> None:
     gpu_card(tmp_path, 0)
     plugin = GpuPlugin()
     devices = [item for item in plugin.scan(Host(tmp_path)) if isinstance(item, Device)]

@@ -80,7 +80,7 @@ def test_cards_of_two_drivers_are_two_resources(tmp_path: Path) -> None:
     assert any("card10: driver unknown, assuming i915" in note for note in scan.notes)
 
 
-def test_connectors_render_nodes_and_the_version_file_are_not_mentioned(tmp_path: Path) -> None:
+def test_connectors_render_nodes_and_the_version_file_are_ignored(tmp_path: Path) -> None:
     gpu_card(tmp_path, 0)
     for name in ("card0-DP-1", "renderD128", "xcard1", "card", "card1x"):
         (tmp_path / "sys/class/drm" / name).mkdir()
@@ -119,7 +119,7 @@ def test_a_card_that_is_excluded_by_design_is_skipped_without_a_warning(
 
 
 @pytest.mark.parametrize("vfs", ["0", "-1"])
-def test_a_physical_function_without_virtual_ones_is_published(tmp_path: Path, vfs: str) -> None:
+def test_a_physical_function_without_virtual_functions_is_published(tmp_path: Path, vfs: str) -> None:
     gpu_card(tmp_path, 0, vfs=vfs)
     assert Scan(tmp_path).names == ["i915/card0-0"]
 
@@ -192,7 +192,7 @@ def test_the_tree_of_the_fake_device_generator_is_scanned(tmp_path: Path) -> Non
 
 class TestPrefix:
     @pytest.mark.parametrize("prefix", ["/fake", "/fake/", "//fake/./"])
-    def test_it_is_part_of_every_path_in_a_response(self, tmp_path: Path, prefix: str) -> None:
+    def test_the_prefix_is_part_of_every_path_in_a_response(self, tmp_path: Path, prefix: str) -> None:
         gpu_card(tmp_path / "fake", 0, driver="i915", mei=("mei0",))
         scan = Scan(tmp_path, prefix=prefix, enable_monitoring=True, monitoring_mode="single")
         card, monitoring = scan.devices
@@ -201,13 +201,13 @@ class TestPrefix:
         assert card.mounts[0] == Mount("/fake/dev/dri/by-path/pci-0000:03:00.0-card")
         assert paths(monitoring)[-1] == "/fake/dev/mei0"
 
-    def test_it_works_with_the_root_directory_as_root(self, tmp_path: Path) -> None:
+    def test_the_prefix_may_be_the_root_directory(self, tmp_path: Path) -> None:
         gpu_card(tmp_path, 0)
         device = Scan("/", prefix=str(tmp_path)).one
         assert paths(device)[0] == f"{tmp_path}/dev/dri/card0"
         assert device.mounts[0].host_path == f"{tmp_path}/dev/dri/by-path/pci-0000:03:00.0-card"
 
-    def test_it_is_part_of_the_watched_directories(self) -> None:
+    def test_the_prefix_is_part_of_the_watched_directories(self) -> None:
         assert GpuPlugin(GpuConfig(prefix="/fake")).watch.directories == (
             "/fake/sys/class/drm",
             "/fake/dev/dri",
@@ -235,7 +235,7 @@ class TestByPath:
         assert Scan(tmp_path, bypath="all").one.mounts == (Mount("/dev/dri/by-path"),)
 
     @pytest.mark.parametrize("mode", ["single", "all", "links"])
-    def test_a_missing_directory_is_noted_once_and_used_after_it_appears(self, tmp_path: Path, mode: str) -> None:
+    def test_a_missing_directory_is_reported_once_and_used_after_it_appears(self, tmp_path: Path, mode: str) -> None:
         gpu_card(tmp_path, 0, by_path=False)
         gpu_card(tmp_path, 1, by_path=False)
         before = Scan(tmp_path, bypath=mode)
@@ -247,7 +247,7 @@ class TestByPath:
     @pytest.mark.parametrize(
         "target", ["../card7", "../../nowhere", "pci-0000:03:00.0-platform-simple-framebuffer.0-card", "/etc/passwd"]
     )
-    def test_a_link_to_another_target_is_skipped_and_noted(self, tmp_path: Path, target: str) -> None:
+    def test_a_link_to_another_target_is_skipped_and_reported(self, tmp_path: Path, target: str) -> None:
         gpu_card(tmp_path, 0)
         name = "pci-0000:03:00.0-platform-simple-framebuffer.0-card"
         link(tmp_path / "dev/dri/by-path" / name, target)
@@ -327,7 +327,9 @@ class TestFilters:
             ({"functions": "pf", "kinds": "discrete"}, ["card0"]),
         ],
     )
-    def test_filter(self, tmp_path: Path, options: dict[str, str], published: list[str]) -> None:
+    def test_the_filters_select_cards_by_pci_id(
+        self, tmp_path: Path, options: dict[str, str], published: list[str]
+    ) -> None:
         gpu_card(tmp_path, 0, device_id="0x56c0")
         gpu_card(tmp_path, 1, device_id="0x7d55", address="0000:00:02.0")
         gpu_card(tmp_path, 2, device_id="0x56c", driver="xe", physfn=True)
@@ -414,7 +416,9 @@ class TestCdi:
             ("only", (False, "intel.cdi.k8s.io/gpu=card0"), (False, "intel.cdi.k8s.io/gpu=monitoring")),
         ],
     )
-    def test_mode(self, tmp_path: Path, mode: str, card: tuple[bool, str], monitoring: tuple[bool, str]) -> None:
+    def test_cdi_mode_selects_device_specs_or_cdi_names(
+        self, tmp_path: Path, mode: str, card: tuple[bool, str], monitoring: tuple[bool, str]
+    ) -> None:
         gpu_card(tmp_path, 0)
         carried = self.carried(tmp_path, mode)
         assert carried["i915"] == card

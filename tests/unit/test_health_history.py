@@ -69,7 +69,7 @@ def test_the_last_32_changes_are_kept(unit: Unit) -> None:
     assert (len(changes), changes[-1].phase) == (32, Phase.UNHEALTHY)
 
 
-def test_a_unit_that_is_gone_has_no_history_and_counters_stay(unit: Unit) -> None:
+def test_a_removed_unit_has_no_history_and_counters_are_kept(unit: Unit) -> None:
     unit.check(HOT, 0.0)
     unit.history.forget("card0")
     assert unit.history.changes("card0") == ()
@@ -78,7 +78,9 @@ def test_a_unit_that_is_gone_has_no_history_and_counters_stay(unit: Unit) -> Non
 
 
 @pytest.mark.parametrize(("fail_closed", "cause"), [(True, "no-answer"), (False, None)])
-def test_no_answer_is_a_cause_if_the_policy_fails_closed(unit: Unit, fail_closed: bool, cause: Cause | None) -> None:
+def test_a_missing_answer_is_a_cause_if_the_policy_fails_closed(
+    unit: Unit, fail_closed: bool, cause: Cause | None
+) -> None:
     unit.check(Verdict("unknown", "no socket"), 0.0, HealthPolicy(fail_closed=fail_closed))
     assert unit.history.failures == ({cause: 1} if cause else {})
 

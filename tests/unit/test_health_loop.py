@@ -134,7 +134,7 @@ async def test_while_all_devices_are_healthy_a_thread_checks_them() -> None:
         assert (found.plugin.checks, found.published) == (1, 0)
 
 
-async def test_a_device_that_the_thread_finds_is_checked_and_the_thread_ends_until_it_is_healthy_again() -> None:
+async def test_a_device_reported_by_the_thread_is_checked_and_the_thread_stops_until_it_is_healthy() -> None:
     async with running() as found:
         await until(lambda: found.plugin.watched >= 2)
         found.plugin.verdict = Verdict("bad", "dented")
@@ -154,7 +154,7 @@ def fail() -> bool:
 
 
 @pytest.mark.parametrize("watch", [lambda: False, fail])
-async def test_what_the_thread_cannot_confirm_the_check_decides(watch: Callable[[], bool]) -> None:
+async def test_the_check_decides_if_the_thread_is_inconclusive(watch: Callable[[], bool]) -> None:
     async with running() as found:
         found.plugin.watch = watch
         await until(lambda: found.plugin.watched >= 3)

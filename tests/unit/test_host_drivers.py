@@ -44,7 +44,7 @@ def manifest_host() -> MountedHost:
     return host
 
 
-def test_a_function_is_taken_from_its_driver_and_given_to_the_other() -> None:
+def test_a_function_is_unbound_from_its_driver_and_bound_to_the_other() -> None:
     host = host_of()
     assert driver_of(host, VF) == "4xxxvf"
     bind(host, VF, "vfio-pci")
@@ -60,7 +60,7 @@ def test_a_function_without_driver_is_bound() -> None:
     assert driver_of(host, VF) == "vfio-pci"
 
 
-def test_what_is_bound_already_is_not_touched() -> None:
+def test_bound_functions_are_unchanged() -> None:
     host = host_of()
     bind(host, VF, "vfio-pci")
     host.writes.clear()
@@ -68,14 +68,14 @@ def test_what_is_bound_already_is_not_touched() -> None:
     assert host.writes == []
 
 
-def test_a_driver_that_is_not_loaded_is_named_and_nothing_happens() -> None:
+def test_an_unloaded_driver_is_reported_and_nothing_is_changed() -> None:
     host = host_of(loaded=())
     with pytest.raises(BindError, match=r"driver vfio-pci is not loaded, .*modprobe vfio-pci"):
         bind(host, VF, "vfio-pci")
     assert (driver_of(host, VF), host.writes) == ("4xxxvf", [])
 
 
-def test_what_is_on_the_denylist_stays_with_its_driver() -> None:
+def test_devices_on_the_denylist_keep_their_driver() -> None:
     host = host_of(model="c6xx")
     with pytest.raises(
         BindError, match="skipped: it is on vfio-pci's denylist; load the module with disable_denylist=1"
@@ -98,7 +98,7 @@ def test_without_an_iommu_it_stays_with_its_driver() -> None:
 
 
 @pytest.mark.parametrize("kept_for", ["", "qat_vfio_pci"])
-def test_a_function_that_the_driver_refuses_goes_back_and_is_kept_for_what_it_was(kept_for: str) -> None:
+def test_a_function_rejected_by_the_driver_is_rolled_back_and_published_as_before(kept_for: str) -> None:
     host = host_of()
     host.kernel.write(f"{DEVICE}/driver_override", kept_for or "\n")
     host.kernel.fail(f"{VFIO}/bind", errno.EINVAL)
@@ -120,7 +120,7 @@ def test_a_function_that_its_driver_keeps_stays_there(number: int) -> None:
     assert host.text(f"{DEVICE}/driver_override") == "(null)"
 
 
-def test_an_override_that_fails_oddly_stops_it() -> None:
+def test_an_unexpected_override_error_stops_the_binding() -> None:
     host = host_of()
     host.kernel.fail(f"{DEVICE}/driver_override", errno.EIO)
     with pytest.raises(BindError, match="to driver_override"):
@@ -136,7 +136,7 @@ class TestWhereFunctionsCannotBeWrittenTo:
         assert host.writes[-2:] == [(f"{VFIO}/new_id", "8086 4941"), (f"{VFIO}/remove_id", "8086 4941")]
         assert driver_of(host, "0000:61:00.2") == "4xxxvf"
 
-    def test_an_id_that_it_knows_suffices(self) -> None:
+    def test_an_id_that_the_driver_has_is_sufficient(self) -> None:
         host = manifest_host()
         host.kernel.write(f"{VFIO}/new_id", "8086 4941")
         bind(host, VF, "vfio-pci")
@@ -156,14 +156,14 @@ class TestWhereFunctionsCannotBeWrittenTo:
             bind(host, VF, "vfio-pci")
         assert driver_of(host, VF) == "4xxxvf"
 
-    def test_an_id_that_is_refused_leaves_the_function_where_it_was(self) -> None:
+    def test_a_rejected_id_leaves_the_function_unchanged(self) -> None:
         host = manifest_host()
         host.kernel.fail(f"{VFIO}/new_id", errno.EINVAL)
         with pytest.raises(BindError, match="new_id"):
             bind(host, VF, "vfio-pci", new_id=True)
         assert driver_of(host, VF) == "4xxxvf"
 
-    def test_a_mount_without_any_writing_changes_nothing(self) -> None:
+    def test_a_read_only_mount_changes_nothing(self) -> None:
         host = host_of()
         host.read_only = ("/sys",)
         with pytest.raises(BindError, match="Read-only file system"):
@@ -172,7 +172,7 @@ class TestWhereFunctionsCannotBeWrittenTo:
 
 
 class TestOpenGroup:
-    def test_a_function_in_use_is_not_taken(self) -> None:
+    def test_a_function_in_use_is_not_unbound(self) -> None:
         host = host_of(loaded=("vfio-pci", "igb_uio"))
         bind(host, VF, "vfio-pci")
         host.held.add(f"/dev/vfio/{vfio_group(host, VF)}")
@@ -188,14 +188,14 @@ class TestOpenGroup:
         bind(host, VF, "igb_uio")
         assert driver_of(host, VF) == "igb_uio"
 
-    def test_a_node_that_is_not_there_is_not_open(self, tmp_path: Path) -> None:
+    def test_a_missing_vfio_node_is_not_open(self, tmp_path: Path) -> None:
         vf(tmp_path, VF)
         assert not vfio_group_is_open(Host(tmp_path), VF)
         assert not vfio_group_is_open(Host(tmp_path), PF)
 
 
 @pytest.mark.parametrize("target", ["..", "../..", "a b", "\udcff", ".hidden"])
-def test_a_group_of_an_odd_name_is_refused(tmp_path: Path, target: str) -> None:
+def test_a_vfio_group_with_an_invalid_name_is_rejected(tmp_path: Path, target: str) -> None:
     function = vf(tmp_path, VF)
     (function / "iommu_group").unlink()
     (function / "iommu_group").symlink_to(f"/sys/{target}")
@@ -208,7 +208,7 @@ def test_a_function_without_iommu_group_is_reported(tmp_path: Path) -> None:
         vfio_group(Host(tmp_path), VF)
 
 
-def test_in_a_tree_without_reactions_binding_does_no_harm(tmp_path: Path) -> None:
+def test_binding_in_a_plain_tree_changes_nothing(tmp_path: Path) -> None:
     function = vf(tmp_path, VF, driver="4xxxvf")
     (tmp_path / "sys/bus/pci/drivers/vfio-pci").mkdir(parents=True)
     bind(Host(tmp_path), VF, "vfio-pci")

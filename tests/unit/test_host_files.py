@@ -47,7 +47,7 @@ class TestText:
             (b"x" * ATTRIBUTE_LIMIT, "x" * ATTRIBUTE_LIMIT),
         ],
     )
-    def test_is_the_content_without_white_space_around_it(
+    def test_text_is_the_content_without_surrounding_white_space(
         self, see: Seen, tmp_path: Path, content: bytes, text: str
     ) -> None:
         host, name = see
@@ -70,20 +70,20 @@ class TestText:
         assert found == expected
 
     @pytest.mark.parametrize("content", [b"\xff\xfe", b"\x80", b"ok until \xc3", bytes(range(256))])
-    def test_rejects_content_that_is_not_text(self, see: Seen, tmp_path: Path, content: bytes) -> None:
+    def test_content_that_is_not_text_is_rejected(self, see: Seen, tmp_path: Path, content: bytes) -> None:
         host, name = see
         write(tmp_path / "attribute", content)
         with pytest.raises(Unreadable, match=r"attribute: not text: ([0-9a-f]{2} ?)+…"):
             host.text(name("attribute"))
 
-    def test_rejects_content_longer_than_any_attribute(self, see: Seen, tmp_path: Path) -> None:
+    def test_too_long_content_is_rejected(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         os.truncate(write(tmp_path / "attribute", ""), 1 << 40)
         with pytest.raises(Unreadable, match="more than 65536 bytes"):
             host.text(name("attribute"))
 
     @pytest.mark.parametrize("path", ["none", "none/deeper", "empty/none"])
-    def test_raises_missing_for_a_missing_file(self, see: Seen, tmp_path: Path, path: str) -> None:
+    def test_a_missing_file_raises_missing(self, see: Seen, tmp_path: Path, path: str) -> None:
         host, name = see
         (tmp_path / "empty").mkdir()
         with pytest.raises(Missing) as caught:
@@ -91,25 +91,25 @@ class TestText:
         assert str(caught.value) == f"{name(path)}: No such file or directory"
         assert caught.value.path == name(path)
 
-    def test_rejects_a_directory(self, see: Seen, tmp_path: Path) -> None:
+    def test_reading_a_directory_is_rejected(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         (tmp_path / "directory").mkdir()
         with pytest.raises(Unreadable, match="directory: Is a directory"):
             host.text(name("directory"))
 
-    def test_rejects_a_path_through_a_file(self, see: Seen, tmp_path: Path) -> None:
+    def test_a_path_through_a_file_is_rejected(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         write(tmp_path / "file", "")
         with pytest.raises(Unreadable, match="file/x: Not a directory"):
             host.text(name("file/x"))
 
-    def test_does_not_wait_for_a_fifo(self, see: Seen, tmp_path: Path) -> None:
+    def test_reading_a_fifo_does_not_block(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         os.mkfifo(tmp_path / "fifo")
         with pytest.raises(Unreadable, match="fifo: not a regular file"):
             host.text(name("fifo"))
 
-    def test_does_not_wait_for_a_fifo_with_a_writer(self, see: Seen, tmp_path: Path) -> None:
+    def test_reading_a_fifo_with_a_writer_does_not_block(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         os.mkfifo(tmp_path / "fifo")
         writer = os.open(tmp_path / "fifo", os.O_RDWR)
@@ -120,7 +120,7 @@ class TestText:
         finally:
             os.close(writer)
 
-    def test_rejects_a_socket(self, see: Seen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_reading_a_socket_is_rejected(self, see: Seen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         host, name = see
         monkeypatch.chdir(tmp_path)
         with socket.socket(socket.AF_UNIX) as listener:
@@ -129,21 +129,21 @@ class TestText:
                 host.text(name("socket"))
 
     @needs_root
-    def test_rejects_an_endless_device(self, see: Seen, tmp_path: Path) -> None:
+    def test_reading_an_endless_device_is_rejected(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         os.mknod(tmp_path / "zero", 0o600 | 0o020000, os.makedev(1, 5))
         with pytest.raises(Unreadable, match="zero: not a regular file"):
             host.text(name("zero"))
 
     @needs_root
-    def test_raises_missing_for_a_device_without_driver(self, see: Seen, tmp_path: Path) -> None:
+    def test_a_device_without_driver_raises_missing(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         os.mknod(tmp_path / "ghost", 0o600 | 0o020000, os.makedev(240, 1234))
         with pytest.raises(HostError, match="ghost: No such device"):
             host.text(name("ghost"))
 
     @pytest.mark.parametrize("path", ["a\0b", "a\0b/c", "a/b\0c"])
-    def test_rejects_a_path_with_a_zero_byte(self, see: Seen, tmp_path: Path, path: str) -> None:
+    def test_a_path_with_a_zero_byte_is_rejected(self, see: Seen, tmp_path: Path, path: str) -> None:
         host, name = see
         write(tmp_path / "a" / "x", "")
         with pytest.raises(Unreadable) as caught:
@@ -151,25 +151,25 @@ class TestText:
         assert "no path" in str(caught.value)
         assert str(caught.value).isprintable()
 
-    def test_rejects_a_name_that_no_file_system_accepts(self, see: Seen) -> None:
+    def test_a_too_long_name_is_rejected(self, see: Seen) -> None:
         host, name = see
         with pytest.raises(Unreadable, match="File name too long"):
             host.text(name("x" * 300))
 
-    def test_reads_files_whose_names_are_no_utf8(self, see: Seen, tmp_path: Path) -> None:
+    def test_files_with_names_that_are_not_utf8_are_read(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         write(tmp_path / os.fsdecode(b"caf\xe9"), "here")
         assert host.names(name("")) == ["caf\udce9"]
         assert host.text(name("caf\udce9")) == "here"
 
-    def test_errors_for_odd_file_names_have_one_line(self, see: Seen, tmp_path: Path) -> None:
+    def test_errors_for_unusual_file_names_have_one_line(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         (tmp_path / "E0101 all is lost\n").mkdir()
         with pytest.raises(Unreadable) as caught:
             host.text(name("E0101 all is lost\n"))
         assert str(caught.value).isprintable()
 
-    def test_of_a_file_without_permission_is_rejected(self, tmp_path: Path) -> None:
+    def test_reading_without_permission_is_rejected(self, tmp_path: Path) -> None:
         write(tmp_path / "secret", "x")
         (tmp_path / "secret").chmod(0)
         script = (
@@ -190,24 +190,24 @@ class TestText:
 
 
 class TestNames:
-    def test_are_in_byte_wise_order(self, see: Seen, tmp_path: Path) -> None:
+    def test_names_are_in_byte_order(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         for entry in ("card10", "card2", "Card", ".hidden", "é", os.fsdecode(b"\xff"), "~"):
             write(tmp_path / "d" / entry, "")
         assert host.names(name("d")) == [".hidden", "Card", "card10", "card2", "~", "é", "\udcff"]
 
-    def test_of_a_missing_directory_are_missing(self, see: Seen) -> None:
+    def test_listing_a_missing_directory_raises_missing(self, see: Seen) -> None:
         host, name = see
         with pytest.raises(Missing):
             host.names(name("none"))
 
-    def test_of_a_file_are_unreadable(self, see: Seen, tmp_path: Path) -> None:
+    def test_listing_a_file_is_an_error(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         write(tmp_path / "file", "")
         with pytest.raises(Unreadable, match="Not a directory"):
             host.names(name("file"))
 
-    def test_of_an_endless_directory_are_rejected(self, see: Seen, tmp_path: Path) -> None:
+    def test_listing_too_many_entries_is_rejected(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         directory = tmp_path / "huge"
         directory.mkdir()
@@ -225,7 +225,7 @@ class TestNames:
         os.unlink(directory / "0")
         assert len(host.names(name("huge"))) == DIRECTORY_LIMIT
 
-    def test_of_a_path_with_a_zero_byte_are_rejected(self, see: Seen) -> None:
+    def test_listing_a_path_with_a_zero_byte_is_rejected(self, see: Seen) -> None:
         host, name = see
         with pytest.raises(HostError):
             host.names(name("a\0b"))
@@ -252,7 +252,7 @@ class TestLinks:
             ("..", "/link/inside"),
         ],
     )
-    def test_are_followed_inside_the_root(self, tmp_path: Path, target: str, path: str) -> None:
+    def test_links_are_followed_inside_the_root(self, tmp_path: Path, target: str, path: str) -> None:
         root = tmp_path / "root"
         write(tmp_path / "inside", "outside!")
         write(root / "inside", "inside")
@@ -274,7 +274,9 @@ class TestLinks:
             ("{root}/../../inside", "/link"),
         ],
     )
-    def test_to_the_roots_real_path_are_followed_inside_the_root(self, tmp_path: Path, target: str, path: str) -> None:
+    def test_links_to_the_real_path_of_the_root_are_followed_inside_it(
+        self, tmp_path: Path, target: str, path: str
+    ) -> None:
         root = tmp_path / "root"
         write(tmp_path / "inside", "outside!")
         write(root / "inside", "inside")
@@ -288,7 +290,7 @@ class TestLinks:
     @pytest.mark.parametrize(
         "target", ["{canary}", "../canary", "../../../../../../../../../../{canary}", "/../canary"]
     )
-    def test_never_resolve_outside_the_root(self, tmp_path: Path, target: str) -> None:
+    def test_links_never_resolve_outside_the_root(self, tmp_path: Path, target: str) -> None:
         canary = write(tmp_path / "canary", "outside")
         link(tmp_path / "root/link", target.format(canary=canary))
         link(tmp_path / "root/directory", target.format(canary=tmp_path).removesuffix("/canary"))
@@ -300,7 +302,7 @@ class TestLinks:
             assert host.local(path).startswith(f"{tmp_path}/root/")
 
     @pytest.mark.parametrize(("one", "other"), [("other", "one"), ("/other", "/one"), ("other/x", "one/y")])
-    def test_that_loop_are_rejected_with_the_cause(self, tmp_path: Path, one: str, other: str) -> None:
+    def test_link_loops_are_rejected_with_the_cause(self, tmp_path: Path, one: str, other: str) -> None:
         link(tmp_path / "one", one)
         link(tmp_path / "other", other)
         host = Host(tmp_path)
@@ -312,7 +314,7 @@ class TestLinks:
         assert not host.exists("/one")
         assert not host.exists("/one/deeper")
 
-    def test_that_loop_are_rejected_also_at_the_root_of_the_host(self, tmp_path: Path) -> None:
+    def test_link_loops_are_rejected_at_the_root_of_the_host(self, tmp_path: Path) -> None:
         link(tmp_path / "loop", "loop")
         host = Host()
         for look in (host.text, host.names, host.resolve):
@@ -320,7 +322,7 @@ class TestLinks:
                 look(f"{tmp_path}/loop")
         assert not host.exists(f"{tmp_path}/loop")
 
-    def test_are_followed_up_to_the_limit_of_the_kernel(self, tmp_path: Path) -> None:
+    def test_links_are_followed_up_to_the_limit_of_the_kernel(self, tmp_path: Path) -> None:
         write(tmp_path / "link0", "reached")
         for number in range(1, 42):
             link(tmp_path / f"link{number}", f"link{number - 1}")
@@ -329,12 +331,12 @@ class TestLinks:
         with pytest.raises(Unreadable):
             host.text("/link41")
 
-    def test_that_grow_while_they_are_followed_are_rejected(self, tmp_path: Path) -> None:
+    def test_links_that_expand_without_limit_are_rejected(self, tmp_path: Path) -> None:
         link(tmp_path / "x", "x/x/x/x/x/x/x/x")
         with pytest.raises(Unreadable):
             Host(tmp_path).resolve("/x")
 
-    def test_that_dangle_resolve_to_nothing(self, see: Seen, tmp_path: Path) -> None:
+    def test_dangling_links_do_not_resolve(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         link(tmp_path / "dangling", "nowhere")
         with pytest.raises(Missing):
@@ -342,7 +344,7 @@ class TestLinks:
         assert not host.exists(name("dangling"))
         assert host.link(name("dangling")) == "nowhere"
 
-    def test_are_returned_as_stored(self, see: Seen, tmp_path: Path) -> None:
+    def test_link_targets_are_returned_as_stored(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         write(tmp_path / "file", "")
         link(tmp_path / "link", "/some/../where")
@@ -354,14 +356,14 @@ class TestLinks:
         with pytest.raises(Unreadable):
             host.link(name("a\0b"))
 
-    def test_a_root_that_is_a_link_is_the_directory_behind_it(self, tmp_path: Path) -> None:
+    def test_a_root_that_is_a_link_is_resolved(self, tmp_path: Path) -> None:
         write(tmp_path / "real/file", "text")
         link(tmp_path / "link", "real")
         host = Host(tmp_path / "link")
         assert host.root == str(tmp_path / "real")
         assert host.text("/file") == "text"
 
-    def test_a_name_that_begins_with_the_roots_is_outside(self, tmp_path: Path) -> None:
+    def test_a_path_with_the_root_as_a_name_prefix_is_outside(self, tmp_path: Path) -> None:
         write(tmp_path / "root-and-more/file", "outside")
         link(tmp_path / "root/link", f"{tmp_path}/root-and-more/file")
         link(tmp_path / "root/other", "../root-and-more/file")
@@ -389,7 +391,7 @@ class TestRacingTree:
         (root / "sys/device").unlink()
         (root / "sys/real").rename(root / "sys/device")
 
-    def test_a_swap_after_resolution_never_leads_outside(self, root: Path) -> None:
+    def test_a_swap_after_resolution_never_escapes_the_root(self, root: Path) -> None:
         host = Host(root)
         assert host.text("/sys/device/attribute") == "inside"
         self.swap(root)
@@ -400,7 +402,7 @@ class TestRacingTree:
         with pytest.raises(Missing):
             Host(root).text("/sys/device/attribute")
 
-    def test_a_concurrent_swap_never_leads_to_reads_or_writes_outside(self, root: Path, tmp_path: Path) -> None:
+    def test_a_concurrent_swap_never_causes_reads_or_writes_outside_the_root(self, root: Path, tmp_path: Path) -> None:
         done = threading.Event()
 
         def swap_again_and_again() -> None:
@@ -434,13 +436,13 @@ class TestRacingTree:
 
 
 class TestReadOnce:
-    def test_returns_at_most_the_given_number_of_bytes(self, see: Seen, tmp_path: Path) -> None:
+    def test_a_read_is_limited_to_the_given_number_of_bytes(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         write(tmp_path / "file", b"a\xff\0\n")
         assert [host.read_once(name("file"), size) for size in (2, 100)] == [b"a\xff", b"a\xff\0\n"]
 
     @pytest.mark.parametrize("path", ["none", "file/below", "a\0b", "x" * 300, "directory", "directory/.."])
-    def test_of_an_invalid_path_raises_the_same_as_a_complete_read(self, see: Seen, tmp_path: Path, path: str) -> None:
+    def test_an_invalid_path_raises_the_error_of_a_complete_read(self, see: Seen, tmp_path: Path, path: str) -> None:
         host, name = see
         write(tmp_path / "file", "")
         (tmp_path / "directory").mkdir()
@@ -451,14 +453,14 @@ class TestReadOnce:
                 host.read_bytes(name(path))
             assert found.value.errno == expected.value.errno
 
-    def test_follows_links_of_files_and_directories(self, see: Seen, tmp_path: Path) -> None:
+    def test_links_of_files_and_directories_are_followed(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         write(tmp_path / "real/file", "text")
         link(tmp_path / "directory", "real")
         link(tmp_path / "real/link", "file")
         assert [host.read_once(name(path), 100) for path in ("directory/file", "directory/link")] == [b"text"] * 2
 
-    def test_finds_a_directory_that_was_replaced(self, tmp_path: Path) -> None:
+    def test_a_replaced_directory_is_found(self, tmp_path: Path) -> None:
         write(tmp_path / "old/file", "old")
         write(tmp_path / "new/file", "new")
         link(tmp_path / "directory", "old")
@@ -469,7 +471,7 @@ class TestReadOnce:
         (tmp_path / "old/file").unlink()
         assert host.read_once("/directory/file", 100) == b"new"
 
-    def test_keeps_no_file_open_after_directories_are_closed(self, tmp_path: Path) -> None:
+    def test_no_file_stays_open_after_directories_are_closed(self, tmp_path: Path) -> None:
         for name in ("a/b/file", "c/file"):
             write(tmp_path / name, "text")
         host = Host(tmp_path)
@@ -480,7 +482,7 @@ class TestReadOnce:
             assert os.listdir("/proc/self/fd") == before
 
 
-def test_a_fresh_host_has_the_same_root_and_knows_nothing(tmp_path: Path) -> None:
+def test_a_fresh_host_has_the_same_root_and_no_cache(tmp_path: Path) -> None:
     node = tmp_path / "sys/devices/device/numa_node"
     write(node, "0\n")
     host = Host(tmp_path)
@@ -495,12 +497,12 @@ def test_a_fresh_host_has_the_same_root_and_knows_nothing(tmp_path: Path) -> Non
 
 class TestStatus:
     @pytest.mark.parametrize("path", ["none", "file/below", "a\0b", "x" * 300, "y/" * 3000])
-    def test_of_an_invalid_path_is_none(self, see: Seen, tmp_path: Path, path: str) -> None:
+    def test_the_status_of_an_invalid_path_is_none(self, see: Seen, tmp_path: Path, path: str) -> None:
         host, name = see
         write(tmp_path / "file", "")
         assert host.status(name(path)) is None
 
-    def test_follows_links(self, see: Seen, tmp_path: Path) -> None:
+    def test_the_status_follows_links(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         write(tmp_path / "file", "12345")
         link(tmp_path / "link", "file")
@@ -551,18 +553,18 @@ class TestGlob:
             ("/a\0/*", []),
         ],
     )
-    def test_matches_component_by_component(self, tree: Path, pattern: str, found: list[str]) -> None:
+    def test_patterns_match_by_path_component(self, tree: Path, pattern: str, found: list[str]) -> None:
         assert list(Host(tree).glob(pattern)) == found
 
-    def test_goes_as_deep_as_paths_do(self, tmp_path: Path) -> None:
+    def test_patterns_have_no_depth_limit_below_path_max(self, tmp_path: Path) -> None:
         assert list(Host(tmp_path).glob("/x" * 2000 + "/*")) == []
 
-    def test_matches_the_same_at_the_root_of_the_host(self, tree: Path) -> None:
+    def test_patterns_match_equally_at_the_root_of_the_host(self, tree: Path) -> None:
         assert list(Host().glob(f"{tree}/*/x1")) == [f"{tree}/{name}/x1" for name in "abc"]
 
 
 class TestDirectoriesRead:
-    def test_are_the_directories_that_were_read(self, tmp_path: Path) -> None:
+    def test_read_directories_are_recorded(self, tmp_path: Path) -> None:
         write(tmp_path / "real/a", "")
         link(tmp_path / "link", "real")
         host = Host(tmp_path)
@@ -590,12 +592,12 @@ class TestSysfs:
         assert host.class_devices("none") == []
         assert host.class_devices("none", bus=True) == []
 
-    def test_a_class_that_is_no_directory_is_unreadable(self, tmp_path: Path) -> None:
+    def test_a_class_that_is_not_a_directory_is_unreadable(self, tmp_path: Path) -> None:
         write(tmp_path / "sys/class/drm", "")
         with pytest.raises(Unreadable, match="/sys/class/drm: Not a directory"):
             Host(tmp_path).class_devices("drm")
 
-    def test_functions_have_their_ids_and_odd_ones_a_note(self, tmp_path: Path) -> None:
+    def test_functions_have_their_ids_and_invalid_ids_are_reported(self, tmp_path: Path) -> None:
         def function(name: str, **attributes: str) -> None:
             (tmp_path / "sys/bus/pci/devices" / name).mkdir(parents=True)
             for key, value in attributes.items():
@@ -629,11 +631,11 @@ class TestSysfs:
         ("target", "driver"),
         [("../../../bus/pci/drivers/i915", "i915"), ("/none/xe/", "xe"), ("vfio-pci", "vfio-pci")],
     )
-    def test_the_driver_is_the_last_part_of_its_link(self, tmp_path: Path, target: str, driver: str) -> None:
+    def test_the_driver_is_the_last_component_of_its_link(self, tmp_path: Path, target: str, driver: str) -> None:
         link(tmp_path / "card0/device/driver", target)
         assert Host(tmp_path).driver("/card0/device") == driver
 
-    def test_a_driver_that_is_no_link_is_ignored(self, tmp_path: Path) -> None:
+    def test_a_driver_entry_that_is_not_a_link_is_ignored(self, tmp_path: Path) -> None:
         write(tmp_path / "one/driver", "i915")
         (tmp_path / "two").mkdir()
         with pytest.raises(Unreadable, match="not a symbolic link"):
@@ -654,7 +656,7 @@ class TestSysfs:
         host = Host(tmp_path)
         assert host.vf_count("/card") == count
 
-    def test_a_function_with_a_physical_one_is_virtual(self, tmp_path: Path) -> None:
+    def test_a_function_with_a_physfn_link_is_virtual(self, tmp_path: Path) -> None:
         (tmp_path / "pf").mkdir()
         link(tmp_path / "vf/physfn", tmp_path / "pf")
         host = Host(tmp_path)

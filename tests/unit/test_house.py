@@ -85,7 +85,7 @@ def test_node_commands_do_not_load_unneeded_modules(module: str) -> None:
     assert NOT_ON_NODES & loaded == set()
 
 
-def test_the_pages_of_a_node_load_nothing_that_nodes_do_not_need() -> None:
+def test_pages_of_a_node_load_no_unneeded_modules() -> None:
     loaded = loaded_by("import accelplane.node.pages, accelplane.node.measurements")
     assert "accelplane.http.server" in loaded
     assert NOT_ON_NODES & loaded == set()

@@ -33,7 +33,7 @@ def test_addresses_with_fewer_connections_without_request_are_first(attacked: bo
     assert admission_order(waiting, {b"a": 1}, attacked=attacked)[0] == 1
 
 
-def test_newest_and_oldest_take_turns_during_an_attack() -> None:
+def test_newest_and_oldest_connections_are_evicted_alternately_during_an_attack() -> None:
     waiting = [Waiting(b"a", time) for time in (1, 2, 3, 4, 5)]
     assert admission_order(waiting, {}, attacked=True) == [4, 0, 3, 1, 2]
 
@@ -50,7 +50,7 @@ def test_the_oldest_silent_client_of_the_busiest_address_is_dropped() -> None:
 
 
 @given(WAITING, HELD, st.booleans())
-def test_every_client_with_data_has_a_turn(waiting: list[Waiting], held: dict[bytes, int], attacked: bool) -> None:
+def test_every_client_with_data_is_served(waiting: list[Waiting], held: dict[bytes, int], attacked: bool) -> None:
     order = admission_order(waiting, held, attacked=attacked)
     assert len(set(order)) == len(order)
     with_data = [index for index, each in enumerate(waiting) if each.has_data]
@@ -61,7 +61,7 @@ def test_every_client_with_data_has_a_turn(waiting: list[Waiting], held: dict[by
 
 
 @given(WAITING, st.integers(0, 20))
-def test_no_client_with_data_is_dropped(waiting: list[Waiting], before: int) -> None:
+def test_no_client_with_data_is_evicted(waiting: list[Waiting], before: int) -> None:
     index = silent_index(waiting, before)
     silent = [each for each in waiting if not each.has_data and each.arrived < before]
     assert (index is None) == (not silent)

@@ -132,7 +132,7 @@ def test_eviction_is_fair(candidates: list[Candidate], attacked: bool) -> None:
 
 
 @given(CANDIDATES, st.booleans())
-def test_exactly_connections_whose_time_has_come_are_evicted(candidates: list[Candidate], attacked: bool) -> None:
+def test_exactly_expired_connections_are_evicted(candidates: list[Candidate], attacked: bool) -> None:
     times = evictable_at(candidates, LIMITS, attacked=attacked)
     found = eviction_order(candidates, LIMITS, NOW, attacked=attacked)
     assert sorted(found) == [index for index, time in enumerate(times) if time <= NOW]

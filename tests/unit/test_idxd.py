@@ -117,7 +117,7 @@ def test_a_queue_that_is_not_enabled_is_not_published(tmp_path: Path, state: str
 
 
 @pytest.mark.parametrize("kind", ["kernel", "none", "mdev"])
-def test_queues_of_other_types_have_no_nodes_and_can_be_left_out(tmp_path: Path, kind: str) -> None:
+def test_queues_of_other_types_have_no_device_nodes_and_are_optional(tmp_path: Path, kind: str) -> None:
     queue(tmp_path, kind=kind, node=False)
     (device,), _ = found(DsaPlugin(), tmp_path)
     assert (device.resource, tuple(device.nodes)) == (f"wq-{kind}-dedicated", ())
@@ -137,7 +137,7 @@ def test_a_queue_without_a_node_is_skipped_and_the_others_are_published(tmp_path
 
 
 @root_only
-def test_a_character_device_is_given_with_its_link_in_dev_char(tmp_path: Path) -> None:
+def test_a_character_device_is_published_with_its_link_in_dev_char(tmp_path: Path) -> None:
     queue(tmp_path, node=False)
     node = tmp_path / "dev/dsa/wq0.0"
     node.parent.mkdir(parents=True)
@@ -153,7 +153,7 @@ def test_a_character_device_is_given_with_its_link_in_dev_char(tmp_path: Path) -
     assert device.nodes == (DeviceNode("/dev/dsa/wq0.0"), DeviceNode("/dev/char/1:3"))
 
 
-def test_a_fifo_in_the_place_of_a_node_is_reported(tmp_path: Path) -> None:
+def test_a_fifo_instead_of_a_device_node_is_reported(tmp_path: Path) -> None:
     queue(tmp_path, node=False)
     (tmp_path / "dev/dsa").mkdir(parents=True)
     os.mkfifo(tmp_path / "dev/dsa/wq0.0")
@@ -220,7 +220,7 @@ def test_other_functions_on_vfio_pci_are_ignored(tmp_path: Path, facts: dict[str
     assert found(DsaPlugin(VFIO), tmp_path) == ([], [])
 
 
-def test_iommufd_nodes_are_given_with_the_option(tmp_path: Path) -> None:
+def test_iommufd_nodes_are_published_with_the_option(tmp_path: Path) -> None:
     function(tmp_path, "0000:6a:01.0")
     (tmp_path / "sys/devices/pci0000:6a/0000:6a:01.0/vfio-dev/vfio3").mkdir(parents=True)
     (device,), _ = found(DsaPlugin(DsaConfig(driver="vfio-pci", iommufd=True)), tmp_path)
@@ -232,7 +232,7 @@ def test_iommufd_nodes_are_given_with_the_option(tmp_path: Path) -> None:
     ]
 
 
-def test_shared_dev_num_without_effect_is_noted(tmp_path: Path) -> None:
+def test_shared_dev_num_without_effect_is_reported(tmp_path: Path) -> None:
     host = Host(tmp_path)
     assert not list(DsaPlugin(DsaConfig(driver="vfio-pci", shared_dev_num=3)).scan(host))
     assert host.notes == ["shared-dev-num 3 has no effect with driver vfio-pci"]
@@ -246,7 +246,7 @@ def test_shared_dev_num_without_effect_is_noted(tmp_path: Path) -> None:
         ({"driver": "uio"}, "driver"),
     ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, Any], problem: str) -> None:
+def test_options_out_of_range_are_rejected(options: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         DsaConfig.of(options)
 

@@ -84,7 +84,7 @@ def test_a_package_is_downloaded_once(mirror: Mirror, tmp_path: Path) -> None:
 
 
 @needs_apt
-def test_a_package_that_the_mirror_no_longer_has_names_the_command_that_updates_the_lock(
+def test_a_package_missing_on_the_mirror_is_reported_with_the_command_that_updates_the_lock(
     mirror: Mirror, tmp_path: Path
 ) -> None:
     lock = mirror.lock(b"content", path="gone.deb")
@@ -102,7 +102,7 @@ def test_a_package_with_another_hash_is_rejected(mirror: Mirror, tmp_path: Path)
 
 
 @needs_apt
-def test_scripts_report_a_gone_package_by_their_exit_status(mirror: Mirror, tmp_path: Path) -> None:
+def test_scripts_report_a_missing_package_by_their_exit_status(mirror: Mirror, tmp_path: Path) -> None:
     lock = mirror.lock(b"content", path="gone.deb")
     command = [sys.executable, REPOSITORY / "deploy/images/debian.py", "fetch", "bookworm/amd64/x", "--lock", lock]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
@@ -148,7 +148,7 @@ def test_any_lock_file_is_read_or_rejected_with_its_line(text: str) -> None:
     assert problem.startswith(f"{file.name}:") or not problem
 
 
-def test_a_package_that_is_not_locked_names_the_command() -> None:
+def test_a_package_that_is_not_locked_is_reported_with_the_command() -> None:
     with pytest.raises(RecipeError, match="found no bookworm amd64 nothing; run make images-lock"):
         select(read_lock(), "bookworm", "amd64", ["nothing"])
 
@@ -181,7 +181,7 @@ def program(machine: int, libraries: list[str], loader: str = "/lib64/ld.so") ->
     return header + b"".join(segments) + text + strings + dynamic
 
 
-def test_a_program_names_its_loader_and_libraries() -> None:
+def test_the_loader_and_libraries_of_a_program_are_read() -> None:
     assert needed(program(62, ["libc.so.6", "libm.so.6"])) == ["/lib64/ld.so", "libc.so.6", "libm.so.6"]
 
 
@@ -291,7 +291,7 @@ def test_layouts_refer_to_blobs_by_digest_and_share_layers(tmp_path: Path) -> No
     assert not shared[0].samefile(blob)
 
 
-def test_a_layout_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_layout_is_replaced_atomically(tmp_path: Path) -> None:
     blob = tmp_path / "layer.tar.gz"
     blob.write_bytes(b"layer")
     layer = Layer(blob, f"sha256:{hashlib.sha256(b'layer').hexdigest()}", 5, f"sha256:{'1' * 64}")

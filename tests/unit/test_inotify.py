@@ -44,7 +44,7 @@ def test_writes_cause_events_only_if_requested(inotify: Inotify, tmp_path: Path)
     assert list(inotify.read()) == [InotifyEvent(number, "file", removed=False, written=True)]
 
 
-def test_a_directory_watched_again_for_less_is_watched_for_all_the_same(inotify: Inotify, tmp_path: Path) -> None:
+def test_a_second_watch_for_fewer_events_does_not_narrow_the_first(inotify: Inotify, tmp_path: Path) -> None:
     write(tmp_path / "d/file", "")
     link(tmp_path / "link", "d")
     number = inotify.add(str(tmp_path / "d"), COME_OR_GONE | WRITTEN)
@@ -53,7 +53,7 @@ def test_a_directory_watched_again_for_less_is_watched_for_all_the_same(inotify:
     assert names(inotify) == ["file"]
 
 
-def test_a_directory_that_is_removed_ends_its_watch(inotify: Inotify, tmp_path: Path) -> None:
+def test_removing_a_directory_ends_its_watch(inotify: Inotify, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     number = inotify.add(str(tmp_path / "d"))
     (tmp_path / "d").rmdir()
@@ -68,7 +68,9 @@ def test_a_directory_that_is_removed_ends_its_watch(inotify: Inotify, tmp_path: 
     [("none", errno.ENOENT), ("file", errno.ENOTDIR), ("loop", errno.ELOOP), ("x" * 300, errno.ENAMETOOLONG),
      ("d\0x", errno.EINVAL)],
 )  # fmt: skip
-def test_what_is_no_directory_is_refused_by_name(inotify: Inotify, tmp_path: Path, path: str, code: int) -> None:
+def test_a_path_that_is_not_a_directory_is_rejected_with_its_name(
+    inotify: Inotify, tmp_path: Path, path: str, code: int
+) -> None:
     write(tmp_path / "file", "")
     (tmp_path / "d").mkdir()
     link(tmp_path / "loop", "loop")

@@ -61,7 +61,7 @@ async def feeding(setup: Setup) -> AsyncIterator[InventoryFeed]:
         await feed.close()
 
 
-async def test_a_reader_that_comes_in_the_step_in_which_the_last_one_leaves_gets_the_next_generation() -> None:
+async def test_a_reader_that_arrives_when_the_last_one_leaves_gets_the_next_generation() -> None:
     setup = Setup()
     async with feeding(setup) as feed:
         known = (await feed.current()).etag

@@ -141,14 +141,14 @@ def test_removed_certificate_is_issued_again_by_the_trusted_authority() -> None:
     assert trusts(first.authorities, second.certificate, START)
 
 
-def test_authority_without_a_key_is_succeeded_and_the_served_certificate_stays() -> None:
+def test_an_authority_without_a_key_is_replaced_and_the_served_certificate_is_kept() -> None:
     first = renew(None, NAMES, START, POLICY)
     second = renew(CertificateSet.from_secret({**first.secret_data(), "ca.key": b""}), NAMES, START, POLICY)
     assert count(second.authorities) == 2
     assert (second.certificate, second.key) == (first.certificate, first.key)
 
 
-def test_mismatched_key_is_replaced() -> None:
+def test_a_mismatched_key_is_replaced() -> None:
     first, other = (renew(None, NAMES, START, POLICY) for _ in range(2))
     for mixed in (
         msgspec.structs.replace(first, key=other.key),

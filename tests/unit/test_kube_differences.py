@@ -75,7 +75,9 @@ def test_items_of_associative_lists_are_compared_by_their_key(field: str, key: s
         ({"a": "x" * 200}, {"a": 1}, f'a: found 1, expected "{"x" * 79}...'),
     ],
 )  # fmt: skip
-def test_a_difference_names_field_value_found_and_value_expected(wanted: Any, found: Any, expected: str) -> None:
+def test_a_difference_has_the_field_the_value_found_and_the_value_expected(
+    wanted: Any, found: Any, expected: str
+) -> None:
     assert lines(wanted, found) == [expected]
 
 

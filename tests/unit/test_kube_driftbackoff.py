@@ -40,7 +40,7 @@ def test_delays_double_up_to_the_maximum(backoff: DriftBackoff) -> None:
     assert delays == [0, 1, 2, 4, 8, 16, 20]
 
 
-def test_time_that_has_passed_counts(backoff: DriftBackoff, clock: Clock) -> None:
+def test_elapsed_time_reduces_the_delay(backoff: DriftBackoff, clock: Clock) -> None:
     for _ in range(3):
         correct(backoff, IMAGE)
     clock.now += 3
@@ -49,7 +49,7 @@ def test_time_that_has_passed_counts(backoff: DriftBackoff, clock: Clock) -> Non
     assert backoff.delay(KEY, "hash", [IMAGE]) == 0
 
 
-def test_another_field_another_object_and_another_wish_are_not_delayed(backoff: DriftBackoff) -> None:
+def test_corrections_of_other_fields_objects_and_values_are_not_delayed(backoff: DriftBackoff) -> None:
     correct(backoff, IMAGE)
     assert backoff.delay(KEY, "hash", [ARGS]) == 0
     assert backoff.delay(Request("b", "n"), "hash", [IMAGE]) == 0
@@ -58,7 +58,7 @@ def test_another_field_another_object_and_another_wish_are_not_delayed(backoff: 
     assert backoff.delay(KEY, "new hash", [IMAGE]) == 1
 
 
-def test_a_field_that_is_corrected_again_and_again_is_a_conflict_until_it_is_left_alone(
+def test_a_repeatedly_corrected_field_is_a_conflict_until_its_other_writer_stops(
     backoff: DriftBackoff, clock: Clock
 ) -> None:
     for _ in range(CONFLICT - 1):
@@ -76,7 +76,7 @@ def test_a_field_that_is_corrected_again_and_again_is_a_conflict_until_it_is_lef
     assert backoff.delay(KEY, "hash", [IMAGE]) == 0
 
 
-def test_a_forgotten_object_starts_anew(backoff: DriftBackoff) -> None:
+def test_a_forgotten_object_has_no_failures(backoff: DriftBackoff) -> None:
     for _ in range(CONFLICT):
         correct(backoff, IMAGE)
     backoff.forget(KEY)

@@ -12,7 +12,7 @@ def entry(manager: str, operation: str, fields: Object, **more: str) -> Object:
     return {"manager": manager, "operation": operation, "apiVersion": "apps/v1", "fieldsV1": fields, **more}
 
 
-def test_what_former_managers_wrote_is_handed_over() -> None:
+def test_fields_of_former_managers_are_transferred() -> None:
     theirs = entry("former", "Update", {"f:spec": {"f:a": {}, "f:b": {"f:c": {}}}})
     status = entry("former", "Update", {"f:status": {}}, subresource="status")
     kubectl = entry("kubectl-edit", "Update", {"f:spec": {"f:x": {}}})
@@ -23,7 +23,7 @@ def test_what_former_managers_wrote_is_handed_over() -> None:
     assert transferred([theirs, status, kubectl, ours], MANAGER) is None
 
 
-def test_what_the_manager_itself_wrote_by_updates_is_handed_over() -> None:
+def test_fields_of_earlier_updates_are_transferred_to_apply() -> None:
     created = entry(MANAGER, "Update", {"f:spec": {"f:a": {}}})
     status = entry(MANAGER, "Update", {"f:status": {}}, subresource="status")
     assert transferred([created, status], MANAGER) == [entry(MANAGER, "Apply", {"f:spec": {"f:a": {}}}), status]

@@ -16,7 +16,7 @@ def test_equal_strings_are_shared() -> None:
     assert pool(fresh("node-1")) is first
 
 
-def test_a_hundred_thousand_names_do_not_stay() -> None:
+def test_a_hundred_thousand_names_are_not_kept_in_memory() -> None:
     pool = StringPool(limit=1000)
     for number in range(100_000):
         pool(f"node-{number}")

@@ -28,7 +28,7 @@ def read(text: str) -> list[Any]:
 
 @pytest.mark.parametrize("large", [False, True])
 @given(OBJECTS, st.sampled_from([None, 1]), st.booleans())
-def test_the_elements_are_those_of_the_array(
+def test_the_elements_equal_those_of_the_array(
     large: bool, objects: list[Any], indent: int | None, ascii_only: bool
 ) -> None:
     expected = [*objects, PADDING, *objects] if large else objects
@@ -43,7 +43,7 @@ def test_a_large_array_has_objects_only(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", ["text", {}, 7, True, "x" * 100_000, {"a": "x" * 100_000}])
-def test_what_is_no_array_is_an_error(value: Any) -> None:
+def test_a_value_that_is_not_an_array_is_an_error(value: Any) -> None:
     with pytest.raises(msgspec.DecodeError):
         read(json.dumps(value))
 
@@ -54,7 +54,7 @@ def test_an_array_that_is_too_long_is_an_error() -> None:
         read(f"[{'{},' * 50_000}{{}}]")
 
 
-def test_null_has_no_elements() -> None:
+def test_null_arrays_are_empty() -> None:
     assert read("null") == []
 
 

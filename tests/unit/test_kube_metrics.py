@@ -26,7 +26,7 @@ LABELS = {
 }
 
 
-def test_names_and_labels() -> None:
+def test_objects_have_their_names_and_labels() -> None:
     metrics = Metrics()
     for each in vars(metrics).values():
         names = getattr(each, "_labelnames", ())

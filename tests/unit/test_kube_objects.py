@@ -39,14 +39,14 @@ SET = daemon_set("u-1")
         (Node, "ignored", "n", "", "/api/v1/nodes/n"),
     ],
 )
-def test_objects_are_where_the_api_keeps_them(
+def test_objects_have_the_paths_of_the_api(
     kind: type[Object], namespace: str, name: str, subresource: str, path: str
 ) -> None:
     assert path_of(kind, namespace, name, subresource) == path
 
 
 @pytest.mark.parametrize(("namespace", "name"), [("", "p"), ("a", "../secrets/x"), ("a/b", "p"), ("..", "p")])
-def test_what_cannot_be_a_name_makes_no_path(namespace: str, name: str) -> None:
+def test_invalid_names_have_no_path(namespace: str, name: str) -> None:
     with pytest.raises(ValueError, match="Pod"):
         path_of(Pod, namespace, name)
 
@@ -70,7 +70,7 @@ def test_trimming_takes_the_managed_fields() -> None:
     assert pod.metadata.managedFields is None
 
 
-def test_an_owner_is_found_by_what_it_owns() -> None:
+def test_an_owner_is_found_by_its_objects() -> None:
     pod = Pod(metadata=ObjectMeta(name="p", namespace="kube-system", ownerReferences=[owner_reference(SET)]))
     assert owner_request(pod, DaemonSet) == Request("plugin", "kube-system")
     assert is_controlled_by(pod, SET)
@@ -91,7 +91,7 @@ def test_an_owner_is_found_by_what_it_owns() -> None:
         ("apps/", "DaemonSet", True, False),
     ],
 )
-def test_an_owner_is_of_its_group_and_kind_whatever_the_version(
+def test_an_owner_is_matched_by_group_and_kind_for_any_version(
     api_version: str, kind: str, controller: bool | None, found: bool
 ) -> None:
     reference = OwnerReference(apiVersion=api_version, kind=kind, name="plugin", uid="u", controller=controller)

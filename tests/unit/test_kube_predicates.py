@@ -66,7 +66,7 @@ def test_creations_and_deletions_pass_every_predicate(predicate: Check) -> None:
         (not_(labels_changed), widget(labels={"a": "b"}), False),
     ],
 )
-def test_updates(predicate: Check, new: Widget, expected: bool) -> None:
+def test_updates_of_a_resource_are_validated(predicate: Check, new: Widget, expected: bool) -> None:
     assert predicate(widget(), new) is expected
 
 

@@ -27,7 +27,7 @@ def nothing_waits(queue: WorkQueue) -> bool:
     return True
 
 
-async def test_a_key_added_many_times_is_taken_once() -> None:
+async def test_a_key_added_many_times_is_processed_once() -> None:
     queue = WorkQueue("test")
     for key in (A, B, A, A):
         queue.add(key)
@@ -35,7 +35,7 @@ async def test_a_key_added_many_times_is_taken_once() -> None:
     assert nothing_waits(queue)
 
 
-async def test_a_key_added_while_it_is_worked_on_comes_again_afterwards_and_not_beside() -> None:
+async def test_a_key_added_during_its_processing_is_processed_again_afterwards() -> None:
     queue = WorkQueue("test")
     queue.add(A)
     await taken(queue, 1)
@@ -71,7 +71,7 @@ async def test_retry_after_extends_the_delay() -> None:
     queue.shut_down()
 
 
-async def test_a_delayed_key_comes_by_itself_and_the_sooner_delay_counts() -> None:
+async def test_a_delayed_key_becomes_ready_after_the_shortest_delay() -> None:
     queue = WorkQueue("test")
     queue.add_after(A, 3600)
     queue.add_after(A, 0.01)
@@ -102,7 +102,7 @@ async def test_shutdown_ends_waiters_and_drops_keys() -> None:
             await task
 
 
-async def test_two_workers_share_what_there_is_and_no_key_at_a_time() -> None:
+async def test_two_workers_share_the_queue_without_concurrent_keys() -> None:
     queue = WorkQueue("test")
     keys = [Request(str(number)) for number in range(20)]
     working: set[Request] = set()

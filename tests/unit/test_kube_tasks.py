@@ -28,7 +28,7 @@ async def test_an_isolated_coroutine_returns_and_raises() -> None:
         await run_isolated(fail())
 
 
-async def test_a_leaked_cancellation_is_not_the_callers() -> None:
+async def test_a_leaked_cancellation_does_not_cancel_the_caller() -> None:
     with pytest.raises(UnexpectedCancellation, match="cancelled, but not by its owner"):
         await run_isolated(leak())
 

@@ -124,7 +124,7 @@ def test_the_server_can_be_replaced(tmp_path: Path) -> None:
         ({"insecure-skip-tls-verify": "maybe"}, None, "invalid kubeconfig: Expected `bool`, got `str`"),
     ],
 )
-def test_unsupported_and_invalid_fields_are_named(
+def test_unsupported_and_invalid_fields_are_reported(
     tmp_path: Path, cluster: dict[str, Any], user: dict[str, Any] | None, text: str
 ) -> None:
     with pytest.raises(NoCredentials) as raised:
@@ -138,13 +138,13 @@ def test_unsupported_and_invalid_fields_are_named(
     ["", "7", "one", "ftp://one", "https://", "https://one:port", "https://one:99999", "https://\u00f6ne",
      "https://o ne", "https://u:p@one", "https://one?x", "https://one#x", "http://[::1"],
 )  # fmt: skip
-def test_an_address_that_is_not_one_is_named(server: str) -> None:
+def test_an_invalid_address_is_reported(server: str) -> None:
     with pytest.raises(NoCredentials, match=r"found '.*', expected https://host:port"):
         ApiServer(ClientConfig(server=server))
 
 
 @pytest.mark.parametrize("proxy", ["https://proxy", "socks5://u:secret@proxy", "http://", "http://proxy:port"])
-def test_a_proxy_that_is_not_supported_is_named_without_its_password(tmp_path: Path, proxy: str) -> None:
+def test_an_unsupported_proxy_is_reported_without_its_password(tmp_path: Path, proxy: str) -> None:
     with pytest.raises(NoCredentials, match=r"proxy-url: .*expected http://host:port") as raised:
         ApiServer(read_kubeconfig(kubeconfig(tmp_path, {"proxy-url": proxy})))
     assert "secret" not in str(raised.value)
@@ -166,14 +166,14 @@ def test_a_proxy_that_is_not_supported_is_named_without_its_password(tmp_path: P
     ],
     ids=["object", "empty", "context", "cluster", "list", "number", "junk", "zero", "depth", "size"],
 )
-def test_invalid_kubeconfigs_are_named(tmp_path: Path, content: str, text: str) -> None:
+def test_invalid_kubeconfigs_are_reported(tmp_path: Path, content: str, text: str) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(content)
     with pytest.raises(NoCredentials, match=f"{path}: .*{text}"):
         read_kubeconfig(str(path))
 
 
-def test_a_missing_kubeconfig_is_named() -> None:
+def test_a_missing_kubeconfig_is_reported() -> None:
     with pytest.raises(NoCredentials, match="/nowhere: No such file or directory; expected a kubeconfig"):
         read_kubeconfig("/nowhere")
 
@@ -215,7 +215,7 @@ contexts:
 """
 
 
-def test_of_several_files_the_first_wins_and_paths_are_relative_to_their_file(tmp_path: Path) -> None:
+def test_the_first_of_several_files_has_priority_and_paths_are_relative_to_their_file(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config").write_text(FILE % {"name": name} + ("current-context: b" if name == "b" else ""))
@@ -278,7 +278,7 @@ def test_outside_of_a_pod_there_is_no_configuration(host: str, port: str) -> Non
         in_cluster({"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port})
 
 
-def test_a_pod_may_have_no_account(tmp_path: Path) -> None:
+def test_the_service_account_of_a_pod_is_optional(tmp_path: Path) -> None:
     in_pod = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
     assert has_no_account(in_pod, str(tmp_path / "none"))
     assert not has_no_account(in_pod, str(tmp_path))

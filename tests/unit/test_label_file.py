@@ -20,14 +20,14 @@ from accelplane.plugins.gpu import GpuConfig, GpuPlugin
 
 
 class TestLabelFile:
-    def test_holds_a_line_for_each_label(self, tmp_path: Path) -> None:
+    def test_the_file_has_one_line_per_label(self, tmp_path: Path) -> None:
         file = LabelFile(str(tmp_path / "labels.txt"))
         assert file.write({"b": "2", "a": "ü"})
         assert (tmp_path / "labels.txt").read_bytes() == "a=ü\nb=2\n".encode()
         assert stat.S_IMODE((tmp_path / "labels.txt").stat().st_mode) == 0o644
         assert os.listdir(tmp_path) == ["labels.txt"]
 
-    def test_is_replaced_only_when_labels_differ(self, tmp_path: Path) -> None:
+    def test_the_file_is_replaced_only_if_labels_differ(self, tmp_path: Path) -> None:
         file = LabelFile(str(tmp_path / "labels.txt"))
         file.write({"a": "1", "b": "2"})
         inode = (tmp_path / "labels.txt").stat().st_ino
@@ -36,7 +36,7 @@ class TestLabelFile:
         for labels in ({"a": "1"}, {"a": "1", "b": "2", "c": "3"}):
             assert file.write(labels)
 
-    def test_goes_when_there_are_no_labels(self, tmp_path: Path) -> None:
+    def test_the_file_is_removed_without_labels(self, tmp_path: Path) -> None:
         file = LabelFile(str(tmp_path / "labels.txt"))
         assert not file.write({})
         file.write({"a": "1"})
@@ -44,7 +44,7 @@ class TestLabelFile:
         assert not file.remove()
         assert os.listdir(tmp_path) == []
 
-    def test_is_never_seen_half_written(self, tmp_path: Path) -> None:
+    def test_the_file_is_replaced_atomically(self, tmp_path: Path) -> None:
         """A reader beside a writer sees one set of labels or the other, and only names that NFD skips beside them."""
         path = tmp_path / "labels.txt"
         sets = [{f"label-{name}-{number}": name * 40 for number in range(50)} for name in "ab"]
@@ -71,7 +71,7 @@ class TestLabelFile:
         assert seen <= whole
         assert all(name == "labels.txt" or name.startswith(".") for name in beside)
 
-    def test_replaces_whatever_lies_in_its_place(self, tmp_path: Path) -> None:
+    def test_other_file_types_at_its_path_are_replaced(self, tmp_path: Path) -> None:
         path = tmp_path / "labels.txt"
         file = LabelFile(str(path))
         os.mkfifo(path)
@@ -83,7 +83,7 @@ class TestLabelFile:
         assert (tmp_path / "target").read_text() == "a=1\n"
         assert path.read_text() == "a=2\n"
 
-    def test_that_cannot_be_written_leaves_nothing_behind(self, tmp_path: Path) -> None:
+    def test_a_failed_write_leaves_no_temporary_file(self, tmp_path: Path) -> None:
         (tmp_path / "labels.txt").mkdir()
         with pytest.raises(IsADirectoryError):
             LabelFile(str(tmp_path / "labels.txt")).write({"a": "1"})
@@ -109,19 +109,21 @@ class TestLabelPublisher:
         context = PluginContext("test", plugin, Settings(nfd_dir=str(nfd_dir)))
         return LabelPublisher(context), context
 
-    def test_writes_a_file_of_the_plugins_name_into_the_directory_of_nfd(self, tmp_path: Path) -> None:
+    def test_the_file_in_the_nfd_directory_has_the_name_of_the_plugin(self, tmp_path: Path) -> None:
         publisher, _context = self.publisher(Labelled(), tmp_path)
         publisher.publish(Inventory())
         assert (tmp_path / "accelplane-test.txt").read_text() == "a=1\n"
         publisher.close()
         assert os.listdir(tmp_path) == []
 
-    def test_without_a_directory_it_writes_nothing(self) -> None:
+    def test_without_a_directory_nothing_is_written(self) -> None:
         publisher, _context = self.publisher(Labelled())
         publisher.publish(Inventory())
         publisher.close()
 
-    def test_writes_the_file_that_other_programs_know(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_file_has_the_name_that_other_programs_expect(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(Labelled, "label_file", str(tmp_path / "known/labels.txt"))
         (tmp_path / "known").mkdir()
         publisher, context = self.publisher(Labelled())
@@ -133,7 +135,7 @@ class TestLabelPublisher:
         assert (tmp_path / "labels.txt").read_text() == "a=1\n"
         assert os.listdir(tmp_path / "known") == []
 
-    def test_removes_the_file_of_a_plugin_whose_new_options_have_no_labels(self, tmp_path: Path) -> None:
+    def test_the_file_is_removed_if_the_new_options_have_no_labels(self, tmp_path: Path) -> None:
         publisher, context = self.publisher(GpuPlugin(GpuConfig(resource_labels=True)), tmp_path)
         context.plugin.prepare(Host(tmp_path))
         publisher.publish(Inventory())
@@ -142,15 +144,13 @@ class TestLabelPublisher:
         publisher.publish(Inventory())
         assert os.listdir(tmp_path) == []
 
-    def test_a_plugin_that_has_not_read_its_labels_yet_does_not_remove_those_of_another_run(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_plugin_without_a_first_scan_keeps_the_labels_of_an_earlier_run(self, tmp_path: Path) -> None:
         write(tmp_path / "intel-gpu-resources.txt", "gpu.intel.com/tiles=4\n")
         publisher, _context = self.publisher(GpuPlugin(GpuConfig(resource_labels=True)), tmp_path)
         publisher.publish(Inventory())
         assert (tmp_path / "intel-gpu-resources.txt").read_text() == "gpu.intel.com/tiles=4\n"
 
-    def test_logs_a_problem_once_and_keeps_the_file(
+    def test_a_problem_is_logged_once_and_the_file_is_kept(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         publisher, _context = self.publisher(Labelled(), tmp_path)
@@ -163,7 +163,7 @@ class TestLabelPublisher:
         ]
         assert (tmp_path / "accelplane-test.txt").read_text() == "a=1\n"
 
-    def test_a_directory_that_is_missing_is_only_logged(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_missing_directory_is_logged(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         publisher, _context = self.publisher(Labelled(), tmp_path / "none")
         publisher.publish(Inventory())
         publisher.close()

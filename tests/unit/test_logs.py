@@ -86,21 +86,21 @@ def test_verbosity_filters_messages(arguments: list[str], cdi: list[str], watch:
     assert texts(logged(*arguments)) == [*said("cdi", *cdi), *said("watch", *watch)]
 
 
-def test_a_message_is_one_line_whatever_it_quotes() -> None:
+def test_a_message_is_one_line_with_any_quoted_text() -> None:
     said = r'logging.error("name: %s", "a\nE1121 00:00:00.000000 1 b.py:1] c\x1b[2J\x85")'
     program = PROGRAM.replace('say("cdi")', said)
     quoted = r"name: a\nE1121 00:00:00.000000 1 b.py:1] c\x1b[2J\x85"
     assert next(line for line in logged(program=program) if "name:" in line).endswith(quoted)
 
 
-def test_headers_can_be_left_out_or_have_the_directory() -> None:
+def test_headers_can_be_omitted_or_have_the_directory() -> None:
     assert logged("-skip_headers")[0] == "cdi error"
     match = HEADER.fullmatch(logged("-add_dir_header")[0])
     assert match
     assert match[3] == "node/cdi.py"
 
 
-def test_json_lines_hold_the_same() -> None:
+def test_json_lines_have_the_same_content() -> None:
     first, *_, last = (json.loads(line) for line in logged("-v=4", "-log-format=json"))
     assert isinstance(first.pop("ts"), float)
     assert first == {"level": "error", "v": 0, "logger": "cdi", "caller": "cdi.py:3", "msg": "cdi error"}
@@ -108,7 +108,7 @@ def test_json_lines_hold_the_same() -> None:
 
 
 class TestFiles:
-    def test_take_everything_and_errors_are_shown_too(self, tmp_path: Path) -> None:
+    def test_log_files_get_all_messages_and_errors_also_go_to_stderr(self, tmp_path: Path) -> None:
         lines = logged("-logtostderr=false", f"-log_file={tmp_path}/log", "-v=1")
         assert texts(lines) == ["cdi error", "watch error"]
         expected = ("error", "warning", "info", "v1")
@@ -128,19 +128,19 @@ class TestFiles:
             (["-alsologtostderr", "-alsologtostderrthreshold=1"], ("error", "warning")),
         ],
     )
-    def test_leave_to_standard_error_what_is_grave_enough(
+    def test_severe_messages_are_also_written_to_stderr(
         self, tmp_path: Path, arguments: list[str], shown: tuple[str, ...]
     ) -> None:
         lines = logged("-logtostderr=false", f"-log_dir={tmp_path}", "-v=1", *arguments)
         assert texts(lines) == [*said("cdi", *shown), *said("watch", *shown)]
         assert len((tmp_path / "prog.log").read_text().splitlines()) == 8
 
-    def test_are_not_used_when_all_goes_to_standard_error(self, tmp_path: Path) -> None:
+    def test_log_files_are_not_used_with_logtostderr(self, tmp_path: Path) -> None:
         assert len(logged(f"-log_file={tmp_path}/log")) == 6
         assert len(logged("-logtostderr=false")) == 6
         assert list(tmp_path.iterdir()) == []
 
-    def test_lose_no_message_to_their_encoding(self, tmp_path: Path) -> None:
+    def test_messages_with_invalid_unicode_are_logged(self, tmp_path: Path) -> None:
         program = PROGRAM.replace('say("cdi")', 'logging.error("\\xfcber \\udcff")')
         lines = logged(
             "-logtostderr=false", f"-log_file={tmp_path}/log", program=program, LC_ALL="C", PYTHONUTF8="0",

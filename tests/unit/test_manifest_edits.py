@@ -284,7 +284,7 @@ def comments(path: Path) -> list[str]:
     ]
 
 
-def test_the_trees_can_be_changed_and_changed_back(tree: Path) -> None:
+def test_changes_of_the_trees_are_applied_and_reverted(tree: Path) -> None:
     before = {file: file.read_bytes() for file in tree.rglob("*") if file.is_file()}
     there = command("set", "--version", "9.8.7", "--registry", "mirror.example/tools", tree)
     assert there.exit_code == 0, there.output
@@ -309,7 +309,7 @@ def test_check_changes_nothing_and_fails_if_something_would_change(tmp_path: Pat
     assert command("set", "--check", "--version", "1.0.0", file).exit_code == 0
 
 
-def test_nothing_is_written_if_a_reference_would_be_left_behind(tmp_path: Path) -> None:
+def test_nothing_is_written_if_a_reference_would_remain(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(POD)
     (tmp_path / "b.yaml").write_text("command: [run, 'accelplane/x:1.0.0']\n")
     done = command("set", "--version", "1.2.0", tmp_path)
@@ -340,7 +340,7 @@ def test_files_keep_their_mode_and_links(tmp_path: Path) -> None:
     assert "1.2.0" in target.read_text()
 
 
-def test_a_directory_changes_no_file_outside(tmp_path: Path) -> None:
+def test_writing_a_cdi_directory_changes_no_file_outside(tmp_path: Path) -> None:
     (tmp_path / "target.yaml").write_text(POD)
     (tmp_path / "tree").mkdir()
     (link := tmp_path / "tree/link.yaml").symlink_to("../target.yaml")

@@ -75,7 +75,7 @@ async def test_samples_of_all_plugins_are_returned_in_the_order_of_the_plugins(s
     assert await setup.values() == [1.0, 2.0]
 
 
-async def test_a_hanging_plugin_is_left_out_and_not_read_again_until_it_returns(
+async def test_a_hanging_plugin_is_omitted_and_not_read_again_until_it_returns(
     setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
     hanging = Meter(setup.hang)
@@ -96,7 +96,7 @@ async def test_a_hanging_plugin_is_left_out_and_not_read_again_until_it_returns(
     assert hanging.reads == 2
 
 
-async def test_calls_at_the_same_time_share_one_read(setup: Setup) -> None:
+async def test_concurrent_calls_share_one_read(setup: Setup) -> None:
     hanging = Meter(setup.hang)
     setup.plugins = {"hanging": hanging}
     setup.measurements.timeout = 3600
@@ -116,7 +116,7 @@ async def test_calls_at_the_same_time_share_one_read(setup: Setup) -> None:
     ],
     ids=["raises", "stop-iteration", "value"],
 )
-async def test_a_failing_plugin_is_left_out_and_its_problem_logged_once(
+async def test_a_failing_plugin_is_omitted_and_its_problem_is_logged_once(
     setup: Setup, caplog: pytest.LogCaptureFixture, read: Callable[[], object], problem: str
 ) -> None:
     failing = Meter(read)
@@ -140,7 +140,7 @@ async def test_a_sample_with_an_invalid_name_does_not_reach_the_page(setup: Setu
     assert await setup.values() == [1.0]
 
 
-async def test_a_plugin_that_is_disabled_while_its_read_hangs_is_not_waited_for(setup: Setup) -> None:
+async def test_disabling_a_plugin_does_not_wait_for_its_hanging_read(setup: Setup) -> None:
     setup.plugins = {"hanging": Meter(setup.hang), "well": Meter(lambda: 1.0)}
     assert await setup.values() == [1.0]
     del setup.plugins["hanging"]

@@ -151,7 +151,7 @@ def test_pods_whose_names_differ_beyond_the_length_of_a_label_are_one_sample() -
         assert [each.labels["pod"] for each in found[name].samples] == ["p" * 128]
 
 
-def test_a_page_over_the_limit_loses_whole_families_the_last_ones_first() -> None:
+def test_a_page_over_the_limit_omits_the_last_metric_families() -> None:
     samples = [Sample(name, "h", {"i": str(i)}, i) for name in ("first_x", "last_x") for i in range(150)]
     contents = Contents(samples=samples, readings=readings(), holders=SHARED, dropped={("p", "invalid-name"): 4})
     page = MetricsPage(PageOptions(max_samples=250))

@@ -117,7 +117,7 @@ def test_the_generated_files_are_those_of_their_sources(tmp_path: Path) -> None:
     assert {str(path.relative_to(DEPLOY)) for path in (*dashboards, *copies)} < {*made}
 
 
-def test_the_alerts_are_those_of_the_documentation() -> None:
+def test_the_alerts_equal_those_of_the_documentation() -> None:
     found = {name: (rule.get("for", ""), rule["labels"]["severity"]) for name, rule in alerts().items()}
     assert found == ALERTS
     rows = re.findall(

@@ -57,14 +57,14 @@ def test_valid_names_are_joined(namespace: str, resource: str) -> None:
         ("gpu.com", "ö", "begin and end with a letter or digit"),
     ],
 )
-def test_invalid_names_are_refused_with_the_violated_rule(namespace: str, resource: str, why: str) -> None:
+def test_invalid_names_are_rejected_with_the_violated_rule(namespace: str, resource: str, why: str) -> None:
     with pytest.raises(ResourceNameError, match=why) as caught:
         check_resource_name(namespace, resource)
     assert str(caught.value).isprintable()
 
 
 @given(st.text(max_size=300), st.text(max_size=80))
-def test_any_two_texts_are_a_valid_name_or_refused(namespace: str, resource: str) -> None:
+def test_any_two_texts_are_a_valid_name_or_rejected(namespace: str, resource: str) -> None:
     try:
         said = check_resource_name(namespace, resource)
         assert re.fullmatch(r"[a-z0-9.-]{1,244}/[A-Za-z0-9_.-]{1,63}", said)
@@ -83,7 +83,7 @@ def test_valid_ids_are_returned(text: str) -> None:
     [("", "is empty"), ("x" * 254, "has 254 characters"), ("a\n", "unprintable"), ("\0", "unprintable"),
      ("\udcff", "unprintable"), ("\u200b", "unprintable")],
 )  # fmt: skip
-def test_invalid_ids_are_refused(text: str, why: str) -> None:
+def test_invalid_ids_are_rejected(text: str, why: str) -> None:
     with pytest.raises(DeviceIdError, match=why) as caught:
         check_device_id(text)
     assert str(caught.value).isprintable()

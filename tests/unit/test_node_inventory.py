@@ -93,7 +93,7 @@ def test_the_phase_of_a_unit_is_that_of_its_health_source_or_of_its_devices(
     assert (unit.phase, unit.known, unit.reason, unit.text) == expected
 
 
-def test_a_plugin_is_left_out_until_its_first_scan_is_complete() -> None:
+def test_a_plugin_is_omitted_until_its_first_scan_is_complete() -> None:
     found = facts(Device(resource="r", id="a"))
     starting = replace(found.status.plugins["p"], scan=ScanStatus())
     found = replace(found, status=replace(found.status, plugins={"p": starting}))
@@ -155,7 +155,7 @@ def test_the_state_does_not_depend_on_the_age_of_the_holders_and_depends_on_thei
     assert first == second != third
 
 
-def test_too_large_an_inventory_loses_history_and_then_units() -> None:
+def test_a_too_large_inventory_omits_history_and_then_units() -> None:
     change = HealthChange(1.0, Phase.UNHEALTHY, "bus", "x" * 2048)
     devices = [Device(resource="r", id=f"d{number}") for number in range(2000)]
     few, many = (

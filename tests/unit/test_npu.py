@@ -19,7 +19,7 @@ def scan(root: Path, **options: Any) -> tuple[list[Device], dict[str, Skipped]]:
     )
 
 
-def test_an_npu_has_as_many_ids_as_containers_may_share_it(tmp_path: Path) -> None:
+def test_an_npu_has_one_id_per_share(tmp_path: Path) -> None:
     npu(tmp_path, 0, numa=1)
     devices, _skipped = scan(tmp_path, shared_dev_num=2)
     assert devices == [
@@ -106,7 +106,7 @@ def test_an_npu_without_a_pci_address_is_published(tmp_path: Path, target: str |
     assert "bdf" not in devices[0].attributes
 
 
-def test_other_entries_of_the_class_are_not_mentioned(tmp_path: Path) -> None:
+def test_other_entries_of_the_class_are_ignored(tmp_path: Path) -> None:
     npu(tmp_path, 0)
     (tmp_path / "sys/class/accel/accelerator").mkdir()
     devices, skipped = scan(tmp_path)
@@ -154,7 +154,7 @@ def test_cdi_mode(tmp_path: Path, mode: str, classic: bool, name: str | None) ->
         ({"prefix": "fake"}, "must be an absolute path"),
     ],
 )
-def test_invalid_options_are_refused(options: dict[str, Any], sentence: str) -> None:
+def test_invalid_options_are_rejected(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=rf"^argument error: .*{sentence}"):
         NpuConfig(**options)
 

@@ -161,7 +161,7 @@ def test_onload_has_its_account_recipe_and_dependency() -> None:
 
 
 @BOTH
-def test_package_channels_and_modes(product: Product) -> None:
+def test_a_package_has_its_channels_and_install_modes(product: Product) -> None:
     labels = bundle.labels(content(product))
     channels = {"intel-device-plugins-operator": "stable,alpha", "onload-operator": "alpha"}[product.package]
     assert labels["operators.operatorframework.io.bundle.channels.v1"] == channels

@@ -81,7 +81,7 @@ def test_the_file_is_up_to_date_with_the_types(tmp_path: Path) -> None:
     assert [*made] == ["onload.amd.com_onloads.yaml"]
 
 
-def test_names_and_columns() -> None:
+def test_definitions_have_their_names_and_columns() -> None:
     assert DEFINITION["apiVersion"] == "apiextensions.k8s.io/v1"
     assert DEFINITION["metadata"] == {"name": "onloads.onload.amd.com"}
     names = {"kind": "Onload", "listKind": "OnloadList", "plural": "onloads", "singular": "onload"}
@@ -108,7 +108,7 @@ def test_columns_show_fields_that_exist() -> None:
 @pytest.mark.parametrize(
     ("path", "original"), [("onload", ONLOAD), ("devicePlugin", DEVICE_PLUGIN)], ids=["onload", "devicePlugin"]
 )
-def test_a_part_of_the_spec_has_the_fields_of_the_table_and_ours(path: str, original: Schema) -> None:
+def test_nested_spec_fields_are_those_of_the_table_and_ours(path: str, original: Schema) -> None:
     found = plain(SPEC_SCHEMA["properties"][path])
     further = {name: found["properties"].pop(name) for name in OURS[path]}
     assert found == original

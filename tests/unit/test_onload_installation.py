@@ -150,7 +150,7 @@ def test_names_are_not_interpreted_by_the_shell(host: Host, name: str) -> None:
     assert not (host.root / "x").exists()
 
 
-def test_an_image_without_onload_fails_and_leaves_the_node_as_it_is(host: Host) -> None:
+def test_an_image_without_onload_fails_and_leaves_the_node_unchanged(host: Host) -> None:
     installed(host, "one")
     (host.image / "sbin/onload_cp_server").unlink()
     assert host.install("two").returncode != 0

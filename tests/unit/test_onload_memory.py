@@ -72,5 +72,5 @@ def test_pods_that_do_not_concern_onload_are_small() -> None:
     assert bytes_each(Pod, pod_only, pod) < 800
 
 
-def test_nodes_are_their_labels() -> None:
+def test_a_cached_node_needs_only_the_memory_of_its_labels() -> None:
     assert bytes_each(Node, node_only, node) < 5000

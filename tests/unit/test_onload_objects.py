@@ -25,7 +25,7 @@ def pod_of(made: DaemonSet) -> Object:
     return found["template"]["spec"]
 
 
-def test_names_of_a_resource() -> None:
+def test_objects_of_a_resource_have_its_names() -> None:
     names = Names("ns", "x")
     assert (names.module, names.sfc_module, names.daemonset) == ("x-module", "x-sfcmod", "x-onload-device-plugin-ds")
     assert names.labels == (
@@ -56,7 +56,7 @@ def test_names_together_have_at_most_32_characters(length: int, wrong: bool) -> 
     assert bool(too_long(Names("ns", "x" * length))) == wrong
 
 
-def test_the_module_of_onload() -> None:
+def test_the_onload_module_has_the_specified_fields() -> None:
     made = module(onload(onload__kernelMappings=[{**MAPPING, "build": BUILD}]), VERSION, V2)
     assert made.spec == {
         "selector": {"node-role.kubernetes.io/worker": ""},
@@ -115,7 +115,7 @@ def test_optional_fields_of_modules() -> None:
     assert "tolerations" not in module(made, VERSION, V1).spec
 
 
-def test_kmm_is_recognized_by_its_definition() -> None:
+def test_kmm_is_detected_by_its_definition() -> None:
     container = {"properties": {"inTreeModulesToRemove": {}}}
     loader = {"properties": {"container": container}}
     spec = {"properties": {"moduleLoader": loader, "tolerations": {"type": "array"}}}
@@ -125,7 +125,7 @@ def test_kmm_is_recognized_by_its_definition() -> None:
     assert kmm_api(msgspec.convert({"metadata": {"name": "m"}}, Definition)) == V1
 
 
-def test_the_daemonset() -> None:
+def test_the_daemonset_has_the_specified_fields() -> None:
     made = daemonset(onload(), "plugin:1")
     labels = {
         "app.kubernetes.io/managed-by": "onload-operator",
@@ -175,7 +175,7 @@ def test_arguments_of_the_device_plugin() -> None:
         ({"devicePlugin__maxPodsPerNode": 0}, "-maxPods=0"),
     ],
 )
-def test_options_and_their_aliases(paths: Object, argument: str) -> None:
+def test_options_have_their_aliases(paths: Object, argument: str) -> None:
     assert argument in pod_of(daemonset(onload(**paths), "plugin:1"))["containers"][0]["args"]
 
 
@@ -364,7 +364,9 @@ def states(found: tuple[Revision, ...]) -> list[tuple[str, str]]:
         ([("2", "Verified"), ("1", "Verified")], "failed", [("2", "Verified"), ("1", "Verified")]),
     ],
 )
-def test_history(before: list[tuple[str, str]], outcome: Any, after: list[tuple[str, str]]) -> None:
+def test_outcomes_are_recorded_in_the_history(
+    before: list[tuple[str, str]], outcome: Any, after: list[tuple[str, str]]
+) -> None:
     made = onload(onload__version="2", upgrade__autoRollback=True)
     assert states(recorded(made, history(*before), outcome, "now")) == after
 

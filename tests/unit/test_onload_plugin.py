@@ -86,7 +86,7 @@ def test_nics_are_the_interfaces_of_vendor_1924_in_the_order_of_their_names(tmp_
     assert find_nics(Host(tmp_path)) == [Nic("ens10", -1), Nic("ens9f1", 1)]
 
 
-def test_an_interface_that_cannot_be_read_is_noted(tmp_path: Path) -> None:
+def test_an_unreadable_interface_is_reported(tmp_path: Path) -> None:
     (tmp_path / "sys/class/net/eth0/device/vendor").mkdir(parents=True)
     host = Host(tmp_path)
     assert find_nics(host) == []
@@ -229,7 +229,7 @@ def test_the_agent_publishes_nothing_on_nodes_without_onload(tmp_path: Path) -> 
     assert all(device.healthy for device in scan(tmp_path, OnloadPlugin))
 
 
-def test_an_explanation_names_nics_and_files(tmp_path: Path) -> None:
+def test_an_explanation_lists_nics_and_files(tmp_path: Path) -> None:
     tree(tmp_path)
     explained = OnloadPlugin().explain(Host(tmp_path))
     assert explained["nics"] == {"sfc0": 0}
@@ -295,7 +295,7 @@ async def test_only_files_are_mounted_and_links_without_a_target_are_not(tmp_pat
     assert mounted == ["libonload.so", "libonload.so.1", "libonload.so.2", "libonload_ext.so"]
 
 
-async def test_files_that_vanished_since_the_last_scan_fail_the_allocation(tmp_path: Path) -> None:
+async def test_files_removed_since_the_last_scan_fail_the_allocation(tmp_path: Path) -> None:
     tree(tmp_path)
     plugin = OnloadDropin()
     plugin.prepare(Host(tmp_path))

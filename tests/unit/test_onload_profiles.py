@@ -96,7 +96,7 @@ BETTER: list[tuple[str, dict[str, str], dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("text", "ours", "theirs"), BETTER)
-def test_settings_that_the_original_loses(
+def test_settings_lost_by_the_original_are_kept(
     tmp_path: Path, text: str, ours: dict[str, str], theirs: dict[str, str]
 ) -> None:
     assert settings(tmp_path, text) == ours
@@ -128,9 +128,7 @@ SKIPPED = [
 
 
 @pytest.mark.parametrize(("text", "problem"), SKIPPED)
-def test_a_command_that_is_not_supported_is_skipped_with_a_note_or_an_error(
-    tmp_path: Path, text: str, problem: str
-) -> None:
+def test_an_unsupported_command_is_skipped_with_a_note_or_an_error(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "x.opf").write_text(f"onload_set EF_A 1\n{text}\nonload_set EF_C 3\n")
     evaluation = Evaluation(search(tmp_path), strict=False)
     evaluation.run("x", fragments=False)
@@ -172,7 +170,7 @@ def test_a_command_that_is_not_supported_is_skipped_with_a_note_or_an_error(
         "true;; true",
     ],
 )
-def test_a_command_of_unknown_extent_or_effect_is_an_error(tmp_path: Path, text: str) -> None:
+def test_a_command_with_unknown_length_or_effect_is_an_error(tmp_path: Path, text: str) -> None:
     with pytest.raises(ProfileError, match=rf"{re.escape(str(tmp_path))}/x\.opf: line 2: .*--exec"):
         settings(tmp_path, f"onload_set EF_A 1\n{text}\nonload_set EF_D 4\n", strict=False)
 
@@ -216,7 +214,7 @@ def test_limits_of_an_expression(expression: str) -> None:
         evaluate(expression, {})
 
 
-def test_files_that_are_no_profiles_are_named(tmp_path: Path) -> None:
+def test_files_that_are_not_profiles_are_reported(tmp_path: Path) -> None:
     fifo, binary = tmp_path / "fifo", tmp_path / "binary.opf"
     os.mkfifo(fifo)
     binary.write_bytes(b"onload_set EF_A \xff")
@@ -233,7 +231,7 @@ def test_files_that_are_no_profiles_are_named(tmp_path: Path) -> None:
 # Search
 
 
-def test_the_search_order_of_a_profile(tmp_path: Path) -> None:
+def test_profiles_are_searched_in_the_documented_order(tmp_path: Path) -> None:
     here = files.search(["p", "/dir/q.opf"], home="/home/me", program_directory="")
     own, system = "/home/me/.openonload/profiles", "/usr/libexec/onload/profiles"
     assert list(here.candidates("p", fragments=False)) == [
@@ -303,7 +301,7 @@ def test_the_name_of_a_configmap_is_valid(path: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["___", "...opf", "a" * 300])
-def test_a_profile_without_a_usable_name_is_an_error(path: str) -> None:
+def test_a_profile_with_an_invalid_name_is_an_error(path: str) -> None:
     with pytest.raises(ProfileError, match="rename the file"):
         configmap.object_name(path)
 
@@ -335,9 +333,7 @@ def test_a_document_larger_than_a_configmap_is_an_error() -> None:
         (["--profile", "first,sub/FIRST.opf"], 1, "both have the ConfigMap onload-first-profile"),
     ],
 )
-def test_after_an_error_nothing_is_printed_on_stdout(
-    tmp_path: Path, words: list[str], status: int, message: str
-) -> None:
+def test_errors_print_nothing_to_stdout(tmp_path: Path, words: list[str], status: int, message: str) -> None:
     (tmp_path / "first.opf").write_text("onload_set EF_A 1\n")
     (tmp_path / "bad.opf").write_text("if true\n")
     program = Path(sys.executable).with_name("profile_to_configmap.sh")
@@ -382,7 +378,7 @@ def test_conversion_does_not_load_the_api_client(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"EF_A\0\xff\0", b"E A\0x\0"])
-def test_settings_of_bash_that_no_configmap_holds_are_errors(tmp_path: Path, content: bytes) -> None:
+def test_settings_of_bash_that_no_configmap_supports_are_errors(tmp_path: Path, content: bytes) -> None:
     key, value, _ = content.split(b"\0")
     (tmp_path / "x.opf").write_bytes(b"onload_set '" + key + b"' '" + value + b"'")
     with pytest.raises(ProfileError):
@@ -407,7 +403,7 @@ PROFILES = st.lists(PIECES, max_size=25).map(lambda pieces: "A=1\nB=2\nC=\n" + "
 
 @given(PROFILES)
 @example("A=1\nonload_set EF_A $A$A'x'\\y")
-def test_what_strict_accepts_bash_evaluates_in_the_same_way(text: str) -> None:
+def test_profiles_accepted_by_strict_evaluate_as_in_bash(text: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         try:
             found = settings(Path(name), text)
@@ -417,7 +413,7 @@ def test_what_strict_accepts_bash_evaluates_in_the_same_way(text: str) -> None:
 
 
 @given(st.text() | PROFILES)
-def test_any_text_has_settings_or_an_error(text: str) -> None:
+def test_any_text_is_parsed_to_settings_or_an_error(text: str) -> None:
     for command in commands(text):
         assert 1 <= command.line <= text.count("\n") + 1
     with tempfile.TemporaryDirectory() as name, contextlib.suppress(ProfileError):

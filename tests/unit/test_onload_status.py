@@ -77,11 +77,13 @@ def found(which: Status) -> dict[str, tuple[str, str]]:
         ),
     ],
 )
-def test_conditions(nodes: list[NodeView], more: dict[str, Any], expected: dict[str, tuple[str, str]]) -> None:
+def test_conditions_follow_from_the_state_of_nodes(
+    nodes: list[NodeView], more: dict[str, Any], expected: dict[str, tuple[str, str]]
+) -> None:
     assert expected.items() <= found(made(nodes, **more)).items()
 
 
-def test_a_problem_without_a_plan_is_the_reason_of_all() -> None:
+def test_a_problem_without_a_plan_is_the_reason_of_all_devices() -> None:
     observed = Observed(target=TARGET, problems=[Problem("KmmMissing", "install KMM")])
     after = status(onload(), observed, NOW)
     assert found(after)["Ready"] == ("False", "KmmMissing")
@@ -128,7 +130,7 @@ def test_empty_parts_are_written_because_the_definition_requires_them() -> None:
     assert written["onload"]["currentNodes"] == ()
 
 
-def test_nodes_without_a_report_of_kmm_are_named() -> None:
+def test_nodes_without_a_report_of_kmm_are_reported() -> None:
     nodes = [working(name, NEW, module_loaded=False, module_loaded_version=None) for name in "abcde"]
     (ready, *_) = made(nodes).conditions
     assert ready.message == "5 of 5 nodes are verified; KMM reports no loaded modules on a, b, c and 2 more"
@@ -173,7 +175,7 @@ def test_a_progress_with_an_impossible_time_has_no_time() -> None:
         ({"devicePlugin__maxPodsPerNode": -1}, None),
     ],
 )
-def test_problems_of_a_spec(paths: dict[str, Any], reason: str | None) -> None:
+def test_problems_of_a_spec_are_reported(paths: dict[str, Any], reason: str | None) -> None:
     resource = onload(**paths)
     problem = problem_of(resource)
     assert (problem and problem.reason) == reason
@@ -181,7 +183,7 @@ def test_problems_of_a_spec(paths: dict[str, Any], reason: str | None) -> None:
         assert validation.verdict(resource).refusal == validation.PREFIX + problem.message
 
 
-def test_problems_of_a_name() -> None:
+def test_problems_of_a_resource_name_are_reported() -> None:
     for name, reason in (("a.b", "InvalidName"), ("x" * 26, "NameTooLong")):
         problem = problem_of(onload(name))
         assert problem is not None
@@ -239,11 +241,13 @@ def test_removing_both_labels_loads_both_modules_in_their_order() -> None:
         ("9" * 30, 9, 1),
     ],
 )
-def test_max_unavailable(value: int | str | None, nodes: int, expected: int) -> None:
+def test_max_unavailable_is_a_number_or_a_percentage_of_nodes(
+    value: int | str | None, nodes: int, expected: int
+) -> None:
     assert max_unavailable(value, nodes) == expected
 
 
-def test_the_target_of_a_resource() -> None:
+def test_the_upgrade_target_has_the_settings_of_the_resource() -> None:
     resource = onload(
         upgrade={
             "maxUnavailable": "50%",
@@ -264,12 +268,12 @@ def test_the_target_of_a_resource() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"), [("90s", 90), ("1h30m", 5400), ("1.5m", 90), ("100ms", 0.1), ("1us", 1e-6)]
 )
-def test_durations(text: str, expected: float) -> None:
+def test_durations_are_parsed_as_in_go(text: str, expected: float) -> None:
     assert seconds(text) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("text", ["", "5", "-1s", "1 s", "m", "1d", "1m\n"])
-def test_what_is_no_duration(text: str) -> None:
+def test_invalid_durations_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="expected a duration"):
         seconds(text)
 
@@ -284,7 +288,7 @@ def test_overlaps_name_the_other_resource_and_the_nodes() -> None:
 # Projections
 
 
-def test_a_heartbeat_changes_nothing_of_a_node_that_matters() -> None:
+def test_a_heartbeat_changes_no_relevant_field_of_a_node() -> None:
     def node(**more: Any) -> Node:
         ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": more.pop("beat", "1")}
         body = {
@@ -311,7 +315,7 @@ def test_a_heartbeat_changes_nothing_of_a_node_that_matters() -> None:
         ({}, False),
     ],
 )
-def test_pods_that_use_onload(containers: dict[str, Any], uses: bool) -> None:
+def test_pods_that_use_onload_are_detected(containers: dict[str, Any], uses: bool) -> None:
     pod = msgspec.convert({"metadata": {"name": "p", "labels": {"app": "x"}}, "spec": containers}, Pod)
     pod_only(pod)
     assert pod.uses_onload == concerns_onload(pod) == uses

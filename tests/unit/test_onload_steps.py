@@ -166,7 +166,7 @@ def test_a_module_of_another_version_is_not_the_loaded_one() -> None:
         ({"advertised": False}, "the resource amd.com/onload"),
     ],
 )
-def test_a_node_is_not_verified_before_it_works(changes: dict[str, Any], message: str) -> None:
+def test_a_node_is_not_verified_before_its_module_is_loaded(changes: dict[str, Any], message: str) -> None:
     node = working("a", NEW, progress=progress(NEW, upgrade=True, advertised=True), **changes)
     (found,) = decide(TARGET, [node], NOW).steps
     assert (found.step, found.message) == ("Verifying", f"waits for {message}")
@@ -336,7 +336,7 @@ def test_labels_of_kmm_are_removed_when_the_modules_are_loaded_otherwise(reports
     assert cluster.most_down == 1
 
 
-def test_a_node_that_is_not_selected_any_more_loses_everything_in_a_safe_order() -> None:
+def test_a_node_that_is_no_longer_selected_is_released_in_a_safe_order() -> None:
     cluster = Cluster([working("a", NEW, sfc=True, selected=False, apps=(app_pod(),)), working("b", NEW, sfc=True)])
     assert cluster.run(with_sfc()).is_complete
     assert cluster.nodes["a"].is_clean
@@ -369,7 +369,7 @@ def test_deletion_does_not_wait_for_a_kmm_that_is_gone() -> None:
     assert step(node, target, NOW + READY_WAIT) == ("RemovingSfc", {"sfc": None})
 
 
-def test_another_version_during_an_upgrade_begins_the_time_limit_again() -> None:
+def test_another_version_during_an_upgrade_restarts_the_time_limit() -> None:
     node = working("a", OLD, gate=None, plugins=(), progress=progress("8.3", started=1, upgrade=True, advertised=True))
     action = act(node)
     assert action.progress == progress(NEW, started=1000, upgrade=True, advertised=True)
@@ -397,7 +397,7 @@ def test_a_node_that_was_lost_during_the_upgrade_does_not_prevent_the_rollback_o
     assert not decide(msgspec.structs.replace(back, rolls_back=False), [lost, working("b", NEW)], NOW).actions[1:]
 
 
-def test_a_node_that_the_go_operator_took_down_counts_until_it_is_verified() -> None:
+def test_a_node_cordoned_by_the_go_operator_counts_until_it_is_verified() -> None:
     node = NodeView(name="a", module=OLD, sfc=OLD)
     target = with_sfc()
     plan = decide(target, [node, working("b", OLD)], NOW)
@@ -409,7 +409,7 @@ def test_a_node_that_the_go_operator_took_down_counts_until_it_is_verified() -> 
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"target": 1}', "x" * 5000, '{"target":"a","started":"b"}'])
-def test_a_progress_that_cannot_be_read_begins_again(text: str) -> None:
+def test_unreadable_upgrade_progress_starts_anew(text: str) -> None:
     found = parse_progress(text)
     assert found is not None
     assert (found.target, found.upgrade) == ("", True)

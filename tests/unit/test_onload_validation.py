@@ -85,13 +85,13 @@ def mapping(**fields: str) -> dict[str, Any]:
         ({"upgrade": {"evictionTimeout": "soon"}}, "upgrade.evictionTimeout is 'soon'"),
     ],
 )
-def test_an_invalid_resource_is_refused_with_a_message(fields: dict[str, Any], message: str) -> None:
+def test_an_invalid_resource_is_rejected_with_a_message(fields: dict[str, Any], message: str) -> None:
     found = verdict(onload(**fields)).refusal
     assert found.startswith("invalid resource: ")
     assert message in found
 
 
-def test_names_that_are_too_long_are_refused() -> None:
+def test_too_long_names_are_rejected() -> None:
     assert verdict(onload("a" * 16, "b" * 16)).refusal == ""
     found = verdict(onload("a" * 17, "b" * 16)).refusal
     assert "Combined length of Onload name and namespace is too long" in found
@@ -123,18 +123,18 @@ def test_patterns_of_kernel_versions_are_those_of_kmm(pattern: str, valid: bool)
 
 
 @given(st.text(max_size=60) | st.text("()[]{}?*+|\\^$.:<=!-,0123abzQE", max_size=60))
-def test_any_pattern_has_an_answer(pattern: str) -> None:
+def test_any_pattern_is_evaluated(pattern: str) -> None:
     assert isinstance(pattern_error(pattern), str)
 
 
 @given(st.text("/.a b\n", max_size=12))
-def test_a_host_path_that_is_admitted_is_absolute_and_below_no_system_directory(path: str) -> None:
+def test_an_accepted_host_path_is_absolute_and_outside_of_system_directories(path: str) -> None:
     if not verdict(onload(devicePlugin__hostOnloadPath=path)).refusal:
         assert path.startswith("/")
         assert {"", ".", ".."} & {*path.strip("/").split("/")} == set()
 
 
-def test_warnings_name_what_works_badly() -> None:
+def test_warnings_report_degraded_functions() -> None:
     build = {"build": {"dockerfileConfigMap": {}}}
     untagged = MAPPING | {"kernelModuleImage": "registry:5000/onload-module"} | build
     found = verdict(onload("a.b", onload__kernelMappings=[MAPPING, untagged]))
@@ -186,7 +186,7 @@ def test_the_webhook_admits_refuses_and_warns() -> None:
     assert "default/second" in review(resource(), others=(onload("second"),)).warnings[0]
 
 
-def test_a_resource_without_spec_is_refused() -> None:
+def test_a_resource_without_spec_is_rejected() -> None:
     bare = resource()
     del bare["spec"]
     denied = review(bare).denial

@@ -40,7 +40,7 @@ def recording() -> Recording:
     return made
 
 
-def test_an_orderly_upgrade_is_accepted(recording: Recording) -> None:
+def test_an_upgrade_in_order_is_accepted(recording: Recording) -> None:
     recording.node("a", **{LABEL: OLD, SFC_LABEL: OLD})
     recording.pod("plugin", "a", gone=True, **{"onload.amd.com/name": NAMES.daemonset})
     recording.pod("app", "a", gone=True)

@@ -87,7 +87,7 @@ def test_parameters_of_the_server_follow_its_path(given_: str, wanted: str) -> N
         ("ONLOAD_CP_SERVER_PARAMS", "é"),
     ],
 )
-def test_an_invalid_variable_is_named(variable: str, text: str) -> None:
+def test_an_invalid_variable_is_reported(variable: str, text: str) -> None:
     with pytest.raises(WorkerError, match=f"^{variable}: found "):
         Configuration.of({**ENVIRONMENT, variable: text})
 
@@ -136,7 +136,7 @@ def test_a_running_container_has_its_id_in_the_status() -> None:
         {"state": None},
     ],
 )
-def test_a_container_that_is_not_started_ready_and_running_has_none(changes: Mapping[str, object]) -> None:
+def test_a_container_that_is_not_started_ready_and_running_has_no_id(changes: Mapping[str, object]) -> None:
     assert started(status(**changes)) == ""
 
 
@@ -145,7 +145,7 @@ def test_a_container_that_is_not_started_ready_and_running_has_none(changes: Map
     [("2024-01-01T00:00:00Z", True), ("2024-01-01T01:59:59+02:00", True), ("2023-12-31T23:59:57Z", False)]
     + [(text, True) for text in (None, "", "yesterday", "9999-99-99T00:00:00Z")],
 )
-def test_a_container_that_was_started_before_this_process_is_a_former_one(at: str | None, found: bool) -> None:
+def test_a_container_started_before_this_process_is_a_former_one(at: str | None, found: bool) -> None:
     document = msgspec.json.encode({"status": {"containerStatuses": [status(state={"running": {"startedAt": at}})]}})
     pod = msgspec.json.decode(document, type=Pod)
     assert bool(started_container(pod, "onload-worker", 1704067200.9)) == found
@@ -214,7 +214,7 @@ def test_the_cgroup_of_both_runtimes_has_the_id(line: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0::/\n", f"0::/{ID[:-1]}", f"0::/{ID}/x", f"1:a:/{ID}\n2:b:/{'4c' * 32}"])
-def test_a_cgroup_without_one_id_has_none(text: str) -> None:
+def test_a_cgroup_without_a_container_id_has_none(text: str) -> None:
     assert id_in_cgroup(text) == ""
 
 
@@ -231,7 +231,7 @@ def executable(root: Path, path: str, mode: int = 0o755) -> None:
     write(root / path[1:], "").chmod(mode)
 
 
-def test_the_first_usual_path_with_a_program_is_taken(tmp_path: Path) -> None:
+def test_the_first_default_path_with_a_program_is_used(tmp_path: Path) -> None:
     for path in reversed(USUAL_PATHS):
         executable(tmp_path, path)
         assert find_crictl("", HostFiles(tmp_path)) == path
@@ -243,7 +243,7 @@ def test_links_of_the_host_are_resolved_in_the_root_of_the_host(tmp_path: Path) 
     assert find_crictl("", HostFiles(tmp_path)) == "/usr/local/bin/crictl"
 
 
-def test_the_path_can_be_given(tmp_path: Path) -> None:
+def test_the_path_is_configurable(tmp_path: Path) -> None:
     executable(tmp_path, "/opt/cri/crictl")
     assert find_crictl("/opt/cri/crictl", HostFiles(tmp_path)) == "/opt/cri/crictl"
     with pytest.raises(WorkerError, match="-crictl-path: found 'cri ctl', expected an absolute path"):
@@ -268,7 +268,7 @@ def test_a_host_that_is_not_visible_gets_the_original_path(caplog: pytest.LogCap
     assert "/x/crictl is not checked: the file system of the host is not visible" in caplog.text
 
 
-def test_the_root_of_another_process_is_not_replaced_by_ours() -> None:
+def test_the_root_link_of_a_process_is_not_resolved() -> None:
     host = HostFiles(f"/proc/{os.getpid()}/root")
     assert host.root == f"/proc/{os.getpid()}/root/."
     assert "self" in host.names("/proc")
@@ -373,7 +373,7 @@ async def test_values_of_another_program_are_kept(root: Path, caplog: pytest.Log
     assert caplog.text.count("changed by another program") == 1
 
 
-async def test_a_module_that_is_gone_at_the_end_is_logged(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_module_unloaded_at_the_end_is_logged(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with working(root):
         (root / "sys/module/onload").rename(root / "sys/module/.gone")
         await until(lambda: "not ready, waiting for the kernel module onload" in caplog.text)

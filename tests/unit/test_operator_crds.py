@@ -115,7 +115,7 @@ def test_the_files_are_up_to_date_with_the_types(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ALL.split())
-def test_names_and_columns_of_a_kind(family: str) -> None:
+def test_each_kind_has_its_names_and_columns(family: str) -> None:
     kind = f"{family.capitalize()}DevicePlugin"
     definition, version = DEFINITIONS[kind], version_of(kind)
     assert definition["metadata"] == {"name": f"{kind.lower()}s.deviceplugin.intel.com"}
@@ -264,7 +264,7 @@ def test_a_schema_accepts_what_that_of_the_original_accepts(family: str, spec: S
 
 
 @pytest.mark.parametrize(("family", "spec"), BROKEN_RULES)
-def test_a_broken_rule_has_a_one_line_message_with_the_remedy(family: str, spec: Schema) -> None:
+def test_a_violated_rule_has_a_one_line_message_with_the_remedy(family: str, spec: Schema) -> None:
     found = plugin(family, **spec).spec
     of_gpu = rules.GPU_HEALTH if isinstance(found, models.GpuSpec) else ()
     (message, *_) = [*broken(found, rules.UPDATE_STRATEGY), *broken(found, of_gpu)]
@@ -288,7 +288,7 @@ SAMPLE_SPECS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("family", ALL.split())
-def test_a_sample_is_that_of_the_table(family: str) -> None:
+def test_a_sample_equals_its_table(family: str) -> None:
     own, init_image, label = SAMPLE_SPECS[family]
     init = {"initImage": own_image(init_image)} if init_image else {}
     assert sample(family) == {
@@ -305,7 +305,7 @@ def test_a_sample_is_that_of_the_table(family: str) -> None:
     }
 
 
-def test_the_tree_of_samples_has_them_all() -> None:
+def test_the_tree_of_samples_includes_all_samples() -> None:
     listed = yaml.safe_load((SAMPLES / "kustomization.yaml").read_text())["resources"]
     assert listed == [
         *(f"deviceplugin_v1_{family}deviceplugin.yaml" for family in ALL.split()),

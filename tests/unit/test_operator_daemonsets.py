@@ -279,7 +279,7 @@ def test_fpga_always_has_an_init_container_between_its_volumes() -> None:
         ("qat", "intel-qat-config-volume", "/qat-init/conf", {"name": "mine", "defaultMode": 288}),
     ],
 )
-def test_a_provisioning_config_is_mounted_and_its_content_shows_on_the_pods(
+def test_a_provisioning_config_is_mounted_and_its_hash_is_an_annotation_of_the_pods(
     family: str, volume: str, path: str, source: Object
 ) -> None:
     spec = {"initImage": "any/x:1.0.0", "provisioningConfig": "mine"}
@@ -326,7 +326,7 @@ def test_tolerations_are_copied_as_they_are(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", models.KINDS)
-def test_what_is_settable_in_every_kind_is_set(family: str) -> None:
+def test_common_fields_of_every_kind_are_applied(family: str) -> None:
     settings = Settings(pull_secret=REGISTRY, service_account="plugins")
     strategy = {"type": "OnDelete"}
     amount = {"limits": {"memory": "1Gi"}}
@@ -356,7 +356,7 @@ def test_what_is_settable_in_every_kind_is_set(family: str) -> None:
     assert {each["imagePullPolicy"] for each in containers} == {"Always"}
 
 
-def test_an_image_that_is_not_named_is_the_usual_one() -> None:
+def test_an_unset_image_is_the_default() -> None:
     settings = Settings(images=ImagePolicy(vendor="mirror.example/ours", target="1.1.0"))
     assert pod("npu", settings=settings)["containers"][0]["image"] == "mirror.example/ours/intel-npu-plugin:1.1.0"
 
@@ -384,7 +384,7 @@ def test_the_resource_manager_gets_what_it_needs() -> None:
     assert found["volumes"][4:] == host_paths(volumes)
 
 
-def test_whole_dsa_devices_are_where_they_are_looked_for() -> None:
+def test_dsa_devices_of_vfio_are_mounted() -> None:
     found = pod("dsa", driver="vfio-pci", initImage="x:1")
     assert found["containers"][0]["volumeMounts"][0] == {"name": "devfs", "mountPath": "/dev/vfio", "readOnly": True}
     assert found["volumes"][0] == {"name": "devfs", "hostPath": {"path": "/dev/vfio"}}
@@ -392,7 +392,7 @@ def test_whole_dsa_devices_are_where_they_are_looked_for() -> None:
 
 
 @pytest.mark.parametrize("overlay", ["levelzero", "health", "xpumd"])
-def test_gpus_overlays_can_be_had_by_fields(overlay: str) -> None:
+def test_overlays_of_gpus_have_equivalent_fields(overlay: str) -> None:
     spec: dict[str, Any] = {
         "levelzero": {"levelZeroImage": own_image("intel-gpu-levelzero")},
         "health": {"healthManagement": True},
@@ -418,7 +418,7 @@ def test_health_management_brings_the_usual_level_zero_image() -> None:
 
 
 @pytest.mark.parametrize("family", models.KINDS)
-def test_a_sample_makes_a_daemonset(family: str) -> None:
+def test_a_sample_creates_a_daemonset(family: str) -> None:
     resource = models.decode(sample(family))
     found = render(resource, SETTINGS).as_object()
     assert found["metadata"]["name"] == f"intel-{family}-plugin-{family}deviceplugin-sample"  # type: ignore[index]

@@ -154,7 +154,7 @@ def test_a_target_concerns_the_images_of_its_own_project(target: str, original: 
         ({"overrides": SHA, "upgrade": "off"}, "intel-gpu-plugin", f"accelplane/intel-gpu-plugin:{RELEASE}"),
     ],
 )
-def test_an_unset_image_is_that_of_the_release_or_its_override(
+def test_an_unset_image_is_the_release_image_or_its_override(
     settings: dict[str, object], name: str, reference: str
 ) -> None:
     assert ImagePolicy(**settings).reference(name) == reference  # type: ignore[arg-type]

@@ -61,7 +61,7 @@ def said(found: models.Status, condition: str) -> str:
 GPU = plugin("gpu", metadata={"generation": 3})
 
 
-def test_the_four_fields_are_as_ever() -> None:
+def test_the_four_fields_of_the_original_are_unchanged() -> None:
     found = status(GPU, Observed(daemonset=seen(3, 1), nodes=("b", "", "a", "b")), NOW)
     written: Any = msgspec.json.decode(msgspec.json.encode(found))
     assert written["desiredNumberScheduled"] == 3
@@ -84,7 +84,7 @@ def test_a_status_without_a_daemonset_has_both_numbers_too() -> None:
     assert {"controlledDaemonSet", "nodeNames"} & written.keys() == set()
 
 
-def test_the_reference_changes_with_the_daemonset_and_not_with_its_versions() -> None:
+def test_the_owner_reference_changes_with_the_daemonset_but_not_with_its_versions() -> None:
     before = msgspec.structs.replace(GPU, status=status(GPU, Observed(daemonset=seen()), NOW))
     newer = seen()
     newer = msgspec.structs.replace(newer, metadata=msgspec.structs.replace(newer.metadata, resource_version="9"))
@@ -144,7 +144,7 @@ def test_only_problems_are_reported(observed: dict[str, Any], condition: str, wo
     assert words in said(found, condition)
 
 
-def test_of_a_config_map_that_may_not_be_seen_nothing_is_claimed() -> None:
+def test_a_forbidden_config_map_is_not_reported_as_missing() -> None:
     found = status(plugin("dsa", provisioningConfig="cfg"), Observed(daemonset=seen(), config_missing=None), NOW)
     assert told_of(found)["ProvisioningConfigMissing"] == "Unknown"
     assert "ConfigMap cfg (provisioningConfig) cannot be read" in said(found, "ProvisioningConfigMissing")
@@ -186,5 +186,5 @@ def test_conditions_of_others_are_not_written() -> None:
     assert after.conditions == before.conditions[1:]
 
 
-def test_nodes_are_sorted_and_pods_without_one_left_out() -> None:
+def test_nodes_are_sorted_and_pods_without_a_node_are_omitted() -> None:
     assert node_names(["n10", "", "n2", "n10"]) == ("n10", "n2")

@@ -84,7 +84,7 @@ def test_an_unchanged_daemonset_is_not_written(family: str) -> None:
     assert (found.apply, found.differences, found.surplus) == (None, (), ())
 
 
-def test_where_there_is_none_it_is_created_with_its_hash() -> None:
+def test_a_missing_daemonset_is_created_with_its_hash() -> None:
     found = plan(desired("gpu"), [])
     assert found.current is None
     assert found.apply is not None
@@ -151,7 +151,7 @@ def test_an_edit_of_the_resource_is_written_and_reported(
         ("gpu", lambda pod: pod["nodeSelector"].update(theirs="x")),
     ],
 )
-def test_what_was_changed_by_hand_is_put_right(family: str, by_hand: Callable[[Object], object]) -> None:
+def test_manual_changes_are_reverted(family: str, by_hand: Callable[[Object], object]) -> None:
     there = stored(family)
     by_hand(there["spec"]["template"]["spec"])
     assert told(family, there)
@@ -167,13 +167,13 @@ def test_what_was_changed_by_hand_is_put_right(family: str, by_hand: Callable[[O
         lambda there: there.update(status={"numberReady": 1}),
     ],
 )  # fmt: skip
-def test_what_others_have_added_is_left_alone(added: Callable[[Object], object]) -> None:
+def test_additions_of_others_are_kept(added: Callable[[Object], object]) -> None:
     there = stored("gpu")
     added(there)
     assert told("gpu", there) == ()
 
 
-def test_an_old_daemonset_keeps_its_name_and_selector_and_gets_everything_else() -> None:
+def test_an_adopted_daemonset_keeps_its_name_and_selector_and_gets_all_other_fields() -> None:
     there = stored("gpu", name="intel-gpu-plugin", image="x:1")
     del there["metadata"]["annotations"]
     there["spec"]["selector"] = {"matchLabels": {"app": "intel-gpu-plugin", "older": "yes"}}
@@ -187,14 +187,14 @@ def test_an_old_daemonset_keeps_its_name_and_selector_and_gets_everything_else()
     assert told("gpu", there, image="x:2")
 
 
-def test_an_account_that_is_no_longer_wanted_becomes_the_default_one() -> None:
+def test_removing_the_service_account_restores_the_default_account() -> None:
     there = stored("gpu", resourceManager=True)
     made: Any = plan(desired("gpu"), [there]).apply
     assert made["spec"]["template"]["spec"]["serviceAccountName"] == "default"
     assert plan(desired("gpu"), [as_the_server_says(made)]).apply is None
 
 
-def test_of_several_the_oldest_goes_on() -> None:
+def test_the_oldest_of_several_daemonsets_is_kept() -> None:
     old = stored("gpu", name="b", since="2026-01-01T00:00:00Z")
     new = stored("gpu", name="a", since="2026-02-01T00:00:00Z")
     found = plan(desired("gpu"), [new, old])
@@ -202,7 +202,7 @@ def test_of_several_the_oldest_goes_on() -> None:
     assert found.surplus == ("a",)
 
 
-def test_one_of_a_former_resource_of_the_same_name_is_adopted_under_its_name() -> None:
+def test_a_daemonset_of_a_former_resource_of_the_same_name_is_adopted() -> None:
     former = stored("gpu", name="intel-gpu-plugin")
     former["metadata"]["ownerReferences"][0]["uid"] = "gone"
     found = plan(desired("gpu"), [former])
@@ -212,7 +212,7 @@ def test_one_of_a_former_resource_of_the_same_name_is_adopted_under_its_name() -
     assert (found.current, found.surplus) == (own, ("intel-gpu-plugin",))
 
 
-def test_one_that_is_being_deleted_is_waited_for() -> None:
+def test_a_daemonset_in_deletion_is_awaited() -> None:
     leaving = stored("gpu")
     leaving["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z"
     found = plan(desired("gpu"), [leaving])

@@ -96,7 +96,7 @@ def test_the_samples_are_admitted_without_warnings(family: str) -> None:
 @pytest.mark.parametrize(
     "image", ["intel-other-plugin:0.31.1", "intel-{}-plugin", "intel-{}-plugin:0.30.0", "x:latest"]
 )
-def test_a_wrong_image_is_refused_in_one_line_with_the_image_to_write(family: str, image: str) -> None:
+def test_a_wrong_image_is_rejected_in_one_line_with_the_image_to_write(family: str, image: str) -> None:
     refusal = judged(family, image=image.format(family))
     assert refusal.startswith("invalid resource: image ")
     assert image.format(family) in refusal
@@ -271,7 +271,7 @@ def test_an_overlap_is_a_warning() -> None:
     assert "NpuDevicePlugin other also selects node n1; change one of the two node selectors" in found.warnings[0]
 
 
-def test_a_name_that_is_too_long_for_the_daemonset_is_refused() -> None:
+def test_a_name_too_long_for_the_daemonset_is_rejected() -> None:
     right = {"image": ours("intel-sgx-plugin")}
     assert verdict(plugin("sgx", "x" * 236, **right), POLICY).refusal == ""
     assert "metadata.name has 237 characters" in verdict(plugin("sgx", "x" * 237, **right), POLICY).refusal
@@ -317,7 +317,7 @@ def test_a_name_that_is_too_long_for_the_daemonset_is_refused() -> None:
         ({"podAnnotations": {"a": "b" * 300_000}}, "podAnnotations has 300001 bytes"),
     ],
 )
-def test_invalid_pod_fields_are_refused_in_one_line_with_what_to_do(spec: dict[str, Any], words: str) -> None:
+def test_invalid_pod_fields_are_rejected_in_one_line_with_the_remedy(spec: dict[str, Any], words: str) -> None:
     for family in FAMILIES:
         refusal = judged(family, **spec)
         assert words in refusal

@@ -97,7 +97,7 @@ def test_other_errors_name_the_option_the_value_and_what_is_expected(
 
 
 @pytest.mark.parametrize("value", ["", "b", "A", "a ", "a,b"])
-def test_a_value_that_is_none_of_the_choices_is_refused(value: str) -> None:
+def test_a_value_outside_the_choices_is_rejected(value: str) -> None:
     with pytest.raises(ValueError, match=r"^invalid value for option, valid values: a; found '"):
         check_choice("option", value, ["a"])
     check_choice("option", "a", ["a"])

@@ -52,7 +52,7 @@ def test_built_in_families_own_the_namespaces_of_intel_and_other_plugins_do_not(
     assert not Plugin.exclusive_namespace
 
 
-def test_only_those_named_are_loaded() -> None:
+def test_only_requested_plugins_are_loaded() -> None:
     assert dict(installed(["npu"])) == {"npu": NpuPlugin}
     assert list(installed(["npu", "gpu"])) == ["gpu", "npu"]
     assert dict(installed([])) == {}
@@ -64,7 +64,7 @@ def test_an_installed_third_party_plugin_is_available(install: Install) -> None:
     assert {"gpu", "npu", "third"} <= set(installed())
 
 
-def test_an_unknown_name_is_refused_with_the_installed_names() -> None:
+def test_an_unknown_name_is_rejected_with_the_installed_names() -> None:
     with pytest.raises(ConfigurationError, match=r"no plugin named 'gqu', 'x\\n' is installed, expected .*gpu, .*npu"):
         installed(["gpu", "x\n", "gqu"])
 

@@ -31,7 +31,7 @@ def test_the_file_of_the_node_has_priority(
     assert found == (ConfigFile(str(tmp_path / counts), counts) if counts else None)
 
 
-def test_a_missing_directory_is_an_empty_one(tmp_path: Path) -> None:
+def test_a_missing_directory_counts_as_empty(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert find(str(tmp_path / "nothing"), "qat", "node1") is None
     assert find(str(tmp_path / "file"), "qat", "node1") is None

@@ -96,7 +96,7 @@ def test_the_environment_has_priority(tmp_path: Path) -> None:
     assert read_config(str(tmp_path), environment) == DlbConfig(vfs=2, pfs="all", file=f"{tmp_path}/dlb-node1.conf")
 
 
-def test_every_device_gets_one_vf_with_what_the_original_gave_the_first() -> None:
+def test_every_device_gets_one_vf_with_the_resources_of_the_original() -> None:
     node = Node(DlbSpec(), DlbSpec())
     assert [outcome.state for outcome in node.apply()] == ["applied", "applied"]
     for pf in (SYS, "/sys/bus/pci/drivers/dlb2/0000:66:00.0"):
@@ -287,7 +287,7 @@ def test_a_second_run_writes_nothing(case: Case) -> None:
     assert node.writes == []
 
 
-def test_a_node_without_devices_has_nothing_to_do() -> None:
+def test_a_node_without_devices_needs_no_changes() -> None:
     assert Node().apply() == []
 
 
@@ -302,7 +302,7 @@ JUNK = st.binary(max_size=40) | st.sampled_from([b"", b"\n", b"-1", b"1\n", b"0x
         JUNK,
     )
 )
-def test_no_attribute_can_make_a_device_worse_than_failed(said: dict[str, bytes]) -> None:
+def test_any_attribute_content_results_in_a_reported_state(said: dict[str, bytes]) -> None:
     node = Node(DlbSpec(vfs=1, provisioned=False))
     to_do = planners(node.host(), ONE)
     for name, content in said.items():

@@ -313,7 +313,7 @@ def test_a_device_with_unreadable_clients_is_skipped(node: MakeNode) -> None:
     assert "in use: wq0.0 does not report its clients" in outcome.reason
 
 
-def test_a_locked_queue_is_skipped_also_with_force(node: MakeNode) -> None:
+def test_a_locked_queue_is_skipped_even_with_force(node: MakeNode) -> None:
     machine = node(configured("other"))
     machine.kernel.set_content(f"{BUS}/devices/wq0.0/state", b"locked\n")
     outcome = only(machine.apply(force=True))
@@ -375,7 +375,7 @@ LARGE = SHARED.replace('"size": 32', '"size": 33')
     ],
 )
 @pytest.mark.untraced
-def test_impossible_templates_are_rejected_before_any_write(node: MakeNode, template: str, reason: str) -> None:
+def test_invalid_templates_are_rejected_before_any_write(node: MakeNode, template: str, reason: str) -> None:
     machine = node(DsaSpec(index=0, model="11fb", queues=[QueueSpec()]), DsaSpec(queues=[QueueSpec()]))
     machine.configure("dsa-node1-dsa0.conf", template)
     before = machine.picture("dsa0")

@@ -543,7 +543,7 @@ def test_a_failing_device_does_not_affect_the_others() -> None:
     assert [outcome.state for outcome in node.apply()] == ["failed", "applied", "failed"]
 
 
-def test_a_node_without_devices_has_nothing_to_do() -> None:
+def test_a_node_without_devices_needs_no_changes() -> None:
     assert Node().apply() == []
 
 
@@ -563,7 +563,7 @@ JUNK = st.binary(max_size=40) | st.sampled_from(
         JUNK,
     )
 )
-def test_no_attribute_can_make_a_device_worse_than_failed(said: dict[str, bytes]) -> None:
+def test_any_attribute_content_results_in_a_reported_state(said: dict[str, bytes]) -> None:
     node = Node(qat(vfs=2))
     to_do = planners(node.host(), CY)
     for name, content in said.items():

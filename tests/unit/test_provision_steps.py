@@ -89,7 +89,7 @@ def test_a_second_run_writes_nothing(device: Device) -> None:
     assert device.writes == []
 
 
-def test_a_preview_shows_later_steps_too_and_writes_nothing(device: Device) -> None:
+def test_a_preview_includes_later_steps_and_writes_nothing(device: Device) -> None:
     (outcome,) = preview(str(device.root), [both()], host=device.host)
     assert outcome == Outcome(device="d", state="pending", steps=["a", "b"], now={"a": "0", "b": "0"})
     assert device.writes == []
@@ -145,7 +145,7 @@ def test_a_failed_part_does_not_affect_the_others(device: Device) -> None:
     assert "/sys/a: no" in outcome.reason
 
 
-def test_a_part_finished_by_another_process_is_no_failure(device: Device) -> None:
+def test_a_step_completed_by_another_process_is_not_a_failure(device: Device) -> None:
     class Beaten(Files):
         def write(self, path: str, text: str) -> None:
             if path == B:
@@ -196,7 +196,7 @@ def test_the_rollback_may_be_planned_too(device: Device) -> None:
     assert device.values() == ("0", "0")
 
 
-def test_a_device_with_an_endless_plan_fails(device: Device) -> None:
+def test_a_device_whose_plan_does_not_converge_fails(device: Device) -> None:
     def planner(host: Host) -> Plan:
         number = str(int(host.text(A)) + 1)
         return Plan(device="d", steps=[Step(what="a", path=A, text=number, undo=(A, "0"))])

@@ -52,7 +52,7 @@ def test_options_of_the_manifests_are_accepted(words: str) -> None:
     assert not rest
 
 
-def test_an_empty_policy_differs_from_none_given() -> None:
+def test_an_empty_policy_differs_from_a_missing_one() -> None:
     QatConfig.of({})
     with pytest.raises(msgspec.ValidationError):
         QatConfig.of(parse(flags_of(QatConfig), ["-allocation-policy="])[0])

@@ -84,7 +84,7 @@ async def test_the_first_line_of_the_heartbeat_is_the_verdict(
     assert await Node(tmp_path).check() == {PF: verdict}
 
 
-async def test_a_device_that_is_down_is_bad_although_it_has_a_heartbeat(tmp_path: Path) -> None:
+async def test_a_device_that_is_down_is_unhealthy_despite_its_heartbeat(tmp_path: Path) -> None:
     pf(tmp_path, vfs=[0], state="down")
     assert await Node(tmp_path).check() == {PF: "bad"}
 
@@ -99,7 +99,7 @@ async def test_with_an_unreadable_state_the_health_is_unknown(tmp_path: Path) ->
     assert await Node(tmp_path).check() == {PF: "unknown"}
 
 
-async def test_a_physical_function_without_a_driver_is_bad(tmp_path: Path) -> None:
+async def test_a_physical_function_without_a_driver_is_unhealthy(tmp_path: Path) -> None:
     (pf(tmp_path, vfs=[0]) / "driver").unlink()
     assert await Node(tmp_path).check() == {PF: "bad"}
 
@@ -111,7 +111,7 @@ async def test_with_a_driver_that_is_no_link_the_health_is_unknown(tmp_path: Pat
     assert await Node(tmp_path).check() == {PF: "unknown"}
 
 
-async def test_in_a_virtual_machine_there_are_no_verdicts(tmp_path: Path) -> None:
+async def test_virtual_machines_have_no_health_verdicts(tmp_path: Path) -> None:
     vf(tmp_path, "0000:00:05.0")
     assert await Node(tmp_path).check() == {}
 

@@ -132,7 +132,7 @@ def test_a_section_is_a_device_for_each_of_its_processes(tmp_path: Path) -> None
     assert seen.devices[0].topology == (0, 1)
 
 
-def test_a_pinned_section_is_a_device_for_each_process_of_each_device(tmp_path: Path) -> None:
+def test_a_pinned_section_has_one_device_per_process_and_qat_device(tmp_path: Path) -> None:
     texts = [SSL.format(cy=1, processes=processes, pinned=1) for processes in (1, 2)]
     seen = Seen(tmp_path, machine(tmp_path, (0, texts[0]), (1, texts[1])))
     assert [(device.id, device.unit, device.topology) for device in seen.devices] == [
@@ -161,7 +161,7 @@ def test_a_section_that_devices_disagree_on_is_skipped_and_the_others_stay(
 
 
 @pytest.mark.parametrize("text", ["junk", "[SSL]\nNumProcesses = many", SSL.format(cy=1, processes=99999, pinned=0)])
-def test_a_device_whose_file_is_wrong_is_skipped_and_the_others_stay(tmp_path: Path, text: str) -> None:
+def test_a_device_with_an_invalid_file_is_skipped_and_the_others_are_kept(tmp_path: Path, text: str) -> None:
     seen = Seen(tmp_path, machine(tmp_path, (0, text), (1, SSL.format(cy=1, processes=1, pinned=0))))
     assert "expected" in seen.skipped["dev0"]
     assert [device.id for device in seen.devices] == ["SSL_dev1_0"]

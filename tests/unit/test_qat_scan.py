@@ -81,7 +81,7 @@ def test_a_virtual_function_removed_during_the_scan_causes_no_warning(tmp_path: 
     }
 
 
-def test_a_host_without_devices_has_none(tmp_path: Path) -> None:
+def test_a_host_without_devices_has_no_devices(tmp_path: Path) -> None:
     assert (Seen(tmp_path).devices, Seen(tmp_path).skipped) == ({}, {})
 
 
@@ -107,7 +107,7 @@ class TestVirtualMachine:
         assert seen.resources == {"generic"}
         assert "not visible in a virtual machine" in seen.notes
 
-    def test_a_function_of_another_vendor_with_such_an_id_is_skipped(self, tmp_path: Path) -> None:
+    def test_a_function_of_another_vendor_with_the_same_device_id_is_skipped(self, tmp_path: Path) -> None:
         vf(tmp_path, "0000:00:05.0", vendor="0x1234")
         seen = Seen(tmp_path)
         assert seen.devices == {}
@@ -120,7 +120,7 @@ class TestVirtualMachine:
         assert list(seen.devices) == ["0000:00:06.0"]
         assert "0000:00:05.0 left out" in seen.notes
 
-    def test_a_physical_function_without_a_driver_is_their_unit(self, tmp_path: Path) -> None:
+    def test_an_unbound_physical_function_is_the_unit_of_its_virtual_functions(self, tmp_path: Path) -> None:
         function = pf(tmp_path, vfs=[0, 1])
         shutil.rmtree(tmp_path / "sys/bus/pci/drivers/4xxx")
         (function / "driver").unlink()
@@ -291,7 +291,7 @@ DAMAGE = st.sampled_from(["gone", "directory", "loop", "dangling", "junk", "long
 
 @settings(max_examples=examples(150), deadline=None)
 @given(spot=SPOTS, damage=DAMAGE, uio=st.booleans())
-def test_a_damaged_device_does_not_affect_the_other_one(
+def test_a_device_with_invalid_attributes_does_not_affect_others(
     tmp_path_factory: pytest.TempPathFactory, spot: str, damage: str, uio: bool
 ) -> None:
     root = tmp_path_factory.mktemp("tree")

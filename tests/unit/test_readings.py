@@ -160,7 +160,7 @@ def test_throttle_reasons_of_xe_are_the_words_of_the_file(
     assert samples(read(gpu_plan(host), host)) == expected
 
 
-def test_reason_files_with_other_names_than_words_are_not_read(tmp_path: Path) -> None:
+def test_reason_files_with_invalid_names_are_not_read(tmp_path: Path) -> None:
     directory = f"{CARD}/gt/gt0"
     files = {f"{directory}/throttle_reason_{name}": "1\n" for name in ("status", "new_reason", 'x"}\n', "Loud")}
     host = build(tmp_path, files)
@@ -304,14 +304,14 @@ def test_text_that_has_not_changed_is_not_parsed_again(tmp_path: Path) -> None:
     assert first.lines == second.lines != third.lines
 
 
-def test_a_gap_in_reading_of_the_energy_is_counted(tmp_path: Path) -> None:
+def test_gaps_between_energy_reads_are_counted(tmp_path: Path) -> None:
     host = build(tmp_path, I915)
     reader = DeviceReader("gpu", gpu_plan(host))
     gaps = [samples(reader.read(host, "auto", now, held=True))["device_energy_gaps_total"] for now in (0, 240, 481)]
     assert gaps == [0, 0, 1]
 
 
-def test_a_file_that_vanishes_is_missing_once_and_not_read_again(tmp_path: Path) -> None:
+def test_a_removed_file_is_reported_missing_once_and_not_read_again(tmp_path: Path) -> None:
     host = build(tmp_path, I915)
     reader = DeviceReader("gpu", gpu_plan(host))
     (tmp_path / FUNCTION.lstrip("/") / "hwmon/hwmon1/temp1_input").unlink()
@@ -406,7 +406,7 @@ def test_telemetry_that_is_switched_off_is_not_read(tmp_path: Path) -> None:
     ("rows", "requests"),
     [("0: 10 9\n1: 5\n", 10), ("0: 10 9\n0: 5 5\n", 10), (f"0: 10 9\n1: {10**25} 1\n", 10), ("AE\n", None)],
 )
-def test_invalid_lines_of_firmware_counters_are_left_out(tmp_path: Path, rows: str, requests: float | None) -> None:
+def test_invalid_lines_of_firmware_counters_are_omitted(tmp_path: Path, rows: str, requests: float | None) -> None:
     host = build(tmp_path, {**QAT, f"{TABLES}/fw_counters": f"AE   Requests   Responses\n{rows}"})
     assert texts(qat.sources(host, FUNCTION, TABLES), host).get("qat_requests_total") == requests
 

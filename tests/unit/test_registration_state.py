@@ -29,7 +29,7 @@ def registered(now: float = 0.0) -> RegistrationState:
     return state
 
 
-def test_registers_as_soon_as_there_is_a_kubelet() -> None:
+def test_the_plugin_registers_when_the_kubelet_appears() -> None:
     state = RegistrationState()
     observe(state, None, watching=False, now=0)
     assert not state.should_register(0)
@@ -50,7 +50,7 @@ def test_rejections_are_retried_with_backoff_up_to_a_limit() -> None:
     assert all(0.8 * LAST_RETRY <= pause <= 1.2 * LAST_RETRY for pause in pauses[-3:])
 
 
-def test_a_new_kubelet_socket_is_tried_immediately_after_a_rejection() -> None:
+def test_a_new_kubelet_socket_after_a_rejection_causes_immediate_registration() -> None:
     state = RegistrationState()
     observe(state, ONE, watching=False, now=0)
     state.record_attempt(0, accepted=False)
@@ -79,7 +79,7 @@ def test_a_kubelet_that_never_opens_a_stream_gets_registrations_at_growing_inter
     assert waits == [STREAM_DEADLINE, 2 * STREAM_DEADLINE, 4 * STREAM_DEADLINE, 8 * STREAM_DEADLINE]
 
 
-def test_registers_immediately_when_a_long_stream_ends() -> None:
+def test_the_end_of_a_long_stream_causes_immediate_registration() -> None:
     state = registered()
     observe(state, ONE, watching=True, now=STREAM_DEADLINE + 1)
     assert observe(state, ONE, watching=False, now=STREAM_DEADLINE + 2)
@@ -127,7 +127,7 @@ def test_streams_that_end_immediately_are_retried_with_backoff() -> None:
         )
     )
 )
-def test_checks_again_in_time_and_never_registers_without_a_kubelet(
+def test_the_next_check_is_scheduled_and_registration_requires_a_kubelet(
     observations: list[tuple[Identity | None, int, int, float, bool]],
 ) -> None:
     state, now, opened = RegistrationState(), 0.0, 0

@@ -142,7 +142,7 @@ def test_two_releases_differ_only_in_times_and_signatures(
     assert others == {"provenance.json", "provenance.dsse.json", f"{NAME}-offline.tar"}
 
 
-def test_a_failed_release_leaves_nothing(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_release_leaves_no_files(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECTL", kubectl())
     write_images(tmp_path / "images", ("accelplane",))
     with pytest.raises(EditError, match="found no digest"):
@@ -165,7 +165,7 @@ def sign_again(out: Path, made: Path) -> None:
 @pytest.mark.parametrize(
     "name", [f"{NAME}-py3-none-any.whl", "manifests/gpu_plugin.yaml", f"charts/accelplane-{VERSION}.tgz", "images.txt"]
 )
-def test_a_changed_file_is_found(name: str, copy: Path, made: Path) -> None:
+def test_a_changed_file_is_detected(name: str, copy: Path, made: Path) -> None:
     with (copy / name).open("ab") as stream:
         stream.write(b" ")
     assert failures(copy, made / "key.pub")["checksums"] == f"{name}: found other content than that of SHA256SUMS"
@@ -179,7 +179,7 @@ def test_missing_and_additional_files_are_found(copy: Path, made: Path) -> None:
     assert "CHANGELOG.md: found in" in failures(copy, made / "key.pub")["checksums"]
 
 
-def test_a_release_with_another_key_is_rejected_at_once(copy: Path, made: Path, tmp_path: Path) -> None:
+def test_a_release_with_another_key_is_rejected(copy: Path, made: Path, tmp_path: Path) -> None:
     signing.generate(tmp_path / "other")
     expected = {"signature": "SHA256SUMS: the signature does not fit to the content and the key"}
     assert failures(copy, tmp_path / "other.pub") == expected
@@ -251,7 +251,7 @@ SIGNED_CHANGES: dict[str, tuple[Callable[[Path], None], set[str]]] = {
 
 
 @pytest.mark.parametrize(("change", "expected"), SIGNED_CHANGES.values(), ids=list(SIGNED_CHANGES))
-def test_a_signed_release_with_contradictions_is_found(
+def test_a_signed_inconsistent_release_is_detected(
     change: Callable[[Path], None], expected: set[str], copy: Path, made: Path
 ) -> None:
     change(copy)
@@ -342,7 +342,7 @@ def test_packages_of_images_are_found(tmp_path: Path) -> None:
     assert found[2].license == "BSD-3-Clause"
 
 
-def test_a_layer_that_is_no_archive_is_an_error(tmp_path: Path) -> None:
+def test_a_layer_that_is_not_an_archive_is_an_error(tmp_path: Path) -> None:
     image = {"schemaVersion": 2, "layers": [oci.put(tmp_path, b"x", oci.LAYER).json]}
     with pytest.raises(ReleaseError, match="expected a layer as a compressed tar archive"):
         sbom.of_image(tmp_path, oci.put(tmp_path, oci.encoded(image), oci.MANIFEST), {})
@@ -462,7 +462,7 @@ def test_tags_are_written_after_signatures(made: Path, tmp_path: Path) -> None:
             assert references[-2].endswith(".sig")
 
 
-def test_a_registry_with_another_release_of_the_version_stays_as_it_is(made: Path, tmp_path: Path) -> None:
+def test_a_registry_with_another_release_of_the_version_is_unchanged(made: Path, tmp_path: Path) -> None:
     with ociregistry.serving() as state:
         out = moved(made, tmp_path, f"{state.address}/accelplane", draft=False)
         state.manifests["accelplane/onload-operator", VERSION] = (b"{}", oci.MANIFEST)
@@ -475,7 +475,7 @@ def test_a_registry_with_another_release_of_the_version_stays_as_it_is(made: Pat
         assert (state.uploads, len(state.manifests)) == (0, 0)
 
 
-def test_a_changed_registry_is_found(made: Path, tmp_path: Path) -> None:
+def test_a_changed_registry_is_detected(made: Path, tmp_path: Path) -> None:
     with ociregistry.serving() as state:
         address = f"{state.address}/accelplane"
         out = moved(made, tmp_path, address)
@@ -499,7 +499,7 @@ def test_a_changed_registry_is_found(made: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("location", ["http://r.example/v2/x/blobs/uploads/1", "http://other.example/1"])
-def test_a_registry_with_tls_cannot_lead_to_plain_text(
+def test_a_registry_with_tls_cannot_redirect_to_plain_http(
     location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[str] = []

@@ -174,14 +174,14 @@ def signed(tmp_path: Path) -> verify.Release:
 
 
 @pytest.mark.parametrize("target", ["/etc", "nowhere", "file"])
-def test_links_in_a_release_are_found(signed: verify.Release, target: str) -> None:
+def test_links_in_a_release_are_detected(signed: verify.Release, target: str) -> None:
     assert verify.checksums(signed) == "1 files"
     (signed.out / "link").symlink_to(target)
     with pytest.raises(ReleaseError, match="link: found in the directory or in SHA256SUMS only"):
         verify.checksums(signed)
 
 
-def test_a_file_that_is_replaced_by_a_link_is_found(signed: verify.Release) -> None:
+def test_a_file_replaced_by_a_link_is_detected(signed: verify.Release) -> None:
     (signed.out / "file").rename(signed.out.parent / "file")
     (signed.out / "file").symlink_to("../file")
     with pytest.raises(ReleaseError, match="file: found a link or a special file"):
@@ -193,7 +193,7 @@ def test_no_other_check_reads_files_with_wrong_checksums(signed: verify.Release)
     assert [each.name for each in verify.verify(signed)] == ["signature", "checksums"]
 
 
-def test_messages_say_that_a_file_has_another_form(signed: verify.Release) -> None:
+def test_messages_report_an_unexpected_file_format(signed: verify.Release) -> None:
     (signed.out / "file").rename(signed.out / "release.json")
     (signed.out / "release.json").write_text("[]")
     sums = artefacts.checksums(signed.out).splitlines(keepends=True)
@@ -278,7 +278,7 @@ def test_a_blob_that_is_longer_than_its_size_is_an_error() -> None:
         (500, {}, "found status 500: no"),
     ],
 )
-def test_answers_without_the_blob_are_errors(status: int, headers: dict[str, str], message: str) -> None:
+def test_responses_without_the_blob_are_errors(status: int, headers: dict[str, str], message: str) -> None:
     with answering(status, b"no", **headers) as address, pytest.raises(RegistryError, match=message):
         Registry(address).blob("a", oci.digest_of(b"x"), 1)
 

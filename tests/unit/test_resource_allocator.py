@@ -27,7 +27,7 @@ class Question(list[str]):
         return super().__iter__()
 
 
-async def test_a_question_is_read_once_however_many_devices_there_are(tmp_path: Path) -> None:
+async def test_each_id_list_is_read_once_for_any_number_of_devices(tmp_path: Path) -> None:
     settings = Settings(kubelet_dir=str(tmp_path), cdi_dir=str(tmp_path))
     context = PluginContext("gpu", GpuPlugin(), settings)
     devices = {f"card{n}-0": Device(resource="i915", id=f"card{n}-0") for n in range(40)}

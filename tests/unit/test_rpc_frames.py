@@ -174,7 +174,7 @@ def test_too_long_headers_are_a_connection_error() -> None:
 
 
 @given(blocks=st.lists(st.one_of(st.binary(max_size=60), st.binary(max_size=60).map(lambda data: b"@\1x" + data))))
-def test_any_bytes_decode_to_headers_or_a_fault(blocks: list[bytes]) -> None:
+def test_any_bytes_decode_to_headers_or_an_error(blocks: list[bytes]) -> None:
     decoder = HeaderDecoder()
     for block in blocks:
         try:

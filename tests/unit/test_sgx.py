@@ -96,9 +96,7 @@ def test_the_command_line_is_that_of_the_go_program(arguments: list[str], config
 
 
 @pytest.mark.parametrize("argument", ["-enclave-limit=-1", "-provision-limit=ten", "-enclave-limit=", "-vepc-limit=+1"])
-def test_a_limit_that_is_no_number_prints_the_usage_and_ends_with_2(
-    argument: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_invalid_limit_prints_the_usage_and_exits_with_2(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse_or_exit("prog", flags_of(SgxConfig), [argument])
     assert caught.value.code == 2
@@ -106,7 +104,7 @@ def test_a_limit_that_is_no_number_prints_the_usage_and_ends_with_2(
 
 
 @pytest.mark.parametrize("options", [{"enclave-limit": -1}, {"enclave-limit": 100_001}, {"provision-limit": 2**63}])
-def test_invalid_limits_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_limits_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises((msgspec.ValidationError, ValueError), match=next(iter(options))):
         SgxConfig.of(options)
 
@@ -114,7 +112,7 @@ def test_invalid_limits_are_refused(options: dict[str, Any]) -> None:
 # What is published
 
 
-def test_an_id_has_one_node_and_nothing_else(tmp_path: Path) -> None:
+def test_an_id_has_exactly_one_device_node(tmp_path: Path) -> None:
     published, skipped = scan(tree(tmp_path), enclave_limit=2, provision_limit=1)
     assert published == {
         "enclave": [
@@ -196,7 +194,7 @@ def test_two_scans_give_the_same_devices_and_build_them_once(tmp_path: Path) -> 
     assert all(one is other for one, other in zip(first, second, strict=True))
 
 
-def test_ids_of_a_vanished_node_stay_listed_until_it_is_back() -> None:
+def test_ids_of_a_removed_device_node_stay_listed_until_it_returns() -> None:
     assert SgxPlugin.removal_delay == math.inf
 
 
@@ -242,7 +240,7 @@ def test_a_node_without_a_driver_is_not_published(tmp_path: Path) -> None:
     assert "sysfs shows no driver for it" in skipped[ENCLAVE].reason
 
 
-def test_a_file_that_is_no_device_node_is_noted_and_published(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_device_node_is_reported_and_published(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     for node in BOTH:
         os.mkfifo(tmp_path / node[1:])
@@ -252,7 +250,7 @@ def test_a_file_that_is_no_device_node_is_noted_and_published(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("target", ["sgx_enclave", "../../outside", "missing"])
-def test_dangling_links_are_no_nodes(tmp_path: Path, target: str) -> None:
+def test_dangling_links_are_not_device_nodes(tmp_path: Path, target: str) -> None:
     root = tree(tmp_path / "root", (PROVISION,))
     (root / ENCLAVE[1:]).symlink_to(target)
     published, skipped = scan(root)
@@ -281,7 +279,7 @@ CPU = CpuSgx(present=True, flexible=True, sgx1=True)
         (Epc(cpu=CPU), (ENCLAVE,), "SGX is enabled: the driver"),
     ],
 )
-def test_likely_cause_by_cpu_features(epc: Epc, faulty: Sequence[str], cause: str) -> None:
+def test_the_likely_cause_follows_from_cpu_features(epc: Epc, faulty: Sequence[str], cause: str) -> None:
     assert likely_cause(epc, faulty).startswith(cause)
     assert bool(cause) == bool(faulty)
 

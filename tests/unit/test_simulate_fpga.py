@@ -77,7 +77,7 @@ def port_at(kernel: Kernel, name: str) -> str:
         ("opae", f"{PF}/fpga/intel-fpga-dev.0/intel-fpga-fme.0/pr/interface_id"),
     ],
 )
-def test_a_card_shows_as_its_driver_has_it(driver: str, interface: str) -> None:
+def test_attributes_of_a_card_are_those_of_its_driver(driver: str, interface: str) -> None:
     kernel = card(driver, vfs=1)
     assert kernel.read(interface) == f"{INTERFACE}\n"
     assert kernel.read(f"{PF}/class") == "0x120000\n"
@@ -140,7 +140,7 @@ def test_the_out_of_tree_driver_returns_the_hardware_error() -> None:
         ("opae", "intel-fpga-fme.0", 0x4004B581, errno.EINVAL),
     ],
 )
-def test_requests_that_the_node_does_not_know_are_refused(driver: str, node: str, asked: int, number: int) -> None:
+def test_requests_for_unknown_resources_are_rejected(driver: str, node: str, asked: int, number: int) -> None:
     assert call(card(driver), node, asked, Memory(struct.pack("<I", 64))) == number
 
 
@@ -164,7 +164,7 @@ def test_port_region_info_returns_the_regions(driver: str, given: bytes, expecte
 
 
 @pytest.mark.parametrize("driver", ["dfl", "opae"])
-def test_released_ports_become_virtual_functions_and_come_back(driver: str) -> None:
+def test_released_ports_become_virtual_functions_and_are_reassigned(driver: str) -> None:
     kernel, node = card(driver), f"{PREFIX[driver]}fme.0"
 
     def which(port: int) -> Memory:
@@ -210,7 +210,7 @@ def test_programming_has_the_injected_result_once(outcome: str, number: int, afu
     assert kernel.fpga(CARD).attempts == 2
 
 
-async def test_while_a_port_is_programmed_its_function_is_busy_and_others_are_not() -> None:
+async def test_programming_blocks_only_the_function_of_its_port() -> None:
     kernel = card()
     execute(kernel, f'{{"do": "fpga", "bdf": "{CARD}", "outcomes": ["hang"]}}')
     worker = asyncio.create_task(asyncio.to_thread(call, kernel, "dfl-fme.0", 0xB680, programming("dfl")))
@@ -243,6 +243,6 @@ def test_cards_of_both_drivers_are_beside_each_other() -> None:
 
 
 @pytest.mark.parametrize("seconds", [-1, 3601, float("inf"), float("nan")])
-def test_programming_takes_a_time_that_can_be_waited_for(seconds: float) -> None:
+def test_programming_takes_the_configured_time(seconds: float) -> None:
     with pytest.raises(ValueError, match=r"seconds is .*, expected 0 to 3600"):
         card(seconds=seconds)

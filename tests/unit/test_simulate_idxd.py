@@ -84,7 +84,7 @@ def enable(kernel: Kernel, driver: str = "user") -> tuple[int, int]:
         ("dsa0", "state", "enabled", errno.EACCES),
     ],
 )
-def test_an_attribute_takes_what_its_rule_allows(where: str, file: str, text: str, code: int) -> None:
+def test_an_attribute_accepts_the_values_of_its_rule(where: str, file: str, text: str, code: int) -> None:
     assert errno.errorcode.get(refusal(one(), f"{BUS}/{where}/{file}", text)) == errno.errorcode.get(code)
 
 
@@ -116,7 +116,7 @@ def test_sizes_are_shared_and_a_threshold_is_for_shared_queues() -> None:
     assert refusal(kernel, f"{BUS}/wq0.0/threshold", "1") == errno.EINVAL
 
 
-def test_changing_the_type_forgets_the_name() -> None:
+def test_changing_the_type_clears_the_name() -> None:
     kernel = one()
     for file, text in (("type", "user"), ("name", "app"), ("type", "user")):
         kernel.write(f"{BUS}/wq0.0/{file}", text)
@@ -161,7 +161,7 @@ def test_enabling_fails_with_the_status_of_the_problem(
     assert kernel.exists("/dev/dsa/wq0.0") == (not codes[1])
 
 
-def test_a_queue_without_a_group_is_not_enabled_beside_one_that_has() -> None:
+def test_a_queue_without_a_group_is_not_enabled_and_others_are() -> None:
     kernel = one(DsaSpec(queues=[QueueSpec()]))
     for file, text in (("driver_name", "user"), ("name", "lone"), ("mode", "dedicated")):
         kernel.write(f"{BUS}/wq0.1/{file}", text)
@@ -202,7 +202,7 @@ def test_an_enabled_queue_has_a_node_and_udevs_link() -> None:
         kernel.read(f"{BUS}/wq0.1/cdev_minor")
 
 
-def test_while_udev_waits_the_link_is_missing() -> None:
+def test_the_link_is_missing_while_udev_is_paused() -> None:
     kernel = one()
     kernel.pause_udev(wait=True)
     configure(kernel)
@@ -230,7 +230,7 @@ def test_while_udev_waits_the_link_is_missing() -> None:
         ("engine0.0/group_id", "0", 0),
     ],
 )
-def test_what_is_enabled_is_not_reconfigured(file: str, text: str, code: int) -> None:
+def test_attributes_of_enabled_devices_are_read_only(file: str, text: str, code: int) -> None:
     assert refusal(one(DsaSpec(queues=[QueueSpec()])), f"{BUS}/{file}", text) == code
 
 
@@ -254,7 +254,7 @@ def test_disabling_a_queue_resets_all_but_size_and_group_also_with_clients() -> 
     assert kernel.list("/dev/dsa") == ["wq0.1"]
 
 
-def test_disabling_the_device_disables_its_queues_and_forgets_everything() -> None:
+def test_disabling_the_device_disables_its_queues_and_resets_the_configuration() -> None:
     kernel = one(DsaSpec(queues=[QueueSpec()] * 2))
     kernel.write(f"{BUS}/dsa0/driver/unbind", "dsa0")
     assert kernel.read(f"{BUS}/dsa0/state") == "disabled\n"
@@ -280,7 +280,7 @@ def test_older_kernels_need_no_driver_name() -> None:
     assert enable(kernel) == (0, 0)
 
 
-def test_a_device_handed_to_vfio_is_gone_from_the_bus_and_comes_back_empty() -> None:
+def test_a_device_bound_to_vfio_leaves_the_bus_and_returns_unconfigured() -> None:
     kernel = one(DsaSpec(model="11fb", queues=[QueueSpec()] * 3))
     kernel.write("/sys/bus/pci/drivers/idxd/unbind", DSA_BDF)
     assert kernel.list(BUS) == []

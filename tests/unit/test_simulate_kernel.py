@@ -61,7 +61,7 @@ def test_a_dlb_and_its_virtual_functions_each_have_a_node() -> None:
         ("num_planets", "8", errno.ENOENT),
     ],
 )
-def test_a_virtual_function_is_given_what_is_left(file: str, text: str, code: int) -> None:
+def test_a_virtual_function_gets_the_remaining_resources(file: str, text: str, code: int) -> None:
     kernel = Kernel(NodeSpec(dlbs=[DlbSpec(vfs=2, provisioned=False)]))
     kernel.write("/sys/bus/pci/drivers/dlb2/unbind", "0000:62:00.1")
     assert refusal(kernel, f"{DLB}/vf0_resources/{file}", text) == code
@@ -87,7 +87,7 @@ def test_virtual_functions_of_a_dlb_in_use_stay(hold: str) -> None:
     assert kernel.exists("/dev/dlb1")
 
 
-def test_sgx_comes_and_goes() -> None:
+def test_sgx_is_published_and_removed_with_its_device_nodes() -> None:
     kernel = Kernel(NodeSpec(sgx=SgxSpec(epc=4096), numa_nodes=2))
     assert kernel.read("/sys/devices/system/node/node1/x86/sgx_total_bytes") == "4096\n"
     assert kernel.read("/sys/class/misc/sgx_enclave/dev") == "10:125\n"
@@ -101,7 +101,7 @@ def test_sgx_comes_and_goes() -> None:
     assert not Kernel(NodeSpec(sgx=SgxSpec(provision=False))).exists("/dev/sgx_provision")
 
 
-def test_a_node_is_built_with_everything(tmp_path: Path) -> None:
+def test_a_node_is_built_with_all_families(tmp_path: Path) -> None:
     spec = NodeSpec(
         gpus=[GpuSpec()], qats=EVERYTHING.qats, dsas=EVERYTHING.dsas, dlbs=EVERYTHING.dlbs, sgx=SgxSpec(), numa_nodes=2
     )
@@ -117,7 +117,7 @@ def test_a_node_is_built_with_everything(tmp_path: Path) -> None:
     assert host.exists("/dev/sgx_enclave")
 
 
-def test_a_picture_has_no_link_that_leads_nowhere(tmp_path: Path) -> None:
+def test_a_written_tree_has_no_dangling_links(tmp_path: Path) -> None:
     kernel = Kernel(EVERYTHING)
     write_tree(kernel, tmp_path)
     assert [path for path in tmp_path.rglob("*") if path.is_symlink() and not path.exists()] == []
@@ -166,7 +166,7 @@ sgx: {epc: 1048576}
         ("iommu: maybe", "maybe"),
     ],
 )
-def test_a_fault_in_a_description_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_an_error_in_a_description_is_reported_with_its_key(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "node.yaml"
     path.write_text(text)
     with pytest.raises(DescriptionError, match=message):
@@ -180,7 +180,7 @@ def test_default_addresses_are_unique() -> None:
         assert len(set(places)) == 4 * 256
 
 
-def test_a_virtual_function_that_is_removed_leaves_no_link_and_its_place_can_be_disabled() -> None:
+def test_a_removed_virtual_function_leaves_no_link_and_can_be_disabled() -> None:
     kernel = Kernel(EVERYTHING)
     physical, virtual = "/sys/bus/pci/devices/0000:62:00.0", "/sys/bus/pci/devices/0000:62:00.1"
     if not kernel.exists(virtual):

@@ -55,7 +55,7 @@ def test_the_plugin_finds_the_nics_in_a_written_tree(kernel: Kernel, tmp_path: o
     assert find_nics(Host(str(tmp_path))) == [Nic("ens7", 1), Nic("sfc0", 0)]
 
 
-def test_interfaces_come_and_go_with_the_driver_and_the_function(kernel: Kernel) -> None:
+def test_interfaces_exist_while_the_driver_is_bound(kernel: Kernel) -> None:
     assert problem(kernel, do="unload", module="onload") == 0
     assert problem(kernel, do="unload", module="sfc") == 0
     assert kernel.list("/sys/class/net") == []
@@ -106,7 +106,7 @@ def test_a_module_in_use_is_not_unloaded(kernel: Kernel) -> None:
     assert problem(kernel, do="unload", module="onload") == 0
 
 
-def test_loading_fails_as_often_as_it_shall(kernel: Kernel) -> None:
+def test_loading_fails_the_requested_number_of_times(kernel: Kernel) -> None:
     kernel.unload("onload")
     assert problem(kernel, do="load", module="onload", errno="ENOMEM", times=2) == 0
     assert [problem(kernel, do="load", module="onload") for _ in range(3)] == [errno.ENOMEM, errno.ENOMEM, 0]
@@ -181,7 +181,7 @@ def test_the_control_file_returns_the_calls(kernel: Kernel) -> None:
     assert kernel.usermode_calls() == (Call(("/server", "--daemonise")),)
 
 
-def test_modules_that_come_and_go_are_mounted_with_their_directory() -> None:
+def test_loaded_modules_are_mounted_with_their_directory() -> None:
     assert "/sys/module" in parts(Kernel(SPEC))
     assert not any(path.startswith("/sys/module/") for path in parts(Kernel(SPEC)))
     assert "/sys/module/sfc" in parts(Kernel(NodeSpec(nics=[NicSpec()])))
@@ -203,6 +203,6 @@ def test_any_text_is_a_parameter_or_too_long(text: str) -> None:
         assert kernel.read(ARGUMENTS) == text.strip() + "\n"
 
 
-def test_two_nics_at_one_address_are_impossible() -> None:
+def test_two_nics_at_one_address_are_rejected() -> None:
     with pytest.raises(TreeError, match="two devices"):
         Kernel(NodeSpec(nics=[NicSpec(bdf="0000:21:00.0"), NicSpec(bdf="0000:21:00.0")]))

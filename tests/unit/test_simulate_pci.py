@@ -88,7 +88,7 @@ def test_an_override_names_the_only_driver_that_is_tried() -> None:
     assert kernel.read(override) == "(null)\n"
 
 
-def test_a_new_id_grabs_every_unbound_device_of_it() -> None:
+def test_a_new_id_binds_every_unbound_device_with_it() -> None:
     kernel = Kernel(NodeSpec(qats=[QatSpec(vfs=2, vf_driver="none"), QatSpec(vfs=1)]))
     kernel.write(f"{VFIO}/new_id", "8086 4941")
     assert [driver(kernel, bdf) for bdf in (VF, "0000:61:00.2", "0000:65:00.1")] == ["vfio-pci", "vfio-pci", "4xxxvf"]
@@ -100,7 +100,7 @@ def test_a_new_id_grabs_every_unbound_device_of_it() -> None:
         kernel.write(f"{VFIO}/bind", VF)
 
 
-def test_a_vfio_device_has_its_groups_node_and_one_of_its_own() -> None:
+def test_a_vfio_device_has_a_group_node_and_a_device_node() -> None:
     kernel = node()
     group = kernel.readlink(f"{DEVICES}/{VF}/iommu_group").rpartition("/")[2]
     assert kernel.list("/dev/vfio") == ["vfio"]
@@ -144,7 +144,7 @@ def test_a_vfio_device_in_use_is_not_unbound(hold: str) -> None:
         (NodeSpec(dsas=[DsaSpec(driver="none", model="1212")], iommu="off", noiommu=True), "0000:60:01.0", 0),
     ],
 )
-def test_vfio_refuses_some_devices(spec: NodeSpec, bdf: str, code: int) -> None:
+def test_vfio_rejects_some_devices(spec: NodeSpec, bdf: str, code: int) -> None:
     kernel = Kernel(spec)
     kernel.write(f"{DEVICES}/{bdf}/driver_override", "vfio-pci")
     if code:
@@ -164,7 +164,7 @@ def test_without_an_iommu_the_group_is_noiommu() -> None:
     assert kernel.list("/sys/kernel/iommu_groups") == kernel.list("/sys/class/iommu") == []
 
 
-def test_only_a_driver_that_can_makes_virtual_functions() -> None:
+def test_only_drivers_with_sriov_create_virtual_functions() -> None:
     kernel = Kernel(NodeSpec(dlbs=[DlbSpec(vfs=1)]))
     kernel.write(f"{DEVICES}/0000:62:00.0/driver_override", "vfio-pci")
     kernel.write(f"{DRIVERS}/dlb2/unbind", "0000:62:00.0")  # which takes the virtual ones away
@@ -210,7 +210,7 @@ def test_without_autoprobe_virtual_functions_stay_unbound_until_forced() -> None
     assert driver(kernel, VF) == "4xxxvf"
 
 
-def test_a_device_behind_a_bridge_lies_deeper() -> None:
+def test_a_device_behind_a_bridge_is_below_the_bridge_in_sysfs() -> None:
     kernel = Kernel(NodeSpec(qats=[QatSpec(bridge=True)]))
     assert kernel.resolve(f"{DEVICES}/{QAT}") == f"/sys/devices/pci0000:60/0000:60:1f.0/{QAT}"
 
@@ -223,7 +223,7 @@ def test_removing_a_function_takes_everything_of_it() -> None:
     assert kernel.list("/sys/kernel/iommu_groups") == kernel.list("/sys/kernel/debug") == []
 
 
-def test_modules_come_and_go_with_what_they_bring() -> None:
+def test_loading_and_unloading_modules_adds_and_removes_their_files() -> None:
     kernel = Kernel(NodeSpec(qats=[QatSpec(vfs=1, vf_driver="none")], loaded=[]))
     assert not kernel.exists(VFIO)
     assert not kernel.exists("/dev/vfio")
@@ -238,7 +238,7 @@ def test_modules_come_and_go_with_what_they_bring() -> None:
     assert not kernel.exists("/dev/vfio")
 
 
-def test_hardware_is_plugged_in_and_pulled_out_whoever_uses_it() -> None:
+def test_hardware_is_plugged_and_unplugged_even_in_use() -> None:
     kernel = Kernel(NodeSpec())
     first, second = kernel.plug(QatSpec(vfs=2, vf_driver="vfio-pci")), kernel.plug(DsaSpec(bdf="0000:60:01.0"))
     kernel.hold("0000:61:00.2")
@@ -260,7 +260,7 @@ def test_hardware_is_plugged_in_and_pulled_out_whoever_uses_it() -> None:
         (NodeSpec(qats=[QatSpec(bdf="0000:61:1f.0", vfs=16)]), "cannot be set up as described"),
     ],
 )
-def test_what_cannot_be_is_refused(spec: NodeSpec, message: str) -> None:
+def test_invalid_descriptions_are_rejected(spec: NodeSpec, message: str) -> None:
     with pytest.raises(TreeError, match=message):
         Kernel(spec)
 

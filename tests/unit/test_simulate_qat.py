@@ -16,7 +16,7 @@ DEBUG = f"/sys/kernel/debug/qat_4xxx_{BDF}"
 
 
 @pytest.mark.parametrize("model", QAT_PRODUCTS)
-def test_every_product_is_there_with_its_drivers_and_ids(model: str) -> None:
+def test_every_product_has_its_drivers_and_ids(model: str) -> None:
     product = QAT_PRODUCTS[model]
     kernel = Kernel(NodeSpec(qats=[QatSpec(model=model, vfs=2)]))  # pyright: ignore[reportArgumentType]
     driver = kernel.readlink(f"{PF}/driver").rpartition("/")[2]
@@ -90,7 +90,7 @@ def test_a_write_gets_the_drivers_errno(file: str, text: str, code: int) -> None
     assert refusal(Kernel(NodeSpec(qats=[QatSpec()])), f"{PF}/{file}", text) == code
 
 
-def test_taking_a_device_down_takes_its_virtual_functions_away() -> None:
+def test_taking_a_device_down_removes_its_virtual_functions() -> None:
     kernel = Kernel(NodeSpec(qats=[QatSpec(vfs=16, vf_driver="vfio-pci")]))
     assert refusal(kernel, f"{PF}/qat/state", "down") == 0
     assert kernel.read(f"{PF}/sriov_numvfs") == "0\n"
@@ -137,7 +137,7 @@ def test_the_heartbeat_ends_with_a_zero_byte() -> None:
     assert kernel.read_bytes(f"{DEBUG}/heartbeat/status") == b"-1\n\0"
 
 
-def test_unbinding_the_driver_takes_its_files_away_and_binding_starts_anew() -> None:
+def test_unbinding_the_driver_removes_its_files_and_binding_resets_them() -> None:
     kernel = Kernel(NodeSpec(qats=[QatSpec(vfs=3)]))
     kernel.write("/sys/bus/pci/drivers/4xxx/unbind", BDF)
     assert not kernel.exists(f"{PF}/qat")
@@ -167,7 +167,7 @@ def test_faults_occur_the_requested_number_of_times() -> None:
     assert kernel.read(f"{PF}/qat/cfg_services") == "sym;asym\n"
 
 
-def test_a_picture_has_what_the_kernel_shows(tmp_path: object) -> None:
+def test_a_written_tree_has_the_files_of_the_kernel(tmp_path: object) -> None:
     kernel = Kernel(NodeSpec(qats=[QatSpec(vfs=16, vf_driver="vfio-pci", services="sym;asym")]))
     kernel.fail(f"{PF}/qat/auto_reset", errno.EIO, on="read")
     write_tree(kernel, str(tmp_path))

@@ -92,7 +92,7 @@ def test_an_empty_file_is_a_node_without_devices(tmp_path: Path) -> None:
         ("gpus: [" + "{}," * 1025 + "]", "number of gpus is 1025"),
     ],
 )
-def test_a_fault_is_named_with_file_and_key(tmp_path: Path, text: str, message: str) -> None:
+def test_an_error_is_reported_with_file_and_key(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "node.yaml"
     path.write_text(text)
     with pytest.raises(DescriptionError, match=message) as caught:
@@ -100,7 +100,7 @@ def test_a_fault_is_named_with_file_and_key(tmp_path: Path, text: str, message: 
     assert str(path) in str(caught.value)
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported_with_its_path(tmp_path: Path) -> None:
     endless, binary, fifo = tmp_path / "big.yaml", tmp_path / "binary.yaml", tmp_path / "fifo.yaml"
     endless.write_bytes(b"#" * (MAX_SIZE + 1))
     binary.write_bytes(b"\xff\xfe\x00")

@@ -84,7 +84,7 @@ def test_by_path_links_lead_to_the_cards_own_nodes(tmp_path: Path) -> None:
     ("nodes", "given", "expected"),
     [(1, None, (0,)), (2, None, (1,)), (0, None, None), (1, 3, (3,)), (2, -1, None)],
 )
-def test_numa_nodes_are_dealt_in_turn_unless_given(
+def test_numa_nodes_are_assigned_in_turn_by_default(
     tmp_path: Path, nodes: int, given: int | None, expected: tuple[int, ...] | None
 ) -> None:
     node = SimulatedNode(tmp_path, numa_nodes=nodes)
@@ -163,7 +163,7 @@ def test_an_npu_is_an_accelerator_of_its_driver(tmp_path: Path) -> None:
     assert host.resolve("/sys/dev/char/261:0") == node.device("accel0").class_path
 
 
-def test_unplugging_leaves_nothing_of_a_device_and_all_of_the_others(tmp_path: Path) -> None:
+def test_unplugging_removes_all_files_of_a_device_and_none_of_the_others(tmp_path: Path) -> None:
     node = SimulatedNode(tmp_path)
     node.plug_gpu(GpuSpec(index=5))
     node.plug_npu()
@@ -177,7 +177,7 @@ def test_unplugging_leaves_nothing_of_a_device_and_all_of_the_others(tmp_path: P
     assert Host(tmp_path).names("/sys/class/drm") == ["version"]
 
 
-def test_a_virtual_function_can_go_alone(tmp_path: Path) -> None:
+def test_a_virtual_function_can_be_removed_alone(tmp_path: Path) -> None:
     node = SimulatedNode(tmp_path)
     node.plug_gpu(GpuSpec(vfs=2))
     node.unplug("card1")
@@ -196,7 +196,7 @@ def test_numbers_that_became_free_are_used_again(tmp_path: Path) -> None:
     assert Host(tmp_path).names("/sys/class/mei") == ["mei0", "mei1", "mei2", "mei3"]
 
 
-def test_a_card_comes_with_its_nodes_last_and_goes_with_them_first(tmp_path: Path) -> None:
+def test_device_nodes_of_a_card_are_created_last_and_removed_first(tmp_path: Path) -> None:
     node = SimulatedNode(tmp_path)
     node.unplug(node.plug_gpu())
     (tmp_path / "dev/dri/by-path").mkdir(parents=True)
@@ -216,7 +216,7 @@ def test_a_card_comes_with_its_nodes_last_and_goes_with_them_first(tmp_path: Pat
     assert gone.index(render) < gone.index(card) < gone.index(bus)
 
 
-def test_whoever_sees_a_card_sees_all_of_it(tmp_path: Path) -> None:
+def test_a_published_card_is_complete(tmp_path: Path) -> None:
     node = SimulatedNode(tmp_path)
     done = threading.Event()
     broken: list[str] = []
@@ -264,7 +264,7 @@ def test_a_failed_plug_removes_all_files(tmp_path: Path, spec: GpuSpec, message:
 
 
 @pytest.mark.parametrize("path", ["sys/class/drm/version", "sys/class/drm/card0", "dev/dri/renderD128", "dev/mei0"])
-def test_what_is_in_the_way_is_named_and_stays(tmp_path: Path, path: str) -> None:
+def test_a_conflicting_file_is_reported_and_kept(tmp_path: Path, path: str) -> None:
     directory = tmp_path / os.path.dirname(path)
     directory.parent.mkdir(parents=True, exist_ok=True)
     if path.endswith("version"):
@@ -299,7 +299,7 @@ def test_unplugging_an_unknown_device_lists_the_plugged_devices(tmp_path: Path) 
         node.device("card9")
 
 
-def test_a_root_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+def test_a_root_that_is_not_writable_is_reported(tmp_path: Path) -> None:
     (tmp_path / "sys").write_text("in the way")
     with pytest.raises(TreeError, match="/sys/devices/pci0000:00"):
         SimulatedNode(tmp_path).plug_gpu()
@@ -327,7 +327,7 @@ def test_hundreds_of_cards_have_addresses_and_numbers_of_their_own(tmp_path: Pat
     assert len(list((tmp_path / "sys/dev/char").iterdir())) == 2 * 148
 
 
-def test_the_demo_node_is_what_the_story_needs(tmp_path: Path) -> None:
+def test_the_demo_node_has_the_required_devices(tmp_path: Path) -> None:
     node = SimulatedNode(tmp_path)
     names = node.build(NodeSpec.load(CONFIGS / "demo.yaml"))
     assert names == ["card0", "card1", "card4", "card5", "accel0"]
@@ -357,7 +357,7 @@ steps = st.lists(
 
 @settings(max_examples=examples(25), deadline=None)
 @given(steps=steps)
-def test_any_story_of_plugging_leaves_no_link_that_leads_nowhere(
+def test_any_sequence_of_plugging_leaves_no_dangling_link(
     tmp_path_factory: pytest.TempPathFactory, steps: list[GpuSpec | NpuSpec | int]
 ) -> None:
     root = tmp_path_factory.mktemp("node")

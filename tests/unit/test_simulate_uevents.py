@@ -53,12 +53,12 @@ def own_namespace(*wrapper: str, script: str = SCRIPT) -> str:
     return done.stdout
 
 
-def test_a_notice_reaches_listeners_as_the_kernels_own() -> None:
+def test_a_sent_uevent_is_received_like_a_kernel_uevent() -> None:
     assert own_namespace() == "add /devices/pci0000:00/0000:00:02.0/drm/card0 drm dri/card0 True\n"
 
 
 @pytest.mark.skipif(not shutil.which("ip"), reason="makes a namespace with ip, of iproute2")
-def test_a_notice_reaches_pods_as_well() -> None:
+def test_a_uevent_is_received_in_the_namespaces_of_pods() -> None:
     received = own_namespace("unshare", "--mount", "--propagation=private", script=IN_PODS)
     assert received == "/devices/pci0000:00/0000:00:02.0\n" * 2
 
@@ -69,7 +69,7 @@ def test_a_missing_privilege_is_reported() -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/sys/net/core/netdev_max_backlog"), reason="already in another namespace")
-def test_the_machines_own_namespace_is_left_in_peace() -> None:
+def test_no_uevent_is_sent_in_the_initial_network_namespace() -> None:
     with pytest.raises(UeventError, match="unshare --net"):
         uevent("add", "/devices/x", "drm")
 

@@ -83,7 +83,7 @@ def test_hostile_texts_stay_in_their_cell(rows: list[tuple[str, str, str]], outp
         assert json.loads(text)["cards"] == [list(row) for row in rows]
 
 
-def test_a_screen_is_overwritten_line_by_line_and_counts_what_does_not_fit() -> None:
+def test_a_screen_is_overwritten_line_by_line_and_counts_hidden_rows() -> None:
     assert "".join(screen("one\ntwo long\n", 4, 10)) == "\x1b[Hone\x1b[K\ntwo \x1b[K\n\x1b[J"
     lines = "".join(screen("\n".join("abcdefgh"), 40, 5)).splitlines()
     assert lines[3] == "(5 more lines; enlarge the terminal)\x1b[K"

@@ -39,7 +39,7 @@ async def test_a_function_that_blocks_delays_neither_earlier_nor_later_ones() ->
     assert await blocked
 
 
-async def test_all_functions_may_block_at_the_same_time() -> None:
+async def test_all_functions_may_block_concurrently() -> None:
     queue, release = ThreadQueue(patience=0.01), threading.Event()
     entered = threading.Semaphore(0)
 
@@ -54,7 +54,7 @@ async def test_all_functions_may_block_at_the_same_time() -> None:
     assert await asyncio.gather(*blocked) == [True] * 3
 
 
-async def test_exceptions_are_those_of_the_function_and_end_nothing_else() -> None:
+async def test_exceptions_are_those_of_the_function_and_affect_no_other_calls() -> None:
     queue = ThreadQueue()
     found = await asyncio.gather(
         queue.submit(lambda: 1 / 0),
@@ -65,7 +65,7 @@ async def test_exceptions_are_those_of_the_function_and_end_nothing_else() -> No
     assert [type(each) for each in found] == [ZeroDivisionError, RuntimeError, int]
 
 
-async def test_a_function_that_nobody_waits_for_is_not_run() -> None:
+async def test_a_function_without_waiters_is_not_called() -> None:
     queue, release = ThreadQueue(patience=60), threading.Event()
     ran: list[int] = []
     first = queue.submit(lambda: release.wait(60))

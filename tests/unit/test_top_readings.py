@@ -65,7 +65,7 @@ def test_an_npu_is_busy_while_it_executes_jobs_even_if_other_files_would_wake_it
     ],
     ids=["repeated", "repeated before", "energy reset", "busy reset", "too short"],
 )
-def test_there_is_no_rate_of_a_repeated_or_reset_counter(before: Counters, after: Counters) -> None:
+def test_a_repeated_or_reset_counter_has_no_rate(before: Counters, after: Counters) -> None:
     assert rates(before, after) == Rates()
 
 

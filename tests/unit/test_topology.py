@@ -62,20 +62,20 @@ class TestPlaceOfADirectory:
             ("0-3", "9" * 5000, None),
         ],
     )
-    def test_is_that_of_its_own_attribute(
+    def test_the_numa_node_of_a_directory_is_that_of_its_attribute(
         self, root: Path, cpus: str | None, numa: str | None, nodes: tuple[int, ...] | None
     ) -> None:
         directory(root, "pci0000:00/0000:00:02.0", cpus=cpus, numa=numa)
         assert Host(root).topology_of("/sys/devices/pci0000:00/0000:00:02.0") == nodes
 
-    def test_is_noted_when_it_makes_no_sense(self, root: Path) -> None:
+    def test_an_invalid_numa_node_is_reported(self, root: Path) -> None:
         directory(root, "a", cpus="0", numa="-1,0")
         host = Host(root)
         assert host.topology_of("/sys/devices/a") is None
         assert host.notes == ["NUMA node of /sys/devices/a unknown: numa_node is '-1,0', expected numbers from 0"]
 
     @pytest.mark.parametrize("name", ["numa_node", "local_cpulist"])
-    def test_is_noted_when_it_cannot_be_read(self, root: Path, name: str) -> None:
+    def test_an_unreadable_numa_node_is_reported(self, root: Path, name: str) -> None:
         made = directory(root, "a", cpus="0", numa="0")
         (made / name).unlink()
         (made / name).mkdir()
@@ -84,7 +84,7 @@ class TestPlaceOfADirectory:
         assert host.notes == [f"NUMA node of /sys/devices/a unknown: /sys/devices/a/{name}: Is a directory"]
 
     @given(NUMA_TEXTS)
-    def test_is_numbers_or_unknown_whatever_is_written_there(self, tmp_path: Path, text: str) -> None:
+    def test_any_attribute_content_is_parsed_or_unknown(self, tmp_path: Path, text: str) -> None:
         write(tmp_path / "sys/devices/a/numa_node", text)
         host = Host(tmp_path)
         nodes = host.topology_of("/sys/devices/a")
@@ -94,53 +94,53 @@ class TestPlaceOfADirectory:
 class TestSocketInPlaceOfANode:
     """Firmware that gives no local CPUs reports a socket number; the parents may know better."""
 
-    def test_is_replaced_by_what_the_parent_knows(self, root: Path) -> None:
+    def test_a_socket_number_is_replaced_by_the_numa_node_of_the_parent(self, root: Path) -> None:
         directory(root, "parent", cpus="8-15", numa="1")
         directory(root, "parent/child", cpus="", numa="0")
         assert Host(root).topology_of("/sys/devices/parent/child") == (1,)
 
-    def test_stays_a_node_when_the_parent_knows_cpus_only(self, root: Path) -> None:
+    def test_a_number_stays_a_numa_node_if_the_parent_has_only_cpus(self, root: Path) -> None:
         directory(root, "parent", cpus="8-15")
         directory(root, "parent/child", cpus="", numa="3")
         assert Host(root).topology_of("/sys/devices/parent/child") == (3,)
 
     @pytest.mark.parametrize("parent", [{}, {"numa": "-1"}, {"numa": "1", "cpus": ""}])
-    def test_is_empty_without_information(self, root: Path, parent: dict[str, str]) -> None:
+    def test_no_information_is_no_numa_node(self, root: Path, parent: dict[str, str]) -> None:
         directory(root, "parent", **parent)
         directory(root, "parent/child", cpus="", numa="0")
         assert Host(root).topology_of("/sys/devices/parent/child") is None
 
-    def test_ends_the_walk(self, root: Path) -> None:
+    def test_a_socket_number_ends_the_walk(self, root: Path) -> None:
         directory(root, "parent", cpus="", numa="5")
         directory(root, "parent/child/grandchild")
         directory(root, "parent/child", cpus="", numa="0")
         assert Host(root).topology_of("/sys/devices/parent/child/grandchild") is None
 
-    def test_that_goes_round_in_circles_is_no_node(self, root: Path) -> None:
+    def test_a_cyclic_path_has_no_numa_node(self, root: Path) -> None:
         directory(root, "parent/child", cpus="", numa="0")
         link(root / "sys/devices/parent/slaves/x", "/sys/devices/parent/child")
         assert Host(root).topology_of("/sys/devices/parent/child") is None
 
 
 class TestWalk:
-    def test_goes_up_to_the_first_that_knows(self, root: Path) -> None:
+    def test_the_walk_ends_at_the_first_directory_with_a_numa_node(self, root: Path) -> None:
         directory(root, "pci0000:00", cpus="0", numa="7")
         directory(root, "pci0000:00/0000:00:02.0", cpus="0-3", numa="1")
         directory(root, "pci0000:00/0000:00:02.0/drm/card0")
         assert Host(root).topology_of("/sys/devices/pci0000:00/0000:00:02.0/drm/card0") == (1,)
 
-    def test_ends_at_cpus_without_a_node(self, root: Path) -> None:
+    def test_the_walk_ends_at_cpus_without_a_numa_node(self, root: Path) -> None:
         directory(root, "top", cpus="0", numa="7")
         directory(root, "top/middle", cpus="0-3", numa="-1")
         directory(root, "top/middle/leaf")
         assert Host(root).topology_of("/sys/devices/top/middle/leaf") is None
 
-    def test_begins_where_links_lead(self, root: Path) -> None:
+    def test_the_walk_starts_at_the_target_of_the_link(self, root: Path) -> None:
         link(root / "sys/class/drm/card0", directory(root, "a/drm/card0"))
         directory(root, "a", cpus="0", numa="4")
         assert Host(root).topology_of("/sys/class/drm/card0") == (4,)
 
-    def test_does_not_leave_the_devices(self, root: Path) -> None:
+    def test_the_walk_does_not_leave_sys_devices(self, root: Path) -> None:
         write(root / "sys/numa_node", "9")
         write(root / "sys/devices/numa_node", "9")
         directory(root, "a/b")
@@ -151,35 +151,35 @@ class TestWalk:
         assert host.topology_of("/elsewhere/a") is None
         assert host.notes == []
 
-    def test_of_what_is_not_there_is_noted(self, root: Path) -> None:
+    def test_missing_paths_are_reported(self, root: Path) -> None:
         host = Host(root)
         assert host.topology_of("/sys/devices/none") is None
         assert host.notes == ["NUMA node of /sys/devices/none unknown: /sys/devices/none: does not exist"]
 
 
 class TestDevicesThatStandForOthers:
-    def test_are_where_their_slaves_are(self, root: Path) -> None:
+    def test_numa_nodes_of_slaves_are_used(self, root: Path) -> None:
         for number in (0, 1):
             directory(root, f"disk{number}", cpus="0", numa=str(number))
             link(root / f"sys/devices/virtual/block/dm-0/slaves/sd{number}", directory(root, f"disk{number}/block/sd"))
         assert Host(root).topology_of("/sys/devices/virtual/block/dm-0") == (0, 1)
 
-    def test_are_where_the_slaves_of_their_slaves_are(self, root: Path) -> None:
+    def test_numa_nodes_of_nested_slaves_are_used(self, root: Path) -> None:
         link(root / "sys/devices/virtual/dm-1/slaves/dm-0", "/sys/devices/virtual/dm-0")
         link(root / "sys/devices/virtual/dm-0/slaves/sda", directory(root, "sda", cpus="0", numa="6"))
         assert Host(root).topology_of("/sys/devices/virtual/dm-1") == (6,)
 
-    def test_are_not_all_lost_with_a_slave_that_dangles(self, root: Path) -> None:
+    def test_other_slaves_are_used_beside_a_dangling_link(self, root: Path) -> None:
         link(root / "sys/devices/dm-0/slaves/gone", "/sys/devices/gone")
         link(root / "sys/devices/dm-0/slaves/sda", directory(root, "sda", cpus="0", numa="6"))
         assert Host(root).topology_of("/sys/devices/dm-0") == (6,)
 
-    def test_may_have_pattern_characters_in_their_names(self, root: Path) -> None:
+    def test_names_may_have_pattern_characters(self, root: Path) -> None:
         link(root / "sys/devices/[ab]/slaves/sda", directory(root, "sda", cpus="0", numa="1"))
         link(root / "sys/devices/a/slaves/sdb", directory(root, "sdb", cpus="0", numa="2"))
         assert Host(root).topology_of("/sys/devices/[ab]") == (1,)
 
-    def test_a_vfio_group_is_where_its_functions_are(self, root: Path) -> None:
+    def test_a_vfio_group_has_the_numa_nodes_of_its_functions(self, root: Path) -> None:
         directory(root, "virtual/vfio/42")
         for number, numa in enumerate(("0", "1")):
             function = directory(root, f"pci0000:00/0000:00:0{number}.0", cpus="0", numa=numa)
@@ -189,13 +189,13 @@ class TestDevicesThatStandForOthers:
         assert host.notes == []
 
     @pytest.mark.parametrize("path", ["virtual/vfio/43", "virtual/misc/vfio", "virtual/vfio"])
-    def test_the_vfio_control_node_and_groups_without_members_are_nowhere(self, root: Path, path: str) -> None:
+    def test_the_vfio_control_node_and_empty_groups_have_no_numa_nodes(self, root: Path, path: str) -> None:
         directory(root, path)
         host = Host(root)
         assert host.topology_of(f"/sys/devices/{path}") is None
         assert host.notes == []
 
-    def test_end_where_they_stand_for_each_other(self, root: Path) -> None:
+    def test_cyclic_slaves_end_the_walk(self, root: Path) -> None:
         """Two ways to go at each step: walked twice at each, this would not end in a lifetime."""
         for one, other in (("a", "b"), ("b", "a")):
             directory(root, one, cpus="", numa="0")
@@ -215,7 +215,7 @@ class TestFiles:
 
     @needs_root
     @pytest.mark.parametrize(("mode", "kind"), [(CHAR, "char"), (BLOCK, "block")])
-    def test_are_found_by_their_device_numbers(self, root: Path, card: Path, mode: int, kind: str) -> None:
+    def test_device_nodes_are_found_by_their_numbers(self, root: Path, card: Path, mode: int, kind: str) -> None:
         os.mknod(root / "dev/device", mode, os.makedev(226, 7))
         link(root / f"sys/dev/{kind}/226:7", "../../devices/pci/0000:00:02.0/drm/card0")
         link(root / "dev/by-path/pci-x", "../device")
@@ -224,7 +224,7 @@ class TestFiles:
         assert host.topology_of_nodes(["/dev/by-path/pci-x"]) == (1,)
 
     @needs_root
-    def test_of_numbers_that_sysfs_does_not_know_are_noted(self, root: Path) -> None:
+    def test_device_numbers_missing_in_sysfs_are_reported(self, root: Path) -> None:
         write(root / "dev/x", "").unlink()
         os.mknod(root / "dev/x", CHAR, os.makedev(226, 7))
         host = Host(root)
@@ -232,35 +232,35 @@ class TestFiles:
         assert host.notes == ["NUMA node of /dev/x unknown: /sys/dev/char/226:7: no such link for /dev/x"]
 
     @needs_root
-    def test_of_virtual_devices_are_noted(self, root: Path) -> None:
+    def test_virtual_devices_are_reported(self, root: Path) -> None:
         (root / "dev").mkdir()
         os.mknod(root / "dev/x", CHAR, os.makedev(0, 7))
         host = Host(root)
         assert host.topology_of_nodes(["/dev/x"]) is None
         assert host.notes == ["NUMA node of /dev/x unknown: /dev/x: a virtual device node"]
 
-    def test_that_stand_for_devices_are_found_by_their_names(self, root: Path, card: Path) -> None:
+    def test_plain_files_of_devices_are_found_by_their_names(self, root: Path, card: Path) -> None:
         link(root / "dev/dri/by-path/pci-0000:00:02.0-card", "../card0")
         host = Host(root)
         assert host.topology_of_nodes(["/dev/dri/card0"]) == (1,)
         assert host.notes == []
 
     @pytest.mark.parametrize("name", ["other", "card*", "card?", "[c]ard0"])
-    def test_that_no_class_knows_are_noted(self, root: Path, card: Path, name: str) -> None:
+    def test_names_of_no_class_are_reported(self, root: Path, card: Path, name: str) -> None:
         write(root / "dev/dri" / name, "")
         host = Host(root)
         assert host.topology_of_nodes([f"/dev/dri/{name}"]) is None
         assert len(host.notes) == 1
 
-    def test_one_that_fails_does_not_take_the_others_with_it(self, root: Path, card: Path) -> None:
+    def test_a_failing_log_file_does_not_affect_the_others(self, root: Path, card: Path) -> None:
         host = Host(root)
         assert host.topology_of_nodes(["/dev/none", "/dev/dri/card0", ""]) == (1,)
         assert [note.partition(" unknown")[0] for note in host.notes] == ["NUMA node of /dev/none", "NUMA node of "]
 
-    def test_of_no_device_are_nowhere(self, root: Path) -> None:
+    def test_plain_files_have_no_numa_node(self, root: Path) -> None:
         assert Host(root).topology_of_nodes([]) is None
 
-    def test_of_this_machine_lead_to_its_sysfs(self) -> None:
+    def test_device_nodes_of_this_machine_are_found_in_its_sysfs(self) -> None:
         host = Host()
         assert host.topology_of_nodes(["/dev/null"]) is None
         assert host.notes == []

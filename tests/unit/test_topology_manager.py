@@ -45,7 +45,7 @@ def test_hints_are_the_sets_of_nodes_that_can_meet_a_request(
     assert resource_hints(listed, size, available=available, reusable=reusable, numa_nodes=2) == expected
 
 
-def test_a_resource_has_wishes_when_any_device_names_a_node() -> None:
+def test_a_resource_has_hints_if_any_device_has_a_numa_node() -> None:
     assert has_topology(devices(a=(), b=(1,)))
     assert not has_topology(devices(a=(), b=()))
 
@@ -75,7 +75,7 @@ SQUEEZED = [Hint(BOTH, False)]
         ([[], EITHER], NODE0, True, False, False),
     ],
 )
-def test_policies_admit_what_they_promise(
+def test_topology_policies_admit_according_to_their_definition(
     wishes: list[list[Hint] | None], affinity: int, best_effort: bool, restricted: bool, single: bool
 ) -> None:
     assert decide("none", wishes, 2) == (None, True)
@@ -84,11 +84,11 @@ def test_policies_admit_what_they_promise(
     assert decide("single-numa-node", wishes, 2)[1] == single
 
 
-def test_a_single_node_machine_wants_no_particular_node_under_single_numa_node() -> None:
+def test_a_single_node_machine_has_no_affinity_under_single_numa_node() -> None:
     assert decide("single-numa-node", [[Hint(1, True)]], 1) == (None, True)
 
 
-def test_an_unpreferred_set_is_as_wide_as_the_neediest_resource_wants() -> None:
+def test_an_unpreferred_set_is_as_wide_as_the_largest_resource_hint() -> None:
     three = [Hint(0b0111, False), Hint(0b1111, False)]
     one = [Hint(0b0001, False), Hint(0b0011, False), Hint(0b1111, False)]
     assert decide("best-effort", [three, one], 4)[0] == 0b0111
@@ -122,5 +122,5 @@ def test_eight_nodes_and_many_resources_are_decided_without_trying_every_combina
     assert decide("restricted", [everywhere] * 12, 8) == (1, True)
 
 
-def test_no_wish_is_any_node() -> None:
+def test_no_hint_means_any_node() -> None:
     assert Hint(None, True) == ANYWHERE

@@ -44,13 +44,13 @@ def test_uevents_are_distinguished_from_other_messages(message: bytes, event: Ue
 
 
 @given(WORDS.filter(str.isalpha), WORDS, st.dictionaries(WORDS, WORDS))
-def test_what_the_kernel_writes_is_read_back(action: str, path: str, fields: dict[str, str]) -> None:
+def test_attributes_of_the_kernel_are_parsed(action: str, path: str, fields: dict[str, str]) -> None:
     message = "\0".join((f"{action}@/{path}", *(f"{key}={value}" for key, value in fields.items()), "")).encode()
     assert parse_uevent(message) == Uevent(action, f"/{path}", fields.get("SUBSYSTEM", ""), fields)
 
 
 @given(st.binary(max_size=200) | st.binary(max_size=100).map(b"add@/x".__add__))
-def test_any_bytes_are_a_notice_or_none(message: bytes) -> None:
+def test_any_bytes_are_parsed_as_a_uevent_or_ignored(message: bytes) -> None:
     event = parse_uevent(message)
     assert event is None or (event.devpath.startswith("/") and event.action.isalpha())
 
@@ -85,7 +85,7 @@ def in_own_namespace(script: str) -> list[str]:
 
 
 @needs_namespace
-def test_the_kernels_own_notices_are_heard() -> None:
+def test_uevents_of_the_kernel_are_received() -> None:
     assert in_own_namespace(
         """
 kernel("change")
@@ -98,7 +98,7 @@ listener.close()
 
 
 @needs_namespace
-def test_a_strangers_notices_are_not() -> None:
+def test_uevents_of_other_senders_are_ignored() -> None:
     assert in_own_namespace(
         """
 stranger = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 15)

@@ -92,7 +92,7 @@ async def test_rewritten_files_notify_subscribers_of_writes(watcher: Watcher, se
     assert (deaf.notified, hearing.notified, late.notified) == (0, 2, 1)
 
 
-async def test_a_missing_directory_is_awaited_step_by_step(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:
+async def test_each_parent_of_a_missing_directory_is_watched(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:
     subscriber = Subscriber(watcher, "a", tmp_path / "x/y/z")
     write(tmp_path / "other", "")
     await sentry.all_told()
@@ -114,9 +114,7 @@ async def test_a_directory_created_with_content_causes_an_event(watcher: Watcher
 
 
 @pytest.mark.parametrize("rounds", [3])
-async def test_a_directory_that_is_removed_and_made_again_is_watched(
-    watcher: Watcher, tmp_path: Path, rounds: int
-) -> None:
+async def test_a_recreated_directory_is_watched(watcher: Watcher, tmp_path: Path, rounds: int) -> None:
     directory = tmp_path / "dev/dri"
     directory.mkdir(parents=True)
     subscriber = Subscriber(watcher, "a", directory)
@@ -129,7 +127,7 @@ async def test_a_directory_that_is_removed_and_made_again_is_watched(
         await subscriber.is_told()
 
 
-async def test_a_directory_that_is_replaced_before_anyone_looked_is_watched(watcher: Watcher, tmp_path: Path) -> None:
+async def test_a_directory_replaced_before_the_first_scan_is_watched(watcher: Watcher, tmp_path: Path) -> None:
     directory = tmp_path / "d"
     directory.mkdir()
     subscriber = Subscriber(watcher, "a", directory)
@@ -198,7 +196,7 @@ async def test_a_subscriber_replaces_what_it_watches(watcher: Watcher, sentry: S
         await subscriber.is_told()
 
 
-async def test_the_forgotten_hear_nothing(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:
+async def test_unsubscribed_callbacks_are_not_called(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:
     subscriber = Subscriber(watcher, "a", tmp_path, tmp_path / "none/deeper")
     watcher.forget("a")
     watcher.forget("never known")
@@ -236,7 +234,9 @@ async def test_paths_that_cannot_be_watched_are_ignored(watcher: Watcher, tmp_pa
     await subscriber.is_told()
 
 
-async def test_a_file_in_a_directorys_place_is_awaited_to_become_one(watcher: Watcher, tmp_path: Path) -> None:
+async def test_a_file_at_the_path_of_a_directory_is_watched_until_it_is_a_directory(
+    watcher: Watcher, tmp_path: Path
+) -> None:
     write(tmp_path / "d", "")
     subscriber = Subscriber(watcher, "a", tmp_path / "d")
     os.unlink(tmp_path / "d")
@@ -262,7 +262,7 @@ async def test_a_directory_replaced_while_events_were_lost_is_watched(watcher: W
     await subscriber.is_told()
 
 
-async def test_a_closed_watcher_is_silent(tmp_path: Path) -> None:
+async def test_a_closed_watcher_sends_no_notifications(tmp_path: Path) -> None:
     watcher = Watcher()
     watcher.start()
     subscriber = Subscriber(watcher, "a", tmp_path)
@@ -273,7 +273,7 @@ async def test_a_closed_watcher_is_silent(tmp_path: Path) -> None:
     assert subscriber.notified == 0
 
 
-async def test_all_watches_are_given_back(watcher: Watcher, tmp_path: Path) -> None:
+async def test_all_inotify_watches_are_removed(watcher: Watcher, tmp_path: Path) -> None:
     def watches() -> int:
         links = {
             entry: os.readlink(f"/proc/self/fd/{entry}")

@@ -53,7 +53,7 @@ def test_the_newest_version_is_the_first_and_the_default(tmp_path: Path) -> None
     assert [entry["version"] for entry in entries] == ["1.10.0", "1.9.0", "1.2.3"]
 
 
-def test_files_from_other_servers_are_found(tmp_path: Path) -> None:
+def test_files_from_other_servers_are_detected(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
         '<a href="https://x/"></a><link rel="canonical" href="https://x/">'
         '<script src="//x/a.js"></script><img src="a.png">'

@@ -55,7 +55,7 @@ def test_the_older_name_of_the_number_of_lanes_is_known() -> None:
     assert found(sample(lane_count=None, lan_count="8")) == [Link((0, 0), (1, 0), 8)]
 
 
-def test_links_that_are_not_on_sub_devices_can_be_allowed() -> None:
+def test_links_without_sub_devices_can_be_allowed() -> None:
     assert found(sample(local_on_subdevice=None)) == found(sample())
     assert len(found(sample(local_on_subdevice="false"), allow_subdeviceless=True)) == 1
 
@@ -134,7 +134,7 @@ def test_the_lower_device_comes_first_and_each_link_once() -> None:
     assert label_of(*both, Link((2, 1), (2, 0), 4)) == {"gpu.intel.com/xe-links": "0.1-1.0_2.0-2.1"}
 
 
-def test_links_with_fewer_lanes_are_left_out() -> None:
+def test_links_with_fewer_lanes_are_omitted() -> None:
     assert label_of(Link((0, 0), (1, 0), 3)) == {"gpu.intel.com/xe-links": ""}
     assert label_of(Link((0, 0), (1, 0), 3), lanes=3) == {"gpu.intel.com/xe-links": "0.0-1.0"}
 

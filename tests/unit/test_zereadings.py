@@ -124,14 +124,14 @@ def test_the_text_of_a_result_ends_in_its_number(code: int, text: str) -> None:
     assert zeapi.error_text(code) == text
 
 
-def test_a_device_that_is_well(sysman: Sysman, native: Native) -> None:
+def test_a_device_that_passes_all_checks_is_healthy(sysman: Sysman, native: Native) -> None:
     assert sysman.health(BDF) == Health()
     assert sysman.temperatures(BDF) == Temperatures(0, 40, 41, 42)
     assert sysman.memory_amount(BDF) == MemoryAmount(0, 1000)
     assert native.called.count("zesDeviceGet") == 2  # once for all
 
 
-def test_a_device_that_is_not_well(sysman: Sysman, native: Native) -> None:
+def test_a_device_with_a_failed_check_is_unhealthy(sysman: Sysman, native: Native) -> None:
     native.memory, native.quality = [(1, 1000), (3, 24)], 2
     assert sysman.health(BDF) == Health(0, memory=False, bus=False)
     assert sysman.memory_amount(BDF) == MemoryAmount(0, 1024)
@@ -195,7 +195,7 @@ def test_an_enumeration_without_devices_is_tried_again(
     assert sysman.health(BDF) == Health()
 
 
-def test_of_several_drivers_the_first_is_used(sysman: Sysman, native: Native, logged: list[str]) -> None:
+def test_the_first_of_several_drivers_is_used(sysman: Sysman, native: Native, logged: list[str]) -> None:
     native.drivers = 2
     assert sysman.health(BDF) == Health()
     assert "2 found 2 drivers, using the first one" in logged
@@ -243,14 +243,14 @@ def test_the_worker_is_initialized_although_the_enumeration_fails(native: Native
     assert output.getvalue() == b"1 zesDeviceGet: found no device: not available (0x70010001)\n= 0\n"
 
 
-def test_a_quiet_worker_sends_no_messages(native: Native) -> None:
+def test_a_worker_without_changes_sends_no_messages(native: Native) -> None:
     output = io.BytesIO()
     native.fails["zesInit"] = 9
     Worker("sysman", 0, output, lambda: native).serve(io.BytesIO(f"init\nhealth {BDF}\n".encode()))
     assert output.getvalue() == b"= 9\n= 9 1 1\n"
 
 
-def test_a_loader_that_is_too_old_is_reported(native: Native) -> None:
+def test_a_loader_below_the_minimum_version_is_reported(native: Native) -> None:
     native.missing = "zesInit"
     output = io.BytesIO()
     Worker("sysman", 0, output, lambda: native).serve(io.BytesIO(b"init\n"))
