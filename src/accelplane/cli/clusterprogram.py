@@ -22,7 +22,7 @@ Values = Mapping[str, Value]
 def run_in_cluster(
     program: str,
     flags: Sequence[Flag],
-    words: Sequence[str],
+    words: Sequence[str] | None,
     work: Callable[[Values], Coroutine[None, None, None]],
     *,
     lenient: bool,

@@ -47,8 +47,7 @@ FLAGS = (
 
 def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     """Returns the exit status: 1 for a fatal error, 2 for invalid flags."""
-    words = sys.argv[1:] if arguments is None else arguments
-    return run_in_cluster(program, FLAGS, words, _run, lenient=True)
+    return run_in_cluster(program, FLAGS, arguments, _run, lenient=True)
 
 
 def naming_of(text: str, flag: str = "-resource-naming") -> Naming:

@@ -124,14 +124,14 @@ def usage(program: str, flags: Iterable[Flag]) -> str:
 
 
 def parse_or_exit(
-    program: str, flags: Sequence[Flag], arguments: Sequence[str], *, lenient: bool = False
+    program: str, flags: Sequence[Flag], arguments: Sequence[str] | None, *, lenient: bool = False
 ) -> dict[str, Value]:
-    """Like `parse`, but prints errors and exits like a Go program.
+    """Like `parse`, but prints errors and exits like a Go program. None stands for the arguments of the process.
 
     Rejects arguments after the flags. With `lenient` it ignores them with a message, as Go programs ignore them.
     """
     try:
-        given, words = parse(flags, arguments)
+        given, words = parse(flags, sys.argv[1:] if arguments is None else arguments)
         if words and not lenient:
             raise FlagError(f"unexpected argument {words[0]!r}: flags only, booleans as -flag or -flag=true")
         if words:

@@ -100,7 +100,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 1 for any error."""
-    given = parse_or_exit(PROGRAM, FLAGS, sys.argv[1:] if arguments is None else arguments)
+    given = parse_or_exit(PROGRAM, FLAGS, arguments)
     if given.get("daemon"):
         signals.end_at_once()
     else:

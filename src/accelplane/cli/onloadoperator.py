@@ -51,8 +51,7 @@ FLAGS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the program. Returns 1 for a fatal error and 2 for a wrong flag."""
-    words = sys.argv[1:] if arguments is None else arguments
-    return run_in_cluster(PROGRAM, FLAGS, words, _run, lenient=True, translate=translated)
+    return run_in_cluster(PROGRAM, FLAGS, arguments, _run, lenient=True, translate=translated)
 
 
 async def _run(values: Values) -> None:

@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import ssl
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -204,7 +203,7 @@ class Sidecar:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 255 for fatal errors, 2 for invalid flags."""
     signals.end_at_once()
-    given = parse_or_exit(PROGRAM, FLAGS, sys.argv[1:] if arguments is None else arguments, lenient=True)
+    given = parse_or_exit(PROGRAM, FLAGS, arguments, lenient=True)
     try:
         logflags.start(given, PROGRAM)
         asyncio.run(run(Options.from_flags(given)))
@@ -221,7 +220,3 @@ async def run(options: Options) -> None:
         await until_signal(sidecar.run())
     finally:
         sidecar.remove()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
