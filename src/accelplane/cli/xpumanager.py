@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from accelplane.cli import logflags, signals
-from accelplane.cli.goflags import Flag, Value, parse_or_exit
+from accelplane.cli.goflags import Flag, Value, parse_or_exit, with_defaults
 from accelplane.cli.untilsignal import until_signal
 from accelplane.features import xelink
 from accelplane.http.client import HttpClient
@@ -58,7 +58,7 @@ class ReadError(Exception):
     """The metrics cannot be read."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class Options(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     """The values of the flags."""
 
     interval: int
@@ -75,8 +75,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_flags(cls, given: Mapping[str, Value]) -> "Options":
         """Raises `OptionError`."""
-        values = {flag.name.replace("-", "_"): given.get(flag.name, flag.default) for flag in FLAGS}
-        options = msgspec.convert({name: values[name] for name in cls.__struct_fields__}, cls)
+        options = msgspec.convert(with_defaults(FLAGS, given, {}), cls)
         if not options.interval:
             raise OptionError("-interval: found 0, expected at least 1 second")
         if not 0 < options.xpum_port < 65536:

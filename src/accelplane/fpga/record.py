@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
-from accelplane.fpga import FpgaError, shown
+from accelplane.fpga import FpgaError, Json, shown
 from accelplane.fpga.drivers import DRIVERS
 from accelplane.fpga.statedir import STATE_DIRECTORY, StateDirectoryError, open_state_directory
 from accelplane.host import Host, HostError, Missing
@@ -25,8 +25,6 @@ Outcome: TypeAlias = Literal["programmed", "failed", "timed-out"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 T = TypeVar("T", bound=str)
-
-Json: TypeAlias = "Mapping[str, Json] | list[Json] | str | float | bool | None"
 
 _SUFFIX = ".json"
 _FILES_LIMIT = 64
