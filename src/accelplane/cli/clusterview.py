@@ -249,10 +249,7 @@ def waiting_items(listed: Listed) -> Iterator[WaitingItem]:
 
 
 def _tables(
-    request: Request,
-    nodes: Sequence[NodeItem],
-    namespaces: Sequence[NamespaceItem],
-    waiting: Sequence[WaitingItem],
+    request: Request, nodes: Sequence[NodeItem], namespaces: Sequence[NamespaceItem], waiting: Sequence[WaitingItem]
 ) -> Sequence[Table[Item]]:
     if request.waiting:
         rows: list[Row[Item]] = [_waiting_row(item) for item in waiting]

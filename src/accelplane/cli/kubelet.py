@@ -10,7 +10,8 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from accelplane.cli.untilsignal import until_signal
 from accelplane.kubelet.embedded import (
@@ -87,15 +88,12 @@ async def _print_events(kubelet: EmbeddedKubelet) -> None:
             _print(line)
         printed = registrations[-1].number if registrations else printed
         before = after
-        await kubelet.until(_differs(printed, before), timeout=None)
+        await kubelet.until(partial(_differs, printed, before), timeout=None)
 
 
-def _differs(printed: int, before: Mapping[str, ResourceStatus]) -> Callable[[EmbeddedKubelet], bool]:
-    def differs(kubelet: EmbeddedKubelet) -> bool:
-        latest = kubelet.registrations[-1].number if kubelet.registrations else 0
-        return latest > printed or kubelet.resources() != before
-
-    return differs
+def _differs(printed: int, before: Mapping[str, ResourceStatus], kubelet: EmbeddedKubelet) -> bool:
+    latest = kubelet.registrations[-1].number if kubelet.registrations else 0
+    return latest > printed or kubelet.resources() != before
 
 
 async def _run_commands(kubelet: EmbeddedKubelet, lines: asyncio.Queue[str]) -> None:
@@ -164,7 +162,6 @@ def parse_pod(words: Sequence[str]) -> Pod:
 
 
 def describe_registration(record: Registration) -> str:
-    """Returns one line."""
     if not record.accepted:
         return f"rejected registration of {record.resource} at {record.endpoint}: {record.outcome}"
     options = record.options._asdict() if record.options else {}

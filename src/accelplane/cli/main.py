@@ -7,7 +7,6 @@ from accelplane.cli.programs import PROGRAMS, run
 
 
 def main() -> None:
-    """The entry point."""
     if sys.argv[1:2] == ["node"]:
         signals.end_at_once()
     for command in (" ".join(sys.argv[1:2]), " ".join(sys.argv[1:3])):

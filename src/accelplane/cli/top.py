@@ -127,7 +127,6 @@ class _Node:
         )
 
     async def document(self) -> Document[DeviceRow]:
-        """The devices now."""
         found = await self._read()
         holders = self._holders.last
         rows = [_table_row(row) for row in _rows(self._inventories, holders, found)]

@@ -41,8 +41,7 @@ class FpgaConfig(Config, frozen=True, kw_only=True):
         msgspec.field(default_factory=lambda: os.environ.get("NODE_NAME", ""))
     )
     resource_naming: Annotated[
-        str,
-        Meta(description="names of resources in mode af: default or legacy63 (April 2020), as at the webhook"),
+        str, Meta(description="names of resources in mode af: default or legacy63 (April 2020), as at the webhook")
     ] = "default"
     cdi: Annotated[
         str,
