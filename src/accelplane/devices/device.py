@@ -135,9 +135,5 @@ class Allocation(Struct, frozen=True, kw_only=True):
             if device.cdi is not None:
                 names[device.cdi.qualified_name] = None
         return cls(
-            nodes=tuple(nodes),
-            mounts=tuple(mounts),
-            envs=envs,
-            annotations=annotations,
-            cdi_devices=tuple(names),
+            nodes=tuple(nodes), mounts=tuple(mounts), envs=envs, annotations=annotations, cdi_devices=tuple(names)
         )

@@ -6,13 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from accelplane.devices.device import Device, Resource, Skipped
-from accelplane.devices.names import (
-    DeviceIdError,
-    ResourceNameError,
-    check_device_id,
-    check_resource_name,
-    natural,
-)
+from accelplane.devices.names import DeviceIdError, ResourceNameError, check_device_id, check_resource_name, natural
 
 
 class Inventory(Struct, frozen=True):

@@ -192,12 +192,7 @@ RULES: tuple[Rule, ...] = (
         classes=("0380",),
         devices=("0bd5",),
     ),
-    Rule(
-        name="intel.gpu.max.series",
-        labels={f"{_GPU}/family": "Max_Series"},
-        classes=("0380",),
-        devices=_MAX_SERIES,
-    ),
+    Rule(name="intel.gpu.max.series", labels={f"{_GPU}/family": "Max_Series"}, classes=("0380",), devices=_MAX_SERIES),
     Rule(
         name="intel.gpu.flex.170",
         labels={f"{_GPU}/family": "Flex_Series", f"{_GPU}/product": "Flex_170"},

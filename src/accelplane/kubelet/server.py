@@ -336,8 +336,7 @@ class ResourceServer:
 
     def _options(self) -> pb.DevicePluginOptions:
         return pb.DevicePluginOptions(
-            pre_start_required=self._allocator.pre_starts,
-            get_preferred_allocation_available=self._allocator.prefers,
+            pre_start_required=self._allocator.pre_starts, get_preferred_allocation_available=self._allocator.prefers
         )
 
     def _methods(self) -> Mapping[str, rpc.Method]:
@@ -388,10 +387,7 @@ class ResourceServer:
         alone = len(request.container_requests) == 1
         for container in request.container_requests:
             chosen = await self._allocator.preferred(
-                container.available_deviceIDs,
-                container.must_include_deviceIDs,
-                container.allocation_size,
-                alone=alone,
+                container.available_deviceIDs, container.must_include_deviceIDs, container.allocation_size, alone=alone
             )
             response.container_responses.add(deviceIDs=chosen)
         return response

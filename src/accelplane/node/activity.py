@@ -12,13 +12,7 @@ from typing import NamedTuple
 
 from accelplane.node.readings import NodeReadings
 from accelplane.readings import Family, Value
-from accelplane.readings.families import (
-    GPU_IDLE,
-    IDXD_QUEUE_CLIENTS,
-    IDXD_QUEUE_ENTRIES,
-    NPU_BUSY,
-    QAT_REQUESTS,
-)
+from accelplane.readings.families import GPU_IDLE, IDXD_QUEUE_CLIENTS, IDXD_QUEUE_ENTRIES, NPU_BUSY, QAT_REQUESTS
 from accelplane.readings.values import labels
 
 # A GT that is busy for a smaller part of the time does housekeeping.

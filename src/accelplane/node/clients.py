@@ -65,10 +65,7 @@ class ClientUse(Struct, frozen=True):
             names = ("engine",) if len(name) == 1 else ("region", "kind")
             family.add(
                 value,
-                {
-                    **dict(zip((*holder, "device", "bdf"), labels, strict=True)),
-                    **dict(zip(names, name, strict=True)),
-                },
+                {**dict(zip((*holder, "device", "bdf"), labels, strict=True)), **dict(zip(names, name, strict=True))},
             )
         requests = Family("accelplane_clients_requests_total", "Requests to accelplane clients, by outcome.", "counter")
         for outcome, count in sorted(self.requests.items()):

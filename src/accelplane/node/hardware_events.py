@@ -12,11 +12,7 @@ from typing import TypeVar
 from accelplane.devices import Verdict
 from accelplane.host import Uevent, pci_address
 
-_RECOVERIES = {
-    "BEGIN_RECOVERY": "began",
-    "SUCCESSFUL_RECOVERY": "succeeded",
-    "FAILED_RECOVERY": "failed",
-}
+_RECOVERIES = {"BEGIN_RECOVERY": "began", "SUCCESSFUL_RECOVERY": "succeeded", "FAILED_RECOVERY": "failed"}
 OUTCOMES = tuple(_RECOVERIES.values())
 _REBOUND = ("bind", "unbind", "remove")
 _MAX_FUNCTIONS = 4096

@@ -13,14 +13,7 @@ from msgspec import Struct
 from accelplane.devices import HEALTHY, UNHEALTHY
 from accelplane.kubelet.server import LATENCY_BOUNDS, Stage
 from accelplane.node.exposition import Family, render
-from accelplane.node.hardware_metrics import (
-    exclusive_labels,
-    hardware,
-    holding,
-    idle,
-    request_counts,
-    with_samples,
-)
+from accelplane.node.hardware_metrics import exclusive_labels, hardware, holding, idle, request_counts, with_samples
 from accelplane.node.health_metrics import unit_health
 from accelplane.node.holders import Holders
 from accelplane.node.measurements import families

@@ -15,26 +15,20 @@ ENERGY_GAPS = Family(
     "counter",
 )
 PCI_ERRORS = Family(
-    "accelplane_pci_errors_total",
-    "PCIe errors (AER) by severity, without the totals of the kernel.",
-    "counter",
+    "accelplane_pci_errors_total", "PCIe errors (AER) by severity, without the totals of the kernel.", "counter"
 )
 PCI_ERROR_MESSAGES = Family("accelplane_pci_error_messages_total", "PCIe error messages (AER) by severity.", "counter")
 LINK_SPEED = Family(
-    "accelplane_pci_link_transfers_per_second",
-    "Current speed of the PCIe link, in transfers per second of a lane.",
+    "accelplane_pci_link_transfers_per_second", "Current speed of the PCIe link, in transfers per second of a lane."
 )
 LINK_MAX_SPEED = Family(
-    "accelplane_pci_link_max_transfers_per_second",
-    "Highest speed of the PCIe link, in transfers per second of a lane.",
+    "accelplane_pci_link_max_transfers_per_second", "Highest speed of the PCIe link, in transfers per second of a lane."
 )
 LINK_LANES = Family("accelplane_pci_link_lanes", "Current width of the PCIe link.")
 LINK_MAX_LANES = Family("accelplane_pci_link_max_lanes", "Largest width of the PCIe link.")
 PCI_RECOVERIES = Family("accelplane_pci_recoveries_total", "Recoveries from PCIe errors by outcome.", "counter")
 RUNTIME = Family(
-    "accelplane_device_runtime_seconds_total",
-    "Time in a runtime power state since the driver was bound.",
-    "counter",
+    "accelplane_device_runtime_seconds_total", "Time in a runtime power state since the driver was bound.", "counter"
 )
 ENERGY = Family(
     "accelplane_device_energy_joules_total",
@@ -61,8 +55,7 @@ GPU_MEMORY = Family("accelplane_gpu_memory_size_bytes", "Size of the local memor
 NPU_BUSY = Family("accelplane_npu_busy_seconds_total", "Time that the NPU executed jobs.", "counter")
 NPU_MEMORY = Family("accelplane_npu_memory_bytes", "Memory that the buffers of the NPU use.")
 NPU_FREQUENCY = Family(
-    "accelplane_npu_frequency_hertz",
-    "Frequencies of the NPU. The current one is 0 while it is suspended.",
+    "accelplane_npu_frequency_hertz", "Frequencies of the NPU. The current one is 0 while it is suspended."
 )
 QAT_UP = Family("accelplane_qat_up", "1 while the QAT device is up.")
 QAT_REQUESTS = Family("accelplane_qat_requests_total", "Requests to the firmware, of all engines.", "counter")
@@ -71,23 +64,19 @@ QAT_HEARTBEAT_QUERIES = Family("accelplane_qat_heartbeat_queries_total", "Heartb
 QAT_HEARTBEAT_FAILURES = Family("accelplane_qat_heartbeat_failures_total", "Heartbeat queries that failed.", "counter")
 QAT_ERRORS = Family("accelplane_qat_errors_total", "Errors that the device reported, by severity.", "counter")
 QAT_SLICE_UTILIZATION = Family(
-    "accelplane_qat_slice_utilization_ratio",
-    "Utilization of a slice, from the telemetry of the driver.",
+    "accelplane_qat_slice_utilization_ratio", "Utilization of a slice, from the telemetry of the driver."
 )
 QAT_SLICE_EXECUTIONS = Family(
-    "accelplane_qat_slice_executions",
-    "Executions of a slice, from the telemetry of the driver.",
+    "accelplane_qat_slice_executions", "Executions of a slice, from the telemetry of the driver."
 )
 QAT_BANDWIDTH = Family(
-    "accelplane_qat_bandwidth_bytes_per_second",
-    "PCIe bandwidth by direction, from the telemetry of the driver.",
+    "accelplane_qat_bandwidth_bytes_per_second", "PCIe bandwidth by direction, from the telemetry of the driver."
 )
 QAT_LATENCY = Family("accelplane_qat_latency_seconds", "Latencies, from the telemetry of the driver.")
 IDXD_ENABLED = Family("accelplane_idxd_device_enabled", "1 while the DSA or IAA device is enabled.")
 IDXD_CLIENTS = Family("accelplane_idxd_device_clients", "Open user contexts of the device.")
 IDXD_COMMAND_STATUS = Family(
-    "accelplane_idxd_device_command_status",
-    "Status of the last administrative command, 0 for success.",
+    "accelplane_idxd_device_command_status", "Status of the last administrative command, 0 for success."
 )
 IDXD_ERROR = Family("accelplane_idxd_device_error", "1 while the software error register has an error.")
 IDXD_QUEUE_ENTRIES = Family("accelplane_idxd_queue_entries", "Entries in the work queue.")
@@ -109,9 +98,7 @@ NIC_PACKETS = Family("accelplane_nic_packets_total", "Packets of a network inter
 NIC_ERRORS = Family("accelplane_nic_errors_total", "Packets with errors of a network interface.", "counter")
 NIC_DROPS = Family("accelplane_nic_drops_total", "Packets that a network interface dropped.", "counter")
 NIC_CARRIER_CHANGES = Family(
-    "accelplane_nic_carrier_changes_total",
-    "Times that a network interface got or lost its carrier.",
-    "counter",
+    "accelplane_nic_carrier_changes_total", "Times that a network interface got or lost its carrier.", "counter"
 )
 
 FAMILIES = (

@@ -79,10 +79,7 @@ def _counters(text: str) -> Sequence[Value]:
         if match is None or match[1] in seen:
             raise InvalidText(line)
         seen.add(match[1])
-        return (
-            Value(families.QAT_REQUESTS, "", number(match[2])),
-            Value(families.QAT_RESPONSES, "", number(match[3])),
-        )
+        return (Value(families.QAT_REQUESTS, "", number(match[2])), Value(families.QAT_RESPONSES, "", number(match[3])))
 
     found = gathered(text, (partial(engine, line) for line in lines[:_MAX_LINES]))
     if not lines or len(lines) > _MAX_LINES:

@@ -177,13 +177,7 @@ class MemoryState(_Typed):
     """zes_mem_state_t."""
 
     TYPE = 0x1E
-    _fields_ = (
-        ("stype", c_uint32),
-        ("pNext", c_void_p),
-        ("health", c_uint32),
-        ("free", c_uint64),
-        ("size", c_uint64),
-    )
+    _fields_ = (("stype", c_uint32), ("pNext", c_void_p), ("health", c_uint32), ("free", c_uint64), ("size", c_uint64))
 
 
 class TemperatureProperties(_Typed):

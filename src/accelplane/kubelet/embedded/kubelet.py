@@ -150,8 +150,7 @@ class EmbeddedKubelet:
             await self._serve(self._endpoints.handlers(), "r", self._kubelet_socket)
             await self._serve(
                 podresources_server.handlers(
-                    self._list_pods,
-                    lambda: podresources_server.allocatable(self.resources()),
+                    self._list_pods, lambda: podresources_server.allocatable(self.resources())
                 ),
                 "p",
                 self.pod_resources_socket,

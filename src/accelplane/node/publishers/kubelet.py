@@ -48,10 +48,7 @@ class KubeletPublisher:
     """Keeps the kubelet's lists equal to the inventory given to `publish` last."""
 
     def __init__(
-        self,
-        context: PluginContext,
-        cdi: CdiPublisher,
-        unservable: Callable[[SocketPathError], None],
+        self, context: PluginContext, cdi: CdiPublisher, unservable: Callable[[SocketPathError], None]
     ) -> None:
         """`unservable` is called for a resource that can never be served because its socket's path is too long."""
         self.inventory = Inventory()
@@ -115,11 +112,7 @@ class KubeletPublisher:
         plugin, directory = self._context.plugin, self._context.settings.sockets_dir
         name = f"{plugin.namespace}/{resource}"
         allocator = ResourceAllocator(
-            name,
-            self._context,
-            self._cdi,
-            self.calls[resource],
-            lambda: self.inventory.resources.get(resource, {}),
+            name, self._context, self._cdi, self.calls[resource], lambda: self.inventory.resources.get(resource, {})
         )
         try:
             server = ResourceServer(
