@@ -39,7 +39,6 @@ _CPUINFO = "/proc/cpuinfo"
 _CPUINFO_LIMIT = 16 * 1024  # the first processor takes 2 or 3 KiB
 
 _EXTENDED_FEATURES, _SGX = 0x07, 0x12
-_SECTIONS = range(2, 10)
 _PAGES, _HIGH = 0xFFFFF000, 0x000FFFFF
 
 
@@ -185,7 +184,7 @@ def _cpu(host: Host, cpuid: Cpuid | None) -> CpuSgx | None:
 
 def _sections(cpuid: Cpuid) -> list[int]:
     sizes: list[int] = []
-    for number in _SECTIONS:
+    for number in range(2, 10):
         eax, _ebx, ecx, edx = cpuid(_SGX, number)
         if not eax & 0xF:
             break
@@ -197,18 +196,10 @@ def _sections(cpuid: Cpuid) -> list[int]:
 def _cpu_flags(host: Host) -> tuple[str, ...] | None:
     """Which of the two flags the first processor has; None if it cannot be read."""
     try:
-        descriptor = host.open(_CPUINFO, os.O_RDONLY)
-    except (OSError, HostError):
-        return None
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
         # The file is as long as the machine has processors; all have the same flags.
-        text = os.read(descriptor, _CPUINFO_LIMIT).decode("ascii", "replace")
-    except OSError:
+        text = host.read_once(_CPUINFO, _CPUINFO_LIMIT).decode("ascii", "replace")
+    except HostError:
         return None
-    finally:
-        os.close(descriptor)
     flags = re.search(r"^flags[ \t]*:(.*)$", text, re.MULTILINE)
     words = flags[1].split() if flags else []
     return tuple(flag for flag in ("sgx", "sgx_lc") if flag in words)

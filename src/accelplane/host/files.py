@@ -157,6 +157,13 @@ class HostFiles:
         """
         return self.raw_text(path).strip()
 
+    def text_or_empty(self, path: str) -> str:
+        """As `text`, but empty if the file cannot be read."""
+        try:
+            return self.text(path)
+        except HostError:
+            return ""
+
     def optional_text(self, path: str) -> str | None:
         """As `text`, but None if the file does not exist. Raises `Unreadable`."""
         try:
@@ -203,6 +210,13 @@ class HostFiles:
                 os.close(descriptor)
         except (OSError, ValueError) as error:
             raise host_error(path, error) from None
+
+    def entries(self, path: str) -> list[str]:
+        """As `names`, but empty if the directory cannot be listed."""
+        try:
+            return self.names(path)
+        except HostError:
+            return []
 
     def exists(self, path: str) -> bool:
         """Whether `path` leads to something, links followed."""
@@ -408,11 +422,7 @@ class HostFiles:
                 yield base or "/"
             return
         part, rest = parts[len(plain)], parts[len(plain) + 1 :]
-        try:
-            names = self.names(base or "/")
-        except HostError:
-            return
-        for name in fnmatch.filter(names, part):
+        for name in fnmatch.filter(self.entries(base or "/"), part):
             if part.startswith(".") or not name.startswith("."):
                 if rest:
                     yield from self._glob(f"{base}/{name}", rest)

@@ -78,10 +78,7 @@ class Inotify:
     def _checked(self, result: int, subject: str) -> int:
         if result < 0:
             code = ctypes.get_errno()
-            hint = (
-                " (fs.inotify.max_user_instances or max_user_watches reached?)"
-                if code in (errno.EMFILE, errno.ENOSPC)
-                else ""
-            )
+            limited = code in (errno.EMFILE, errno.ENOSPC)
+            hint = " (fs.inotify.max_user_instances or max_user_watches reached?)" if limited else ""
             raise OSError(code, os.strerror(code) + hint, subject)
         return result

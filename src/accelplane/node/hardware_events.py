@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from accelplane.devices import Verdict
-from accelplane.host import Uevent, pci_address
+from accelplane.host import pci_address
+from accelplane.host.uevent import Uevent
 
 _RECOVERIES = {"BEGIN_RECOVERY": "began", "SUCCESSFUL_RECOVERY": "succeeded", "FAILED_RECOVERY": "failed"}
 OUTCOMES = tuple(_RECOVERIES.values())

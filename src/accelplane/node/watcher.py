@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
-from accelplane.host import Inotify, InotifyEvent, Uevent, UeventSocket
-from accelplane.host.inotify import COME_OR_GONE, WRITTEN
+from accelplane.host.inotify import COME_OR_GONE, WRITTEN, Inotify, InotifyEvent
+from accelplane.host.uevent import Uevent, UeventSocket
 from accelplane.logs import v
 
 log = logging.getLogger(__name__)
