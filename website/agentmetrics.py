@@ -64,7 +64,7 @@ def _page() -> str:
         dropped={("p", "limit"): 1},
         samples=samples,
     )
-    return metrics.page(status, contents, counts.families()).decode()
+    return metrics.MetricsPage().render(status, contents, counts.families()).decode()
 
 
 def _client_use() -> ClientUse:

@@ -69,7 +69,6 @@ class MetricsPage:
             *with_samples(_uevents(status.uevents)),
             *with_samples(unit_health(status.plugins.values())),
             *_plugins(status.plugins.values()),
-            *_devices(resources),
             *_resources(resources),
         )
         last = (*more, *_lag(contents.lag), *_process())
@@ -107,11 +106,6 @@ class MetricsPage:
                     self._dropped.update(_plugin_of(sample) for sample in each.samples)
                 return found[:index]
         return found
-
-
-def page(status: NodeStatus, contents: Contents, more: Iterable[Family] = ()) -> bytes:
-    """The text of `/metrics` with the default options."""
-    return MetricsPage().render(status, contents, more)
 
 
 def _plugin_of(sample: str) -> str:
@@ -174,17 +168,8 @@ def _plugins(plugins: Iterable[PluginStatus]) -> Iterable[Family]:
     return skipped, scans, failures, seconds, failing, writes, write_failures
 
 
-def _devices(resources: Iterable[ResourceStatus]) -> Iterable[Family]:
-    devices = Family("accelplane_devices", "Devices advertised to the kubelet.")
-    for each in resources:
-        counts = Counter({HEALTHY: 0, UNHEALTHY: 0})
-        counts.update(device.health for device in each.devices.values())
-        for health, count in counts.items():
-            devices.add(count, {"resource": each.name, "health": health})
-    return (devices,)
-
-
 def _resources(resources: Iterable[ResourceStatus]) -> Iterable[Family]:
+    devices = Family("accelplane_devices", "Devices advertised to the kubelet.")
     registered = Family("accelplane_registered", "1 while the resource is registered with the kubelet.")
     registrations = Family("accelplane_registrations_total", "Registrations that succeeded.", "counter")
     rejections = Family(
@@ -201,6 +186,9 @@ def _resources(resources: Iterable[ResourceStatus]) -> Iterable[Family]:
     now = time.time()
     for each in resources:
         labels, counters = {"resource": each.name}, each.counters
+        healthy = sum(device.healthy for device in each.devices.values())
+        devices.add(healthy, {**labels, "health": HEALTHY})
+        devices.add(len(each.devices) - healthy, {**labels, "health": UNHEALTHY})
         registered.add(each.stage == Stage.REGISTERED, labels)
         registrations.add(counters.registrations, labels)
         for reason, count in counters.registration_failures.items():
@@ -215,7 +203,8 @@ def _resources(resources: Iterable[ResourceStatus]) -> Iterable[Family]:
             outcomes.add(count, {**labels, "outcome": outcome})
         if any(counters.preferred_buckets):
             preferred.add_histogram(LATENCY_BOUNDS, counters.preferred_buckets, counters.preferred_seconds_sum, labels)
-    return registered, registrations, rejections, lists, age, failures, outcomes, latency, *with_samples((preferred,))
+    found = (devices, registered, registrations, rejections, lists, age, failures, outcomes, latency)
+    return *found, *with_samples((preferred,))
 
 
 def _process() -> Iterator[Family]:

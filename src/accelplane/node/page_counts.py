@@ -33,4 +33,4 @@ class PageCounts:
         requests = Family("accelplane_page_requests_total", "Requests of pages, by status code.", "counter")
         for (page, code), count in sorted(self._requests.items()):
             requests.add(count, {"page": page, "code": str(code)})
-        return [family for family in (took, requests) if family.has_samples]
+        return [family for family in (took, requests) if len(family)]

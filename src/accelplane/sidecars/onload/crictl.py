@@ -48,9 +48,8 @@ def find_crictl(given: str, host: HostFiles | None) -> str:
             candidates[0],
         )
         return candidates[0]
-    for path in candidates:
-        if _executable(host, path):
-            return path
+    if found := next((path for path in candidates if _executable(host, path)), ""):
+        return found
     raise WorkerError(
         f"crictl: found no executable file on the host, searched {', '.join(candidates)}; install cri-tools there, or "
         "set -crictl-path or ONLOAD_CRICTL_PATH"
