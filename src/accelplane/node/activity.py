@@ -84,13 +84,10 @@ class Activity:
 
     def _last(self) -> Mapping[Unit, Moment]:
         """The last activity by any signal."""
-        if not self._clients_active_at:
-            return self._active_at
-        clients, readings = self._clients_active_at, self._active_at
-        return {
-            unit: max(each for each in (clients.get(unit), readings.get(unit)) if each is not None)
-            for unit in clients.keys() | readings.keys()
-        }
+        last = dict(self._active_at)
+        for unit, moment in self._clients_active_at.items():
+            last[unit] = max(moment, last.get(unit, moment))
+        return last
 
 
 def _moment(now: float) -> Moment:

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from accelplane.devices import HEALTHY, UNHEALTHY
+from accelplane.devices import HEALTHY, UNHEALTHY, Phase
 from accelplane.kubelet.server import LATENCY_BOUNDS, Stage
 from accelplane.node.exposition import Family, render
 from accelplane.node.hardware_metrics import exclusive_labels, hardware, holding, idle, request_counts, with_samples
-from accelplane.node.health_metrics import unit_health
+from accelplane.node.health_history import RECOVERY_BOUNDS
 from accelplane.node.holders import Holders
 from accelplane.node.measurements import families
 from accelplane.node.readings import NodeReadings
@@ -67,7 +67,7 @@ class MetricsPage:
         first = (
             *_agent(status),
             *with_samples(_uevents(status.uevents)),
-            *with_samples(unit_health(status.plugins.values())),
+            *with_samples(_health(status.plugins.values())),
             *_plugins(status.plugins.values()),
             *_resources(resources),
         )
@@ -166,6 +166,31 @@ def _plugins(plugins: Iterable[PluginStatus]) -> Iterable[Family]:
         writes.add(plugin.cdi_writes, labels)
         write_failures.add(plugin.cdi_write_failures, labels)
     return skipped, scans, failures, seconds, failing, writes, write_failures
+
+
+def _health(plugins: Iterable[PluginStatus]) -> Sequence[Family]:
+    """The health of all units, and the counters of failures and recoveries."""
+    phases = Family("accelplane_unit_health", "1 for the health phase of a physical device, 0 for the other phases.")
+    known = Family("accelplane_unit_health_known", "0 while the source of the health does not answer.")
+    reasons = Family("accelplane_unit_unhealthy_reason", "1 for the kind of reason why a device is not healthy.")
+    seconds = Family("accelplane_unit_unhealthy_seconds_total", "Time that a device was unhealthy.", "counter")
+    failures = Family("accelplane_unit_failures_total", "Times that a device became unhealthy.", "counter")
+    recoveries = Family("accelplane_unit_recovery_seconds", "Time from unhealthy to healthy.", "histogram")
+    for plugin in plugins:
+        labels = {"plugin": plugin.name}
+        for unit, health in plugin.health.items():
+            of_unit = {**labels, "unit": unit}
+            for phase in Phase:
+                phases.add(phase is health.phase, {**of_unit, "phase": phase.value})
+            known.add(not health.unknown, of_unit)
+            if health.phase is not Phase.HEALTHY:
+                reasons.add(1, {**of_unit, "reason": health.cause})
+            seconds.add(health.unhealthy_seconds, of_unit)
+        for cause, count in sorted(plugin.failures.items()):
+            failures.add(count, {**labels, "reason": cause})
+        if plugin.health or plugin.failures:
+            recoveries.add_histogram(RECOVERY_BOUNDS, plugin.recoveries.counts, plugin.recoveries.seconds, labels)
+    return phases, known, reasons, seconds, failures, recoveries
 
 
 def _resources(resources: Iterable[ResourceStatus]) -> Iterable[Family]:

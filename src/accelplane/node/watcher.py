@@ -126,9 +126,7 @@ class Watcher:
         while True:
             if self._watch(subscriber, path, awaited, written=written):
                 _note(interests, path, awaited)
-                if awaited is None or not os.path.lexists(f"{path.rstrip('/')}/{awaited}"):
-                    return
-                if not os.path.isdir(f"{path.rstrip('/')}/{awaited}"):
+                if awaited is None or not os.path.isdir(f"{path.rstrip('/')}/{awaited}"):
                     return
                 # It was created meanwhile: start again.
                 path, awaited = directory, None

@@ -41,13 +41,8 @@ def sources(host: Host, card: str, device: str) -> Iterator[Source]:
 
 
 def _frequencies(pattern: str, gt: str) -> Sequence[tuple[str, Parse]]:
-    return [
-        (
-            pattern.format(short),
-            scalar(families.GPU_FREQUENCY, scale=1e6, extra=labels(gt=gt, kind=kind), highest=_MAX_HERTZ),
-        )
-        for short, kind in _KINDS.items()
-    ]
+    parser = partial(scalar, families.GPU_FREQUENCY, scale=1e6, highest=_MAX_HERTZ)
+    return [(pattern.format(short), parser(extra=labels(gt=gt, kind=kind))) for short, kind in _KINDS.items()]
 
 
 def _i915(host: Host, path: str, gt: str) -> Iterator[Source]:
