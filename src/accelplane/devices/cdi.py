@@ -82,10 +82,7 @@ class CdiDevice(Struct, frozen=True, kw_only=True):
 
     @property
     def indispensable(self) -> bool:
-        """Whether the Allocate response alone does not suffice.
-
-        It cannot have hooks, nor mounts of other file systems than the host's.
-        """
+        """Whether an Allocate response does not suffice: it has no hooks and only mounts of the host's file systems."""
         return bool(self.hooks) or any(not mount.host_path.startswith("/") for mount in self.mounts)
 
     def document(self) -> dict[str, object]:

@@ -144,13 +144,9 @@ def _label_matches(text: str, position: int) -> Iterator[tuple[str, str, int]]:
         position = label.end()
         last = text[position : position + 1] != ","
         position += not last
-        yield label[1], _ESCAPE.sub(_unescaped, label[2]), position
+        yield label[1], _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], label[2]), position
         if last:
             return
-
-
-def _unescaped(escape: re.Match[str]) -> str:
-    return "\n" if escape[1] == "n" else escape[1]
 
 
 def _link(found: Mapping[str, str], *, allow_subdeviceless: bool) -> Link | None:

@@ -156,7 +156,6 @@ class SerialThread:
 
     @property
     def busy(self) -> bool:
-        """Whether a function runs."""
         return self._running is not None and not self._running.done()
 
     async def wait_idle(self, owner: str, seconds: float = _END_TIMEOUT) -> bool:

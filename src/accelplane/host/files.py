@@ -91,10 +91,7 @@ class HostFiles:
         return path if not self._prefix else self._prefix + self.resolve(path)
 
     def resolve(self, path: str) -> str:
-        """The canonical form of `path`: absolute, without links. What does not exist stays as written.
-
-        Raises `Unreadable` when links loop.
-        """
+        """The absolute path without links. What does not exist stays as written. Raises `Unreadable` if links loop."""
         directory, _, name = path.rpartition("/")
         return self._follow(self._canonical_directory(directory), name, path) or "/"
 
@@ -253,10 +250,7 @@ class HostFiles:
         yield from self._glob("", [part for part in pattern.split("/") if part])
 
     def class_devices(self, subsystem: str, *, bus: bool = False) -> list[SysfsDevice]:
-        """The entries of `/sys/class/<subsystem>` (or `/sys/bus/<subsystem>/devices`), none when it is not there.
-
-        Raises `Unreadable`.
-        """
+        """The entries of `/sys/class/<subsystem>`, or of `/sys/bus/<subsystem>/devices`. Raises `Unreadable`."""
         directory = f"/sys/bus/{subsystem}/devices" if bus else f"/sys/class/{subsystem}"
         try:
             return [SysfsDevice(name, f"{directory}/{name}") for name in self.names(directory)]

@@ -40,10 +40,7 @@ class Inotify:
         return self._descriptor
 
     def add(self, directory: str, mask: int = COME_OR_GONE) -> int:
-        """Watches a directory, or adds to the mask of its watch. Raises `OSError`.
-
-        Returns the watch's number, which is the same for every path of the directory.
-        """
+        """Watches a directory, or adds to its mask. Returns a number that all of its paths have. Raises `OSError`."""
         path = os.fsencode(directory)
         if b"\0" in path:
             raise OSError(errno.EINVAL, "zero byte in path", directory)

@@ -83,7 +83,6 @@ class _File(Struct):
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """The file's text."""
     entries = [
         _Entry(each.pod_uid, each.container, each.resource, dict(each.devices), each.response)
         for each in checkpoint.holdings

@@ -189,10 +189,7 @@ class ResourceServer:
                     await self._sent.wait()
 
     async def run(self) -> None:
-        """Serves until cancelled, then removes the own socket.
-
-        Raises `sockets.SocketPathError` if no socket can be created at the path.
-        """
+        """Serves until cancelled, then removes the socket. Raises `sockets.SocketPathError` if none can be created."""
         try:
             while True:
                 await self._wait_until_free()

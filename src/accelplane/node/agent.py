@@ -23,8 +23,8 @@ from accelplane.node.runner import PluginRunner
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.node.status import NodeStatus
 from accelplane.node.watcher import Watcher
-from accelplane.plugins import Plugin
-from accelplane.plugins.base import Config, NodePods
+from accelplane.plugins import Config, Plugin
+from accelplane.plugins.base import NodePods
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,6 @@ class Agent:
         self._config_read = self._config_stamp()
 
     def status(self) -> NodeStatus:
-        """The agent's state now."""
         return NodeStatus(
             version=__version__,
             root=self.settings.root,

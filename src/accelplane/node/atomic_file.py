@@ -8,10 +8,7 @@ from typing import NamedTuple
 
 
 def replace(path: str, data: bytes, prefix: str, mode: int = 0o644) -> None:
-    """Writes `data` to a temporary file `<prefix>*.tmp` in the same directory and renames it to `path`.
-
-    Raises `OSError`.
-    """
+    """Writes `data` to a new file `<prefix>*.tmp` in the same directory and renames it to `path`. Raises `OSError`."""
     descriptor, temporary = tempfile.mkstemp(prefix=prefix, suffix=".tmp", dir=os.path.dirname(path))
     try:
         with os.fdopen(descriptor, "wb") as file:

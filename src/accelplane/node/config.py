@@ -13,12 +13,10 @@ from typing import Any
 
 import msgspec
 
-from accelplane.host.errors import HostError
-from accelplane.host.files import HostFiles
+from accelplane.host import Host, HostError
 from accelplane.node.plugins import PluginType
 from accelplane.node.settings import ConfigurationError, Settings
-from accelplane.plugins import Plugin
-from accelplane.plugins.base import Config
+from accelplane.plugins import Config, Plugin
 
 _SIZE_LIMIT = 1024 * 1024
 
@@ -43,7 +41,7 @@ def read(path: str) -> AgentConfig:
     from accelplane.node import foreign_yaml  # noqa: PLC0415 - memory of agents that have no such file
 
     try:
-        content: Any = foreign_yaml.load(HostFiles().read_bytes(path, _SIZE_LIMIT))
+        content: Any = foreign_yaml.load(Host().read_bytes(path, _SIZE_LIMIT))
     except HostError as error:
         raise ConfigurationError(str(error)) from error
     except foreign_yaml.YamlError as error:

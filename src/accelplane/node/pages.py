@@ -23,8 +23,7 @@ from accelplane.node import current_values, metrics
 from accelplane.node.exposition import CONTENT_TYPE, Family
 from accelplane.node.observer import Observer
 from accelplane.node.settings import ConfigurationError
-from accelplane.node.status import NodeStatus
-from accelplane.node.status_page import report
+from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +65,7 @@ async def serving(
     access: Access = OPEN,
     options: metrics.PageOptions | None = None,
 ) -> AsyncGenerator[None]:
-    """Serves the pages at `address` (`host:port`, or `:port` for all addresses) while entered.
-
-    Raises `ConfigurationError` if the address cannot be bound.
-    """
+    """Serves the pages at `[host]:port` while entered. Raises `ConfigurationError` if that cannot be bound."""
     pages = _Pages(status, observer, options or metrics.PageOptions())
     handler = _counted(access.authorize(pages.handle), pages.counts)
     server = HttpServer(handler, PAGE_LIMITS, methods=("GET", "HEAD"), fields=_FIELDS)
@@ -133,7 +129,7 @@ class _Pages:
             case "/metrics":
                 return self._metrics(request)
             case "/status":
-                return Response(200, msgspec.json.format(msgspec.json.encode(report(self._status())), indent=2))
+                return Response(200, msgspec.json.format(msgspec.json.encode(_report(self._status())), indent=2))
             case "/healthz":
                 return _check(self._status().unhealthy)
             case "/readyz":
@@ -218,6 +214,51 @@ def _counted(handler: Handler, counts: PageCounts) -> Handler:
                 counts.answered(_NAMES.get(request.path, "other"), code)
 
     return handle
+
+
+def _report(status: NodeStatus) -> dict[str, object]:
+    """The content of `/status`."""
+    return {
+        "version": status.version,
+        "kubelet-dir": status.kubelet_dir,
+        "root": status.root,
+        "config-problem": status.config_problem,
+        "not-ready": list(status.unready),
+        "plugins": {name: _plugin_report(plugin) for name, plugin in status.plugins.items()},
+    }
+
+
+def _plugin_report(plugin: PluginStatus) -> dict[str, object]:
+    return {
+        "namespace": plugin.namespace,
+        "scan": {
+            "problem": plugin.scan.problem,
+            "scans": plugin.scan.count,
+            "failures": plugin.scan.failures,
+            "seconds": round(plugin.scan.seconds, 6),
+        },
+        "resources": {resource.name: _resource_report(resource) for resource in plugin.resources.values()},
+        "health": plugin.health,
+        "skipped": plugin.skipped,
+    }
+
+
+def _resource_report(resource: ResourceStatus) -> dict[str, object]:
+    return {
+        "stage": resource.stage,
+        "problem": resource.problem,
+        "devices": [
+            {
+                "id": device.id,
+                "unit": device.unit,
+                "health": device.health,
+                "reason": device.reason,
+                "numa": device.topology,
+                "attributes": device.attributes,
+            }
+            for device in resource.devices.values()
+        ],
+    }
 
 
 def _check(problems: Iterable[str]) -> Response:

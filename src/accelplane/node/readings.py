@@ -20,8 +20,7 @@ from accelplane.host import Host
 from accelplane.host.blocking import ThreadQueue, start_thread
 from accelplane.node.device_reader import DeviceReader, DeviceReading
 from accelplane.node.measurements import Sources
-from accelplane.plugins import Plugin
-from accelplane.plugins.base import Config
+from accelplane.plugins import Config, Plugin
 from accelplane.readings.plan import DevicePlan
 
 log = logging.getLogger(__name__)
@@ -50,25 +49,23 @@ class _Planning(NamedTuple):
     until: float
 
 
-class _Device:
-    """A device with the state of blocking reads."""
+class _Device(Struct, eq=False):
+    """A device with the state of blocking reads. `blocked`: a thread is in a read now, and was abandoned."""
 
-    def __init__(self, reader: DeviceReader) -> None:
-        self.reader = reader
-        self.blocked = False  # a thread is in a read now, and was abandoned
-        self.times_stuck = 0
-        self.stuck_until = float("-inf")
+    reader: DeviceReader
+    blocked: bool = False
+    times_stuck: int = 0
+    stuck_until: float = float("-inf")
 
 
-class _Plugin:
+class _Plugin(Struct, eq=False):
     """A plugin with its plan. `host` keeps what links lead to from one reading to the next."""
 
-    def __init__(self, plugin: Plugin[Config], inventory: Inventory, host: Host) -> None:
-        self.plugin = plugin
-        self.inventory = inventory
-        self.host = host
-        self.devices: list[_Device] = []
-        self.problem = ""
+    plugin: Plugin[Config]
+    inventory: Inventory
+    host: Host
+    devices: list[_Device] = []
+    problem: str = ""
 
 
 class Readings:

@@ -150,8 +150,6 @@ class Watcher:
                 _note(interests, path, name)
 
     def _watch(self, subscriber: str, path: str, awaited: str | None, *, written: bool) -> bool:
-        if self._inotify is None:
-            return False
         known = self._directories.get(path)
         if known is None or (written and not known.written):
             number = self._add_watch(subscriber, path, COME_OR_GONE | (WRITTEN if written else 0))
@@ -247,10 +245,9 @@ class Watcher:
             return
         for event in self._uevents.read():
             log.log(v(5), "uevent %s %s (%s)", event.action, event.devpath, event.subsystem)
-            self.dispatch(event)
+            self._dispatch(event)
 
-    def dispatch(self, event: Uevent) -> None:
-        """Calls the subscribers of an event."""
+    def _dispatch(self, event: Uevent) -> None:
         self._on_uevent(event)
         overflow = event.action == "overflow"
         if overflow or any(event.subsystem in (subsystems or ()) for subsystems, _changed in self._listeners.values()):

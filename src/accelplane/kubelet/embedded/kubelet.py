@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self
 
-import grpc
 import grpc.aio
 
 from accelplane.devices import natural
@@ -117,8 +116,6 @@ class EmbeddedKubelet:
         self._state_changed = Notifier()
         self._resources_changed = Notifier()
 
-    # Start and stop
-
     async def start(self) -> None:
         """Starts like a kubelet: reads the checkpoint, removes all sockets of plugins, creates its own.
 
@@ -176,8 +173,6 @@ class EmbeddedKubelet:
 
     async def __aexit__(self, *_error: object) -> None:
         await self.stop()
-
-    # State
 
     @property
     def registrations(self) -> Sequence[Registration]:
@@ -254,8 +249,6 @@ class EmbeddedKubelet:
         )
         return "\n".join(lines)
 
-    # Pods
-
     async def run_pod(self, pod: Pod) -> RunningPod:
         """Admits a pod that was bound to this node and starts its containers.
 
@@ -312,8 +305,6 @@ class EmbeddedKubelet:
         self._allocations.forget(running.uid)
         self._notify()
 
-    # Sockets
-
     async def _serve(self, handlers: grpc.GenericRpcHandler, name: str, path: str) -> None:
         """Serves at a hard link `path`: gRPC removes its own path at the end, but a killed kubelet's sockets stay."""
         private = os.path.join(self._private, name)
@@ -325,8 +316,6 @@ class EmbeddedKubelet:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         os.link(private, path)
-
-    # Admission
 
     async def _admit(self, pod: Pod) -> RunningPod:
         known = self._pods.get((pod.namespace, pod.name))
@@ -498,8 +487,6 @@ class EmbeddedKubelet:
         if problem:
             raise ContainerStartError(f"pod {running.namespace}/{running.name}, container {container}: {problem}")
 
-    # Bookkeeping
-
     def _listed(self, resource: str) -> Mapping[str, DeviceStatus]:
         endpoint = self._endpoints.by_name.get(resource)
         return endpoint.devices or {} if endpoint else {}
@@ -571,7 +558,6 @@ class EmbeddedKubelet:
                     self.delete_pod(pod.name, pod.namespace)
 
     def _save_and_notify(self) -> None:
-        """Writes the checkpoint and notifies waiters."""
         try:
             self._save()
         except OSError as error:

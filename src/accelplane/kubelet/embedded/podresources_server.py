@@ -5,7 +5,6 @@ As in the real kubelet, every device is a separate entry, once for each of its N
 
 from collections.abc import Callable, Iterable, Mapping
 
-import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
