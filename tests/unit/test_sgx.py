@@ -259,7 +259,7 @@ def test_dangling_links_are_not_device_nodes(tmp_path: Path, target: str) -> Non
 
 # What it says of itself
 
-CPU = CpuSgx(present=True, flexible=True, sgx1=True)
+CPU = CpuSgx(present=True, flexible=True)
 
 
 @pytest.mark.parametrize(

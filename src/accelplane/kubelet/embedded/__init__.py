@@ -23,16 +23,6 @@ from accelplane.kubelet.embedded.model import (
 )
 
 __all__ = [
-    "AdmissionError",
-    "ContainerStartError",
-    "DeviceStatus",
-    "EmbeddedKubelet",
-    "KubeletError",
-    "NoSuchPod",
-    "PluginOptions",
-    "Pod",
-    "Registration",
-    "ResourceStatus",
-    "RunningContainer",
-    "RunningPod",
-]
+    "AdmissionError", "ContainerStartError", "DeviceStatus", "EmbeddedKubelet", "KubeletError", "NoSuchPod",
+    "PluginOptions", "Pod", "Registration", "ResourceStatus", "RunningContainer", "RunningPod",
+]  # fmt: skip
