@@ -91,7 +91,7 @@ REGISTER = st.integers(0, 0xFFFFFFFF)
 
 
 @given(st.dictionaries(st.tuples(st.sampled_from([0, 7, 0x12]), st.integers(0, 12)), st.tuples(*[REGISTER] * 4)))
-def test_any_cpu_has_an_answer(table: dict[tuple[int, int], Registers]) -> None:
+def test_any_cpu_is_evaluated(table: dict[tuple[int, int], Registers]) -> None:
     found = cpu_sgx(cpuid(table))
     assert len(found.sections) <= 8
     assert all(0 <= size < 1 << 52 and size % 4096 == 0 for size in found.sections)
@@ -135,7 +135,7 @@ def test_the_cpuid_device_of_this_machine_reports_the_vendor() -> None:
         ({0: "100\n", 1: None, 10: "7\n", 2: "0\n"}, {0: 100, 2: 0, 10: 7}),
     ],
 )
-def test_the_kernels_figures_are_by_numa_node(
+def test_epc_of_the_kernel_is_read_by_numa_node(
     tmp_path: Path, nodes: Mapping[int, str | None], numa: Mapping[int, int]
 ) -> None:
     for number, text in nodes.items():
@@ -163,7 +163,7 @@ def test_any_content_is_a_size_or_a_problem(tmp_path_factory: pytest.TempPathFac
     assert all(0 <= size < 1 << 52 for size in numa.values())
 
 
-def test_other_entries_beside_the_nodes_are_passed_over(tmp_path: Path) -> None:
+def test_other_entries_beside_the_device_nodes_are_skipped(tmp_path: Path) -> None:
     for name in ("has_cpu", "nodes", "node", "node0x", "node-1", "power"):
         write(tmp_path / "sys/devices/system/node" / name / "x86/sgx_total_bytes", "4096")
     assert numa_epc(Host(tmp_path)) == ({}, [])
@@ -201,7 +201,7 @@ def test_an_unreadable_directory_is_reported(tmp_path: Path) -> None:
         (("0",), with_sections(section(MIB)), (0, "sysfs"), ["the kernel manages 0 bytes"]),
     ],
 )
-def test_the_kernel_is_believed_first_and_then_the_cpu(
+def test_epc_of_the_kernel_has_priority_over_the_cpu(
     tmp_path: Path, nodes: Sequence[str], cpu: Cpuid | None, answer: tuple[int, str], problems: Sequence[str]
 ) -> None:
     for number, text in enumerate(nodes):
@@ -212,7 +212,7 @@ def test_the_kernel_is_believed_first_and_then_the_cpu(
     assert all(part in problem for part, problem in zip(problems, epc.disagreements, strict=True))
 
 
-def test_a_cpu_that_breaks_off_is_no_source(tmp_path: Path) -> None:
+def test_an_incomplete_cpuid_is_no_source(tmp_path: Path) -> None:
     def breaking(leaf: int, subleaf: int) -> Registers:
         if leaf == 0x12:
             raise OSError(6, "No such device or address")
@@ -235,12 +235,12 @@ def test_sgx_without_a_source_of_its_size_is_reported(
     assert all("EPC size unknown" in problem and "module cpuid" in problem for problem in epc.disagreements)
 
 
-def test_a_tree_is_never_answered_with_this_machines_cpu(tmp_path: Path) -> None:
+def test_a_root_directory_never_uses_the_cpu_of_this_machine(tmp_path: Path) -> None:
     write(tmp_path / "dev/cpu/0/cpuid", bytes(4096))
     assert read_epc(Host(tmp_path)) == Epc()
 
 
-def test_this_machine_has_an_answer() -> None:
+def test_sgx_of_this_machine_is_evaluated() -> None:
     epc = read_epc(Host("/"))
     assert (epc.total > 0) == (epc.source != "none")
     assert epc.cpu_flags is not None
@@ -271,7 +271,7 @@ def test_the_flags_are_those_of_the_first_processor(
 
 
 @pytest.mark.parametrize("make", ["mkdir", "missing", "loop"])
-def test_flags_that_cannot_be_read_are_not_known(tmp_path: Path, make: str) -> None:
+def test_unreadable_cpu_flags_are_unknown(tmp_path: Path, make: str) -> None:
     cpuinfo = tmp_path / "proc/cpuinfo"
     cpuinfo.parent.mkdir()
     if make == "mkdir":
