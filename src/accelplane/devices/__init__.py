@@ -11,7 +11,29 @@ from accelplane.devices.inventory import Changes, Inventory
 from accelplane.devices.names import DeviceIdError, ResourceNameError, check_device_id, check_resource_name, natural
 
 __all__ = [
-    "HEALTHY", "UNHEALTHY", "Allocation", "Cause", "CdiDevice", "CdiError", "CdiHook", "CdiMount", "CdiNode", "Changes",
-    "Device", "DeviceIdError", "DeviceNode", "HealthPolicy", "HealthState", "Inventory", "Mount", "Phase", "Resource",
-    "ResourceNameError", "Skipped", "Verdict", "check_device_id", "check_resource_name", "natural",
-]  # fmt: skip
+    "HEALTHY",
+    "UNHEALTHY",
+    "Allocation",
+    "Cause",
+    "CdiDevice",
+    "CdiError",
+    "CdiHook",
+    "CdiMount",
+    "CdiNode",
+    "Changes",
+    "Device",
+    "DeviceIdError",
+    "DeviceNode",
+    "HealthPolicy",
+    "HealthState",
+    "Inventory",
+    "Mount",
+    "Phase",
+    "Resource",
+    "ResourceNameError",
+    "Skipped",
+    "Verdict",
+    "check_device_id",
+    "check_resource_name",
+    "natural",
+]

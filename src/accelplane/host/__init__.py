@@ -10,5 +10,12 @@ from accelplane.host.host import Host
 from accelplane.host.pci import PciDevice, pci_address
 
 __all__ = [
-    "Host", "HostError", "Missing", "PciDevice", "SysfsDevice", "Unreadable", "WriteError", "pci_address",
-]  # fmt: skip
+    "Host",
+    "HostError",
+    "Missing",
+    "PciDevice",
+    "SysfsDevice",
+    "Unreadable",
+    "WriteError",
+    "pci_address",
+]

@@ -23,6 +23,16 @@ from accelplane.kubelet.embedded.model import (
 )
 
 __all__ = [
-    "AdmissionError", "ContainerStartError", "DeviceStatus", "EmbeddedKubelet", "KubeletError", "NoSuchPod",
-    "PluginOptions", "Pod", "Registration", "ResourceStatus", "RunningContainer", "RunningPod",
-]  # fmt: skip
+    "AdmissionError",
+    "ContainerStartError",
+    "DeviceStatus",
+    "EmbeddedKubelet",
+    "KubeletError",
+    "NoSuchPod",
+    "PluginOptions",
+    "Pod",
+    "Registration",
+    "ResourceStatus",
+    "RunningContainer",
+    "RunningPod",
+]
