@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cluster
 EVERYWHERE = "gpu"
 FAMILIES = [family for family in models.KINDS if family != EVERYWHERE]
 SHARE, OTHERS = 100, 300
-PATIENCE = 600.0
+TIMEOUT = 600.0
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
 
@@ -46,13 +46,13 @@ def made(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) ->
         nodes: dict[str, list[str]] = {}
         for family in FAMILIES:
             labels = large_cluster.selected_by(EVERYWHERE, family)
-            nodes[family] = cluster.add_kwok_nodes(SHARE, prefix=family, labels=labels, timeout=PATIENCE)
-        others = cluster.add_kwok_nodes(OTHERS, labels=large_cluster.selected_by(EVERYWHERE), timeout=PATIENCE)
+            nodes[family] = cluster.add_kwok_nodes(SHARE, prefix=family, labels=labels, timeout=TIMEOUT)
+        others = cluster.add_kwok_nodes(OTHERS, labels=large_cluster.selected_by(EVERYWHERE), timeout=TIMEOUT)
         nodes[EVERYWHERE] = [name for names in (*nodes.values(), others) for name in names]
         with large_cluster.operator(installation) as (_, requests):
             started = time.monotonic()
             cluster.kubectl("apply", "--kustomize", large_cluster.SAMPLES)
-            large_cluster.wait_for_statuses(cluster, {family: len(names) for family, names in nodes.items()}, PATIENCE)
+            large_cluster.wait_for_statuses(cluster, {family: len(names) for family, names in nodes.items()}, TIMEOUT)
             seconds = time.monotonic() - started
             mapping_writes = large_cluster.status_writes(cluster, "fpga.intel.com")
             yield Crowd(cluster, nodes, seconds, large_cluster.status_writes(cluster), mapping_writes, requests())
@@ -92,13 +92,13 @@ def test_deselected_nodes_are_removed_from_the_status_until_selected_again(made:
 
     large_cluster.label(made.cluster, names, dict.fromkeys(labels))
     fewer = counts | {family: 0, EVERYWHERE: counts[EVERYWHERE] - len(names)}
-    large_cluster.wait_for_statuses(made.cluster, fewer, PATIENCE)
+    large_cluster.wait_for_statuses(made.cluster, fewer, TIMEOUT)
     remaining = sorted({*made.nodes[EVERYWHERE]} - {*names})
     assert large_cluster.samples(made.cluster)[EVERYWHERE]["status"]["nodeNames"] == remaining
     assert places(made.cluster, family) == []
 
     large_cluster.label(made.cluster, names, labels)
-    large_cluster.wait_for_statuses(made.cluster, counts, PATIENCE)
+    large_cluster.wait_for_statuses(made.cluster, counts, TIMEOUT)
     assert large_cluster.samples(made.cluster)[family]["status"]["nodeNames"] == sorted(names)
 
 
@@ -110,4 +110,4 @@ def test_deleting_resources_removes_all_owned_objects(made: Crowd) -> None:
         found = [made.cluster.get(path) for path in lists]
         return all(each is not None and not each["items"] for each in found)
 
-    wait_until(gone, "DaemonSets and pods: gone", PATIENCE, every=1)
+    wait_until(gone, "DaemonSets and pods: gone", TIMEOUT, every=1)

@@ -44,8 +44,8 @@ pytestmark = pytest.mark.untraced
 
 # Everything but watches.
 ANY = r"^(GET|PATCH|PUT|POST|DELETE) "
-PATIENCE = WatchTimeouts(first_delay=0.01, max_delay=0.1)
-IMPATIENT = WatchTimeouts(first_delay=0.01, max_delay=0.1, idle=0.4)
+_TIMEOUTS = WatchTimeouts(first_delay=0.01, max_delay=0.1)
+_SHORT = WatchTimeouts(first_delay=0.01, max_delay=0.1, idle=0.4)
 EXPIRED = b'{"type":"ERROR","object":{"kind":"Status","status":"Failure","code":410,"reason":"Expired"}}'
 # As many at a time as keep the processor busy while they wait.
 AT_A_TIME = 8
@@ -64,7 +64,7 @@ class Operator:
     """The operator's controllers, started again whenever they are killed."""
 
     def __init__(
-        self, api: KubeApi, families: Sequence[str], timeout: float = 1, watch_timeouts: WatchTimeouts = PATIENCE
+        self, api: KubeApi, families: Sequence[str], timeout: float = 1, watch_timeouts: WatchTimeouts = _TIMEOUTS
     ) -> None:
         self.api = api
         self.families = families
@@ -316,7 +316,7 @@ async def test_failing_watches_hide_no_changes(what: str, moment: str) -> None:
         scenario, record = SCENARIOS[name], await recorded(name)
         async with kube_api() as api:
             api.copy_from(record.prepared)
-            async with operator(api, *scenario.families, watch_timeouts=IMPATIENT if what == "silent" else PATIENCE):
+            async with operator(api, *scenario.families, watch_timeouts=_SHORT if what == "silent" else _TIMEOUTS):
                 await until(lambda: api.open_watches >= record.watches, 60)
                 if moment == "before":
                     WATCHES[what](api)
@@ -411,7 +411,7 @@ async def step(api: KubeApi, running: Operator, what: str, *how: Any) -> None:
 def test_after_any_fault_the_final_state_is_that_of_the_last_edit(steps: list[tuple[Any, ...]]) -> None:
     async def live() -> None:
         async with kube_api() as api:
-            async with operator(api, "gpu", watch_timeouts=IMPATIENT) as running:
+            async with operator(api, "gpu", watch_timeouts=_SHORT) as running:
                 for each in steps:
                     await step(api, running, *each)
                 # What was begun for a resource that is gone meanwhile is to be seen through, too.

@@ -68,12 +68,12 @@ class ThreadQueue:
     """Runs blocking functions one after the other in one thread, which ends with the last one.
 
     Threads that make many short system calls at the same time would wait for each other's interpreter lock after each
-    call. A function that takes longer than `patience` seconds does not delay the others: another thread continues
+    call. A function that takes longer than `stall_timeout` seconds does not delay the others: another thread continues
     with them.
     """
 
-    def __init__(self, patience: float = 0.02) -> None:
-        self._patience = patience
+    def __init__(self, stall_timeout: float = 0.02) -> None:
+        self._stall_timeout = stall_timeout
         self._waiting: deque[Callable[[], None]] = deque()
         self._finished: deque[Callable[[], None]] = deque()
         self._threads: dict[object, float] = {}  # the monotonic times at which their present functions began
@@ -95,16 +95,16 @@ class ThreadQueue:
         return outcome
 
     def _start_if_late(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Starts a thread if functions wait and all threads are in functions that take longer than `patience`."""
+        """Starts a thread if functions wait and all threads are in functions that take longer than `stall_timeout`."""
         thread, now = object(), time.monotonic()
         with self._lock:
-            late = bool(self._waiting) and all(since <= now - self._patience for since in self._threads.values())
+            late = bool(self._waiting) and all(since <= now - self._stall_timeout for since in self._threads.values())
             if late:
                 self._threads[thread] = now
         if late:
             _thread.start_new_thread(self._run, (thread, loop))
         if self._threads and self._timer is None:
-            self._timer = loop.call_later(self._patience, self._check, loop)
+            self._timer = loop.call_later(self._stall_timeout, self._check, loop)
 
     def _check(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
