@@ -247,9 +247,8 @@ def test_another_pull_policy_reloads_no_module(lab: Lab) -> None:
         lab.edit({"onload": {"imagePullPolicy": "Always"}})
         lab.wait(has_policy, "the pull policy in the DaemonSet")
         lab.wait_condition("Ready", "True")
-        pods = [
-            each for each in events() if each.kind == "Pod" and NAME_LABEL in each.thing["metadata"].get("labels", {})
-        ]
+        changed = [each for each in events() if each.version and each.kind == "Pod"]
+    pods = [each.name for each in changed if NAME_LABEL in each.thing["metadata"].get("labels", {})]
     assert pods == []
     assert lab.kmm.loaded(MODULE) == lab.kmm.loaded(SFC) == set(NODES)
 
