@@ -145,6 +145,25 @@ async def test_a_pod_missing_in_the_cache_prevents_unloading_a_module(api: KubeA
         assert not fault.times
 
 
+async def test_a_new_pod_of_the_same_name_on_another_node_is_not_evicted(api: KubeApi) -> None:
+    setup = Setup(api)
+    setup.create()
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
+        api.put("pods", app("app", "node-0"))
+        fault = api.fault("POST .*/eviction", **PDB)
+        setup.create(onload__version=NEW)
+        await until(lambda: setup.status()["onload"]["blockingPods"] == ["apps/app"])
+        api.mute_watches()
+        api.remove("pods", "app", "apps")
+        moved = app("app", "node-1")
+        api.put("pods", {**moved, "metadata": {**moved["metadata"], "uid": "another"}})
+        fault.times = 0
+        evictions = api.count("POST .*/eviction")
+        await until(lambda: api.count("POST .*/eviction") > evictions + 1, 30)
+        assert setup.apps("node-1") == ["app"]
+
+
 async def test_deletion_releases_the_nodes_before_the_finalizer_is_removed(api: KubeApi) -> None:
     setup = Setup(api)
     setup.create(onload__kernelMappings=[{**MAPPING, "sfc": {}}])

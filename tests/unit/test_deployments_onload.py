@@ -725,7 +725,7 @@ def test_onload_source_vars_prints_the_variables_of_the_source(
 def make(tmp_path: Path, *words: str) -> str:
     """The calls of programs by make."""
     log = tmp_path / "calls"
-    for name in ("podman", "docker", "oc"):
+    for name in ("podman", "docker", "oc", "opm"):
         program(
             tmp_path,
             name,
@@ -787,6 +787,8 @@ def test_make_deploys_with_the_given_images(tmp_path: Path) -> None:
             "uninstall",
             "kubectl get customresourcedefinition onloads.onload.amd.com\nkubectl delete onloads.onload.amd.com ",
         ),
+        ("bundle-push", f"docker push {own_image('onload-operator').replace(':', '-bundle:v')}"),
+        ("catalog-push", f"docker push {own_image('onload-operator').replace(':', '-catalog:v')}"),
         ("sfc-mc-deploy", "kubectl apply --filename "),
         ("sfc-mc-undeploy", "kubectl delete --ignore-not-found=false --filename "),
     ],
@@ -795,11 +797,26 @@ def test_make_targets_of_the_original(tmp_path: Path, target: str, call: str) ->
     assert make(tmp_path, target).startswith(call)
 
 
+def test_make_builds_bundle_and_catalog_for_olm(tmp_path: Path) -> None:
+    bundles = tmp_path / "bundles"
+    assert make(tmp_path, "bundle-build", "BUNDLE_IMG=reg/b:1", f"BUNDLES={bundles}") == (
+        f"docker build --file {bundles}/onload-operator/bundle.Dockerfile --tag reg/b:1 {bundles}/onload-operator\n"
+    )
+    calls = make(
+        tmp_path, "catalog-build", "BUNDLE_IMGS=reg/b:1,reg/b:2", "CATALOG_IMG=reg/c:2", "CATALOG_BASE_IMG=reg/c:1"
+    )
+    assert calls.splitlines()[-1] == (
+        "opm index add --container-tool docker --mode semver --tag reg/c:2 --bundles reg/b:1,reg/b:2 "
+        "--from-index reg/c:1"
+    )
+
+
 def test_the_makefile_has_the_targets_of_the_original() -> None:
     text = (TREE / "Makefile").read_text()
     targets = {name for line in re.findall(r"^([a-z][a-z -]*):", text, re.MULTILINE) for name in line.split()}
     assert targets >= {
         *("build", "docker-build", "docker-push", "device-plugin-build", "worker-build", "device-plugin-docker-build"),
         *("device-plugin-docker-push", "sfc-mc-docker-build", "sfc-mc-build", "sfc-mc-deploy", "sfc-mc-undeploy"),
+        *("bundle", "bundle-build", "bundle-push", "catalog-build", "catalog-push"),
         *("install", "uninstall", "deploy", "undeploy", "onload-module-dtk", "manifests", "generate"),
     }

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -12,7 +13,7 @@ from accelplane.kube.cache import Cache
 from accelplane.kube.client import Client, Selection
 from accelplane.kube.manager import Manager
 from accelplane.onload.names import Names
-from accelplane.onload.nodes import Nodes
+from accelplane.onload.nodes import InUse, Nodes
 from accelplane.onload.plan import Action
 from accelplane.onload.resources import Node, Pod
 
@@ -33,6 +34,7 @@ class Server:
         self.caches: dict[type, Cache[Any]] = {}
         self.response: dict[str, Any] = {}
         self.events: list[dict[str, Any]] = []
+        self.pods: list[dict[str, Any]] = []
 
     def cache(self, kind: type, *, transform: Any) -> Cache[Any]:
         self.caches[kind] = Cache(kind, Selection(), asyncio.Event(), transform=transform)
@@ -40,6 +42,9 @@ class Server:
 
     def deliver(self, thing: Mapping[str, Any]) -> None:
         self.caches[Node].store(msgspec.Raw(msgspec.json.encode(thing)))
+
+    async def list(self, kind: type[Pod], _selection: Selection) -> SimpleNamespace:
+        return SimpleNamespace(items=msgspec.convert(self.pods, list[kind]), unreadable=[])
 
     async def patch(self, kind: type[Node], _name: str, _change: object) -> Node:
         for event in self.events:
@@ -125,3 +130,14 @@ def test_the_time_of_readiness_begins_again_when_a_plugin_pod_fails_or_is_replac
     assert ready_since("1", ready=True) == 105
     now = 107.0
     assert ready_since("2", ready=True) == 107
+
+
+async def test_a_plugin_pod_that_only_the_server_has_prevents_that_a_module_is_unloaded(
+    server: Server, nodes: Nodes
+) -> None:
+    action = msgspec.structs.replace(ACTION, labels={"module": None}, unloads=True)
+    server.pods = [plugin("1", 1, ready=False)]
+    with pytest.raises(InUse, match="pod apps/plugin uses Onload"):
+        await nodes.patch(NAMES, action, "1")
+    server.response = document(2)
+    await nodes.patch(NAMES._replace(name="other"), action, "1")

@@ -63,7 +63,7 @@ class Nodes:
         Raises `InUse`, `Conflict` and other errors of the API.
         """
         if action.unloads:
-            await self._check_unused(action.node)
+            await self._check_unused(names, action.node)
         roles: dict[Role, str] = {"module": names.module_label, "sfc": names.sfc_label, "gate": names.gate_label}
         metadata: dict[str, object] = {"resourceVersion": version}
         if action.labels:
@@ -81,7 +81,7 @@ class Nodes:
 
     async def evict(self, pods: Iterable[PodView]) -> list[Blocked]:
         """Requests the eviction of pods. Returns those whose eviction is rejected. Raises the first other error."""
-        results = await asyncio.gather(*(_evict(self._client, pod.key) for pod in pods), return_exceptions=True)
+        results = await asyncio.gather(*(_evict(self._client, pod) for pod in pods), return_exceptions=True)
         for each in results:
             if isinstance(each, BaseException):
                 raise each
@@ -138,14 +138,16 @@ class Nodes:
         cached = self.nodes.get(Request(name))
         return older | {cached.metadata.resourceVersion} if cached else older
 
-    async def _check_unused(self, node: str) -> None:
-        """Reads the pods of a node from the server, because the cache may be behind."""
+    async def _check_unused(self, names: Names, node: str) -> None:
+        """Reads the pods of a node from the server, because the cache may be behind. Raises `InUse`."""
         listing = await self._client.list(Pod, Selection(fields=f"spec.nodeName={node}"))
         if listing.unreadable:
             raise InUse(f"node {node}", f"a pod cannot be decoded: {listing.unreadable[0][1]}")
         for pod in listing.items:
             pod_only(pod)
-            if pod.uses_onload and not pod.is_finished and VERIFY_LABEL not in pod.labels:
+            is_plugin = pod.labels.get(NAME_LABEL) == names.daemonset and pod.metadata.namespace == names.namespace
+            is_app = pod.uses_onload and VERIFY_LABEL not in pod.labels
+            if (is_app or is_plugin) and not pod.is_finished:
                 raise InUse(f"node {node}", f"pod {pod.metadata.namespace}/{pod.metadata.name} uses Onload")
 
 
@@ -193,10 +195,12 @@ def _concerns(node: Node, names: Names, selector: Mapping[str, str] | None) -> b
     )
 
 
-async def _evict(client: Client, key: Request) -> Blocked | None:
-    """Returns the pod if its eviction is rejected."""
+async def _evict(client: Client, pod: PodView) -> Blocked | None:
+    """Returns the pod if its eviction is rejected. Raises `Conflict` if another pod has its name, perhaps elsewhere."""
+    key = pod.key
+    options: dict[str, object] | None = {"preconditions": {"uid": pod.uid}} if pod.uid else None
     try:
-        await client.create(Eviction(metadata=Metadata(name=key.name, namespace=key.namespace)))
+        await client.create(Eviction(metadata=Metadata(name=key.name, namespace=key.namespace), deleteOptions=options))
     except NotFound:
         return None
     except TooManyRequests as error:
