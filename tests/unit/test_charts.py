@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import yaml
 from charts import CHARTS, hook_objects, rejected, template
-from manifests import DEPLOY, Object, in_order, own_image, render
+from manifests import DEPLOY, Object, flag_values, in_order, own_image, render
 
 import accelplane
+from accelplane.cli.operator import FLAGS, options
 from accelplane.operator.dryrun import render_text
 from accelplane.operator.models import KINDS
 from accelplane.operator.settings import Settings
+from release.olm.products import PLUGIN_IMAGES
 
 OPERATOR = "intel-device-plugins-operator"
 NAMESPACE = "inteldeviceplugins-system"
@@ -169,6 +171,18 @@ def test_values_of_the_original_operator_chart_are_valid() -> None:
     assert container["args"][-2:] == ["--devices=gpu", "--v=2"]
     assert pod["tolerations"] == [{"operator": "Exists"}]
     assert pod["nodeSelector"] == {"kubernetes.io/arch": "amd64", "zone": "a"}
+
+
+def test_images_that_the_operator_fills_in_and_pins_are_of_the_hub_of_its_own_image() -> None:
+    (container,) = deployment(manager={"image": {"hub": "mirror.example/a"}})["containers"]
+    environment = {each["name"]: each.get("value", "") for each in container["env"]}
+    chosen = options(flag_values(FLAGS, container), environment)
+    related = {value for name, value in environment.items() if name.startswith("RELATED_IMAGE_")}
+    assert {chosen.settings.images.reference(name) for name in PLUGIN_IMAGES} == related
+    assert f"mirror.example/a/intel-gpu-plugin:{accelplane.__version__}" in related
+    # The operator of another version may not know the option.
+    (other,) = deployment(manager={"image": {"hub": "mirror.example/a", "tag": "0.34.0"}})["containers"]
+    assert not any("image-vendor" in word for word in other["args"])
 
 
 def test_the_private_registry_is_used_for_the_operator_and_all_plugins() -> None:

@@ -179,6 +179,7 @@ def _address(given: Mapping[str, str], flag: str) -> str:
 
 def _images(values: Mapping[str, Value], environment: Mapping[str, str]) -> ImagePolicy:
     from accelplane.operator import versions  # noqa: PLC0415
+    from accelplane.operator.images import digests  # noqa: PLC0415
 
     upgrade = _UPGRADES.get(str(values["image-upgrade"]))
     if upgrade is None:
@@ -194,6 +195,7 @@ def _images(values: Mapping[str, Value], environment: Mapping[str, str]) -> Imag
         target=str(values["image-target"]),
         vendor=vendor,
         overrides=overrides(environment),
+        digests=digests(environment),
         upgrade=upgrade,
         older="warn" if values["image-older-warns"] else "refuse",
     )

@@ -43,8 +43,12 @@ FLAGS = (
     Flag("lane-count", 4, "minimum number of lanes of a link"),
     Flag("label-namespace", "gpu.intel.com", "prefix of the labels"),
     Flag("allow-subdeviceless-links", False, "accept links that are not on sub-devices, as of GPUs with one tile"),
-    Flag("cert", "", "PEM file with the only trusted certificate, of an authority or of XPU Manager; with it the metrics "
-         "are read by HTTPS"),
+    Flag(
+        "cert",
+        "",
+        "PEM file with the only trusted certificate, of an authority or of XPU Manager; with it the metrics "
+        "are read by HTTPS",
+    ),
     Flag("tmp-dir-prefix", _FEATURES, "directory for the temporary directory, on the file system of the label file"),
     Flag("dst-file-path", f"{_FEATURES}{FILE_NAME}", "label file"),
     Flag("stale-timeout", 300, "seconds for which the labels stay when the metrics cannot be read", unsigned=True),
