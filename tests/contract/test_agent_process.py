@@ -171,9 +171,13 @@ async def test_the_socket_of_a_process_is_for_its_owner_alone(run: Run, kubelet:
         (
             ["--plugins=gpu,tpu"],
             1,
-            "no plugin named 'tpu' is installed, expected dlb, dsa, fpga, gpu, iaa, npu, onload, qat, sgx",
+            "-plugins: found 'tpu', expected installed plugins: dlb, dsa, fpga, gpu, iaa, npu, onload, qat, sgx",
         ),
-        (["--config=/nowhere/config.yaml"], 1, "/nowhere/config.yaml: No such file or directory"),
+        (
+            ["--config=/nowhere/config.yaml"],
+            1,
+            "/nowhere/config.yaml: No such file or directory, expected the YAML file of -config",
+        ),
         (["--health-interval=0.5"], 1, "-health-interval: found 0.5, expected 0 or 1 to 3600 seconds"),
         (["--scan-grace=-1"], 1, "-scan-grace: found -1, expected 0 to 3600 seconds"),
         (["--log-format=xml"], 1, "-log-format: 'xml': expected text or json"),

@@ -144,7 +144,7 @@ def test_a_broken_checkpoint_and_a_broken_scan_are_named_and_the_rest_is_shown(
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--plugins", "tpu"], "tpu"),
+        (["--plugins", "tpu"], "--plugins: found 'tpu', expected installed plugins: dlb, "),
         (["--config", "/nowhere/config.yaml"], "/nowhere/config.yaml"),
         (["--root", "/nowhere"], "/nowhere"),
     ],

@@ -70,6 +70,7 @@ def shutdown_delay_of(values: Values) -> float:
 async def _run(values: Values) -> None:
     from accelplane.kube.client import Client, load_config  # noqa: PLC0415
 
+    _check_flags(values)
     client = Client(load_config(str(values["kubeconfig"])), field_manager="accelplane-fpga-webhook")
     try:
         await _manager(client, values).run()
@@ -77,28 +78,37 @@ async def _run(values: Values) -> None:
         await client.close()
 
 
-def _manager(client: "Client", values: Values) -> "Manager":
-    """Raises `CertificateError` and `ValueError`."""
-    from accelplane.admission.mapping_controller import add_fpga_admission  # noqa: PLC0415
+def _check_flags(values: Values) -> None:
+    """Raises `ValueError` naming the flag that is wrong, before any file is read."""
     from accelplane.http.listening import split_address  # noqa: PLC0415
-    from accelplane.http.servingtls import ServingTls, TlsSettings  # noqa: PLC0415
-    from accelplane.kube.manager import OFF, Manager  # noqa: PLC0415
-    from accelplane.kube.webhooks import Certificate, serve  # noqa: PLC0415
+    from accelplane.kube.manager import OFF  # noqa: PLC0415
 
     port = int(values["port"])
     if not 0 <= port <= 65535:
         raise ValueError(f"-port: {port}: expected 0 to 65535")
-    health, metrics = (str(values[f"{name}-bind-address"]) for name in ("health-probe", "metrics"))
-    for flag, address in (("health-probe", health), ("metrics", metrics)):
+    for flag in ("health-probe-bind-address", "metrics-bind-address"):
+        address = str(values[flag])
         try:
             if address != OFF:
                 split_address(address)
         except ValueError:
-            raise ValueError(f"-{flag}-bind-address: {address!a}: expected host:port, :port or 0") from None
+            raise ValueError(f"-{flag}: {address!a}: expected host:port, :port or 0") from None
+    shutdown_delay_of(values)
+    naming_of(str(values["resource-naming"]))
+
+
+def _manager(client: "Client", values: Values) -> "Manager":
+    """Raises `CertificateError` and `ValueError`."""
+    from accelplane.admission.mapping_controller import add_fpga_admission  # noqa: PLC0415
+    from accelplane.http.servingtls import ServingTls, TlsSettings  # noqa: PLC0415
+    from accelplane.kube.manager import Manager  # noqa: PLC0415
+    from accelplane.kube.webhooks import Certificate, serve  # noqa: PLC0415
+
+    port = int(values["port"])
     manager = Manager(
         client,
-        health_address=health,
-        metrics_address=metrics,
+        health_address=str(values["health-probe-bind-address"]),
+        metrics_address=str(values["metrics-bind-address"]),
         shutdown_delay=shutdown_delay_of(values),
         # The manifests give the pod 10 s: the delay, 5 s for the last requests, and this for events.
         graceful_shutdown_timeout=2.0,

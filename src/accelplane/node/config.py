@@ -38,6 +38,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", for
         return {name: value for name, value in given.items() if value is not None}
 
 
+_EXPECTED = "the YAML file of -config"
+
+
 def read(path: str) -> AgentConfig:
     """The configuration file's content. Raises `ConfigurationError` naming the file, the key and the error."""
     from accelplane.node import foreign_yaml  # noqa: PLC0415 - memory of agents that have no such file
@@ -46,10 +49,10 @@ def read(path: str) -> AgentConfig:
         # O_NONBLOCK: the path may be a pipe, which must not block the agent.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ConfigurationError(f"{path}: not a regular file")
+                raise ConfigurationError(f"{path}: not a regular file, expected {_EXPECTED}")
             data = file.read(_SIZE_LIMIT + 1)
     except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}") from error
+        raise ConfigurationError(f"{path}: {error.strerror}, expected {_EXPECTED}") from error
     if len(data) > _SIZE_LIMIT:
         raise ConfigurationError(f"{path}: more than {_SIZE_LIMIT} bytes")
     try:
