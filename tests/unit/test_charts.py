@@ -330,6 +330,11 @@ def test_null_tolerations_of_old_values_files_are_valid(family: str) -> None:
         (OPERATOR, {"certificate": {"source": "other"}}, "certificate"),
         (OPERATOR, {"manager": {"image": {"digest": "sha256:1"}}}, "digest"),
         (OPERATOR, {"manager": {"devices": {"tpu": True}}}, "tpu"),
+        (OPERATOR, {"controllerExtraArgs": "--v=2"}, 'controllerExtraArgs: found "--v=2", expected YAML list items'),
+        # As a number, 1.10 is 1.1.
+        (OPERATOR, {"manager": {"image": {"tag": 1.1}}}, "tag"),
+        (PLUGINS["qat"], {"initImage": {"tag": 1.1}}, "tag"),
+        (PLUGINS["gpu"], {"name": "Mine_"}, "name"),
         (PLUGINS["gpu"], {"sharedDevNum": 0}, "sharedDevNum"),
         (PLUGINS["gpu"], {"allocationPolicy": "random"}, "allocationPolicy"),
         (PLUGINS["qat"], {"kernelVfDrivers": ["8xxxvf"]}, "kernelVfDrivers"),
