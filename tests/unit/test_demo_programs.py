@@ -176,7 +176,9 @@ def test_generated_keys_sign_with_exponent_three() -> None:
 def test_the_measurement_depends_on_each_page_of_the_enclave() -> None:
     program = load(SGX)
     pages = program.make_pages(DATA)
-    changed = [program.measure([*pages[:at], (*page[:2], page[2] ^ 2), *pages[at + 1 :]]) for at, page in enumerate(pages)]
+    changed = [
+        program.measure([*pages[:at], (*page[:2], page[2] ^ 2), *pages[at + 1 :]]) for at, page in enumerate(pages)
+    ]
     assert len({program.measure(pages), program.measure(program.make_pages(DATA[::-1])), *changed}) == len(pages) + 2
 
 

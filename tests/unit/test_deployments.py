@@ -308,7 +308,10 @@ XPU_MANAGER: Object = {
 
 
 def xpu_manager(overlay: str, directory: Path) -> dict[str, Object]:
-    """The DaemonSet of an overlay by its kind, and the other objects by name. A stand-in replaces the tree of XPU Manager in another repository."""
+    """The DaemonSet of an overlay by its kind, and the other objects by name.
+
+    A stand-in replaces the tree of XPU Manager, which is in another repository.
+    """
     tree = directory / "xpumanager_sidecar"
     shutil.copytree(DEPLOY / "xpumanager_sidecar", tree)
     own = tree / "base/kustomization.yaml"

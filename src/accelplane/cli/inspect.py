@@ -126,7 +126,8 @@ def run(root: str, kubelet_dir: str, plugins: str, config: str, form: Format, *,
 async def _report(settings: Settings, plugins: str, config: str, agent: str) -> Report:
     named = [name.strip() for name in plugins.split(",") if name.strip()]
     options = configuration.read(config) if config else configuration.AgentConfig()
-    installed_plugins = configuration.plugins(options, installed(named or options.enabled), config)
+    source = "--plugins" if named else f"{config}: enabled"
+    installed_plugins = configuration.plugins(options, installed(named or options.enabled, source), config)
     kubelet = await _ask_kubelet(settings)
     status = NodeStatus(
         version=__version__,

@@ -77,7 +77,8 @@ def run(
     try:
         named = [name.strip() for name in plugins.split(",") if name.strip()]
         options = configuration.read(config) if config else configuration.AgentConfig()
-        chosen = configuration.plugins(options, installed(named or options.enabled), config)
+        source = "--plugins" if named else f"{config}: enabled"
+        chosen = configuration.plugins(options, installed(named or options.enabled, source), config)
     except ConfigurationError as error:
         print(f"accelplane top: {error}", file=sys.stderr)
         return 1
