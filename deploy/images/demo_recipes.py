@@ -32,6 +32,8 @@ class Demo(NamedTuple):
     summary: str
     entrypoint: tuple[str, ...] = ()
     files: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    # A newer release and packages of it, whose files replace those of the image's release.
+    newer: tuple[str, tuple[str, ...]] = ("", ())
     # What Debian's alternatives would link.
     links: tuple[tuple[str, str], ...] = ()
     sources: tuple[Source, ...] = ()
@@ -84,12 +86,6 @@ _PYTORCH = Source(
     "an OCI archive of intel/intel-extension-for-pytorch:2.3.110-xpu",
     "Intel Extension for PyTorch",
     "https://github.com/intel/intel-extension-for-pytorch",
-)
-_TENSORFLOW = Source(
-    "tensorflow",
-    "an OCI archive of intel/intel-extension-for-tensorflow:2.15.0.3-xpu-pip-base",
-    "Intel Extension for TensorFlow",
-    "https://github.com/intel/intel-extension-for-tensorflow",
 )
 _COMPILERS = ("bash", "coreutils", "dash", "diffutils", "findutils", "gcc", "grep", "libc6-dev", "make", "patch", "sed")
 DEMOS = (
@@ -208,10 +204,12 @@ DEMOS = (
     Demo(
         name="intel-extension-for-tensorflow",
         tag="2.15.0.3-xpu-pip-base",
-        release="",
-        packages=(),
+        release="bookworm",
+        packages=(*_SHELL, "python3"),
         summary="TensorFlow for Intel GPUs",
-        sources=(_TENSORFLOW,),
-        whole=True,
+        # Debian 12 and 13 have no driver of Level Zero for GPUs.
+        newer=("sid", ("libigc2", "libigdfcl2", "libze-intel-gpu1", "libze1")),
+        # The runtime of oneAPI that this version of the extension was built with.
+        wheels=("intel-extension-for-tensorflow[xpu]==2.15.0.3", "dpcpp-cpp-rt==2024.2.1", "mkl-dpcpp==2024.2.1"),
     ),
 )

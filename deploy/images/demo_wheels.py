@@ -45,6 +45,11 @@ def install_wheels(demo: Demo, root: Path, cache: Path) -> None:
             made.rename(directory)
     offline = ("--no-index", "--find-links", directory, "--no-compile", "--root-user-action=ignore")
     _pip("install", *_platform(demo), *offline, "--target", root / _TARGET, *locked)
+    # Libraries that wheels install beside the packages are where the loader finds them.
+    for library in sorted((root / _TARGET / "lib").glob("*.so*")):
+        link = root / "usr/lib/x86_64-linux-gnu" / library.name
+        if not link.exists():
+            link.symlink_to(f"../python3/dist-packages/lib/{library.name}")
 
 
 def _file(demo: Demo) -> Path:
