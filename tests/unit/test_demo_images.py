@@ -159,7 +159,7 @@ def test_a_source_is_a_name_a_file_and_a_digest() -> None:
     ],
 )
 def test_other_sources_are_errors(given: list[str]) -> None:
-    with pytest.raises(RecipeError, match="--source: found .*, expected"):
+    with pytest.raises(RecipeError, match=r"--source: found .*, expected"):
         parse_sources(given, recipe("dlb-dpdk-demo").sources)
 
 
@@ -184,7 +184,7 @@ def test_an_image_without_its_files_is_skipped_with_one_line() -> None:
 
 def test_a_file_with_another_digest_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"altered")
-    with pytest.raises(RecipeError, match="found SHA-256 .*, expected 00"):
+    with pytest.raises(RecipeError, match=r"found SHA-256 .*, expected 00"):
         verify(GivenSource(tmp_path / "file", "0" * 64))
     with pytest.raises(RecipeError, match="No such file"):
         verify(GivenSource(tmp_path / "missing", "0" * 64))
@@ -200,7 +200,8 @@ def debian_archive(directory: Path, packages: tuple[str, ...]) -> GivenSource:
         (content / "opt").mkdir()
         (content / "opt" / name).write_text(name)
         (folder := directory / "repository/pool" / str(number)).mkdir(parents=True)
-        subprocess.run(["dpkg-deb", "--build", content, folder / f"{name}_1_amd64.deb"], check=True, capture_output=True)
+        command = ["dpkg-deb", "--build", content, folder / f"{name}_1_amd64.deb"]
+        subprocess.run(command, check=True, capture_output=True)
     subprocess.run(["tar", "-czf", directory / "archive.tgz", "-C", directory, "repository"], check=True)
     return given_source(directory / "archive.tgz")
 
