@@ -87,6 +87,12 @@ _PYTORCH = Source(
     "Intel Extension for PyTorch",
     "https://github.com/intel/intel-extension-for-pytorch",
 )
+_AESMD = (
+    "libsgx-ae-id-enclave", "libsgx-ae-pce", "libsgx-ae-qe3", "libsgx-ae-qve", "libsgx-aesm-ecdsa-plugin",
+    "libsgx-aesm-pce-plugin", "libsgx-aesm-quote-ex-plugin", "libsgx-dcap-default-qpl", "libsgx-dcap-ql",
+    "libsgx-dcap-quote-verify", "libsgx-enclave-common", "libsgx-pce-logic", "libsgx-qe3-logic", "libsgx-urts",
+    "sgx-aesm-service",
+)  # fmt: skip
 _COMPILERS = ("bash", "coreutils", "dash", "diffutils", "findutils", "gcc", "grep", "libc6-dev", "make", "patch", "sed")
 DEMOS = (
     Demo(
@@ -153,23 +159,7 @@ DEMOS = (
         summary="The service for architectural enclaves of SGX",
         entrypoint=("run-aesmd",),
         sources=(_SGX,),
-        archived=(
-            "libsgx-ae-id-enclave",
-            "libsgx-ae-pce",
-            "libsgx-ae-qe3",
-            "libsgx-ae-qve",
-            "libsgx-aesm-ecdsa-plugin",
-            "libsgx-aesm-pce-plugin",
-            "libsgx-aesm-quote-ex-plugin",
-            "libsgx-dcap-default-qpl",
-            "libsgx-dcap-ql",
-            "libsgx-dcap-quote-verify",
-            "libsgx-enclave-common",
-            "libsgx-pce-logic",
-            "libsgx-qe3-logic",
-            "libsgx-urts",
-            "sgx-aesm-service",
-        ),  # fmt: skip
+        archived=_AESMD,
     ),
     Demo(
         name="intel-npu-demo",
