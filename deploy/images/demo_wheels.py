@@ -51,10 +51,10 @@ def install_wheels(demo: Demo, root: Path, cache: Path) -> None:
     offline = ("--no-index", "--find-links", directory, "--no-compile", "--root-user-action=ignore")
     _pip("install", *_platform(demo), *offline, "--target", root / _TARGET, *locked)
     for wheel in sorted(directory.iterdir()):
-        _install_libraries(wheel, root / _LIBRARIES)
+        install_libraries(wheel, root / _LIBRARIES)
 
 
-def _install_libraries(wheel: Path, target: Path) -> None:
+def install_libraries(wheel: Path, target: Path) -> None:
     """Installs the libraries that a wheel has for the prefix, which `pip install --target` loses."""
     with zipfile.ZipFile(wheel) as archive:
         for entry in archive.infolist():

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from demo_sources import (
     unpack_archived,
     verify,
 )
+from demo_wheels import install_libraries
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -271,3 +273,20 @@ def test_an_archive_without_an_image_is_an_error(tmp_path: Path) -> None:
     subprocess.run(["tar", "-cf", tmp_path / "image.tar", "-C", tmp_path, "index.json"], check=True)
     with pytest.raises(RecipeError, match="expected one; export one image"):
         copy_image(given_source(tmp_path / "image.tar"), tmp_path / "name", "name", "1.0")
+
+
+def test_libraries_of_wheels_do_not_replace_those_of_debian(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "mkl.whl", "w") as wheel:
+        for name in (
+            "mkl-1.data/data/lib/libnew.so.2", "mkl-1.data/data/lib/libold.so", "mkl-1.data/data/lib/libnew.so-gdb.py",
+            "mkl-1.data/data/lib/../../../../libescape.so", "mkl-1.data/data/bin/program", "mkl/libmodule.so",
+        ):  # fmt: skip
+            wheel.writestr(name, "of the wheel")
+    (root := tmp_path / "lib").mkdir()
+    (root / "libold.so").write_text("of Debian")
+    install_libraries(tmp_path / "mkl.whl", root)
+    assert {file.name: file.read_text() for file in root.iterdir()} == {
+        "libnew.so.2": "of the wheel",
+        "libold.so": "of Debian",
+    }
+    assert not list(tmp_path.rglob("libescape.so"))
