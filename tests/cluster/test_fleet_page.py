@@ -72,7 +72,7 @@ def page(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) ->
             yield Page(cluster, Caller(plain), secure)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as found:
         return int(found.getsockname()[1])
 
@@ -93,7 +93,7 @@ class _process:  # noqa: N801 - a context manager
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
         }  # fmt: skip
         (directory / "kubeconfig").write_text(json.dumps(config))
-        self._plain, self._secure, health = _free_port(), _free_port(), _free_port()
+        self._plain, self._secure, health = free_port(), free_port(), free_port()
         words = [
             f"-kubeconfig={directory / 'kubeconfig'}", f"-address=127.0.0.1:{self._plain}",
             f"-secure-address=127.0.0.1:{self._secure}", f"-tls-dir={directory}",
