@@ -129,7 +129,7 @@ def idle(seconds: Mapping[tuple[str, str], float]) -> Family:
     """How long held units have not been used."""
     family = Family("accelplane_unit_idle_seconds", "Time since a unit that a container holds was used.")
     for (plugin, unit), value in seconds.items():
-        family.add(value, {"plugin": plugin, "unit": unit})
+        family.add(round(value, 3), {"plugin": plugin, "unit": unit})
     return family
 
 

@@ -160,9 +160,11 @@ class InventoryFeed:
     async def _update(self) -> Generation:
         """The present generation: a new one if the inventory has changed."""
         async with self._lock:
+            # A change while the plans are made is not in them: the next update has it.
+            seen = self._changes.count
             plans = await self._readings.plans()
             facts = Facts(status=self._status(), holders=self._holders.last, plans=plans, idle_since=self._idle_since())
-            self._seen = self._changes.count
+            self._seen = seen
             self._shown_idle, self._shown_holders = facts.idle_since, facts.holders
             plugins = inventory_plugins(facts)
             state = state_of(plugins, facts.holders.source)
