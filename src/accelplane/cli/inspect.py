@@ -25,6 +25,7 @@ from accelplane.cli.tables import (
     Format,
     Row,
     Table,
+    print_problems,
     sort_tables,
     structured,
     time_text,
@@ -96,19 +97,12 @@ def run(root: str, kubelet_dir: str, plugins: str, config: str, form: Format, *,
 
     `agent` is the address of an agent's pages, for the times of its health history. Raises `UsageError`.
     """
-    logging.basicConfig(level=logging.ERROR, stream=sys.stderr, format="%(message)s")
-    if not os.path.isdir(root):
-        print(
-            f"accelplane inspect: --root {root}: not a directory, expected one with sys/ and dev/ in it",
-            file=sys.stderr,
-        )
-        return 1
-    settings = Settings(root=root, kubelet_dir=kubelet_dir)
     try:
-        report = asyncio.run(_report(settings, plugins, config, agent))
+        chosen = chosen_plugins(root, plugins, config)
     except ConfigurationError as error:
         print(f"accelplane inspect: {error}", file=sys.stderr)
         return 1
+    report = asyncio.run(_report(Settings(root=root, kubelet_dir=kubelet_dir), chosen, agent))
     table = _table(report, form)
     report = msgspec.structs.replace(report, devices=[row.item for row in table.rows])
     match form.output:
@@ -116,23 +110,32 @@ def run(root: str, kubelet_dir: str, plugins: str, config: str, form: Format, *,
             sys.stdout.write(structured(report, form.output))
         case "name" | "csv":
             sys.stdout.write(write(Document([table]), form))
-            for problem in report.problems:
-                print(f"accelplane inspect: {problem}", file=sys.stderr)
+            print_problems("accelplane inspect", report.problems)
         case "table" | "wide":
             _print_tables(report, kubelet_dir, form)
     return 1 if report.problems else 0
 
 
-async def _report(settings: Settings, plugins: str, config: str, agent: str) -> Report:
+def chosen_plugins(root: str, plugins: str, config: str) -> Mapping[str, Plugin[Config]]:
+    """The plugins of a comma-separated list, else of the agent's file `config`. Raises `ConfigurationError`.
+
+    Then only errors are logged.
+    """
+    logging.basicConfig(level=logging.ERROR, stream=sys.stderr, format="%(message)s")
+    if not os.path.isdir(root):
+        raise ConfigurationError(f"--root {root}: not a directory, expected one with sys/ and dev/ in it")
     named = [name.strip() for name in plugins.split(",") if name.strip()]
     options = configuration.read(config) if config else configuration.AgentConfig()
-    installed_plugins = configuration.plugins(options, installed(named or options.enabled), config)
+    return configuration.plugins(options, installed(named or options.enabled), config)
+
+
+async def _report(settings: Settings, plugins: Mapping[str, Plugin[Config]], agent: str) -> Report:
     kubelet = await _ask_kubelet(settings)
     status = NodeStatus(
         version=__version__,
         root=settings.root,
         kubelet_dir=settings.kubelet_dir,
-        plugins={name: await _scan(name, plugin, settings.root) for name, plugin in installed_plugins.items()},
+        plugins={name: await _scan(name, plugin, settings.root) for name, plugin in plugins.items()},
     )
     problems = [f"{plugin.name}: {plugin.scan.problem}" for plugin in status.plugins.values() if plugin.scan.failing]
     changed: Mapping[tuple[str, str], float] = {}

@@ -67,19 +67,10 @@ class VfioPci(PciDriver):
             group = self.bus.iommu.join_new_group(device, {"name": "vfio-noiommu"})
             self._without_iommu.add(device.name)
         number = self._numbers[device.name] = lowest_free(self._numbers.values())
-        self.core.add_class_device(
-            f"/sys/devices/virtual/vfio/{self._group_name(device)}",
-            "vfio",
-            Numbers(_GROUPS, group),
-            f"vfio/{self._group_name(device)}",
-        )
-        self.core.add_class_device(
-            f"{device.path}/vfio-dev/vfio{number}",
-            "vfio-dev",
-            Numbers(_DEVICES, number),
-            f"vfio/devices/vfio{number}",
-            parent=device.path,
-        )
+        name = self._group_name(device)
+        self.core.add_class_device(f"/sys/devices/virtual/vfio/{name}", "vfio", Numbers(_GROUPS, group), f"vfio/{name}")
+        path, numbers = f"{device.path}/vfio-dev/vfio{number}", Numbers(_DEVICES, number)
+        self.core.add_class_device(path, "vfio-dev", numbers, f"vfio/devices/vfio{number}", parent=device.path)
 
     def busy(self, device: PciFunction) -> bool:
         return super().busy(device) or self.core.holds.users(f"vfio/{self._group_name(device)}") > 0
