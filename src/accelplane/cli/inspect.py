@@ -15,22 +15,8 @@ from typing import Literal
 import msgspec
 
 from accelplane import __version__
-from accelplane.cli import holdertimes
-from accelplane.cli.tables import (
-    API_VERSION,
-    KIND,
-    UNKNOWN,
-    Column,
-    Document,
-    Format,
-    Row,
-    Table,
-    print_problems,
-    sort_tables,
-    structured,
-    time_text,
-    write,
-)
+from accelplane.cli import holdertimes, tables
+from accelplane.cli.tables import UNKNOWN, Column, Document, Format, Row, Table
 from accelplane.devices import Device, Inventory, Skipped, natural
 from accelplane.host import HostError
 from accelplane.kubelet import checkpoint, podresources, sockets
@@ -73,8 +59,8 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The complete result; `source` is the source of the kubelet's part."""
 
-    api_version: str = msgspec.field(default=API_VERSION, name="apiVersion")
-    kind: str = KIND
+    api_version: str = msgspec.field(default=tables.API_VERSION, name="apiVersion")
+    kind: str = tables.KIND
     source: Literal["pod-resources", "checkpoint", "none"]
     devices: Sequence[DeviceRow]
     skipped: Mapping[str, Sequence[Skipped]]
@@ -107,10 +93,10 @@ def run(root: str, kubelet_dir: str, plugins: str, config: str, form: Format, *,
     report = msgspec.structs.replace(report, devices=[row.item for row in table.rows])
     match form.output:
         case "json" | "yaml":
-            sys.stdout.write(structured(report, form.output))
+            sys.stdout.write(tables.structured(report, form.output))
         case "name" | "csv":
-            sys.stdout.write(write(Document([table]), form))
-            print_problems("accelplane inspect", report.problems)
+            sys.stdout.write(tables.write(Document([table]), form))
+            tables.print_problems("accelplane inspect", report.problems)
         case "table" | "wide":
             _print_tables(report, kubelet_dir, form)
     return 1 if report.problems else 0
@@ -182,7 +168,7 @@ async def _scan(name: str, plugin: Plugin[Config], root: str) -> PluginStatus:
 def _with_times(row: DeviceRow, kubelet: _Kubelet, changed: Mapping[tuple[str, str], float]) -> DeviceRow:
     held = kubelet.since.get((row.resource, row.id)) if row.held_by else None
     return msgspec.structs.replace(
-        row, held_since=time_text(held), state_since=time_text(changed.get((row.plugin, row.unit)))
+        row, held_since=tables.time_text(held), state_since=tables.time_text(changed.get((row.plugin, row.unit)))
     )
 
 
@@ -297,7 +283,7 @@ def _table(report: Report, form: Format) -> Table[DeviceRow]:
     """The devices in the order of the chosen column. Raises `UsageError`."""
     columns = [*map(Column, _COLUMNS), *(Column(title, wide=True) for title in _WIDE)]
     rows = [Row(f"{row.resource}/{row.id}", _cells(row, row.id), row) for row in report.devices]
-    return sort_tables([Table("devices", columns, rows)], form.sort_by)[0]
+    return tables.sort_tables([Table("devices", columns, rows)], form.sort_by)[0]
 
 
 def _cells(row: DeviceRow, shown: str) -> Sequence[str]:

@@ -38,7 +38,6 @@ class DlbDriver(PciDriver):
 
     def __init__(self, bus: PciBus) -> None:
         super().__init__(bus)
-        self._numbers: dict[str, int] = {}
         self._vf_resources: dict[str, list[dict[str, int]]] = {}
 
     def load(self) -> None:

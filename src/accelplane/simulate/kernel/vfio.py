@@ -30,7 +30,6 @@ class VfioPci(PciDriver):
         super().__init__(bus)
         self.disable_denylist = disable_denylist
         self.noiommu = noiommu
-        self._numbers: dict[str, int] = {}
         self._without_iommu: set[str] = set()
         self.described: set[str] = set()
 
@@ -94,10 +93,6 @@ class IgbUio(PciDriver):
 
     name = "igb_uio"
     module = "igb_uio"
-
-    def __init__(self, bus: PciBus) -> None:
-        super().__init__(bus)
-        self._numbers: dict[str, int] = {}
 
     def load(self) -> None:
         self.core.add_module(self.module)
