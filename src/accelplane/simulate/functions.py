@@ -85,10 +85,10 @@ def make_function(journal: Journal, device: SimulatedDevice, model: Model, more:
     journal.link(f"{device.path}/driver", f"/sys/bus/pci/drivers/{device.driver}")
 
 
-def make_class_device(journal: Journal, made: ClassDevice, more: Mapping[str, str] | None = None) -> None:
+def make_class_device(journal: Journal, made: ClassDevice, more: Mapping[str, str]) -> None:
     """Creates the directory of a class device, without links to it."""
     lines: list[str] = []
-    files: dict[str, str] = dict(more or {})
+    files = dict(more)
     if made.numbers:
         lines = [f"MAJOR={made.numbers.major}", f"MINOR={made.numbers.minor}", f"DEVNAME={made.node[len('/dev/') :]}"]
         files["dev"] = str(made.numbers)
@@ -106,23 +106,11 @@ def make_class_device(journal: Journal, made: ClassDevice, more: Mapping[str, st
     journal.link(f"{made.path}/subsystem", f"/sys/class/{made.subsystem}")
 
 
-def make_bus_links(journal: Journal, device: SimulatedDevice) -> None:
-    """Links the function from the directories of its bus and driver."""
-    journal.link(f"/sys/bus/pci/devices/{device.bdf}", device.path)
-    journal.link(f"/sys/bus/pci/drivers/{device.driver}/{device.bdf}", device.path)
-
-
 def make_class_links(journal: Journal, made: ClassDevice) -> None:
     """Links a class device by number and by name."""
     if made.numbers:
         journal.link(f"/sys/dev/char/{made.numbers}", made.path)
     journal.link(f"/sys/class/{made.subsystem}/{os.path.basename(made.path)}", made.path)
-
-
-def make_node(journal: Journal, made: ClassDevice) -> None:
-    """Creates the device node of a class device."""
-    if made.numbers:
-        journal.node(made.node, made.numbers)
 
 
 def make_by_path(journal: Journal, device: SimulatedDevice) -> None:
