@@ -11,7 +11,7 @@ from msgspec import Struct
 from accelplane.host import Host, HostError
 from accelplane.readings import DevicePlan, Family, InvalidText, Source, Value
 from accelplane.readings.families import AWAKE, ENERGY_GAPS, INFO, STUCK, UNIT_INFO
-from accelplane.readings.plan import PowerState, is_awake, waking_reads
+from accelplane.readings.plan import is_awake, waking_reads
 from accelplane.readings.values import labels
 
 # The file or device was removed, or the hardware lacks the value: not read again before the next scan.
@@ -105,13 +105,9 @@ class DeviceReader:
     def _decide(self, host: Host, mode: str, status: str, now: float, *, held: bool) -> str:
         if not self.plan.power:
             return "skip" if mode == "never" else "read"
-        state = PowerState(
-            status=status,
-            autosuspend=0.0 if held else _autosuspend(host, self.plan),
-            held=held,
-            since_waking=now - self._last_waking,
-        )
-        return waking_reads(mode, state)
+        autosuspend = 0.0 if held else _autosuspend(host, self.plan)
+        since = now - self._last_waking
+        return waking_reads(mode, status=status, autosuspend=autosuspend, held=held, since_waking=since)
 
     def _earlier(self, source: Source, *, repeat: bool) -> "Sequence[_Part]":
         """The values of an unread source: counters keep their values, gauges only if the last reading is repeated."""

@@ -88,6 +88,10 @@ class Connection(asyncio.Protocol, ABC, Generic[AnyStream]):
         finally:
             self.outbox.uncork()
 
+    def buffered_bytes(self) -> int:
+        """The size of unfinished calls in memory."""
+        return sum(stream.buffered_bytes for stream in self.streams.values())
+
     def remove_stream(self, stream: Stream) -> None:
         """Removes a stream that has ended. Later frames for it are ignored."""
         self.streams.pop(stream.id, None)
@@ -104,9 +108,8 @@ class Connection(asyncio.Protocol, ABC, Generic[AnyStream]):
 
     def return_window(self, stream: Stream) -> None:
         """Acknowledges received data once it is half a window."""
-        if stream.unacked_bytes < DEFAULT_WINDOW // 2 or stream.remote_ended or not stream.accepts_data:
-            return
-        if stream.id in self.streams:
+        due = stream.unacked_bytes >= DEFAULT_WINDOW // 2 and not stream.remote_ended and stream.accepts_data
+        if due and stream.id in self.streams:
             self.outbox.write(frames.window_update(stream.id, stream.unacked_bytes))
             stream.unacked_bytes = 0
 

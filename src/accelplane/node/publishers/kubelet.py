@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
-from accelplane.devices import Changes, Device, Inventory
+from accelplane.devices import Device, Inventory
 from accelplane.kubelet.server import ResourceServer
 from accelplane.kubelet.sockets import SocketPathError
 from accelplane.logs import v
@@ -61,24 +61,22 @@ class KubeletPublisher:
         self._unservable = unservable
         self._ending: dict[str, asyncio.Task[None]] = {}
 
-    def publish(self, inventory: Inventory) -> Changes:
-        """Adds, updates and removes resources until the lists equal `inventory`; returns the changes."""
-        before, changes = self.inventory, Changes.between(self.inventory, inventory)
-        self.inventory = inventory
-        for resource in changes.removed:
+    def publish(self, inventory: Inventory) -> None:
+        """Adds, updates and removes resources until the lists equal `inventory`."""
+        before, self.inventory = self.inventory.resources, inventory
+        for resource in before.keys() - inventory.resources.keys():
             self._remove(resource)
-        for resource in (*changes.added, *changes.updated):
-            devices = inventory.resources[resource]
+        for resource, devices in inventory.resources.items():
+            if devices == before.get(resource):
+                continue
             served = self.served.get(resource) or self._add(resource)
             if served is not None:
                 served.server.publish(devices.values())
             log.log(
                 v(1), "%s: %s/%s devices: %d -> %d (%d unhealthy)",
                 self._context.name, self._context.plugin.namespace, resource,
-                len(before.resources.get(resource, ())), len(devices),
-                sum(not device.healthy for device in devices.values()),
+                len(before.get(resource, ())), len(devices), sum(not device.healthy for device in devices.values()),
             )  # fmt: skip
-        return changes
 
     def resend(self, resources: Collection[str]) -> None:
         """Sends the lists again. For each list that it receives the kubelet writes its checkpoint."""
