@@ -88,9 +88,8 @@ async def test_devices_of_claims_are_listed_with_their_cdi_names(directory: str)
 
 async def test_an_absent_socket_is_named(directory: str) -> None:
     path = os.path.join(directory, "absent.sock")
-    with pytest.raises(PodResourcesError, match=path) as caught:
+    with pytest.raises(PodResourcesError, match=path):
         await list_pods(path)
-    assert caught.value.socket == path
 
 
 async def test_a_socket_path_that_is_too_long_is_named_with_the_limit() -> None:

@@ -8,7 +8,7 @@ Facts: the text format 0.0.4 of Prometheus, and the metric `xpum_topology_link` 
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from io import StringIO
 from typing import NamedTuple
 
@@ -126,27 +126,20 @@ def _sample(text: str) -> _Sample:
 def _labels(text: str, position: int) -> tuple[dict[str, str], int]:
     """The labels after a brace, and the position after the closing one."""
     found: dict[str, str] = {}
-    for name, value, end in _label_matches(text, position):
+    while (label := _LABEL.match(text, position)) is not None:
+        name, position = label[1], label.end()
         if name in found or name == "__name__":
             raise PageError(f"found the label {name[:40]} twice or reserved")
         if len(found) >= _MAX_LABELS:
             raise PageError(f"found more than {_MAX_LABELS} labels")
-        found[name] = value
-        position = end
+        found[name] = _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], label[2])
+        if text[position : position + 1] != ",":
+            break
+        position += 1
     rest = text[position:].lstrip(" \t")
     if not rest.startswith("}"):
         raise PageError(f"found {rest[:40]!a}, expected a label or a closing brace")
     return found, len(text) - len(rest) + 1
-
-
-def _label_matches(text: str, position: int) -> Iterator[tuple[str, str, int]]:
-    while (label := _LABEL.match(text, position)) is not None:
-        position = label.end()
-        last = text[position : position + 1] != ","
-        position += not last
-        yield label[1], _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], label[2]), position
-        if last:
-            return
 
 
 def _link(found: Mapping[str, str], *, allow_subdeviceless: bool) -> Link | None:

@@ -62,7 +62,13 @@ class Host(HostFiles):
 
     def topology_of_nodes(self, nodes: Sequence[str]) -> tuple[int, ...] | None:
         """As `topology_of`, for files under `/dev` (of any other file: for its disk)."""
-        return topology.of_nodes(self, nodes, self._hints)
+        devices: list[str] = []
+        for node in nodes:
+            try:
+                devices.append(topology.sysfs_device(self, node))
+            except HostError as error:
+                self.note(f"NUMA node of {node} unknown: {error}")
+        return topology.of_sysfs(self, devices, self._hints)
 
     def _forget(self) -> None:
         super()._forget()

@@ -24,10 +24,6 @@ _MAX_MESSAGE = 16 * 1024 * 1024
 class PodResourcesError(Exception):
     """The kubelet's pod-resources socket returned no usable response; the text names the socket."""
 
-    def __init__(self, socket: str, problem: str) -> None:
-        super().__init__(f"{socket}: {problem}")
-        self.socket = socket
-
 
 class Holder(Struct, frozen=True):
     """A container and the devices of one resource that it holds: IDs in natural order, NUMA nodes by ID, if any."""
@@ -144,4 +140,4 @@ async def _ask(socket: str, method: str, request: Message, response_type: type[r
         async with rpc.Channel(path, max_message=_MAX_MESSAGE) as channel:
             return await channel.call(_SERVICE + method, request, response_type, deadline=_DEADLINE)
     except (rpc.RpcError, sockets.SocketPathError) as error:
-        raise PodResourcesError(socket, f"{method} failed: {error}") from error
+        raise PodResourcesError(f"{socket}: {method} failed: {error}") from error

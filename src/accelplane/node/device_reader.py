@@ -84,7 +84,7 @@ class DeviceReader:
                 outcomes["asleep"] += 1
                 parts += self._earlier(source, repeat=decision == "repeat")
                 continue
-            found = self._read_source(host, source, outcomes, denied)
+            found = self._read_all(host, [source], outcomes, denied)
             parts += found
             if source.waking:
                 self._waking[source.path] = found
@@ -122,16 +122,6 @@ class DeviceReader:
             elif counters:
                 found.append(self._part(counters))
         return found
-
-    def _read_source(self, host: Host, source: Source, outcomes: Counter[str], denied: list[str]) -> "Sequence[_Part]":
-        if source.members is not None or source.accumulates:
-            return self._read_all(host, [source], outcomes, denied)
-        part = self._read_file(host, source, outcomes, denied)
-        if part is None:
-            return ()
-        if not part.following:
-            return (part,)
-        return [part, *self._read_all(host, [*part.following], outcomes, denied)]
 
     def _read_all(
         self, host: Host, pending: list[Source], outcomes: Counter[str], denied: list[str]
@@ -301,11 +291,7 @@ def _by_family(parts: Iterable[_Part]) -> Lines:
     found: dict[Family, list[str]] = {}
     for part in parts:
         for (family, _labels), line in zip(part.keys, part.lines, strict=True):
-            known = found.get(family)
-            if known is None:
-                found[family] = [line]
-            else:
-                known.append(line)
+            found.setdefault(family, []).append(line)
     return found
 
 

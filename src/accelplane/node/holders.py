@@ -167,10 +167,9 @@ def claimed_units(
 
     Devices with other CDI names are those of other drivers, and are left out.
     """
-    counts: Counter[tuple[Key, tuple[str, str]]] = Counter()
-    for claim in claims:
-        counts.update((key_of(claim), unit) for unit in {units[name] for name in claim.cdi_names if name in units})
-    return counts
+    return Counter(
+        (key_of(claim), unit) for claim in claims for unit in {units[name] for name in claim.cdi_names if name in units}
+    )
 
 
 def counts_by_unit(

@@ -176,10 +176,7 @@ def inventory_plugins(facts: Facts) -> list[InventoryPlugin]:
 
 
 def document(plugins: Sequence[InventoryPlugin], identity: Inventory) -> bytes:
-    """The JSON of the inventory, at most `MAX_BYTES`. `identity` has everything but the plugins.
-
-    Too large an inventory loses history first, then units.
-    """
+    """The JSON of the plugins and `identity`, at most `MAX_BYTES`: too large an inventory loses history, then units."""
     for length in _HISTORIES:
         plugins = [replace(each, units=[_shortened(unit, length) for unit in each.units]) for each in plugins]
         encoded = msgspec.json.encode(replace(identity, plugins=plugins))

@@ -190,10 +190,7 @@ class _Pages:
 
 
 def _counted(handler: Handler, counts: PageCounts) -> Handler:
-    """The handler, whose answers are counted. Other paths count as one page.
-
-    A request whose client disconnects before the answer is not counted.
-    """
+    """The handler with counted answers. A request whose client disconnects before the answer is not counted."""
 
     async def handle(request: Request) -> Response:
         code = 500

@@ -6,6 +6,7 @@ gets a fifth of one core at most, because scans consume a budget that refills at
 """
 
 import asyncio
+import functools
 import logging
 import os
 import time
@@ -278,12 +279,9 @@ def explanation(plugin: Plugin[Config], host: Host) -> bytes:
 
 
 def _with_topology(host: Host, devices: Iterable[Device]) -> Iterable[Device]:
-    known: dict[tuple[str, ...], tuple[int, ...] | None] = {}
+    topology = functools.cache(host.topology_of_nodes)
     for device in devices:
-        paths = tuple(node.host_path for node in device.nodes)
-        if paths not in known:
-            known[paths] = host.topology_of_nodes(paths)
-        yield replace(device, topology=known[paths])
+        yield replace(device, topology=topology(tuple(node.host_path for node in device.nodes)))
 
 
 def _existing_parent(host: Host, directory: str) -> str:

@@ -58,14 +58,14 @@ class Connection(asyncio.Protocol, ABC, Generic[AnyStream]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if isinstance(transport, asyncio.Transport):
-            self.outbox.attach(transport)
+            self.outbox.transport = transport
         if self.ended:
             self.outbox.close(now=True)
         else:
             self.outbox.write(self._initial_frames)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.outbox.detach()
+        self.outbox.transport = None  # it is closed; its methods must not be called any more
         self.end("connection lost")
 
     def pause_writing(self) -> None:

@@ -3,11 +3,11 @@
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
 import msgspec
 
-from accelplane.devices import Device, Inventory
+from accelplane.devices import Inventory
 from accelplane.kubelet.server import ResourceServer
 from accelplane.kubelet.sockets import SocketPathError
 from accelplane.logs import v
@@ -92,7 +92,14 @@ class KubeletPublisher:
     def status(self) -> dict[str, ResourceStatus]:
         """The state of each resource by its name without namespace."""
         return {
-            name: _status(served.server, self.inventory.resources.get(name, {})) for name, served in self.served.items()
+            name: ResourceStatus(
+                name=served.server.resource,
+                stage=served.server.stage,
+                problem=served.server.problem,
+                devices=self.inventory.resources.get(name, {}),
+                counters=msgspec.convert(served.server.counters, ResourceCounters, from_attributes=True),
+            )
+            for name, served in self.served.items()
         }
 
     async def close(self) -> None:
@@ -149,10 +156,3 @@ async def _end(served: ServedResource, predecessor: asyncio.Task[None] | None) -
     served.task.cancel()
     tasks = (served.task,) if predecessor is None else (served.task, predecessor)
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _status(server: ResourceServer, devices: Mapping[str, Device]) -> ResourceStatus:
-    counters = msgspec.convert(server.counters, ResourceCounters, from_attributes=True)
-    return ResourceStatus(
-        name=server.resource, stage=server.stage, problem=server.problem, devices=devices, counters=counters
-    )
