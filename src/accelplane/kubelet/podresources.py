@@ -63,28 +63,15 @@ async def list_pods(socket: str) -> tuple[Holder, ...]:
 async def list_holders(socket: str) -> Held:
     """The containers of this node with devices of device plugins and of claims. Raises `PodResourcesError`."""
     response = await _ask(socket, "List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
-    return Held(_devices(response), _claims(response))
-
-
-def _devices(response: pb.ListPodResourcesResponse) -> tuple[Holder, ...]:
-    holders = [
+    devices = [
         Holder(pod.namespace, pod.name, container.name, resource, ids, _numa_nodes(container.devices, resource))
         for pod in response.pod_resources
         for container in pod.containers
         for resource, ids in _summed(container.devices).items()
     ]
-    return tuple(sorted(holders, key=lambda one: (one.namespace, one.pod, one.container, one.resource)))
-
-
-def _claims(response: pb.ListPodResourcesResponse) -> tuple[ClaimHolder, ...]:
-    holders = {
+    claims = {
         ClaimHolder(
-            pod.namespace,
-            pod.name,
-            container.name,
-            each.driver_name,
-            each.pool_name,
-            each.device_name,
+            *(pod.namespace, pod.name, container.name, each.driver_name, each.pool_name, each.device_name),
             tuple(sorted({device.name for device in each.cdi_devices})),
         )
         for pod in response.pod_resources
@@ -92,7 +79,10 @@ def _claims(response: pb.ListPodResourcesResponse) -> tuple[ClaimHolder, ...]:
         for claim in container.dynamic_resources
         for each in claim.claim_resources
     }
-    return tuple(sorted(holders, key=lambda one: (one.namespace, one.pod, one.container, one.driver, one.device)))
+    return Held(
+        tuple(sorted(devices, key=lambda one: (one.namespace, one.pod, one.container, one.resource))),
+        tuple(sorted(claims, key=lambda one: (one.namespace, one.pod, one.container, one.driver, one.device))),
+    )
 
 
 async def holder_counts(socket: str, resources: Collection[str]) -> Mapping[tuple[str, str], int]:

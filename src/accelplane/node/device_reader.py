@@ -90,7 +90,9 @@ class DeviceReader:
                 self._waking[source.path] = found
         if decision == "read" and self._wakes:
             self._last_waking = now
-            self._count_gap(now)
+            if self._wraps_after:
+                self._gaps += self._last_energy is not None and now - self._last_energy > self._wraps_after
+                self._last_energy = now
         parts.append(self._own_part(status))
         lines, values = self._merge(parts)
         plan = self.plan
@@ -207,13 +209,6 @@ class DeviceReader:
         if values != self._own.values:
             self._own = self._part(values, earlier=self._own)
         return self._own
-
-    def _count_gap(self, now: float) -> None:
-        if not self._wraps_after:
-            return
-        if self._last_energy is not None and now - self._last_energy > self._wraps_after:
-            self._gaps += 1
-        self._last_energy = now
 
     def _merge(self, parts: "Sequence[_Part]") -> "tuple[Lines, Sequence[Value]]":
         """The lines of all parts by family, and the values. Samples with equal labels are added."""

@@ -1,7 +1,7 @@
 """The families of device readings and of holders on the metrics page."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from accelplane.node.device_reader import DeviceReading
 from accelplane.node.exposition import Family
@@ -70,11 +70,16 @@ def holding(
             totals[resource] += count
     for resource, count in totals.items():
         allocated.add(count, {"resource": resource})
-    yield held
-    yield _since(holders, plugins, prefix)
-    yield allocated
-    yield _allocatable(holders, plugins)
-    yield from _source(holders, now)
+    description = "When a container was first seen with device IDs."
+    since = Family("accelplane_container_held_since_timestamp_seconds", description)
+    for (*names, resource), seconds in holders.since.items():
+        if resource in plugins:
+            since.add(seconds, {**_container(prefix, *names), "resource": resource})
+    allocatable = Family("accelplane_resource_allocatable", "Device IDs that are allocatable for the kubelet.")
+    for resource, count in holders.allocatable.items():
+        if resource in plugins:
+            allocatable.add(count, {"resource": resource})
+    yield from (held, since, allocated, allocatable, *_source(holders, now))
 
 
 def request_counts(counts: Mapping[tuple[str, str], int]) -> Family:
@@ -155,24 +160,6 @@ def _events(status: NodeStatus, plans: Mapping[str, Sequence[DevicePlan]]) -> It
             yield PCI_RECOVERIES, f'{PCI_RECOVERIES.name}{{{device},outcome="{outcome}"}} {count}'
         if plugin == "gpu" or plan.bdf in status.wedged:
             yield GPU_WEDGED, f"{GPU_WEDGED.name}{{{device}}} {status.wedged.get(plan.bdf, 0)}"
-
-
-def _since(holders: Holders, resources: Collection[str], prefix: str) -> Family:
-    since = Family(
-        "accelplane_container_held_since_timestamp_seconds", "When a container was first seen with device IDs."
-    )
-    for (namespace, pod, container, resource), seconds in holders.since.items():
-        if resource in resources:
-            since.add(seconds, {**_container(prefix, namespace, pod, container), "resource": resource})
-    return since
-
-
-def _allocatable(holders: Holders, resources: Collection[str]) -> Family:
-    allocatable = Family("accelplane_resource_allocatable", "Device IDs that are allocatable for the kubelet.")
-    for resource, count in holders.allocatable.items():
-        if resource in resources:
-            allocatable.add(count, {"resource": resource})
-    return allocatable
 
 
 def _source(holders: Holders, now: float) -> Sequence[Family]:
