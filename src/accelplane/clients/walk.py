@@ -159,10 +159,7 @@ class Pass:
 
 
 def order_of(pids: Sequence[int], first: Collection[int], after: int) -> Iterator[int]:
-    """Each process once: those with known GPU files, then the ones at which the last walk stopped.
-
-    With this order, walks that reach a limit read all processes in turn.
-    """
+    """Each process once: `first`, then from the end of the last walk on, so that walks with limits read all in turn."""
     known = set(first)
     yield from (pid for pid in pids if pid in known)
     yield from (pid for pid in pids if pid > after and pid not in known)

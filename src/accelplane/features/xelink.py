@@ -43,12 +43,6 @@ class Link(NamedTuple):
     lanes: int
 
 
-class _Sample(NamedTuple):
-    name: str
-    labels: Mapping[str, str]
-    value: float
-
-
 def links(page: str, *, allow_subdeviceless: bool = False) -> list[Link]:
     """The links of a metrics page in their order. Raises `PageError`.
 
@@ -66,15 +60,15 @@ def links(page: str, *, allow_subdeviceless: bool = False) -> list[Link]:
             if text.startswith("#"):
                 _read_comment(text, types, helped, sampled)
                 continue
-            sample = _sample(text)
-            sampled.add(sample.name)
+            name, label_texts, value = _sample(text)
+            sampled.add(name)
             if len(sampled) + len(types) + len(helped) > _MAX_METRICS:
                 raise PageError(f"found more than {_MAX_METRICS} names of metrics")
         except PageError as error:
             raise PageError(f"line {number}: {error}") from None
-        if sample.name != METRIC or sample.value != 1 or types.get(METRIC, "untyped") not in ("gauge", "untyped"):
+        if name != METRIC or value != 1 or types.get(METRIC, "untyped") not in ("gauge", "untyped"):
             continue
-        if (link := _link(sample.labels, allow_subdeviceless=allow_subdeviceless)) is not None:
+        if (link := _link(label_texts, allow_subdeviceless=allow_subdeviceless)) is not None:
             found.append(link)
     return found
 
@@ -109,7 +103,8 @@ def _read_comment(text: str, types: dict[str, str], helped: set[str], sampled: s
     types[name] = value.lower()
 
 
-def _sample(text: str) -> _Sample:
+def _sample(text: str) -> tuple[str, Mapping[str, str], float]:
+    """Name, labels and value."""
     if len(text) > _MAX_LINE:
         raise PageError(f"found {len(text)} characters, expected at most {_MAX_LINE}")
     if (name := _METRIC.match(text)) is None:
@@ -120,7 +115,7 @@ def _sample(text: str) -> _Sample:
         found, position = _labels(text, position + 1)
     if (value := _VALUE.fullmatch(text, position)) is None:
         raise PageError(f"found {text[position : position + 40]!a}, expected a number")
-    return _Sample(name[1], found, float(value[1]))
+    return name[1], found, float(value[1])
 
 
 def _labels(text: str, position: int) -> tuple[dict[str, str], int]:

@@ -36,10 +36,7 @@ class Host(HostFiles):
         return self.link(f"{device}/driver").rstrip("/").rpartition("/")[2]
 
     def vf_count(self, device: str) -> str:
-        """The text of `sriov_numvfs` of the sysfs device directory; `-1` if there is none, as of a virtual function.
-
-        An error is noted, and the result is `-1`.
-        """
+        """The text of `sriov_numvfs` of the sysfs device directory; `-1` without one, or with a note after an error."""
         try:
             count = self.optional_text(f"{device}/sriov_numvfs")
         except HostError as error:

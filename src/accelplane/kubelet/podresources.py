@@ -86,10 +86,7 @@ async def list_holders(socket: str) -> Held:
 
 
 async def holder_counts(socket: str, resources: Collection[str]) -> Mapping[tuple[str, str], int]:
-    """The number of containers that hold devices of the resources, for each pod by namespace and name.
-
-    It includes pods without devices. Raises `PodResourcesError`.
-    """
+    """The number of containers with devices of the resources, for each pod by name. Raises `PodResourcesError`."""
     response = await _ask(socket, "List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
     return {
         (pod.namespace, pod.name): sum(

@@ -14,10 +14,7 @@ PUBLIC = ("/healthz", "/readyz")
 
 
 def page_access(settings: Settings, connect: Callable[[], ApiServer] = ApiServer.in_cluster) -> Access:
-    """The access that the settings describe. `connect` returns the API server.
-
-    Raises `ConfigurationError` for unusable files or a missing account.
-    """
+    """The access that the settings describe. Raises `ConfigurationError` for unusable files or a missing account."""
     context = None
     try:
         if settings.http_tls_dir:

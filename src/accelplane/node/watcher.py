@@ -135,10 +135,7 @@ class Watcher:
     def _add_ancestors(
         self, subscriber: str, root: str, directory: str, interests: dict[str, set[str] | None], *, written: bool
     ) -> None:
-        """Watches the directories from `root` down to `directory`, each for the name of the next one.
-
-        The watch of a directory gets no event when a directory above it is renamed.
-        """
+        """Watches the directories from `root` to `directory`: a watch gets no event if a directory above is renamed."""
         path = directory
         while path.startswith(f"{root}/"):
             path, _, name = path.rpartition("/")

@@ -18,7 +18,6 @@ from accelplane.rpc.stream import Stream
 
 _MAX_CONTINUATIONS = 16
 
-
 AnyStream = TypeVar("AnyStream", bound=Stream)
 
 

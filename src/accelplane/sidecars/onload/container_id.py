@@ -91,8 +91,7 @@ def id_in_cgroup(text: str) -> str:
     found: set[str] = set()
     for line in text.splitlines():
         path = line.split(":", 2)[-1]
-        match = _COMPONENT.fullmatch(path.rstrip("/").rpartition("/")[2])
-        if match:
+        if match := _COMPONENT.fullmatch(path.rstrip("/").rpartition("/")[2]):
             found.add(match[1])
     return found.pop() if len(found) == 1 else ""
 
@@ -125,8 +124,7 @@ async def _wait_started(configuration: Configuration, api: ApiServer, since: flo
     delay = _FIRST_DELAY
     while True:
         pod = await api.get(path, Pod, deadline=deadline)
-        id_ = started_container(pod, configuration.container, since)
-        if id_:
+        if id_ := started_container(pod, configuration.container, since):
             return id_
         if loop.time() + delay >= end:
             raise WorkerError(
