@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from accelplane.apiserver import ApiServer
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit, with_defaults
-from accelplane.host.files import HostFiles
+from accelplane.host import Host
 from accelplane.sidecars.onload.configuration import Configuration, WorkerError
 from accelplane.sidecars.onload.container_id import find_container_id
 from accelplane.sidecars.onload.crictl import find_crictl, host_root
@@ -62,5 +62,5 @@ async def _work(values: Mapping[str, Value], environment: Mapping[str, str]) -> 
     configuration = Configuration.of(environment)
     require_device(root)
     crictl = find_crictl(str(values["crictl-path"]), host_root())
-    container_id = await find_container_id(configuration, HostFiles(root), lambda: ApiServer.in_cluster(environment))
+    container_id = await find_container_id(configuration, Host(root), lambda: ApiServer.in_cluster(environment))
     await Worker(Values(crictl, configuration.arguments(container_id)), root).run()

@@ -17,10 +17,7 @@ class Inventory(Struct, frozen=True):
 
     @classmethod
     def of(cls, namespace: str, found: Iterable[Device | Resource | Skipped]) -> "Inventory":
-        """Returns the inventory of a scan's result.
-
-        Names that the kubelet would refuse become `Skipped`. A device replaces an earlier one with the same ID.
-        """
+        """The inventory of a scan. Names that a kubelet would refuse become `Skipped`; of equal IDs the last counts."""
         resources: dict[str, dict[str, Device]] = {}
         skipped: list[Skipped] = []
         for item in found:
