@@ -15,7 +15,7 @@ from accelplane.rpc.stream import Stream
 
 log = logging.getLogger(__name__)
 
-Track = Callable[[asyncio.Task[None]], None]
+TrackTask = Callable[[asyncio.Task[None]], None]
 
 # The limit on requests and responses of a connection's unfinished calls in memory; a call that exceeds it fails.
 _MAX_BUFFERED = 16 * 1024 * 1024
@@ -34,7 +34,7 @@ class Call(Stream):
     )
 
     def __init__(
-        self, connection: "Connection[Call]", track: Track, stream_id: int, method: Method, deadline: float | None
+        self, connection: "Connection[Call]", track: TrackTask, stream_id: int, method: Method, deadline: float | None
     ) -> None:
         super().__init__(stream_id, connection.initial_window, MAX_MESSAGE)
         self._connection = connection
