@@ -55,10 +55,7 @@ def read(path: str) -> AgentConfig:
 
 
 def plugins(config: AgentConfig, types: Mapping[str, PluginType], source: str) -> dict[str, Plugin[Config]]:
-    """A plugin for each of `types`, with its options from `config`.
-
-    Raises `ConfigurationError` naming `source` (empty if there is no file), the plugin and the option.
-    """
+    """A plugin for each of `types` with its options. Raises `ConfigurationError` naming `source`, plugin and option."""
     made: dict[str, Plugin[Config]] = {}
     for name, plugin_type in types.items():
         try:

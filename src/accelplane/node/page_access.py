@@ -23,10 +23,7 @@ def review_path(path: str) -> str:
 
 
 def page_access(settings: Settings, connect: Callable[[], ApiServer] = ApiServer.in_cluster) -> Access:
-    """The access that the settings describe. `connect` returns the API server.
-
-    Raises `ConfigurationError` for unusable files or a missing account.
-    """
+    """The access that the settings describe. Raises `ConfigurationError` for unusable files or a missing account."""
     context = None
     try:
         if settings.http_tls_dir:

@@ -300,28 +300,25 @@ class _Work:
 
     def run(self) -> None:
         """What the thread runs."""
-        try:
-            self._read_all()
-        finally:
-            self._host.close_directories()
-
-    def _read_all(self) -> None:
-        while True:
-            with self._lock:
-                if self._abandoned or not self._due:
-                    return
-                device = self._due.popleft()
-                self._current = device, time.monotonic()
+        while (device := self._next()) is not None:
             reading, problem = self._read(device)
             with self._lock:
                 self._current = None
                 device.blocked = False
-                if self._abandoned:
-                    return
-                device.times_stuck = 0
-                self.problem = problem or self.problem
-                if reading is not None:
-                    self.results[id(device)] = reading
+                if not self._abandoned:
+                    device.times_stuck = 0
+                    self.problem = problem or self.problem
+                    if reading is not None:
+                        self.results[id(device)] = reading
+        self._host.close_directories()
+
+    def _next(self) -> _Device | None:
+        with self._lock:
+            if self._abandoned or not self._due:
+                return None
+            device = self._due.popleft()
+            self._current = device, time.monotonic()
+            return device
 
     def time_limit(self, timeout: float) -> float:
         """Seconds until the current read has taken `timeout`."""
