@@ -160,12 +160,12 @@ SCENARIOS: Mapping[str, Scenario] = {
 
 def copied(daemonset: Object, new: str) -> Object:
     """A second, younger DaemonSet of the same owner."""
-    made = copy.deepcopy(daemonset)
-    made.pop("status", None)
+    result = copy.deepcopy(daemonset)
+    result.pop("status", None)
     for field in _TRANSIENT:
-        made["metadata"].pop(field, None)
-    made["metadata"]["name"] = new
-    return made
+        result["metadata"].pop(field, None)
+    result["metadata"]["name"] = new
+    return result
 
 
 def end(objects: Mapping[str, Iterable[Object]]) -> Object:
@@ -194,7 +194,7 @@ def unfulfilled(objects: Mapping[str, Sequence[Object]]) -> str:
     hashes = {each["metadata"]["name"]: provisioning_hash(each["data"], None) for each in objects.get("configmaps", ())}
     for uid, plugin in plugins.items():
         about = f"{plugin.kind} {plugin.name}"
-        there = [
+        existing = [
             {"apiVersion": "apps/v1", "kind": "DaemonSet", **each}
             for each in objects["daemonsets"]
             if [owner["uid"] for owner in each["metadata"]["ownerReferences"]] == [uid]
@@ -202,11 +202,11 @@ def unfulfilled(objects: Mapping[str, Sequence[Object]]) -> str:
         if upgrade(plugin, SETTINGS.images)[1]:
             return f"{about}: has images of old"
         desired = render(plugin, SETTINGS, provisioning=hashes.get(models.provisioning_config(plugin.spec), ""))
-        planned = plan(desired, there)
+        planned = plan(desired, existing)
         if planned.current is None or planned.apply is not None or planned.surplus:
-            return f"{about}: {len(there)} DaemonSets, {planned.differences}, {planned.surplus}"
+            return f"{about}: {len(existing)} DaemonSets, {planned.differences}, {planned.surplus}"
         others = [each for each in plugins.values() if each.family == plugin.family]
-        if problem := _untold(plugin, there[0]["metadata"]["uid"], overlaps_of(plugin, others, nodes)):
+        if problem := _untold(plugin, existing[0]["metadata"]["uid"], overlaps_of(plugin, others, nodes)):
             return f"{about}: {problem}"
     if len(objects["daemonsets"]) != len(resources):
         return "there are other DaemonSets"
@@ -222,13 +222,13 @@ def _untold(plugin: models.DevicePlugin, daemonset: str, overlaps: Sequence[Over
     reference = plugin.status.controlled_daemon_set
     if reference is None or reference.uid != daemonset:
         return "the status tells of another DaemonSet"
-    said = {each.type: (each.status, each.message) for each in plugin.status.conditions}
-    found = {kind: said[kind][0] for kind in ("Available", "Progressing", "Degraded", "ImageOverridden")}
+    conditions = {each.type: (each.status, each.message) for each in plugin.status.conditions}
+    found = {kind: conditions[kind][0] for kind in ("Available", "Progressing", "Degraded", "ImageOverridden")}
     if found != {"Available": "True", "Progressing": "False", "Degraded": "False", "ImageOverridden": "False"}:
         return f"{found}"
     message = "; ".join(format_overlap(each, plugin.name) for each in overlaps)
-    if said["NodeOverlap"][0] != str(bool(overlaps)) or (overlaps and said["NodeOverlap"][1] != message):
-        return f"{said['NodeOverlap']}, expected {message!a}"
+    if conditions["NodeOverlap"][0] != str(bool(overlaps)) or (overlaps and conditions["NodeOverlap"][1] != message):
+        return f"{conditions['NodeOverlap']}, expected {message!a}"
     return ""
 
 
@@ -241,23 +241,23 @@ def difference(found: Object, expected: Object) -> str:
 
 
 def _judged(plural: str, thing: Object, named: Mapping[str, str]) -> Object:
-    made = copy.deepcopy(thing)
-    metadata = made["metadata"]
+    result = copy.deepcopy(thing)
+    metadata = result["metadata"]
     generation = metadata.get("generation")
     for field in _TRANSIENT:
         metadata.pop(field, None)
     for owner in metadata.get("ownerReferences", ()):
         owner["uid"] = named.get(owner["uid"], "somebody who is gone")
     if plural == "daemonsets":
-        made.pop("status", None)
+        result.pop("status", None)
         # The default account is named in a DaemonSet that was adopted, and not in one that was created.
-        pod = made["spec"]["template"]["spec"]
+        pod = result["spec"]["template"]["spec"]
         for field in ("serviceAccount", "serviceAccountName"):
             if pod.get(field) == "default":
                 del pod[field]
         for annotation in _COUNTING:
             metadata.get("annotations", {}).pop(annotation, None)
-    status = made.get("status", {})
+    status = result.get("status", {})
     if reference := status.get("controlledDaemonSet"):
         reference.pop("resourceVersion", None)
         reference["uid"] = named.get(reference["uid"], "one that is gone")
@@ -268,4 +268,4 @@ def _judged(plural: str, thing: Object, named: Mapping[str, str]) -> Object:
         condition["observedGeneration"] = condition.get("observedGeneration") == generation
     if conditions := status.get("conditions"):
         status["conditions"] = {each["type"]: each for each in conditions}
-    return made
+    return result

@@ -9,7 +9,7 @@ async def until(condition: Callable[[], bool] | Callable[[], Coroutine[Any, Any,
     """Returns when the condition holds; raises `TimeoutError` when it does not in time."""
     async with asyncio.timeout(seconds):
         while True:
-            held = condition()
-            if held if isinstance(held, bool) else await held:
+            result = condition()
+            if result if isinstance(result, bool) else await result:
                 return
             await asyncio.sleep(0.02)

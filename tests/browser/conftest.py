@@ -90,14 +90,14 @@ class SecureServed(Served):
 
 @pytest.fixture
 def secured(tmp_path: Path) -> Iterator[SecureServed]:
-    with SecureServed(tmp_path) as made:
-        yield made
+    with SecureServed(tmp_path) as instance:
+        yield instance
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with Served() as made:
-        yield made
+    with Served() as instance:
+        yield instance
 
 
 @pytest.fixture(scope="session")

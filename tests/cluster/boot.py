@@ -112,17 +112,17 @@ def _lay_out(root: Path) -> None:
 
 
 def _make_sys(root: Path) -> None:
-    real, shown = root / REAL_SYSFS.relative_to("/"), root / "sys"
+    real, mounted = root / REAL_SYSFS.relative_to("/"), root / "sys"
     real.mkdir(parents=True)
     mount("sysfs", real, "sysfs", RDONLY | NOSUID | NODEV | NOEXEC)
-    mount("tmpfs", shown, "tmpfs", NOSUID | NODEV | NOEXEC, "mode=755")
+    mount("tmpfs", mounted, "tmpfs", NOSUID | NODEV | NOEXEC, "mode=755")
     for name in _SYSFS_EMPTY:
-        (shown / name).mkdir(parents=True, exist_ok=True)
+        (mounted / name).mkdir(parents=True, exist_ok=True)
     for name in _SYSFS_SHOWN:
         if (real / name).is_dir():
-            (shown / name).mkdir(parents=True, exist_ok=True)
-            bind(real / name, shown / name, flags=NOSUID | NODEV | NOEXEC)
-    bind(Path("/sys/fs/cgroup"), shown / "fs/cgroup", writable=True)
+            (mounted / name).mkdir(parents=True, exist_ok=True)
+            bind(real / name, mounted / name, flags=NOSUID | NODEV | NOEXEC)
+    bind(Path("/sys/fs/cgroup"), mounted / "fs/cgroup", writable=True)
 
 
 def _make_dev(dev: Path) -> None:

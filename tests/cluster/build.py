@@ -283,10 +283,10 @@ def _copy_files(source: Path, directories: Sequence[str], target: Path) -> None:
 def _module_directory(go: Path, module: Path, dependency: str) -> Path:
     """The directory of a dependency, of the version that the module names."""
     command = [go, "list", "-m", "-f", "{{.Dir}}", dependency]
-    done = subprocess.run(command, cwd=module, env=_go_environment(), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ClusterError(f"{dependency}: no directory of the module\n{done.stderr}")
-    return Path(done.stdout.strip())
+    result = subprocess.run(command, cwd=module, env=_go_environment(), capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise ClusterError(f"{dependency}: no directory of the module\n{result.stderr}")
+    return Path(result.stdout.strip())
 
 
 def _get_debian_programs(programs: Sequence[tuple[str, str]], say: Callable[[str], None]) -> None:
@@ -400,12 +400,12 @@ def _unpack(package: str, target: Path) -> None:
 
 
 def _run(command: list[str | Path], cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
-    if done.returncode:
+    if result.returncode:
         words = " ".join(map(str, command))
-        raise ClusterError(f"{words}: failed with {done.returncode}\n{done.stdout[-4000:]}")
+        raise ClusterError(f"{words}: failed with {result.returncode}\n{result.stdout[-4000:]}")
 
 
 def main() -> int:

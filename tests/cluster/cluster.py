@@ -313,7 +313,7 @@ class Cluster:
 
     def kubectl(self, *arguments: Argument, text: str | None = None, check: bool = True) -> str:
         """Run kubectl with the standard input ``text``; returns its output."""
-        done = subprocess.run(
+        result = subprocess.run(
             [self.assets.program("kubectl"), *arguments],
             input=text or "",
             capture_output=True,
@@ -322,10 +322,10 @@ class Cluster:
             timeout=120,
             env=os.environ | {"KUBECONFIG": str(self.kubeconfig)},
         )
-        if check and done.returncode:
+        if check and result.returncode:
             words = " ".join(map(str, arguments))
-            raise ClusterError(f"kubectl {words}: ended with {done.returncode}\n{done.stdout}{done.stderr}")
-        return done.stdout
+            raise ClusterError(f"kubectl {words}: ended with {result.returncode}\n{result.stdout}{result.stderr}")
+        return result.stdout
 
     def apply(self, *objects: Object) -> None:
         """Server-side apply of objects."""
@@ -394,12 +394,12 @@ class Cluster:
 
     def wait_pod(self, name: str, phase: str = "Running", *, namespace: str = "default", timeout: float = 60) -> Object:
         """Wait for a pod's phase; running means that its containers are ready as well."""
-        seen: Object = {}
+        pod: Object = {}
 
         def there() -> bool:
-            seen.clear()
-            seen.update(self.pod(name, namespace) or {})
-            status = seen.get("status", {})
+            pod.clear()
+            pod.update(self.pod(name, namespace) or {})
+            status = pod.get("status", {})
             if status.get("phase") != phase:
                 return False
             return phase != "Running" or all(each["ready"] for each in status.get("containerStatuses", []))
@@ -409,7 +409,7 @@ class Cluster:
         except ClusterError as error:
             described = self.kubectl("describe", "pod", name, f"--namespace={namespace}", check=False)
             raise ClusterError(f"{error}\n{described}") from None
-        return seen
+        return pod
 
     @contextmanager
     def namespace(self, name: str) -> Iterator[str]:
@@ -431,11 +431,11 @@ class Cluster:
 
     def kill_container(self, pod: str, *, namespace: str = "default", number: int = signal.SIGKILL) -> None:
         """Send a signal to the first process of a pod's first container, for example a plugin's. Needs containerd."""
-        seen = self.pod(pod, namespace)
-        if not seen or not seen["status"].get("containerStatuses"):
+        listed_pod = self.pod(pod, namespace)
+        if not listed_pod or not listed_pod["status"].get("containerStatuses"):
             raise ClusterError(f"pod {namespace}/{pod}: has no container to kill")
-        container = seen["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
-        node = self.nodes[seen["spec"]["nodeName"]]
+        container = listed_pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
+        node = self.nodes[listed_pod["spec"]["nodeName"]]
         node.run("ctr", "--namespace=k8s.io", "task", "kill", f"--signal={int(number)}", container)
 
     def add_node(self, plan: NodePlan, *, wait: bool = True) -> Node:
@@ -641,12 +641,12 @@ def _pair(name: str, pair: Credentials) -> dict[str, bytes]:
 
 
 def _ip(*commands: str, enter: Sequence[str] = ()) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [*enter, "ip", "-batch", "-"],
         input="\n".join(commands) + "\n",
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode:
-        raise ClusterError(f"ip: {'; '.join(commands)}: {done.stderr.strip()}")
+    if result.returncode:
+        raise ClusterError(f"ip: {'; '.join(commands)}: {result.stderr.strip()}")

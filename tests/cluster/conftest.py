@@ -27,8 +27,8 @@ _with_images: list[Cluster] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    items.sort(key=lambda item: position(str(item.path)) if here in item.path.parents else (-1, ""))
+    directory = Path(__file__).parent
+    items.sort(key=lambda item: position(str(item.path)) if directory in item.path.parents else (-1, ""))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -81,8 +81,8 @@ class SharedClusters:
         """The running cluster with this name, which is started if necessary."""
         if name not in self._started:
             with ExitStack() as stack:
-                made = stack.enter_context(started())
-                self._started[name] = stack.pop_all(), made
+                result = stack.enter_context(started())
+                self._started[name] = stack.pop_all(), result
         return self._started[name][1]
 
     def end_all_but(self, names: Container[str]) -> None:
@@ -152,10 +152,10 @@ def shared_families(cluster_is_possible: None, shared_clusters: SharedClusters) 
 @pytest.fixture(scope="module")
 def installation(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """A separate control plane for the operators of a test file, with two kwok nodes."""
-    with installed(tmp_path_factory.mktemp("operators")) as made:
-        _running.append(made.cluster)
-        yield made
-        _running.remove(made.cluster)
+    with installed(tmp_path_factory.mktemp("operators")) as instance:
+        _running.append(instance.cluster)
+        yield instance
+        _running.remove(instance.cluster)
 
 
 @pytest.fixture

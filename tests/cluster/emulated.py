@@ -57,13 +57,13 @@ class EmulatedKernel:
         finally:
             os.close(descriptor)
 
-    def do(self, what: str, **more: object) -> str:
+    def do(self, description: str, **more: object) -> str:
         """Execute a command of the control file; return its result. Raises ``ClusterError``."""
         control = _WHOLE / "control"
         try:
-            self.write(control, json.dumps({"do": what, **more}))
+            self.write(control, json.dumps({"do": description, **more}))
         except OSError as error:
-            raise ClusterError(f"{self.machine.name}: {what} {more}: {error}: {self.read(control)}") from None
+            raise ClusterError(f"{self.machine.name}: {description} {more}: {error}: {self.read(control)}") from None
         return self.read(control).strip()
 
     def fail(self, path: Argument, code: int, **more: object) -> None:
@@ -151,8 +151,8 @@ def _text(path: Path) -> str:
 
 def _without_nulls(spec: msgspec.Struct) -> object:
     """The specification as JSON without null members, which not every reader accepts."""
-    given = msgspec.to_builtins(spec)
-    return _cleaned(given)
+    fields = msgspec.to_builtins(spec)
+    return _cleaned(fields)
 
 
 def _cleaned(value: object) -> object:

@@ -53,8 +53,8 @@ class FaultyWay:
     # Misbehaving
 
     def fault(self, pattern: str, status: int = 0, **more: object) -> Fault:
-        self.faults.append(made := Fault(pattern, status, **more))  # pyright: ignore[reportArgumentType]
-        return made
+        self.faults.append(result := Fault(pattern, status, **more))  # pyright: ignore[reportArgumentType]
+        return result
 
     def kill_watches(self) -> None:
         for writer in self._watches:
@@ -108,16 +108,16 @@ class FaultyWay:
         method, target, _ = first.split(" ")
         url = urlsplit(target)
         parameters = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
-        asked = RecordedRequest(
+        record = RecordedRequest(
             method, url.path, parameters, headers.get("content-type", ""), json.loads(body) if body else None
         )
-        self.asked.append(asked)
+        self.asked.append(record)
         kept = {name: headers[name] for name in ("content-type", "accept") if name in headers}
         request = self._upstream.build_request(method, target, content=body or None, headers=kept)
-        fault = next((one for one in self.faults if one.hits(asked)), None)
+        fault = next((one for one in self.faults if one.hits(record)), None)
         if fault:
             return await self._spoil(fault, request, reader, writer)
-        if asked.watch:
+        if record.watch:
             return await self._watch(request, reader, writer)
         answer = await self._upstream.send(request)
         _write(writer, answer.status_code, answer.content)
@@ -173,12 +173,12 @@ class FaultyWay:
 @contextlib.asynccontextmanager
 async def faulty_way(kubeconfig: Path) -> AsyncIterator[FaultyWay]:
     """A proxy for as long as the block lasts, as the user of a kubeconfig file."""
-    way = FaultyWay(kubeconfig)
-    await way.start()
+    proxy = FaultyWay(kubeconfig)
+    await proxy.start()
     try:
-        yield way
+        yield proxy
     finally:
-        await way.stop()
+        await proxy.stop()
 
 
 def _write(writer: asyncio.StreamWriter, status: int, text: bytes, headers: dict[str, str] | None = None) -> None:

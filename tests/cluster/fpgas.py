@@ -92,8 +92,8 @@ class Fpgas:
         """Deletes everything except the definitions and mappings."""
         if self.installed is None:
             return
-        gone = [each for each in self.installed.objects if each["kind"] != "CustomResourceDefinition"]
-        self.cluster.kubectl("delete", "--ignore-not-found", "--wait=false", "--filename=-", text=_list(gone))
+        remaining = [each for each in self.installed.objects if each["kind"] != "CustomResourceDefinition"]
+        self.cluster.kubectl("delete", "--ignore-not-found", "--wait=false", "--filename=-", text=_list(remaining))
         namespace, app, _ = self.installed
         path = f"/api/v1/namespaces/{namespace}/pods?labelSelector=app%3D{app}"
         wait_until(lambda: not (self.cluster.get(path) or {"items": ()})["items"], f"{app}: deletion of its pods", 60)
@@ -268,8 +268,8 @@ class Fpga:
 
     def expect_start_error(self, name: str, words: str) -> None:
         """Waits until the container has failed to start with an event of the hook."""
-        seen = self.cluster.wait_pod(name, "Failed", namespace=TEAM, timeout=90)
-        (status,) = seen["status"]["containerStatuses"]
+        pod = self.cluster.wait_pod(name, "Failed", namespace=TEAM, timeout=90)
+        (status,) = pod["status"]["containerStatuses"]
         assert status["state"]["terminated"]["reason"] == "StartError", status
         self.wait_for_event(name, words)
 

@@ -233,5 +233,5 @@ class GpuNode:
 def on_all(nodes: Sequence[GpuNode], scenario: Callable[[GpuNode], None]) -> None:
     """Runs the scenario on all nodes at the same time. Raises the first error."""
     with ThreadPoolExecutor(len(nodes)) as pool:
-        for done in [pool.submit(scenario, node) for node in nodes]:
-            done.result()
+        for future in [pool.submit(scenario, node) for node in nodes]:
+            future.result()

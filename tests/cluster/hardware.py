@@ -63,12 +63,12 @@ def _put_in_file(machine: Machine, source: Path, inside: Path, details: os.stat_
 
 def _same(target: Path, source: Path) -> bool:
     try:
-        there, wanted = target.lstat(), source.lstat()
+        existing, target_status = target.lstat(), source.lstat()
     except FileNotFoundError:
         return False
-    if stat.S_ISLNK(there.st_mode) and stat.S_ISLNK(wanted.st_mode):
+    if stat.S_ISLNK(existing.st_mode) and stat.S_ISLNK(target_status.st_mode):
         return os.readlink(target) == os.readlink(source)
-    return (there.st_mode, there.st_rdev) == (wanted.st_mode, wanted.st_rdev)
+    return (existing.st_mode, existing.st_rdev) == (target_status.st_mode, target_status.st_rdev)
 
 
 def _take_out(machine: Machine, inside: Path) -> None:
@@ -120,8 +120,8 @@ def _writable(machine: Machine, inside: Path) -> Path:
     for parent in reversed(inside.parents):
         if not parent.is_relative_to("/sys") or parent.is_relative_to("/sys/fs/cgroup"):
             continue
-        seen = machine.path(parent)
-        if seen.is_dir() and seen.stat().st_dev != own:
+        path = machine.path(parent)
+        if path.is_dir() and path.stat().st_dev != own:
             machine.run(sys.executable, "-IS", BOOT, "open-up", parent)
     if target.is_mount():
         machine.run("umount", inside)

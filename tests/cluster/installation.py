@@ -203,17 +203,17 @@ class Installation:
     def asked(self) -> tuple[bool, bool]:
         """Whether defaults are set, and whether an error that only the webhook detects is denied."""
         path = f"{_API}/npudeviceplugins?dryRun=All"
-        code, made = self._request("POST", path, resource("npu", "asked", nodeSelector={"a": "b"}))
-        defaulted = code == http.HTTPStatus.CREATED and "image" in made["spec"]
+        code, created = self._request("POST", path, resource("npu", "asked", nodeSelector={"a": "b"}))
+        defaulted = code == http.HTTPStatus.CREATED and "image" in created["spec"]
         code, _ = self._request("POST", path, resource("npu", "asked", image="intel/intel-dsa-plugin:0.31.1"))
         return defaulted, code == http.HTTPStatus.FORBIDDEN
 
     # Custom resources
 
-    def create(self, wanted: Object) -> Object:
-        code, made = self._request("POST", self._path(family_of(wanted)), wanted)
-        assert code == http.HTTPStatus.CREATED, made
-        return made
+    def create(self, manifest: Object) -> Object:
+        code, created = self._request("POST", self._path(family_of(manifest)), manifest)
+        assert code == http.HTTPStatus.CREATED, created
+        return created
 
     def patch(self, family: str, name: str, change: Object) -> tuple[int, Any]:
         """A merge patch of the spec."""
@@ -253,8 +253,8 @@ class Installation:
         """Waits until a condition holds, or does not, and has these words in its message."""
 
         def so() -> bool:
-            said = self.said(family, name, condition)
-            return said.get("status") == str(holds) and words in said["message"]
+            current = self.said(family, name, condition)
+            return current.get("status") == str(holds) and words in current["message"]
 
         wait_until(so, f"{family} {name}: {condition} {holds} {words}", 60)
 
@@ -274,10 +274,10 @@ class Installation:
 
     def is_as_asked(self, family: str, name: str) -> bool:
         """Whether the DaemonSet matches the resource, and its status is of the current generation."""
-        asked, there = self.resource(family, name), self.daemonset(family, name)
-        if not there or asked.get("status", {}).get("observedGeneration") != asked["metadata"]["generation"]:
+        resource, existing = self.resource(family, name), self.daemonset(family, name)
+        if not existing or resource.get("status", {}).get("observedGeneration") != resource["metadata"]["generation"]:
             return False
-        return plan(render(models.decode(asked), Settings(namespace=NAMESPACE)), [there]).apply is None
+        return plan(render(models.decode(resource), Settings(namespace=NAMESPACE)), [existing]).apply is None
 
     def wait_as_asked(self, family: str, name: str) -> Object:
         """Waits for that, and returns the DaemonSet."""

@@ -202,9 +202,9 @@ class NodeReconciliation:
     def _matches(self, pattern: str, key: ModuleKey, version: str) -> bool:
         return bool(pattern) and re.search(pattern, f"{self.name} {key.namespace}/{key.name} {version}") is not None
 
-    def _over(self, what: str, delay: float) -> bool:
+    def _over(self, description: str, delay: float) -> bool:
         """Whether the delay since the first call for `what` has passed."""
-        rest = self.controller.remaining(what, delay)
+        rest = self.controller.remaining(description, delay)
         if rest:
             self.delays.append(rest)
         return not rest
@@ -255,11 +255,11 @@ class NodeReconciliation:
         self, key: ModuleKey, spec: dict[ModuleKey, NodeModule], status: dict[ModuleKey, NodeModule]
     ) -> list[LabelChange]:
         """As in KMM, the labels stay from the end of loading until the end of unloading."""
-        wanted, there = spec.get(key), status.get(key)
-        if wanted is None and there is None:
+        version, existing = spec.get(key), status.get(key)
+        if version is None and existing is None:
             return [LabelChange(key.ready, None), LabelChange(key.version_ready, None)]
-        if wanted and there and wanted.config == there.config and there.boot_id == self._boot:
-            return [LabelChange(key.ready, ""), LabelChange(key.version_ready, there.version or None)]
+        if version and existing and version.config == existing.config and existing.boot_id == self._boot:
+            return [LabelChange(key.ready, ""), LabelChange(key.version_ready, existing.version or None)]
         return []
 
     @property
@@ -268,16 +268,16 @@ class NodeReconciliation:
 
     async def _write_spec(self, config: NodeModulesConfig | None, spec: dict[ModuleKey, NodeModule]) -> bool:
         """Returns whether the spec of the NodeModulesConfig was written."""
-        wanted = list(self._wanted(spec))
-        if wanted == list(spec.values()):
+        modules = list(self._wanted(spec))
+        if modules == list(spec.values()):
             return False
         if config is None:
             new = NodeModulesConfig(
-                Metadata(name=self.name, ownerReferences=[owner_reference(self.node)]), NodeModules(wanted)
+                Metadata(name=self.name, ownerReferences=[owner_reference(self.node)]), NodeModules(modules)
             )
             await self._create(new)
         else:
-            await self.client.patch(NodeModulesConfig, self.name, {"spec": {"modules": msgspec.to_builtins(wanted)}})
+            await self.client.patch(NodeModulesConfig, self.name, {"spec": {"modules": msgspec.to_builtins(modules)}})
         return True
 
     def _wanted(self, spec: dict[ModuleKey, NodeModule]) -> Iterator[NodeModule]:
@@ -298,20 +298,20 @@ class NodeReconciliation:
     async def _workers(self, spec: dict[ModuleKey, NodeModule], status: dict[ModuleKey, NodeModule]) -> None:
         new_status = dict(status)
         for key in sorted({*spec, *status, *self.pods}):
-            wanted, there = spec.get(key), status.get(key)
+            version, existing = spec.get(key), status.get(key)
             pods = self.pods.get(key, [])
             for pod in pods:
                 await self._follow_worker(pod, key, new_status)
             if pods:
                 continue
             action = worker_action(
-                wanted and wanted.config, there and there.config,
-                status_boot=there.boot_id if there else "", boot=self._boot,
+                version and version.config, existing and existing.config,
+                status_boot=existing.boot_id if existing else "", boot=self._boot,
             )  # fmt: skip
             if action == "Forget":
                 new_status.pop(key)
             elif action:
-                module = wanted if action == "Load" else there
+                module = version if action == "Load" else existing
                 assert module
                 hosts = self.knobs.host_paths
                 await self._create(worker_pod(self.name, module, action, host_paths=hosts, simulated=self.simulated))

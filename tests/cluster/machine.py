@@ -37,13 +37,13 @@ Argument = str | Path
 
 
 def wait_until(
-    condition: Callable[[], object], what: str, timeout: float = 60, *, every: float = 0.05, hint: str = ""
+    condition: Callable[[], object], description: str, timeout: float = 60, *, every: float = 0.05, hint: str = ""
 ) -> None:
     """Return as soon as ``condition`` is true; raise a ClusterError naming ``what`` after the timeout."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
-            raise ClusterError(f"{what}: not within {timeout:g} s" + (f"; {hint}" if hint else ""))
+            raise ClusterError(f"{description}: not within {timeout:g} s" + (f"; {hint}" if hint else ""))
         time.sleep(every)
 
 
@@ -154,7 +154,7 @@ class Machine:
         environment: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in the machine to its end, ``text`` being its standard input."""
-        done = subprocess.run(
+        result = subprocess.run(
             self.enter(command),
             input=text or "",
             capture_output=True,
@@ -163,10 +163,10 @@ class Machine:
             check=False,
             env=self.environment(environment),
         )
-        if check and done.returncode:
+        if check and result.returncode:
             words = " ".join(map(str, command))
-            raise ClusterError(f"{self.name}: {words}: ended with {done.returncode}\n{done.stdout}{done.stderr}")
-        return done
+            raise ClusterError(f"{self.name}: {words}: ended with {result.returncode}\n{result.stdout}{result.stderr}")
+        return result
 
     def add_daemon(
         self,
@@ -184,7 +184,7 @@ class Machine:
 
     def socket(self, family: int, kind: int, protocol: int = 0) -> socket.socket:
         """A socket in the machine's network, used from here like any other."""
-        made: list[socket.socket] = []
+        sockets: list[socket.socket] = []
         failed: list[OSError] = []
 
         # Which network a new socket belongs to is a property of the thread, so one thread changes it and ends.
@@ -194,7 +194,7 @@ class Machine:
                     libc = ctypes.CDLL(None, use_errno=True)
                     if libc.setns(network.fileno(), _CLONE_NEWNET):
                         raise OSError(ctypes.get_errno(), f"cannot enter the network of {self.name}")
-                made.append(socket.socket(family, kind, protocol))
+                sockets.append(socket.socket(family, kind, protocol))
             except OSError as error:
                 failed.append(error)
 
@@ -203,7 +203,7 @@ class Machine:
         thread.join()
         if failed:
             raise failed[0]
-        return made[0]
+        return sockets[0]
 
     def uevent(self, action: str, device: Argument, subsystem: str, **properties: str) -> None:
         """Send a uevent of a device as a driver does: with sender port 0 and a SEQNUM.
@@ -343,8 +343,8 @@ class Daemon:
 
 def shared_directories(more: Sequence[Path]) -> list[Path]:
     """The read-only directories that a machine shares with the host: this repository and its Python."""
-    wanted = {path.resolve() for path in (REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), *more)}
-    outermost = [path for path in sorted(wanted) if not any(parent in wanted for parent in path.parents)]
+    paths = {path.resolve() for path in (REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), *more)}
+    outermost = [path for path in sorted(paths) if not any(parent in paths for parent in path.parents)]
     return [path for path in outermost if path != Path("/usr") and Path("/usr") not in path.parents]
 
 

@@ -78,11 +78,13 @@ def application(replicas: int, name: str = "app", *, budget: int | str | None = 
     metadata = {"name": name, "namespace": NAMESPACE}
     template = {"metadata": {"labels": labels}, "spec": pod}
     spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template}
-    made: list[Object] = [{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}]
+    manifests: list[Object] = [{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}]
     if budget is not None:
         limits = {"selector": {"matchLabels": labels}, "maxUnavailable": budget}
-        made.append({"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata, "spec": limits})
-    return made
+        manifests.append(
+            {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata, "spec": limits}
+        )
+    return manifests
 
 
 class Operator:
@@ -149,11 +151,11 @@ class Lab:
     @contextmanager
     def process(self, *flags: str, **environment: str) -> Iterator[Operator]:
         """An operator that is not started yet, and ends with the block."""
-        made = Operator(self.directory, self.operator_kubeconfig(), *flags, **environment)
+        manifests = Operator(self.directory, self.operator_kubeconfig(), *flags, **environment)
         try:
-            yield made
+            yield manifests
         finally:
-            made.kill()
+            manifests.kill()
 
     def operator_kubeconfig(self) -> str:
         """A kubeconfig with a token of the operator's service account."""
@@ -170,8 +172,8 @@ class Lab:
     def path(name: str = "onload") -> str:
         return f"/apis/onload.amd.com/v1alpha1/namespaces/{NAMESPACE}/onloads/{name}".rstrip("/")
 
-    def create(self, wanted: Object) -> Object:
-        code, answer = self.cluster.request("POST", self.path(""), wanted)
+    def create(self, manifest: Object) -> Object:
+        code, answer = self.cluster.request("POST", self.path(""), manifest)
         assert code == http.HTTPStatus.CREATED, answer
         return answer
 
@@ -260,12 +262,16 @@ class Lab:
             if only and name not in only:
                 continue
             labels = node["metadata"]["labels"]
-            wanted = {NAMES.gate_label: version}
+            expected = {NAMES.gate_label: version}
             for key in modules:
-                wanted |= {key.label(DESIRED): version, key.label(LOADER[self.kmm.generation]): version, key.ready: ""}
+                expected |= {
+                    key.label(DESIRED): version,
+                    key.label(LOADER[self.kmm.generation]): version,
+                    key.ready: "",
+                }
             found += [
                 f"{name}: {key}={labels.get(key)}, expected {value}"
-                for key, value in wanted.items()
+                for key, value in expected.items()
                 if labels.get(key) != value
             ]
             if not sfc and SFC.label(DESIRED) in labels:
@@ -290,9 +296,9 @@ class Lab:
         self.wait(lambda: not self.problems(version, sfc=sfc), f"{version} on all nodes", timeout)
         self.wait_condition("Ready", "True")
 
-    def wait(self, condition: Any, what: str, timeout: float = 60) -> None:
+    def wait(self, condition: Any, description: str, timeout: float = 60) -> None:
         try:
-            wait_until(condition, what, timeout, every=0.1)
+            wait_until(condition, description, timeout, every=0.1)
         except Exception as error:
             error.add_note("\n".join(self.problems(str(self.status().get("onload", {}).get("version")))))
             error.add_note(json.dumps(self.status(), indent=1))

@@ -112,9 +112,9 @@ def _plugin(mode: str) -> Object:
         "volumeMounts": mounts(_VOLUMES),
     }
     pod = {"initContainers": [init], "containers": [container], "volumes": host_paths(_VOLUMES | _PROGRAMS)}
-    made = plugin_daemonset("intel-fpga-plugin", pod)
-    made["metadata"].update(name=f"{PREFIX}intel-fpga-plugin", namespace=NAMESPACE)
-    return made
+    daemonset = plugin_daemonset("intel-fpga-plugin", pod)
+    daemonset["metadata"].update(name=f"{PREFIX}intel-fpga-plugin", namespace=NAMESPACE)
+    return daemonset
 
 
 def _webhook() -> Object:
@@ -151,14 +151,14 @@ def _webhook() -> Object:
 
 def _configuration(authority: bytes) -> Object:
     service = {"name": f"{PREFIX}webhook-service", "namespace": NAMESPACE, "path": "/pods"}
-    asked = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
     hook = {
         "name": "fpga.mutator.webhooks.intel.com",
         "admissionReviewVersions": ["v1"],
         "clientConfig": {"service": service, "caBundle": encoded(authority)},
         "failurePolicy": "Ignore",
         "sideEffects": "None",
-        "rules": [asked],
+        "rules": [rule],
     }
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",

@@ -120,15 +120,15 @@ def _parts(scratch: Path) -> dict[str, Path]:
 
 def _locked(scratch: Path, *command: str | Path) -> str:
     """The output of a script of deploy/images. Repeated with current packages if locked ones are unavailable."""
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
-    if done.returncode == _EXIT_PACKAGE_GONE:
-        print(f"{done.stderr.strip()}; the tests use the present packages", file=sys.stderr)
+    result = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    if result.returncode == _EXIT_PACKAGE_GONE:
+        print(f"{result.stderr.strip()}; the tests use the present packages", file=sys.stderr)
         lock = scratch / "packages.lock"
         _locked(scratch, RECIPES / "debian.py", "update", "--lock", lock)
-        done = subprocess.run([sys.executable, *command, "--lock", lock], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ClusterError(f"{Path(command[0]).name}: {done.stderr or done.stdout}")
-    return done.stdout
+        result = subprocess.run([sys.executable, *command, "--lock", lock], capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise ClusterError(f"{Path(command[0]).name}: {result.stderr or result.stdout}")
+    return result.stdout
 
 
 def _digest(*names: str) -> str:

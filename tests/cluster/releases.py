@@ -30,10 +30,10 @@ def runner(cluster: Cluster, namespace: str, directory: Path) -> Helm:
     return call
 
 
-def succeed(done: subprocess.CompletedProcess[str]) -> str:
+def succeed(result: subprocess.CompletedProcess[str]) -> str:
     """The output of a command, which must succeed."""
-    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
-    return done.stdout
+    assert result.returncode == 0, f"{result.stdout}{result.stderr}"
+    return result.stdout
 
 
 def all_objects(cluster: Cluster, namespace: str) -> set[str]:

@@ -270,7 +270,7 @@ def runc() -> str:
     A bind mount is read-only on top only, and emulated hardware is mounts in /sys; a sysfs has none. containerd can
     take `ro` back for privileged containers, but not `rro`, so that cannot stand in the base already.
     """
-    told = ",".join(f'"{option}"' for option in _SYS_OPTIONS)
+    options = ",".join(f'"{option}"' for option in _SYS_OPTIONS)
     return f"""\
 #!/bin/sh
 bundle= process=
@@ -282,7 +282,7 @@ for word; do
     last=$word
 done
 [ -z "$process" ] || sed -z -E -i -e 's/"CAP_SYS_RESOURCE",\\s*|,\\s*"CAP_SYS_RESOURCE"//g' "$process"
-[ -z "$bundle" ] || sed -i 's/{told}/&,"rro"/' "$bundle/config.json"
+[ -z "$bundle" ] || sed -i 's/{options}/&,"rro"/' "$bundle/config.json"
 exec runc "$@"
 """
 

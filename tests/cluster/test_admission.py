@@ -147,14 +147,14 @@ def served_by(cluster: Cluster) -> ServingTls:
 async def test_a_pod_is_mutated_by_both_webhooks_as_in_the_tables(api: Cluster) -> None:
     async with hooked(api, served_by(api), authority=api.authority) as server:
         await asked_for(api, server)
-        status, made = await ask(api, pod("512Ki", provider="aesmd", hostNetwork=False))
-    assert status == 201, made
-    one = made["spec"]["containers"][0]
+        status, instance = await ask(api, pod("512Ki", provider="aesmd", hostNetwork=False))
+    assert status == 201, instance
+    one = instance["spec"]["containers"][0]
     assert one["resources"]["limits"] == one["resources"]["requests"]
     assert one["resources"]["limits"] == {"sgx.intel.com/epc": "512Ki", "sgx.intel.com/enclave": "1"}
     assert {"name": "aesmd-socket", "mountPath": "/var/run/aesmd"} in one["volumeMounts"]
     assert one["env"] == [{"name": "SGX_AESM_ADDR", "value": "1"}]
-    assert made["metadata"]["annotations"]["sgx.intel.com/epc"] == "512Ki"
+    assert instance["metadata"]["annotations"]["sgx.intel.com/epc"] == "512Ki"
 
 
 async def test_the_message_of_a_denial_is_shown_to_the_user(api: Cluster) -> None:
@@ -171,18 +171,18 @@ async def test_the_message_of_a_denial_is_shown_to_the_user(api: Cluster) -> Non
 async def test_a_warning_reaches_kubectl(api: Cluster) -> None:
     async with hooked(api, served_by(api), authority=api.authority) as server:
         await asked_for(api, server)
-        wanted = {"apiVersion": "v1", "kind": "Pod", **pod(provider="nobody")}
+        manifest = {"apiVersion": "v1", "kind": "Pod", **pod(provider="nobody")}
         arguments = ("create", "--dry-run=server", f"--namespace={NAMESPACE}", "--filename=-")
-        done = await asyncio.to_thread(
+        result = await asyncio.to_thread(
             subprocess.run,
             [api.assets.program("kubectl"), *arguments],
-            input=json.dumps(wanted),
+            input=json.dumps(manifest),
             capture_output=True,
             text=True,
             check=True,
             env=os.environ | {"KUBECONFIG": str(api.kubeconfig)},
         )
-    assert "Warning: sgx.intel.com/quote-provider: 'nobody' names no container" in done.stderr
+    assert "Warning: sgx.intel.com/quote-provider: 'nobody' names no container" in result.stderr
 
 
 async def test_authorities_and_certificates_change_under_load_and_every_pod_is_admitted(api: Cluster) -> None:
@@ -202,9 +202,9 @@ async def test_authorities_and_certificates_change_under_load_and_every_pod_is_a
             async def load() -> None:
                 nonlocal pods
                 while len(set(store.authorities)) < before[0] + 3 or len(set(store.certificates)) < before[1] + 3:
-                    status, made = await ask(api, pod())
-                    assert status == 201, made
-                    assert "sgx.intel.com/enclave" in made["spec"]["containers"][0]["resources"]["limits"]
+                    status, instance = await ask(api, pod())
+                    assert status == 201, instance
+                    assert "sgx.intel.com/enclave" in instance["spec"]["containers"][0]["resources"]["limits"]
                     pods += 1
 
             async with asyncio.timeout(90):
@@ -224,11 +224,11 @@ async def test_two_programs_share_one_certificate_whoever_is_first(api: Cluster)
             stores = [Store(client, "injected"), Store(client, "injected")]
             both = [Trust(store, ServingTls(), trust_settings) for store in stores]
             await asyncio.gather(*(one.reconcile() for one in both))
-            held = await stores[0].read()
-        assert held is not None
+            secret = await stores[0].read()
+        assert secret is not None
         found = api.get(f"{HOOKS}/injected")
         assert found is not None
-        assert base64.b64decode(found["webhooks"][0]["clientConfig"]["caBundle"]) == held.data["ca.crt"]
+        assert base64.b64decode(found["webhooks"][0]["clientConfig"]["caBundle"]) == secret.data["ca.crt"]
     finally:
         api.request("DELETE", f"{HOOKS}/injected")
         api.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/secrets/own")

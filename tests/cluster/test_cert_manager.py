@@ -69,9 +69,9 @@ class Webhook(NamedTuple):
 
 
 def completes_resources(cluster: Cluster) -> bool:
-    asked = resource("npu", "asked", nodeSelector={"example.com/nowhere": "true"})
+    manifest = resource("npu", "asked", nodeSelector={"example.com/nowhere": "true"})
     path = "/apis/deviceplugin.intel.com/v1/npudeviceplugins?dryRun=All"
-    status, answer = cluster.request("POST", path, asked)
+    status, answer = cluster.request("POST", path, manifest)
     return status == 201 and "image" in answer["spec"]
 
 
@@ -136,8 +136,8 @@ def served(cluster: Cluster, node: Node, namespace: str, service: str, secret_na
     authority = secret(cluster, namespace, secret_name).get("ca.crt", b"").decode()
     command = ["nsenter", f"--target={node.pid}", "--net", "--", sys.executable, "-c", HANDSHAKE]
     words = [found["spec"]["clusterIP"], f"{service}.{namespace}.svc", authority]
-    done = subprocess.run([*command, *words], capture_output=True, check=False, timeout=60)
-    return done.stdout.strip()
+    result = subprocess.run([*command, *words], capture_output=True, check=False, timeout=60)
+    return result.stdout.strip()
 
 
 @contextmanager
@@ -156,8 +156,8 @@ def uninterrupted(cluster: Cluster, webhooks: Sequence[Webhook]) -> Iterator[Cal
                 sent[webhook.tree] += 1
 
     def some_more() -> None:
-        wanted = min(sent.values()) + 10
-        wait_until(lambda: min(sent.values()) >= wanted, "more requests", 60)
+        minimum = min(sent.values()) + 10
+        wait_until(lambda: min(sent.values()) >= minimum, "more requests", 60)
 
     thread = threading.Thread(target=ask)
     thread.start()
@@ -208,9 +208,9 @@ def test_without_cert_manager_a_tree_and_the_chart_name_the_missing_kind(
     assert cluster.get(path) is None
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": render(DEPLOY / OPERATOR_TREE)})
     words = [cluster.assets.program("kubectl"), f"--kubeconfig={cluster.kubeconfig}", "apply", "--dry-run=server"]
-    done = subprocess.run([*words, "--filename=-"], input=text, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert NO_CERT_MANAGER in done.stderr
+    result = subprocess.run([*words, "--filename=-"], input=text, capture_output=True, text=True, check=False)
+    assert result.returncode != 0
+    assert NO_CERT_MANAGER in result.stderr
     run = runner(cluster, namespace, tmp_path)
     before = all_objects(cluster, namespace)
     refused = run("install", "operator", CHARTS / "intel-device-plugins-operator", *CERTIFICATE)

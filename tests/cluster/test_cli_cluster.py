@@ -51,10 +51,10 @@ def listed(cluster: Cluster, *arguments: str) -> Any:
 
 
 def place(cluster: Cluster, namespace: str, name: str, count: int, node: str = "") -> None:
-    made = pod(name, namespace=namespace, resources={I915: str(count)})
+    path = pod(name, namespace=namespace, resources={I915: str(count)})
     if node:
-        made["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
-    cluster.apply(made)
+        path["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
+    cluster.apply(path)
 
 
 def scheduled(cluster: Cluster, namespace: str, name: str, status: str) -> bool:
@@ -121,13 +121,13 @@ def test_a_user_with_rights_on_one_namespace_sees_it_and_reads_what_is_missing(
 def test_the_directory_of_a_pod_has_the_time_of_its_allocation(cluster: Cluster, node: Node, namespace: str) -> None:
     cluster.apply(pod("worker", namespace=namespace, node=node.name))
     found = cluster.wait_pod("worker", namespace=namespace)
-    made = node.path(f"/var/lib/kubelet/pods/{found['metadata']['uid']}/plugins").stat().st_mtime
+    path = node.path(f"/var/lib/kubelet/pods/{found['metadata']['uid']}/plugins").stat().st_mtime
     (container,) = found["status"]["containerStatuses"]
     created, started = (
         datetime.fromisoformat(text).timestamp()
         for text in (found["metadata"]["creationTimestamp"], container["state"]["running"]["startedAt"])
     )
-    assert created <= made < started + 1  # times of the API are whole seconds
+    assert created <= path < started + 1  # times of the API are whole seconds
 
 
 def reader(user: str, namespace: str) -> list[Object]:

@@ -88,9 +88,9 @@ def test_a_privileged_pod_configures_a_device_on_a_real_node(start_cluster: Call
     script = f"echo 16 > {QAT}/sriov_numvfs && ls {QAT} && echo 16 > {QAT}/sriov_totalvfs"
     cluster.apply(pod("init", "sh", "-c", script, host_paths=["/sys"], securityContext={"privileged": True}))
     cluster.wait_pod("init", "Failed")
-    seen = cluster.kubectl("logs", "init")
-    assert "virtfn15" in seen
-    assert "Permission denied" in seen
+    log = cluster.kubectl("logs", "init")
+    assert "virtfn15" in log
+    assert "Permission denied" in log
     kernel = kernel_of(node)
     assert kernel.read(f"{QAT}/sriov_numvfs") == "16\n"
     node.reboot()

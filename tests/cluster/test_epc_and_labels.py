@@ -72,9 +72,9 @@ class Program:
 
 
 def token(cluster: Cluster, namespace: str, account: str, bound: Object | None = None) -> str:
-    wanted: Object = {"spec": {"audiences": [], **({"boundObjectRef": bound} if bound else {})}}
+    request: Object = {"spec": {"audiences": [], **({"boundObjectRef": bound} if bound else {})}}
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
-    status, answer = cluster.request("POST", path, wanted)
+    status, answer = cluster.request("POST", path, request)
     assert status == 201, answer
     return str(answer["status"]["token"])
 
@@ -241,7 +241,7 @@ def test_a_node_feature_is_deleted_with_its_node(cluster: Cluster, run: Run, sgx
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
     ]
     rbac = "rbac.authorization.k8s.io"
-    made: list[Any] = [
+    objects: list[Any] = [
         definition,
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "teller", "namespace": "kube-system"}},
         {"apiVersion": f"{rbac}/v1", "kind": "ClusterRole", "metadata": {"name": "teller"}, "rules": rules},
@@ -253,7 +253,7 @@ def test_a_node_feature_is_deleted_with_its_node(cluster: Cluster, run: Run, sgx
             "subjects": [{"kind": "ServiceAccount", "name": "teller", "namespace": "kube-system"}],
         },
     ]
-    cluster.apply(*made)
+    cluster.apply(*objects)
     path = f"/apis/{group}/v1alpha1/namespaces/kube-system/nodefeatures"
     wait_until(lambda: cluster.get(path), "the kind of object")
     account = token(cluster, "kube-system", "teller")
@@ -346,17 +346,17 @@ def test_with_the_policy_it_labels_its_own_node_only(cluster: Cluster, run: Run,
         holder["spec"]["serviceAccountName"] = "accelplane-labels"
         cluster.apply(holder)
         undo.callback(cluster.kubectl, "delete", "pod", "holder", "-n", "kube-system", "--now", "--wait")
-        there = cluster.wait_pod("holder", namespace="kube-system")
-        bound = {"apiVersion": "v1", "kind": "Pod", "name": "holder", "uid": there["metadata"]["uid"]}
+        existing = cluster.wait_pod("holder", namespace="kube-system")
+        bound = {"apiVersion": "v1", "kind": "Pod", "name": "holder", "uid": existing["metadata"]["uid"]}
         own = token(cluster, "kube-system", "accelplane-labels", bound)
 
         def refused(path: str, change: Object) -> bool:
             return POLICY in refusal(cluster, tmp_path, own, path, change)
 
-        ours, foreign = {"labels": {"gpu.intel.com/x": "y"}}, {"labels": {"example.com/x": "y"}}
+        changes, foreign = {"labels": {"gpu.intel.com/x": "y"}}, {"labels": {"example.com/x": "y"}}
         # The policy is in force some moments after it is there.
         wait_until(lambda: refused("node-1", {"metadata": foreign}), "the policy")
-        assert refused("other-node", {"metadata": ours})
+        assert refused("other-node", {"metadata": changes})
         assert refused("node-1", {"metadata": {"labels": {"kubernetes.io/hostname": None}}})
         assert refused("node-1", {"metadata": {"annotations": {"x": "y"}}})
         assert refused("node-1", {"metadata": {"finalizers": ["example.com/x"]}})
@@ -366,7 +366,7 @@ def test_with_the_policy_it_labels_its_own_node_only(cluster: Cluster, run: Run,
         assert refused("node-1/status", {"status": {"capacity": {"cpu": None}}})
         assert refused("node-1/status", {"status": {"conditions": []}})
         assert refused("node-1/status", {"status": {"addresses": []}})
-        assert not refusal(cluster, tmp_path, own, "node-1", {"metadata": ours})
+        assert not refusal(cluster, tmp_path, own, "node-1", {"metadata": changes})
         assert run(own, "labels", "-output=node", "-epc", sgx).ended()[0] == 0
         assert labels(cluster)[f"{PREFIX}/sgx"] == "true"
         assert RESOURCE in capacity(cluster)

@@ -99,8 +99,8 @@ def test_an_init_container_reports_its_result_for_each_device(deployed: Deployed
     ended = daemonset.init()
     assert ended
     assert (ended["exitCode"], ended["reason"]) == (0, "Completed")
-    said = daemonset.init_log()
-    assert [words for words in SAID[family] if words not in said] == [], said
+    log = daemonset.init_log()
+    assert [words for words in SAID[family] if words not in log] == [], log
 
 
 def test_the_node_has_exactly_the_resources_of_the_provisioned_devices(deployed: Deployed) -> None:
@@ -155,12 +155,12 @@ def held(deployed: Deployed) -> Mapping[str, Given]:
 def test_a_container_gets_functions_of_qat_by_their_services(
     deployed: Deployed, held: Mapping[str, Given], name: str, pf: str
 ) -> None:
-    families, given = deployed.families, held[name]
-    assert set(given.variables) == {"QAT0", "QAT1"}
-    groups = {f"/dev/vfio/{families.group(address)}" for address in given.variables.values()}
+    families, allocation = deployed.families, held[name]
+    assert set(allocation.variables) == {"QAT0", "QAT1"}
+    groups = {f"/dev/vfio/{families.group(address)}" for address in allocation.variables.values()}
     assert len(groups) == 2
-    assert given.nodes == {"/dev/vfio/vfio", *groups}
-    for address in given.variables.values():
+    assert allocation.nodes == {"/dev/vfio/vfio", *groups}
+    for address in allocation.variables.values():
         assert families.leads_to(f"/sys/bus/pci/devices/{address}/physfn") == pf
 
 
@@ -168,11 +168,11 @@ def test_a_container_gets_functions_of_qat_by_their_services(
 def test_a_container_gets_a_queue_under_its_name_and_its_number(
     deployed: Deployed, held: Mapping[str, Given], name: str, directory: str, count: int
 ) -> None:
-    given = held[name]
-    assert given.variables == {}
-    queues = [node for node in given.nodes if node.startswith(directory)]
+    allocation = held[name]
+    assert allocation.variables == {}
+    queues = [node for node in allocation.nodes if node.startswith(directory)]
     assert len(queues) == count
-    assert given.nodes == {*queues, *(f"/dev/char/{deployed.families.number(queue)}" for queue in queues)}
+    assert allocation.nodes == {*queues, *(f"/dev/char/{deployed.families.number(queue)}" for queue in queues)}
 
 
 @pytest.mark.parametrize(("name", "function"), [("pf", DLB1), ("vf", f"{DLB0}/virtfn0")])
@@ -189,12 +189,12 @@ def test_a_container_gets_sgx(held: Mapping[str, Given], name: str, node: str) -
 
 
 def test_one_container_gets_several_resources(deployed: Deployed, held: Mapping[str, Given]) -> None:
-    families, given = deployed.families, held["several"]
-    assert set(given.variables) == {"QAT0"}
-    (queue,) = (node for node in given.nodes if node.startswith("/dev/dsa/"))
-    assert given.nodes == {
+    families, allocation = deployed.families, held["several"]
+    assert set(allocation.variables) == {"QAT0"}
+    (queue,) = (node for node in allocation.nodes if node.startswith("/dev/dsa/"))
+    assert allocation.nodes == {
         "/dev/vfio/vfio",
-        f"/dev/vfio/{families.group(given.variables['QAT0'])}",
+        f"/dev/vfio/{families.group(allocation.variables['QAT0'])}",
         queue,
         f"/dev/char/{families.number(queue)}",
         "/dev/sgx_enclave",
@@ -220,20 +220,20 @@ def test_nothing_is_mounted_for_these_families(deployed: Deployed, held: Mapping
 def test_our_demos_run_to_their_ends(families: Families) -> None:
     words = [word for demo in DEMOS for word in ("--filename", REPOSITORY / f"demo/{demo}-pod.yaml")]
     families.cluster.kubectl("apply", "--namespace", NAMESPACE, *words)
-    told = {}
+    outputs = {}
     for demo in DEMOS:
         try:
             families.cluster.wait_pod(demo, "Succeeded", namespace=NAMESPACE)
         except ClusterError as error:
             log = families.cluster.kubectl("logs", demo, "-n", NAMESPACE, check=False)
             raise ClusterError(f"{error}\n{log}") from None
-        told[demo] = families.cluster.kubectl("logs", demo, "-n", NAMESPACE)
+        outputs[demo] = families.cluster.kubectl("logs", demo, "-n", NAMESPACE)
     families.cluster.kubectl("delete", "configmaps", "-n", NAMESPACE, *DEMOS, "--wait=false")
-    assert re.search(r"given: QAT0=0000:65:\S+ QAT1=0000:65:\S+\ngiven: /dev/vfio/\d+ ", told["qat-compress"])
-    assert re.match(r"given: /dev/dsa/wq0\.\d\n", told["dsa-copy"])
-    assert re.match(r"given: /dev/iax/wq1\.\d\n", told["iaa-deflate"])
-    assert re.match(r"given: /dev/dlb\d\n", told["dlb-pipeline"])
-    assert re.match(r"given: /dev/sgx_enclave\n/dev/sgx_enclave can be opened", told["sgx-simulation"])
+    assert re.search(r"given: QAT0=0000:65:\S+ QAT1=0000:65:\S+\ngiven: /dev/vfio/\d+ ", outputs["qat-compress"])
+    assert re.match(r"given: /dev/dsa/wq0\.\d\n", outputs["dsa-copy"])
+    assert re.match(r"given: /dev/iax/wq1\.\d\n", outputs["iaa-deflate"])
+    assert re.match(r"given: /dev/dlb\d\n", outputs["dlb-pipeline"])
+    assert re.match(r"given: /dev/sgx_enclave\n/dev/sgx_enclave can be opened", outputs["sgx-simulation"])
 
 
 # Restarts.
@@ -260,12 +260,12 @@ def test_restarts_of_plugins_and_init_containers_change_nothing(families: Famili
         deployed.daemonsets[family].restart()
     for family in (*TREES, "sgx"):
         deployed.daemonsets[family].wait_running()
-    said = {family: deployed.daemonsets[family].init_log() for family in TREES}
+    logs = {family: deployed.daemonsets[family].init_log() for family in TREES}
     for family in TREES:
         assert deployed.daemonsets[family].wait_init() == 0
         count = 2 if family == "qat" else 1
-        assert f"{count} device{'s' * (count > 1)}: {count} unchanged" in said[family], said[family]
-        assert "applied:" not in said[family]
+        assert f"{count} device{'s' * (count > 1)}: {count} unchanged" in logs[family], logs[family]
+        assert "applied:" not in logs[family]
     families.wait(EVERYTHING)
     assert (families.life("worker"), families.given("worker"), families.snapshot()) == before
     families.run("late", {CY: 2, DSA: 3, IAA: 3, PF: 1})

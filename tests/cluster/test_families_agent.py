@@ -75,9 +75,9 @@ def test_memory_stays_below_the_limit(running: tuple[Families, DaemonSet]) -> No
 
 
 def test_a_pod_gets_a_device_of_every_family(families: Families) -> None:
-    given = families.given("worker")
-    assert set(given.variables) == {"QAT0"}
-    kinds = {re.sub(r"[\d.:]+$", "", node) for node in given.nodes}
+    allocation = families.given("worker")
+    assert set(allocation.variables) == {"QAT0"}
+    kinds = {re.sub(r"[\d.:]+$", "", node) for node in allocation.nodes}
     assert {"/dev/dsa/wq", "/dev/iax/wq", "/dev/dlb", "/dev/sgx_enclave", "/dev/sgx_provision", "/dev/vfio/"} <= kinds
 
 
@@ -105,8 +105,10 @@ def test_a_qat_device_without_a_heartbeat_is_unhealthy_with_all_its_functions(fa
 
 
 def test_a_disabled_queue_is_removed_and_the_other_queues_are_kept(families: Families) -> None:
-    held = {node.rpartition("/")[2] for node in families.given("worker").nodes if node.startswith("/dev/dsa/")}
-    queue = min({f"wq0.{number}" for number in range(4)} - held)
+    allocated_nodes = {
+        node.rpartition("/")[2] for node in families.given("worker").nodes if node.startswith("/dev/dsa/")
+    }
+    queue = min({f"wq0.{number}" for number in range(4)} - allocated_nodes)
     before = {name: families.read(f"/sys/bus/dsa/devices/{queue}/{name}") for name in FORGOTTEN}
     families.kernel.write("/sys/bus/dsa/drivers/user/unbind", queue)
     families.wait(ALL | {DSA: 3})
@@ -122,10 +124,10 @@ def test_sgx_without_driver_is_unhealthy_until_the_driver_returns(families: Fami
 
 
 def test_a_dlb_function_without_driver_is_removed(families: Families) -> None:
-    held = {node for node in families.given("worker").nodes if node.startswith("/dev/dlb")}
+    allocated_nodes = {node for node in families.given("worker").nodes if node.startswith("/dev/dlb")}
     free = [f"0000:62:00.{number}" for number in (1, 2)]
     nodes = {names.pop(): address for address in free if (names := families.names(f"{DEVICES}/{address}/dlb2"))}
-    node = min({f"/dev/{name}" for name in nodes} - held)
+    node = min({f"/dev/{name}" for name in nodes} - allocated_nodes)
     address = nodes[node.removeprefix("/dev/")]
     families.kernel.write("/sys/bus/pci/drivers/dlb2/unbind", address)
     families.wait(ALL | {VF: 1})

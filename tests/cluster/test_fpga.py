@@ -194,10 +194,10 @@ def test_init_containers_have_their_functions_before_the_others(fpga: Fpga) -> N
     fpga.program(NLB3)
     for afu in (NLB0, NLB3):
         fpga.install(afu)
-    wanted = requesting_pod("in-turn", ORCHESTRATED[NLB3])
+    manifest = requesting_pod("in-turn", ORCHESTRATED[NLB3])
     (first,) = requesting_pod("first", ORCHESTRATED[NLB0])["spec"]["containers"]
-    wanted["spec"]["initContainers"] = [{**first, "name": "first"}]
-    fpga.cluster.apply(wanted)
+    manifest["spec"]["initContainers"] = [{**first, "name": "first"}]
+    fpga.cluster.apply(manifest)
     assert fpga.output_of("in-turn") == [NLB0, "/dev/dfl-port.0", NLB3, "/dev/dfl-port.0"]
 
 
@@ -205,10 +205,10 @@ def test_a_container_has_functions_in_the_regions_of_two_cards_of_the_other_driv
     opae.install(NLB3)
     opae.install(NLB0, OTHER)
     look = f"cat {' '.join(f'{port}/afu_id' for port in OPAE_PORTS)}; find /dev -name 'intel-fpga-*' | sort"
-    wanted = requesting_pod("both", "fpga.intel.com/d5005-nlb3-orchestrated", "sh", "-c", look)
-    (container,) = wanted["spec"]["containers"]
+    manifest = requesting_pod("both", "fpga.intel.com/d5005-nlb3-orchestrated", "sh", "-c", look)
+    (container,) = manifest["spec"]["containers"]
     container["resources"]["limits"]["fpga.intel.com/arria10.dcp1.0-nlb0-orchestrated"] = "1"
-    opae.cluster.apply(wanted)
+    opae.cluster.apply(manifest)
     # The first card has another port, which nothing was asked for.
     ports = [f"/dev/intel-fpga-port.{number}" for number in range(3)]
     assert opae.output_of("both") == [NLB3, NLB0, NLB0, *ports]
@@ -248,9 +248,9 @@ def test_a_newly_programmed_function_replaces_the_former_resource(fpga: Fpga) ->
         )
         assert fpga.output_of("preprogrammed") == [NLB3, "/dev/dfl-port.0"]
         # It waits until somebody programs that again.
-        seen = fpga.cluster.pod("gone", TEAM)
-        assert seen
-        assert seen["status"]["phase"] == "Pending"
+        pod = fpga.cluster.pod("gone", TEAM)
+        assert pod
+        assert pod["status"]["phase"] == "Pending"
         fpga.program(NLB0)
         assert fpga.output_of("gone") == [NLB0, "/dev/dfl-port.0"]
         fpga.wait_for_allocatable(WITH[NLB0])
@@ -309,23 +309,23 @@ def test_the_operator_serves_the_webhook_and_runs_the_plugin_while_a_resource_ex
 
     fpga.cluster.kubectl("delete", "--filename", sample)
     fpga.wait_for_allocatable()
-    gone = "/apis/apps/v1/namespaces/inteldeviceplugins-system/daemonsets"
-    assert (fpga.cluster.get(gone) or {})["items"] == []
+    path = "/apis/apps/v1/namespaces/inteldeviceplugins-system/daemonsets"
+    assert (fpga.cluster.get(path) or {})["items"] == []
 
 
 # It is in the namespace of our own tree, which takes its time to go: meanwhile there was the operator.
 def test_pods_get_their_functions_with_the_manifests_of_the_original(fpgas: Fpgas) -> None:
     fpga = fpgas.nodes[0]
-    made = {
+    installations = {
         mode: Installation(originals.NAMESPACE, "intel-fpga-plugin", originals.fpga_originals(fpgas.cluster, mode))
         for mode in ("af", "region")
     }
-    fpgas.install(made["af"], {"node-1": [WITH[fpga.afu]]})
+    fpgas.install(installations["af"], {"node-1": [WITH[fpga.afu]]})
     fpga.program(NLB0)
     fpga.cluster.apply(requesting_pod("original-af", PREPROGRAMMED[NLB0]))
     assert fpga.output_of("original-af") == [NLB0, "/dev/dfl-port.0"]
     # As an administrator goes from one of the overlays to the other.
-    fpgas.apply(made["region"], OFFERED)
+    fpgas.apply(installations["region"], OFFERED)
     fpga.install(NLB3)
     fpga.node.run("ctr", "--namespace=k8s.io", "images", "tag", "--force", BUSYBOX_IMAGE, f"docker.io/{DEMO_IMAGE}")
     fpga.cluster.apply(demo())

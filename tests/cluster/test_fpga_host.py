@@ -47,8 +47,8 @@ def host(programs: Path, tmp_path: Path) -> Path:
 def on(host: Path, *command: str, state: str = "") -> tuple[int, str, str]:
     """Runs it in that root file system, read-only, without an environment."""
     words = ["unshare", "--mount", "/bin/sh", "-c", READ_ONLY, str(host), *command]
-    done = subprocess.run(words, input=state, env={}, capture_output=True, text=True, timeout=60, check=False)
-    return done.returncode, done.stdout, done.stderr
+    result = subprocess.run(words, input=state, env={}, capture_output=True, text=True, timeout=60, check=False)
+    return result.returncode, result.stdout, result.stderr
 
 
 def test_the_three_names_are_one_static_program(programs: Path) -> None:
@@ -86,10 +86,10 @@ def test_the_hook_needs_no_files_of_the_host(host: Path) -> None:
 
 def test_the_program_name_selects_the_command(programs: Path) -> None:
     hook = programs / "intel-fpga-crihook"
-    done = subprocess.run(
+    result = subprocess.run(
         ["fpga_tool"], executable=hook, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr.partition(":")[0]) == (1, "intel-fpga-crihook")
+    assert (result.returncode, result.stderr.partition(":")[0]) == (1, "intel-fpga-crihook")
 
 
 def test_the_tools_program_cards(programs: Path, tmp_path: Path) -> None:
@@ -97,6 +97,6 @@ def test_the_tools_program_cards(programs: Path, tmp_path: Path) -> None:
     path.write_bytes(gbs(metadata(afu=NLB3), bytes.fromhex(NLB3) + b"x" * 3_000_000))
     words = [sys.executable, "-m", "accelplane", "simulate", "fpga", "--"]
     tool = [str(programs / "fpga_tool"), "-b", str(path), "-d", "dfl-port.0", "pr"]
-    done = subprocess.run([*words, *tool], capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith(f'OK\nAfter : Interface ID: "{INTERFACE}" AFU ID: "{NLB3}"\n')
+    result = subprocess.run([*words, *tool], capture_output=True, text=True, timeout=120, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.endswith(f'OK\nAfter : Interface ID: "{INTERFACE}" AFU ID: "{NLB3}"\n')

@@ -73,9 +73,9 @@ def events_of(installation: Installation, kind: str, name: str) -> list[tuple[st
     return [(each["reason"], each["message"]) for each in about if each["reportingComponent"].startswith("accelplane")]
 
 
-def shown(installation: Installation, what: str) -> list[str]:
+def shown(installation: Installation, description: str) -> list[str]:
     """What kubectl shows of the only one of a kind, under each head but the age."""
-    head, row = installation.cluster.kubectl("get", what, f"--namespace={TEAM}", "--output=wide").splitlines()
+    head, row = installation.cluster.kubectl("get", description, f"--namespace={TEAM}", "--output=wide").splitlines()
     assert head.split()[-1] == "AGE"
     return row.split()[:-1]
 

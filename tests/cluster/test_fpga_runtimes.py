@@ -61,10 +61,10 @@ def fpga(programs: Runtime) -> Iterator[Fpga]:
     node = replace(plan("node-1", NodeSpec(fpgas=[DFL])), runtime=programs)
     with running_cluster(node) as cluster, cluster.namespace(TEAM):
         cluster.import_image(product_image())
-        made = Fpga(cluster, cluster.nodes["node-1"], DFL, PORT)
+        instance = Fpga(cluster, cluster.nodes["node-1"], DFL, PORT)
         objects = render(REPOSITORY / "deploy/fpga_plugin/overlays/regiondevel")
-        Fpgas(cluster, [made]).install(Installation(NAMESPACE, APP, objects), {"node-1": [REGION]})
-        yield made
+        Fpgas(cluster, [instance]).install(Installation(NAMESPACE, APP, objects), {"node-1": [REGION]})
+        yield instance
 
 
 @pytest.fixture
@@ -116,8 +116,8 @@ def test_a_pod_programs_its_region_itself(fpga: Fpga) -> None:
 def test_regions_without_a_programming_hook_are_not_allocated_and_the_reason_is_reported(regions: Fpga) -> None:
     regions.cluster.apply(requesting_pod("waits", ORCHESTRATED[NLB3]))
     pod = ("pod", "waits", f"--namespace={TEAM}")
-    wanted = f"Insufficient {REGION}"
-    wait_until(lambda: wanted in regions.cluster.kubectl("describe", *pod), "the pod: kept waiting", 60)
+    expected = f"Insufficient {REGION}"
+    wait_until(lambda: expected in regions.cluster.kubectl("describe", *pod), "the pod: kept waiting", 60)
     plugin = (f"--namespace={NAMESPACE}", f"--selector=app={APP}", "--tail=-1")
     reason = f"dfl-fme.0 is unhealthy: the container runtime 'containerd://{OLD_CONTAINERD}."
     wait_until(lambda: reason in regions.cluster.kubectl("logs", *plugin), "the plugin: saying why", 60)

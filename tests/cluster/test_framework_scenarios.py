@@ -243,8 +243,8 @@ def test_an_unhealthy_card_keeps_its_pod_gets_no_new_one_and_recovers(setup: Set
     setup.ask("waiting", {I915: 1})
 
     def waits() -> bool:
-        seen = setup.cluster.pod("waiting", setup.namespace) or {"status": {}}
-        return any(each.get("reason") == "Unschedulable" for each in seen["status"].get("conditions", ()))
+        pod = setup.cluster.pod("waiting", setup.namespace) or {"status": {}}
+        return any(each.get("reason") == "Unschedulable" for each in pod["status"].get("conditions", ()))
 
     wait_until(waits, "the pod that finds no card")
     assert setup.life("patient") == before
@@ -434,7 +434,7 @@ def test_a_hundred_kubelet_restarts_lose_no_devices_or_allocations_and_leak_no_m
     setup.run("worker", {I915: 3}, restart="Always")
     setup.run("monitor", {MONITORING: 1}, restart="Always")
     before = [setup.life(name) for name in ("worker", "monitor")]
-    held = {holding.resource: (holding.ids, holding.response) for holding in setup.holdings()}
+    allocations = {holding.resource: (holding.ids, holding.response) for holding in setup.holdings()}
     pods = {holding.pod_uid for holding in setup.holdings()}
     devices = {I915: 2 * CARDS, MONITORING: 1}
     pid, memory, seconds = plugin.pid, [_resident(plugin)], []
@@ -443,7 +443,9 @@ def test_a_hundred_kubelet_restarts_lose_no_devices_or_allocations_and_leak_no_m
         known = setup.node.kubelet.log.stat().st_size
         seconds.append(_restart(setup.node, signal.SIGTERM if turn % 2 else signal.SIGKILL, devices))
         now = [holding for holding in setup.holdings() if holding.pod_uid in pods]
-        assert {holding.resource: (holding.ids, holding.response) for holding in now} == held, f"restart {turn + 1}"
+        assert {holding.resource: (holding.ids, holding.response) for holding in now} == allocations, (
+            f"restart {turn + 1}"
+        )
         memory.append(_resident(plugin))
         if turn % 25 == 24:
             # This kubelet lives long enough to look at all pods again. Before it has heard of the API server's pods, it

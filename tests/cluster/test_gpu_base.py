@@ -116,13 +116,13 @@ def test_a_pod_gets_one_card_with_its_links_and_no_files_of_the_other(plugin: Pl
     def run(*command: str) -> str:
         return cluster.kubectl("exec", "worker", "-n", namespace, "--", *command)
 
-    seen = run("find", "/dev/dri", "-type", "c").split()
-    given = {name for name in seen if "by-path" not in name}
-    index = min(int(re.sub(r"\D", "", name)) for name in given)
-    assert given == {f"/dev/dri/card{index}", f"/dev/dri/renderD{128 + index}"}
+    names = run("find", "/dev/dri", "-type", "c").split()
+    nodes = {name for name in names if "by-path" not in name}
+    index = min(int(re.sub(r"\D", "", name)) for name in nodes)
+    assert nodes == {f"/dev/dri/card{index}", f"/dev/dri/renderD{128 + index}"}
     address = f"0000:00:{2 + index:02x}.0"
     links = {f"/dev/dri/by-path/pci-{address}-card", f"/dev/dri/by-path/pci-{address}-render"}
-    assert set(seen) - given == links
+    assert set(names) - nodes == links
     assert run("sh", "-c", f"echo hello > /dev/dri/renderD{128 + index} && echo written") == "written\n"
     mounts = [line.split() for line in run("cat", "/proc/mounts").splitlines()]
     assert {place for _, place, _, options, *_ in mounts if "ro" in options.split(",")} >= links

@@ -146,8 +146,8 @@ def gpus(deployed: Gpus) -> Iterator[Gpus]:
 
 
 def gas(cards: str, tiles: str = "", timestamp: str = "") -> dict[str, str]:
-    given = {"gas-container-cards": cards, "gas-container-tiles": tiles, "gas-ts": timestamp}
-    return {name: value for name, value in given.items() if value}
+    annotations = {"gas-container-cards": cards, "gas-container-tiles": tiles, "gas-ts": timestamp}
+    return {name: value for name, value in annotations.items() if value}
 
 
 def test_containers_get_the_cards_and_tiles_of_the_annotations(gpus: Gpus) -> None:

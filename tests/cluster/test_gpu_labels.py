@@ -110,8 +110,8 @@ def test_the_init_container_of_a_custom_resource_installs_a_hook_with_the_right_
     with_sysfs_of_the_node(spec["initContainers"][0], spec, "/host-sys")
     deploy(daemonset)
     hook = f"{NFD}/source.d/intel-gpu-nfdhook"
-    done = node.run(hook)
-    assert set(done.stdout.splitlines()) == LINES
+    result = node.run(hook)
+    assert set(result.stdout.splitlines()) == LINES
     node.remove(hook)
 
 
@@ -179,6 +179,6 @@ def test_an_overlay_becomes_ready(
 ) -> None:
     cluster.kubectl("label", "node", "node-1", f"{SELECTED}=true", "--overwrite")
     deploy(*rendered(cluster, OVERLAYS / tree, namespace))
-    for name, wanted in PUBLISHED[tree].items():
-        wait_until(lambda name=name, wanted=wanted: node.allocatable(f"{GPU}/{name}") == wanted, name)
+    for name, expected in PUBLISHED[tree].items():
+        wait_until(lambda name=name, wanted=expected: node.allocatable(f"{GPU}/{name}") == wanted, name)
     cluster.kubectl("label", "node", "node-1", f"{SELECTED}-")

@@ -77,9 +77,9 @@ def test_a_pod_sees_the_simulated_sysfs_read_only_unless_it_is_privileged(cluste
         )  # fmt: skip
     cluster.wait_pod("plain", "Failed", namespace=namespace)
     cluster.wait_pod("mighty", "Succeeded", namespace=namespace)
-    seen = cluster.kubectl("logs", "plain", "-n", namespace)
-    assert seen.count("renderD128") == 2
-    assert "Read-only file system" in seen
+    output = cluster.kubectl("logs", "plain", "-n", namespace)
+    assert output.count("renderD128") == 2
+    assert "Read-only file system" in output
     assert "written" in cluster.kubectl("logs", "mighty", "-n", namespace)
 
 
@@ -101,8 +101,8 @@ def test_an_image_is_built_from_a_directory(cluster: Cluster, namespace: str, tm
 def test_a_memory_limit_is_enforced(cluster: Cluster, namespace: str) -> None:
     greedy = ["dd", "if=/dev/zero", "of=/dev/null", "bs=200M", "count=1"]
     cluster.apply(pod("greedy", *greedy, namespace=namespace, resources={"memory": "30Mi"}))
-    seen = cluster.wait_pod("greedy", "Failed", namespace=namespace)
-    assert seen["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] == "OOMKilled"
+    failed_pod = cluster.wait_pod("greedy", "Failed", namespace=namespace)
+    assert failed_pod["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] == "OOMKilled"
 
 
 @pytest.mark.parametrize("name", ["kubelet", "containerd", "kube-proxy"])
@@ -166,10 +166,10 @@ def test_hardware_is_plugged_and_unplugged_while_the_node_runs(node: Node, tmp_p
     shutil.rmtree(tmp_path)
     node.copy_tree(tmp_path)
     node.remove("/dev/dri/card2")
-    seen = node.run("find", "/sys/class/drm", "/sys/bus/pci", "/sys/devices/pci0000:00", "/dev/dri").stdout
-    assert "card2" not in seen
-    assert "0000:00:04.0" not in seen
-    assert "card1" in seen
+    output = node.run("find", "/sys/class/drm", "/sys/bus/pci", "/sys/devices/pci0000:00", "/dev/dri").stdout
+    assert "card2" not in output
+    assert "0000:00:04.0" not in output
+    assert "card1" in output
 
 
 def test_emulated_hardware_may_be_below_directories_of_the_real_sysfs(node: Node, tmp_path: Path) -> None:
@@ -410,12 +410,12 @@ class Traces:
     @classmethod
     def of(cls, claim: state.Claim | None) -> Traces:
         assert claim
-        held: dict[str, int] = {}
+        holders: dict[str, int] = {}
         for parent in claim.machines().values():
             for first in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
                 namespace = Path(f"/proc/{first}/ns/pid")
-                held[str(namespace.readlink())] = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
-        return cls(claim, held)
+                holders[str(namespace.readlink())] = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+        return cls(claim, holders)
 
     def processes(self) -> dict[str, str]:
         """Processes that are in one of the namespaces, or have the directory in their command line."""

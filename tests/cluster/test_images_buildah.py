@@ -39,11 +39,11 @@ SETTINGS = ("etc/apt/sources.list.d", "etc/apt/apt.conf.d", "etc/ssl/certs", "et
 
 
 def run(*command: str | Path, **environment: str) -> str:
-    done = subprocess.run(
+    result = subprocess.run(
         command, env=os.environ | environment, cwd=REPOSITORY, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    return done.stdout
+    assert result.returncode == 0, f"{command}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
+    return result.stdout
 
 
 class Buildah:

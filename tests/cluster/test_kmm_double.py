@@ -33,8 +33,8 @@ def kwok(cluster_is_possible: None) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module", params=[1, 2])
 def kmm(kwok: Cluster, request: pytest.FixtureRequest) -> Iterator[Kmm]:
-    with installed(kwok, request.param) as made:
-        yield made
+    with installed(kwok, request.param) as instance:
+        yield instance
 
 
 @pytest.fixture(autouse=True)

@@ -38,22 +38,22 @@ def real(cluster_is_possible: None) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["KMM 1.1", "KMM 2"])
 def kmm(real: Cluster, request: pytest.FixtureRequest) -> Iterator[Kmm]:
-    with installed(real, request.param) as made:
-        made.set_knobs(host_paths=[CONTROL_DIRECTORY])
-        yield made
-        set_versions(made, None, None)
+    with installed(real, request.param) as instance:
+        instance.set_knobs(host_paths=[CONTROL_DIRECTORY])
+        yield instance
+        set_versions(instance, None, None)
         wait_until(lambda: not loaded(real, "sfc"), "the module sfc: unloaded")
 
 
 def create(kmm: Kmm, key: ModuleKey, name: str, version: str, **container: str) -> None:
-    wanted = module(
+    manifest = module(
         key.name,
         version=version,
         modprobe={"moduleName": name, "parameters": ["--first-time"]},
         mappings=[{"regexp": ".*", "containerImage": IMAGE.format(version)}],
         **container,
     )
-    code, answer = kmm.cluster.request("POST", PATH, wanted)
+    code, answer = kmm.cluster.request("POST", PATH, manifest)
     assert code == http.HTTPStatus.CREATED, answer
 
 

@@ -107,11 +107,16 @@ def program(cluster: Cluster, identity: str = "") -> Iterator[subprocess.Popen[b
         process.wait()
 
 
-def greet(cluster: Cluster, name: str, whom: str) -> None:
-    greeting = {"apiVersion": "example.com/v1", "kind": "Greeting", "metadata": {"name": name}, "spec": {"whom": whom}}
+def greet(cluster: Cluster, name: str, greeting_name: str) -> None:
+    greeting = {
+        "apiVersion": "example.com/v1",
+        "kind": "Greeting",
+        "metadata": {"name": name},
+        "spec": {"whom": greeting_name},
+    }
     found = cluster.get(f"{GREETINGS}/{name}")
     if found:
-        status, answer = cluster.request("PUT", f"{GREETINGS}/{name}", {**found, "spec": {"whom": whom}})
+        status, answer = cluster.request("PUT", f"{GREETINGS}/{name}", {**found, "spec": {"whom": greeting_name}})
     else:
         status, answer = cluster.request("POST", GREETINGS, greeting)
     assert status in {200, 201}, answer
@@ -173,13 +178,13 @@ async def test_the_documented_example_behaves_as_described(api: Cluster) -> None
 
 
 async def test_finalizers_delay_deletion_and_keep_those_of_others(api: Cluster) -> None:
-    ours, other = "example.com/ours", "example.com/other"
+    finalizer, other = "example.com/ours", "example.com/other"
     async with connected(api) as client:
         stale = await client.create(text("finalized"))
         await add_finalizer(client, stale, other)
-        added = await add_finalizer(client, stale, ours)
+        added = await add_finalizer(client, stale, finalizer)
         assert added.metadata
-        assert added.metadata.finalizers == [other, ours]
+        assert added.metadata.finalizers == [other, finalizer]
         assert await client.delete(ConfigMap, "finalized", NAMESPACE)
         deleting = await client.get(ConfigMap, "finalized", NAMESPACE)
         assert deleting.metadata
@@ -187,11 +192,11 @@ async def test_finalizers_delay_deletion_and_keep_those_of_others(api: Cluster) 
         with pytest.raises(ValueError, match="ConfigMap finalized: is being deleted"):
             await add_finalizer(client, deleting, "example.com/late")
         await remove_finalizer(client, added, other)
-        left = await remove_finalizer(client, added, ours)
+        left = await remove_finalizer(client, added, finalizer)
         assert left is None or left.metadata
         with pytest.raises(NotFound):
             await client.get(ConfigMap, "finalized", NAMESPACE)
-        assert await remove_finalizer(client, added, ours) is None
+        assert await remove_finalizer(client, added, finalizer) is None
 
 
 async def test_caches_of_two_types_share_one_watch_of_metadata_only_if_both_read_no_more(api: Cluster) -> None:
@@ -224,11 +229,11 @@ async def test_caches_of_two_types_share_one_watch_of_metadata_only_if_both_read
 
 async def test_the_real_server_and_the_double_respond_equally(api: Cluster) -> None:
     async with connected(api) as client:
-        made = await client.apply(text("t", a="1"))
-        assert made.metadata
-        assert made.metadata.managedFields
-        assert made.metadata.managedFields[0].manager == "test"
-        stale = made.metadata.resourceVersion
+        created = await client.apply(text("t", a="1"))
+        assert created.metadata
+        assert created.metadata.managedFields
+        assert created.metadata.managedFields[0].manager == "test"
+        stale = created.metadata.resourceVersion
         await client.patch(ConfigMap, "t", {"data": {"b": "2"}}, namespace=NAMESPACE)
         changed = await client.patch(ConfigMap, "t", [{"op": "remove", "path": "/data/a"}], namespace=NAMESPACE)
         assert changed.data == {"b": "2"}
@@ -247,7 +252,7 @@ async def test_the_real_server_and_the_double_respond_equally(api: Cluster) -> N
 
 async def test_a_dry_run_stores_nothing_and_names_are_escaped(api: Cluster) -> None:
     async with connected(api) as client:
-        made = await client.create(text("dry", a="1"))
+        created = await client.create(text("dry", a="1"))
         assert (await client.apply(text("dry", a="2"), dry_run=True)).data == {"a": "2"}
         assert (await client.replace(text("dry", a="2"), dry_run=True)).data == {"a": "2"}
         patched = await client.patch(ConfigMap, "dry", {"data": {"a": "2"}}, namespace=NAMESPACE, dry_run=True)
@@ -258,7 +263,7 @@ async def test_a_dry_run_stores_nothing_and_names_are_escaped(api: Cluster) -> N
         assert await client.delete(ConfigMap, "dry", NAMESPACE, dry_run=True)
         for name in ("dry#x", "dry?x", "dry x"):
             assert not await client.delete(ConfigMap, name, NAMESPACE)
-        assert (await client.get(ConfigMap, "dry", NAMESPACE)) == made
+        assert (await client.get(ConfigMap, "dry", NAMESPACE)) == created
         with pytest.raises(NotFound):
             await client.get(ConfigMap, "dry-other", NAMESPACE)
         assert await client.delete(ConfigMap, "dry", NAMESPACE)
@@ -301,13 +306,13 @@ async def test_bookmarks_are_sent_and_lists_come_in_pages(api: Cluster) -> None:
             await client.apply(text(f"page-{number}"))
         listing = await client.list(ConfigMap, LABELED, page=3)
         assert len(listing.items) == 7
-        seen: set[str] = set()
+        names: set[str] = set()
         watch = client.watch(ConfigMap, LABELED, listing.resource_version, duration=4, idle=30)
         others = asyncio.create_task(change_others(client))
         async for event in watch:
-            seen.add(event.type)
+            names.add(event.type)
         others.cancel()
-        assert seen == {"BOOKMARK"}
+        assert names == {"BOOKMARK"}
         for number in range(7):
             await client.delete(ConfigMap, f"page-{number}", NAMESPACE)
 
@@ -333,12 +338,12 @@ async def test_a_cache_lists_again_after_compaction(api: Cluster) -> None:
         with pytest.raises(Gone):
             async for _ in client.watch(ConfigMap, LABELED, version.resourceVersion or "", duration=10, idle=30):
                 pass
-        heard: list[tuple[Any, Any]] = []
-        cache.subscribe(lambda old, new: heard.append((old and old.metadata.name, new and new.metadata.name)))  # pyright: ignore[reportOptionalMemberAccess]
-        del heard[:]
+        events: list[tuple[Any, Any]] = []
+        cache.subscribe(lambda old, new: events.append((old and old.metadata.name, new and new.metadata.name)))  # pyright: ignore[reportOptionalMemberAccess]
+        del events[:]
         again = asyncio.create_task(informer.run())
         await until(lambda: cache.get(Request("new", NAMESPACE)) is not None, 20)
-        assert sorted(heard, key=str) == [("goes", None), (None, "new")]
+        assert sorted(events, key=str) == [("goes", None), (None, "new")]
         again.cancel()
         for name in ("stays", "new"):
             await client.delete(ConfigMap, name, NAMESPACE)
@@ -415,7 +420,7 @@ RBAC = "rbac.authorization.k8s.io"
 def account(cluster: Cluster, name: str, *rules: dict[str, Any]) -> str:
     """The token of a service account that may do this in the cluster."""
     accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
-    made = [
+    items = [
         (accounts, {"metadata": {"name": name}}),
         (f"/apis/{RBAC}/v1/clusterroles", {"metadata": {"name": name}, "rules": rules}),
         (
@@ -427,7 +432,7 @@ def account(cluster: Cluster, name: str, *rules: dict[str, Any]) -> str:
             },
         ),
     ]
-    for path, thing in made:
+    for path, thing in items:
         status, answer = cluster.request("POST", path, thing)
         assert status == 201, answer
     status, answer = cluster.request("POST", f"{accounts}/{name}/token", {"spec": {}})

@@ -189,8 +189,8 @@ class OnloadNode:
         return status.get("capacity", {}).get(RESOURCE), status.get("allocatable", {}).get(RESOURCE)
 
     def wait_healthy(self, *, healthy: bool = True) -> None:
-        wanted = (str(MAX_PODS), str(MAX_PODS if healthy else 0))
-        wait_until(lambda: self.amounts == wanted, f"node-1: {wanted} of {RESOURCE}", 60, hint=self.log())
+        expected = (str(MAX_PODS), str(MAX_PODS if healthy else 0))
+        wait_until(lambda: self.amounts == expected, f"node-1: {expected} of {RESOURCE}", 60, hint=self.log())
 
     @property
     def plugin_pod(self) -> Object | None:

@@ -82,26 +82,26 @@ def resource(cluster: Cluster, family: str, name: str) -> dict[str, Any]:
 def holds(found: dict[str, Any], kind: str) -> bool:
     """Whether a condition holds, said about the resource as it is now."""
     generation = found["metadata"]["generation"]
-    said = [each for each in found.get("status", {}).get("conditions", []) if each["type"] == kind]
-    return any(each["status"] == "True" and each["observedGeneration"] == generation for each in said)
+    conditions = [each for each in found.get("status", {}).get("conditions", []) if each["type"] == kind]
+    return any(each["status"] == "True" and each["observedGeneration"] == generation for each in conditions)
 
 
 def is_as_rendered(cluster: Cluster, family: str, name: str) -> bool:
     """Whether there is one DaemonSet, the one that the resource asks for, and its status says so."""
     found = resource(cluster, family, name)
-    wanted = render(models.decode(found), Settings(namespace=NAMESPACE))
-    there = daemonsets(cluster)
-    return len(there) == 1 and plan(wanted, there).apply is None and holds(found, "Available")
+    expected = render(models.decode(found), Settings(namespace=NAMESPACE))
+    existing = daemonsets(cluster)
+    return len(existing) == 1 and plan(expected, existing).apply is None and holds(found, "Available")
 
 
 @pytest.mark.parametrize("family", models.KINDS)
 async def test_a_sample_is_reconciled_edited_repaired_and_deleted(
     cluster: Cluster, operator: Path, family: str
 ) -> None:
-    wanted = sample(family)
-    wanted["spec"]["nodeSelector"] = NOWHERE
-    name, kind = wanted["metadata"]["name"], f"{family}deviceplugin"
-    cluster.kubectl("apply", "--filename=-", text=json.dumps(wanted))
+    expected = sample(family)
+    expected["spec"]["nodeSelector"] = NOWHERE
+    name, kind = expected["metadata"]["name"], f"{family}deviceplugin"
+    cluster.kubectl("apply", "--filename=-", text=json.dumps(expected))
     await until(lambda: is_as_rendered(cluster, family, name), 30)
     (made,) = daemonsets(cluster)
     assert resource(cluster, family, name)["status"]["controlledDaemonSet"]["uid"] == made["metadata"]["uid"]

@@ -35,9 +35,9 @@ def made_before(days: float, found: CertificateSet | None = None) -> Certificate
     return renew(found, NAMES, datetime.now(UTC) - timedelta(days=days), CertificatePolicy())
 
 
-def keep(installation: Installation, wanted: CertificateSet) -> None:
+def keep(installation: Installation, certificates: CertificateSet) -> None:
     """Puts it into the operator's Secret."""
-    data = {name: base64.b64encode(content).decode() for name, content in wanted.secret_data().items()}
+    data = {name: base64.b64encode(content).decode() for name, content in certificates.secret_data().items()}
     # A null takes it out.
     change = {"data": {name: content or None for name, content in data.items()}}
     path = f"{SECRETS}/{KEPT_IN}"
@@ -77,13 +77,13 @@ def asked_all_the_time(installation: Installation) -> Iterator[list[object]]:
     enough = Event()
 
     def ask() -> int:
-        asked = 0
+        count = 0
         while not enough.is_set():
             code, answer = installation.cluster.request("POST", PLUGINS, resource("npu", "asked"))
             if code != 201 or "image" not in answer["spec"]:
                 wrong.append(answer)
-            asked += 1
-        return asked
+            count += 1
+        return count
 
     with ThreadPoolExecutor() as pool:
         requesting_pod = [pool.submit(ask) for _ in range(2)]

@@ -136,10 +136,10 @@ def test_a_status_requires_both_numbers_and_accepts_conditions(cluster: Cluster,
     cluster.kubectl("apply", "--filename", OPERATOR / "samples" / "deviceplugin_v1_dsadeviceplugin.yaml")
     words = ("patch", "dsadeviceplugin", "dsadeviceplugin-sample", "--subresource=status", "--type=merge", "--patch")
     path = "/apis/deviceplugin.intel.com/v1/dsadeviceplugins/dsadeviceplugin-sample"
-    made = cluster.get(path)
-    assert made is not None
-    assert made["spec"]["driver"] == "idxd"
-    status, answer = cluster.request("PUT", f"{path}/status", made | {"status": {"nodeNames": ["a"]}})
+    result = cluster.get(path)
+    assert result is not None
+    assert result["spec"]["driver"] == "idxd"
+    status, answer = cluster.request("PUT", f"{path}/status", result | {"status": {"nodeNames": ["a"]}})
     assert (status, answer["message"].count("Required value")) == (422, 2)
     condition = {
         "type": "Available",

@@ -246,10 +246,10 @@ def test_forbidden_operations_are_rejected_and_change_nothing(installation: Inst
 
 
 def test_missing_fields_get_their_defaults(installation: Installation, operator: Operator) -> None:
-    made: dict[str, Any] = {family: installation.create(resource(family, "bare"))["spec"] for family in models.KINDS}
-    for family, spec in made.items():
+    specs: dict[str, Any] = {family: installation.create(resource(family, "bare"))["spec"] for family in models.KINDS}
+    for family, spec in specs.items():
         assert spec["image"] == own_image(f"intel-{family}-plugin")
-    assert [family for family, spec in made.items() if "initImage" in spec] == ["fpga"]
+    assert [family for family, spec in specs.items() if "initImage" in spec] == ["fpga"]
     for family in models.KINDS:
         installation.wait_as_asked(family, "bare")
         installation.delete(family, "bare")

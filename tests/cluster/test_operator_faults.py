@@ -85,9 +85,9 @@ WATCHES: dict[str, Callable[[FaultyWay], object]] = {
 class Setup:
     """What users see of the cluster, and the operator on its troubled way to it."""
 
-    def __init__(self, troubled: Installation, way: FaultyWay, operator: Operator) -> None:
+    def __init__(self, troubled: Installation, proxy: FaultyWay, operator: Operator) -> None:
         self.kubeconfig = troubled.kubeconfig
-        self.way = way
+        self.way = proxy
         self.operator = operator
         self._cluster = troubled.cluster
 
@@ -96,8 +96,8 @@ class Setup:
         self.operator.kill()
         self.operator.begin()
 
-    def do(self, deed: Deed) -> None:
-        match deed:
+    def do(self, change: Deed) -> None:
+        match change:
             case Put(plural, thing):
                 self._put(f"{_place(plural)}/{thing['metadata']['name']}", thing)
             case Remove(plural, name):
@@ -131,15 +131,15 @@ class Setup:
         return [each for each in found if each["metadata"]["name"] in OURS.get(plural, {each["metadata"]["name"]})]
 
     def _put(self, path: str, thing: Object) -> None:
-        wanted = copy.deepcopy(thing)
+        changed_thing = copy.deepcopy(thing)
         code = http.HTTPStatus.CONFLICT
         while code == http.HTTPStatus.CONFLICT:
             if (found := self._cluster.get(path)) is None:
-                code, answer = self._cluster.request("POST", path.rpartition("/")[0], wanted)
+                code, answer = self._cluster.request("POST", path.rpartition("/")[0], changed_thing)
             else:
                 # Of a node nothing but its labels ever changes.
-                labels = wanted["metadata"].get("labels")
-                changed = wanted if labels is None else found
+                labels = changed_thing["metadata"].get("labels")
+                changed = changed_thing if labels is None else found
                 changed["metadata"] = {**found["metadata"], **({"labels": labels} if labels else {})}
                 code, answer = self._cluster.request("PUT", path, changed)
         assert code in {http.HTTPStatus.OK, http.HTTPStatus.CREATED}, answer["message"]
@@ -160,22 +160,22 @@ async def setup(installation: Installation, tmp_path: Path) -> AsyncIterator[Set
     pair = Authority("tests").server("localhost", "localhost")
     (tmp_path / "tls.crt").write_bytes(pair.certificate)
     (tmp_path / "tls.key").write_bytes(pair.key)
-    async with faulty_way(installation.kubeconfig) as way:
+    async with faulty_way(installation.kubeconfig) as proxy:
         troubled = Installation(installation.cluster, tmp_path)
         config = json.loads(troubled.kubeconfig.read_text())
-        config["clusters"][0]["cluster"] = {"server": way.url}
+        config["clusters"][0]["cluster"] = {"server": proxy.url}
         del config["contexts"][0]["context"]["user"]
         troubled.kubeconfig.write_text(json.dumps(config))
         flags = (f"-devices={','.join(FAMILIES)}", "-certificate-secret=", f"-cert-dir={tmp_path}")
         with troubled.process(*flags, **OVERRIDES) as operator:
-            made = Setup(troubled, way, operator)
+            instance = Setup(troubled, proxy, operator)
             operator.begin()
             try:
-                yield made
+                yield instance
             finally:
-                made.clear()
-            way.faults.clear()
-            await until(lambda: not made.end(), 60)
+                instance.clear()
+            proxy.faults.clear()
+            await until(lambda: not instance.end(), 60)
             operator.signal(signal.SIGTERM)
             await asyncio.to_thread(operator.ended)
             assert "Traceback" not in operator.text()
@@ -192,8 +192,8 @@ async def prepare(setup: Setup, name: str) -> None:
     """Has there be what a scenario begins with, and nothing else."""
     setup.clear()
     await until(lambda: not setup.end(), 60)
-    for deed in SCENARIOS[name].before:
-        setup.do(deed)
+    for change in SCENARIOS[name].before:
+        setup.do(change)
     await settle(setup, name)
 
 
@@ -204,18 +204,18 @@ async def expected(setup: Setup, name: str) -> Object:
     """The end of a scenario without faults, which is what the resources ask for."""
     if name not in _ends:
         await prepare(setup, name)
-        for deed in SCENARIOS[name].deeds:
-            setup.do(deed)
+        for change in SCENARIOS[name].deeds:
+            setup.do(change)
         await settle(setup, name)
         _ends[name] = setup.end()
     return _ends[name]
 
 
 async def ends_as_ever(setup: Setup, name: str) -> None:
-    wanted = await expected(setup, name)
+    expected_state = await expected(setup, name)
     with contextlib.suppress(TimeoutError):
-        await until(lambda: setup.end() == wanted, 60)
-    assert not difference(setup.end(), wanted), name
+        await until(lambda: setup.end() == expected_state, 60)
+    assert not difference(setup.end(), expected_state), name
     setup.way.faults.clear()
 
 
@@ -226,8 +226,8 @@ async def test_faults_at_every_second_request_do_not_change_the_final_state(setu
         await expected(setup, name)
         await prepare(setup, name)
         first, *_ = [setup.way.fault(ANY, skip=1 if index else turn % 2, **each) for index, each in enumerate(faults)]
-        for deed in scenario.deeds:
-            setup.do(deed)
+        for change in scenario.deeds:
+            setup.do(change)
         await ends_as_ever(setup, name)
         assert not first.times, name
 
@@ -239,20 +239,20 @@ async def test_an_operator_killed_at_a_write_continues(setup: Setup, after: bool
         await expected(setup, name)
         await prepare(setup, name)
         first, _ = (setup.way.fault(WRITE, skip=skip, hang=True, after=after, then=setup.revive) for skip in (after, 1))
-        for deed in SCENARIOS[name].deeds:
-            setup.do(deed)
+        for change in SCENARIOS[name].deeds:
+            setup.do(change)
         await ends_as_ever(setup, name)
         assert not first.times
 
 
-@pytest.mark.parametrize("what", WATCHES)
-async def test_failing_watches_hide_no_changes(setup: Setup, what: str) -> None:
+@pytest.mark.parametrize("description", WATCHES)
+async def test_failing_watches_hide_no_changes(setup: Setup, description: str) -> None:
     for name, scenario in SCENARIOS.items():
         await expected(setup, name)
         await prepare(setup, name)
-        for deed in scenario.deeds:
-            setup.do(deed)
-        WATCHES[what](setup.way)
+        for change in scenario.deeds:
+            setup.do(change)
+        WATCHES[description](setup.way)
         await ends_as_ever(setup, name)
 
 
@@ -261,8 +261,8 @@ async def test_a_request_without_response_is_retried(setup: Setup) -> None:
     await expected(setup, name)
     await prepare(setup, name)
     hanging = [setup.way.fault(f"^PATCH .*/{kind}", hang=True) for kind in ("daemonsets", "gpudeviceplugins")]
-    for deed in SCENARIOS[name].deeds:
-        setup.do(deed)
+    for change in SCENARIOS[name].deeds:
+        setup.do(change)
     await ends_as_ever(setup, name)
     assert not any(each.times for each in hanging)
 
@@ -282,8 +282,8 @@ async def test_idle_watches_hide_no_changes(setup: Setup) -> None:
     try:
         await until(lambda: setup.way.watches >= watches, 60)
         setup.way.mute_watches()
-        for deed in SCENARIOS[name].deeds:
-            setup.do(deed)
+        for change in SCENARIOS[name].deeds:
+            setup.do(change)
         await ends_as_ever(setup, name)
         manager.stop()
         await task

@@ -47,8 +47,8 @@ def label(installation: Installation, **labels: str | None) -> None:
 def pods(installation: Installation) -> set[str]:
     """The running pods of plugins."""
     found = installation.cluster.get(f"/api/v1/namespaces/{NAMESPACE}/pods") or {"items": []}
-    there = [each for each in found["items"] if "deletionTimestamp" not in each["metadata"]]
-    return {each["metadata"]["name"] for each in there if each["status"]["phase"] == "Running"}
+    existing = [each for each in found["items"] if "deletionTimestamp" not in each["metadata"]]
+    return {each["metadata"]["name"] for each in existing if each["status"]["phase"] == "Running"}
 
 
 def test_pods_follow_the_content_of_their_config_map_and_outlive_it(installation: Installation, clean: None) -> None:
@@ -109,14 +109,14 @@ def test_an_overlap_is_reported_while_node_labels_cause_it(installation: Install
 def warned(installation: Installation, family: str, name: str) -> str:
     """What kubectl prints for people of an edit that changes nothing but the log level."""
     words = ("patch", f"{family}deviceplugin", name, "--type=merge", '--patch={"spec":{"logLevel":1}}')
-    done = subprocess.run(
+    result = subprocess.run(
         [installation.cluster.assets.program("kubectl"), *words, "--dry-run=server"],
         capture_output=True,
         text=True,
         check=True,
         env=os.environ | {"KUBECONFIG": str(installation.kubeconfig)},
     )
-    return done.stderr
+    return result.stderr
 
 
 def lease(installation: Installation) -> Object:
@@ -140,9 +140,9 @@ def refuses(installation: Installation, operator: Operator) -> bool:
     wrong = resource("npu", "one", image="intel/intel-dsa-plugin:0.31.1")
     request = {"uid": "1", "operation": "CREATE", "kind": {"kind": wrong["kind"]}, "name": "one", "object": wrong}
     review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-    there = socket.create_connection((installation.cluster.addresses.host, operator.port), timeout=10)
+    existing = socket.create_connection((installation.cluster.addresses.host, operator.port), timeout=10)
     connection = http.client.HTTPConnection(SERVICE)
-    connection.sock = context.wrap_socket(there, server_hostname=f"{SERVICE}.{NAMESPACE}.svc")
+    connection.sock = context.wrap_socket(existing, server_hostname=f"{SERVICE}.{NAMESPACE}.svc")
     try:
         path = "/validate-deviceplugin-intel-com-v1-npudeviceplugin"
         connection.request("POST", path, json.dumps(review), {"Content-Type": "application/json"})
@@ -185,7 +185,7 @@ def test_a_second_operator_takes_over_when_the_first_is_killed_ends_or_is_suspen
 
         installation.serve(two)
         one.kill()
-        made = edited(installation, 2)
+        result = edited(installation, 2)
         assert leads(installation, two)
 
         one.start()
@@ -211,7 +211,7 @@ def test_a_second_operator_takes_over_when_the_first_is_killed_ends_or_is_suspen
         assert "lost by" in one.text()
         now = installation.daemonset("npu", "one")
         assert (now["metadata"]["uid"], now["metadata"]["generation"]) == (
-            made["metadata"]["uid"],
+            result["metadata"]["uid"],
             last["metadata"]["generation"],
         )
         two.stop()
@@ -244,7 +244,7 @@ def test_after_a_minute_without_the_api_server_reconciliation_continues(
         installation.wait_hooked()
         installation.create(resource("npu", "one", nodeSelector=NOWHERE))
         before = edited(installation, 1)
-        said = len(leader.text().splitlines()) + len(follower.text().splitlines())
+        line_count = len(leader.text().splitlines()) + len(follower.text().splitlines())
 
         with a_minute_away(installation.cluster.apiserver):
             # Who leads cannot know that it still does, and ends; a kubelet starts it again.
@@ -269,4 +269,4 @@ def test_after_a_minute_without_the_api_server_reconciliation_continues(
         follower.stop()
         lines = [*leader.text().splitlines(), *follower.text().splitlines()]
         assert "Traceback" not in "\n".join(lines)
-        assert len(lines) - said < 400, "\n".join(lines)
+        assert len(lines) - line_count < 400, "\n".join(lines)

@@ -62,8 +62,8 @@ def check_that_nothing_went_wrong(cluster: Cluster) -> None:
 
 def admits(cluster: Cluster) -> bool:
     """Whether the webhooks complete a custom resource."""
-    asked = resource("gpu", "asked", nodeSelector=NOWHERE)
-    status, answer = cluster.request("POST", f"{API}/gpudeviceplugins?dryRun=All", asked)
+    manifest = resource("gpu", "asked", nodeSelector=NOWHERE)
+    status, answer = cluster.request("POST", f"{API}/gpudeviceplugins?dryRun=All", manifest)
     return status == 201 and answer["spec"].get("image") == own_image("intel-gpu-plugin")
 
 
@@ -197,14 +197,14 @@ def holds(found: Any, condition: str) -> bool:
 
 def test_all_samples_are_reconciled_unchanged_and_deleted_completely(installed: Cluster) -> None:
     names = {family: sample(family)["metadata"]["name"] for family in models.KINDS}
-    wanted = {f"intel-{family}-plugin-{name}" for family, name in names.items()}
+    expected = {f"intel-{family}-plugin-{name}" for family, name in names.items()}
     installed.kubectl("apply", "--kustomize", SAMPLES)
-    wait_until(lambda: {*daemonsets(installed)} == wanted, "DaemonSets of all samples", 60)
+    wait_until(lambda: {*daemonsets(installed)} == expected, "DaemonSets of all samples", 60)
     for family, name in names.items():
         path = f"{API}/{family}deviceplugins/{name}"
         wait_until(lambda path=path: holds(installed.get(path), "Available"), f"{name}: available", 60)
-        made = daemonsets(installed)[f"intel-{family}-plugin-{name}"]["spec"]["template"]["spec"]
-        assert made["serviceAccountName"] == f"{PREFIX}plugins"
+        result = daemonsets(installed)[f"intel-{family}-plugin-{name}"]["spec"]["template"]["spec"]
+        assert result["serviceAccountName"] == f"{PREFIX}plugins"
     listed = installed.kubectl("get", "gpudeviceplugins", "--no-headers").split()
     assert listed[:3] == ["gpudeviceplugin-sample", "0", "0"]
     events = f"/apis/events.k8s.io/v1/namespaces/default/events?fieldSelector=regarding.name%3D{names['gpu']}"
@@ -308,10 +308,10 @@ def test_a_restricted_namespace_admits_the_pod_of_the_operator(installed: Cluste
 def read_metrics(node: Node, address: str, *token: str) -> tuple[int, str]:
     """Status and page, read through the Service from the network of the node."""
     command = ["nsenter", f"--target={node.pid}", "--net", "--", sys.executable, "-c", READS, address]
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, *(f"Bearer {each}" for each in token)], capture_output=True, text=True, check=True, timeout=60
     )
-    status, _, page = done.stdout.partition("\n")
+    status, _, page = result.stdout.partition("\n")
     return int(status), page
 
 

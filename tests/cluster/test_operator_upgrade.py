@@ -56,18 +56,18 @@ def wait_running(installation: Installation, images: Object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("upgrade", "asked", "run", "told"),
+    ("upgrade", "spec", "run", "expected"),
     [("spec", NEW, NEW, {}), ("daemonset", OLD, NEW, NEW), ("off", OLD, OLD, {})],
 )
 def test_older_images_of_existing_resources_are_upgraded_as_the_flag_selects(
-    installation: Installation, upgrade: str, asked: Object, run: Object, told: Object
+    installation: Installation, upgrade: str, spec: Object, run: Object, expected: Object
 ) -> None:
     installation.create(resource("qat", "one", **OLD))
     with installation.operator(f"-image-upgrade={upgrade}"):
         wait_running(installation, run)
-        installation.wait_said("qat", "one", OVERRIDDEN, holds=bool(told), words=told.get("image", ""))
-        assert asks(installation) == asked
-        assert effective(installation) == told
+        installation.wait_said("qat", "one", OVERRIDDEN, holds=bool(expected), words=expected.get("image", ""))
+        assert asks(installation) == spec
+        assert effective(installation) == expected
 
 
 def test_an_image_of_the_environment_applies_while_the_variable_is_set(installation: Installation) -> None:
@@ -99,11 +99,11 @@ def test_an_image_of_the_environment_is_written_into_the_resource_and_admitted(i
         assert runs(installation)["image"] == PINNED
 
 
-def made_by_go(asked: Object, name: str, init: Object, container: Object, volumes: list[Object]) -> Object:
+def made_by_go(spec: Object, name: str, init: Object, container: Object, volumes: list[Object]) -> Object:
     """A DaemonSet as Go's operator of 0.31.1 makes it."""
-    family = asked["kind"].removesuffix("DevicePlugin").lower()
+    family = spec["kind"].removesuffix("DevicePlugin").lower()
     label = {"app": f"intel-{family}-plugin"}
-    owner = {"apiVersion": asked["apiVersion"], "kind": asked["kind"], "controller": True, "blockOwnerDeletion": True}
+    owner = {"apiVersion": spec["apiVersion"], "kind": spec["kind"], "controller": True, "blockOwnerDeletion": True}
     secure = {"readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False}
     env = [{"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
     plugin = {"name": f"intel-{family}-plugin", "env": env, "securityContext": secure, **container}
@@ -120,7 +120,7 @@ def made_by_go(asked: Object, name: str, init: Object, container: Object, volume
             "name": name,
             "namespace": NAMESPACE,
             "labels": label,
-            "ownerReferences": [owner | {"name": asked["metadata"]["name"], "uid": asked["metadata"]["uid"]}],
+            "ownerReferences": [owner | {"name": spec["metadata"]["name"], "uid": spec["metadata"]["uid"]}],
         },
         "spec": {
             "selector": {"matchLabels": label},
@@ -130,7 +130,7 @@ def made_by_go(asked: Object, name: str, init: Object, container: Object, volume
     }
 
 
-def gpu_of_go(asked: Object) -> Object:
+def gpu_of_go(spec: Object) -> Object:
     """Under the name of the times when there was one resource of a kind."""
     devices = {"name": "devfs", "mountPath": "/dev/dri", "readOnly": True}
     drm = {"name": "sysfsdrm", "mountPath": "/sys/class/drm", "readOnly": True}
@@ -143,10 +143,10 @@ def gpu_of_go(asked: Object) -> Object:
     }
     init = {"name": "intel-gpu-initcontainer", "image": "intel/intel-gpu-initcontainer:0.31.1"}
     init_mounts: dict[str, Any] = {"volumeMounts": [features]}
-    return made_by_go(asked, "intel-gpu-plugin", init | init_mounts, container, [devices, drm, kubelet, features])
+    return made_by_go(spec, "intel-gpu-plugin", init | init_mounts, container, [devices, drm, kubelet, features])
 
 
-def qat_of_go(asked: Object) -> Object:
+def qat_of_go(spec: Object) -> Object:
     devices = {"name": "devdir", "mountPath": "/dev/vfio", "readOnly": True}
     debug = {"name": "debugfsdir", "mountPath": "/sys/kernel/debug", "readOnly": True}
     pci = {"name": "pcidir", "mountPath": "/sys/bus/pci"}
@@ -159,15 +159,17 @@ def qat_of_go(asked: Object) -> Object:
         "volumeMounts": [devices, debug, pci, kubelet],
     }
     init = {"name": "intel-qat-initcontainer", "image": "intel/intel-qat-initcontainer:0.31.1", "volumeMounts": [sysfs]}
-    return made_by_go(asked, "intel-qat-plugin-one", init, container, [devices, debug, pci, kubelet, sysfs])
+    return made_by_go(spec, "intel-qat-plugin-one", init, container, [devices, debug, pci, kubelet, sysfs])
 
 
 @pytest.mark.parametrize(("family", "made"), [("gpu", gpu_of_go), ("qat", qat_of_go)])
 def test_daemonsets_of_the_go_operator_are_adopted_and_their_pods_are_replaced_one_at_a_time(
     installation: Installation, family: str, made: Any
 ) -> None:
-    asked = installation.create(resource(family, "one", image=f"intel/intel-{family}-plugin:0.31.1"))
-    installation.cluster.kubectl("create", f"--field-manager={GO}", "--filename=-", text=json.dumps(made(asked)))
+    resource_object = installation.create(resource(family, "one", image=f"intel/intel-{family}-plugin:0.31.1"))
+    installation.cluster.kubectl(
+        "create", f"--field-manager={GO}", "--filename=-", text=json.dumps(made(resource_object))
+    )
     wait_until(lambda: ready(installation) == 2, "the pods of Go's DaemonSet: ready", 60)
     (before,) = installation.daemonsets()
     name = before["metadata"]["name"]

@@ -30,10 +30,10 @@ MONITORING_KINDS = ("PodMonitor", "ServiceMonitor", "PrometheusRule")
 
 @pytest.fixture(scope="module")
 def setup(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
-    with observed_cluster(tmp_path_factory.mktemp("observed")) as made:
-        conftest._running.append(made.cluster)
-        yield made
-        conftest._running.remove(made.cluster)
+    with observed_cluster(tmp_path_factory.mktemp("observed")) as instance:
+        conftest._running.append(instance.cluster)
+        yield instance
+        conftest._running.remove(instance.cluster)
 
 
 def test_agents_are_targets_whose_labels_name_the_node_and_no_pod(setup: Setup) -> None:
@@ -96,7 +96,7 @@ def test_every_query_of_the_dashboards_returns_the_existing_series(setup: Setup)
     """A query returns data if all its metrics exist, unless the panel says what its emptiness means."""
     present = {*json.loads(setup.prometheus.get("/api/v1/label/__name__/values"))["data"]} | {"up"}
     assert present > {*records()}
-    wanted: list[tuple[str, str]] = []
+    expected: list[tuple[str, str]] = []
     executed = 0
     for dashboard in dashboards().values():
         for panel in panels(dashboard):
@@ -106,12 +106,12 @@ def test_every_query_of_the_dashboards_returns_the_existing_series(setup: Setup)
                 setup.prometheus.query(expr)
                 executed += 1
                 if metrics(expr) <= present and "noValue" not in panel["fieldConfig"]["defaults"]:
-                    wanted.append((panel["title"], expr))
+                    expected.append((panel["title"], expr))
     assert executed > 90
-    assert len(wanted) > 45, len(wanted)
+    assert len(expected) > 45, len(expected)
 
     def empty() -> list[tuple[str, str]]:
-        return [each for each in wanted if not setup.prometheus.query(each[1])]
+        return [each for each in expected if not setup.prometheus.query(each[1])]
 
     try:
         wait_until(lambda: not empty(), "data of all panels", 30)
@@ -130,13 +130,15 @@ def test_a_pod_with_two_gpus_and_a_qat_function_has_a_series_for_each_device(set
 
     wait_until(lambda: len(series()) == 3, "a series for each device", hint=str(series()))
     first, second, function = series()
-    seen = setup.cluster.kubectl("exec", "mixed", f"--namespace={NAMESPACE}", "--", "sh", "-c", "ls /dev/dri; env")
-    cards = [word for word in seen.split() if re.fullmatch(r"card\d+", word)]
+    environment = setup.cluster.kubectl(
+        "exec", "mixed", f"--namespace={NAMESPACE}", "--", "sh", "-c", "ls /dev/dri; env"
+    )
+    cards = [word for word in environment.split() if re.fullmatch(r"card\d+", word)]
     assert [first["unit"], second["unit"]] == [first["device"], second["device"]] == sorted(cards)
     assert first["bdf"] != second["bdf"]
     # The unit of a virtual function is the physical one.
     assert function["bdf"] == QAT0
-    assert re.search(rf"^QAT0={QAT0[:-2]}", seen, re.MULTILINE), seen
+    assert re.search(rf"^QAT0={QAT0[:-2]}", environment, re.MULTILINE), environment
     assert {(labels["node"], labels["namespace"], labels["container"]) for labels in series()} == {
         ("node-1", NAMESPACE, "main")
     }
@@ -169,19 +171,19 @@ def test_the_command_line_the_fleet_page_and_prometheus_have_the_same_numbers_at
     def command_line() -> tuple[Mapping[str, float], Mapping[str, float]]:
         answer = run(setup.cluster, "accelplane", "inspect", "--cluster", "-A", "-o", "json")
         assert answer.returncode == 0, answer.stderr
-        ids, held = Counter[str](), Counter[str]()
+        ids, allocations = Counter[str](), Counter[str]()
         for item in json.loads(answer.stdout)["nodes"]:
             ids[item["resource"]] += item["allocatable"]
-            held[item["resource"]] += item["allocated"]
-        return dict(+ids), dict(+held)
+            allocations[item["resource"]] += item["allocated"]
+        return dict(+ids), dict(+allocations)
 
     def fleet() -> tuple[Mapping[str, float], Mapping[str, float]]:
-        ids, held = Counter[str](), Counter[str]()
+        ids, allocations = Counter[str](), Counter[str]()
         for device in setup.fleet.devices().devices:
             ids.update(device.ids)
             for holder in device.holders:
-                held[holder.resource] += holder.count
-        return dict(+ids), dict(+held)
+                allocations[holder.resource] += holder.count
+        return dict(+ids), dict(+allocations)
 
     def prometheus(ids: str, held: str) -> tuple[Mapping[str, float], Mapping[str, float]]:
         found = (query(f"sum by (resource) ({each}) > 0") for each in (ids, held))
@@ -277,15 +279,15 @@ def test_forty_pods_with_enclaves_have_forty_series_whose_sum_is_what_is_allocat
 
 def test_two_hundred_pods_that_come_and_go_make_no_series_of_hardware(setup: Setup) -> None:
     """The pods wait for a volume, so the kubelet has admitted them and starts no container."""
-    before, seen = setup.prometheus.series(HARDWARE), set[str]()
+    before, pods = setup.prometheus.series(HARDWARE), set[str]()
     for group in ("first", "second"):
         for number in range(100):
             setup.create(waiting_pod(f"{group}-{number}", group, 1))
         wait_until(lambda: len(setup.held(ENCLAVE)) == 100, f"{group}: all pods hold an ID", 90)
-        seen |= {name for name, _, _ in setup.held(ENCLAVE)}
+        pods |= {name for name, _, _ in setup.held(ENCLAVE)}
         setup.delete_pods(group)
         wait_until(lambda: not setup.held(ENCLAVE), f"{group}: no pod holds an ID", 90)
-    assert len(seen) == 200
+    assert len(pods) == 200
     assert setup.prometheus.series(HARDWARE) == before
 
 

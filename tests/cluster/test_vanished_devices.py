@@ -66,8 +66,8 @@ def vanish(gpus: GpuNode, holder: str, shares: int = 1) -> tuple[str, str]:
 
     The removal delay is over for both when it is for one.
     """
-    (held,) = gpus.held(holder)
-    card = held.partition("-")[0]
+    (device_id,) = gpus.held(holder)
+    card = device_id.partition("-")[0]
     free = next(name for name in gpus.cards if name != card)
     gpus.unplug(card, free)
     gpus.wait_capacity_at_most(shares + 1)
@@ -174,8 +174,8 @@ def test_agent_starts_while_the_kubelet_is_down(nodes: list[GpuNode]) -> None:
         (plugin,) = gpus.daemons
         gpus.node.kubelet.stop()
         plugin.stop()
-        (held,) = gpus.held(holder)
-        gpus.unplug(held.partition("-")[0])
+        (device_id,) = gpus.held(holder)
+        gpus.unplug(device_id.partition("-")[0])
         plugin.start()
         kubelet = gpus.restart_kubelet()
         wait_admitted(kubelet, holder)

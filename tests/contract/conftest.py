@@ -120,6 +120,6 @@ async def client(api: "KubeApi") -> "AsyncIterator[Client]":
     """A client of it."""
     from accelplane.kube.client import Client
 
-    made = Client(api.config, field_manager="test", timeout=1)
-    yield made
-    await made.close()
+    instance = Client(api.config, field_manager="test", timeout=1)
+    yield instance
+    await instance.close()

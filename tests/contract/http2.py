@@ -55,9 +55,9 @@ def message(content: bytes = b"", *, compressed: int = 0) -> bytes:
 
 def block(**changes: str | None) -> bytes:
     """The headers of a call of Echo; changes by name, `path="…"` for `:path`, None to leave one out."""
-    wanted = {name.replace("_", "-"): value for name, value in changes.items()}
-    fields = [(name, wanted.pop(name.lstrip(":"), value)) for name, value in CALL]
-    fields += wanted.items()
+    settings_changes = {name.replace("_", "-"): value for name, value in changes.items()}
+    fields = [(name, settings_changes.pop(name.lstrip(":"), value)) for name, value in CALL]
+    fields += settings_changes.items()
     return Encoder().encode([(name, value) for name, value in fields if value is not None], huffman=False)
 
 
@@ -133,10 +133,10 @@ class Raw:
         answer.ended |= "END_STREAM" in found.flags or isinstance(found, RstStreamFrame)
         return found
 
-    async def until(self, wanted: Callable[[Any], bool]) -> Any:
+    async def until(self, condition: Callable[[Any], bool]) -> Any:
         """The next frame that matches `wanted`."""
         while (found := await self.next()) is not None:
-            if wanted(found):
+            if condition(found):
                 return found
         raise AssertionError(f"the connection ended after {self.seen}")
 
@@ -243,9 +243,9 @@ class Methods:
 @contextlib.asynccontextmanager
 async def serving(path: str) -> AsyncIterator[Methods]:
     """`Methods` at a socket; asserts at the end that nothing went astray in the event loop."""
-    astray: list[dict[str, Any]] = []
+    unexpected: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _loop, context: astray.append(context))
+    loop.set_exception_handler(lambda _loop, context: unexpected.append(context))
     methods = Methods()
     await methods.server.start(path)
     try:
@@ -253,4 +253,4 @@ async def serving(path: str) -> AsyncIterator[Methods]:
     finally:
         await methods.server.stop()
     await until(lambda: methods.running == 0)
-    assert astray == []
+    assert unexpected == []

@@ -166,9 +166,9 @@ class Real:
         return f"/api/v1/namespaces/default/pods/{name}".rstrip("/")
 
 
-def _is_running(seen: dict[str, Any] | None) -> bool:
+def _is_running(pod: dict[str, Any] | None) -> bool:
     """Raises `PodRejected` when a container cannot be started."""
-    status = (seen or {}).get("status", {})
+    status = (pod or {}).get("status", {})
     for container in status.get("containerStatuses", ()):
         waiting = container["state"].get("waiting") or {}
         if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):

@@ -146,11 +146,11 @@ async def setup(
         tls = ServingTls()
         tls.use(SERVER.certificate, SERVER.key)
     port = await server.start("127.0.0.1", 0, tls.context if secure else None)
-    made = Setup(server, port, secure=secure)
+    instance = Setup(server, port, secure=secure)
     try:
-        yield made
+        yield instance
     finally:
-        for caller in made.callers:
+        for caller in instance.callers:
             await caller.close()
         await server.stop(1)
 
@@ -222,11 +222,11 @@ async def test_an_invalid_resource_in_deletion_may_lose_its_finalizers(
     kind: type[Mutator[Any] | Validator[Any]],
 ) -> None:
     going = {"metadata": {"name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["orphan"]}}
-    gone = {"metadata": {**going["metadata"], "finalizers": []}}
+    deleted = {"metadata": {**going["metadata"], "finalizers": []}}
     stays = {"metadata": {"name": "a", "finalizers": ["orphan"]}}
     async with setup(hook(lambda _review, _object: deny("no"), kind)) as one:
-        freed = await one.ask(post(review(gone, "UPDATE", oldObject=going), "/hook"))
-        edited = await one.ask(post(review(gone, "UPDATE", oldObject=stays), "/hook"))
+        freed = await one.ask(post(review(deleted, "UPDATE", oldObject=going), "/hook"))
+        edited = await one.ask(post(review(deleted, "UPDATE", oldObject=stays), "/hook"))
     assert freed.response["allowed"]
     assert not edited.response["allowed"]
 
@@ -333,12 +333,12 @@ async def test_a_caller_can_close_its_connection(fields: Sequence[str]) -> None:
 QUICK = HttpLimits(request=0.2, idle=0.2, handshake=0.2, linger=0.1)
 
 
-@pytest.mark.parametrize("begun", [b"POST", post(review())[:-1], post(review()).partition(b"\r\n\r\n")[0]])
+@pytest.mark.parametrize("head", [b"POST", post(review())[:-1], post(review()).partition(b"\r\n\r\n")[0]])
 @in_virtual_time(http_server, http_connection)
-async def test_an_incomplete_request_times_out_with_408(begun: bytes) -> None:
+async def test_an_incomplete_request_times_out_with_408(head: bytes) -> None:
     async with setup(limits=QUICK) as one:
         caller = await one.caller()
-        assert (await caller.ask(begun)).status == 408
+        assert (await caller.ask(head)).status == 408
         assert await caller.ended()
 
 
@@ -416,16 +416,16 @@ async def test_a_client_that_reads_no_responses_is_disconnected() -> None:
 
 async def test_shutdown_completes_running_requests_and_closes_idle_connections() -> None:
     async with setup() as one:
-        begun, idle = await one.caller(), await one.caller()
-        assert (await begun.ask(post(review()))).status == 200
+        head, idle = await one.caller(), await one.caller()
+        assert (await head.ask(post(review()))).status == 200
         assert (await idle.ask(post(review()))).status == 200
         message = post(review(uid="last"))
-        begun.writer.write(message[:100])
-        await begun.writer.drain()
+        head.writer.write(message[:100])
+        await head.writer.drain()
         await asyncio.sleep(0.05)
         stopping = asyncio.create_task(one.server.stop(5))
         assert await idle.ended()
-        reply = await begun.ask(message[100:])
+        reply = await head.ask(message[100:])
         assert (reply.response["uid"], reply.fields["connection"]) == ("last", "close")
         await stopping
         with pytest.raises(OSError):  # noqa: PT011 - refused or reset, as the kernel likes
@@ -466,13 +466,13 @@ async def test_the_webhook_that_the_page_shows_works() -> None:
 
 
 async def test_draining_closes_each_connection_after_its_next_review() -> None:
-    async with setup(secure=False) as made:
-        caller = await made.caller()
+    async with setup(secure=False) as instance:
+        caller = await instance.caller()
         assert (await caller.ask(post(review()))).status == 200
-        made.server.drain()
+        instance.server.drain()
         assert (await caller.ask(post(review()))).status == 200
         assert await caller.ended()
-        assert (await made.ask(post(review()))).status == 200
+        assert (await instance.ask(post(review()))).status == 200
 
 
 def test_two_webhooks_do_not_share_a_path() -> None:
@@ -535,9 +535,9 @@ class Mounted:
         os.replace(self.path / "..tmp", self.path / "..data")
 
     def issue(self) -> Credentials:
-        made = AUTHORITY.server("localhost", "localhost")
-        self.put(made.certificate, made.key)
-        return made
+        instance = AUTHORITY.server("localhost", "localhost")
+        self.put(instance.certificate, instance.key)
+        return instance
 
 
 def served(caller: Caller) -> bytes:
@@ -549,7 +549,7 @@ async def test_certificates_are_replaced_under_load_without_one_failed_review(tm
     mounted.issue()
     tls = ServingTls()
     tls.follow(str(tmp_path), check_interval=0)
-    seen: set[bytes] = set()
+    serials: set[bytes] = set()
     reviews = 0
     async with setup(tls=tls) as one:
         staying = await one.caller()
@@ -557,19 +557,19 @@ async def test_certificates_are_replaced_under_load_without_one_failed_review(tm
 
         async def load(caller: Caller | None) -> None:
             nonlocal reviews
-            while len(seen) < 3:
+            while len(serials) < 3:
                 asking = caller or await one.caller()
-                seen.add(served(asking))
+                serials.add(served(asking))
                 assert (await asking.ask(post(review()))).response["allowed"]
                 reviews += 1
                 if caller is None:
                     await asking.close()
 
         async def rotate() -> None:
-            while len(seen) < 3:
-                known = len(seen)
+            while len(serials) < 3:
+                known = len(serials)
                 mounted.issue()
-                await until(lambda known=known: len(seen) > known)
+                await until(lambda known=known: len(serials) > known)
 
         async with asyncio.timeout(30):
             await asyncio.gather(load(staying), load(await one.caller()), load(None), load(None), rotate())

@@ -25,8 +25,8 @@ PATIENT = {"safety_interval": 3600.0}
 
 
 def cdi(key: str, **more: Sequence[object]) -> CdiDevice:
-    given = {"nodes": (CdiNode(f"/dev/{key}", f"/dev/{key}"),), **more}
-    return CdiDevice(kind=KIND, name=key, **given)  # type: ignore[arg-type]
+    fields = {"nodes": (CdiNode(f"/dev/{key}", f"/dev/{key}"),), **more}
+    return CdiDevice(kind=KIND, name=key, **fields)  # type: ignore[arg-type]
 
 
 def listed(*keys: str) -> list[Device]:
@@ -68,16 +68,16 @@ async def look(agent: Agent) -> None:
 async def test_files_are_complete_before_the_kubelet_gets_the_devices(
     kubelet: Kubelet, start_agent: Start, files: Path
 ) -> None:
-    seen: list[list[str]] = []
+    lists: list[list[str]] = []
     await start_agent(table=Listed(listed("a", "b")))
 
     def known(resources: object) -> bool:
         if resources:
-            seen.append(names(files))
+            lists.append(names(files))
         return bool(resources)
 
     await kubelet.until(known)
-    assert seen == [[file_of("a"), file_of("b")]]
+    assert lists == [[file_of("a"), file_of("b")]]
 
 
 async def test_a_file_has_the_layout_that_other_tools_write(kubelet: Kubelet, start_agent: Start, files: Path) -> None:
@@ -270,13 +270,13 @@ async def test_the_file_of_a_removed_device_is_kept_while_a_pod_uses_it(
     agent = await start_agent(PATIENT, table=plugin)
     await kubelet.until(lambda resources: resources == {GADGET: (3, 3), "example.com/monitor": (1, 1)})
     await kubelet.run_pod("monitor", {"example.com/monitor": 1})
-    held = (await kubelet.run_pod("pod", {GADGET: 1})).device_ids[GADGET][0]
-    kept, gone = [key for key in "abc" if key != held]
+    allocated = (await kubelet.run_pod("pod", {GADGET: 1})).device_ids[GADGET][0]
+    kept, removed = [key for key in "abc" if key != allocated]
     plugin.found = [*listed(kept), monitor]
     await look(agent)
     await kubelet.until(lambda resources: resources[GADGET] == (2, 1))
-    await until(lambda: file_of(gone) not in names(files))
-    assert names(files) == sorted([file_of(held), file_of(kept)])
+    await until(lambda: file_of(removed) not in names(files))
+    assert names(files) == sorted([file_of(allocated), file_of(kept)])
     await kubelet.delete_pod("pod")
     await kubelet.until(lambda resources: resources[GADGET] == (1, 1))
     await until(lambda: names(files) == [file_of(kept)])

@@ -135,9 +135,9 @@ async def test_a_removed_file_keeps_the_previous_configuration_active(run: Run, 
 
 def test_a_wrong_configuration_at_the_start_ends_the_process(config: Path, directory: str, tmp_path: Path) -> None:
     config.write_text("plugins: {gpu: {shared-dev-num: many}}")
-    done = called(main, f"--config={config}", f"--root={tmp_path}", f"--kubelet-dir={directory}")
-    assert done.returncode == 1
-    assert done.stderr == (
+    result = called(main, f"--config={config}", f"--root={tmp_path}", f"--kubelet-dir={directory}")
+    assert result.returncode == 1
+    assert result.stderr == (
         f"accelplane-node: {config}: plugins.gpu: Expected `int`, got `str` - at `$.shared-dev-num`\n"
     )
 

@@ -208,18 +208,18 @@ async def test_the_annotation_of_the_node_sets_the_mode_and_invalid_values_are_i
     node: tuple[NodeApi, Server], card: Card, kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     api, server = node
-    seen: set[str] = set()
+    modes: set[str] = set()
 
     def shows(expected: Mapping[str, Counts | tuple[int, int]]) -> Any:
         def holds(resources: Mapping[str, Counts]) -> bool:
-            seen.update(resources)
+            modes.update(resources)
             return resources == expected
 
         return holds
 
     await start_agent(PATIENT, fpga=following(server.api))
     await kubelet.until(shows({REGION: (1, 1)}))
-    assert seen == {REGION}
+    assert modes == {REGION}
     await api.change("metadata", "annotations", ANNOTATION, "af")
     await kubelet.until(shows({WITH_NLB0: (1, 1)}))
     rest = "expected one of af, region, regiondevel; the mode stays af"

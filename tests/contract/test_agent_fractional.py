@@ -102,9 +102,9 @@ def cards(container: RunningContainer) -> list[str]:
 
 
 async def test_a_pod_gets_the_cards_and_tiles_of_its_annotations(directory: str, tmp_path: Path) -> None:
-    async with setup(directory, tmp_path) as here:
+    async with setup(directory, tmp_path) as context:
         pod = gpu_pod("a", 2, gas_container_cards="card2,card1", gas_container_tiles="card2:gt1,card1:gt0+gt1")
-        (container,) = (await here.run(pod)).values()
+        (container,) = (await context.run(pod)).values()
         assert sorted(cards(container)) == ["card1", "card2"]
         assert container.envs == {MASK: "1,2,3"}
         assert container.cdi_devices == ()
@@ -114,43 +114,43 @@ async def test_a_pod_gets_the_cards_and_tiles_of_its_annotations(directory: str,
         assert {mount.host_path for mount in container.mounts} == {
             f"/dev/dri/by-path/pci-0000:0{slot}:00.0-{kind}" for slot in (4, 5) for kind in ("card", "render")
         }
-        assert here.servers.api.requests == []
+        assert context.servers.api.requests == []
 
 
 async def test_containers_get_their_parts_in_order(directory: str, tmp_path: Path) -> None:
-    async with setup(directory, tmp_path) as here:
+    async with setup(directory, tmp_path) as context:
         parts = {"gas_container_cards": "card2|card1", "gas_container_tiles": "card2:gt1|card1:gt1"}
-        found = await here.run(gpu_pod("a", 1, 1, env=COMPOSITE, **parts))
+        found = await context.run(gpu_pod("a", 1, 1, env=COMPOSITE, **parts))
         assert [cards(container) for container in found.values()] == [["card2"], ["card1"]]
         assert [container.envs for container in found.values()] == [{MASK: "0.1"}, {MASK: "0.1"}]
 
 
 async def test_the_first_scheduled_of_two_pending_pods_is_served_first(directory: str, tmp_path: Path) -> None:
-    async with setup(directory, tmp_path) as here:
+    async with setup(directory, tmp_path) as context:
         first, second = (
             gpu_pod(name, gas_container_cards=card, gas_ts=timestamp)
             for name, card, timestamp in (("z", "card2", "1000"), ("a", "card1", "1001"))
         )
-        here.pods += [first, second]
+        context.pods += [first, second]
         for pod, card in ((first, "card2"), (second, "card1")):
-            (container,) = (await here.admit(pod)).values()
+            (container,) = (await context.admit(pod)).values()
             assert cards(container) == [card]
 
 
 async def test_the_api_server_serves_where_the_kubelet_does_not(directory: str, tmp_path: Path) -> None:
-    async with setup(directory, tmp_path, api_pods=()) as here:
-        (container,) = (await here.run(gpu_pod("a", gas_container_cards="card2"))).values()
+    async with setup(directory, tmp_path, api_pods=()) as context:
+        (container,) = (await context.run(gpu_pod("a", gas_container_cards="card2"))).values()
         assert cards(container) == ["card2"]
-        assert here.servers.paths[0] == ["/pods"]
+        assert context.servers.paths[0] == ["/pods"]
 
 
 async def test_the_plugin_waits_one_second_for_a_late_annotation(directory: str, tmp_path: Path) -> None:
-    async with setup(directory, tmp_path) as here:
+    async with setup(directory, tmp_path) as context:
         pod = gpu_pod("a")
-        asked = len(here.servers.kubelet.requests)
-        here.pods.append(pod)
-        admission = asyncio.create_task(here.admit(pod))
-        await until(lambda: len(here.servers.kubelet.requests) > asked)
+        request_count = len(context.servers.kubelet.requests)
+        context.pods.append(pod)
+        admission = asyncio.create_task(context.admit(pod))
+        await until(lambda: len(context.servers.kubelet.requests) > request_count)
         pod["metadata"]["annotations"]["gas-container-cards"] = "card2"
         (container,) = (await admission).values()
         assert cards(container) == ["card2"]
@@ -160,9 +160,9 @@ async def test_the_plugin_waits_one_second_for_a_late_annotation(directory: str,
 async def test_a_pod_without_annotations_gets_any_cards_by_the_default_method(
     directory: str, tmp_path: Path, listed: bool
 ) -> None:
-    async with setup(directory, tmp_path) as here:
+    async with setup(directory, tmp_path) as context:
         pod = gpu_pod("a")
-        found = await (here.run(pod) if listed else here.admit(pod))
+        found = await (context.run(pod) if listed else context.admit(pod))
         (container,) = found.values()
         assert len(container.device_ids[I915]) == 1
         assert container.envs == {}
@@ -170,35 +170,35 @@ async def test_a_pod_without_annotations_gets_any_cards_by_the_default_method(
 
 
 async def test_more_devices_than_annotated_cards_are_added_by_the_kubelet(directory: str, tmp_path: Path) -> None:
-    async with setup(directory, tmp_path) as here:
-        (container,) = (await here.run(gpu_pod("a", 3, gas_container_cards="card2,card9"))).values()
+    async with setup(directory, tmp_path) as context:
+        (container,) = (await context.run(gpu_pod("a", 3, gas_container_cards="card2,card9"))).values()
         assert "card2" in cards(container)
         assert len(container.device_ids[I915]) == 3
         assert container.cdi_devices == ()
 
 
 async def test_the_monitoring_resource_needs_no_pod(directory: str, tmp_path: Path) -> None:
-    async with setup(directory, tmp_path) as here:
-        asked = len(here.servers.kubelet.requests)
+    async with setup(directory, tmp_path) as context:
+        request_count = len(context.servers.kubelet.requests)
         monitoring = "gpu.intel.com/i915_monitoring"
-        await here.kubelet.until(lambda kubelet: monitoring in kubelet.resources())
-        found = await here.kubelet.run_pod(Pod("m", containers={"main": {monitoring: 1}}))
+        await context.kubelet.until(lambda kubelet: monitoring in kubelet.resources())
+        found = await context.kubelet.run_pod(Pod("m", containers={"main": {monitoring: 1}}))
         assert len(found.containers["main"].devices) == 6
-        assert len(here.servers.kubelet.requests) == asked
+        assert len(context.servers.kubelet.requests) == request_count
 
 
 async def test_calls_for_several_containers_get_the_default_method(directory: str, tmp_path: Path) -> None:
-    async with setup(directory, tmp_path) as here:
-        asked = len(here.servers.kubelet.requests)
+    async with setup(directory, tmp_path) as context:
+        request_count = len(context.servers.kubelet.requests)
         preferred = pb.ContainerPreferredAllocationRequest(available_deviceIDs=["card0-0"], allocation_size=1)
         request = pb.PreferredAllocationRequest(container_requests=[preferred, preferred])
-        answer = await here.call("GetPreferredAllocation", request, pb.PreferredAllocationResponse)
+        answer = await context.call("GetPreferredAllocation", request, pb.PreferredAllocationResponse)
         assert [list(each.deviceIDs) for each in answer.container_responses] == [[], []]
         container = pb.ContainerAllocateRequest(devices_ids=["card0-0"])
         request = pb.AllocateRequest(container_requests=[container, container])
-        answer = await here.call("Allocate", request, pb.AllocateResponse)
+        answer = await context.call("Allocate", request, pb.AllocateResponse)
         assert [len(each.cdi_devices) for each in answer.container_responses] == [1, 1]
-        assert len(here.servers.kubelet.requests) == asked
+        assert len(context.servers.kubelet.requests) == request_count
 
 
 # The allocator by itself.
@@ -207,9 +207,9 @@ async def test_calls_for_several_containers_get_the_default_method(directory: st
 class Pods:
     """The pods of a node in memory."""
 
-    def __init__(self, *pods: Object, held: Mapping[tuple[str, str], int] | None = None) -> None:
+    def __init__(self, *pods: Object, holders: Mapping[tuple[str, str], int] | None = None) -> None:
         self.listed = list(pods)
-        self.held = dict(held or {(each["metadata"]["namespace"], each["metadata"]["name"]): 0 for each in pods})
+        self.held = dict(holders or {(each["metadata"]["namespace"], each["metadata"]["name"]): 0 for each in pods})
         self.problem = ""
         self.hang = False
         self.before_answer: Callable[[], object] = lambda: None
@@ -391,9 +391,9 @@ async def test_the_module_is_not_imported_without_the_flag(run: Run, kubelet: Ku
 
 def test_with_the_flag_the_plugin_does_not_start_outside_of_a_cluster(tmp_path: Path) -> None:
     words = ["-resource-manager", "-shared-dev-num=2", f"-root={tmp_path}", f"-kubelet-dir={tmp_path}"]
-    done = called(lambda arguments: node.dropin("intel_gpu_device_plugin", GpuPlugin, "gpu", arguments), *words)
-    assert done.returncode == 1
-    assert "NODE_NAME is not set" in done.stderr
+    result = called(lambda arguments: node.dropin("intel_gpu_device_plugin", GpuPlugin, "gpu", arguments), *words)
+    assert result.returncode == 1
+    assert "NODE_NAME is not set" in result.stderr
 
 
 async def test_the_configuration_file_switches_it_on_and_off(directory: str, tmp_path: Path) -> None:
@@ -412,7 +412,7 @@ async def test_the_configuration_file_switches_it_on_and_off(directory: str, tmp
         EmbeddedKubelet(directory, seed=1) as kubelet,
         pod_servers(tmp_path, lists(lambda: pods), forbidden) as servers,
     ):
-        here = Setup(kubelet, servers, pods)
+        context = Setup(kubelet, servers, pods)
         reader = servers.reader(kubelet.pod_resources_socket)
         agent = Agent(
             settings,
@@ -426,11 +426,11 @@ async def test_the_configuration_file_switches_it_on_and_off(directory: str, tmp
         for number, mode in enumerate(("off", "on", "off")):
             config.write_text(mode)
             await until(lambda mode=mode: (agent.runners["gpu"].context.pod_allocator is not None) == (mode == "on"))
-            asked = len(servers.kubelet.requests)
+            request_count = len(servers.kubelet.requests)
             pod = gpu_pod(f"pod{number}", gas_container_cards="card1")
-            (container,) = (await here.run(pod)).values()
+            (container,) = (await context.run(pod)).values()
             assert bool(container.cdi_devices) == (mode == "off")
-            assert (len(servers.kubelet.requests) > asked) == (mode == "on")
+            assert (len(servers.kubelet.requests) > request_count) == (mode == "on")
             pods.clear()
         agent.stop()
         await task

@@ -185,19 +185,19 @@ async def test_the_socket_of_a_process_is_accessible_only_to_its_owner(run: Run,
 def test_invalid_arguments_are_rejected_in_one_line(
     directory: str, tmp_path: Path, arguments: list[str], code: int, message: str
 ) -> None:
-    done = called(node.main, f"--root={tmp_path}", f"--kubelet-dir={directory}", *arguments)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    result = called(node.main, f"--root={tmp_path}", f"--kubelet-dir={directory}", *arguments)
+    assert (result.returncode, result.stdout) == (code, "")
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
     if code == 1:
-        assert len(done.stderr.splitlines()) == 1
+        assert len(result.stderr.splitlines()) == 1
 
 
 def test_invalid_options_are_rejected_as_by_the_drop_in_command(directory: str, tmp_path: Path) -> None:
-    done = printed("intel_gpu_device_plugin", f"--root={tmp_path}", f"--kubelet-dir={directory}", "-shared-dev-num=0")
-    assert done.returncode == 1
-    assert "Argument check failed: " in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    result = printed("intel_gpu_device_plugin", f"--root={tmp_path}", f"--kubelet-dir={directory}", "-shared-dev-num=0")
+    assert result.returncode == 1
+    assert "Argument check failed: " in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 async def test_a_directory_without_write_permission_is_rejected_with_its_path(
@@ -269,9 +269,9 @@ def test_one_scan_prints_the_devices_as_json_and_changes_nothing(directory: str,
     gpu_card(tmp_path, 0)
     gpu_card(tmp_path, 1, vendor="0x10de")
     npu(tmp_path, 0)
-    done = called(node.main, "--once", f"--root={tmp_path}", f"--kubelet-dir={directory}")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    result = called(node.main, "--once", f"--root={tmp_path}", f"--kubelet-dir={directory}")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
     found = {name: sorted(part["resources"]) for name, part in report.items() if part["resources"]}
     assert found == {"gpu": [I915], "npu": [ACCEL]}
     (device,) = report["gpu"]["resources"][I915].values()
@@ -281,16 +281,16 @@ def test_one_scan_prints_the_devices_as_json_and_changes_nothing(directory: str,
 
 
 def test_one_scan_of_an_empty_machine_finds_no_devices_and_succeeds(directory: str, tmp_path: Path) -> None:
-    done = printed("intel_gpu_device_plugin", "-dry-run", f"-root={tmp_path}")
-    assert (done.returncode, json.loads(done.stdout)["gpu"]["resources"]) == (0, {})
+    result = printed("intel_gpu_device_plugin", "-dry-run", f"-root={tmp_path}")
+    assert (result.returncode, json.loads(result.stdout)["gpu"]["resources"]) == (0, {})
 
 
 def test_print_devices_reports_a_failed_scan_and_shows_the_other_plugins(tmp_path: Path) -> None:
     npu(tmp_path, 0)
     (tmp_path / "sys/class/drm").symlink_to("drm")
-    done = called(node.main, "-once", f"-root={tmp_path}")
-    assert done.returncode == 1
-    report = json.loads(done.stdout)
+    result = called(node.main, "-once", f"-root={tmp_path}")
+    assert result.returncode == 1
+    report = json.loads(result.stdout)
     assert "do they loop?" in report["gpu"]["error"]
     assert list(report["npu"]["resources"]) == [ACCEL]
 
@@ -307,9 +307,9 @@ class ThePlugin(Plugin):
 """
     env = {**os.environ, **installed_plugin(tmp_path / "site", "broken", source)}
     npu(tmp_path / "tree", 0)
-    done = printed("accelplane", "node", "-once", f"-root={tmp_path / 'tree'}", env=env)
-    assert done.returncode == 1
-    report = json.loads(done.stdout)
+    result = printed("accelplane", "node", "-once", f"-root={tmp_path / 'tree'}", env=env)
+    assert result.returncode == 1
+    report = json.loads(result.stdout)
     assert "division by zero" in report["broken"]["error"]
     assert list(report["npu"]["resources"]) == [ACCEL]
 
@@ -333,8 +333,8 @@ def test_hardware_that_is_only_scanned_is_not_prepared(directory: str, tmp_path:
     (tmp_path / "tree/sys").mkdir(parents=True)
     env = {**os.environ, **installed_plugin(tmp_path / "site", "prepared", PREPARED)}
     places = (f"--root={tmp_path / 'tree'}", f"--kubelet-dir={directory}", "--plugins=prepared")
-    done = printed("accelplane", *command, *places, env=env)
-    assert "prepared.example.com/gadget" in done.stdout, done.stderr
+    result = printed("accelplane", *command, *places, env=env)
+    assert "prepared.example.com/gadget" in result.stdout, result.stderr
     assert os.listdir(tmp_path / "tree/sys") == []
 
 
@@ -399,27 +399,27 @@ def explained(tmp_path: Path) -> Mapping[str, str]:
     ],
 )
 def test_the_check_prints_the_devices_and_the_skipped_hardware(
-    tmp_path: Path, explained: Mapping[str, str], files: Sequence[str], code: int, report: object
+    tmp_path: Path, explanation: Mapping[str, str], files: Sequence[str], code: int, report: object
 ) -> None:
     for name in files:
         (tmp_path / "tree/dev" / name).touch()
-    done = printed(
+    result = printed(
         "accelplane",
         "node",
         "-check",
         "-plugins=explained",
         f"-root={tmp_path / 'tree'}",
-        env={**os.environ, **explained},
+        env={**os.environ, **explanation},
     )
-    assert (json.loads(done.stdout), done.returncode) == ({"explained": report}, code)
+    assert (json.loads(result.stdout), result.returncode) == ({"explained": report}, code)
 
 
 def test_the_check_of_several_plugins_succeeds_if_each_has_devices(tmp_path: Path) -> None:
     gpu_card(tmp_path, 0)
     both = ("-check", "-plugins=gpu,npu", f"-root={tmp_path}")
-    done = called(node.main, *both)
-    assert done.returncode == 1
-    assert {name: part["ok"] for name, part in json.loads(done.stdout).items()} == {"gpu": True, "npu": False}
+    result = called(node.main, *both)
+    assert result.returncode == 1
+    assert {name: part["ok"] for name, part in json.loads(result.stdout).items()} == {"gpu": True, "npu": False}
     npu(tmp_path, 0)
     assert called(node.main, *both).returncode == 0
 

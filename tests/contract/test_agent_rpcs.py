@@ -281,8 +281,8 @@ async def test_a_list_over_the_message_limit_of_the_kubelet_is_truncated_and_log
         message = await lists.message()
     assert message is not None
     assert 15_000 < len(message.devices) < 20_000
-    left_out = 20_000 - len(message.devices)
-    assert f"{left_out} of 20000 devices left out" in caplog.text
+    omitted = 20_000 - len(message.devices)
+    assert f"{omitted} of 20000 devices left out" in caplog.text
 
 
 # Allocate
@@ -494,8 +494,8 @@ HYPOTHESIS = settings(
 @HYPOTHESIS
 @given(containers=st.lists(IDS, max_size=4))
 async def test_allocate_succeeds_exactly_for_known_healthy_devices(peer: Peer, containers: list[list[str]]) -> None:
-    asked = {key for container in containers for key in container}
-    if asked <= {"a", "b"}:
+    keys = {key for container in containers for key in container}
+    if keys <= {"a", "b"}:
         answers = await peer.allocate(*containers)
         assert [[node.host_path for node in answer.devices] for answer in answers] == [
             [f"/dev/{key}" for key in dict.fromkeys(container)] for container in containers

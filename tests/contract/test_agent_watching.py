@@ -299,14 +299,14 @@ asyncio.run(main())
 def test_uevents_request_scans_of_the_subscribed_plugins_only(directory: str) -> None:
     here = Path(__file__).parent
     script = UEVENTS.format(tests=str(here.parent), here=str(here), directory=directory)
-    done = subprocess.run(
+    result = subprocess.run(
         ["unshare", "--net", sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
     )
-    if done.returncode and "Operation not permitted" in done.stderr:
+    if result.returncode and "Operation not permitted" in result.stderr:
         pytest.skip("needs root")
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     # A plugin whose scan read nothing of sysfs and that names no subsystem hears nothing.
-    assert done.stdout == "narrow 3\nnarrow 4 wide 1\ncounted 2 None\n", done.stderr
+    assert result.stdout == "narrow 3\nnarrow 4 wide 1\ncounted 2 None\n", result.stderr
 
 
 async def test_renaming_a_parent_of_a_watched_directory_is_detected(

@@ -82,11 +82,11 @@ async def test_a_client_certificate_replaces_a_token(tmp_path: Path) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(tmp_path / "ca.crt"))
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_cert_chain(tmp_path / "pair.pem")
-    asked: list[tuple[object, bytes]] = []
+    authorizations: list[tuple[object, bytes]] = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        asked.append((writer.get_extra_info("peercert")["subject"], head))
+        authorizations.append((writer.get_extra_info("peercert")["subject"], head))
         writer.write(response("200 OK", b'{"name":"one"}'))
         writer.close()
 
@@ -98,7 +98,7 @@ async def test_a_client_certificate_replaces_a_token(tmp_path: Path) -> None:
         )
         api = ApiServer(config)
         assert await api.get(NODE, Thing) == Thing("one")
-    ((subject, head),) = asked
+    ((subject, head),) = authorizations
     assert subject == ((("commonName", "me"),),)
     assert b"Authorization" not in head
 
@@ -321,10 +321,10 @@ async def test_a_watch_starts_at_the_listed_resource_version(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("status", ["200 OK", "410 Gone"])
 async def test_an_expired_resource_version_has_its_own_error(tmp_path: Path, status: str) -> None:
-    gone = {"kind": "Status", "reason": "Expired", "message": "too old", "code": 410}
-    told = {"type": "ERROR", "object": gone} if status.startswith("200") else gone
+    status_object = {"kind": "Status", "reason": "Expired", "message": "too old", "code": 410}
+    line = {"type": "ERROR", "object": status_object} if status.startswith("200") else status_object
     with pytest.raises(Gone, match="410 Expired: too old"):
-        await watched(tmp_path, document(told, status))
+        await watched(tmp_path, document(line, status))
 
 
 async def test_a_rejected_watch_raises_the_status_error(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ async def test_an_idle_watch_ends_after_its_timeout(tmp_path: Path) -> None:
 
 
 async def test_a_watch_can_be_closed_and_cancelled_at_any_time(tmp_path: Path) -> None:
-    gone = asyncio.Event()
+    disconnected = asyncio.Event()
 
     async def endless(_request: Request, writer: asyncio.StreamWriter) -> None:
         writer.write(chunked(EVENTS[0], end=False))
@@ -371,7 +371,7 @@ async def test_a_watch_can_be_closed_and_cancelled_at_any_time(tmp_path: Path) -
                 await writer.drain()
                 await asyncio.sleep(0.01)
         finally:
-            gone.set()
+            disconnected.set()
 
     async with serving(tmp_path, endless) as peer:
 
@@ -383,8 +383,8 @@ async def test_a_watch_can_be_closed_and_cancelled_at_any_time(tmp_path: Path) -
 
         assert await first() == "a"
         async with asyncio.timeout(5):
-            await gone.wait()
-        gone.clear()
+            await disconnected.wait()
+        disconnected.clear()
 
         async def all_of_it() -> None:
             async with contextlib.aclosing(peer.api.watch(NODE, Thing)) as events:
@@ -397,7 +397,7 @@ async def test_a_watch_can_be_closed_and_cancelled_at_any_time(tmp_path: Path) -
         with pytest.raises(asyncio.CancelledError):
             await task
         async with asyncio.timeout(5):
-            await gone.wait()
+            await disconnected.wait()
 
 
 # Retries.

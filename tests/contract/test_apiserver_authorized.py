@@ -28,10 +28,10 @@ class Clock:
         return self.now
 
 
-def says(api: KubeApi, asked: str, status: dict[str, Any]) -> Fault:
+def says(api: KubeApi, group: str, status: dict[str, Any]) -> Fault:
     """From now on the API server answers a question like this."""
     body = json.dumps({"metadata": {"creationTimestamp": None}, "spec": {}, "status": status}).encode()
-    return api.fault(asked, 201, body=body, times=1_000_000)
+    return api.fault(group, 201, body=body, times=1_000_000)
 
 
 def knows(api: KubeApi) -> Fault:
@@ -63,8 +63,8 @@ async def test_clients_authorized_by_the_cluster_can_read(api: KubeApi, client: 
     knows(api)
     says(api, MAY, {"allowed": True})
     assert (await gate(client)(wanting())).body == b"42"
-    who, may = [asked.body for asked in api.requests]
-    assert (who["kind"], who["spec"]) == ("TokenReview", {"token": "t"})
+    token_review, may = [asked.body for asked in api.requests]
+    assert (token_review["kind"], token_review["spec"]) == ("TokenReview", {"token": "t"})
     assert may["spec"] == {
         "user": READER["username"],
         "uid": "u",
@@ -143,12 +143,12 @@ async def test_the_number_of_cached_answers_is_limited(api: KubeApi, client: Cli
         ({"status": 200, "body": b"{"}, 503),
     ],
 )
-@pytest.mark.parametrize("asked", [WHO, MAY])
+@pytest.mark.parametrize("group", [WHO, MAY])
 async def test_without_a_review_access_is_denied(  # noqa: PLR0917 - fixtures and cases
-    api: KubeApi, client: Client, caplog: pytest.LogCaptureFixture, trouble: dict[str, Any], status: int, asked: str
+    api: KubeApi, client: Client, caplog: pytest.LogCaptureFixture, trouble: dict[str, Any], status: int, group: str
 ) -> None:
     page = gate(client, patience=0.3 if "hang" in trouble else 10)
-    fault = api.fault(asked, times=1_000_000, **trouble)
+    fault = api.fault(group, times=1_000_000, **trouble)
     knows(api)
     says(api, MAY, {"allowed": True})
     for _ in range(2):
@@ -198,8 +198,8 @@ async def test_metrics_are_served_over_tls_to_authorized_clients_only(api: KubeA
     running = asyncio.create_task(manager.run())
     await until(lambda: "metrics" in manager.ports)
     assert (await page("")).startswith("HTTP/1.1 401 ")
-    shown = await page("Authorization: Bearer t\r\n")
-    assert shown.startswith("HTTP/1.1 200 ")
-    assert "process_resident_memory_bytes" in shown
+    output = await page("Authorization: Bearer t\r\n")
+    assert output.startswith("HTTP/1.1 200 ")
+    assert "process_resident_memory_bytes" in output
     manager.stop()
     await running

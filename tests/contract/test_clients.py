@@ -46,9 +46,9 @@ def path(directory: str) -> str:
 async def service(proc: Path, path: str) -> AsyncIterator[ClientsService]:
     """A service without a minimum interval, on its socket."""
     proc.mkdir()
-    made = ClientsService(str(proc), limits=PLENTY, min_interval=0.0, walk_timeout=30.0)
-    async with serving(path, made):
-        yield made
+    instance = ClientsService(str(proc), limits=PLENTY, min_interval=0.0, walk_timeout=30.0)
+    async with serving(path, instance):
+        yield instance
 
 
 def seconds(report: Report) -> dict[tuple[str, str], Mapping[str, float]]:
@@ -187,9 +187,9 @@ async def test_reports_within_the_interval_share_a_walk_unless_a_pod_is_new(proc
 async def test_a_pod_without_requests_for_an_hour_is_forgotten(proc: Path) -> None:
     now = [100.0]
     service = ClientsService(str(proc), limits=PLENTY, min_interval=1.0, clock=lambda: now[0])
-    gone = process(proc, 10, i915(1, render=10**9), i915(2, render=10**9))
+    ended_process = process(proc, 10, i915(1, render=10**9), i915(2, render=10**9))
     await service.report([POD])
-    (gone / "fdinfo/6").unlink()
+    (ended_process / "fdinfo/6").unlink()
     now[0] += 3000
     assert seconds(await service.report([POD]))["main", BDF]["render"] == 2.0
     now[0] += 3000
@@ -304,9 +304,9 @@ def test_a_missing_socket_directory_fails_the_command(tmp_path: Path) -> None:
         ([f"-proc={tmp_path}/missing"], f"-proc: {tmp_path}/missing: not a directory"),
         ([f"-socket={tmp_path}/{'x' * 100}"], "expected at most 103"),
     ):
-        done = called(command.main, *words)
-        assert done.returncode == 1
-        assert message in done.stderr
+        result = called(command.main, *words)
+        assert result.returncode == 1
+        assert message in result.stderr
 
 
 # On the page of the agent.
@@ -371,9 +371,9 @@ async def setup(
     agent = await start_agent({"metrics_clients": path}, gpu=GpuPlugin(GpuConfig()))
     await kubelet.until(lambda resources: I915 in resources)
     proc.mkdir()
-    made = Setup(agent, kubelet, proc, directory)
-    yield made
-    await made.observer.close()
+    instance = Setup(agent, kubelet, proc, directory)
+    yield instance
+    await instance.observer.close()
 
 
 async def test_the_page_has_the_use_of_gpus_by_containers_under_their_names(

@@ -97,8 +97,8 @@ async def test_nodes_show_free_devices_and_namespaces_their_allocations(kubeconf
     numbers = {item["node"]: (item["allocatable"], item["allocated"], item["free"]) for item in found["nodes"]}
     assert numbers == {"none": (0, 0, 0), "one": (3, 2, 1), "two": (4, 3, 1), "three": (2, 0, 2)}
     assert {item["node"]: item["unhealthy"] for item in found["nodes"]}["one"] == 1
-    held = {item["namespace"]: (item["pods"], item["allocated"], item["nodes"]) for item in found["namespaces"]}
-    assert held == {"red": (2, 3, ["one", "two"]), "blue": (1, 2, ["two"])}
+    allocations = {item["namespace"]: (item["pods"], item["allocated"], item["nodes"]) for item in found["namespaces"]}
+    assert allocations == {"red": (2, 3, ["one", "two"]), "blue": (1, 2, ["two"])}
 
 
 async def test_the_namespace_is_that_of_the_context_by_default(kubeconfig: str) -> None:

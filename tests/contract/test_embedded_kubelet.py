@@ -344,9 +344,9 @@ async def test_ids_come_in_random_order(kubelet: EmbeddedKubelet) -> None:
         await joined(kubelet, plugin)
         await kubelet.run_pod(asks(20))
         (request,) = plugin.requests["Allocate"]
-        asked = list(request.container_requests[0].devices_ids)
-        assert sorted(asked) == sorted(names)
-        assert asked != names
+        ids = list(request.container_requests[0].devices_ids)
+        assert sorted(ids) == sorted(names)
+        assert ids != names
 
 
 async def test_deleted_pods_free_their_devices(kubelet: EmbeddedKubelet) -> None:
@@ -412,30 +412,30 @@ async def test_a_failed_allocation_fails_the_pod_and_frees_its_devices(
 
 
 async def test_a_plugin_that_dies_during_allocation_fails_the_pod(kubelet: EmbeddedKubelet) -> None:
-    asked = asyncio.Event()
+    called = asyncio.Event()
 
     async def hang(_: object) -> None:
-        asked.set()
+        called.set()
         await asyncio.Event().wait()
 
     plugin = await joined(kubelet, FakePlugin(kubelet.directory, Allocate=hang))
     admission = asyncio.create_task(kubelet.run_pod(asks(1)))
-    await asked.wait()
+    await called.wait()
     await plugin.die()
     with pytest.raises(AdmissionError, match="UnexpectedAdmissionError: Allocate failed due to rpc error"):
         await admission
 
 
 async def test_a_kubelet_that_is_killed_during_allocation_fails_the_pod(kubelet: EmbeddedKubelet) -> None:
-    asked = asyncio.Event()
+    called = asyncio.Event()
 
     async def hang(_: object) -> None:
-        asked.set()
+        called.set()
         await asyncio.Event().wait()
 
     plugin = await joined(kubelet, FakePlugin(kubelet.directory, Allocate=hang))
     admission = asyncio.create_task(kubelet.run_pod(asks(1)))
-    await asked.wait()
+    await called.wait()
     await kubelet.stop()
     with pytest.raises(AdmissionError, match="the client connection is closing"):
         await admission
@@ -646,8 +646,8 @@ async def test_a_readmitted_pod_keeps_its_devices_without_an_allocate_call(kubel
         running = await kubelet.run_pod(asks(1))
         assert await kubelet.run_pod(asks(1)) == running
         assert len(plugin.ids("Allocate")) == 1
-        (held,) = running.containers["main"].device_ids[GADGET]
-        await plugin.send(listing(*((key, "Unhealthy" if key == held else "Healthy") for key in "abc")))
+        (device_id,) = running.containers["main"].device_ids[GADGET]
+        await plugin.send(listing(*((key, "Unhealthy" if key == device_id else "Healthy") for key in "abc")))
         await kubelet.until(lambda k: counts(k) == (3, 2))
         with pytest.raises(AdmissionError, match="previously allocated devices are no longer healthy"):
             await kubelet.run_pod(asks(1))
@@ -710,17 +710,17 @@ async def test_a_pod_is_rejected_if_the_checkpoint_cannot_be_written(kubelet: Em
 
 
 async def test_an_allocate_response_for_an_unlisted_id_would_crash(kubelet: EmbeddedKubelet) -> None:
-    asked, answer = asyncio.Event(), asyncio.Event()
+    called, answer = asyncio.Event(), asyncio.Event()
 
     async def wait(request: pb.AllocateRequest) -> pb.AllocateResponse:
-        asked.set()
+        called.set()
         await answer.wait()
         return plugin.answer(request)
 
     async with FakePlugin(kubelet.directory, devices=listing("a"), Allocate=wait) as plugin:
         await joined(kubelet, plugin)
         admission = asyncio.create_task(kubelet.run_pod(asks(1)))
-        await asked.wait()
+        await called.wait()
         await plugin.send(listing("b"))
         await kubelet.until(lambda k: list(k.resources()[GADGET].devices) == ["b"])
         answer.set()
@@ -738,10 +738,10 @@ async def test_an_allocate_response_for_an_unlisted_id_would_crash(kubelet: Embe
 async def test_allocate_does_not_crash_if_the_id_is_listed_or_the_call_is_rejected(
     kubelet: EmbeddedKubelet, devices: pb.ListAndWatchResponse, refused: bool
 ) -> None:
-    asked, answer = asyncio.Event(), asyncio.Event()
+    called, answer = asyncio.Event(), asyncio.Event()
 
     async def wait(request: pb.AllocateRequest) -> pb.AllocateResponse:
-        asked.set()
+        called.set()
         await answer.wait()
         if refused:
             raise Refusal("the device is gone")
@@ -750,7 +750,7 @@ async def test_allocate_does_not_crash_if_the_id_is_listed_or_the_call_is_reject
     async with FakePlugin(kubelet.directory, devices=listing("a"), Allocate=wait) as plugin:
         await joined(kubelet, plugin)
         admission = asyncio.create_task(kubelet.run_pod(asks(1)))
-        await asked.wait()
+        await called.wait()
         await plugin.send(listing("z"))
         await kubelet.until(lambda k: list(k.resources()[GADGET].devices) == ["z"])
         await plugin.send(devices)

@@ -54,9 +54,9 @@ def ran(module: str, *arguments: str, **environment: str) -> subprocess.Complete
 
 @pytest.mark.parametrize(("sizes", "text"), [((), "0"), ((EPC,), str(EPC)), ((EPC, EPC), str(2 * EPC))])
 def test_the_hook_prints_the_sum_and_no_end_of_the_line(tmp_path: Path, sizes: tuple[int, ...], text: str) -> None:
-    done = ran("main", tree(tmp_path, *sizes))
-    assert (done.returncode, done.stdout) == (0, f"sgx.intel.com/epc={text}")
-    assert "starting" in done.stderr
+    result = ran("main", tree(tmp_path, *sizes))
+    assert (result.returncode, result.stdout) == (0, f"sgx.intel.com/epc={text}")
+    assert "starting" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -72,33 +72,33 @@ def test_the_hook_prints_the_sum_and_no_end_of_the_line(tmp_path: Path, sizes: t
     ],
 )
 def test_the_exit_status_is_that_of_the_go_program(tmp_path: Path, words: list[str], status: int, message: str) -> None:
-    done = ran("main", tree(tmp_path), *words)
-    assert (done.returncode, done.stdout) == (status, "")
-    assert message in done.stderr
+    result = ran("main", tree(tmp_path), *words)
+    assert (result.returncode, result.stdout) == (status, "")
+    assert message in result.stderr
 
 
 @pytest.mark.parametrize(("module", "status"), [("main", 255), ("install", 1)])
 def test_a_missing_root_has_no_epc_size(tmp_path: Path, module: str, status: int) -> None:
-    done = ran(module, f"-root={tmp_path}/mistyped", f"-features-dir={tmp_path}")
-    assert (done.returncode, done.stdout) == (status, "")
-    assert "mistyped': not a directory" in done.stderr
+    result = ran(module, f"-root={tmp_path}/mistyped", f"-features-dir={tmp_path}")
+    assert (result.returncode, result.stdout) == (status, "")
+    assert "mistyped': not a directory" in result.stderr
 
 
 def test_registering_outside_of_a_cluster_is_fatal(tmp_path: Path) -> None:
-    done = ran("main", tree(tmp_path, EPC), "-register", NODE_NAME="one")
-    assert (done.returncode, done.stdout) == (255, "")
-    assert "not in a cluster" in done.stderr
+    result = ran("main", tree(tmp_path, EPC), "-register", NODE_NAME="one")
+    assert (result.returncode, result.stdout) == (255, "")
+    assert "not in a cluster" in result.stderr
 
 
 def test_a_label_without_memory_needs_no_cluster(tmp_path: Path) -> None:
-    done = ran("main", tree(tmp_path), "-node-label")
-    assert (done.returncode, done.stdout) == (0, "sgx.intel.com/epc=0")
+    result = ran("main", tree(tmp_path), "-node-label")
+    assert (result.returncode, result.stdout) == (0, "sgx.intel.com/epc=0")
 
 
 def test_a_feature_file_needs_no_cluster_and_prints_nothing(tmp_path: Path) -> None:
     words = (tree(tmp_path, EPC), "-output=feature-file", f"-features-dir={tmp_path}", "-node-label")
-    done = ran("main", *words)
-    assert (done.returncode, done.stdout) == (0, "")
+    result = ran("main", *words)
+    assert (result.returncode, result.stdout) == (0, "")
     file = tmp_path / "intel-sgx-epc.txt"
     assert file.read_text() == f"{LABEL}=true\n{RESOURCE}={EPC}\n"
     assert ran("main", *words, "-cleanup").returncode == 0
@@ -219,7 +219,7 @@ async def test_watches_that_end_immediately_are_retried_with_backoff(tmp_path: P
 
 
 async def test_with_the_rights_of_the_original_manifest_a_node_is_read_again_instead_of_watched(tmp_path: Path) -> None:
-    seen: list[Node] = []
+    requests: list[Node] = []
 
     async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
         node = {"metadata": {"name": "one", "resourceVersion": "1"}}
@@ -227,13 +227,13 @@ async def test_with_the_rights_of_the_original_manifest_a_node_is_read_again_ins
         writer.write(refused if "watch=" in request.path else response("200 OK", json.dumps(node).encode()))
 
     async def settled(node: Node) -> bool:
-        seen.append(node)
+        requests.append(node)
         return False
 
     async with serving(tmp_path, answer) as peer:
         keeper = asyncio.create_task(node_reconciler.run(peer.api, "one", settled, interval=60))
         try:
-            await until(lambda: len(seen) == 2)
+            await until(lambda: len(requests) == 2)
         finally:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
@@ -267,12 +267,12 @@ async def test_the_nodefeature_is_owned_by_the_node(tmp_path: Path) -> None:
     async with hooked(tmp_path, **flags) as (api, _peer, hook):
         await epchook.once(hook)
         assert api.patches == []
-        (made,) = api.others.values()
+        (instance,) = api.others.values()
         assert list(api.others) == [path]
-        assert made["metadata"]["labels"] == {"nfd.node.kubernetes.io/node-name": "one"}
-        assert made["metadata"]["ownerReferences"][0]["uid"] == "u1"
-        assert made["spec"]["labels"] == {RESOURCE: str(EPC), LABEL: "true"}
-        assert made["spec"]["features"]["attributes"]["local.label"]["elements"][RESOURCE] == str(EPC)
+        assert instance["metadata"]["labels"] == {"nfd.node.kubernetes.io/node-name": "one"}
+        assert instance["metadata"]["ownerReferences"][0]["uid"] == "u1"
+        assert instance["spec"]["labels"] == {RESOURCE: str(EPC), LABEL: "true"}
+        assert instance["spec"]["features"]["attributes"]["local.label"]["elements"][RESOURCE] == str(EPC)
         hook.cleanup = True
         await epchook.once(hook)
         assert api.deleted == [path]
@@ -309,8 +309,8 @@ on_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="installs a p
 
 @on_x86
 def test_the_installed_hook_runs_without_an_environment(tmp_path: Path) -> None:
-    done = installed(tmp_path, "source.d")
-    assert (done.returncode, done.stdout) == (0, "")
+    result = installed(tmp_path, "source.d")
+    assert (result.returncode, result.stdout) == (0, "")
     hook = tmp_path / "source.d/intel-sgx-epchook"
     assert stat.S_IMODE(hook.stat().st_mode) == 0o755
     assert hook.stat().st_size < 1000
@@ -335,9 +335,9 @@ def test_a_feature_file_is_written_if_its_directory_exists(tmp_path: Path) -> No
 
 
 def test_the_installation_fails_without_a_writable_directory(tmp_path: Path) -> None:
-    done = installed(tmp_path)
-    assert done.returncode == 1
-    assert "expected one of them to be mounted" in done.stderr
+    result = installed(tmp_path)
+    assert result.returncode == 1
+    assert "expected one of them to be mounted" in result.stderr
 
 
 @on_x86
@@ -348,8 +348,8 @@ def test_the_program_prints_any_text_and_reports_write_errors(tmp_path: Path, te
     path.unlink(missing_ok=True)
     path.write_bytes(program(text))
     path.chmod(0o755)
-    done = subprocess.run([path], capture_output=True, check=False)
-    assert (done.returncode, done.stdout) == (0, text)
+    result = subprocess.run([path], capture_output=True, check=False)
+    assert (result.returncode, result.stdout) == (0, text)
     if text:
         with open(os.open("/dev/full", os.O_WRONLY), "wb") as full:
             assert subprocess.run([path], stdout=full, check=False).returncode == 1

@@ -34,10 +34,10 @@ def copied(tree: Path, kernel: Kernel) -> None:
 
 @pytest.fixture
 def kernel(tmp_path: Path) -> Kernel:
-    made = Kernel(NodeSpec())
+    instance = Kernel(NodeSpec())
     one_port(tmp_path / "plain")
-    copied(tmp_path / "plain", made)
-    return made
+    copied(tmp_path / "plain", instance)
+    return instance
 
 
 @pytest.fixture

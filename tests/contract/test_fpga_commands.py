@@ -196,12 +196,12 @@ class TestHook:
         read_end, write_end = os.pipe()
         os.set_blocking(read_end, blocking)
         try:
-            done = subprocess.run(command, stdin=read_end, capture_output=True, text=True, timeout=60, check=False)
+            result = subprocess.run(command, stdin=read_end, capture_output=True, text=True, timeout=60, check=False)
         finally:
             os.close(read_end)
             os.close(write_end)
-        assert done.returncode == 1
-        assert "reading the container's state from standard input took more than 0.5 s" in done.stderr
+        assert result.returncode == 1
+        assert "reading the container's state from standard input took more than 0.5 s" in result.stderr
 
     @pytest.mark.parametrize(
         ("redirected", "problem"),
@@ -212,8 +212,8 @@ class TestHook:
     )
     def test_a_missing_oci_state_is_reported(self, redirected: str, problem: str) -> None:
         command = ["sh", "-c", f'"$0" -m accelplane.cli.fpgahook {redirected}', sys.executable]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout, done.stderr) == (1, "", f"intel-fpga-crihook: {problem}")
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (result.returncode, result.stdout, result.stderr) == (1, "", f"intel-fpga-crihook: {problem}")
 
     def test_the_annotation_can_be_required(self, node: Node) -> None:
         assert node.hook(NLB0, words=("-require-annotation",)) == (

@@ -188,8 +188,8 @@ def given(host: Host, name: str) -> str:
     container = {"name": "c", "resources": {"limits": asks, "requests": dict(asks)}}
     document = {"metadata": {"namespace": "n"}, "spec": {"containers": [container]}}
     review = Review("u", "CREATE", Kind("", "v1", "Pod"), object=Raw(json.dumps(document).encode()))
-    made = apply_json_patch(document, json.loads(msgspec.json.encode(host.hooks["/pods"].handle(review).patch)))
-    (resource,) = made["spec"]["containers"][0]["resources"]["limits"]
+    result = apply_json_patch(document, json.loads(msgspec.json.encode(host.hooks["/pods"].handle(review).patch)))
+    (resource,) = result["spec"]["containers"][0]["resources"]["limits"]
     return str(resource)
 
 
@@ -214,12 +214,12 @@ async def test_pods_are_mutated_with_the_rights_and_definitions_of_the_original(
             assert given(host, "a1") == REGION
             assert await page(host.manager.ports["health"], "/readyz") == (200, "ok")
             await until(lambda: api.count("PATCH .*/status$") >= 2)
-    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(said) == 4, said
-    assert sum("status of AcceleratorFunction objects not written" in each for each in said) == 1
-    assert sum("nodes cannot be listed: " in each for each in said) == 1
-    assert sum("Pending pods cannot be listed: " in each for each in said) == 1
-    assert sum("no events are written in namespace n" in each for each in said) == 1
+    messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(messages) == 4, messages
+    assert sum("status of AcceleratorFunction objects not written" in each for each in messages) == 1
+    assert sum("nodes cannot be listed: " in each for each in messages) == 1
+    assert sum("Pending pods cannot be listed: " in each for each in messages) == 1
+    assert sum("no events are written in namespace n" in each for each in messages) == 1
 
 
 async def test_rights_that_are_granted_later_are_used(api: KubeApi) -> None:

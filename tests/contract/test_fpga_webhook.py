@@ -30,11 +30,11 @@ Start = Callable[..., Process]
 
 @pytest.fixture
 async def start(api: KubeApi, tmp_path: Path) -> AsyncGenerator[Start]:
-    given = files(api, tmp_path)
+    file_arguments = files(api, tmp_path)
     started: list[Process] = []
 
     def go(*arguments: str) -> Process:
-        command = ("-m", "accelplane", "webhook", "fpga", *given, "-port=0", "-shutdown-delay=0")
+        command = ("-m", "accelplane", "webhook", "fpga", *file_arguments, "-port=0", "-shutdown-delay=0")
         started.append(Process("python", *command, *arguments, log=tmp_path / f"log{len(started)}"))
         return started[-1]
 
@@ -97,15 +97,15 @@ async def test_writing_a_status_does_not_rebuild_the_names(api: KubeApi) -> None
     running = asyncio.create_task(informer.run())
     try:
         await until(lambda: bool(mappings.of("n").targets))
-        before, heard = mappings.of("n"), 0
+        before, notifications = mappings.of("n"), 0
 
         def hears(_old: AcceleratorFunction | None, _new: AcceleratorFunction | None) -> None:
-            nonlocal heard
-            heard += 1
+            nonlocal notifications
+            notifications += 1
 
         functions.subscribe(hears)
         put(api, "a", "af", status={"resource": "x"})
-        await until(lambda: heard == 2)
+        await until(lambda: notifications == 2)
         assert mappings.of("n") is before
         put(api, "a", "region")
         await until(lambda: mappings.of("n") != before)
@@ -149,8 +149,8 @@ async def test_names_of_april_2020_are_supported(api: KubeApi, start: Start) -> 
     ],
 )
 def test_startup_errors_are_reported(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
-    def main(given: Sequence[str]) -> int:
-        return fpgawebhook.main(given, "accelplane webhook fpga")
+    def main(arguments: Sequence[str]) -> int:
+        return fpgawebhook.main(arguments, "accelplane webhook fpga")
 
     ended = called(main, *files(None, tmp_path), "-port=0", "-shutdown-delay=0", *arguments)
     assert ended.returncode == code

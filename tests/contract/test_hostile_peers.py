@@ -133,8 +133,8 @@ class Frames:
             "te": "trailers", "content-type": "application/grpc", **dict(changes),
         }  # fmt: skip
         stream = self.connection.get_next_available_stream_id()
-        given = [(key, value) for key, value in headers.items() if value is not None]
-        self.connection.send_headers(stream, given, end_stream=end)
+        pairs = [(key, value) for key, value in headers.items() if value is not None]
+        self.connection.send_headers(stream, pairs, end_stream=end)
         return stream
 
     async def flush(self) -> None:
@@ -217,9 +217,9 @@ async def test_invalid_headers_end_the_call_or_the_connection(
     await victim.answers()
 
 
-@pytest.mark.parametrize("left_out", [":method", ":path"])
-async def test_an_empty_request_affects_no_others(victim: Victim, frames: Frames, left_out: str) -> None:
-    frames.request((left_out, None), end=True)
+@pytest.mark.parametrize("omitted", [":method", ":path"])
+async def test_an_empty_request_affects_no_others(victim: Victim, frames: Frames, omitted: str) -> None:
+    frames.request((omitted, None), end=True)
     await frames.flush()
     await victim.answers()
 

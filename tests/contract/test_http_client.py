@@ -473,8 +473,8 @@ async def proxying(
             heads.append(await reader.readuntil(b"\r\n\r\n"))
             writer.write(answer)
             if answer == TUNNEL:
-                there, sender = await asyncio.open_connection("localhost", server.port)
-                await asyncio.gather(copy(reader, sender), copy(there, writer))
+                upstream_reader, sender = await asyncio.open_connection("localhost", server.port)
+                await asyncio.gather(copy(reader, sender), copy(upstream_reader, writer))
 
     async with await asyncio.start_server(tunnel, "127.0.0.1", 0) as listening:
         try:

@@ -21,9 +21,9 @@ THING = "a.example.com/thing"
 
 @pytest.fixture
 def setup() -> Iterator[Setup]:
-    made = Setup()
-    yield made
-    made.close()
+    instance = Setup()
+    yield instance
+    instance.close()
 
 
 @pytest.fixture
@@ -321,9 +321,9 @@ class AgentMachine(RuleBasedStateMachine):
     @rule(name=names, data=st.data())
     def allocate(self, name: str, data: st.DataObject) -> None:
         resource = f"{name}.example.com/thing"
-        held = self.setup.kubelet.held.get(resource, set())
+        ids = self.setup.kubelet.held.get(resource, set())
         free = sorted(
-            id_ for id_, good in self.setup.kubelet.lists.get(resource, {}).items() if good and id_ not in held
+            id_ for id_, good in self.setup.kubelet.lists.get(resource, {}).items() if good and id_ not in ids
         )
         if free:
             self.setup.loop.create_task(self.setup.kubelet.allocate(resource, data.draw(st.sampled_from(free))))
@@ -331,9 +331,9 @@ class AgentMachine(RuleBasedStateMachine):
     @rule(name=names, data=st.data())
     def release(self, name: str, data: st.DataObject) -> None:
         resource = f"{name}.example.com/thing"
-        held = sorted(self.setup.kubelet.held.get(resource, ()))
-        if held:
-            self.setup.kubelet.release(resource, data.draw(st.sampled_from(held)))
+        ids = sorted(self.setup.kubelet.held.get(resource, ()))
+        if ids:
+            self.setup.kubelet.release(resource, data.draw(st.sampled_from(ids)))
 
     @rule(count=st.integers(1, 30))
     def step(self, count: int) -> None:

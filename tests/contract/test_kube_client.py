@@ -25,10 +25,10 @@ async def events(client: Client, since: str = "100", *, idle: float = 5, duratio
 
 
 async def test_an_object_is_created_read_changed_and_deleted(api: KubeApi, client: Client) -> None:
-    made = await client.create(Widget(metadata=Metadata(name="w"), spec=WidgetSpec(size=1)))
-    assert made.metadata.uid
-    made.spec.size = 2
-    await client.replace(made)
+    created = await client.create(Widget(metadata=Metadata(name="w"), spec=WidgetSpec(size=1)))
+    assert created.metadata.uid
+    created.spec.size = 2
+    await client.replace(created)
     read = await client.get(Widget, "w")
     assert read.spec.size == 2
     read.status = WidgetStatus(done=2)
@@ -43,9 +43,9 @@ async def test_an_object_is_created_read_changed_and_deleted(api: KubeApi, clien
         "status": {"done": 2},
         "metadata": {
             "name": "w",
-            "uid": made.metadata.uid,
+            "uid": created.metadata.uid,
             "resourceVersion": str(api.version),
-            "creationTimestamp": made.metadata.creationTimestamp,
+            "creationTimestamp": created.metadata.creationTimestamp,
             "generation": 2,
         },
     }
@@ -54,12 +54,12 @@ async def test_an_object_is_created_read_changed_and_deleted(api: KubeApi, clien
 
 
 async def test_apply_sends_the_field_manager_and_forces_conflicts(api: KubeApi, client: Client) -> None:
-    made = await client.apply(Config(metadata=Metadata(name="c", namespace="n"), data={"a": "b"}))
-    assert made.data == {"a": "b"}
-    asked = api.requests[-1]
-    assert asked.content_type == "application/apply-patch+yaml"
-    assert asked.parameters == {"fieldManager": "test", "force": "true"}
-    assert asked.body["kind"] == "ConfigMap"
+    created = await client.apply(Config(metadata=Metadata(name="c", namespace="n"), data={"a": "b"}))
+    assert created.data == {"a": "b"}
+    request = api.requests[-1]
+    assert request.content_type == "application/apply-patch+yaml"
+    assert request.parameters == {"fieldManager": "test", "force": "true"}
+    assert request.body["kind"] == "ConfigMap"
 
 
 async def test_a_mapping_is_a_merge_patch_and_a_sequence_a_json_patch(api: KubeApi, client: Client) -> None:
@@ -91,14 +91,14 @@ async def test_a_subresource_with_a_kind_of_its_own_is_created_below_its_object(
 
 
 async def test_all_writes_have_subresources_and_a_dry_run_that_stores_nothing(api: KubeApi, client: Client) -> None:
-    made = await client.create(Widget(metadata=Metadata(name="w"), spec=WidgetSpec(size=1)))
+    created = await client.create(Widget(metadata=Metadata(name="w"), spec=WidgetSpec(size=1)))
     version = api.version
     changed = Widget(
-        metadata=Metadata(name="w", resourceVersion=made.metadata.resourceVersion), spec=WidgetSpec(size=2)
+        metadata=Metadata(name="w", resourceVersion=created.metadata.resourceVersion), spec=WidgetSpec(size=2)
     )
-    wanted = Widget(metadata=Metadata(name="w"), spec=WidgetSpec(size=2))
+    widget_object = Widget(metadata=Metadata(name="w"), spec=WidgetSpec(size=2))
     assert (await client.replace(changed, dry_run=True)).spec.size == 2
-    assert (await client.apply(wanted, dry_run=True)).spec.size == 2
+    assert (await client.apply(widget_object, dry_run=True)).spec.size == 2
     assert (await client.patch(Widget, "w", {"spec": {"size": 2}}, dry_run=True)).spec.size == 2
     assert (await client.replace_status(changed, dry_run=True)).spec.size == 1
     assert await client.create(Widget(metadata=Metadata(name="v")), dry_run=True)
@@ -175,8 +175,8 @@ class Outline(GlobalResource, Struct):
 
 
 async def test_for_a_metadata_only_kind_only_metadata_is_requested(api: KubeApi, client: Client) -> None:
-    made = api.put("widgets", widget("w"))
-    assert (await client.get(Outline, "w")).metadata.uid == made["metadata"]["uid"]
+    created = api.put("widgets", widget("w"))
+    assert (await client.get(Outline, "w")).metadata.uid == created["metadata"]["uid"]
     await client.list(Outline)
     async with contextlib.aclosing(client.watch(Outline, Selection(), "100", duration=60, idle=5)) as watch:
         await anext(watch)

@@ -324,10 +324,10 @@ async def test_a_task_group_that_fails_in_reconcile_leaves_the_worker_alive(setu
 
 
 async def test_cancelling_a_controller_ends_its_reconciliations_first(setup: Setup) -> None:
-    begun, steps = asyncio.Event(), list[str]()
+    started, steps = asyncio.Event(), list[str]()
 
     async def slow(_request: Request) -> None:
-        begun.set()
+        started.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -337,7 +337,7 @@ async def test_cancelling_a_controller_ends_its_reconciliations_first(setup: Set
     setup.api.put("widgets", widget("w"))
     controller = setup.controller(slow).starts_with(Request("w"))
     running = asyncio.create_task(controller.run())
-    await begun.wait()
+    await started.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

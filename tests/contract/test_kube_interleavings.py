@@ -120,14 +120,14 @@ async def play(steps: list[tuple[Any, ...]], *, debounce: float, chance: random.
     cache, outlines = informer.cache(Widget), informer.cache(Outline)
     cache.add_index("size", lambda thing: [str(thing.spec.size)])
     reader = Reader(cache)
-    seen: dict[str, object] = {}
+    sizes: dict[str, object] = {}
     reconciling: set[Request] = set()
 
     async def reconcile(request: Request) -> None:
         assert request not in reconciling
         reconciling.add(request)
         try:
-            seen[request.name] = "unreadable" if request in cache.unreadable else cache.get(request)
+            sizes[request.name] = "unreadable" if request in cache.unreadable else cache.get(request)
             await asyncio.sleep(chance.random())
             if chance.random() < 0.2:
                 raise chance.choice([KeyError("reconcile"), asyncio.CancelledError()])
@@ -143,9 +143,9 @@ async def play(steps: list[tuple[Any, ...]], *, debounce: float, chance: random.
             await take(server, step)
         await asyncio.sleep(300)
         check(server, cache, outlines, reader)
-        for request in {Request(name) for name in seen} | set(cache.requests()):
+        for request in {Request(name) for name in sizes} | set(cache.requests()):
             expected = "unreadable" if request in cache.unreadable else cache.get(request)
-            assert seen[request.name] == expected
+            assert sizes[request.name] == expected
     finally:
         controller.stop()
         await controlling
@@ -269,8 +269,8 @@ async def play_fleet(steps: list[tuple[Any, ...]]) -> None:
     assert len(leaders) == 1
     sizes = {name: each["spec"]["size"] for name, each in fleet.server.objects.items()}
     # A new leader does not know of objects that were deleted before it started.
-    seen = {name: each.spec.size for name, each in fleet.seen.items() if each is not None and name in sizes}
-    assert seen == sizes
+    cached_sizes = {name: each.spec.size for name, each in fleet.seen.items() if each is not None and name in sizes}
+    assert cached_sizes == sizes
     assert fleet.most_active <= 1
     await cancel(*supervising)
     for replica in fleet.replicas:

@@ -148,7 +148,7 @@ async def test_a_deleted_lease_is_created_again(api: KubeApi, client: Client) ->
 
 async def test_at_most_one_of_many_candidates_leads(api: KubeApi, client: Client) -> None:
     candidates = [candidate(client, f"c{number}") for number in range(6)]
-    led: list[str] = []
+    leaders: list[str] = []
 
     async def compete(one: LeaderElector) -> None:
         await one.acquire()
@@ -156,7 +156,7 @@ async def test_at_most_one_of_many_candidates_leads(api: KubeApi, client: Client
         for _ in range(5):
             assert [other.election.identity for other in candidates if other.leading] == [one.election.identity]
             await asyncio.sleep(0.01)
-        led.append(one.election.identity)
+        leaders.append(one.election.identity)
         holding.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await holding
@@ -164,7 +164,7 @@ async def test_at_most_one_of_many_candidates_leads(api: KubeApi, client: Client
 
     async with asyncio.timeout(20):
         await asyncio.gather(*(compete(one) for one in candidates))
-    assert sorted(led) == [one.election.identity for one in candidates]
+    assert sorted(leaders) == [one.election.identity for one in candidates]
 
 
 async def test_release_ends_though_the_server_does_not_respond(

@@ -73,11 +73,11 @@ async def page(manager: Manager, server: str, path: str) -> tuple[int, str]:
 async def test_controllers_share_caches_and_start_when_all_are_synced(
     api: KubeApi, client: Client, manager: Manager
 ) -> None:
-    seen: list[Request] = []
+    calls: list[Request] = []
 
     async def look(request: Request) -> None:
         assert all(cache.synced.is_set() for cache in (widgets, configs))
-        seen.append(request)
+        calls.append(request)
 
     widgets = manager.cache(Widget)
     configs = manager.cache(Config, Selection(namespace="n"))
@@ -88,7 +88,7 @@ async def test_controllers_share_caches_and_start_when_all_are_synced(
     api.put("widgets", widget("w"))
     api.fault("GET .*/n/configmaps", 403, times=5)
     async with running(manager):
-        await until(lambda: seen == [Request("w")] * 2)
+        await until(lambda: calls == [Request("w")] * 2)
         assert api.count("GET .*widgets") == 1
         assert api.count("GET .*/n/configmaps") == 6
 
@@ -172,10 +172,10 @@ async def test_off_disables_a_server(client: Client) -> None:
 
 
 async def test_sigterm_lets_reconciliations_finish_and_releases_the_lease(api: KubeApi, client: Client) -> None:
-    begun, ended = asyncio.Event(), asyncio.Event()
+    started, ended = asyncio.Event(), asyncio.Event()
 
     async def slow(request: Request) -> None:
-        begun.set()
+        started.set()
         await asyncio.sleep(0.1)
         ended.set()
 
@@ -183,7 +183,7 @@ async def test_sigterm_lets_reconciliations_finish_and_releases_the_lease(api: K
     manager.controller("widget", slow).for_object(manager.cache(Widget))
     api.put("widgets", widget("w"))
     async with running(manager) as task:
-        await begun.wait()
+        await started.wait()
         assert api.objects["leases", "n", "l"]["spec"]["holderIdentity"] == "one"
         os.kill(os.getpid(), signal.SIGTERM)
         async with asyncio.timeout(5):
@@ -197,17 +197,17 @@ async def test_sigterm_lets_reconciliations_finish_and_releases_the_lease(api: K
 
 async def test_a_second_signal_ends_the_process_immediately(api: KubeApi, client: Client) -> None:
     codes: list[int] = []
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def stuck(request: Request) -> None:
-        begun.set()
+        started.set()
         await asyncio.sleep(3600)
 
     manager = made(client, end=codes.append)
     manager.controller("widget", stuck).for_object(manager.cache(Widget))
     api.put("widgets", widget("w"))
     async with running(manager) as task:
-        await begun.wait()
+        await started.wait()
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.sleep(0.02)
         assert not task.done()
@@ -219,17 +219,17 @@ async def test_a_second_signal_ends_the_process_immediately(api: KubeApi, client
 
 
 async def test_late_reconciliations_are_cancelled_before_the_lease_is_released(api: KubeApi, client: Client) -> None:
-    begun: set[str] = set()
+    started: set[str] = set()
     ended: dict[str, object] = {}
 
-    async def stuck(who: str) -> None:
-        begun.add(who)
+    async def stuck(name: str) -> None:
+        started.add(name)
         try:
             await asyncio.sleep(3600)
         finally:
             # what such an end may have to do
             await client.get(Widget, "w")
-            ended[who] = api.objects["leases", "n", "l"]["spec"]["holderIdentity"]
+            ended[name] = api.objects["leases", "n", "l"]["spec"]["holderIdentity"]
 
     election = Election(name="l", namespace="n", identity="one", lease_duration=2, renew_deadline=1, retry_period=0.05)
     manager = Manager(client, election=election, health_address=OFF, metrics_address=OFF, graceful_shutdown_timeout=0.1)
@@ -237,7 +237,7 @@ async def test_late_reconciliations_are_cancelled_before_the_lease_is_released(a
     manager.add_runnable(lambda: stuck("background"), leader_only=True)
     api.put("widgets", widget("w"))
     task = asyncio.create_task(manager.run())
-    await until(lambda: len(begun) == 2)
+    await until(lambda: len(started) == 2)
     manager.stop()
     async with asyncio.timeout(5):
         await task
@@ -260,15 +260,15 @@ async def test_shutdown_ends_though_events_cannot_be_written(api: KubeApi, clien
 
 
 async def test_only_the_leader_reconciles_and_a_standby_takes_over(api: KubeApi, client: Client) -> None:
-    seen: list[tuple[str, str]] = []
-    led: list[str] = []
+    calls: list[tuple[str, str]] = []
+    leaders: list[str] = []
 
     def program(identity: str) -> Manager:
         async def look(request: Request) -> None:
-            seen.append((identity, request.name))
+            calls.append((identity, request.name))
 
         async def lead() -> None:
-            led.append(identity)
+            leaders.append(identity)
             await asyncio.sleep(3600)
 
         manager = made(client, identity)
@@ -279,16 +279,16 @@ async def test_only_the_leader_reconciles_and_a_standby_takes_over(api: KubeApi,
     api.put("widgets", widget("a"))
     first, second = program("first"), program("second")
     async with running(second), running(first):
-        await until(lambda: len(seen) == 1)
-        leader = seen[0][0]
+        await until(lambda: len(calls) == 1)
+        leader = calls[0][0]
         other = {"first": "second", "second": "first"}[leader]
         for name in "bcd":
             api.put("widgets", widget(name))
-        await until(lambda: len(seen) == 4)
-        assert {who for who, _ in seen} == {leader}
+        await until(lambda: len(calls) == 4)
+        assert {who for who, _ in calls} == {leader}
         (first if leader == "first" else second).stop()
-        await until(lambda: {name for who, name in seen if who == other} == set("abcd"))
-        assert led == [leader, other]
+        await until(lambda: {name for who, name in calls if who == other} == set("abcd"))
+        assert leaders == [leader, other]
 
 
 async def test_a_lost_lease_ends_the_process(api: KubeApi, client: Client) -> None:
@@ -320,18 +320,18 @@ async def test_a_runnable_that_fails_or_returns_ends_the_program(client: Client,
 
 
 async def test_contexts_are_entered_first_and_exited_last(manager: Manager) -> None:
-    said: list[str] = []
+    calls: list[str] = []
 
     @contextlib.asynccontextmanager
     async def server() -> AsyncIterator[None]:
-        said.append("begun")
+        calls.append("begun")
         yield
-        said.append("ended")
+        calls.append("ended")
 
     manager.add_context(server())
     async with running(manager):
-        await until(lambda: said == ["begun"])
-    assert said == ["begun", "ended"]
+        await until(lambda: calls == ["begun"])
+    assert calls == ["begun", "ended"]
 
 
 @pytest.mark.parametrize("leads", [False, True])
@@ -418,10 +418,10 @@ async def test_a_standby_that_is_stopped_does_not_start_to_lead(api: KubeApi, cl
     lease = {"holderIdentity": "another", "leaseDurationSeconds": 1}
     api.put("leases", {"metadata": {"name": "l", "namespace": "n"}, "spec": lease})
     manager = made(client, "one")
-    led: list[str] = []
+    leaders: list[str] = []
 
     async def lead() -> None:
-        led.append("one")
+        leaders.append("one")
         await forever()
 
     @contextlib.asynccontextmanager
@@ -434,7 +434,7 @@ async def test_a_standby_that_is_stopped_does_not_start_to_lead(api: KubeApi, cl
     manager.add_context(slow_server())
     async with running(manager):
         await until(lambda: api.count("GET .*/leases/l") > 1)
-    assert led == []
+    assert leaders == []
     assert api.objects["leases", "n", "l"]["spec"]["holderIdentity"] == "another"
 
 
@@ -452,14 +452,14 @@ async def test_caches_of_several_types_share_one_watch(api: KubeApi, manager: Ma
 async def test_no_task_outlives_the_manager(api: KubeApi, client: Client) -> None:
     before = asyncio.all_tasks()
     api.put("widgets", widget("a"))
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def reconcile(_request: Request) -> None:
-        begun.set()
+        started.set()
         await forever()
 
     for ending in ("stop", "failure", "cancellation"):
-        begun.clear()
+        started.clear()
         failing = asyncio.Event()
 
         async def fail(event: asyncio.Event = failing) -> None:
@@ -474,7 +474,7 @@ async def test_no_task_outlives_the_manager(api: KubeApi, client: Client) -> Non
         manager.controller("widget", reconcile).for_object(manager.cache(Widget))
         manager.add_runnable(fail)
         task = asyncio.create_task(manager.run())
-        await begun.wait()
+        await started.wait()
         {"stop": manager.stop, "failure": failing.set, "cancellation": task.cancel}[ending]()
         await asyncio.gather(task, return_exceptions=True)
         assert [each for each in asyncio.all_tasks() - before if "FakeApiServer" not in repr(each)] == []

@@ -59,11 +59,11 @@ async def test_targets_of_all_kinds_are_read(api: KubeApi, store: ClusterTrustSt
 
 
 @pytest.mark.parametrize("status", [403, 500])
-@pytest.mark.parametrize("what", ["GET .*secrets", "POST .*secrets", "GET .*mutatingwebhookconfigurations"])
+@pytest.mark.parametrize("description", ["GET .*secrets", "POST .*secrets", "GET .*mutatingwebhookconfigurations"])
 async def test_failed_request_is_a_trust_error_and_the_next_pass_succeeds(
-    api: KubeApi, store: ClusterTrustStore, what: str, status: int
+    api: KubeApi, store: ClusterTrustStore, description: str, status: int
 ) -> None:
-    api.fault(what, status)
+    api.fault(description, status)
     trust = Trust(store, ServingTls(), SETTINGS)
     with pytest.raises(TrustError, match=str(status)):
         await trust.reconcile()
@@ -94,12 +94,12 @@ async def test_invalid_base64_is_reported_with_the_secret(api: KubeApi, store: C
 
 
 async def test_other_data_of_the_secret_is_preserved(api: KubeApi, store: ClusterTrustStore) -> None:
-    mine = base64.b64encode(b"mine").decode()
-    api.put("secrets", {"metadata": {"name": "own", "namespace": "n"}, "data": {"note": mine}})
+    encoded = base64.b64encode(b"mine").decode()
+    api.put("secrets", {"metadata": {"name": "own", "namespace": "n"}, "data": {"note": encoded}})
     await Trust(store, ServingTls(), SETTINGS).reconcile()
     secret = api.get("secrets", "own", "n")
     assert secret is not None
-    assert secret["data"]["note"] == mine
+    assert secret["data"]["note"] == encoded
 
 
 async def test_write_fails_if_the_secret_changed_since_it_was_read(api: KubeApi, store: ClusterTrustStore) -> None:

@@ -240,9 +240,9 @@ async def test_preferred_allocation_gets_all_free_devices(kubelet: Kubelet, join
     plugin = await join(options=PREFERS, GetPreferredAllocation=prefer)
     container = await kubelet.run_pod("pod", {GADGET: size})
     (request,) = plugin.requests["GetPreferredAllocation"]
-    (asked,) = request.container_requests
-    assert sorted(asked.available_deviceIDs) == ["a", "b", "c"]
-    assert (list(asked.must_include_deviceIDs), asked.allocation_size) == ([], size)
+    (container_request,) = request.container_requests
+    assert sorted(container_request.available_deviceIDs) == ["a", "b", "c"]
+    assert (list(container_request.must_include_deviceIDs), container_request.allocation_size) == ([], size)
     assert "c" in container.device_ids[GADGET]
     assert len(container.device_ids[GADGET]) == size
     assert plugin.ids("Allocate") == [list(container.device_ids[GADGET])]

@@ -63,9 +63,9 @@ def test_labels_and_resources_are_printed(tmp_path: Path) -> None:
     gpu(tmp_path)
     module(tmp_path, "i915")
     sgx(tmp_path)
-    done = printed(f"-root={tmp_path}")
-    assert done.returncode == 0
-    rows = [line.split() for line in done.stdout.splitlines() if line]
+    result = printed(f"-root={tmp_path}")
+    assert result.returncode == 0
+    rows = [line.split() for line in result.stdout.splitlines() if line]
     assert rows[0] == ["LABEL", "VALUE"]
     assert [GPU, "true"] in rows
     assert ["gpu.intel.com/product", "Flex_170"] in rows
@@ -93,9 +93,9 @@ def test_a_node_without_matching_rules_prints_a_message(tmp_path: Path) -> None:
 )
 def test_invalid_options_are_rejected_with_a_message(tmp_path: Path, words: list[str], message: str) -> None:
     gpu(tmp_path)
-    done = printed(f"-root={tmp_path}", *words)
-    assert done.returncode == 1
-    assert message in done.stderr
+    result = printed(f"-root={tmp_path}", *words)
+    assert result.returncode == 1
+    assert message in result.stderr
 
 
 # For NFD.
@@ -213,14 +213,14 @@ def conflict(*keys: str) -> tuple[str, dict[str, Any]]:
 async def test_a_conflicting_label_of_another_manager_is_unchanged(tmp_path: Path) -> None:
     async with node_api(tmp_path) as (api, peer):
         api.node["metadata"]["labels"]["x/mine"] = "theirs"
-        wanted = node_reconciler.Labels(peer.api, "me", {"x/mine": "ours", "x/other": "1"})
+        desired = node_reconciler.Labels(peer.api, "me", {"x/mine": "ours", "x/other": "1"})
         api.refuse["PATCH"] = [conflict("x/mine")]
-        assert await wanted.reconcile(await node_reconciler.read(peer.api, "one"))
+        assert await desired.reconcile(await node_reconciler.read(peer.api, "one"))
         assert api.node["metadata"]["labels"] == {"a": "b", "x/mine": "theirs", "x/other": "1"}
-        assert not await wanted.reconcile(await node_reconciler.read(peer.api, "one"))
+        assert not await desired.reconcile(await node_reconciler.read(peer.api, "one"))
         # When they have taken it out it is ours to set.
         await api.change("metadata", "labels", "x/mine", None)
-        assert await wanted.reconcile(await node_reconciler.read(peer.api, "one"))
+        assert await desired.reconcile(await node_reconciler.read(peer.api, "one"))
         assert api.node["metadata"]["labels"]["x/mine"] == "ours"
 
 

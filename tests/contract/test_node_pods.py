@@ -96,12 +96,12 @@ async def test_a_kubelet_timeout_is_retried_five_times(tmp_path: Path) -> None:
 
 
 async def test_a_kubelet_that_answers_the_last_attempt_is_used(tmp_path: Path) -> None:
-    asked = 0
+    request_count = 0
 
     async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        asked += 1
-        await (hangs if asked < ATTEMPTS else lists(of_kubelet))(request, writer)
+        nonlocal request_count
+        request_count += 1
+        await (hangs if request_count < ATTEMPTS else lists(of_kubelet))(request, writer)
 
     async with pod_servers(tmp_path, answer, lists(of_api)) as servers:
         reader = servers.reader(timeout=0.5)
@@ -111,12 +111,12 @@ async def test_a_kubelet_that_answers_the_last_attempt_is_used(tmp_path: Path) -
 
 
 async def test_an_error_after_timeouts_ends_the_attempts(tmp_path: Path) -> None:
-    asked = 0
+    request_count = 0
 
     async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        asked += 1
-        await (hangs if asked == 1 else document({}, "500 Internal Server Error"))(request, writer)
+        nonlocal request_count
+        request_count += 1
+        await (hangs if request_count == 1 else document({}, "500 Internal Server Error"))(request, writer)
 
     async with pod_servers(tmp_path, answer, lists(of_api)) as servers:
         assert await names(servers, timeout=0.5) == ["from-api"]

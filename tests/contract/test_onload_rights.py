@@ -98,9 +98,9 @@ async def test_metrics_are_for_clients_that_the_cluster_authorizes(api: KubeApi,
     ],
 )
 def test_wrong_options_name_their_flag(flag: str, message: str) -> None:
-    given, _ = parse(onloadoperator.FLAGS, [flag])
+    values, _ = parse(onloadoperator.FLAGS, [flag])
     with pytest.raises(ValueError, match=re.escape(message)):
-        onloadoperator.options(with_defaults(onloadoperator.FLAGS, given, os.environ), {"DEVICE_PLUGIN_IMG": IMAGE})
+        onloadoperator.options(with_defaults(onloadoperator.FLAGS, values, os.environ), {"DEVICE_PLUGIN_IMG": IMAGE})
 
 
 # Rights

@@ -65,8 +65,8 @@ def pod_spec(api: KubeApi, family: str = "gpu", name: str = "mine") -> Any:
 
 def condition(api: KubeApi, kind: str, family: str = "gpu", name: str = "mine") -> Object | None:
     found = api.get(f"{family}deviceplugins", name) or {}
-    said = found.get("status", {}).get("conditions", [])
-    return next((each for each in said if each["type"] == kind), None)
+    conditions = found.get("status", {}).get("conditions", [])
+    return next((each for each in conditions if each["type"] == kind), None)
 
 
 def says(api: KubeApi, kind: str, status: str, **where: str) -> bool:
@@ -80,17 +80,17 @@ def node(name: str, **labels: str) -> Object:
 
 @pytest.mark.parametrize("family", models.KINDS)
 async def test_each_sample_creates_a_daemonset_and_its_deletion_removes_it(api: KubeApi, family: str) -> None:
-    wanted = sample(family)
-    name = wanted["metadata"]["name"]
+    expected = sample(family)
+    name = expected["metadata"]["name"]
     async with operator(api, family):
-        uid = put(api, wanted)["metadata"]["uid"]
+        uid = put(api, expected)["metadata"]["uid"]
         await until(lambda: says(api, "Available", "True", family=family, name=name))
-        made = daemonset(api, family, name)
-        assert made
-        assert made["metadata"]["ownerReferences"][0]["uid"] == uid
-        assert made["spec"]["template"]["spec"]["containers"][0]["image"] == wanted["spec"]["image"]
-        told = (api.get(f"{family}deviceplugins", name) or {})["status"]
-        assert told["controlledDaemonSet"]["uid"] == made["metadata"]["uid"]
+        result = daemonset(api, family, name)
+        assert result
+        assert result["metadata"]["ownerReferences"][0]["uid"] == uid
+        assert result["spec"]["template"]["spec"]["containers"][0]["image"] == expected["spec"]["image"]
+        status = (api.get(f"{family}deviceplugins", name) or {})["status"]
+        assert status["controlledDaemonSet"]["uid"] == result["metadata"]["uid"]
 
         api.remove(f"{family}deviceplugins", name)
         await until(lambda: not api.all("daemonsets"))
@@ -107,9 +107,9 @@ async def test_nothing_is_written_when_nothing_differs(api: KubeApi) -> None:
 
 
 async def test_edits_of_resource_and_daemonset_end_in_the_desired_state(api: KubeApi) -> None:
-    asked = resource("gpu", image=IMAGE, sharedDevNum=2)
+    desired = resource("gpu", image=IMAGE, sharedDevNum=2)
     async with operator(api, "gpu"):
-        put(api, asked)
+        put(api, desired)
         await until(lambda: says(api, "Available", "True"))
         put(api, resource("gpu", image=IMAGE, sharedDevNum=3), generation=2)
         await until(lambda: "3" in pod_spec(api)["containers"][0]["args"])
@@ -124,12 +124,12 @@ async def test_status_names_the_nodes_of_pods(api: KubeApi) -> None:
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=IMAGE))
         await until(lambda: says(api, "Available", "True"))
-        made = daemonset(api)
-        assert made
-        made["status"] = {"desiredNumberScheduled": 2, "numberReady": 1, "updatedNumberScheduled": 2}
-        api.put("daemonsets", made)
+        result = daemonset(api)
+        assert result
+        result["status"] = {"desiredNumberScheduled": 2, "numberReady": 1, "updatedNumberScheduled": 2}
+        api.put("daemonsets", result)
         for name, place in (("one", "node-b"), ("two", "node-a"), ("three", "")):
-            put_pod(api, made, name, place)
+            put_pod(api, result, name, place)
 
         def told() -> bool:
             status = (api.get("gpudeviceplugins", "mine") or {})["status"]
@@ -158,17 +158,17 @@ async def test_a_foreign_daemonset_is_a_name_conflict_until_it_is_deleted(api: K
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=IMAGE))
         await until(lambda: says(api, "Degraded", "True"))
-        said = condition(api, "Degraded") or {}
-        assert said["reason"] == "NameConflict"
-        assert "expected one controlled by GpuDevicePlugin mine; delete or rename it" in said["message"]
+        degraded = condition(api, "Degraded") or {}
+        assert degraded["reason"] == "NameConflict"
+        assert "expected one controlled by GpuDevicePlugin mine; delete or rename it" in degraded["message"]
         await until(lambda: any(each["reason"] == "NameConflict" for each in api.all("events")))
         assert daemonset(api) == foreign
         # The watch of this one object has begun.
         await until(lambda: api.count("WATCH .*/daemonsets") > 1)
-        asked = api.count("GET .*/daemonsets/intel-gpu-plugin-mine")
+        request_count = api.count("GET .*/daemonsets/intel-gpu-plugin-mine")
         api.remove("daemonsets", "intel-gpu-plugin-mine", NAMESPACE)
         await until(lambda: says(api, "Degraded", "False") and says(api, "Available", "True"))
-        assert api.count("GET .*/daemonsets/intel-gpu-plugin-mine") <= asked + 2
+        assert api.count("GET .*/daemonsets/intel-gpu-plugin-mine") <= request_count + 2
 
 
 async def test_the_daemonset_of_a_former_resource_of_the_name_is_adopted_and_keeps_its_name(api: KubeApi) -> None:
@@ -217,16 +217,16 @@ async def test_corrections_of_a_field_that_another_program_reverts_back_off(api:
                     }
                 }
                 entries = [each for each in drifted["metadata"]["managedFields"] if each["manager"] != "other-program"]
-                theirs = {"manager": "other-program", "operation": "Update", "apiVersion": "apps/v1", "fieldsV1": path}
-                drifted["metadata"]["managedFields"] = [*entries, theirs]
+                other = {"manager": "other-program", "operation": "Update", "apiVersion": "apps/v1", "fieldsV1": path}
+                drifted["metadata"]["managedFields"] = [*entries, other]
                 api.put("daemonsets", drifted)
             return says(api, "Degraded", "True")
 
         await until(revert, 30)
-        said = condition(api, "Degraded") or {}
-        assert said["reason"] == "FieldConflict"
-        assert "image: found" in said["message"]
-        assert "changed by other-program" in said["message"]
+        degraded = condition(api, "Degraded") or {}
+        assert degraded["reason"] == "FieldConflict"
+        assert "image: found" in degraded["message"]
+        assert "changed by other-program" in degraded["message"]
         # Three corrections, each with a handover at most, and the one that may be due meanwhile.
         assert api.count("PATCH .*/daemonsets/") <= 8
         await until(lambda: any(each["reason"] == "FieldConflict" for each in api.all("events")))
@@ -267,14 +267,14 @@ async def test_a_malformed_resource_keeps_its_daemonset_and_is_reported(api: Kub
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=IMAGE))
         await until(lambda: says(api, "Available", "True"))
-        made = daemonset(api)
-        assert made
-        put_pod(api, made, "one", "node-a")
+        result = daemonset(api)
+        assert result
+        put_pod(api, result, "one", "node-a")
         await until(lambda: (api.get("gpudeviceplugins", "mine") or {})["status"].get("nodeNames") == ["node-a"])
         put(api, resource("gpu", image=IMAGE, sharedDevNum="many"), generation=2)
         await until(lambda: says(api, "Degraded", "True"))
-    said = condition(api, "Degraded") or {}
-    assert (said["reason"], "sharedDevNum" in said["message"]) == ("Malformed", True)
+    degraded = condition(api, "Degraded") or {}
+    assert (degraded["reason"], "sharedDevNum" in degraded["message"]) == ("Malformed", True)
     assert (api.get("gpudeviceplugins", "mine") or {})["status"]["nodeNames"] == ["node-a"]
     assert daemonset(api)
 
@@ -292,16 +292,16 @@ async def test_older_images_are_upgraded_as_the_option_selects(api: KubeApi, upg
 
 
 async def test_images_of_the_go_project_keep_running_and_the_conditions_name_the_ones_to_use(api: KubeApi) -> None:
-    wanted = own_image("intel-gpu-plugin")
+    image = own_image("intel-gpu-plugin")
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=IMAGE, allowIDs="0x56c0"))
         await until(lambda: says(api, "OriginalImage", "True") and says(api, "UnsupportedFields", "True"))
         assert pod_spec(api)["containers"][0]["image"] == IMAGE
         status = (api.get("gpudeviceplugins", "mine") or {})["status"]
         messages = {each["type"]: each["message"] for each in status["conditions"]}
-        assert messages["OriginalImage"] == f"image is {IMAGE}, an image of the Go project; set image to {wanted}"
-        assert messages["UnsupportedFields"].endswith(f"found '{IMAGE}'; set image to {wanted}")
-        put(api, resource("gpu", image=wanted, allowIDs="0x56c0"), generation=2)
+        assert messages["OriginalImage"] == f"image is {IMAGE}, an image of the Go project; set image to {image}"
+        assert messages["UnsupportedFields"].endswith(f"found '{IMAGE}'; set image to {image}")
+        put(api, resource("gpu", image=image, allowIDs="0x56c0"), generation=2)
         await until(lambda: says(api, "OriginalImage", "False") and says(api, "UnsupportedFields", "False"))
 
 
@@ -328,8 +328,8 @@ async def test_pods_follow_the_content_of_the_config_map_and_no_other_is_watched
         api.remove("configmaps", "layout", NAMESPACE)
         await until(lambda: says(api, "ProvisioningConfigMissing", "True", family="dsa"))
         assert hashed() == second
-    asked = [each for each in api.requests if each.path.endswith("/configmaps")]
-    assert {each.parameters["fieldSelector"] for each in asked} == {"metadata.name=layout"}
+    requests = [each for each in api.requests if each.path.endswith("/configmaps")]
+    assert {each.parameters["fieldSelector"] for each in requests} == {"metadata.name=layout"}
 
 
 async def test_without_rights_to_config_maps_the_plugin_is_deployed(api: KubeApi) -> None:
@@ -421,9 +421,9 @@ async def test_a_binding_of_another_installation_is_replaced(api: KubeApi, found
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=own_image("intel-gpu-plugin"), resourceManager=True, sharedDevNum=2))
         await until(lambda: daemonset(api) is not None)
-        there = api.get("clusterrolebindings", "gpu-manager-rolebinding")
-        assert there
-        assert {key: there[key] for key in ("roleRef", "subjects")} == {
+        existing = api.get("clusterrolebindings", "gpu-manager-rolebinding")
+        assert existing
+        assert {key: existing[key] for key in ("roleRef", "subjects")} == {
             key: binding()[key] for key in ("roleRef", "subjects")
         }
 

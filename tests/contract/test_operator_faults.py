@@ -112,13 +112,13 @@ class Operator:
 
 @contextlib.asynccontextmanager
 async def operator(api: KubeApi, *families: str, **more: Any) -> AsyncIterator[Operator]:
-    made = Operator(api, families, **more)
-    task = asyncio.create_task(made.run())
+    instance = Operator(api, families, **more)
+    task = asyncio.create_task(instance.run())
     try:
         await asyncio.sleep(0)
-        yield made
+        yield instance
         assert not task.done()
-        made.stop()
+        instance.stop()
         async with asyncio.timeout(60):
             await task
     finally:
@@ -126,8 +126,8 @@ async def operator(api: KubeApi, *families: str, **more: Any) -> AsyncIterator[O
         await asyncio.gather(task, return_exceptions=True)
 
 
-def do(api: KubeApi, deed: Deed) -> None:
-    match deed:
+def do(api: KubeApi, change: Deed) -> None:
+    match change:
         case Put(plural, thing):
             put(api, plural, copy.deepcopy(thing))
         case Remove(plural, name, namespace):
@@ -135,9 +135,9 @@ def do(api: KubeApi, deed: Deed) -> None:
         case Copy(name, new):
             found = api.get("daemonsets", name, NAMESPACE)
             assert found
-            made = copied(found, new)
-            made["metadata"]["creationTimestamp"] = "2030-01-01T00:00:00Z"
-            api.put("daemonsets", made)
+            result = copied(found, new)
+            result["metadata"]["creationTimestamp"] = "2030-01-01T00:00:00Z"
+            api.put("daemonsets", result)
         case Drift(name, args):
             drifted = copy.deepcopy(api.get("daemonsets", name, NAMESPACE))
             assert drifted
@@ -166,11 +166,11 @@ def missing_in(api: KubeApi) -> str:
 
 async def quiet(api: KubeApi, many: int = 30) -> None:
     """Returns when nothing was asked for while client and server, which share a loop, had many a turn."""
-    asked, turns = -1, 0
+    request_count, turns = -1, 0
     async with asyncio.timeout(60):
         while turns < many:
-            before, asked = asked, api.count(ANY)
-            turns = turns + 1 if asked == before else 0
+            before, request_count = request_count, api.count(ANY)
+            turns = turns + 1 if request_count == before else 0
             await asyncio.sleep(0.01)
 
 
@@ -195,27 +195,27 @@ async def recorded(name: str) -> Recorded:
         many = 150 if any(isinstance(deed, Put) and deed.plural == "nodes" for deed in scenario.deeds) else 30
         async with kube_api() as api:
             async with operator(api, *scenario.families):
-                for deed in scenario.before:
-                    do(api, deed)
+                for change in scenario.before:
+                    do(api, change)
                 await quiet(api, many)
                 prepared = KubeApi()
                 prepared.copy_from(api)
-                watches, asked = api.open_watches, api.count(ANY)
-                for deed in scenario.deeds:
-                    do(api, deed)
+                watches, counts = api.open_watches, api.count(ANY)
+                for change in scenario.deeds:
+                    do(api, change)
                 await quiet(api, many)
             assert not missing_in(api)
-            _recorded[name] = Recorded(prepared, end_of(api), api.count(ANY) - asked, watches)
+            _recorded[name] = Recorded(prepared, end_of(api), api.count(ANY) - counts, watches)
     return _recorded[name]
 
 
 async def until_so(api: KubeApi, is_so: Callable[[], bool]) -> None:
     """Waits, but not for ever, until something is so of the objects, which are looked at when they have changed."""
-    looked_at = -1
+    known_version = -1
 
     def is_news() -> bool:
-        nonlocal looked_at
-        news, looked_at = api.version != looked_at, api.version
+        nonlocal known_version
+        news, known_version = api.version != known_version, api.version
         return news and is_so()
 
     with contextlib.suppress(TimeoutError):
@@ -237,8 +237,8 @@ async def troubled(name: str, trouble: Callable[[KubeApi, Operator], Fault], **m
         async with operator(api, *scenario.families, **more) as running:
             await until(lambda: api.open_watches >= record.watches, 60)
             fault = trouble(api, running)
-            for deed in scenario.deeds:
-                do(api, deed)
+            for change in scenario.deeds:
+                do(api, change)
             await ends_as_ever(api, name)
         assert not difference(end_of(api), record.end)
         return not fault.times
@@ -307,8 +307,8 @@ WATCHES: dict[str, Callable[[KubeApi], object]] = {
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("what", WATCHES)
-async def test_failing_watches_hide_no_changes(what: str, moment: str) -> None:
+@pytest.mark.parametrize("description", WATCHES)
+async def test_failing_watches_hide_no_changes(description: str, moment: str) -> None:
     names = list(SCENARIOS)
 
     async def run(index: int) -> bool:
@@ -316,14 +316,16 @@ async def test_failing_watches_hide_no_changes(what: str, moment: str) -> None:
         scenario, record = SCENARIOS[name], await recorded(name)
         async with kube_api() as api:
             api.copy_from(record.prepared)
-            async with operator(api, *scenario.families, watch_timeouts=IMPATIENT if what == "silent" else PATIENCE):
+            async with operator(
+                api, *scenario.families, watch_timeouts=IMPATIENT if description == "silent" else PATIENCE
+            ):
                 await until(lambda: api.open_watches >= record.watches, 60)
                 if moment == "before":
-                    WATCHES[what](api)
-                for deed in scenario.deeds:
-                    do(api, deed)
+                    WATCHES[description](api)
+                for change in scenario.deeds:
+                    do(api, change)
                 if moment == "after":
-                    WATCHES[what](api)
+                    WATCHES[description](api)
                 await ends_as_ever(api, name)
             assert not difference(end_of(api), record.end)
         return True
@@ -339,8 +341,8 @@ async def test_changes_made_without_an_operator_are_reconciled_even_after_a_fail
     async def run(position: int) -> bool:
         async with kube_api() as api:
             api.copy_from(record.prepared)
-            for deed in scenario.deeds:
-                do(api, deed)
+            for change in scenario.deeds:
+                do(api, change)
             spoilt = api.fault("", skip=position, **FAULTS[fault])
             async with operator(api, *scenario.families):
                 await ends_as_ever(api, name)
@@ -379,19 +381,19 @@ STEPS = st.one_of(
 )
 
 
-async def step(api: KubeApi, running: Operator, what: str, *how: Any) -> None:
+async def step(api: KubeApi, running: Operator, description: str, *how: Any) -> None:
     daemonset = f"intel-gpu-plugin-{how[0]}"
-    there = api.get("daemonsets", daemonset, NAMESPACE) is not None
-    match what:
+    existing = api.get("daemonsets", daemonset, NAMESPACE) is not None
+    match description:
         case "edit":
             put(api, "gpudeviceplugins", resource("gpu", how[0], **copy.deepcopy(how[1])))
         case "remove" if api.get("gpudeviceplugins", how[0]):
             do(api, Remove("gpudeviceplugins", how[0]))
-        case "drift" if there:
+        case "drift" if existing:
             do(api, Drift(daemonset, ["-bad"]))
-        case "copy" if there and not api.get("daemonsets", f"{daemonset}-x", NAMESPACE):
+        case "copy" if existing and not api.get("daemonsets", f"{daemonset}-x", NAMESPACE):
             do(api, Copy(daemonset, f"{daemonset}-x"))
-        case "delete" if there:
+        case "delete" if existing:
             do(api, Remove("daemonsets", daemonset, NAMESPACE))
         case "fault":
             api.fault(how[0][0], skip=how[0][1], **FAULTS[how[1]])

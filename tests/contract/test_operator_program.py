@@ -27,10 +27,10 @@ Start = Callable[..., Process]
 @pytest.fixture
 async def start(api: KubeApi, tmp_path: Path) -> AsyncGenerator[Start]:
     started: list[Process] = []
-    given = files(api, tmp_path)
+    file_arguments = files(api, tmp_path)
 
     def go(*arguments: str, **environment: str) -> Process:
-        command = ("-m", "accelplane.cli.operator", *given, *ADDRESSES)
+        command = ("-m", "accelplane.cli.operator", *file_arguments, *ADDRESSES)
         log = tmp_path / f"log{len(started)}"
         started.append(Process("python", *command, *arguments, log=log, env=environment))
         return started[-1]
@@ -120,9 +120,9 @@ async def test_an_older_installation_works_without_its_missing_objects(api: Kube
 
 
 async def test_metrics_need_tls_and_authorization(api: KubeApi, start: Start) -> None:
-    who = {"metadata": {}, "spec": {}, "status": {"authenticated": True, "user": {"username": "u"}}}
+    token_review = {"metadata": {}, "spec": {}, "status": {"authenticated": True, "user": {"username": "u"}}}
     may = {"metadata": {}, "spec": {}, "status": {"allowed": True}}
-    api.fault("POST .*/tokenreviews", 201, times=9, body=json.dumps(who).encode())
+    api.fault("POST .*/tokenreviews", 201, times=9, body=json.dumps(token_review).encode())
     api.fault("POST .*/subjectaccessreviews", 201, times=9, body=json.dumps(may).encode())
     port = await port_of(start("--metrics-secure", "--metrics-bind-address=127.0.0.1:0"), "metrics")
     await until(lambda: reaches(port, secure=True))
@@ -192,8 +192,8 @@ def test_an_unknown_command_does_not_run_the_operator(capsys: pytest.CaptureFixt
 
 
 def test_flags_and_environment_are_those_of_the_go_operator() -> None:
-    given, _ = parse(operator.FLAGS, ["--devices=qat", "-devices", "npu", "--deviceplugin-namespace=n", "-v=2"])
-    values = {flag.name: flag.default for flag in operator.FLAGS} | given
+    parsed, _ = parse(operator.FLAGS, ["--devices=qat", "-devices", "npu", "--deviceplugin-namespace=n", "-v=2"])
+    values = {flag.name: flag.default for flag in operator.FLAGS} | parsed
     assert operator.options(values | {"fpga-resource-naming": "legacy63"}, {}).settings.fpga_naming == "legacy63"
     found = operator.options(values, {"DEVICEPLUGIN_SECRET": "s", "INTEL_GPU_PLUGIN_SHA": "x@sha256:0", "HOME": "/"})
     assert found.families == ["qat", "npu"]

@@ -32,9 +32,9 @@ USER = {"username": "system:serviceaccount:monitoring:prometheus"}
 def certificate(directory: Path, authority: Authority = AUTHORITY, user: str = "") -> Path:
     """A directory with `tls.crt` and `tls.key`, of the server or of a user."""
     directory.mkdir(exist_ok=True)
-    made = authority.client(user) if user else authority.server("agent", "127.0.0.1")
-    (directory / "tls.crt").write_bytes(made.certificate)
-    (directory / "tls.key").write_bytes(made.key)
+    result = authority.client(user) if user else authority.server("agent", "127.0.0.1")
+    (directory / "tls.crt").write_bytes(result.certificate)
+    (directory / "tls.key").write_bytes(result.key)
     return directory
 
 

@@ -88,12 +88,12 @@ class Double:
 
 @pytest.fixture
 async def double(directory: str) -> AsyncIterator[Double]:
-    astray: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: astray.append(context))
+    unexpected: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unexpected.append(context))
     double = Double(f"{directory}/s")
     async with double.listening():
         yield double
-    assert astray == []
+    assert unexpected == []
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ FRAMES = st.builds(frame, st.integers(0, 12), FLAGS, STREAMS, PAYLOADS)
 @st.composite
 def sessions(draw: st.DrawFn) -> bytes:
     """What an honest client may say, with an encoder that remembers."""
-    encoder, stream, said = Encoder(), -1, [setting((4, draw(VALUES)))]
+    encoder, stream, frames_sent = Encoder(), -1, [setting((4, draw(VALUES)))]
     for act in draw(st.lists(st.sampled_from("ccccoodersswwp+"), max_size=40)):
         if act in "co":
             stream += 2
@@ -88,12 +88,12 @@ def sessions(draw: st.DrawFn) -> bytes:
             pairs = [(name, draw(PATHS) if name == ":path" else value) for name, value in CALL]
             fields = encoder.encode(pairs + extra, huffman=draw(st.booleans()))
             cut = draw(st.integers(0, len(fields)))
-            said.append(frame(HEADERS, 0, stream, fields[:cut]))
-            said.append(frame(CONTINUATION, END_HEADERS, stream, fields[cut:]))
+            frames_sent.append(frame(HEADERS, 0, stream, fields[:cut]))
+            frames_sent.append(frame(CONTINUATION, END_HEADERS, stream, fields[cut:]))
         if act == "c":
-            said.append(frame(DATA, END_STREAM, stream, message(b"7" * draw(st.integers(0, 3)))))
+            frames_sent.append(frame(DATA, END_STREAM, stream, message(b"7" * draw(st.integers(0, 3)))))
         older = draw(st.integers(0, max(0, stream // 2))) * 2 + 1
-        said.append(
+        frames_sent.append(
             {
                 "d": frame(DATA, 0, older, draw(st.binary(max_size=20))),
                 "e": frame(DATA, END_STREAM, older),
@@ -104,7 +104,7 @@ def sessions(draw: st.DrawFn) -> bytes:
                 "+": frame(PRIORITY, 0, older, b"12345"),
             }.get(act, b"")
         )
-    return b"".join(said)
+    return b"".join(frames_sent)
 
 
 @st.composite
@@ -163,18 +163,18 @@ async def test_a_server_survives_any_client(
 @st.composite
 def replies(draw: st.DrawFn) -> bytes:
     """What an honest server may say to three calls."""
-    encoder, said = Encoder(), [setting((4, draw(VALUES)))]
+    encoder, frames_sent = Encoder(), [setting((4, draw(VALUES)))]
     begin = [(":status", "200"), ("content-type", "application/grpc")]
     for stream in draw(st.permutations([1, 3, 5])):
         between = [b"", frame(PING, 0, 0, b"12345678"), frame(RST_STREAM, 0, stream, number(8))]
         status = [("grpc-status", draw(st.sampled_from("0259")))]
-        said.append(frame(HEADERS, END_HEADERS, stream, encoder.encode(begin, huffman=draw(st.booleans()))))
+        frames_sent.append(frame(HEADERS, END_HEADERS, stream, encoder.encode(begin, huffman=draw(st.booleans()))))
         sizes = draw(st.lists(st.integers(0, 20), max_size=3))
-        said += [frame(DATA, 0, stream, message(b"x" * size)) for size in sizes]
-        said.append(draw(st.sampled_from(between)))
-        said.append(frame(HEADERS, END_HEADERS | END_STREAM, stream, encoder.encode(status)))
-        said.append(draw(st.sampled_from([b"", b"", frame(GOAWAY, 0, 0, number(stream) + number(0))])))
-    return b"".join(said)
+        frames_sent += [frame(DATA, 0, stream, message(b"x" * size)) for size in sizes]
+        frames_sent.append(draw(st.sampled_from(between)))
+        frames_sent.append(frame(HEADERS, END_HEADERS | END_STREAM, stream, encoder.encode(status)))
+        frames_sent.append(draw(st.sampled_from([b"", b"", frame(GOAWAY, 0, 0, number(stream) + number(0))])))
+    return b"".join(frames_sent)
 
 
 @given(

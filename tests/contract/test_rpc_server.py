@@ -272,8 +272,8 @@ async def test_repeated_indexed_headers_follow_table_changes(raw: Raw) -> None:
 async def test_invalid_call_headers_are_rejected_with_a_message(
     raw: Raw, changes: dict[str, str | None], status: str, code: str
 ) -> None:
-    wanted = {name.replace("-", "_"): value for name, value in changes.items()}
-    await raw.send(call(1, b"abc", **wanted), call(3, b"next"))
+    fields = {name.replace("-", "_"): value for name, value in changes.items()}
+    await raw.send(call(1, b"abc", **fields), call(3, b"next"))
     answer = await raw.answer()
     assert (answer.headers[":status"], answer.status, answer.data) == (status, code, b"")
     assert answer.headers["grpc-message"]
@@ -480,23 +480,23 @@ async def test_the_memory_of_unfinished_requests_is_limited(raw: Raw) -> None:
 
 async def upload(raw: Raw, stream: int, data: bytes, *, end: bool = False) -> None:
     """Sends data as the windows allow, until the stream ends."""
-    given = {0: 65535, stream: 65535}
-    for key in given:
-        given[key] += sum(one.window_increment for one in raw.seen if updates(one, key)) - raw.sent.get(key, 0)
+    windows = {0: 65535, stream: 65535}
+    for key in windows:
+        windows[key] += sum(one.window_increment for one in raw.seen if updates(one, key)) - raw.sent.get(key, 0)
     position = 0
     while position < len(data) and not raw.answers[stream].ended:
-        size = min(*given.values(), 16384, len(data) - position)
+        size = min(*windows.values(), 16384, len(data) - position)
         if size:
             part, last = data[position : position + size], position + size == len(data)
             await raw.send(frame(DATA, END_STREAM if end and last else 0, stream, part))
             position += size
-            for key in given:
-                given[key] -= size
+            for key in windows:
+                windows[key] -= size
                 raw.sent[key] = raw.sent.get(key, 0) + size
         else:
             found = await raw.next()
-            for key in given:
-                given[key] += found.window_increment if updates(found, key) else 0
+            for key in windows:
+                windows[key] += found.window_increment if updates(found, key) else 0
 
 
 def updates(found: object, stream: int) -> bool:
@@ -511,8 +511,8 @@ async def test_a_stopping_server_sends_goaway_and_finishes_unary_calls(methods: 
         await raw.send(call(path="/t.T/Wait"), call(3, path="/t.T/Watch"), frame(HEADERS, END_HEADERS, 5, block()))
         await until(lambda: methods.running == 2)
         stopping = asyncio.create_task(methods.server.stop())
-        goodbye = await raw.until(lambda one: isinstance(one, GoAwayFrame))
-        assert (goodbye.error_code, goodbye.last_stream_id) == (NO_ERROR, 5)
+        goaway = await raw.until(lambda one: isinstance(one, GoAwayFrame))
+        assert (goaway.error_code, goaway.last_stream_id) == (NO_ERROR, 5)
         await raw.send(call(7))
         ended = {stream: await raw.answer(stream) for stream in (3, 5, 7)}
         assert ended[3].status == ended[5].status == "14"

@@ -147,14 +147,14 @@ while "term" not in received:
     signal.pause()
 print(received.count("int"), "in all", flush=True)
 """
-    ours, theirs = pty.openpty()
+    controller_end, terminal = pty.openpty()
     begin = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); " + RUN
     words = [sys.executable, "-c", begin, str(tmp_path / "ioctls"), sys.executable, "-c", program]
     with (
-        open(ours, "rb+", buffering=0) as screen,
-        subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as supervisor,
+        open(controller_end, "rb+", buffering=0) as screen,
+        subprocess.Popen(words, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True) as supervisor,
     ):
-        os.close(theirs)
+        os.close(terminal)
         read_until(screen, b"ready")
         screen.write(b"\x03")
         read_until(screen, b"got")
@@ -165,12 +165,12 @@ print(received.count("int"), "in all", flush=True)
 
 def read_until(screen: IO[bytes], word: bytes) -> bytes:
     """What is on the terminal, up to the word."""
-    seen = b""
-    while word not in seen:
+    output = b""
+    while word not in output:
         piece = screen.read(4096)
-        assert piece, seen
-        seen += piece
-    return seen
+        assert piece, output
+        output += piece
+    return output
 
 
 def test_unknown_flags_are_not_a_command() -> None:
@@ -194,9 +194,9 @@ def test_the_command_runs_programs_with_emulated_cards(tmp_path: Path) -> None:
 
     (tmp_path / "node.yaml").write_text("fpgas: [{driver: opae, afus: [d8424dc4a4a3c413f89e433683f9040b], seconds: 0}]")
     look = "cat /sys/dev/char/240:0/afu_id; ls /sys/class; stat -c %t:%T /dev/intel-fpga-fme.0; echo x >/dev/null"
-    seen = simulated(f"--description={tmp_path / 'node.yaml'}", "--", "sh", "-c", look)
-    assert (seen.returncode, seen.stderr) == (0, "")
-    assert {"d8424dc4a4a3c413f89e433683f9040b", "fpga", "f0:80"} <= set(seen.stdout.split())
+    output = simulated(f"--description={tmp_path / 'node.yaml'}", "--", "sh", "-c", look)
+    assert (output.returncode, output.stderr) == (0, "")
+    assert {"d8424dc4a4a3c413f89e433683f9040b", "fpga", "f0:80"} <= set(output.stdout.split())
     program = ("--", sys.executable, "-c", TOOL, NLB3, "64", "/")
     assert [simulated(*outcome, *program).returncode for outcome in ((), ("--outcome=EIO",))] == [0, 5]
     (tmp_path / "wrong.yaml").write_text("fpgas: [{afus: [x]}]")

@@ -250,10 +250,10 @@ async def test_a_concurrent_write_is_detected(tmp_path: Path) -> None:
     setup = Api()
     async with serving(tmp_path, setup.answer()) as peer:
         store = SecretStore(peer.api, "system", "own", "hooks")
-        held = await store.read()
-        assert held is not None
-        assert await store.write({"x": b"y"}, held.version)
-        assert not await store.write({"x": b"z"}, held.version)
+        secret = await store.read()
+        assert secret is not None
+        assert await store.write({"x": b"y"}, secret.version)
+        assert not await store.write({"x": b"z"}, secret.version)
     assert setup.objects[SECRET]["data"] == {"x": base64.b64encode(b"y").decode()}
 
 

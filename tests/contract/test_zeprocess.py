@@ -209,6 +209,6 @@ async def test_a_message_is_logged_once(worker: Worker, caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan"])
 def test_an_invalid_call_timeout_prevents_the_start(value: str) -> None:
-    done = called(levelzero.main, f"-call-timeout={value}")
-    assert done.returncode == 255
-    assert "-call-timeout" in done.stderr
+    result = called(levelzero.main, f"-call-timeout={value}")
+    assert result.returncode == 255
+    assert "-call-timeout" in result.stderr

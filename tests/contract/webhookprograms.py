@@ -45,8 +45,8 @@ def trusting() -> ssl.SSLContext:
 
 async def page(port: int, path: str, *, bearer: str = "", secure: bool = False) -> tuple[int, str]:
     """A page's status and text."""
-    told = {"ssl": trusting(), "server_hostname": "localhost"} if secure else {}
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, **told)
+    options = {"ssl": trusting(), "server_hostname": "localhost"} if secure else {}
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, **options)
     field = f"Authorization: Bearer {bearer}\r\n" if bearer else ""
     writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{field}\r\n".encode())
     async with asyncio.timeout(10):
@@ -57,8 +57,8 @@ async def page(port: int, path: str, *, bearer: str = "", secure: bool = False) 
 
 async def review(port: int, path: str, thing: dict[str, Any], kind: str = "") -> dict[str, Any]:
     """The response to a review of this object, or the bare status of HTTP."""
-    asked = {"uid": "u", "operation": "CREATE", "kind": {"kind": kind}, "name": "mine", "object": thing}
-    body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asked}).encode()
+    request = {"uid": "u", "operation": "CREATE", "kind": {"kind": kind}, "name": "mine", "object": thing}
+    body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(), server_hostname="localhost")
     head = f"POST {path} HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     writer.write(f"{head}\r\nConnection: close\r\n\r\n".encode() + body)

@@ -46,8 +46,8 @@ NAMES = names_of([function("a"), function("b", Y), function("set", X, "af"), fun
 
 
 def container(resources: Mapping[str, Any] | None = None, **more: Any) -> Json:
-    asked = {f"fpga.intel.com/{name}": units for name, units in (resources or {}).items()}
-    both = {"resources": {"limits": dict(asked), "requests": dict(asked)}} if resources is not None else {}
+    limits = {f"fpga.intel.com/{name}": units for name, units in (resources or {}).items()}
+    both = {"resources": {"limits": dict(limits), "requests": dict(limits)}} if resources is not None else {}
     return {"name": "c", **both, **more}
 
 
@@ -115,8 +115,8 @@ def test_variables_of_users_are_unchanged_and_keep_their_order() -> None:
 
 @pytest.mark.parametrize("resources", [{"set": 1}, {"r": 1}])
 def test_users_cannot_set_the_variables_of_the_hook(resources: Mapping[str, Any]) -> None:
-    told = [{"name": "FPGA_AFU_1", "value": X}, {"name": "V", "value": "1"}, {"name": "FPGA_REGIONX"}]
-    (one,) = mutated(pod(container(resources, env=told)))["spec"]["containers"]
+    env = [{"name": "FPGA_AFU_1", "value": X}, {"name": "V", "value": "1"}, {"name": "FPGA_REGIONX"}]
+    (one,) = mutated(pod(container(resources, env=env)))["spec"]["containers"]
     assert one["env"] == [{"name": "V", "value": "1"}]
 
 
@@ -223,7 +223,7 @@ def direct(*told: tuple[str, Any], units: int = 1, resource: str = REGION) -> Js
 def test_a_region_requested_by_name_can_be_programmed_only_with_functions_of_the_namespace() -> None:
     right = (("FPGA_REGION_1", I), ("FPGA_AFU_1", X))
     assert decided(direct()) == decided(direct(*right)) == decided(direct(*reversed(right))) == Decision()
-    for told, units in (
+    for env, units in (
         ((("FPGA_REGION_1", I), ("FPGA_AFU_1", "0" * 32)), 1),
         ((("FPGA_REGION_1", X), ("FPGA_AFU_1", X)), 1),
         ((*right, ("FPGA_REGION_2", I), ("FPGA_AFU_2", X)), 1),
@@ -236,7 +236,7 @@ def test_a_region_requested_by_name_can_be_programmed_only_with_functions_of_the
         ((("FPGA_REGION_1", I), ("FPGA_AFU_1", None)), 1),
         ((("FPGA_REGION_01", I), ("FPGA_AFU_01", X)), 1),
     ):
-        assert refusal(direct(*told, units=units))
+        assert refusal(direct(*env, units=units))
 
 
 def test_a_region_and_a_function_of_it_request_more_units_than_are_programmed() -> None:
@@ -250,8 +250,8 @@ def test_a_region_and_a_function_of_it_request_more_units_than_are_programmed() 
 def test_variables_of_regions_that_are_not_requested_are_denied() -> None:
     other = "9926ab6d6c925a68aabca7d84c545738"
     names = names_of([function("a"), function("b", Y, interface=other)], [])
-    told = [("FPGA_REGION_1", I), ("FPGA_AFU_1", X), ("FPGA_REGION_2", I), ("FPGA_AFU_2", X)]
-    env = [{"name": name, "value": value} for name, value in told]
+    variables_ = [("FPGA_REGION_1", I), ("FPGA_AFU_1", X), ("FPGA_REGION_2", I), ("FPGA_AFU_2", X)]
+    env = [{"name": name, "value": value} for name, value in variables_]
     asking = pod(container({f"region-{I}": 1, f"region-{other}": 1}, env=env))
     assert "-69528db6eb31577a8c3668f9faa081f6' 2 times, but 1 are requested" in refusal(asking, names)
 
@@ -358,9 +358,9 @@ def test_no_pod_is_programmed_with_a_function_outside_its_namespace(resources: d
     if not resources or decision.denial is not None:
         return
     (one,) = apply_json_patch(asking, json.loads(msgspec.json.encode(decision.patch)))["spec"]["containers"]
-    told = {name: value for name, value in variables(one) if name.startswith(("FPGA_REGION", "FPGA_AFU"))}
-    assert {value for name, value in told.items() if "AFU" in name} <= {X, Y}
-    assert {value for name, value in told.items() if "REGION" in name} <= {I}
+    assignments = {name: value for name, value in variables(one) if name.startswith(("FPGA_REGION", "FPGA_AFU"))}
+    assert {value for name, value in assignments.items() if "AFU" in name} <= {X, Y}
+    assert {value for name, value in assignments.items() if "REGION" in name} <= {I}
     assert set(one["resources"]["limits"]) <= {AF, REGION}
     assert one["resources"]["limits"] == one["resources"]["requests"]
     assert [each for each in one.get("env", ()) if each["name"] in ("V", "")] == [

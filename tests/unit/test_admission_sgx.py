@@ -114,22 +114,22 @@ CASES: Sequence[tuple[str | None, Mapping[str, str | None], Mapping[str, set[str
 ]
 
 
-@pytest.mark.parametrize(("provider", "asked", "wanted", "sockets", "volume"), CASES)
+@pytest.mark.parametrize(("provider", "requests", "expected", "sockets", "volume"), CASES)
 def test_each_container_gets_what_its_role_needs(
     provider: str | None,
-    asked: Mapping[str, str | None],
-    wanted: Mapping[str, set[str]],
+    requests: Mapping[str, str | None],
+    expected: Mapping[str, set[str]],
     sockets: str,
     volume: Json | None,
 ) -> None:
-    after = mutated(pod(*(container(name, epc) for name, epc in asked.items()), provider=provider))
+    after = mutated(pod(*(container(name, epc) for name, epc in requests.items()), provider=provider))
     users = sockets.split() if "aesmd" in sockets else list(sockets)
     for one in after["spec"]["containers"]:
-        assert devices(one) == wanted[one["name"]]
+        assert devices(one) == expected[one["name"]]
         assert one.get("volumeMounts") == ([MOUNT] if one["name"] in users else None)
         assert one.get("env") == ([VARIABLE] if one["name"] in users else None)
     assert after["spec"].get("volumes") == (None if volume is None else [volume])
-    total = sum(epc is not None for epc in asked.values())
+    total = sum(epc is not None for epc in requests.values())
     assert after["metadata"].get("annotations", {}).get("sgx.intel.com/epc") == (f"{total}Mi" if total else None)
 
 
@@ -238,8 +238,8 @@ def test_only_init_containers_that_request_epc_get_devices() -> None:
 def test_the_request_is_the_maximum_of_concurrent_containers(
     inits: Sequence[tuple[str, str, str]], annotation: str
 ) -> None:
-    made = [container(name, epc, **({"restartPolicy": policy} if policy else {})) for name, epc, policy in inits]
-    after = mutated(pod(container("a", "1Mi"), container("b", "1Mi"), initContainers=made))
+    containers_ = [container(name, epc, **({"restartPolicy": policy} if policy else {})) for name, epc, policy in inits]
+    after = mutated(pod(container("a", "1Mi"), container("b", "1Mi"), initContainers=containers_))
     assert after["metadata"]["annotations"]["sgx.intel.com/epc"] == annotation
 
 
@@ -305,9 +305,9 @@ def test_name_directory_and_volume_of_aesmd_can_be_chosen(kind: Any, containers:
 
 @pytest.mark.parametrize(("env", "added"), [(["1"], False), (["2", "1"], False), (["1", "2"], True), ([], True)])
 def test_the_variable_is_added_unless_its_last_value_matches(env: Sequence[str], added: bool) -> None:
-    said = [{"name": "SGX_AESM_ADDR", "value": value} for value in env]
-    after = mutated(pod(container("a", "1Mi", env=said), provider="aesmd"))
-    assert after["spec"]["containers"][0]["env"] == [*said, *([VARIABLE] if added else [])]
+    env_vars = [{"name": "SGX_AESM_ADDR", "value": value} for value in env]
+    after = mutated(pod(container("a", "1Mi", env=env_vars), provider="aesmd"))
+    assert after["spec"]["containers"][0]["env"] == [*env_vars, *([VARIABLE] if added else [])]
 
 
 def test_parents_of_added_fields_may_be_null() -> None:
@@ -370,16 +370,18 @@ RESOURCES = st.dictionaries(
 
 @st.composite
 def containers(draw: st.DrawFn) -> Json:
-    made: Json = {**draw(EXTRA), "name": draw(NAMES)}
+    containers_: Json = {**draw(EXTRA), "name": draw(NAMES)}
     limits = draw(RESOURCES)
-    made["resources"] = draw(st.sampled_from([None, {"limits": limits, "requests": dict(limits), "claims": []}, {}]))
+    containers_["resources"] = draw(
+        st.sampled_from([None, {"limits": limits, "requests": dict(limits), "claims": []}, {}])
+    )
     if draw(st.booleans()):
-        made["env"] = draw(st.lists(st.sampled_from([VARIABLE, {"name": "X", "valueFrom": {}}, {"name": "Y"}])))
+        containers_["env"] = draw(st.lists(st.sampled_from([VARIABLE, {"name": "X", "valueFrom": {}}, {"name": "Y"}])))
     if draw(st.booleans()):
-        made["volumeMounts"] = draw(st.lists(st.sampled_from([MOUNT, {"name": "v", "mountPath": "/v", "x": 1}])))
+        containers_["volumeMounts"] = draw(st.lists(st.sampled_from([MOUNT, {"name": "v", "mountPath": "/v", "x": 1}])))
     if draw(st.booleans()):
-        made["restartPolicy"] = draw(st.sampled_from(["Always", None]))
-    return made
+        containers_["restartPolicy"] = draw(st.sampled_from(["Always", None]))
+    return containers_
 
 
 @st.composite

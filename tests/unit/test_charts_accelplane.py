@@ -84,18 +84,18 @@ def test_the_chart_has_the_version_of_the_product_and_of_its_dependency() -> Non
 
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_a_component_renders_the_objects_of_its_kustomization(name: str) -> None:
-    found, wanted = by_name(component(name)), by_name(kustomized(name))
-    assert {*found} == {*wanted}
-    for key, each in wanted.items():
+    found, expected = by_name(component(name)), by_name(kustomized(name))
+    assert {*found} == {*expected}
+    for key, each in expected.items():
         assert found[key] == each, key
 
 
 def test_the_fleet_page_with_a_secret_is_that_of_the_overlay_with_tls() -> None:
     text = json.dumps([each for each in render(DEPLOY / "fleet/overlays/secure") if each["kind"] != "Namespace"])
-    wanted = by_name(json.loads(text.replace('"namespace": "accelplane-fleet"', f'"namespace": "{NAMESPACE}"')))
+    expected = by_name(json.loads(text.replace('"namespace": "accelplane-fleet"', f'"namespace": "{NAMESPACE}"')))
     found = by_name(component("fleet", fleet={"tlsSecret": "accelplane-fleet-tls"}))
-    assert {*found} == {*wanted}
-    for key, each in wanted.items():
+    assert {*found} == {*expected}
+    for key, each in expected.items():
         assert found[key] == each, key
 
 
@@ -114,9 +114,9 @@ def test_the_policy_of_the_fleet_page_names_its_peers_and_can_be_omitted() -> No
 def test_the_use_of_gpus_by_containers_is_that_of_the_overlay() -> None:
     components = {"agent": True, "clients": True}
     found = by_name(template(CHART, NAMESPACE, components=components))
-    wanted = by_name(render(DEPLOY / "accelplane_node/overlays/clients"))
-    assert {*found} == {*wanted}
-    for key, each in wanted.items():
+    expected = by_name(render(DEPLOY / "accelplane_node/overlays/clients"))
+    assert {*found} == {*expected}
+    for key, each in expected.items():
         each["metadata"]["namespace"] = NAMESPACE
         assert found[key] == in_order(each), key
 

@@ -151,9 +151,9 @@ def test_a_demo_requests_one_device_and_runs_its_original_program(file: str) -> 
     assert list(containers) == list(expected)
     for container, (resource, image, words) in zip(containers.values(), expected.values(), strict=True):
         assert container["image"] == image
-        asked = {key: value for key, value in container["resources"]["limits"].items() if "intel.com/" in key}
-        assert {key: int(value) for key, value in asked.items()} == {resource: 1}
-        assert container["resources"].get("requests", container["resources"]["limits"]).items() >= asked.items()
+        limits = {key: value for key, value in container["resources"]["limits"].items() if "intel.com/" in key}
+        assert {key: int(value) for key, value in limits.items()} == {resource: 1}
+        assert container["resources"].get("requests", container["resources"]["limits"]).items() >= limits.items()
         command = container.get("command", [])
         assert words == command or all(word in command[-1] for word in words)
 
@@ -232,8 +232,10 @@ def test_scripts_of_demos_follow_the_house_rules(file: str) -> None:
     name = f"demo/{Path(file).stem.replace('-', '_')}.py"
     for command in ("check", "format --diff"):
         words = [sys.executable, "-m", "ruff", *command.split(), "--stdin-filename", name, "-"]
-        done = subprocess.run(words, cwd=REPOSITORY, input=script_of(file), capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        result = subprocess.run(
+            words, cwd=REPOSITORY, input=script_of(file), capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
 
 
 def run(file: str, directory: Path, variables: Mapping[str, str]) -> tuple[int, str]:
@@ -241,9 +243,9 @@ def run(file: str, directory: Path, variables: Mapping[str, str]) -> tuple[int, 
     script = write(directory / "demo/script.py", script_of(file))
     words = [sys.executable, "-I", script, str(OURS[file][1]), directory]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("QAT", "COVERAGE_"))}
-    done = subprocess.run(words, env={**environment, **variables}, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
-    return done.returncode, done.stdout
+    result = subprocess.run(words, env={**environment, **variables}, capture_output=True, text=True, check=False)
+    assert result.stderr == ""
+    return result.returncode, result.stdout
 
 
 # /dev/null and /dev/zero, by name and number: character devices that a test need not make.
@@ -365,9 +367,9 @@ def find(tmp_path: Path) -> Find:
     script.write_text(text)
 
     def call(*words: str) -> tuple[int, str]:
-        done = subprocess.run(["/bin/sh", script, *words], capture_output=True, text=True, check=False)
-        assert done.stderr == ""
-        return done.returncode, done.stdout.replace(str(tmp_path), "")
+        result = subprocess.run(["/bin/sh", script, *words], capture_output=True, text=True, check=False)
+        assert result.stderr == ""
+        return result.returncode, result.stdout.replace(str(tmp_path), "")
 
     return call
 

@@ -99,14 +99,14 @@ def test_any_cpu_is_evaluated(table: dict[tuple[int, int], Registers]) -> None:
 
 
 def test_the_cpuid_device_is_read_leaf_by_leaf() -> None:
-    asked: list[tuple[int, int]] = []
+    leaves: list[tuple[int, int]] = []
 
     def read(size: int, offset: int) -> bytes:
-        asked.append((size, offset))
+        leaves.append((size, offset))
         return struct.pack("<4I", 1, 2, 3, 4)
 
     assert device(read)(0x12, 3) == (1, 2, 3, 4)
-    assert asked == [(16, (3 << 32) + 0x12)]
+    assert leaves == [(16, (3 << 32) + 0x12)]
 
 
 @pytest.mark.parametrize("data", [b"", bytes(15)])

@@ -320,14 +320,14 @@ OPTIONS = st.builds(LabelOptions, *(st.integers(0, 2**64 - 1) | st.integers(0, 9
 )
 @settings(max_examples=150, deadline=None)
 def test_a_hostile_tree_has_valid_labels_or_an_error(
-    deeds: list[tuple[str, Callable[[Path], None]]], options: LabelOptions, sizes: dict[str, int]
+    changes: list[tuple[str, Callable[[Path], None]]], options: LabelOptions, sizes: dict[str, int]
 ) -> None:
     with tempfile.TemporaryDirectory() as root:
         card(Path(root), 0, memory="4096", gts=2)
         card(Path(root), 1, driver="xe", tiles=1, vfs="0")
-        for spot, deed in deeds:
+        for location, change in changes:
             try:
-                deed(Path(root, spot))
+                change(Path(root, location))
             except OSError:
                 continue
         try:

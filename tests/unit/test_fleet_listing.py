@@ -12,8 +12,8 @@ I915 = "gpu.intel.com/i915"
 
 
 def container(count: int | str, *, sidecar: bool = False) -> dict[str, object]:
-    asked = {"resources": {"requests": {I915: count, "cpu": "1"}}}
-    return {**asked, "restartPolicy": "Always"} if sidecar else asked
+    resources = {"resources": {"requests": {I915: count, "cpu": "1"}}}
+    return {**resources, "restartPolicy": "Always"} if sidecar else resources
 
 
 @pytest.mark.parametrize(

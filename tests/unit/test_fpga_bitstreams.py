@@ -337,5 +337,5 @@ def test_a_bitstream_larger_than_memory_is_reported(tmp_path: Path) -> None:
         "    try: bitstream.read()\n"
         "    except BitstreamError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"{path}: not enough memory")
+    result = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith(f"{path}: not enough memory")

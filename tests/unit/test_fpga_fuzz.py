@@ -68,9 +68,9 @@ def spoiled(draw: st.DrawFn, good: st.SearchStrategy[Json], most: int = 2) -> Js
         ways = list(places(document))
         if not ways:
             break
-        *way, last = draw(st.sampled_from(ways))
+        *proxy, last = draw(st.sampled_from(ways))
         parent = document
-        for step in way:
+        for step in proxy:
             parent = parent[step]
         if draw(st.booleans()):
             del parent[last]
@@ -180,16 +180,16 @@ def test_parsing_any_file_is_cheap_and_reading_is_proportional_to_its_size(
         with opened(str(path)) as bitstream:
             return len(bitstream.read())
 
-    looked, took = peak(look)
-    assert took < LOOKING
+    looked, usage = peak(look)
+    assert usage < LOOKING
     if looked is None:
         return
     place, size = looked
     assert not place or re.fullmatch(rf"{STORE}/[0-9a-f]{{8,40}}/[0-9a-f]{{8,40}}\.(gbs|aocx)", place)
     if 0 < size < 2**24:
-        length, took = peak(read)
+        length, usage = peak(read)
         assert length == size
-        assert took < 2 * size + READING
+        assert usage < 2 * size + READING
 
 
 # The store
@@ -371,10 +371,10 @@ def given_by(functions: list[Json], regions: list[Json]) -> tuple[set[str], set[
     for each in (*functions, *regions):
         spec = each["spec"]
         try:
-            made = af_type(spec["interfaceId"], spec["afuId"]) if spec.get("mode") == "af" else None
+            result = af_type(spec["interfaceId"], spec["afuId"]) if spec.get("mode") == "af" else None
             if spec.get("mode") == "region":
                 requested_id(spec["afuId"])
-            resources.add(f"{PREFIX}{made or region_type(spec['interfaceId'])}")
+            resources.add(f"{PREFIX}{result or region_type(spec['interfaceId'])}")
         except IdError:
             continue
     specs = [each["spec"] for each in functions if each["spec"]["mode"] == "region"]
@@ -383,8 +383,8 @@ def given_by(functions: list[Json], regions: list[Json]) -> tuple[set[str], set[
 
 def reviewed(hook: Mutator[Any] | Validator[Any], of: Any, kind: str = "Pod") -> Json:
     """The response to a review, with its patch decoded."""
-    asked = {"uid": "u", "kind": {"kind": kind}, "namespace": "n", "operation": "CREATE", "object": of}
-    body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asked}).encode()
+    request = {"uid": "u", "kind": {"kind": kind}, "namespace": "n", "operation": "CREATE", "object": of}
+    body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).encode()
     answer = AdmissionServer([hook]).handle(Request("POST", hook.path, "application/json", body))
     assert isinstance(answer, Response)
     response = json.loads(answer.body)["response"]
@@ -425,19 +425,19 @@ def test_pods_get_only_functions_of_their_namespace_and_mutation_is_idempotent(
         return
     after = apply_json_patch(pod, first["patch"])
     for old, new in zip(containers_of(pod), containers_of(after), strict=True):
-        asked = asked_for(new, "limits")
-        if not asked and not asked_for(old, "limits"):
+        limits = asked_for(new, "limits")
+        if not limits and not asked_for(old, "limits"):
             assert new == old
             continue
-        assert set(asked) <= resources
-        assert set(asked) == set(asked_for(new, "requests"))
+        assert set(limits) <= resources
+        assert set(limits) == set(asked_for(new, "requests"))
         variables = {each["name"]: each.get("value") for each in env_of(new) if is_ours(each)}
         count = len(variables) // 2
         assert set(variables) == {f"FPGA_{what}_{n}" for what in ("REGION", "AFU") for n in range(1, count + 1)}
         for n in range(1, count + 1):
             pair = (variables[f"FPGA_REGION_{n}"], variables[f"FPGA_AFU_{n}"])
             assert pair in pairs
-            assert f"{PREFIX}region-{pair[0]}" in asked
+            assert f"{PREFIX}region-{pair[0]}" in limits
         assert [each for each in env_of(new) if not is_ours(each)] == [
             each for each in env_of(old) if not is_ours(each)
         ]
@@ -475,8 +475,8 @@ def test_any_function_is_stored_with_a_warning_if_it_is_unusable(function: Json,
 def test_no_depth_of_nesting_is_too_deep_for_an_answer(depth: int, brackets: tuple[str, str], missing: int) -> None:
     deep = f"{brackets[0] * depth}1{brackets[1] * (depth - missing)}"
     container = f'{{"name": "c", "env": [{{"name": "V", "value": {deep}}}, {{"name": "FPGA_AFU_1"}}]}}'
-    asked = f'{{"uid": "u", "kind": {{"kind": "Pod"}}, "object": {{"spec": {{"containers": [{container}]}}}}}}'
-    body = f'{{"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {asked}}}'.encode()
+    review = f'{{"uid": "u", "kind": {{"kind": "Pod"}}, "object": {{"spec": {{"containers": [{container}]}}}}}}'
+    body = f'{{"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {review}}}'.encode()
     server = AdmissionServer([fpga.mutator(lambda _namespace: Names())])
     with contextlib.suppress(HttpError):
         server.handle(Request("POST", fpga.PATH, "application/json", body))

@@ -183,17 +183,17 @@ class TestRun:
     def test_a_hanging_port_is_not_skipped(self, tmp_path: Path) -> None:
         one_port(tmp_path)
         host = Host(tmp_path)
-        asked: list[str] = []
+        calls: list[str] = []
 
         class Hanging(Host):
             def status(self, path: str) -> os.stat_result | None:
-                asked.append(path)
+                calls.append(path)
                 signal.pause()
                 return host.status(path)
 
         with pytest.raises(TimedOut, match=r"^programming for this container took more than 0\.2 s"):
             run(Hanging(tmp_path), asking(NLB3, ports=2), retry=RetryPolicy(0.2, 1, 0.001))
-        assert asked == ["/dev/dfl-port.0"]
+        assert calls == ["/dev/dfl-port.0"]
 
 
 class TestReadRequest:
@@ -240,8 +240,8 @@ def test_a_hook_without_memory_reports_it(tmp_path: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20),) * 2); sys.exit(main())"
     )
     state = json.dumps({"bundle": str(tmp_path)})
-    done = subprocess.run([sys.executable, "-c", code], input=state, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "intel-fpga-crihook: not enough memory\n")
+    result = subprocess.run([sys.executable, "-c", code], input=state, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (1, "intel-fpga-crihook: not enough memory\n")
 
 
 def test_a_hook_without_a_request_imports_few_modules() -> None:

@@ -50,8 +50,8 @@ def names(found: Sequence[Device | Resource | Skipped]) -> list[tuple[str, str, 
 
 
 def nodes(device: Device) -> list[str]:
-    given = [*device.nodes, *(device.cdi.nodes if device.cdi else ())]
-    return [node.host_path.removeprefix("/dev/") for node in given]
+    nodes_of_device = [*device.nodes, *(device.cdi.nodes if device.cdi else ())]
+    return [node.host_path.removeprefix("/dev/") for node in nodes_of_device]
 
 
 def two_ports(root: Path, family: str = "dfl") -> Card:
@@ -188,11 +188,11 @@ def test_a_programmed_port_has_another_resource(tmp_path: Path) -> None:
     assert (resource[:11], name, healthy) == ("af-695.f7d.", "dfl-port.0", True)
 
 
-@pytest.mark.parametrize("what", ["afu", "interface"])
-def test_a_crashed_card_keeps_its_resource_and_is_unhealthy(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("description", ["afu", "interface"])
+def test_a_crashed_card_keeps_its_resource_and_is_unhealthy(tmp_path: Path, description: str) -> None:
     fpga, card = plugin(), one_port(tmp_path)
     look(fpga, tmp_path)
-    if what == "afu":
+    if description == "afu":
         port(card, afu=CRASHED)
     else:
         fme(card, interfaces=[CRASHED])

@@ -36,7 +36,7 @@ FLAGS = (
 
 
 @pytest.mark.parametrize(
-    ("arguments", "given_", "words"),
+    ("arguments", "values", "words"),
     [
         ([], {}, []),
         (["-n", "4"], {"n": 4}, []),
@@ -67,9 +67,9 @@ FLAGS = (
     ],
 )
 def test_command_lines_are_parsed_as_in_go(
-    arguments: Sequence[str], given_: dict[str, Value], words: Sequence[str]
+    arguments: Sequence[str], values: dict[str, Value], words: Sequence[str]
 ) -> None:
-    assert parse(FLAGS, arguments) == (given_, words)
+    assert parse(FLAGS, arguments) == (values, words)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_every_command_has_klogs_flags(name: str, default: Value) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "environment", "expected"),
+    ("values", "environment", "expected"),
     [
         ({}, {}, "default"),
         ({}, {"SECRET": "variable"}, "variable"),
@@ -292,10 +292,10 @@ def test_every_command_has_klogs_flags(name: str, default: Value) -> None:
     ],
 )
 def test_flags_that_are_not_given_take_their_variable_or_default(
-    given: dict[str, Value], environment: dict[str, str], expected: str
+    values: dict[str, Value], environment: dict[str, str], expected: str
 ) -> None:
     flags = (Flag("secret", "default", environment="SECRET"), Flag("port", 9443))
-    assert with_defaults(flags, given, environment) == {"secret": expected, "port": 9443}
+    assert with_defaults(flags, values, environment) == {"secret": expected, "port": 9443}
 
 
 def test_usage_names_the_variable_of_a_flag() -> None:

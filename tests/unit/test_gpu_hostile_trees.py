@@ -97,13 +97,13 @@ DEEDS = st.one_of(
 )
 
 
-def spoil(root: str, spot: str, deed: Callable[[str], None]) -> None:
+def spoil(root: str, location: str, change: Callable[[str], None]) -> None:
     """Does the deed at the spot, if earlier ones have left it there."""
     try:
-        os.makedirs(f"{root}/{os.path.dirname(spot)}", exist_ok=True)
-        if not os.path.lexists(f"{root}/{spot}"):
-            Path(f"{root}/{spot}").touch()
-        deed(f"{root}/{spot}")
+        os.makedirs(f"{root}/{os.path.dirname(location)}", exist_ok=True)
+        if not os.path.lexists(f"{root}/{location}"):
+            Path(f"{root}/{location}").touch()
+        change(f"{root}/{location}")
     except OSError:
         pass
 
@@ -128,14 +128,14 @@ CONFIGS = st.builds(
 @given(st.lists(st.tuples(SPOTS, DEEDS), min_size=1, max_size=5), CONFIGS)
 @settings(max_examples=examples(150), deadline=None)
 def test_an_inconsistent_tree_raises_no_exception(
-    deeds: list[tuple[str, Callable[[str], None]]], config: GpuConfig
+    changes: list[tuple[str, Callable[[str], None]]], config: GpuConfig
 ) -> None:
     with tempfile.TemporaryDirectory() as root:
         gpu_card(Path(root), 0, mei=("mei0",))
         gpu_card(Path(root), 1, driver="xe")
         npu(Path(root), 0, busy_us=7)
-        for spot, deed in deeds:
-            spoil(root, spot, deed)
+        for location, change in changes:
+            spoil(root, location, change)
         for plugin in (GpuPlugin(config), NpuPlugin(NpuConfig(accept_unknown_ids=True))):
             first, second = looked(plugin, root), looked(plugin, root)
             if isinstance(first, str) or isinstance(second, str):

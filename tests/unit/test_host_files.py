@@ -183,10 +183,10 @@ class TestText:
         for directory in (tmp_path, *tmp_path.parents):
             if directory.name.startswith(("pytest-", tmp_path.name)):  # made for this user alone
                 directory.chmod(0o755)
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True, cwd="/"
         )
-        assert done.stdout.splitlines() == ["/secret: Permission denied", f"{tmp_path}/secret: Permission denied"]
+        assert result.stdout.splitlines() == ["/secret: Permission denied", f"{tmp_path}/secret: Permission denied"]
 
 
 class TestNames:

@@ -139,7 +139,7 @@ DEEDS = st.one_of(
 
 @given(st.lists(DEEDS, max_size=15), st.lists(PATHS.map("/{}".format), min_size=1, max_size=5))
 def test_a_hostile_tree_causes_only_documented_errors_and_no_access_outside(
-    deeds: list[tuple[str, str, str | bytes]], paths: list[str]
+    changes: list[tuple[str, str, str | bytes]], paths: list[str]
 ) -> None:
     with tempfile.TemporaryDirectory() as directory, at_most(60):
         base = os.path.realpath(directory)
@@ -148,10 +148,10 @@ def test_a_hostile_tree_causes_only_documented_errors_and_no_access_outside(
             os.mkdir(made)
         for canary in (f"{base}/canary", f"{outside}/canary", f"{outside}/vendor", f"{outside}/numa_node"):
             Path(canary).write_text(CANARY)
-        for kind, path, matter in deeds:
+        for kind, path, matter in changes:
             plant(root, outside, kind, path, matter)
         host = Host(root)
-        planted = [f"/{path}" for _kind, path, _matter in deeds]
+        planted = [f"/{path}" for _kind, path, _matter in changes]
         for path in (*paths, *planted, *(f"{path}/x" for path in planted)):
             for look in looks(host, path):
                 try:

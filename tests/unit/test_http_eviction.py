@@ -123,10 +123,10 @@ def test_eviction_is_fair(candidates: list[Candidate], attacked: bool) -> None:
     assert all(NOW - each.silent_since >= (LIMITS.attack_stall if attacked else LIMITS.stall) for each in found)
     # A connection that had a request is never closed before one without.
     assert [each.has_requested for each in found] == sorted(each.has_requested for each in found)
-    held = Counter((each.source, each.has_requested) for each in candidates)
+    counts = Counter((each.source, each.has_requested) for each in candidates)
     for before, after in itertools.pairwise(found):
         if before.has_requested == after.has_requested:
-            assert held[before.source, before.has_requested] >= held[after.source, after.has_requested]
+            assert counts[before.source, before.has_requested] >= counts[after.source, after.has_requested]
         if (before.source, before.has_requested) == (after.source, after.has_requested):
             assert before.silent_since <= after.silent_since
 

@@ -15,9 +15,9 @@ from accelplane.host.inotify import COME_OR_GONE, WRITTEN
 
 @pytest.fixture
 def inotify() -> Iterator[Inotify]:
-    made = Inotify()
-    yield made
-    made.close()
+    instance = Inotify()
+    yield instance
+    instance.close()
 
 
 def names(inotify: Inotify) -> list[str]:

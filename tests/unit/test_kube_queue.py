@@ -105,7 +105,7 @@ async def test_two_workers_share_the_queue_without_concurrent_keys() -> None:
     queue = WorkQueue("test")
     keys = [Request(str(number)) for number in range(20)]
     working: set[Request] = set()
-    done: list[Request] = []
+    processed: list[Request] = []
 
     async def work() -> None:
         while True:
@@ -113,17 +113,17 @@ async def test_two_workers_share_the_queue_without_concurrent_keys() -> None:
             assert key not in working
             working.add(key)
             await asyncio.sleep(0)
-            queue.add(key) if len(done) < 50 else None
+            queue.add(key) if len(processed) < 50 else None
             await asyncio.sleep(0)
             working.discard(key)
-            done.append(key)
+            processed.append(key)
             queue.done(key)
 
     workers = [asyncio.create_task(work()) for _ in range(4)]
     for key in keys * 3:
         queue.add(key)
-    await until(lambda: len(done) >= 70)
-    assert set(done) == set(keys)
+    await until(lambda: len(processed) >= 70)
+    assert set(processed) == set(keys)
     queue.shut_down()
     results = await asyncio.gather(*workers, return_exceptions=True)
     assert {type(result) for result in results} == {QueueShutDown}

@@ -54,12 +54,12 @@ class TestLabelFile:
         file.write(sets[1])
         whole.add(path.read_bytes())
         done = threading.Event()
-        seen: set[bytes] = set()
+        contents: set[bytes] = set()
         beside: set[str] = set()
 
         def read() -> None:
             while not done.is_set():
-                seen.add(path.read_bytes())
+                contents.add(path.read_bytes())
                 beside.update(os.listdir(tmp_path))
 
         reader = threading.Thread(target=read)
@@ -68,7 +68,7 @@ class TestLabelFile:
             file.write(sets[number % 2])
         done.set()
         reader.join()
-        assert seen <= whole
+        assert contents <= whole
         assert all(name == "labels.txt" or name.startswith(".") for name in beside)
 
     def test_other_file_types_at_its_path_are_replaced(self, tmp_path: Path) -> None:

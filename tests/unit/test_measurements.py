@@ -64,10 +64,10 @@ class Setup:
 
 @pytest.fixture
 async def setup() -> AsyncIterator[Setup]:
-    made = Setup()
-    yield made
-    made.released.set()
-    await made.measurements.close()
+    instance = Setup()
+    yield instance
+    instance.released.set()
+    await instance.measurements.close()
 
 
 async def test_samples_of_all_plugins_are_returned_in_the_order_of_the_plugins(setup: Setup) -> None:

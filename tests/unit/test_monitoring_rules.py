@@ -55,8 +55,8 @@ def gauge(alert: str, metric: str, values: tuple[str, str], more: Series | None 
     """A gauge with a good and a bad value: n2 always has the good one. `more` are series that do not change."""
     wait = _minutes(alerts()[alert].get("for", "0m"))
     series = {on("n1", metric, **labels): steps(*values, wait + 10), on("n2", metric, **labels): f"{values[0]}x120"}
-    shown = {name: value for name, value in labels.items() if name not in HIDDEN.get(alert, ())}
-    return Case(alert, series | (more or {}), shown, START + wait - 1, START + wait + 2, START + wait + 16)
+    visible_labels = {name: value for name, value in labels.items() if name not in HIDDEN.get(alert, ())}
+    return Case(alert, series | (more or {}), visible_labels, START + wait - 1, START + wait + 2, START + wait + 16)
 
 
 def counter(alert: str, metric: str, **labels: str) -> Case:
@@ -320,11 +320,11 @@ def run(directory: Path, tests: Sequence[object], rules: object, interval: int =
 
 
 def without_annotations() -> object:
-    made = groups()
-    for group in made:
+    result = groups()
+    for group in result:
         for rule in group["rules"]:
             rule.pop("annotations", None)
-    return {"groups": made}
+    return {"groups": result}
 
 
 def test_every_alert_is_silent_fires_and_resolves(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def _selector(name: str, labels: Labels) -> str:
 
 
 def test_the_records_have_their_values_for_shared_devices_too(tmp_path: Path) -> None:
-    energy, held = "accelplane_device_energy_joules_total", "accelplane_container_devices"
+    energy, names = "accelplane_device_energy_joules_total", "accelplane_container_devices"
     i915 = {"resource": "gpu.intel.com/i915", "plugin": "gpu", "unit": "card0", "device": "card0"}
     one = {**i915, "namespace": "ml", "pod": "one", "container": "main"}
     two = {**i915, "namespace": "ml", "pod": "two", "container": "main"}
@@ -395,9 +395,9 @@ def test_the_records_have_their_values_for_shared_devices_too(tmp_path: Path) ->
         on("n1", "accelplane_device_power_watts", sensor="rail", **nic): "5x20",
         on("n1", "accelplane_gpu_idle_seconds_total", gt="gt0", **GPU): "0+45x20",
         on("n1", "accelplane_gpu_idle_seconds_total", gt="gt1", **GPU): "0+90x20",
-        on("n1", held, **one): "2x20",
-        on("n1", held, **two): "1x20",
-        on("n2", held, **one): "1x20",
+        on("n1", names, **one): "2x20",
+        on("n1", names, **two): "1x20",
+        on("n2", names, **one): "1x20",
         on("n1", "accelplane_devices", resource="gpu.intel.com/i915", health="Healthy"): "3x20",
         on("n1", "accelplane_devices", resource="gpu.intel.com/i915", health="Unhealthy"): "1x20",
     }

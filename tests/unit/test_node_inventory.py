@@ -114,8 +114,10 @@ def test_a_unit_has_the_holders_of_claims_with_their_driver() -> None:
     (resource,) = decode_inventory(content).resources
     assert (resource.ids, resource.allocated) == (2, 0)
     # Agents of other versions do not know the field.
-    held = facts(Device(resource="r", id="a"), holders=Holders([Holder("n", "p", "c", "x.example.com/r", ("a",))]))
-    assert b'"via"' not in made(held)
+    facts_with_holders = facts(
+        Device(resource="r", id="a"), holders=Holders([Holder("n", "p", "c", "x.example.com/r", ("a",))])
+    )
+    assert b'"via"' not in made(facts_with_holders)
 
 
 def test_a_unit_has_the_ids_of_all_its_resources_and_the_holders_of_each() -> None:

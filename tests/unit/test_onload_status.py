@@ -295,9 +295,9 @@ def test_a_heartbeat_changes_no_relevant_field_of_a_node() -> None:
             "metadata": {"name": "a", "resourceVersion": "1", "annotations": {"example.com/x": more.pop("x", "1")}},
             "status": {"conditions": [ready], "allocatable": {"cpu": "1", **more}},
         }
-        made = msgspec.convert(body, Node)
-        node_only(made)
-        return made
+        result = msgspec.convert(body, Node)
+        node_only(result)
+        return result
 
     assert relevant(node()) == relevant(node(beat="2", x="2"))
     assert relevant(node()) != relevant(node(**{"amd.com/onload": "100"}))

@@ -456,8 +456,8 @@ def happen(cluster: Cluster, target: Target, event: tuple[Any, ...]) -> Target:
 def test_any_order_of_events_ends_in_the_desired_state(
     nodes: list[dict[str, Any]], events: list[tuple[Any, ...]], limit: int, strict: bool
 ) -> None:
-    made = [msgspec.structs.replace(NodeView(name=f"n{index}"), **each) for index, each in enumerate(nodes)]
-    cluster = Cluster(made)
+    views = [msgspec.structs.replace(NodeView(name=f"n{index}"), **each) for index, each in enumerate(nodes)]
+    cluster = Cluster(views)
     target = msgspec.structs.replace(TARGET, max_unavailable=limit, strict=strict)
     for event in events:
         target = happen(cluster, target, event)

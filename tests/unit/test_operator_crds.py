@@ -108,10 +108,10 @@ def test_the_files_are_up_to_date_with_the_types(tmp_path: Path) -> None:
     stale = tmp_path / "deviceplugin.intel.com_old.yaml"
     stale.touch()
     write(tmp_path, crds.definitions())
-    made = {file.name: file.read_text() for file in tmp_path.iterdir()}
-    assert made == {file.name: file.read_text() for file in BASES.iterdir()}
+    documents = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert documents == {file.name: file.read_text() for file in BASES.iterdir()}
     listed = yaml.safe_load((BASES.parent / "kustomization.yaml").read_text())["resources"]
-    assert listed == [f"bases/{name}" for name in sorted(made)]
+    assert listed == [f"bases/{name}" for name in sorted(documents)]
 
 
 @pytest.mark.parametrize("family", ALL.split())

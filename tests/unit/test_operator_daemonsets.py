@@ -401,9 +401,9 @@ def test_overlays_of_gpus_have_equivalent_fields(overlay: str) -> None:
     found = pod("gpu", **spec)
     base = "xpumd" if overlay == "xpumd" else "levelzero"
     patch = yaml.safe_load((DEPLOY / "gpu_plugin" / "overlays" / base / f"{base}.yaml").read_text())
-    wanted = patch["spec"]["template"]["spec"]
-    own, *sidecars = wanted["containers"]
-    assert found["volumes"][4:] == wanted["volumes"]
+    expected = patch["spec"]["template"]["spec"]
+    own, *sidecars = expected["containers"]
+    assert found["volumes"][4:] == expected["volumes"]
     assert found["containers"][0]["volumeMounts"][4:] == own["volumeMounts"]
     assert found["containers"][1:] == sidecars
     assert ("-health-management" in found["containers"][0]["args"]) == (overlay == "health")

@@ -28,7 +28,7 @@ ALWAYS = [
 
 
 def seen(
-    wanted: int = 2, ready: int = 2, updated: int = 2, *, uid: str = "d-1", generation: int = 1, observed: int = 1
+    desired: int = 2, ready: int = 2, updated: int = 2, *, uid: str = "d-1", generation: int = 1, observed: int = 1
 ) -> SeenDaemonSet:
     daemonset = {
         "metadata": {
@@ -40,7 +40,7 @@ def seen(
         },
         "spec": {},
         "status": {
-            "desiredNumberScheduled": wanted,
+            "desiredNumberScheduled": desired,
             "numberReady": ready,
             "updatedNumberScheduled": updated,
             "observedGeneration": observed,
@@ -137,8 +137,8 @@ OVERLAP = Overlap("GpuDevicePlugin", "mine", "other", ("n1", "n2"))
     ],
 )  # fmt: skip
 def test_only_problems_are_reported(observed: dict[str, Any], condition: str, words: str) -> None:
-    mine = plugin("dsa", provisioningConfig="cfg")
-    found = status(mine, Observed(daemonset=seen(), **observed), NOW)
+    first = plugin("dsa", provisioningConfig="cfg")
+    found = status(first, Observed(daemonset=seen(), **observed), NOW)
     assert [*told_of(found)] == ALWAYS
     assert {name for name, value in told_of(found).items() if value == "True"} == {"Available", condition}
     assert words in said(found, condition)

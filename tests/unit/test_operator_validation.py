@@ -407,8 +407,8 @@ def test_a_field_that_the_image_does_not_support_is_a_warning(
     assert warned(family, **spec | {field: f"intel/{name}:{since}"}) == ""
     assert warned(family, **spec | {field: ours(name)}) == ""
     assert "needs" not in warned(family, **spec | {field: ours(name, "devel")})
-    wanted = f"set {field} to mirror/intel/{name}:{since}"
-    assert wanted in warned(family, ImagePolicy(vendor="intel"), **spec | {field: f"mirror/intel/{name}:0.31.1"})
+    expected = f"set {field} to mirror/intel/{name}:{since}"
+    assert expected in warned(family, ImagePolicy(vendor="intel"), **spec | {field: f"mirror/intel/{name}:0.31.1"})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from accelplane.provision.config import CONFIG_LIMIT, ConfigError, ConfigFile, f
 
 
 @pytest.mark.parametrize(
-    ("there", "node_name", "counts"),
+    ("existing", "node_name", "counts"),
     [
         ([], "node1", None),
         (["qat.conf"], "", "qat.conf"),
@@ -23,9 +23,9 @@ from accelplane.provision.config import CONFIG_LIMIT, ConfigError, ConfigFile, f
     ],
 )
 def test_the_file_of_the_node_has_priority(
-    tmp_path: Path, there: list[str], node_name: str, counts: str | None
+    tmp_path: Path, existing: list[str], node_name: str, counts: str | None
 ) -> None:
-    for name in there:
+    for name in existing:
         (tmp_path / name).write_text(name)
     found = find(str(tmp_path), "qat", node_name)
     assert found == (ConfigFile(str(tmp_path / counts), counts) if counts else None)

@@ -302,11 +302,11 @@ JUNK = st.binary(max_size=40) | st.sampled_from([b"", b"\n", b"-1", b"1\n", b"0x
         JUNK,
     )
 )
-def test_any_attribute_content_results_in_a_reported_state(said: dict[str, bytes]) -> None:
+def test_any_attribute_content_results_in_a_reported_state(contents: dict[str, bytes]) -> None:
     node = Node(DlbSpec(vfs=1, provisioned=False))
     to_do = planners(node.host(), ONE)
-    for name, content in said.items():
+    for name, content in contents.items():
         node.kernel.set_content(f"{SYS}/{name}", content)
-    (shown,) = preview("/", to_do, host=node.host)
-    (done,) = apply("/", to_do, timeout=0, host=node.host)
-    assert (shown.device, done.device) == (PF, PF)
+    (planned,) = preview("/", to_do, host=node.host)
+    (outcome,) = apply("/", to_do, timeout=0, host=node.host)
+    assert (planned.device, outcome.device) == (PF, PF)

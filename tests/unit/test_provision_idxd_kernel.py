@@ -175,7 +175,7 @@ def test_every_option_of_a_template_is_applied(node: MakeNode) -> None:
         ).replace('"ats_disable": 1', '"ats_disable": 1, "prs_disable": 1'),
     )
     assert only(machine.apply()).state == "applied"
-    wanted = {
+    expected = {
         "dsa0/read_buffer_limit": "90",
         "dsa0/event_log_size": "128",
         "group0.0/read_buffers_allowed": "8",
@@ -199,7 +199,7 @@ def test_every_option_of_a_template_is_applied(node: MakeNode) -> None:
         "wq0.5/driver_name": "dmaengine",
         "wq0.5/state": "enabled",
     }
-    assert {path: machine.read(path) for path in wanted} == wanted
+    assert {path: machine.read(path) for path in expected} == expected
     assert only(machine.apply()).state == "unchanged"
 
 
@@ -420,14 +420,14 @@ def test_a_kernel_without_driver_name_attributes_is_supported(node: MakeNode) ->
 
 def writes(machine: Node, environment: dict[str, str] = DSA) -> list[tuple[str, str]]:
     """All that provisioning writes, done by the way."""
-    done: list[tuple[str, str]] = []
+    writes_: list[tuple[str, str]] = []
     config = read_config(str(machine.conf), environment)
     for planner in planners(machine.host, config):
         while steps := planner(machine.host).steps:
             for step in steps:
                 machine.kernel.write(step.path, step.text)
-                done.append((step.path, step.text))
-    return done
+                writes_.append((step.path, step.text))
+    return writes_
 
 
 SMALL = """[{"dev": "dsaX", "read_buffer_limit": 9, "groups": [
@@ -509,9 +509,13 @@ def maybe(name: str, values: st.SearchStrategy[object]) -> st.SearchStrategy[dic
 @st.composite
 def queues_of(draw: st.DrawFn, number: int) -> dict[str, object]:
     size = draw(st.integers(1, 42))
-    made: dict[str, object] = {"dev": f"wqX.{number}", "size": size, "name": draw(st.sampled_from(["a", "bX", "c d"]))}
-    made["type"] = draw(st.sampled_from(["user", "kernel"]))
-    made |= draw(st.sampled_from([{"mode": "dedicated"}, {"mode": "shared", "threshold": (size + 1) // 2}]))
+    document: dict[str, object] = {
+        "dev": f"wqX.{number}",
+        "size": size,
+        "name": draw(st.sampled_from(["a", "bX", "c d"])),
+    }
+    document["type"] = draw(st.sampled_from(["user", "kernel"]))
+    document |= draw(st.sampled_from([{"mode": "dedicated"}, {"mode": "shared", "threshold": (size + 1) // 2}]))
     for one in (
         maybe("priority", st.integers(1, 15)),
         maybe("group_id", st.integers(0, 1)),
@@ -521,8 +525,8 @@ def queues_of(draw: st.DrawFn, number: int) -> dict[str, object]:
         st.sampled_from([{}, {"prs_disable": 1}, {"prs_disable": 0, "block_on_fault": 1}]),
         maybe("op_config", st.sampled_from(["1", "0,ff"])),
     ):
-        made |= draw(one)
-    return made
+        document |= draw(one)
+    return document
 
 
 @st.composite

@@ -152,13 +152,13 @@ def test_a_failed_release_leaves_no_files(made: Path, tmp_path: Path, monkeypatc
 # What verify-release finds.
 
 
-def sign_again(out: Path, made: Path) -> None:
+def sign_again(out: Path, release_directory: Path) -> None:
     sums = out / "SHA256SUMS"
     for file in (sums, out / "SHA256SUMS.sig"):
         file.unlink()
     text = artefacts.checksums(out)
     sums.write_text(text)
-    (out / "SHA256SUMS.sig").write_text(signing.sign(signing.load(made / "key"), text.encode()))
+    (out / "SHA256SUMS.sig").write_text(signing.sign(signing.load(release_directory / "key"), text.encode()))
 
 
 @pytest.mark.parametrize(
@@ -397,10 +397,10 @@ def test_an_envelope_with_another_payload_is_rejected(made: Path) -> None:
 # Registries.
 
 
-def moved(made: Path, tmp_path: Path, address: str, *, draft: bool = True) -> Path:
+def moved(release_directory: Path, tmp_path: Path, address: str, *, draft: bool = True) -> Path:
     """A copy of the release whose registry has another address."""
     out = tmp_path / "out"
-    shutil.copytree(made / "out", out)
+    shutil.copytree(release_directory / "out", out)
     for name in ("release.json", "images.txt"):
         (out / name).write_text((out / name).read_text().replace(REGISTRY, address))
     facts = json.loads((out / "release.json").read_text())
@@ -544,9 +544,9 @@ def unpacked(made: Path, tmp_path: Path) -> Path:
 
 def install(directory: Path, *words: object, status: int = 0) -> str:
     command = [sys.executable, "-I", directory / "install.py", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
-    assert done.returncode == status, done.stderr
-    return done.stderr if status else done.stdout
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+    assert result.returncode == status, result.stderr
+    return result.stderr if status else result.stdout
 
 
 def test_the_installer_verifies_files_and_signature(unpacked: Path, made: Path, tmp_path: Path) -> None:
@@ -640,8 +640,8 @@ def test_bills_of_materials_follow_the_official_schemas(made: Path, tmp_path: Pa
     if not python.exists():
         pytest.skip("no validators of bills of materials: make sbom-tools")
     command = [python, REPOSITORY / "tests/sbomschemas.py"]
-    done = subprocess.run([*command, made / "out/sbom"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, f"{2 * len(names()) + 2} documents, 0 problems\n"), done.stderr
+    result = subprocess.run([*command, made / "out/sbom"], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, f"{2 * len(names()) + 2} documents, 0 problems\n"), result.stderr
     for name, old, new in (("cdx", '"type": "container"', '"type": "box"'), ("spdx", "CC0-1.0", "MIT")):
         text = (made / f"out/sbom/accelplane.{name}.json").read_text()
         (tmp_path / f"x.{name}.json").write_text(text.replace(old, new))

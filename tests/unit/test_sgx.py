@@ -70,8 +70,8 @@ def test_the_limit_is_pods_per_core_times_cpus_up_to_the_maximum(value: str, lim
 def test_any_environment_gives_a_limit_and_an_invalid_one_a_problem(value: str, cpus: int) -> None:
     limit = default_limit(value, cpus)
     if value.isascii() and value.isdigit() and int(value) < 1 << 32:
-        wanted = int(value) * cpus
-        assert (limit.ids, bool(limit.problem)) == (min(wanted, 100_000), wanted > 100_000)
+        expected = int(value) * cpus
+        assert (limit.ids, bool(limit.problem)) == (min(expected, 100_000), expected > 100_000)
     else:
         assert (limit.ids, bool(limit.problem)) == (DEFAULT_LIMIT, bool(value))
 
@@ -91,8 +91,8 @@ def test_without_options_there_are_110_ids_of_each(tmp_path: Path) -> None:
     ],
 )
 def test_the_command_line_is_that_of_the_go_program(arguments: list[str], config: SgxConfig) -> None:
-    given_: dict[str, Value] = parse_or_exit("prog", flags_of(SgxConfig), arguments)
-    assert SgxConfig.of(given_) == config
+    values: dict[str, Value] = parse_or_exit("prog", flags_of(SgxConfig), arguments)
+    assert SgxConfig.of(values) == config
 
 
 @pytest.mark.parametrize("argument", ["-enclave-limit=-1", "-provision-limit=ten", "-enclave-limit=", "-vepc-limit=+1"])
@@ -161,9 +161,9 @@ def test_resources_depend_on_both_nodes(
     published: Mapping[str, int],
     skipped: Mapping[str, bool],
 ) -> None:
-    found, left_out = scan(tree(tmp_path, nodes), **{"enclave_limit": 3, "provision_limit": 2, **options})
+    found, omitted = scan(tree(tmp_path, nodes), **{"enclave_limit": 3, "provision_limit": 2, **options})
     assert {name: len(devices) for name, devices in found.items()} == published
-    assert {path: skip.warning for path, skip in left_out.items()} == skipped
+    assert {path: skip.warning for path, skip in omitted.items()} == skipped
 
 
 def test_a_missing_provision_node_mentions_enclave_only(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def character_device(major: int = 10, minor: int = 125) -> os.stat_result:
 
 
 @pytest.mark.parametrize(
-    ("there", "registered"),
+    ("existing", "registered"),
     [
         ((), True),
         (("sys/class/misc/fuse/dev",), True),
@@ -218,8 +218,10 @@ def character_device(major: int = 10, minor: int = 125) -> os.stat_result:
         (("sys/class/misc/sgx_provision/dev", "sys/dev/char/10:1250"), False),
     ],
 )
-def test_a_node_without_an_entry_in_sysfs_has_no_driver(tmp_path: Path, there: Sequence[str], registered: bool) -> None:
-    for path in there:
+def test_a_node_without_an_entry_in_sysfs_has_no_driver(
+    tmp_path: Path, existing: Sequence[str], registered: bool
+) -> None:
+    for path in existing:
         write(tmp_path / path, "")
     assert is_registered(Host(tmp_path), ENCLAVE, character_device()) == registered
 

@@ -266,13 +266,13 @@ def test_invalid_descriptions_are_rejected(spec: NodeSpec, message: str) -> None
 
 
 def _told(change: Callable[[Kernel], None]) -> list[tuple[str, str, str]]:
-    heard: list[tuple[str, str, str]] = []
+    uevents: list[tuple[str, str, str]] = []
     kernel = Kernel(
         NodeSpec(qats=[QatSpec(total_vfs=1)]),
-        listen=lambda uevent: heard.append((uevent.action, uevent.devpath, uevent.fields.get("DRIVER", ""))),
+        listen=lambda uevent: uevents.append((uevent.action, uevent.devpath, uevent.fields.get("DRIVER", ""))),
     )
     change(kernel)
-    return heard
+    return uevents
 
 
 def test_every_change_sends_a_uevent() -> None:

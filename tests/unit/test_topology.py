@@ -76,9 +76,9 @@ class TestPlaceOfADirectory:
 
     @pytest.mark.parametrize("name", ["numa_node", "local_cpulist"])
     def test_an_unreadable_numa_node_is_reported(self, root: Path, name: str) -> None:
-        made = directory(root, "a", cpus="0", numa="0")
-        (made / name).unlink()
-        (made / name).mkdir()
+        path = directory(root, "a", cpus="0", numa="0")
+        (path / name).unlink()
+        (path / name).mkdir()
         host = Host(root)
         assert host.topology_of("/sys/devices/a") is None
         assert host.notes == [f"NUMA node of /sys/devices/a unknown: /sys/devices/a/{name}: Is a directory"]

@@ -15,10 +15,10 @@ from accelplane.node.watcher import Watcher
 
 @pytest.fixture
 async def watcher() -> AsyncIterator[Watcher]:
-    made = Watcher()
-    made.start()
-    yield made
-    made.close()
+    instance = Watcher()
+    instance.start()
+    yield instance
+    instance.close()
 
 
 class Subscriber:
