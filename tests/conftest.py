@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     with _root_logger_restored():
-        return (yield from _traced_if_wanted(item))
+        return (yield from _trace_if_enabled(item))
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def _root_logger_restored() -> Generator[None]:
         root.handlers[:] = handlers
 
 
-def _traced_if_wanted(item: pytest.Item) -> Generator[None, Any, Any]:
+def _trace_if_enabled(item: pytest.Item) -> Generator[None, Any, Any]:
     if not item.config.pluginmanager.hasplugin("_cov"):
         return (yield)
     if item.get_closest_marker("untraced") is None:

@@ -130,7 +130,7 @@ class Reviews:
         self.own: set[str] = set()
         self.rights: set[tuple[str, str]] = set()
         self.fails = False
-        self.asked: list[str] = []
+        self.reviewed: list[str] = []
         self.port = 0
 
     def __call__(self, request: Request) -> Response:
@@ -138,7 +138,7 @@ class Reviews:
             raise HttpError(503, "down")
         spec = msgspec.json.decode(request.body)["spec"]
         if request.path.endswith("/tokenreviews"):
-            self.asked.append(f"token {','.join(spec.get('audiences', ()))}")
+            self.reviewed.append(f"token {','.join(spec.get('audiences', ()))}")
             valid = not spec.get("audiences") or spec["token"] not in self.own
             user = self.users.get(spec["token"]) if valid else None
             status: dict[str, Any] = {"authenticated": user is not None}
@@ -148,7 +148,7 @@ class Reviews:
             access = spec.get("nonResourceAttributes") or spec["resourceAttributes"]
             where = access.get("path") or f"{access['resource']} {access.get('namespace', '')}".strip()
             what = f"{access['verb']} {where}"
-            self.asked.append(f"{spec['user']} {what}")
+            self.reviewed.append(f"{spec['user']} {what}")
             status = {"allowed": (spec["user"], what) in self.rights}
         return Response(201, msgspec.json.encode({"metadata": {}, "spec": {}, "status": status}))
 

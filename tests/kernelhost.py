@@ -36,7 +36,7 @@ class KernelHost(Host):
         super().__init__("/nowhere")
         self.kernel = kernel
         self.writes = writes
-        self.held: set[str] = set()
+        self.open_groups: set[str] = set()
         self.refused: list[tuple[str, str, int]] = []
 
     def raw_text(self, path: str) -> str:
@@ -65,7 +65,7 @@ class KernelHost(Host):
         self.writes.append((path, text))
 
     def open(self, path: str, flags: int, mode: int = 0o600) -> int:
-        if path in self.held:
+        if path in self.open_groups:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))  # of open(2) for a group that is open
         return super().open(path, flags, mode)
 

@@ -45,7 +45,7 @@ _COUNTING = ("deprecated.daemonset.template.generation", HASH_ANNOTATION)
 
 
 @dataclass(frozen=True)
-class Put:
+class PutObject:
     """Makes an object, or changes it to be this."""
 
     plural: str
@@ -75,7 +75,7 @@ class Drift:
     args: Sequence[str]
 
 
-Deed = Put | Remove | Copy | Drift
+Deed = PutObject | Remove | Copy | Drift
 
 
 @dataclass(frozen=True)
@@ -83,66 +83,68 @@ class Scenario:
     """`before` is reconciled before `deeds` are performed in sequence."""
 
     deeds: Sequence[Deed]
-    before: Sequence[Put] = ()
+    before: Sequence[PutObject] = ()
 
     @property
     def families(self) -> list[str]:
         """The kinds of resources that are in it."""
-        plurals = {deed.plural for deed in (*self.before, *self.deeds) if isinstance(deed, Put | Remove)}
+        plurals = {deed.plural for deed in (*self.before, *self.changes) if isinstance(deed, PutObject | Remove)}
         return [family for family in FAMILIES if f"{family}deviceplugins" in plurals]
 
 
-def wanted(family: str, name: str = "mine", **spec: Any) -> Put:
+def sample_resource(family: str, name: str = "mine", **spec: Any) -> PutObject:
     """A custom resource with its plugin's image, for nodes that do not exist."""
     own = {"image": f"intel/intel-{family}-plugin:{VERSION}", "nodeSelector": NOWHERE}
-    return Put(f"{family}deviceplugins", resource(family, name, **own | spec))
+    return PutObject(f"{family}deviceplugins", resource(family, name, **own | spec))
 
 
-def config(content: str) -> Put:
+def config(content: str) -> PutObject:
     about = {"name": "functions", "namespace": NAMESPACE}
-    return Put(
+    return PutObject(
         "configmaps", {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": {"qat.conf": content}}
     )
 
 
-def node(name: str, **labels: str) -> Put:
+def node(name: str, **labels: str) -> PutObject:
     """An unschedulable node with labels."""
     about = {"name": name, "labels": {"kubernetes.io/arch": "amd64", **labels}}
     taint = {"key": "example.com/nobody", "effect": "NoSchedule"}
-    return Put("nodes", {"apiVersion": "v1", "kind": "Node", "metadata": about, "spec": {"taints": [taint]}})
+    return PutObject("nodes", {"apiVersion": "v1", "kind": "Node", "metadata": about, "spec": {"taints": [taint]}})
 
 
-SHARING = wanted("gpu", resourceManager=True, sharedDevNum=3)
+SHARING = sample_resource("gpu", resourceManager=True, sharedDevNum=3)
 QAT_INIT = f"intel/intel-qat-initcontainer:{VERSION}"
-PROVISIONED = wanted("qat", initImage=QAT_INIT, kernelVfDrivers=["4xxxvf"], provisioningConfig="functions")
+PROVISIONED = sample_resource("qat", initImage=QAT_INIT, kernelVfDrivers=["4xxxvf"], provisioningConfig="functions")
 SEVERAL = (config("one"), SHARING, PROVISIONED)
 
 SCENARIOS: Mapping[str, Scenario] = {
     "created": Scenario(SEVERAL),
     "edited": Scenario(
         (
-            wanted("gpu", image="intel/intel-gpu-plugin:0.32.0", sharedDevNum=2, logLevel=4),
+            sample_resource("gpu", image="intel/intel-gpu-plugin:0.32.0", sharedDevNum=2, logLevel=4),
             config("two"),
-            wanted("qat", maxNumDevices=5, nodeSelector=NOWHERE | {"a": "b"}),
+            sample_resource("qat", maxNumDevices=5, nodeSelector=NOWHERE | {"a": "b"}),
         ),
         before=SEVERAL,
     ),
     "gone": Scenario((Remove("gpudeviceplugins", "mine"), Remove("qatdeviceplugins", "mine")), before=SEVERAL),
     "gone and made anew": Scenario(
-        (Remove("gpudeviceplugins", "mine"), wanted("gpu", sharedDevNum=5, logLevel=2)), before=(SHARING,)
+        (Remove("gpudeviceplugins", "mine"), sample_resource("gpu", sharedDevNum=5, logLevel=2)), before=(SHARING,)
     ),
     "upgraded": Scenario(
         (
-            wanted("gpu", image="intel/intel-gpu-plugin:0.30.0", initImage="intel/intel-gpu-initcontainer:0.30.0"),
-            wanted("dsa"),
+            sample_resource(
+                "gpu", image="intel/intel-gpu-plugin:0.30.0", initImage="intel/intel-gpu-initcontainer:0.30.0"
+            ),
+            sample_resource("dsa"),
         ),
-        before=(wanted("gpu"),),
+        before=(sample_resource("gpu"),),
     ),
     "nodes labeled": Scenario(
         (node("one", a="yes"), node("two", b="yes"), node("three", a="yes", b="yes")),
         before=(
-            wanted("gpu", "a", nodeSelector={"a": "yes"}),
-            wanted("gpu", "b", nodeSelector={"b": "yes"}),
+            sample_resource("gpu", "a", nodeSelector={"a": "yes"}),
+            sample_resource("gpu", "b", nodeSelector={"b": "yes"}),
             node("one", a="yes", b="yes"),
             node("two", a="yes"),
         ),
@@ -153,12 +155,12 @@ SCENARIOS: Mapping[str, Scenario] = {
             Drift("intel-gpu-plugin-mine", ["-bad"]),
             Copy("intel-gpu-plugin-mine", "intel-gpu-plugin-y"),
         ),
-        before=(wanted("gpu"),),
+        before=(sample_resource("gpu"),),
     ),
 }
 
 
-def copied(daemonset: Object, new: str) -> Object:
+def duplicate(daemonset: Object, new: str) -> Object:
     """A second, younger DaemonSet of the same owner."""
     result = copy.deepcopy(daemonset)
     result.pop("status", None)
@@ -176,13 +178,13 @@ def end(objects: Mapping[str, Iterable[Object]]) -> Object:
         for each in things
     }
     return {
-        f"{plural}/{each['metadata']['name']}": _judged(plural, each, named)
+        f"{plural}/{each['metadata']['name']}": normalized(plural, each, named)
         for plural in JUDGED
         for each in objects.get(plural, ())
     }
 
 
-def unfulfilled(objects: Mapping[str, Sequence[Object]]) -> str:
+def differences_to_desired(objects: Mapping[str, Sequence[Object]]) -> str:
     """The differences to the desired state of all objects by plural.
 
     Each has one DaemonSet, which needs no write, and a status that tells of it; there is none besides, and what GPU
@@ -206,7 +208,7 @@ def unfulfilled(objects: Mapping[str, Sequence[Object]]) -> str:
         if planned.current is None or planned.apply is not None or planned.surplus:
             return f"{about}: {len(existing)} DaemonSets, {planned.differences}, {planned.surplus}"
         others = [each for each in plugins.values() if each.family == plugin.family]
-        if problem := _untold(plugin, existing[0]["metadata"]["uid"], overlaps_of(plugin, others, nodes)):
+        if problem := _missing_conditions(plugin, existing[0]["metadata"]["uid"], overlaps_of(plugin, others, nodes)):
             return f"{about}: {problem}"
     if len(objects["daemonsets"]) != len(resources):
         return "there are other DaemonSets"
@@ -216,7 +218,7 @@ def unfulfilled(objects: Mapping[str, Sequence[Object]]) -> str:
     return ""
 
 
-def _untold(plugin: models.DevicePlugin, daemonset: str, overlaps: Sequence[Overlap]) -> str:
+def _missing_conditions(plugin: models.DevicePlugin, daemonset: str, overlaps: Sequence[Overlap]) -> str:
     if plugin.status is None or plugin.status.observed_generation != plugin.metadata.generation:
         return "the status is not of this generation"
     reference = plugin.status.controlled_daemon_set
@@ -240,7 +242,7 @@ def difference(found: Object, expected: Object) -> str:
     return "\n".join(unified_diff(*lines, "expected", "found", lineterm="", n=4))
 
 
-def _judged(plural: str, thing: Object, named: Mapping[str, str]) -> Object:
+def normalized(plural: str, thing: Object, named: Mapping[str, str]) -> Object:
     result = copy.deepcopy(thing)
     metadata = result["metadata"]
     generation = metadata.get("generation")

@@ -73,7 +73,7 @@ def boot(disk: Path, hostname: str, shares: list[Path]) -> None:
     mount("", Path("/"), flags=REC | PRIVATE)
     root.mkdir(parents=True, exist_ok=True)
     mount(root, root, flags=BIND)
-    _lay_out(root)
+    _create_layout(root)
     for name in ("usr", "etc"):
         upper, work = disk / f"{name}-upper", disk / f"{name}-work"
         upper.mkdir(exist_ok=True)
@@ -94,7 +94,7 @@ def boot(disk: Path, hostname: str, shares: list[Path]) -> None:
     mount("", Path("/"), flags=REC | SHARED)
 
 
-def _lay_out(root: Path) -> None:
+def _create_layout(root: Path) -> None:
     directories = "dev etc home mnt opt proc root run srv sys tmp usr var var/cache var/lib var/log var/tmp"
     for name in directories.split():
         (root / name).mkdir(exist_ok=True)

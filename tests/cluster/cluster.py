@@ -115,10 +115,10 @@ class Node(Machine):
 
     def boot(self) -> None:
         """Switch on: file system, network, hardware, daemons. The node is not necessarily Ready yet."""
-        self.bring_up()
+        self.start_services()
         self.join()
 
-    def bring_up(self) -> None:
+    def start_services(self) -> None:
         """The part of ``boot`` that needs no API server."""
         self.power_on()
         self._trees.clear()
@@ -264,7 +264,7 @@ class Cluster:
         self._start_control()
         # The API server needs its two seconds anyway; the nodes use them.
         for node in [self._make_node(plan) for plan in nodes]:
-            node.bring_up()
+            node.start_services()
             self._import_basic_images(node)
         self.apiserver.wait_ready()
         self.controller_manager.start(wait=False)

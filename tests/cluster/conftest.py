@@ -55,11 +55,11 @@ def running_cluster(*plans: NodePlan) -> Iterator[Cluster]:
 def sample_gpus(cards: int) -> Callable[[Node], None]:
     """Hardware of a node: ``count`` simulated GPUs."""
 
-    def put_in(node: Node) -> None:
+    def copy_into(node: Node) -> None:
         with tempfile.TemporaryDirectory() as tree:
             plug_sample_gpu(node, Path(tree), cards=cards)
 
-    return put_in
+    return copy_into
 
 
 @pytest.fixture(scope="session")

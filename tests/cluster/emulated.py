@@ -95,7 +95,7 @@ class EmulatedKernel:
         self.do("unplug", bdf=address)
 
 
-def supervised(*command: Argument) -> list[Argument]:
+def supervised_command(*command: Argument) -> list[Argument]:
     """The command line that runs a command with ioctls of the emulated kernel."""
     return [sys.executable, "-c", SUPERVISOR, IOCTLS, *command]
 
@@ -103,10 +103,10 @@ def supervised(*command: Argument) -> list[Argument]:
 def emulated(description: NodeSpec, *, openable: bool = True) -> Callable[[Machine], None]:
     """Hardware of a node, for its plan."""
 
-    def put_in(machine: Machine) -> None:
+    def copy_emulation(machine: Machine) -> None:
         emulated_kernel(machine, description, openable=openable)
 
-    return put_in
+    return copy_emulation
 
 
 def emulated_kernel(machine: Machine, description: NodeSpec, *, openable: bool = True) -> EmulatedKernel:
@@ -152,10 +152,10 @@ def _text(path: Path) -> str:
 def _without_nulls(spec: msgspec.Struct) -> object:
     """The specification as JSON without null members, which not every reader accepts."""
     fields = msgspec.to_builtins(spec)
-    return _cleaned(fields)
+    return _plain_value(fields)
 
 
-def _cleaned(value: object) -> object:
+def _plain_value(value: object) -> object:
     if isinstance(value, dict):
-        return {key: _cleaned(entry) for key, entry in value.items() if entry is not None}
-    return [_cleaned(entry) for entry in value] if isinstance(value, list | tuple) else value
+        return {key: _plain_value(entry) for key, entry in value.items() if entry is not None}
+    return [_plain_value(entry) for entry in value] if isinstance(value, list | tuple) else value

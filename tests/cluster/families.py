@@ -66,7 +66,7 @@ _IDLE = ("sh", "-c", "trap exit TERM; sleep 1000000 & wait")
 
 
 @dataclass(frozen=True)
-class Given:
+class ContainerDevices:
     """The device nodes and variables of a container in addition to the default ones."""
 
     nodes: frozenset[str]
@@ -180,7 +180,7 @@ class DaemonSet:
         for each in self.pods:
             self._delete(each["metadata"]["name"])
 
-    def wait_gone(self) -> None:
+    def wait_removed(self) -> None:
         wait_until(lambda: not self.pods, f"{self}: end of its pods", 60)
 
     def _delete(self, name: str) -> None:
@@ -223,7 +223,7 @@ class Families:
             self.kernel.unplug(address)
         for module in ("vfio-pci", "sgx"):
             self.kernel.do("load", module=module)
-        self.let_open("/dev/sgx_enclave", "/dev/sgx_provision")
+        self.use_null_device_numbers("/dev/sgx_enclave", "/dev/sgx_provision")
         for spec in hardware:
             self.kernel.plug(spec)
 
@@ -235,7 +235,7 @@ class Families:
         ]
         return [each.name for each in devices_of_driver if not (each / "physfn").exists()]
 
-    def let_open(self, *paths: str) -> None:
+    def use_null_device_numbers(self, *paths: str) -> None:
         """Gives device nodes the number of /dev/null: the host has no driver for their own numbers."""
         for path in paths:
             self.node.remove(path)
@@ -321,7 +321,7 @@ class Families:
     def running(self, name: str) -> Object:
         return self.cluster.wait_pod(name, namespace=NAMESPACE)
 
-    def given(self, name: str, container: str = "main") -> Given:
+    def container_devices(self, name: str, container: str = "main") -> ContainerDevices:
         """The device nodes and variables inside a container."""
         words = ("exec", name, "-n", NAMESPACE, "-c", container, "--", "sh", "-c", _INSPECT)
         lines: list[str] = []
@@ -334,7 +334,7 @@ class Families:
 
         wait_until(look, f"exec in container {container} of pod {name}")
         nodes, variables = lines[0].split("\n\n")
-        return Given(
+        return ContainerDevices(
             frozenset(node for node in nodes.split() if not _DEFAULT_NODES.fullmatch(node)),
             dict(line.split("=", 1) for line in variables.splitlines() if not _DEFAULT_VARIABLES.fullmatch(line)),
         )
@@ -365,14 +365,14 @@ class Families:
         for name in names:
             wait_until(lambda name=name: not self.cluster.pod(name, NAMESPACE), f"end of pod {name}", 60)
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         """Deletes all workloads, and waits until no devices are allocatable."""
         for each in self.deployed:
             each.delete()
         listed = self.cluster.get(f"/api/v1/namespaces/{NAMESPACE}/pods") or {"items": []}
         self.delete(*(each["metadata"]["name"] for each in listed["items"]))
         for each in self.deployed:
-            each.wait_gone()
+            each.wait_removed()
         self.deployed.clear()
         for name in self.configured:
             self.cluster.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/configmaps/{name}")

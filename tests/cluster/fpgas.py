@@ -25,7 +25,7 @@ from accelplane.simulate.offload import FpgaSpec
 
 from .build import ClusterError
 from .cluster import Cluster, Node, NodePlan
-from .emulated import emulated, kernel_of, supervised
+from .emulated import emulated, kernel_of, supervised_command
 from .machine import REPOSITORY, wait_until
 from .objects import Object, pod
 
@@ -177,7 +177,7 @@ class Fpga:
         # An installation links existing programs with the same content.
         self.node.run("rm", "-f", _WRAPPED_HOOKS / Path(HOOK).name)
         self.node.run("mv", HOOK, _WRAPPED_HOOKS)
-        words = " ".join(f"'{word}'" for word in supervised(_WRAPPED_HOOKS / Path(HOOK).name))
+        words = " ".join(f"'{word}'" for word in supervised_command(_WRAPPED_HOOKS / Path(HOOK).name))
         script = self.node.path(f"{HOOK}.script")
         script.write_text(f'#!/bin/sh\nexec {words} $(cat {_FLAGS} 2>/dev/null) "$@"\n')
         script.chmod(0o755)
@@ -194,7 +194,7 @@ class Fpga:
 
     def tool(self, *words: str | Path, text: str = "") -> str:
         """The output of the tool on the host."""
-        return self.node.run(*supervised(SOFTWARE / "fpga_tool", *words), text=text).stdout
+        return self.node.run(*supervised_command(SOFTWARE / "fpga_tool", *words), text=text).stdout
 
     def write(self, path: str | Path, content: bytes) -> Path:
         target = self.node.path(path)
@@ -221,7 +221,7 @@ class Fpga:
     @contextmanager
     def tool_running(self, *words: str | Path) -> Iterator[subprocess.Popen[bytes]]:
         """Runs the tool on the host during the block."""
-        command = self.node.enter(supervised(SOFTWARE / "fpga_tool", *words))
+        command = self.node.enter(supervised_command(SOFTWARE / "fpga_tool", *words))
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, env=self.node.environment()) as process:
             try:
                 yield process

@@ -178,7 +178,7 @@ class GpuNode:
         listed = self.cluster.get(f"/api/v1/namespaces/{NAMESPACE}/pods?fieldSelector=spec.nodeName={self.node.name}")
         return {each["metadata"]["name"]: each for each in (listed or {"items": []})["items"]}
 
-    def held(self, name: str, resource: str = I915) -> tuple[str, ...]:
+    def device_ids(self, name: str, resource: str = I915) -> tuple[str, ...]:
         """The device ids that a running pod holds, from the checkpoint."""
         uid = self.pods()[name]["metadata"]["uid"]
         # The UID of a static pod is the hash of its manifest; the API knows it by another.

@@ -25,16 +25,16 @@ def copy_tree(machine: Machine, tree: Path, before: frozenset[Path] = frozenset(
     """
     now = frozenset(path.relative_to(tree) for path in tree.rglob("*"))
     for entry in sorted(before - now, key=_rank, reverse=True):
-        _take_out(machine, Path("/") / entry)
-    put_in = {entry for entry in sorted(now, key=_rank) if _put_in(machine, tree / entry, Path("/") / entry)}
+        _remove(machine, Path("/") / entry)
+    put_in = {entry for entry in sorted(now, key=_rank) if _copy_in(machine, tree / entry, Path("/") / entry)}
     return frozenset(put_in | (before & now))
 
 
-def _put_in(machine: Machine, source: Path, inside: Path) -> bool:
+def _copy_in(machine: Machine, source: Path, inside: Path) -> bool:
     """False for a directory that existed before and remains after the tree is removed."""
     details = source.lstat()
     if not stat.S_ISDIR(details.st_mode):
-        _put_in_file(machine, source, inside, details)
+        _copy_file(machine, source, inside, details)
         return True
     if machine.path(inside).is_dir():
         return False
@@ -44,7 +44,7 @@ def _put_in(machine: Machine, source: Path, inside: Path) -> bool:
     return True
 
 
-def _put_in_file(machine: Machine, source: Path, inside: Path, details: os.stat_result) -> None:
+def _copy_file(machine: Machine, source: Path, inside: Path, details: os.stat_result) -> None:
     target = _writable(machine, inside)
     if stat.S_ISREG(details.st_mode):
         # A write that changes nothing would still wake whoever watches the file.
@@ -71,7 +71,7 @@ def _same(target: Path, source: Path) -> bool:
     return (existing.st_mode, existing.st_rdev) == (target_status.st_mode, target_status.st_rdev)
 
 
-def _take_out(machine: Machine, inside: Path) -> None:
+def _remove(machine: Machine, inside: Path) -> None:
     target = machine.path(inside)
     if not target.is_dir() or target.is_symlink():
         _writable(machine, inside).unlink(missing_ok=True)

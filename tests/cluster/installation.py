@@ -159,7 +159,7 @@ class Installation:
 
     # Webhooks
 
-    def hook(self, *operators: Operator) -> None:
+    def configure_webhooks(self, *operators: Operator) -> None:
         """Configures the API server to call the webhooks of these operators only."""
         ports = [{"port": 443, "name": "", "protocol": "TCP"}]
         service = {"metadata": {"name": SERVICE, "namespace": NAMESPACE}, "spec": {"ports": ports}}
@@ -192,15 +192,15 @@ class Installation:
                 }
             )
 
-    def unhook(self) -> None:
+    def remove_webhooks(self) -> None:
         for kind in ("mutating", "validating"):
             self._request("DELETE", f"{_HOOKS}/{kind}webhookconfigurations/{PREFIX}{kind}-webhook-configuration")
 
-    def wait_hooked(self) -> None:
+    def wait_webhooks(self) -> None:
         """Waits until both webhooks are called and their certificates trusted; each is loaded independently."""
-        wait_until(lambda: self.asked() == (True, True), "the webhooks: asked", 60)
+        wait_until(lambda: self.active_webhooks() == (True, True), "the webhooks: asked", 60)
 
-    def asked(self) -> tuple[bool, bool]:
+    def active_webhooks(self) -> tuple[bool, bool]:
         """Whether defaults are set, and whether an error that only the webhook detects is denied."""
         path = f"{_API}/npudeviceplugins?dryRun=All"
         code, created = self._request("POST", path, resource("npu", "asked", nodeSelector={"a": "b"}))
@@ -230,7 +230,7 @@ class Installation:
 
     def delete_all(self) -> None:
         """All custom resources and their DaemonSets, and the webhooks' configurations."""
-        self.unhook()
+        self.remove_webhooks()
         for family in models.KINDS:
             self._request("DELETE", self._path(family))
         self._request("DELETE", _DAEMONSETS)
@@ -241,7 +241,7 @@ class Installation:
         assert code == http.HTTPStatus.OK, found
         return found
 
-    def said(self, family: str, name: str, condition: str) -> Object:
+    def condition(self, family: str, name: str, condition: str) -> Object:
         """A condition of the current generation; empty without one."""
         found = self.resource(family, name)
         for each in found.get("status", {}).get("conditions", []):
@@ -249,14 +249,14 @@ class Installation:
                 return each
         return {}
 
-    def wait_said(self, family: str, name: str, condition: str, *, holds: bool, words: str = "") -> None:
+    def wait_condition(self, family: str, name: str, condition: str, *, holds: bool, words: str = "") -> None:
         """Waits until a condition holds, or does not, and has these words in its message."""
 
-        def so() -> bool:
-            current = self.said(family, name, condition)
+        def is_reached() -> bool:
+            current = self.condition(family, name, condition)
             return current.get("status") == str(holds) and words in current["message"]
 
-        wait_until(so, f"{family} {name}: {condition} {holds} {words}", 60)
+        wait_until(is_reached, f"{family} {name}: {condition} {holds} {words}", 60)
 
     # DaemonSets
 
@@ -272,16 +272,16 @@ class Installation:
         assert len(found) < 2, [each["metadata"]["name"] for each in found]
         return found[0] if found else {}
 
-    def is_as_asked(self, family: str, name: str) -> bool:
+    def is_reconciled(self, family: str, name: str) -> bool:
         """Whether the DaemonSet matches the resource, and its status is of the current generation."""
         resource, existing = self.resource(family, name), self.daemonset(family, name)
         if not existing or resource.get("status", {}).get("observedGeneration") != resource["metadata"]["generation"]:
             return False
         return plan(render(models.decode(resource), Settings(namespace=NAMESPACE)), [existing]).apply is None
 
-    def wait_as_asked(self, family: str, name: str) -> Object:
+    def wait_reconciled(self, family: str, name: str) -> Object:
         """Waits for that, and returns the DaemonSet."""
-        wait_until(lambda: self.is_as_asked(family, name), f"the DaemonSet of {family} {name}: as asked for", 60)
+        wait_until(lambda: self.is_reconciled(family, name), f"the DaemonSet of {family} {name}: as asked for", 60)
         return self.daemonset(family, name)
 
     def _path(self, family: str, name: str = "") -> str:

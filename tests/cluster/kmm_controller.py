@@ -202,7 +202,7 @@ class NodeReconciliation:
     def _matches(self, pattern: str, key: ModuleKey, version: str) -> bool:
         return bool(pattern) and re.search(pattern, f"{self.name} {key.namespace}/{key.name} {version}") is not None
 
-    def _over(self, description: str, delay: float) -> bool:
+    def _has_elapsed(self, description: str, delay: float) -> bool:
         """Whether the delay since the first call for `what` has passed."""
         rest = self.controller.remaining(description, delay)
         if rest:
@@ -240,13 +240,15 @@ class NodeReconciliation:
 
     async def _finish_loader(self, pod: Pod, key: ModuleKey, version: str) -> None:
         stuck = self._matches(self.knobs.stuck_unload, key, version)
-        if not stuck and self._over(f"unload {pod.metadata.uid}", self.knobs.unload_delay if self.simulated else 0):
+        if not stuck and self._has_elapsed(
+            f"unload {pod.metadata.uid}", self.knobs.unload_delay if self.simulated else 0
+        ):
             await remove_finalizer(self.client, pod, FINALIZER)
 
     async def _start_simulated(self, pod: Pod, key: ModuleKey, version: str) -> None:
         if not self.simulated or pod.status.ready or self._matches(self.knobs.fail_load, key, version):
             return
-        if self._over(f"load {pod.metadata.uid}", self.knobs.load_delay):
+        if self._has_elapsed(f"load {pod.metadata.uid}", self.knobs.load_delay):
             await self._set_phase(pod, "Running")
 
     # Generation 2
@@ -268,7 +270,7 @@ class NodeReconciliation:
 
     async def _write_spec(self, config: NodeModulesConfig | None, spec: dict[ModuleKey, NodeModule]) -> bool:
         """Returns whether the spec of the NodeModulesConfig was written."""
-        modules = list(self._wanted(spec))
+        modules = list(self._desired_modules(spec))
         if modules == list(spec.values()):
             return False
         if config is None:
@@ -280,7 +282,7 @@ class NodeReconciliation:
             await self.client.patch(NodeModulesConfig, self.name, {"spec": {"modules": msgspec.to_builtins(modules)}})
         return True
 
-    def _wanted(self, spec: dict[ModuleKey, NodeModule]) -> Iterator[NodeModule]:
+    def _desired_modules(self, spec: dict[ModuleKey, NodeModule]) -> Iterator[NodeModule]:
         for key in sorted({*self.modules, *spec}):
             module, entry, current = self.modules.get(key), self.entries.get(key), spec.get(key)
             if module is None or entry is None:
@@ -332,12 +334,12 @@ class NodeReconciliation:
             status[key] = self._loaded(module)
         elif phase == "Succeeded" and not loads and key in status:
             del status[key]
-        elif phase == "Succeeded" or self._over(f"retry {uid}", _FAILED_POD_DELAY):
+        elif phase == "Succeeded" or self._has_elapsed(f"retry {uid}", _FAILED_POD_DELAY):
             await self.client.delete(Pod, pod.metadata.name or "", key.namespace, uid=uid)
 
     async def _end_simulated(self, pod: Pod, key: ModuleKey, version: str, *, loads: bool) -> None:
         delay = self.knobs.load_delay if loads else self.knobs.unload_delay
-        if self.simulated and self._over(f"worker {pod.metadata.uid}", delay):
+        if self.simulated and self._has_elapsed(f"worker {pod.metadata.uid}", delay):
             pattern = self.knobs.fail_load if loads else self.knobs.stuck_unload
             await self._set_phase(pod, "Failed" if self._matches(pattern, key, version) else "Succeeded")
 

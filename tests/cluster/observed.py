@@ -245,7 +245,7 @@ class Setup:
         assert listed
         return listed["items"]
 
-    def held(self, resource: str = "") -> Mapping[tuple[str, str, str], float]:
+    def allocations(self, resource: str = "") -> Mapping[tuple[str, str, str], float]:
         """The device IDs by pod, container and unit, as Prometheus has scraped them."""
         selector = f'{{resource="{resource}"}}' if resource else ""
         found = self.prometheus.query(f"accelplane_container_devices{selector}")

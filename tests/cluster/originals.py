@@ -32,8 +32,8 @@ def fpga_originals(cluster: Cluster, mode: str) -> list[Object]:
         _definition("AcceleratorFunction", "af", {"afuId": {**_ID, "pattern": "^[0-9a-f]{8,40}$"}, "interfaceId": _ID,
                                                   "mode": {"type": "string", "pattern": "^af|region$"}}),
         _definition("FpgaRegion", "fpga", {"interfaceId": _ID}),
-        *_granted("node-getter", "get-nodes", "", ["nodes"], ["get"]),
-        *_granted("manager-role", "manager-rolebinding", "fpga.intel.com", ["acceleratorfunctions", "fpgaregions"],
+        *_role_objects("node-getter", "get-nodes", "", ["nodes"], ["get"]),
+        *_role_objects("manager-role", "manager-rolebinding", "fpga.intel.com", ["acceleratorfunctions", "fpgaregions"],
                   ["get", "list", "watch"]),
         tls_secret(NAMESPACE, "webhook-server-cert", cluster.server_certificate(_HOST, _HOST)),
         _plugin(mode),
@@ -71,7 +71,7 @@ def _definition(kind: str, short: str, fields: Object) -> Object:
     }
 
 
-def _granted(role: str, binding: str, group: str, kinds: list[str], verbs: list[str]) -> list[Object]:
+def _role_objects(role: str, binding: str, group: str, kinds: list[str], verbs: list[str]) -> list[Object]:
     """A role for all of the cluster, of the namespace's default account."""
     api = "rbac.authorization.k8s.io"
     role, binding = f"{PREFIX}{role}", f"{PREFIX}{binding}"

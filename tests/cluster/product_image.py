@@ -45,7 +45,7 @@ def product_image() -> Path:
     """An archive with every image, built if missing."""
     directory = cache_directory() / "images"
     directory.mkdir(parents=True, exist_ok=True)
-    with _alone(directory):
+    with _exclusive_lock(directory):
         archive = directory / f"accelplane-{_digest(*_SOURCES)}.tar"
         if not archive.exists():
             _make(archive)
@@ -99,7 +99,7 @@ def recipe(module: str) -> SimpleNamespace:
 def debian_package(package: str) -> Path:
     """The file of a locked Debian package: release/architecture/name."""
     with tempfile.TemporaryDirectory() as scratch:
-        return Path(_locked(Path(scratch), RECIPES / "debian.py", "fetch", package).strip())
+        return Path(_run_locked(Path(scratch), RECIPES / "debian.py", "fetch", package).strip())
 
 
 def _make(archive: Path) -> None:
@@ -114,17 +114,17 @@ def _make(archive: Path) -> None:
 
 def _parts(scratch: Path) -> dict[str, Path]:
     """The directories that the images consist of."""
-    text = _locked(scratch, RECIPES / "parts.py", *_LAYERS)
+    text = _run_locked(scratch, RECIPES / "parts.py", *_LAYERS)
     return {name: Path(path) for name, path in json.loads(text).items()}
 
 
-def _locked(scratch: Path, *command: str | Path) -> str:
+def _run_locked(scratch: Path, *command: str | Path) -> str:
     """The output of a script of deploy/images. Repeated with current packages if locked ones are unavailable."""
     result = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     if result.returncode == _EXIT_PACKAGE_GONE:
         print(f"{result.stderr.strip()}; the tests use the present packages", file=sys.stderr)
         lock = scratch / "packages.lock"
-        _locked(scratch, RECIPES / "debian.py", "update", "--lock", lock)
+        _run_locked(scratch, RECIPES / "debian.py", "update", "--lock", lock)
         result = subprocess.run([sys.executable, *command, "--lock", lock], capture_output=True, text=True, check=False)
     if result.returncode:
         raise ClusterError(f"{Path(command[0]).name}: {result.stderr or result.stdout}")
@@ -155,7 +155,7 @@ def _forget_old(directory: Path) -> None:
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[None]:
+def _exclusive_lock(directory: Path) -> Iterator[None]:
     with (directory / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

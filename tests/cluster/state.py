@@ -83,8 +83,8 @@ def find(name: str) -> Claim | None:
 @contextmanager
 def claimed(name: str, *, owned: bool) -> Iterator[Claim]:
     """A new cluster's directory; all of the cluster is removed at the end of the block, unless it is left running."""
-    with _alone():
-        _sweep()
+    with _state_lock():
+        _remove_stale()
         claim = _claim(name, owned=owned)
         lock = os.open(claim.directory, os.O_RDONLY)
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -99,7 +99,7 @@ def claimed(name: str, *, owned: bool) -> Iterator[Claim]:
 def remove(claim: Claim) -> None:
     """End the cluster's machines and delete their network, cgroups and files."""
     _end(claim)
-    with _alone():
+    with _state_lock():
         remove_disk(claim.directory)
         with suppress(OSError):
             state_directory().rmdir()
@@ -137,7 +137,7 @@ def _is_free(claim: Claim) -> bool:
     return not (claim.directory.exists() or network.exists() or claim.cgroups())
 
 
-def _sweep() -> None:
+def _remove_stale() -> None:
     for claim in clusters():
         if claim.owned and not _is_held(claim.directory):
             _end(claim)
@@ -156,7 +156,7 @@ def _is_held(directory: Path) -> bool:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _state_lock() -> Iterator[None]:
     """Hold the lock of the state directory, which is removed with the last cluster."""
     while True:
         state_directory().mkdir(parents=True, exist_ok=True)

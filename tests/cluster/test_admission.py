@@ -112,7 +112,7 @@ async def ask(cluster: Cluster, body: dict[str, Any]) -> tuple[int, Any]:
 
 
 @asynccontextmanager
-async def hooked(
+async def serving_webhooks(
     cluster: Cluster, tls: ServingTls, *hooks: Hook, authority: bytes = b""
 ) -> AsyncIterator[AdmissionServer]:
     """A server here that the API server asks about pods, trusting `authority`."""
@@ -127,14 +127,14 @@ async def hooked(
         await server.stop(1)
 
 
-async def asked_for(cluster: Cluster, server: AdmissionServer) -> None:
+async def wait_for_requests(cluster: Cluster, server: AdmissionServer) -> None:
     """Waits until the API server asks, which learns of configurations by a watch."""
 
-    async def is_asked() -> bool:
+    async def is_called() -> bool:
         await ask(cluster, pod())
         return any(200 in tally.codes for tally in server.stats.values())
 
-    await until(is_asked, 30)
+    await until(is_called, 30)
 
 
 def served_by(cluster: Cluster) -> ServingTls:
@@ -145,8 +145,8 @@ def served_by(cluster: Cluster) -> ServingTls:
 
 
 async def test_a_pod_is_mutated_by_both_webhooks_as_in_the_tables(api: Cluster) -> None:
-    async with hooked(api, served_by(api), authority=api.authority) as server:
-        await asked_for(api, server)
+    async with serving_webhooks(api, served_by(api), authority=api.authority) as server:
+        await wait_for_requests(api, server)
         status, instance = await ask(api, pod("512Ki", provider="aesmd", hostNetwork=False))
     assert status == 201, instance
     one = instance["spec"]["containers"][0]
@@ -158,10 +158,10 @@ async def test_a_pod_is_mutated_by_both_webhooks_as_in_the_tables(api: Cluster) 
 
 
 async def test_the_message_of_a_denial_is_shown_to_the_user(api: Cluster) -> None:
-    async with hooked(
+    async with serving_webhooks(
         api, served_by(api), denying(PATH, "SGX is off, see --devices"), authority=api.authority
     ) as server:
-        await asked_for(api, server)
+        await wait_for_requests(api, server)
         status, answer = await ask(api, pod())
     assert status == 403, answer
     words = 'admission webhook "sgx.mutator.webhooks.intel.com" denied the request: SGX is off, see --devices'
@@ -169,8 +169,8 @@ async def test_the_message_of_a_denial_is_shown_to_the_user(api: Cluster) -> Non
 
 
 async def test_a_warning_reaches_kubectl(api: Cluster) -> None:
-    async with hooked(api, served_by(api), authority=api.authority) as server:
-        await asked_for(api, server)
+    async with serving_webhooks(api, served_by(api), authority=api.authority) as server:
+        await wait_for_requests(api, server)
         manifest = {"apiVersion": "v1", "kind": "Pod", **pod(provider="nobody")}
         arguments = ("create", "--dry-run=server", f"--namespace={NAMESPACE}", "--filename=-")
         result = await asyncio.to_thread(
@@ -192,11 +192,11 @@ async def test_authorities_and_certificates_change_under_load_and_every_pod_is_a
     )
     trust_settings = TrustSettings(service=SERVICE, namespace=NAMESPACE, policy=policy, min_interval=0.2)
     tls, pods = ServingTls(), 0
-    async with connected(api) as client, hooked(api, tls) as server:
+    async with connected(api) as client, serving_webhooks(api, tls) as server:
         store = Store(client, "sgx-test", "not-there")
         running = asyncio.create_task(Trust(store, tls, trust_settings).run())
         try:
-            await asked_for(api, server)
+            await wait_for_requests(api, server)
             before = len(set(store.authorities)), len(set(store.certificates))
 
             async def load() -> None:

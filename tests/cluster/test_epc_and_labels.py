@@ -133,9 +133,9 @@ def unmarked(cluster: Cluster) -> Iterator[None]:
     assert labels(cluster).items() >= before.items()
     assert capacity(cluster).items() >= had.items()
     for key in labels(cluster).keys() - before.keys():
-        patched(cluster, {"op": "remove", "path": f"/metadata/labels/{key.replace('/', '~1')}"})
+        patch_as_administrator(cluster, {"op": "remove", "path": f"/metadata/labels/{key.replace('/', '~1')}"})
     if RESOURCE in capacity(cluster):
-        patched(cluster, {"op": "remove", "path": f"/status/capacity/{RESOURCE.replace('/', '~1')}"})
+        patch_as_administrator(cluster, {"op": "remove", "path": f"/status/capacity/{RESOURCE.replace('/', '~1')}"})
 
 
 def node_object(cluster: Cluster) -> Object:
@@ -152,7 +152,7 @@ def capacity(cluster: Cluster) -> dict[str, str]:
     return dict(node_object(cluster)["status"]["capacity"])
 
 
-def patched(cluster: Cluster, *operations: Object) -> None:
+def patch_as_administrator(cluster: Cluster, *operations: Object) -> None:
     """As administrator, through kubectl."""
     for operation in operations:
         words = ["--subresource=status"] if operation["path"].startswith("/status") else []
@@ -172,7 +172,7 @@ def refusal(cluster: Cluster, directory: Path, as_token: str, path: str, change:
 
 
 def take_out_epc(cluster: Cluster) -> None:
-    patched(cluster, {"op": "remove", "path": "/status/capacity/sgx.intel.com~1epc"})
+    patch_as_administrator(cluster, {"op": "remove", "path": "/status/capacity/sgx.intel.com~1epc"})
 
 
 def test_the_hook_registers_with_the_rights_of_its_manifest(
@@ -201,7 +201,7 @@ def test_the_daemon_restores_removed_resources_and_labels(cluster: Cluster, labe
     take_out_epc(cluster)
     wait_until(lambda: capacity(cluster).get(RESOURCE) == str(EPC), "EPC again", hint=str(program.log))
     # As a kubelet does that registers its node again.
-    patched(cluster, {"op": "replace", "path": "/status/capacity/sgx.intel.com~1epc", "value": "0"})
+    patch_as_administrator(cluster, {"op": "replace", "path": "/status/capacity/sgx.intel.com~1epc", "value": "0"})
     wait_until(lambda: capacity(cluster).get(RESOURCE) == str(EPC), "EPC a third time", hint=str(program.log))
     cluster.kubectl("label", "node", "node-1", f"{CAPABLE}-")
     wait_until(lambda: labels(cluster).get(CAPABLE) == "true", "the label again", hint=str(program.log))
@@ -350,22 +350,22 @@ def test_with_the_policy_it_labels_its_own_node_only(cluster: Cluster, run: Run,
         bound = {"apiVersion": "v1", "kind": "Pod", "name": "holder", "uid": existing["metadata"]["uid"]}
         own = token(cluster, "kube-system", "accelplane-labels", bound)
 
-        def refused(path: str, change: Object) -> bool:
+        def assert_forbidden(path: str, change: Object) -> bool:
             return POLICY in refusal(cluster, tmp_path, own, path, change)
 
         changes, foreign = {"labels": {"gpu.intel.com/x": "y"}}, {"labels": {"example.com/x": "y"}}
         # The policy is in force some moments after it is there.
-        wait_until(lambda: refused("node-1", {"metadata": foreign}), "the policy")
-        assert refused("other-node", {"metadata": changes})
-        assert refused("node-1", {"metadata": {"labels": {"kubernetes.io/hostname": None}}})
-        assert refused("node-1", {"metadata": {"annotations": {"x": "y"}}})
-        assert refused("node-1", {"metadata": {"finalizers": ["example.com/x"]}})
-        assert refused("node-1", {"spec": {"unschedulable": True}})
-        assert refused("node-1/status", {"metadata": foreign})
-        assert refused("node-1/status", {"status": {"capacity": {"cpu": "99"}}})
-        assert refused("node-1/status", {"status": {"capacity": {"cpu": None}}})
-        assert refused("node-1/status", {"status": {"conditions": []}})
-        assert refused("node-1/status", {"status": {"addresses": []}})
+        wait_until(lambda: assert_forbidden("node-1", {"metadata": foreign}), "the policy")
+        assert assert_forbidden("other-node", {"metadata": changes})
+        assert assert_forbidden("node-1", {"metadata": {"labels": {"kubernetes.io/hostname": None}}})
+        assert assert_forbidden("node-1", {"metadata": {"annotations": {"x": "y"}}})
+        assert assert_forbidden("node-1", {"metadata": {"finalizers": ["example.com/x"]}})
+        assert assert_forbidden("node-1", {"spec": {"unschedulable": True}})
+        assert assert_forbidden("node-1/status", {"metadata": foreign})
+        assert assert_forbidden("node-1/status", {"status": {"capacity": {"cpu": "99"}}})
+        assert assert_forbidden("node-1/status", {"status": {"capacity": {"cpu": None}}})
+        assert assert_forbidden("node-1/status", {"status": {"conditions": []}})
+        assert assert_forbidden("node-1/status", {"status": {"addresses": []}})
         assert not refusal(cluster, tmp_path, own, "node-1", {"metadata": changes})
         assert run(own, "labels", "-output=node", "-epc", sgx).ended()[0] == 0
         assert labels(cluster)[f"{PREFIX}/sgx"] == "true"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from .build import ClusterError
-from .families import DEPLOY, DLB0, DLB1, EPC, NAMESPACE, QAT0, QAT1, DaemonSet, Families, Given
+from .families import DEPLOY, DLB0, DLB1, EPC, NAMESPACE, QAT0, QAT1, ContainerDevices, DaemonSet, Families
 from .machine import REPOSITORY
 from .objects import pod
 
@@ -53,7 +53,7 @@ def deployed(shared_families: Families) -> Iterator[Deployed]:
         daemonsets["sgx" if each.name == "intel-sgx-plugin" else "epc"] = each
     families.wait(EVERYTHING)
     yield Deployed(families, daemonsets)
-    families.tidy()
+    families.clean_up()
     families.cluster.kubectl("delete", "--kustomize", DEPLOY / "sgx_plugin/overlays/epc-register", "--ignore-not-found")
 
 
@@ -137,7 +137,7 @@ WANTS = {
 
 
 @pytest.fixture(scope="module")
-def held(deployed: Deployed) -> Mapping[str, Given]:
+def allocations(deployed: Deployed) -> Mapping[str, ContainerDevices]:
     """What the containers of one pod have that ask for this and that."""
     families = deployed.families
     requesting_pod = pod("worker", "sleep", "1000000", namespace=NAMESPACE)
@@ -148,14 +148,14 @@ def held(deployed: Deployed) -> Mapping[str, Given]:
     ]
     families.cluster.apply(requesting_pod)
     families.running("worker")
-    return {name: families.given("worker", name) for name in WANTS}
+    return {name: families.container_devices("worker", name) for name in WANTS}
 
 
 @pytest.mark.parametrize(("name", "pf"), [("cy", QAT0), ("dc", QAT1)])
 def test_a_container_gets_functions_of_qat_by_their_services(
-    deployed: Deployed, held: Mapping[str, Given], name: str, pf: str
+    deployed: Deployed, allocations: Mapping[str, ContainerDevices], name: str, pf: str
 ) -> None:
-    families, allocation = deployed.families, held[name]
+    families, allocation = deployed.families, allocations[name]
     assert set(allocation.variables) == {"QAT0", "QAT1"}
     groups = {f"/dev/vfio/{families.group(address)}" for address in allocation.variables.values()}
     assert len(groups) == 2
@@ -166,9 +166,9 @@ def test_a_container_gets_functions_of_qat_by_their_services(
 
 @pytest.mark.parametrize(("name", "directory", "count"), [("dsa", "/dev/dsa/", 1), ("iaa", "/dev/iax/", 2)])
 def test_a_container_gets_a_queue_under_its_name_and_its_number(
-    deployed: Deployed, held: Mapping[str, Given], name: str, directory: str, count: int
+    deployed: Deployed, allocations: Mapping[str, ContainerDevices], name: str, directory: str, count: int
 ) -> None:
-    allocation = held[name]
+    allocation = allocations[name]
     assert allocation.variables == {}
     queues = [node for node in allocation.nodes if node.startswith(directory)]
     assert len(queues) == count
@@ -177,19 +177,19 @@ def test_a_container_gets_a_queue_under_its_name_and_its_number(
 
 @pytest.mark.parametrize(("name", "function"), [("pf", DLB1), ("vf", f"{DLB0}/virtfn0")])
 def test_a_container_gets_a_function_of_dlb(
-    deployed: Deployed, held: Mapping[str, Given], name: str, function: str
+    deployed: Deployed, allocations: Mapping[str, ContainerDevices], name: str, function: str
 ) -> None:
     (own,) = deployed.families.names(f"/sys/bus/pci/devices/{function}/dlb2")
-    assert held[name] == Given(frozenset((f"/dev/{own}",)), {})
+    assert allocations[name] == ContainerDevices(frozenset((f"/dev/{own}",)), {})
 
 
 @pytest.mark.parametrize(("name", "node"), [("enclave", "/dev/sgx_enclave"), ("provision", "/dev/sgx_provision")])
-def test_a_container_gets_sgx(held: Mapping[str, Given], name: str, node: str) -> None:
-    assert held[name] == Given(frozenset((node,)), {})
+def test_a_container_gets_sgx(allocations: Mapping[str, ContainerDevices], name: str, node: str) -> None:
+    assert allocations[name] == ContainerDevices(frozenset((node,)), {})
 
 
-def test_one_container_gets_several_resources(deployed: Deployed, held: Mapping[str, Given]) -> None:
-    families, allocation = deployed.families, held["several"]
+def test_one_container_gets_several_resources(deployed: Deployed, allocations: Mapping[str, ContainerDevices]) -> None:
+    families, allocation = deployed.families, allocations["several"]
     assert set(allocation.variables) == {"QAT0"}
     (queue,) = (node for node in allocation.nodes if node.startswith("/dev/dsa/"))
     assert allocation.nodes == {
@@ -201,18 +201,18 @@ def test_one_container_gets_several_resources(deployed: Deployed, held: Mapping[
     }
 
 
-def test_containers_of_a_pod_share_only_shared_devices(held: Mapping[str, Given]) -> None:
+def test_containers_of_a_pod_share_only_shared_devices(allocations: Mapping[str, ContainerDevices]) -> None:
     shared = {"/dev/vfio/vfio", "/dev/sgx_enclave"}
-    nodes = [node for given in held.values() for node in given.nodes - shared]
+    nodes = [node for given in allocations.values() for node in given.nodes - shared]
     assert len(nodes) == len(set(nodes))
-    addresses = [address for given in held.values() for address in given.variables.values()]
+    addresses = [address for given in allocations.values() for address in given.variables.values()]
     assert len(addresses) == len(set(addresses)) == 5
 
 
-def test_nothing_is_mounted_for_these_families(deployed: Deployed, held: Mapping[str, Given]) -> None:
+def test_nothing_is_mounted_for_these_families(deployed: Deployed, allocations: Mapping[str, ContainerDevices]) -> None:
     holdings = deployed.families.holdings("worker")
     assert {(each.container, each.resource) for each in holdings} == {
-        (name, resource) for name in held for resource in WANTS[name] if resource != "sgx.intel.com/epc"
+        (name, resource) for name in allocations for resource in WANTS[name] if resource != "sgx.intel.com/epc"
     }
     assert [each.resource for each in holdings if each.answer.mounts or each.answer.cdi_devices] == []
 
@@ -241,21 +241,21 @@ def test_our_demos_run_to_their_ends(families: Families) -> None:
 
 def test_pods_outlive_the_kubelet_with_their_devices(families: Families) -> None:
     families.run("worker", {CY: 2, DSA: 1, IAA: 1, VF: 1, ENCLAVE: 1}, restart="Always")
-    before = families.life("worker"), families.given("worker")
+    before = families.life("worker"), families.container_devices("worker")
     families.node.kubelet.restart()
     families.node.wait_ready()
     families.wait(EVERYTHING)
     # Of what is left, and of nothing that is held.
     families.run("late", {CY: 2, DSA: 3, IAA: 3, PF: 1})
-    assert (families.life("worker"), families.given("worker")) == before
-    late = families.given("late")
+    assert (families.life("worker"), families.container_devices("worker")) == before
+    late = families.container_devices("late")
     assert not set(before[1].variables.values()) & set(late.variables.values())
     assert before[1].nodes & late.nodes == {"/dev/vfio/vfio"}
 
 
 def test_restarts_of_plugins_and_init_containers_change_nothing(families: Families, deployed: Deployed) -> None:
     families.run("worker", {CY: 2, DSA: 1, IAA: 1, VF: 1, ENCLAVE: 1}, restart="Always")
-    before = families.life("worker"), families.given("worker"), families.snapshot()
+    before = families.life("worker"), families.container_devices("worker"), families.snapshot()
     for family in (*TREES, "sgx"):
         deployed.daemonsets[family].restart()
     for family in (*TREES, "sgx"):
@@ -267,5 +267,5 @@ def test_restarts_of_plugins_and_init_containers_change_nothing(families: Famili
         assert f"{count} device{'s' * (count > 1)}: {count} unchanged" in logs[family], logs[family]
         assert "applied:" not in logs[family]
     families.wait(EVERYTHING)
-    assert (families.life("worker"), families.given("worker"), families.snapshot()) == before
+    assert (families.life("worker"), families.container_devices("worker"), families.snapshot()) == before
     families.run("late", {CY: 2, DSA: 3, IAA: 3, PF: 1})

@@ -44,7 +44,7 @@ def host(programs: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def on(host: Path, *command: str, state: str = "") -> tuple[int, str, str]:
+def run_in_root(host: Path, *command: str, state: str = "") -> tuple[int, str, str]:
     """Runs it in that root file system, read-only, without an environment."""
     words = ["unshare", "--mount", "/bin/sh", "-c", READ_ONLY, str(host), *command]
     result = subprocess.run(words, input=state, env={}, capture_output=True, text=True, timeout=60, check=False)
@@ -58,28 +58,28 @@ def test_the_three_names_are_one_static_program(programs: Path) -> None:
 
 
 def test_the_tool_needs_no_files_of_the_host(host: Path) -> None:
-    status, out, err = on(host, "/sw/fpgatool", "info", "-b", "/nlb0.gbs", "-json")
+    status, out, err = run_in_root(host, "/sw/fpgatool", "info", "-b", "/nlb0.gbs", "-json")
     assert (status, json.loads(out)["uniqueId"], err) == (0, NLB0, "")
-    assert '\tBoard : "pac_a10"\n' in on(host, "/sw/fpga_tool", "-b", "/design.aocx", "info")[1]
-    assert on(host, "/sw/fpga_tool", "-q", "list") == (0, "", "")
-    status, out, err = on(host, "/sw/fpga_tool", "-root=/tree", "-d", "dfl-port.0", "-q", "portinfo")
+    assert '\tBoard : "pac_a10"\n' in run_in_root(host, "/sw/fpga_tool", "-b", "/design.aocx", "info")[1]
+    assert run_in_root(host, "/sw/fpga_tool", "-q", "list") == (0, "", "")
+    status, out, err = run_in_root(host, "/sw/fpga_tool", "-root=/tree", "-d", "dfl-port.0", "-q", "portinfo")
     assert (status, err) == (0, "")
     assert f"Accelerator UUID                 : {NLB0}\n" in out
     # What it cannot do there it says, as anywhere.
-    status, _out, err = on(host, "/sw/fpga_tool", "-b", "/nlb0.gbs", "install")
+    status, _out, err = run_in_root(host, "/sw/fpga_tool", "-b", "/nlb0.gbs", "install")
     assert (status, err.count("\n")) == (1, 1)
     assert "cannot install: Read-only file system" in err
 
 
 def test_the_hook_needs_no_files_of_the_host(host: Path) -> None:
-    def asked_for(afu: str) -> tuple[int, str, str]:
+    def request_for(afu: str) -> tuple[int, str, str]:
         env = [f"FPGA_REGION_1={INTERFACE}", f"FPGA_AFU_1={afu}"]
         devices = [{"path": "/dev/dfl-port.0"}]
         write(host / "bundle/config.json", json.dumps({"process": {"env": env}, "linux": {"devices": devices}}))
-        return on(host, "/sw/intel-fpga-crihook", "-root=/tree", state='{"bundle": "/bundle"}')
+        return run_in_root(host, "/sw/intel-fpga-crihook", "-root=/tree", state='{"bundle": "/bundle"}')
 
-    assert asked_for(NLB0) == (0, "", "")
-    status, out, err = asked_for(NLB3)
+    assert request_for(NLB0) == (0, "", "")
+    status, out, err = request_for(NLB3)
     assert (status, out) == (1, "")
     assert err.startswith(f"intel-fpga-crihook: FPGA_AFU_1 in dfl-port.0: no bitstream for AFU {NLB3} in region")
 

@@ -73,7 +73,7 @@ def events_of(installation: Installation, kind: str, name: str) -> list[tuple[st
     return [(each["reason"], each["message"]) for each in about if each["reportingComponent"].startswith("accelplane")]
 
 
-def shown(installation: Installation, description: str) -> list[str]:
+def kubectl_row(installation: Installation, description: str) -> list[str]:
     """What kubectl shows of the only one of a kind, under each head but the age."""
     head, row = installation.cluster.kubectl("get", description, f"--namespace={TEAM}", "--output=wide").splitlines()
     assert head.split()[-1] == "AGE"
@@ -88,14 +88,19 @@ def test_a_mapping_with_a_name_of_2020_is_stored_as_v2_with_columns_and_events(
         stored: Any = team.cluster.get(path(FUNCTIONS, "nlb0"))
         assert (stored["apiVersion"], stored["spec"]["mode"]) == ("fpga.intel.com/v2", "region")
         wait_until(lambda: reasons(team, FUNCTIONS, "nlb0").get("Ready") == "NoNode", "the status to be written", 60)
-        assert shown(team, "af") == ["nlb0", REGION, "region", "0", "False", "NoNode"]
+        assert kubectl_row(team, "af") == ["nlb0", REGION, "region", "0", "False", "NoNode"]
 
         for number in range(2):
             offer(team, f"kwok-{number}", "2")
-        wait_until(lambda: shown(team, "af")[3:] == ["2", "True", "Offered"], "both nodes to be counted", 60, every=0.3)
+        wait_until(
+            lambda: kubectl_row(team, "af")[3:] == ["2", "True", "Offered"], "both nodes to be counted", 60, every=0.3
+        )
         offer(team, "kwok-0", "0")
         wait_until(
-            lambda: shown(team, "af")[3:] == ["1", "True", "Offered"], "a node to be counted no more", 60, every=0.3
+            lambda: kubectl_row(team, "af")[3:] == ["1", "True", "Offered"],
+            "a node to be counted no more",
+            60,
+            every=0.3,
         )
 
         create(team, mapping("FpgaRegion", "nlb0", interfaceId=INTERFACE))
@@ -104,7 +109,7 @@ def test_a_mapping_with_a_name_of_2020_is_stored_as_v2_with_columns_and_events(
             ((reason, message),) = events_of(team, kind, "nlb0")
             assert reason == reasons(team, plural, "nlb0")["Accepted"] == "NameConflict"
             assert "there is an AcceleratorFunction and a FpgaRegion of the name 'nlb0'" in message
-        assert shown(team, "fpga") == ["nlb0", "False", "NameConflict"]
+        assert kubectl_row(team, "fpga") == ["nlb0", "False", "NameConflict"]
         team.cluster.request("DELETE", path(REGIONS, "nlb0"))
         wait_until(lambda: reasons(team, FUNCTIONS, "nlb0")["Accepted"] == "Resolved", "the name to be free", 60)
 

@@ -79,7 +79,7 @@ def regions(fpga: Fpga) -> Iterator[Fpga]:
 
 
 @contextmanager
-def plugin_told(fpga: Fpga, *flags: str) -> Iterator[None]:
+def restart_plugin_with(fpga: Fpga, *flags: str) -> Iterator[None]:
     """The plugin's pod is made anew with these."""
     path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/intelfpgaplugin-{APP}"
 
@@ -126,7 +126,7 @@ def test_regions_without_a_programming_hook_are_not_allocated_and_the_reason_is_
 
 def test_a_container_of_a_runtime_without_cdi_has_no_port(regions: Fpga) -> None:
     # Without a node to ask for, the plugin knows neither its runtime nor a mode.
-    with plugin_told(regions, "-mode=region", "-cdi=only", "-node-name="):
+    with restart_plugin_with(regions, "-mode=region", "-cdi=only", "-node-name="):
         regions.wait_for_allocatable(REGION)
         regions.program(NLB0)
         regions.install(NLB3)

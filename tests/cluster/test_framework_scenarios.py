@@ -72,10 +72,10 @@ class Setup:
 
     def run(self, name: str, wants: Mapping[str, int], *command: str, **more: Any) -> Object:
         """A pod that runs."""
-        self.ask(name, wants, *command, **more)
+        self.request(name, wants, *command, **more)
         return self.running(name)
 
-    def ask(self, name: str, wants: Mapping[str, int], *command: str, **more: Any) -> None:
+    def request(self, name: str, wants: Mapping[str, int], *command: str, **more: Any) -> None:
         amounts = {resource: str(amount) for resource, amount in wants.items()}
         # The first process of a container hears no SIGTERM that it has no handler for.
         command = command or ("sh", "-c", "trap exit TERM; sleep 1000000 & wait")
@@ -89,12 +89,12 @@ class Setup:
         (status,) = self.running(name)["status"]["containerStatuses"]
         return status["containerID"], status["restartCount"]
 
-    def see(self, name: str, *command: str) -> str:
+    def wait_for_pod(self, name: str, *command: str) -> str:
         return self.cluster.kubectl("exec", name, f"--namespace={self.namespace}", "--", *command)
 
     def cards(self, name: str) -> list[str]:
         """The cards whose device nodes a pod sees."""
-        return sorted(re.findall(r"\bcard\d+\b", self.see(name, "ls", "/dev/dri")))
+        return sorted(re.findall(r"\bcard\d+\b", self.wait_for_pod(name, "ls", "/dev/dri")))
 
     def holdings(self) -> Sequence[Holding]:
         kept = read_checkpoint(str(self.node.path("/var/lib/kubelet/device-plugins")))
@@ -109,7 +109,7 @@ class Setup:
         for name in names:
             wait_until(lambda name=name: not self.cluster.pod(name, self.namespace), f"end of pod {name}", 60)
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         """Puts back what a test has changed, so that the next one finds a node as it was in the beginning."""
         for daemon in (self.node.runtime, self.node.kubelet):
             if self.node.powered and not daemon.running:
@@ -140,7 +140,7 @@ def setup(shared_setup: Setup) -> Iterator[Setup]:
     with shared_setup.cluster.namespace(name):
         shared_setup.namespace = name
         yield shared_setup
-        shared_setup.tidy()
+        shared_setup.clean_up()
 
 
 # Choosing devices
@@ -157,7 +157,7 @@ def test_pods_share_cards_by_the_allocation_policy(setup: Setup, policy: str, sp
         setup.run(name, {I915: 1})
     assert sorted(card for name in ("first", "second", "third") for card in setup.cards(name)) == spread
     for name in ("fourth", "fifth", "sixth"):
-        setup.ask(name, {I915: 1})
+        setup.request(name, {I915: 1})
     for name in ("fourth", "fifth", "sixth"):
         setup.running(name)
     everywhere = [
@@ -185,8 +185,10 @@ def test_containers_get_devices_by_cdi_names(setup: Setup, mode: str) -> None:
     assert bool(holding.answer.devices) == (mode == "all")
     assert setup.node.path(f"/run/cdi/intel.cdi.k8s.io-gpu-{card}.yaml").is_file()
     render = f"renderD{128 + int(card.removeprefix('card'))}"
-    assert setup.see("worker", "ls", "/dev/dri").split() == ["by-path", card, render]
-    assert setup.see("worker", "sh", "-c", f"ls /dev/dri/by-path; dd if=/dev/dri/{render} count=1 && echo opened")
+    assert setup.wait_for_pod("worker", "ls", "/dev/dri").split() == ["by-path", card, render]
+    assert setup.wait_for_pod(
+        "worker", "sh", "-c", f"ls /dev/dri/by-path; dd if=/dev/dri/{render} count=1 && echo opened"
+    )
 
 
 # Hardware
@@ -240,7 +242,7 @@ def test_an_unhealthy_card_keeps_its_pod_gets_no_new_one_and_recovers(setup: Set
     setup.wait(I915, CARDS - 1)
     # The scheduler takes what pods have from what is healthy, so a sick card that is held costs another one as well.
     setup.run("next", {I915: CARDS - 2})
-    setup.ask("waiting", {I915: 1})
+    setup.request("waiting", {I915: 1})
 
     def waits() -> bool:
         pod = setup.cluster.pod("waiting", setup.namespace) or {"status": {}}
@@ -273,13 +275,13 @@ def test_pods_outlive_the_kubelet_with_their_devices(setup: Setup, away: str) ->
     if away != "a moment":
         # Nothing in the plugin or in the cluster depends on more than this until pods are evicted, five minutes later.
         wait_until(lambda: not setup.node.ready, "node-1: not Ready", 60)
-        setup.ask("early", {I915: 1})
+        setup.request("early", {I915: 1})
     setup.node.kubelet.start()
     setup.node.wait_ready()
     _wait_registered(setup.node, {I915: CARDS, MONITORING: 1}, known)
     setup.wait(I915, CARDS)
     if away == "a moment":
-        setup.ask("early", {I915: 1})
+        setup.request("early", {I915: 1})
     setup.running("early")
     assert (setup.life("worker"), setup.cards("worker")) == before
     assert not set(setup.cards("early")) & set(before[1])
@@ -296,7 +298,7 @@ def test_pods_outlive_the_plugin_and_can_restart_without_it(setup: Setup) -> Non
     setup.cluster.kill_container("worker", namespace=setup.namespace)
     wait_until(lambda: setup.life("worker")[1] == 1, "the worker's second life")
     assert setup.cards("worker") == cards
-    setup.ask("late", {I915: 1})
+    setup.request("late", {I915: 1})
     plugin.start()
     setup.wait(I915, CARDS)
     setup.running("late")
@@ -450,7 +452,7 @@ def test_a_hundred_kubelet_restarts_lose_no_devices_or_allocations_and_leak_no_m
         if turn % 25 == 24:
             # This kubelet lives long enough to look at all pods again. Before it has heard of the API server's pods, it
             # counts the devices of those that have ended since its checkpoint as held.
-            _wait_pods_heard_of(setup.node, known)
+            _wait_pods_received(setup.node, known)
             setup.run("late", {I915: 3})
             setup.delete("late")
     setup.node.wait_ready()
@@ -489,7 +491,7 @@ def _wait_registered(node: Node, devices: Mapping[str, int], known: int) -> floa
     moments: dict[str, float] = {}
 
     def registered() -> bool:
-        for moment, resource, count in _TAKEN_IN.findall(_since(node, known)):
+        for moment, resource, count in _TAKEN_IN.findall(log_since(node, known)):
             if devices.get(resource) == int(count):
                 today = datetime.now(UTC).strftime("%Y%m%d")
                 moments[resource] = datetime.strptime(f"{today} {moment}+0000", "%Y%m%d %H:%M:%S.%f%z").timestamp()
@@ -505,11 +507,11 @@ _TAKEN_IN = re.compile(
 )
 
 
-def _wait_pods_heard_of(node: Node, known: int) -> None:
-    wait_until(lambda: 'SyncLoop ADD" source="api"' in _since(node, known), "the kubelet's knowledge of its pods")
+def _wait_pods_received(node: Node, known: int) -> None:
+    wait_until(lambda: 'SyncLoop ADD" source="api"' in log_since(node, known), "the kubelet's knowledge of its pods")
 
 
-def _since(node: Node, known: int) -> str:
+def log_since(node: Node, known: int) -> str:
     """The kubelet's log from a byte on."""
     with node.kubelet.log.open("rb") as log:
         log.seek(known)

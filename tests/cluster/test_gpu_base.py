@@ -141,13 +141,13 @@ def test_containerd_applies_the_edits_of_a_cdi_file(plugin: Plugin) -> None:
         file.write_text(file.read_text().replace("containerEdits: {}", "containerEdits: {env: [TOLD_BY=cdi]}"))
     cluster.kill_container("worker", namespace=namespace)
 
-    def told() -> bool:
+    def reported_counts() -> bool:
         try:
             return "TOLD_BY=cdi" in cluster.kubectl("exec", "worker", "-n", namespace, "--", "env")
         except ClusterError:
             return False
 
-    wait_until(told, "the container's second life, with the file's word", 60)
+    wait_until(reported_counts, "the container's second life, with the file's word", 60)
 
 
 def test_the_plugin_needs_only_the_rights_of_its_manifest(plugin: Plugin) -> None:
@@ -175,7 +175,7 @@ def test_the_image_has_no_shell_and_cannot_be_written_to(plugin: Plugin) -> None
 
 def test_the_plugin_stays_within_its_memory_limit_during_hot_plug(plugin: Plugin, tmp_path: Path) -> None:
     assert plugin.memory("memory.limit_in_bytes") == 90 * MIB
-    plug_and_pull(plugin.node, tmp_path / "cards", rounds=3)
+    plug_and_unplug(plugin.node, tmp_path / "cards", rounds=3)
     assert plugin.restarts == 0
     assert plugin.memory("memory.max_usage_in_bytes") < 45 * MIB
 
@@ -196,7 +196,7 @@ def test_the_plugin_runs_within_30_mib(deploy: Callable[[Path], Plugin], tmp_pat
     (small / "kustomization.yaml").write_text(json.dumps(text))
     plugin = deploy(small)
     assert plugin.memory("memory.limit_in_bytes") == 30 * MIB
-    plug_and_pull(plugin.node, tmp_path / "cards", rounds=5)
+    plug_and_unplug(plugin.node, tmp_path / "cards", rounds=5)
     assert plugin.restarts == 0
     cluster, namespace = plugin.cluster, plugin.namespace
     cluster.apply(worker(namespace))
@@ -204,7 +204,7 @@ def test_the_plugin_runs_within_30_mib(deploy: Callable[[Path], Plugin], tmp_pat
     assert plugin.restarts == 0
 
 
-def plug_and_pull(node: Node, tree: Path, *, rounds: int) -> None:
+def plug_and_unplug(node: Node, tree: Path, *, rounds: int) -> None:
     """Six more cards come and go, each time seen by the whole cluster."""
     names = [name for card in range(2, 8) for name in (f"card{card}", f"renderD{128 + card}")]
     for _ in range(rounds):

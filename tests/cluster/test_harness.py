@@ -295,7 +295,7 @@ def test_a_cluster_is_removed_completely_even_after_a_failure(cluster_is_possibl
 
     with pytest.raises(RuntimeError, match="a test fails"):
         fails()
-    traces[0].assert_gone()
+    traces[0].assert_removed()
 
 
 def test_a_killed_owner_ends_its_cluster_and_the_next_start_cleans_up(cluster_is_possible: None) -> None:
@@ -313,7 +313,7 @@ def test_a_killed_owner_ends_its_cluster_and_the_next_start_cleans_up(cluster_is
     wait_until(lambda: not traces.processes(), "end of all processes")
     with state.claimed("next", owned=True):
         pass
-    traces.assert_gone()
+    traces.assert_removed()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -325,7 +325,7 @@ def test_an_interrupted_command_leaves_no_files(cluster_is_possible: None, numbe
         process.send_signal(number)
         process.communicate(timeout=30)
     assert process.returncode == 130
-    traces.assert_gone()
+    traces.assert_removed()
 
 
 def test_the_cluster_command_runs_until_it_is_stopped(cluster_is_possible: None) -> None:
@@ -338,7 +338,7 @@ def test_the_cluster_command_runs_until_it_is_stopped(cluster_is_possible: None)
         assert "people, export" in _command("status")
     finally:
         _command("down", "--name=people")
-    traces.assert_gone()
+    traces.assert_removed()
 
 
 def test_a_dynamically_linked_program_is_rejected_for_an_image(tmp_path: Path) -> None:
@@ -438,7 +438,7 @@ class Traces:
             *(f"file {path}" for path in (network, self.claim.directory) if path.exists()),
         ]
 
-    def assert_gone(self) -> None:
+    def assert_removed(self) -> None:
         assert self.namespaces
         with suppress(ClusterError):
             wait_until(lambda: not self.remains(), "the end")

@@ -71,13 +71,13 @@ def loaded(real: Cluster, name: str) -> bool:
 def wait_loaded(kmm: Kmm, *names: str) -> None:
     keys = {"sfc": SFC, "onload": ONLOAD}
 
-    def so() -> bool:
+    def is_reached() -> bool:
         return all(
             (loaded(kmm.cluster, name), NODE in kmm.loaded(key)) == (name in names, name in names)
             for name, key in keys.items()
         )
 
-    wait_until(so, f"modules and labels: {names}", 60)
+    wait_until(is_reached, f"modules and labels: {names}", 60)
 
 
 def test_modules_are_loaded_unloaded_and_loaded_again_after_a_reboot(kmm: Kmm, real: Cluster) -> None:

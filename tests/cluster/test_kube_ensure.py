@@ -80,7 +80,7 @@ def workload(*arguments: str, **pod: Any) -> Workload:
     return Workload(metadata=Metadata(name="mine", namespace=NAMESPACE, labels=LABELS), spec=spec)
 
 
-async def settled(client: Client, child: Workload, owner: Text) -> Ensured[Workload]:
+async def ensure_repeatedly(client: Client, child: Workload, owner: Text) -> Ensured[Workload]:
     """As a controller, which is called again after a conflict: the DaemonSet controller writes the status meanwhile."""
     while True:
         try:
@@ -112,8 +112,8 @@ async def test_defaults_of_the_api_server_are_no_differences(client: Client, own
     for existing in (first.object, None):
         assert (await ensure(client, child, owner, existing=existing)).action == "unchanged"
     tolerating = workload("-v", tolerations=[{"operator": "Exists"}])
-    assert (await settled(client, tolerating, owner)).action == "updated"
-    result = await settled(client, workload("-v"), owner)
+    assert (await ensure_repeatedly(client, tolerating, owner)).action == "updated"
+    result = await ensure_repeatedly(client, workload("-v"), owner)
     pod = result.object.spec["template"]["spec"]
     assert ("nodeSelector" in pod, "tolerations" in pod, pod["dnsPolicy"]) == (False, False, "ClusterFirst")
 

@@ -107,7 +107,7 @@ def program(cluster: Cluster, identity: str = "") -> Iterator[subprocess.Popen[b
         process.wait()
 
 
-def greet(cluster: Cluster, name: str, greeting_name: str) -> None:
+def create_greeting(cluster: Cluster, name: str, greeting_name: str) -> None:
     greeting = {
         "apiVersion": "example.com/v1",
         "kind": "Greeting",
@@ -123,11 +123,11 @@ def greet(cluster: Cluster, name: str, greeting_name: str) -> None:
 
 
 def wait_text(cluster: Cluster, name: str, text: str, seconds: float = 30) -> None:
-    def is_so() -> bool:
+    def is_reached() -> bool:
         found = cluster.get(f"{TEXTS}/{name}")
         return (found and found["data"]["text"]) == text
 
-    wait_until(is_so, f"{name}: {text}", seconds)
+    wait_until(is_reached, f"{name}: {text}", seconds)
 
 
 def holder(cluster: Cluster) -> str:
@@ -153,9 +153,9 @@ def compact(cluster: Cluster) -> None:
 
 async def test_the_documented_example_behaves_as_described(api: Cluster) -> None:
     with program(api, "one") as process:
-        await asyncio.to_thread(greet, api, "g", "you")
+        await asyncio.to_thread(create_greeting, api, "g", "you")
         await asyncio.to_thread(wait_text, api, "g", "Hello, you!")
-        await asyncio.to_thread(greet, api, "g", "all")
+        await asyncio.to_thread(create_greeting, api, "g", "all")
         await asyncio.to_thread(wait_text, api, "g", "Hello, all!")
         api.request("DELETE", f"{TEXTS}/g")
         await asyncio.to_thread(wait_text, api, "g", "Hello, all!")
@@ -165,7 +165,7 @@ async def test_the_documented_example_behaves_as_described(api: Cluster) -> None
         await until(lambda: any(one["reason"] == "Greeted" for one in (api.get(events) or {"items": []})["items"]))
         foreign = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "foreign"}, "data": {"text": "Mine!"}}
         assert api.request("POST", TEXTS, foreign)[0] == 201
-        await asyncio.to_thread(greet, api, "foreign", "you")
+        await asyncio.to_thread(create_greeting, api, "foreign", "you")
 
         def conflicts() -> bool:
             return any(one["reason"] == "NameConflict" for one in (api.get(events) or {"items": []})["items"])
@@ -373,10 +373,10 @@ async def test_a_second_program_leads_after_the_first_is_killed(api: Cluster) ->
     with program(api, "first") as first, program(api, "second") as second:
         await until(lambda: holder(api) in {"first", "second"}, 30)
         leader = holder(api)
-        await asyncio.to_thread(greet, api, "a", leader)
+        await asyncio.to_thread(create_greeting, api, "a", leader)
         await asyncio.to_thread(wait_text, api, "a", f"Hello, {leader}!")
         (first if leader == "first" else second).kill()
-        await asyncio.to_thread(greet, api, "a", "heir")
+        await asyncio.to_thread(create_greeting, api, "a", "heir")
         await asyncio.to_thread(wait_text, api, "a", "Hello, heir!")
         assert holder(api) == {"first": "second", "second": "first"}[leader]
     api.request("DELETE", f"{GREETINGS}/a")
@@ -385,7 +385,7 @@ async def test_a_second_program_leads_after_the_first_is_killed(api: Cluster) ->
 async def test_programs_outlast_the_api_server_but_a_leader_ends(api: Cluster) -> None:
     with program(api, "leader") as leader, program(api) as free:
         await until(lambda: holder(api) == "leader", 30)
-        await asyncio.to_thread(greet, api, "b", "you")
+        await asyncio.to_thread(create_greeting, api, "b", "you")
         await asyncio.to_thread(wait_text, api, "b", "Hello, you!")
         await asyncio.to_thread(api.apiserver.kill)
         away = time.monotonic()
@@ -396,7 +396,7 @@ async def test_programs_outlast_the_api_server_but_a_leader_ends(api: Cluster) -
             await asyncio.to_thread(api.apiserver.start)
         assert status == 1
         assert free.poll() is None
-        await asyncio.to_thread(greet, api, "b", "again")
+        await asyncio.to_thread(create_greeting, api, "b", "again")
         await asyncio.to_thread(wait_text, api, "b", "Hello, again!", 60)
         assert free.poll() is None
     api.request("DELETE", f"{GREETINGS}/b")
@@ -440,7 +440,7 @@ def account(cluster: Cluster, name: str, *rules: dict[str, Any]) -> str:
     return answer["status"]["token"]
 
 
-def acting(cluster: Cluster, token: str) -> Client:
+def client_as(cluster: Cluster, token: str) -> Client:
     config = load_config(str(cluster.kubeconfig))
     config = structs.replace(config, certificate=None, token=token.encode())
     return Client(config, field_manager="test")
@@ -467,7 +467,7 @@ async def test_pages_are_served_to_clients_authorized_by_cluster_roles(api: Clus
         except HttpError as error:
             return error.status
 
-    client, powerless = acting(api, asker), acting(api, other)
+    client, powerless = client_as(api, asker), client_as(api, other)
     try:
         # an account may be made a moment before its role is known
         await until(lambda: reads(status(client, reader)), 20)
@@ -485,7 +485,7 @@ async def reads(coming: Coroutine[Any, Any, int]) -> bool:
 async def test_events_of_the_clusters_objects_need_a_role_in_one_namespace_only(
     api: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = acting(api, account(api, "teller"))
+    client = client_as(api, account(api, "teller"))
     roles = f"/apis/{RBAC}/v1/namespaces/default"
     events = "/apis/events.k8s.io/v1/namespaces/default/events?fieldSelector=regarding.kind%3DNamespace"
     recorder = Recorder(client, "test", "here")

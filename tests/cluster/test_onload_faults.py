@@ -22,7 +22,7 @@ from accelplane.kube.informer import WatchTimeouts
 from accelplane.kube.manager import OFF, Manager
 from accelplane.onload.program import add
 
-from .faultyway import FaultyWay, faulty_way
+from .faultyproxy import FaultyProxy, faulty_proxy
 from .onload_lab import NEW, OLD, PLUGIN_IMAGE, Lab, application, onload, running_lab, violations
 from .recording import Event, recording
 
@@ -84,9 +84,9 @@ class Operator:
 class Setup:
     """An operator behind a proxy, and the other version than the one that the nodes have."""
 
-    def __init__(self, lab: Lab, proxy: FaultyWay, operator: Operator) -> None:
+    def __init__(self, lab: Lab, proxy: FaultyProxy, operator: Operator) -> None:
         self.lab = lab
-        self.way = proxy
+        self.proxy = proxy
         self.operator = operator
         self.before = lab.resource()["spec"]["onload"]["version"]
         self.after = NEW if self.before == OLD else OLD
@@ -110,7 +110,7 @@ class Setup:
 
 @asynccontextmanager
 async def setup(lab: Lab, directory: Path) -> AsyncIterator[Setup]:
-    async with faulty_way(lab.cluster.kubeconfig) as proxy:
+    async with faulty_proxy(lab.cluster.kubeconfig) as proxy:
         config = json.loads(lab.cluster.kubeconfig.read_text())
         config["clusters"][0]["cluster"] = {"server": proxy.url}
         del config["contexts"][0]["context"]["user"]
@@ -133,10 +133,10 @@ async def test_an_operator_killed_at_every_write_completes_the_upgrade(lab: Lab,
         async def kill_at_each_write() -> None:
             while True:
                 # Before a write: each life makes one write, and ends at the next, which is lost.
-                context.way.fault(WRITE, skip=0 if after else 1, hang=True, after=after, then=fatal.set)
+                context.proxy.fault(WRITE, skip=0 if after else 1, hang=True, after=after, then=fatal.set)
                 await fatal.wait()
                 fatal.clear()
-                context.way.faults.clear()
+                context.proxy.faults.clear()
                 await context.operator.kill()
                 await context.operator.start()
 
@@ -157,11 +157,11 @@ async def test_faults_at_every_request_do_not_change_the_final_state(lab: Lab, t
         hits: list[int] = []
 
         def arm(skip: int = RUNS - 1) -> None:
-            context.way.faults.clear()
-            context.way.fault(ANY, skip=skip, then=hit, **FAULTS[(run + len(hits)) % len(FAULTS)])
+            context.proxy.faults.clear()
+            context.proxy.fault(ANY, skip=skip, then=hit, **FAULTS[(run + len(hits)) % len(FAULTS)])
 
         def hit() -> None:
-            hits.append(context.way.count(ANY))
+            hits.append(context.proxy.count(ANY))
             arm()
 
         arm(run)
@@ -177,7 +177,7 @@ async def test_an_api_server_that_is_killed_during_an_upgrade_delays_it(lab: Lab
             context.lab.cluster.apiserver.start()
 
         def is_changed() -> bool:
-            return any(re.search(r"PATCH /api/v1/nodes/node-1$", str(asked)) for asked in context.way.asked)
+            return any(re.search(r"PATCH /api/v1/nodes/node-1$", str(asked)) for asked in context.proxy.requests)
 
         context.lab.upgrade(context.after)
         await asyncio.to_thread(context.lab.wait, is_changed, "a change of the second node")

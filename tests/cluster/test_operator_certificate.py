@@ -30,12 +30,12 @@ PLUGINS = "/apis/deviceplugin.intel.com/v1/npudeviceplugins?dryRun=All"
 SECRETS = f"/api/v1/namespaces/{NAMESPACE}/secrets"
 
 
-def made_before(days: float, found: CertificateSet | None = None) -> CertificateSet:
+def certificates_of_age(days: float, found: CertificateSet | None = None) -> CertificateSet:
     """What was issued, or renewed, so many days ago."""
     return renew(found, NAMES, datetime.now(UTC) - timedelta(days=days), CertificatePolicy())
 
 
-def keep(installation: Installation, certificates: CertificateSet) -> None:
+def store_certificates(installation: Installation, certificates: CertificateSet) -> None:
     """Puts it into the operator's Secret."""
     data = {name: base64.b64encode(content).decode() for name, content in certificates.secret_data().items()}
     # A null takes it out.
@@ -47,7 +47,7 @@ def keep(installation: Installation, certificates: CertificateSet) -> None:
     assert code in (http.HTTPStatus.OK, http.HTTPStatus.CREATED), answer
 
 
-def held(installation: Installation) -> CertificateSet:
+def stored_certificates(installation: Installation) -> CertificateSet:
     """What is in it."""
     found = installation.cluster.get(f"{SECRETS}/{KEPT_IN}")
     assert found
@@ -56,7 +56,7 @@ def held(installation: Installation) -> CertificateSet:
     return known
 
 
-def served(installation: Installation, operator: Operator) -> bytes:
+def served_certificate(installation: Installation, operator: Operator) -> bytes:
     """The certificate that callers get, PEM."""
     return ssl.get_server_certificate((installation.cluster.addresses.host, operator.port), timeout=10).encode()
 
@@ -65,13 +65,13 @@ def count(authorities: bytes) -> int:
     return len(x509.load_pem_x509_certificates(authorities))
 
 
-def is_by(certificate: bytes, authority: bytes) -> bool:
+def is_signed_by(certificate: bytes, authority: bytes) -> bool:
     first = x509.load_pem_x509_certificates(authority)[0]
     return x509.load_pem_x509_certificate(certificate).issuer == first.subject
 
 
 @contextmanager
-def asked_all_the_time(installation: Installation) -> Iterator[list[object]]:
+def continuous_requests(installation: Installation) -> Iterator[list[object]]:
     """Custom resources are created all the time; what is yielded are the answers that are no admissions."""
     wrong: list[object] = []
     enough = Event()
@@ -98,43 +98,45 @@ def test_certificates_and_authorities_change_under_load_and_every_resource_is_ad
     installation: Installation,
 ) -> None:
     # Two authorities that are trusted: the older one signs, and what it has signed is in the last third of its life.
-    old, following = made_before(61), made_before(1)
+    old, following = certificates_of_age(61), certificates_of_age(1)
     both = old.authorities + following.authorities
-    keep(installation, CertificateSet(both, old.authority_key, old.certificate, old.key))
-    installation.hook()
+    store_certificates(installation, CertificateSet(both, old.authority_key, old.certificate, old.key))
+    installation.configure_webhooks()
     with installation.operator() as operator:
-        installation.hook(operator)
-        installation.wait_hooked()
+        installation.configure_webhooks(operator)
+        installation.wait_webhooks()
 
-        def serves_another(than: bytes) -> bool:
-            return served(installation, operator) != than
+        def serves_new_certificate(than: bytes) -> bool:
+            return served_certificate(installation, operator) != than
 
-        with asked_all_the_time(installation) as wrong:
-            first = served(installation, operator)
+        with continuous_requests(installation) as wrong:
+            first = served_certificate(installation, operator)
             assert first != old.certificate
-            assert is_by(first, old.authorities)
+            assert is_signed_by(first, old.authorities)
 
             # The following authority's time has come.
             both = following.authorities + old.authorities
-            now = held(installation)
-            keep(installation, CertificateSet(both, following.authority_key, now.certificate, now.key))
-            wait_until(lambda: serves_another(first), "a certificate of the following authority", 60)
-            second = served(installation, operator)
-            assert is_by(second, following.authorities)
+            now = stored_certificates(installation)
+            store_certificates(installation, CertificateSet(both, following.authority_key, now.certificate, now.key))
+            wait_until(lambda: serves_new_certificate(first), "a certificate of the following authority", 60)
+            second = served_certificate(installation, operator)
+            assert is_signed_by(second, following.authorities)
 
             # An authority in the last third of its own life: a new one is published, and signs nothing yet.
-            worn, now = made_before(1250), held(installation)
-            keep(installation, CertificateSet(worn.authorities + both, worn.authority_key, now.certificate, now.key))
-            wait_until(lambda: count(held(installation).authorities) == 4, "a new authority", 60)
-            assert served(installation, operator) == second
+            worn, now = certificates_of_age(1250), stored_certificates(installation)
+            store_certificates(
+                installation, CertificateSet(worn.authorities + both, worn.authority_key, now.certificate, now.key)
+            )
+            wait_until(lambda: count(stored_certificates(installation).authorities) == 4, "a new authority", 60)
+            assert served_certificate(installation, operator) == second
 
             # Somebody takes the certificate out of the Secret.
-            now = held(installation)
-            keep(installation, CertificateSet(now.authorities, now.authority_key, b"", b""))
-            wait_until(lambda: serves_another(second), "another certificate", 60)
+            now = stored_certificates(installation)
+            store_certificates(installation, CertificateSet(now.authorities, now.authority_key, b"", b""))
+            wait_until(lambda: serves_new_certificate(second), "another certificate", 60)
         assert wrong == []
 
         # What is applied anew trusts nobody.
-        installation.unhook()
-        installation.hook(operator)
-        installation.wait_hooked()
+        installation.remove_webhooks()
+        installation.configure_webhooks(operator)
+        installation.wait_webhooks()

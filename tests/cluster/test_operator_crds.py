@@ -30,7 +30,7 @@ def definitions(cluster: Cluster) -> Iterator[None]:
     cluster.kubectl("delete", "--kustomize", OPERATOR / "crd")
 
 
-def refused(cluster: Cluster, family: str, spec: dict[str, Any]) -> str:
+def create_error(cluster: Cluster, family: str, spec: dict[str, Any]) -> str:
     """The error of the API server for a resource; empty when it accepts the resource."""
     kind = models.KINDS[family].__name__.lower()
     status, answer = cluster.request(
@@ -68,7 +68,7 @@ def test_the_samples_apply(cluster: Cluster, definitions: None) -> None:
 def test_a_value_outside_the_limits_is_rejected(
     cluster: Cluster, definitions: None, family: str, spec: dict[str, Any], message: str
 ) -> None:
-    assert message in refused(cluster, family, spec)
+    assert message in create_error(cluster, family, spec)
 
 
 @pytest.mark.parametrize(("family", "spec"), BROKEN_RULES)
@@ -78,14 +78,14 @@ def test_a_violated_rule_is_rejected_with_the_message_of_admission(
     found = plugin(family, **spec).spec
     of_gpu = rules.GPU_HEALTH if isinstance(found, models.GpuSpec) else ()
     for message in (*broken(found, rules.UPDATE_STRATEGY), *broken(found, of_gpu)):
-        assert message in refused(cluster, family, spec)
+        assert message in create_error(cluster, family, spec)
 
 
 @pytest.mark.parametrize(("family", "spec"), ACCEPTED_BY_THE_ORIGINAL)
 def test_objects_that_the_original_accepts_without_webhooks_are_accepted(
     cluster: Cluster, definitions: None, family: str, spec: dict[str, Any]
 ) -> None:
-    assert refused(cluster, family, spec) == ""
+    assert create_error(cluster, family, spec) == ""
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_objects_that_the_original_accepts_without_webhooks_are_accepted(
 def test_valid_fields_of_ours_are_accepted(
     cluster: Cluster, definitions: None, family: str, spec: dict[str, Any]
 ) -> None:
-    assert refused(cluster, family, spec) == ""
+    assert create_error(cluster, family, spec) == ""
 
 
 @pytest.mark.parametrize(

@@ -118,14 +118,14 @@ def test_objects_of_an_older_operator_are_adopted(cluster: Cluster, namespace: s
     assert managed_fields
     words = ("patch", "daemonset", name, f"--namespace={namespace}", "--type=json", f"--field-manager={MANAGER}")
 
-    def hand_over(version: str) -> None:
+    def transfer(version: str) -> None:
         values = {"resourceVersion": version, "managedFields": managed_fields}
         patch = [{"op": "replace", "path": f"/metadata/{field}", "value": value} for field, value in values.items()]
         cluster.kubectl(*words, "--patch", json.dumps(patch))
 
     with pytest.raises(ClusterError, match="the object has been modified"):
-        hand_over("1")
-    hand_over(before["metadata"]["resourceVersion"])
+        transfer("1")
+    transfer(before["metadata"]["resourceVersion"])
     existing = applied(cluster, takeover.apply or {})
 
     assert existing["metadata"]["name"] == name

@@ -172,15 +172,17 @@ def example(family: str, field: str) -> Example:
     return change, shows
 
 
-def back(change: Object, original: Object) -> Object:
+def inverse_patch(change: Object, original: Object) -> Object:
     """The merge patch that takes another one back."""
     return {
-        name: back(value, original[name]) if isinstance(value, dict) and name in original else original.get(name)
+        name: inverse_patch(value, original[name])
+        if isinstance(value, dict) and name in original
+        else original.get(name)
         for name, value in change.items()
     }
 
 
-def asked(daemonset: Object) -> Object:
+def desired_part(daemonset: Object) -> Object:
     """What is asked for in a DaemonSet."""
     spec = json.loads(json.dumps(daemonset["spec"]))
     pod = spec["template"]["spec"]
@@ -191,17 +193,17 @@ def asked(daemonset: Object) -> Object:
     return spec
 
 
-def shown(daemonset: Object, text: str) -> bool:
+def has_text(daemonset: Object, text: str) -> bool:
     return text in json.dumps(daemonset["spec"], sort_keys=True)
 
 
 @pytest.fixture(scope="module")
 def operator(installation: Installation) -> Iterator[Operator]:
     """An operator whose webhooks are asked, and all samples carried out."""
-    installation.hook()
+    installation.configure_webhooks()
     with installation.operator() as running, installation.one_connection():
-        installation.hook(running)
-        installation.wait_hooked()
+        installation.configure_webhooks(running)
+        installation.wait_webhooks()
         for family in models.KINDS:
             installation.create(sample(family))
         yield running
@@ -219,30 +221,30 @@ def test_an_edit_and_its_reversal_change_the_daemonsets(
     installation: Installation, operator: Operator, field: str
 ) -> None:
     edited = {family: f"{family}deviceplugin-sample" for family in models.KINDS if field in fields(family)}
-    before = {family: installation.wait_as_asked(family, name) for family, name in edited.items()}
+    before = {family: installation.wait_reconciled(family, name) for family, name in edited.items()}
     original = {family: installation.resource(family, name)["spec"] for family, name in edited.items()}
 
     for family, name in edited.items():
         installation.edit(family, name, **example(family, field)[0])
     for family, name in edited.items():
-        after, shows = installation.wait_as_asked(family, name), example(family, field)[1]
-        assert shown(after, shows) != shown(before[family], shows), (family, after["spec"])
+        after, shows = installation.wait_reconciled(family, name), example(family, field)[1]
+        assert has_text(after, shows) != has_text(before[family], shows), (family, after["spec"])
         assert after["metadata"]["uid"] == before[family]["metadata"]["uid"], family
 
     for family, name in edited.items():
-        installation.edit(family, name, **back(example(family, field)[0], original[family]))
+        installation.edit(family, name, **inverse_patch(example(family, field)[0], original[family]))
     for family, name in edited.items():
-        assert asked(installation.wait_as_asked(family, name)) == asked(before[family]), family
+        assert desired_part(installation.wait_reconciled(family, name)) == desired_part(before[family]), family
 
 
 def test_forbidden_operations_are_rejected_and_change_nothing(installation: Installation, operator: Operator) -> None:
-    before = {family: installation.wait_as_asked(family, f"{family}deviceplugin-sample") for family in models.KINDS}
+    before = {family: installation.wait_reconciled(family, f"{family}deviceplugin-sample") for family in models.KINDS}
     for family, change, words in REFUSED:
         code, answer = installation.patch(family, f"{family}deviceplugin-sample", change)
         assert code in (403, 422), (family, change, answer)
         assert words in answer["message"], (family, change)
     for family, daemonset in before.items():
-        assert asked(installation.daemonset(family, f"{family}deviceplugin-sample")) == asked(daemonset)
+        assert desired_part(installation.daemonset(family, f"{family}deviceplugin-sample")) == desired_part(daemonset)
 
 
 def test_missing_fields_get_their_defaults(installation: Installation, operator: Operator) -> None:
@@ -251,6 +253,6 @@ def test_missing_fields_get_their_defaults(installation: Installation, operator:
         assert spec["image"] == own_image(f"intel-{family}-plugin")
     assert [family for family, spec in specs.items() if "initImage" in spec] == ["fpga"]
     for family in models.KINDS:
-        installation.wait_as_asked(family, "bare")
+        installation.wait_reconciled(family, "bare")
         installation.delete(family, "bare")
     wait_until(lambda: len(installation.daemonsets()) == len(models.KINDS), "DaemonSets of the samples alone", 60)

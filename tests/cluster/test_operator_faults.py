@@ -32,8 +32,8 @@ from operatorscenarios import (
     Remove,
     copied,
     difference,
+    differences_to_desired,
     end,
-    unfulfilled,
 )
 from waiting import until
 
@@ -42,7 +42,7 @@ from accelplane.kube.informer import WatchTimeouts
 from accelplane.kube.manager import OFF, Manager
 from accelplane.operator.controller import controllers
 
-from .faultyway import FaultyWay, faulty_way
+from .faultyproxy import FaultyProxy, faulty_proxy
 from .installation import MANAGER, Installation, Operator
 from .pki import Authority
 
@@ -75,9 +75,9 @@ FAULTS: tuple[dict[str, Any], ...] = (
     {"status": 500},
     {"after": True},
 )
-WATCHES: dict[str, Callable[[FaultyWay], object]] = {
-    "cut": FaultyWay.kill_watches,
-    "too old": lambda way: way.say(EXPIRED),
+WATCHES: dict[str, Callable[[FaultyProxy], object]] = {
+    "cut": FaultyProxy.kill_watches,
+    "too old": lambda way: way.send_line(EXPIRED),
     "ended in a line": lambda way: way.end_watches(b'{"type":"MODIFIED","object":{"metadata":{"na'),
 }
 
@@ -85,13 +85,13 @@ WATCHES: dict[str, Callable[[FaultyWay], object]] = {
 class Setup:
     """What users see of the cluster, and the operator on its troubled way to it."""
 
-    def __init__(self, troubled: Installation, proxy: FaultyWay, operator: Operator) -> None:
+    def __init__(self, troubled: Installation, proxy: FaultyProxy, operator: Operator) -> None:
         self.kubeconfig = troubled.kubeconfig
-        self.way = proxy
+        self.proxy = proxy
         self.operator = operator
         self._cluster = troubled.cluster
 
-    def revive(self) -> None:
+    def restart(self) -> None:
         """Kills the operator and starts another, as Kubernetes does."""
         self.operator.kill()
         self.operator.begin()
@@ -115,11 +115,11 @@ class Setup:
         return end({plural: self._all(plural) for plural in JUDGED})
 
     def missing(self) -> str:
-        return unfulfilled({plural: self._all(plural) for plural in (*JUDGED, "nodes", "configmaps")})
+        return differences_to_desired({plural: self._all(plural) for plural in (*JUDGED, "nodes", "configmaps")})
 
     def clear(self) -> None:
         """Has nothing be there."""
-        self.way.faults.clear()
+        self.proxy.faults.clear()
         for family in FAMILIES:
             self._cluster.request("DELETE", _place(f"{family}deviceplugins"))
         self._cluster.request("DELETE", f"{PLACES['configmaps']}/functions")
@@ -160,7 +160,7 @@ async def setup(installation: Installation, tmp_path: Path) -> AsyncIterator[Set
     pair = Authority("tests").server("localhost", "localhost")
     (tmp_path / "tls.crt").write_bytes(pair.certificate)
     (tmp_path / "tls.key").write_bytes(pair.key)
-    async with faulty_way(installation.kubeconfig) as proxy:
+    async with faulty_proxy(installation.kubeconfig) as proxy:
         troubled = Installation(installation.cluster, tmp_path)
         config = json.loads(troubled.kubeconfig.read_text())
         config["clusters"][0]["cluster"] = {"server": proxy.url}
@@ -181,7 +181,7 @@ async def setup(installation: Installation, tmp_path: Path) -> AsyncIterator[Set
             assert "Traceback" not in operator.text()
 
 
-async def settle(setup: Setup, name: str) -> None:
+async def wait_reconciled(setup: Setup, name: str) -> None:
     """Returns when everything is as the resources ask for."""
     with contextlib.suppress(TimeoutError):
         await until(lambda: not setup.missing(), 60)
@@ -194,7 +194,7 @@ async def prepare(setup: Setup, name: str) -> None:
     await until(lambda: not setup.end(), 60)
     for change in SCENARIOS[name].before:
         setup.do(change)
-    await settle(setup, name)
+    await wait_reconciled(setup, name)
 
 
 _ends: dict[str, Object] = {}
@@ -204,19 +204,19 @@ async def expected(setup: Setup, name: str) -> Object:
     """The end of a scenario without faults, which is what the resources ask for."""
     if name not in _ends:
         await prepare(setup, name)
-        for change in SCENARIOS[name].deeds:
+        for change in SCENARIOS[name].changes:
             setup.do(change)
-        await settle(setup, name)
+        await wait_reconciled(setup, name)
         _ends[name] = setup.end()
     return _ends[name]
 
 
-async def ends_as_ever(setup: Setup, name: str) -> None:
+async def wait_final_state(setup: Setup, name: str) -> None:
     expected_state = await expected(setup, name)
     with contextlib.suppress(TimeoutError):
         await until(lambda: setup.end() == expected_state, 60)
     assert not difference(setup.end(), expected_state), name
-    setup.way.faults.clear()
+    setup.proxy.faults.clear()
 
 
 @pytest.mark.parametrize("turn", range(len(FAULTS)))
@@ -225,10 +225,10 @@ async def test_faults_at_every_second_request_do_not_change_the_final_state(setu
     for name, scenario in SCENARIOS.items():
         await expected(setup, name)
         await prepare(setup, name)
-        first, *_ = [setup.way.fault(ANY, skip=1 if index else turn % 2, **each) for index, each in enumerate(faults)]
-        for change in scenario.deeds:
+        first, *_ = [setup.proxy.fault(ANY, skip=1 if index else turn % 2, **each) for index, each in enumerate(faults)]
+        for change in scenario.changes:
             setup.do(change)
-        await ends_as_ever(setup, name)
+        await wait_final_state(setup, name)
         assert not first.times, name
 
 
@@ -238,10 +238,12 @@ async def test_an_operator_killed_at_a_write_continues(setup: Setup, after: bool
     for name in SCENARIOS if after else ("created", "gone", "upgraded"):
         await expected(setup, name)
         await prepare(setup, name)
-        first, _ = (setup.way.fault(WRITE, skip=skip, hang=True, after=after, then=setup.revive) for skip in (after, 1))
-        for change in SCENARIOS[name].deeds:
+        first, _ = (
+            setup.proxy.fault(WRITE, skip=skip, hang=True, after=after, then=setup.restart) for skip in (after, 1)
+        )
+        for change in SCENARIOS[name].changes:
             setup.do(change)
-        await ends_as_ever(setup, name)
+        await wait_final_state(setup, name)
         assert not first.times
 
 
@@ -250,20 +252,20 @@ async def test_failing_watches_hide_no_changes(setup: Setup, description: str) -
     for name, scenario in SCENARIOS.items():
         await expected(setup, name)
         await prepare(setup, name)
-        for change in scenario.deeds:
+        for change in scenario.changes:
             setup.do(change)
-        WATCHES[description](setup.way)
-        await ends_as_ever(setup, name)
+        WATCHES[description](setup.proxy)
+        await wait_final_state(setup, name)
 
 
 async def test_a_request_without_response_is_retried(setup: Setup) -> None:
     name = "edited"
     await expected(setup, name)
     await prepare(setup, name)
-    hanging = [setup.way.fault(f"^PATCH .*/{kind}", hang=True) for kind in ("daemonsets", "gpudeviceplugins")]
-    for change in SCENARIOS[name].deeds:
+    hanging = [setup.proxy.fault(f"^PATCH .*/{kind}", hang=True) for kind in ("daemonsets", "gpudeviceplugins")]
+    for change in SCENARIOS[name].changes:
         setup.do(change)
-    await ends_as_ever(setup, name)
+    await wait_final_state(setup, name)
     assert not any(each.times for each in hanging)
 
 
@@ -280,11 +282,11 @@ async def test_idle_watches_hide_no_changes(setup: Setup) -> None:
     watches = 3 * len(FAMILIES) + 1
     task = asyncio.create_task(manager.run())
     try:
-        await until(lambda: setup.way.watches >= watches, 60)
-        setup.way.mute_watches()
-        for change in SCENARIOS[name].deeds:
+        await until(lambda: setup.proxy.watches >= watches, 60)
+        setup.proxy.mute_watches()
+        for change in SCENARIOS[name].changes:
             setup.do(change)
-        await ends_as_ever(setup, name)
+        await wait_final_state(setup, name)
         manager.stop()
         await task
     finally:

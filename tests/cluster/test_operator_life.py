@@ -60,49 +60,49 @@ def test_pods_follow_the_content_of_their_config_map_and_outlive_it(installation
 
     with installation.operator():
         installation.create(resource("dsa", "one", provisioningConfig="mine", **images))
-        installation.wait_said("dsa", "one", MISSING, holds=True, words="ConfigMap mine")
-        installation.wait_said("dsa", "one", "Available", holds=True, words="2 of 2")
+        installation.wait_condition("dsa", "one", MISSING, holds=True, words="ConfigMap mine")
+        installation.wait_condition("dsa", "one", "Available", holds=True, words="2 of 2")
         waiting = pods(installation)
 
         assert cluster.request("POST", CONFIG_MAPS, config)[0] == 201
-        installation.wait_said("dsa", "one", MISSING, holds=False)
+        installation.wait_condition("dsa", "one", MISSING, holds=False)
         wait_until(lambda: replaced(waiting), "pods that have the ConfigMap", 60)
 
         first = pods(installation)
         assert cluster.request("PUT", f"{CONFIG_MAPS}/mine", config | {"data": {"dsa.conf": "[{}]"}})[0] == 200
         wait_until(lambda: replaced(first), "pods that have its new content", 60)
-        installation.wait_said("dsa", "one", "Progressing", holds=False)
+        installation.wait_condition("dsa", "one", "Progressing", holds=False)
 
         second, daemonset = pods(installation), installation.daemonset("dsa", "one")
         assert cluster.request("DELETE", f"{CONFIG_MAPS}/mine")[0] == 200
-        installation.wait_said("dsa", "one", MISSING, holds=True)
+        installation.wait_condition("dsa", "one", MISSING, holds=True)
         assert pods(installation) == second
         assert installation.daemonset("dsa", "one")["spec"] == daemonset["spec"]
 
 
 def test_an_overlap_is_reported_while_node_labels_cause_it(installation: Installation, clean: None) -> None:
-    installation.hook()
+    installation.configure_webhooks()
     with installation.operator() as operator:
-        installation.hook(operator)
-        installation.wait_hooked()
+        installation.configure_webhooks(operator)
+        installation.wait_webhooks()
         for name, selector in (("one", {"a": "1"}), ("other", {"b": "1"})):
             installation.create(resource("npu", name, nodeSelector=selector))
-            installation.wait_said("npu", name, OVERLAP, holds=False)
+            installation.wait_condition("npu", name, OVERLAP, holds=False)
 
         label(installation, a="1", b="1")
-        installation.wait_said("npu", "one", OVERLAP, holds=True, words="NpuDevicePlugin other also selects")
-        installation.wait_said("npu", "other", OVERLAP, holds=True, words="NpuDevicePlugin one also selects")
+        installation.wait_condition("npu", "one", OVERLAP, holds=True, words="NpuDevicePlugin other also selects")
+        installation.wait_condition("npu", "other", OVERLAP, holds=True, words="NpuDevicePlugin one also selects")
         assert f"NpuDevicePlugin other also selects node {NODE}" in warned(installation, "npu", "one")
 
         label(installation, b=None)
-        installation.wait_said("npu", "one", OVERLAP, holds=False)
-        installation.wait_said("npu", "other", OVERLAP, holds=False)
+        installation.wait_condition("npu", "one", OVERLAP, holds=False)
+        installation.wait_condition("npu", "other", OVERLAP, holds=False)
         assert warned(installation, "npu", "one") == ""
 
         label(installation, b="1")
-        installation.wait_said("npu", "one", OVERLAP, holds=True)
+        installation.wait_condition("npu", "one", OVERLAP, holds=True)
         installation.delete("npu", "other")
-        installation.wait_said("npu", "one", OVERLAP, holds=False)
+        installation.wait_condition("npu", "one", OVERLAP, holds=False)
         label(installation, a=None, b=None)
 
 
@@ -123,7 +123,7 @@ def lease(installation: Installation) -> Object:
     return (installation.cluster.get(LEASE) or {}).get("spec", {})
 
 
-def leads(installation: Installation, operator: Operator) -> bool:
+def is_leader(installation: Installation, operator: Operator) -> bool:
     """Whether the Lease is held by this process, by its name for itself."""
     holder = lease(installation).get("holderIdentity")
     return bool(holder) and f"{holder} leads" in operator.text()
@@ -160,7 +160,7 @@ def edited(installation: Installation, level: int) -> Object:
         return installation.patch("npu", "one", {"logLevel": level})[0] == 200
 
     wait_until(admitted, "the edit: admitted", 60)
-    daemonset = installation.wait_as_asked("npu", "one")
+    daemonset = installation.wait_reconciled("npu", "one")
     assert daemonset["spec"]["template"]["spec"]["containers"][0]["args"][:2] == ["-v", str(level)]
     return daemonset
 
@@ -171,12 +171,12 @@ def test_a_second_operator_takes_over_when_the_first_is_killed_ends_or_is_suspen
     first = installation.process("-leader-elect", name="first", place=0)
     second = installation.process("-leader-elect", name="second", place=1)
     with first as one, second as two:
-        installation.hook(one, two)
+        installation.configure_webhooks(one, two)
         one.start()
-        wait_until(lambda: leads(installation, one), "the first operator: leads", 60)
+        wait_until(lambda: is_leader(installation, one), "the first operator: leads", 60)
         two.start()
         # Who does not work admits all the same.
-        installation.wait_hooked()
+        installation.wait_webhooks()
         assert refuses(installation, one)
         assert refuses(installation, two)
         installation.create(resource("npu", "one", nodeSelector=NOWHERE))
@@ -186,26 +186,26 @@ def test_a_second_operator_takes_over_when_the_first_is_killed_ends_or_is_suspen
         installation.serve(two)
         one.kill()
         result = edited(installation, 2)
-        assert leads(installation, two)
+        assert is_leader(installation, two)
 
         one.start()
         installation.serve(one, two)
-        installation.wait_hooked()
-        assert not leads(installation, one)
+        installation.wait_webhooks()
+        assert not is_leader(installation, one)
         installation.serve(one)
         two.stop()
         # It gave the Lease up: nobody has to wait until it has expired.
-        assert not leads(installation, two)
+        assert not is_leader(installation, two)
         edited(installation, 3)
-        assert leads(installation, one)
+        assert is_leader(installation, one)
 
         two.start()
         # The API server would wait for an answer on the connection that it has.
-        installation.unhook()
+        installation.remove_webhooks()
         one.signal(signal.SIGSTOP)
         edited(installation, 4)
         last = edited(installation, 5)
-        assert leads(installation, two)
+        assert is_leader(installation, two)
         one.signal(signal.SIGCONT)
         assert one.ended() == 1
         assert "lost by" in one.text()
@@ -219,7 +219,7 @@ def test_a_second_operator_takes_over_when_the_first_is_killed_ends_or_is_suspen
 
 
 @contextmanager
-def a_minute_away(daemon: Daemon) -> Iterator[None]:
+def down_for_a_minute(daemon: Daemon) -> Iterator[None]:
     """Kills it, and starts it again a minute later; the block is done in between."""
     daemon.kill()
     since = time.monotonic()
@@ -237,16 +237,16 @@ def test_after_a_minute_without_the_api_server_reconciliation_continues(
     first = installation.process("-leader-elect", name="leader", place=2)
     second = installation.process("-leader-elect", name="follower", place=3)
     with first as leader, second as follower:
-        installation.hook(leader, follower)
+        installation.configure_webhooks(leader, follower)
         leader.start()
-        wait_until(lambda: leads(installation, leader), "the leader: leads", 60)
+        wait_until(lambda: is_leader(installation, leader), "the leader: leads", 60)
         follower.start()
-        installation.wait_hooked()
+        installation.wait_webhooks()
         installation.create(resource("npu", "one", nodeSelector=NOWHERE))
         before = edited(installation, 1)
         line_count = len(leader.text().splitlines()) + len(follower.text().splitlines())
 
-        with a_minute_away(installation.cluster.apiserver):
+        with down_for_a_minute(installation.cluster.apiserver):
             # Who leads cannot know that it still does, and ends; a kubelet starts it again.
             assert leader.ended() == 1
             leader.begin()
@@ -264,7 +264,7 @@ def test_after_a_minute_without_the_api_server_reconciliation_continues(
         edited(installation, 2)
         wait_until(leader.ready, "the leader of old: ready again", 60)
         installation.serve(leader)
-        installation.wait_hooked()
+        installation.wait_webhooks()
         leader.stop()
         follower.stop()
         lines = [*leader.text().splitlines(), *follower.text().splitlines()]

@@ -109,7 +109,7 @@ def plugins(families: Families) -> list[Any]:
 
 
 @pytest.fixture
-def operated(shared_families: Families) -> Iterator[Families]:
+def operator_cluster(shared_families: Families) -> Iterator[Families]:
     """The operator on the cluster whose node has devices of all families but FPGAs."""
     families = shared_families
     families.reset()
@@ -125,29 +125,31 @@ def operated(shared_families: Families) -> Iterator[Families]:
     wait_until(lambda: not families.devices(), "the kubelet without devices", 60)
 
 
-def test_the_samples_publish_devices_without_an_edited_file(operated: Families) -> None:
-    operated.cluster.kubectl("apply", "--kustomize", SAMPLES)
-    operated.wait(WANTED, 120)
-    operated.run("asking", {"gpu.intel.com/i915": 1})
-    assert any(node.startswith("/dev/dri/") for node in operated.given("asking").nodes)
-    operated.delete("asking")
-    used = {container["image"] for each in plugins(operated) for container in each["spec"]["containers"]}
+def test_the_samples_publish_devices_without_an_edited_file(operator_cluster: Families) -> None:
+    operator_cluster.cluster.kubectl("apply", "--kustomize", SAMPLES)
+    operator_cluster.wait(WANTED, 120)
+    operator_cluster.run("asking", {"gpu.intel.com/i915": 1})
+    assert any(node.startswith("/dev/dri/") for node in operator_cluster.container_devices("asking").nodes)
+    operator_cluster.delete("asking")
+    used = {container["image"] for each in plugins(operator_cluster) for container in each["spec"]["containers"]}
     assert used == {own_image(f"intel-{family}-plugin") for family in PRESENT}
     for family in PRESENT:
-        found: Any = operated.cluster.get(f"{API}/{family}deviceplugins/{family}deviceplugin-sample")
+        found: Any = operator_cluster.cluster.get(f"{API}/{family}deviceplugins/{family}deviceplugin-sample")
         assert not any(holds(found, condition) for condition in ("OriginalImage", "UnsupportedFields"))
-    for each in plugins(operated):
+    for each in plugins(operator_cluster):
         assert each["spec"]["serviceAccountName"] == "inteldeviceplugins-plugins"
         assert "/var/run/secrets/kubernetes.io/serviceaccount" not in [
             mount["mountPath"] for mount in each["spec"]["containers"][0]["volumeMounts"]
         ]
     kinds = ",".join(f"{family}deviceplugins" for family in models.KINDS)
-    operated.cluster.kubectl("wait", "--for=condition=Available", "--timeout=60s", "--all", kinds)
-    listed = operated.cluster.kubectl("get", "qatdeviceplugins", "--no-headers").split()
+    operator_cluster.cluster.kubectl("wait", "--for=condition=Available", "--timeout=60s", "--all", kinds)
+    listed = operator_cluster.cluster.kubectl("get", "qatdeviceplugins", "--no-headers").split()
     assert listed[:3] == ["qatdeviceplugin-sample", "1", "1"]
 
-    operated.cluster.kubectl("delete", "--kustomize", SAMPLES)
-    wait_until(lambda: not operated.devices() and not plugins(operated), "plugins and devices to go", 120)
+    operator_cluster.cluster.kubectl("delete", "--kustomize", SAMPLES)
+    wait_until(
+        lambda: not operator_cluster.devices() and not plugins(operator_cluster), "plugins and devices to go", 120
+    )
 
 
 # Without devices
@@ -252,11 +254,11 @@ def test_pods_that_request_a_mapping_get_its_region(installed: Cluster, namespac
     region = "fpga.intel.com/region-ce48969398f05f33946d560708be108a"
     requesting_pod = pod("asking", namespace=namespace, resources={"fpga.intel.com/arria10.dcp1.0": "1"})
 
-    def given() -> Any:
+    def container_limits() -> Any:
         status, answer = installed.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", requesting_pod)
         return status == 201 and answer["spec"]["containers"][0]["resources"]["limits"]
 
-    wait_until(lambda: given() == {region: "1"}, "the name to be known", 30)
+    wait_until(lambda: container_limits() == {region: "1"}, "the name to be known", 30)
 
 
 def test_the_account_of_the_resource_manager_is_created_and_deleted(installed: Cluster) -> None:

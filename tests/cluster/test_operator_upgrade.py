@@ -38,7 +38,7 @@ def runs(installation: Installation) -> Object:
     return {"image": pod["containers"][0]["image"], "initImage": init["image"]}
 
 
-def asks(installation: Installation) -> Object:
+def image_fields(installation: Installation) -> Object:
     """The images of the resource."""
     spec = installation.resource("qat", "one")["spec"]
     return {name: spec[name] for name in ("image", "initImage")}
@@ -65,8 +65,8 @@ def test_older_images_of_existing_resources_are_upgraded_as_the_flag_selects(
     installation.create(resource("qat", "one", **OLD))
     with installation.operator(f"-image-upgrade={upgrade}"):
         wait_running(installation, run)
-        installation.wait_said("qat", "one", OVERRIDDEN, holds=bool(expected), words=expected.get("image", ""))
-        assert asks(installation) == spec
+        installation.wait_condition("qat", "one", OVERRIDDEN, holds=bool(expected), words=expected.get("image", ""))
+        assert image_fields(installation) == spec
         assert effective(installation) == expected
 
 
@@ -74,32 +74,34 @@ def test_an_image_of_the_environment_applies_while_the_variable_is_set(installat
     installation.create(resource("qat", "one", **NEW))
     with installation.operator("-image-upgrade=daemonset", INTEL_QAT_PLUGIN_SHA=PINNED):
         wait_running(installation, NEW | {"image": PINNED})
-        installation.wait_said("qat", "one", OVERRIDDEN, holds=True, words="from INTEL_QAT_PLUGIN_SHA of the operator")
+        installation.wait_condition(
+            "qat", "one", OVERRIDDEN, holds=True, words="from INTEL_QAT_PLUGIN_SHA of the operator"
+        )
         assert effective(installation) == {"image": PINNED}
-        assert asks(installation) == NEW
+        assert image_fields(installation) == NEW
     with installation.operator("-image-upgrade=daemonset"):
         wait_running(installation, NEW)
-        installation.wait_said("qat", "one", OVERRIDDEN, holds=False)
+        installation.wait_condition("qat", "one", OVERRIDDEN, holds=False)
         assert effective(installation) == {}
 
 
 def test_an_image_of_the_environment_is_written_into_the_resource_and_admitted(installation: Installation) -> None:
     installation.create(resource("qat", "one", **OLD))
     with installation.process(INTEL_QAT_PLUGIN_SHA=PINNED) as operator:
-        installation.hook(operator)
+        installation.configure_webhooks(operator)
         operator.start()
         wait_running(installation, NEW | {"image": PINNED})
-        wait_until(lambda: asks(installation) == NEW | {"image": PINNED}, "the resource: upgraded", 60)
-        installation.wait_said("qat", "one", OVERRIDDEN, holds=False)
+        wait_until(lambda: image_fields(installation) == NEW | {"image": PINNED}, "the resource: upgraded", 60)
+        installation.wait_condition("qat", "one", OVERRIDDEN, holds=False)
         operator.stop()
     with installation.operator():
         # What is in the resource is what its author wants, whoever wrote it.
-        installation.wait_said("qat", "one", "Available", holds=True)
-        installation.wait_as_asked("qat", "one")
+        installation.wait_condition("qat", "one", "Available", holds=True)
+        installation.wait_reconciled("qat", "one")
         assert runs(installation)["image"] == PINNED
 
 
-def made_by_go(spec: Object, name: str, init: Object, container: Object, volumes: list[Object]) -> Object:
+def go_daemonset(spec: Object, name: str, init: Object, container: Object, volumes: list[Object]) -> Object:
     """A DaemonSet as Go's operator of 0.31.1 makes it."""
     family = spec["kind"].removesuffix("DevicePlugin").lower()
     label = {"app": f"intel-{family}-plugin"}
@@ -143,7 +145,7 @@ def gpu_of_go(spec: Object) -> Object:
     }
     init = {"name": "intel-gpu-initcontainer", "image": "intel/intel-gpu-initcontainer:0.31.1"}
     init_mounts: dict[str, Any] = {"volumeMounts": [features]}
-    return made_by_go(spec, "intel-gpu-plugin", init | init_mounts, container, [devices, drm, kubelet, features])
+    return go_daemonset(spec, "intel-gpu-plugin", init | init_mounts, container, [devices, drm, kubelet, features])
 
 
 def qat_of_go(spec: Object) -> Object:
@@ -159,7 +161,7 @@ def qat_of_go(spec: Object) -> Object:
         "volumeMounts": [devices, debug, pci, kubelet],
     }
     init = {"name": "intel-qat-initcontainer", "image": "intel/intel-qat-initcontainer:0.31.1", "volumeMounts": [sysfs]}
-    return made_by_go(spec, "intel-qat-plugin-one", init, container, [devices, debug, pci, kubelet, sysfs])
+    return go_daemonset(spec, "intel-qat-plugin-one", init, container, [devices, debug, pci, kubelet, sysfs])
 
 
 @pytest.mark.parametrize(("family", "made"), [("gpu", gpu_of_go), ("qat", qat_of_go)])
@@ -177,8 +179,10 @@ def test_daemonsets_of_the_go_operator_are_adopted_and_their_pods_are_replaced_o
     installation.cluster.kubectl(*words)
 
     with installation.operator() as operator:
-        after = installation.wait_as_asked(family, "one")
-        installation.wait_said(family, "one", "Available", holds=True, words="2 of 2 pods are ready, 2 are updated")
+        after = installation.wait_reconciled(family, "one")
+        installation.wait_condition(
+            family, "one", "Available", holds=True, words="2 of 2 pods are ready, 2 are updated"
+        )
         wait_until(lambda: nodes(installation, family) == ["kwok-0", "kwok-1"], "the nodes: told", 60)
         assert "created" not in operator.text()
 

@@ -51,12 +51,12 @@ def test_agents_are_targets_whose_labels_name_the_node_and_no_pod(setup: Setup) 
 
 
 def test_holders_are_the_pods_of_users(setup: Setup) -> None:
-    def held() -> set[tuple[str, str, str]]:
+    def held_ids() -> set[tuple[str, str, str]]:
         found = setup.prometheus.query("accelplane_container_devices")
         return {(labels["node"], labels["pod"], labels["resource"]) for labels, _ in found}
 
     expected = {("node-1", "worker", CY), ("node-2", "trainer", I915)}
-    wait_until(lambda: held() == expected, "both pods hold a device")
+    wait_until(lambda: held_ids() == expected, "both pods hold a device")
     (labels,) = (labels for labels, _ in setup.prometheus.query('accelplane_container_devices{plugin="gpu"}'))
     assert (labels["namespace"], labels["device"], labels["unit"]) == (NAMESPACE, labels["unit"], labels["device"])
     query = f'accelplane:namespace_devices:sum{{resource="{I915}"}}'
@@ -156,12 +156,12 @@ def test_restartable_init_containers_are_reported_and_ordinary_ones_are_not(setu
     setup.cluster.apply(described)
     setup.cluster.wait_pod("staged", namespace=NAMESPACE)
 
-    def held() -> Mapping[str, float]:
+    def held_ids() -> Mapping[str, float]:
         return {container: value for (name, container, _), value in setup.held().items() if name == "staged"}
 
-    wait_until(lambda: held() == {"sidecar": 2}, "the sidecar holds two IDs")
+    wait_until(lambda: held_ids() == {"sidecar": 2}, "the sidecar holds two IDs")
     setup.delete_pods("staged")
-    wait_until(lambda: not held(), "no series after the end of the pod", 60)
+    wait_until(lambda: not held_ids(), "no series after the end of the pod", 60)
 
 
 def test_the_command_line_the_fleet_page_and_prometheus_have_the_same_numbers_at_rest(setup: Setup) -> None:
@@ -185,8 +185,8 @@ def test_the_command_line_the_fleet_page_and_prometheus_have_the_same_numbers_at
                 allocations[holder.resource] += holder.count
         return dict(+ids), dict(+allocations)
 
-    def prometheus(ids: str, held: str) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        found = (query(f"sum by (resource) ({each}) > 0") for each in (ids, held))
+    def prometheus(ids: str, held_ids: str) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        found = (query(f"sum by (resource) ({each}) > 0") for each in (ids, held_ids))
         first, second = ({labels["resource"]: value for labels, value in each} for each in found)
         return first, second
 
@@ -211,7 +211,7 @@ def test_the_command_line_the_fleet_page_and_prometheus_have_the_same_numbers_at
     assert found[0][0][I915] == 4
 
 
-class Watching:
+class FleetPageReader:
     """Reads the list of devices of the fleet page again and again, and notes the nodes of each answer."""
 
     def __init__(self, setup: Setup) -> None:
@@ -236,18 +236,18 @@ class Watching:
 def test_restarted_agents_continue_their_series_and_no_node_leaves_the_fleet_page(setup: Setup) -> None:
     started = "max by (node, agent) (process_start_time_seconds)"
     before, times = setup.prometheus.series(HARDWARE), setup.prometheus.query(started)
-    with Watching(setup) as watching:
+    with FleetPageReader(setup) as watching:
         for _ in range(5):
             for each in setup.agent_pods():
                 path = f"/api/v1/namespaces/{NAMESPACE}/pods/{each['metadata']['name']}"
                 setup.cluster.request("DELETE", path, {"gracePeriodSeconds": 1})
 
-            def again(times: list[tuple[dict[str, str], float]] = times) -> bool:
+            def changed_series(times: list[tuple[dict[str, str], float]] = times) -> bool:
                 now = {(labels["node"], labels["agent"]): value for labels, value in setup.prometheus.query(started)}
                 earlier = {(labels["node"], labels["agent"]): value for labels, value in times}
                 return {*now} == AGENTS and all(now[each] > earlier[each] for each in AGENTS) and setup.up() == AGENTS
 
-            wait_until(again, "all agents again", 90)
+            wait_until(changed_series, "all agents again", 90)
             times = setup.prometheus.query(started)
     assert setup.prometheus.series(HARDWARE) == before
     assert len(watching.seen) > 10
@@ -265,16 +265,16 @@ def test_forty_pods_with_enclaves_have_forty_series_whose_sum_is_what_is_allocat
         setup.create(waiting_pod(name, "enclaves", count))
     allocated = f'accelplane_resource_allocated{{resource="{ENCLAVE}"}}'
 
-    def held() -> Mapping[str, float]:
+    def held_ids() -> Mapping[str, float]:
         return {name: value for (name, _, _), value in setup.held(ENCLAVE).items()}
 
-    wait_until(lambda: held() == counts, "a series for each pod", 60)
+    wait_until(lambda: held_ids() == counts, "a series for each pod", 60)
     assert len(setup.held(ENCLAVE)) == 40
     assert [value for _, value in setup.prometheus.query(allocated)] == [sum(counts.values())]
     listed = f'accelplane_devices{{resource="{ENCLAVE}",health="Healthy"}}'
     assert [value for _, value in setup.prometheus.query(listed)] == [110]
     setup.delete_pods("enclaves")
-    wait_until(lambda: not held(), "no series after the end of the pods", 60)
+    wait_until(lambda: not held_ids(), "no series after the end of the pods", 60)
 
 
 def test_two_hundred_pods_that_come_and_go_make_no_series_of_hardware(setup: Setup) -> None:

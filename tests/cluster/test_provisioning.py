@@ -51,7 +51,7 @@ def families(shared_families: Families) -> Iterator[Families]:
     """The node as at the first boot, with nothing running; as with every test, nothing stays."""
     shared_families.reset()
     yield shared_families
-    shared_families.tidy()
+    shared_families.clean_up()
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def plain(families: Families) -> Iterator[Families]:
     """The same without an IOMMU."""
     families.boot(NodeSpec(qats=[QatSpec(bdf=QAT0, total_vfs=VFS)], dsas=[DsaSpec(bdf=DSA0)], iommu="off"))
     yield families
-    families.tidy()
+    families.clean_up()
     families.boot(NODE)
 
 
@@ -109,10 +109,10 @@ def test_functions_of_the_kernel_driver_are_bound_with_only_new_id_writable(fami
     families.kernel.plug(QatSpec(bdf="0000:69:00.0", vfs=1))
     families.wait({CY: VFS + 1, DC: VFS})
     families.run("worker", {CY: 2, DC: 1})
-    before = families.life("worker"), families.given("worker")
+    before = families.life("worker"), families.container_devices("worker")
     plugin.restart().wait_running()
     families.wait({CY: VFS + 1, DC: VFS})
-    assert (families.life("worker"), families.given("worker")) == before
+    assert (families.life("worker"), families.container_devices("worker")) == before
 
 
 def test_trees_without_init_containers_publish_devices_provisioned_before(families: Families) -> None:
@@ -123,7 +123,7 @@ def test_trees_without_init_containers_publish_devices_provisioned_before(famili
     families.wait(expected)
     assert families.devices() == expected
     families.run("worker", {DSA: 1, SHARED: 1, IAA: 1, VF: 2, PF: 1, ENCLAVE: 1})
-    before = families.life("worker"), families.given("worker")
+    before = families.life("worker"), families.container_devices("worker")
     # Two queues under two names each, a queue of IAA too, three of DLB, one of SGX.
     assert len(before[1].nodes) == 10
     for each in families.deployed:
@@ -134,7 +134,7 @@ def test_trees_without_init_containers_publish_devices_provisioned_before(famili
     families.node.kubelet.restart()
     families.node.wait_ready()
     families.wait(expected)
-    assert (families.life("worker"), families.given("worker")) == before
+    assert (families.life("worker"), families.container_devices("worker")) == before
 
 
 def test_complete_dsa_devices_are_published_by_vfio(families: Families) -> None:
@@ -147,7 +147,7 @@ def test_complete_dsa_devices_are_published_by_vfio(families: Families) -> None:
     assert "2 devices: 2 applied" in log
     families.wait({"dsa.intel.com/vfio": 2})
     families.run("worker", {"dsa.intel.com/vfio": 2})
-    allocation = families.given("worker")
+    allocation = families.container_devices("worker")
     assert set(allocation.variables) == {"VFIO_BDF0", "VFIO_BDF1"}
     assert set(allocation.variables.values()) == {DSA0, "0000:64:01.0"}
     groups = {f"/dev/vfio/{families.group(address)}" for address in allocation.variables.values()}
@@ -196,7 +196,7 @@ def test_devices_in_use_are_skipped_until_they_are_free(families: Families) -> N
     (dlb,) = families.deploy(TREES["dlb"])
     families.wait({CY: VFS, DC: VFS, DSA: 4, VF: 1, PF: 1})
     families.run("worker", {CY: 1, DSA: 1, VF: 1}, restart="Always")
-    before = families.life("worker"), families.given("worker")
+    before = families.life("worker"), families.container_devices("worker")
     nodes = [node.removeprefix("/dev/") for node in before[1].nodes if node != "/dev/vfio/vfio" and "char" not in node]
     for name in nodes:
         # The kernel calls a queue by its name alone.
@@ -214,7 +214,7 @@ def test_devices_in_use_are_skipped_until_they_are_free(families: Families) -> N
     assert "in use: 1 client of wq0." in log
     assert "1 unchanged" in dlb.init_log()
     families.wait({CY: VFS, DC: VFS, DSA: 4, VF: 1, PF: 1})
-    assert (families.life("worker"), families.given("worker")) == before
+    assert (families.life("worker"), families.container_devices("worker")) == before
 
     for name in nodes:
         families.kernel.release(name.removeprefix("dsa/"))

@@ -66,7 +66,7 @@ def vanish(gpus: GpuNode, holder: str, shares: int = 1) -> tuple[str, str]:
 
     The removal delay is over for both when it is for one.
     """
-    (device_id,) = gpus.held(holder)
+    (device_id,) = gpus.device_ids(holder)
     card = device_id.partition("-")[0]
     free = next(name for name in gpus.cards if name != card)
     gpus.unplug(card, free)
@@ -174,7 +174,7 @@ def test_agent_starts_while_the_kubelet_is_down(nodes: list[GpuNode]) -> None:
         (plugin,) = gpus.daemons
         gpus.node.kubelet.stop()
         plugin.stop()
-        (device_id,) = gpus.held(holder)
+        (device_id,) = gpus.device_ids(holder)
         gpus.unplug(device_id.partition("-")[0])
         plugin.start()
         kubelet = gpus.restart_kubelet()

@@ -140,18 +140,18 @@ class Raw:
                 return found
         raise AssertionError(f"the connection ended after {self.seen}")
 
-    async def got(self, stream: int, size: int) -> int:
+    async def received_bytes(self, stream: int, size: int) -> int:
         """Waits for this amount of data; returns the received amount."""
         while len(self.answers[stream].data) < size:
             assert await self.next() is not None, f"the connection ended after {self.seen}"
         return len(self.answers[stream].data)
 
-    async def goes_on(self) -> None:
+    async def assert_open(self) -> None:
         """Asserts that the connection still lives."""
         await self.send(frame(PING, 0, 0, b"are you?"))
         await self.until(lambda one: isinstance(one, PingFrame) and one.opaque_data == b"are you?")
 
-    async def goodbye(self) -> int | None:
+    async def goaway_code(self) -> int | None:
         """The error code of the GOAWAY with which the connection ends, None when it ends without."""
         while await self.next() is not None:
             pass

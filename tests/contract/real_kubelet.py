@@ -43,11 +43,11 @@ _FILES += [f"/opt/onload/versions/{version}/usr/lib64/libonload.so" for version 
 def running_node() -> Iterator[Node]:
     """A node for any number of `Real`s, one after the other."""
     # The node's status is where tests see a resource, so it is written as soon as it changes.
-    with Cluster.running([NodePlan(hardware=[_put_in], kubelet={"nodeStatusUpdateFrequency": "200ms"})]) as cluster:
+    with Cluster.running([NodePlan(hardware=[_copy_in], kubelet={"nodeStatusUpdateFrequency": "200ms"})]) as cluster:
         yield cluster.nodes["node-1"]
 
 
-def _put_in(node: Node) -> None:
+def _copy_in(node: Node) -> None:
     for device in _DEVICES:
         node.mknod(device, *_NULL)
     for file in _FILES:
@@ -94,11 +94,11 @@ class Real:
         }
 
     async def until(self, condition: Callable[[Mapping[str, Counts]], bool], seconds: float = 10) -> None:
-        async def held() -> bool:
+        async def has_device() -> bool:
             return condition(await asyncio.to_thread(self.resources))
 
         try:
-            await until(held, seconds + 5)
+            await until(has_device, seconds + 5)
         except TimeoutError:
             raise TimeoutError(
                 f"the node's status shows {dict(self.resources())}\n{self.node.kubelet.tail()}"
@@ -148,14 +148,14 @@ class Real:
         self._forget_resources()
 
     def _forget_resources(self) -> None:
-        def forgotten() -> bool:
+        def is_forgotten() -> bool:
             node = self._node()
             for amounts in (node["status"]["capacity"], node["status"]["allocatable"]):
                 for name in [name for name in amounts if "/" in name]:
                     del amounts[name]
             return self.cluster.request("PUT", f"{self._path}/status", node)[0] == http.HTTPStatus.OK
 
-        wait_until(forgotten, "the node's status without resources")
+        wait_until(is_forgotten, "the node's status without resources")
 
     def _node(self) -> dict[str, Any]:
         node = self.cluster.get(self._path)

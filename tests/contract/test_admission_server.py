@@ -112,7 +112,7 @@ class Caller:
             await self.writer.wait_closed()
 
 
-def trusting(authority: Authority, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2) -> ssl.SSLContext:
+def client_context(authority: Authority, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2) -> ssl.SSLContext:
     context = ssl.create_default_context(cadata=authority.credentials.certificate.decode())
     context.maximum_version = newest
     context.set_alpn_protocols(["h2", "http/1.1"])
@@ -127,7 +127,7 @@ class Setup:
         self.callers: list[Caller] = []
 
     async def caller(self, context: ssl.SSLContext | None = None) -> Caller:
-        trusted = (context or trusting(AUTHORITY)) if self._secure else None
+        trusted = (context or client_context(AUTHORITY)) if self._secure else None
         name = "localhost" if self._secure else None
         caller = Caller(*await asyncio.open_connection("127.0.0.1", self.port, ssl=trusted, server_hostname=name))
         self.callers.append(caller)
@@ -347,14 +347,14 @@ async def test_single_bytes_do_not_extend_the_timeout() -> None:
     async with setup(limits=QUICK, secure=False) as one:
         caller = await one.caller()
 
-        async def trickle() -> None:
+        async def send_bytes() -> None:
             with contextlib.suppress(OSError):
                 for byte in post(review()) * 10:
                     caller.writer.write(bytes([byte]))
                     await caller.writer.drain()
                     await asyncio.sleep(0.02)
 
-        task = asyncio.create_task(trickle())
+        task = asyncio.create_task(send_bytes())
         assert (await caller.reply()).status == 408
         task.cancel()
 
@@ -488,9 +488,9 @@ async def test_one_tls_version_with_two_cipher_suites_and_no_http_2_is_accepted(
         socket = (await one.caller()).writer.get_extra_info("ssl_object")
         assert (socket.version(), socket.cipher()[0]) == ("TLSv1.2", "ECDHE-ECDSA-AES256-GCM-SHA384")
         assert socket.selected_alpn_protocol() == "http/1.1"
-        other = trusting(AUTHORITY)
+        other = client_context(AUTHORITY)
         other.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256")
-        newer = trusting(AUTHORITY, ssl.TLSVersion.TLSv1_3)
+        newer = client_context(AUTHORITY, ssl.TLSVersion.TLSv1_3)
         newer.minimum_version = ssl.TLSVersion.TLSv1_3
         for context in (other, newer):
             with pytest.raises(OSError):  # noqa: PT011 - an alert or a reset: who is first
@@ -501,7 +501,7 @@ async def test_tls_1_3_is_accepted_with_the_option() -> None:
     tls = ServingTls(TlsSettings(allow_tls13=True))
     tls.use(SERVER.certificate, SERVER.key)
     async with setup(tls=tls) as one:
-        newest = await one.caller(trusting(AUTHORITY, ssl.TLSVersion.TLSv1_3))
+        newest = await one.caller(client_context(AUTHORITY, ssl.TLSVersion.TLSv1_3))
         assert newest.writer.get_extra_info("ssl_object").version() == "TLSv1.3"
         assert (await newest.ask(post(review()))).status == 200
         assert (await one.ask(post(review()))).status == 200
@@ -516,7 +516,7 @@ async def test_without_a_certificate_handshakes_fail_and_nothing_else() -> None:
         assert (await one.ask(post(review()))).status == 200
 
 
-class Mounted:
+class MountedSecret:
     """A directory as the kubelet mounts a Secret: all of it changes by one link."""
 
     def __init__(self, path: Path) -> None:
@@ -540,12 +540,12 @@ class Mounted:
         return instance
 
 
-def served(caller: Caller) -> bytes:
+def certificate_of(caller: Caller) -> bytes:
     return caller.writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
 
 
 async def test_certificates_are_replaced_under_load_without_one_failed_review(tmp_path: Path) -> None:
-    mounted = Mounted(tmp_path)
+    mounted = MountedSecret(tmp_path)
     mounted.issue()
     tls = ServingTls()
     tls.follow(str(tmp_path), check_interval=0)
@@ -553,13 +553,13 @@ async def test_certificates_are_replaced_under_load_without_one_failed_review(tm
     reviews = 0
     async with setup(tls=tls) as one:
         staying = await one.caller()
-        first = served(staying)
+        first = certificate_of(staying)
 
         async def load(caller: Caller | None) -> None:
             nonlocal reviews
             while len(serials) < 3:
                 asking = caller or await one.caller()
-                serials.add(served(asking))
+                serials.add(certificate_of(asking))
                 assert (await asking.ask(post(review()))).response["allowed"]
                 reviews += 1
                 if caller is None:
@@ -573,30 +573,30 @@ async def test_certificates_are_replaced_under_load_without_one_failed_review(tm
 
         async with asyncio.timeout(30):
             await asyncio.gather(load(staying), load(await one.caller()), load(None), load(None), rotate())
-        assert served(staying) == first
+        assert certificate_of(staying) == first
         assert (await staying.ask(post(review()))).response["allowed"]
     assert reviews > 20
     assert one.server.stats[PATH].outcomes["mutated"] == reviews + 1
 
 
 async def test_an_invalid_key_pair_never_replaces_a_valid_one(tmp_path: Path) -> None:
-    mounted = Mounted(tmp_path)
+    mounted = MountedSecret(tmp_path)
     good = mounted.issue()
     tls = ServingTls()
     tls.follow(str(tmp_path), check_interval=0)
     async with setup(tls=tls) as one:
-        before = served(await one.caller())
+        before = certificate_of(await one.caller())
         for certificate, key in ((good.certificate, AUTHORITY.server("x").key), (b"", b""), (b"junk", good.key)):
             mounted.put(certificate, key)
             await asyncio.sleep(0)
-            assert served(await one.caller()) == before
+            assert certificate_of(await one.caller()) == before
         os.unlink(tmp_path / "..data")
-        assert served(await one.caller()) == before
+        assert certificate_of(await one.caller()) == before
 
 
 @pytest.mark.parametrize(("certificate", "key"), [(b"", b""), (SERVER.certificate, b"x"), (b"x", SERVER.key)])
 def test_a_server_does_not_start_with_an_invalid_key_pair(tmp_path: Path, certificate: bytes, key: bytes) -> None:
-    Mounted(tmp_path).put(certificate, key)
+    MountedSecret(tmp_path).put(certificate, key)
     with pytest.raises(CertificateError, match=r"tls\.crt"):
         ServingTls().follow(str(tmp_path))
 
@@ -666,7 +666,7 @@ PIECES = st.lists(
 @given(st.binary(max_size=200))
 @settings(deadline=None, max_examples=examples(30))
 def test_bytes_that_are_not_tls_end_the_connection(data: bytes) -> None:
-    async def talk() -> None:
+    async def send_requests() -> None:
         async with setup(limits=HttpLimits(handshake=0.05)) as one:
             reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
             writer.write(data)
@@ -676,13 +676,13 @@ def test_bytes_that_are_not_tls_end_the_connection(data: bytes) -> None:
             writer.close()
             assert (await one.ask(post(review()))).status == 200
 
-    asyncio.run(talk())
+    asyncio.run(send_requests())
 
 
 @given(PIECES)
 @settings(deadline=None, max_examples=examples(60))
 def test_any_bytes_get_http_responses_and_a_closed_connection(pieces: Sequence[bytes]) -> None:
-    async def talk() -> bytes:
+    async def send_requests() -> bytes:
         async with setup(secure=False, limits=HttpLimits(linger=0.01)) as one:
             caller = await one.caller()
             caller.writer.write(b"".join(pieces))
@@ -692,5 +692,5 @@ def test_any_bytes_get_http_responses_and_a_closed_connection(pieces: Sequence[b
                     return await caller.reader.read()
             return b""
 
-    answers = asyncio.run(talk())
+    answers = asyncio.run(send_requests())
     assert not answers or answers.startswith(b"HTTP/1.1 ")

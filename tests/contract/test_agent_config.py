@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import Run
 from kubelets import Kubelet, embedded_only
-from processes import called
+from processes import run_main
 from waiting import until
 
 from accelplane.cli.node import main
@@ -128,14 +128,14 @@ async def test_a_removed_file_keeps_the_previous_configuration_active(run: Run, 
     process = run("accelplane", "node", f"--config={config}")
     await kubelet.until(lambda resources: resources == {I915: (2, 2), ACCEL: (1, 1)})
     config.unlink()
-    await process.said(f"stays in force: {config}: No such file or directory")
+    await process.wait_for_log(f"stays in force: {config}: No such file or directory")
     config.write_text(shares(3))
     await kubelet.until(lambda resources: resources == {I915: (3, 3), ACCEL: (1, 1)})
 
 
 def test_a_wrong_configuration_at_the_start_ends_the_process(config: Path, directory: str, tmp_path: Path) -> None:
     config.write_text("plugins: {gpu: {shared-dev-num: many}}")
-    result = called(main, f"--config={config}", f"--root={tmp_path}", f"--kubelet-dir={directory}")
+    result = run_main(main, f"--config={config}", f"--root={tmp_path}", f"--kubelet-dir={directory}")
     assert result.returncode == 1
     assert result.stderr == (
         f"accelplane-node: {config}: plugins.gpu: Expected `int`, got `str` - at `$.shared-dev-num`\n"
@@ -177,7 +177,7 @@ async def test_pods_keep_their_devices_when_options_change(run: Run, kubelet: Ku
     await kubelet.until(lambda resources: resources == {I915: (2, 2), ACCEL: (1, 1)})
     await kubelet.run_pod("pod", {I915: 1})
     config.write_text("plugins: {gpu: {shared-dev-num: 2, allocation-policy: packed}}")
-    await process.said("plugin gpu has new options")
+    await process.wait_for_log("plugin gpu has new options")
     container = await kubelet.run_pod("next", {I915: 1})
     assert len(container.devices) == 2
     assert kubelet.resources() == {I915: (2, 2), ACCEL: (1, 1)}
@@ -201,12 +201,12 @@ async def test_a_fifo_instead_of_the_file_does_not_block_the_agent(run: Run, kub
     await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 1)})
     os.mkfifo(config.parent / "pipe")
     os.rename(config.parent / "pipe", config)
-    await process.said(f"{config}: not a regular file")
+    await process.wait_for_log(f"{config}: not a regular file")
     assert kubelet.resources() == {I915: (1, 1), ACCEL: (1, 1)}
     assert await process.terminate() == 0
 
 
-class Clinging(Plugin[Config]):
+class SlowToStop(Plugin[Config]):
     """Takes its time to end."""
 
     namespace = "clinging.example.com"
@@ -230,7 +230,7 @@ class Clinging(Plugin[Config]):
 async def test_a_plugin_disabled_during_shutdown_leaves_no_socket(
     config: Path, directory: str, kubelet: Kubelet
 ) -> None:
-    plugin = Clinging()
+    plugin = SlowToStop()
     settings = Settings(root=str(config.parent), kubelet_dir=directory, cdi_dir=f"{directory}/cdi")
     agent = Agent(settings, {"clinging": plugin}, config_file=str(config), reload=lambda: (settings, {}))
     task = asyncio.create_task(agent.run())

@@ -331,16 +331,16 @@ async def test_a_resource_that_changes_repeatedly_has_its_last_state(kubelet: Ku
 async def test_one_resource_with_a_path_too_long_does_not_stop_the_others(
     directory: str, kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class LongNamed(Table):
+    class LongNamePlugin(Table):
         namespace = f"{'x' * 30}.example.com"
 
     devices = gadgets("a")
     long = [Resource("y" * 63), *devices]
-    await start_agent(table=Table(devices), long=LongNamed(long))
-    await kubelet.until(lambda resources: GADGET in resources and f"{LongNamed.namespace}/gadget" in resources)
+    await start_agent(table=Table(devices), long=LongNamePlugin(long))
+    await kubelet.until(lambda resources: GADGET in resources and f"{LongNamePlugin.namespace}/gadget" in resources)
     logged = [record.message for record in caplog.records if record.levelno == logging.ERROR]
     assert len(logged) == 1
-    assert f"{plugins_dir(directory)}/{LongNamed.namespace}-{'y' * 63}.sock: a socket path of" in logged[0]
+    assert f"{plugins_dir(directory)}/{LongNamePlugin.namespace}-{'y' * 63}.sock: a socket path of" in logged[0]
     assert "at most 107" in logged[0]
 
 
@@ -435,10 +435,10 @@ async def test_a_file_that_replaces_the_directory_stops_the_agent_with_its_path(
 
 
 async def test_an_agent_whose_only_socket_path_is_too_long_exits_with_that_path(directory: str) -> None:
-    class LongNamed(Table):
+    class LongNamePlugin(Table):
         namespace = f"{'x' * 90}.example.com"
 
     settings = Settings(root=directory, kubelet_dir=directory, cdi_dir=f"{directory}/cdi")
     async with asyncio.timeout(10):
         with pytest.raises(ConfigurationError, match=r"xx\.example\.com-gadget\.sock: a socket path of .* at most 107"):
-            await Agent(settings, {"long": LongNamed(gadgets("a"))}).run()
+            await Agent(settings, {"long": LongNamePlugin(gadgets("a"))}).run()

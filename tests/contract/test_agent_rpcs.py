@@ -51,7 +51,7 @@ class Starter(Table):
         self.started.append([device.id for device in devices])
 
 
-class Hooked(Table):
+class HookPlugin(Table):
     """`allocate` answers for "a", asks for the default for all others, fails for "broken"; then `post_allocate`."""
 
     async def allocate(self, devices: Sequence[Device]) -> Allocation | None:
@@ -169,12 +169,12 @@ async def test_a_device_that_returns_immediately_stays(serve: Serve) -> None:
         assert await lists.next() == {"a": "Healthy", "b": "Healthy", "c": "Healthy"}
 
 
-class Staying(Table):
+class PersistentPlugin(Table):
     removal_delay: ClassVar[float] = math.inf
 
 
 async def test_removed_devices_stay_unhealthy_with_an_infinite_removal_delay(serve: Serve) -> None:
-    plugin = Staying(gadgets("a", "b"))
+    plugin = PersistentPlugin(gadgets("a", "b"))
     async with serve(plugin) as (agent, peer), peer.watch() as lists:
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
         found(agent, plugin)
@@ -190,12 +190,12 @@ async def test_removed_devices_stay_unhealthy_with_an_infinite_removal_delay(ser
         assert agent.runners["table"].scan.count == scans + 2, "nothing but what happened made it look"
 
 
-class Leaving(Table):
+class VanishingPlugin(Table):
     removal_delay: ClassVar[float] = 0.0
 
 
 async def test_removed_devices_leave_the_list_immediately_without_a_removal_delay(serve: Serve) -> None:
-    plugin = Leaving(gadgets("a", "b"))
+    plugin = VanishingPlugin(gadgets("a", "b"))
     async with serve(plugin) as (agent, peer), peer.watch() as lists:
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
         found(agent, plugin, gadget("a"))
@@ -359,7 +359,7 @@ async def test_a_device_is_allocatable_until_it_has_left_the_list(serve: Serve) 
 async def test_an_allocate_response_of_the_plugin_replaces_that_of_the_framework_and_skips_post_allocate(
     serve: Serve,
 ) -> None:
-    async with serve(Hooked(gadgets("a", "b", "c"))) as (_agent, peer):
+    async with serve(HookPlugin(gadgets("a", "b", "c"))) as (_agent, peer):
         own, default = await peer.allocate(["a"], ["c", "b"])
     assert (dict(own.envs), list(own.devices)) == ({"OWN": "yes"}, [])
     assert dict(default.envs) == {"BLESSED": "c,b"}
@@ -374,7 +374,7 @@ async def test_an_allocate_response_of_the_plugin_replaces_that_of_the_framework
     ],
 )
 async def test_an_error_of_a_hook_is_reported_unchanged_to_the_pod(serve: Serve, key: str, text: str) -> None:
-    async with serve(Hooked(gadgets("broken", "cursed", "ok"))) as (_agent, peer):
+    async with serve(HookPlugin(gadgets("broken", "cursed", "ok"))) as (_agent, peer):
         assert await refusal(peer.allocate([key])) == ("UNKNOWN", text)
         assert len(await peer.allocate(["ok"])) == 1
 
@@ -400,13 +400,13 @@ async def test_an_error_with_an_invalid_message_fails_the_call(
 
 
 async def test_a_response_over_the_message_limit_fails_the_call(serve: Serve) -> None:
-    class Odd(Table):
+    class InvalidResponsePlugin(Table):
         async def allocate(self, devices: Sequence[Device]) -> Allocation | None:
             if devices[0].id == "bytes":
                 return Allocation(mounts=(Mount(os.fsdecode(b"/\xff")),))
             return "nonsense"  # type: ignore[return-value]
 
-    async with serve(Odd(gadgets("bytes", "nonsense"))) as (_agent, peer):
+    async with serve(InvalidResponsePlugin(gadgets("bytes", "nonsense"))) as (_agent, peer):
         for key in ("bytes", "nonsense"):
             assert (await refusal(peer.allocate([key])))[0] == "UNKNOWN"
 
@@ -429,12 +429,12 @@ async def test_a_slow_hook_does_not_delay_other_calls(serve: Serve) -> None:
 
 
 async def test_an_expired_deadline_ends_the_call_and_affects_no_others(serve: Serve) -> None:
-    class Stuck(Table):
+    class BlockedPlugin(Table):
         async def allocate(self, devices: Sequence[Device]) -> Allocation | None:
             await asyncio.Event().wait()
             return None
 
-    async with serve(Stuck(gadgets("a"))) as (_agent, peer):
+    async with serve(BlockedPlugin(gadgets("a"))) as (_agent, peer):
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=["a"])])
         call = peer._channel.unary_unary(
             "/v1beta1.DevicePlugin/Allocate",

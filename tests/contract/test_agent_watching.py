@@ -42,7 +42,7 @@ async def agent(start_agent: Start, kubelet: Kubelet) -> Agent:
     return agent
 
 
-async def settled(runner: PluginRunner) -> None:
+async def wait_idle(runner: PluginRunner) -> None:
     """Returns when there was no scan for a while."""
     scans = -1
     while scans != runner.scan.count:
@@ -116,16 +116,16 @@ async def test_a_card_created_step_by_step_is_published_when_it_is_complete(
     # The kernel makes a device's directory first and its attributes after that, devtmpfs its nodes at last.
     (tmp_path / function / "drm/card0").mkdir(parents=True)
     for name in ("numa_node", "local_cpulist", "vendor", "device"):
-        await settled(agent.runners["gpu"])
+        await wait_idle(agent.runners["gpu"])
         shutil.copy(whole / function / name, tmp_path / function / name)
     (tmp_path / function / "driver").symlink_to("../../../bus/pci/drivers/i915")
     (tmp_path / function / "drm/card0/device").symlink_to("../../../0000:03:00.0")
     (tmp_path / function / "drm/renderD128").mkdir()
-    await settled(agent.runners["gpu"])
+    await wait_idle(agent.runners["gpu"])
     assert kubelet.resources() == {}
     for node in ("card0", "renderD128"):
         (tmp_path / "dev/dri" / node).touch()
-        await settled(agent.runners["gpu"])
+        await wait_idle(agent.runners["gpu"])
     await kubelet.until(lambda resources: resources == {I915: (1, 1)})
     container = await kubelet.run_pod("early", {I915: 1})
     assert sorted(node.host_path for node in container.devices) == ["/dev/dri/card0", "/dev/dri/renderD128"]

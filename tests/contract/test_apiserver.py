@@ -205,7 +205,7 @@ async def test_an_invalid_response_is_a_typed_error(tmp_path: Path, name: str) -
     assert str(caught.value).startswith(f"GET {NODE}: ")
 
 
-async def drip(_request: Request, writer: asyncio.StreamWriter) -> None:
+async def send_slowly(_request: Request, writer: asyncio.StreamWriter) -> None:
     """A byte now and then: each would put off a timeout of the socket's own."""
     for byte in b"HTTP/1.1 200 OK\r\n" * 1000:
         writer.write(bytes([byte]))
@@ -215,7 +215,7 @@ async def drip(_request: Request, writer: asyncio.StreamWriter) -> None:
 
 async def test_a_slow_response_ends_at_the_deadline(tmp_path: Path) -> None:
     with pytest.raises(Unreachable, match=r"no complete response within 0\.3 s"):
-        await fetched(tmp_path, drip, deadline=0.3)
+        await fetched(tmp_path, send_slowly, deadline=0.3)
 
 
 async def test_a_server_without_settings_frame_ends_at_the_deadline(tmp_path: Path) -> None:
@@ -386,12 +386,12 @@ async def test_a_watch_can_be_closed_and_cancelled_at_any_time(tmp_path: Path) -
             await disconnected.wait()
         disconnected.clear()
 
-        async def all_of_it() -> None:
+        async def read_all() -> None:
             async with contextlib.aclosing(peer.api.watch(NODE, Thing)) as events:
                 async for _event in events:
                     pass
 
-        task = asyncio.create_task(all_of_it())
+        task = asyncio.create_task(read_all())
         await until(lambda: len(peer.requests) == 2)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

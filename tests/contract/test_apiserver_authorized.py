@@ -28,14 +28,14 @@ class Clock:
         return self.now
 
 
-def says(api: KubeApi, group: str, status: dict[str, Any]) -> Fault:
+def answer_review(api: KubeApi, group: str, status: dict[str, Any]) -> Fault:
     """From now on the API server answers a question like this."""
     body = json.dumps({"metadata": {"creationTimestamp": None}, "spec": {}, "status": status}).encode()
     return api.fault(group, 201, body=body, times=1_000_000)
 
 
-def knows(api: KubeApi) -> Fault:
-    return says(api, WHO, {"authenticated": True, "user": READER})
+def accept_token(api: KubeApi) -> Fault:
+    return answer_review(api, WHO, {"authenticated": True, "user": READER})
 
 
 def wanting(whose: str = "t") -> Request:
@@ -60,8 +60,8 @@ async def test_without_a_token_access_is_denied_without_a_review(api: KubeApi, c
 
 
 async def test_clients_authorized_by_the_cluster_can_read(api: KubeApi, client: Client) -> None:
-    knows(api)
-    says(api, MAY, {"allowed": True})
+    accept_token(api)
+    answer_review(api, MAY, {"allowed": True})
     assert (await gate(client)(wanting())).body == b"42"
     token_review, may = [asked.body for asked in api.requests]
     assert (token_review["kind"], token_review["spec"]) == ("TokenReview", {"token": "t"})
@@ -76,12 +76,12 @@ async def test_clients_authorized_by_the_cluster_can_read(api: KubeApi, client: 
 
 
 async def test_clients_are_authenticated_and_then_authorized(api: KubeApi, client: Client) -> None:
-    stranger = says(api, WHO, {"authenticated": False, "error": "invalid bearer token"})
+    stranger = answer_review(api, WHO, {"authenticated": False, "error": "invalid bearer token"})
     assert await status_of(gate(client), wanting()) == 401
     assert api.count(MAY) == 0
     stranger.times = 0
-    knows(api)
-    says(api, MAY, {"allowed": False, "reason": "no"})
+    accept_token(api)
+    answer_review(api, MAY, {"allowed": False, "reason": "no"})
     with pytest.raises(HttpError, match="system:serviceaccount:m:p may not get /metrics") as refused:
         await gate(client)(wanting())
     assert refused.value.status == 403
@@ -90,31 +90,31 @@ async def test_clients_are_authenticated_and_then_authorized(api: KubeApi, clien
 async def test_reviews_are_cached_for_a_limited_time(api: KubeApi, client: Client) -> None:
     clock = Clock()
     page = gate(client, clock)
-    knows(api)
-    answer = says(api, MAY, {"allowed": True})
+    accept_token(api)
+    answer = answer_review(api, MAY, {"allowed": True})
     for _ in range(3):
         assert await status_of(page, wanting()) == 200
     assert api.count(WHO) == 1
     answer.times = 0
-    answer = says(api, MAY, {"allowed": False})
+    answer = answer_review(api, MAY, {"allowed": False})
     clock.now += 59
     assert await status_of(page, wanting()) == 200
     clock.now += 2
     assert [await status_of(page, wanting()) for _ in range(3)] == [403] * 3
     assert api.count(WHO) == 2
     answer.times = 0
-    says(api, MAY, {"allowed": True})
+    answer_review(api, MAY, {"allowed": True})
     clock.now += 11
     assert await status_of(page, wanting()) == 200
 
 
 async def test_cached_reviews_apply_to_their_token_only(api: KubeApi, client: Client) -> None:
     page = gate(client)
-    knows(api)
-    allowed = says(api, MAY, {"allowed": True})
+    accept_token(api)
+    allowed = answer_review(api, MAY, {"allowed": True})
     assert await status_of(page, wanting("one")) == 200
     allowed.times = 0
-    says(api, MAY, {"allowed": False})
+    answer_review(api, MAY, {"allowed": False})
     assert await status_of(page, wanting("two")) == 403
     assert await status_of(page, Request("GET", "/other", "", b"", "Bearer one")) == 403
     assert await status_of(page, wanting("one")) == 200
@@ -122,7 +122,7 @@ async def test_cached_reviews_apply_to_their_token_only(api: KubeApi, client: Cl
 
 async def test_the_number_of_cached_answers_is_limited(api: KubeApi, client: Client) -> None:
     page = gate(client.without_rate_limit())
-    says(api, WHO, {"authenticated": False})
+    answer_review(api, WHO, {"authenticated": False})
     for number in range(257):
         assert await status_of(page, wanting(f"t{number}")) == 401
     assert await status_of(page, wanting("t256")) == 401
@@ -149,8 +149,8 @@ async def test_without_a_review_access_is_denied(  # noqa: PLR0917 - fixtures an
 ) -> None:
     page = gate(client, patience=0.3 if "hang" in trouble else 10)
     fault = api.fault(group, times=1_000_000, **trouble)
-    knows(api)
-    says(api, MAY, {"allowed": True})
+    accept_token(api)
+    answer_review(api, MAY, {"allowed": True})
     for _ in range(2):
         assert await status_of(page, wanting()) == status
     assert caplog.text.count("/metrics: cannot be authorized") == 1
@@ -182,8 +182,8 @@ async def test_metrics_are_served_over_tls_to_authorized_clients_only(api: KubeA
     manager = Manager(
         client, health_address=OFF, metrics_address="127.0.0.1:0", metrics_tls=tls.context, metrics_authorized=True
     )
-    knows(api)
-    says(api, MAY, {"allowed": True})
+    accept_token(api)
+    answer_review(api, MAY, {"allowed": True})
     context = ssl.create_default_context(cadata=AUTHORITY.credentials.certificate.decode())
 
     async def page(field: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 from conftest import Start
 from drmclients import BDF, OTHER_POD, POD, i915, process, xe
 from kubelets import Kubelet
-from processes import Process, called
+from processes import Process, run_main
 from prometheus_client.parser import text_string_to_metric_families
 from trees import gpu_card, write
 from waiting import until
@@ -283,7 +283,9 @@ async def test_processes_that_may_not_be_read_are_logged_once(
         await until(lambda: os.path.exists(path), 60)
         for _ in range(2):
             assert (await request_report(path, (POD,))).containers == ()
-        await running.said("1 processes of pods cannot be read: permission denied; add the capability SYS_PTRACE")
+        await running.wait_for_log(
+            "1 processes of pods cannot be read: permission denied; add the capability SYS_PTRACE"
+        )
         assert await running.terminate() == 0
     finally:
         running.kill()
@@ -304,7 +306,7 @@ def test_a_missing_socket_directory_fails_the_command(tmp_path: Path) -> None:
         ([f"-proc={tmp_path}/missing"], f"-proc: {tmp_path}/missing: not a directory"),
         ([f"-socket={tmp_path}/{'x' * 100}"], "expected at most 103"),
     ):
-        result = called(command.main, *words)
+        result = run_main(command.main, *words)
         assert result.returncode == 1
         assert message in result.stderr
 
@@ -328,14 +330,14 @@ class Setup:
         await self.kubelet.run_pod(name, {I915: 1})
         uid = ""
 
-        def known() -> bool:
+        def is_known() -> bool:
             nonlocal uid
             found = checkpoint.read_checkpoint(self._directory)
             new = {each.pod_uid for each in found.holdings} - self.uids if found else set[str]()
             uid = next(iter(new), "")
             return bool(uid)
 
-        await until(known, 60)
+        await until(is_known, 60)
         self.uids.add(uid)
         process(self.proc, pid, *files, pod=uid, container=f"{pid:064x}", name=container)
         return uid

@@ -61,11 +61,11 @@ async def test_a_step_without_effect_fails_the_demo(directory: str, capsys: pyte
     async def nothing() -> str:
         raise DemoError("found 0 cards, expected 4")
 
-    class Broken(Demo):
+    class BrokenDemo(Demo):
         def steps(self) -> tuple[demo.Step, ...]:
             return (demo.Step("cards are found", nothing), *setup.steps())
 
-    assert await command.play(Broken(directory), "") == 1
+    assert await command.play(BrokenDemo(directory), "") == 1
     output = capsys.readouterr()
     assert "FAILED  cards are found: found 0 cards, expected 4" in output.err
     assert "demo failed" in output.out

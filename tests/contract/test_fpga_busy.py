@@ -21,7 +21,7 @@ from accelplane.simulate.kernel import Kernel
 AFU = "/sys/class/fpga_region/region0/dfl-port.0/afu_id"
 
 
-def copied(tree: Path, kernel: Kernel) -> None:
+def copy_sysfs(tree: Path, kernel: Kernel) -> None:
     """Puts the tree's sysfs into the kernel's."""
     for directory, directories, files in os.walk(tree / "sys"):
         place = Path(directory)
@@ -36,7 +36,7 @@ def copied(tree: Path, kernel: Kernel) -> None:
 def kernel(tmp_path: Path) -> Kernel:
     instance = Kernel(NodeSpec())
     one_port(tmp_path / "plain")
-    copied(tmp_path / "plain", instance)
+    copy_sysfs(tmp_path / "plain", instance)
     return instance
 
 

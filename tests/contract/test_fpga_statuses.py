@@ -182,7 +182,7 @@ async def test_nodes_and_pods_are_not_watched_without_names(api: KubeApi) -> Non
         await until(lambda: api.count("WATCH /api/v1/(nodes|pods)") == 2)
 
 
-def given(host: Host, name: str) -> str:
+def mutated_resource(host: Host, name: str) -> str:
     """The resource that a pod gets which asks for a name."""
     asks = {f"fpga.intel.com/{name}": "1"}
     container = {"name": "c", "resources": {"limits": asks, "requests": dict(asks)}}
@@ -211,7 +211,7 @@ async def test_pods_are_mutated_with_the_rights_and_definitions_of_the_original(
         async with hosting(api) as host:
             pod(api, "waits", "a1")
             await until(lambda: "objects not written" in caplog.text and "no events are written" in caplog.text)
-            assert given(host, "a1") == REGION
+            assert mutated_resource(host, "a1") == REGION
             assert await page(host.manager.ports["health"], "/readyz") == (200, "ok")
             await until(lambda: api.count("PATCH .*/status$") >= 2)
     messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]

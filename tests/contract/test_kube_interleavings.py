@@ -54,7 +54,7 @@ def virtual_time() -> Iterator[VirtualTimeLoop]:
         loop.close()
 
 
-async def take(server: MemoryServer, step: tuple[Any, ...]) -> None:
+async def apply_step(server: MemoryServer, step: tuple[Any, ...]) -> None:
     match step:
         case ("put", name, size):
             server.put(name, {"size": size})
@@ -113,7 +113,7 @@ def check(server: MemoryServer, cache: Cache[Widget], outlines: Cache[Outline], 
             assert (cache.get(Request(name)) is not None) == (name in readable)
 
 
-async def play(steps: list[tuple[Any, ...]], *, debounce: float, chance: random.Random) -> None:
+async def run_steps(steps: list[tuple[Any, ...]], *, debounce: float, chance: random.Random) -> None:
     server = MemoryServer()
     server.put("a", {"size": 1})
     informer = Informer(MemoryClient(server), watch_timeouts=TIMEOUTS)
@@ -140,7 +140,7 @@ async def play(steps: list[tuple[Any, ...]], *, debounce: float, chance: random.
     controlling = asyncio.create_task(controller.run())
     try:
         for step in steps:
-            await take(server, step)
+            await apply_step(server, step)
         await asyncio.sleep(300)
         check(server, cache, outlines, reader)
         for request in {Request(name) for name in sizes} | set(cache.requests()):
@@ -158,7 +158,7 @@ def test_caches_converge_to_the_server_and_every_change_is_reconciled(
     steps: list[tuple[Any, ...]], debounce: float, seed: int
 ) -> None:
     with virtual_time() as loop:
-        loop.run(play(steps, debounce=debounce, chance=random.Random(seed)))  # noqa: S311 - not a secret
+        loop.run(run_steps(steps, debounce=debounce, chance=random.Random(seed)))  # noqa: S311 - not a secret
 
 
 REPLICAS = st.sampled_from([0, 1])
@@ -251,10 +251,10 @@ class Fleet:
             case ("restart" | "kill" as what, number):
                 await self.replicas[number].stop(kill=what == "kill")
             case _:
-                await take(self.server, step)
+                await apply_step(self.server, step)
 
 
-async def play_fleet(steps: list[tuple[Any, ...]]) -> None:
+async def run_fleet_steps(steps: list[tuple[Any, ...]]) -> None:
     fleet = Fleet()
     fleet.server.put("a", {"size": 1})
     for replica in fleet.replicas:
@@ -283,4 +283,4 @@ async def play_fleet(steps: list[tuple[Any, ...]]) -> None:
 @given(st.lists(FLEET_STEPS, max_size=20))
 def test_one_replica_at_a_time_reconciles_and_no_task_outlives_it(steps: list[tuple[Any, ...]]) -> None:
     with virtual_time() as loop:
-        loop.run(play_fleet(steps))
+        loop.run(run_fleet_steps(steps))

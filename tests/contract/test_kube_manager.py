@@ -24,10 +24,10 @@ HASTE = WatchTimeouts(first_delay=0.01, max_delay=0.1)
 
 @pytest.fixture
 def manager(client: Client) -> Manager:
-    return made(client)
+    return make_manager(client)
 
 
-def made(
+def make_manager(
     client: Client, identity: str = "", end: Callable[[int], None] = os._exit, *, profiling: bool = False
 ) -> Manager:
     election = None
@@ -154,7 +154,7 @@ async def test_metrics_have_the_names_of_controller_runtime(api: KubeApi, manage
 
 
 async def test_profiles_are_served_with_profiling_only(client: Client) -> None:
-    manager = made(client, profiling=True)
+    manager = make_manager(client, profiling=True)
     async with running(manager):
         assert (await page(manager, "health", "/debug/profile"))[1].startswith("profiling until")
         assert "function calls" in (await page(manager, "health", "/debug/profile"))[1]
@@ -179,7 +179,7 @@ async def test_sigterm_lets_reconciliations_finish_and_releases_the_lease(api: K
         await asyncio.sleep(0.1)
         ended.set()
 
-    manager = made(client, "one")
+    manager = make_manager(client, "one")
     manager.controller("widget", slow).for_object(manager.cache(Widget))
     api.put("widgets", widget("w"))
     async with running(manager) as task:
@@ -203,7 +203,7 @@ async def test_a_second_signal_ends_the_process_immediately(api: KubeApi, client
         started.set()
         await asyncio.sleep(3600)
 
-    manager = made(client, end=codes.append)
+    manager = make_manager(client, end=codes.append)
     manager.controller("widget", stuck).for_object(manager.cache(Widget))
     api.put("widgets", widget("w"))
     async with running(manager) as task:
@@ -267,13 +267,13 @@ async def test_only_the_leader_reconciles_and_a_standby_takes_over(api: KubeApi,
         async def look(request: Request) -> None:
             calls.append((identity, request.name))
 
-        async def lead() -> None:
+        async def leader_task() -> None:
             leaders.append(identity)
             await asyncio.sleep(3600)
 
-        manager = made(client, identity)
+        manager = make_manager(client, identity)
         manager.controller("widget", look).for_object(manager.cache(Widget))
-        manager.add_runnable(lead, leader_only=True)
+        manager.add_runnable(leader_task, leader_only=True)
         return manager
 
     api.put("widgets", widget("a"))
@@ -293,7 +293,7 @@ async def test_only_the_leader_reconciles_and_a_standby_takes_over(api: KubeApi,
 
 async def test_a_lost_lease_ends_the_process(api: KubeApi, client: Client) -> None:
     codes: list[int] = []
-    manager = made(client, "one", codes.append)
+    manager = make_manager(client, "one", codes.append)
     async with running(manager) as task:
         await until(lambda: ("leases", "n", "l") in api.objects)
         lease = api.objects["leases", "n", "l"]
@@ -313,7 +313,7 @@ async def test_a_runnable_that_fails_or_returns_ends_the_program(client: Client,
     manager.add_runnable(fail)
     with pytest.raises(OSError, match="the disk is full"):
         await manager.run()
-    manager = made(client)
+    manager = make_manager(client)
     manager.add_runnable(end)
     with pytest.raises(RuntimeError, match=r"runnable .*\.end: returned, expected to run until the program ends"):
         await manager.run()
@@ -344,7 +344,7 @@ async def test_a_runnable_of_the_leader_that_ends_ends_the_program(client: Clien
         if ending == "fails":
             raise OSError("end: disk is full")
 
-    manager = made(client, "one" if leads else "")
+    manager = make_manager(client, "one" if leads else "")
     manager.add_runnable(end, leader_only=True)
     async with asyncio.timeout(30):
         with pytest.raises((RuntimeError, UnexpectedCancellation, OSError), match=r"end: "):
@@ -356,7 +356,7 @@ async def test_a_controller_that_returns_stops_the_program(api: KubeApi, client:
         pass
 
     controller = manager.controller("widget", reconcile).for_object(manager.cache(Widget))
-    manager.add_runnable(forever)
+    manager.add_runnable(run_forever)
     task = asyncio.create_task(manager.run())
     await until(lambda: api.open_watches == 1)
     controller.stop()
@@ -365,7 +365,7 @@ async def test_a_controller_that_returns_stops_the_program(api: KubeApi, client:
             await task
 
 
-async def forever() -> None:
+async def run_forever() -> None:
     await asyncio.Event().wait()
 
 
@@ -417,12 +417,12 @@ async def test_a_server_serves_after_sigterm_until_the_shutdown_delay_is_over(ap
 async def test_a_standby_that_is_stopped_does_not_start_to_lead(api: KubeApi, client: Client) -> None:
     lease = {"holderIdentity": "another", "leaseDurationSeconds": 1}
     api.put("leases", {"metadata": {"name": "l", "namespace": "n"}, "spec": lease})
-    manager = made(client, "one")
+    manager = make_manager(client, "one")
     leaders: list[str] = []
 
-    async def lead() -> None:
+    async def leader_task() -> None:
         leaders.append("one")
-        await forever()
+        await run_forever()
 
     @contextlib.asynccontextmanager
     async def slow_server() -> AsyncIterator[None]:
@@ -430,7 +430,7 @@ async def test_a_standby_that_is_stopped_does_not_start_to_lead(api: KubeApi, cl
         # longer than the Lease of the other one lasts
         await asyncio.sleep(1.5)
 
-    manager.add_runnable(lead, leader_only=True)
+    manager.add_runnable(leader_task, leader_only=True)
     manager.add_context(slow_server())
     async with running(manager):
         await until(lambda: api.count("GET .*/leases/l") > 1)
@@ -456,7 +456,7 @@ async def test_no_task_outlives_the_manager(api: KubeApi, client: Client) -> Non
 
     async def reconcile(_request: Request) -> None:
         started.set()
-        await forever()
+        await run_forever()
 
     for ending in ("stop", "failure", "cancellation"):
         started.clear()

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from fake_plugin import FakePlugin, Refusal, listing
+from fake_plugin import FakePlugin, HandlerError, listing
 from kubelets import Kubelet, PodRejected
 
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
@@ -44,7 +44,7 @@ async def join(kubelet: Kubelet) -> AsyncIterator[Join]:
 
 
 def refuse(_: object) -> None:
-    raise Refusal("the card is on fire")
+    raise HandlerError("the card is on fire")
 
 
 def memory(kubelet: Kubelet) -> Checkpoint:
@@ -158,7 +158,7 @@ async def test_ending_the_stream_of_an_earlier_plugin_disconnects_the_new_one(ku
     old = await join(devices=listing("old"))
     new = await join(endpoint="new.sock", devices=listing("new", "newer"))
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
-    await old.die()
+    await old.abort()
     await kubelet.until(lambda resources: resources == {GADGET: (2, 0)})
     await new.register()
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
@@ -195,7 +195,7 @@ async def test_a_resource_without_devices_rejects_pods(kubelet: Kubelet, join: J
     assert await problem(kubelet, {GADGET: 1}) == NONE_HEALTHY
 
 
-def nothing(_: object) -> pb.AllocateResponse:
+def no_answer(_: object) -> pb.AllocateResponse:
     return pb.AllocateResponse()
 
 
@@ -203,7 +203,7 @@ def nothing(_: object) -> pb.AllocateResponse:
     ("handlers", "text"),
     [
         ({"Allocate": refuse}, "rpc error: code = Unknown desc = the card is on fire, which is unexpected"),
-        ({"Allocate": nothing}, "no containers return in allocation response"),
+        ({"Allocate": no_answer}, "no containers return in allocation response"),
         (
             {"GetPreferredAllocation": refuse, "options": PREFERS},
             "device plugin GetPreferredAllocation rpc failed with err: rpc error: code = Unknown desc = the card is",
@@ -281,7 +281,7 @@ async def test_after_a_restart_a_resource_has_no_devices_until_its_plugin_regist
     assert not os.path.exists(plugin.path)
     assert kubelet.resources() == {}
     assert await problem(kubelet, {GADGET: 1}, "early") == NONE_HEALTHY
-    await plugin.die()
+    await plugin.abort()
     await plugin.serve()
     await plugin.register()
     await kubelet.until(lambda resources: resources == {GADGET: (3, 3)})

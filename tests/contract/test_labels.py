@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 from conftest import Run
 from node_api import node_api
-from processes import called
+from processes import run_main
 from trees import gpu_card, link, write
 from waiting import until
 
@@ -48,12 +48,12 @@ def sgx(root: Path) -> None:
     write(root / "sys/class/misc/sgx_enclave/dev", "10:125\n")
 
 
-def printed(*arguments: str) -> "subprocess.CompletedProcess[str]":
+def run_labels(*arguments: str) -> "subprocess.CompletedProcess[str]":
     cluster = [name for name in os.environ if name.startswith(("KUBERNETES_", "NODE_NAME"))]
     with patch.dict(os.environ):
         for name in cluster:
             del os.environ[name]
-        return called(labels.main, *arguments)
+        return run_main(labels.main, *arguments)
 
 
 # Printed.
@@ -63,21 +63,21 @@ def test_labels_and_resources_are_printed(tmp_path: Path) -> None:
     gpu(tmp_path)
     module(tmp_path, "i915")
     sgx(tmp_path)
-    result = printed(f"-root={tmp_path}")
+    result = run_labels(f"-root={tmp_path}")
     assert result.returncode == 0
     rows = [line.split() for line in result.stdout.splitlines() if line]
     assert rows[0] == ["LABEL", "VALUE"]
     assert [GPU, "true"] in rows
     assert ["gpu.intel.com/product", "Flex_170"] in rows
     assert rows[-2:] == [["RESOURCE", "AMOUNT"], ["sgx.intel.com/epc", str(EPC)]]
-    document = json.loads(printed(f"-root={tmp_path}", "-output=json").stdout)
+    document = json.loads(run_labels(f"-root={tmp_path}", "-output=json").stdout)
     assert document["labels"][SGX] == "true"
     assert document["resources"] == {"sgx.intel.com/epc": str(EPC)}
 
 
 def test_a_node_without_matching_rules_prints_a_message(tmp_path: Path) -> None:
-    assert printed(f"-root={tmp_path}").stdout == "no rule matches this node\n"
-    assert json.loads(printed(f"-root={tmp_path}", "-output=json").stdout) == {"labels": {}, "resources": {}}
+    assert run_labels(f"-root={tmp_path}").stdout == "no rule matches this node\n"
+    assert json.loads(run_labels(f"-root={tmp_path}", "-output=json").stdout) == {"labels": {}, "resources": {}}
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_node_without_matching_rules_prints_a_message(tmp_path: Path) -> None:
 )
 def test_invalid_options_are_rejected_with_a_message(tmp_path: Path, words: list[str], message: str) -> None:
     gpu(tmp_path)
-    result = printed(f"-root={tmp_path}", *words)
+    result = run_labels(f"-root={tmp_path}", *words)
     assert result.returncode == 1
     assert message in result.stderr
 
@@ -105,13 +105,13 @@ def test_a_feature_file_is_written_and_removed(tmp_path: Path) -> None:
     gpu(tmp_path)
     sgx(tmp_path)
     words = (f"-root={tmp_path}", "-output=nfd", f"-features-dir={tmp_path}")
-    assert printed(*words).returncode == 0
+    assert run_labels(*words).returncode == 0
     file = tmp_path / "accelplane-features.txt"
     assert f"{SGX}=true\n" in file.read_text()
     assert "sgx.intel.com/epc" not in file.read_text()
-    assert printed(*words, "-epc").returncode == 0
+    assert run_labels(*words, "-epc").returncode == 0
     assert f"sgx.intel.com/epc={EPC}\n" in file.read_text()
-    assert printed(*words, "-cleanup").returncode == 0
+    assert run_labels(*words, "-cleanup").returncode == 0
     assert not file.exists()
 
 
@@ -252,9 +252,9 @@ async def test_the_agent_writes_the_same_labels_for_nfd(run: Run, tmp_path: Path
 async def test_a_failing_labeller_does_not_stop_the_agent(run: Run) -> None:
     clean = {"KUBERNETES_SERVICE_HOST": "", "NODE_NAME": "one"}
     process = run("accelplane", "node", "--labels=node", "--plugins=npu", env=clean)
-    await process.said("accelplane labels: not in a cluster")
-    await process.said("labels: exited with 1, restarting it in 1 s")
-    await process.said("restarting it in 2 s")
+    await process.wait_for_log("accelplane labels: not in a cluster")
+    await process.wait_for_log("labels: exited with 1, restarting it in 1 s")
+    await process.wait_for_log("restarting it in 2 s")
     assert await process.terminate() == 0
 
 

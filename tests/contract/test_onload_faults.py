@@ -68,7 +68,7 @@ class Operator:
 
 
 @contextlib.asynccontextmanager
-async def operated(api: KubeApi, setup: Setup) -> AsyncIterator[Operator]:
+async def running_operator(api: KubeApi, setup: Setup) -> AsyncIterator[Operator]:
     operator = Operator(api)
     tasks = [asyncio.create_task(operator.run()), asyncio.create_task(setup.run())]
     try:
@@ -131,7 +131,7 @@ async def prepared() -> KubeApi:
     if not _prepared:
         async with kube_api() as api:
             setup = Setup(api)
-            async with operated(api, setup):
+            async with running_operator(api, setup):
                 setup.create(onload__kernelMappings=[SFC])
                 await until(lambda: setup.is_ready(VERSION), 60)
         copied = KubeApi()
@@ -147,7 +147,7 @@ async def run(scenario: Scenario, trouble: Callable[[KubeApi, Operator], Fault |
         setup = Setup(api)
         if before is not None:
             api.copy_from(before)
-        async with operated(api, setup) as operator:
+        async with running_operator(api, setup) as operator:
             await until(lambda: api.open_watches >= WATCHES, 60)
             writes = api.count(WRITES)
             fault = trouble(api, operator)
@@ -160,7 +160,7 @@ async def run(scenario: Scenario, trouble: Callable[[KubeApi, Operator], Fault |
         return writes, fault is not None and not fault.times
 
 
-async def at_every_other_write(name: str, first: int, trouble: Callable[[KubeApi, Operator, int], Fault]) -> None:
+async def at_every_second_write(name: str, first: int, trouble: Callable[[KubeApi, Operator, int], Fault]) -> None:
     scenario = SCENARIOS[name]
     writes, _ = await run(scenario, lambda _api, _operator: None)
     slots = asyncio.Semaphore(AT_A_TIME)
@@ -181,7 +181,7 @@ async def at_every_other_write(name: str, first: int, trouble: Callable[[KubeApi
 @pytest.mark.parametrize("name", SCENARIOS)
 async def test_a_fault_at_any_write_does_not_change_the_final_state(name: str, fault: str) -> None:
     first, options = FAULTS[fault]
-    await at_every_other_write(name, first, lambda api, _, position: api.fault(WRITES, skip=position, **options))
+    await at_every_second_write(name, first, lambda api, _, position: api.fault(WRITES, skip=position, **options))
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
@@ -190,4 +190,4 @@ async def test_an_operator_killed_at_any_write_continues(name: str, after: bool)
     def trouble(api: KubeApi, operator: Operator, position: int) -> Fault:
         return api.fault(WRITES, skip=position, hang=True, after=after, then=operator.kill)
 
-    await at_every_other_write(name, int(after), trouble)
+    await at_every_second_write(name, int(after), trouble)

@@ -23,7 +23,7 @@ async def start(api: KubeApi, tmp_path: Path) -> AsyncGenerator[Start]:
     started: list[Process] = []
     file_arguments = files(api, tmp_path)
 
-    def go(*arguments: str, module: str = "onloadoperator", image: str = IMAGE) -> Process:
+    def run_program(*arguments: str, module: str = "onloadoperator", image: str = IMAGE) -> Process:
         addresses = ("-metrics-bind-address=0", "-health-probe-bind-address=0", "-port=0")
         words = [each for each in file_arguments if module == "operator" or not each.startswith("-cert-dir")]
         command = ("-m", f"accelplane.cli.{module}", *words, *addresses, *arguments)
@@ -31,7 +31,7 @@ async def start(api: KubeApi, tmp_path: Path) -> AsyncGenerator[Start]:
         started.append(Process("python", *command, log=log, env={"DEVICE_PLUGIN_IMG": image}))
         return started[-1]
 
-    yield go
+    yield run_program
     for one in started:
         one.kill()
         await one.exit_code()
@@ -108,6 +108,6 @@ async def test_the_operator_of_the_other_plugins_can_host_it(api: KubeApi, start
 async def test_the_hosting_operator_does_its_other_work_without_the_kind(api: KubeApi, start: Start) -> None:
     api.fault("(GET|WATCH) .*/onloads", 404, times=1_000_000)
     process = start("-onload", "-devices=gpu", "-shutdown-delay=0", module="operator")
-    await process.said("all caches are synced")
+    await process.wait_for_log("all caches are synced")
     assert "Onload: there is no definition of this kind" in process.log()
     assert await process.terminate() == 0

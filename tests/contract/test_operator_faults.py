@@ -29,8 +29,8 @@ from operatorscenarios import (
     Remove,
     copied,
     difference,
+    differences_to_desired,
     end,
-    unfulfilled,
 )
 from thoroughness import examples, places
 from waiting import until
@@ -82,7 +82,7 @@ class Operator:
         self._running.cancel()
 
     async def run(self) -> None:
-        while not await self._one_life() and not self._stopped:
+        while not await self._run_once() and not self._stopped:
             pass
 
     def stop(self) -> None:
@@ -91,7 +91,7 @@ class Operator:
         self._stopped = True
         self._manager.stop()
 
-    async def _one_life(self) -> bool:
+    async def _run_once(self) -> bool:
         """Whether it ended in order."""
         client = Client(self.api.config, field_manager="accelplane-operator", timeout=self._timeout)
         self._manager = Manager(client, health_address=OFF, metrics_address=OFF, watch_timeouts=self.watch_timeouts)
@@ -161,10 +161,10 @@ def end_of(api: KubeApi) -> Object:
 
 
 def missing_in(api: KubeApi) -> str:
-    return unfulfilled({plural: api.all(plural) for plural in (*JUDGED, "nodes", "configmaps")})
+    return differences_to_desired({plural: api.all(plural) for plural in (*JUDGED, "nodes", "configmaps")})
 
 
-async def quiet(api: KubeApi, many: int = 30) -> None:
+async def wait_quiet(api: KubeApi, many: int = 30) -> None:
     """Returns when nothing was asked for while client and server, which share a loop, had many a turn."""
     request_count, turns = -1, 0
     async with asyncio.timeout(60):
@@ -174,7 +174,7 @@ async def quiet(api: KubeApi, many: int = 30) -> None:
             await asyncio.sleep(0.01)
 
 
-class Recorded:
+class FaultFreeRun:
     """A run without faults: the initial state, the final state, and how many requests."""
 
     def __init__(self, prepared: KubeApi, end: Object, requests: int, watches: int) -> None:
@@ -184,52 +184,52 @@ class Recorded:
         self.watches = watches
 
 
-_recorded: dict[str, Recorded] = {}
+_recorded: dict[str, FaultFreeRun] = {}
 
 
-async def recorded(name: str) -> Recorded:
+async def recorded(name: str) -> FaultFreeRun:
     """The run of a scenario without faults, made once."""
     if name not in _recorded:
         scenario = SCENARIOS[name]
         # The operator takes its time, a second, until it looks what other labels of nodes mean.
-        many = 150 if any(isinstance(deed, Put) and deed.plural == "nodes" for deed in scenario.deeds) else 30
+        many = 150 if any(isinstance(deed, Put) and deed.plural == "nodes" for deed in scenario.changes) else 30
         async with kube_api() as api:
             async with operator(api, *scenario.families):
                 for change in scenario.before:
                     do(api, change)
-                await quiet(api, many)
+                await wait_quiet(api, many)
                 prepared = KubeApi()
                 prepared.copy_from(api)
                 watches, counts = api.open_watches, api.count(ANY)
-                for change in scenario.deeds:
+                for change in scenario.changes:
                     do(api, change)
-                await quiet(api, many)
+                await wait_quiet(api, many)
             assert not missing_in(api)
-            _recorded[name] = Recorded(prepared, end_of(api), api.count(ANY) - counts, watches)
+            _recorded[name] = FaultFreeRun(prepared, end_of(api), api.count(ANY) - counts, watches)
     return _recorded[name]
 
 
-async def until_so(api: KubeApi, is_so: Callable[[], bool]) -> None:
+async def wait_until_true(api: KubeApi, condition: Callable[[], bool]) -> None:
     """Waits, but not for ever, until something is so of the objects, which are looked at when they have changed."""
     known_version = -1
 
-    def is_news() -> bool:
+    def has_changed() -> bool:
         nonlocal known_version
         news, known_version = api.version != known_version, api.version
-        return news and is_so()
+        return news and condition()
 
     with contextlib.suppress(TimeoutError):
-        await until(is_news, 60)
+        await until(has_changed, 60)
 
 
-async def ends_as_ever(api: KubeApi, name: str) -> None:
+async def wait_final_state(api: KubeApi, name: str) -> None:
     """Returns when a scenario's end is that of the run without faults."""
     expected = (await recorded(name)).end
-    await until_so(api, lambda: end_of(api) == expected)
+    await wait_until_true(api, lambda: end_of(api) == expected)
     assert not difference(end_of(api), expected)
 
 
-async def troubled(name: str, trouble: Callable[[KubeApi, Operator], Fault], **more: Any) -> bool:
+async def run_with_fault(name: str, trouble: Callable[[KubeApi, Operator], Fault], **more: Any) -> bool:
     """One run of a scenario, with a fault from when its deeds begin; its end is as ever. Whether the fault happened."""
     scenario, record = SCENARIOS[name], await recorded(name)
     async with kube_api() as api:
@@ -237,9 +237,9 @@ async def troubled(name: str, trouble: Callable[[KubeApi, Operator], Fault], **m
         async with operator(api, *scenario.families, **more) as running:
             await until(lambda: api.open_watches >= record.watches, 60)
             fault = trouble(api, running)
-            for change in scenario.deeds:
+            for change in scenario.changes:
                 do(api, change)
-            await ends_as_ever(api, name)
+            await wait_final_state(api, name)
         assert not difference(end_of(api), record.end)
         return not fault.times
 
@@ -271,7 +271,7 @@ async def test_a_fault_at_any_request_does_not_change_the_final_state(name: str,
     more = {"timeout": 0.2} if FAULTS[fault].get("hang") else {}
 
     async def run(position: int) -> bool:
-        return await troubled(name, lambda api, _: api.fault(ANY, skip=position, **FAULTS[fault]), **more)
+        return await run_with_fault(name, lambda api, _: api.fault(ANY, skip=position, **FAULTS[fault]), **more)
 
     await each(places((await recorded(name)).requests, list(FAULTS).index(fault)), run)
 
@@ -283,7 +283,7 @@ async def test_an_operator_killed_at_any_request_continues(name: str, after: boo
         def trouble(api: KubeApi, running: Operator) -> Fault:
             return api.fault(ANY, skip=position, hang=True, after=after, then=running.kill)
 
-        return await troubled(name, trouble)
+        return await run_with_fault(name, trouble)
 
     await each(places((await recorded(name)).requests, int(after)), run)
 
@@ -322,11 +322,11 @@ async def test_failing_watches_hide_no_changes(description: str, moment: str) ->
                 await until(lambda: api.open_watches >= record.watches, 60)
                 if moment == "before":
                     WATCHES[description](api)
-                for change in scenario.deeds:
+                for change in scenario.changes:
                     do(api, change)
                 if moment == "after":
                     WATCHES[description](api)
-                await ends_as_ever(api, name)
+                await wait_final_state(api, name)
             assert not difference(end_of(api), record.end)
         return True
 
@@ -341,11 +341,11 @@ async def test_changes_made_without_an_operator_are_reconciled_even_after_a_fail
     async def run(position: int) -> bool:
         async with kube_api() as api:
             api.copy_from(record.prepared)
-            for change in scenario.deeds:
+            for change in scenario.changes:
                 do(api, change)
             spoilt = api.fault("", skip=position, **FAULTS[fault])
             async with operator(api, *scenario.families):
-                await ends_as_ever(api, name)
+                await wait_final_state(api, name)
             assert not difference(end_of(api), record.end)
             return not spoilt.times
 
@@ -417,9 +417,9 @@ def test_after_any_fault_the_final_state_is_that_of_the_last_edit(steps: list[tu
                 for each in steps:
                     await step(api, running, *each)
                 # What was begun for a resource that is gone meanwhile is to be seen through, too.
-                await quiet(api, 10)
-                await until_so(api, lambda: not missing_in(api))
-                await quiet(api, 10)
+                await wait_quiet(api, 10)
+                await wait_until_true(api, lambda: not missing_in(api))
+                await wait_quiet(api, 10)
             assert not missing_in(api)
 
     asyncio.run(live())

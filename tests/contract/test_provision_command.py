@@ -12,7 +12,7 @@ from unittest.mock import patch
 import click
 import pytest
 from mountpoints import mounted_for_test
-from processes import called
+from processes import run_main
 
 from accelplane.cli import main, provision_dropin
 from accelplane.cli.provision import provision as provision_command
@@ -46,7 +46,7 @@ def run(
         return 0
 
     with patch.object(sys, "argv", [program, *arguments]), patch.dict(os.environ, environment or {}, clear=True):
-        return called(command)
+        return run_main(command)
 
 
 def provision(*arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:

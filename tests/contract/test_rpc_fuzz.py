@@ -133,7 +133,7 @@ ANYTHING = st.one_of(
 
 
 @pytest.fixture
-async def astray() -> AsyncIterator[list[dict[str, Any]]]:
+async def unhandled_errors() -> AsyncIterator[list[dict[str, Any]]]:
     """What the event loop was told of that nobody had caught."""
     found: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: found.append(context))
@@ -144,7 +144,7 @@ async def astray() -> AsyncIterator[list[dict[str, Any]]]:
 @pytest.mark.parametrize("reads", [True, False], ids=["reads", "reads nothing"])
 @given(chunks=cut(ANYTHING), greeting=st.sampled_from([PREFACE + setting()] * 5 + [PREFACE, b""]))
 async def test_a_server_survives_any_client(
-    astray: list[Any], chunks: list[bytes], greeting: bytes, *, reads: bool
+    unhandled_errors: list[Any], chunks: list[bytes], greeting: bytes, *, reads: bool
 ) -> None:
     methods, tracker = Methods(), ConnectionTracker()
     connection = ServerConnection({path.encode(): method for path, method in methods.table.items()}, tracker)
@@ -157,7 +157,7 @@ async def test_a_server_survives_any_client(
     await until(lambda: methods.running == 0)
     await tracker.wait_closed(5)
     assert connection.streams == {}
-    assert astray == []
+    assert unhandled_errors == []
 
 
 @st.composite
@@ -181,7 +181,7 @@ def replies(draw: st.DrawFn) -> bytes:
     chunks=cut(st.one_of(st.lists(FRAMES, max_size=30).map(b"".join), changed(replies()), st.binary(max_size=300))),
     greeting=st.sampled_from([setting()] * 5 + [b"", frame(SETTINGS, 0, 0, b"?")]),
 )
-async def test_a_client_survives_any_server(astray: list[Any], chunks: list[bytes], greeting: bytes) -> None:
+async def test_a_client_survives_any_server(unhandled_errors: list[Any], chunks: list[bytes], greeting: bytes) -> None:
     connection = ClientConnection()
     wire = Wire(connection, reads=True)
 
@@ -208,4 +208,4 @@ async def test_a_client_survives_any_server(astray: list[Any], chunks: list[byte
     for task in done:
         assert task.exception() is None or "Error parsing message" in str(task.exception())
     assert connection.streams == {}
-    assert astray == []
+    assert unhandled_errors == []

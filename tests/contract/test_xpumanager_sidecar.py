@@ -238,7 +238,7 @@ async def test_a_signal_removes_the_file_and_ends_the_process(tmp_path: Path, nu
 async def test_a_signal_during_the_startup_delay_ends_the_process(tmp_path: Path) -> None:
     (labels := tmp_path / "features").mkdir()
     running = process(labels, "-startup-delay=1000", "-v=1")
-    await running.said("waiting 1000 s")
+    await running.wait_for_log("waiting 1000 s")
     assert await running.terminate() == 0
 
 

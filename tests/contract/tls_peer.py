@@ -43,7 +43,7 @@ def response(status: str, body: bytes = b"", *headers: str) -> bytes:
     return "\r\n".join((*lines, "", "")).encode() + body
 
 
-def says(*parts: bytes) -> Answer:
+def respond_with(*parts: bytes) -> Answer:
     """An answer of these bytes, and then the end."""
 
     async def answer(_request: Request, writer: asyncio.StreamWriter) -> None:
@@ -55,7 +55,7 @@ def says(*parts: bytes) -> Answer:
 
 
 def document(value: object, status: str = "200 OK") -> Answer:
-    return says(response(status, json.dumps(value).encode()))
+    return respond_with(response(status, json.dumps(value).encode()))
 
 
 def chunked(*chunks: bytes, end: bool = True) -> bytes:

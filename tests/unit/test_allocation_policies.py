@@ -318,7 +318,7 @@ class Histories(RuleBasedStateMachine):
         self.node.allocated.remove(data.draw(st.sampled_from(sorted(self.node.allocated))))
 
     @rule(excess=st.integers(1, 3))
-    def ask_for_too_many(self, excess: int) -> None:
+    def request_too_many(self, excess: int) -> None:
         with pytest.raises(AllocationError, match="AllocationSize"):
             run(self.node.admit(len(self.node.offer) + excess))
 

@@ -176,7 +176,7 @@ def fifo_with_a_writer(path: Path) -> None:
     os.open(path, os.O_RDWR)  # stays open until the end of the process: somebody who writes nothing
 
 
-def folder(path: Path) -> None:
+def make_directory(path: Path) -> None:
     path.mkdir()
 
 
@@ -206,7 +206,7 @@ def open_files() -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("make", [fifo, fifo_with_a_writer, folder, dangling, loop, link_to_a_device, huge])
+@pytest.mark.parametrize("make", [fifo, fifo_with_a_writer, make_directory, dangling, loop, link_to_a_device, huge])
 class TestOddThings:
     def test_other_file_types_in_the_directory_are_ignored_without_blocking(
         self, directory: CdiDirectory, place: Path, make: Callable[[Path], None]
@@ -229,7 +229,7 @@ class TestOddThings:
         before = open_files()
         directory.publish([CARD])
         assert not open_files() - before
-        if make is folder:
+        if make is make_directory:
             with pytest.raises(CdiWriteError, match="Is a directory"):
                 directory.ensure(CARD)
         else:
@@ -245,8 +245,8 @@ class TestOddThings:
         write(place / "vendor.yaml", FOREIGN)
         directory.publish([CARD])
         directory.remove({CARD.qualified_name: CARD.file_name})
-        assert (place / CARD.file_name).is_dir() == (make is folder)
-        assert any("cannot remove" in message for message in caplog.messages) == (make is folder)
+        assert (place / CARD.file_name).is_dir() == (make is make_directory)
+        assert any("cannot remove" in message for message in caplog.messages) == (make is make_directory)
 
 
 class TestEnsure:

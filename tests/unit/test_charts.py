@@ -102,7 +102,7 @@ def test_the_schema_has_the_keys_of_the_values(chart: str) -> None:
 # The operator
 
 
-def wanted_objects(tree: str) -> dict[tuple[str, str], Object]:
+def expected_objects(tree: str) -> dict[tuple[str, str], Object]:
     found = by_name(render(DEPLOY / "operator" / tree))
     del found["Namespace", NAMESPACE]
     for (kind, _), each in found.items():
@@ -125,7 +125,7 @@ def wanted_objects(tree: str) -> dict[tuple[str, str], Object]:
     ids=["own", "certmanager"],
 )
 def test_the_operator_chart_renders_the_objects_of_the_kustomization(tree: str, values: Object) -> None:
-    found, expected = by_name(template(OPERATOR, NAMESPACE, **values)), wanted_objects(tree)
+    found, expected = by_name(template(OPERATOR, NAMESPACE, **values)), expected_objects(tree)
     assert {*found} == {*expected}
     for name, each in expected.items():
         assert found[name] == each, name

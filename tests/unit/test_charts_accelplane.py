@@ -230,7 +230,7 @@ def test_definitions_can_be_installed_by_other_means() -> None:
 # helm test
 
 
-def awaited(objects: list[Object]) -> list[str]:
+def awaited_workloads(objects: list[Object]) -> list[str]:
     """The workloads that `helm test` waits for."""
     (pod,) = (
         each for each in objects if each["kind"] == "Pod" and each["metadata"]["name"] == "release-test-workloads"
@@ -253,7 +253,7 @@ def test_helm_test_waits_for_the_pods_of_all_components_and_may_read_only_them(n
         if each["kind"] in ("DaemonSet", "Deployment")
     }
     objects = hook_objects(CHART, NAMESPACE, components=components)
-    assert {*awaited(objects)} == workloads
+    assert {*awaited_workloads(objects)} == workloads
     (role,) = (each for each in objects if each["kind"] == "Role")
     (rule,) = role["rules"]
     assert rule["verbs"] == ["get"]

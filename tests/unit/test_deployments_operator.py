@@ -58,7 +58,7 @@ def operator_of(directory: str) -> Object:
     return found
 
 
-def placed(kind: str, objects: Iterable[Object]) -> set[tuple[str, str]]:
+def names_of_kind(kind: str, objects: Iterable[Object]) -> set[tuple[str, str]]:
     """Names and namespaces of a kind."""
     return {
         (each["metadata"]["name"], each["metadata"].get("namespace", "")) for each in objects if each["kind"] == kind

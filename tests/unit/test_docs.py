@@ -228,7 +228,7 @@ def test_every_command_line_shown_parses() -> None:
 # Tables that must be complete.
 
 
-def shown(flag: Flag) -> str:
+def flag_text(flag: Flag) -> str:
     if isinstance(flag.default, bool):
         return str(flag.default).lower()
     return f"{flag.default:g}" if isinstance(flag.default, float) else f"{flag.default}"
@@ -263,7 +263,7 @@ def shown(flag: Flag) -> str:
 )
 def test_option_tables_list_every_option_with_its_default(page: Path, heading: str, flags: Sequence[Flag]) -> None:
     listed = {row[0].strip("`-"): row[1].strip("`") for row in rows(section(page, heading))}
-    assert listed == {flag.name: shown(flag) for flag in flags}
+    assert listed == {flag.name: flag_text(flag) for flag in flags}
 
 
 def test_the_configuration_file_table_lists_every_key() -> None:

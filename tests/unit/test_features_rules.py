@@ -28,7 +28,7 @@ def in_set(values: Sequence[str]) -> dict[str, Any]:
     return {"op": "In", "value": list(values)}
 
 
-def terms_as_written(terms: Sequence[Term]) -> list[dict[str, Any]]:
+def terms_of(terms: Sequence[Term]) -> list[dict[str, Any]]:
     features: dict[str, dict[str, Any]] = {}
     for term in terms:
         features.setdefault(term.feature, {})[term.name] = {"op": term.op}
@@ -37,7 +37,7 @@ def terms_as_written(terms: Sequence[Term]) -> list[dict[str, Any]]:
 
 def as_written(rule: Rule) -> dict[str, Any]:
     """The rule as NFD would be given it, but for its template."""
-    features = terms_as_written(rule.terms)
+    features = terms_of(rule.terms)
     if rule.classes:
         expressions = {"vendor": in_set(["8086"]), "class": in_set(rule.classes)}
         if rule.devices:
@@ -47,7 +47,7 @@ def as_written(rule: Rule) -> dict[str, Any]:
         "labels": dict(rule.labels),
         "extendedResources": dict(rule.resources),
         "matchFeatures": features,
-        "matchAny": [{"matchFeatures": terms_as_written(terms)} for terms in rule.any_of],
+        "matchAny": [{"matchFeatures": terms_of(terms)} for terms in rule.any_of],
     }
     return {"name": rule.name, **{key: part for key, part in parts.items() if part}}
 

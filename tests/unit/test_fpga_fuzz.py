@@ -61,7 +61,7 @@ def places(found: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str |
 
 
 @st.composite
-def spoiled(draw: st.DrawFn, good: st.SearchStrategy[Json], most: int = 2) -> Json:
+def damaged_documents(draw: st.DrawFn, good: st.SearchStrategy[Json], most: int = 2) -> Json:
     """A document, mostly as it should be: some values in it are others, or are gone."""
     document = json.loads(json.dumps(draw(good)))
     for _ in range(draw(st.integers(0, most))):
@@ -105,7 +105,9 @@ NUMBERS = st.sampled_from(
 @st.composite
 def designs(draw: st.DrawFn) -> bytes:
     """GBS files that say anything of themselves."""
-    text = json.dumps(draw(spoiled(METADATA))).encode() + draw(st.sampled_from([b"", b"\0\0", b" {", b"\xff"]))
+    text = json.dumps(draw(damaged_documents(METADATA))).encode() + draw(
+        st.sampled_from([b"", b"\0\0", b" {", b"\xff"])
+    )
     length = draw(st.none() | st.integers(0, len(text) + 5) | NUMBERS.filter(lambda number: number < 2**32))
     content = gbs(text[:4095], draw(st.sampled_from([b"raw", b"", b"r" * 5000])), length=length)
     return content[: draw(st.integers(0, len(content)))] if draw(st.booleans()) else content
@@ -258,7 +260,7 @@ STATES = st.fixed_dictionaries(
 )
 
 
-@given(spoiled(CONFIGS))
+@given(damaged_documents(CONFIGS))
 def test_any_configuration_requests_ids_for_its_ports_or_is_rejected(config: Json) -> None:
     try:
         found = parse_config(json.dumps(config).encode(), "config.json")
@@ -270,7 +272,7 @@ def test_any_configuration_requests_ids_for_its_ports_or_is_rejected(config: Jso
     assert all(re.fullmatch(r"(dfl-port\.|intel-fpga-port\.)[0-9]+", port) for port in found.ports)
 
 
-@given(state=spoiled(STATES), config=spoiled(CONFIGS), mode=st.booleans())
+@given(state=damaged_documents(STATES), config=damaged_documents(CONFIGS), mode=st.booleans())
 def test_any_state_is_a_request_or_rejected_in_one_line(state: Json, config: Json, mode: bool, tmp_path: Path) -> None:
     if state.get("bundle") == "bundle":
         state["bundle"] = str(tmp_path)
@@ -365,7 +367,7 @@ def named(functions: list[Json], regions: list[Json]) -> Names:
     return names_of(msgspec.convert(functions, list[AcceleratorFunction]), msgspec.convert(regions, list[FpgaRegion]))
 
 
-def given_by(functions: list[Json], regions: list[Json]) -> tuple[set[str], set[tuple[str, str]]]:
+def allowed_by(functions: list[Json], regions: list[Json]) -> tuple[set[str], set[tuple[str, str]]]:
     """What these objects let a pod have: resources, and what may be programmed into which region."""
     resources: set[str] = set()
     for each in (*functions, *regions):
@@ -398,7 +400,7 @@ def containers_of(pod: Json) -> list[Json]:
     return [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
 
 
-def asked_for(container: Json, field: str) -> Mapping[str, Any]:
+def requested(container: Json, field: str) -> Mapping[str, Any]:
     found = ((container.get("resources") or {}).get(field)) or {}
     return {name: units for name, units in found.items() if name.startswith(PREFIX)}
 
@@ -413,24 +415,24 @@ def env_of(container: Json) -> list[Json]:
     return [each for each in container.get("env") or [] if isinstance(each, dict)]
 
 
-@given(namespace=NAMESPACES, pod=PODS | spoiled(PODS))
+@given(namespace=NAMESPACES, pod=PODS | damaged_documents(PODS))
 def test_pods_get_only_functions_of_their_namespace_and_mutation_is_idempotent(
     namespace: tuple[list[Json], list[Json]], pod: Json
 ) -> None:
     names = named(*namespace)
-    resources, pairs = given_by(*namespace)
+    resources, pairs = allowed_by(*namespace)
     hook = fpga.mutator(lambda _namespace: names)
     first = reviewed(hook, pod)
     if not first["allowed"]:
         return
     after = apply_json_patch(pod, first["patch"])
     for old, new in zip(containers_of(pod), containers_of(after), strict=True):
-        limits = asked_for(new, "limits")
-        if not limits and not asked_for(old, "limits"):
+        limits = requested(new, "limits")
+        if not limits and not requested(old, "limits"):
             assert new == old
             continue
         assert set(limits) <= resources
-        assert set(limits) == set(asked_for(new, "requests"))
+        assert set(limits) == set(requested(new, "requests"))
         variables = {each["name"]: each.get("value") for each in env_of(new) if is_ours(each)}
         count = len(variables) // 2
         assert set(variables) == {f"FPGA_{what}_{n}" for what in ("REGION", "AFU") for n in range(1, count + 1)}
@@ -453,7 +455,7 @@ def test_any_objects_have_valid_resource_names_and_distinct_pairs(
     namespace: tuple[list[Json], list[Json]],
 ) -> None:
     names = named(*namespace)
-    resources, pairs = given_by(*namespace)
+    resources, pairs = allowed_by(*namespace)
     assert names.resources == resources
     assert all(re.fullmatch(rf"{PREFIX}[a-z0-9][A-Za-z0-9_.\-]{{0,61}}[A-Za-z0-9]", name) for name in names.resources)
     assert {target.resource for target in names.targets.values()} <= resources
@@ -463,7 +465,7 @@ def test_any_objects_have_valid_resource_names_and_distinct_pairs(
     assert {*names.targets, *names.faulty} == set(written)
 
 
-@given(spoiled(FUNCTIONS, 3), st.sampled_from(["default", "legacy63"]))
+@given(damaged_documents(FUNCTIONS, 3), st.sampled_from(["default", "legacy63"]))
 def test_any_function_is_stored_with_a_warning_if_it_is_unusable(function: Json, naming: Any) -> None:
     response = reviewed(checker(naming), function, "AcceleratorFunction")
     assert not response["patch"]

@@ -174,13 +174,13 @@ class TestLock:
         card = one_port(tmp_path)
         lock = tmp_path / STATE_DIRECTORY[1:] / "dfl-fme.0.lock"
 
-        class Looking(Driver):
+        class ScanningHost(Driver):
             def program(self, name: str, argument: bytearray) -> None:
                 with lock.open("rb") as file, pytest.raises(BlockingIOError):
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 super().program(name, argument)
 
-        driver = Looking(card, NLB3)
+        driver = ScanningHost(card, NLB3)
         assert run(card, driver)
         with lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

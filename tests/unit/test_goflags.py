@@ -137,7 +137,7 @@ def test_unsigned_numbers_are_gos_literals_without_a_sign(text: str, number: int
         assert parse(UNSIGNED, ["-n", text])[0] == {"n": number}
 
 
-class Counted(Config, frozen=True, kw_only=True):
+class CountingFlags(Config, frozen=True, kw_only=True):
     """Numbers of all kinds."""
 
     natural: Annotated[int, Meta(ge=0, description="from nothing on")] = 1
@@ -148,13 +148,13 @@ class Counted(Config, frozen=True, kw_only=True):
 
 
 def test_options_that_start_at_0_are_unsigned_flags_and_computed_defaults_are_shown() -> None:
-    assert flags_of(Counted) == [
+    assert flags_of(CountingFlags) == [
         Flag("natural", 1, "from nothing on", unsigned=True),
         Flag("computed", 7, "worked out", unsigned=True),
         Flag("positive", 1),
         Flag("share", 0.5),
     ]
-    assert "  -computed uint\n    \tworked out (default 7)" in usage("prog", flags_of(Counted))
+    assert "  -computed uint\n    \tworked out (default 7)" in usage("prog", flags_of(CountingFlags))
 
 
 @pytest.mark.parametrize("text", ["1", "t", "T", "true", "TRUE", "True", "0", "f", "F", "false", "FALSE", "False"])

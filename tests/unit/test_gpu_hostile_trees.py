@@ -44,7 +44,7 @@ def removed(path: str) -> None:
         os.rename(path, f"{path}.moved")
 
 
-def emptied(path: str) -> None:
+def make_empty(path: str) -> None:
     removed(path)
     os.mkdir(path)
 
@@ -59,7 +59,7 @@ def deep(path: str) -> None:
     os.makedirs(f"{path}/card0/device/drm/card0/\udcfe")
 
 
-def filled(content: bytes) -> Callable[[str], None]:
+def make_file(content: bytes) -> Callable[[str], None]:
     def fill(path: str) -> None:
         removed(path)
         Path(path).write_bytes(content)
@@ -76,8 +76,8 @@ def linked(target: str) -> Callable[[str], None]:
 
 
 DEEDS = st.one_of(
-    st.sampled_from([removed, emptied, fifo, deep, filled(b"7" * 70_000), filled(b"9" * 5_000)]),
-    st.binary(max_size=40).map(filled),
+    st.sampled_from([removed, make_empty, fifo, deep, make_file(b"7" * 70_000), make_file(b"9" * 5_000)]),
+    st.binary(max_size=40).map(make_file),
     st.sampled_from(
         [
             *(".", "..", "/", "../../../..", "/sys/class/drm/card1", "/sys/class/drm/card1/device", "/dev/dri/card1"),
@@ -97,7 +97,7 @@ DEEDS = st.one_of(
 )
 
 
-def spoil(root: str, location: str, change: Callable[[str], None]) -> None:
+def apply_change(root: str, location: str, change: Callable[[str], None]) -> None:
     """Does the deed at the spot, if earlier ones have left it there."""
     try:
         os.makedirs(f"{root}/{os.path.dirname(location)}", exist_ok=True)
@@ -108,7 +108,7 @@ def spoil(root: str, location: str, change: Callable[[str], None]) -> None:
         pass
 
 
-def looked(plugin: Plugin[Config], root: str) -> tuple[list[object], Host] | str:
+def scan_plugin(plugin: Plugin[Config], root: str) -> tuple[list[object], Host] | str:
     host = Host(root)
     try:
         return list(plugin.scan(host)), host
@@ -135,9 +135,9 @@ def test_an_inconsistent_tree_raises_no_exception(
         gpu_card(Path(root), 1, driver="xe")
         npu(Path(root), 0, busy_us=7)
         for location, change in changes:
-            spoil(root, location, change)
+            apply_change(root, location, change)
         for plugin in (GpuPlugin(config), NpuPlugin(NpuConfig(accept_unknown_ids=True))):
-            first, second = looked(plugin, root), looked(plugin, root)
+            first, second = scan_plugin(plugin, root), scan_plugin(plugin, root)
             if isinstance(first, str) or isinstance(second, str):
                 assert first == second
                 continue

@@ -175,7 +175,7 @@ class TestOpenGroup:
     def test_a_function_in_use_is_not_unbound(self) -> None:
         host = host_of(loaded=("vfio-pci", "igb_uio"))
         bind(host, VF, "vfio-pci")
-        host.held.add(f"/dev/vfio/{vfio_group(host, VF)}")
+        host.open_groups.add(f"/dev/vfio/{vfio_group(host, VF)}")
         host.writes.clear()
         with pytest.raises(BindError, match="its VFIO group is open") as refusal:
             bind(host, VF, "igb_uio")

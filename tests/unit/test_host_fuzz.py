@@ -81,7 +81,7 @@ def at_most(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def plant(root: str, outside: str, kind: str, path: str, matter: str | bytes) -> None:
+def create_entry(root: str, outside: str, kind: str, path: str, matter: str | bytes) -> None:
     """One file of a kind at the path, unless something is in its way."""
     # All files are created inside; only targets of links lead outside.
     if ".." in path.split("/"):
@@ -105,7 +105,7 @@ def plant(root: str, outside: str, kind: str, path: str, matter: str | bytes) ->
         pass
 
 
-def looks(host: Host, path: str) -> Iterator[Callable[[], object]]:
+def read_all(host: Host, path: str) -> Iterator[Callable[[], object]]:
     """Every way to look at the path."""
     yield lambda: host.text(path)
     yield lambda: host.read_once(path, 100)
@@ -149,11 +149,11 @@ def test_a_hostile_tree_causes_only_documented_errors_and_no_access_outside(
         for canary in (f"{base}/canary", f"{outside}/canary", f"{outside}/vendor", f"{outside}/numa_node"):
             Path(canary).write_text(CANARY)
         for kind, path, matter in changes:
-            plant(root, outside, kind, path, matter)
+            create_entry(root, outside, kind, path, matter)
         host = Host(root)
         planted = [f"/{path}" for _kind, path, _matter in changes]
         for path in (*paths, *planted, *(f"{path}/x" for path in planted)):
-            for look in looks(host, path):
+            for look in read_all(host, path):
                 try:
                     answer = look()
                 except HostError as error:
@@ -176,8 +176,8 @@ def test_a_hostile_tree_causes_only_documented_errors_and_no_access_outside(
 def test_each_slave_is_visited_once(links: list[tuple[str, str]]) -> None:
     with tempfile.TemporaryDirectory() as root, at_most(60):
         for start, end in links:
-            plant(root, root, "link", f"sys/devices/{start}/slaves/{end}", f"/sys/devices/{end}")
-            plant(root, root, "file", f"sys/devices/{end}/numa_node", b"1")
+            create_entry(root, root, "link", f"sys/devices/{start}/slaves/{end}", f"/sys/devices/{end}")
+            create_entry(root, root, "file", f"sys/devices/{end}/numa_node", b"1")
         host = Host(root)
         for start, _end in links:
             assert host.topology_of(f"/sys/devices/{start}") in (None, (1,))

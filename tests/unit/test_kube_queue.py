@@ -11,12 +11,12 @@ from accelplane.kube.queue import QueueShutDown, WorkQueue
 A, B = Request("a"), Request("b", "somewhere")
 
 
-async def taken(queue: WorkQueue, count: int) -> list[Request]:
+async def take_keys(queue: WorkQueue, count: int) -> list[Request]:
     async with asyncio.timeout(5):
         return [await queue.get() for _ in range(count)]
 
 
-def nothing_waits(queue: WorkQueue) -> bool:
+def is_empty(queue: WorkQueue) -> bool:
     take = queue.get()
     try:
         take.send(None)
@@ -30,21 +30,21 @@ async def test_a_key_added_many_times_is_processed_once() -> None:
     queue = WorkQueue("test")
     for key in (A, B, A, A):
         queue.add(key)
-    assert await taken(queue, 2) == [A, B]
-    assert nothing_waits(queue)
+    assert await take_keys(queue, 2) == [A, B]
+    assert is_empty(queue)
 
 
 async def test_a_key_added_during_its_processing_is_processed_again_afterwards() -> None:
     queue = WorkQueue("test")
     queue.add(A)
-    await taken(queue, 1)
+    await take_keys(queue, 1)
     queue.add(A)
     queue.add(A)
-    assert nothing_waits(queue)
+    assert is_empty(queue)
     queue.done(A)
-    assert await taken(queue, 1) == [A]
+    assert await take_keys(queue, 1) == [A]
     queue.done(A)
-    assert nothing_waits(queue)
+    assert is_empty(queue)
 
 
 async def test_delays_double_with_failures_up_to_the_longest_and_are_forgotten() -> None:
@@ -75,18 +75,18 @@ async def test_a_delayed_key_becomes_ready_after_the_shortest_delay() -> None:
     queue.add_after(A, 3600)
     queue.add_after(A, 0.01)
     queue.add_after(A, 3600)
-    assert nothing_waits(queue)
-    assert await taken(queue, 1) == [A]
+    assert is_empty(queue)
+    assert await take_keys(queue, 1) == [A]
 
 
 async def test_adding_a_delayed_key_makes_it_ready_once() -> None:
     queue = WorkQueue("test")
     queue.add_after(A, 0.01)
     queue.add(A)
-    assert await taken(queue, 1) == [A]
+    assert await take_keys(queue, 1) == [A]
     queue.done(A)
     await asyncio.sleep(0.03)
-    assert nothing_waits(queue)
+    assert is_empty(queue)
 
 
 async def test_shutdown_ends_waiters_and_drops_keys() -> None:

@@ -51,7 +51,7 @@ def texts(lines: list[str]) -> list[str]:
     return [line.partition("] ")[2] for line in lines]
 
 
-def said(module: str, *kinds: str) -> list[str]:
+def log_texts(module: str, *kinds: str) -> list[str]:
     return [f"{module} {kind}" for kind in kinds]
 
 
@@ -83,7 +83,7 @@ def test_lines_have_klogs_header() -> None:
     ],
 )
 def test_verbosity_filters_messages(arguments: list[str], cdi: list[str], watch: list[str]) -> None:
-    assert texts(logged(*arguments)) == [*said("cdi", *cdi), *said("watch", *watch)]
+    assert texts(logged(*arguments)) == [*log_texts("cdi", *cdi), *log_texts("watch", *watch)]
 
 
 def test_a_message_is_one_line_with_any_quoted_text() -> None:
@@ -113,8 +113,8 @@ class TestFiles:
         assert texts(lines) == ["cdi error", "watch error"]
         expected = ("error", "warning", "info", "v1")
         assert texts((tmp_path / "log").read_text().splitlines()) == [
-            *said("cdi", *expected),
-            *said("watch", *expected),
+            *log_texts("cdi", *expected),
+            *log_texts("watch", *expected),
         ]
 
     @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ class TestFiles:
         self, tmp_path: Path, arguments: list[str], expected: tuple[str, ...]
     ) -> None:
         lines = logged("-logtostderr=false", f"-log_dir={tmp_path}", "-v=1", *arguments)
-        assert texts(lines) == [*said("cdi", *expected), *said("watch", *expected)]
+        assert texts(lines) == [*log_texts("cdi", *expected), *log_texts("watch", *expected)]
         assert len((tmp_path / "prog.log").read_text().splitlines()) == 8
 
     def test_log_files_are_not_used_with_logtostderr(self, tmp_path: Path) -> None:

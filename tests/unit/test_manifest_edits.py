@@ -241,11 +241,11 @@ VALUES = st.recursive(
 )
 
 
-def substituted(value: object, key: str = "") -> object:
+def substitute_values(value: object, key: str = "") -> object:
     if isinstance(value, dict):
-        return {name: substituted(each, name) for name, each in value.items()}
+        return {name: substitute_values(each, name) for name, each in value.items()}
     if isinstance(value, list):
-        return [substituted(each, key) for each in value]
+        return [substitute_values(each, key) for each in value]
     selected = value in {"accelplane/x:1.0.0", "reg/accelplane/y:1.0.0"}
     return str(value).replace("1.0.0", "2.0.0") if selected and (key in {"image", "value", "initImage"}) else value
 
@@ -253,7 +253,7 @@ def substituted(value: object, key: str = "") -> object:
 @given(document=VALUES, flow=st.sampled_from([True, False, None]), style=st.sampled_from([None, "'", '"']))
 def test_documents_keep_all_other_values(document: object, flow: bool | None, style: str | None) -> None:
     text = yaml.safe_dump(document, default_flow_style=flow, default_style=style, allow_unicode=True, width=10_000)
-    assert yaml.safe_load(new(text, version="2.0.0")) == substituted(document)
+    assert yaml.safe_load(new(text, version="2.0.0")) == substitute_values(document)
 
 
 @given(text=st.text(max_size=200) | st.text("ab:-#|>'\"{}[],&*! \n", max_size=60))

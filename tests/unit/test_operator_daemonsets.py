@@ -31,12 +31,12 @@ REGISTRY, OTHER_REGISTRY = "registry-of-all", "registry-of-mine"
 NFD = "/etc/kubernetes/node-feature-discovery"
 
 
-def made(family: str, *, settings: Settings = SETTINGS, provisioning: str = "", **more: Any) -> Object:
+def render_pod(family: str, *, settings: Settings = SETTINGS, provisioning: str = "", **more: Any) -> Object:
     return render(plugin(family, **more), settings, provisioning=provisioning).as_object()
 
 
 def pod(family: str, **more: Any) -> Object:
-    return made(family, **more)["spec"]["template"]["spec"]
+    return render_pod(family, **more)["spec"]["template"]["spec"]
 
 
 def arguments(family: str, **spec: Any) -> str:
@@ -79,7 +79,7 @@ def test_fpgas_skeleton_is_that_of_the_table() -> None:
 @pytest.mark.parametrize("family", models.KINDS)
 def test_a_daemonset_is_named_placed_and_owned(family: str) -> None:
     kind = models.KINDS[family].__name__
-    daemonset = made(family, metadata={"uid": "u-1"})
+    daemonset = render_pod(family, metadata={"uid": "u-1"})
     assert (daemonset["apiVersion"], daemonset["kind"]) == ("apps/v1", "DaemonSet")
     assert daemonset["metadata"] == {
         "name": f"intel-{family}-plugin-mine",
@@ -287,7 +287,7 @@ def test_a_provisioning_config_is_mounted_and_its_hash_is_an_annotation_of_the_p
     assert found["volumes"][-1] == {"name": volume, "configMap": source}
     assert found["initContainers"][0]["volumeMounts"][-1] == {"name": volume, "mountPath": path}
     first, second = (provisioning_hash({"a.conf": text}) for text in ("x", "y"))
-    marked = made(family, provisioning=first, **spec)["spec"]["template"]["metadata"]["annotations"]
+    marked = render_pod(family, provisioning=first, **spec)["spec"]["template"]["metadata"]["annotations"]
     assert marked == {PROVISIONING_ANNOTATION: first}
     assert first != second
 
@@ -330,7 +330,7 @@ def test_common_fields_of_every_kind_are_applied(family: str) -> None:
     settings = Settings(pull_secret=REGISTRY, service_account="plugins")
     strategy = {"type": "OnDelete"}
     amount = {"limits": {"memory": "1Gi"}}
-    daemonset = made(
+    daemonset = render_pod(
         family,
         settings=settings,
         image="x:1",
@@ -364,7 +364,7 @@ def test_an_unset_image_is_the_default() -> None:
 def test_only_qats_annotations_are_copied_and_never_kubectls() -> None:
     annotations = {"a.example/b": "c", "kubectl.kubernetes.io/last-applied-configuration": "{}"}
     for family in models.KINDS:
-        daemonset = made(family, metadata={"annotations": annotations}, podAnnotations={"d": "e"})
+        daemonset = render_pod(family, metadata={"annotations": annotations}, podAnnotations={"d": "e"})
         copied = {"a.example/b": "c"} if family == "qat" else {}
         assert daemonset["metadata"].get("annotations", {}) == copied
         assert daemonset["spec"]["template"]["metadata"]["annotations"] == copied | {"d": "e"}

@@ -60,7 +60,7 @@ def as_the_server_says(desired: Any) -> Object:
     return existing
 
 
-def told(family: str, existing: Object, **spec: Any) -> tuple[str, ...]:
+def plan_differences(family: str, existing: Object, **spec: Any) -> tuple[str, ...]:
     """What differs from what is asked for now; the write is checked to be the whole DaemonSet."""
     found = plan(desired(family, **spec), [existing])
     assert (found.apply is None) == (not found.differences)
@@ -133,7 +133,7 @@ def test_an_edit_of_the_resource_is_written_and_reported(
     found = plan(desired(family, **after), [stored(family, **before)])
     assert found.apply is not None
     assert found.differences
-    lines = "\n".join(told(family, stored(family, **before), **after))
+    lines = "\n".join(plan_differences(family, stored(family, **before), **after))
     for part in expected:
         assert part.format(family) in lines
 
@@ -154,7 +154,7 @@ def test_an_edit_of_the_resource_is_written_and_reported(
 def test_manual_changes_are_reverted(family: str, by_hand: Callable[[Object], object]) -> None:
     existing = stored(family)
     by_hand(existing["spec"]["template"]["spec"])
-    assert told(family, existing)
+    assert plan_differences(family, existing)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_manual_changes_are_reverted(family: str, by_hand: Callable[[Object], ob
 def test_additions_of_others_are_kept(added: Callable[[Object], object]) -> None:
     existing = stored("gpu")
     added(existing)
-    assert told("gpu", existing) == ()
+    assert plan_differences("gpu", existing) == ()
 
 
 def test_an_adopted_daemonset_keeps_its_name_and_selector_and_gets_all_other_fields() -> None:
@@ -184,7 +184,7 @@ def test_an_adopted_daemonset_keeps_its_name_and_selector_and_gets_all_other_fie
     assert items["metadata"]["name"] == "intel-gpu-plugin"
     assert items["spec"]["selector"] == existing["spec"]["selector"]
     assert items["spec"]["template"]["metadata"]["labels"] == {"app": "intel-gpu-plugin", "older": "yes"}
-    assert told("gpu", existing, image="x:2")
+    assert plan_differences("gpu", existing, image="x:2")
 
 
 def test_removing_the_service_account_restores_the_default_account() -> None:

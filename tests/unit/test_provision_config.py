@@ -63,7 +63,7 @@ def fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
-def too_large(path: Path) -> None:
+def make_large_file(path: Path) -> None:
     path.write_bytes(b"#" * (CONFIG_LIMIT + 1))
 
 
@@ -71,7 +71,7 @@ def no_text(path: Path) -> None:
     path.write_bytes(b"ServicesEnabled=dc\n\xff\xfe")
 
 
-def looped(path: Path) -> None:
+def make_link_loop(path: Path) -> None:
     path.symlink_to(path.name)
 
 
@@ -80,9 +80,9 @@ def looped(path: Path) -> None:
     [
         (directory, 0, "Is a directory"),
         (fifo, 0, "no regular file"),
-        (too_large, 0, "more than 1048576 bytes"),
+        (make_large_file, 0, "more than 1048576 bytes"),
         (no_text, 2, "ff fe"),
-        (looped, 0, "symbolic links"),
+        (make_link_loop, 0, "symbolic links"),
     ],
 )
 def test_errors_have_file_and_line(tmp_path: Path, make: object, line: int, found: str) -> None:

@@ -143,7 +143,7 @@ def interrupted(node: Node) -> None:
     node.kernel.write(f"{SYS}/vf0_resources/num_ldb_ports", "4")
 
 
-def passed_on(node: Node) -> None:
+def vfs_in_use(node: Node) -> None:
     node.kernel.write("/sys/bus/pci/drivers/dlb2/unbind", VF)
     node.kernel.write(f"/sys/bus/pci/devices/{VF}/driver_override", "vfio-pci")
     node.kernel.write("/sys/bus/pci/drivers/vfio-pci/bind", VF)
@@ -168,7 +168,7 @@ def cases() -> Sequence[Case]:
         Case(
             "what was interrupted is finished", Node(bare), "applied", given=ONE_VF, vfs=["dlb2"], arrange=interrupted
         ),
-        Case("a VF that was passed on is left alone", Node(bare), "unchanged", arrange=passed_on, unchanged=True),
+        Case("a VF that was passed on is left alone", Node(bare), "unchanged", arrange=vfs_in_use, unchanged=True),
         Case(
             "another number of VFs stays",
             Node(DlbSpec(vfs=4)),
@@ -268,9 +268,9 @@ def test_a_device_reaches_the_desired_state_or_is_rolled_back_with_the_reason(ca
     (outcome,) = node.apply(case.config)
     assert outcome.state == case.state, outcome
     assert case.reason in outcome.reason
-    if case.given:
+    if case.resources:
         found = node.resources(0)
-        assert {name: found[name] for name in case.given} == case.given
+        assert {name: found[name] for name in case.resources} == case.resources
     if case.vfs is not None:
         assert node.vfs() == case.vfs
     if case.unchanged:

@@ -29,7 +29,7 @@ def one_group(queue: str = "", *, device: str = "", group: str = "", engine: str
         "grouped_engines": [{engine}]}}]}}]"""
 
 
-def refused(text: str, device_type: str = "dsa") -> tuple[int, str]:
+def template_error(text: str, device_type: str = "dsa") -> tuple[int, str]:
     """The line and the message of the refusal."""
     with pytest.raises(ConfigError) as caught:
         template(text, device_type)
@@ -229,7 +229,7 @@ def test_devices_of_the_other_type_are_ignored_and_reported() -> None:
     ],
 )
 def test_invalid_json_is_rejected_with_the_line(text: str, line: int, problem: str) -> None:
-    found, message = refused(text)
+    found, message = template_error(text)
     assert found == line
     assert problem in message
 
@@ -280,7 +280,7 @@ def test_invalid_json_is_rejected_with_the_line(text: str, line: int, problem: s
     ],
 )
 def test_invalid_values_are_rejected_with_the_line(text: str, line: int, problem: str) -> None:
-    found, message = refused(text)
+    found, message = template_error(text)
     assert problem in message
     assert found == line
 

@@ -32,7 +32,7 @@ class Node:
         spec = {"loaded": ("vfio-pci",), **more}
         self._spec = NodeSpec(qats=qats, **spec)  # pyright: ignore[reportArgumentType]
         self.writes: list[tuple[str, str]] = []
-        self.held: set[str] = set()
+        self.open_groups: set[str] = set()
         self.refused: list[tuple[str, str, int]] = []
 
     @cached_property
@@ -41,7 +41,7 @@ class Node:
 
     def host(self, _root: str = "/") -> KernelHost:
         host = KernelHost(self.kernel, self.writes)
-        host.held, host.refused = self.held, self.refused
+        host.open_groups, host.refused = self.open_groups, self.refused
         return host
 
     def apply(self, config: QatConfig = CY) -> list[Outcome]:
@@ -61,7 +61,7 @@ class Node:
         )
 
     def open_group(self, address: str = VF) -> None:
-        self.held.add(f"/dev/vfio/{vfio_group(self.host(), address)}")
+        self.open_groups.add(f"/dev/vfio/{vfio_group(self.host(), address)}")
 
 
 def qat(**spec: object) -> QatSpec:
@@ -309,7 +309,7 @@ def cases() -> Sequence[Case]:
             "the PF is passed to a virtual machine",
             Node(qat()),
             "skipped",
-            arrange=lambda node: give_away(node, "vfio-pci"),
+            arrange=lambda node: bind_all(node, "vfio-pci"),
             reason="bound to the driver vfio-pci, expected 4xxx",
             unchanged=True,
         ),
@@ -317,7 +317,7 @@ def cases() -> Sequence[Case]:
             "the PF has no driver",
             Node(qat()),
             "failed",
-            arrange=lambda node: give_away(node, ""),
+            arrange=lambda node: bind_all(node, ""),
             reason="no driver is bound, expected 4xxx",
             unchanged=True,
         ),
@@ -482,7 +482,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def give_away(node: Node, driver: str) -> None:
+def bind_all(node: Node, driver: str) -> None:
     node.kernel.write(f"{SYS}/driver_override", driver or "nobody")
     node.kernel.write("/sys/bus/pci/drivers/4xxx/unbind", PF)
     if driver:

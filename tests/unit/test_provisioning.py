@@ -47,7 +47,7 @@ def test_a_signal_ends_after_the_current_device(
 
 
 @contextmanager
-def somebody_who_applies(root: Path) -> Iterator[None]:
+def concurrent_apply(root: Path) -> Iterator[None]:
     (root / "sys/devices").mkdir(parents=True)
     descriptor = os.open(root / "sys/devices", os.O_RDONLY)
     try:
@@ -69,7 +69,7 @@ def test_concurrent_applies_wait_and_concurrent_plans_do_not(
         lines.append(stdout.readline())
         os.kill(os.getpid(), signal.SIGTERM)
 
-    with somebody_who_applies(tmp_path), open(readable) as stdout, open(writable, "w", buffering=1) as stderr:
+    with concurrent_apply(tmp_path), open(readable) as stdout, open(writable, "w", buffering=1) as stderr:
         assert run("plan", parts, str(tmp_path), "table") == OK
         assert capsys.readouterr().err == ""
         impatient = threading.Thread(target=end_it, args=(stdout,))

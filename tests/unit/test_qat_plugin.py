@@ -108,7 +108,7 @@ def machine(root: Path, *configured: tuple[int, str], iommu: bool = False) -> st
     return "\n".join(lines)
 
 
-class Seen:
+class QatScan:
     def __init__(self, root: Path, text: str) -> None:
         items = list(kernelmode.scan(Host(root), text))
         self.devices = list(Inventory.of("qat.intel.com", items))
@@ -117,7 +117,7 @@ class Seen:
 
 def test_a_section_is_a_device_for_each_of_its_processes(tmp_path: Path) -> None:
     text = SSL.format(cy=2, processes=2, pinned=0)
-    result = Seen(tmp_path, machine(tmp_path, (0, text), (1, text)))
+    result = QatScan(tmp_path, machine(tmp_path, (0, text), (1, text)))
     assert [(device.resource, device.id, dict(device.envs)) for device in result.devices] == [
         ("cy2_dc0", "SSL_dev0_0", {"QAT_SECTION_NAME": "SSL", "QAT_SECTION_NAME_cy2_dc0_0": "SSL"}),
         ("cy2_dc0", "SSL_dev0_1", {"QAT_SECTION_NAME": "SSL", "QAT_SECTION_NAME_cy2_dc0_1": "SSL"}),
@@ -134,7 +134,7 @@ def test_a_section_is_a_device_for_each_of_its_processes(tmp_path: Path) -> None
 
 def test_a_pinned_section_has_one_device_per_process_and_qat_device(tmp_path: Path) -> None:
     texts = [SSL.format(cy=1, processes=processes, pinned=1) for processes in (1, 2)]
-    result = Seen(tmp_path, machine(tmp_path, (0, texts[0]), (1, texts[1])))
+    result = QatScan(tmp_path, machine(tmp_path, (0, texts[0]), (1, texts[1])))
     assert [(device.id, device.unit, device.topology) for device in result.devices] == [
         ("SSL_dev0_0", "dev0", (0,)),
         ("SSL_dev1_0", "dev1", (1,)),
@@ -155,21 +155,21 @@ def test_a_section_that_devices_disagree_on_is_skipped_and_the_others_stay(
     tmp_path: Path, one: str, other: str, reason: str
 ) -> None:
     good = "\n[SHIM]\nNumProcesses=1\nNumberCyInstances=1\nNumberDcInstances=1\n"
-    result = Seen(tmp_path, machine(tmp_path, (0, one + good), (1, other + good)))
+    result = QatScan(tmp_path, machine(tmp_path, (0, one + good), (1, other + good)))
     assert reason in result.skipped["section 'SSL'"]
     assert [device.id for device in result.devices] == ["SHIM_dev0_0"]
 
 
 @pytest.mark.parametrize("text", ["junk", "[SSL]\nNumProcesses = many", SSL.format(cy=1, processes=99999, pinned=0)])
 def test_a_device_with_an_invalid_file_is_skipped_and_the_others_are_kept(tmp_path: Path, text: str) -> None:
-    result = Seen(tmp_path, machine(tmp_path, (0, text), (1, SSL.format(cy=1, processes=1, pinned=0))))
+    result = QatScan(tmp_path, machine(tmp_path, (0, text), (1, SSL.format(cy=1, processes=1, pinned=0))))
     assert "expected" in result.skipped["dev0"]
     assert [device.id for device in result.devices] == ["SSL_dev1_0"]
 
 
 def test_unusable_devices_are_reported(tmp_path: Path) -> None:
     machine(tmp_path, (0, SSL), iommu=True)
-    result = Seen(tmp_path, LINES)
+    result = QatScan(tmp_path, LINES)
     assert {subject.split()[0]: reason.partition(":")[0] for subject, reason in result.skipped.items()} == {
         "dev0": "physical functions are unusable while the IOMMU is enabled",
         "dev1": "/sys/bus/pci/drivers/c6xxvf/0000",

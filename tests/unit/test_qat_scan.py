@@ -21,7 +21,7 @@ from accelplane.plugins.qat.scan import discover, scan
 VFIO = DeviceNode("/dev/vfio/vfio")
 
 
-class Seen:
+class QatScan:
     """One scan: devices by id, reasons of what was skipped by subject, notes."""
 
     def __init__(self, root: Path, unbound: Mapping[str, str] | None = None, **options: Any) -> None:
@@ -39,7 +39,7 @@ class Seen:
 
 def test_a_virtual_function_is_a_device_with_its_group(tmp_path: Path) -> None:
     pf(tmp_path, vfs=[0], numa=1)
-    assert Seen(tmp_path).devices == {
+    assert QatScan(tmp_path).devices == {
         "0000:6b:00.1": Device(
             resource="cy",
             id="0000:6b:00.1",
@@ -55,8 +55,8 @@ def test_only_enabled_drivers_count_in_their_order(tmp_path: Path) -> None:
     pf(tmp_path, "0000:6b:00.0", vfs=[0])
     pf(tmp_path, "0000:3d:00.0", driver="c6xx", vfs=[0], vf_id="0x37c9")
     pf(tmp_path, "0000:ee:00.0", driver="420xx", vfs=[0], vf_id="0x4947", services="dc")
-    assert list(Seen(tmp_path).devices) == ["0000:6b:00.1", "0000:ee:00.1"]
-    both = Seen(tmp_path, kernel_vf_drivers="c6xxvf,4xxxvf,c6xxvf")
+    assert list(QatScan(tmp_path).devices) == ["0000:6b:00.1", "0000:ee:00.1"]
+    both = QatScan(tmp_path, kernel_vf_drivers="c6xxvf,4xxxvf,c6xxvf")
     assert {id_: device.resource for id_, device in both.devices.items()} == {
         "0000:3d:00.1": "generic",
         "0000:6b:00.1": "cy",
@@ -66,14 +66,14 @@ def test_only_enabled_drivers_count_in_their_order(tmp_path: Path) -> None:
 
 def test_ids_are_not_read_for_functions_of_a_known_physical_function(tmp_path: Path) -> None:
     pf(tmp_path, vfs=[0], vf_id="0x1234")
-    assert Seen(tmp_path).resources == {"generic"}
+    assert QatScan(tmp_path).resources == {"generic"}
 
 
 def test_a_virtual_function_removed_during_the_scan_causes_no_warning(tmp_path: Path) -> None:
     pf(tmp_path, "0000:6b:00.0", vfs=[0, 1, 2])
     shutil.rmtree(tmp_path / "sys/devices/pci0000:6b/0000:6b:00.2")
     (tmp_path / "sys/devices/pci0000:6b/0000:6b:00.3/device").unlink()
-    result = Seen(tmp_path)
+    result = QatScan(tmp_path)
     assert list(result.devices) == ["0000:6b:00.1"]
     assert {subject: skipped.warning for subject, skipped in result.skipped.items()} == {
         "0000:6b:00.2": False,
@@ -82,7 +82,7 @@ def test_a_virtual_function_removed_during_the_scan_causes_no_warning(tmp_path: 
 
 
 def test_a_host_without_devices_has_no_devices(tmp_path: Path) -> None:
-    assert (Seen(tmp_path).devices, Seen(tmp_path).skipped) == ({}, {})
+    assert (QatScan(tmp_path).devices, QatScan(tmp_path).skipped) == ({}, {})
 
 
 def test_a_physical_function_without_virtual_functions_is_reported_and_ends_the_search_by_id(
@@ -90,7 +90,7 @@ def test_a_physical_function_without_virtual_functions_is_reported_and_ends_the_
 ) -> None:
     pf(tmp_path)
     vf(tmp_path, "0000:00:05.0")
-    result = Seen(tmp_path)
+    result = QatScan(tmp_path)
     assert result.devices == {}
     assert "no virtual functions are enabled" in result.skipped["0000:6b:00.0"].reason
 
@@ -102,21 +102,21 @@ class TestVirtualMachine:
         vf(tmp_path, "0000:00:07.0", device_id="0x37c9")
         vf(tmp_path, "0000:00:08.0", device_id="0x4940")
         vf(tmp_path, "0000:00:09.0", vendor=None)
-        result = Seen(tmp_path)
+        result = QatScan(tmp_path)
         assert list(result.devices) == ["0000:00:05.0", "0000:00:06.0", "0000:00:09.0"]
         assert result.resources == {"generic"}
         assert "not visible in a virtual machine" in result.notes
 
     def test_a_function_of_another_vendor_with_the_same_device_id_is_skipped(self, tmp_path: Path) -> None:
         vf(tmp_path, "0000:00:05.0", vendor="0x1234")
-        result = Seen(tmp_path)
+        result = QatScan(tmp_path)
         assert result.devices == {}
         assert "vendor is '0x1234'" in result.skipped["0000:00:05.0"].reason
 
     def test_an_unreadable_function_is_skipped(self, tmp_path: Path) -> None:
         vf(tmp_path, "0000:00:05.0", device_id=None)
         vf(tmp_path, "0000:00:06.0")
-        result = Seen(tmp_path)
+        result = QatScan(tmp_path)
         assert list(result.devices) == ["0000:00:06.0"]
         assert "0000:00:05.0 left out" in result.notes
 
@@ -124,7 +124,7 @@ class TestVirtualMachine:
         function = pf(tmp_path, vfs=[0, 1])
         shutil.rmtree(tmp_path / "sys/bus/pci/drivers/4xxx")
         (function / "driver").unlink()
-        assert {device.unit for device in Seen(tmp_path).devices.values()} == {"0000:6b:00.0"}
+        assert {device.unit for device in QatScan(tmp_path).devices.values()} == {"0000:6b:00.0"}
 
 
 class TestCap:
@@ -148,7 +148,7 @@ class TestCap:
     def test_functions_beyond_the_limit_are_skipped_and_counted(
         self, root: Path, by: str, most: int, ids: list[str]
     ) -> None:
-        result = Seen(root, max_num_devices=most, max_num_devices_by=by)
+        result = QatScan(root, max_num_devices=most, max_num_devices_by=by)
         assert list(result.devices) == [f"0000:{id_}" for id_ in ids]
         left = [subject for subject in result.skipped if subject.endswith("virtual functions")]
         assert left == ([f"{6 - most} virtual functions"] if most < 6 else [])
@@ -157,7 +157,7 @@ class TestCap:
 class TestNodes:
     def test_without_iommu_the_group_has_another_name(self, tmp_path: Path) -> None:
         vf(tmp_path, "0000:00:05.0", noiommu=True)
-        assert Seen(tmp_path).devices["0000:00:05.0"].nodes == (
+        assert QatScan(tmp_path).devices["0000:00:05.0"].nodes == (
             DeviceNode(group("0000:00:05.0").replace("vfio/", "vfio/noiommu-")),
             VFIO,
         )
@@ -165,14 +165,14 @@ class TestNodes:
     def test_igb_uio_gives_the_node_and_the_device_directory(self, tmp_path: Path) -> None:
         function = vf(tmp_path, "0000:00:05.0")
         (function / "uio/uio10").mkdir()
-        device = Seen(tmp_path, dpdk_driver="igb_uio").devices["0000:00:05.0"]
+        device = QatScan(tmp_path, dpdk_driver="igb_uio").devices["0000:00:05.0"]
         assert device.nodes == (DeviceNode("/dev/uio10"),)
         assert device.mounts == (Mount("/sys/class/uio/uio10/device", read_only=False),)
 
     def test_iommufd_adds_existing_nodes(self, tmp_path: Path) -> None:
         (vf(tmp_path, "0000:00:05.0") / "vfio-dev/vfio3").mkdir(parents=True)
         vf(tmp_path, "0000:00:06.0")
-        result = Seen(tmp_path, iommufd=True)
+        result = QatScan(tmp_path, iommufd=True)
         assert [node.host_path for node in result.devices["0000:00:05.0"].nodes] == [
             group("0000:00:05.0"),
             "/dev/vfio/vfio",
@@ -197,14 +197,14 @@ class TestNodes:
         pf(tmp_path, vfs=[0, 1])
         path = tmp_path / "sys/bus/pci/devices/0000:6b:00.1" / missing
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        result = Seen(tmp_path, dpdk_driver=driver)
+        result = QatScan(tmp_path, dpdk_driver=driver)
         assert list(result.devices) == ["0000:6b:00.2"]
         assert result.skipped["0000:6b:00.1"].warning
         assert reason in result.skipped["0000:6b:00.1"].reason
 
     def test_an_unbound_function_is_unhealthy_with_the_reason(self, tmp_path: Path) -> None:
         pf(tmp_path, vfs=[0, 1])
-        result = Seen(tmp_path, {"0000:6b:00.1": "no such driver"})
+        result = QatScan(tmp_path, {"0000:6b:00.1": "no such driver"})
         assert [(device.healthy, device.reason) for device in result.devices.values()] == [
             (False, "no such driver"),
             (True, ""),
@@ -213,7 +213,7 @@ class TestNodes:
     def test_an_unbound_function_without_nodes_is_skipped_with_the_reason(self, tmp_path: Path) -> None:
         function = pf(tmp_path, vfs=[0])
         shutil.rmtree(function.with_name("0000:6b:00.1") / "uio")
-        result = Seen(tmp_path, {"0000:6b:00.1": "no such driver"}, dpdk_driver="igb_uio")
+        result = QatScan(tmp_path, {"0000:6b:00.1": "no such driver"}, dpdk_driver="igb_uio")
         assert result.skipped["0000:6b:00.1"].reason == "no such driver"
 
 
@@ -224,12 +224,12 @@ class TestServices:
     @pytest.mark.parametrize("device_id", ["0x4941", "0x4943", "0x4945", "0x4947", "0x4949"])
     def test_newer_generations_have_configured_services(self, tmp_path: Path, device_id: str) -> None:
         pf(tmp_path, vfs=[0], vf_id=device_id, services="dc")
-        assert Seen(tmp_path).resources == {"dc"}
+        assert QatScan(tmp_path).resources == {"dc"}
 
     @pytest.mark.parametrize("device_id", ["0x0442", "0x0443", "0x18a1", "0x19e3", "0x37c9", "0x6f55"])
     def test_older_generations_have_all_services(self, tmp_path: Path, device_id: str) -> None:
         pf(tmp_path, vfs=[0], vf_id=device_id, services="dc")
-        result = Seen(tmp_path)
+        result = QatScan(tmp_path)
         assert (result.resources, result.notes) == ({"generic"}, "")
 
     @pytest.mark.parametrize("bridge", [False, True])
@@ -262,7 +262,7 @@ class TestServices:
     ) -> None:
         state, services, dev_cfg = facts
         pf(tmp_path, vfs=[0, 1], state=state, services=services, dev_cfg=dev_cfg, bridge=bridge)
-        result = Seen(tmp_path)
+        result = QatScan(tmp_path)
         assert result.resources == {resource}
         assert note in result.notes
         assert result.notes.count("virtual functions of 0000:6b:00.0 are") == bool(note)
@@ -271,7 +271,7 @@ class TestServices:
     def test_unreadable_services_are_generic_with_the_reason(self, tmp_path: Path, attribute: str) -> None:
         function = pf(tmp_path, vfs=[0])
         write(function / "qat" / attribute, b"\xff\xfe")
-        result = Seen(tmp_path)
+        result = QatScan(tmp_path)
         assert result.resources == {"generic"}
         assert f"{attribute}: not text" in result.notes
 

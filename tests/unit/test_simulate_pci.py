@@ -265,7 +265,7 @@ def test_invalid_descriptions_are_rejected(spec: NodeSpec, message: str) -> None
         Kernel(spec)
 
 
-def _told(change: Callable[[Kernel], None]) -> list[tuple[str, str, str]]:
+def uevents_of(change: Callable[[Kernel], None]) -> list[tuple[str, str, str]]:
     uevents: list[tuple[str, str, str]] = []
     kernel = Kernel(
         NodeSpec(qats=[QatSpec(total_vfs=1)]),
@@ -286,7 +286,7 @@ def test_every_change_sends_a_uevent() -> None:
         kernel.write(f"{DEVICES}/{VF}/uevent", "change")
         kernel.write(f"{DEVICES}/{QAT}/sriov_numvfs", "0")
 
-    assert _told(bind) == [
+    assert uevents_of(bind) == [
         ("add", path, ""),
         ("bind", path, "4xxxvf"),
         ("change", f"/devices/pci0000:61/{QAT}", ""),

@@ -24,13 +24,13 @@ from accelplane.kube.testing import Fault, RecordedRequest
 _REASONS = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "InternalError"}
 
 
-class FaultyWay:
+class FaultyProxy:
     """The proxy. `asked` are the received requests, `faults` those for future requests."""
 
     def __init__(self, kubeconfig: Path) -> None:
         config = KubeConfig.from_file(kubeconfig).get()
         assert config
-        self.asked: list[RecordedRequest] = []
+        self.requests: list[RecordedRequest] = []
         self.faults: list[Fault] = []
         self.url = ""
         self._server: asyncio.Server | None = None
@@ -70,14 +70,14 @@ class FaultyWay:
         """Stops sending events to the present watches."""
         self._watches = dict.fromkeys(self._watches, True)
 
-    def say(self, line: bytes) -> None:
+    def send_line(self, line: bytes) -> None:
         """Sends a line, whatever it is, to every watch."""
         for writer in self._watches:
             writer.write(_chunk(line + b"\n"))
 
     def count(self, pattern: str) -> int:
         """How many requests matched."""
-        return sum(1 for asked in self.asked if re.search(pattern, str(asked)))
+        return sum(1 for asked in self.requests if re.search(pattern, str(asked)))
 
     @property
     def watches(self) -> int:
@@ -111,19 +111,19 @@ class FaultyWay:
         record = RecordedRequest(
             method, url.path, parameters, headers.get("content-type", ""), json.loads(body) if body else None
         )
-        self.asked.append(record)
+        self.requests.append(record)
         kept = {name: headers[name] for name in ("content-type", "accept") if name in headers}
         request = self._upstream.build_request(method, target, content=body or None, headers=kept)
         fault = next((one for one in self.faults if one.hits(record)), None)
         if fault:
-            return await self._spoil(fault, request, reader, writer)
+            return await self._apply_fault(fault, request, reader, writer)
         if record.watch:
             return await self._watch(request, reader, writer)
         answer = await self._upstream.send(request)
         _write(writer, answer.status_code, answer.content)
         return True
 
-    async def _spoil(
+    async def _apply_fault(
         self, fault: Fault, request: httpx2.Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         if fault.after:
@@ -148,7 +148,7 @@ class FaultyWay:
                 return True
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
             self._watches[writer] = False
-            telling = asyncio.create_task(self._tell(answer, writer))
+            telling = asyncio.create_task(self._send_events(answer, writer))
             # The only input of a watching client is the end of its connection.
             leaving = asyncio.create_task(reader.read())
             try:
@@ -162,7 +162,7 @@ class FaultyWay:
             await answer.aclose()
         return False
 
-    async def _tell(self, answer: httpx2.Response, writer: asyncio.StreamWriter) -> None:
+    async def _send_events(self, answer: httpx2.Response, writer: asyncio.StreamWriter) -> None:
         async for line in answer.aiter_lines():
             if not self._watches[writer]:
                 writer.write(_chunk(line.encode() + b"\n"))
@@ -171,9 +171,9 @@ class FaultyWay:
 
 
 @contextlib.asynccontextmanager
-async def faulty_way(kubeconfig: Path) -> AsyncIterator[FaultyWay]:
+async def faulty_proxy(kubeconfig: Path) -> AsyncIterator[FaultyProxy]:
     """A proxy for as long as the block lasts, as the user of a kubeconfig file."""
-    proxy = FaultyWay(kubeconfig)
+    proxy = FaultyProxy(kubeconfig)
     await proxy.start()
     try:
         yield proxy
