@@ -1,8 +1,8 @@
 """A `Host` over the emulated kernel in memory: reads and writes of provisioning go to an emulated kernel.
 
-`writes` logs what was written, `held` names the VFIO groups that somebody has open (`/dev/vfio/12`), `refused` has
-paths and texts that are refused once, with an errno. Nothing else of a host is there than what planners, the engine and
-driver binding use.
+`writes` has all writes, `open_groups` the VFIO groups in use (`/dev/vfio/12`), and `refused` has
+writes that fail once, with an errno. It has only the methods that planners, the engine and
+driver binding call.
 """
 
 import errno

@@ -1,8 +1,8 @@
-"""What happens to the operator's resources in the tests that trouble it, and what may differ in the end: nothing.
+"""Scenarios of the operator's resources for tests with faults, and the comparison of final states.
 
-A scenario is objects that are there and settled, and then deeds of users and others, all at once. `end` is all that the
-operator is answerable for, without what no two runs have in common (uids, versions, times), so that the end of a run
-with faults can be compared, field by field, with the end of one without.
+A scenario has initial objects, which are reconciled, and then changes by users and others. `end` is the state that the
+operator is responsible for, without values that differ between runs (uids, versions, times), so that the final state
+of a run with faults can be compared with that of a run without.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _COUNTING = ("deprecated.daemonset.template.generation", HASH_ANNOTATION)
 
 @dataclass(frozen=True)
 class PutObject:
-    """Makes an object, or changes it to be this."""
+    """Creates or replaces an object."""
 
     plural: str
     thing: Object
@@ -80,14 +80,14 @@ Deed = PutObject | Remove | Copy | Drift
 
 @dataclass(frozen=True)
 class Scenario:
-    """`before` is reconciled before `deeds` are performed in sequence."""
+    """`before` is reconciled before `changes` are performed in sequence."""
 
     deeds: Sequence[Deed]
     before: Sequence[PutObject] = ()
 
     @property
     def families(self) -> list[str]:
-        """The kinds of resources that are in it."""
+        """The families of its resources."""
         plurals = {deed.plural for deed in (*self.before, *self.changes) if isinstance(deed, PutObject | Remove)}
         return [family for family in FAMILIES if f"{family}deviceplugins" in plurals]
 
@@ -187,8 +187,8 @@ def end(objects: Mapping[str, Iterable[Object]]) -> Object:
 def differences_to_desired(objects: Mapping[str, Sequence[Object]]) -> str:
     """The differences to the desired state of all objects by plural.
 
-    Each has one DaemonSet, which needs no write, and a status that tells of it; there is none besides, and what GPU
-    plugins share is there when it is needed.
+    Each has one DaemonSet, which needs no write, and a status that reports it; there are no others. Shared objects of GPU
+    plugins exist if they are needed.
     """
     resources = [each for family in FAMILIES for each in objects.get(f"{family}deviceplugins", ())]
     plugins = {each["metadata"]["uid"]: models.decode(each) for each in resources}
@@ -235,7 +235,7 @@ def _missing_conditions(plugin: models.DevicePlugin, daemonset: str, overlaps: S
 
 
 def difference(found: Object, expected: Object) -> str:
-    """The lines that differ; empty if the objects are equal, which is much cheaper to find out."""
+    """The lines that differ; empty if the objects are equal, which is compared first because it is much faster."""
     if found == expected:
         return ""
     lines = [json.dumps(each, indent=1, sort_keys=True).splitlines() for each in (expected, found)]

@@ -6,7 +6,7 @@ from typing import Any
 
 
 async def until(condition: Callable[[], bool] | Callable[[], Coroutine[Any, Any, bool]], seconds: float = 10) -> None:
-    """Returns when the condition holds; raises `TimeoutError` when it does not in time."""
+    """Waits until the condition is true. Raises `TimeoutError`."""
     async with asyncio.timeout(seconds):
         while True:
             result = condition()

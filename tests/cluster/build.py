@@ -2,8 +2,8 @@
 
 ``python -m tests.cluster.build`` (``make kube``) compiles once into a directory outside the work tree, named
 after the version and a hash of everything that decides the result: the modules below ``kube/`` (their go.sum
-pins every source) and the recipes of this file. A complete directory is never touched again, and appears by one
-rename, so that an interrupted build leaves no half of one.
+pins every source) and the recipes of this file. A complete directory is never changed, and is created by one
+rename, so that an interrupted build leaves no incomplete directory.
 
 Other programs of the tests are compiled one module at a time, from the modules below ``tools/``: each has a directory
 of its own, named after the module and a hash of its files. Its ``go.mod`` names the packages in ``tool`` lines. Its
@@ -115,7 +115,7 @@ SYSTEM_PROGRAMS = {
 }
 # Installing this package would start a service, so only its files are extracted.
 UNPACK_ONLY = "etcd-server"
-# Nodes may run it instead of the containerd that is built here. A cluster can be without.
+# Nodes may run it instead of the containerd that is built here. It is optional.
 OLD_CONTAINERD = "1.6"
 _OLD_CONTAINERD_PACKAGE = f"containerd={OLD_CONTAINERD}.*"
 _SYSTEM_DIRECTORIES = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni")
@@ -123,7 +123,7 @@ _SYSTEM_DIRECTORIES = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/lib/cni",
 
 @dataclass(frozen=True)
 class Assets:
-    """The built programs; ``program`` finds them and the system's alike."""
+    """The built programs. ``program`` also finds those of the system."""
 
     directory: Path
 
@@ -167,7 +167,7 @@ def cache_directory() -> Path:
 
 
 def assets() -> Assets:
-    """Where the programs of today's recipes are, whether built yet or not."""
+    """The paths of the programs of the current recipes, built or not."""
     return Assets(cache_directory() / f"{kubernetes_version()}-{_digest(KUBE, repr((_recipes(), platform.machine())))}")
 
 
@@ -301,7 +301,7 @@ def _get_debian_programs(programs: Sequence[tuple[str, str]], print_status: Call
 
 def _go_environment() -> dict[str, str]:
     chosen = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false", "GOWORK": "off", "GOTOOLCHAIN": "local"}
-    # The garbage collector takes a fifth of the processor time of compiler and linker. The limit is a soft one.
+    # Garbage collection uses a fifth of the processor time of compiler and linker. The limit is a soft one.
     memory = {"GOGC": "400", "GOMEMLIMIT": "3GiB"}
     return os.environ | chosen | memory
 

@@ -64,7 +64,7 @@ def sample_gpus(cards: int) -> Callable[[Node], None]:
 
 @pytest.fixture(scope="session")
 def cluster_is_possible() -> None:
-    """Skips the test where no cluster can be started; fails it where one was promised."""
+    """Skips the test if no cluster can be started; fails it if one is required."""
     if problem := _problem():
         if os.environ.get("ACCELPLANE_CLUSTER") == "required":
             pytest.fail(f"no cluster: {problem}")
@@ -160,7 +160,7 @@ def installation(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def start_cluster(cluster_is_possible: None) -> Iterator[Callable[..., Cluster]]:
-    """Start a cluster for one test alone: nodes as planned, and host directories that they shall see."""
+    """Start a cluster for one test only, with these nodes and host directories."""
     with ExitStack() as undo:
 
         def start(*plans: NodePlan, shares: Sequence[Path] = ()) -> Cluster:

@@ -1,4 +1,4 @@
-"""A proxy between a kubelet and a device plugin, which can hold an Allocate call until something else has happened.
+"""A proxy between a kubelet and a device plugin, which can delay an Allocate call until another event.
 
 The plugin finds it in its own directory as the kubelet. It forwards the registration to the real kubelet with a socket
 of its own in the kubelet's directory, and forwards each call on this socket to the plugin that has registered last.
@@ -63,7 +63,7 @@ class DeviceProxy:
 
     @contextmanager
     def holding(self) -> Iterator[Callable[[], None]]:
-        """Holds the next Allocate call. The block gets a function that waits for it; the call goes on after the block.
+        """Holds the next Allocate call. Yields a function that waits for it; the call continues after the block.
 
         After the call, the kubelet sees the end of the plugin's streams and the registrations since.
         """

@@ -116,7 +116,7 @@ def emulated_kernel(machine: Machine, description: NodeSpec, *, openable: bool =
     and IAA are looked up in /dev/char, and FPGAs by the hook.
     """
     with tempfile.TemporaryDirectory() as tree:
-        # Where the host's own /sys shows through, directories for the mounts can only be made from outside.
+        # Where the host's own /sys is visible, directories for the mounts can only be created from outside.
         for part in parts(Kernel(description)):
             if not part.startswith("/sys/devices/system/") or machine.path(part).parent.is_dir():
                 Path(tree, part[1:]).mkdir(parents=True)
@@ -150,7 +150,7 @@ def _text(path: Path) -> str:
 
 
 def _without_nulls(spec: msgspec.Struct) -> object:
-    """The specification as JSON without null members, which not every reader accepts."""
+    """The specification as JSON without null members, which some readers reject."""
     fields = msgspec.to_builtins(spec)
     return _plain_value(fields)
 

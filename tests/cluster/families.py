@@ -217,7 +217,7 @@ class Families:
         return self.node.path(path).read_text().strip()
 
     def reset(self, hardware: Sequence[Spec] = HARDWARE) -> None:
-        """Everything as it was at the first boot, or with other hardware."""
+        """Restores the state of the first boot, or sets other hardware."""
         self.kernel.clear_faults()
         for address in self.present():
             self.kernel.unplug(address)
@@ -380,7 +380,7 @@ class Families:
         wait_until(lambda: not self.devices(), "the kubelet without devices")
 
     def devices(self) -> dict[str, int]:
-        """As `allocatable`, without EPC, which is no device."""
+        """As `allocatable`, without EPC, which is not a device."""
         return {name: number for name, number in self.allocatable().items() if name != "sgx.intel.com/epc"}
 
 

@@ -1,8 +1,8 @@
 """A proxy in front of a real API server that injects faults of networks and busy servers.
 
-It speaks plain HTTP to its client and TLS to the server, sees each request whole before it forwards it, and each answer
-whole before it hands it on, but for watches: their lines go through as they come, and the watches of a moment can be
-cut, ended in the middle of a line, or made to tell nothing any more.
+It serves plain HTTP and connects to the server with TLS. It reads each request and each response completely before it
+forwards it, except for watches: their lines are forwarded immediately. The present watches can be aborted, ended in the
+middle of a line, or muted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REASONS = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "Inter
 
 
 class FaultyProxy:
-    """The proxy. `asked` are the received requests, `faults` those for future requests."""
+    """The proxy. `requests` are the received requests, `faults` apply to future requests."""
 
     def __init__(self, kubeconfig: Path) -> None:
         config = KubeConfig.from_file(kubeconfig).get()
@@ -50,7 +50,7 @@ class FaultyProxy:
         await asyncio.gather(*self._connections, return_exceptions=True)
         await self._upstream.aclose()
 
-    # Misbehaving
+    # Faults
 
     def fault(self, pattern: str, status: int = 0, **more: object) -> Fault:
         self.faults.append(result := Fault(pattern, status, **more))  # pyright: ignore[reportArgumentType]
@@ -71,12 +71,12 @@ class FaultyProxy:
         self._watches = dict.fromkeys(self._watches, True)
 
     def send_line(self, line: bytes) -> None:
-        """Sends a line, whatever it is, to every watch."""
+        """Sends a line with any content to every watch."""
         for writer in self._watches:
             writer.write(_chunk(line + b"\n"))
 
     def count(self, pattern: str) -> int:
-        """How many requests matched."""
+        """The number of requests that match."""
         return sum(1 for asked in self.requests if re.search(pattern, str(asked)))
 
     @property
@@ -172,7 +172,7 @@ class FaultyProxy:
 
 @contextlib.asynccontextmanager
 async def faulty_proxy(kubeconfig: Path) -> AsyncIterator[FaultyProxy]:
-    """A proxy for as long as the block lasts, as the user of a kubeconfig file."""
+    """A proxy for the duration of the block, with the user of a kubeconfig file."""
     proxy = FaultyProxy(kubeconfig)
     await proxy.start()
     try:

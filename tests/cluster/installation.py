@@ -1,8 +1,8 @@
-"""An installation of the operator on a control plane: definitions, webhooks, and operators as processes of the host.
+"""An installation of the operator on a control plane: definitions, webhooks, and operators as host processes.
 
 The webhooks are reached as in a cluster: configurations lead to the service, its endpoints are the processes, and the
-certificates are of the operator's own authority, which it writes into the configurations. Only the endpoints are a
-test's own to set, in place of the controller that would follow pods.
+certificates are of the operator's own authority, which it writes into the configurations. Only the endpoints are set by
+the test instead of the EndpointSlice controller.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Operator:
         self._environment = {**kept, "DEVICEPLUGIN_NAMESPACE": NAMESPACE, **environment}
 
     def start(self) -> None:
-        """Starts it, and returns when it calls itself ready."""
+        """Starts it, and waits until it is ready."""
         self.begin()
         wait_until(self.ready, f"operator {self.name}: ready", 60, hint=f"log: {self.log}")
 
@@ -96,12 +96,12 @@ class Operator:
         self.process.send_signal(number)
 
     def ended(self, seconds: float = 60) -> int:
-        """Waits for its end, and returns its status."""
+        """Waits until it has exited, and returns its status."""
         assert self.process
         return self.process.wait(seconds)
 
     def stop(self) -> None:
-        """Ends it as Kubernetes does."""
+        """Stops it as Kubernetes does."""
         self.signal(signal.SIGTERM)
         code = self.ended()
         assert code == 0, f"it answered SIGTERM with {code}:\n{self.text()}"
@@ -116,7 +116,7 @@ class Operator:
 
 
 class Installation:
-    """The cluster's objects as a user and an administrator see them, and operators."""
+    """The objects of the cluster for users and administrators, and operators."""
 
     def __init__(self, cluster: Cluster, directory: Path) -> None:
         self.cluster = cluster
@@ -129,7 +129,7 @@ class Installation:
 
     @contextmanager
     def one_connection(self) -> Iterator[None]:
-        """Has all requests of the block be made over one connection, where they are very many."""
+        """Sends all requests of the block over one connection, for very many requests."""
         before = self._request
         with self.cluster.connection() as self._request:
             yield
@@ -172,7 +172,7 @@ class Installation:
             self.cluster.apply(document)
 
     def serve(self, *operators: Operator) -> None:
-        """Has the service lead to these operators."""
+        """Sets the endpoints of the Service to these operators."""
         for found in (self.cluster.get(_SLICES) or {"items": []})["items"]:
             if found["metadata"]["name"] not in {operator.name for operator in operators}:
                 self._request("DELETE", f"{_SLICES}/{found['metadata']['name']}")
@@ -280,7 +280,7 @@ class Installation:
         return plan(render(models.decode(resource), Settings(namespace=NAMESPACE)), [existing]).apply is None
 
     def wait_reconciled(self, family: str, name: str) -> Object:
-        """Waits for that, and returns the DaemonSet."""
+        """Waits until it is reconciled, and returns the DaemonSet."""
         wait_until(lambda: self.is_reconciled(family, name), f"the DaemonSet of {family} {name}: as asked for", 60)
         return self.daemonset(family, name)
 

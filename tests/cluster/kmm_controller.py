@@ -203,7 +203,7 @@ class NodeReconciliation:
         return bool(pattern) and re.search(pattern, f"{self.name} {key.namespace}/{key.name} {version}") is not None
 
     def _has_elapsed(self, description: str, delay: float) -> bool:
-        """Whether the delay since the first call for `what` has passed."""
+        """Whether the delay since the first call for this description has elapsed."""
         rest = self.controller.remaining(description, delay)
         if rest:
             self.delays.append(rest)
@@ -323,7 +323,7 @@ class NodeReconciliation:
             await self.client.patch(NodeModulesConfig, self.name, change, subresource="status")
 
     async def _follow_worker(self, pod: Pod, key: ModuleKey, status: dict[ModuleKey, NodeModule]) -> None:
-        """Enters the result of a worker pod in the status, and deletes the pod when the status has it."""
+        """Writes the result of a worker pod to the status, and deletes the pod when the status has it."""
         module, loads = module_of(pod), (pod.metadata.labels or {})[ACTION_LABEL] == "Load"
         if is_terminating(pod):
             return

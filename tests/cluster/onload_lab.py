@@ -1,7 +1,7 @@
 """An installation of the Onload operator on kwok nodes: its resources, operators as processes, and checks.
 
-`Lab.problems(version)` says what differs from a cluster in which the version is complete on all nodes. `violations`
-says what must never happen on the way there.
+`Lab.problems(version)` returns the differences to a cluster with the complete version on all nodes. `violations`
+returns violations of the invariants of an upgrade.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Operator:
 
 
 class Lab:
-    """The cluster as an administrator and the operator see it."""
+    """The cluster, with the rights of an administrator and of the operator."""
 
     def __init__(self, cluster: Cluster, kmm: Kmm, directory: Path) -> None:
         self.cluster = cluster
@@ -349,7 +349,7 @@ def violations(events: Sequence[Event], *, most: int = 1) -> list[str]:
     """Violations: a module is unloaded under a pod, or more than `most` nodes are changed at a time.
 
     KMM unloads a module after the removal of its label. So the label is removed when no pod on the node uses Onload
-    and no pod of the device plugin is there. The installation on a new node is no change.
+    and no pod of the device plugin exists. The installation on a new node is not a change.
     """
     found: list[str] = []
     keys = [key.label(DESIRED) for key in (MODULE, SFC)]

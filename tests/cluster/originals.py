@@ -1,7 +1,7 @@
 """The FPGA manifests of the Go implementation, v0.31.1, unchanged except for the images.
 
-Rights, arguments, mounts and limits are the original's, and what cert-manager would have made is there. The webhook's
-account may do nothing but read the mappings: what the original may do beyond that, for leases, it does not have here.
+Rights, arguments, mounts and limits are the original's. The objects that cert-manager would create exist. The webhook's
+account may only read the mappings; it does not have the original's rights on leases.
 """
 
 from __future__ import annotations

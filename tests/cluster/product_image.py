@@ -1,10 +1,10 @@
 """The product's images as users build them, without a registry: ``python -m tests.cluster.product_image``.
 
-The recipe in deploy/images makes the file systems, for this machine's architecture; the Containerfile is read for
-names, entry points and labels. The archive lies beside the Kubernetes programs, named after a hash of everything that
-goes into it, and the parts that it is made of are in the cache of ``make images``.
+The recipe in deploy/images creates the file systems, for this machine's architecture; the Containerfile is read for
+names, entry points and labels. The archive is beside the Kubernetes programs, named after a hash of all its
+inputs, which are in the cache of ``make images``.
 
-If the Debian mirror no longer has a locked package, the images are made of what it has now, with a warning.
+If the Debian mirror no longer has a locked package, the images have its current packages, with a warning.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from charts import helm
 from .cluster import Cluster
 
 Helm = Callable[..., subprocess.CompletedProcess[str]]
-# What controllers and the kubelet write at any time, what is created with every namespace, and what the API server
+# Objects that controllers and the kubelet write at any time, that exist in every namespace, or that the API server
 # creates for definitions.
 _VOLATILE = ("event/", "event.events.k8s.io/", "lease.coordination.k8s.io/node-", "configmap/kube-root-ca.crt",
              "serviceaccount/default", "apiservice.")  # fmt: skip

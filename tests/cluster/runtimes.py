@@ -87,7 +87,7 @@ def _cni_directory(assets: Assets) -> str:
 
 
 def _import_by_ctr(machine: Machine, assets: Assets, archive: Path) -> None:
-    # The one that knows --local; an older containerd takes it from any.
+    # This one supports --local; an older containerd accepts any.
     command = [assets.program("ctr"), "--namespace=k8s.io", "images", "import", "--local", "-"]
     with archive.open("rb") as content:
         result = subprocess.run(

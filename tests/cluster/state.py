@@ -1,7 +1,7 @@
 """The clusters on this computer, and their removal, also after a crash of their owner.
 
 A cluster is a numbered directory; its number also names its network and its cgroups, so that the directory is
-enough to find everything else. An owned cluster holds a lock on its directory: without a holder it is a leftover.
+enough to find everything else. The owner of a cluster holds a lock on its directory; without a lock it is a leftover.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Claim:
 
     @property
     def host_port(self) -> str:
-        """The host's end of the cable to the cluster."""
+        """The host's end of the veth pair to the cluster."""
         return f"accelplane{self.number}"
 
     def cgroups(self) -> set[str]:
@@ -76,13 +76,13 @@ def clusters() -> list[Claim]:
 
 
 def find(name: str) -> Claim | None:
-    """The cluster that was left running under this name."""
+    """The running cluster without an owner that has this name."""
     return next((claim for claim in clusters() if not claim.owned and claim.name == name), None)
 
 
 @contextmanager
 def claimed(name: str, *, owned: bool) -> Iterator[Claim]:
-    """A new cluster's directory; all of the cluster is removed at the end of the block, unless it is left running."""
+    """A new cluster's directory; the cluster is removed at the end of the block, unless it is kept running."""
     with _state_lock():
         _remove_stale()
         claim = _claim(name, owned=owned)

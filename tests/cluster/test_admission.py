@@ -1,4 +1,4 @@
-"""Pod admission as a real API server asks for it: decisions, trust, and certificates that change under load."""
+"""Pod admission with a real API server: decisions, trust, and certificates that change under load."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ HOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
 @pytest.fixture(scope="module")
 def api(cluster_is_possible: None) -> Iterator[Cluster]:
-    """A control plane without nodes, with a namespace that takes pods."""
+    """A control plane without nodes, with a namespace for pods."""
     with Cluster.running([]) as running, running.namespace(NAMESPACE):
-        # There is no kube-proxy to lead from a service to this process.
+        # No kube-proxy forwards from a Service to this process.
         hosts = running.control.path("/etc/hosts")
         hosts.write_text(f"127.0.0.1 localhost\n{running.addresses.host} {NAME}\n")
         yield running
@@ -59,7 +59,7 @@ def mutating(client_config: dict[str, Any], name: str = "sgx-test", namespace: s
         "name": "sgx.mutator.webhooks.intel.com",
         "clientConfig": client_config,
         "rules": [{"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}],
-        # The original says Ignore; here no failure is to pass unseen.
+        # The original has Ignore. Fail makes every failure visible.
         "failurePolicy": "Fail",
         "sideEffects": "None",
         "reinvocationPolicy": "IfNeeded",
@@ -75,7 +75,7 @@ def mutating(client_config: dict[str, Any], name: str = "sgx-test", namespace: s
 
 
 class Store(ClusterTrustStore):
-    """The cluster's; it remembers what was issued, and takes the URL of this process for a service."""
+    """The store in the cluster. Records issued certificates, and uses the URL of this process, not a Service."""
 
     def __init__(self, client: Client, *names: str) -> None:
         super().__init__(client, NAMESPACE, "own", {"MutatingWebhookConfiguration": names})
@@ -115,7 +115,7 @@ async def ask(cluster: Cluster, body: dict[str, Any]) -> tuple[int, Any]:
 async def serving_webhooks(
     cluster: Cluster, tls: ServingTls, *hooks: Hook, authority: bytes = b""
 ) -> AsyncIterator[AdmissionServer]:
-    """A server here that the API server asks about pods, trusting `authority`."""
+    """A server in this process that the API server calls about pods. The API server trusts `authority`."""
     server = AdmissionServer(hooks or [mutator(SgxOptions())])
     port = await server.start(None, 0, tls.context)
     where = {"url": f"https://{NAME}:{port}{PATH}"}
@@ -128,7 +128,7 @@ async def serving_webhooks(
 
 
 async def wait_for_requests(cluster: Cluster, server: AdmissionServer) -> None:
-    """Waits until the API server asks, which learns of configurations by a watch."""
+    """Waits until the API server calls the webhook. It gets configurations by a watch."""
 
     async def is_called() -> bool:
         await ask(cluster, pod())
@@ -186,7 +186,7 @@ async def test_a_warning_reaches_kubectl(api: Cluster) -> None:
 
 
 async def test_authorities_and_certificates_change_under_load_and_every_pod_is_admitted(api: Cluster) -> None:
-    # What has less than a third of its life left is renewed, and all begin ten minutes ago: these last some seconds.
+    # Certificates are renewed in the last third of their lifetime. These started ten minutes ago and expire soon.
     policy = CertificatePolicy(
         authority=timedelta(seconds=309), serving=timedelta(seconds=304.5), overlap=timedelta(seconds=3)
     )

@@ -60,7 +60,7 @@ def cluster_with_cert_manager(
 
 
 class Webhook(NamedTuple):
-    """A webhook whose certificate is of cert-manager. `admits` is whether a request is processed by it."""
+    """A webhook with a certificate of cert-manager. `admits` returns whether it processes a request."""
 
     tree: str
     namespace: str
@@ -170,7 +170,7 @@ def uninterrupted(cluster: Cluster, webhooks: Sequence[Webhook]) -> Iterator[Cal
 
 
 def update_files(cluster: Cluster, namespace: str) -> None:
-    """Has the kubelet update the files of Secrets now: a change of the pod is a reason, the next period another."""
+    """Makes the kubelet update the files of Secrets now, by a change of the pod."""
     cluster.kubectl("annotate", "pods", "--all", "--overwrite", f"--namespace={namespace}", "example.com/now=true")
 
 

@@ -111,7 +111,7 @@ def installed(fpgas: Fpgas, overlay: str) -> Fpga:
 
 
 def check_programming(fpga: Fpga, name: str) -> None:
-    """A container waits in vain for a bitstream that is missing, and starts after it was installed."""
+    """A container does not start without its bitstream, and starts after it was installed."""
     fpga.program(NLB0)
     fpga.clear_store()
     fpga.cluster.apply(requesting_pod(name, ORCHESTRATED[NLB3]))

@@ -1,4 +1,4 @@
-"""The emulated kernel on a machine of its own: what processes there, and pods' mounts, meet at the real paths."""
+"""The emulated kernel on a separate machine: processes and mounts of pods use the real paths."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QAT = "/sys/bus/pci/devices/0000:61:00.0"
 
 @pytest.fixture
 def kernel(cluster_is_possible: None, tmp_path: Path) -> Iterator[EmulatedKernel]:
-    """A machine without Kubernetes, with one of each."""
+    """A machine without Kubernetes, with one device of each family."""
     machine = Machine("emulated", tmp_path, cgroup=f"accelplane-emulated-{os.getpid()}", path=os.environ["PATH"])
     machine.power_on()
     try:

@@ -1,4 +1,4 @@
-"""EPC and labels on genuine Nodes: with the tokens, the rights and the manifests that programs have in a cluster."""
+"""EPC and labels on real Nodes, with the tokens, rights and manifests of the programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEPLOY = REPOSITORY / "deploy"
 RESOURCE, CAPABLE = "sgx.intel.com/epc", "sgx.intel.com/capable"
 PREFIX = "intel.feature.node.kubernetes.io"
 EPC = 100_663_296
-# As a container finds it: the token and the authority, at the one place where programs look for them.
+# Token and authority at the path of service account files in a container.
 AS_A_POD = (
     "mount -t tmpfs none /run && mkdir -p /run/secrets/kubernetes.io && "
     'ln -s "$ACCOUNT" /run/secrets/kubernetes.io/serviceaccount && exec "$@"'
@@ -41,7 +41,7 @@ Run = Callable[..., "Program"]
 
 
 class Program:
-    """One of our programs, as this service account, with a tree of files for the node's."""
+    """Runs a program with this service account and a tree of files instead of the node's."""
 
     def __init__(self, cluster: Cluster, account: Path, log: Path, module: str, arguments: tuple[str, ...]) -> None:
         environment = {
@@ -62,7 +62,7 @@ class Program:
             )
 
     def ended(self) -> tuple[int, str]:
-        """Its status and what it printed."""
+        """Its exit status and output."""
         printed, _ = self.process.communicate(timeout=60)
         return self.process.returncode, printed.decode()
 
@@ -81,7 +81,7 @@ def token(cluster: Cluster, namespace: str, account: str, bound: Object | None =
 
 @contextmanager
 def applied(cluster: Cluster, tree: Path) -> Iterator[None]:
-    """What a tree has but its DaemonSets, whose images are not what is tried here."""
+    """The objects of a tree except DaemonSets, whose images are not tested here."""
     rendered = cluster.kubectl("kustomize", tree).split("\n---\n")
     text = "\n---\n".join(each for each in rendered if "\nkind: DaemonSet\n" not in each)
     cluster.kubectl("apply", "--filename=-", text=text)
@@ -93,7 +93,7 @@ def applied(cluster: Cluster, tree: Path) -> Iterator[None]:
 
 @pytest.fixture
 def labeller(cluster: Cluster) -> Iterator[str]:
-    """A token of deploy/labels, by its rights alone."""
+    """A token with only the rights of deploy/labels."""
     with applied(cluster, DEPLOY / "labels"):
         yield token(cluster, "kube-system", "accelplane-labels")
 
@@ -127,7 +127,7 @@ def sgx(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def unmarked(cluster: Cluster) -> Iterator[None]:
-    """The node is afterwards as others expect it, and has lost nothing."""
+    """After the test, the node has all its former labels and resources."""
     before, had = labels(cluster), capacity(cluster)
     yield
     assert labels(cluster).items() >= before.items()
@@ -160,7 +160,7 @@ def patch_as_administrator(cluster: Cluster, *operations: Object) -> None:
 
 
 def refusal(cluster: Cluster, directory: Path, as_token: str, path: str, change: Object) -> str:
-    """What the API server says against a merge patch of the node, sent with this token; nothing when it does it."""
+    """The API server's error for a merge patch of the node with this token; empty if it succeeds."""
     authority, token_file = write(directory / "ca", cluster.authority), write(directory / "token", as_token)
     server = f"https://{cluster.addresses.control}:{settings.API_PORT}"
     api = ApiServer(ClientConfig(server=server, authority=str(authority), token=str(token_file)))
@@ -182,7 +182,7 @@ def test_the_hook_registers_with_the_rights_of_its_manifest(
         account = token(cluster, "kube-system", "sgx-plugin")
         assert run(account, "epchook", "-register", "-node-label", sgx).ended() == (0, "")
         assert labels(cluster)[CAPABLE] == "true"
-        # The kubelet makes it a thing that pods can ask for.
+        # The kubelet makes it allocatable.
         wait_until(lambda: node.allocatable(RESOURCE) == EPC, "EPC to be had")
         cluster.apply(pod("enclave", namespace=namespace, resources={RESOURCE: "512Ki"}))
         cluster.wait_pod("enclave", namespace=namespace)
@@ -200,7 +200,7 @@ def test_the_daemon_restores_removed_resources_and_labels(cluster: Cluster, labe
     wait_until(lambda: RESOURCE in capacity(cluster), "EPC", hint=str(program.log))
     take_out_epc(cluster)
     wait_until(lambda: capacity(cluster).get(RESOURCE) == str(EPC), "EPC again", hint=str(program.log))
-    # As a kubelet does that registers its node again.
+    # As a kubelet that registers its node again.
     patch_as_administrator(cluster, {"op": "replace", "path": "/status/capacity/sgx.intel.com~1epc", "value": "0"})
     wait_until(lambda: capacity(cluster).get(RESOURCE) == str(EPC), "EPC a third time", hint=str(program.log))
     cluster.kubectl("label", "node", "node-1", f"{CAPABLE}-")
@@ -288,7 +288,7 @@ def test_labels_of_a_node_are_set_and_obsolete_labels_are_removed(
     assert labels(cluster)[family] == labels(cluster)[f"{PREFIX}/sgx"] == "true"
     cluster.kubectl("label", "node", "node-1", f"{family}-")
     wait_until(lambda: labels(cluster).get(family) == "true", "the label again", hint=str(program.log))
-    # Another process goes on with what the one before it owns.
+    # Another process continues with the fields that the former one owns.
     assert program.terminate() == 0
     (root / "proc/modules").unlink()
     program = run(labeller, *words)
@@ -354,7 +354,7 @@ def test_with_the_policy_it_labels_its_own_node_only(cluster: Cluster, run: Run,
             return POLICY in refusal(cluster, tmp_path, own, path, change)
 
         changes, foreign = {"labels": {"gpu.intel.com/x": "y"}}, {"labels": {"example.com/x": "y"}}
-        # The policy is in force some moments after it is there.
+        # The policy takes effect shortly after its creation.
         wait_until(lambda: assert_forbidden("node-1", {"metadata": foreign}), "the policy")
         assert assert_forbidden("other-node", {"metadata": changes})
         assert assert_forbidden("node-1", {"metadata": {"labels": {"kubernetes.io/hostname": None}}})

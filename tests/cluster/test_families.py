@@ -33,7 +33,7 @@ DEMOS = ("qat-compress", "dsa-copy", "iaa-deflate", "dlb-pipeline", "sgx-simulat
 
 
 class Deployed:
-    """All families' trees, each with its init container, and what came of them."""
+    """The trees of all families, each with its init container, and their DaemonSets."""
 
     def __init__(self, families: Families, daemonsets: Mapping[str, DaemonSet]) -> None:
         self.families = families
@@ -42,7 +42,7 @@ class Deployed:
 
 @pytest.fixture(scope="module")
 def deployed(shared_families: Families) -> Iterator[Deployed]:
-    """The node is found as at the first boot: nothing of it could be had."""
+    """The node is in the state of the first boot: no device is allocatable."""
     families = shared_families
     families.reset()
     assert families.allocatable() == {}
@@ -59,7 +59,7 @@ def deployed(shared_families: Families) -> Iterator[Deployed]:
 
 @pytest.fixture
 def families(deployed: Deployed) -> Iterator[Families]:
-    """The node with everything deployed and all of it free; a test's pods are gone afterwards."""
+    """The node with all trees deployed and all devices free. Pods of a test are deleted afterwards."""
     families = deployed.families
     families.delete(*workers(families))
     yield families
@@ -67,7 +67,7 @@ def families(deployed: Deployed) -> Iterator[Families]:
 
 
 def workers(families: Families) -> set[str]:
-    """The pods that are no plugins."""
+    """The pods that are not plugins."""
     listed = (families.cluster.get(f"/api/v1/namespaces/{NAMESPACE}/pods") or {"items": []})["items"]
     plugins = {each["metadata"]["name"] for daemonset in families.deployed for each in daemonset.pods}
     return {each["metadata"]["name"] for each in listed} - plugins
@@ -121,7 +121,7 @@ def test_the_plugins_have_not_started_twice(deployed: Deployed) -> None:
     } == dict.fromkeys(pods, 0)
 
 
-# What containers get.
+# Allocated devices.
 
 WANTS = {
     "cy": {CY: 2},
@@ -138,7 +138,7 @@ WANTS = {
 
 @pytest.fixture(scope="module")
 def allocations(deployed: Deployed) -> Mapping[str, ContainerDevices]:
-    """What the containers of one pod have that ask for this and that."""
+    """The devices of the containers of one pod with different requests."""
     families = deployed.families
     requesting_pod = pod("worker", "sleep", "1000000", namespace=NAMESPACE)
     (container,) = requesting_pod["spec"]["containers"]
@@ -245,7 +245,7 @@ def test_pods_outlive_the_kubelet_with_their_devices(families: Families) -> None
     families.node.kubelet.restart()
     families.node.wait_ready()
     families.wait(EVERYTHING)
-    # Of what is left, and of nothing that is held.
+    # Only free devices, no allocated ones.
     families.run("late", {CY: 2, DSA: 3, IAA: 3, PF: 1})
     assert (families.life("worker"), families.container_devices("worker")) == before
     late = families.container_devices("late")

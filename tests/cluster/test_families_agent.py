@@ -25,7 +25,7 @@ HARDWARE = (
 DEVICES = "/sys/bus/pci/devices"
 GPU, NPU = "gpu.intel.com/i915", "npu.intel.com/accel"
 ALL = {GPU: 1, NPU: 1, CY: VFS, DC: VFS, DSA: 4, IAA: 4, PF: 1, VF: 2, ENCLAVE: 20, PROVISION: 10}
-# Of a queue that is disabled, as far as it is needed to enable it again.
+# The attributes of a disabled queue that are needed to enable it again.
 FORGOTTEN = ("type", "mode", "name", "driver_name", "group_id")
 CONFIG = """
 health-interval: 1
@@ -50,7 +50,7 @@ def running(shared_families: Families) -> Iterator[tuple[Families, DaemonSet]]:
 
 @pytest.fixture
 def families(running: tuple[Families, DaemonSet]) -> Iterator[Families]:
-    """The node with the agent, and a pod that has something of everything: both come to no harm in any test."""
+    """The node with the agent, and a pod with a device of every family. No test may affect them."""
     families, agent = running
     before = families.life("worker"), families.container_devices("worker"), agent.restarts
     yield families
@@ -62,7 +62,7 @@ def test_one_agent_publishes_all_devices_of_the_node(running: tuple[Families, Da
     families, agent = running
     assert families.devices() == ALL
     assert agent.restarts == 0
-    # QAT's functions had the kernel's driver; /sys/devices cannot be written to from there.
+    # The QAT functions had the kernel's driver, and /sys/devices is read-only in the container.
     assert families.driver("0000:61:00.1") == "vfio-pci"
     sockets = {path.name for path in families.node.path("/var/lib/kubelet/device-plugins").glob("*.intel.com-*")}
     assert {name.partition(".")[0] for name in sockets} == {"gpu", "npu", "qat", "dsa", "iaa", "dlb", "sgx"}

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.cluster
 SPACE = "accelplane-fleet"
 SERVER = Authority("servers")
 _AWAY = 30.0  # seconds for which the last state must be shown
-# What every authenticated account may do: to ask about itself.
+# The rights of every authenticated account: reviews of itself.
 OF_EVERYONE = {"selfsubjectreviews.authentication.k8s.io", "selfsubjectaccessreviews.authorization.k8s.io",
                "selfsubjectrulesreviews.authorization.k8s.io"}  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The FPGA init container's programs as hosts have them: no Python, no libraries, nothing that can be written to."""
+"""The programs of the FPGA init container on a read-only host without Python and libraries."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec chr
 
 @pytest.fixture(scope="module")
 def programs(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the image has in /usr/local/fpga-sw."""
+    """The content of /usr/local/fpga-sw in the image."""
     directory = tmp_path_factory.mktemp("image")
     with tarfile.open(product_image()) as archive:
         manifest = json.load(archive.extractfile("manifest.json"))  # type: ignore[arg-type]
@@ -36,7 +36,7 @@ def programs(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def host(programs: Path, tmp_path: Path) -> Path:
-    """A root file system with the programs and a card, and nothing else."""
+    """A root file system with only the programs and a card."""
     subprocess.run(["cp", "-a", programs, tmp_path / "sw"], check=True)
     one_port(tmp_path / "tree")
     write(tmp_path / "nlb0.gbs", gbs())
@@ -65,7 +65,7 @@ def test_the_tool_needs_no_files_of_the_host(host: Path) -> None:
     status, out, err = run_in_root(host, "/sw/fpga_tool", "-root=/tree", "-d", "dfl-port.0", "-q", "portinfo")
     assert (status, err) == (0, "")
     assert f"Accelerator UUID                 : {NLB0}\n" in out
-    # What it cannot do there it says, as anywhere.
+    # Unsupported operations are reported there, too.
     status, _out, err = run_in_root(host, "/sw/fpga_tool", "-b", "/nlb0.gbs", "install")
     assert (status, err.count("\n")) == (1, 1)
     assert "cannot install: Read-only file system" in err

@@ -1,4 +1,4 @@
-"""Names for FPGAs on a genuine API server: storage, columns, Events and required rights."""
+"""Names for FPGAs on a real API server: storage, columns, Events and required rights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MERGE = "application/merge-patch+json"
 
 @pytest.fixture(scope="module")
 def team(installation: Installation) -> Iterator[Installation]:
-    """A namespace for names and the pods that ask for them."""
+    """A namespace for names and the pods that request them."""
     with installation.cluster.namespace(TEAM):
         yield installation
 
@@ -74,7 +74,7 @@ def events_of(installation: Installation, kind: str, name: str) -> list[tuple[st
 
 
 def kubectl_row(installation: Installation, description: str) -> list[str]:
-    """What kubectl shows of the only one of a kind, under each head but the age."""
+    """The kubectl columns of the only object of a kind, without the age."""
     head, row = installation.cluster.kubectl("get", description, f"--namespace={TEAM}", "--output=wide").splitlines()
     assert head.split()[-1] == "AGE"
     return row.split()[:-1]
@@ -113,7 +113,7 @@ def test_a_mapping_with_a_name_of_2020_is_stored_as_v2_with_columns_and_events(
         team.cluster.request("DELETE", path(REGIONS, "nlb0"))
         wait_until(lambda: reasons(team, FUNCTIONS, "nlb0")["Accepted"] == "Resolved", "the name to be free", 60)
 
-        # No webhook is installed here, as when none can be reached.
+        # No webhook is installed, as if none were reachable.
         team.cluster.apply(pod("waits", namespace=TEAM, resources={"fpga.intel.com/nlb0": 1}))
         wait_until(lambda: bool(events_of(team, "Pod", "waits")), "an event about the pod", 60)
         ((reason, message),) = events_of(team, "Pod", "waits")
@@ -123,7 +123,7 @@ def test_a_mapping_with_a_name_of_2020_is_stored_as_v2_with_columns_and_events(
 
 @contextmanager
 def webhook(installation: Installation, directory: Path, kubeconfig: str) -> Iterator[Path]:
-    """The webhook alone as a process; its log."""
+    """The webhook as a process; yields its log."""
     host = installation.cluster.addresses.host
     pair = installation.cluster.server_certificate(host, host)
     (directory / "tls.crt").write_bytes(pair.certificate)
@@ -145,7 +145,7 @@ def webhook(installation: Installation, directory: Path, kubeconfig: str) -> Ite
 
 
 def original(file: Path) -> Object:
-    """A definition as the original has it: one version, and a status that nobody can write."""
+    """A definition of the original: one version, and no status subresource."""
     definition = yaml.safe_load(file.read_text())
     version = next(each for each in definition["spec"]["versions"] if each["name"] == "v2")
     del version["subresources"], version["additionalPrinterColumns"]

@@ -1,6 +1,6 @@
-"""FPGAs on a node whose container runtime is older than CDI: what works there, and that nothing runs unprogrammed.
+"""FPGAs on a node with a container runtime without CDI: supported modes, and no container without programming.
 
-The containerd is Debian's. Other runtimes were tried by hand; docs/fpga.md tells of them.
+The containerd is Debian's. Other runtimes were tested manually; see docs/fpga.md.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ APP = "intel-fpga-plugin"
 
 @pytest.fixture(scope="module")
 def programs(cluster_is_possible: None) -> Runtime:
-    """That containerd, or the test is skipped; it fails where a cluster was promised."""
+    """That containerd. Skips the test without it; fails it if a cluster is required."""
     directory = assets().old_containerd
     if not directory.is_dir():
         problem = f"no containerd {OLD_CONTAINERD} in {directory}; make kube gets it from Debian, or says why not"
@@ -69,7 +69,7 @@ def fpga(programs: Runtime) -> Iterator[Fpga]:
 
 @pytest.fixture
 def regions(fpga: Fpga) -> Iterator[Fpga]:
-    """The same in mode region: the card is there, and nobody can have it."""
+    """The same in mode region: the card exists and is not allocatable."""
     annotation = "fpga.intel.com/device-plugin-mode"
     fpga.cluster.kubectl("annotate", "node", fpga.node.name, f"{annotation}=region")
     wait_until(lambda: fpga.node.allocatable(REGION) == 0, f"{REGION}: kept back", 60)
@@ -80,7 +80,7 @@ def regions(fpga: Fpga) -> Iterator[Fpga]:
 
 @contextmanager
 def restart_plugin_with(fpga: Fpga, *flags: str) -> Iterator[None]:
-    """The plugin's pod is made anew with these."""
+    """Recreates the plugin's pod with these flags."""
     path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/intelfpgaplugin-{APP}"
 
     def tell(words: Sequence[str]) -> None:
@@ -125,7 +125,7 @@ def test_regions_without_a_programming_hook_are_not_allocated_and_the_reason_is_
 
 
 def test_a_container_of_a_runtime_without_cdi_has_no_port(regions: Fpga) -> None:
-    # Without a node to ask for, the plugin knows neither its runtime nor a mode.
+    # Without a Node object, the plugin knows neither its runtime nor a mode.
     with restart_plugin_with(regions, "-mode=region", "-cdi=only", "-node-name="):
         regions.wait_for_allocatable(REGION)
         regions.program(NLB0)

@@ -1,4 +1,4 @@
-"""The GPU plugin on a real node through what nodes go through, seen with the eyes of whoever runs pods there.
+"""The GPU plugin on a real node in scenarios of node operation, with the effects on pods.
 
 The plugin is a plain process of the node here; as a DaemonSet it is tested in `test_gpu_base.py`.
 """
@@ -32,12 +32,12 @@ I915, MONITORING = "gpu.intel.com/i915", "gpu.intel.com/i915_monitoring"
 PLUGIN = Path(sys.executable).with_name("intel_gpu_device_plugin")
 LEVELZERO = "/var/lib/levelzero/server.sock"
 CARDS = 3
-# The node's status is where a change is seen, so it is written as soon as there is one.
+# Tests read the node's status, so it is updated immediately after changes.
 QUICK = {"nodeStatusUpdateFrequency": "200ms"}
 
 
 class Setup:
-    """A node with three cards, the plugin as a daemon that a test starts, and pods that are gone with the test."""
+    """A node with three cards, the plugin as a daemon that a test starts, and pods that are deleted after the test."""
 
     def __init__(self, cluster: Cluster, tree: Path) -> None:
         self.cluster = cluster
@@ -71,13 +71,13 @@ class Setup:
             raise ClusterError(f"{error}; it is {self.node.allocatable(resource)}") from None
 
     def run(self, name: str, wants: Mapping[str, int], *command: str, **more: Any) -> Object:
-        """A pod that runs."""
+        """A running pod."""
         self.request(name, wants, *command, **more)
         return self.running(name)
 
     def request(self, name: str, wants: Mapping[str, int], *command: str, **more: Any) -> None:
         amounts = {resource: str(amount) for resource, amount in wants.items()}
-        # The first process of a container hears no SIGTERM that it has no handler for.
+        # The first process of a container ignores SIGTERM without a handler.
         command = command or ("sh", "-c", "trap exit TERM; sleep 1000000 & wait")
         self.cluster.apply(pod(name, *command, namespace=self.namespace, resources=amounts, **more))
 
@@ -85,7 +85,7 @@ class Setup:
         return self.cluster.wait_pod(name, namespace=self.namespace)
 
     def life(self, name: str) -> tuple[str, int]:
-        """Which container a pod has, and how often it was started again: what shows whether a pod came to harm."""
+        """The container ID of a pod and its restart count, which show whether the pod was disturbed."""
         (status,) = self.running(name)["status"]["containerStatuses"]
         return status["containerID"], status["restartCount"]
 
@@ -93,7 +93,7 @@ class Setup:
         return self.cluster.kubectl("exec", name, f"--namespace={self.namespace}", "--", *command)
 
     def cards(self, name: str) -> list[str]:
-        """The cards whose device nodes a pod sees."""
+        """The cards whose device nodes a pod has."""
         return sorted(re.findall(r"\bcard\d+\b", self.wait_for_pod(name, "ls", "/dev/dri")))
 
     def holdings(self) -> Sequence[Holding]:
@@ -110,7 +110,7 @@ class Setup:
             wait_until(lambda name=name: not self.cluster.pod(name, self.namespace), f"end of pod {name}", 60)
 
     def clean_up(self) -> None:
-        """Puts back what a test has changed, so that the next one finds a node as it was in the beginning."""
+        """Reverts the changes of a test, so that the next one starts with the initial state of the node."""
         for daemon in (self.node.runtime, self.node.kubelet):
             if self.node.powered and not daemon.running:
                 daemon.start()
@@ -152,7 +152,7 @@ def setup(shared_setup: Setup) -> Iterator[Setup]:
 def test_pods_share_cards_by_the_allocation_policy(setup: Setup, policy: str, spread: list[str]) -> None:
     setup.plugin("-shared-dev-num=2", f"-allocation-policy={policy}")
     setup.wait(I915, 2 * CARDS)
-    # One after the other: what a policy does with the next pod depends on where the last one is.
+    # One after the other, because the policy's choice depends on the devices of earlier pods.
     for name in ("first", "second", "third"):
         setup.run(name, {I915: 1})
     assert sorted(card for name in ("first", "second", "third") for card in setup.cards(name)) == spread
@@ -240,7 +240,7 @@ def test_an_unhealthy_card_keeps_its_pod_gets_no_new_one_and_recovers(setup: Set
 
     service.kill(signal.SIGUSR1, wait=False)
     setup.wait(I915, CARDS - 1)
-    # The scheduler takes what pods have from what is healthy, so a sick card that is held costs another one as well.
+    # The scheduler subtracts allocated from healthy devices, so an allocated unhealthy card blocks another one as well.
     setup.run("next", {I915: CARDS - 2})
     setup.request("waiting", {I915: 1})
 
@@ -250,7 +250,7 @@ def test_an_unhealthy_card_keeps_its_pod_gets_no_new_one_and_recovers(setup: Set
 
     wait_until(waits, "the pod that finds no card")
     assert setup.life("patient") == before
-    # A container that starts again gets what its pod holds, sick or not.
+    # A restarted container gets the devices of its pod, healthy or not.
     setup.cluster.kill_container("patient", namespace=setup.namespace)
     wait_until(lambda: setup.life("patient")[1] == 1, "the patient's second life")
     assert setup.cards("patient") == ["card0"]
@@ -261,7 +261,7 @@ def test_an_unhealthy_card_keeps_its_pod_gets_no_new_one_and_recovers(setup: Set
     assert sorted(setup.cards("next") + setup.cards("waiting")) == ["card1", "card2"]
 
 
-# Programs that end and come back
+# Restarts of programs
 
 
 @pytest.mark.parametrize("away", ["a moment", "until the node is not Ready"])
@@ -273,7 +273,7 @@ def test_pods_outlive_the_kubelet_with_their_devices(setup: Setup, away: str) ->
     known = setup.node.kubelet.log.stat().st_size
     setup.node.kubelet.kill()
     if away != "a moment":
-        # Nothing in the plugin or in the cluster depends on more than this until pods are evicted, five minutes later.
+        # No timeout is longer than this until pods are evicted after five minutes.
         wait_until(lambda: not setup.node.ready, "node-1: not Ready", 60)
         setup.request("early", {I915: 1})
     setup.node.kubelet.start()
@@ -317,7 +317,7 @@ def test_a_restart_of_containerd_does_not_affect_pods_and_agents(setup: Setup) -
     assert sorted(setup.cards("worker") + setup.cards("late")) == ["card0", "card1", "card2"]
 
 
-# A node that starts again
+# Reboots
 
 
 def test_after_a_reboot_pods_restart_with_their_devices_if_the_plugin_registers_first(setup: Setup) -> None:
@@ -376,7 +376,7 @@ def _phases(setup: Setup) -> list[str]:
     return sorted(each["status"]["phase"] for each in _pods(setup))
 
 
-# Two for one name
+# Two plugins with one resource name
 
 
 def test_a_second_plugin_of_the_same_name_waits_until_the_first_is_gone(setup: Setup) -> None:
@@ -415,7 +415,7 @@ def test_a_registration_by_another_process_applies_until_the_plugin_registers_ag
     contract = Path(__file__).parents[1] / "contract"
     rival = setup.daemon("rival", sys.executable, "-c", RIVAL, contract)
     setup.wait(I915, 7)
-    # Kubelets know plugins by resource name only: the end of the stranger's stream takes the name from both.
+    # Kubelets identify plugins by resource name only: the end of the other plugin's stream disconnects both.
     rival.kill()
     setup.wait(I915, 0)
     plugin.restart()
@@ -441,7 +441,7 @@ def test_a_hundred_kubelet_restarts_lose_no_devices_or_allocations_and_leak_no_m
     devices = {I915: 2 * CARDS, MONITORING: 1}
     pid, memory, seconds = plugin.pid, [_resident(plugin)], []
     for turn in range(RESTARTS):
-        # Both ways in which a kubelet ends.
+        # SIGTERM and SIGKILL.
         known = setup.node.kubelet.log.stat().st_size
         seconds.append(_restart(setup.node, signal.SIGTERM if turn % 2 else signal.SIGKILL, devices))
         now = [holding for holding in setup.holdings() if holding.pod_uid in pods]
@@ -450,8 +450,8 @@ def test_a_hundred_kubelet_restarts_lose_no_devices_or_allocations_and_leak_no_m
         )
         memory.append(_resident(plugin))
         if turn % 25 == 24:
-            # This kubelet lives long enough to look at all pods again. Before it has heard of the API server's pods, it
-            # counts the devices of those that have ended since its checkpoint as held.
+            # This kubelet runs long enough to sync all pods. Before it has the pods of the API server, it
+            # counts the devices of pods that have ended since its checkpoint as allocated.
             _wait_pods_received(setup.node, known)
             setup.run("late", {I915: 3})
             setup.delete("late")
@@ -466,7 +466,7 @@ def test_a_hundred_kubelet_restarts_lose_no_devices_or_allocations_and_leak_no_m
         f"p50 {middle:.0f} ms, max {longest:.0f} ms; plugin resident {memory[0]} KiB at first, "
         f"{memory[10]} after 10, {memory[-1]} after {RESTARTS}"
     )
-    # What a restart takes comes back; the interpreter's own pools are full after about 120 of them.
+    # Memory of restarts is released; the interpreter's memory pools are full after about 120 restarts.
     assert memory[-1] < memory[10] + 3 * 1024
 
 
@@ -477,7 +477,7 @@ def _resident(daemon: Daemon) -> int:
 
 
 def _restart(node: Node, number: signal.Signals, devices: Mapping[str, int]) -> float:
-    """The time from the new kubelet's socket until it has taken in all devices."""
+    """The time from the new kubelet's socket until all devices are registered."""
     before, known = _socket_time(node), node.kubelet.log.stat().st_size
     node.kubelet.kill(number)
     node.kubelet.start(wait=False)
@@ -486,8 +486,8 @@ def _restart(node: Node, number: signal.Signals, devices: Mapping[str, int]) -> 
 
 
 def _wait_registered(node: Node, devices: Mapping[str, int], known: int) -> float:
-    """When the last resource came to have all its devices, by the kubelet's log from the byte `known` on."""
-    # Its checkpoint does not tell: of two resources that come at once, the file may be left without the one or other.
+    """The time when the last resource had all its devices, from the kubelet's log after byte `known`."""
+    # The checkpoint is not sufficient: of two simultaneous resources it may miss one.
     moments: dict[str, float] = {}
 
     def registered() -> bool:
@@ -519,7 +519,7 @@ def log_since(node: Node, known: int) -> str:
 
 
 def _socket_time(node: Node) -> float:
-    """When the kubelet made its socket; 0 while there is none."""
+    """The creation time of the kubelet's socket; 0 without one."""
     try:
         return node.path("/var/lib/kubelet/device-plugins/kubelet.sock").stat().st_mtime
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The GPU plugin as its users deploy it: `kubectl apply -k` of the base, on a genuine kubelet, in the real image."""
+"""The GPU plugin as users deploy it: `kubectl apply -k` of the base, on a real kubelet, in the real image."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Plugin:
-    """The plugin's one pod, as its node and its kernel see it."""
+    """The only pod of the plugin, with its process and cgroup on the node."""
 
     cluster: Cluster
     node: Node
@@ -47,7 +47,7 @@ class Plugin:
 
     @property
     def process(self) -> int:
-        """Its number on the node."""
+        """Its PID on the node."""
         container = self.pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
         for line in self.node.run("ctr", "--namespace=k8s.io", "tasks", "list").stdout.splitlines():
             name, number, *_ = line.split()
@@ -71,7 +71,7 @@ class Plugin:
 
 @pytest.fixture
 def deploy(image: None, cluster: Cluster, node: Node, namespace: str) -> Iterator[Callable[[Path], Plugin]]:
-    """Apply a kustomization and wait until both cards are there to be had; none is afterwards."""
+    """Applies a kustomization and waits until both cards are allocatable. Removes it at the end."""
 
     def apply(directory: Path) -> Plugin:
         cluster.kubectl("apply", "--kustomize", directory, "--namespace", namespace)
@@ -86,7 +86,7 @@ def deploy(image: None, cluster: Cluster, node: Node, namespace: str) -> Iterato
 
 @pytest.fixture
 def plugin(deploy: Callable[[Path], Plugin]) -> Plugin:
-    """The unmodified base, working."""
+    """The unmodified base with both cards allocatable."""
     return deploy(BASE)
 
 
@@ -129,7 +129,7 @@ def test_a_pod_gets_one_card_with_its_links_and_no_files_of_the_other(plugin: Pl
 
 
 def test_containerd_applies_the_edits_of_a_cdi_file(plugin: Plugin) -> None:
-    """Seen by a word that is only in the file, put there when the plugin can no longer put it right."""
+    """Verified by a variable that is only in the file, written when the plugin can no longer restore it."""
     cluster, node, namespace = plugin.cluster, plugin.node, plugin.namespace
     cluster.apply(worker(namespace))
     cluster.wait_pod("worker", namespace=namespace)
@@ -158,7 +158,7 @@ def test_the_plugin_needs_only_the_rights_of_its_manifest(plugin: Plugin) -> Non
     assert status["Seccomp"] == "2"
     mounts = [line.split() for line in plugin.proc("mounts").splitlines()]
     writable = {place for _, place, _, options, *_ in mounts if "rw" in options.split(",")}
-    # What a runtime gives to every container; and the harness shows cgroups as the node has them.
+    # Mounts of every container; the test harness also mounts the cgroups of the node.
     usual = ("/proc", "/dev", "/sys/fs/cgroup", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
     assert {place for place in writable if not place.startswith(usual)} == {
         "/var/lib/kubelet/device-plugins",
@@ -205,7 +205,7 @@ def test_the_plugin_runs_within_30_mib(deploy: Callable[[Path], Plugin], tmp_pat
 
 
 def plug_and_unplug(node: Node, tree: Path, *, rounds: int) -> None:
-    """Six more cards come and go, each time seen by the whole cluster."""
+    """Plugs and unplugs six cards, and waits for the node's status each time."""
     names = [name for card in range(2, 8) for name in (f"card{card}", f"renderD{128 + card}")]
     for _ in range(rounds):
         sample_gpu(tree, first=2, cards=6)

@@ -1,4 +1,4 @@
-"""The tree `fractional_resources` on a real kubelet, whose `/pods` the plugin reads; annotations play the scheduler."""
+"""The tree `fractional_resources` on a real kubelet, whose `/pods` the plugin reads; tests set annotations."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Gpus:
 
 @pytest.fixture(scope="module")
 def deployed(cluster_is_possible: None) -> Iterator[Gpus]:
-    # Without certificates in its configuration a kubelet makes its own in the directory that the plugin mounts.
+    # A kubelet without configured certificates creates its own in the directory that the plugin mounts.
     settings = {"tlsCertFile": "", "tlsPrivateKeyFile": "", "maxPods": 250, "nodeStatusUpdateFrequency": "200ms"}
     with running_cluster(NodePlan(hardware=[cards_with_tiles], kubelet=settings)) as cluster:
         (node,) = cluster.nodes.values()
@@ -181,7 +181,7 @@ def test_an_annotation_that_is_written_during_the_admission_has_no_effect(gpus: 
     assert len(gpus.cards("late")) == 1
     assert gpus.mask("late") is None
     assert "pod default/late has no gas-container-cards; using the default method" in gpus.log()
-    # The pod does not hinder the next one.
+    # The pod does not block the next one.
     gpus.run("next", gas("card2", "card2:gt1"))
     assert (gpus.cards("next"), gpus.mask("next")) == (["card2"], "1")
 
@@ -287,7 +287,7 @@ def test_a_kubelet_restart_between_the_calls_gives_the_cards_to_the_pod_or_its_s
     wait_until(lambda: phase(gpus, "during") in ("Running", "Failed"), "the admission of the pod", 60)
     if phase(gpus, "during") == "Failed":
         # The kubelet rejects a bound pod that it admits before the plugin has registered again. The answer to the call
-        # that was lost must not hinder the pod that a controller then creates.
+        # that was lost must not block the pod that a controller then creates.
         status = (gpus.cluster.pod("during") or {})["status"]
         assert status["reason"] == "UnexpectedAdmissionError"
         gpus.delete_pods()

@@ -1,4 +1,4 @@
-"""Labels and resources of GPU capacity on a genuine Node, the hook that the init container installs, and overlays."""
+"""Labels and resources of GPU capacity on a real Node, the hook that the init container installs, and overlays."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_with_the_resource_manager_the_plugin_keeps_a_feature_file_on_the_node(
     node: Node, namespace: str, deploy: Callable[..., Object], tmp_path: Path, cluster: Cluster
 ) -> None:
     cluster.kubectl("label", "node", "node-1", f"{SELECTED}=true", "--overwrite")
-    # Kubelets that have their certificate elsewhere, as this one, do not make the directory of the mount.
+    # Kubelets with another certificate directory do not create the directory of the mount.
     node.run("mkdir", "-p", "/var/lib/kubelet/pki")
     objects = overlay(tmp_path, resources=["deploy/gpu_plugin/overlays/fractional_resources"], namespace=namespace)
     deploy(*objects)

@@ -1,4 +1,4 @@
-"""What other cluster tests rely on: genuine programs, nodes of their own, faults that are faults, nothing left."""
+"""The cluster harness: real programs, isolated nodes, fault injection, and complete removal."""
 
 from __future__ import annotations
 
@@ -376,7 +376,7 @@ def _refusing_webhook(address: str, certificate: Path) -> Iterator[int]:
             self.wfile.write(answer)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
-            """Quiet: the test looks at the API server's answer."""
+            """Does not log; the test checks the response of the API server."""
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
@@ -398,10 +398,10 @@ def _machines(name: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Traces:
-    """What a running cluster has on this computer, remembered so that it can be looked for afterwards.
+    """The processes and files of a running cluster on this computer, to check their removal later.
 
-    `namespaces` are its machines' process namespaces, held open: other clusters come and go meanwhile, and the kernel
-    gives the numbers of what is gone to what is new.
+    `namespaces` are the open PID namespaces of its machines: other clusters start and end meanwhile, and the kernel
+    reuses inode numbers.
     """
 
     claim: state.Claim

@@ -34,7 +34,7 @@ pytestmark = [
 # An additional layer and a user of its own.
 IMAGE = "onload-operator"
 PLATFORM = "linux/amd64"
-# How this machine reaches Debian's mirrors and the package index.
+# The configuration of this machine for Debian's mirrors and the package index.
 SETTINGS = ("etc/apt/sources.list.d", "etc/apt/apt.conf.d", "etc/ssl/certs", "etc/pip.conf", "etc/resolv.conf")
 
 

@@ -81,7 +81,7 @@ def workload(*arguments: str, **pod: Any) -> Workload:
 
 
 async def ensure_repeatedly(client: Client, child: Workload, owner: Text) -> Ensured[Workload]:
-    """As a controller, which is called again after a conflict: the DaemonSet controller writes the status meanwhile."""
+    """Retries after a conflict as a controller does: the DaemonSet controller writes the status meanwhile."""
     while True:
         try:
             return await ensure(client, child, owner)
@@ -130,7 +130,7 @@ async def test_a_foreign_object_is_not_written(client: Client, other: Client, ow
 
 @pytest.fixture
 def no_garbage_collector(cluster: Cluster) -> Iterator[None]:
-    """It would delete, at some time, what has an owner that does not exist."""
+    """The garbage collector would delete objects whose owner does not exist."""
     with cluster.controller_manager.suspended():
         yield
 

@@ -1,4 +1,4 @@
-"""The controller runtime against a real API server, etcd and garbage collector, which end, stop and forget."""
+"""The controller runtime with a real API server, etcd and garbage collector: restarts, suspension, compaction."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LABELED = Selection(namespace=NAMESPACE, labels="test=runtime")
 
 CRD = yaml.safe_load(re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)[0])
 
-# The page's program, in as many copies as wanted and without ports that only one could have.
+# The program of the page, for several replicas, without fixed ports.
 PROGRAM = """
 import sys
 sys.argv.pop(0)
@@ -140,7 +140,7 @@ def text(name: str, **data: str) -> ConfigMap:
 
 
 def compact(cluster: Cluster) -> None:
-    """Makes etcd forget everything but what there is."""
+    """Compacts etcd to the current revision."""
     script = (
         "import json, sys, urllib.request as u\n"
         "def ask(what, body):\n"
@@ -293,7 +293,7 @@ async def test_an_eviction_and_a_token_are_subresources(api: Cluster) -> None:
 
 
 async def change_others(client: Client) -> None:
-    """What a quiet selection needs to get bookmarks: that something of its kind changes."""
+    """Changes another object of the kind, so that an idle selection gets bookmarks."""
     for number in range(1000):
         metadata = ObjectMeta(name="other", namespace=NAMESPACE)
         await client.apply(ConfigMap(metadata=metadata, data={"number": str(number)}))
@@ -418,7 +418,7 @@ RBAC = "rbac.authorization.k8s.io"
 
 
 def account(cluster: Cluster, name: str, *rules: dict[str, Any]) -> str:
-    """The token of a service account that may do this in the cluster."""
+    """The token of a service account with these rights in the cluster."""
     accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
     items = [
         (accounts, {"metadata": {"name": name}}),
@@ -469,7 +469,7 @@ async def test_pages_are_served_to_clients_authorized_by_cluster_roles(api: Clus
 
     client, powerless = client_as(api, asker), client_as(api, other)
     try:
-        # an account may be made a moment before its role is known
+        # The account may exist before its role takes effect.
         await until(lambda: reads(status(client, reader)), 20)
         assert [await status(client, token) for token in (other, "junk", reader[:-4])] == [403, 401, 401]
         assert await status(powerless, reader) == 500

@@ -316,7 +316,7 @@ def test_a_crash_of_the_driver_is_an_error_and_other_devices_stay_readable(root:
         service.wait_for_another_worker(old)
         assert error(service.health(SECOND)) == NONE
         assert celsius(service.temperature(SECOND)) == (40, 41, 42)
-        # The device that crashed the driver is not asked again for some time.
+        # The device that crashed the driver is not queried again for some time.
         worker = service.processes()
         assert error(service.health(FIRST)) == NO_ANSWER
         assert service.processes() == worker

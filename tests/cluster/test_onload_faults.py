@@ -1,6 +1,6 @@
-"""The Onload operator is killed, and its requests fail, at every request of an upgrade of three nodes.
+"""The Onload operator is killed, or its request fails, at every request of an upgrade of three nodes.
 
-The end is the same as without faults, and recordings show that no module was unloaded under a pod on the way there.
+The final state is the same as without faults, and recordings show that no module was unloaded under a pod.
 The operator runs in this process and reaches a real API server through a proxy.
 """
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.cluster
 ANY = r"^(GET|PATCH|PUT|POST|DELETE) "
 WRITE = r"^(PATCH|PUT|POST|DELETE) (?!.*/events)"
 REPLICAS = 4
-# Each request fails in one of so many runs.
+# Each request fails in one of these runs.
 RUNS = 4
 FAULTS: tuple[dict[str, Any], ...] = (
     {"status": 500},
@@ -55,7 +55,7 @@ def lab(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 class Operator:
-    """An operator in this process. Its end is abrupt, as that of a process that is killed."""
+    """An operator in this process, which ends as a killed process does."""
 
     def __init__(self, kubeconfig: Path) -> None:
         self._kubeconfig = kubeconfig
@@ -82,7 +82,7 @@ class Operator:
 
 
 class Setup:
-    """An operator behind a proxy, and the other version than the one that the nodes have."""
+    """An operator behind a proxy, and the version that the nodes do not have."""
 
     def __init__(self, lab: Lab, proxy: FaultyProxy, operator: Operator) -> None:
         self.lab = lab
@@ -132,7 +132,7 @@ async def test_an_operator_killed_at_every_write_completes_the_upgrade(lab: Lab,
 
         async def kill_at_each_write() -> None:
             while True:
-                # Before a write: each life makes one write, and ends at the next, which is lost.
+                # Before a write: each instance makes one write, and is killed at the next, which is lost.
                 context.proxy.fault(WRITE, skip=0 if after else 1, hang=True, after=after, then=fatal.set)
                 await fatal.wait()
                 fatal.clear()
@@ -182,5 +182,5 @@ async def test_an_api_server_that_is_killed_during_an_upgrade_delays_it(lab: Lab
         context.lab.upgrade(context.after)
         await asyncio.to_thread(context.lab.wait, is_changed, "a change of the second node")
         await asyncio.to_thread(restart)
-        # What a watch misses while the server is down is not recorded: only the end counts.
+        # Events during an outage of the server are not recorded: only the final state is checked.
         await context.upgrade()

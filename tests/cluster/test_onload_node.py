@@ -92,7 +92,7 @@ def daemonset(version: str) -> Object:
         ],
         "securityContext": privileged,
         "lifecycle": {
-            # As the Go operator has them. The image has neither program, so the files of running pods stay.
+            # As in the Go operator. The image has neither program, so the files of running pods are kept.
             "postStart": {"exec": {"command": ["/bin/sh", "-c", "chcon -Rt container_file_t /opt/onload || echo no"]}},
             "preStop": {"exec": {"command": ["/bin/sh", "-c", "rm -r /opt/onload"]}},
         },

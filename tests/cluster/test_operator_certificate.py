@@ -1,6 +1,6 @@
-"""The operator's own certificate and authority change on a real API server while it admits: nothing is refused for it.
+"""The operator's own certificate and authority change on a real API server during admission: no request is rejected.
 
-What takes months is found in the Secret as it would be then: authorities and certificates are issued for days gone by.
+Instead of waiting for months, tests write authorities and certificates of past dates to the Secret.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ SECRETS = f"/api/v1/namespaces/{NAMESPACE}/secrets"
 
 
 def certificates_of_age(days: float, found: CertificateSet | None = None) -> CertificateSet:
-    """What was issued, or renewed, so many days ago."""
+    """Certificates that were issued, or renewed, this number of days ago."""
     return renew(found, NAMES, datetime.now(UTC) - timedelta(days=days), CertificatePolicy())
 
 
 def store_certificates(installation: Installation, certificates: CertificateSet) -> None:
-    """Puts it into the operator's Secret."""
+    """Writes the certificates to the operator's Secret."""
     data = {name: base64.b64encode(content).decode() for name, content in certificates.secret_data().items()}
-    # A null takes it out.
+    # Null removes the key.
     change = {"data": {name: content or None for name, content in data.items()}}
     path = f"{SECRETS}/{KEPT_IN}"
     code, answer = installation.cluster.request("PATCH", path, change, content="application/merge-patch+json")
@@ -48,7 +48,7 @@ def store_certificates(installation: Installation, certificates: CertificateSet)
 
 
 def stored_certificates(installation: Installation) -> CertificateSet:
-    """What is in it."""
+    """The certificates in the Secret."""
     found = installation.cluster.get(f"{SECRETS}/{KEPT_IN}")
     assert found
     known = CertificateSet.from_secret({name: base64.b64decode(content) for name, content in found["data"].items()})
@@ -57,7 +57,7 @@ def stored_certificates(installation: Installation) -> CertificateSet:
 
 
 def served_certificate(installation: Installation, operator: Operator) -> bytes:
-    """The certificate that callers get, PEM."""
+    """The served certificate, PEM."""
     return ssl.get_server_certificate((installation.cluster.addresses.host, operator.port), timeout=10).encode()
 
 
@@ -72,7 +72,7 @@ def is_signed_by(certificate: bytes, authority: bytes) -> bool:
 
 @contextmanager
 def continuous_requests(installation: Installation) -> Iterator[list[object]]:
-    """Custom resources are created all the time; what is yielded are the answers that are no admissions."""
+    """Creates custom resources continuously. Yields the responses of rejected requests."""
     wrong: list[object] = []
     enough = Event()
 
@@ -97,7 +97,7 @@ def continuous_requests(installation: Installation) -> Iterator[list[object]]:
 def test_certificates_and_authorities_change_under_load_and_every_resource_is_admitted(
     installation: Installation,
 ) -> None:
-    # Two authorities that are trusted: the older one signs, and what it has signed is in the last third of its life.
+    # Two trusted authorities: the older one signs, and its certificate is in the last third of its lifetime.
     old, following = certificates_of_age(61), certificates_of_age(1)
     both = old.authorities + following.authorities
     store_certificates(installation, CertificateSet(both, old.authority_key, old.certificate, old.key))
@@ -114,7 +114,7 @@ def test_certificates_and_authorities_change_under_load_and_every_resource_is_ad
             assert first != old.certificate
             assert is_signed_by(first, old.authorities)
 
-            # The following authority's time has come.
+            # The following authority is now due.
             both = following.authorities + old.authorities
             now = stored_certificates(installation)
             store_certificates(installation, CertificateSet(both, following.authority_key, now.certificate, now.key))
@@ -122,7 +122,7 @@ def test_certificates_and_authorities_change_under_load_and_every_resource_is_ad
             second = served_certificate(installation, operator)
             assert is_signed_by(second, following.authorities)
 
-            # An authority in the last third of its own life: a new one is published, and signs nothing yet.
+            # An authority in the last third of its own lifetime: a new one is published, but does not sign yet.
             worn, now = certificates_of_age(1250), stored_certificates(installation)
             store_certificates(
                 installation, CertificateSet(worn.authorities + both, worn.authority_key, now.certificate, now.key)
@@ -130,13 +130,13 @@ def test_certificates_and_authorities_change_under_load_and_every_resource_is_ad
             wait_until(lambda: count(stored_certificates(installation).authorities) == 4, "a new authority", 60)
             assert served_certificate(installation, operator) == second
 
-            # Somebody takes the certificate out of the Secret.
+            # The certificate is removed from the Secret.
             now = stored_certificates(installation)
             store_certificates(installation, CertificateSet(now.authorities, now.authority_key, b"", b""))
             wait_until(lambda: serves_new_certificate(second), "another certificate", 60)
         assert wrong == []
 
-        # What is applied anew trusts nobody.
+        # Newly applied configurations have no bundle.
         installation.remove_webhooks()
         installation.configure_webhooks(operator)
         installation.wait_webhooks()

@@ -1,4 +1,4 @@
-"""The operator's definitions on a real API server without webhooks: what it accepts, refuses and explains."""
+"""The operator's definitions on a real API server without webhooks: accepted and rejected objects, kubectl explain."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def definitions(cluster: Cluster) -> Iterator[None]:
 
 
 def create_error(cluster: Cluster, family: str, spec: dict[str, Any]) -> str:
-    """The error of the API server for a resource; empty when it accepts the resource."""
+    """The error of the API server for a resource; empty if it accepts the resource."""
     kind = models.KINDS[family].__name__.lower()
     status, answer = cluster.request(
         "POST", f"/apis/deviceplugin.intel.com/v1/{kind}s?dryRun=All", resource(family, **spec)

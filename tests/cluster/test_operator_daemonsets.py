@@ -1,4 +1,4 @@
-"""What the operator renders, a genuine API server takes; and what it gives back is found to be the same."""
+"""A real API server accepts rendered DaemonSets, and the stored objects have no differences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cluster
 
 MANAGER = "accelplane-operator"
 REGISTRY = "registry-of-all"
-# No pod is wanted: only the objects matter.
+# No pods: only the objects are tested.
 NOWHERE = {"nodeSelector": {"example.com/nowhere": "true"}}
 OWN: dict[str, dict[str, Any]] = {
     "dlb": {"initImage": "intel/intel-dlb-initcontainer:0.31.1"},
@@ -110,7 +110,7 @@ def test_objects_of_an_older_operator_are_adopted(cluster: Cluster, namespace: s
     cluster.kubectl(*words, text=json.dumps(result))
 
     desired = render(plugin("sgx", **NOWHERE), settings)
-    # The controller of DaemonSets writes its status once, and is somebody else, too.
+    # The DaemonSet controller writes the status once, as another manager.
     wait_until(lambda: found(cluster, namespace, name)["status"].get("observedGeneration"), f"status of {name}")
     before = found(cluster, namespace, name)
     takeover = plan(desired, [before])

@@ -1,4 +1,4 @@
-"""Each field of the samples edited on a real API server that asks the webhooks: DaemonSets follow, there and back."""
+"""Each field of the samples is edited and reverted on a real API server with webhooks: DaemonSets are updated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cluster
 
 _INITS = {"dsa": "idxd-config", "iaa": "idxd-config"}
 
-# What a field is set to, and what then is in the DaemonSet that was not, or is not any more.
+# The value of a field, and the text that then appears in, or disappears from, the DaemonSet.
 Example = tuple[Object, str]
 FOR_ALL: Mapping[str, Example] = {
     "image": ({"image": "example.com:5000/x/{image}:0.32.0"}, '"image": "example.com:5000/x/{image}:0.32.0"'),
@@ -53,7 +53,7 @@ FOR_ALL: Mapping[str, Example] = {
         {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}}},
         '"maxUnavailable": "10%"',
     ),
-    # It may only be what it is when not given, so that it is there shows in nothing else.
+    # It accepts only its default, so setting it has no other effect.
     "updateStrategy.rollingUpdate.maxSurge": (
         {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 2}}},
         '"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 2}',
@@ -98,7 +98,7 @@ OWN: Mapping[str, Mapping[str, Example]] = {
     },
 }
 
-# What is refused of a sample's edit, and in which words.
+# Rejected edits of a sample, and their messages.
 REFUSED: tuple[tuple[str, Object, str], ...] = (
     ("dlb", {"image": "intel/intel-dlb-plugin"}, "image field is incorrect"),
     ("dlb", {"image": "intel/intel-dsa-plugin:0.31.1"}, "image has an incorrect image name"),
@@ -155,7 +155,7 @@ def fields_of(schema: Object, path: str) -> Iterator[str]:
 
 @cache
 def fields(family: str) -> list[str]:
-    """All fields of a kind's spec, as its definition has them."""
+    """All spec fields in the definition of a kind."""
     definition = yaml.safe_load((CRD / "bases" / f"deviceplugin.intel.com_{family}deviceplugins.yaml").read_text())
     (version,) = definition["spec"]["versions"]
     return [*fields_of(version["schema"]["openAPIV3Schema"]["properties"]["spec"], "")]
@@ -173,7 +173,7 @@ def example(family: str, field: str) -> Example:
 
 
 def inverse_patch(change: Object, original: Object) -> Object:
-    """The merge patch that takes another one back."""
+    """The merge patch that reverts another one."""
     return {
         name: inverse_patch(value, original[name])
         if isinstance(value, dict) and name in original
@@ -183,11 +183,11 @@ def inverse_patch(change: Object, original: Object) -> Object:
 
 
 def desired_part(daemonset: Object) -> Object:
-    """What is asked for in a DaemonSet."""
+    """The desired part of a DaemonSet."""
     spec = json.loads(json.dumps(daemonset["spec"]))
     pod = spec["template"]["spec"]
     for name in ("serviceAccount", "serviceAccountName"):
-        # Once there was another one, the default has to be named.
+        # After another account was set, the default must be set explicitly.
         if pod.get(name) == "default":
             del pod[name]
     return spec
@@ -199,7 +199,7 @@ def has_text(daemonset: Object, text: str) -> bool:
 
 @pytest.fixture(scope="module")
 def operator(installation: Installation) -> Iterator[Operator]:
-    """An operator whose webhooks are asked, and all samples carried out."""
+    """An operator with webhooks, and all samples reconciled."""
     installation.configure_webhooks()
     with installation.operator() as running, installation.one_connection():
         installation.configure_webhooks(running)

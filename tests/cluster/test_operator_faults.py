@@ -1,8 +1,8 @@
-"""The operator as a process on a genuine API server, killed and troubled on its way there: the end is as ever.
+"""The operator as a process with a real API server, killed or with faults: the final state is unchanged.
 
-What is done to every single request in `tests/contract/test_operator_faults.py`, at a double of the API server, is done
-here to enough of them, where applying, ownership and garbage collection are genuine. Of each scenario a run without
-faults says what the end is.
+`tests/contract/test_operator_faults.py` injects faults at every request to a double of the API server. These tests
+inject them at some requests, with the real apply, ownership and garbage collection. A run of each scenario without
+faults determines the final state.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from operatorscenarios import (
     Copy,
     Deed,
     Drift,
-    Put,
+    PutObject,
     Remove,
-    copied,
     difference,
     differences_to_desired,
+    duplicate,
     end,
 )
 from waiting import until
@@ -57,18 +57,18 @@ PLACES = {
     "serviceaccounts": f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts",
     "clusterrolebindings": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
 }
-# Whoever else has accounts and bindings.
+# Other objects have accounts and bindings, too.
 OURS = {
     "configmaps": {"functions"},
     "serviceaccounts": {"gpu-manager-sa"},
     "clusterrolebindings": {"gpu-manager-rolebinding"},
 }
 ANY = r"^(GET|PATCH|PUT|POST|DELETE) "
-# What changes something that counts.
+# Writes of compared objects.
 WRITE = r"^(PATCH|PUT|POST|DELETE) (?!.*/events)"
 EXPIRED = b'{"type":"ERROR","object":{"kind":"Status","status":"Failure","code":410,"reason":"Expired"}}'
 
-# What happens to every other of the first dozen requests, one after the other.
+# The faults of every second of the first twelve requests, one after the other.
 FAULTS: tuple[dict[str, Any], ...] = (
     {"status": 409},
     {"status": 429, "headers": {"Retry-After": "1"}},
@@ -83,7 +83,7 @@ WATCHES: dict[str, Callable[[FaultyProxy], object]] = {
 
 
 class Setup:
-    """What users see of the cluster, and the operator on its troubled way to it."""
+    """The objects of the cluster, and an operator behind the proxy."""
 
     def __init__(self, troubled: Installation, proxy: FaultyProxy, operator: Operator) -> None:
         self.kubeconfig = troubled.kubeconfig
@@ -92,19 +92,19 @@ class Setup:
         self._cluster = troubled.cluster
 
     def restart(self) -> None:
-        """Kills the operator and starts another, as Kubernetes does."""
+        """Kills the operator and starts another one, as Kubernetes does."""
         self.operator.kill()
         self.operator.begin()
 
     def do(self, change: Deed) -> None:
         match change:
-            case Put(plural, thing):
+            case PutObject(plural, thing):
                 self._put(f"{_place(plural)}/{thing['metadata']['name']}", thing)
             case Remove(plural, name):
                 self._ask("DELETE", f"{_place(plural)}/{name}")
             case Copy(name, new):
                 found = self._ask("GET", f"{PLACES['daemonsets']}/{name}")
-                self._ask("POST", PLACES["daemonsets"], copied(found, new))
+                self._ask("POST", PLACES["daemonsets"], duplicate(found, new))
             case Drift(name, args):
                 found = self._ask("GET", f"{PLACES['daemonsets']}/{name}")
                 found["spec"]["template"]["spec"]["containers"][0]["args"] = list(args)
@@ -118,7 +118,7 @@ class Setup:
         return differences_to_desired({plural: self._all(plural) for plural in (*JUDGED, "nodes", "configmaps")})
 
     def clear(self) -> None:
-        """Has nothing be there."""
+        """Deletes all objects of the scenarios."""
         self.proxy.faults.clear()
         for family in FAMILIES:
             self._cluster.request("DELETE", _place(f"{family}deviceplugins"))
@@ -137,7 +137,7 @@ class Setup:
             if (found := self._cluster.get(path)) is None:
                 code, answer = self._cluster.request("POST", path.rpartition("/")[0], changed_thing)
             else:
-                # Of a node nothing but its labels ever changes.
+                # Only labels of nodes change.
                 labels = changed_thing["metadata"].get("labels")
                 changed = changed_thing if labels is None else found
                 changed["metadata"] = {**found["metadata"], **({"labels": labels} if labels else {})}
@@ -156,7 +156,7 @@ def _place(plural: str) -> str:
 
 @pytest.fixture
 async def setup(installation: Installation, tmp_path: Path) -> AsyncIterator[Setup]:
-    """An operator that reaches the API server by way of a proxy."""
+    """An operator that uses the API server through the proxy."""
     pair = Authority("tests").server("localhost", "localhost")
     (tmp_path / "tls.crt").write_bytes(pair.certificate)
     (tmp_path / "tls.key").write_bytes(pair.key)
@@ -182,14 +182,14 @@ async def setup(installation: Installation, tmp_path: Path) -> AsyncIterator[Set
 
 
 async def wait_reconciled(setup: Setup, name: str) -> None:
-    """Returns when everything is as the resources ask for."""
+    """Waits until all resources are reconciled."""
     with contextlib.suppress(TimeoutError):
         await until(lambda: not setup.missing(), 60)
     assert not setup.missing(), f"{name}:\n{setup.operator.text()[-4000:]}"
 
 
 async def prepare(setup: Setup, name: str) -> None:
-    """Has there be what a scenario begins with, and nothing else."""
+    """Creates exactly the initial objects of a scenario."""
     setup.clear()
     await until(lambda: not setup.end(), 60)
     for change in SCENARIOS[name].before:
@@ -201,7 +201,7 @@ _ends: dict[str, Object] = {}
 
 
 async def expected(setup: Setup, name: str) -> Object:
-    """The end of a scenario without faults, which is what the resources ask for."""
+    """The final state of a scenario without faults, in which all resources are reconciled."""
     if name not in _ends:
         await prepare(setup, name)
         for change in SCENARIOS[name].changes:
@@ -234,7 +234,7 @@ async def test_faults_at_every_second_request_do_not_change_the_final_state(setu
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
 async def test_an_operator_killed_at_a_write_continues(setup: Setup, after: bool) -> None:
-    # What is before a write is after the one before it, but for the first.
+    # Before a write is the same as after the previous one, except for the first.
     for name in SCENARIOS if after else ("created", "gone", "upgraded"):
         await expected(setup, name)
         await prepare(setup, name)
@@ -274,7 +274,7 @@ async def test_idle_watches_hide_no_changes(setup: Setup) -> None:
     await expected(setup, name)
     await prepare(setup, name)
     setup.operator.kill()
-    # As the command does it, but for its watch_timeouts.
+    # As the command does, except for the watch timeouts.
     client = Client(load_config(str(setup.kubeconfig)), field_manager=MANAGER)
     watch_timeouts = WatchTimeouts(idle=2)
     manager = Manager(client, health_address=OFF, metrics_address=OFF, watch_timeouts=watch_timeouts)

@@ -1,4 +1,4 @@
-"""The operator over time on a real API server: ConfigMaps and labels come and go, leaders die, the server is away."""
+"""The operator over time with a real API server: ConfigMaps, labels, leader failures, outages of the server."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ CONFIG_MAPS = f"/api/v1/namespaces/{NAMESPACE}/configmaps"
 MISSING = "ProvisioningConfigMissing"
 OVERLAP = "NodeOverlap"
 NODE = "kwok-0"
-# No node has it: only the objects matter.
+# No node has the label: only the objects are tested.
 NOWHERE = {"example.com/nowhere": "true"}
 
 
 @pytest.fixture
 def clean(installation: Installation) -> Iterator[None]:
-    """Leaves no custom resource, no DaemonSet and no webhook behind."""
+    """Deletes all custom resources, DaemonSets and webhooks."""
     yield
     installation.delete_all()
 
 
 def label(installation: Installation, **labels: str | None) -> None:
-    """Sets labels of a node, or takes them away."""
+    """Sets or removes labels of a node."""
     change = {"metadata": {"labels": labels}}
     path = f"/api/v1/nodes/{NODE}"
     code, answer = installation.cluster.request("PATCH", path, change, content="application/merge-patch+json")
@@ -107,7 +107,7 @@ def test_an_overlap_is_reported_while_node_labels_cause_it(installation: Install
 
 
 def warned(installation: Installation, family: str, name: str) -> str:
-    """What kubectl prints for people of an edit that changes nothing but the log level."""
+    """The warnings that kubectl prints for an edit of the log level."""
     words = ("patch", f"{family}deviceplugin", name, "--type=merge", '--patch={"spec":{"logLevel":1}}')
     result = subprocess.run(
         [installation.cluster.assets.program("kubectl"), *words, "--dry-run=server"],
@@ -124,15 +124,15 @@ def lease(installation: Installation) -> Object:
 
 
 def is_leader(installation: Installation, operator: Operator) -> bool:
-    """Whether the Lease is held by this process, by its name for itself."""
+    """Whether this process holds the Lease, by its identity."""
     holder = lease(installation).get("holderIdentity")
     return bool(holder) and f"{holder} leads" in operator.text()
 
 
 def refuses(installation: Installation, operator: Operator) -> bool:
-    """Whether this operator refuses what it should, and shows a certificate that callers are made to trust.
+    """Whether this operator rejects an invalid resource, and serves a certificate of the trusted authority.
 
-    The API server would ask on the connection that it has, to whichever operator.
+    The API server would reuse its connection to any operator.
     """
     secret = installation.cluster.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/{KEPT_IN}")
     assert secret
@@ -153,10 +153,10 @@ def refuses(installation: Installation, operator: Operator) -> bool:
 
 
 def edited(installation: Installation, level: int) -> Object:
-    """Edits the resource, and waits until the DaemonSet follows."""
+    """Edits the resource, and waits until the DaemonSet is updated."""
 
     def admitted() -> bool:
-        # The API server may not know yet that who has just died is no endpoint any more.
+        # The API server may still use the endpoint of the killed operator.
         return installation.patch("npu", "one", {"logLevel": level})[0] == 200
 
     wait_until(admitted, "the edit: admitted", 60)
@@ -175,7 +175,7 @@ def test_a_second_operator_takes_over_when_the_first_is_killed_ends_or_is_suspen
         one.start()
         wait_until(lambda: is_leader(installation, one), "the first operator: leads", 60)
         two.start()
-        # Who does not work admits all the same.
+        # A standby serves admission, too.
         installation.wait_webhooks()
         assert refuses(installation, one)
         assert refuses(installation, two)
@@ -194,13 +194,13 @@ def test_a_second_operator_takes_over_when_the_first_is_killed_ends_or_is_suspen
         assert not is_leader(installation, one)
         installation.serve(one)
         two.stop()
-        # It gave the Lease up: nobody has to wait until it has expired.
+        # It released the Lease: the standby does not wait until it has expired.
         assert not is_leader(installation, two)
         edited(installation, 3)
         assert is_leader(installation, one)
 
         two.start()
-        # The API server would wait for an answer on the connection that it has.
+        # The API server would wait for a response on its open connection.
         installation.remove_webhooks()
         one.signal(signal.SIGSTOP)
         edited(installation, 4)
@@ -220,12 +220,12 @@ def test_a_second_operator_takes_over_when_the_first_is_killed_ends_or_is_suspen
 
 @contextmanager
 def down_for_a_minute(daemon: Daemon) -> Iterator[None]:
-    """Kills it, and starts it again a minute later; the block is done in between."""
+    """Kills the daemon and starts it again after a minute. The block runs meanwhile."""
     daemon.kill()
     since = time.monotonic()
     try:
         yield
-        # Nothing is waited for here but the minute itself.
+        # The only wait is the minute itself.
         time.sleep(max(0.0, since + 60 - time.monotonic()))
     finally:
         daemon.start()
@@ -247,7 +247,7 @@ def test_after_a_minute_without_the_api_server_reconciliation_continues(
         line_count = len(leader.text().splitlines()) + len(follower.text().splitlines())
 
         with down_for_a_minute(installation.cluster.apiserver):
-            # Who leads cannot know that it still does, and ends; a kubelet starts it again.
+            # The leader cannot verify its lease and exits; a kubelet would restart it.
             assert leader.ended() == 1
             leader.begin()
         assert leader.running
@@ -259,7 +259,7 @@ def test_after_a_minute_without_the_api_server_reconciliation_continues(
             before["metadata"]["generation"],
             before["spec"],
         )
-        # Whoever kept the certificate is asked at once, and trusted as before.
+        # A program with the stored certificate is called immediately, and trusted as before.
         installation.serve(follower)
         edited(installation, 2)
         wait_until(leader.ready, "the leader of old: ready again", 60)

@@ -1,4 +1,4 @@
-"""A thousand nodes: every resource tells of all of its own, and the API server is not asked for each pod."""
+"""A thousand nodes: every status has all nodes of the resource, without a request per pod."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .machine import wait_until
 
 pytestmark = pytest.mark.cluster
 
-# Every node has a GPU, a hundred each have something else as well: with all eight on each the pods would take minutes.
+# Every node has a GPU, and a hundred nodes each have another family: all eight on each node would take minutes.
 EVERYWHERE = "gpu"
 FAMILIES = [family for family in models.KINDS if family != EVERYWHERE]
 SHARE, OTHERS = 100, 300
@@ -28,7 +28,7 @@ PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
 @dataclass(frozen=True)
 class LargeCluster:
-    """A cluster whose nodes all have their plugins: which nodes each family has, and what it took to get there."""
+    """A cluster with plugins on all nodes: the nodes of each family, and the time and requests of the rollout."""
 
     cluster: Cluster
     nodes: Mapping[str, Sequence[str]]
@@ -40,7 +40,7 @@ class LargeCluster:
 
 @pytest.fixture(scope="module")
 def crowd(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LargeCluster]:
-    """The thousand nodes, then the samples, an operator, and the end of all that they cause."""
+    """A thousand nodes with the samples and an operator, after all pods are ready."""
     with large_cluster.installed(tmp_path_factory.mktemp("crowd")) as installation:
         cluster = installation.cluster
         nodes: dict[str, list[str]] = {}
@@ -78,7 +78,7 @@ def test_each_status_names_every_node_that_is_selected_and_no_other(crowd: Large
 
 
 def test_a_status_is_written_once_a_second_however_many_pods_become_ready(large_cluster: LargeCluster) -> None:
-    # Beside that: at the creation of resource and DaemonSet, at once.
+    # In addition: one at the creation of resource and DaemonSet.
     most = large_cluster.seconds + 10
     assert set(large_cluster.status_writes) == {f"{family}deviceplugins" for family in models.KINDS}
     assert all(count <= most for count in large_cluster.status_writes.values()), (

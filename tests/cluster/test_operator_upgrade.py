@@ -1,4 +1,4 @@
-"""What was there before the operator, on a real API server: older images, variables, DaemonSets of Go's operator."""
+"""Existing objects on a real API server: older images, image variables, DaemonSets of the Go operator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OVERRIDDEN = "ImageOverridden"
 OLD = {"image": "example.com/x/intel-qat-plugin:0.28.0", "initImage": "example.com/x/intel-qat-initcontainer:0.28.0"}
 NEW = {"image": "example.com/x/intel-qat-plugin:0.31.1", "initImage": "example.com/x/intel-qat-initcontainer:0.31.1"}
 PINNED = f"example.com/y/intel-qat-plugin@sha256:{'0' * 64}"
-# Go's operator, as the API server knows it.
+# The field manager of the Go operator.
 GO = "intel_deviceplugin_operator"
 
 
@@ -29,7 +29,7 @@ def clean(installation: Installation) -> Iterator[None]:
 
 
 def runs(installation: Installation) -> Object:
-    """The images of the DaemonSet, by the fields that ask for them."""
+    """The images of the DaemonSet, by field of the resource."""
     daemonset = installation.daemonset("qat", "one")
     if not daemonset:
         return {}
@@ -45,7 +45,7 @@ def image_fields(installation: Installation) -> Object:
 
 
 def effective(installation: Installation) -> Object:
-    """The images that run where they are others, as the status tells."""
+    """The images that differ from the resource, from the status."""
     status = installation.resource("qat", "one")["status"]
     names = {"effectiveImage": "image", "effectiveInitImage": "initImage"}
     return {names[name]: value for name, value in status.items() if name in names}
@@ -95,14 +95,14 @@ def test_an_image_of_the_environment_is_written_into_the_resource_and_admitted(i
         installation.wait_condition("qat", "one", OVERRIDDEN, holds=False)
         operator.stop()
     with installation.operator():
-        # What is in the resource is what its author wants, whoever wrote it.
+        # Images in the resource are kept, whichever manager wrote them.
         installation.wait_condition("qat", "one", "Available", holds=True)
         installation.wait_reconciled("qat", "one")
         assert runs(installation)["image"] == PINNED
 
 
 def go_daemonset(spec: Object, name: str, init: Object, container: Object, volumes: list[Object]) -> Object:
-    """A DaemonSet as Go's operator of 0.31.1 makes it."""
+    """A DaemonSet as created by the Go operator 0.31.1."""
     family = spec["kind"].removesuffix("DevicePlugin").lower()
     label = {"app": f"intel-{family}-plugin"}
     owner = {"apiVersion": spec["apiVersion"], "kind": spec["kind"], "controller": True, "blockOwnerDeletion": True}
@@ -133,7 +133,7 @@ def go_daemonset(spec: Object, name: str, init: Object, container: Object, volum
 
 
 def gpu_of_go(spec: Object) -> Object:
-    """Under the name of the times when there was one resource of a kind."""
+    """The DaemonSet has the name of releases with one resource per kind."""
     devices = {"name": "devfs", "mountPath": "/dev/dri", "readOnly": True}
     drm = {"name": "sysfsdrm", "mountPath": "/sys/class/drm", "readOnly": True}
     kubelet = {"name": "kubeletsockets", "mountPath": "/var/lib/kubelet/device-plugins"}
@@ -188,7 +188,7 @@ def test_daemonsets_of_the_go_operator_are_adopted_and_their_pods_are_replaced_o
 
     assert len(installation.daemonsets()) == 1
     assert (after["metadata"]["name"], after["metadata"]["uid"]) == (name, before["metadata"]["uid"])
-    # All of it at once: pods are replaced once.
+    # All changes in one write: pods are replaced once.
     assert after["metadata"]["generation"] == before["metadata"]["generation"] + 1
     assert after["spec"]["selector"] == before["spec"]["selector"]
     assert after["metadata"]["annotations"]["example.com/a"] == "b"

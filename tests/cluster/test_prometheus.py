@@ -212,7 +212,7 @@ def test_the_command_line_the_fleet_page_and_prometheus_have_the_same_numbers_at
 
 
 class FleetPageReader:
-    """Reads the list of devices of the fleet page again and again, and notes the nodes of each answer."""
+    """Reads the device list of the fleet page continuously, and records the nodes of each response."""
 
     def __init__(self, setup: Setup) -> None:
         self.seen: list[frozenset[str]] = []

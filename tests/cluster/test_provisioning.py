@@ -1,4 +1,4 @@
-"""Nodes that were prepared before, that are told something else while pods use them, and that cannot be prepared."""
+"""Provisioned nodes, changed configurations while pods use devices, and failed provisioning."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SHARED = "dsa.intel.com/wq-user-shared"
 
 @pytest.fixture
 def families(shared_families: Families) -> Iterator[Families]:
-    """The node as at the first boot, with nothing running; as with every test, nothing stays."""
+    """The node in the state of the first boot, without workloads. It is reset after each test."""
     shared_families.reset()
     yield shared_families
     shared_families.clean_up()
@@ -64,7 +64,7 @@ def plain(families: Families) -> Iterator[Families]:
 
 
 def provision(families: Families, mode: str, family: str, **config: str) -> dict[str, dict[str, Any]]:
-    """`accelplane provision` on the node: what it says of each device, and its exit code as that of device ''."""
+    """`accelplane provision` on the node: the outcome of each device; the key '' has the exit code."""
     directory = families.node.path("/run/provision")
     directory.mkdir(exist_ok=True)
     for file in directory.iterdir():
@@ -81,17 +81,17 @@ def provision(families: Families, mode: str, family: str, **config: str) -> dict
 
 
 def restart(*daemonsets: DaemonSet) -> None:
-    """Their init containers run again, with success."""
+    """Restarts the init containers, which must succeed."""
     for daemonset in daemonsets:
         daemonset.restart()
     assert [daemonset.wait_running().wait_init() for daemonset in daemonsets] == [0] * len(daemonsets)
 
 
-# Prepared before: the base alone.
+# Devices provisioned before: only the base.
 
 
 def test_functions_of_the_kernel_driver_are_bound_with_only_new_id_writable(families: Families) -> None:
-    """Its manifest mounts /sys/bus/pci only, so a function's `driver_override` answers that it is read-only."""
+    """The manifest mounts only /sys/bus/pci, so writes to `driver_override` fail with EROFS."""
     families.reset(PREPARED)
     assert families.driver("0000:61:00.1") == "4xxxvf"
     (plugin,) = families.deploy("qat_plugin")
@@ -102,10 +102,10 @@ def test_functions_of_the_kernel_driver_are_bound_with_only_new_id_writable(fami
     for number in range(1, VFS + 1):
         assert families.driver(f"0000:61:00.{number}") == "vfio-pci"
         assert families.read(f"{DEVICES}/0000:61:00.{number}/driver_override") == "(null)"
-    # The driver was told the id for as long as it took, and knows it no more.
+    # The ID was added to the driver temporarily and removed again.
     with pytest.raises(OSError, match=os.strerror(errno.ENODEV)):
         families.kernel.write(f"{DRIVERS}/vfio-pci/remove_id", "8086 4941")
-    # Functions that appear later are announced in the plugin's own network namespace, too.
+    # Uevents of later functions are also sent in the plugin's network namespace.
     families.kernel.plug(QatSpec(bdf="0000:69:00.0", vfs=1))
     families.wait({CY: VFS + 1, DC: VFS})
     families.run("worker", {CY: 2, DC: 1})
@@ -124,7 +124,7 @@ def test_trees_without_init_containers_publish_devices_provisioned_before(famili
     assert families.devices() == expected
     families.run("worker", {DSA: 1, SHARED: 1, IAA: 1, VF: 2, PF: 1, ENCLAVE: 1})
     before = families.life("worker"), families.container_devices("worker")
-    # Two queues under two names each, a queue of IAA too, three of DLB, one of SGX.
+    # Two queues with two links each, one IAA queue, three DLB nodes, one SGX node.
     assert len(before[1].nodes) == 10
     for each in families.deployed:
         each.restart()
@@ -165,7 +165,7 @@ def test_a_node_can_have_its_own_file(families: Families) -> None:
     assert {families.read(f"{DEVICES}/{pf}/qat/auto_reset") for pf in (QAT0, QAT1)} == {"on"}
 
 
-# Told something else while pods hold devices.
+# Changed configuration while pods use devices.
 
 
 def test_nothing_is_written_to_a_node_in_the_desired_state(families: Families) -> None:
@@ -199,7 +199,7 @@ def test_devices_in_use_are_skipped_until_they_are_free(families: Families) -> N
     before = families.life("worker"), families.container_devices("worker")
     nodes = [node.removeprefix("/dev/") for node in before[1].nodes if node != "/dev/vfio/vfio" and "char" not in node]
     for name in nodes:
-        # The kernel calls a queue by its name alone.
+        # The kernel names a queue only by its own name.
         families.kernel.hold(name.removeprefix("dsa/"))
 
     families.configure(config_map("qat-config", {"qat.conf": "ServicesEnabled=dc\n"}))
@@ -225,11 +225,11 @@ def test_devices_in_use_are_skipped_until_they_are_free(families: Families) -> N
     families.wait({CY: 0, DC: 2 * VFS, DSA: 0, SHARED: 4, VF: 1, PF: 1})
 
 
-# What cannot be prepared.
+# Failed provisioning.
 
 
 def failed(daemonset: DaemonSet) -> str:
-    """What an init container says that does not succeed; its pod does not start."""
+    """The log of a failed init container; its pod does not start."""
     assert daemonset.wait_init() == 1
     pod = daemonset.pod()
     assert pod
@@ -320,7 +320,7 @@ def test_a_missing_iommu_is_reported(plain: Families) -> None:
     assert "in scalable mode (intel_iommu=on,sm_on on the kernel's command line" in log
 
 
-# The originals' steps.
+# The steps of the original.
 
 ORIGINAL_QAT = """
 want='sym;asym'

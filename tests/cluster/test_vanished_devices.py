@@ -2,7 +2,7 @@
 
 Kubelets dereference nil when such an ID has left the plugin's list (docs/kubelet-defects.md). Each case runs on three
 nodes at once, one for each topology policy with hints. After each the kubelet's process is the same, its log has no
-panic, pods run on, and the node's status is right.
+panic, pods keep running, and the node's status is correct.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def test_the_first_list_after_an_agent_restart_has_the_allocated_id(nodes: list[
 
 
 def test_agent_starts_while_the_kubelet_is_down(nodes: list[GpuNode]) -> None:
-    """Only the checkpoint tells it which IDs are held."""
+    """Only the checkpoint has the allocated IDs."""
 
     def scenario(gpus: GpuNode) -> None:
         start(gpus)

@@ -127,7 +127,7 @@ class FakePlugin:
 
     async def _list_and_watch(self, _request: pb.Empty, _context: object) -> AsyncIterator[Any]:
         self.streams += 1
-        # As a plugin does: a new stream begins with the latest list.
+        # A new stream starts with the latest list, as in a plugin.
         position = len(self._lists) - 1
         while True:
             async with self._more:

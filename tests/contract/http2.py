@@ -1,6 +1,6 @@
 """An HTTP/2 peer that sends any frames, and decodes responses with an independent implementation.
 
-Its frames are put together by hand, so that they may be wrong; hyperframe and hpack, not ours, read the answers.
+Its frames are built byte by byte, so that they can be invalid; hyperframe and hpack decode the responses.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ class Answer:
 
 
 class Raw:
-    """A connection's other end: frames to it, frames from it."""
+    """The peer of a connection: sends and receives frames."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -147,7 +147,7 @@ class Raw:
         return len(self.answers[stream].data)
 
     async def assert_open(self) -> None:
-        """Asserts that the connection still lives."""
+        """Asserts that the connection is open."""
         await self.send(frame(PING, 0, 0, b"are you?"))
         await self.until(lambda one: isinstance(one, PingFrame) and one.opaque_data == b"are you?")
 
@@ -242,7 +242,7 @@ class Methods:
 
 @contextlib.asynccontextmanager
 async def serving(path: str) -> AsyncIterator[Methods]:
-    """`Methods` at a socket; asserts at the end that nothing went astray in the event loop."""
+    """`Methods` at a socket; asserts at the end that the event loop had no unhandled errors."""
     unexpected: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _loop, context: unexpected.append(context))

@@ -36,7 +36,7 @@ async def operator(api: KubeApi, image: str = IMAGE, manager: str = "onload-oper
 
 @contextlib.asynccontextmanager
 async def running(setup: Setup) -> AsyncIterator[None]:
-    """The cluster reacts, and nothing that must not happen has happened in the end."""
+    """The cluster reacts. At the end, no invariant was violated."""
     task = asyncio.create_task(setup.run())
     try:
         yield

@@ -1,9 +1,9 @@
 """The real kubelet of a node of `tests/cluster`, with the interface of the contract tests.
 
 The agent under test stays in the test's process: `directory` is a link to the node's `/var/lib/kubelet`, which is a
-plain directory on this computer's disk, and a socket is reached by its inode whatever the namespaces. A link also
+plain directory on this computer's disk; sockets are independent of namespaces. A link also
 keeps the sockets' paths short. Pods are real ones, bound to the node without a scheduler, so that the kubelet itself
-has to admit or refuse them; what their containers got is read from the kubelet's checkpoint.
+has to admit or reject them; the allocated devices are read from the kubelet's checkpoint.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _FILES += [f"/opt/onload/versions/{version}/usr/lib64/libonload.so" for version 
 @contextmanager
 def running_node() -> Iterator[Node]:
     """A node for any number of `Real`s, one after the other."""
-    # The node's status is where tests see a resource, so it is written as soon as it changes.
+    # Tests read resources from the node's status, so it is updated immediately.
     with Cluster.running([NodePlan(hardware=[_copy_in], kubelet={"nodeStatusUpdateFrequency": "200ms"})]) as cluster:
         yield cluster.nodes["node-1"]
 
@@ -58,7 +58,7 @@ def _copy_in(node: Node) -> None:
 
 
 class Real:
-    """The node's kubelet, stopped and without any memory when it is made, and again after `close`."""
+    """The node's kubelet, stopped and without state before `start` and after `close`."""
 
     def __init__(self, node: Node, directory: str) -> None:
         self.node = node
@@ -127,7 +127,7 @@ class Real:
         await until(lambda: asyncio.to_thread(lambda: self.cluster.pod(name) is None), 60)
 
     def _raise_refusal(self, uid: str) -> None:
-        # A refused pod's status follows up to ten seconds later.
+        # The status of a rejected pod is written up to ten seconds later.
         chosen = f"involvedObject.uid={uid},type=Warning"
         for event in (self.cluster.get(f"/api/v1/namespaces/default/events?fieldSelector={chosen}") or {})["items"]:
             if event["reason"] in _REFUSALS or event["reason"].startswith("OutOf"):

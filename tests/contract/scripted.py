@@ -148,7 +148,7 @@ class ScriptedKubelet:
 
 
 class ShelfConfig(Config, frozen=True, kw_only=True):
-    """An option, so that a configuration can differ."""
+    """The only option, for changes of the configuration."""
 
     label: Annotated[str, msgspec.Meta(description="any text")] = ""
 

@@ -1,4 +1,4 @@
-"""The admission server over real sockets and TLS, with callers of all manners."""
+"""The admission server over real sockets and TLS, with valid, slow and hostile callers."""
 
 import asyncio
 import base64
@@ -63,7 +63,7 @@ def post(body: bytes, path: str = PATH, *fields: str, content_type: str = "appli
 
 
 class Reply:
-    """An answer as it came over the wire."""
+    """A response with status, fields and body."""
 
     def __init__(self, head: str, body: bytes) -> None:
         first, *lines = head.split("\r\n")
@@ -391,7 +391,7 @@ async def test_a_close_notify_alert_is_answered() -> None:
     async with setup() as one:
         caller = await one.caller()
         assert (await caller.ask(post(review()))).status == 200
-        await caller.close()  # asyncio waits for the server's, and would complain of an end without one
+        await caller.close()  # asyncio waits for the close_notify of the server
         await until(lambda: not one.server.connections)
 
 
@@ -517,7 +517,7 @@ async def test_without_a_certificate_handshakes_fail_and_nothing_else() -> None:
 
 
 class MountedSecret:
-    """A directory as the kubelet mounts a Secret: all of it changes by one link."""
+    """A directory as the kubelet mounts a Secret: one link switches all files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

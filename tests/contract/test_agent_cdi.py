@@ -1,4 +1,4 @@
-"""CDI files: there before a device is offered, whole whenever a container gets one, gone when nobody needs them."""
+"""CDI files: written before a device is listed, complete at each allocation, removed when unused."""
 
 import asyncio
 import os
@@ -259,7 +259,7 @@ async def test_a_definition_that_breaks_the_specification_is_never_written(
         assert (code, "no-slash" in text) == ("UNKNOWN", True)
 
 
-# Files of devices that are gone
+# Files of removed devices
 
 
 async def test_the_file_of_a_removed_device_is_kept_while_a_pod_uses_it(

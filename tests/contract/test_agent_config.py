@@ -1,4 +1,4 @@
-"""The agent's configuration file: read, followed, and refused where it is wrong."""
+"""The agent's configuration file: reading, reloading, and rejection of invalid content."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ def node(tmp_path: Path) -> SimulatedNode:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A file in a directory of its own, as a mounted ConfigMap is."""
+    """A file in its own directory, as in a mounted ConfigMap."""
     (tmp_path / "etc").mkdir()
     path = tmp_path / "etc/config.yaml"
     path.write_text("")
@@ -207,7 +207,7 @@ async def test_a_fifo_instead_of_the_file_does_not_block_the_agent(run: Run, kub
 
 
 class SlowToStop(Plugin[Config]):
-    """Takes its time to end."""
+    """A plugin that stops slowly."""
 
     namespace = "clinging.example.com"
 

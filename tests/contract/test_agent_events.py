@@ -1,4 +1,4 @@
-"""Uevents about faulty devices reach health, pages and the inventory of an agent; forged ones do not."""
+"""Uevents about faulty devices change health, pages and the inventory of an agent; forged uevents do not."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""FPGAs at a kubelet: cards that are programmed, crash and are pulled out, and the mode that the node is in."""
+"""FPGAs with a kubelet: programmed, crashed and unplugged cards, and the mode of the node."""
 
 import asyncio
 import base64
@@ -32,7 +32,7 @@ from accelplane.simulate import NodeSpec
 from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.offload import FpgaSpec
 
-# Longer than any test: what is noticed is noticed by an event, or because the plugin reads again.
+# Longer than any test: changes are detected by events, or because the plugin reads again.
 PATIENT = {"safety_interval": 3600.0}
 SOON = 0.05
 WITH_NLB0 = f"fpga.intel.com/{af_type(INTERFACE, NLB0)}"
@@ -70,7 +70,7 @@ def root(kernel: Kernel, tmp_path: Path) -> Iterator[Path]:
         yield where
 
 
-# Cards as an emulated kernel has them, which tells nobody what becomes of their ids.
+# Cards of an emulated kernel, which sends no events for changed IDs.
 
 
 @embedded_only("what the kubelet does is tested with the others")
@@ -86,7 +86,7 @@ async def test_a_port_keeps_its_resource_while_it_is_programmed_and_then_has_ano
     try:
         await until(lambda: card.attempts == 1)
         before = agent.runners["fpga"].scan.count
-        # Somebody looks again, and the port does not say what is in it.
+        # Another scan, while the AFU ID of the port is unreadable.
         agent.runners["fpga"].scan.request()
         await until(lambda: agent.runners["fpga"].scan.count > before and not agent.runners["fpga"].scan.failing)
         assert card.ports[0].disabled
@@ -186,7 +186,7 @@ async def test_a_directory_that_cannot_hold_sockets_is_rejected_before_one_is_cr
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[tuple[NodeApi, Server]]:
-    """The Node `one`, which is in mode region, and the server that has it. It outlasts the agents."""
+    """The Node `one` in mode region, and its server, which outlives the agents."""
     directory = tmp_path / "api"
     directory.mkdir()
     async with node_api(directory) as (api, server):

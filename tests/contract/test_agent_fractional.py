@@ -1,4 +1,4 @@
-"""The GPU plugin with `-resource-manager`: what containers get, with real sockets on all sides."""
+"""The GPU plugin with `-resource-manager`: allocated devices, with real sockets for all clients and servers."""
 
 import asyncio
 import contextlib

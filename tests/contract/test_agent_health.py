@@ -228,7 +228,7 @@ async def test_unknown_health_is_logged_once_and_again_when_it_is_known(
 
 
 class ReportingSource(WithHealth):
-    """Notes something about unit `a` only."""
+    """Reports a note about unit `a` only."""
 
     message = "a: a sensor is missing"
 

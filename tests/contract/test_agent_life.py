@@ -1,4 +1,4 @@
-"""The agent and the kubelet's directory: whoever comes, goes, dies or is replaced, the resources come back."""
+"""The agent and the kubelet's directory: resources are registered again after any restart or replacement."""
 
 import asyncio
 import logging
@@ -48,13 +48,13 @@ async def registered(agent: Agent, plugin: str = "table", resource: str = "gadge
 
 @pytest.fixture
 async def table(start_agent: Start, kubelet: Kubelet) -> Agent:
-    """An agent with two gadgets at a kubelet that knows them."""
+    """An agent with two gadgets that are registered with a kubelet."""
     agent = await start_agent(table=Table(gadgets("a", "b")))
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
     return agent
 
 
-# Kubelets that come, go and come back
+# Restarts of kubelets
 
 
 @embedded_only("a real kubelet's directory is there before the kubelet: the node's own disk")
@@ -113,7 +113,7 @@ async def test_a_new_kubelet_socket_causes_a_registration_even_if_sockets_remain
         await until(lambda: first.lists == [["a"]])
         os.unlink(first.path)
         second = FakeKubelet(directory, watches=True)
-        # The old one is still alive and holds its stream: only the new socket tells that there is another one.
+        # The old one is still running with an open stream: only the new socket indicates another kubelet.
         async with second:
             await until(lambda: second.lists == [["a"]])
             await registered(agent)
@@ -370,7 +370,7 @@ async def test_names_that_a_kubelet_rejects_are_omitted_with_a_warning(
     assert all(record.levelno == logging.WARNING for record in caplog.records if "not published" in record.message)
 
 
-# Ends
+# Shutdown
 
 
 async def test_a_stopped_agent_leaves_no_socket_and_the_kubelet_no_usable_device(

@@ -1,4 +1,4 @@
-"""The agent as a process: how it starts, what it says, how it ends, and how two of them share a node."""
+"""The agent as a process: start, messages, shutdown, and two agents on one node."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ I915, ACCEL = "gpu.intel.com/i915", "npu.intel.com/accel"
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """What the commands find: a card and an NPU."""
+    """A tree with a card and an NPU."""
     root = tmp_path / "tree"
     simulated = SimulatedNode(root)
     simulated.plug_gpu()
@@ -45,7 +45,7 @@ def run_command(*command: str, **more: object) -> subprocess.CompletedProcess[st
     return subprocess.run([program, *command[1:]], capture_output=True, text=True, check=False, timeout=60, **more)  # type: ignore[call-overload]
 
 
-# Life
+# Start and shutdown
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -151,7 +151,7 @@ async def test_the_socket_of_a_process_is_accessible_only_to_its_owner(run: Run,
     assert await process.terminate() == 0
 
 
-# What cannot be
+# Invalid arguments
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ async def test_a_plugin_that_cannot_be_loaded_is_skipped_unless_it_is_requested(
     assert process.log().endswith("plugin broken cannot be loaded: no libgadget here\n")
 
 
-# One look
+# One scan
 
 
 def test_one_scan_prints_the_devices_as_json_and_changes_nothing(directory: str, tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ async def test_hardware_is_prepared_by_the_agent(run: Run, kubelet: Kubelet, tmp
     await until(lambda: (tmp_path / "tree/sys/prepared").read_text() == "1")
 
 
-# What it found and why
+# Check and explanation
 
 
 EXPLAINING = """
@@ -447,7 +447,7 @@ async def test_a_plugin_whose_explanation_fails_still_serves_devices(
     await kubelet.until(lambda resources: resources == {"explained.example.com/gadget": (1, 1)})
 
 
-# What it says
+# Messages
 
 
 async def test_the_log_may_be_json_with_one_object_a_line(run: Run, kubelet: Kubelet, tree: Path) -> None:

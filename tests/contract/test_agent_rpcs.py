@@ -1,4 +1,4 @@
-"""What a kubelet gets from a plugin's socket, asked with gRPC's reference implementation."""
+"""RPCs of a plugin's socket, called with gRPC's reference implementation."""
 
 import asyncio
 import contextlib
@@ -143,7 +143,7 @@ async def test_every_change_sends_a_complete_list_and_no_change_sends_none(serve
         await until(lambda: agent.runners["table"].scan.count > scans)
         found(agent, plugin, gadget("a"), gadget("b", health=UNHEALTHY))
         assert await lists.next() == {"a": "Healthy", "b": "Unhealthy"}
-        # One field of one device that the kubelet is not message of makes a new list too: Allocate gives it out.
+        # A change of a field that lists do not contain also sends a new list, because Allocate returns it.
         found(agent, plugin, gadget("a"), gadget("b", health=UNHEALTHY, envs={"X": "1"}))
         assert await lists.next() == {"a": "Healthy", "b": "Unhealthy"}
 
@@ -445,7 +445,7 @@ async def test_an_expired_deadline_ends_the_call_and_affects_no_others(serve: Se
         assert await peer.options() == pb.DevicePluginOptions()
 
 
-# Preferences and starts
+# GetPreferredAllocation and PreStartContainer
 
 
 async def test_a_plugin_chooses_among_the_offered_devices(serve: Serve) -> None:
@@ -474,7 +474,7 @@ async def test_pre_start_is_called_before_a_container_starts_and_can_fail_it(ser
         assert "unknown device 'x'" in (await refusal(peer.pre_start(["x"])))[1]
 
 
-# Whatever a request holds
+# Any requests
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Scans that fail, hang or lie: what was found last stays for a while, and nobody else is troubled."""
+"""Scans that fail, hang or return invalid results: the last devices are kept, and other plugins are not affected."""
 
 import asyncio
 import logging
@@ -95,7 +95,7 @@ async def test_results_that_are_not_devices_count_as_a_failed_scan(kubelet: Kube
 
 
 class ServicePlugin(Table):
-    """Asks a service before each scan."""
+    """Queries a service before each scan."""
 
     answers: asyncio.Event
     fault: Exception | None = None
@@ -135,7 +135,7 @@ async def test_a_service_that_does_not_respond_is_a_failed_scan_until_it_does(
 
 
 class RecordingPlugin(Table):
-    """Writes down what it is called for."""
+    """Records its calls."""
 
     fault: Exception | None = None
 

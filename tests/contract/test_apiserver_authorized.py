@@ -1,4 +1,4 @@
-"""Pages that only those may read whom the cluster's roles allow it."""
+"""Pages for clients that the cluster's roles authorize."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ class Clock:
 
 
 def answer_review(api: KubeApi, group: str, status: dict[str, Any]) -> Fault:
-    """From now on the API server answers a question like this."""
+    """Sets the API server's response to reviews."""
     body = json.dumps({"metadata": {"creationTimestamp": None}, "spec": {}, "status": status}).encode()
     return api.fault(group, 201, body=body, times=1_000_000)
 

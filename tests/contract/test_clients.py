@@ -55,7 +55,7 @@ def seconds(report: Report) -> dict[tuple[str, str], Mapping[str, float]]:
     return {(use.name, device.bdf): device.busy_seconds for use in report.containers for device in use.devices}
 
 
-# On the socket.
+# The socket.
 
 
 async def test_a_report_has_the_usage_of_the_requested_pods(service: ClientsService, path: str, proc: Path) -> None:
@@ -311,7 +311,7 @@ def test_a_missing_socket_directory_fails_the_command(tmp_path: Path) -> None:
         assert message in result.stderr
 
 
-# On the page of the agent.
+# The page of the agent.
 
 
 class Setup:

@@ -1,4 +1,4 @@
-"""`inspect --cluster` and `kubectl-accelplane` as an administrator calls them, with an API server's double."""
+"""`inspect --cluster` and `kubectl-accelplane` as an administrator calls them, with a double of the API server."""
 
 import asyncio
 import csv
@@ -78,7 +78,7 @@ def kubeconfig(cluster_objects: KubeApi, tmp_path: Path) -> str:
 
 
 async def call(kubeconfig: str, *arguments: str, program: str = "kubectl-accelplane") -> Any:
-    """The answer of the command; this process serves the API meanwhile."""
+    """The result of the command; this process serves the API meanwhile."""
     command = os.path.join(os.path.dirname(sys.executable), program)
     environment = os.environ | {"KUBECONFIG": kubeconfig}
     return await asyncio.to_thread(

@@ -1,4 +1,4 @@
-"""The embedded kubelet towards plugins that behave, and towards those that don't."""
+"""The embedded kubelet with valid and misbehaving plugins."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ PRE_STARTS = pb.DevicePluginOptions(pre_start_required=True)
 
 @pytest.fixture
 def directory() -> Iterator[str]:
-    """A kubelet directory whose socket paths are short enough wherever temporary files are."""
+    """A kubelet directory with short socket paths."""
     path = tempfile.mkdtemp(prefix="ak")
     yield path
     shutil.rmtree(path)
@@ -46,7 +46,7 @@ async def kubelet(directory: str) -> AsyncIterator[EmbeddedKubelet]:
 
 
 async def joined(kubelet: EmbeddedKubelet, plugin: FakePlugin) -> FakePlugin:
-    """The plugin, serving, registered and listed."""
+    """Starts and registers the plugin, and waits for its list."""
     if not plugin.serving:
         await plugin.serve()
     await plugin.register()

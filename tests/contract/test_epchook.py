@@ -1,4 +1,4 @@
-"""`sgx_epchook` as a process, and what it does to a Node; `sgx-init.sh` and the program that it installs."""
+"""`sgx_epchook` as a process, and its changes of a Node; `sgx-init.sh` and the program that it installs."""
 
 import asyncio
 import contextlib

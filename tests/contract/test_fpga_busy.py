@@ -1,4 +1,4 @@
-"""Attributes of an FPGA port that answer with errors, as the kernel's do while the port is programmed."""
+"""Attributes of an FPGA port that return errors while the port is programmed."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ AFU = "/sys/class/fpga_region/region0/dfl-port.0/afu_id"
 
 
 def copy_sysfs(tree: Path, kernel: Kernel) -> None:
-    """Puts the tree's sysfs into the kernel's."""
+    """Copies the sysfs of the tree to the kernel."""
     for directory, directories, files in os.walk(tree / "sys"):
         place = Path(directory)
         name = f"/{place.relative_to(tree)}"

@@ -32,7 +32,7 @@ ALWAYS = 1_000_000
 
 
 class Host:
-    """A program that hosts all of it."""
+    """A program with the webhook and the controllers."""
 
     def __init__(self, manager: Manager, hooks: list[Hook]) -> None:
         self.manager = manager
@@ -138,7 +138,7 @@ async def test_objects_of_the_same_name_get_one_event_each_and_are_accepted_when
         assert host.metric("FpgaRegion", "faulty") == 1
         api.remove(FUNCTIONS, "a", "n")
         await until(lambda: reason(api, REGIONS, kind="Accepted") == "Resolved")
-    # Two replicas watched.
+    # Two replicas have watches.
     assert events(api) == expected
 
 
@@ -183,7 +183,7 @@ async def test_nodes_and_pods_are_not_watched_without_names(api: KubeApi) -> Non
 
 
 def mutated_resource(host: Host, name: str) -> str:
-    """The resource that a pod gets which asks for a name."""
+    """The resource of a mutated pod that requests a name."""
     asks = {f"fpga.intel.com/{name}": "1"}
     container = {"name": "c", "resources": {"limits": asks, "requests": dict(asks)}}
     document = {"metadata": {"namespace": "n"}, "spec": {"containers": [container]}}
@@ -194,7 +194,7 @@ def mutated_resource(host: Host, name: str) -> str:
 
 
 def old(api: KubeApi) -> None:
-    """Only what the original's role and definition have."""
+    """Only the rights and fields of the original's role and definition."""
     api.fault("(GET|WATCH) .*/(nodes|pods)$", 403, times=ALWAYS)
     api.fault("POST .*/events$", 403, times=ALWAYS)
     api.fault("PATCH .*/status$", 404, times=ALWAYS)

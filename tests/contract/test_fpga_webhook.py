@@ -1,4 +1,4 @@
-"""`intel_fpga_admissionwebhook` as a process: what it follows, what it answers, and what keeps it from running."""
+"""`intel_fpga_admissionwebhook` as a process: watches, reviews, and startup errors."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""The labels of GPU capacity where they are published: the hook for NFD, `accelplane labels` and the plugin's file."""
+"""The labels of GPU capacity in the NFD hook, `accelplane labels` and the plugin's file."""
 
 import json
 import os

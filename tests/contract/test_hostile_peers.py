@@ -1,4 +1,4 @@
-"""What peers do to a plugin's socket that no kubelet would: the kubelet's own calls must go on being answered."""
+"""Hostile peers of a plugin's socket: the kubelet's calls must still be answered."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
 
 class PluginPeer:
-    """A plugin's socket, and a client that behaves."""
+    """A plugin's socket, and a valid client."""
 
     def __init__(self, path: str, server: ResourceServer, peer: Peer) -> None:
         self.path = path
@@ -44,7 +44,7 @@ class PluginPeer:
         assert container.devices[0].host_path == "/dev/a"
 
     async def send_and_receive(self, data: bytes) -> bytes:
-        """Sends bytes, and reads what comes back at once."""
+        """Sends bytes, and reads the immediate response."""
         reader, writer = await asyncio.open_unix_connection(self.path)
         try:
             writer.write(data)
@@ -75,7 +75,7 @@ async def victim(directory: str) -> AsyncIterator[PluginPeer]:
         await task
 
 
-# gRPC as it should not be
+# Invalid gRPC
 
 
 async def test_a_message_over_the_limit_is_rejected_with_its_size(victim: PluginPeer) -> None:
@@ -109,11 +109,11 @@ async def test_invalid_messages_are_an_invalid_argument(victim: PluginPeer, data
     )  # fmt: skip
 
 
-# Streams below gRPC, by hand
+# HTTP/2 streams
 
 
 class Frames:
-    """An HTTP/2 client that does what it is told."""
+    """An HTTP/2 client that sends any frames."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -127,7 +127,7 @@ class Frames:
         self.ended = False
 
     def request(self, *changes: tuple[str, str | None], end: bool = False) -> int:
-        """Headers of a call of Allocate, some of them changed or (None) left out."""
+        """Headers of an Allocate call, with changed or omitted (None) fields."""
         headers = {
             ":method": "POST", ":scheme": "http", ":path": f"{SERVICE}Allocate", ":authority": "localhost",
             "te": "trailers", "content-type": "application/grpc", **dict(changes),
@@ -142,7 +142,7 @@ class Frames:
         await self.writer.drain()
 
     async def answer(self, stream: int) -> dict[str, str]:
-        """All headers that come back on a stream until it or the connection ends."""
+        """All headers received on a stream until it or the connection ends."""
         await self.flush()
         headers: dict[str, str] = {}
         async with asyncio.timeout(5):
@@ -251,7 +251,7 @@ async def test_a_peer_without_flow_control_window_delays_only_its_own_responses(
     await until(lambda: len(victim.server._streams) == 0)
 
 
-# Anything at all
+# Any bytes
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ async def test_any_bytes_leave_the_plugin_responsive(victim: PluginPeer, data: b
     await victim.answers()
 
 
-# Many, and half gone
+# Many connections
 
 
 async def test_hundreds_of_idle_connections_leave_the_plugin_responsive_and_are_closed_with_it(

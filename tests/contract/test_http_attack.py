@@ -151,7 +151,7 @@ def test_the_first_review_of_an_attack_waits_until_it_is_detected() -> None:
 
 def test_attackers_that_send_single_bytes_are_detected_by_their_silent_connections() -> None:
     async def send_slowly(http: HttpServer) -> None:
-        """Progress all the time, and never a request."""
+        """Sends bytes continuously without completing a request."""
         _, writer = await connect(http)
         try:
             while not writer.is_closing():

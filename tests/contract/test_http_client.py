@@ -1,4 +1,4 @@
-"""The HTTP client against servers that are right, wrong, slow and hostile, over plain sockets and over TLS."""
+"""The HTTP client with valid, invalid, slow and hostile servers, over plain sockets and TLS."""
 
 import asyncio
 import contextlib

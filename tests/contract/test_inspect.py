@@ -23,7 +23,7 @@ I915 = "gpu.intel.com/i915"
 
 @pytest.fixture
 def node(tmp_path: Path) -> SimulatedNode:
-    """Two cards; the first has given its place to a virtual function."""
+    """Two cards; the first is replaced by a virtual function."""
     node = SimulatedNode(tmp_path)
     node.plug_gpu(GpuSpec(vfs=1))
     node.plug_gpu()
@@ -47,7 +47,7 @@ async def test_the_output_has_devices_resources_and_holders(
     await start_agent(gpu=GpuPlugin())
     await kubelet.until(lambda resources: resources.get(I915) == (2, 2))
     await kubelet.run_pod("worker", {I915: 2})
-    # The command asks this process, which must go on answering.
+    # The command calls this process, which must keep answering.
     answer = await in_background("--root", str(node.root), "--kubelet-dir", directory, "--output", "json")
     report = json.loads(answer.stdout)
     assert answer.returncode == 0, answer.stderr

@@ -253,7 +253,7 @@ def test_a_crash_while_the_agent_ends_is_logged(caplog: pytest.LogCaptureFixture
 
 
 class AgentMachine(RuleBasedStateMachine):
-    """Events in any order; after each few of them everything comes to rest."""
+    """Events in any order; all work is completed after every few events."""
 
     names = st.sampled_from(("a", "b"))
     units = st.sampled_from(("u0", "u1"))

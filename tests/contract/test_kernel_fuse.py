@@ -1,4 +1,4 @@
-"""The emulated kernel at a mount point, met by real system calls and real shells."""
+"""The emulated kernel at a mount point, with real system calls and shells."""
 
 import errno
 import json
@@ -97,7 +97,7 @@ def test_files_have_the_modes_and_sizes_of_sysfs(root: Path) -> None:
         assert file.readline() == "DRIVER=4xxx\n"
         file.seek(0)
         assert file.read().splitlines()[1] == "PCI_CLASS=B4000"
-    os.truncate(function / "sriov_numvfs", 0)  # as a shell's > does; sysfs takes it and does nothing
+    os.truncate(function / "sriov_numvfs", 0)  # as the > of a shell; sysfs ignores it
     assert (function / "sriov_numvfs").read_text() == "0\n"
     assert os.statvfs(root / "sys").f_bsize == 4096
 
@@ -182,7 +182,7 @@ def test_a_shell_script_gives_a_dlb_function_its_resources(root: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     assert sorted(name for name in os.listdir(root / "dev") if name.startswith("dlb")) == ["dlb0", "dlb1"]
     assert (root / "sys/bus/pci/devices/0000:62:00.0/vf0_resources/num_ldb_credits").read_text() == "8192\n"
-    assert shell(root, DLB_SCRIPT).returncode == 0  # there are some already: left alone
+    assert shell(root, DLB_SCRIPT).returncode == 0  # existing VFs are unchanged
 
 
 QAT_SCRIPT = """

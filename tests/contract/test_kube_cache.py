@@ -1,4 +1,4 @@
-"""Informers and caches against a server whose watches end, break, become silent, send junk and expire."""
+"""Informers and caches with a server whose watches end, break, become idle, send invalid data and expire."""
 
 import asyncio
 import time
@@ -125,7 +125,7 @@ async def test_subscribers_get_the_changes_of_an_outage(api: KubeApi, compacted:
         await api.start()
         await until(lambda: names(cache) == ["changes", "new", "stays"])
         assert sorted(events) == ["0->9", "0->None", "None->0"]
-        # a watch is taken up where it was, as long as the server remembers
+        # a watch is resumed while the server has its resource version
         assert api.count("GET /apis/example.com/v1/widgets") == (2 if compacted else 1)
 
 

@@ -1,4 +1,4 @@
-"""Requests to an API server that does as it should, and to one that does not."""
+"""Requests to valid and invalid API servers."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from accelplane.kube.objects import api as api_info
 
 
 async def events(client: Client, since: str = "100", *, idle: float = 5, duration: float = 60) -> list[Watched]:
-    """Everything that a watch tells until the server ends it."""
+    """All events of a watch until the server ends it."""
     watch = client.watch(Widget, Selection(), since, duration=duration, idle=idle)
     return [event async for event in watch]
 
@@ -168,7 +168,7 @@ async def test_each_page_of_a_list_is_consumed_before_the_next_one_is_requested(
 
 
 class Outline(GlobalResource, Struct):
-    """Of a widget the metadata alone."""
+    """Only the metadata of a widget."""
 
     _api_info: ClassVar[ApiInfo] = api_info("example.com", "v1", "Widget", "widgets")
     metadata: Metadata
@@ -183,7 +183,7 @@ async def test_for_a_metadata_only_kind_only_metadata_is_requested(api: KubeApi,
     await client.get(Widget, "w")
     partial = [re.findall("as=([^;]+);g=meta.k8s.io;v=v1", asked.accept) for asked in api.requests]
     assert partial == [["PartialObjectMetadata"], ["PartialObjectMetadataList"], ["PartialObjectMetadata"], []]
-    # what an older server, or one in between, may send instead
+    # the response of an older server or a proxy
     assert all("application/json;q=0.5" in asked.accept for asked in api.requests[:3])
 
 

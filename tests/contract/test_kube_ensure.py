@@ -1,4 +1,4 @@
-"""`ensure` against the double of an API server: what it writes, and above all what it does not write."""
+"""`ensure` with the double of an API server: its writes, and unchanged objects."""
 
 import copy
 from typing import Any

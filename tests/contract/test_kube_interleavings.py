@@ -78,7 +78,7 @@ async def apply_step(server: MemoryServer, step: tuple[Any, ...]) -> None:
 
 
 class Reader:
-    """What a subscriber knows of a cache from its notifications alone."""
+    """The content of a cache according to its notifications."""
 
     def __init__(self, cache: Cache[Widget]) -> None:
         self.sizes: dict[str, int] = {}
@@ -210,7 +210,7 @@ class Replica:
         self._running = asyncio.create_task(manager.run())
 
     def _end(self, _code: int) -> None:
-        """The process ends at once: nothing of it runs any more."""
+        """Kills the process: none of its tasks runs any more."""
         assert self._running
         self._running.cancel()
 

@@ -1,4 +1,4 @@
-"""Leader election: one leader at a time, whatever replicas and the API server do."""
+"""Leader election: one leader at a time with any behaviour of replicas and API server."""
 
 import asyncio
 import contextlib

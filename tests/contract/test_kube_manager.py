@@ -147,7 +147,7 @@ async def test_metrics_have_the_names_of_controller_runtime(api: KubeApi, manage
 
         await until(reconciled)
         text = (await page(manager, "metrics", "/metrics"))[1]
-    # a counter's family is called as its samples are without `_total`
+    # the name of a counter's family has no `_total`
     families = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     assert [name for name in NAMES if name not in families] == []
     assert "process_resident_memory_bytes" in families
@@ -227,7 +227,7 @@ async def test_late_reconciliations_are_cancelled_before_the_lease_is_released(a
         try:
             await asyncio.sleep(3600)
         finally:
-            # what such an end may have to do
+            # cleanup during shutdown
             await client.get(Widget, "w")
             ended[name] = api.objects["leases", "n", "l"]["spec"]["holderIdentity"]
 

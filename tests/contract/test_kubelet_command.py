@@ -39,7 +39,7 @@ class Session:
         await self.process.stdin.drain()
 
     async def wait_for_line(self, text: str) -> None:
-        """Reads on until a line has the text."""
+        """Reads until a line has the text."""
         assert self.process.stdout is not None
         async with asyncio.timeout(20):
             while True:

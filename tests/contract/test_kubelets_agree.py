@@ -1,4 +1,4 @@
-"""What plugins and pods meet at a kubelet, asked of the embedded one and of a real one: it has to be the same."""
+"""The behaviour of kubelets towards plugins and pods: the embedded and a real kubelet must behave equally."""
 
 import asyncio
 import os
@@ -258,7 +258,7 @@ async def test_topology_without_a_policy_does_not_change_the_choice(kubelet: Kub
     assert holding.devices.keys() <= {-1, 0, 1}
 
 
-# Memory
+# Checkpoint
 
 
 async def test_the_memory_limit_includes_devices_responses_and_registrations(kubelet: Kubelet, join: Join) -> None:

@@ -1,4 +1,4 @@
-"""Labels of what a node has: printed, for NFD, on the Node, and beside the agent."""
+"""Labels of a node's hardware: printed, for NFD, on the Node, and by the agent."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ def module(root: Path, *names: str) -> None:
 
 
 def gpu(root: Path, index: int = 0) -> None:
-    """A Flex 170, as far as the rules look."""
+    """A Flex 170 with the files that the rules read."""
     function = gpu_card(root, index, device_id="0x56c0")
     write(function / "class", "0x038000\n")
     link(root / "sys/bus/pci/devices" / function.name, function)
@@ -218,7 +218,7 @@ async def test_a_conflicting_label_of_another_manager_is_unchanged(tmp_path: Pat
         assert await desired.reconcile(await node_reconciler.read(peer.api, "one"))
         assert api.node["metadata"]["labels"] == {"a": "b", "x/mine": "theirs", "x/other": "1"}
         assert not await desired.reconcile(await node_reconciler.read(peer.api, "one"))
-        # When they have taken it out it is ours to set.
+        # After the other manager has removed it, the label is set.
         await api.change("metadata", "labels", "x/mine", None)
         assert await desired.reconcile(await node_reconciler.read(peer.api, "one"))
         assert api.node["metadata"]["labels"]["x/mine"] == "ours"
@@ -233,7 +233,7 @@ async def test_another_conflict_is_raised(tmp_path: Path) -> None:
             )
 
 
-# Beside the agent.
+# In the agent.
 
 
 async def test_the_agent_writes_the_same_labels_for_nfd(run: Run, tmp_path: Path) -> None:

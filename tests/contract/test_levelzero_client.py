@@ -32,7 +32,7 @@ def temperatures(overall: float, gpu: float, memory: float, error: pb.Error | No
 
 
 class Service:
-    """A Level-Zero service whose answers a test sets, by PCI address where they differ."""
+    """A Level-Zero service whose responses a test sets, optionally by PCI address."""
 
     def __init__(self) -> None:
         self.health: dict[str, pb.DeviceHealth] = {}

@@ -1,4 +1,4 @@
-"""The Onload operator with faults at writes, and killed at writes: in the end everything is as it should be.
+"""The Onload operator with faults at writes, and killed at writes: the final state is the desired one.
 
 For each scenario, a run without faults counts the writes. Then there is one run for each of them (in `make test` for a
 third) with a fault. The cluster reacts in between, and never sees a module unloaded that is in use, or too many nodes
@@ -85,7 +85,7 @@ async def running_operator(api: KubeApi, setup: Setup) -> AsyncIterator[Operator
 
 
 class Scenario:
-    """`prepare` makes what is there before, `change` is what happens then, `is_done` the end."""
+    """`prepare` creates the initial state, `change` is the change, `is_done` checks the final state."""
 
     def __init__(
         self, before: bool, change: Callable[[KubeApi, Setup], object], is_done: Callable[[Setup], bool]

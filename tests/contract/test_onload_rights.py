@@ -125,7 +125,7 @@ def used(api: KubeApi) -> set[tuple[str, str, str]]:
 
 
 def granted_rights() -> set[tuple[str, str, str]]:
-    """Those that the roles of the default tree allow."""
+    """The rights in the roles of the default tree."""
     return {
         (group, resource, verb)
         for each in render(DEPLOY / "onload/config/default")

@@ -1,4 +1,4 @@
-"""The operator's controllers, run whole against the double of an API server."""
+"""The operator's controllers with the double of an API server."""
 
 import asyncio
 import contextlib
@@ -205,7 +205,7 @@ async def test_corrections_of_a_field_that_another_program_reverts_back_off(api:
         await until(lambda: has_condition(api, "Available", "True"))
 
         def revert() -> bool:
-            """Reverts as soon as the operator has corrected; whether the operator tells of it."""
+            """Reverts each correction of the operator. Returns whether the operator reports it."""
             found = daemonset(api)
             assert found
             if found["spec"]["template"]["spec"]["containers"][0]["image"] == IMAGE:

@@ -1,7 +1,7 @@
-"""The operator killed, refused, left without an answer at every single request: in the end there is what is asked for.
+"""The operator is killed, or its request fails or hangs, at every single request: the final state is the desired one.
 
-For each scenario a run without faults tells how many requests there are to spoil and what the end is. Then, one run
-each, every one of them (in `make test` a third) is spoilt in every way; where the operator was killed it is started
+For each scenario a run without faults determines the number of requests and the final state. Then there is one run
+for each request (in `make test` for a third) and kind of fault. A killed operator is started
 again, as Kubernetes does.
 """
 
@@ -25,11 +25,11 @@ from operatorscenarios import (
     Copy,
     Deed,
     Drift,
-    Put,
+    PutObject,
     Remove,
-    copied,
     difference,
     differences_to_desired,
+    duplicate,
     end,
 )
 from thoroughness import examples, places
@@ -42,12 +42,12 @@ from accelplane.operator.controller import controllers
 
 pytestmark = pytest.mark.untraced
 
-# Everything but watches.
+# All requests except watches.
 ANY = r"^(GET|PATCH|PUT|POST|DELETE) "
 PATIENCE = WatchTimeouts(first_delay=0.01, max_delay=0.1)
 IMPATIENT = WatchTimeouts(first_delay=0.01, max_delay=0.1, idle=0.4)
 EXPIRED = b'{"type":"ERROR","object":{"kind":"Status","status":"Failure","code":410,"reason":"Expired"}}'
-# As many at a time as keep the processor busy while they wait.
+# The number of concurrent runs that keeps the processor busy.
 AT_A_TIME = 8
 
 FAULTS: dict[str, dict[str, Any]] = {
@@ -76,7 +76,7 @@ class Operator:
         self._manager: Manager | None = None
 
     def kill(self) -> None:
-        """Ends them where they are: nothing is finished."""
+        """Kills them without completing any work."""
         self.kills += 1
         assert self._running
         self._running.cancel()
@@ -86,13 +86,13 @@ class Operator:
             pass
 
     def stop(self) -> None:
-        """Ends them in order, also when they were killed a moment ago."""
+        """Stops them, also directly after they were killed."""
         assert self._manager
         self._stopped = True
         self._manager.stop()
 
     async def _run_once(self) -> bool:
-        """Whether it ended in order."""
+        """Runs them once. Returns whether they were stopped, not killed."""
         client = Client(self.api.config, field_manager="accelplane-operator", timeout=self._timeout)
         self._manager = Manager(client, health_address=OFF, metrics_address=OFF, watch_timeouts=self.watch_timeouts)
         controllers(self._manager, self.families, SETTINGS)
@@ -128,14 +128,14 @@ async def operator(api: KubeApi, *families: str, **more: Any) -> AsyncIterator[O
 
 def do(api: KubeApi, change: Deed) -> None:
     match change:
-        case Put(plural, thing):
+        case PutObject(plural, thing):
             put(api, plural, copy.deepcopy(thing))
         case Remove(plural, name, namespace):
             api.remove(plural, name, namespace)
         case Copy(name, new):
             found = api.get("daemonsets", name, NAMESPACE)
             assert found
-            result = copied(found, new)
+            result = duplicate(found, new)
             result["metadata"]["creationTimestamp"] = "2030-01-01T00:00:00Z"
             api.put("daemonsets", result)
         case Drift(name, args):
@@ -165,7 +165,7 @@ def missing_in(api: KubeApi) -> str:
 
 
 async def wait_quiet(api: KubeApi, many: int = 30) -> None:
-    """Returns when nothing was asked for while client and server, which share a loop, had many a turn."""
+    """Waits until there were no requests during many iterations of the loop that client and server share."""
     request_count, turns = -1, 0
     async with asyncio.timeout(60):
         while turns < many:
@@ -191,8 +191,8 @@ async def recorded(name: str) -> FaultFreeRun:
     """The run of a scenario without faults, made once."""
     if name not in _recorded:
         scenario = SCENARIOS[name]
-        # The operator takes its time, a second, until it looks what other labels of nodes mean.
-        many = 150 if any(isinstance(deed, Put) and deed.plural == "nodes" for deed in scenario.changes) else 30
+        # The operator debounces changed labels of nodes for a second.
+        many = 150 if any(isinstance(deed, PutObject) and deed.plural == "nodes" for deed in scenario.changes) else 30
         async with kube_api() as api:
             async with operator(api, *scenario.families):
                 for change in scenario.before:
@@ -210,7 +210,7 @@ async def recorded(name: str) -> FaultFreeRun:
 
 
 async def wait_until_true(api: KubeApi, condition: Callable[[], bool]) -> None:
-    """Waits, but not for ever, until something is so of the objects, which are looked at when they have changed."""
+    """Waits until the condition is true, and evaluates it after each change of the objects. Has a timeout."""
     known_version = -1
 
     def has_changed() -> bool:
@@ -223,14 +223,14 @@ async def wait_until_true(api: KubeApi, condition: Callable[[], bool]) -> None:
 
 
 async def wait_final_state(api: KubeApi, name: str) -> None:
-    """Returns when a scenario's end is that of the run without faults."""
+    """Waits until the state is the final state of the run without faults."""
     expected = (await recorded(name)).end
     await wait_until_true(api, lambda: end_of(api) == expected)
     assert not difference(end_of(api), expected)
 
 
 async def run_with_fault(name: str, trouble: Callable[[KubeApi, Operator], Fault], **more: Any) -> bool:
-    """One run of a scenario, with a fault from when its deeds begin; its end is as ever. Whether the fault happened."""
+    """Runs a scenario with a fault during its changes; checks the final state. Returns whether the fault occurred."""
     scenario, record = SCENARIOS[name], await recorded(name)
     async with kube_api() as api:
         api.copy_from(record.prepared)
@@ -245,7 +245,7 @@ async def run_with_fault(name: str, trouble: Callable[[KubeApi, Operator], Fault
 
 
 async def each(positions: Sequence[int], run: Callable[[int], Awaitable[bool]]) -> None:
-    """Makes a run for each position, a few at a time, in most of which there is a fault."""
+    """Runs the scenario for each position, a few concurrently. Most runs must have a fault."""
     slots = asyncio.Semaphore(AT_A_TIME)
     failed: list[str] = []
     happened: list[int] = []
@@ -260,7 +260,7 @@ async def each(positions: Sequence[int], run: Callable[[int], Awaitable[bool]]) 
 
     await asyncio.gather(*(one(position) for position in positions))
     assert not failed, "\n".join(failed)
-    # In which order things happen is not the same each time, and one run has a request more than another.
+    # The order of events differs between runs, and so does the number of requests by one.
     assert happened
     assert 2 * len(happened) >= len(positions)
 
@@ -365,7 +365,7 @@ SPECS = st.fixed_dictionaries(
     },
 )
 NAMES = st.sampled_from(["one", "two"])
-# Which requests, and how many of them are let pass.
+# The pattern of requests, and how many of them succeed before the fault.
 WHERE = st.tuples(st.sampled_from([ANY, "^DELETE ", "^PATCH ", "^PATCH .*/daemonsets/", "^POST "]), st.integers(0, 3))
 STEPS = st.one_of(
     st.tuples(st.just("edit"), NAMES, SPECS),
@@ -416,7 +416,7 @@ def test_after_any_fault_the_final_state_is_that_of_the_last_edit(steps: list[tu
             async with operator(api, "gpu", watch_timeouts=IMPATIENT) as running:
                 for each in steps:
                     await step(api, running, *each)
-                # What was begun for a resource that is gone meanwhile is to be seen through, too.
+                # Work for a resource that was deleted meanwhile is completed, too.
                 await wait_quiet(api, 10)
                 await wait_until_true(api, lambda: not missing_in(api))
                 await wait_quiet(api, 10)

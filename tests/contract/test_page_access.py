@@ -1,4 +1,4 @@
-"""Who may read the agent's pages: TLS, client certificates, tokens that the API server accepts."""
+"""Access to the agent's pages: TLS, client certificates, tokens that the API server accepts."""
 
 import asyncio
 import json

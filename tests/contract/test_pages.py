@@ -1,4 +1,4 @@
-"""The agent's HTTP pages, as scrapers, probes and administrators see them."""
+"""The agent's HTTP pages for scrapers, probes and administrators."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""`accelplane provision` and the init containers' programs, as their users see them: what they print, how they end."""
+"""`accelplane provision` and the init containers' programs, with their output and exit codes."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def conf(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> str:
-    """The node's files, which do not react to anything."""
+    """The node as plain files, which do not react to writes."""
     write_tree(Kernel(NODE), tmp_path / "tree")
     return str(tmp_path / "tree")
 
@@ -73,7 +73,7 @@ MakeNode = Callable[[NodeSpec], AbstractContextManager[tuple[Kernel, str]]]
 
 @pytest.fixture
 def node(tmp_path: Path) -> MakeNode:
-    """A node that reacts."""
+    """A node with an emulated kernel."""
 
     @contextmanager
     def make(spec: NodeSpec) -> Iterator[tuple[Kernel, str]]:

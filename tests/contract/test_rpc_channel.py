@@ -1,4 +1,4 @@
-"""The client against servers that break the rules of HTTP/2 and gRPC, or go away, and what a caller learns of it."""
+"""The client with servers that violate HTTP/2 and gRPC, or disconnect, and the errors of calls."""
 
 import asyncio
 import contextlib
@@ -59,7 +59,7 @@ def good(stream: int = 1, content: bytes = b"fine") -> bytes:
 
 
 class Double:
-    """A server that does what its scripts say, one for each connection; the last one serves all later ones."""
+    """A server with one script for each connection; the last one serves all later ones."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -103,7 +103,7 @@ async def channel(double: Double) -> AsyncIterator[Channel]:
 
 
 def respond_with(*data: bytes) -> Script:
-    """Answers every call with the same bytes, and stays."""
+    """Answers every call with the same bytes, and keeps the connection open."""
 
     async def script(raw: Raw) -> None:
         await raw.send(setting())
@@ -125,7 +125,7 @@ async def failure(channel: Channel, deadline: float = 10) -> tuple[str, str]:
     return caught.value.code, caught.value.text
 
 
-# What a call sends
+# Requests
 
 
 async def test_a_call_sends_headers_deadline_and_message(double: Double, channel: Channel) -> None:
@@ -174,7 +174,7 @@ async def test_a_response_before_the_whole_request_stops_the_request(double: Dou
     assert await call(channel) == b"fine"
 
 
-# What an answer may be
+# Responses
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ async def test_a_protocol_error_of_the_server_closes_the_connection_and_reconnec
     assert [one.error_code for one in double.raws[0].seen if isinstance(one, GoAwayFrame)] == [code]
 
 
-# Servers that are not there
+# Missing servers
 
 
 async def test_a_missing_socket_is_unavailable(directory: str) -> None:

@@ -1,6 +1,6 @@
-"""Both ends of our gRPC against bytes of every kind: nothing is raised, nothing grows, what ends ends with a GOAWAY.
+"""Both ends of our gRPC with any bytes: no exception, bounded buffers, and GOAWAY before the connection ends.
 
-The connections stand on a transport in memory, so that what they write, and when they stop reading, can be seen.
+The connections use a transport in memory, which records writes and pauses of reading.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ FRAMES = st.builds(frame, st.integers(0, 12), FLAGS, STREAMS, PAYLOADS)
 
 @st.composite
 def sessions(draw: st.DrawFn) -> bytes:
-    """What an honest client may say, with an encoder that remembers."""
+    """Frames of a valid client, with the encoder's state."""
     encoder, stream, frames_sent = Encoder(), -1, [setting((4, draw(VALUES)))]
     for act in draw(st.lists(st.sampled_from("ccccoodersswwp+"), max_size=40)):
         if act in "co":
@@ -109,7 +109,7 @@ def sessions(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def changed(draw: st.DrawFn, sources: st.SearchStrategy[bytes]) -> bytes:
-    """A source with some of its bytes changed, left out or said again."""
+    """Bytes with some of them changed, omitted or repeated."""
     data = draw(sources)
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, len(data)))
@@ -121,7 +121,7 @@ def changed(draw: st.DrawFn, sources: st.SearchStrategy[bytes]) -> bytes:
 
 @st.composite
 def cut(draw: st.DrawFn, sources: st.SearchStrategy[bytes]) -> list[bytes]:
-    """A source in pieces."""
+    """Bytes in segments."""
     data = draw(sources)
     ends = sorted(draw(st.lists(st.integers(0, len(data)), max_size=10)))
     return [data[start:end] for start, end in zip([0, *ends], [*ends, len(data)], strict=True)]
@@ -134,7 +134,7 @@ ANYTHING = st.one_of(
 
 @pytest.fixture
 async def unhandled_errors() -> AsyncIterator[list[dict[str, Any]]]:
-    """What the event loop was told of that nobody had caught."""
+    """The unhandled errors of the event loop."""
     found: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: found.append(context))
     yield found
@@ -162,7 +162,7 @@ async def test_a_server_survives_any_client(
 
 @st.composite
 def replies(draw: st.DrawFn) -> bytes:
-    """What an honest server may say to three calls."""
+    """Frames of a valid server for three calls."""
     encoder, frames_sent = Encoder(), [setting((4, draw(VALUES)))]
     begin = [(":status", "200"), ("content-type", "application/grpc")]
     for stream in draw(st.permutations([1, 3, 5])):

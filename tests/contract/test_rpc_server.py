@@ -1,4 +1,4 @@
-"""The rules of HTTP/2 and gRPC, one by one, against the server: which frames end a stream, a connection, or nothing."""
+"""The rules of HTTP/2 and gRPC, one by one, on the server: frames that end a stream, a connection, or neither."""
 
 import asyncio
 import contextlib
@@ -65,7 +65,7 @@ async def raw(methods: Methods, path: str) -> AsyncIterator[Raw]:
         yield raw
 
 
-# What ends a connection, and how
+# Connection errors
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ async def test_a_connection_without_preface_and_settings_is_closed(methods: Meth
         assert await raw.goaway_code() == PROTOCOL_ERROR
 
 
-# What ends a stream only
+# Stream errors
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ async def test_a_stream_error_resets_only_its_stream(
     assert methods.running == 0
 
 
-# What is as it should be
+# Valid frames
 
 
 @pytest.mark.parametrize(
@@ -503,7 +503,7 @@ def updates(found: object, stream: int) -> bool:
     return isinstance(found, WindowUpdateFrame) and found.stream_id == stream
 
 
-# Ends
+# Shutdown
 
 
 async def test_a_stopping_server_sends_goaway_and_finishes_unary_calls(methods: Methods, path: str) -> None:

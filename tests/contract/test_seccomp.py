@@ -19,7 +19,7 @@ from accelplane.simulate.specs import NodeSpec
 NLB3 = "f7df405cbd7acf7222f144b0b93acd18"
 CARD = "0000:63:00.0"
 
-# What a tool does, without a line of ours: opens a node in a directory called dev, and asks it.
+# A program without code of this project: opens a device node and calls an ioctl.
 TOOL = """
 import ctypes, fcntl, os, struct, sys
 afu, size, where = bytes.fromhex(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -46,7 +46,7 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
 
 
 def supervised(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """The command, run by the supervisor in a process of its own: a process of pytest has threads."""
+    """Runs the command under a supervisor in a separate process, because the pytest process has threads."""
     return subprocess.run(
         [sys.executable, "-c", RUN, str(tmp_path / "ioctls"), *command],
         capture_output=True, text=True, timeout=60, check=False,
@@ -164,7 +164,7 @@ print(received.count("int"), "in all", flush=True)
 
 
 def read_until(screen: IO[bytes], word: bytes) -> bytes:
-    """What is on the terminal, up to the word."""
+    """The output of the terminal up to the word."""
     output = b""
     while word not in output:
         piece = screen.read(4096)

@@ -1,4 +1,4 @@
-"""The worker process of the Level-Zero service: limits of time, crashes, restarts. A script plays the worker."""
+"""The worker process of the Level-Zero service: timeouts, crashes, restarts. A script simulates the worker."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ for line in sys.stdin:
 
 
 class Worker:
-    """The script: what it does at a request, and the processes that ran it."""
+    """The script: its actions for requests, and the processes that ran it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -44,7 +44,7 @@ def response(status: str, body: bytes = b"", *headers: str) -> bytes:
 
 
 def respond_with(*parts: bytes) -> Answer:
-    """An answer of these bytes, and then the end."""
+    """Responds with these bytes and closes the connection."""
 
     async def answer(_request: Request, writer: asyncio.StreamWriter) -> None:
         for part in parts:

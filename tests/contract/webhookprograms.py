@@ -16,7 +16,7 @@ AUTHORITY = Authority("tests")
 
 
 def files(api: KubeApi | None, directory: Path) -> tuple[str, str]:
-    """Flags for the way to the API server and for a certificate, whose files are made in `directory`.
+    """Flags for the API server and for a certificate, whose files are created in `directory`.
 
     Without an API server, nothing listens at its address.
     """
@@ -56,7 +56,7 @@ async def page(port: int, path: str, *, bearer: str = "", secure: bool = False) 
 
 
 async def review(port: int, path: str, thing: dict[str, Any], kind: str = "") -> dict[str, Any]:
-    """The response to a review of this object, or the bare status of HTTP."""
+    """The response to a review of this object, or only the HTTP status."""
     request = {"uid": "u", "operation": "CREATE", "kind": {"kind": kind}, "name": "mine", "object": thing}
     body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client_context(), server_hostname="localhost")

@@ -1,4 +1,4 @@
-"""Which held units are used, from two readings."""
+"""Activity of allocated units, from two readings."""
 
 import pytest
 

@@ -95,7 +95,7 @@ def test_invalid_quantities_are_rejected(text: str) -> None:
 USER = {"enclave"}
 QUOTER = {"enclave", "provision"}
 
-# provider, containers (name: EPC), what each one has afterwards, socket users, volume
+# provider, containers (name: EPC), their final resources, socket users, volume
 CASES: Sequence[tuple[str | None, Mapping[str, str | None], Mapping[str, set[str]], str, Json | None]] = [
     (None, {"a": "1Mi"}, {"a": USER}, "", None),
     ("", {"a": "1Mi"}, {"a": USER}, "", None),
@@ -421,7 +421,7 @@ def test_mutation_is_idempotent_and_keeps_all_fields_of_the_user(document: Json,
 
 
 def assert_kept(before: Any, after: Any, where: tuple[str, ...]) -> None:
-    """Everything that was there is there, but for what is ours to set."""
+    """All fields are unchanged, except for those that the webhook sets."""
     if where and where[-1] in ("sgx.intel.com/enclave", "sgx.intel.com/provision", "sgx.intel.com/epc"):
         return
     if isinstance(before, dict):

@@ -269,7 +269,7 @@ async def test_released_devices_are_used_again_first() -> None:
 
 
 class Histories(RuleBasedStateMachine):
-    """Containers of any size come and go on units that need not be equal."""
+    """Containers of any size start and end on units of different sizes."""
 
     @initialize(
         counts=st.lists(st.integers(1, 6), min_size=1, max_size=5),
@@ -324,7 +324,7 @@ class Histories(RuleBasedStateMachine):
 
 
 def run(coroutine: Any) -> Any:
-    """Runs a coroutine that awaits nothing but coroutines of the same kind."""
+    """Runs a coroutine that never suspends."""
     try:
         coroutine.send(None)
     except StopIteration as end:

@@ -1,4 +1,4 @@
-"""The errors of requests to the API server, made from responses of all kinds."""
+"""The errors of requests to the API server, created from all kinds of responses."""
 
 import msgspec
 import pytest

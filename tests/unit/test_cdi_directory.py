@@ -1,4 +1,4 @@
-"""The CDI directory: kept equal to what the devices say, whatever others have put there."""
+"""The CDI directory: its files match the devices, with any files of other programs."""
 
 import contextlib
 import logging
@@ -173,7 +173,7 @@ def fifo(path: Path) -> None:
 
 def fifo_with_a_writer(path: Path) -> None:
     os.mkfifo(path)
-    os.open(path, os.O_RDWR)  # stays open until the end of the process: somebody who writes nothing
+    os.open(path, os.O_RDWR)  # a writer that writes nothing until the process ends
 
 
 def make_directory(path: Path) -> None:
@@ -198,7 +198,7 @@ def huge(path: Path) -> None:
 
 
 def open_files() -> Counter[str]:
-    """What this process has open. What other tests left may be closed at any time: compare only what is new."""
+    """The open files of this process. Those of other tests may be closed at any time: compare only new ones."""
     found: Counter[str] = Counter()
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the listing's own

@@ -1,4 +1,4 @@
-"""The CDI hook: links in a container's root file system, whatever the image has there."""
+"""The CDI hook: links in a container's root file system, with any files of the image."""
 
 import json
 import os
@@ -18,7 +18,7 @@ PROGRAM = "from accelplane.cli.cdihook import main; raise SystemExit(main())"
 
 
 class Bundle:
-    """An OCI bundle beside a file that no hook may touch."""
+    """An OCI bundle beside a file that no hook may change."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "bundle"

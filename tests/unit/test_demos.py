@@ -1,4 +1,4 @@
-"""The demos ask for what the plugins publish; those on our own image do real work, and tell what they were given."""
+"""The demos request resources of the plugins. Those with our own image use the devices and print them."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from trees import link, write
 DEMOS = REPOSITORY / "demo"
 Find = Callable[..., tuple[int, str]]
 
-# Of others' programs: file -> (kind, name, container -> (resource, image, words of its command)).
+# Programs of other projects: file -> (kind, name, container -> (resource, image, command)).
 IMAGES_OF_OTHERS: dict[str, tuple[str, str, dict[str, tuple[str, str, list[str]]]]] = {
     "intelgpu-job.yaml": (
         "Job", "intelgpu-demo-job",
@@ -121,7 +121,7 @@ IMAGES_OF_OTHERS: dict[str, tuple[str, str, dict[str, tuple[str, str, list[str]]
     ),
 }  # fmt: skip
 
-# On our image: file -> resource and how many.
+# Our image: file -> resource and count.
 OURS = {
     "qat-compress-pod.yaml": ("qat.intel.com/dc", 2),
     "dsa-copy-pod.yaml": ("dsa.intel.com/wq-user-dedicated", 1),
@@ -158,7 +158,7 @@ def test_a_demo_requests_one_device_and_runs_its_original_program(file: str) -> 
         assert words == command or all(word in command[-1] for word in words)
 
 
-# File -> capabilities added, memory of huge pages, what else of memory and CPU.
+# File -> added capabilities, memory of huge pages, memory and CPU.
 NEEDS = {
     "dsa-accel-config-demo-pod.yaml": ({"add": ["SYS_RAWIO"]}, {}),
     "iaa-accel-config-demo-pod.yaml": ({"add": ["SYS_RAWIO"]}, {}),
@@ -198,7 +198,7 @@ def test_the_virtual_machine_of_openssl_gets_its_configuration_from_the_host() -
     assert [volume["hostPath"]["path"] for volume in pod["volumes"]] == ["/dev", "/etc/c6xxvf_dev0.conf"]
 
 
-# On our own image.
+# Our own image.
 
 
 def script_of(file: str) -> str:

@@ -310,7 +310,7 @@ def test_webhooks_cover_every_kind_and_the_pods_of_managed_families(directory: s
 
 @pytest.mark.parametrize("directory", DEVICES)
 def test_an_installation_for_one_kind_keeps_all_other_objects(directory: str) -> None:
-    """Pruning by a GitOps tool would delete what is missing here, and with a CRD all objects of its kind."""
+    """A GitOps tool with pruning would delete missing objects, and with a CRD all objects of its kind."""
     removed = {*by_name(render(TREE / DEFAULT))} - {*by_name(render(TREE / directory))}
     rights = {("ClusterRole", f"{PREFIX}fpga-names-role"), ("ClusterRoleBinding", f"{PREFIX}fpga-names-rolebinding")}
     assert removed == (set() if directory == "device/fpga" else rights)

@@ -1,4 +1,4 @@
-"""Choosing devices for a container: what is fixed, what a plugin may choose, how its answer is used."""
+"""Choosing devices for a container: required devices, the plugin's choice, and its use."""
 
 from collections.abc import Iterable
 
@@ -40,7 +40,7 @@ def in_order(ids: Iterable[str]) -> list[str]:
         (plan_choice(2, reusable="ac", in_use="ac"), "ac", ""),
         (plan_choice(1, reusable="ac", in_use="ac"), "a", ""),
         (plan_choice(3, reusable="ac", in_use="ac"), "ac", "bds"),
-        # What init containers held is taken even if it is sick by now.
+        # Devices of init containers are used even if they are unhealthy.
         (plan_choice(1, reusable="x", in_use="x"), "x", ""),
     ],
 )

@@ -1,4 +1,4 @@
-"""The drop-in for `intel_gpu_fakedev`: files, labels, limits and errors of its specification, and what is new."""
+"""The drop-in for `intel_gpu_fakedev`: files, labels, limits and errors of its specification, and additions."""
 
 import json
 import os

@@ -152,7 +152,7 @@ def test_simulated_cards_of_both_drivers_have_their_tiles_and_memory(tmp_path: P
 def test_a_size_from_the_level_zero_service_is_used_unless_it_is_zero(tmp_path: Path) -> None:
     for index in range(2):
         card(tmp_path, index, memory="100", gts=2)
-    # Without a link there is no address to ask for.
+    # Without a link there is no address to query.
     card2 = tmp_path / "sys/class/drm/card2"
     (card2 / "device/drm").mkdir(parents=True)
     write(card2 / "device/vendor", "0x8086")

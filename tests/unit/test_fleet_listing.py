@@ -1,4 +1,4 @@
-"""What a list of nodes and pods says about devices: requests of pods, waiting pods, holders, quotas."""
+"""Devices from lists of nodes and pods: requests of pods, pending pods, holders, quotas."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""What the fleet reads from nodes, pods and quotas, and how it composes a node."""
+"""Fields that the fleet reads from nodes, pods and quotas, and the composition of a node."""
 
 from typing import Any
 

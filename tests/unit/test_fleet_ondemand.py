@@ -1,4 +1,4 @@
-"""Values fetched on demand: shared, kept, limited."""
+"""Values fetched on demand: shared, cached, limited."""
 
 import asyncio
 

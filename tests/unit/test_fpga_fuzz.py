@@ -1,7 +1,7 @@
-"""FPGA input from strangers, near enough to the right thing to get past the first check.
+"""Untrusted FPGA input that is similar to valid input, so that it passes the first checks.
 
-Files that users bring, what a runtime tells the hook, pods, and the objects that name functions. `make fuzz` tries
-hundreds of thousands of each; what single modules make of plain junk is tried beside their other tests.
+Files of users, OCI states, pods, and the objects that map names to functions. `make fuzz` tests
+hundreds of thousands of each. Tests of random bytes are beside the other tests of the modules.
 """
 
 import base64
@@ -40,7 +40,7 @@ from accelplane.kube.testing import apply_json_patch
 T = TypeVar("T")
 Json = dict[str, Any]
 
-# What looking at a file may take however large it says its parts are, and what reading it may take beyond its content.
+# The memory limit for inspecting a file with any stated sizes, and for reading it in addition to its content.
 LOOKING = 8 * 1024 * 1024
 READING = 2 * 1024 * 1024
 
@@ -52,7 +52,7 @@ JUNK = st.recursive(
 
 
 def places(found: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """The way to everything in a document."""
+    """The paths of all values in a document."""
     if path:
         yield path
     steps = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
@@ -62,7 +62,7 @@ def places(found: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str |
 
 @st.composite
 def damaged_documents(draw: st.DrawFn, good: st.SearchStrategy[Json], most: int = 2) -> Json:
-    """A document, mostly as it should be: some values in it are others, or are gone."""
+    """A mostly valid document: some values are replaced or removed."""
     document = json.loads(json.dumps(draw(good)))
     for _ in range(draw(st.integers(0, most))):
         ways = list(places(document))
@@ -80,7 +80,7 @@ def damaged_documents(draw: st.DrawFn, good: st.SearchStrategy[Json], most: int 
 
 
 def peak(act: Callable[[], T]) -> tuple[T, int]:
-    """What it gives, and the most memory that it took meanwhile."""
+    """The result of the function, and its peak memory."""
     tracemalloc.start()
     try:
         return act(), tracemalloc.get_traced_memory()[1]
@@ -104,7 +104,7 @@ NUMBERS = st.sampled_from(
 
 @st.composite
 def designs(draw: st.DrawFn) -> bytes:
-    """GBS files that say anything of themselves."""
+    """GBS files with any metadata."""
     text = json.dumps(draw(damaged_documents(METADATA))).encode() + draw(
         st.sampled_from([b"", b"\0\0", b" {", b"\xff"])
     )
@@ -115,7 +115,7 @@ def designs(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def resized(draw: st.DrawFn, content: bytes) -> bytes:
-    """An ELF file of which some numbers, of its header or its table of sections, are others."""
+    """An ELF file with changed numbers in its header or section table."""
     if len(content) < 64:
         return content
     wide = content[4] == 2
@@ -138,7 +138,7 @@ def resized(draw: st.DrawFn, content: bytes) -> bytes:
 
 @st.composite
 def packages(draw: st.DrawFn) -> bytes:
-    """AOCX files with something wrong in one layer or another."""
+    """AOCX files with errors in one of their layers."""
     packed = gzip.compress(draw(designs()), 1) + draw(st.sampled_from([b"", b"", b"\0"]))
     flavour = {"bits": draw(st.sampled_from([64, 32])), "order": draw(st.sampled_from("<>"))}
     inner = draw(resized(elf({".acl.gbs.gz": packed}, **flavour)))
@@ -202,7 +202,7 @@ NEAR_IDS = (
     | st.text(alphabet="0123456789abcdef./-\0\n ٣", max_size=42)
     | st.builds("../{}".format, st.sampled_from([NLB0, f"{INTERFACE}/{NLB0}", "outside"]))
 )
-# What lies at the place of a bitstream.
+# Files at the path of a bitstream.
 KINDS = {
     "file": lambda place: write(place, gbs()),
     "directory": lambda place: place.mkdir(parents=True, exist_ok=True),
@@ -285,11 +285,11 @@ def test_any_state_is_a_request_or_rejected_in_one_line(state: Json, config: Jso
         assert str(error).isprintable()  # noqa: PT017 - that nothing else comes is what matters
 
 
-# Pods, and what their namespace gives
+# Pods, and the objects of their namespace
 
 PREFIX = "fpga.intel.com/"
 OTHER = "9926ab6d6c925a68aabca7d84c545738"
-# What is in order comes more often, or hardly any pod would be let in.
+# Valid values are more frequent, otherwise hardly any pod would be admitted.
 INTERFACES = st.sampled_from([*[INTERFACE] * 9, *[OTHER] * 4, "12345678", "", "A" * 32, "f" * 63])
 AFUS = st.sampled_from([*[NLB0] * 6, *[NLB3] * 4, HASH, "123456789", "", "x"])
 WORDS = st.sampled_from([*["a", "b", "c"] * 5, "r", f"region-{INTERFACE}", "", "x/y~1"])
@@ -313,7 +313,7 @@ def by_name(found: Json) -> str:
     return found["metadata"]["name"]
 
 
-# The API server sees to it that no two objects of a kind have one name.
+# The API server guarantees unique names per kind.
 NAMESPACES = st.tuples(
     st.lists(FUNCTIONS, min_size=1, max_size=4, unique_by=by_name),
     st.lists(REGIONS, max_size=4, unique_by=by_name),
@@ -368,7 +368,7 @@ def named(functions: list[Json], regions: list[Json]) -> Names:
 
 
 def allowed_by(functions: list[Json], regions: list[Json]) -> tuple[set[str], set[tuple[str, str]]]:
-    """What these objects let a pod have: resources, and what may be programmed into which region."""
+    """The resources and functions by region that these objects allow for pods."""
     resources: set[str] = set()
     for each in (*functions, *regions):
         spec = each["spec"]
@@ -411,7 +411,7 @@ def is_ours(variable: Json) -> bool:
 
 
 def env_of(container: Json) -> list[Json]:
-    """The variables; what is none stays as it is where nothing of FPGAs is in it."""
+    """The variables. Invalid entries are unchanged in containers without FPGAs."""
     return [each for each in container.get("env") or [] if isinstance(each, dict)]
 
 

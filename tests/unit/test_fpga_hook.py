@@ -1,4 +1,4 @@
-"""What the OCI hook does with a container's request."""
+"""The OCI hook with requests of containers."""
 
 import errno
 import fcntl
@@ -225,7 +225,7 @@ class TestReadRequest:
         with pytest.raises(HookError, match=r"config\.json': No such file"):
             read_request(self.state(tmp_path))
         os.mkfifo(tmp_path / "config.json")
-        writer = os.open(tmp_path / "config.json", os.O_RDWR)  # who opens it and says nothing
+        writer = os.open(tmp_path / "config.json", os.O_RDWR)  # a writer that writes nothing
         with pytest.raises(HookError, match=r"config\.json': not a regular file"):
             read_request(self.state(tmp_path))
         os.close(writer)

@@ -1,4 +1,4 @@
-"""The FPGA init container: hook and tool on the host, and mechanism that runs the hook."""
+"""The FPGA init container: hook and tool on the host, and the mechanism that runs the hook."""
 
 import json
 import os
@@ -103,7 +103,7 @@ def test_the_hooks_directory_need_not_be_mounted(host: Path) -> None:
         file.unlink()
     (host / "hooks.d").rmdir()
     assert init(host) == 0
-    # CRI-O passes over a link that leads nowhere.
+    # CRI-O ignores a dangling link.
     assert content(host / "fpga-sw") == PROGRAMS
 
 
@@ -153,7 +153,7 @@ def test_entries_that_are_not_files_are_kept(host: Path, make_entry: Callable[[P
 def test_a_full_disk_leaves_no_temporary_file(host: Path) -> None:
     put(host / "image", bytes(1 << 22))
     words = [f"-source={host / 'image'}", f"-target={host / 'fpga-sw'}", f"-hooks-dir={host / 'hooks.d'}"]
-    # What is measured of the tests' coverage is to fit.
+    # Coverage data must also fit.
     code = (
         "import resource, sys; from accelplane.cli.fpgainit import main\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)); sys.exit(main())"

@@ -31,7 +31,7 @@ def plugin(mode: str = "af", **options: Any) -> FpgaPlugin:
 
 
 def scan(plugin: FpgaPlugin, root: Path) -> list[Device | Resource | Skipped]:
-    """What the agent does at each look."""
+    """Performs one scan as the agent does."""
     host = Host(root)
     plugin.prepare(host)
     return list(plugin.scan(host))
@@ -65,7 +65,7 @@ def two_ports(root: Path, family: str = "dfl") -> Card:
     return card
 
 
-# What is published.
+# Published devices.
 
 
 @pytest.mark.parametrize("family", ["dfl", "opae"])
@@ -150,7 +150,7 @@ def test_ports_whose_regions_differ_are_different_regions_of_their_fme(tmp_path:
         (f"region-{OTHER}", "dfl-fme.0", ["dfl-port.1"]),
     ]
     found = devices(scan(plugin("region", cdi="only"), tmp_path))
-    # Each has a file of its own.
+    # Each has its own file.
     assert [device.cdi.name for device in found if device.cdi] == [f"dfl-fme.0-{INTERFACE}", f"dfl-fme.0-{OTHER}"]
 
 
@@ -177,7 +177,7 @@ def test_an_fme_without_ports_is_reported(tmp_path: Path) -> None:
     ]
 
 
-# What changes while the card is there.
+# Changes of a card.
 
 
 def test_a_programmed_port_has_another_resource(tmp_path: Path) -> None:

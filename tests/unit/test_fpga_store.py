@@ -1,4 +1,4 @@
-"""The bitstream store: where files are looked for, and how they come there."""
+"""The bitstream store: search paths and installation."""
 
 import os
 from pathlib import Path

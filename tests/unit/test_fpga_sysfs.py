@@ -51,7 +51,7 @@ def interface(card: Card) -> Path:
 
 
 def unreadable(path: Path) -> None:
-    """Puts a directory in a file's place."""
+    """Replaces a file by a directory."""
     path.unlink()
     path.mkdir()
 
@@ -203,7 +203,7 @@ class TestSeveralInterfaces:
         assert regions(found) == [(INTERFACE, "dfl-fme.0", ["dfl-port.0", "dfl-port.1"])]
 
     def test_ports_with_different_interface_ids_have_different_regions(self, tmp_path: Path) -> None:
-        # dfl-fme-region.9 and .10: their numbers count, not the letters.
+        # dfl-fme-region.9 and .10: numeric, not alphabetic order.
         found = self.cards(tmp_path, [OTHER, INTERFACE])
         assert regions(found) == [(OTHER, "dfl-fme.0", ["dfl-port.0"]), (INTERFACE, "dfl-fme.0", ["dfl-port.1"])]
 

@@ -1,4 +1,4 @@
-"""`fpga_tool`: what it prints of files and trees, and what it refuses."""
+"""`fpga_tool`: output for files and trees, and rejected operations."""
 
 import json
 import signal
@@ -42,7 +42,7 @@ Interface UUID                   : {INTERFACE}
 
 
 def tool(capsys: pytest.CaptureFixture[str], root: Path, *words: str) -> tuple[int, str, str]:
-    """The exit status, and what was printed and said."""
+    """The exit status, stdout and stderr."""
     status = main([f"-root={root}", *words])
     out, err = capsys.readouterr()
     return status, out, err
@@ -89,7 +89,7 @@ class TestBitstreams:
         path = put(tmp_path, "nlb0.gbs", gbs())
         installed = tmp_path / STORE[1:] / f"{NLB0}.gbs"
         expected = f'"{path}" as "{STORE}/{NLB0}.gbs"\n'
-        # Also when it tells nothing: the original's dry run was a real one then.
+        # Also with quiet output: the original's dry run was a real one then.
         assert tool(capsys, tmp_path, "-b", path, "-q", "-dry-run", "install") == (0, "", "")
         assert tool(capsys, tmp_path, "-b", path, "-dry-run", "install") == (0, f"Would install {expected}", "")
         assert not installed.exists()
@@ -237,7 +237,7 @@ RELEASE, ASSIGN, VFS = "release", "assign", "vfs"
         (State(2, (0,), 1, 2), 0, [(VFS, 0, 1), (ASSIGN, 1, 0)]),
         (State(2, (0,), 1, 2), 2, [(VFS, 0, 1), (RELEASE, 0, 0), (VFS, 2, 0)]),
         (State(3, (0,), 2, 3), 1, [(VFS, 0, 2), (ASSIGN, 1, 0), (VFS, 1, 0)]),
-        # Somebody stopped half way.
+        # Another process was stopped half way.
         (State(2, (0,), 0, 2), 1, [(VFS, 1, 0)]),
         (State(2, (0,), 0, 2), 0, [(ASSIGN, 1, 0)]),
     ],

@@ -1,4 +1,4 @@
-"""Command lines as Go reads them, and the flags that the specification lists."""
+"""Command lines parsed as in Go, and the flags that the specification lists."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which container gets which cards and tiles by the annotations of GPU Aware Scheduling."""
+"""Cards and tiles of containers by the annotations of GPU Aware Scheduling."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Whatever lies in a card's place, a scan neither breaks nor gives away another card's files."""
+"""With any files at the path of a card, a scan neither raises nor publishes another card's files."""
 
 import os
 import tempfile
@@ -98,7 +98,7 @@ DEEDS = st.one_of(
 
 
 def apply_change(root: str, location: str, change: Callable[[str], None]) -> None:
-    """Does the deed at the spot, if earlier ones have left it there."""
+    """Applies the change at the location, if it still exists."""
     try:
         os.makedirs(f"{root}/{os.path.dirname(location)}", exist_ok=True)
         if not os.path.lexists(f"{root}/{location}"):
@@ -154,7 +154,7 @@ def test_an_inconsistent_tree_raises_no_exception(
 
 
 def check_ownership(device: Device) -> None:
-    """A card's own node is the only one of that kind that it passes on."""
+    """A card publishes only its own device nodes."""
     if device.unit.startswith("card"):
         nodes = {node.host_path for node in (*device.nodes, *(device.cdi.nodes if device.cdi else ()))}
         cards = {path for path in nodes if path.startswith("/dev/dri/card")}

@@ -1,4 +1,4 @@
-"""`Host` under a root and at `/`: what it reads, what it refuses, and in which words."""
+"""`Host` under a root and at `/`: reads, rejected paths, and messages."""
 
 import contextlib
 import errno
@@ -23,7 +23,7 @@ needs_root = pytest.mark.skipif(not ROOT, reason="only root makes device nodes a
 
 @pytest.fixture(params=["under a root", "at the machine's own"])
 def path_in_host(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Host, Callable[[str], str]]:
-    """A host, and how it calls the files in `tmp_path`."""
+    """A host, and a function that returns its paths of files in `tmp_path`."""
     if request.param == "under a root":
         return Host(tmp_path), lambda path: f"/{path}"
     return Host(), lambda path: f"{tmp_path}/{path}"
@@ -234,7 +234,7 @@ class TestNames:
 
 
 class TestLinks:
-    """Under a root, as if the process had changed its root there."""
+    """Under a root, as after chroot(2)."""
 
     @pytest.mark.parametrize(
         ("target", "path"),

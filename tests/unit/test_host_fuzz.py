@@ -1,4 +1,4 @@
-"""Whatever lies in a tree, a `Host` answers as documented, reads nothing outside and waits for nothing."""
+"""With any tree, a `Host` behaves as documented, reads nothing outside and never blocks."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from accelplane.host import Host, HostError
 
 CANARY = "the canary outside has been read"
 
-# Few names, so that paths, links and files meet; and those that the code under test looks for.
+# Few names, so that paths, links and files collide, and the names that the tested code reads.
 NAMES = st.sampled_from(
     [
         *("a", "b", "c", "sys", "dev", "devices", "class", "bus", "pci", "drm", "card0", "driver", "physfn", "device"),
@@ -67,7 +67,7 @@ Deed = tuple[str, str | bytes | None]
 
 @contextmanager
 def at_most(seconds: int) -> Iterator[None]:
-    """A look that hangs is interrupted, and with it the test."""
+    """A hanging read is interrupted and fails the test."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise AssertionError(f"still looking after {seconds} s")
@@ -82,7 +82,7 @@ def at_most(seconds: int) -> Iterator[None]:
 
 
 def create_entry(root: str, outside: str, kind: str, path: str, matter: str | bytes) -> None:
-    """One file of a kind at the path, unless something is in its way."""
+    """Creates an entry of this type at the path, if possible."""
     # All files are created inside; only targets of links lead outside.
     if ".." in path.split("/"):
         return
@@ -106,10 +106,10 @@ def create_entry(root: str, outside: str, kind: str, path: str, matter: str | by
 
 
 def read_all(host: Host, path: str) -> Iterator[Callable[[], object]]:
-    """Every way to look at the path."""
+    """All methods that read the path."""
     yield lambda: host.text(path)
     yield lambda: host.read_once(path, 100)
-    yield lambda: host.read_once(path, 100)  # with what the first one has resolved
+    yield lambda: host.read_once(path, 100)  # with cached directories
     yield lambda: host.names(path)
     yield lambda: host.link(path)
     yield lambda: host.resolve(path)
@@ -165,7 +165,7 @@ def test_a_hostile_tree_causes_only_documented_errors_and_no_access_outside(
             except HostError:
                 continue
             assert local == root or local.startswith(f"{root}/")
-            # Already without links: what the kernel makes of it is the same place.
+            # The path has no links, so the kernel resolves it to itself.
             if os.path.lexists(local):
                 assert os.path.realpath(local) == local.rstrip("/")
         assert CANARY not in "".join(host.notes)

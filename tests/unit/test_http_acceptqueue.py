@@ -1,4 +1,4 @@
-"""Which waiting clients of a server get a connection, and which one is closed if there are too many."""
+"""The order in which waiting clients get a connection, and the client that is closed if there are too many."""
 
 import socket
 

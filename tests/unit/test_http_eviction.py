@@ -1,4 +1,4 @@
-"""Which connections a server at its limit closes."""
+"""The connections that a server at its limit closes."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""inotify as it is used here: which events come, and how lost and ended watches are told."""
+"""inotify: events, and reports of lost events and ended watches."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What differs between a wanted object and the one of the API server, and who manages it."""
+"""Differences between a desired object and that of the API server, and their managers."""
 
 from typing import Any
 

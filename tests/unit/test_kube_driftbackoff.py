@@ -1,4 +1,4 @@
-"""How often a difference that comes back is corrected."""
+"""The backoff of repeated corrections."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The work queue, by itself."""
+"""The work queue."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Supervision of tasks: who ends them, and what is noticed when they end by themselves."""
+"""Supervision of tasks: cancellation, and detection of tasks that end."""
 
 import asyncio
 

@@ -45,7 +45,7 @@ class TestLabelFile:
         assert os.listdir(tmp_path) == []
 
     def test_the_file_is_replaced_atomically(self, tmp_path: Path) -> None:
-        """A reader beside a writer sees one set of labels or the other, and only names that NFD skips beside them."""
+        """A concurrent reader reads one set of labels or the other, and other names in the directory are skipped by NFD."""
         path = tmp_path / "labels.txt"
         sets = [{f"label-{name}-{number}": name * 40 for number in range(50)} for name in "ab"]
         file = LabelFile(str(path))
@@ -129,7 +129,7 @@ class TestLabelPublisher:
         publisher, context = self.publisher(Labelled())
         publisher.publish(Inventory())
         assert (tmp_path / "known/labels.txt").read_text() == "a=1\n"
-        # With a directory of its own the old file does not stay.
+        # A changed directory removes the old file.
         context.settings = Settings(nfd_dir=str(tmp_path))
         publisher.publish(Inventory())
         assert (tmp_path / "labels.txt").read_text() == "a=1\n"

@@ -1,4 +1,4 @@
-"""Logging as klog does it: headers, verbosities, thresholds, files; and JSON lines. Each in a process of its own."""
+"""Logging in klog's format: headers, verbosities, thresholds, files; and JSON lines. Each test uses a process."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from accelplane.cli.goflags import parse
 
 HEADER = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d{6} +(\d+) (\S+):(\d+)\] (.*)")
 
-# What a program in two modules says: `cdi.py` and `watch.py` of a package `node`.
+# The messages of a program with two modules: `cdi.py` and `watch.py` of a package `node`.
 PROGRAM = """
 import logging, sys
 from accelplane.cli import logflags

@@ -1,4 +1,4 @@
-"""The metrics page: limits, labels of holders and of the node, and text that a strict reader accepts."""
+"""The metrics page: limits, labels of holders and of the node, and text that a strict parser accepts."""
 
 from collections.abc import Iterable, Iterator
 
@@ -175,7 +175,7 @@ DROPPED = "accelplane_samples_dropped_total"
 
 
 class Third(Plugin[Config]):
-    """Measures what a test sets."""
+    """Returns the measurements that a test sets."""
 
     namespace = "x.example.com"
 

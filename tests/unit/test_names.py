@@ -1,4 +1,4 @@
-"""Names: the kubelet's rules for resources and ids, and the order in which people read them."""
+"""Names: the kubelet's rules for resources and ids, and their natural order."""
 
 import re
 

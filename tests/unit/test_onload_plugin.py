@@ -1,4 +1,4 @@
-"""The Onload plugin on trees of plain files: NICs, health, and what containers get."""
+"""The Onload plugin on trees of plain files: NICs, health, and Allocate responses."""
 
 import json
 import os

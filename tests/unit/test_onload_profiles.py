@@ -86,7 +86,7 @@ def test_a_profile_is_evaluated_as_bash_does(tmp_path: Path, text: str, expected
     assert of_bash(tmp_path, text) == expected
 
 
-# Where the script that this replaces loses or changes settings.
+# Settings that the replaced script loses or changes.
 BETTER: list[tuple[str, dict[str, str], dict[str, str]]] = [
     ("onload_set EF_A ''", {"EF_A": ""}, {"EF_A": "EF_A"}),
     ("onload_set EF_A=x=y", {"EF_A": "x=y"}, {"EF_A": "x"}),

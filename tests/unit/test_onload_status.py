@@ -1,4 +1,4 @@
-"""The status of an Onload resource, and what follows from its spec."""
+"""The status of an Onload resource, and the values derived from its spec."""
 
 from typing import Any
 

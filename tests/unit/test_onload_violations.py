@@ -1,4 +1,4 @@
-"""What the cluster tests of the Onload operator accept on the way to a new version."""
+"""The invariants that the cluster tests of the Onload operator check during an upgrade."""
 
 from typing import Any
 

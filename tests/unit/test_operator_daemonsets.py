@@ -1,4 +1,4 @@
-"""The DaemonSet of a custom resource: skeletons are those of the manifests, the rest is the specification's tables."""
+"""The DaemonSet of a custom resource: skeletons are those of the manifests, other fields are those of the specification's tables."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def test_a_skeleton_is_the_plain_manifest(family: str) -> None:
     name = f"intel-{family}-plugin"
     manifest = yaml.safe_load((DEPLOY / f"{family}_plugin" / "base" / f"{name}.yaml").read_text())
     for metadata in (manifest["metadata"], manifest["spec"]["template"]["metadata"]):
-        # What the manifest of QAT says to AppArmor never comes from a resource.
+        # The AppArmor annotation of the QAT manifest is never set by a resource.
         metadata.pop("annotations", None)
     assert skeleton(family, own_image(name)).as_object() == manifest
 
@@ -111,7 +111,7 @@ def test_a_daemonset_is_named_placed_and_owned(family: str) -> None:
         ("dlb", {"logLevel": 4}, "-v 4"),
         ("dsa", {}, "-v 0 -driver idxd -shared-dev-num 1"),
         ("dsa", {"driver": "vfio-pci", "sharedDevNum": 10}, "-v 0 -driver vfio-pci -shared-dev-num 10"),
-        # Releases which do not know the argument must not be given it, unless it is wanted.
+        # The argument is omitted by default, because older releases reject it.
         ("dsa", {"image": "intel/intel-dsa-plugin:0.31.1"}, "-v 0 -shared-dev-num 1"),
         ("dsa", {"image": "a:1/intel-dsa-plugin:0.36.0"}, "-v 0 -driver idxd -shared-dev-num 1"),
         ("dsa", {"image": "intel/intel-dsa-plugin:devel"}, "-v 0 -driver idxd -shared-dev-num 1"),
@@ -305,14 +305,14 @@ def test_every_qat_driver_has_its_devices_in_the_init_containers_environment() -
     assert container["env"][0] == {"name": "ENABLED_QAT_PF_PCIIDS", "value": ids}
 
 
-# What else a resource says
+# Other fields of a resource
 
 
 @pytest.mark.parametrize("family", models.KINDS)
 def test_a_node_selector_replaces_the_architecture(family: str) -> None:
     architecture = {"kubernetes.io/arch": "amd64"}
     assert pod(family)["nodeSelector"] == architecture
-    # IAA always demands it, and always has from the second look on.
+    # IAA always requires it.
     assert pod(family, nodeSelector={"a": "b"})["nodeSelector"] == {"a": "b"} | (
         architecture if family == "iaa" else {}
     )

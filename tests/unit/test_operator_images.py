@@ -1,4 +1,4 @@
-"""Image references: which are accepted, which are replaced, and by what."""
+"""Image references: accepted and replaced ones."""
 
 import pytest
 from customresources import plugin
@@ -26,7 +26,7 @@ NAMES = ("intel-gpu-plugin",)
         f"intel/intel-gpu-plugin@{DIGEST}",
         f"intel-gpu-plugin@{DIGEST}",
         f"foo-intel-gpu-plugin@{DIGEST}",
-        # The Go operator refuses these.
+        # The Go operator rejects these.
         "host:5000/intel/intel-gpu-plugin:0.31.1",
         f"host:5000/intel/intel-gpu-plugin@{DIGEST}",
         f"intel/intel-gpu-plugin:0.31.1@{DIGEST}",

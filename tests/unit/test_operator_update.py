@@ -1,4 +1,4 @@
-"""What is written when a DaemonSet is there already: no more than is needed, and never its name or selector."""
+"""Updates of existing DaemonSets: minimal writes, and never the name or selector."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -30,7 +30,7 @@ def desired(family: str, *, settings: Settings | None = None, provisioning: str 
 
 
 def stored(family: str, *, name: str = "", since: str = "2026-01-01T00:00:00Z", **spec: Any) -> Object:
-    """A DaemonSet as the API server gives it back: with its defaults and what it keeps about it."""
+    """A DaemonSet as the API server returns it, with defaults and metadata."""
     result = plan(desired(family, **spec), []).apply
     assert result is not None
     existing = as_the_server_says(result)
@@ -61,7 +61,7 @@ def as_the_server_says(desired: Any) -> Object:
 
 
 def plan_differences(family: str, existing: Object, **spec: Any) -> tuple[str, ...]:
-    """What differs from what is asked for now; the write is checked to be the whole DaemonSet."""
+    """The differences to the desired DaemonSet. Asserts that the write has the complete DaemonSet."""
     found = plan(desired(family, **spec), [existing])
     assert (found.apply is None) == (not found.differences)
     if found.apply is not None:
@@ -103,7 +103,7 @@ PLUGIN = "spec.template.spec.containers.intel-{}-plugin"
         ("gpu", {}, {"sharedDevNum": 2}, [f"{PLUGIN}.args:"]),
         ("gpu", {}, {"tolerations": [{"key": "a"}]}, ["spec.template.spec.tolerations: missing"]),
         ("gpu", {"tolerations": [{"key": "a"}]}, {"tolerations": [{"key": "b"}]}, ["spec.template.spec.tolerations:"]),
-        # What goes shows in the hash alone.
+        # Removed fields change only the hash.
         ("gpu", {"tolerations": [{"key": "a"}]}, {}, []),
         ("sgx", {"initImage": "x:1"}, {}, []),
         ("sgx", {"initImage": "x:1"}, {"initImage": "x:2"}, ["initContainers.intel-sgx-initcontainer.image"]),

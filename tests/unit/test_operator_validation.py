@@ -29,7 +29,7 @@ def own_image(name: str, tag: str = RELEASE) -> str:
 
 
 def validation_error(family: str, others: list[models.DevicePlugin] | None = None, **spec: Any) -> str:
-    """The refusal of a valid resource with these changes; empty when it is admitted."""
+    """The error for a valid resource with these changes; empty if it is admitted."""
     right: dict[str, Any] = {"image": own_image(f"intel-{family}-plugin")}
     if family == "fpga":
         right["initImage"] = own_image("intel-fpga-initcontainer")

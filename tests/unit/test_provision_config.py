@@ -1,4 +1,4 @@
-"""Provisioning's configuration files: which one counts, and what is wrong with it."""
+"""Configuration files of provisioning: priority and errors."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""DLB devices provisioned: what is said of them, and what it does to an emulated kernel."""
+"""Provisioning of DLB devices: outcomes, and effects on an emulated kernel."""
 
 import errno
 from collections.abc import Callable, Mapping, Sequence
@@ -120,7 +120,7 @@ def test_a_plan_shows_the_resources_of_the_vf_and_writes_nothing() -> None:
 
 
 class Case(NamedTuple):
-    """A device, what happens to it, and what it is afterwards."""
+    """A device, the changes of it, and its final state."""
 
     title: str
     node: Node
@@ -138,7 +138,7 @@ def fail(name: str, number: int) -> Callable[[Node], None]:
 
 
 def interrupted(node: Node) -> None:
-    """Somebody ended in the middle of giving resources to the VF."""
+    """Another process was killed while it assigned resources to the VF."""
     node.kernel.write("/sys/bus/pci/drivers/dlb2/unbind", VF)
     node.kernel.write(f"{SYS}/vf0_resources/num_ldb_ports", "4")
 

@@ -33,7 +33,7 @@ SHARED = """[{"dev": "dsaX", "groups": [
 
 
 class Node:
-    """An emulated node, its configuration directory, and what was provisioned on it."""
+    """An emulated node, its configuration directory, and the provisioning outcomes."""
 
     def __init__(self, kernel: Kernel, conf: Path) -> None:
         self.kernel = kernel
@@ -62,12 +62,12 @@ class Node:
         return os.path.basename(self.kernel.readlink(path)) if self.kernel.exists(path) else ""
 
     def all_text(self, device: str = "") -> dict[str, str]:
-        """All that sysfs and /dev say of the device, or of everything, down to the links."""
+        """All attributes and links in sysfs and /dev of the device, or of all devices."""
         found = snapshot(self.kernel) | dict.fromkeys((path for path, _entry in self.kernel.tree.walk("/dev")), "")
         return {path: text for path, text in found.items() if device in path and not path.endswith("/cmd_status")}
 
     def text_without_numbers(self) -> dict[str, str]:
-        """The picture without device numbers, which the kernel gives out in the order in which queues are enabled."""
+        """The same without device numbers, which depend on the order in which queues are enabled."""
         numbers = ("/char", "/char/", "/cdev_minor", "/dev", "/uevent")
         return {
             path: text for path, text in self.all_text().items() if not path.rstrip("0123456789:").endswith(numbers)
@@ -95,12 +95,12 @@ def only(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def configured(*names: str, size: int = 16, mode: str = "dedicated") -> DsaSpec:
-    """A device that somebody has set up otherwise than any template here."""
+    """A device with a configuration that differs from all templates here."""
     queues = [QueueSpec(name=name, size=size, mode=mode) for name in names]  # type: ignore[arg-type] # the tests' words
     return DsaSpec(index=0, queues=queues)
 
 
-# ── what is wanted comes to be ──
+# ── Templates are applied ──
 
 
 @pytest.mark.parametrize("count", [1, 12])
@@ -278,7 +278,7 @@ def test_provisioning_through_a_mounted_kernel_gives_the_same_result(tmp_path: P
         assert kernel.read(f"{BUS}/devices/wq0.1/state") == "disabled\n"
 
 
-# ── what is in use, or cannot be, stays as it is ──
+# ── Devices in use and impossible configurations are unchanged ──
 
 
 def test_a_device_with_clients_is_skipped_with_the_reason(node: MakeNode) -> None:
@@ -417,11 +417,11 @@ def test_a_kernel_without_driver_name_attributes_is_supported(node: MakeNode) ->
     assert only(machine.apply()).state == "unchanged"
 
 
-# ── whatever fails, at whichever write ──
+# ── Failures at any write ──
 
 
 def writes(machine: Node, environment: dict[str, str] = DSA) -> list[tuple[str, str]]:
-    """All that provisioning writes, done by the way."""
+    """Records all writes of provisioning."""
     writes_: list[tuple[str, str]] = []
     config = read_config(str(machine.conf), environment)
     for planner in planners(machine.host, config):
@@ -491,7 +491,7 @@ def test_after_permanently_failing_writes_a_blank_device_is_unchanged(node: Make
 
 
 class FailingHost(KernelHost):
-    """One whose write of a certain number fails, once."""
+    """A host on which the write with this number fails once."""
 
     def __init__(self, kernel: Kernel, fails: int) -> None:
         super().__init__(kernel, [])
@@ -533,7 +533,7 @@ def queues_of(draw: st.DrawFn, number: int) -> dict[str, object]:
 
 @st.composite
 def templates(draw: st.DrawFn) -> str:
-    """Templates that a small device of the third version can be as."""
+    """Templates that a small device of the third version supports."""
     queues = draw(st.lists(st.integers(0, 2), unique=True, min_size=1))
     engines = draw(st.lists(st.integers(0, 1), unique=True, min_size=1))
     groups: list[dict[str, object]] = []
@@ -631,7 +631,7 @@ def test_an_unreadable_attribute_is_reported(node: MakeNode) -> None:
     assert "wq0.2/priority: Input/output error" in outcome.reason
 
 
-# ── functions handed out whole ──
+# ── Functions bound to vfio-pci ──
 
 
 def test_functions_are_bound_to_vfio_pci(node: MakeNode) -> None:

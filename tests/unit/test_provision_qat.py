@@ -1,4 +1,4 @@
-"""QAT devices provisioned: what the files say, what is planned, and what it does to an emulated kernel."""
+"""Provisioning of QAT devices: configuration files, plans, and effects on an emulated kernel."""
 
 import errno
 from collections import Counter
@@ -176,7 +176,7 @@ def test_devices_are_found_by_their_exact_ids_in_every_domain() -> None:
     assert [outcome.device for outcome in node.preview(QatConfig(pf_ids=("0435",)))] == ["0000:69:00.0"]
 
 
-# What is planned: nothing is written for it.
+# Plans, which write nothing.
 
 
 def test_a_plan_shows_the_steps_and_the_current_state() -> None:
@@ -200,11 +200,11 @@ def test_a_plan_shows_the_steps_and_the_current_state() -> None:
     assert (snapshot(node.kernel), node.writes) == (before, [])
 
 
-# What is done.
+# Provisioning.
 
 
 class Case(NamedTuple):
-    """A device, what happens to it, and what it is afterwards; None is as before."""
+    """A device, the changes of it, and its final state; None is unchanged."""
 
     title: str
     node: Node

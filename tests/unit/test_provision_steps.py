@@ -1,4 +1,4 @@
-"""The engine of provisioning: what becomes of a device whose steps succeed, are refused, or have no effect."""
+"""The engine of provisioning: outcomes of devices whose steps succeed, fail, or have no effect."""
 
 import errno
 from collections.abc import Callable
@@ -15,7 +15,7 @@ A, B = "/sys/a", "/sys/b"
 
 
 class Files(Host):
-    """Attributes that take what is written, but for those that `refuse` or ignore it; `writes` has what was written."""
+    """Attributes that accept writes, except for those that reject or ignore them; `writes` has all writes."""
 
     def __init__(self, root: str, refuse: dict[tuple[str, str], int], ignore: set[str], writes: list[str]) -> None:
         super().__init__(root)
@@ -32,7 +32,7 @@ class Files(Host):
 
 
 class Device:
-    """A device with two attributes, both of them 0 and wanted to be 1."""
+    """A device with two attributes, which are 0 and desired to be 1."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -60,7 +60,7 @@ def device(tmp_path: Path) -> Device:
 
 
 def both(**more: object) -> Planner:
-    """Plans the second attribute once the first one is right."""
+    """Plans the second attribute once the first one has its desired value."""
 
     def planner(host: Host) -> Plan:
         values = {"a": host.text(A), "b": host.text(B)}
@@ -100,7 +100,7 @@ def explain(_host: Host, _error: HostError) -> str:
 
 
 class FailingWrites(NamedTuple):
-    """Writes that are refused, attributes that ignore them, and what comes of it."""
+    """Rejected and ignored writes, and the expected outcome."""
 
     refuse: dict[tuple[str, str], int]
     state: str

@@ -1,4 +1,4 @@
-"""What provisioning prints, and what signals do to it."""
+"""Output of provisioning, and signals."""
 
 import fcntl
 import os
@@ -18,7 +18,7 @@ from accelplane.provision.steps import Plan, Planner, Step
 
 
 def attribute(name: str, *, then: Callable[[], None] = lambda: None) -> Planner:
-    """A device that wants the text 1 in the file of its name, twice written when `then` is given."""
+    """A device whose file must have the text 1; with `then` it is written twice."""
 
     def planner(host: Host) -> Plan:
         path = f"/sys/{name}"

@@ -1,4 +1,4 @@
-"""The QAT plugin: what containers get, which devices they prefer, and kernel mode."""
+"""The QAT plugin: Allocate responses, preferred devices, and kernel mode."""
 
 import contextlib
 import os
@@ -96,7 +96,7 @@ def test_any_configuration_file_is_parsed_or_rejected(text: str) -> None:
 
 
 def machine(root: Path, *configured: tuple[int, str], iommu: bool = False) -> str:
-    """A machine with C62x devices, and what `adf_ctl status` says there."""
+    """A machine with C62x devices, and the output of `adf_ctl status`."""
     (root / "sys/class/iommu" / ("dmar0" if iommu else "")).mkdir(parents=True)
     lines: list[str] = []
     for number, text in configured:

@@ -22,7 +22,7 @@ VFIO = DeviceNode("/dev/vfio/vfio")
 
 
 class QatScan:
-    """One scan: devices by id, reasons of what was skipped by subject, notes."""
+    """One scan: devices by ID, reasons of skipped hardware by subject, notes."""
 
     def __init__(self, root: Path, unbound: Mapping[str, str] | None = None, **options: Any) -> None:
         host = Host(root)
@@ -247,7 +247,7 @@ class TestServices:
             ((None, None, "[general]\nServicesEnabled=dc\n"), "generic", "services are ''"),
             ((None, None, "[GENERAL]\njunk\n"), "generic", "line 2 is 'junk'"),
             ((None, None, None), "generic", "dev_cfg: No such file"),
-            # It will come up with them; meanwhile its functions are unhealthy.
+            # The services apply when it is up; until then its functions are unhealthy.
             (("down", "sym", None), "sym", ""),
         ],
     )

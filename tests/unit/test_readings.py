@@ -1,4 +1,4 @@
-"""What the text of device files means: from trees of files to samples."""
+"""Readings of device files: from trees of files to samples."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence

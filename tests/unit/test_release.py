@@ -1,4 +1,4 @@
-"""Releases with small images: what they contain, and that every change of them is found."""
+"""Releases with small images: content, and detection of every change."""
 
 import base64
 import io
@@ -154,7 +154,7 @@ def test_a_failed_release_leaves_no_files(
     assert list((tmp_path / "out").iterdir()) == []
 
 
-# What verify-release finds.
+# Detection by verify-release.
 
 
 def sign_again(out: Path, release_directory: Path) -> None:

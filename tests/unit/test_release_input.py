@@ -1,4 +1,4 @@
-"""Releases: wrong input is an error with one line, and nothing is left of what fails."""
+"""Releases: wrong input is an error with one line, and failures leave no files."""
 
 import os
 import subprocess

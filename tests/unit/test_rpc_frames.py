@@ -1,4 +1,4 @@
-"""The bytes of gRPC: frames, headers, messages and credit, each by itself."""
+"""The encoding of gRPC: frames, headers, messages and flow control."""
 
 import struct
 
@@ -19,7 +19,7 @@ from accelplane.rpc.messages import MessageReader, framed
 
 
 def parsed(data: bytes) -> Frame:
-    """One frame, as other people's code reads it."""
+    """One frame, decoded by hyperframe."""
     found, length = Frame.parse_frame_header(memoryview(data[:9]), strict=True)
     found.parse_body(memoryview(data[9:]))
     assert len(data) == 9 + length

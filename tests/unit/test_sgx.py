@@ -1,4 +1,4 @@
-"""The SGX scan on trees of plain files, and what it says where there is no SGX."""
+"""The SGX scan on trees of plain files, and its messages without SGX."""
 
 import json
 import math
@@ -41,7 +41,7 @@ def tree(root: Path, nodes: Sequence[str] = BOTH) -> Path:
 
 
 def scan(root: Path, **options: Any) -> tuple[Mapping[str, list[Device]], dict[str, Skipped]]:
-    """What is published, by resource, and what is not."""
+    """The published devices by resource, and skipped hardware."""
     inventory = Inventory.of("sgx.intel.com", SgxPlugin(SgxConfig(**options)).scan(Host(root)))
     published = {name: list(devices.values()) for name, devices in inventory.resources.items()}
     return published, {skipped.subject: skipped for skipped in inventory.skipped}
@@ -109,7 +109,7 @@ def test_invalid_limits_are_rejected(options: dict[str, Any]) -> None:
         SgxConfig.of(options)
 
 
-# What is published
+# Published devices
 
 
 def test_an_id_has_exactly_one_device_node(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_ids_of_a_removed_device_node_stay_listed_until_it_returns() -> None:
     assert SgxPlugin.removal_delay == math.inf
 
 
-# Nodes that are not what they seem
+# Invalid device nodes
 
 
 def character_device(major: int = 10, minor: int = 125) -> os.stat_result:
@@ -259,7 +259,7 @@ def test_dangling_links_are_not_device_nodes(tmp_path: Path, target: str) -> Non
     assert (published, list(skipped)) == ({}, [ENCLAVE])
 
 
-# What it says of itself
+# Explanation
 
 CPU = CpuSgx(present=True, flexible=True, sgx1=True)
 

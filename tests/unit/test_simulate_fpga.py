@@ -1,4 +1,4 @@
-"""The emulated FPGA cards: what both drivers show, and what their ioctls do with right and wrong bytes."""
+"""The emulated FPGA cards: files of both drivers, and ioctls with valid and invalid arguments."""
 
 import asyncio
 import errno
@@ -25,7 +25,7 @@ MAGIC = {"dfl": 0xB600, "opae": 0xB500}
 PREFIX = {"dfl": "dfl-", "opae": "intel-fpga-"}
 RELEASE = {"dfl": 0x4004B681, "opae": 0xB581}
 ASSIGN = {"dfl": 0x4004B682, "opae": 0xB582}
-AT = 64  # where the bitstream lies in the memory below
+AT = 64  # the address of the bitstream in the memory below
 
 
 class Memory:
@@ -56,7 +56,7 @@ def programming(
 
 
 def call(kernel: Kernel, node: str, request: int, memory: Memory) -> int:
-    """The errno of the ioctl, 0 when it succeeds."""
+    """The errno of the ioctl, 0 for success."""
     try:
         kernel.ioctl(node, request, 0, memory)
     except OSError as error:
@@ -65,7 +65,7 @@ def call(kernel: Kernel, node: str, request: int, memory: Memory) -> int:
 
 
 def port_at(kernel: Kernel, name: str) -> str:
-    """What `afu_id` of a port says, found by its number as programs find it."""
+    """The `afu_id` of a port, found by its device number as by programs."""
     minor = name.rpartition(".")[2]
     return kernel.read(f"/sys/dev/char/240:{minor}/afu_id").strip()
 

@@ -1,4 +1,4 @@
-"""Simulated trees, seen through `Host` as a plugin sees them."""
+"""Simulated trees, read through `Host` as by plugins."""
 
 import os
 import shutil

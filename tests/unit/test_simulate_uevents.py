@@ -1,4 +1,4 @@
-"""Uevents of the simulator's own making, heard by the listener that the agent has."""
+"""Uevents of the simulator, received by the agent's listener."""
 
 import os
 import shutil

@@ -26,7 +26,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def directory(root: Path, path: str, *, numa: str | None = None, cpus: str | None = None) -> Path:
-    """A sysfs directory with what it says of its place."""
+    """A sysfs directory with its NUMA attributes."""
     made = root / "sys/devices" / path
     made.mkdir(parents=True, exist_ok=True)
     if numa is not None:
@@ -92,7 +92,7 @@ class TestPlaceOfADirectory:
 
 
 class TestSocketInPlaceOfANode:
-    """Firmware that gives no local CPUs reports a socket number; the parents may know better."""
+    """Firmware without local CPUs reports a socket number; the parents may have the NUMA node."""
 
     def test_a_socket_number_is_replaced_by_the_numa_node_of_the_parent(self, root: Path) -> None:
         directory(root, "parent", cpus="8-15", numa="1")
@@ -196,7 +196,7 @@ class TestDevicesThatStandForOthers:
         assert host.notes == []
 
     def test_cyclic_slaves_end_the_walk(self, root: Path) -> None:
-        """Two ways to go at each step: walked twice at each, this would not end in a lifetime."""
+        """Two links at each level: visiting both each time would take exponential time."""
         for one, other in (("a", "b"), ("b", "a")):
             directory(root, one, cpus="", numa="0")
             for name in ("x", "y", "z"):

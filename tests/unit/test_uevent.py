@@ -1,4 +1,4 @@
-"""The kernel's notices: the parser on any bytes, the listener on the kernel's own, a stranger's, and too many."""
+"""Uevents: the parser with any bytes, and the listener with uevents of the kernel, of other senders, and overflow."""
 
 import shutil
 import subprocess

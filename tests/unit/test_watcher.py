@@ -1,4 +1,4 @@
-"""The watcher in an event loop: who is notified of what, also where directories come, go and are others of one name."""
+"""The watcher in an event loop: notifications, also for created, removed and replaced directories."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ async def watcher() -> AsyncIterator[Watcher]:
 
 
 class Subscriber:
-    """Counts how often it is notified."""
+    """Counts its notifications."""
 
     def __init__(self, watcher: Watcher, name: str, *directories: Path, written: bool = False) -> None:
         self.watcher, self.name, self.notified = watcher, name, 0
@@ -35,7 +35,7 @@ class Subscriber:
         self.notified += 1
 
     async def wait_notified(self) -> None:
-        """Waits until it is notified of what was done before, and forgets it."""
+        """Waits until it is notified of earlier changes, and resets the count."""
         await until(lambda: self.notified > 0)
         self.notified = 0
 
@@ -46,7 +46,7 @@ async def sentry(watcher: Watcher, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 class Sentry(Subscriber):
-    """A directory of its own: when an event there arrives, all that were before it have arrived too."""
+    """A separate directory: when its event arrives, all earlier events have arrived, too."""
 
     def __init__(self, watcher: Watcher, directory: Path) -> None:
         super().__init__(watcher, "sentry", directory)
