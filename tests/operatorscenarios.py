@@ -75,20 +75,20 @@ class Drift:
     args: Sequence[str]
 
 
-Deed = PutObject | Remove | Copy | Drift
+Change = PutObject | Remove | Copy | Drift
 
 
 @dataclass(frozen=True)
 class Scenario:
     """`before` is reconciled before `changes` are performed in sequence."""
 
-    deeds: Sequence[Deed]
+    changes: Sequence[Change]
     before: Sequence[PutObject] = ()
 
     @property
     def families(self) -> list[str]:
         """The families of its resources."""
-        plurals = {deed.plural for deed in (*self.before, *self.changes) if isinstance(deed, PutObject | Remove)}
+        plurals = {change.plural for change in (*self.before, *self.changes) if isinstance(change, PutObject | Remove)}
         return [family for family in FAMILIES if f"{family}deviceplugins" in plurals]
 
 
@@ -187,8 +187,8 @@ def end(objects: Mapping[str, Iterable[Object]]) -> Object:
 def differences_to_desired(objects: Mapping[str, Sequence[Object]]) -> str:
     """The differences to the desired state of all objects by plural.
 
-    Each has one DaemonSet, which needs no write, and a status that reports it; there are no others. Shared objects of GPU
-    plugins exist if they are needed.
+    Each has one DaemonSet, which needs no write, and a status that reports it. There are no other DaemonSets.
+    The objects that GPU plugins share exist if they are needed.
     """
     resources = [each for family in FAMILIES for each in objects.get(f"{family}deviceplugins", ())]
     plugins = {each["metadata"]["uid"]: models.decode(each) for each in resources}

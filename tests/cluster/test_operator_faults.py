@@ -25,8 +25,8 @@ from operatorscenarios import (
     OVERRIDES,
     SCENARIOS,
     SETTINGS,
+    Change,
     Copy,
-    Deed,
     Drift,
     PutObject,
     Remove,
@@ -96,7 +96,7 @@ class Setup:
         self.operator.kill()
         self.operator.begin()
 
-    def do(self, change: Deed) -> None:
+    def do(self, change: Change) -> None:
         match change:
             case PutObject(plural, thing):
                 self._put(f"{_place(plural)}/{thing['metadata']['name']}", thing)

@@ -157,7 +157,7 @@ def test_restartable_init_containers_are_reported_and_ordinary_ones_are_not(setu
     setup.cluster.wait_pod("staged", namespace=NAMESPACE)
 
     def held_ids() -> Mapping[str, float]:
-        return {container: value for (name, container, _), value in setup.held().items() if name == "staged"}
+        return {container: value for (name, container, _), value in setup.allocations().items() if name == "staged"}
 
     wait_until(lambda: held_ids() == {"sidecar": 2}, "the sidecar holds two IDs")
     setup.delete_pods("staged")
@@ -266,10 +266,10 @@ def test_forty_pods_with_enclaves_have_forty_series_whose_sum_is_what_is_allocat
     allocated = f'accelplane_resource_allocated{{resource="{ENCLAVE}"}}'
 
     def held_ids() -> Mapping[str, float]:
-        return {name: value for (name, _, _), value in setup.held(ENCLAVE).items()}
+        return {name: value for (name, _, _), value in setup.allocations(ENCLAVE).items()}
 
     wait_until(lambda: held_ids() == counts, "a series for each pod", 60)
-    assert len(setup.held(ENCLAVE)) == 40
+    assert len(setup.allocations(ENCLAVE)) == 40
     assert [value for _, value in setup.prometheus.query(allocated)] == [sum(counts.values())]
     listed = f'accelplane_devices{{resource="{ENCLAVE}",health="Healthy"}}'
     assert [value for _, value in setup.prometheus.query(listed)] == [110]
@@ -283,10 +283,10 @@ def test_two_hundred_pods_that_come_and_go_make_no_series_of_hardware(setup: Set
     for group in ("first", "second"):
         for number in range(100):
             setup.create(waiting_pod(f"{group}-{number}", group, 1))
-        wait_until(lambda: len(setup.held(ENCLAVE)) == 100, f"{group}: all pods hold an ID", 90)
-        pods |= {name for name, _, _ in setup.held(ENCLAVE)}
+        wait_until(lambda: len(setup.allocations(ENCLAVE)) == 100, f"{group}: all pods hold an ID", 90)
+        pods |= {name for name, _, _ in setup.allocations(ENCLAVE)}
         setup.delete_pods(group)
-        wait_until(lambda: not setup.held(ENCLAVE), f"{group}: no pod holds an ID", 90)
+        wait_until(lambda: not setup.allocations(ENCLAVE), f"{group}: no pod holds an ID", 90)
     assert len(pods) == 200
     assert setup.prometheus.series(HARDWARE) == before
 

@@ -67,15 +67,15 @@ class Setup:
         self.released.wait(60)
         return 9.0
 
-    async def next_reading(self) -> NodeReadings:
+    async def take(self) -> NodeReadings:
         self.now += 1
         async with asyncio.timeout(10):
-            return await self.readings.next_reading()
+            return await self.readings.take()
 
     async def levels(self) -> list[str]:
         """The samples of the page: device and value; `stuck` for a device that is not read."""
         found: list[str] = []
-        for device in (await self.next_reading()).devices:
+        for device in (await self.take()).devices:
             for family, lines in device.lines.items():
                 for line in lines:
                     name = line.partition('device="')[2].partition('"')[0]
@@ -98,7 +98,7 @@ async def test_readings_of_all_plugins_are_on_the_page(setup: Setup) -> None:
     setup.add("a", Meters(m0=lambda: 1.0, m1=lambda: 2.5))
     setup.add("b", Meters(m2=lambda: 3.0))
     assert await setup.levels() == ["m0 1", "m1 2.5", "m2 3"]
-    assert (await setup.next_reading()).outcomes == {"a": {"ok": 4}, "b": {"ok": 2}}
+    assert (await setup.take()).outcomes == {"a": {"ok": 4}, "b": {"ok": 2}}
 
 
 class Files(Plugin[Config]):
@@ -120,7 +120,7 @@ async def test_no_file_stays_open_after_a_reading(tmp_path: Path) -> None:
     before = os.listdir("/proc/self/fd")
     for _ in range(3):
         now[0] += 2
-        (device,) = (await readings.next_reading()).devices
+        (device,) = (await readings.take()).devices
         assert device.values[0].value == 3
         assert os.listdir("/proc/self/fd") == before
     await readings.close()
@@ -138,25 +138,25 @@ async def test_plugins_are_read_one_at_a_time(setup: Setup) -> None:
     for name in ("a", "b", "c"):
         setup.add(name, Meters(**{f"{name}0": read, f"{name}1": read}))
     readings = Readings(lambda: setup.sources, "/", held=lambda: (), queue=ThreadQueue(patience=60))
-    found = (await readings.next_reading()).devices
+    found = (await readings.take()).devices
     await readings.close()
     assert [device.device for device in found] == ["a0", "a1", "b0", "b1", "c0", "c1"]
 
 
 async def test_a_reading_younger_than_the_interval_is_used_again(setup: Setup) -> None:
     plugin = setup.add("a", Meters(m0=lambda: 1.0))
-    await setup.next_reading()
+    await setup.take()
     setup.now += 0.5
-    await setup.readings.next_reading()
+    await setup.readings.take()
     assert plugin.count["m0"] == 1
-    await setup.next_reading()
+    await setup.take()
     assert plugin.count["m0"] == 2
 
 
 async def test_concurrent_readers_share_one_read_and_one_may_be_cancelled(setup: Setup) -> None:
     plugin = setup.add("a", Meters(m0=setup.hang))
     setup.readings = Readings(lambda: setup.sources, "/", held=lambda: (), clock=lambda: setup.now)
-    readers = [asyncio.create_task(setup.readings.next_reading()) for _ in range(3)]
+    readers = [asyncio.create_task(setup.readings.take()) for _ in range(3)]
     await until(lambda: plugin.count["m0"] == 1)
     readers[0].cancel()
     setup.released.set()
@@ -211,11 +211,11 @@ async def test_a_device_with_a_blocked_thread_gets_no_second_thread(setup: Setup
 
 async def test_plans_are_made_once_per_scan(setup: Setup) -> None:
     plugin = setup.add("a", Meters(m0=lambda: 1.0))
-    await setup.next_reading()
-    await setup.next_reading()
+    await setup.take()
+    await setup.take()
     assert plugin.plans == 1
     setup.add("a", plugin)
-    await setup.next_reading()
+    await setup.take()
     assert plugin.plans == 2
 
 
@@ -242,7 +242,7 @@ async def test_a_failed_plugin_is_omitted_and_its_problem_is_logged_once(
 async def test_close_ends_all_tasks_while_a_read_blocks(setup: Setup) -> None:
     plugin = setup.add("a", Meters(m0=setup.hang))
     setup.readings = Readings(lambda: setup.sources, "/", held=lambda: ())
-    reader = asyncio.create_task(setup.readings.next_reading())
+    reader = asyncio.create_task(setup.readings.take())
     await until(lambda: plugin.count["m0"] == 1)
     async with asyncio.timeout(10):
         await setup.readings.close()

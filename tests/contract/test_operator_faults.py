@@ -22,8 +22,8 @@ from operatorscenarios import (
     SCENARIOS,
     SETTINGS,
     VERSION,
+    Change,
     Copy,
-    Deed,
     Drift,
     PutObject,
     Remove,
@@ -126,7 +126,7 @@ async def operator(api: KubeApi, *families: str, **more: Any) -> AsyncIterator[O
         await asyncio.gather(task, return_exceptions=True)
 
 
-def do(api: KubeApi, change: Deed) -> None:
+def do(api: KubeApi, change: Change) -> None:
     match change:
         case PutObject(plural, thing):
             put(api, plural, copy.deepcopy(thing))
@@ -192,7 +192,11 @@ async def recorded(name: str) -> FaultFreeRun:
     if name not in _recorded:
         scenario = SCENARIOS[name]
         # The operator debounces changed labels of nodes for a second.
-        many = 150 if any(isinstance(deed, PutObject) and deed.plural == "nodes" for deed in scenario.changes) else 30
+        many = (
+            150
+            if any(isinstance(change, PutObject) and change.plural == "nodes" for change in scenario.changes)
+            else 30
+        )
         async with kube_api() as api:
             async with operator(api, *scenario.families):
                 for change in scenario.before:

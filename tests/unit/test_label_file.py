@@ -45,7 +45,7 @@ class TestLabelFile:
         assert os.listdir(tmp_path) == []
 
     def test_the_file_is_replaced_atomically(self, tmp_path: Path) -> None:
-        """A concurrent reader reads one set of labels or the other, and other names in the directory are skipped by NFD."""
+        """A concurrent reader gets one set of labels or the other. NFD skips other names in the directory."""
         path = tmp_path / "labels.txt"
         sets = [{f"label-{name}-{number}": name * 40 for number in range(50)} for name in "ab"]
         file = LabelFile(str(path))

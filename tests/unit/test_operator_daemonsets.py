@@ -1,4 +1,4 @@
-"""The DaemonSet of a custom resource: skeletons are those of the manifests, other fields are those of the specification's tables."""
+"""The DaemonSet of a custom resource: skeletons of the manifests, other fields of the specification."""
 
 from typing import Any
 

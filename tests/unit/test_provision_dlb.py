@@ -127,7 +127,7 @@ class Case(NamedTuple):
     state: str
     config: DlbConfig = ONE
     reason: str = ""
-    given: Mapping[str, int] = {}
+    resources: Mapping[str, int] = {}
     vfs: Sequence[str] | None = None
     arrange: Callable[[Node], None] = lambda _node: None
     unchanged: bool = False
@@ -161,12 +161,17 @@ def cases() -> Sequence[Case]:
             Node(DlbSpec()),
             "applied",
             DlbConfig(vfs=2, resources={"num_ldb_ports": 8}),
-            given={"num_ldb_ports": 8, "num_dir_ports": 32},
+            resources={"num_ldb_ports": 8, "num_dir_ports": 32},
         ),
         Case("a VF that has resources is left as it is", Node(DlbSpec(vfs=1)), "unchanged", unchanged=True),
-        Case("a VF that has none gets them", Node(bare), "applied", given=ONE_VF, vfs=["dlb2"]),
+        Case("a VF that has none gets them", Node(bare), "applied", resources=ONE_VF, vfs=["dlb2"]),
         Case(
-            "what was interrupted is finished", Node(bare), "applied", given=ONE_VF, vfs=["dlb2"], arrange=interrupted
+            "what was interrupted is finished",
+            Node(bare),
+            "applied",
+            resources=ONE_VF,
+            vfs=["dlb2"],
+            arrange=interrupted,
         ),
         Case("a VF that was passed on is left alone", Node(bare), "unchanged", arrange=vfs_in_use, unchanged=True),
         Case(
@@ -176,7 +181,7 @@ def cases() -> Sequence[Case]:
             reason="sriov_numvfs is 4, expected 1; use --force to replace the VFs",
             unchanged=True,
         ),
-        Case("unless forced", Node(DlbSpec(vfs=4)), "applied", DlbConfig(force=True), given=ONE_VF, vfs=["dlb2"]),
+        Case("unless forced", Node(DlbSpec(vfs=4)), "applied", DlbConfig(force=True), resources=ONE_VF, vfs=["dlb2"]),
         Case(
             "VFs that were replaced in vain are there again, with what they had",
             Node(DlbSpec(vfs=4)),
