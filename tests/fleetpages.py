@@ -147,9 +147,9 @@ class Reviews:
         else:
             access = spec.get("nonResourceAttributes") or spec["resourceAttributes"]
             where = access.get("path") or f"{access['resource']} {access.get('namespace', '')}".strip()
-            what = f"{access['verb']} {where}"
-            self.reviewed.append(f"{spec['user']} {what}")
-            status = {"allowed": (spec["user"], what) in self.rights}
+            operation = f"{access['verb']} {where}"
+            self.reviewed.append(f"{spec['user']} {operation}")
+            status = {"allowed": (spec["user"], operation) in self.rights}
         return Response(201, msgspec.json.encode({"metadata": {}, "spec": {}, "status": status}))
 
     def allow(self, user: str, *rights: str) -> None:

@@ -77,7 +77,7 @@ class FaultyProxy:
 
     def count(self, pattern: str) -> int:
         """The number of requests that match."""
-        return sum(1 for asked in self.requests if re.search(pattern, str(asked)))
+        return sum(1 for request in self.requests if re.search(pattern, str(request)))
 
     @property
     def watches(self) -> int:

@@ -77,7 +77,7 @@ class Operator:
             )
 
     def ready(self) -> bool:
-        assert self.running, f"it has ended:\n{self.text()}"
+        assert self.running, f"it has exited:\n{self.text()}"
         connection = http.client.HTTPConnection(self._host, self._health, timeout=10)
         try:
             connection.request("GET", "/readyz")
@@ -198,7 +198,7 @@ class Installation:
 
     def wait_webhooks(self) -> None:
         """Waits until both webhooks are called and their certificates trusted; each is loaded independently."""
-        wait_until(lambda: self.active_webhooks() == (True, True), "the webhooks: asked", 60)
+        wait_until(lambda: self.active_webhooks() == (True, True), "the webhooks: called", 60)
 
     def active_webhooks(self) -> tuple[bool, bool]:
         """Whether defaults are set, and whether an error that only the webhook detects is denied."""
@@ -234,7 +234,7 @@ class Installation:
         for family in models.KINDS:
             self._request("DELETE", self._path(family))
         self._request("DELETE", _DAEMONSETS)
-        wait_until(lambda: not self.daemonsets(), "the DaemonSets: gone", 60)
+        wait_until(lambda: not self.daemonsets(), "the DaemonSets: deleted", 60)
 
     def resource(self, family: str, name: str) -> Object:
         code, found = self._request("GET", self._path(family, name))
@@ -281,7 +281,7 @@ class Installation:
 
     def wait_reconciled(self, family: str, name: str) -> Object:
         """Waits until it is reconciled, and returns the DaemonSet."""
-        wait_until(lambda: self.is_reconciled(family, name), f"the DaemonSet of {family} {name}: as asked for", 60)
+        wait_until(lambda: self.is_reconciled(family, name), f"the DaemonSet of {family} {name}: reconciled", 60)
         return self.daemonset(family, name)
 
     def _path(self, family: str, name: str = "") -> str:

@@ -70,7 +70,7 @@ class Kmm:
         for each in definitions(self.generation):
             path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{each['metadata']['name']}"
             self.cluster.request("DELETE", path)
-            wait_until(lambda path=path: self.cluster.get(path) is None, f"{path}: gone")
+            wait_until(lambda path=path: self.cluster.get(path) is None, f"{path}: deleted")
 
     # Knobs
 

@@ -183,7 +183,7 @@ def test_the_hook_registers_with_the_rights_of_its_manifest(
         assert run(account, "epchook", "-register", "-node-label", sgx).ended() == (0, "")
         assert labels(cluster)[CAPABLE] == "true"
         # The kubelet makes it allocatable.
-        wait_until(lambda: node.allocatable(RESOURCE) == EPC, "EPC to be had")
+        wait_until(lambda: node.allocatable(RESOURCE) == EPC, "EPC allocatable")
         cluster.apply(pod("enclave", namespace=namespace, resources={RESOURCE: "512Ki"}))
         cluster.wait_pod("enclave", namespace=namespace)
         stays = run(account, "epchook", "-register", "-node-label", "-daemon", sgx)
@@ -192,7 +192,7 @@ def test_the_hook_registers_with_the_rights_of_its_manifest(
         assert run(account, "epchook", "-cleanup", sgx).ended() == (0, "")
     assert RESOURCE not in capacity(cluster)
     assert CAPABLE not in labels(cluster)
-    wait_until(lambda: node.allocatable(RESOURCE) is None, "the end of EPC")
+    wait_until(lambda: node.allocatable(RESOURCE) is None, "removal of EPC")
 
 
 def test_the_daemon_restores_removed_resources_and_labels(cluster: Cluster, labeller: str, run: Run, sgx: str) -> None:
@@ -255,7 +255,7 @@ def test_a_node_feature_is_deleted_with_its_node(cluster: Cluster, run: Run, sgx
     ]
     cluster.apply(*objects)
     path = f"/apis/{group}/v1alpha1/namespaces/kube-system/nodefeatures"
-    wait_until(lambda: cluster.get(path), "the kind of object")
+    wait_until(lambda: cluster.get(path), "the kind to be served")
     account = token(cluster, "kube-system", "teller")
     words = ("epchook", "-output=node-feature", "-node-label", sgx)
     assert run(account, *words).ended() == (0, "")
@@ -264,7 +264,7 @@ def test_a_node_feature_is_deleted_with_its_node(cluster: Cluster, run: Run, sgx
     assert found["spec"]["labels"] == {RESOURCE: str(EPC), CAPABLE: "true"}
     assert found["metadata"]["ownerReferences"][0]["uid"] == node_object(cluster)["metadata"]["uid"]
     assert run(account, *words, "-cleanup").ended() == (0, "")
-    wait_until(lambda: cluster.get(f"{path}/node-1-sgx-epc") is None, "its end")
+    wait_until(lambda: cluster.get(f"{path}/node-1-sgx-epc") is None, "the end of the daemon")
 
 
 def gpu(root: Path, device_id: str) -> None:
@@ -316,7 +316,7 @@ def test_a_label_set_by_the_user_is_unchanged(
     wait_until(lambda: labels(cluster).get(family) == "true", "ours", hint=str(program.log))
     cluster.kubectl("label", "node", "node-1", f"{family}=never", "--overwrite")
     cluster.kubectl("label", "node", "node-1", f"{PREFIX}/sgx-")
-    wait_until(lambda: labels(cluster).get(f"{PREFIX}/sgx") == "true", "the other one again", hint=str(program.log))
+    wait_until(lambda: labels(cluster).get(f"{PREFIX}/sgx") == "true", "the other label again", hint=str(program.log))
     assert labels(cluster)[family] == "never"
     assert program.terminate() == 0
 

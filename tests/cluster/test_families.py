@@ -203,9 +203,9 @@ def test_one_container_gets_several_resources(deployed: Deployed, allocations: M
 
 def test_containers_of_a_pod_share_only_shared_devices(allocations: Mapping[str, ContainerDevices]) -> None:
     shared = {"/dev/vfio/vfio", "/dev/sgx_enclave"}
-    nodes = [node for given in allocations.values() for node in given.nodes - shared]
+    nodes = [node for allocation in allocations.values() for node in allocation.nodes - shared]
     assert len(nodes) == len(set(nodes))
-    addresses = [address for given in allocations.values() for address in given.variables.values()]
+    addresses = [address for allocation in allocations.values() for address in allocation.variables.values()]
     assert len(addresses) == len(set(addresses)) == 5
 
 

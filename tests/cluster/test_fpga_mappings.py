@@ -52,7 +52,7 @@ def create(installation: Installation, thing: Object) -> None:
 
 def offer(installation: Installation, node: str, count: str) -> None:
     """Sets the number of regions that a kwok node advertises."""
-    change = {"status": {what: {REGION: count} for what in ("capacity", "allocatable")}}
+    change = {"status": {field: {REGION: count} for field in ("capacity", "allocatable")}}
     code, answer = installation.cluster.request("PATCH", f"/api/v1/nodes/{node}/status", change, content=MERGE)
     assert code == 200, answer
 
@@ -98,7 +98,7 @@ def test_a_mapping_with_a_name_of_2020_is_stored_as_v2_with_columns_and_events(
         offer(team, "kwok-0", "0")
         wait_until(
             lambda: kubectl_row(team, "af")[3:] == ["1", "True", "Offered"],
-            "a node to be counted no more",
+            "a node no longer counted",
             60,
             every=0.3,
         )
@@ -177,7 +177,7 @@ def test_missing_rights_of_an_older_installation_are_logged_once_and_do_not_bloc
             "webhooks at port",
         )
         wait_until(
-            lambda: all(words in log.read_text() for words in expected), "all of it to be said", 60, hint=str(log)
+            lambda: all(words in log.read_text() for words in expected), "all conditions and events", 60, hint=str(log)
         )
     text = log.read_text()
     assert [text.count(words) for words in expected] == [1] * len(expected)
@@ -190,10 +190,10 @@ def test_a_definition_without_a_status_is_enough_for_pods(team: Installation, tm
     team.cluster.kubectl("replace", "--filename=-", text=yaml.safe_dump_all(map(original, BASES)))
     try:
         status = f"{path(FUNCTIONS, 'late')}/status"
-        wait_until(lambda: team.cluster.request("GET", status)[0] == 404, "the status to be there no more", 60)
+        wait_until(lambda: team.cluster.request("GET", status)[0] == 404, "the status to be removed", 60)
         with webhook(team, tmp_path, team.kubeconfig.read_text()) as log:
             words = "status of AcceleratorFunction objects not written: the account may not write it, or the"
-            wait_until(lambda: words in log.read_text(), "it to be said that there is no status", 60, hint=str(log))
+            wait_until(lambda: words in log.read_text(), "the log entry about the missing status", 60, hint=str(log))
             assert "webhooks at port" in log.read_text()
         assert log.read_text().count(words) == 1
     finally:

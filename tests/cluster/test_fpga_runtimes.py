@@ -72,7 +72,7 @@ def regions(fpga: Fpga) -> Iterator[Fpga]:
     """The same in mode region: the card exists and is not allocatable."""
     annotation = "fpga.intel.com/device-plugin-mode"
     fpga.cluster.kubectl("annotate", "node", fpga.node.name, f"{annotation}=region")
-    wait_until(lambda: fpga.node.allocatable(REGION) == 0, f"{REGION}: kept back", 60)
+    wait_until(lambda: fpga.node.allocatable(REGION) == 0, f"{REGION}: not allocatable", 60)
     yield fpga
     fpga.cluster.kubectl("annotate", "node", fpga.node.name, f"{annotation}-")
     fpga.wait_for_allocatable(REGION)
@@ -117,10 +117,10 @@ def test_regions_without_a_programming_hook_are_not_allocated_and_the_reason_is_
     regions.cluster.apply(requesting_pod("waits", ORCHESTRATED[NLB3]))
     pod = ("pod", "waits", f"--namespace={TEAM}")
     expected = f"Insufficient {REGION}"
-    wait_until(lambda: expected in regions.cluster.kubectl("describe", *pod), "the pod: kept waiting", 60)
+    wait_until(lambda: expected in regions.cluster.kubectl("describe", *pod), "the pod: pending", 60)
     plugin = (f"--namespace={NAMESPACE}", f"--selector=app={APP}", "--tail=-1")
     reason = f"dfl-fme.0 is unhealthy: the container runtime 'containerd://{OLD_CONTAINERD}."
-    wait_until(lambda: reason in regions.cluster.kubectl("logs", *plugin), "the plugin: saying why", 60)
+    wait_until(lambda: reason in regions.cluster.kubectl("logs", *plugin), "the reason in the log of the plugin", 60)
     regions.cluster.kubectl("delete", *pod)
 
 

@@ -248,11 +248,11 @@ def test_an_unhealthy_card_keeps_its_pod_gets_no_new_one_and_recovers(setup: Set
         pod = setup.cluster.pod("waiting", setup.namespace) or {"status": {}}
         return any(each.get("reason") == "Unschedulable" for each in pod["status"].get("conditions", ()))
 
-    wait_until(waits, "the pod that finds no card")
+    wait_until(waits, "the pod without a card")
     assert setup.life("patient") == before
     # A restarted container gets the devices of its pod, healthy or not.
     setup.cluster.kill_container("patient", namespace=setup.namespace)
-    wait_until(lambda: setup.life("patient")[1] == 1, "the patient's second life")
+    wait_until(lambda: setup.life("patient")[1] == 1, "the restart of the pod's container")
     assert setup.cards("patient") == ["card0"]
 
     service.kill(signal.SIGUSR2, wait=False)
@@ -296,7 +296,7 @@ def test_pods_outlive_the_plugin_and_can_restart_without_it(setup: Setup) -> Non
     setup.wait(I915, 0)
     assert setup.life("worker")[1] == 0
     setup.cluster.kill_container("worker", namespace=setup.namespace)
-    wait_until(lambda: setup.life("worker")[1] == 1, "the worker's second life")
+    wait_until(lambda: setup.life("worker")[1] == 1, "the restart of the worker's container")
     assert setup.cards("worker") == cards
     setup.request("late", {I915: 1})
     plugin.start()
@@ -330,7 +330,7 @@ def test_after_a_reboot_pods_restart_with_their_devices_if_the_plugin_registers_
         setup.node.reboot()
     finally:
         setup.node.hardware.remove(start)
-    wait_until(lambda: setup.life("worker")[1] == 1, "the worker's second life", 60)
+    wait_until(lambda: setup.life("worker")[1] == 1, "the restart of the worker's container", 60)
     assert setup.cards("worker") == cards
     setup.wait(I915, CARDS)
 
@@ -345,12 +345,12 @@ def test_after_a_reboot_a_pod_bound_before_the_plugin_registers_fails_and_its_re
     (first,) = _pods(setup)
     setup.node.reboot()
 
-    wait_until(lambda: "Failed" in _phases(setup), "the refusal of the pod", 60)
+    wait_until(lambda: "Failed" in _phases(setup), "the rejection of the pod", 60)
     refused = setup.cluster.pod(first["metadata"]["name"], setup.namespace)
     assert refused
     assert refused["status"]["reason"] == "UnexpectedAdmissionError"
     assert "no healthy devices present" in refused["status"]["message"]
-    wait_until(lambda: _phases(setup) == ["Failed", "Pending"], "the replacement that waits", 60)
+    wait_until(lambda: _phases(setup) == ["Failed", "Pending"], "the pending replacement", 60)
     plugin.start()
     wait_until(lambda: _phases(setup) == ["Failed", "Running"], "the replacement", 60)
 
@@ -508,7 +508,7 @@ _TAKEN_IN = re.compile(
 
 
 def _wait_pods_received(node: Node, known: int) -> None:
-    wait_until(lambda: 'SyncLoop ADD" source="api"' in log_since(node, known), "the kubelet's knowledge of its pods")
+    wait_until(lambda: 'SyncLoop ADD" source="api"' in log_since(node, known), "the pods in the kubelet")
 
 
 def log_since(node: Node, known: int) -> str:

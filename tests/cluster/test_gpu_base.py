@@ -147,7 +147,7 @@ def test_containerd_applies_the_edits_of_a_cdi_file(plugin: Plugin) -> None:
         except ClusterError:
             return False
 
-    wait_until(reported_counts, "the container's second life, with the file's word", 60)
+    wait_until(reported_counts, "the restarted container with the file's variable", 60)
 
 
 def test_the_plugin_needs_only_the_rights_of_its_manifest(plugin: Plugin) -> None:

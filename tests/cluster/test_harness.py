@@ -128,7 +128,7 @@ def test_a_killed_container_is_restarted(cluster: Cluster, namespace: str) -> No
         status = cluster.wait_pod("worker", namespace=namespace)["status"]["containerStatuses"][0]
         return status["restartCount"] == 1
 
-    wait_until(restarted, "the container's second life")
+    wait_until(restarted, "the restart of the container")
 
 
 def test_a_restarted_api_server_keeps_its_objects(cluster: Cluster, namespace: str) -> None:
@@ -252,7 +252,7 @@ def test_two_nodes_are_one_network_and_each_loses_only_its_own(start_cluster: Ca
     assert cluster.kubectl("get", "nodes", "-l", "rack=b", "-o", "name") == "node/node-2\n"
 
     second.disconnect()
-    wait_until(lambda: not second.ready, "node-2: not Ready without its cable", 60)
+    wait_until(lambda: not second.ready, "node-2: not Ready without its network", 60)
     assert first.ready
     second.connect()
     second.wait_ready()
@@ -348,7 +348,7 @@ def test_a_dynamically_linked_program_is_rejected_for_an_image(tmp_path: Path) -
 
 def test_missing_programs_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if os.geteuid() != 0:
-        pytest.skip("needs root: without it, that is what is missing")
+        pytest.skip("needs root")
     monkeypatch.setenv("ACCELPLANE_KUBE_ASSETS", str(tmp_path))
     assert "run python -m tests.cluster.build" in (why_unavailable() or "")
 

@@ -119,7 +119,7 @@ def test_a_module_in_use_stays_loaded(kmm: Kmm, real: Cluster) -> None:
     set_versions(kmm, OLD, None)
     if kmm.generation == 1:
         # A failing hook does not prevent the end of the pod.
-        wait_until(lambda: not kmm.pods(ONLOAD), "the loader pod: gone", 60)
+        wait_until(lambda: not kmm.pods(ONLOAD), "the loader pod: deleted", 60)
     else:
         wait_until(lambda: any(phase(each) == "Failed" for each in kmm.pods(ONLOAD)), "a worker pod: failed", 60)
         assert NODE in kmm.loaded(ONLOAD)

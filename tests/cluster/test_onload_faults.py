@@ -177,7 +177,7 @@ async def test_an_api_server_that_is_killed_during_an_upgrade_delays_it(lab: Lab
             context.lab.cluster.apiserver.start()
 
         def is_changed() -> bool:
-            return any(re.search(r"PATCH /api/v1/nodes/node-1$", str(asked)) for asked in context.proxy.requests)
+            return any(re.search(r"PATCH /api/v1/nodes/node-1$", str(request)) for request in context.proxy.requests)
 
         context.lab.upgrade(context.after)
         await asyncio.to_thread(context.lab.wait, is_changed, "a change of the second node")

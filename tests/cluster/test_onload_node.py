@@ -340,7 +340,7 @@ def test_a_killed_worker_sets_the_parameters_for_its_next_container(onload: Onlo
     former = container_id(onload.status("onload-worker"))
     ctr = onload.cluster.assets.program("ctr")
     onload.node.run(ctr, "-n", "k8s.io", "tasks", "kill", "-s", "SIGKILL", former)
-    wait_until(lambda: onload.status("onload-worker").get("restartCount") == 1, "the worker: started again", 60)
+    wait_until(lambda: onload.status("onload-worker").get("restartCount") == 1, "the worker: restarted", 60)
     onload.wait_parameters()
     assert former not in onload.parameters()[1]
 
@@ -358,7 +358,7 @@ def test_new_pods_get_the_new_version_and_running_pods_keep_theirs(onload: Onloa
     onload.deploy("2")
     assert onload.run("new")[0] == "2"
     onload.cluster.kill_container("keeps", namespace=NAMESPACE)
-    wait_until(lambda: _restarts(onload.cluster, "keeps") == 1, "the container: started again", 60)
+    wait_until(lambda: _restarts(onload.cluster, "keeps") == 1, "the container: restarted", 60)
     assert onload.version("keeps")[0] == "1"
 
 

@@ -67,7 +67,9 @@ def test_each_overlay_is_complete(lab: Lab, overlay: str, modules: set[str], ima
     finally:
         # The resource first: pods of KMM that unload modules need the service account.
         cluster.request("DELETE", RESOURCE)
-        wait_until(lambda: cluster.get(RESOURCE) is None and not items(lab, MODULES), "resource and Modules: gone", 60)
+        wait_until(
+            lambda: cluster.get(RESOURCE) is None and not items(lab, MODULES), "resource and Modules: deleted", 60
+        )
         cluster.kubectl("delete", "--ignore-not-found", "--wait", "--kustomize", OVERLAYS / overlay)
     node: Any = cluster.get(f"/api/v1/nodes/{NODE}")
     assert not [label for label in node["metadata"]["labels"] if "default.onload" in label]

@@ -163,7 +163,7 @@ def fields(family: str) -> list[str]:
 
 def example(family: str, field: str) -> Example:
     known = {**FOR_ALL, **OWN[family]}
-    assert field in known, f"{field} is a field of {family}, and there is no example of its edit here"
+    assert field in known, f"{field} is a field of {family}, without an example of an edit"
     images = {"{image}": f"intel-{family}-plugin", "{init}": f"intel-{_INITS.get(family, family)}-initcontainer"}
     text = json.dumps(known[field])
     for place, image in images.items():
@@ -255,4 +255,4 @@ def test_missing_fields_get_their_defaults(installation: Installation, operator:
     for family in models.KINDS:
         installation.wait_reconciled(family, "bare")
         installation.delete(family, "bare")
-    wait_until(lambda: len(installation.daemonsets()) == len(models.KINDS), "DaemonSets of the samples alone", 60)
+    wait_until(lambda: len(installation.daemonsets()) == len(models.KINDS), "only DaemonSets of the samples", 60)

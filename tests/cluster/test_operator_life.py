@@ -66,11 +66,11 @@ def test_pods_follow_the_content_of_their_config_map_and_outlive_it(installation
 
         assert cluster.request("POST", CONFIG_MAPS, config)[0] == 201
         installation.wait_condition("dsa", "one", MISSING, holds=False)
-        wait_until(lambda: replaced(waiting), "pods that have the ConfigMap", 60)
+        wait_until(lambda: replaced(waiting), "pods with the ConfigMap", 60)
 
         first = pods(installation)
         assert cluster.request("PUT", f"{CONFIG_MAPS}/mine", config | {"data": {"dsa.conf": "[{}]"}})[0] == 200
-        wait_until(lambda: replaced(first), "pods that have its new content", 60)
+        wait_until(lambda: replaced(first), "pods with its new content", 60)
         installation.wait_condition("dsa", "one", "Progressing", holds=False)
 
         second, daemonset = pods(installation), installation.daemonset("dsa", "one")
@@ -262,7 +262,7 @@ def test_after_a_minute_without_the_api_server_reconciliation_continues(
         # A program with the stored certificate is called immediately, and trusted as before.
         installation.serve(follower)
         edited(installation, 2)
-        wait_until(leader.ready, "the leader of old: ready again", 60)
+        wait_until(leader.ready, "the former leader: ready", 60)
         installation.serve(leader)
         installation.wait_webhooks()
         leader.stop()

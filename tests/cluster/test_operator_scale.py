@@ -118,4 +118,4 @@ def test_deleting_resources_removes_all_owned_objects(crowd: LargeCluster) -> No
         found = [crowd.cluster.get(path) for path in lists]
         return all(each is not None and not each["items"] for each in found)
 
-    wait_until(is_removed, "DaemonSets and pods: gone", PATIENCE, every=1)
+    wait_until(is_removed, "DaemonSets and pods: deleted", PATIENCE, every=1)

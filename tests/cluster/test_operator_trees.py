@@ -121,7 +121,7 @@ def operator_cluster(shared_families: Families) -> Iterator[Families]:
         families.cluster.kubectl("label", *node, *(f"{label}=true" for label in labels))
         yield families
         families.cluster.kubectl("label", *node, *(f"{label}-" for label in labels))
-        wait_until(lambda: not plugins(families), "the plugins' pods to go", 60)
+        wait_until(lambda: not plugins(families), "the plugins' pods to be deleted", 60)
     wait_until(lambda: not families.devices(), "the kubelet without devices", 60)
 
 
@@ -148,7 +148,9 @@ def test_the_samples_publish_devices_without_an_edited_file(operator_cluster: Fa
 
     operator_cluster.cluster.kubectl("delete", "--kustomize", SAMPLES)
     wait_until(
-        lambda: not operator_cluster.devices() and not plugins(operator_cluster), "plugins and devices to go", 120
+        lambda: not operator_cluster.devices() and not plugins(operator_cluster),
+        "plugins and devices to be removed",
+        120,
     )
 
 
@@ -217,7 +219,7 @@ def test_all_samples_are_reconciled_unchanged_and_deleted_completely(installed: 
     assert {name: each["metadata"]["generation"] for name, each in daemonsets(installed).items()} == before
 
     installed.kubectl("delete", "--kustomize", SAMPLES)
-    wait_until(lambda: not daemonsets(installed), "DaemonSets to go", 60)
+    wait_until(lambda: not daemonsets(installed), "DaemonSets to be deleted", 60)
 
 
 ASKED, DEFINED = 'admission webhook "v{}deviceplugin.kb.io" denied the request: ', "is invalid: spec: "
@@ -258,7 +260,7 @@ def test_pods_that_request_a_mapping_get_its_region(installed: Cluster, namespac
         status, answer = installed.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", requesting_pod)
         return status == 201 and answer["spec"]["containers"][0]["resources"]["limits"]
 
-    wait_until(lambda: container_limits() == {region: "1"}, "the name to be known", 30)
+    wait_until(lambda: container_limits() == {region: "1"}, "the mapping to be used", 30)
 
 
 def test_the_account_of_the_resource_manager_is_created_and_deleted(installed: Cluster) -> None:
@@ -266,7 +268,7 @@ def test_the_account_of_the_resource_manager_is_created_and_deleted(installed: C
     installed.kubectl("apply", "--filename=-", text=json.dumps(requesting_pod))
     wait_until(lambda: installed.get(BINDING) and installed.get(ACCOUNT), "account and binding", 60)
     installed.kubectl("delete", "gpudeviceplugin", "managed")
-    wait_until(lambda: not (installed.get(BINDING) or installed.get(ACCOUNT)), "account and binding to go", 60)
+    wait_until(lambda: not (installed.get(BINDING) or installed.get(ACCOUNT)), "account and binding to be deleted", 60)
 
 
 def test_a_provisioning_configuration_is_watched(installed: Cluster) -> None:

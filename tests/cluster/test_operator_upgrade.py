@@ -172,7 +172,7 @@ def test_daemonsets_of_the_go_operator_are_adopted_and_their_pods_are_replaced_o
     installation.cluster.kubectl(
         "create", f"--field-manager={GO}", "--filename=-", text=json.dumps(made(resource_object))
     )
-    wait_until(lambda: ready(installation) == 2, "the pods of Go's DaemonSet: ready", 60)
+    wait_until(lambda: ready(installation) == 2, "the pods of the Go DaemonSet: ready", 60)
     (before,) = installation.daemonsets()
     name = before["metadata"]["name"]
     words = ("annotate", "daemonset", name, f"--namespace={NAMESPACE}", "--field-manager=somebody", "example.com/a=b")
@@ -183,7 +183,7 @@ def test_daemonsets_of_the_go_operator_are_adopted_and_their_pods_are_replaced_o
         installation.wait_condition(
             family, "one", "Available", holds=True, words="2 of 2 pods are ready, 2 are updated"
         )
-        wait_until(lambda: nodes(installation, family) == ["kwok-0", "kwok-1"], "the nodes: told", 60)
+        wait_until(lambda: nodes(installation, family) == ["kwok-0", "kwok-1"], "the nodes in the status", 60)
         assert "created" not in operator.text()
 
     assert len(installation.daemonsets()) == 1

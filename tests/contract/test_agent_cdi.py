@@ -345,7 +345,7 @@ async def test_the_drop_in_command_writes_the_cdi_file_of_a_gpu(
     container = await kubelet.run_pod("pod", {"gpu.intel.com/i915": 1})
     assert container.cdi_devices == ("intel.cdi.k8s.io/gpu=card0",)
     assert await process.terminate() == 0
-    assert names(files) == ["intel.cdi.k8s.io-gpu-card0.yaml"], "pods that run still need it"
+    assert names(files) == ["intel.cdi.k8s.io-gpu-card0.yaml"], "running pods use it"
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -88,7 +88,7 @@ async def test_kubelet_restart_keeps_devices_and_new_pods_get_free_ones(kubelet:
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
     container = await kubelet.run_pod("after", {GADGET: 1})
     assert len(container.devices) == 1
-    assert table.runners["table"].scan.count == 1, "a restart of the kubelet needs no new look at the hardware"
+    assert table.runners["table"].scan.count == 1, "a restart of the kubelet causes no scan"
 
 
 async def test_repeated_kubelet_restarts_re_register_all_resources(kubelet: Kubelet, table: Agent) -> None:
@@ -305,7 +305,7 @@ async def test_resources_are_added_and_removed_with_devices(
     plugin = Table([*gadgets("a"), Resource("widget")])
     agent = await start_agent(table=plugin)
     await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
-    assert os.path.exists(own_socket(directory, "example.com/widget")), "announced, though it has no device"
+    assert os.path.exists(own_socket(directory, "example.com/widget")), "registered without devices"
     plugin.found = [Resource("widget")]
     agent.runners["table"].scan.request()
     await kubelet.until(lambda resources: resources == {})

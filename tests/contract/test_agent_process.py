@@ -137,7 +137,7 @@ async def test_a_killed_agent_is_replaced_by_its_next_instance(run: Run, kubelet
     first = run("intel_gpu_device_plugin")
     await kubelet.until(lambda resources: resources == {I915: (1, 1)})
     first.kill()
-    assert own_sockets(kubelet.directory) == ["gpu.intel.com-i915.sock"], "nobody was there to remove it"
+    assert own_sockets(kubelet.directory) == ["gpu.intel.com-i915.sock"], "no process removed it"
     await kubelet.until(lambda resources: resources == {I915: (1, 0)})
     run("intel_gpu_device_plugin")
     await kubelet.until(lambda resources: resources == {I915: (1, 1)})
@@ -216,7 +216,7 @@ async def test_a_directory_without_write_permission_is_rejected_with_its_path(
 
 async def test_a_directory_that_becomes_read_only_is_reported_and_retried(run: Run, directory: str, tree: Path) -> None:
     if os.geteuid() != 0:
-        pytest.skip("needs root, to remove what the process may not")
+        pytest.skip("needs root to remove files of the process")
     plugins = Path(directory, "device-plugins")
     plugins.mkdir()
     process = run("intel_gpu_device_plugin", powerless=True)

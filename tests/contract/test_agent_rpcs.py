@@ -187,7 +187,7 @@ async def test_removed_devices_stay_unhealthy_with_an_infinite_removal_delay(ser
         assert await lists.next() == {"a": "Unhealthy", "b": "Healthy", "c": "Healthy"}
         found(agent, plugin, *gadgets("a", "b", "c"))
         assert await lists.next() == {"a": "Healthy", "b": "Healthy", "c": "Healthy"}
-        assert agent.runners["table"].scan.count == scans + 2, "nothing but what happened made it look"
+        assert agent.runners["table"].scan.count == scans + 2, "only events caused scans"
 
 
 class VanishingPlugin(Table):
@@ -199,7 +199,7 @@ async def test_removed_devices_leave_the_list_immediately_without_a_removal_dela
     async with serve(plugin) as (agent, peer), peer.watch() as lists:
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
         found(agent, plugin, gadget("a"))
-        assert await lists.next() == {"a": "Healthy", "b": "Unhealthy"}, "until it is known that no container holds it"
+        assert await lists.next() == {"a": "Healthy", "b": "Unhealthy"}, "until no container uses it"
         assert await lists.next() == {"a": "Healthy"}
 
 

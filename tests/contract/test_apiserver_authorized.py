@@ -63,7 +63,7 @@ async def test_clients_authorized_by_the_cluster_can_read(api: KubeApi, client: 
     accept_token(api)
     answer_review(api, MAY, {"allowed": True})
     assert (await gate(client)(wanting())).body == b"42"
-    token_review, may = [asked.body for asked in api.requests]
+    token_review, may = [request.body for request in api.requests]
     assert (token_review["kind"], token_review["spec"]) == ("TokenReview", {"token": "t"})
     assert may["spec"] == {
         "user": READER["username"],
@@ -72,7 +72,7 @@ async def test_clients_authorized_by_the_cluster_can_read(api: KubeApi, client: 
         "extra": {"k": ["v"]},
         "nonResourceAttributes": {"path": "/metrics", "verb": "get"},
     }
-    assert "metadata" not in may, "the API server refuses a question that has some"
+    assert "metadata" not in may, "the API server rejects a review with metadata"
 
 
 async def test_clients_are_authenticated_and_then_authorized(api: KubeApi, client: Client) -> None:

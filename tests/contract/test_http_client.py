@@ -206,8 +206,8 @@ async def test_a_connection_is_used_again_after_a_complete_response() -> None:
         for body in (b"one", b"two"):
             assert await fetch(client, "POST", "/x", body=body) == b"ok"
         assert await fetch(client, "GET", "/y") == b"ok"
-    assert [asked.partition(b" HTTP")[0] for asked in server.requests] == [b"POST /x", b"POST /x", b"GET /y"]
-    assert [asked.rpartition(b"\r\n\r\n")[2] for asked in server.requests] == [b"one", b"two", b""]
+    assert [request.partition(b" HTTP")[0] for request in server.requests] == [b"POST /x", b"POST /x", b"GET /y"]
+    assert [request.rpartition(b"\r\n\r\n")[2] for request in server.requests] == [b"one", b"two", b""]
     assert len(server.connections) == 1
 
 
@@ -318,7 +318,7 @@ async def test_without_idle_timeout_each_request_has_its_own_connection() -> Non
         await fetch(client)
         await fetch(client)
         assert len(server.connections) == 2
-    assert all(b"\r\nConnection: close\r\n" in asked for asked in server.requests)
+    assert all(b"\r\nConnection: close\r\n" in request for request in server.requests)
 
 
 async def test_a_cancelled_request_closes_its_connection() -> None:

@@ -377,7 +377,7 @@ async def test_a_new_connection_waits_until_a_pending_response_is_sent() -> None
         assert pages.requests == ["/later"]
         pages.released.set()
         assert await reply(reader) == (200, "/later ")
-        assert await reader.read() == b"", "its place is needed"
+        assert await reader.read() == b"", "its slot is needed"
         assert await reply(other) == (200, "/now")
         writer.close()
         another.close()

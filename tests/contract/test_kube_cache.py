@@ -355,7 +355,7 @@ class Outline(GlobalResource, msgspec.Struct):
 
 def accepted(api: KubeApi) -> set[bool]:
     """Whether requests asked for metadata only."""
-    return {"PartialObjectMetadata" in asked.accept for asked in api.requests}
+    return {"PartialObjectMetadata" in request.accept for request in api.requests}
 
 
 @asynccontextmanager

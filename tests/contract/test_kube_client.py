@@ -68,7 +68,10 @@ async def test_a_mapping_is_a_merge_patch_and_a_sequence_a_json_patch(api: KubeA
     api.fault("PATCH", 422)
     with pytest.raises(errors.StatusError):
         await client.patch(Widget, "w", [{"op": "add", "path": "/spec/size", "value": 4}])
-    assert [asked.content_type.partition("/")[2] for asked in api.requests] == ["merge-patch+json", "json-patch+json"]
+    assert [request.content_type.partition("/")[2] for request in api.requests] == [
+        "merge-patch+json",
+        "json-patch+json",
+    ]
 
 
 class Eviction(NamespacedResource, Struct, omit_defaults=True):
@@ -181,10 +184,10 @@ async def test_for_a_metadata_only_kind_only_metadata_is_requested(api: KubeApi,
     async with contextlib.aclosing(client.watch(Outline, Selection(), "100", duration=60, idle=5)) as watch:
         await anext(watch)
     await client.get(Widget, "w")
-    partial = [re.findall("as=([^;]+);g=meta.k8s.io;v=v1", asked.accept) for asked in api.requests]
+    partial = [re.findall("as=([^;]+);g=meta.k8s.io;v=v1", request.accept) for request in api.requests]
     assert partial == [["PartialObjectMetadata"], ["PartialObjectMetadataList"], ["PartialObjectMetadata"], []]
     # the response of an older server or a proxy
-    assert all("application/json;q=0.5" in asked.accept for asked in api.requests[:3])
+    assert all("application/json;q=0.5" in request.accept for request in api.requests[:3])
 
 
 async def test_an_empty_list_may_be_null(client: Client) -> None:

@@ -50,7 +50,7 @@ async def test_an_absent_object_is_created_with_its_owner(api: KubeApi, client: 
     stored = api.objects[KEY]
     assert stored["metadata"]["ownerReferences"] == [reference(owner)]
     assert stored["data"] == result.object.data == {"text": "hello"}
-    assert [asked.method for asked in api.requests if asked.path.endswith("configmaps")] == ["POST"]
+    assert [request.method for request in api.requests if request.path.endswith("configmaps")] == ["POST"]
 
 
 async def test_nothing_is_written_if_nothing_differs_and_nothing_is_read_with_a_cache(

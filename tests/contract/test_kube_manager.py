@@ -285,9 +285,9 @@ async def test_only_the_leader_reconciles_and_a_standby_takes_over(api: KubeApi,
         for name in "bcd":
             api.put("widgets", widget(name))
         await until(lambda: len(calls) == 4)
-        assert {who for who, _ in calls} == {leader}
+        assert {identity for identity, _ in calls} == {leader}
         (first if leader == "first" else second).stop()
-        await until(lambda: {name for who, name in calls if who == other} == set("abcd"))
+        await until(lambda: {name for identity, name in calls if identity == other} == set("abcd"))
         assert leaders == [leader, other]
 
 

@@ -162,11 +162,13 @@ async def test_deleted_secret_and_reapplied_configuration_are_repaired_immediate
 async def test_watches_request_only_metadata_of_the_named_objects(api: KubeApi, store: ClusterTrustStore) -> None:
     async with running(store):
         await until(lambda: store.watching and api.open_watches == 5, 30)
-    collections = [asked for asked in api.requests if asked.method == "GET" and "fieldSelector" in asked.parameters]
-    assert {asked.parameters["fieldSelector"] for asked in collections} == {
+    collections = [
+        request for request in api.requests if request.method == "GET" and "fieldSelector" in request.parameters
+    ]
+    assert {request.parameters["fieldSelector"] for request in collections} == {
         f"metadata.name={name}" for name in ("own", "m", "absent", "v", "c")
     }
-    assert all("PartialObjectMetadata" in asked.accept for asked in collections)
+    assert all("PartialObjectMetadata" in request.accept for request in collections)
 
 
 async def test_an_account_without_the_right_to_list_polls(api: KubeApi, store: ClusterTrustStore) -> None:

@@ -115,7 +115,7 @@ async def test_an_older_installation_works_without_its_missing_objects(api: Kube
     late = await review(await port_of(process), "/validate-deviceplugin-intel-com-v1-npudeviceplugin", resource("npu"))
     assert "restart it" in late["status"]["message"]
     assert process.log().count("nodes may not be listed") == 1
-    assert "/api/v1/nodes" not in process.log(), "no request is told of"
+    assert "/api/v1/nodes" not in process.log(), "no request is logged"
     assert await process.terminate() == 0
 
 

@@ -372,7 +372,7 @@ async def test_a_response_waits_for_the_streams_window(raw: Raw) -> None:
     assert await raw.received_bytes(3, 45) == 45
     await raw.send(setting((4, 0)), frame(WINDOW_UPDATE, 0, 1, number(40)))
     await raw.assert_open()
-    assert await raw.received_bytes(1, 40) == 40, "the window was taken back, and given again"
+    assert await raw.received_bytes(1, 40) == 40, "the window was reduced and increased again"
     await raw.send(frame(WINDOW_UPDATE, 0, 1, number(len(expected) - 40)))
     answer = await raw.answer()
     assert (answer.status, answer.data) == ("0", expected)

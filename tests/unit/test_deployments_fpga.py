@@ -243,7 +243,7 @@ def plugin(namespace: str, prefix: str, mode: str = "af", *, cdi: bool = True) -
     daemonset = plugin_daemonset("intel-fpga-plugin", pod)
     daemonset["metadata"].update(name=f"{prefix}intel-fpga-plugin", namespace=namespace)
     rule = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "watch"]}
-    labels = {f"{POD_SECURITY}/{what}": "privileged" for what in ("enforce", "audit", "warn")}
+    labels = {f"{POD_SECURITY}/{level}": "privileged" for level in ("enforce", "audit", "warn")}
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}},
         *role("ClusterRole", (f"{prefix}node-getter", f"{prefix}get-nodes"), [rule], (namespace, "default")),

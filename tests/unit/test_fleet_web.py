@@ -275,7 +275,7 @@ def test_pages_have_headers_labels_and_landmarks(name: ScreenName) -> None:
         "style" not in attributes and not any(a.startswith("on") for a in attributes) for _, attributes in parsed.tags
     )
     links = [str(attributes["href"]) for tag, attributes in parsed.tags if tag == "a"]
-    assert links, "a page leads on"
+    assert links, "a page links to the next one"
     assert not [each for each in links if each.startswith("/") or "//" in each]
     headings = [int(tag[1]) for tag in tags if tag in ("h1", "h2", "h3")]
     assert all(after - before <= 1 for before, after in itertools.pairwise(headings))

@@ -227,7 +227,7 @@ def test_no_ids_and_no_links_resolve_outside_the_store(region: str, afu: str, ki
     try:
         found = find(Host(tmp_path), region, afu)
     except (IdError, StoreError, HostError) as error:
-        assert "\n" not in str(error)  # noqa: PT017 - what was found is looked at below
+        assert "\n" not in str(error)  # noqa: PT017 - results are checked below
         return
     assert os.path.realpath(tmp_path / found[1:]).startswith(f"{os.path.realpath(home)}/")
 
@@ -265,7 +265,7 @@ def test_any_configuration_requests_ids_for_its_ports_or_is_rejected(config: Jso
     try:
         found = parse_config(json.dumps(config).encode(), "config.json")
     except FpgaError as error:
-        assert str(error).isprintable()  # noqa: PT017 - what was understood is looked at below
+        assert str(error).isprintable()  # noqa: PT017 - results are checked below
         return
     assert 1 <= len(found.pairs) <= len(found.ports)
     assert all(re.fullmatch("[0-9a-f]{8,40}", each) for pair in found.pairs for each in (pair.region, pair.afu))
@@ -282,7 +282,7 @@ def test_any_state_is_a_request_or_rejected_in_one_line(state: Json, config: Jso
         parse_state(text)
         read_request(text, require_mode=mode)
     except FpgaError as error:
-        assert str(error).isprintable()  # noqa: PT017 - that nothing else comes is what matters
+        assert str(error).isprintable()  # noqa: PT017 - no other exception is allowed
 
 
 # Pods, and the objects of their namespace
@@ -435,7 +435,7 @@ def test_pods_get_only_functions_of_their_namespace_and_mutation_is_idempotent(
         assert set(limits) == set(requested(new, "requests"))
         variables = {each["name"]: each.get("value") for each in env_of(new) if is_ours(each)}
         count = len(variables) // 2
-        assert set(variables) == {f"FPGA_{what}_{n}" for what in ("REGION", "AFU") for n in range(1, count + 1)}
+        assert set(variables) == {f"FPGA_{prefix}_{n}" for prefix in ("REGION", "AFU") for n in range(1, count + 1)}
         for n in range(1, count + 1):
             pair = (variables[f"FPGA_REGION_{n}"], variables[f"FPGA_AFU_{n}"])
             assert pair in pairs

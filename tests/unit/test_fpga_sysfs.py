@@ -315,11 +315,11 @@ def test_no_file_content_stops_a_scan(data: st.DataObject, tmp_path: Path) -> No
     with_vf(root)
     files = sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
     for path in data.draw(st.lists(st.sampled_from(files), max_size=4, unique=True)):
-        what = data.draw(st.one_of(st.none(), st.binary(max_size=40), st.text("0123456789abcdef-", max_size=40)))
-        if what is None:
+        content = data.draw(st.one_of(st.none(), st.binary(max_size=40), st.text("0123456789abcdef-", max_size=40)))
+        if content is None:
             path.unlink()
         else:
-            write(path, what)
+            write(path, content)
     found = scanned(root)
     assert {port.name for region in found.regions for port in region.ports} | {f.name for f in found.faults} == {
         *("dfl-port.0", "dfl-port.1")

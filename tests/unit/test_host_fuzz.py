@@ -144,8 +144,8 @@ def test_a_hostile_tree_causes_only_documented_errors_and_no_access_outside(
     with tempfile.TemporaryDirectory() as directory, at_most(60):
         base = os.path.realpath(directory)
         root, outside = f"{base}/root", f"{base}/outside"
-        for made in (root, outside, f"{outside}/{CANARY}"):
-            os.mkdir(made)
+        for path in (root, outside, f"{outside}/{CANARY}"):
+            os.mkdir(path)
         for canary in (f"{base}/canary", f"{outside}/canary", f"{outside}/vendor", f"{outside}/numa_node"):
             Path(canary).write_text(CANARY)
         for kind, path, matter in changes:

@@ -142,7 +142,7 @@ def test_every_dependency_is_pinned_with_hashes_and_without_url() -> None:
         pinned.add(name_of(entry))
     requirements = (
         *PROJECT["dependencies"],
-        *(asked for extra in PROJECT["optional-dependencies"].values() for asked in extra),
+        *(requirement for extra in PROJECT["optional-dependencies"].values() for requirement in extra),
     )
     assert {name_of(requirement) for requirement in requirements} - pinned == set()
 

@@ -232,7 +232,7 @@ def test_a_node_without_a_driver_is_not_published(tmp_path: Path) -> None:
         for node in BOTH:
             os.mknod(tmp_path / node[1:], stat.S_IFCHR | 0o600, os.makedev(10, 125))
     except PermissionError:
-        pytest.skip("device nodes cannot be made here")
+        pytest.skip("device nodes cannot be created here")
     assert counts(tmp_path, enclave_limit=1, provision_limit=1) == {"enclave": 1, "provision": 1}
     write(tmp_path / "sys/class/misc/sgx_provision/dev", "10:126\n")
     write(tmp_path / "sys/dev/char/10:1/dev", "")

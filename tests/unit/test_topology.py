@@ -27,13 +27,13 @@ def root(tmp_path: Path) -> Path:
 
 def directory(root: Path, path: str, *, numa: str | None = None, cpus: str | None = None) -> Path:
     """A sysfs directory with its NUMA attributes."""
-    made = root / "sys/devices" / path
-    made.mkdir(parents=True, exist_ok=True)
+    path_ = root / "sys/devices" / path
+    path_.mkdir(parents=True, exist_ok=True)
     if numa is not None:
-        write(made / "numa_node", f"{numa}\n")
+        write(path_ / "numa_node", f"{numa}\n")
     if cpus is not None:
-        write(made / "local_cpulist", f"{cpus}\n")
-    return made
+        write(path_ / "local_cpulist", f"{cpus}\n")
+    return path_
 
 
 class TestPlaceOfADirectory:

@@ -96,13 +96,13 @@ async def test_each_parent_of_a_missing_directory_is_watched(watcher: Watcher, s
     subscriber = Subscriber(watcher, "a", tmp_path / "x/y/z")
     write(tmp_path / "other", "")
     await sentry.wait_all_notified()
-    assert subscriber.notified == 0, "nothing on the way there has changed"
+    assert subscriber.notified == 0, "no parent directory has changed"
     for path in ("x", "x/y", "x/y/z", "x/y/z/card0"):
         (tmp_path / path).mkdir()
         await subscriber.wait_notified()
     write(tmp_path / "x/other", "")
     await sentry.wait_all_notified()
-    assert subscriber.notified == 0, "the way there is not watched any more"
+    assert subscriber.notified == 0, "parent directories are no longer watched"
 
 
 async def test_a_directory_created_with_content_causes_an_event(watcher: Watcher, tmp_path: Path) -> None:
