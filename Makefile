@@ -111,9 +111,9 @@ release: $(ready)
 		$(if $(PUSH),--push) $(if $(IMAGES),--prebuilt "$(IMAGES)") $(if $(PLATFORMS),--platforms "$(PLATFORMS)") \
 		$(if $(DRAFT),--draft) $(if $(CA_FILE),--ca-file "$(CA_FILE)")
 
-## push-release: push a complete release to its registry, also to continue after an error: OUT=DIR KEY=FILE
+## push-release: push a complete release to its registry, also to continue after an error: OUT=DIR
 push-release: $(ready)
-	$(PY) -m release push "$(OUT)" --key "$(KEY)" $(if $(CA_FILE),--ca-file "$(CA_FILE)")
+	$(PY) -m release push "$(OUT)" $(if $(CA_FILE),--ca-file "$(CA_FILE)")
 
 ## verify-release: check a release as its users would: OUT=DIR KEY=FILE.pub [REGISTRY=…]
 verify-release: $(ready)
@@ -171,9 +171,10 @@ images-lock: $(ready)
 	$(PY) deploy/images/debian.py update
 	$(PY) deploy/images/demo_images.py update
 
-## demo-images: build images of demo workloads for amd64 into dist/demo-images. OUT=, IMAGES= (names)
+## demo-images: build images of demo workloads for amd64 into dist/demo-images. OUT=, IMAGES= (names), SOURCES= (files)
 demo-images: $(ready)
-	$(PY) deploy/images/demo_images.py build $(or $(OUT),dist/demo-images) $(if $(IMAGES),--images $(IMAGES))
+	$(PY) deploy/images/demo_images.py build $(or $(OUT),dist/demo-images) $(if $(IMAGES),--images $(IMAGES)) \
+		$(foreach source,$(SOURCES),--source $(source))
 
 ## fpga-host: build the FPGA hook and tool, which run on hosts without Python, into dist/fpga-sw
 fpga-host: $(ready)

@@ -107,14 +107,13 @@ def build_release(*, wanted: str, out: Path, push: bool, **options: Any) -> None
 
 @release.command("push")
 @click.argument("out", type=_Named(path_type=Path, exists=True, file_okay=False))
-@click.option("--key", type=_Named(path_type=Path), required=True, help="Private key of make release-key.")
 @_PLAIN
 @_CA
-def push_release(*, out: Path, key: Path, **options: Any) -> None:
+def push_release(*, out: Path, **options: Any) -> None:
     """Push a complete release to its registry, also to continue after an error."""
     from release.push import Push, push  # noqa: PLC0415
 
-    push(Push(out=out, key=key, **options), lambda text: click.echo(text, err=True))
+    push(Push(out=out, **options), lambda text: click.echo(text, err=True))
 
 
 @release.command("verify")

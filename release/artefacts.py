@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from accelplane.manifests import files
 from accelplane.manifests.edits import Settings
 from release import charts, oci
 from release.errors import ReleaseError
-from release.images import Images
+from release.images import Images, load
 from release.kustomize import load_yaml, render_text
 
 CONTAINERD_NAME = "io.containerd.image.name"
@@ -90,6 +90,22 @@ def merge_images(source: Path, target: Path, images: Images, registry: str) -> N
                 annotations[oci.REF_NAME] = f"{image.name}:{images.version}"
             entries.append(descriptor.json | {"annotations": annotations})
     oci.write_index(target, entries)
+
+
+def registry_artefacts(out: Path) -> Iterator[tuple[str, Path, str]]:
+    """Name, layout and digest of all artefacts of a release in a registry."""
+    facts = json.loads((out / "release.json").read_text())
+    for name, digest in load(out / "images.json").digests.items():
+        yield name, out / "images", digest
+    for name, digest in facts["charts"].items():
+        yield f"charts/{name}", out / "charts/oci", digest
+    for name, digest in facts["olm"].items():
+        yield name, olm_layout(out, name), digest
+
+
+def olm_layout(out: Path, name: str) -> Path:
+    """The layout of the image of a bundle or the catalog."""
+    return out / "olm" / ("catalog-image" if name == "accelplane-catalog" else name)
 
 
 def image_references(images: Images, registry: str) -> list[str]:

@@ -22,7 +22,20 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric import ec
 from packaging.requirements import Requirement
 
-from release import artefacts, changelog, commands, git, images, kustomize, oci, provenance, sbom, signing, version
+from release import (
+    artefacts,
+    changelog,
+    commands,
+    git,
+    images,
+    kustomize,
+    oci,
+    provenance,
+    sbom,
+    signatures,
+    signing,
+    version,
+)
 from release.errors import ReleaseError
 from release.images import Images
 from release.olm.products import PRODUCTS
@@ -80,7 +93,7 @@ def make(plan: Plan, say: Say) -> None:
         complete.rename(plan.out)
     if plan.push:
         try:
-            push(Push(out=plan.out, key=plan.key, plain_http=plan.plain_http, ca_file=plan.ca_file), say)
+            push(Push(out=plan.out, plain_http=plan.plain_http, ca_file=plan.ca_file), say)
         except (RegistryError, OSError) as error:
             raise ReleaseError(
                 f"{error}\n{plan.out} is complete, but not all of it was pushed; run make push-release"
@@ -111,6 +124,7 @@ def _write(plan: Plan, key: ec.EllipticCurvePrivateKey, notes: str, work: Path, 
     _boms(plan, built, listed)
     (plan.out / "CHANGELOG.md").write_text(notes)
     _facts(plan, charts, bundles)
+    signatures.write(plan.out, key)
     say("offline archive")
     offline(plan, key, work)
     say("provenance and signatures")
@@ -282,7 +296,7 @@ def offline(plan: Plan, key: ec.EllipticCurvePrivateKey, work: Path) -> None:
     name = f"accelplane-{plan.version}-offline"
     tree = work / name
     tree.mkdir()
-    for each in ("images", "charts", "manifests"):
+    for each in ("images", "charts", "manifests", signatures.LAYOUT):
         shutil.copytree(plan.out / each, tree / each, copy_function=os.link)
     for each in ("images.json", "images.txt", "release.json", "CHANGELOG.md"):
         shutil.copy(plan.out / each, tree / each)

@@ -3,7 +3,7 @@
 
 install.py verify [--key release.pub]       compare all files with SHA256SUMS, and its signature with a key
 install.py load                             import the images into containerd of this node
-install.py push REGISTRY                    push the images and charts to a registry
+install.py push REGISTRY                    push the images and charts, with their signatures, to a registry
 install.py list                             print the names of manifests
 install.py show [--registry REGISTRY] NAME  print a manifest
 install.py apply [--registry REGISTRY] NAME apply a manifest with kubectl
@@ -95,19 +95,29 @@ def load(command, namespace):
 
 
 def push(address, plain_http, ca_file):
-    """Pushes the images with their tags, and the charts to `charts/`."""
+    """Pushes the images, and the charts to `charts/`. The tag of each is written after its signature."""
     registry = Registry(address, plain_http=plain_http, ca_file=ca_file)
-    pushed = set()
-    for entry in json.loads((HERE / "images/index.json").read_text())["manifests"]:
-        name, _, tag = entry["annotations"].get("org.opencontainers.image.ref.name", "").partition(":")
-        if name and name not in pushed:
-            pushed.add(name)
-            registry.push(name, HERE / "images", entry, [tag])
-            print(f"{address}/{name}:{tag}")
-    for entry in json.loads((HERE / "charts/oci/index.json").read_text())["manifests"]:
-        name, _, tag = entry["annotations"]["org.opencontainers.image.ref.name"].partition(":")
-        registry.push(f"charts/{name}", HERE / "charts/oci", entry, [tag])
-        print(f"{address}/charts/{name}:{tag}")
+    signatures = dict(_named("signatures"))
+    artefacts = [(name, "images", entry) for name, entry in _named("images")]
+    artefacts += [(f"charts/{name}", "charts/oci", entry) for name, entry in _named("charts/oci")]
+    for reference, layout, entry in artefacts:
+        name, _, tag = reference.partition(":")
+        signature_tag = f"{entry['digest'].replace(':', '-')}.sig"
+        signature = signatures.get(f"{name}:{signature_tag}")
+        if not signature:
+            raise InstallError(f"signatures: found none of {name}@{entry['digest']}; unpack the archive again")
+        registry.push(name, HERE / layout, entry, [])
+        registry.push(name, HERE / "signatures", signature, [signature_tag])
+        registry.push(name, HERE / layout, entry, [tag])
+        print(f"{address}/{name}:{tag}")
+
+
+def _named(layout):
+    """The entries of an OCI image layout that have a name and a tag."""
+    for entry in json.loads((HERE / layout / "index.json").read_text())["manifests"]:
+        reference = entry["annotations"].get("org.opencontainers.image.ref.name", "")
+        if reference:
+            yield reference, entry
 
 
 def manifest(name, address):

@@ -5,14 +5,14 @@ failed one. A push can be repeated: the registry keeps the blobs that it has.
 """
 
 import json
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from release import images, oci, signing
+from release import oci, signatures, signing
+from release.artefacts import registry_artefacts
 from release.errors import ReleaseError
 from release.registry import Registry
 
@@ -20,10 +20,9 @@ Say = Callable[[str], None]
 
 
 class Push(msgspec.Struct, frozen=True, kw_only=True):
-    """A release in a directory, the private key of its signatures, and how to reach its registry."""
+    """A release in a directory, and how to reach its registry."""
 
     out: Path
-    key: Path
     plain_http: bool = False
     ca_file: str = ""
 
@@ -36,39 +35,20 @@ class Push(msgspec.Struct, frozen=True, kw_only=True):
 def push(settings: Push, say: Say) -> None:
     """Pushes everything. Raises `ReleaseError` before the first upload if the registry has another release."""
     facts = settings.facts
-    key = signing.load(settings.key)
-    if signing.public_text(key) != (settings.out / "release.pub").read_bytes():
-        raise ReleaseError(f"{settings.key}: found another key than that of {settings.out}/release.pub")
+    known = signatures.load(settings.out)
     registry = Registry(facts["registry"], plain_http=settings.plain_http, ca_file=settings.ca_file)
-    wanted = list(artefacts(settings.out, facts))
+    complete = [(*each, signatures.find(known, each[0], each[2])) for each in registry_artefacts(settings.out)]
     if not facts["draft"]:
-        for name, _, digest in wanted:
+        for name, _, digest, _ in complete:
             _check_tag(registry, name, facts["version"], digest)
-    for name, layout, digest in wanted:
+    for name, layout, digest, signature in complete:
         say(f"pushing {facts['registry']}/{name}:{facts['version']}")
         content = json.loads(oci.blob(layout, digest).read_bytes())
         descriptor = {"digest": digest, "mediaType": content["mediaType"]}
         registry.push(name, layout, descriptor, [])
-        with tempfile.TemporaryDirectory() as scratch:
-            reference = f"{facts['registry']}/{name}"
-            signature = signing.write_signature_image(Path(scratch), key, reference, digest)
-            registry.push(name, Path(scratch), signature, [signing.signature_tag(digest)])
+        tag = signing.signature_tag(digest)
+        registry.push(name, settings.out / signatures.LAYOUT, signature.json, [tag])
         registry.push(name, layout, descriptor, [facts["version"]])
-
-
-def artefacts(out: Path, facts: dict[str, Any]) -> Iterator[tuple[str, Path, str]]:
-    """Name, layout and digest of all artefacts of a release in a registry."""
-    for name, digest in images.load(out / "images.json").digests.items():
-        yield name, out / "images", digest
-    for name, digest in facts["charts"].items():
-        yield f"charts/{name}", out / "charts/oci", digest
-    for name, digest in facts["olm"].items():
-        yield name, olm_layout(out, name), digest
-
-
-def olm_layout(out: Path, name: str) -> Path:
-    """The layout of the image of a bundle or the catalog."""
-    return out / "olm" / ("catalog-image" if name == "accelplane-catalog" else name)
 
 
 def _check_tag(registry: Registry, name: str, tag: str, digest: str) -> None:

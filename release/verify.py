@@ -15,14 +15,12 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric import ec
 from packaging.version import Version
 
-from release import artefacts, charts, images, oci, provenance, signing
+from release import artefacts, charts, images, oci, provenance, signatures, signing
 from release.build import SUMS, subjects
 from release.errors import ReleaseError
 from release.kustomize import load_yaml
 from release.olm import bundle, catalog, checks
 from release.olm.products import PRODUCTS
-from release.push import artefacts as pushed
-from release.push import olm_layout
 from release.registry import Registry, RegistryError
 
 
@@ -235,7 +233,7 @@ def olm_bundles(release: Release) -> str:
         if each["image"] not in pinned
     ]
     for name, digest in release.facts["olm"].items():
-        layout = olm_layout(release.out, name)
+        layout = artefacts.olm_layout(release.out, name)
         oci.verify(layout)
         if oci.root(layout).digest != digest:
             problems.append(f"{name}: found digest {oci.root(layout).digest}, expected {digest}")
@@ -283,6 +281,20 @@ def origin(release: Release) -> str:
     return f"{len(found)} subjects, commit {commit}"
 
 
+def artefact_signatures(release: Release) -> str:
+    """Every artefact has a signature by the trusted key, under its own name and digest, and no others exist."""
+    layout, known = release.out / signatures.LAYOUT, signatures.load(release.out)
+    for name, _, digest in artefacts.registry_artefacts(release.out):
+        descriptor = signatures.find(known, name, digest)
+        manifest = oci.checked(layout, descriptor)
+        content = oci.blob(layout, json.loads(manifest)["layers"][0]["digest"]).read_bytes()
+        signatures.check(release.public_key, manifest, content, f"{release.facts['registry']}/{name}", digest)
+    stored = {f"sha256:{file.name}" for file in (layout / "blobs/sha256").iterdir()}
+    if others := stored ^ set(signatures.blobs(release.out, known)):
+        raise ReleaseError(f"{signatures.LAYOUT}: found the blob {min(others)} without use, or did not find it")
+    return f"{len(known)} signatures"
+
+
 def offline_archive(release: Release) -> str:
     """The archive for installations without network has the same files, and its own checksums are signed."""
     name = f"accelplane-{release.facts['version']}-offline"
@@ -313,7 +325,7 @@ def registry_digests(release: Release) -> str:
     registry, count = _registry(release), 0
     version = release.facts["version"]
     seen: set[str] = set()
-    for name, _, digest in pushed(release.out, release.facts):
+    for name, _, digest in artefacts.registry_artefacts(release.out):
         content, _ = registry.manifest(name, version)
         if oci.digest_of(content) != digest:
             raise ReleaseError(
@@ -334,15 +346,10 @@ def registry_digests(release: Release) -> str:
 def registry_signatures(release: Release) -> str:
     """Every artefact in the registry is signed by the trusted key, under its own name and digest."""
     registry, count = _registry(release), 0
-    for name, _, digest in pushed(release.out, release.facts):
-        manifest = json.loads(registry.manifest(name, signing.signature_tag(digest))[0])
-        (layer,) = manifest["layers"]
-        content = registry.blob(name, layer["digest"])
-        signing.verify(release.public_key, content, layer["annotations"][signing.ANNOTATION], f"signature of {name}")
-        if content != signing.payload(f"{release.facts['registry']}/{name}", digest):
-            raise ReleaseError(
-                f"signature of {name}: found {content.decode(errors='replace')[:300]}, expected {digest}"
-            )
+    for name, _, digest in artefacts.registry_artefacts(release.out):
+        manifest = registry.manifest(name, signing.signature_tag(digest))[0]
+        content = registry.blob(name, json.loads(manifest)["layers"][0]["digest"])
+        signatures.check(release.public_key, manifest, content, f"{release.facts['registry']}/{name}", digest)
         count += 1
     return f"{count} signatures"
 
@@ -357,6 +364,7 @@ CHECKS: dict[str, Callable[[Release], str]] = {
     "bundles": olm_bundles,
     "bills of materials": bills_of_materials,
     "provenance": origin,
+    "artefact signatures": artefact_signatures,
     "offline archive": offline_archive,
     "registry": registry_digests,
     "registry signatures": registry_signatures,

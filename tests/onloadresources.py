@@ -22,6 +22,7 @@ SPEC: Object = {
     "devicePlugin": {},
     "selector": {"node-role.kubernetes.io/worker": ""},
     "serviceAccountName": "onload-operator-sa",
+    "upgrade": {"verify": {"minReadySeconds": 0}},
 }
 # Defaults that the API server adds to devicePlugin.
 DEFAULTS: Object = {

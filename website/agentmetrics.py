@@ -15,7 +15,7 @@ from accelplane.kubelet.server import LATENCY_BOUNDS
 from accelplane.node import metrics
 from accelplane.node.clients import ClientUse, NamedPod
 from accelplane.node.holders import Holders
-from accelplane.node.page_counts import PageCounts
+from accelplane.node.pages import PageCounts
 from accelplane.node.readings import NodeReadings
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceCounters, ResourceStatus, UnitHealth
 from accelplane.plugins.sgx import SgxPlugin
@@ -64,7 +64,7 @@ def _page() -> str:
         dropped={("p", "limit"): 1},
         samples=samples,
     )
-    return metrics.page(status, contents, counts.families()).decode()
+    return metrics.MetricsPage().render(status, contents, counts.families()).decode()
 
 
 def _client_use() -> ClientUse:

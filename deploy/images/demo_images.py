@@ -1,11 +1,12 @@
 """Builds images of the workloads that the demos name: `make demo-images`.
 
-    python3 deploy/images/demo_images.py build OUT [--images NAME,…]
+    python3 deploy/images/demo_images.py build OUT [--images NAME,…] [--source NAME=FILE,sha256:HEX]…
     python3 deploy/images/demo_images.py update          updates the lock files to what the mirrors have now
 
 Writes an OCI image layout for each image, OUT/NAME, for amd64. An image consists of Debian packages, unpacked and
-pinned by demo/NAME.lock, and of the files below demo/NAME. Names and tags are those of the manifests. docs/demos.md
-says which images cannot be built from Debian packages, and what the exit status of each demo means.
+pinned by demo/NAME.lock, of the files below demo/NAME, and of files of vendors, which the caller gives. Images whose
+files are not given are skipped. Names and tags are those of the manifests. demo_recipes.py has the recipes, and
+docs/demos.md says what the exit status of each demo means.
 """
 
 from __future__ import annotations
@@ -15,111 +16,53 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import NamedTuple
 
 from buildroot import BuildRoot, unpack_over
 from containerfile import Image
 from contents import ACCOUNTS
 from debian import Package, RecipeError, default_cache, fetch, newest, read_lock, write_lock
+from demo_compile import compile_sources, make_directories
+from demo_recipes import DEMOS, DIRECTORY, Demo
+from demo_sources import (
+    GivenSource,
+    copy_image,
+    describe_missing,
+    missing_sources,
+    parse_sources,
+    unpack_archived,
+)
+from demo_wheels import install_wheels, update_wheels
 from elf import check_libraries
 from images import FILE_TIME, creation_time
 from layout import LayoutWriter, make_layer
 from parts import REPOSITORY, Parts
 
-DIRECTORY = Path(__file__).with_name("demo")
 ARCHITECTURE = "amd64"
-_SHELL = ("coreutils", "dash", "grep", "sed")
+ORGANISATION = "docker.io/intel"
 _UNWANTED = ("usr/share/man/*", "usr/share/locale/*", "usr/share/info/*", "usr/share/lintian/*", "usr/share/bug/*")
 
 
-class Demo(NamedTuple):
-    """An image: packages with what they depend on, and files of packages whose dependencies it does not need."""
-
-    name: str
-    tag: str
-    release: str
-    packages: tuple[str, ...]
-    summary: str
-    entrypoint: tuple[str, ...] = ()
-    files: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    # What Debian's alternatives would link.
-    links: tuple[tuple[str, str], ...] = ()
-
-
-_DPDK = ("librte-bus-pci25", "librte-bus-vdev25", "librte-mempool-ring25")
-# Libraries of dpdk-test.
-_DPDK_TEST = (
-    "acl", "argparse", "bitratestats", "bpf", "cfgfile", "cmdline", "compressdev", "crypto-scheduler", "dispatcher",
-    "distributor", "dmadev", "efd", "eventdev", "fib", "graph", "ipsec", "latencystats", "lpm", "member", "metrics",
-    "net-bond", "net-null", "net-ring", "pcapng", "pdcp", "pdump", "pipeline", "port", "power", "rawdev", "reorder",
-    "rib", "sched", "stack", "table", "timer",
-)  # fmt: skip
-DEMOS = (
-    Demo(
-        name="intel-opencl-icd",
-        tag="devel",
-        release="bookworm",
-        packages=(*_SHELL, "clinfo", "intel-opencl-icd"),
-        summary="Lists OpenCL devices of Intel GPUs",
-        entrypoint=("clinfo",),
-    ),
-    Demo(
-        name="accel-config-demo",
-        tag="devel",
-        release="trixie",
-        packages=(*_SHELL, "accel-config", "accel-config-test", "bash", "findutils", "mawk"),
-        summary="Tests of work queues of DSA and IAA",
-        links=(("usr/bin/awk", "mawk"),),
-    ),
-    Demo(
-        name="crypto-perf",
-        tag="0.31.1",
-        release="trixie",
-        packages=(*_SHELL, *_DPDK, "librte-common-qat25", "librte-compressdev25", "librte-crypto-scheduler25"),
-        summary="DPDK's benchmarks of encryption and compression with QAT",
-        entrypoint=("run-dpdk-test",),
-        files=(("dpdk-dev", ("usr/bin/dpdk-test-crypto-perf", "usr/bin/dpdk-test-compress-perf")),),
-    ),
-    Demo(
-        name="dsa-dpdk-dmadevtest",
-        tag="devel",
-        release="trixie",
-        packages=(*_SHELL, *_DPDK, *(f"librte-{name}25" for name in _DPDK_TEST), "librte-dma-idxd25"),
-        summary="DPDK's tests of DMA devices on work queues of DSA",
-        files=(("dpdk-dev", ("usr/bin/dpdk-test",)),),
-    ),
-    Demo(
-        name="openssl-qat-engine",
-        tag="devel",
-        release="trixie",
-        packages=(*_SHELL, "bash", "openssl", "qatengine"),
-        summary="OpenSSL with the engine of QAT",
-    ),
-)
-
-
-def update(demo: Demo) -> list[Package]:
-    """Pins the packages of a demo and everything that they depend on."""
+def update(demo: Demo) -> int:
+    """Pins the packages and wheels of a demo and everything that they depend on. Returns their number."""
     packages = newest({(demo.release, ARCHITECTURE): demo.packages}, dependencies=True)
     if demo.files:
         packages += newest({(demo.release, ARCHITECTURE): [name for name, _ in demo.files]})
     write_lock(packages, DIRECTORY / f"{demo.name}.lock")
-    return packages
+    compilers: list[Package] = []
+    if demo.compilers:
+        compilers = newest({(demo.release, ARCHITECTURE): demo.compilers}, dependencies=True)
+        write_lock(compilers, DIRECTORY / f"{demo.name}.build.lock")
+    return len(packages) + len(compilers) + (update_wheels(demo) if demo.wheels else 0)
 
 
-def build_root(demo: Demo, root: Path, cache: Path) -> None:
+def build_root(demo: Demo, root: Path, cache: Path, given: Mapping[str, GivenSource]) -> None:
     """Makes the file system of a demo."""
     archives = fetch(read_lock(DIRECTORY / f"{demo.name}.lock").values(), cache)
-    for link in ("bin", "lib", "lib64", "sbin"):
-        (root / "usr" / link).mkdir(parents=True)
-        (root / link).symlink_to(f"usr/{link}")
-    for directory in ("dev", "etc", "proc", "run", "sys", "tmp", "var"):
-        (root / directory).mkdir()
+    make_directories(root)
     (root / "var/run").symlink_to("../run")
-    (root / "tmp").chmod(0o1777)
     partial = dict(demo.files)
     for name, archive in archives.items():
         if name not in partial:
@@ -130,6 +73,8 @@ def build_root(demo: Demo, root: Path, cache: Path) -> None:
             for file in (*partial[name], f"usr/share/doc/{name}/copyright"):
                 (root / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(Path(scratch) / file, root / file)
+    if demo.sources and not missing_sources(demo, given):
+        _add_sources(demo, root, cache, given)
     for file, text in ACCOUNTS.items():
         (root / file).write_text(text)
     _delete_unwanted(root)
@@ -138,6 +83,16 @@ def build_root(demo: Demo, root: Path, cache: Path) -> None:
     for link, target in demo.links:
         (root / link).symlink_to(target)
     check_libraries(root, ARCHITECTURE)
+
+
+def _add_sources(demo: Demo, root: Path, cache: Path, given: Mapping[str, GivenSource]) -> None:
+    """Adds what an image has of files of vendors."""
+    if demo.archived:
+        unpack_archived(demo, given[demo.sources[0].name], root)
+    if demo.compilers:
+        compile_sources(demo, given, root, cache)
+    if demo.wheels:
+        install_wheels(demo, root, cache)
 
 
 def _delete_unwanted(root: Path) -> None:
@@ -152,17 +107,22 @@ def _delete_unwanted(root: Path) -> None:
             file.unlink()
 
 
-def build(out: Path, demos: Sequence[Demo], cache: Path) -> None:
+def build(out: Path, demos: Sequence[Demo], cache: Path, given: Mapping[str, GivenSource]) -> None:
     """Writes the layouts."""
     tools = BuildRoot(cache, read_lock())
     for demo in demos:
+        if demo.whole:
+            name = f"{ORGANISATION}/{demo.name}"
+            digest = copy_image(given[demo.sources[0].name], out / demo.name, name, demo.tag)
+            print(f"{demo.name}:{demo.tag} {digest}", file=sys.stderr)
+            continue
         labels = {"name": demo.name, "summary": demo.summary, "description": demo.summary, "vendor": "Accelplane"}
         labels |= {"version": demo.tag, "release": "1", "org.opencontainers.image.title": demo.name}
         image = Image(demo.name, demo.entrypoint, labels, parts=(demo.name,))
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
-            build_root(demo, root := Path(scratch) / demo.name, cache)
+            build_root(demo, root := Path(scratch) / demo.name, cache, given)
             layer = make_layer(root, Path(scratch), FILE_TIME, tools)
-            writer = LayoutWriter(out, "docker.io/intel", demo.tag, creation_time(REPOSITORY))
+            writer = LayoutWriter(out, ORGANISATION, demo.tag, creation_time(REPOSITORY))
             written = writer.write(image, {ARCHITECTURE: [layer]})
         print(f"{demo.name}:{demo.tag} {written.digest} {layer.size / 1e6:.1f} MB", file=sys.stderr)
 
@@ -172,6 +132,7 @@ def main() -> int:
     parser.add_argument("command", choices=("build", "update"))
     parser.add_argument("out", type=Path, nargs="?", default=Path("dist/demo-images"))
     parser.add_argument("--images", default="", help="separated by commas; default: all")
+    parser.add_argument("--source", action="append", default=[], help="a file of a vendor: NAME=FILE,sha256:HEX")
     parser.add_argument("--cache", type=Path, default=default_cache(), help="directory of downloads")
     chosen = parser.parse_args()
     names = [each for each in chosen.images.split(",") if each]
@@ -183,17 +144,30 @@ def main() -> int:
     try:
         if chosen.command == "update":
             for demo in demos:
-                print(f"{demo.name}: {len(update(demo))} packages")
+                if not demo.whole:
+                    print(f"{demo.name}: {update(demo)} packages")
             return 0
-        chosen.cache.mkdir(parents=True, exist_ok=True)
-        chosen.out.mkdir(parents=True, exist_ok=True)
-        # Two builds at once would make the same build root.
-        with Parts(REPOSITORY, chosen.cache.resolve(), read_lock()).locked():
-            build(chosen.out, demos, chosen.cache.resolve())
+        given = parse_sources(chosen.source, [source for demo in DEMOS for source in demo.sources])
+        demos, skipped = _select(demos, given)
+        if demos:
+            chosen.cache.mkdir(parents=True, exist_ok=True)
+            chosen.out.mkdir(parents=True, exist_ok=True)
+            # Two builds at once would make the same build root.
+            with Parts(REPOSITORY, chosen.cache.resolve(), read_lock()).locked():
+                build(chosen.out, demos, chosen.cache.resolve(), given)
     except (RecipeError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
-    return 0
+    for line in skipped:
+        print(line, file=sys.stderr)
+    return 1 if names and skipped else 0
+
+
+def _select(demos: Sequence[Demo], given: Mapping[str, GivenSource]) -> tuple[list[Demo], list[str]]:
+    """The images that can be built with the given files, and a line for each of the others."""
+    missing = {demo.name: [] if demo.optional else missing_sources(demo, given) for demo in demos}
+    selected = [demo for demo in demos if not missing[demo.name]]
+    return selected, [describe_missing(demo, missing[demo.name]) for demo in demos if missing[demo.name]]
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ def onload(version: str = OLD, *, name: str = "onload", sfc: bool = True, **spec
             "selector": SELECTOR,
             "serviceAccountName": "onload",
             **spec,
+            "upgrade": {"verify": {"minReadySeconds": 0}, **spec.get("upgrade", {})},
         },
     }
 

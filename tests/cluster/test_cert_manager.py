@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import onloadresources
 import pytest
 from charts import CHARTS
 from cryptography import x509
@@ -88,6 +89,12 @@ def adds_enclaves(cluster: Cluster) -> bool:
 
 def resolves_names(cluster: Cluster) -> bool:
     return f"fpga.intel.com/region-{'a' * 32}" in limits(cluster, **{"fpga.intel.com/card": "1"})
+
+
+def validates_onloads(cluster: Cluster) -> bool:
+    """The policy of the webhook is Fail, so a resource is admitted only if the webhook has answered."""
+    path = "/apis/onload.amd.com/v1alpha1/namespaces/default/onloads?dryRun=All"
+    return cluster.request("POST", path, onloadresources.resource())[0] == 201
 
 
 REGION: Object = {
@@ -263,6 +270,63 @@ def test_the_operator_chart_takes_its_certificate_from_cert_manager_and_leaves_i
     expected = {*SECRETS, "lease.coordination.k8s.io/d1c7b6d5.intel.com"}
     wait_until(lambda: remaining() == expected, f"only {expected} remain", 60, every=1)
     cluster_with_cert_manager.kubectl("delete", "--ignore-not-found", "--kustomize", DEPLOY / "operator/crd")
+
+
+WEBHOOKS: dict[str, tuple[str, Callable[[Cluster], bool]]] = {
+    "sgxWebhook": ("intelsgxwebhook-", adds_enclaves),
+    "fpgaWebhook": ("intelfpgawebhook-", resolves_names),
+    "onload": ("onload-operator-", validates_onloads),
+}
+
+
+def test_each_webhook_of_the_chart_accelplane_has_its_certificate_from_cert_manager(
+    cluster_with_cert_manager: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    run = runner(cluster_with_cert_manager, namespace, tmp_path)
+    before = all_objects(cluster_with_cert_manager, namespace)
+    names = ("components.{}=true", "{}.certificate.source=cert-manager")
+    words = ["components.agent=false", "crds.keep=false", *(text.format(name) for name in WEBHOOKS for text in names)]
+    notes = succeed(run("install", "webhooks", CHARTS / "accelplane", "--set", ",".join(words), "--wait"))
+    secrets = {f"{prefix}webhook-{kind}-cert" for prefix, _ in WEBHOOKS.values() for kind in ("ca", "server")}
+    assert {word.strip(".") for word in notes.split() if word.strip(".") in secrets} == secrets
+    with applied(cluster_with_cert_manager, [REGION]):
+        for name, (prefix, admits) in WEBHOOKS.items():
+            wait_until(lambda admits=admits: admits(cluster_with_cert_manager), f"{name}: admits", 120)
+            authority = secret(cluster_with_cert_manager, namespace, f"{prefix}webhook-server-cert")["ca.crt"]
+            assert bundles(cluster_with_cert_manager, prefix) == {authority}
+    succeed(run("test", "webhooks"))
+    succeed(run("uninstall", "webhooks", "--wait"))
+    expected = {*(f"secret/{name}" for name in secrets), "lease.coordination.k8s.io/daabde26.amd.com"}
+    wait_until(
+        lambda: all_objects(cluster_with_cert_manager, namespace) - before == expected,
+        f"only {expected} remain",
+        60,
+        every=1,
+    )
+
+
+def test_the_certificate_of_xpu_manager_stays_valid_during_a_renewal(
+    cluster_with_cert_manager: Cluster, namespace: str
+) -> None:
+    """The sidecar trusts the authority. XPU Manager presents the old certificate until it restarts."""
+    file = DEPLOY / "xpumanager_sidecar/overlays/cert-manager/certificate.yaml"
+    cluster_with_cert_manager.kubectl("apply", f"--namespace={namespace}", f"--filename={file}")
+    name = "xpum-server-cert"
+    wait_until(lambda: secret(cluster_with_cert_manager, namespace, name).get("tls.crt"), f"{name}: issued", 60)
+    before = secret(cluster_with_cert_manager, namespace, name)
+    renew(cluster_with_cert_manager, namespace, "serving-cert")
+    wait_until(
+        lambda: secret(cluster_with_cert_manager, namespace, name)["tls.crt"] != before["tls.crt"],
+        f"{name}: renewed",
+        60,
+    )
+    after = secret(cluster_with_cert_manager, namespace, name)
+    assert public_key(after["tls.crt"]) != public_key(before["tls.crt"])
+    authority = x509.load_pem_x509_certificate(after["ca.crt"])
+    for leaf in (x509.load_pem_x509_certificate(each["tls.crt"]) for each in (before, after)):
+        leaf.verify_directly_issued_by(authority)
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
 
 
 def test_the_fleet_page_serves_a_certificate_of_cert_manager(cluster_with_cert_manager: Cluster, node: Node) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .kmm_decisions import DESIRED
+from .kmm_decisions import DESIRED, NAME_LABEL
 from .machine import wait_until
 from .objects import Object, pod
 from .onload_lab import (
@@ -233,6 +233,24 @@ def test_changing_the_selector_moves_modules_and_labels(lab: Lab) -> None:
     assert labels["metadata"]["labels"][MODULE.label(DESIRED)] == OLD
     selectors = [each["spec"]["selector"] for each in lab.kmm.modules()]
     assert selectors == [{"example.com/onload": "other"}] * 2
+
+
+def test_another_pull_policy_reloads_no_module(lab: Lab) -> None:
+    install(lab)
+    path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/{NAMES.daemonset}"
+
+    def has_policy() -> bool:
+        pod = (lab.cluster.get(path) or {})["spec"]["template"]["spec"]
+        return pod["initContainers"][0]["imagePullPolicy"] == "Always"
+
+    with recording(lab.cluster) as events:
+        lab.edit({"onload": {"imagePullPolicy": "Always"}})
+        lab.wait(has_policy, "the pull policy in the DaemonSet")
+        lab.wait_condition("Ready", "True")
+        changed = [each for each in events() if each.version and each.kind == "Pod"]
+    pods = [each.name for each in changed if NAME_LABEL in each.thing["metadata"].get("labels", {})]
+    assert pods == []
+    assert lab.kmm.loaded(MODULE) == lab.kmm.loaded(SFC) == set(NODES)
 
 
 def test_removal_of_sfc_unloads_its_module_only(lab: Lab) -> None:

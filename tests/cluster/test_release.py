@@ -138,6 +138,23 @@ def test_cosign_accepts_the_signatures(released: build.Plan, tmp_path: Path) -> 
     assert other.returncode != 0
 
 
+def test_cosign_accepts_the_signatures_that_the_installer_pushes(released: build.Plan, tmp_path: Path) -> None:
+    with tarfile.open(released.out / f"{NAME}-offline.tar") as tar:
+        tar.extractall(tmp_path, filter="data")
+    mirror = f"{released.registry.partition('/')[0]}/mirror"
+    installer = [sys.executable, "-I", tmp_path / f"{NAME}-offline/install.py", "push", mirror]
+    subprocess.run(installer, check=True, capture_output=True)
+    words = ("verify", "--allow-http-registry", "--insecure-ignore-tlog", "--key", key_of(released))
+    listed = images.load(released.out / "images.json")
+    for name in ("accelplane", "intel-gpu-plugin", "charts/accelplane"):
+        found = cosign(*words, f"{mirror}/{name}:{VERSION}")
+        assert found.returncode == 0, found.stderr
+    other = json.loads(oci.blob(released.out / "images", listed.digests["accelplane"]).read_bytes())
+    descriptor = {"digest": listed.digests["accelplane"], "mediaType": other["mediaType"]}
+    Registry(mirror).push("intel-gpu-plugin", released.out / "images", descriptor, [VERSION])
+    assert cosign(*words, f"{mirror}/intel-gpu-plugin:{VERSION}").returncode != 0
+
+
 def test_helm_pulls_the_charts(released: build.Plan, tmp_path: Path) -> None:
     chart = f"oci://{released.registry}/charts/accelplane"
     command = [program("helm"), "pull", "--plain-http", chart, "--version", VERSION, "--destination", tmp_path]

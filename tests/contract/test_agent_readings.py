@@ -137,7 +137,7 @@ async def test_plugins_are_read_one_at_a_time(setup: Setup) -> None:
 
     for name in ("a", "b", "c"):
         setup.add(name, Meters(**{f"{name}0": read, f"{name}1": read}))
-    readings = Readings(lambda: setup.sources, "/", held=lambda: (), queue=ThreadQueue(patience=60))
+    readings = Readings(lambda: setup.sources, "/", held=lambda: (), queue=ThreadQueue(stall_timeout=60))
     found = (await readings.take()).devices
     await readings.close()
     assert [device.device for device in found] == ["a0", "a1", "b0", "b1", "c0", "c1"]

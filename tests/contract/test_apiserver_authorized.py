@@ -42,8 +42,8 @@ def wanting(whose: str = "t") -> Request:
     return Request("GET", "/metrics", "", b"", f"Bearer {whose}")
 
 
-def gate(client: Client, clock: Clock | None = None, patience: float = 5.0) -> Authorized:
-    return Authorized(client.server, lambda _request: Response(200, b"42"), clock=clock or Clock(), timeout=patience)
+def gate(client: Client, clock: Clock | None = None, timeout: float = 5.0) -> Authorized:
+    return Authorized(client.server, lambda _request: Response(200, b"42"), clock=clock or Clock(), timeout=timeout)
 
 
 async def status_of(page: Authorized, request: Request) -> int:
@@ -147,7 +147,7 @@ async def test_the_number_of_cached_answers_is_limited(api: KubeApi, client: Cli
 async def test_without_a_review_access_is_denied(  # noqa: PLR0917 - fixtures and cases
     api: KubeApi, client: Client, caplog: pytest.LogCaptureFixture, trouble: dict[str, Any], status: int, group: str
 ) -> None:
-    page = gate(client, patience=0.3 if "hang" in trouble else 10)
+    page = gate(client, timeout=0.3 if "hang" in trouble else 10)
     fault = api.fault(group, times=1_000_000, **trouble)
     accept_token(api)
     answer_review(api, MAY, {"allowed": True})

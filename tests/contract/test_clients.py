@@ -343,7 +343,7 @@ class Setup:
         return uid
 
     async def page(self) -> str:
-        return metrics.page(self.agent.status(), await self.observer.contents()).decode()
+        return metrics.MetricsPage().render(self.agent.status(), await self.observer.contents()).decode()
 
     async def busy(self) -> dict[tuple[str, ...], float]:
         """The busy seconds by pod, container, device and engine, without those that are 0."""

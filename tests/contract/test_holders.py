@@ -61,7 +61,7 @@ async def test_the_page_names_the_containers_that_hold_devices(start_agent: Star
     await kubelet.run_pod("a", {METERS: 3})
     observer = Observer(agent)
     try:
-        page = metrics.page(agent.status(), await observer.contents()).decode()
+        page = metrics.MetricsPage().render(agent.status(), await observer.contents()).decode()
     finally:
         await observer.close()
     families = {family.name: family.samples for family in text_string_to_metric_families(page)}

@@ -457,3 +457,24 @@ async def test_watch_that_ends_soon_after_an_event_is_resumed_without_delay(api:
             await until(lambda count=number + 1: len(cache) == count)
             api.end_watches()
             await until(lambda count=number + 2: api.count("WATCH") == count, 30)
+
+
+async def test_an_object_that_stays_unreadable_for_the_same_reason_is_logged_once(
+    api: KubeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.put("widgets", {"metadata": {"name": "bad"}, "spec": 7})
+    async with widgets(api) as cache:
+        await synced(cache, api)
+        api.put("widgets", {"metadata": {"name": "bad", "labels": {"a": "b"}}, "spec": 7})
+        api.put("widgets", widget("good"))
+        await until(lambda: len(cache) == 1)
+    assert caplog.text.count("Widget bad: cannot be decoded") == 1
+
+
+async def test_a_failed_list_is_repeated_after_a_delay(api: KubeApi) -> None:
+    api.fault("GET .*/widgets", 500, times=1)
+    slow = WatchTimeouts(idle=60, duration=60, first_delay=60, max_delay=60)
+    async with widgets(api, watch_timeouts=slow):
+        await until(lambda: api.count("GET .*/widgets") == 1)
+        await asyncio.sleep(0.1)
+        assert api.count("GET .*/widgets") == 1

@@ -509,6 +509,14 @@ async def test_events_that_cannot_be_written_are_logged(setup: Setup, caplog: py
     assert setup.api.count("POST .*/events") == 3
 
 
+async def test_an_event_whose_name_exists_is_logged(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder(setup.client, "tests", "here")
+    setup.api.fault("POST .*/events", 409, times=1)
+    recorder.record(await thing(setup), "Normal", "Created", "x")
+    await recorder.flush()
+    assert "event Created of Widget/w: not written" in caplog.text
+
+
 async def test_a_missing_right_to_write_events_is_logged_once(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     recorder = Recorder(setup.client, "tests", "here")

@@ -34,6 +34,9 @@ async def test_a_program_stops_when_a_kind_is_defined(api: KubeApi, client: Clie
     await until(stopped.is_set)
     assert not fault.times
     assert not waiting.done(), "a part of a program that ends is an error"
+    lists = api.count("GET .*/widgets")
+    await asyncio.sleep(0.1)
+    assert api.count("GET .*/widgets") == lists
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
 
@@ -42,3 +45,10 @@ async def test_all_kinds_are_served_and_no_object_is_read(api: KubeApi, client: 
     api.put("widgets", {"metadata": {"name": "w"}})
     assert await served_kinds(client, [Widget]) == [Widget]
     assert [each.parameters.get("fieldSelector") for each in api.requests] == ["metadata.name=none"]
+
+
+async def test_kinds_that_are_not_served_are_listed_once_per_interval(api: KubeApi, client: Client) -> None:
+    waiting = asyncio.create_task(stop_when_served(client, [Widget], lambda: None, interval=60))
+    await asyncio.sleep(0.1)
+    assert api.count("GET") == 0
+    waiting.cancel()

@@ -298,3 +298,24 @@ async def test_a_candidate_that_never_wrote_releases_nothing() -> None:
     assert not await candidate._try("acquire")
     await candidate.release()
     assert api.spec.holderIdentity == "another"
+
+
+async def test_a_candidate_waits_for_the_retry_period_between_attempts(api: KubeApi, client: Client) -> None:
+    await with_timeout(candidate(client, "first").acquire())
+    election = Election(
+        name="l", namespace="n", identity="second", lease_duration=4000, renew_deadline=3000, retry_period=2000
+    )
+    reads = api.count(f"GET {PATH}")
+    waiting = asyncio.create_task(LeaderElector(client, election).acquire())
+    await until(lambda: api.count(f"GET {PATH}") == reads + 1)
+    await asyncio.sleep(0.1)
+    assert api.count(f"GET {PATH}") == reads + 1
+    waiting.cancel()
+
+
+async def test_the_same_problem_of_several_attempts_is_logged_once(
+    api: KubeApi, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.fault(f"GET {PATH}", 500, times=3)
+    await with_timeout(candidate(client, "one").acquire())
+    assert caplog.text.count("cannot acquire it") == 1

@@ -155,7 +155,8 @@ async def test_other_data_of_the_secret_is_preserved() -> None:
     assert store.secret.data["note"] == b"mine"
 
 
-async def test_failing_target_does_not_block_the_others() -> None:
+async def test_failing_target_does_not_block_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     store, tls = Store(), ServingTls()
     store.targets_by_name = {"broken": configuration("broken"), **store.targets_by_name}
     store.failing_targets = {"broken"}
@@ -163,6 +164,8 @@ async def test_failing_target_does_not_block_the_others() -> None:
         await trust(store, tls).reconcile()
     assert tls.ready
     assert store.bundle()
+    assert "one: injected" in caplog.text
+    assert "broken: injected" not in caplog.text
 
 
 async def test_bundle_is_not_injected_into_another_webhook_if_the_list_changes_meanwhile() -> None:

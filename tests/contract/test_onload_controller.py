@@ -110,6 +110,27 @@ async def test_a_pod_disruption_budget_delays_the_upgrade_and_is_reported(api: K
         assert setup.condition("Degraded")["status"] == "False"
 
 
+async def test_an_eviction_that_is_rejected_for_another_reason_is_reported_and_does_not_delay_others(
+    api: KubeApi,
+) -> None:
+    setup = Setup(api)
+    setup.create()
+    message = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
+    body = json.dumps({"kind": "Status", "reason": "InternalError", "message": message}).encode()
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
+        api.put("pods", app("app", "node-0"))
+        api.put("pods", app("other", "node-0"))
+        fault = api.fault("POST .*/app/eviction", status=500, body=body, times=1_000_000)
+        setup.create(onload__version=NEW)
+        await until(lambda: setup.status()["onload"]["blockingPods"] == ["apps/app"])
+        assert setup.condition("Degraded")["reason"] == "EvictionBlocked"
+        assert f"apps/app ({message[:-1]})" in setup.condition("Degraded")["message"]
+        assert setup.apps("node-0") == ["app"]
+        fault.times = 0
+        await until(lambda: setup.is_ready(NEW), 20)
+
+
 async def test_a_pod_missing_in_the_cache_prevents_unloading_a_module(api: KubeApi) -> None:
     setup = Setup(api, nodes=1)
     setup.create()
@@ -122,6 +143,25 @@ async def test_a_pod_missing_in_the_cache_prevents_unloading_a_module(api: KubeA
         setup.create(onload__version=NEW)
         await until(lambda: setup.is_ready(NEW), 20)
         assert not fault.times
+
+
+async def test_a_new_pod_of_the_same_name_on_another_node_is_not_evicted(api: KubeApi) -> None:
+    setup = Setup(api)
+    setup.create()
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
+        api.put("pods", app("app", "node-0"))
+        fault = api.fault("POST .*/eviction", **PDB)
+        setup.create(onload__version=NEW)
+        await until(lambda: setup.status()["onload"]["blockingPods"] == ["apps/app"])
+        api.mute_watches()
+        api.remove("pods", "app", "apps")
+        moved = app("app", "node-1")
+        api.put("pods", {**moved, "metadata": {**moved["metadata"], "uid": "another"}})
+        fault.times = 0
+        evictions = api.count("POST .*/eviction")
+        await until(lambda: api.count("POST .*/eviction") > evictions + 1, 30)
+        assert setup.apps("node-1") == ["app"]
 
 
 async def test_deletion_releases_the_nodes_before_the_finalizer_is_removed(api: KubeApi) -> None:
@@ -197,6 +237,23 @@ async def test_a_module_that_kmm_rejects_is_reported(api: KubeApi) -> None:
         await until(lambda: setup.is_ready(VERSION), 20)
 
 
+async def test_a_change_of_a_node_that_is_rejected_is_reported(api: KubeApi) -> None:
+    setup = Setup(api)
+    setup.create()
+    fault = api.fault("PATCH .*/nodes/node-1", 403, times=1_000_000)
+    async with running(setup), operator(api):
+        await until(lambda: setup.condition("Degraded").get("reason") == "WriteRejected")
+        assert "/nodes/node-1" in setup.condition("Degraded")["message"]
+        await until(lambda: setup.labels("node-0").get(NAMES.gate_label) == VERSION)
+        fault.times = 0
+        await until(lambda: setup.is_ready(VERSION), 20)
+        setup.delete()
+        fault.times = 1_000_000
+        await until(lambda: setup.condition("Degraded").get("reason") == "WriteRejected")
+        fault.times = 0
+        await until(lambda: setup.onload() is None, 20)
+
+
 async def test_an_object_of_others_with_the_same_name_is_reported(api: KubeApi) -> None:
     setup = Setup(api)
     setup.create()
@@ -212,6 +269,20 @@ async def test_modules_that_are_loaded_otherwise_need_no_kmm(api: KubeApi) -> No
     async with running(setup), operator(api):
         await until(lambda: setup.is_ready(VERSION))
     assert setup.versions() == {(None, None, VERSION)}
+
+
+async def test_modules_are_released_and_deleted_when_kmm_does_not_manage_them_any_more(api: KubeApi) -> None:
+    setup = Setup(api)
+    setup.create(onload__kernelMappings=[{**MAPPING, "sfc": {}}])
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
+        api.put("pods", app("app", "node-0"))
+        setup.create(onload__kernelMappings=[], onload__moduleManagement="External")
+        await until(lambda: setup.is_ready(VERSION) and not api.all("modules"), 30)
+        assert setup.versions() == {(None, None, VERSION)}
+        setup.create(onload__kernelMappings=[{**MAPPING, "sfc": {}}])
+        await until(lambda: setup.is_ready(VERSION) and setup.versions() == {(VERSION, VERSION, VERSION)}, 30)
+    assert setup.most_down == 1
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ async def test_the_role_has_the_rights_that_the_operator_uses_and_no_others(api:
     process = start("-leader-elect", webhook=False)
     await until(lambda: api.get("leases", LEASE, "system") is not None)
     sfc = [{**MAPPING, "sfc": {}}]
-    probe = {"verify": {"probe": {"image": "probe:1", "command": ["true"]}}}
+    probe = {"verify": {"minReadySeconds": 0, "probe": {"image": "probe:1", "command": ["true"]}}}
     async with simulate_cluster(setup), asyncio.TaskGroup() as tasks:
         task = tasks.create_task(run_probes(api))
         setup.create(onload__kernelMappings=sfc, upgrade=probe)

@@ -44,8 +44,8 @@ pytestmark = pytest.mark.untraced
 
 # All requests except watches.
 ANY = r"^(GET|PATCH|PUT|POST|DELETE) "
-PATIENCE = WatchTimeouts(first_delay=0.01, max_delay=0.1)
-IMPATIENT = WatchTimeouts(first_delay=0.01, max_delay=0.1, idle=0.4)
+_TIMEOUTS = WatchTimeouts(first_delay=0.01, max_delay=0.1)
+_SHORT = WatchTimeouts(first_delay=0.01, max_delay=0.1, idle=0.4)
 EXPIRED = b'{"type":"ERROR","object":{"kind":"Status","status":"Failure","code":410,"reason":"Expired"}}'
 # The number of concurrent runs that keeps the processor busy.
 AT_A_TIME = 8
@@ -64,7 +64,7 @@ class Operator:
     """The operator's controllers, started again whenever they are killed."""
 
     def __init__(
-        self, api: KubeApi, families: Sequence[str], timeout: float = 1, watch_timeouts: WatchTimeouts = PATIENCE
+        self, api: KubeApi, families: Sequence[str], timeout: float = 1, watch_timeouts: WatchTimeouts = _TIMEOUTS
     ) -> None:
         self.api = api
         self.families = families
@@ -321,7 +321,7 @@ async def test_failing_watches_hide_no_changes(description: str, moment: str) ->
         async with kube_api() as api:
             api.copy_from(record.prepared)
             async with operator(
-                api, *scenario.families, watch_timeouts=IMPATIENT if description == "silent" else PATIENCE
+                api, *scenario.families, watch_timeouts=_SHORT if description == "silent" else _TIMEOUTS
             ):
                 await until(lambda: api.open_watches >= record.watches, 60)
                 if moment == "before":
@@ -417,7 +417,7 @@ async def step(api: KubeApi, running: Operator, description: str, *how: Any) -> 
 def test_after_any_fault_the_final_state_is_that_of_the_last_edit(steps: list[tuple[Any, ...]]) -> None:
     async def live() -> None:
         async with kube_api() as api:
-            async with operator(api, "gpu", watch_timeouts=IMPATIENT) as running:
+            async with operator(api, "gpu", watch_timeouts=_SHORT) as running:
                 for each in steps:
                     await step(api, running, *each)
                 # Work for a resource that was deleted meanwhile is completed, too.

@@ -38,6 +38,15 @@ WORKLOADS = {
 }
 
 
+CERT_MANAGER: Object = {"certificate": {"source": "cert-manager"}}
+# Component -> its kustomization with a certificate from cert-manager, and the prefix of its objects.
+CERTIFIED = {
+    "onload": ("onload/config/default-with-certmanager", "onload-operator-"),
+    "sgxWebhook": ("sgx_admissionwebhook/overlays/default-with-certmanager", "intelsgxwebhook-"),
+    "fpgaWebhook": ("fpga_admissionwebhook/overlays/default-with-certmanager", "intelfpgawebhook-"),
+}
+
+
 def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
     found = {(each["kind"], each["metadata"]["name"]): in_order(each) for each in objects}
     assert len(found) == len(objects)
@@ -55,13 +64,15 @@ def workload(name: str, **values: object) -> Any:
     return found["spec"]["template"]["spec"]
 
 
-def kustomized(name: str) -> list[Object]:
-    """The objects of the kustomization of a component, in the namespace of the release."""
-    tree, namespace, label = COMPONENTS[name]
-    text = json.dumps([each for each in render(DEPLOY / tree) if each["kind"] != "Namespace"])
+def kustomized(name: str, tree: str = "") -> list[Object]:
+    """The objects of a kustomization of a component, in the namespace of the release."""
+    default, namespace, label = COMPONENTS[name]
+    text = json.dumps([each for each in render(DEPLOY / (tree or default)) if each["kind"] != "Namespace"])
     if namespace:
         # Some objects have the name of the namespace.
         text = text.replace(f'"namespace": "{namespace}"', f'"namespace": "{NAMESPACE}"')
+        # Names of the Service, and the reference to the Certificate.
+        text = text.replace(f".{namespace}.svc", f".{NAMESPACE}.svc").replace(f'"{namespace}/', f'"{NAMESPACE}/')
     objects = json.loads(text.replace('"controller-manager"', f'"{label}"') if label else text)
     for each in objects:
         if each["kind"] == "CustomResourceDefinition":
@@ -70,7 +81,8 @@ def kustomized(name: str) -> list[Object]:
             pod = each["spec"]["template"]["spec"]
             # The kustomization removes the items of these lists, not the lists.
             for owner, key in ((pod, "volumes"), (pod["containers"][0], "volumeMounts")):
-                assert owner.pop(key, []) == []
+                if not owner.get(key):
+                    owner.pop(key, None)
         if name == "agent":
             each["metadata"]["namespace"] = NAMESPACE
     return objects
@@ -88,6 +100,38 @@ def test_a_component_renders_the_objects_of_its_kustomization(name: str) -> None
     assert {*found} == {*expected}
     for key, each in expected.items():
         assert found[key] == each, key
+
+
+@pytest.mark.parametrize("name", CERTIFIED)
+def test_a_webhook_with_a_certificate_of_cert_manager_is_that_of_the_kustomization(name: str) -> None:
+    tree, prefix = CERTIFIED[name]
+    # Webhooks of several components can be in one namespace, so their Secrets have the prefix in the chart.
+    text = json.dumps(kustomized(name, tree))
+    for secret in ("webhook-ca-cert", "webhook-server-cert"):
+        text = text.replace(f'"secretName": "{secret}"', f'"secretName": "{prefix}{secret}"')
+    wanted = by_name(json.loads(text))
+    if name == "sgxWebhook":
+        # The limits of the tree are those of the original. The chart has one default for both certificates.
+        (container,) = wanted["Deployment", f"{prefix}webhook"]["spec"]["template"]["spec"]["containers"]
+        container["resources"] = workload(name)["containers"][0]["resources"]
+    found = by_name(component(name, **{name: CERT_MANAGER}))
+    assert {*found} == {*wanted}
+    for key, each in wanted.items():
+        assert found[key] == each, key
+
+
+def test_webhooks_of_one_namespace_have_certificates_of_their_own() -> None:
+    components = dict.fromkeys(("agent", "sgxWebhook", "fpgaWebhook", "onload"), True)
+    objects = template(CHART, NAMESPACE, components=components, **dict.fromkeys(CERTIFIED, CERT_MANAGER))
+    secrets = [each["spec"]["secretName"] for each in objects if each["kind"] == "Certificate"]
+    assert len(secrets) == len({*secrets}) == 2 * len(CERTIFIED)
+    mounted = {
+        volume["secret"]["secretName"]
+        for each in objects
+        if each["kind"] == "Deployment"
+        for volume in each["spec"]["template"]["spec"]["volumes"]
+    }
+    assert mounted == {secret for secret in secrets if secret.endswith("webhook-server-cert")}
 
 
 def test_the_fleet_page_with_a_secret_is_that_of_the_overlay_with_tls() -> None:
@@ -297,6 +341,8 @@ def test_helm_test_succeeds_without_pods() -> None:
         ({"fleet": {"networkPolicy": {"form": []}}}, "form"),
         ({"clients": {"image": {}}}, "image"),
         ({"operator": {"enabled": True}}, "enabled"),
+        ({"sgxWebhook": {"certificate": {"source": "certmanager"}}}, "source"),
+        ({"onload": {"certificate": {"issuer": "x"}}}, "issuer"),
     ],
 )
 def test_invalid_values_are_rejected_with_their_key(values: Object, word: str) -> None:

@@ -308,7 +308,7 @@ XPU_MANAGER: Object = {
 
 
 def xpu_manager(overlay: str, directory: Path) -> dict[str, Object]:
-    """The objects of an overlay by kind. A stand-in replaces the tree of XPU Manager in another repository."""
+    """The DaemonSet of an overlay by its kind, and the other objects by name. A stand-in replaces XPU Manager."""
     tree = directory / "xpumanager_sidecar"
     shutil.copytree(DEPLOY / "xpumanager_sidecar", tree)
     own = tree / "base/kustomization.yaml"
@@ -325,8 +325,10 @@ def xpu_manager(overlay: str, directory: Path) -> dict[str, Object]:
         "spec": {"selector": {"matchLabels": labels}, "template": template},
     }
     (tree / "base/daemonset.json").write_text(json.dumps(daemonset))
-    found = {each["kind"]: each for each in render(tree / "overlays" / overlay)}
-    assert {each["metadata"]["namespace"] for each in found.values()} == {"monitoring"}
+    objects = render(tree / "overlays" / overlay)
+    assert {each["metadata"]["namespace"] for each in objects} == {"monitoring"}
+    found = {each["kind"] if each["kind"] == "DaemonSet" else each["metadata"]["name"]: each for each in objects}
+    assert len(found) == len(objects)
     return found
 
 
@@ -360,21 +362,31 @@ def test_the_xe_link_sidecar_runs_beside_xpu_manager(tmp_path: Path) -> None:
 
 def test_with_cert_manager_the_metrics_of_xpu_manager_are_encrypted(tmp_path: Path) -> None:
     found = xpu_manager("cert-manager", tmp_path)
-    certificate, issuer = found["Certificate"], found["Issuer"]
-    assert (certificate["metadata"]["name"], issuer["metadata"]["name"]) == ("serving-cert", "selfsigned-issuer")
-    assert issuer["spec"] == {"selfSigned": {}}
-    assert certificate["spec"] == {
-        "ipAddresses": ["127.0.0.1"],
-        "issuerRef": {"kind": "Issuer", "name": "selfsigned-issuer"},
-        "privateKey": {"rotationPolicy": "Always"},
-        "secretName": "xpum-server-cert",
+    specs = {name: each["spec"] for name, each in found.items() if each["apiVersion"] == "cert-manager.io/v1"}
+    assert specs == {
+        "selfsigned-issuer": {"selfSigned": {}},
+        "ca-cert": {
+            "commonName": "xpum-ca",
+            "duration": "87600h",
+            "isCA": True,
+            "issuerRef": {"kind": "Issuer", "name": "selfsigned-issuer"},
+            "privateKey": {"algorithm": "ECDSA", "rotationPolicy": "Never", "size": 256},
+            "secretName": "xpum-ca-cert",
+        },
+        "ca-issuer": {"ca": {"secretName": "xpum-ca-cert"}},
+        "serving-cert": {
+            "ipAddresses": ["127.0.0.1"],
+            "issuerRef": {"kind": "Issuer", "name": "ca-issuer"},
+            "privateKey": {"rotationPolicy": "Always"},
+            "secretName": "xpum-server-cert",
+        },
     }
     pod = found["DaemonSet"]["spec"]["template"]["spec"]
     xpumd, exporter = XPU_MANAGER["containers"]
     mount = {"name": "xpum-cert", "mountPath": "/cert", "readOnly": True}
     containers = {each["name"]: each for each in pod["containers"]}
     assert containers["xpumd"] == xpumd
-    assert in_order(containers["xelink-sidecar"]) == in_order(sidecar("--cert=/cert/tls.crt", more=[mount]))
+    assert in_order(containers["xelink-sidecar"]) == in_order(sidecar("--cert=/cert/ca.crt", more=[mount]))
     command = containers["python-exporter"].pop("command")
     assert {"--keyfile=/cert/tls.key", "--certfile=/cert/tls.crt"} < {*command}
     assert command[:3] == exporter["command"][:3]

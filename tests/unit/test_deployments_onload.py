@@ -64,6 +64,11 @@ WEBHOOK_OBJECTS = {
     *((kind, f"{PREFIX}own-certificate") for kind in ("Secret", "Role", "RoleBinding")),
     *((kind, f"{PREFIX}own-certificate") for kind in ("ClusterRole", "ClusterRoleBinding")),
 }
+CERT_MANAGER_OBJECTS = {
+    *(each for each in WEBHOOK_OBJECTS if each[1] != f"{PREFIX}own-certificate"),
+    *(("Issuer", f"{PREFIX}{name}") for name in ("selfsigned-issuer", "ca-issuer")),
+    *(("Certificate", f"{PREFIX}{name}") for name in ("ca-cert", "serving-cert")),
+}
 METRICS_OBJECTS = {
     ("Service", f"{PREFIX}controller-manager-metrics-service"),
     ("ClusterRole", f"{PREFIX}metrics-reader"),
@@ -75,6 +80,7 @@ INSTALLATIONS = {
     "samples/default-clusterlocal": DEFAULT_OBJECTS,
     "default-with-webhook": DEFAULT_OBJECTS | WEBHOOK_OBJECTS,
     "default-with-metrics": DEFAULT_OBJECTS | WEBHOOK_OBJECTS | METRICS_OBJECTS,
+    "default-with-certmanager": DEFAULT_OBJECTS | CERT_MANAGER_OBJECTS,
 }
 
 
@@ -147,7 +153,7 @@ def test_the_other_objects_are_those_of_the_original() -> None:
 
 
 def test_the_program_accepts_its_arguments_and_gets_the_names_of_its_objects() -> None:
-    for tree in ("default", "default-with-webhook", "default-with-metrics"):
+    for tree in ("default", "default-with-webhook", "default-with-metrics", "default-with-certmanager"):
         found = by_name(render(CONFIG / tree))
         (container,) = found["Deployment", f"{PREFIX}controller-manager"]["spec"]["template"]["spec"]["containers"]
         environment = {each["name"]: each["value"] for each in container["env"]}
@@ -160,6 +166,10 @@ def test_the_program_accepts_its_arguments_and_gets_the_names_of_its_objects() -
             assert chosen.certificate is None
             continue
         assert chosen.certificate is not None
+        if tree == "default-with-certmanager":
+            (mount,) = container["volumeMounts"]
+            assert (chosen.certificate.directory, chosen.certificate.secret) == (mount["mountPath"], "")
+            continue
         assert ("Secret", chosen.certificate.secret) in found
         assert ("Service", chosen.certificate.service) in found
         for kind, (name,) in chosen.certificate.configurations.items():
@@ -167,6 +177,21 @@ def test_the_program_accepts_its_arguments_and_gets_the_names_of_its_objects() -
         assert (chosen.metrics_secure, chosen.metrics_address) == (
             (True, ":8443") if tree == "default-with-metrics" else (False, ":8080")
         )
+
+
+def test_cert_manager_issues_the_certificate_that_the_program_reads() -> None:
+    found = by_name(render(CONFIG / "default-with-certmanager"))
+    (volume,) = found["Deployment", f"{PREFIX}controller-manager"]["spec"]["template"]["spec"]["volumes"]
+    certificate = found["Certificate", f"{PREFIX}serving-cert"]["spec"]
+    assert volume["secret"]["secretName"] == certificate["secretName"]
+    service = f"{PREFIX}webhook-service.{NAMESPACE}.svc"
+    assert certificate["dnsNames"] == [service, f"{service}.cluster.local"]
+    issuer = found["Issuer", certificate["issuerRef"]["name"]]
+    authority = found["Certificate", f"{PREFIX}ca-cert"]["spec"]
+    assert issuer["spec"]["ca"]["secretName"] == authority["secretName"]
+    assert ("Issuer", authority["issuerRef"]["name"]) in found
+    annotations = found["ValidatingWebhookConfiguration", f"{PREFIX}validating-webhook-configuration"]["metadata"]
+    assert annotations["annotations"] == {"cert-manager.io/inject-ca-from": f"{NAMESPACE}/{PREFIX}serving-cert"}
 
 
 def test_the_lease_of_the_role_is_that_of_the_program() -> None:
@@ -700,7 +725,7 @@ def test_onload_source_vars_prints_the_variables_of_the_source(
 def make(tmp_path: Path, *words: str) -> str:
     """The calls of programs by make."""
     log = tmp_path / "calls"
-    for name in ("podman", "docker", "oc"):
+    for name in ("podman", "docker", "oc", "opm"):
         program(
             tmp_path,
             name,
@@ -762,6 +787,8 @@ def test_make_deploys_with_the_given_images(tmp_path: Path) -> None:
             "uninstall",
             "kubectl get customresourcedefinition onloads.onload.amd.com\nkubectl delete onloads.onload.amd.com ",
         ),
+        ("bundle-push", f"docker push {own_image('onload-operator').replace(':', '-bundle:v')}"),
+        ("catalog-push", f"docker push {own_image('onload-operator').replace(':', '-catalog:v')}"),
         ("sfc-mc-deploy", "kubectl apply --filename "),
         ("sfc-mc-undeploy", "kubectl delete --ignore-not-found=false --filename "),
     ],
@@ -770,11 +797,26 @@ def test_make_targets_of_the_original(tmp_path: Path, target: str, call: str) ->
     assert make(tmp_path, target).startswith(call)
 
 
+def test_make_builds_bundle_and_catalog_for_olm(tmp_path: Path) -> None:
+    bundles = tmp_path / "bundles"
+    assert make(tmp_path, "bundle-build", "BUNDLE_IMG=reg/b:1", f"BUNDLES={bundles}") == (
+        f"docker build --file {bundles}/onload-operator/bundle.Dockerfile --tag reg/b:1 {bundles}/onload-operator\n"
+    )
+    calls = make(
+        tmp_path, "catalog-build", "BUNDLE_IMGS=reg/b:1,reg/b:2", "CATALOG_IMG=reg/c:2", "CATALOG_BASE_IMG=reg/c:1"
+    )
+    assert calls.splitlines()[-1] == (
+        "opm index add --container-tool docker --mode semver --tag reg/c:2 --bundles reg/b:1,reg/b:2 "
+        "--from-index reg/c:1"
+    )
+
+
 def test_the_makefile_has_the_targets_of_the_original() -> None:
     text = (TREE / "Makefile").read_text()
     targets = {name for line in re.findall(r"^([a-z][a-z -]*):", text, re.MULTILINE) for name in line.split()}
     assert targets >= {
         *("build", "docker-build", "docker-push", "device-plugin-build", "worker-build", "device-plugin-docker-build"),
         *("device-plugin-docker-push", "sfc-mc-docker-build", "sfc-mc-build", "sfc-mc-deploy", "sfc-mc-undeploy"),
+        *("bundle", "bundle-build", "bundle-push", "catalog-build", "catalog-push"),
         *("install", "uninstall", "deploy", "undeploy", "onload-module-dtk", "manifests", "generate"),
     }

@@ -27,6 +27,7 @@ CERT_MANAGER = [
     "fpga_admissionwebhook/overlays/default-with-certmanager",
     "sgx_admissionwebhook/overlays/default-with-certmanager",
     "sgx_plugin/overlays/epc-nfd",
+    "onload/config/default-with-certmanager",
 ]
 OTHERS = [
     "operator/overlays/ocp",

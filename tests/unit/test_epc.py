@@ -74,8 +74,8 @@ def test_sections_are_counted_as_the_cpu_lists_them(sections: Sequence[Registers
         (HIGHEST, CpuSgx()),
         (HIGHEST | {(7, 0): (0, 0xFFFFFFFB, 0, 0), (0x12, 2): section(MIB)}, CpuSgx()),
         (HIGHEST | {(7, 0): (0, 4, 0, 0)}, CpuSgx(present=True)),
-        (HIGHEST | {(7, 0): (0, 4, 0, 0), (0x12, 0): (1, 0, 0, 0)}, CpuSgx(present=True, sgx1=True)),
-        (WITH_SGX, CpuSgx(present=True, flexible=True, sgx1=True, sgx2=True)),
+        (HIGHEST | {(7, 0): (0, 4, 0, 0), (0x12, 0): (1, 0, 0, 0)}, CpuSgx(present=True)),
+        (WITH_SGX, CpuSgx(present=True, flexible=True)),
         (
             WITH_SGX | {(0, 0): (0x11, 0, 0, 0), (0x12, 2): section(MIB)},
             CpuSgx(present=True, flexible=True),
@@ -279,9 +279,3 @@ def test_unreadable_cpu_flags_are_unknown(tmp_path: Path, make: str) -> None:
     elif make == "loop":
         cpuinfo.symlink_to("cpuinfo")
     assert read_epc(Host(tmp_path)).cpu_flags is None
-
-
-def test_the_nodes_of_the_driver_are_the_existing_ones(tmp_path: Path) -> None:
-    write(tmp_path / "dev/sgx_vepc", "")
-    write(tmp_path / "dev/sgx_enclave", "")
-    assert read_epc(Host(tmp_path)).driver_nodes == ("/dev/sgx_enclave", "/dev/sgx_vepc")

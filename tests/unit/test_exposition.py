@@ -84,7 +84,7 @@ def test_an_invalid_label_name_is_rejected(name: str) -> None:
 def test_process_metrics_equal_those_of_the_reference_collector() -> None:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    page = metrics.page(NodeStatus(version="1", root="/", kubelet_dir="/k"), metrics.Contents())
+    page = metrics.MetricsPage().render(NodeStatus(version="1", root="/", kubelet_dir="/k"), metrics.Contents())
     actual = {name: found for name, found in parsed(page).items() if name.startswith("process_")}
     reference = parsed(generate_latest(registry))
     assert {name: found[:1] for name, found in actual.items()} == {name: found[:1] for name, found in reference.items()}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from accelplane.host import Uevent
+from accelplane.host.uevent import Uevent
 from accelplane.node.hardware_events import HardwareEvents
 
 ADDRESS = "0000:03:00.0"

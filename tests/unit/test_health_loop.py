@@ -9,7 +9,8 @@ import pytest
 from waiting import until
 
 from accelplane.devices import Device, HealthPolicy, Inventory, Verdict
-from accelplane.host import Host, Uevent
+from accelplane.host import Host
+from accelplane.host.uevent import Uevent
 from accelplane.node import health_loop
 from accelplane.node.context import PluginContext
 from accelplane.node.hardware_events import HardwareEvents

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from trees import link, rename_often, write
 
-from accelplane.host import Inotify, InotifyEvent
-from accelplane.host.inotify import COME_OR_GONE, WRITTEN
+from accelplane.host.inotify import COME_OR_GONE, WRITTEN, Inotify, InotifyEvent
 
 
 @pytest.fixture

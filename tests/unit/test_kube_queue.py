@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from waiting import until
 
+from accelplane.kube.metrics import Metrics
 from accelplane.kube.objects import Request
 from accelplane.kube.queue import QueueShutDown, WorkQueue
 
@@ -127,3 +128,26 @@ async def test_two_workers_share_the_queue_without_concurrent_keys() -> None:
     queue.shut_down()
     results = await asyncio.gather(*workers, return_exceptions=True)
     assert {type(result) for result in results} == {QueueShutDown}
+
+
+async def test_queue_metrics_show_waiting_and_processing_times() -> None:
+    now, metrics = [100.0], Metrics()
+    queue = WorkQueue("test", metrics=metrics, clock=lambda: now[0])
+
+    def value(name: str) -> float | None:
+        return metrics.registry.get_sample_value(f"workqueue_{name}", {"name": "test"})
+
+    queue.add(A)
+    queue.add_after(B, 60)
+    now[0] += 3
+    assert [len(queue), value("depth")] == [2, 1]
+    assert await queue.get() == A
+    now[0] += 5
+    assert [len(queue), value("depth")] == [2, 0]
+    assert value("queue_duration_seconds_sum") == 3
+    assert [value("unfinished_work_seconds"), value("longest_running_processor_seconds")] == [5, 5]
+    queue.done(A)
+    assert value("work_duration_seconds_sum") == 5
+    assert [value("unfinished_work_seconds"), value("longest_running_processor_seconds")] == [0, 0]
+    queue.shut_down()
+    assert len(queue) == 0

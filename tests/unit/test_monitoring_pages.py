@@ -48,7 +48,7 @@ def page(text: str, value: float, others: Mapping[str, str]) -> bytes:
     contents = metrics.Contents(
         samples=samples, readings=readings, holders=holders, requests={("List", "ok"): 1, ("List", "error"): 2}
     )
-    return metrics.page(status, contents, counts.families())
+    return metrics.MetricsPage().render(status, contents, counts.families())
 
 
 def test_promtool_finds_nothing_to_improve_on_a_page_with_all_families() -> None:

@@ -124,6 +124,16 @@ def test_the_flat_layout_of_the_go_operator_becomes_a_version(host: Host) -> Non
     assert host.versions() == {"8.1-a"}
 
 
+def test_an_interrupted_conversion_of_the_flat_layout_is_completed(host: Host) -> None:
+    for path in ("versions/flat/usr/lib64", "sbin"):
+        (host.host / path).mkdir(parents=True)
+    (host.host / "versions/flat/usr/lib64/libonload.so").write_text("go")
+    (host.host / "sbin/onload_cp_server").write_text("go")
+    installed(host, "8.1-a")
+    assert host.read("versions/flat/sbin/onload_cp_server") == "go"
+    assert host.read("usr/lib64/libonload.so") == "1"
+
+
 def test_directories_of_others_are_not_replaced(host: Host) -> None:
     (host.host / "usr").mkdir()
     (host.host / "usr/file").write_text("of others")

@@ -265,6 +265,37 @@ def test_objects_keep_their_node_selector_until_former_nodes_are_released() -> N
     assert kept.spec["selector"] == {"node-role.kubernetes.io/worker": ""}
 
 
+@pytest.mark.parametrize(
+    ("kmm", "account", "secret"), [(V1, "onload-operator-sa", None), (V2, "other", {"name": "pull"})], ids=["1", "2"]
+)
+def test_fields_whose_change_reloads_modules_stay_until_the_next_version(
+    kmm: KmmApi, account: str, secret: object
+) -> None:
+    mappings = {"onload__kernelMappings": [{**MAPPING, "sfc": {}}]}
+    before = onload(**mappings)
+    old = Existing(module(before, VERSION, kmm), sfc_module(before, VERSION, kmm), None)
+    changed = onload(
+        **mappings, onload__imagePullPolicy="Always", serviceAccountName="other", imagePullSecret={"name": "pull"}
+    )
+    made = desired(changed, VERSION, "plugin:1", kmm, old, keeps_selector=False)
+    for each in (made.module, made.sfc):
+        assert each is not None
+        loader: Object = each.spec["moduleLoader"]
+        assert "imagePullPolicy" not in loader["container"]
+        assert loader["serviceAccountName"] == account
+        assert each.spec.get("imageRepoSecret") == secret
+    assert pod_of(made.daemonset)["initContainers"][0]["imagePullPolicy"] == "Always"
+    following = desired(changed, "2", "plugin:1", kmm, old, keeps_selector=False).module
+    assert following == module(changed, "2", kmm)
+
+
+def test_a_default_of_the_api_server_is_no_change_of_a_module() -> None:
+    live = module(onload(onload__imagePullPolicy="IfNotPresent"), VERSION, V2)
+    assert desired(onload(), VERSION, "plugin:1", V2, Existing(live, None, None), keeps_selector=False).module == (
+        module(onload(), VERSION, V2)
+    )
+
+
 # Versions
 
 
@@ -364,3 +395,14 @@ def test_a_failed_version_is_replaced_by_the_last_verified_one() -> None:
     assert target(failed, entries[1:]).spec.onload.version == "2"
     assert target(onload(onload__version="2"), entries).spec.onload.version == "2"
     assert target(onload(onload__version="3", upgrade__autoRollback=True), entries).spec.onload.version == "3"
+
+
+def test_a_rollback_restores_the_parameters_of_the_modules() -> None:
+    before = recorded(onload(upgrade__autoRollback=True), (), "complete", "now")
+    parameters = {"onload": ["unknown=1"]}
+    changed = onload(upgrade__autoRollback=True, onload__moduleParameters=parameters)
+    found = recorded(changed, recorded(changed, before, "progressing", "now"), "failed", "now")
+    assert [each.state for each in found] == ["Failed", "Verified"]
+    assert target(changed, found).spec.onload.module_parameters is None
+    empty = onload(upgrade__autoRollback=True, onload__moduleParameters={})
+    assert recorded(empty, before, "progressing", "now") == before

@@ -312,6 +312,13 @@ def test_yaml_has_the_settings_unchanged(data: Mapping[str, str]) -> None:
     assert yaml.safe_load(configmap.document("x", values))["data"] == values
 
 
+def test_help_is_no_error_except_under_the_name_of_the_script(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"], "accelplane onload profile") == 0
+    assert capsys.readouterr().out.startswith("Usage: accelplane onload profile ")
+    assert main(["--help"]) == 1
+    assert "Usage: " in capsys.readouterr().err
+
+
 def test_a_document_larger_than_a_configmap_is_an_error() -> None:
     with pytest.raises(ProfileError, match="at most 1048576"):
         configmap.document("x", {f"EF_{number}": "x" * 32768 for number in range(33)})

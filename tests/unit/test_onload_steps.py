@@ -172,6 +172,17 @@ def test_a_node_is_not_verified_before_its_module_is_loaded(changes: dict[str, A
     assert (found.step, found.message) == ("Verifying", f"waits for {message}")
 
 
+def test_the_plugin_pod_of_an_upgraded_node_has_to_stay_ready() -> None:
+    target = msgspec.structs.replace(TARGET, min_ready=10)
+    pod = msgspec.structs.replace(plugin_pod(), ready_since=1000)
+    node = working("a", NEW, progress=progress(NEW, upgrade=True), plugins=(pod,))
+    plan = decide(target, [node], NOW + 9)
+    assert (plan.steps[0].message, plan.retry) == ("the device plugin pod has to be ready for 10 s", 1)
+    assert act(node, target, NOW + 10).removes_progress
+    new = msgspec.structs.replace(node, progress=progress(NEW))
+    assert act(new, target, NOW).removes_progress
+
+
 def test_a_probe_pod_has_to_succeed() -> None:
     target = msgspec.structs.replace(TARGET, probe=True)
     node = working("a", NEW, progress=progress(NEW))
@@ -243,6 +254,15 @@ def test_nodes_that_must_not_start_are_skipped(changes: dict[str, Any], reason: 
     assert plan.steps[0].step == reason
 
 
+def test_a_new_node_on_hold_gets_no_label() -> None:
+    assert step(NodeView(name="a", held=True)) == ("Held", {})
+    begun = NodeView(name="a", held=True, module=NEW, module_loaded=True, progress=progress(NEW))
+    assert step(begun) == ("SettingGate", {"gate": NEW})
+    verified = working("a", NEW, held=True)
+    assert step(verified) == ("Verified", {})
+    assert step(NodeView(name="a", held=True, module=OLD))[0] == "RemovingModule", "the Go operator has started it"
+
+
 def test_a_paused_upgrade_finishes_nodes_and_starts_none() -> None:
     target = msgspec.structs.replace(TARGET, paused=True, max_unavailable=5)
     started = working("b", OLD, gate=None, plugins=(), progress=progress(NEW, upgrade=True))
@@ -305,6 +325,17 @@ def test_without_kmm_only_the_gate_is_used() -> None:
     assert cluster.nodes["b"].apps
 
 
+@pytest.mark.parametrize("reports", [True, False], ids=["KMM unloads", "KMM is gone"])
+def test_labels_of_kmm_are_removed_when_the_modules_are_loaded_otherwise(reports: bool) -> None:
+    external = msgspec.structs.replace(TARGET, kmm=False)
+    nodes = [working(name, NEW, sfc=True, apps=(app_pod(),), module_pods=0 if reports else 1) for name in ("a", "b")]
+    cluster = Cluster(nodes)
+    plan = cluster.run(external)
+    assert plan.is_complete, plan.steps
+    assert {(node.module, node.sfc, node.gate) for node in cluster.nodes.values()} == {(None, None, NEW)}
+    assert cluster.most_down == 1
+
+
 def test_a_node_that_is_no_longer_selected_is_released_in_a_safe_order() -> None:
     cluster = Cluster([working("a", NEW, sfc=True, selected=False, apps=(app_pod(),)), working("b", NEW, sfc=True)])
     assert cluster.run(with_sfc()).is_complete
@@ -354,6 +385,16 @@ def test_rollback_continues_with_the_failed_node_first() -> None:
     cluster.broken_versions = {NEW}
     assert cluster.run(back).is_complete
     assert cluster.most_down == 1
+
+
+def test_a_node_that_was_lost_during_the_upgrade_does_not_prevent_the_rollback_of_the_others() -> None:
+    lost = working("a", NEW, ready=False, plugins=(), progress=progress(NEW, upgrade=True))
+    cluster = Cluster([lost, working("b", NEW), working("c", NEW), working("d", OLD)])
+    back = Target(version=OLD, revision="r", rolls_back=True)
+    cluster.run(back)
+    assert {cluster.nodes[name].gate for name in "bcd"} == {OLD}
+    assert cluster.nodes["a"].gate is None
+    assert not decide(msgspec.structs.replace(back, rolls_back=False), [lost, working("b", NEW)], NOW).actions[1:]
 
 
 def test_a_node_cordoned_by_the_go_operator_counts_until_it_is_verified() -> None:
@@ -412,6 +453,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("held"), st.integers(0, 3)),
     st.tuples(st.just("version"), st.sampled_from([OLD, NEW])),
     st.tuples(st.just("sfc"), st.booleans()),
+    st.tuples(st.just("kmm"), st.booleans()),
     st.tuples(st.just("select"), st.integers(0, 3), st.booleans()),
     st.tuples(st.just("paused"), st.booleans()),
 )
@@ -436,7 +478,7 @@ def apply_event(cluster: Cluster, target: Target, event: tuple[Any, ...]) -> Tar
             cluster.protected ^= {name}
         case "ready" | "held", NodeView():
             cluster.change(name, **{event[0]: not getattr(node, event[0])})
-        case "version" | "sfc" | "paused", _:
+        case "version" | "sfc" | "kmm" | "paused", _:
             return msgspec.structs.replace(target, **{event[0]: event[1]})
         case "select", NodeView():
             cluster.change(name, selected=event[2])
@@ -470,7 +512,8 @@ def test_any_order_of_events_ends_in_the_desired_state(
     assert plan.is_complete, plan.steps
     assert cluster.most_down <= limit
     for node in cluster.nodes.values():
-        expected = (target.version, target.version if target.sfc else None, target.version, None)
+        module = target.version if target.kmm else None
+        expected = (module, module if target.sfc else None, target.version, None)
         found = (node.module, node.sfc, node.gate, node.progress)
         assert found == (expected if node.selected else (None, None, None, None))
     for action in cluster.decide(Target(version="", deleting=True)).actions:

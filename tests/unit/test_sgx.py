@@ -261,7 +261,7 @@ def test_dangling_links_are_not_device_nodes(tmp_path: Path, target: str) -> Non
 
 # Explanation
 
-CPU = CpuSgx(present=True, flexible=True, sgx1=True)
+CPU = CpuSgx(present=True, flexible=True)
 
 
 @pytest.mark.parametrize(

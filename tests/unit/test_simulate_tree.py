@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thoroughness import examples
 
-from accelplane.host import Host, Inotify
+from accelplane.host import Host
+from accelplane.host.inotify import Inotify
 from accelplane.simulate import GpuSpec, NodeSpec, NpuSpec, SimulatedNode, TreeError
 
 CONFIGS = Path(__file__).parents[2] / "src/accelplane/simulate/configs"

@@ -11,7 +11,7 @@ from accelplane.simulate.uevents import UeventError, uevent
 
 SCRIPT = """
 import select
-from accelplane.host import UeventSocket
+from accelplane.host.uevent import UeventSocket
 from accelplane.simulate.uevents import UeventError, uevent
 listener = UeventSocket()
 try:
@@ -26,7 +26,7 @@ else:
 
 IN_PODS = """
 import ctypes, pathlib, select, subprocess
-from accelplane.host import UeventSocket
+from accelplane.host.uevent import UeventSocket
 from accelplane.simulate.uevents import uevent_everywhere
 subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run"], check=True)
 subprocess.run(["ip", "netns", "add", "pod"], check=True)

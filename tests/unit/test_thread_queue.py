@@ -12,7 +12,7 @@ from accelplane.host.blocking import ThreadQueue
 
 
 async def test_functions_run_one_after_the_other_in_one_thread_that_ends() -> None:
-    threads, queue = _thread._count(), ThreadQueue(patience=60)
+    threads, queue = _thread._count(), ThreadQueue(stall_timeout=60)
     order: list[int] = []
 
     def work(number: int) -> int:
@@ -27,7 +27,7 @@ async def test_functions_run_one_after_the_other_in_one_thread_that_ends() -> No
 
 
 async def test_a_function_that_blocks_delays_neither_earlier_nor_later_ones() -> None:
-    queue, release = ThreadQueue(patience=0.01), threading.Event()
+    queue, release = ThreadQueue(stall_timeout=0.01), threading.Event()
     first = queue.submit(lambda: 1)
     blocked = queue.submit(lambda: release.wait(60))
     later = [queue.submit(lambda n=n: n) for n in (2, 3)]
@@ -40,7 +40,7 @@ async def test_a_function_that_blocks_delays_neither_earlier_nor_later_ones() ->
 
 
 async def test_all_functions_may_block_concurrently() -> None:
-    queue, release = ThreadQueue(patience=0.01), threading.Event()
+    queue, release = ThreadQueue(stall_timeout=0.01), threading.Event()
     entered = threading.Semaphore(0)
 
     def block() -> bool:
@@ -66,7 +66,7 @@ async def test_exceptions_are_those_of_the_function_and_affect_no_other_calls() 
 
 
 async def test_a_function_without_waiters_is_not_called() -> None:
-    queue, release = ThreadQueue(patience=60), threading.Event()
+    queue, release = ThreadQueue(stall_timeout=60), threading.Event()
     calls: list[int] = []
     first = queue.submit(lambda: release.wait(60))
     second, third = queue.submit(lambda: calls.append(2)), queue.submit(lambda: calls.append(3))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelplane.host import Uevent, parse_uevent
+from accelplane.host.uevent import Uevent, parse_uevent
 
 WORDS = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="=@"), min_size=1, max_size=12)
 
@@ -57,7 +57,7 @@ def test_any_bytes_are_parsed_as_a_uevent_or_ignored(message: bytes) -> None:
 
 LISTEN = """
 import os, select, socket
-from accelplane.host import UeventSocket
+from accelplane.host.uevent import UeventSocket
 def kernel(action):
     with open("/sys/devices/virtual/mem/null/uevent", "w") as file:
         file.write(action)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, parse_or_exit
+from accelplane.cli.untilsignal import until_signal
 from accelplane.clients.service import ClientsService, serving
 
 PROGRAM = "accelplane clients"
@@ -23,7 +24,7 @@ FLAGS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 1 if it cannot listen, 2 for flags."""
     signals.end_at_once()
-    given = parse_or_exit(PROGRAM, FLAGS, sys.argv[1:] if arguments is None else arguments)
+    given = parse_or_exit(PROGRAM, FLAGS, arguments)
     values = {flag.name: flag.default for flag in FLAGS} | given
     socket, proc = os.path.abspath(str(values["socket"])), os.path.abspath(str(values["proc"]))
     try:
@@ -50,13 +51,9 @@ def _problem(error: OSError, socket: str) -> str:
 
 async def run(socket: str, service: ClientsService) -> None:
     """Serves until SIGTERM or SIGINT, and removes the socket. Raises `OSError` or `ValueError` if it cannot listen."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in signals.ENDING:
-        loop.add_signal_handler(number, stop.set)
-    async with serving(socket, service):
-        await stop.wait()
 
+    async def serve() -> None:
+        async with serving(socket, service):
+            await asyncio.Event().wait()
 
-if __name__ == "__main__":
-    sys.exit(main())
+    await until_signal(serve())

@@ -18,11 +18,13 @@ log = logging.getLogger(__name__)
 
 Values = Mapping[str, Value]
 
+_MAX_SHUTDOWN_DELAY = 60
+
 
 def run_in_cluster(
     program: str,
     flags: Sequence[Flag],
-    words: Sequence[str],
+    words: Sequence[str] | None,
     work: Callable[[Values], Coroutine[None, None, None]],
     *,
     lenient: bool,
@@ -55,3 +57,41 @@ def run_in_cluster(
         log.critical("%s", logflags.message_of(error))
         return 1
     return 0
+
+
+def port_of(values: Values) -> int:
+    """The flag `-port`. Raises `ValueError`."""
+    port = int(values["port"])
+    if not 0 <= port <= 65535:
+        raise ValueError(f"-port: {port}: expected 0 to 65535")
+    return port
+
+
+def shutdown_delay_of(values: Values) -> float:
+    """The flag `-shutdown-delay` in seconds. Raises `ValueError`."""
+    delay = float(values["shutdown-delay"])
+    if not 0 <= delay <= _MAX_SHUTDOWN_DELAY:
+        raise ValueError(f"-shutdown-delay: {delay:g}: expected 0 to {_MAX_SHUTDOWN_DELAY} seconds")
+    return delay
+
+
+def address_of(values: Values, flag: str) -> str:
+    """The address of a flag as host:port or :port, 0 if it is disabled. Raises `ValueError`."""
+    from accelplane.http.listening import split_address  # noqa: PLC0415
+
+    address = str(values[flag])
+    if address != "0":
+        try:
+            split_address(address)
+        except ValueError as error:
+            raise ValueError(f"-{flag}: {error}, or 0 to disable it") from None
+    return address
+
+
+def check_name(source: str, name: str) -> str:
+    """Returns the name of an object from a flag or a variable. Raises `ValueError`."""
+    from accelplane.kube.names import is_dns_subdomain  # noqa: PLC0415
+
+    if not is_dns_subdomain(name):
+        raise ValueError(f"{source}: {name!a}: expected a name of a-z, 0-9, - and .")
+    return name

@@ -6,7 +6,6 @@ The numbers are those of the Node status and of the requests of pods, with the c
 import asyncio
 import os
 import re
-import sys
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
@@ -14,7 +13,7 @@ from msgspec.structs import replace
 
 from accelplane.apiserver import ApiError, ApiServer, ClientConfig, load_config
 from accelplane.apiserver.kubeconfig import read_kubeconfig
-from accelplane.cli.refresh import refresh
+from accelplane.cli.refresh import show
 from accelplane.cli.tables import (
     UNKNOWN,
     Column,
@@ -23,10 +22,9 @@ from accelplane.cli.tables import (
     Row,
     Table,
     UsageError,
+    print_problems,
     sort_tables,
     time_text,
-    with_problems,
-    write,
 )
 from accelplane.fleet.arithmetic import allocation, shortages
 from accelplane.fleet.listing import DEADLINE, Listed, Scope, list_cluster
@@ -125,9 +123,7 @@ def run(request: Request, form: Format, *, interval: float, once: bool) -> int:
         problems = asyncio.run(_show(config, request, form, interval=interval, once=once))
     except (ApiError, ValueError) as error:
         problems = [str(error)]
-    for problem in problems:
-        print(f"{PROGRAM}: {problem}", file=sys.stderr)
-    return 1 if problems else 0
+    return print_problems(PROGRAM, problems)
 
 
 def timeout_of(text: str) -> float:
@@ -155,36 +151,32 @@ async def _show(config: ClientConfig, request: Request, form: Format, *, interva
     api = ApiServer(config, idle_timeout=interval + DEADLINE)
     namespace = "" if request.all_namespaces else request.namespace or config.namespace
     scope = Scope(namespace=namespace, prefixes=[request.resource] if request.resource else [], quotas=request.waiting)
-    problems: Sequence[str] = ()
 
-    async def frame() -> str:
-        nonlocal problems
+    async def read() -> tuple[Document[Item], Sequence[str]]:
         listed = await list_cluster(api, scope, deadline=request.timeout)
-        problems = listed.problems
-        text = write(document(listed, request, namespace), form)
-        return text if once else with_problems(text, problems, form)
+        return document(listed, request, namespace), listed.problems
 
     try:
         api.check()
-        await refresh(frame, interval, once=once)
+        return await show(read, form, interval, once=once)
     finally:
         api.close()
-    return problems
 
 
 def document(listed: Listed, request: Request, namespace: str) -> Document[Item]:
     """The tables of a list: nodes and namespaces, or waiting pods. `namespace` is empty for all."""
+    prefix = request.resource
     nodes = [node for node in listed.cluster.nodes.values() if request.node in ("", node.name)]
     waiting = [item for item in waiting_items(listed) if namespace in ("", item.namespace)]
     tables = _tables(
         request,
-        [item for item in node_items(nodes, known=listed.all_pods) if _chosen(item.resource, request.resource)],
+        [item for item in node_items(nodes, known=listed.all_pods) if item.resource.startswith(prefix)],
         [
             item
             for item in namespace_items(nodes)
-            if namespace in ("", item.namespace) and _chosen(item.resource, request.resource)
+            if namespace in ("", item.namespace) and item.resource.startswith(prefix)
         ],
-        [item for item in waiting if _chosen(item.resource, request.resource)],
+        [item for item in waiting if item.resource.startswith(prefix)],
     )
     if listed.problems:  # then an empty table does not mean that there is nothing
         tables = [replace(table, empty="") for table in tables]
@@ -257,10 +249,7 @@ def waiting_items(listed: Listed) -> Iterator[WaitingItem]:
 
 
 def _tables(
-    request: Request,
-    nodes: Sequence[NodeItem],
-    namespaces: Sequence[NamespaceItem],
-    waiting: Sequence[WaitingItem],
+    request: Request, nodes: Sequence[NodeItem], namespaces: Sequence[NamespaceItem], waiting: Sequence[WaitingItem]
 ) -> Sequence[Table[Item]]:
     if request.waiting:
         rows: list[Row[Item]] = [_waiting_row(item) for item in waiting]
@@ -314,8 +303,3 @@ def _waiting_row(item: WaitingItem) -> Row[Item]:
 
 def _number(value: int | None) -> str:
     return UNKNOWN if value is None else str(value)
-
-
-def _chosen(resource: str, prefix: str) -> bool:
-    """Whether a resource starts with `prefix`."""
-    return resource.startswith(prefix)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from accelplane import __version__
+from accelplane.cli import programs
 from accelplane.cli.completion import completion
 from accelplane.cli.devicecommands import inspect, top
 from accelplane.cli.manifests import manifests
@@ -16,10 +17,6 @@ from accelplane.cli.provision import provision
 if TYPE_CHECKING:
     from accelplane.simulate.kernel.fpga import Outcome
 
-_KUBELET_DIR = click.option(
-    "--kubelet-dir", default="/var/lib/kubelet", show_default=True, help="Directory of the kubelet."
-)
-
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="accelplane", message="%(prog)s %(version)s")
@@ -27,91 +24,13 @@ def accelplane() -> None:
     """Accelerators for Kubernetes: device plugins, operator, webhooks and tools."""
 
 
-@accelplane.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-)
-def node() -> None:
-    """Run the agent with all plugins."""
-    from accelplane.cli.node import main  # noqa: PLC0415
-
-    sys.exit(main())
-
-
-@accelplane.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-)
-def labels() -> None:
-    """Print the hardware labels of a node, or write them to the Node."""
-    from accelplane.cli.labels import main  # noqa: PLC0415
-
-    sys.exit(main(sys.argv[2:]))
-
-
-@accelplane.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-)
-def clients() -> None:
-    """Serve the use of GPUs by containers to the agent. Needs the host's PID namespace and SYS_PTRACE."""
-    from accelplane.cli.clients import main  # noqa: PLC0415
-
-    sys.exit(main(sys.argv[2:]))
-
-
-@accelplane.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-)
-def operator() -> None:
-    """Run the operator, or render custom resources (render FILE)."""
-    from accelplane.cli.operator import main  # noqa: PLC0415
-
-    sys.exit(main(sys.argv[2:]))
-
-
-@accelplane.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-)
-def fpga() -> None:
-    """Inspect FPGA cards, install bitstreams, program cards."""
-    from accelplane.cli.fpgatool import main  # noqa: PLC0415
-
-    sys.exit(main(sys.argv[2:], "accelplane fpga"))
-
-
-@accelplane.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-)
-def fleet() -> None:
-    """Serve a page of the cluster's accelerators, or of a simulated cluster (demo)."""
-    from accelplane.cli.fleet import main  # noqa: PLC0415
-
-    sys.exit(main(sys.argv[2:]))
-
-
 @accelplane.group()
 def webhook() -> None:
     """Run a pod webhook without the operator."""
 
 
-@webhook.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
-def sgx() -> None:
-    """Add SGX devices and settings to pods that request EPC."""
-    from accelplane.cli.sgxwebhook import main  # noqa: PLC0415
-
-    sys.exit(main(sys.argv[3:], "accelplane webhook sgx"))
-
-
-@webhook.command(
-    "fpga", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-)
-def fpga_webhook() -> None:
-    """Replace names of FPGA functions in pods by resources and settings."""
-    from accelplane.cli.fpgawebhook import main  # noqa: PLC0415
-
-    sys.exit(main(sys.argv[3:], "accelplane webhook fpga"))
-
-
 @accelplane.command()
-@_KUBELET_DIR
+@click.option("--kubelet-dir", default="/var/lib/kubelet", show_default=True, help="Directory of the kubelet.")
 @click.option(
     "--topology-policy",
     type=click.Choice(["none", "best-effort", "restricted", "single-numa-node"]),
@@ -170,19 +89,18 @@ def onload() -> None:
     """Tools for Onload."""
 
 
-@onload.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
-def profile() -> None:
-    """Print Onload profiles as ConfigMaps."""
-    from accelplane.cli.onloadprofile import main  # noqa: PLC0415
+def _add_program(command: str, text: str) -> None:
+    """Adds a command that `main` runs without click, for help and completion."""
+    group, _, name = command.rpartition(" ")
+    parent = {"": accelplane, "webhook": webhook, "onload": onload}[group]
+    passing: dict[str, object] = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    parent.command(name, help=text, context_settings=passing)(lambda: programs.run(command))
 
-    sys.exit(main(sys.argv[3:], "accelplane onload profile"))
 
-
-accelplane.add_command(inspect)
-accelplane.add_command(top)
-accelplane.add_command(completion)
-accelplane.add_command(provision)
-accelplane.add_command(manifests)
+for _command, _program in programs.PROGRAMS.items():
+    _add_program(_command, _program.help)
+for _other in (inspect, top, completion, provision, manifests):
+    accelplane.add_command(_other)
 
 
 def _require_simulate() -> None:

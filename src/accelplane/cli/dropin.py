@@ -2,89 +2,67 @@
 
 Each command installs signal handlers before it imports other modules, and imports only its own device family.
 """
-# ruff: noqa: PLC0415
 
+import importlib
 import sys
+from typing import NoReturn
 
 from accelplane.cli import signals
 
 
+def _run(program: str, name: str, plugin: str, *, needs_hardware: bool = False) -> NoReturn:
+    """Runs the plugin, a class `module:Class` of `accelplane.plugins`.
+
+    With `needs_hardware` its method `absence` has the reason why the command must not run on this host.
+    """
+    signals.end_at_once()
+    from accelplane.cli.node import dropin  # noqa: PLC0415 - after the signal handlers
+
+    module, _, class_name = plugin.partition(":")
+    plugin_type = getattr(importlib.import_module(f"accelplane.plugins.{module}"), class_name)
+    sys.exit(dropin(program, plugin_type, name, absence=plugin_type.absence if needs_hardware else None))
+
+
 def gpu() -> None:
     """`intel_gpu_device_plugin`."""
-    signals.end_at_once()
-    from accelplane.cli.node import dropin
-    from accelplane.plugins.gpu import GpuPlugin
-
-    sys.exit(dropin("intel_gpu_device_plugin", GpuPlugin, "gpu"))
+    _run("intel_gpu_device_plugin", "gpu", "gpu:GpuPlugin")
 
 
 def npu() -> None:
     """`intel_npu_device_plugin`."""
-    signals.end_at_once()
-    from accelplane.cli.node import dropin
-    from accelplane.plugins.npu import NpuPlugin
-
-    sys.exit(dropin("intel_npu_device_plugin", NpuPlugin, "npu"))
+    _run("intel_npu_device_plugin", "npu", "npu:NpuPlugin")
 
 
 def dsa() -> None:
     """`intel_dsa_device_plugin`."""
-    signals.end_at_once()
-    from accelplane.cli.node import dropin
-    from accelplane.plugins.idxd import DsaPlugin
-
-    sys.exit(dropin("intel_dsa_device_plugin", DsaPlugin, "dsa"))
+    _run("intel_dsa_device_plugin", "dsa", "idxd:DsaPlugin")
 
 
 def iaa() -> None:
     """`intel_iaa_device_plugin`."""
-    signals.end_at_once()
-    from accelplane.cli.node import dropin
-    from accelplane.plugins.idxd import IaaPlugin
-
-    sys.exit(dropin("intel_iaa_device_plugin", IaaPlugin, "iaa"))
+    _run("intel_iaa_device_plugin", "iaa", "idxd:IaaPlugin")
 
 
 def dlb() -> None:
     """`intel_dlb_device_plugin`."""
-    signals.end_at_once()
-    from accelplane.cli.node import dropin
-    from accelplane.plugins.dlb import DlbPlugin
-
-    sys.exit(dropin("intel_dlb_device_plugin", DlbPlugin, "dlb"))
+    _run("intel_dlb_device_plugin", "dlb", "dlb:DlbPlugin")
 
 
 def qat() -> None:
     """`intel_qat_device_plugin`."""
-    signals.end_at_once()
-    from accelplane.cli.node import dropin
-    from accelplane.plugins.qat import QatPlugin
-
-    sys.exit(dropin("intel_qat_device_plugin", QatPlugin, "qat"))
+    _run("intel_qat_device_plugin", "qat", "qat:QatPlugin")
 
 
 def sgx() -> None:
     """`intel_sgx_device_plugin`."""
-    signals.end_at_once()
-    from accelplane.cli.node import dropin
-    from accelplane.plugins.sgx import SgxPlugin
-
-    sys.exit(dropin("intel_sgx_device_plugin", SgxPlugin, "sgx"))
+    _run("intel_sgx_device_plugin", "sgx", "sgx:SgxPlugin")
 
 
 def fpga() -> None:
     """`intel_fpga_device_plugin`."""
-    signals.end_at_once()
-    from accelplane.cli.node import dropin
-    from accelplane.plugins.fpga import FpgaPlugin
-
-    sys.exit(dropin("intel_fpga_device_plugin", FpgaPlugin, "fpga", absence=FpgaPlugin.absence))
+    _run("intel_fpga_device_plugin", "fpga", "fpga:FpgaPlugin", needs_hardware=True)
 
 
 def onload() -> None:
     """`onload-device-plugin`."""
-    signals.end_at_once()
-    from accelplane.cli.node import dropin
-    from accelplane.plugins.onload import OnloadDropin
-
-    sys.exit(dropin("onload-device-plugin", OnloadDropin, "onload", absence=OnloadDropin.absence))
+    _run("onload-device-plugin", "onload", "onload:OnloadDropin", needs_hardware=True)

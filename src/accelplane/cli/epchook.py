@@ -216,8 +216,7 @@ class Hook:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point. The exit code is 255 for fatal errors, 2 for invalid flags."""
-    words = sys.argv[1:] if arguments is None else arguments
-    given = parse_or_exit(HOOK, FLAGS, words, lenient=True)
+    given = parse_or_exit(HOOK, FLAGS, arguments, lenient=True)
     if given.get("daemon"):
         signals.end_at_once()
     else:
@@ -240,8 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def install(arguments: Sequence[str] | None = None) -> int:
     """`sgx-init.sh`: installs a hook for NFD that prints the size, and a feature file, wherever there is a place."""
-    words = sys.argv[1:] if arguments is None else arguments
-    given = parse_or_exit("sgx-init.sh", INSTALL_FLAGS, words, lenient=True)
+    given = parse_or_exit("sgx-init.sh", INSTALL_FLAGS, arguments, lenient=True)
     signals.end_as_usual()
     values = {flag.name: flag.default for flag in INSTALL_FLAGS} | given
     sources, features = str(values["source-dir"]), str(values["features-dir"])

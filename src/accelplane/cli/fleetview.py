@@ -2,14 +2,13 @@
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import AsyncGenerator, Sequence
 from urllib.parse import quote
 
 from msgspec import Struct
 
 from accelplane.cli.portforward import PortForwardError, forwarded
-from accelplane.cli.refresh import refresh
+from accelplane.cli.refresh import show
 from accelplane.cli.tables import (
     UNKNOWN,
     Column,
@@ -18,10 +17,9 @@ from accelplane.cli.tables import (
     Row,
     Table,
     UsageError,
+    print_problems,
     sort_tables,
     time_text,
-    with_problems,
-    write,
 )
 from accelplane.fleet.devicelist import MAX_BYTES, PATH, DeviceItem, DeviceList, HolderItem, decode
 from accelplane.http.client import HttpClient, HttpClientError
@@ -60,9 +58,7 @@ def run(request: FleetRequest, form: Format, *, interval: float, once: bool) -> 
         problems = asyncio.run(_show(request, form, interval=interval, once=once))
     except (PortForwardError, FleetError) as error:
         problems = [str(error)]
-    for problem in problems:
-        print(f"{PROGRAM}: {problem}", file=sys.stderr)
-    return 1 if problems else 0
+    return print_problems(PROGRAM, problems)
 
 
 def check_target(name: str) -> None:
@@ -73,18 +69,13 @@ def check_target(name: str) -> None:
 
 async def _show(request: FleetRequest, form: Format, *, interval: float, once: bool) -> Sequence[str]:
     """Shows the devices until the end. Returns the last read errors."""
-    problems: Sequence[str] = ()
     async with _connected(request) as client:
 
-        async def frame() -> str:
-            nonlocal problems
+        async def read() -> tuple[Document[DeviceItem], Sequence[str]]:
             listed = await _devices(client, request)
-            problems = problems_of(listed)
-            text = write(document(listed, request), form)
-            return text if once else with_problems(text, problems, form)
+            return document(listed, request), problems_of(listed)
 
-        await refresh(frame, interval, once=once)
-    return problems
+        return await show(read, form, interval, once=once)
 
 
 @contextlib.asynccontextmanager

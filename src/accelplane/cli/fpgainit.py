@@ -53,7 +53,7 @@ class InitError(FpgaError):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
-    given = parse_or_exit(PROGRAM, FLAGS, sys.argv[1:] if arguments is None else arguments)
+    given = parse_or_exit(PROGRAM, FLAGS, arguments)
     signals.end_as_usual()
     try:
         _run({flag.name: flag.default for flag in FLAGS} | given)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
 from accelplane.cli import logflags
-from accelplane.cli.clusterprogram import Values, run_in_cluster
+from accelplane.cli.clusterprogram import Values, port_of, run_in_cluster, shutdown_delay_of
 from accelplane.cli.goflags import Flag
 from accelplane.fpga.ids import Naming
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from accelplane.kube.manager import Manager
 
 PROGRAM = "intel_fpga_admissionwebhook"
-
-_MAX_SHUTDOWN_DELAY = 60
 
 FLAGS = (
     Flag("kubeconfig", "", "kubeconfig file, outside a cluster"),
@@ -47,8 +45,7 @@ FLAGS = (
 
 def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     """Returns the exit status: 1 for a fatal error, 2 for invalid flags."""
-    words = sys.argv[1:] if arguments is None else arguments
-    return run_in_cluster(program, FLAGS, words, _run, lenient=True)
+    return run_in_cluster(program, FLAGS, arguments, _run, lenient=True)
 
 
 def naming_of(text: str, flag: str = "-resource-naming") -> Naming:
@@ -57,14 +54,6 @@ def naming_of(text: str, flag: str = "-resource-naming") -> Naming:
     if text not in known:
         raise ValueError(f"{flag}: {text!a}: expected one of {', '.join(known)}")
     return known[text]
-
-
-def shutdown_delay_of(values: Values) -> float:
-    """Validates the flag. Raises `ValueError`."""
-    delay = float(values["shutdown-delay"])
-    if not 0 <= delay <= _MAX_SHUTDOWN_DELAY:
-        raise ValueError(f"-shutdown-delay: {delay:g}: expected 0 to {_MAX_SHUTDOWN_DELAY} seconds")
-    return delay
 
 
 async def _run(values: Values) -> None:
@@ -85,9 +74,7 @@ def _manager(client: "Client", values: Values) -> "Manager":
     from accelplane.kube.manager import OFF, Manager  # noqa: PLC0415
     from accelplane.kube.webhooks import Certificate, serve  # noqa: PLC0415
 
-    port = int(values["port"])
-    if not 0 <= port <= 65535:
-        raise ValueError(f"-port: {port}: expected 0 to 65535")
+    port = port_of(values)
     health, metrics = (str(values[f"{name}-bind-address"]) for name in ("health-probe", "metrics"))
     for flag, address in (("health-probe", health), ("metrics", metrics)):
         try:

@@ -124,14 +124,14 @@ def usage(program: str, flags: Iterable[Flag]) -> str:
 
 
 def parse_or_exit(
-    program: str, flags: Sequence[Flag], arguments: Sequence[str], *, lenient: bool = False
+    program: str, flags: Sequence[Flag], arguments: Sequence[str] | None, *, lenient: bool = False
 ) -> dict[str, Value]:
-    """Like `parse`, but prints errors and exits like a Go program.
+    """Like `parse`, but prints errors and exits like a Go program. None stands for the arguments of the process.
 
     Rejects arguments after the flags. With `lenient` it ignores them with a message, as Go programs ignore them.
     """
     try:
-        given, words = parse(flags, arguments)
+        given, words = parse(flags, sys.argv[1:] if arguments is None else arguments)
         if words and not lenient:
             raise FlagError(f"unexpected argument {words[0]!r}: flags only, booleans as -flag or -flag=true")
         if words:
@@ -155,37 +155,26 @@ def _value(flag: Flag, text: str) -> Value:
                     raise ValueError("expected true or false")
                 return text in _TRUE
             case "int":
-                return _integer(text)
+                return _integer(text, -(2**63), 2**63 - 1)
             case "uint":
-                return _unsigned(text)
+                if text[:1] in ("+", "-"):
+                    raise ValueError("expected a number without a sign")
+                return _integer(text, 0, 2**64 - 1)
             case "float":
                 return _number(text)
     except ValueError as error:
         raise FlagError(f"invalid value {text!r} for flag -{flag.name}: {error}") from None
 
 
-def _integer(text: str) -> int:
+def _integer(text: str, least: int, most: int) -> int:
     if not _INTEGER.fullmatch(text):
-        raise ValueError("expected an integer")
-    number = _read(text)
-    if not -(2**63) <= number < 2**63:
-        raise ValueError("does not fit into 64 bits")
-    return number
-
-
-def _unsigned(text: str) -> int:
-    if not _INTEGER.fullmatch(text) or text[0] in "+-":
-        raise ValueError("expected a number without a sign")
-    number = _read(text)
-    if number >= 2**64:
-        raise ValueError("does not fit into 64 bits")
-    return number
-
-
-def _read(text: str) -> int:
+        raise ValueError("expected an integer" if least else "expected a number without a sign")
     digits = text.replace("_", "")
     # Longer numbers are out of range in every base, and int() rejects very long ones.
-    return int(digits, 8 if _OCTAL.fullmatch(digits) else 0) if len(digits.lstrip("+-0")) <= 66 else 2**64
+    number = int(digits, 8 if _OCTAL.fullmatch(digits) else 0) if len(digits.lstrip("+-0")) <= 66 else 2**64
+    if not least <= number <= most:
+        raise ValueError("does not fit into 64 bits")
+    return number
 
 
 def _number(text: str) -> float:

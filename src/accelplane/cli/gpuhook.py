@@ -12,15 +12,7 @@ from collections.abc import Sequence
 
 from accelplane.cli import logflags, signals, staticprint
 from accelplane.cli.goflags import Flag, parse_or_exit
-from accelplane.features.gpu import (
-    DRM,
-    FEATURE_FILE,
-    FEATURES_DIRECTORY,
-    LabelOptions,
-    feature_text,
-    gpu_labels,
-    read_gpus,
-)
+from accelplane.features import gpu
 from accelplane.host import Host, HostError
 from accelplane.node.publishers.labels import LabelFile
 
@@ -37,7 +29,7 @@ _ROOT = Flag("root", "/", "read host-sys/, or without it sys/, under this direct
 FLAGS = (_ROOT, *logflags.FLAGS)
 INIT_FLAGS = (
     Flag("source-dir", SOURCES_DIRECTORY, "directory for the hook"),
-    Flag("features-dir", FEATURES_DIRECTORY, "directory for the feature file"),
+    Flag("features-dir", gpu.FEATURES_DIRECTORY, "directory for the feature file"),
     _ROOT,
     *logflags.FLAGS,
 )
@@ -45,7 +37,7 @@ INIT_FLAGS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point of the hook. Returns 0 also after an error, because NFD logs the hook's failure each time."""
-    given = parse_or_exit(HOOK, FLAGS, sys.argv[1:] if arguments is None else arguments, lenient=True)
+    given = parse_or_exit(HOOK, FLAGS, arguments, lenient=True)
     signals.end_as_usual()
     try:
         logflags.start(given, HOOK)
@@ -54,14 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     labels = _labels(str(given.get("root", "/")))
     if labels is not None:
-        sys.stdout.write(feature_text(labels))
+        sys.stdout.write(gpu.feature_text(labels))
         sys.stdout.flush()
     return 0
 
 
 def install(arguments: Sequence[str] | None = None) -> int:
     """`gpu-init.sh`: installs the hook and the feature file in the directories that exist. Returns the exit status."""
-    given = parse_or_exit(INIT, INIT_FLAGS, sys.argv[1:] if arguments is None else arguments, lenient=True)
+    given = parse_or_exit(INIT, INIT_FLAGS, arguments, lenient=True)
     signals.end_as_usual()
     values = {flag.name: flag.default for flag in INIT_FLAGS} | given
     sources, features = str(values["source-dir"]), str(values["features-dir"])
@@ -74,9 +66,9 @@ def install(arguments: Sequence[str] | None = None) -> int:
         if labels is None:
             return 0  # the plugin, whose pod waits for this container, works without labels
         if os.path.isdir(sources):
-            staticprint.install(os.path.join(sources, HOOK), feature_text(labels))
+            staticprint.install(os.path.join(sources, HOOK), gpu.feature_text(labels))
         if os.path.isdir(features):
-            file = LabelFile(os.path.join(features, FEATURE_FILE))
+            file = LabelFile(os.path.join(features, gpu.FEATURE_FILE))
             log.info("%s: %s", file.path, "written" if file.write(labels) else "unchanged")
     except (ValueError, OSError) as error:
         log.critical("%s", logflags.message_of(error))
@@ -87,16 +79,12 @@ def install(arguments: Sequence[str] | None = None) -> int:
 def _labels(root: str) -> dict[str, str] | None:
     """The labels of the host, None after an error, which is logged."""
     host = Host(root)
-    drm = _HOST_DRM if host.exists(_HOST_DRM) else DRM
+    drm = _HOST_DRM if host.exists(_HOST_DRM) else gpu.DRM
     try:
-        gpus = read_gpus(host, drm)
+        gpus = gpu.read_gpus(host, drm)
     except HostError as error:
         log.warning("no labels: %s", error)
         return None
     for note in host.notes:
         log.warning("%s", note)
-    return gpu_labels(gpus, LabelOptions.of(os.environ))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return gpu.gpu_labels(gpus, gpu.LabelOptions.of(os.environ))

@@ -205,27 +205,21 @@ def _rows(plugin: PluginStatus, kubelet: _Kubelet) -> Iterator[DeviceRow]:
         held_by = kubelet.holders.get((resource, id_), ())
         if device is not None and device.cdi is not None:
             held_by = (*held_by, *kubelet.claims.get(device.cdi.qualified_name, ()))
-        if device is None:
-            yield DeviceRow(
-                plugin=plugin.name, resource=resource, id=id_, here=False, advertised=advertised, held_by=held_by
-            )
-        else:
-            yield _row(plugin.name, resource, device, advertised, held_by)
+        row = DeviceRow(
+            plugin=plugin.name, resource=resource, id=id_, here=False, advertised=advertised, held_by=held_by
+        )
+        yield row if device is None else _with_device(row, device)
 
 
-def _row(name: str, resource: str, device: Device, advertised: bool | None, held_by: Sequence[str]) -> DeviceRow:
-    numa = device.topology if isinstance(device.topology, tuple) else None
-    return DeviceRow(
-        plugin=name,
-        resource=resource,
-        id=device.id,
+def _with_device(row: DeviceRow, device: Device) -> DeviceRow:
+    return msgspec.structs.replace(
+        row,
+        here=True,
         unit=device.unit,
         health=device.health,
         reason=device.reason,
-        numa=numa,
+        numa=device.topology if isinstance(device.topology, tuple) else None,
         attributes=device.attributes,
-        advertised=advertised,
-        held_by=held_by,
     )
 
 

@@ -10,7 +10,8 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from accelplane.cli.untilsignal import until_signal
 from accelplane.kubelet.embedded import (
@@ -87,40 +88,48 @@ async def _print_events(kubelet: EmbeddedKubelet) -> None:
             _print(line)
         printed = registrations[-1].number if registrations else printed
         before = after
-        await kubelet.until(_differs(printed, before), timeout=None)
+        await kubelet.until(partial(_differs, printed, before), timeout=None)
 
 
-def _differs(printed: int, before: Mapping[str, ResourceStatus]) -> Callable[[EmbeddedKubelet], bool]:
-    def differs(kubelet: EmbeddedKubelet) -> bool:
-        latest = kubelet.registrations[-1].number if kubelet.registrations else 0
-        return latest > printed or kubelet.resources() != before
-
-    return differs
+def _differs(printed: int, before: Mapping[str, ResourceStatus], kubelet: EmbeddedKubelet) -> bool:
+    latest = kubelet.registrations[-1].number if kubelet.registrations else 0
+    return latest > printed or kubelet.resources() != before
 
 
 async def _run_commands(kubelet: EmbeddedKubelet, lines: asyncio.Queue[str]) -> None:
     """Runs commands one after another until `quit`."""
-    commands: dict[str, Callable[[Sequence[str]], Awaitable[str]]] = {
-        "pod": lambda words: _pod(kubelet, words),
-        "delete": lambda words: _delete(kubelet, words),
-        "status": lambda _words: _status(kubelet),
-        "restart": lambda _words: _restart(kubelet),
-        "help": _help,
-    }
     while True:
         words = (await lines.get()).split()
         if not words:
             continue
-        name, *arguments = words
-        if name == "quit":
+        if words[0] == "quit":
             return
-        if name not in commands:
-            _print(f"unknown command {name[:40]!r}, expected one of {', '.join((*commands, 'quit'))}")
-            continue
         try:
-            _print(await commands[name](arguments))
+            _print(await _execute(kubelet, words))
         except (CommandError, AdmissionError, ContainerStartError, KubeletError, NoSuchPod) as error:
             _print(str(error))
+
+
+async def _execute(kubelet: EmbeddedKubelet, words: Sequence[str]) -> str:
+    """Runs one command and returns its output. Raises `CommandError` and the errors of the kubelet."""
+    match words:
+        case ["pod", *arguments]:
+            return await _pod(kubelet, arguments)
+        case ["delete", name]:
+            kubelet.delete_pod(name)
+            return f"pod {name} deleted"
+        case ["delete", *_]:
+            raise CommandError("expected: delete NAME")
+        case ["status", *_]:
+            return kubelet.describe()
+        case ["restart", *_]:
+            await kubelet.restart()
+            return "kubelet restarted"
+        case ["help", *_]:
+            return _HELP
+        case _:
+            names = "pod, delete, status, restart, help, quit"
+            raise CommandError(f"unknown command {words[0][:40]!r}, expected one of {names}")
 
 
 async def _pod(kubelet: EmbeddedKubelet, words: Sequence[str]) -> str:
@@ -138,26 +147,6 @@ async def _pod(kubelet: EmbeddedKubelet, words: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-async def _delete(kubelet: EmbeddedKubelet, words: Sequence[str]) -> str:
-    if len(words) != 1:
-        raise CommandError("expected: delete NAME")
-    kubelet.delete_pod(words[0])
-    return f"pod {words[0]} deleted"
-
-
-async def _status(kubelet: EmbeddedKubelet) -> str:
-    return kubelet.describe()
-
-
-async def _restart(kubelet: EmbeddedKubelet) -> str:
-    await kubelet.restart()
-    return "kubelet restarted"
-
-
-async def _help(_words: Sequence[str]) -> str:
-    return _HELP
-
-
 def parse_pod(words: Sequence[str]) -> Pod:
     """Parses `NAME RESOURCE=N [RESOURCE=N...]` to a pod with one container. Raises `CommandError`."""
     usage = "expected: pod NAME RESOURCE=N [RESOURCE=N...], for example: pod demo gpu.intel.com/i915=1"
@@ -173,7 +162,6 @@ def parse_pod(words: Sequence[str]) -> Pod:
 
 
 def describe_registration(record: Registration) -> str:
-    """Returns one line."""
     if not record.accepted:
         return f"rejected registration of {record.resource} at {record.endpoint}: {record.outcome}"
     options = record.options._asdict() if record.options else {}

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from accelplane.apiserver import ApiError, ApiServer
 from accelplane.cli import logflags, signals
-from accelplane.cli.goflags import Flag, Value, parse_or_exit
+from accelplane.cli.goflags import Flag, Value, parse_or_exit, with_defaults
 from accelplane.cli.untilsignal import until_signal
 from accelplane.features import RuleOutput, discover, evaluate, node_reconciler
 from accelplane.features.gpu import LabelOptions, gpu_labels, read_gpus
@@ -59,7 +59,7 @@ class UsageError(Exception):
     """The command line is invalid."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class Options(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     """The values of the flags."""
 
     output: str
@@ -75,17 +75,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_flags(cls, given: Mapping[str, Value], environment: Mapping[str, str]) -> "Options":
         """Raises `UsageError`."""
-        values = {flag.name: flag.default for flag in FLAGS} | dict(given)
-        options = cls(
-            output=str(values["output"]),
-            daemon=bool(values["daemon"]),
-            cleanup=bool(values["cleanup"]),
-            epc=bool(values["epc"]),
-            gpu=bool(values["gpu"]),
-            features_dir=os.path.abspath(str(values["features-dir"])),
-            node_name=str(values["node-name"]) or environment.get("NODE_NAME", ""),
-            root=os.path.abspath(str(values["root"])),
-            until_stdin_ends=bool(values["until-stdin-ends"]),
+        options = msgspec.convert(with_defaults(FLAGS, given, {}), cls)
+        options = replace(
+            options,
+            features_dir=os.path.abspath(options.features_dir),
+            node_name=options.node_name or environment.get("NODE_NAME", ""),
+            root=os.path.abspath(options.root),
         )
         if options.output not in OUTPUTS:
             raise UsageError(f"-output: {options.output!a}: expected one of {', '.join(OUTPUTS)}")
@@ -100,7 +95,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 1 for any error."""
-    given = parse_or_exit(PROGRAM, FLAGS, sys.argv[1:] if arguments is None else arguments)
+    given = parse_or_exit(PROGRAM, FLAGS, arguments)
     if given.get("daemon"):
         signals.end_at_once()
     else:

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import sys
 from collections.abc import Sequence
 
 from accelplane.cli import logflags, signals
@@ -35,7 +34,7 @@ _MARGIN = 0.3  # seconds of a request that are not the driver's
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 255 for fatal errors, 2 for invalid flags."""
     signals.end_at_once()
-    given = parse_or_exit(PROGRAM, FLAGS, sys.argv[1:] if arguments is None else arguments, lenient=True)
+    given = parse_or_exit(PROGRAM, FLAGS, arguments, lenient=True)
     values = {flag.name: flag.default for flag in FLAGS} | given
     try:
         logflags.start(given, PROGRAM)
@@ -76,7 +75,3 @@ def _identity(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from logging.handlers import RotatingFileHandler
 
 from accelplane import logs
-from accelplane.cli.goflags import Flag, Value
+from accelplane.cli.goflags import Flag, Value, with_defaults
 
 FLAGS = (
     Flag("v", 0, "number for the log level verbosity"),
@@ -32,9 +32,7 @@ FLAGS = (
 
 def start(given: Mapping[str, Value], program: str) -> None:
     """Configures logging. Raises `ValueError` with the name of an invalid flag, and `OSError` for a log file."""
-    values = {flag.name: flag.default for flag in FLAGS} | {
-        name: value for name, value in given.items() if any(flag.name == name for flag in FLAGS)
-    }
+    values = with_defaults(FLAGS, given, {})
     if values["log-format"] not in ("text", "json"):
         raise ValueError(f"-log-format: {values['log-format']!a}: expected text or json")
     formatter = (

@@ -69,8 +69,7 @@ def dropin(
     `absence` may return a reason why the command must not run on this host. Most commands wait for hardware instead.
     """
     options = flags_of(plugin_type.config_type)
-    words = sys.argv[1:] if arguments is None else arguments
-    given = parse_or_exit(program, (*options, *FLAGS), words, lenient=True)
+    given = parse_or_exit(program, (*options, *FLAGS), arguments, lenient=True)
 
     def load() -> tuple[Settings, Plugins]:
         own = {option.name for option in options}

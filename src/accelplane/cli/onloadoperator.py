@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from accelplane.cli import logflags
-from accelplane.cli.clusterprogram import Values, run_in_cluster
+from accelplane.cli.clusterprogram import Values, address_of, check_name, port_of, run_in_cluster, shutdown_delay_of
 from accelplane.cli.goflags import Flag, Value
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ PROGRAM = "onload-operator"
 IMAGE_VARIABLE = "DEVICE_PLUGIN_IMG"
 # Prefix of the names of objects of an installation.
 _PREFIX = "onload-operator-"
-_MAX_DELAY = 60
 
 _ENCODERS = {"": "", "console": "text", "json": "json"}
 _LEVELS = {"": 0, "panic": 0, "error": 0, "info": 0, "debug": 1}
@@ -51,8 +50,7 @@ FLAGS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the program. Returns 1 for a fatal error and 2 for a wrong flag."""
-    words = sys.argv[1:] if arguments is None else arguments
-    return run_in_cluster(PROGRAM, FLAGS, words, _run, lenient=True, translate=translated)
+    return run_in_cluster(PROGRAM, FLAGS, arguments, _run, lenient=True, translate=translated)
 
 
 async def _run(values: Values) -> None:
@@ -70,19 +68,15 @@ def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Opt
     certificate = _certificate(values, environment)
     if values["metrics-secure"] and certificate is None:
         raise ValueError("-metrics-secure: found no certificate, expected -certificate-secret or -cert-dir")
-    if not 0 <= int(values["port"]) <= 65535:
-        raise ValueError(f"-port: {values['port']}: expected a port from 0 to 65535")
-    if not 0 <= float(values["shutdown-delay"]) <= _MAX_DELAY:
-        raise ValueError(f"-shutdown-delay: {values['shutdown-delay']}: expected seconds from 0 to {_MAX_DELAY}")
     return Options(
         image=plugin_image(environment),
         certificate=certificate,
-        webhook_port=int(values["port"]),
+        webhook_port=port_of(values),
         allow_tls13=bool(values["tls-1.3"]),
         metrics_secure=bool(values["metrics-secure"]),
-        shutdown_delay=float(values["shutdown-delay"]),
-        metrics_address=_address(values, "metrics-bind-address"),
-        health_address=_address(values, "health-probe-bind-address"),
+        shutdown_delay=shutdown_delay_of(values),
+        metrics_address=address_of(values, "metrics-bind-address"),
+        health_address=address_of(values, "health-probe-bind-address"),
         leader_elect=bool(values["leader-elect"]),
         profiling=bool(values["profiling"]),
     )
@@ -90,7 +84,6 @@ def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Opt
 
 def _certificate(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Certificate | None":
     """The certificate of the webhook, if there is one. Raises `ValueError`."""
-    from accelplane.kube.names import is_dns_subdomain  # noqa: PLC0415
     from accelplane.kube.webhooks import Certificate  # noqa: PLC0415
 
     secret, directory = str(values["certificate-secret"]), str(values["cert-dir"])
@@ -98,16 +91,12 @@ def _certificate(values: Mapping[str, Value], environment: Mapping[str, str]) ->
         return Certificate(directory=directory) if directory else None
     service = environment.get("WEBHOOK_SERVICE") or f"{_PREFIX}webhook-service"
     configuration = environment.get("VALIDATING_WEBHOOK_CONFIGURATION") or f"{_PREFIX}validating-webhook-configuration"
-    named = {
-        "-certificate-secret": secret,
-        "WEBHOOK_SERVICE": service,
-        "VALIDATING_WEBHOOK_CONFIGURATION": configuration,
-    }
-    for source, name in named.items():
-        if not is_dns_subdomain(name):
-            raise ValueError(f"{source}: {name!a}: expected a name of a-z, 0-9, - and .")
     return Certificate(
-        secret=secret, service=service, configurations={"ValidatingWebhookConfiguration": [configuration]}
+        secret=check_name("-certificate-secret", secret),
+        service=check_name("WEBHOOK_SERVICE", service),
+        configurations={
+            "ValidatingWebhookConfiguration": [check_name("VALIDATING_WEBHOOK_CONFIGURATION", configuration)]
+        },
     )
 
 
@@ -134,19 +123,6 @@ def translated(given: Mapping[str, Value]) -> dict[str, Value]:
     if level:
         found.setdefault("v", _LEVELS[level] if level in _LEVELS else int(level))
     return found
-
-
-def _address(values: Mapping[str, Value], flag: str) -> str:
-    from accelplane.http.listening import split_address  # noqa: PLC0415
-    from accelplane.kube.manager import OFF  # noqa: PLC0415
-
-    address = str(values[flag])
-    if address != OFF:
-        try:
-            split_address(address)
-        except ValueError as error:
-            raise ValueError(f"-{flag}: {error}, or {OFF} to disable it") from None
-    return address
 
 
 if __name__ == "__main__":

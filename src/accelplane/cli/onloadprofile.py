@@ -27,6 +27,9 @@ def main(arguments: Sequence[str] | None = None, program: str = DROP_IN) -> int:
     from accelplane.onload.profiles.errors import ProfileError  # noqa: PLC0415 - not needed for the usage
 
     words = sys.argv[1:] if arguments is None else arguments
+    if program != DROP_IN and {"-h", "--help"} & {*words}:
+        sys.stdout.write(_usage(program))
+        return 0
     try:
         options = _parse(words)
     except _UsageError as error:

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from accelplane.apiserver import ApiServer
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit, with_defaults
-from accelplane.host.files import HostFiles
+from accelplane.cli.untilsignal import until_signal
+from accelplane.host import Host
 from accelplane.sidecars.onload.configuration import Configuration, WorkerError
 from accelplane.sidecars.onload.container_id import find_container_id
 from accelplane.sidecars.onload.crictl import find_crictl, host_root
@@ -29,8 +30,7 @@ FLAGS = (
 def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] | None = None) -> int:
     """The entry point. Returns the exit status."""
     signals.end_at_once()
-    words = sys.argv[1:] if arguments is None else arguments
-    given = parse_or_exit("onload-worker", FLAGS, words, lenient=True)
+    given = parse_or_exit("onload-worker", FLAGS, arguments, lenient=True)
     variables = os.environ if environment is None else environment
     try:
         logflags.start(given, "onload-worker")
@@ -38,29 +38,18 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
         print(f"onload-worker: {error}", file=sys.stderr)
         return 1
     try:
-        asyncio.run(_run(with_defaults(FLAGS, given, variables), variables))
+        asyncio.run(until_signal(_work(with_defaults(FLAGS, given, variables), variables)))
     except WorkerError as error:
         log.error("%s", error)
         return 1
     return 0
 
 
-async def _run(values: Mapping[str, Value], environment: Mapping[str, str]) -> None:
-    """Runs until a signal. Raises `WorkerError`."""
-    task = asyncio.create_task(_work(values, environment))
-    loop = asyncio.get_running_loop()
-    for number in signals.ENDING:
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        await task
-    except asyncio.CancelledError:
-        return
-
-
 async def _work(values: Mapping[str, Value], environment: Mapping[str, str]) -> None:
+    """Raises `WorkerError`."""
     root = str(values["root"])
     configuration = Configuration.of(environment)
     require_device(root)
     crictl = find_crictl(str(values["crictl-path"]), host_root())
-    container_id = await find_container_id(configuration, HostFiles(root), lambda: ApiServer.in_cluster(environment))
+    container_id = await find_container_id(configuration, Host(root), lambda: ApiServer.in_cluster(environment))
     await Worker(Values(crictl, configuration.arguments(container_id)), root).run()

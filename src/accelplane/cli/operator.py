@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from accelplane.cli import fpgawebhook, logflags, sgxwebhook
-from accelplane.cli.clusterprogram import Values, run_in_cluster
+from accelplane.cli.clusterprogram import Values, address_of, check_name, port_of, run_in_cluster, shutdown_delay_of
 from accelplane.cli.goflags import Flag, Value
 from accelplane.operator.models import KINDS
 from accelplane.operator.settings import OLDEST, RELEASE, VENDOR, ImagePolicy, Settings, Upgrade, overrides
@@ -128,12 +128,12 @@ def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Opt
             },
         ),
         sgx=sgxwebhook.sgx_options(values),
-        webhook_port=_port(values["port"]),
+        webhook_port=port_of(values),
         allow_tls13=bool(values["tls-1.3"]),
-        metrics_address=_address(given, "-metrics-bind-address"),
+        metrics_address=address_of(values, "metrics-bind-address"),
         metrics_secure=bool(values["metrics-secure"]),
-        health_address=_address(given, "-health-probe-bind-address"),
-        shutdown_delay=fpgawebhook.shutdown_delay_of(values),
+        health_address=address_of(values, "health-probe-bind-address"),
+        shutdown_delay=shutdown_delay_of(values),
         leader_elect=bool(values["leader-elect"]),
         profiling=bool(values["profiling"]),
     )
@@ -155,26 +155,8 @@ def families(text: str) -> list[str]:
 
 def _name(given: Mapping[str, str], source: str) -> str:
     """The name of an object from a flag or a variable. Raises `ValueError`."""
-    from accelplane.kube.names import is_dns_subdomain  # noqa: PLC0415
-
     name = given.get(source, "")
-    if name and not is_dns_subdomain(name):
-        raise ValueError(f"{source}: {name!a}: expected a name of a-z, 0-9, - and .")
-    return name
-
-
-def _address(given: Mapping[str, str], flag: str) -> str:
-    """Raises `ValueError`."""
-    from accelplane.http.listening import split_address  # noqa: PLC0415
-    from accelplane.kube.manager import OFF  # noqa: PLC0415
-
-    address = given[flag]
-    if address != OFF:
-        try:
-            split_address(address)
-        except ValueError as error:
-            raise ValueError(f"{flag}: {error}, or {OFF} to disable it") from None
-    return address
+    return check_name(source, name) if name else ""
 
 
 def _images(values: Mapping[str, Value], environment: Mapping[str, str]) -> ImagePolicy:
@@ -204,13 +186,6 @@ def _images(values: Mapping[str, Value], environment: Mapping[str, str]) -> Imag
                 "change -image-target"
             )
     return policy
-
-
-def _port(value: Value) -> int:
-    port = int(value)
-    if not 0 <= port <= 65535:
-        raise ValueError(f"-port: {port}: expected a port from 0 to 65535")
-    return port
 
 
 if __name__ == "__main__":

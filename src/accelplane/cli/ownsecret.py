@@ -10,15 +10,12 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import TypeVar
 
 from msgspec import Raw, Struct
 
 from accelplane.apiserver import JSON_PATCH, ApiError, ApiServer, NotFound, StatusError, object_path
 from accelplane.kube.jsonpatch import Operation, pointer
 from accelplane.kube.trust import SecretData, SecretMissing, Target, TargetKind, TrustError
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -119,17 +116,14 @@ class SecretStore:
 
     async def targets(self) -> Sequence[tuple[TargetKind, Target]]:
         """Raises `TrustError`."""
-        return [("MutatingWebhookConfiguration", await self._get(self._configuration, Target))]
+        try:
+            return [("MutatingWebhookConfiguration", await self._api.get(self._configuration, Target))]
+        except ApiError as error:
+            raise TrustError(str(error)) from error
 
     async def patch(self, kind: TargetKind, name: str, operations: Sequence[Operation]) -> None:
         """Raises `TrustError`."""
         try:
             await self._api.patch(self._configuration, operations, JSON_PATCH, Raw)
-        except ApiError as error:
-            raise TrustError(str(error)) from error
-
-    async def _get(self, path: str, kind: type[T]) -> T:
-        try:
-            return await self._api.get(path, kind)
         except ApiError as error:
             raise TrustError(str(error)) from error

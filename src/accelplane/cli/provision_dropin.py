@@ -34,7 +34,7 @@ def _run(program: str, family: str, config_dir: str, arguments: Sequence[str] | 
         Flag("root", "/", "directory that contains sysfs and devfs"),
         Flag("config-dir", config_dir, "directory of the configuration files"),
     )
-    given = parse_or_exit(program, flags, sys.argv[1:] if arguments is None else arguments)
+    given = parse_or_exit(program, flags, arguments)
     root = os.path.abspath(str(given.get("root", "/")))
     if not os.path.isdir(root):
         print(f"{program}: -root {root}: not a directory", file=sys.stderr)

@@ -62,9 +62,10 @@ def parts(
     """The desired state, and the errors of the files and variables with it. Without `config_dir` no files are read."""
     found: list[Part] = []
     problems: list[str] = []
-    for make in _makers(families, config_dir or os.devnull, variables, force, dlb_pfs):
+    device_types = [variables["DEVICE_TYPE"]] if variables.get("DEVICE_TYPE") else ["dsa", "iaa"]
+    for kind in (kind for family in families for kind in (device_types if family == "idxd" else [family])):
         try:
-            found.append(make())
+            found.append(_part(kind, config_dir or os.devnull, variables, force, dlb_pfs))
         except ConfigError as error:
             problems.append(str(error))
     return found, list(dict.fromkeys(problems))  # DSA and IAA have variables in common
@@ -170,17 +171,15 @@ def _exclusive_lock(root: str, arrived: Sequence[signal.Signals]) -> Generator[N
         os.close(descriptor)
 
 
-def _makers(
-    families: Iterable[str], config_dir: str, variables: Mapping[str, str], force: bool, dlb_pfs: str
-) -> Iterator[Callable[[], Part]]:
-    for family in families:
-        if family == "qat":
-            yield partial(_qat, config_dir, variables, force)
-        elif family == "dlb":
-            yield partial(_dlb, config_dir, variables, force, dlb_pfs)
-        else:
-            for device_type in [variables["DEVICE_TYPE"]] if variables.get("DEVICE_TYPE") else ["dsa", "iaa"]:
-                yield partial(_idxd, config_dir, {**variables, "DEVICE_TYPE": device_type}, force)
+def _part(kind: str, config_dir: str, variables: Mapping[str, str], force: bool, dlb_pfs: str) -> Part:
+    """The devices of one kind, for idxd a device type. Raises `ConfigError`."""
+    match kind:
+        case "qat":
+            return _qat(config_dir, variables, force)
+        case "dlb":
+            return _dlb(config_dir, variables, force, dlb_pfs)
+        case _:
+            return _idxd(config_dir, {**variables, "DEVICE_TYPE": kind}, force)
 
 
 def _qat(config_dir: str, variables: Mapping[str, str], force: bool) -> Part:

@@ -1,16 +1,35 @@
-"""Shows a text again and again: in place on a terminal, one text after the other elsewhere."""
+"""Shows a text or tables again and again: in place on a terminal, one after the other elsewhere."""
 
 import asyncio
 import os
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import TextIO
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import TextIO, TypeVar
+
+from accelplane.cli.tables import Document, Format, with_problems, write
 
 # Cursor home; erase to the end of the line; erase to the end of the screen (ECMA-48).
 _HOME, _ERASE_LINE, _ERASE_BELOW, _ERASE_ALL = "\x1b[H", "\x1b[K", "\x1b[J", "\x1b[2J"
 
 Frame = Callable[[], Awaitable[str]]
+T = TypeVar("T")
+
+
+async def show(
+    read: Callable[[], Awaitable[tuple[Document[T], Sequence[str]]]], form: Format, interval: float, *, once: bool
+) -> Sequence[str]:
+    """Shows the document of `read`, with its problems unless `once`, as `refresh` does. Returns the last problems."""
+    problems: Sequence[str] = ()
+
+    async def frame() -> str:
+        nonlocal problems
+        document, problems = await read()
+        text = write(document, form)
+        return text if once else with_problems(text, problems, form)
+
+    await refresh(frame, interval, once=once)
+    return problems
 
 
 async def refresh(frame: Frame, interval: float, *, once: bool, stream: TextIO | None = None) -> None:

@@ -59,7 +59,7 @@ class Fatal(Exception):
 def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     """Returns the exit status: 1 for a fatal error, 2 for invalid flags."""
     signals.end_at_once()
-    given = parse_or_exit(program, FLAGS, sys.argv[1:] if arguments is None else arguments, lenient=True)
+    given = parse_or_exit(program, FLAGS, arguments, lenient=True)
     values = with_defaults(FLAGS, given, os.environ)
     try:
         logflags.start(given, program.replace(" ", "-"))

@@ -5,6 +5,7 @@ Texts of devices, pods and drivers are untrusted: tables, CSV and names show cha
 
 import csv
 import io
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Generic, Literal, TypeVar, get_args
@@ -87,6 +88,13 @@ def write(document: Document[T], form: Format) -> str:
             return _csv(tables[0], headers=form.headers)
         case "table" | "wide":
             return "\n".join(_aligned(table, wide=form.output == "wide", headers=form.headers) for table in tables)
+
+
+def print_problems(program: str, problems: Sequence[str]) -> int:
+    """Prints the problems to standard error. Returns the exit code, 1 if there are any."""
+    for problem in problems:
+        print(f"{program}: {problem}", file=sys.stderr)
+    return 1 if problems else 0
 
 
 def with_problems(text: str, problems: Sequence[str], form: Format) -> str:

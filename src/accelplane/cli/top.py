@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from accelplane.cli import topreadings
 from accelplane.cli.inspect import scan_plugin
-from accelplane.cli.refresh import refresh
-from accelplane.cli.tables import UNKNOWN, Column, Document, Format, Row, Table, sort_tables, with_problems, write
+from accelplane.cli.refresh import show
+from accelplane.cli.tables import UNKNOWN, Column, Document, Format, Row, Table, print_problems, sort_tables
 from accelplane.devices import Device, Inventory
 from accelplane.kubelet import sockets
 from accelplane.node import config as configuration
@@ -84,9 +84,7 @@ def run(
     problems = asyncio.run(
         _show(Settings(root=root, kubelet_dir=kubelet_dir), chosen, form, interval=interval, once=once, wake=wake)
     )
-    for problem in problems:
-        print(f"accelplane top: {problem}", file=sys.stderr)
-    return 1 if problems else 0
+    return print_problems("accelplane top", problems)
 
 
 async def _show(
@@ -95,17 +93,15 @@ async def _show(
     """Shows the devices until the end. Returns read errors."""
     node = _Node(settings, plugins, wake=wake)
 
-    async def frame() -> str:
-        text = write(await node.document(), form)
-        return text if once else with_problems(text, node.problems(), form)
+    async def read() -> tuple[Document[DeviceRow], Sequence[str]]:
+        return await node.document(), node.problems()
 
     try:
         if once and await node.has_counters():
             await asyncio.sleep(_SECOND_READING)
-        await refresh(frame, interval, once=once)
+        return await show(read, form, interval, once=once)
     finally:
         await node.close()
-    return node.problems()
 
 
 class _Node:
@@ -131,7 +127,6 @@ class _Node:
         )
 
     async def document(self) -> Document[DeviceRow]:
-        """The devices now."""
         found = await self._read()
         holders = self._holders.last
         rows = [_table_row(row) for row in _rows(self._inventories, holders, found)]

@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import ssl
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from accelplane.cli import logflags, signals
-from accelplane.cli.goflags import Flag, Value, parse_or_exit
+from accelplane.cli.goflags import Flag, Value, parse_or_exit, with_defaults
 from accelplane.cli.untilsignal import until_signal
 from accelplane.features import xelink
 from accelplane.http.client import HttpClient
@@ -43,7 +42,7 @@ FLAGS = (
     Flag("lane-count", 4, "minimum number of lanes of a link"),
     Flag("label-namespace", "gpu.intel.com", "prefix of the labels"),
     Flag("allow-subdeviceless-links", False, "accept links that are not on sub-devices, as of GPUs with one tile"),
-    Flag("cert", "", "PEM file with the only trusted certificate; with it the metrics are read by HTTPS"),
+    Flag("cert", "", "PEM file with the only trusted certificate, of an authority or of XPU Manager; turns HTTPS on"),
     Flag("tmp-dir-prefix", _FEATURES, "directory for the temporary directory, on the file system of the label file"),
     Flag("dst-file-path", f"{_FEATURES}{FILE_NAME}", "label file"),
     Flag("stale-timeout", 300, "seconds for which the labels stay when the metrics cannot be read", unsigned=True),
@@ -59,7 +58,7 @@ class ReadError(Exception):
     """The metrics cannot be read."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class Options(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     """The values of the flags."""
 
     interval: int
@@ -76,8 +75,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_flags(cls, given: Mapping[str, Value]) -> "Options":
         """Raises `OptionError`."""
-        values = {flag.name.replace("-", "_"): given.get(flag.name, flag.default) for flag in FLAGS}
-        options = msgspec.convert({name: values[name] for name in cls.__struct_fields__}, cls)
+        options = msgspec.convert(with_defaults(FLAGS, given, {}), cls)
         if not options.interval:
             raise OptionError("-interval: found 0, expected at least 1 second")
         if not 0 < options.xpum_port < 65536:
@@ -204,7 +202,7 @@ class Sidecar:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 255 for fatal errors, 2 for invalid flags."""
     signals.end_at_once()
-    given = parse_or_exit(PROGRAM, FLAGS, sys.argv[1:] if arguments is None else arguments, lenient=True)
+    given = parse_or_exit(PROGRAM, FLAGS, arguments, lenient=True)
     try:
         logflags.start(given, PROGRAM)
         asyncio.run(run(Options.from_flags(given)))
@@ -221,7 +219,3 @@ async def run(options: Options) -> None:
         await until_signal(sidecar.run())
     finally:
         sidecar.remove()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -105,7 +105,6 @@ class Pass:
             os.close(directory)
 
     def result(self) -> Walk:
-        """The results until now."""
         complete = self._complete and not self.abandoned
         return Walk(
             found=list(self._found), present=self._present, visited=frozenset(list(self._visited)), complete=complete

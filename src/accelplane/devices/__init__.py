@@ -5,25 +5,10 @@ the kubelet, CDI files, metrics) act on the `Changes` between two inventories.
 """
 
 from accelplane.devices.cdi import CdiDevice, CdiError, CdiHook, CdiMount, CdiNode
-from accelplane.devices.device import (
-    HEALTHY,
-    UNHEALTHY,
-    Allocation,
-    Device,
-    DeviceNode,
-    Mount,
-    Resource,
-    Skipped,
-)
+from accelplane.devices.device import HEALTHY, UNHEALTHY, Allocation, Device, DeviceNode, Mount, Resource, Skipped
 from accelplane.devices.health import Cause, HealthPolicy, HealthState, Phase, Verdict
 from accelplane.devices.inventory import Changes, Inventory
-from accelplane.devices.names import (
-    DeviceIdError,
-    ResourceNameError,
-    check_device_id,
-    check_resource_name,
-    natural,
-)
+from accelplane.devices.names import DeviceIdError, ResourceNameError, check_device_id, check_resource_name, natural
 
 __all__ = [
     "HEALTHY",

@@ -82,10 +82,7 @@ class CdiDevice(Struct, frozen=True, kw_only=True):
 
     @property
     def indispensable(self) -> bool:
-        """Whether the Allocate response alone does not suffice.
-
-        It cannot have hooks, nor mounts of other file systems than the host's.
-        """
+        """Whether an Allocate response does not suffice: it has no hooks and only mounts of the host's file systems."""
         return bool(self.hooks) or any(not mount.host_path.startswith("/") for mount in self.mounts)
 
     def document(self) -> dict[str, object]:
@@ -101,7 +98,7 @@ class CdiDevice(Struct, frozen=True, kw_only=True):
         return {
             "cdiVersion": VERSION,
             "containerEdits": {},
-            "devices": [{"containerEdits": {key: value for key, value in edits.items() if value}, "name": self.name}],
+            "devices": [{"containerEdits": _without_empty(edits), "name": self.name}],
             "kind": self.kind,
         }
 
@@ -158,21 +155,14 @@ class CdiDevice(Struct, frozen=True, kw_only=True):
 
 
 def _hook(hook: CdiHook) -> Mapping[str, object]:
-    entry: dict[str, object] = {}
-    if hook.args:
-        entry["args"] = list(hook.args)
-    if hook.env:
-        entry["env"] = list(hook.env)
-    entry |= {"hookName": hook.name, "path": hook.path}
-    if hook.timeout is not None:
-        entry["timeout"] = hook.timeout
-    return entry
+    entry = {"args": list(hook.args), "env": list(hook.env), "hookName": hook.name, "path": hook.path}
+    return _without_empty({**entry, "timeout": hook.timeout})
 
 
 def _mount(mount: CdiMount) -> Mapping[str, object]:
-    entry: dict[str, object] = {"containerPath": mount.container_path, "hostPath": mount.host_path}
-    if mount.options:
-        entry["options"] = list(mount.options)
-    if mount.type:
-        entry["type"] = mount.type
-    return entry
+    entry = {"containerPath": mount.container_path, "hostPath": mount.host_path}
+    return _without_empty({**entry, "options": list(mount.options), "type": mount.type})
+
+
+def _without_empty(entries: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in entries.items() if value not in (None, "", [])}

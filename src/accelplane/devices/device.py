@@ -15,10 +15,7 @@ UNHEALTHY: Literal["Unhealthy"] = "Unhealthy"
 
 
 class DeviceNode(Struct, frozen=True):
-    """A device node that a container gets.
-
-    The default of `container_path` is `host_path`. `permissions` consists of the letters r, w and m.
-    """
+    """A device node that a container gets, by default at `host_path`. `permissions` has the letters r, w and m."""
 
     host_path: str
     container_path: str = ""
@@ -108,10 +105,7 @@ class Skipped(Struct, frozen=True):
 
 
 class Allocation(Struct, frozen=True, kw_only=True):
-    """The response to one container request of `Allocate`.
-
-    `cdi_devices` are fully qualified names (`vendor/class=name`).
-    """
+    """The response to one container request of `Allocate`. `cdi_devices` are qualified names (`vendor/class=name`)."""
 
     nodes: Sequence[DeviceNode] = ()
     mounts: Sequence[Mount] = ()
@@ -135,9 +129,5 @@ class Allocation(Struct, frozen=True, kw_only=True):
             if device.cdi is not None:
                 names[device.cdi.qualified_name] = None
         return cls(
-            nodes=tuple(nodes),
-            mounts=tuple(mounts),
-            envs=envs,
-            annotations=annotations,
-            cdi_devices=tuple(names),
+            nodes=tuple(nodes), mounts=tuple(mounts), envs=envs, annotations=annotations, cdi_devices=tuple(names)
         )

@@ -6,13 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from accelplane.devices.device import Device, Resource, Skipped
-from accelplane.devices.names import (
-    DeviceIdError,
-    ResourceNameError,
-    check_device_id,
-    check_resource_name,
-    natural,
-)
+from accelplane.devices.names import DeviceIdError, ResourceNameError, check_device_id, check_resource_name, natural
 
 
 class Inventory(Struct, frozen=True):
@@ -60,7 +54,9 @@ class Inventory(Struct, frozen=True):
         resources = {name: dict(known) for name, known in self.resources.items()}
         for device in devices:
             resources.setdefault(device.resource, {})[device.id] = device
-        return replace(self, resources=_ordered(resources) if _differ_in_size(self.resources, resources) else resources)
+        old = self.resources
+        equal = len(old) == len(resources) and all(len(old[name]) == len(known) for name, known in resources.items())
+        return replace(self, resources=resources if equal else _ordered(resources))
 
 
 class Changes(Struct, frozen=True):
@@ -89,7 +85,3 @@ def _ordered(resources: Mapping[str, Mapping[str, Device]]) -> dict[str, dict[st
         name: {key: resources[name][key] for key in sorted(resources[name], key=natural)}
         for name in sorted(resources, key=natural)
     }
-
-
-def _differ_in_size(old: Mapping[str, Mapping[str, Device]], new: Mapping[str, Mapping[str, Device]]) -> bool:
-    return len(old) != len(new) or any(len(old[name]) != len(new[name]) for name in new)

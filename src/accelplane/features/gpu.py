@@ -62,12 +62,8 @@ class LabelOptions(NamedTuple):
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "LabelOptions":
-        return cls(
-            *(
-                _unsigned(environment.get(name, ""))
-                for name in ("GPU_MEMORY_OVERRIDE", "GPU_MEMORY_RESERVED", "GPU_PCI_GROUPING_LEVEL")
-            )
-        )
+        names = ("GPU_MEMORY_OVERRIDE", "GPU_MEMORY_RESERVED", "GPU_PCI_GROUPING_LEVEL")
+        return cls(*(_unsigned(environment.get(name, "")) for name in names))
 
 
 def read_gpus(host: Host, drm: str = DRM) -> tuple[Gpu, ...]:
@@ -102,11 +98,9 @@ def gpu_labels(gpus: Sequence[Gpu], options: LabelOptions, sizes: Mapping[str, i
         # Deprecated, and therefore incomplete on nodes with many cards.
         labels["cards"] = split(".".join(f"card{number}" for number in numbers))[0]
         labels.update(numbered("gpu-numbers", ".".join(numbers)))
-    nodes = _numa_map(gpus)
-    if nodes:
+    if nodes := _numa_map(gpus):
         labels.update(numbered("numa-gpu-map", nodes))
-    groups = _pci_groups(gpus, options.pci_grouping_level)
-    if groups:
+    if groups := _pci_groups(gpus, options.pci_grouping_level):
         labels.update(numbered("pci-groups", groups))
     return {f"{PREFIX}/{name}": value for name, value in labels.items()}
 
@@ -129,8 +123,8 @@ def _counts(host: Host, entry: str) -> bool:
 def _gpu(host: Host, entry: str, number: str) -> Gpu:
     """Raises `HostError`."""
     host.names(f"{entry}/device/drm")
-    i915_tiles = [name for name in _names(host, f"{entry}/gt") if name.startswith("gt")]
-    xe_tiles = [name for name in _names(host, f"{entry}/device") if _XE_TILE.fullmatch(name)]
+    i915_tiles = [name for name in host.entries(f"{entry}/gt") if name.startswith("gt")]
+    xe_tiles = [name for name in host.entries(f"{entry}/device") if _XE_TILE.fullmatch(name)]
     return Gpu(
         number=number,
         bdf=_bdf(host, entry),
@@ -157,18 +151,8 @@ def _path(host: Host, entry: str) -> str:
         return ""
 
 
-def _names(host: Host, directory: str) -> Sequence[str]:
-    try:
-        return host.names(directory)
-    except HostError:
-        return ()
-
-
 def _integer(host: Host, path: str) -> int | None:
-    try:
-        text = host.text(path)
-    except HostError:
-        return None
+    text = host.text_or_empty(path)
     if not _INTEGER.fullmatch(text):
         return None
     # A leading zero makes an octal number in C, and is invalid in Python.
@@ -178,13 +162,8 @@ def _integer(host: Host, path: str) -> int | None:
 
 
 def _numa_node(host: Host, entry: str) -> int:
-    try:
-        text = host.text(f"{entry}/device/numa_node")
-    except HostError:
-        return -1
-    if not _NUMA_NODE.fullmatch(text):
-        return -1
-    return node if (node := int(text)) <= _LAST_NUMA_NODE else -1
+    text = host.text_or_empty(f"{entry}/device/numa_node")
+    return int(text) if _NUMA_NODE.fullmatch(text) and int(text) <= _LAST_NUMA_NODE else -1
 
 
 def _memory(gpu: Gpu, options: LabelOptions, sizes: Mapping[str, int]) -> int:

@@ -9,10 +9,11 @@ from typing import Literal
 
 import msgspec
 
-from accelplane.features.discovery import Features, Function
+from accelplane.features.discovery import Features
+from accelplane.features.gpu import FRACTIONS
+from accelplane.features.gpu import PREFIX as _GPU
 
 _DEVICES = "intel.feature.node.kubernetes.io"
-_GPU = "gpu.intel.com"
 
 
 class Term(msgspec.Struct, frozen=True):
@@ -58,10 +59,12 @@ def evaluate(features: Features, rules: Sequence[Rule] | None = None) -> RuleOut
     labels: dict[str, str] = {}
     resources: dict[str, str] = {}
     for rule in RULES if rules is None else rules:
-        matching = [function for function in features.pci if _matches(rule, function)]
-        if rule.classes and not matching:
-            continue
-        if not all(term.holds(features) for term in rule.terms):
+        matching = [
+            function
+            for function in features.pci
+            if function.cls in rule.classes and (not rule.devices or function.device in rule.devices)
+        ]
+        if (rule.classes and not matching) or not all(term.holds(features) for term in rule.terms):
             continue
         if rule.any_of and not any(all(term.holds(features) for term in terms) for terms in rule.any_of):
             continue
@@ -82,10 +85,6 @@ def evaluate(features: Features, rules: Sequence[Rule] | None = None) -> RuleOut
     return RuleOutput(labels, resources)
 
 
-def _matches(rule: Rule, function: Function) -> bool:
-    return function.cls in rule.classes and (not rule.devices or function.device in rule.devices)
-
-
 def _loaded(*names: str) -> tuple[Term, ...]:
     return tuple(Term("kernel.loadedmodule", name) for name in names)
 
@@ -103,13 +102,23 @@ def _plugin(name: str) -> dict[str, str]:
     return {f"{_DEVICES}/{name}": "true"}
 
 
-_FRACTIONS = ("millicores", "memory.max", "tiles")
 _MAX_SERIES = ("0bda", "0bd5", "0bd9", "0bdb", "0bd7", "0bd6", "0bd0")
 _A_SERIES = (
     "56a6", "56a5", "56a1", "56a0", "5694", "5693", "5692", "5691", "5690", "56b3", "56b2", "56a4",
     "56a3", "5697", "5696", "5695", "56b1", "56b0", "56a2", "56ba", "56bc", "56bd", "56bb",
 )  # fmt: skip
-_COUNT = {f"{_GPU}/device.count": "{count}"}
+
+
+def _product(name: str, device: str, **labels: str) -> Rule:
+    """The rule of one model of GPU."""
+    return Rule(
+        name=f"intel.gpu.{name}",
+        labels={f"{_GPU}/{key}": value for key, value in labels.items()},
+        each={f"{_GPU}/device.count": "{count}"},
+        classes=("0380",),
+        devices=(device,),
+    )
+
 
 RULES: tuple[Rule, ...] = (
     Rule(name="intel.dlb", labels=_plugin("dlb"), classes=("0b40",), devices=("2710",), any_of=_either("dlb2")),
@@ -160,57 +169,26 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="intel.gpu.fractionalresources",
-        resources={f"{_GPU}/{name}": f"@local.label.{_GPU}/{name}" for name in _FRACTIONS},
-        terms=tuple(Term("local.label", f"{_GPU}/{name}") for name in _FRACTIONS),
+        resources={f"{_GPU}/{name}": f"@local.label.{_GPU}/{name}" for name in FRACTIONS},
+        terms=tuple(Term("local.label", f"{_GPU}/{name}") for name in FRACTIONS),
     ),
     Rule(
         name="intel.gpu.generic.deviceid",
         each={f"{_GPU}/device-id.{{cls}}-{{device}}.present": "true"},
         classes=("0300", "0380"),
     ),
-    Rule(
-        name="intel.gpu.generic.count.300",
-        each={f"{_GPU}/device-id.0300-{{device}}.count": "{alike}"},
-        classes=("0300",),
+    *(
+        Rule(
+            name=f"intel.gpu.generic.count.{cls.removeprefix('0')}",
+            each={f"{_GPU}/device-id.{cls}-{{device}}.count": "{alike}"},
+            classes=(cls,),
+        )
+        for cls in ("0300", "0380")
     ),
-    Rule(
-        name="intel.gpu.generic.count.380",
-        each={f"{_GPU}/device-id.0380-{{device}}.count": "{alike}"},
-        classes=("0380",),
-    ),
-    Rule(
-        name="intel.gpu.max.1100",
-        labels={f"{_GPU}/product": "Max_1100"},
-        each=_COUNT,
-        classes=("0380",),
-        devices=("0bda",),
-    ),
-    Rule(
-        name="intel.gpu.max.1550",
-        labels={f"{_GPU}/product": "Max_1550"},
-        each=_COUNT,
-        classes=("0380",),
-        devices=("0bd5",),
-    ),
-    Rule(
-        name="intel.gpu.max.series",
-        labels={f"{_GPU}/family": "Max_Series"},
-        classes=("0380",),
-        devices=_MAX_SERIES,
-    ),
-    Rule(
-        name="intel.gpu.flex.170",
-        labels={f"{_GPU}/family": "Flex_Series", f"{_GPU}/product": "Flex_170"},
-        each=_COUNT,
-        classes=("0380",),
-        devices=("56c0",),
-    ),
-    Rule(
-        name="intel.gpu.flex.140",
-        labels={f"{_GPU}/family": "Flex_Series", f"{_GPU}/product": "Flex_140"},
-        each=_COUNT,
-        classes=("0380",),
-        devices=("56c1",),
-    ),
+    _product("max.1100", "0bda", product="Max_1100"),
+    _product("max.1550", "0bd5", product="Max_1550"),
+    Rule(name="intel.gpu.max.series", labels={f"{_GPU}/family": "Max_Series"}, classes=("0380",), devices=_MAX_SERIES),
+    _product("flex.170", "56c0", family="Flex_Series", product="Flex_170"),
+    _product("flex.140", "56c1", family="Flex_Series", product="Flex_140"),
     Rule(name="intel.gpu.a.series", labels={f"{_GPU}/family": "A_Series"}, classes=("0300",), devices=_A_SERIES),
 )

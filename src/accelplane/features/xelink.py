@@ -9,6 +9,7 @@ Facts: the text format 0.0.4 of Prometheus, and the metric `xpum_topology_link` 
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from io import StringIO
 from typing import NamedTuple
 
 from accelplane.features import labelvalues
@@ -57,7 +58,8 @@ def links(page: str, *, allow_subdeviceless: bool = False) -> list[Link]:
     helped: set[str] = set()
     sampled: set[str] = set()
     found: list[Link] = []
-    for number, text in enumerate(_lines(page), 1):
+    # A list of the lines could be many times larger than the page.
+    for number, text in enumerate((line.strip(" \t\n") for line in StringIO(page, newline="\n")), 1):
         if not text:
             continue
         try:
@@ -84,16 +86,6 @@ def labels(found: list[Link], namespace: str, *, min_lanes: int) -> tuple[dict[s
         raise PageError(f"found {len(texts)} links, expected at most {MAX_LINKS}")
     warnings = [f"link {text} occurs {count} times, expected at most 2" for text, count in texts.items() if count > 2]
     return dict(labelvalues.numbered(f"{namespace}/xe-links", "_".join(texts))), warnings
-
-
-def _lines(page: str) -> Iterator[str]:
-    """The lines without blanks around them. A list of them could be many times larger than the page."""
-    start = 0
-    while start <= len(page):
-        end = page.find("\n", start)
-        end = len(page) if end < 0 else end
-        yield page[start:end].strip(" \t")
-        start = end + 1
 
 
 def _text(link: Link) -> str:
@@ -152,13 +144,9 @@ def _label_matches(text: str, position: int) -> Iterator[tuple[str, str, int]]:
         position = label.end()
         last = text[position : position + 1] != ","
         position += not last
-        yield label[1], _ESCAPE.sub(_unescaped, label[2]), position
+        yield label[1], _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], label[2]), position
         if last:
             return
-
-
-def _unescaped(escape: re.Match[str]) -> str:
-    return "\n" if escape[1] == "n" else escape[1]
 
 
 def _link(found: Mapping[str, str], *, allow_subdeviceless: bool) -> Link | None:

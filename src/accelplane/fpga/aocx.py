@@ -54,10 +54,10 @@ def unpacked(packed: Window) -> Iterator[bytes]:
     room = HEAD_LIMIT + BITSTREAM_LIMIT
     member = zlib.decompressobj(_GZIP)
     try:
-        for packed_piece in _pieces(packed):
+        for offset in range(0, packed.size, _STEP):
             if member.eof:
                 raise AocxError(f"its section {_PACKED} has data after the end of the gzip member")
-            rest = packed_piece
+            rest = packed.read(offset, min(_STEP, packed.size - offset))
             full = False  # after a full piece zlib may hold more output
             while rest or full:
                 piece = member.decompress(rest, _STEP)
@@ -75,11 +75,6 @@ def unpacked(packed: Window) -> Iterator[bytes]:
         raise AocxError(f"its section {_PACKED} ends too early, is the file complete?")
     if member.unused_data:
         raise AocxError(f"its section {_PACKED} has data after the end of the gzip member")
-
-
-def _pieces(window: Window) -> Iterator[bytes]:
-    for offset in range(0, window.size, _STEP):
-        yield window.read(offset, min(_STEP, window.size - offset))
 
 
 def _text(found: Mapping[str, Window], section: str) -> str:

@@ -20,8 +20,6 @@ from accelplane.host import HostError
 
 EXTENSIONS = (".gbs", ".aocx")
 
-__all__ = ["EXTENSIONS", "Bitstream", "BitstreamError", "extra", "opened"]
-
 
 class Bitstream(NamedTuple):
     """An open bitstream file. Ids are canonical, and empty if the file has none.

@@ -52,7 +52,9 @@ def parse(head: bytes | bytearray, name: str) -> Gbs:
     offset = _HEADER.size + length
     if len(head) < offset:
         raise BitstreamError(f"{name}: truncated in the metadata; is the file complete?")
-    image = _object(_metadata(head[_HEADER.size : offset], name), "afu-image", name)
+    image = _metadata(head[_HEADER.size : offset], name).get("afu-image")
+    if not isinstance(image, dict):
+        raise BitstreamError(f"{name}: no object afu-image in the metadata")
     clusters = image.get("accelerator-clusters")
     if not isinstance(clusters, list) or len(clusters) != 1:
         found = len(clusters) if isinstance(clusters, list) else 0
@@ -70,13 +72,6 @@ def _metadata(data: bytes | bytearray, name: str) -> Mapping[str, Json]:
     if not isinstance(found, dict):
         raise BitstreamError(f"{name}: metadata is {shown(str(found))}, expected a JSON object")
     return found
-
-
-def _object(found: Mapping[str, Json], key: str, name: str) -> Mapping[str, Json]:
-    value = found.get(key)
-    if not isinstance(value, dict):
-        raise BitstreamError(f"{name}: no object {key} in the metadata")
-    return value
 
 
 def _id(found: Mapping[str, Json], key: str, name: str) -> str:

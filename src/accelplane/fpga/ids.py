@@ -75,7 +75,10 @@ def af_type(interface: str, afu: str, naming: Naming = "default") -> str:
         raise IdError(
             f"interface id {interface} and AFU id {afu}: {len(digits)} digits together, expected an even number"
         )
-    return _fitting(f"af-{interface[:3]}.{afu[:3]}.{_base64(bytes.fromhex(digits))}")
+    import base64  # noqa: PLC0415 - not used by the hook
+
+    encoded = base64.urlsafe_b64encode(bytes.fromhex(digits)).decode().rstrip("=")
+    return _fitting(f"af-{interface[:3]}.{afu[:3]}.{encoded}")
 
 
 def resource(device_type: str) -> str:
@@ -87,12 +90,6 @@ def _digits(text: str, what: str) -> str:
     if len(text) < 3 or not _DIGITS.fullmatch(text):
         raise IdError(f"{what} {shown(text)}: expected at least 3 lower-case hexadecimal digits")
     return text
-
-
-def _base64(data: bytes) -> str:
-    import base64  # noqa: PLC0415 - not used by the hook
-
-    return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 def _fitting(device_type: str) -> str:

@@ -7,14 +7,13 @@ unwritable one is not updated; both are notes and do not fail the programming.
 
 import contextlib
 import errno
-import itertools
 import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
-from accelplane.fpga import FpgaError, shown
+from accelplane.fpga import FpgaError, Json, shown
 from accelplane.fpga.drivers import DRIVERS
 from accelplane.fpga.statedir import STATE_DIRECTORY, StateDirectoryError, open_state_directory
 from accelplane.host import Host, HostError, Missing
@@ -25,8 +24,6 @@ Outcome: TypeAlias = Literal["programmed", "failed", "timed-out"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 T = TypeVar("T", bound=str)
-
-Json: TypeAlias = "Mapping[str, Json] | list[Json] | str | float | bool | None"
 
 _SUFFIX = ".json"
 _FILES_LIMIT = 64
@@ -106,8 +103,9 @@ def read_all(host: Host) -> Iterator[tuple[str, Record | RecordError]]:
         return
     except HostError as error:
         raise RecordError(str(error)) from None
-    fmes = (name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))
-    for fme in itertools.islice(filter(_is_fme, fmes), _FILES_LIMIT):
+    fmes = [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
+    fmes = [fme for fme in fmes if any(driver.fme.fullmatch(fme) for driver in DRIVERS)]
+    for fme in fmes[:_FILES_LIMIT]:
         try:
             record = read(host, fme)
         except RecordError as error:
@@ -167,10 +165,6 @@ def _write(host: Host, fme: str, record: Record) -> None:
         raise RecordError(f"{path}: cannot write, the programming is not counted: {error.strerror}") from None
     except (HostError, StateDirectoryError) as error:
         raise RecordError(f"{error}; the programming is not counted") from None
-
-
-def _is_fme(name: str) -> bool:
-    return any(driver.fme.fullmatch(name) for driver in DRIVERS)
 
 
 def _one_more(counts: Mapping[T, int], key: T) -> Mapping[T, int]:

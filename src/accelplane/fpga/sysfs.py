@@ -40,6 +40,8 @@ _PCI_ATTRIBUTES = (
     *("local_cpulist", "numa_node", "sriov_numvfs", "sriov_totalvfs"),
 )
 
+_FME_ATTRIBUTES = ("bitstream_id", "bitstream_metadata", "ports_num", "socket_id")
+
 
 class Pci(NamedTuple):
     """A PCI function, with the text of `_PCI_ATTRIBUTES` in their order, empty for missing ones."""
@@ -60,7 +62,10 @@ class Pci(NamedTuple):
 
 
 class Fme(NamedTuple):
-    """An FPGA management engine. `interfaces` are the interface ids of its regions in the order of its ports."""
+    """An FPGA management engine, with the text of `_FME_ATTRIBUTES`.
+
+    `interfaces` are the interface ids of its regions in the order of its ports.
+    """
 
     driver: Driver
     name: str
@@ -264,20 +269,10 @@ def _port(host: Host, driver: Driver, node: str, path: str, known: dict[str, Fme
 def _fme(host: Host, driver: Driver, node: str, path: str, pci: Pci) -> Fme:
     name = path.rpartition("/")[2]
     dev = _attribute(host, path, "dev")
+    node = node or _fme_node(host, name, dev)
+    texts = [_attribute(host, path, each) for each in _FME_ATTRIBUTES]
     ids = sorted(host.glob(f"{path}/{driver.interface_glob}"), key=_numbers)
-    return Fme(
-        driver,
-        name,
-        node or _fme_node(host, name, dev),
-        path,
-        pci,
-        dev,
-        _attribute(host, path, "bitstream_id"),
-        _attribute(host, path, "bitstream_metadata"),
-        _attribute(host, path, "ports_num"),
-        _attribute(host, path, "socket_id"),
-        tuple(host.text(place) for place in ids),
-    )
+    return Fme(driver, name, node, path, pci, dev, *texts, interfaces=tuple(host.text(place) for place in ids))
 
 
 def _fme_node(host: Host, name: str, dev: str) -> str:

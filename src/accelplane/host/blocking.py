@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
 
@@ -64,33 +64,19 @@ def _call(work: Callable[[], T], outcome: "asyncio.Future[T]") -> Callable[[], N
     return set_result
 
 
-class _Queued(NamedTuple):
-    """A function of a queue, and whether its future is cancelled."""
-
-    run: Callable[[], None]
-    cancelled: Callable[[], bool]
-
-
-class _QueueThread:
-    """A thread of a queue. `since` is the monotonic time at which its present function began."""
-
-    def __init__(self, since: float) -> None:
-        self.since = since
-
-
 class ThreadQueue:
     """Runs blocking functions one after the other in one thread, which ends with the last one.
 
     Threads that make many short system calls at the same time would wait for each other's interpreter lock after each
-    call. A function that takes longer than `patience` seconds does not delay the others: another thread continues
+    call. A function that takes longer than `stall_timeout` seconds does not delay the others: another thread continues
     with them.
     """
 
-    def __init__(self, patience: float = 0.02) -> None:
-        self._patience = patience
-        self._waiting: deque[_Queued] = deque()
+    def __init__(self, stall_timeout: float = 0.02) -> None:
+        self._stall_timeout = stall_timeout
+        self._waiting: deque[Callable[[], None]] = deque()
         self._finished: deque[Callable[[], None]] = deque()
-        self._threads: set[_QueueThread] = set()
+        self._threads: dict[object, float] = {}  # the monotonic times at which their present functions began
         self._lock = threading.Lock()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -100,25 +86,25 @@ class ThreadQueue:
         outcome: asyncio.Future[T] = loop.create_future()
 
         def run() -> None:
-            self._finished.append(_call(work, outcome))
+            if not outcome.cancelled():
+                self._finished.append(_call(work, outcome))
 
         with self._lock:
-            self._waiting.append(_Queued(run, outcome.cancelled))
+            self._waiting.append(run)
         self._start_if_late(loop)
         return outcome
 
     def _start_if_late(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Starts a thread if functions wait and all threads are in functions that take longer than `patience`."""
-        thread = _QueueThread(time.monotonic())
-        limit = thread.since - self._patience
+        """Starts a thread if functions wait and all threads are in functions that take longer than `stall_timeout`."""
+        thread, now = object(), time.monotonic()
         with self._lock:
-            late = bool(self._waiting) and all(each.since <= limit for each in self._threads)
+            late = bool(self._waiting) and all(since <= now - self._stall_timeout for since in self._threads.values())
             if late:
-                self._threads.add(thread)
+                self._threads[thread] = now
         if late:
             _thread.start_new_thread(self._run, (thread, loop))
         if self._threads and self._timer is None:
-            self._timer = loop.call_later(self._patience, self._check, loop)
+            self._timer = loop.call_later(self._stall_timeout, self._check, loop)
 
     def _check(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
@@ -126,17 +112,15 @@ class ThreadQueue:
         if self._waiting:
             self._start_if_late(loop)
 
-    def _run(self, thread: "_QueueThread", loop: asyncio.AbstractEventLoop) -> None:
-        """A thread."""
+    def _run(self, thread: object, loop: asyncio.AbstractEventLoop) -> None:
         while True:
             with self._lock:
                 if not self._waiting:
-                    self._threads.discard(thread)
+                    del self._threads[thread]
                     break
-                queued = self._waiting.popleft()
-                thread.since = time.monotonic()
-            if not queued.cancelled():
-                queued.run()
+                run = self._waiting.popleft()
+                self._threads[thread] = time.monotonic()
+            run()
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(self._set_results)
 
@@ -172,7 +156,6 @@ class SerialThread:
 
     @property
     def busy(self) -> bool:
-        """Whether a function runs."""
         return self._running is not None and not self._running.done()
 
     async def wait_idle(self, owner: str, seconds: float = _END_TIMEOUT) -> bool:

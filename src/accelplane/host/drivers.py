@@ -47,7 +47,7 @@ def driver_of(host: Host, address: str) -> str:
 
 def driver_override(host: Host, address: str) -> str:
     """The driver that the function's `driver_override` names, empty if none."""
-    return _text(host, f"{DEVICES}/{address}/driver_override").replace("(null)", "")
+    return host.text_or_empty(f"{DEVICES}/{address}/driver_override").replace("(null)", "")
 
 
 def is_loaded(host: Host, driver: str) -> bool:
@@ -126,8 +126,7 @@ def vfio_group(host: Host, address: str) -> str:
     group = host.link(link).rstrip("/").rpartition("/")[2]
     if not _GROUP.fullmatch(group):
         raise Unreadable(link, f"leads to {group[:40]!a}, expected a group's number")
-    name = _text(host, f"{link}/name")
-    return f"noiommu-{group}" if name == "vfio-noiommu" else group
+    return f"noiommu-{group}" if host.text_or_empty(f"{link}/name") == "vfio-noiommu" else group
 
 
 def vfio_group_is_open(host: Host, address: str) -> bool:
@@ -146,15 +145,24 @@ def vfio_group_is_open(host: Host, address: str) -> bool:
 
 def iommu_enabled(host: Host) -> bool:
     """Whether the kernel uses an IOMMU."""
-    try:
-        return bool(host.names("/sys/class/iommu"))
-    except HostError:
-        return False
+    return bool(host.entries("/sys/class/iommu"))
 
 
-def likely_causes(host: Host, address: str, driver: str) -> list[str]:
-    """Why the driver probably rejects the function, from what sysfs shows."""
-    return _causes(host, address, driver, ("N", ""))
+def likely_causes(host: Host, address: str, driver: str, parameter: Sequence[str] = ("N", "")) -> list[str]:
+    """Why the driver probably rejects the function, from what sysfs shows.
+
+    `parameter` has the texts of a module parameter with which the driver rejects it; empty if it cannot be read.
+    """
+    causes: list[str] = []
+    if driver != VFIO_PCI:
+        return causes
+    denied = host.text_or_empty(f"{DEVICES}/{address}/device") in _DENYLIST
+    if denied and host.text_or_empty("/sys/module/vfio_pci/parameters/disable_denylist") in parameter:
+        causes.append("it is on vfio-pci's denylist; load the module with disable_denylist=1")
+    unsafe = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode"
+    if not iommu_enabled(host) and host.text_or_empty(unsafe) in parameter:
+        causes.append("no IOMMU is enabled; add intel_iommu=on to the kernel's command line")
+    return causes
 
 
 def _check(host: Host, address: str, before: str, driver: str) -> None:
@@ -164,22 +172,8 @@ def _check(host: Host, address: str, before: str, driver: str) -> None:
         raise BindError(device, f"the driver {driver} is not loaded, expected {DRIVERS}/{driver} (modprobe {driver})")
     if before == VFIO_PCI and vfio_group_is_open(host, address):
         raise BindError(device, f"in use: its VFIO group is open; it stays bound to {before}", errno.EBUSY)
-    certain = _causes(host, address, driver, ("N",))
-    if certain:
+    if certain := likely_causes(host, address, driver, ("N",)):
         raise BindError(device, f"cannot be bound to {driver}, skipped: {'; '.join(certain)}")
-
-
-def _causes(host: Host, address: str, driver: str, parameter: Sequence[str]) -> list[str]:
-    """Why the driver rejects the function if the module parameter that would allow it has one of these texts."""
-    causes: list[str] = []
-    if driver != VFIO_PCI:
-        return causes
-    denied = _text(host, f"{DEVICES}/{address}/device") in _DENYLIST
-    if denied and _text(host, "/sys/module/vfio_pci/parameters/disable_denylist") in parameter:
-        causes.append("it is on vfio-pci's denylist; load the module with disable_denylist=1")
-    if not iommu_enabled(host) and _text(host, "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode") in parameter:
-        causes.append("no IOMMU is enabled; add intel_iommu=on to the kernel's command line")
-    return causes
 
 
 def _override(host: Host, device: str, driver: str) -> bool:
@@ -212,11 +206,3 @@ def _bind_by_id(host: Host, device: str, address: str, driver: str) -> None:
         if added:
             with contextlib.suppress(HostError):
                 host.write(f"{DRIVERS}/{driver}/remove_id", ids)
-
-
-def _text(host: Host, path: str) -> str:
-    """The file's text, empty if it cannot be read."""
-    try:
-        return host.text(path)
-    except HostError:
-        return ""

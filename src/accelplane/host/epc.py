@@ -28,8 +28,6 @@ Source: TypeAlias = Literal["sysfs", "cpuid", "none"]
 # Reads CPUID: (leaf, sub-leaf) to (EAX, EBX, ECX, EDX). Raises `OSError`.
 Cpuid: TypeAlias = Callable[[int, int], tuple[int, int, int, int]]
 
-DRIVER_NODES = ("/dev/sgx_enclave", "/dev/sgx_provision", "/dev/sgx_vepc")
-
 _NUMA = "/sys/devices/system/node"
 _NUMA_NODE = re.compile(r"node([0-9]{1,6})")
 _DECIMAL = re.compile(r"[0-9]{1,20}")
@@ -39,7 +37,6 @@ _CPUINFO = "/proc/cpuinfo"
 _CPUINFO_LIMIT = 16 * 1024  # the first processor takes 2 or 3 KiB
 
 _EXTENDED_FEATURES, _SGX = 0x07, 0x12
-_SECTIONS = range(2, 10)
 _PAGES, _HIGH = 0xFFFFF000, 0x000FFFFF
 
 
@@ -48,8 +45,6 @@ class CpuSgx(msgspec.Struct, frozen=True, kw_only=True):
 
     present: bool = False
     flexible: bool = False
-    sgx1: bool = False
-    sgx2: bool = False
     sections: Sequence[int] = ()
 
 
@@ -58,7 +53,7 @@ class Epc(msgspec.Struct, frozen=True, kw_only=True):
 
     `numa` is the size by NUMA node, if the kernel reports it. `disagreements` are sentences for the log: sources that
     contradict each other or cannot be read. `cpu` is None if CPUID cannot be read, `cpu_flags` contains `sgx` and
-    `sgx_lc` if `/proc/cpuinfo` does (None: unreadable), `driver_nodes` are the device nodes that exist.
+    `sgx_lc` if `/proc/cpuinfo` does (None: unreadable).
     """
 
     total: int = 0
@@ -67,7 +62,6 @@ class Epc(msgspec.Struct, frozen=True, kw_only=True):
     disagreements: Sequence[str] = ()
     cpu: CpuSgx | None = None
     cpu_flags: Sequence[str] | None = None
-    driver_nodes: Sequence[str] = ()
 
 
 def read_epc(host: Host, cpuid: Cpuid | None = None) -> Epc:
@@ -90,15 +84,7 @@ def read_epc(host: Host, cpuid: Cpuid | None = None) -> Epc:
             f"EPC size unknown: {_CPUINFO} has the flag sgx, but neither {_NUMA}/node*/x86/sgx_total_bytes "
             "(Linux 5.17 or newer) nor /dev/cpu/*/cpuid (module cpuid) can be read"
         )
-    return Epc(
-        total=total,
-        source=source,
-        numa=numa,
-        disagreements=tuple(problems),
-        cpu=cpu,
-        cpu_flags=flags,
-        driver_nodes=tuple(path for path in DRIVER_NODES if host.exists(path)),
-    )
+    return Epc(total=total, source=source, numa=numa, disagreements=tuple(problems), cpu=cpu, cpu_flags=flags)
 
 
 def numa_epc(host: Host) -> tuple[dict[int, int], list[str]]:
@@ -134,16 +120,9 @@ def cpu_sgx(cpuid: Cpuid) -> CpuSgx:
     if highest < _EXTENDED_FEATURES:
         return CpuSgx()
     _eax, ebx, ecx, _edx = cpuid(_EXTENDED_FEATURES, 0)
-    if not ebx >> 2 & 1:
-        return CpuSgx(flexible=bool(ecx >> 30 & 1))
-    eax = cpuid(_SGX, 0)[0] if highest >= _SGX else 0
-    return CpuSgx(
-        present=True,
-        flexible=bool(ecx >> 30 & 1),
-        sgx1=bool(eax & 1),
-        sgx2=bool(eax >> 1 & 1),
-        sections=tuple(_sections(cpuid)) if highest >= _SGX else (),
-    )
+    present = bool(ebx >> 2 & 1)
+    sections = _sections(cpuid) if present and highest >= _SGX else ()
+    return CpuSgx(present=present, flexible=bool(ecx >> 30 & 1), sections=tuple(sections))
 
 
 def device(read: Callable[[int, int], bytes]) -> Cpuid:
@@ -185,7 +164,7 @@ def _cpu(host: Host, cpuid: Cpuid | None) -> CpuSgx | None:
 
 def _sections(cpuid: Cpuid) -> list[int]:
     sizes: list[int] = []
-    for number in _SECTIONS:
+    for number in range(2, 10):
         eax, _ebx, ecx, edx = cpuid(_SGX, number)
         if not eax & 0xF:
             break
@@ -197,18 +176,10 @@ def _sections(cpuid: Cpuid) -> list[int]:
 def _cpu_flags(host: Host) -> tuple[str, ...] | None:
     """Which of the two flags the first processor has; None if it cannot be read."""
     try:
-        descriptor = host.open(_CPUINFO, os.O_RDONLY)
-    except (OSError, HostError):
-        return None
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
         # The file is as long as the machine has processors; all have the same flags.
-        text = os.read(descriptor, _CPUINFO_LIMIT).decode("ascii", "replace")
-    except OSError:
+        text = host.read_once(_CPUINFO, _CPUINFO_LIMIT).decode("ascii", "replace")
+    except HostError:
         return None
-    finally:
-        os.close(descriptor)
     flags = re.search(r"^flags[ \t]*:(.*)$", text, re.MULTILINE)
     words = flags[1].split() if flags else []
     return tuple(flag for flag in ("sgx", "sgx_lc") if flag in words)

@@ -91,10 +91,7 @@ class HostFiles:
         return path if not self._prefix else self._prefix + self.resolve(path)
 
     def resolve(self, path: str) -> str:
-        """The canonical form of `path`: absolute, without links. What does not exist stays as written.
-
-        Raises `Unreadable` when links loop.
-        """
+        """The absolute path without links. What does not exist stays as written. Raises `Unreadable` if links loop."""
         directory, _, name = path.rpartition("/")
         return self._follow(self._canonical_directory(directory), name, path) or "/"
 
@@ -157,6 +154,13 @@ class HostFiles:
         """
         return self.raw_text(path).strip()
 
+    def text_or_empty(self, path: str) -> str:
+        """As `text`, but empty if the file cannot be read."""
+        try:
+            return self.text(path)
+        except HostError:
+            return ""
+
     def optional_text(self, path: str) -> str | None:
         """As `text`, but None if the file does not exist. Raises `Unreadable`."""
         try:
@@ -204,6 +208,13 @@ class HostFiles:
         except (OSError, ValueError) as error:
             raise host_error(path, error) from None
 
+    def entries(self, path: str) -> list[str]:
+        """As `names`, but empty if the directory cannot be listed."""
+        try:
+            return self.names(path)
+        except HostError:
+            return []
+
     def exists(self, path: str) -> bool:
         """Whether `path` leads to something, links followed."""
         return self.status(path) is not None
@@ -239,10 +250,7 @@ class HostFiles:
         yield from self._glob("", [part for part in pattern.split("/") if part])
 
     def class_devices(self, subsystem: str, *, bus: bool = False) -> list[SysfsDevice]:
-        """The entries of `/sys/class/<subsystem>` (or `/sys/bus/<subsystem>/devices`), none when it is not there.
-
-        Raises `Unreadable`.
-        """
+        """The entries of `/sys/class/<subsystem>`, or of `/sys/bus/<subsystem>/devices`. Raises `Unreadable`."""
         directory = f"/sys/bus/{subsystem}/devices" if bus else f"/sys/class/{subsystem}"
         try:
             return [SysfsDevice(name, f"{directory}/{name}") for name in self.names(directory)]
@@ -408,11 +416,7 @@ class HostFiles:
                 yield base or "/"
             return
         part, rest = parts[len(plain)], parts[len(plain) + 1 :]
-        try:
-            names = self.names(base or "/")
-        except HostError:
-            return
-        for name in fnmatch.filter(names, part):
+        for name in fnmatch.filter(self.entries(base or "/"), part):
             if part.startswith(".") or not name.startswith("."):
                 if rest:
                     yield from self._glob(f"{base}/{name}", rest)

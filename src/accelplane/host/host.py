@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from accelplane.host import pci, topology
+from accelplane.host import topology
 from accelplane.host.errors import HostError
 from accelplane.host.files import HostFiles
+from accelplane.host.pci import PciDevice, pci_address
 
 
 class Host(HostFiles):
@@ -15,9 +16,20 @@ class Host(HostFiles):
         self._hints: topology.Cache = {}
         self._numa_nodes: dict[tuple[str, ...], tuple[int, ...] | None] = {}
 
-    def pci_devices(self, vendor: str | None = None) -> list[pci.PciDevice]:
+    def pci_devices(self, vendor: str | None = None) -> list[PciDevice]:
         """The PCI functions, those of one vendor (`0x8086`) if given; unreadable ones are noted and left out."""
-        return pci.functions(self, vendor)
+        found: list[PciDevice] = []
+        for name, path in self.class_devices("pci", bus=True):
+            if pci_address(name) is None:
+                continue
+            try:
+                made_by = self.text(f"{path}/vendor")
+                if vendor in (None, made_by):
+                    ids = made_by, self.text(f"{path}/device"), self.text(f"{path}/class")
+                    found.append(PciDevice(name, path, *ids))
+            except HostError as error:
+                self.note(f"PCI function {name} left out: {error}")
+        return found
 
     def driver(self, device: str) -> str:
         """The name of the driver bound to the sysfs device directory. Raises `Missing` or `Unreadable`."""

@@ -40,10 +40,7 @@ class Inotify:
         return self._descriptor
 
     def add(self, directory: str, mask: int = COME_OR_GONE) -> int:
-        """Watches a directory, or adds to the mask of its watch. Raises `OSError`.
-
-        Returns the watch's number, which is the same for every path of the directory.
-        """
+        """Watches a directory, or adds to its mask. Returns a number that all of its paths have. Raises `OSError`."""
         path = os.fsencode(directory)
         if b"\0" in path:
             raise OSError(errno.EINVAL, "zero byte in path", directory)
@@ -78,10 +75,7 @@ class Inotify:
     def _checked(self, result: int, subject: str) -> int:
         if result < 0:
             code = ctypes.get_errno()
-            hint = (
-                " (fs.inotify.max_user_instances or max_user_watches reached?)"
-                if code in (errno.EMFILE, errno.ENOSPC)
-                else ""
-            )
+            limited = code in (errno.EMFILE, errno.ENOSPC)
+            hint = " (fs.inotify.max_user_instances or max_user_watches reached?)" if limited else ""
             raise OSError(code, os.strerror(code) + hint, subject)
         return result

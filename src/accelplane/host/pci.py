@@ -3,9 +3,6 @@
 import re
 from typing import NamedTuple
 
-from accelplane.host.errors import HostError
-from accelplane.host.files import HostFiles
-
 DEVICES = "/sys/bus/pci/devices"
 
 # Domains behind an Intel VMD have five or more digits.
@@ -25,18 +22,3 @@ class PciDevice(NamedTuple):
 def pci_address(text: str) -> str | None:
     """`text` if it is a PCI address (domain:bus:device.function, lower-case hexadecimal), else None."""
     return text if _ADDRESS.fullmatch(text) else None
-
-
-def functions(host: HostFiles, vendor: str | None) -> list[PciDevice]:
-    """See `Host.pci_devices`."""
-    found: list[PciDevice] = []
-    for name, path in host.class_devices("pci", bus=True):
-        if pci_address(name) is None:
-            continue
-        try:
-            made_by = host.text(f"{path}/vendor")
-            if vendor in (None, made_by):
-                found.append(PciDevice(name, path, made_by, host.text(f"{path}/device"), host.text(f"{path}/class")))
-        except HostError as error:
-            host.note(f"PCI function {name} left out: {error}")
-    return found

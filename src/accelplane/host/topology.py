@@ -25,10 +25,6 @@ class Hint(NamedTuple):
     numa: str
     socket: str = ""
 
-    @property
-    def known(self) -> bool:
-        return any(self)
-
 
 Cache = dict[str, Hint]
 
@@ -40,9 +36,7 @@ def of_sysfs(host: HostFiles, devices: Iterable[str], cache: Cache) -> tuple[int
         try:
             for hint in hints(host, device, cache).values():
                 nodes.update(_numbers(hint.numa))
-        except HostError as error:
-            host.note(f"NUMA node of {device} unknown: {error}")
-        except ValueError as error:
+        except (HostError, ValueError) as error:
             host.note(f"NUMA node of {device} unknown: {error}")
     return tuple(sorted(nodes)) or None
 
@@ -96,7 +90,7 @@ def hints(host: HostFiles, device: str, cache: Cache, depth: int = 0, seen: set[
     directory = start
     while directory.startswith(_DEVICES) or directory == start:
         hint = _hint(host, directory, cache, depth)
-        if hint.known:
+        if any(hint):
             found[directory] = hint
             break
         directory = directory.rpartition("/")[0]
@@ -149,13 +143,7 @@ def _dependents(host: HostFiles, device: str) -> Iterator[str]:
 
 def _entries(host: HostFiles, directory: str) -> Iterator[str]:
     """A directory's entries, without dangling links; none if there is no such directory."""
-    try:
-        names = host.names(directory)
-    except HostError:
-        return
-    for name in names:
-        if host.exists(f"{directory}/{name}"):
-            yield f"{directory}/{name}"
+    return filter(host.exists, [f"{directory}/{name}" for name in host.entries(directory)])
 
 
 def _numbers(numa: str) -> list[int]:

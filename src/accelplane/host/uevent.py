@@ -43,9 +43,7 @@ class UeventSocket:
 
     def __init__(self) -> None:
         self._socket = socket.socket(
-            socket.AF_NETLINK,
-            socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK,
-            _NETLINK_KOBJECT_UEVENT,
+            socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, _NETLINK_KOBJECT_UEVENT
         )
         try:
             with contextlib.suppress(OSError):

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from msgspec import Struct, field
 
 from accelplane.devices import natural
+from accelplane.host import Host, HostError, Missing
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
 
 FILE_NAME = "kubelet_internal_checkpoint"
@@ -82,21 +83,11 @@ class _File(Struct):
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """The file's text."""
-    data = _Data(
-        entries=[
-            _Entry(
-                pod_uid=holding.pod_uid,
-                container=holding.container,
-                resource=holding.resource,
-                devices=dict(holding.devices),
-                response=holding.response,
-            )
-            for holding in checkpoint.holdings
-        ]
-        or None,
-        registered=dict(checkpoint.registered),
-    )
+    entries = [
+        _Entry(each.pod_uid, each.container, each.resource, dict(each.devices), each.response)
+        for each in checkpoint.holdings
+    ]
+    data = _Data(entries or None, dict(checkpoint.registered))
     return msgspec.json.encode(_File(data, zlib.crc32(msgspec.json.encode(data))))
 
 
@@ -108,37 +99,22 @@ def decode_checkpoint(text: bytes) -> Checkpoint:
             pb.ContainerAllocateResponse.FromString(entry.response or b"")
     except (msgspec.DecodeError, DecodeError, RecursionError) as error:
         raise CheckpointError(f"not a device manager checkpoint: {error}") from error
-    return Checkpoint(
-        holdings=tuple(
-            Holding(
-                entry.pod_uid,
-                entry.container,
-                entry.resource,
-                {node: ids or () for node, ids in (entry.devices or {}).items()},
-                entry.response or b"",
-            )
-            for entry in data.entries or ()
-        ),
-        registered={resource: ids or () for resource, ids in (data.registered or {}).items()},
-    )
+    holdings: list[Holding] = []
+    for entry in data.entries or ():
+        devices = {node: ids or () for node, ids in (entry.devices or {}).items()}
+        holdings.append(Holding(entry.pod_uid, entry.container, entry.resource, devices, entry.response or b""))
+    return Checkpoint(tuple(holdings), {name: ids or () for name, ids in (data.registered or {}).items()})
 
 
 def read_checkpoint(directory: str) -> Checkpoint | None:
     """The directory's checkpoint, None if there is none. Raises `CheckpointError`, which names the file."""
     path = os.path.join(directory, FILE_NAME)
     try:
-        # O_NONBLOCK and a limited read: the path may be a pipe.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            text = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
+        return decode_checkpoint(Host().read_bytes(path, MAX_BYTES))
+    except Missing:
         return None
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from error
-    if len(text) > MAX_BYTES:
-        raise CheckpointError(f"{path}: more than {MAX_BYTES} bytes")
-    try:
-        return decode_checkpoint(text)
+    except HostError as error:
+        raise CheckpointError(str(error)) from error
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
 

@@ -37,7 +37,6 @@ def listed(device: Device) -> pb.Device:
 
 
 def container_response(allocation: Allocation) -> pb.ContainerAllocateResponse:
-    """The response for one container."""
     return pb.ContainerAllocateResponse(
         # Without None, an empty map takes as long as the rest of the message.
         envs=allocation.envs or None,

@@ -174,11 +174,8 @@ class ResourceServer:
             message, left_out = messages.device_list(sorted(devices, key=lambda device: device.id not in listed))
             log.error(
                 "%s: %d of %d devices left out, the list would exceed the kubelet's limit of %d bytes",
-                self.resource,
-                left_out,
-                left_out + len(message.devices),
-                messages.MAX_LIST_BYTES,
-            )
+                self.resource, left_out, left_out + len(message.devices), messages.MAX_LIST_BYTES,
+            )  # fmt: skip
         old, self._list = self._list, _List(message)
         old.superseded.set()
         log.log(v(4), "%s: new list of %d devices", self.resource, len(message.devices))
@@ -192,10 +189,7 @@ class ResourceServer:
                     await self._sent.wait()
 
     async def run(self) -> None:
-        """Serves until cancelled, then removes the own socket.
-
-        Raises `sockets.SocketPathError` if no socket can be created at the path.
-        """
+        """Serves until cancelled, then removes the socket. Raises `sockets.SocketPathError` if none can be created."""
         try:
             while True:
                 await self._wait_until_free()
@@ -336,8 +330,7 @@ class ResourceServer:
 
     def _options(self) -> pb.DevicePluginOptions:
         return pb.DevicePluginOptions(
-            pre_start_required=self._allocator.pre_starts,
-            get_preferred_allocation_available=self._allocator.prefers,
+            pre_start_required=self._allocator.pre_starts, get_preferred_allocation_available=self._allocator.prefers
         )
 
     def _methods(self) -> Mapping[str, rpc.Method]:
@@ -378,23 +371,17 @@ class ResourceServer:
 
     async def _get_preferred(self, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
         start = time.perf_counter()
-        try:
-            return await self._preferred(request)
-        finally:
-            self.counters.preferred(time.perf_counter() - start)
-
-    async def _preferred(self, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
         response = pb.PreferredAllocationResponse()
         alone = len(request.container_requests) == 1
-        for container in request.container_requests:
-            chosen = await self._allocator.preferred(
-                container.available_deviceIDs,
-                container.must_include_deviceIDs,
-                container.allocation_size,
-                alone=alone,
-            )
-            response.container_responses.add(deviceIDs=chosen)
-        return response
+        try:
+            for each in request.container_requests:
+                chosen = await self._allocator.preferred(
+                    each.available_deviceIDs, each.must_include_deviceIDs, each.allocation_size, alone=alone
+                )
+                response.container_responses.add(deviceIDs=chosen)
+            return response
+        finally:
+            self.counters.preferred(time.perf_counter() - start)
 
     async def _allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
         start = time.perf_counter()

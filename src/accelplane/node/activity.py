@@ -12,13 +12,7 @@ from typing import NamedTuple
 
 from accelplane.node.readings import NodeReadings
 from accelplane.readings import Family, Value
-from accelplane.readings.families import (
-    GPU_IDLE,
-    IDXD_QUEUE_CLIENTS,
-    IDXD_QUEUE_ENTRIES,
-    NPU_BUSY,
-    QAT_REQUESTS,
-)
+from accelplane.readings.families import GPU_IDLE, IDXD_QUEUE_CLIENTS, IDXD_QUEUE_ENTRIES, NPU_BUSY, QAT_REQUESTS
 from accelplane.readings.values import labels
 
 # A GT that is busy for a smaller part of the time does housekeeping.
@@ -90,13 +84,10 @@ class Activity:
 
     def _last(self) -> Mapping[Unit, Moment]:
         """The last activity by any signal."""
-        if not self._clients_active_at:
-            return self._active_at
-        clients, readings = self._clients_active_at, self._active_at
-        return {
-            unit: max(each for each in (clients.get(unit), readings.get(unit)) if each is not None)
-            for unit in clients.keys() | readings.keys()
-        }
+        last = dict(self._active_at)
+        for unit, moment in self._clients_active_at.items():
+            last[unit] = max(moment, last.get(unit, moment))
+        return last
 
 
 def _moment(now: float) -> Moment:

@@ -16,14 +16,15 @@ from accelplane.kubelet import sockets
 from accelplane.kubelet.notifier import Notifier
 from accelplane.kubelet.server import KUBELET_SOCKET
 from accelplane.node.allocations import AllocationReader
+from accelplane.node.atomic_file import Stamp, stamp_of
 from accelplane.node.context import PluginContext
 from accelplane.node.hardware_events import HardwareEvents
 from accelplane.node.runner import PluginRunner
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.node.status import NodeStatus
 from accelplane.node.watcher import Watcher
-from accelplane.plugins import Plugin
-from accelplane.plugins.base import Config, NodePods
+from accelplane.plugins import Config, Plugin
+from accelplane.plugins.base import NodePods
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,6 @@ class Agent:
         self._config_read = self._config_stamp()
 
     def status(self) -> NodeStatus:
-        """The agent's state now."""
         return NodeStatus(
             version=__version__,
             root=self.settings.root,
@@ -96,7 +96,8 @@ class Agent:
 
     def allocations(self) -> int:
         """The number of Allocate calls that the kubelet has sent."""
-        return sum(runner.publisher.allocations for runner in self.runners.values())
+        served = (served for runner in self.runners.values() for served in runner.publisher.served.values())
+        return sum(each.server.counters.allocations for each in served)
 
     def inventories(self) -> Mapping[str, tuple[Plugin[Config], Inventory]]:
         """Each plugin with the devices that its last scan found."""
@@ -152,15 +153,10 @@ class Agent:
             self.runners[name] = self._runner(name)
 
     def _runner(self, name: str) -> PluginRunner:
+        plugin, changed = self._plugins[name], self.changes.notify_all
+        context = PluginContext(name, plugin, self.settings, self._pods, changed=changed, events=self.events)
         return PluginRunner(
-            PluginContext(
-                name,
-                self._plugins[name],
-                self.settings,
-                self._pods,
-                changed=self.changes.notify_all,
-                events=self.events,
-            ),
+            context,
             self._watcher,
             self._allocations,
             self._cannot_serve,
@@ -205,10 +201,8 @@ class Agent:
 
     def _stop_if_nothing_is_served(self) -> None:
         """Stops if no resource is served and one never can be. While others are served, it is only logged."""
-        alive = any(
-            not served.task.done() for runner in self.runners.values() for served in runner.publisher.served.values()
-        )
-        if self._unservable is not None and not alive:
+        served = (served for runner in self.runners.values() for served in runner.publisher.served.values())
+        if self._unservable is not None and all(each.task.done() for each in served):
             self._fatal = ConfigurationError(str(self._unservable))
             self._stop.set()
 
@@ -239,13 +233,9 @@ class Agent:
                 await self._apply(settings, plugins)
             self._config_read = stamp  # not before: after an internal error the file is read again
 
-    def _config_stamp(self) -> tuple[int, int, int] | None:
+    def _config_stamp(self) -> Stamp | None:
         """Changes with the file's content. For directories that cannot be watched, and files that are links."""
-        try:
-            status = os.stat(self._config_file or "")
-        except OSError:
-            return None
-        return status.st_ino, status.st_size, status.st_mtime_ns
+        return stamp_of(self._config_file or "", follow=True)
 
     async def _apply(self, settings: Settings, plugins: Plugins) -> None:
         old, self.settings, self._plugins = self._plugins, settings, dict(plugins)

@@ -72,14 +72,14 @@ class AllocationReader:
     async def _read(self, *, ask_kubelet: bool) -> Reading:
         began = time.monotonic()
         running = await self._from_pod_resources() if ask_kubelet else None
-        answered, recorded, problem = running is not None, None, ""
+        answered = running is not None
         try:
             recorded = await self._thread.run(self._from_checkpoint)
         except checkpoint.CheckpointError as error:
-            problem = str(error)
-            log.log(v(2), "allocations: %s", problem)
-        if problem and not running:  # a restarted kubelet names no pods at first
-            return Reading(began, "unreadable", answered)
+            log.log(v(2), "allocations: %s", error)
+            if not running:  # a restarted kubelet names no pods at first
+                return Reading(began, "unreadable", answered)
+            recorded = None
         if running is None and recorded is None:
             return Reading(began, "absent")
         running, recorded = running or {}, recorded or {}

@@ -4,13 +4,11 @@ import contextlib
 import os
 import stat
 import tempfile
+from typing import NamedTuple
 
 
 def replace(path: str, data: bytes, prefix: str, mode: int = 0o644) -> None:
-    """Writes `data` to a temporary file `<prefix>*.tmp` in the same directory and renames it to `path`.
-
-    Raises `OSError`.
-    """
+    """Writes `data` to a new file `<prefix>*.tmp` in the same directory and renames it to `path`. Raises `OSError`."""
     descriptor, temporary = tempfile.mkstemp(prefix=prefix, suffix=".tmp", dir=os.path.dirname(path))
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -28,15 +26,25 @@ def content(path: str, limit: int, *, follow: bool = False) -> bytes | None:
     link and `follow` is false. Never blocks, whatever kind of file it is."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
     try:
-        descriptor = os.open(path, flags)
+        with open(path, "rb", buffering=0, opener=lambda name, _flags: os.open(name, flags)) as file:
+            data = file.read(limit + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
     except OSError:
         return None
+    return data if data is not None and len(data) <= limit else None
+
+
+class Stamp(NamedTuple):
+    """Differs between a file and its later content."""
+
+    inode: int
+    size: int
+    modified: int
+
+
+def stamp_of(path: str, *, follow: bool = False) -> Stamp | None:
+    """The stamp of the file at `path`, None if there is none."""
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        data = os.read(descriptor, limit + 1)
+        status = os.stat(path, follow_symlinks=follow)
     except OSError:
         return None
-    finally:
-        os.close(descriptor)
-    return data if len(data) <= limit else None
+    return Stamp(status.st_ino, status.st_size, status.st_mtime_ns)

@@ -6,7 +6,7 @@ in both that holds the same device IDs gives the name of a UID.
 
 import logging
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
@@ -46,10 +46,7 @@ class ClientUse(Struct, frozen=True):
     failed: bool = False
 
     def families(self, plans: Mapping[str, Sequence[DevicePlan]], prefix: str = "") -> Sequence[Family]:
-        """The families of the page. Devices of other plugins than that of GPUs are left out.
-
-        `prefix` is that of the labels that name the container.
-        """
+        """The families of the page, for GPUs only. `prefix` is that of the labels that name the container."""
         holder = (f"{prefix}namespace", f"{prefix}pod", f"{prefix}container")
         devices = {plan.bdf: plan.device for plan in plans.get(_GPU_PLUGIN, ()) if plan.bdf}
         busy = Family(
@@ -65,10 +62,7 @@ class ClientUse(Struct, frozen=True):
             names = ("engine",) if len(name) == 1 else ("region", "kind")
             family.add(
                 value,
-                {
-                    **dict(zip((*holder, "device", "bdf"), labels, strict=True)),
-                    **dict(zip(names, name, strict=True)),
-                },
+                {**dict(zip((*holder, "device", "bdf"), labels, strict=True)), **dict(zip(names, name, strict=True))},
             )
         requests = Family("accelplane_clients_requests_total", "Requests to accelplane clients, by outcome.", "counter")
         for outcome, count in sorted(self.requests.items()):
@@ -158,11 +152,7 @@ def sums(
     report: Report, pods: Mapping[str, NamedPod], devices: Mapping[str, str]
 ) -> dict[tuple[_Labels, tuple[str, ...]], float]:
     """The values by container and device, and by engine class, or region and kind. `devices` are names by BDF."""
-    found: dict[tuple[_Labels, tuple[str, ...]], float] = {}
-
-    def add(labels: _Labels, name: tuple[str, ...], value: float) -> None:
-        found[labels, name] = found.get((labels, name), 0.0) + value
-
+    found: defaultdict[tuple[_Labels, tuple[str, ...]], float] = defaultdict(float)
     for use in report.containers:
         pod = pods.get(use.pod)
         if pod is None:
@@ -172,10 +162,10 @@ def sums(
                 continue
             labels = (pod.namespace, pod.name, _container(use, pod), devices[device.bdf], device.bdf)
             for engine, seconds in device.busy_seconds.items():
-                add(labels, (engine,), seconds)
+                found[labels, (engine,)] += seconds
             for region, kinds in device.memory_bytes.items():
                 for kind, size in kinds.items():
-                    add(labels, (region, kind), size)
+                    found[labels, (region, kind)] += size
     return found
 
 

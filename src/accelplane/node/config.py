@@ -8,17 +8,15 @@ health-interval: 30        # as the flags of these names, which take precedence
 scan-grace: 30
 """
 
-import os
-import stat
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from accelplane.host import Host, HostError
 from accelplane.node.plugins import PluginType
 from accelplane.node.settings import ConfigurationError, Settings
-from accelplane.plugins import Plugin
-from accelplane.plugins.base import Config
+from accelplane.plugins import Config, Plugin
 
 _SIZE_LIMIT = 1024 * 1024
 
@@ -43,17 +41,9 @@ def read(path: str) -> AgentConfig:
     from accelplane.node import foreign_yaml  # noqa: PLC0415 - memory of agents that have no such file
 
     try:
-        # O_NONBLOCK: the path may be a pipe, which must not block the agent.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ConfigurationError(f"{path}: not a regular file")
-            data = file.read(_SIZE_LIMIT + 1)
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}") from error
-    if len(data) > _SIZE_LIMIT:
-        raise ConfigurationError(f"{path}: more than {_SIZE_LIMIT} bytes")
-    try:
-        content: Any = foreign_yaml.load(data)
+        content: Any = foreign_yaml.load(Host().read_bytes(path, _SIZE_LIMIT))
+    except HostError as error:
+        raise ConfigurationError(str(error)) from error
     except foreign_yaml.YamlError as error:
         raise ConfigurationError(f"{path}: not YAML: {error}") from error
     try:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from accelplane.node.hardware_events import HardwareEvents
 from accelplane.node.settings import Settings
-from accelplane.plugins import Plugin
-from accelplane.plugins.base import Config, NodePods, PodAllocator
+from accelplane.plugins import Config, Plugin
+from accelplane.plugins.base import NodePods, PodAllocator
 
 
 class PluginContext:
@@ -33,7 +33,6 @@ class PluginContext:
         self.use(plugin)
 
     def use(self, plugin: Plugin[Config]) -> None:
-        """Replaces the plugin."""
         self.plugin = plugin
         self.pod_allocator: PodAllocator | None = None
         if self.pods is not None and plugin.overrides("pod_allocator"):

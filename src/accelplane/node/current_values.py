@@ -80,7 +80,10 @@ def document(readings: NodeReadings, time: float) -> bytes:
 
 def parse_labels(text: str) -> dict[str, str]:
     """The labels that `readings.values.labels` has rendered."""
-    return {name: _ESCAPE.sub(_unescaped, value) if "\\" in value else value for name, value in _LABEL.findall(text)}
+    return {
+        name: _ESCAPE.sub(lambda found: "\n" if found[1] == "n" else found[1], value)
+        for name, value in _LABEL.findall(text)
+    }
 
 
 def _device(reading: DeviceReading) -> DeviceValues:
@@ -109,7 +112,3 @@ def _parsed(prefix: str) -> tuple[str, Mapping[str, str]]:
     """The name of the metric, and the labels beside those of the device."""
     name, _, labels = prefix.partition("{")
     return name, {key: text for key, text in parse_labels(labels).items() if key not in _IDENTITY}
-
-
-def _unescaped(found: re.Match[str]) -> str:
-    return "\n" if found[1] == "n" else found[1]

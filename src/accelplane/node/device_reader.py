@@ -203,10 +203,8 @@ class DeviceReader:
         following: Sequence[Source] = (),
         earlier: "_Part | None" = None,
     ) -> "_Part":
-        if earlier is not None and len(values) == len(earlier.keys) and _have_keys(values, earlier.keys):
-            keys = earlier.keys
-        else:
-            keys = _shared(tuple([value[:2] for value in values]))
+        keys: Sequence[tuple[Family, str]] = tuple([value[:2] for value in values])
+        keys = earlier.keys if earlier is not None and keys == earlier.keys else _shared(keys)
         lines = tuple([self._line(*value) for value in values])
         return _Part(text=text, values=values, valid=valid, following=following, keys=keys, lines=lines)
 
@@ -319,10 +317,6 @@ def _by_family(parts: Iterable[_Part]) -> Lines:
 def _shared(keys: tuple[tuple[Family, str], ...]) -> Sequence[tuple[Family, str]]:
     """The same object for equal keys: those of other devices, and of earlier readings, are often equal."""
     return keys
-
-
-def _have_keys(values: Iterable[Value], keys: Iterable[tuple[Family, str]]) -> bool:
-    return all(value[:2] == key for value, key in zip(values, keys, strict=True))
 
 
 def _added(values: Iterable[Value]) -> Sequence[Value]:

@@ -54,15 +54,9 @@ class Family:
 
     @property
     def samples(self) -> Sequence[str]:
-        """The rendered samples."""
         return self._lines[_HEAD_LINES:]
 
-    @property
-    def has_samples(self) -> bool:
-        return len(self._lines) > _HEAD_LINES
-
     def __len__(self) -> int:
-        """The number of samples."""
         return len(self._lines) - _HEAD_LINES
 
     def add_label(self, label: str) -> None:

@@ -68,16 +68,11 @@ class _Loader(_SafeLoader):
             self._depth -= 1
 
     def flatten_mapping(self, node: MappingNode) -> None:
-        sources = 0
-        for key, value in node.value:
-            if key.tag == _MERGE:
-                sources += len(value.value) if isinstance(value, SequenceNode) else 1
-        if sources:
-            if sources > _MAX_SOURCES:
-                raise ConstructorError(None, None, f"merges more than {_MAX_SOURCES} mappings", node.start_mark)
-            super().flatten_mapping(node)
-            self._merged += len(node.value)
-            if self._merged > _MAX_MERGED:
-                raise ConstructorError(None, None, f"merges make more than {_MAX_MERGED} entries", node.start_mark)
-            return
+        merged = [value for key, value in node.value if key.tag == _MERGE]
+        sources = sum(len(value.value) if isinstance(value, SequenceNode) else 1 for value in merged)
+        if sources > _MAX_SOURCES:
+            raise ConstructorError(None, None, f"merges more than {_MAX_SOURCES} mappings", node.start_mark)
         super().flatten_mapping(node)
+        self._merged += len(node.value) if sources else 0
+        if self._merged > _MAX_MERGED:
+            raise ConstructorError(None, None, f"merges make more than {_MAX_MERGED} entries", node.start_mark)

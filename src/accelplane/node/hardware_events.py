@@ -6,17 +6,14 @@ unhealthy until the driver is bound again.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
 from accelplane.devices import Verdict
-from accelplane.host import Uevent, pci_address
+from accelplane.host import pci_address
+from accelplane.host.uevent import Uevent
 
-_RECOVERIES = {
-    "BEGIN_RECOVERY": "began",
-    "SUCCESSFUL_RECOVERY": "succeeded",
-    "FAILED_RECOVERY": "failed",
-}
+_RECOVERIES = {"BEGIN_RECOVERY": "began", "SUCCESSFUL_RECOVERY": "succeeded", "FAILED_RECOVERY": "failed"}
 OUTCOMES = tuple(_RECOVERIES.values())
 _REBOUND = ("bind", "unbind", "remove")
 _MAX_FUNCTIONS = 4096
@@ -26,25 +23,16 @@ Key = TypeVar("Key")
 
 
 class HardwareEvents:
-    """Counts events by PCI address, and keeps the verdicts that they imply.
-
-    `changed` is called when a verdict comes or goes.
-    """
+    """Counts events by PCI address. `changed` is called when a verdict that events imply comes or goes."""
 
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
         # By PCI address and outcome.
         self.recoveries: Counter[tuple[str, str]] = Counter()
         self.wedged: Counter[str] = Counter()
-        self._verdicts: dict[str, Verdict] = {}
+        self.verdicts: dict[str, Verdict] = {}  # bad ones by PCI address
         self._changed = changed
 
-    @property
-    def verdicts(self) -> Mapping[str, Verdict]:
-        """Bad verdicts by PCI address."""
-        return self._verdicts
-
     def record(self, event: Uevent) -> None:
-        """Records an event of the kernel."""
         if event.subsystem == "pci":
             self._record_pci(event)
         elif event.subsystem == "drm" and "WEDGED" in event.fields:
@@ -78,12 +66,12 @@ class HardwareEvents:
             counts[key] += 1
 
     def _set(self, address: str, verdict: Verdict) -> None:
-        if address in self._verdicts or len(self._verdicts) < _MAX_FUNCTIONS:
-            self._verdicts[address] = verdict
+        if address in self.verdicts or len(self.verdicts) < _MAX_FUNCTIONS:
+            self.verdicts[address] = verdict
             self._changed()
 
     def _clear(self, address: str, cause: str = "") -> None:
-        known = self._verdicts.get(address)
+        known = self.verdicts.get(address)
         if known is not None and cause in ("", known.cause):
-            del self._verdicts[address]
+            del self.verdicts[address]
             self._changed()

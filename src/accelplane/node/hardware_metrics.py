@@ -66,13 +66,8 @@ def holding(
         plugin = plugins[resource]
         device, bdf = devices.get((plugin, unit), ("", ""))
         totals[resource] += count
-        held.add(
-            count,
-            {
-                **_container(prefix, namespace, pod, container), "resource": resource,
-                "plugin": plugin, "unit": unit, "device": device, "bdf": bdf,
-            },
-        )  # fmt: skip
+        labels_ = {"resource": resource, "plugin": plugin, "unit": unit, "device": device, "bdf": bdf}
+        held.add(count, {**_container(prefix, namespace, pod, container), **labels_})
     for ((*names, driver), (plugin, unit)), count in claimed_units(holders.claims, units_by_cdi(status)).items():
         device, bdf = devices.get((plugin, unit), ("", ""))
         # A claim has no resource of the kubelet: its driver stands for it, and no ID of a resource is allocated.
@@ -194,4 +189,4 @@ def _source(holders: Holders, now: float) -> Sequence[Family]:
 
 def with_samples(families: Iterable[Family]) -> list[Family]:
     """The families that have samples."""
-    return [family for family in families if family.has_samples]
+    return [family for family in families if len(family)]

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from accelplane.devices import UNHEALTHY, Device, HealthPolicy, HealthState, Phase, Verdict
 from accelplane.host import Host
 from accelplane.node.health_history import HealthHistory
-from accelplane.plugins import Plugin
-from accelplane.plugins.base import Config
+from accelplane.plugins import Config, Plugin
 
 log = logging.getLogger(__name__)
 

@@ -68,7 +68,6 @@ class HealthHistory:
             self._recovery_seconds += seconds
 
     def forget(self, unit: str) -> None:
-        """Forgets a removed unit."""
         self._units.pop(unit, None)
 
     def changes(self, unit: str) -> tuple[HealthChange, ...]:

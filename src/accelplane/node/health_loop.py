@@ -16,8 +16,7 @@ from accelplane.host.blocking import SerialThread
 from accelplane.kubelet.notifier import coalesced_deadline
 from accelplane.node.context import PluginContext
 from accelplane.node.health import HealthTracker
-from accelplane.plugins import Plugin
-from accelplane.plugins.base import Config
+from accelplane.plugins import Config, Plugin
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +51,6 @@ class HealthLoop:
         self._requested.set()
 
     async def run(self) -> None:
-        """Runs until cancelled."""
         try:
             await self._run()
         finally:
@@ -127,7 +125,6 @@ class HealthLoop:
         return found
 
     def _report(self, problem: str) -> None:
-        """Logs each problem once."""
         if problem and problem != self._problem:
             log.warning("%s: the devices of events are unknown: %s", self._context.name, problem)
         self._problem = problem
@@ -207,5 +204,4 @@ class _Watch:
 
 
 def _addresses(plugin: Plugin[Config], host: Host, inventory: Inventory) -> Mapping[str, str]:
-    """The PCI address of each unit."""
     return {unit: plan.bdf for plan in plugin.readings(host, inventory) for unit in plan.units if plan.bdf}

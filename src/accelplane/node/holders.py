@@ -60,16 +60,11 @@ class HolderReader:
         self._clock = clock
         self._thread = SerialThread()
         self._running: asyncio.Task[None] | None = None
-        self._last = Holders()
+        self.last = Holders()  # the last answer, which may be old
         self._counted = -1
         # When the numbers of allocatable IDs were requested last.
         self._allocatable_began = float("-inf")
         self.requests: Counter[tuple[str, str]] = Counter()
-
-    @property
-    def last(self) -> Holders:
-        """The last answer, which may be old."""
-        return self._last
 
     async def read(self, max_age: float = _MAX_AGE, *, allocatable: bool = True) -> Holders:
         """The holders now, or up to `max_age` seconds ago if no container has got a device since. Never fails.
@@ -78,20 +73,20 @@ class HolderReader:
         allocatable IDs are those of an earlier answer.
         """
         if self._off:
-            return self._last
+            return self.last
         count = self._allocations()
         allocatable_age = self._clock() - self._allocatable_began if allocatable else 0.0
-        if self._counted == count and self._last.source != "none" and max(self._age(), allocatable_age) < max_age:
-            return self._last
+        if self._counted == count and self.last.source != "none" and max(self._age(), allocatable_age) < max_age:
+            return self.last
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._update(count, allocatable=allocatable))
         # A caller that is cancelled does not end the reading of the others.
         await asyncio.wait((self._running,), timeout=_READ_TIMEOUT)
         if self._running.done():
             self._running.result()
-        elif self._last.source == "podresources" and self._age() >= _GRACE:
-            self._last = Holders(began=self._clock())
-        return self._last
+        elif self.last.source == "podresources" and self._age() >= _GRACE:
+            self.last = Holders(began=self._clock())
+        return self.last
 
     async def close(self) -> None:
         """Ends the reading, and waits for the thread that reads the checkpoint."""
@@ -101,11 +96,11 @@ class HolderReader:
         await self._thread.wait_idle("holders")
 
     async def _update(self, count: int, *, allocatable: bool) -> None:
-        self._last = await self._read(self._clock(), allocatable=allocatable)
+        self.last = await self._read(self._clock(), allocatable=allocatable)
         self._counted = count
 
     def _age(self) -> float:
-        return self._clock() - self._last.began
+        return self._clock() - self.last.began
 
     async def _read(self, began: float, *, allocatable: bool) -> Holders:
         if allocatable:
@@ -114,15 +109,15 @@ class HolderReader:
             rows, claims = await podresources.list_holders(self._socket)
         except podresources.PodResourcesError:
             self.requests["List", "error"] += 1
-            if self._last.source == "podresources" and self._age() < _GRACE:
-                return self._last
+            if self.last.source == "podresources" and self._age() < _GRACE:
+                return self.last
             return await self._from_checkpoint(began)
         self.requests["List", "ok"] += 1
-        known = await self._allocatable() if allocatable else self._last.allocatable
+        known = await self._allocatable() if allocatable else self.last.allocatable
         found = without_stale(Holders(rows, "podresources", began, allocatable=known, claims=claims))
         now = time.time()
         keys = [*map(key_of, found.rows), *map(key_of, found.claims)]
-        return replace(found, since={key: self._last.since.get(key, now) for key in keys})
+        return replace(found, since={key: self.last.since.get(key, now) for key in keys})
 
     async def _allocatable(self) -> Mapping[str, int]:
         try:
@@ -185,10 +180,9 @@ def counts_by_unit(
 
     `units` has the unit of each listed resource and ID. Other IDs have the unit "".
     """
-    counts: dict[tuple[str, ...], int] = {}
-    for row in rows:
-        if row.resource in resources:
-            for id_ in row.device_ids:
-                key = (row.namespace, row.pod, row.container, row.resource, units.get((row.resource, id_), ""))
-                counts[key] = counts.get(key, 0) + 1
-    return counts
+    return Counter(
+        (row.namespace, row.pod, row.container, row.resource, units.get((row.resource, id_), ""))
+        for row in rows
+        if row.resource in resources
+        for id_ in row.device_ids
+    )

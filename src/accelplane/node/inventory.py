@@ -5,7 +5,9 @@ is a pure function of the agent's state.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -139,7 +141,7 @@ def inventory_plugins(facts: Facts) -> list[InventoryPlugin]:
     While an agent is replaced, readers have the devices of the old one until the new one has found them.
     """
     held = _held(facts)
-    totals = _allocated(facts.holders)
+    totals = Counter(row.resource for row in facts.holders.rows for _id in row.device_ids)
     places = {(plugin, unit): plan for plugin, plans in facts.plans.items() for plan in plans for unit in plan.units}
     room = _MAX_UNITS
     plugins: list[InventoryPlugin] = []
@@ -169,14 +171,14 @@ def document(plugins: Sequence[InventoryPlugin], identity: Inventory) -> bytes:
     Too large an inventory loses history first, then units.
     """
     for length in _HISTORIES:
-        shorter = [_with_units(each, [_shortened(unit, length) for unit in each.units]) for each in plugins]
-        encoded = _encoded(identity, shorter)
+        plugins = [replace(each, units=[_shortened(unit, length) for unit in each.units]) for each in plugins]
+        encoded = msgspec.json.encode(replace(identity, plugins=plugins))
         if len(encoded) <= MAX_BYTES:
             return encoded
-        plugins = shorter
     while True:
-        plugins = [_with_units(each, each.units[: len(each.units) // 2]) for each in plugins]
-        encoded = _encoded(identity, plugins if any(each.units for each in plugins) else ())
+        plugins = [replace(each, units=each.units[: len(each.units) // 2]) for each in plugins]
+        shown = plugins if any(each.units for each in plugins) else ()
+        encoded = msgspec.json.encode(replace(identity, plugins=shown))
         if len(encoded) <= MAX_BYTES:
             return encoded
 
@@ -184,14 +186,6 @@ def document(plugins: Sequence[InventoryPlugin], identity: Inventory) -> bytes:
 def state_of(plugins: Sequence[InventoryPlugin], source: Source) -> bytes:
     """Equal for equal inventories with holders of the same source, whatever their age."""
     return msgspec.json.encode((plugins, source))
-
-
-def _encoded(identity: Inventory, plugins: Sequence[InventoryPlugin]) -> bytes:
-    return msgspec.json.encode(replace(identity, plugins=plugins))
-
-
-def _with_units(plugin: InventoryPlugin, units: Sequence[InventoryUnit]) -> InventoryPlugin:
-    return InventoryPlugin(plugin.name, plugin.resources, units, plugin.skipped)
 
 
 def _shortened(unit: InventoryUnit, length: int) -> InventoryUnit:
@@ -212,9 +206,6 @@ def _unit(
     name: str, devices: Sequence[tuple[str, Device]], health: UnitHealth | None, plan: DevicePlan | None
 ) -> InventoryUnit:
     """The unit without its holders, with its complete history."""
-    ids: dict[str, int] = {}
-    for resource, _device in devices:
-        ids[_name(resource)] = ids.get(_name(resource), 0) + 1
     phase, reason, text = _phase(health, [device for _, device in devices])
     changes = health.changes if health is not None else ()
     unknown = health.unknown if health is not None else ""
@@ -229,7 +220,7 @@ def _unit(
         reason=reason,
         text=_text(text or unknown),
         since=changes[-1].time if changes and changes[-1].phase.value == phase else 0.0,
-        ids=ids,
+        ids=Counter(_name(resource) for resource, _device in devices),
         history=[
             InventoryChange(
                 each.time, each.phase.value, "" if each.phase is Phase.HEALTHY else each.cause, _text(each.reason)
@@ -261,23 +252,15 @@ def _numa(device: Device) -> int | None:
     return device.topology[0] if 0 <= device.topology[0] <= 65_536 else None
 
 
-def _resource(resource: ResourceStatus, totals: Mapping[str, int]) -> InventoryResource:
+def _resource(resource: ResourceStatus, totals: Counter[str]) -> InventoryResource:
     return InventoryResource(
         _name(resource.name),
         resource.stage.value,
         _text(resource.problem),
         len(resource.devices),
         sum(device.healthy for device in resource.devices.values()),
-        totals.get(resource.name, 0),
+        totals[resource.name],
     )
-
-
-def _allocated(holders: Holders) -> dict[str, int]:
-    """The number of IDs that containers hold, by resource."""
-    totals: dict[str, int] = {}
-    for row in holders.rows:
-        totals[row.resource] = totals.get(row.resource, 0) + len(row.device_ids)
-    return totals
 
 
 def _held(facts: Facts) -> dict[tuple[str, str], list[InventoryHolder]]:
@@ -301,10 +284,7 @@ def _held(facts: Facts) -> dict[tuple[str, str], list[InventoryHolder]]:
 
     for row in facts.holders.rows:
         plugin, devices = places.get(row.resource, ("", {}))
-        counts: dict[str, int] = {}
-        for id_ in row.device_ids:
-            if id_ in devices:
-                counts[devices[id_].unit] = counts.get(devices[id_].unit, 0) + 1
+        counts = Counter(devices[id_].unit for id_ in row.device_ids if id_ in devices)
         for unit, count in counts.items():
             add((plugin, unit), key_of(row), count)
     for (key, place), count in claimed_units(facts.holders.claims, units_by_cdi(facts.status)).items():
@@ -312,14 +292,10 @@ def _held(facts: Facts) -> dict[tuple[str, str], list[InventoryHolder]]:
     return held
 
 
-def _name(text: str) -> str:
-    return _clipped(text, _MAX_NAME)
-
-
-def _text(text: str) -> str:
-    return _clipped(text, _MAX_TEXT)
-
-
 def _clipped(text: str, limit: int) -> str:
     """The text without lone surrogates, which JSON cannot hold."""
     return text[:limit] if text.isascii() else text[:limit].encode(errors="replace").decode()
+
+
+_name = partial(_clipped, limit=_MAX_NAME)
+_text = partial(_clipped, limit=_MAX_TEXT)

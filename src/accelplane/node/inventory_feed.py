@@ -150,7 +150,6 @@ class InventoryFeed:
                 await self._update()
 
     def _is_outdated(self) -> bool:
-        """Whether something has changed since the last update."""
         holders, shown = self._holders.last, self._shown_holders
         return (
             self._changes.count != self._seen

@@ -18,8 +18,7 @@ from accelplane.devices import Inventory
 from accelplane.host import Host
 from accelplane.host.blocking import ThreadQueue
 from accelplane.node.exposition import Family
-from accelplane.plugins import Plugin, Sample
-from accelplane.plugins.base import Config
+from accelplane.plugins import Config, Plugin, Sample
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +90,6 @@ class Measurements:
         return found.samples
 
     def _report(self, name: str, problem: str) -> None:
-        """Logs each problem once."""
         if problem and problem != self._problems.get(name):
             log.warning("%s: measurements are left out of the metrics page: %s", name, problem)
         self._problems[name] = problem
@@ -108,12 +106,7 @@ class _Measured(NamedTuple):
 def families(samples: Iterable[Sample]) -> list[Family]:
     """The families of valid samples. Of samples with equal names and labels the first one counts."""
     found: dict[str, Family] = {}
-    seen: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
     for sample in samples:
-        key = (sample.name, tuple(sorted(sample.labels.items())))
-        if key in seen:
-            continue
-        seen.add(key)
         family = found.get(sample.name)
         if family is None:
             kind = "counter" if sample.name.endswith("_total") else "gauge"

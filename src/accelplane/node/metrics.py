@@ -10,18 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from accelplane.devices import HEALTHY, UNHEALTHY
+from accelplane.devices import HEALTHY, UNHEALTHY, Phase
 from accelplane.kubelet.server import LATENCY_BOUNDS, Stage
 from accelplane.node.exposition import Family, render
-from accelplane.node.hardware_metrics import (
-    exclusive_labels,
-    hardware,
-    holding,
-    idle,
-    request_counts,
-    with_samples,
-)
-from accelplane.node.health_metrics import unit_health
+from accelplane.node.hardware_metrics import exclusive_labels, hardware, holding, idle, request_counts, with_samples
+from accelplane.node.health_history import RECOVERY_BOUNDS
 from accelplane.node.holders import Holders
 from accelplane.node.measurements import families
 from accelplane.node.readings import NodeReadings
@@ -74,9 +67,8 @@ class MetricsPage:
         first = (
             *_agent(status),
             *with_samples(_uevents(status.uevents)),
-            *with_samples(unit_health(status.plugins.values())),
+            *with_samples(_health(status.plugins.values())),
             *_plugins(status.plugins.values()),
-            *_devices(resources),
             *_resources(resources),
         )
         last = (*more, *_lag(contents.lag), *_process())
@@ -114,11 +106,6 @@ class MetricsPage:
                     self._dropped.update(_plugin_of(sample) for sample in each.samples)
                 return found[:index]
         return found
-
-
-def page(status: NodeStatus, contents: Contents, more: Iterable[Family] = ()) -> bytes:
-    """The text of `/metrics` with the default options."""
-    return MetricsPage().render(status, contents, more)
 
 
 def _plugin_of(sample: str) -> str:
@@ -181,17 +168,33 @@ def _plugins(plugins: Iterable[PluginStatus]) -> Iterable[Family]:
     return skipped, scans, failures, seconds, failing, writes, write_failures
 
 
-def _devices(resources: Iterable[ResourceStatus]) -> Iterable[Family]:
-    devices = Family("accelplane_devices", "Devices advertised to the kubelet.")
-    for each in resources:
-        counts = Counter({HEALTHY: 0, UNHEALTHY: 0})
-        counts.update(device.health for device in each.devices.values())
-        for health, count in counts.items():
-            devices.add(count, {"resource": each.name, "health": health})
-    return (devices,)
+def _health(plugins: Iterable[PluginStatus]) -> Sequence[Family]:
+    """The health of all units, and the counters of failures and recoveries."""
+    phases = Family("accelplane_unit_health", "1 for the health phase of a physical device, 0 for the other phases.")
+    known = Family("accelplane_unit_health_known", "0 while the source of the health does not answer.")
+    reasons = Family("accelplane_unit_unhealthy_reason", "1 for the kind of reason why a device is not healthy.")
+    seconds = Family("accelplane_unit_unhealthy_seconds_total", "Time that a device was unhealthy.", "counter")
+    failures = Family("accelplane_unit_failures_total", "Times that a device became unhealthy.", "counter")
+    recoveries = Family("accelplane_unit_recovery_seconds", "Time from unhealthy to healthy.", "histogram")
+    for plugin in plugins:
+        labels = {"plugin": plugin.name}
+        for unit, health in plugin.health.items():
+            of_unit = {**labels, "unit": unit}
+            for phase in Phase:
+                phases.add(phase is health.phase, {**of_unit, "phase": phase.value})
+            known.add(not health.unknown, of_unit)
+            if health.phase is not Phase.HEALTHY:
+                reasons.add(1, {**of_unit, "reason": health.cause})
+            seconds.add(health.unhealthy_seconds, of_unit)
+        for cause, count in sorted(plugin.failures.items()):
+            failures.add(count, {**labels, "reason": cause})
+        if plugin.health or plugin.failures:
+            recoveries.add_histogram(RECOVERY_BOUNDS, plugin.recoveries.counts, plugin.recoveries.seconds, labels)
+    return phases, known, reasons, seconds, failures, recoveries
 
 
 def _resources(resources: Iterable[ResourceStatus]) -> Iterable[Family]:
+    devices = Family("accelplane_devices", "Devices advertised to the kubelet.")
     registered = Family("accelplane_registered", "1 while the resource is registered with the kubelet.")
     registrations = Family("accelplane_registrations_total", "Registrations that succeeded.", "counter")
     rejections = Family(
@@ -208,6 +211,9 @@ def _resources(resources: Iterable[ResourceStatus]) -> Iterable[Family]:
     now = time.time()
     for each in resources:
         labels, counters = {"resource": each.name}, each.counters
+        healthy = sum(device.healthy for device in each.devices.values())
+        devices.add(healthy, {**labels, "health": HEALTHY})
+        devices.add(len(each.devices) - healthy, {**labels, "health": UNHEALTHY})
         registered.add(each.stage == Stage.REGISTERED, labels)
         registrations.add(counters.registrations, labels)
         for reason, count in counters.registration_failures.items():
@@ -222,7 +228,8 @@ def _resources(resources: Iterable[ResourceStatus]) -> Iterable[Family]:
             outcomes.add(count, {**labels, "outcome": outcome})
         if any(counters.preferred_buckets):
             preferred.add_histogram(LATENCY_BOUNDS, counters.preferred_buckets, counters.preferred_seconds_sum, labels)
-    return registered, registrations, rejections, lists, age, failures, outcomes, latency, *with_samples((preferred,))
+    found = (devices, registered, registrations, rejections, lists, age, failures, outcomes, latency)
+    return *found, *with_samples((preferred,))
 
 
 def _process() -> Iterator[Family]:

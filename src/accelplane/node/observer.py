@@ -79,7 +79,6 @@ class Observer:
         )
 
     async def readings(self) -> NodeReadings:
-        """The current values of the devices."""
         await self._holders.read()
         return await self._take()
 
@@ -96,7 +95,6 @@ class Observer:
         return self._held_units
 
     async def inventory(self) -> Generation:
-        """The inventory now."""
         return await self._inventory.current()
 
     async def next_inventory(self, known: str, seconds: float) -> Generation | None:
@@ -104,7 +102,6 @@ class Observer:
         return await self._inventory.next(known, seconds)
 
     async def close(self) -> None:
-        """Ends all reads."""
         await self._inventory.close()
         await asyncio.gather(self._measurements.close(), self._readings.close(), self._holders.close())
         if self._clients is not None:

@@ -7,8 +7,9 @@ import logging
 import re
 import ssl
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from typing import Protocol
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -19,13 +20,10 @@ from accelplane.http.listening import split_address
 from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response
 from accelplane.http.server import HttpServer
 from accelplane.node import current_values, metrics
-from accelplane.node.exposition import CONTENT_TYPE
-from accelplane.node.inventory_feed import Generation
-from accelplane.node.page_counts import PageCounts
-from accelplane.node.readings import NodeReadings
+from accelplane.node.exposition import CONTENT_TYPE, Family
+from accelplane.node.observer import Observer
 from accelplane.node.settings import ConfigurationError
-from accelplane.node.status import NodeStatus
-from accelplane.node.status_page import report
+from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus
 
 log = logging.getLogger(__name__)
 
@@ -46,17 +44,7 @@ _TAG = re.compile(r'"[^"]*"')
 _GZIP = re.compile(r"(?:^|,)\s*(?:gzip|\*)\s*(?:;\s*q\s*=\s*([0-9.]+))?\s*(?=,|$)", re.IGNORECASE)
 _GZIP_LEVEL = 1
 _GZIP_INLINE = 512 * 1024  # larger ones are compressed in a thread
-
-
-class Readers(Protocol):
-    """What the pages show beside the status, read when a page is requested."""
-
-    async def contents(self) -> metrics.Contents: ...
-    async def readings(self) -> NodeReadings: ...
-    async def inventory(self) -> Generation: ...
-    async def next_inventory(self, known: str, seconds: float) -> Generation | None:
-        """A generation other than that with the entity tag `known`; None if there is none within `seconds`."""
-        ...
+_SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class Access(Struct, frozen=True):
@@ -73,15 +61,12 @@ OPEN = Access()
 async def serving(
     address: str,
     status: Callable[[], NodeStatus],
-    readers: Readers,
+    observer: Observer,
     access: Access = OPEN,
     options: metrics.PageOptions | None = None,
 ) -> AsyncGenerator[None]:
-    """Serves the pages at `address` (`host:port`, or `:port` for all addresses) while entered.
-
-    Raises `ConfigurationError` if the address cannot be bound.
-    """
-    pages = _Pages(status, readers, options or metrics.PageOptions())
+    """Serves the pages at `[host]:port` while entered. Raises `ConfigurationError` if that cannot be bound."""
+    pages = _Pages(status, observer, options or metrics.PageOptions())
     handler = _counted(access.authorize(pages.handle), pages.counts)
     server = HttpServer(handler, PAGE_LIMITS, methods=("GET", "HEAD"), fields=_FIELDS)
     try:
@@ -102,13 +87,38 @@ def _authority(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+class PageCounts:
+    """How often pages were requested, and how long they took to make. Each metrics page shows those before it."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, list[int]] = {}
+        self._seconds: dict[str, float] = {}
+        self._requests: Counter[tuple[str, int]] = Counter()
+
+    def record(self, page: str, seconds: float) -> None:
+        self._buckets.setdefault(page, [0] * (len(_SECONDS_BOUNDS) + 1))[bisect_left(_SECONDS_BOUNDS, seconds)] += 1
+        self._seconds[page] = self._seconds.get(page, 0.0) + seconds
+
+    def answered(self, page: str, code: int) -> None:
+        self._requests[page, code] += 1
+
+    def families(self) -> Sequence[Family]:
+        took = Family("accelplane_page_seconds", "Time to make a page.", "histogram")
+        for page, buckets in sorted(self._buckets.items()):
+            took.add_histogram(_SECONDS_BOUNDS, buckets, self._seconds[page], {"page": page})
+        requests = Family("accelplane_page_requests_total", "Requests of pages, by status code.", "counter")
+        for (page, code), count in sorted(self._requests.items()):
+            requests.add(count, {"page": page, "code": str(code)})
+        return [family for family in (took, requests) if len(family)]
+
+
 class _Pages:
     """The handler of all pages."""
 
-    def __init__(self, status: Callable[[], NodeStatus], readers: Readers, options: metrics.PageOptions) -> None:
+    def __init__(self, status: Callable[[], NodeStatus], observer: Observer, options: metrics.PageOptions) -> None:
         self.counts = PageCounts()
         self._status = status
-        self._readers = readers
+        self._observer = observer
         self._page = metrics.MetricsPage(options)
         self._turns = asyncio.Semaphore(_MAX_CONCURRENT)
         # The last inventory that a client requested in compressed form.
@@ -119,7 +129,7 @@ class _Pages:
             case "/metrics":
                 return self._metrics(request)
             case "/status":
-                return Response(200, msgspec.json.format(msgspec.json.encode(report(self._status())), indent=2))
+                return Response(200, msgspec.json.format(msgspec.json.encode(_report(self._status())), indent=2))
             case "/healthz":
                 return _check(self._status().unhealthy)
             case "/readyz":
@@ -134,22 +144,22 @@ class _Pages:
 
     async def _metrics(self, request: Request) -> Response:
         async with self._turn("metrics"):
-            contents = await self._readers.contents()
+            contents = await self._observer.contents()
             page = self._page.render(self._status(), contents, self.counts.families())
         return await _encoded(Response(200, page, CONTENT_TYPE), request)
 
     async def _readings(self, request: Request) -> Response:
         async with self._turn("readings"):
-            page = current_values.document(await self._readers.readings(), time.time())
+            page = current_values.document(await self._observer.readings(), time.time())
         return await _encoded(Response(200, page), request)
 
     async def _inventory(self, request: Request) -> Response:
         seconds = _wait(request)
         known = request.fields.get("if-none-match", "")
         async with self._turn("inventory"):
-            found = await self._readers.inventory()
+            found = await self._observer.inventory()
         if _matches(known, found.etag):
-            changed = await self._readers.next_inventory(found.etag, seconds) if seconds else None
+            changed = await self._observer.next_inventory(found.etag, seconds) if seconds else None
             if changed is None:
                 return Response(304, b"", fields=_tag(found.etag))
             found = changed
@@ -204,6 +214,51 @@ def _counted(handler: Handler, counts: PageCounts) -> Handler:
                 counts.answered(_NAMES.get(request.path, "other"), code)
 
     return handle
+
+
+def _report(status: NodeStatus) -> dict[str, object]:
+    """The content of `/status`."""
+    return {
+        "version": status.version,
+        "kubelet-dir": status.kubelet_dir,
+        "root": status.root,
+        "config-problem": status.config_problem,
+        "not-ready": list(status.unready),
+        "plugins": {name: _plugin_report(plugin) for name, plugin in status.plugins.items()},
+    }
+
+
+def _plugin_report(plugin: PluginStatus) -> dict[str, object]:
+    return {
+        "namespace": plugin.namespace,
+        "scan": {
+            "problem": plugin.scan.problem,
+            "scans": plugin.scan.count,
+            "failures": plugin.scan.failures,
+            "seconds": round(plugin.scan.seconds, 6),
+        },
+        "resources": {resource.name: _resource_report(resource) for resource in plugin.resources.values()},
+        "health": plugin.health,
+        "skipped": plugin.skipped,
+    }
+
+
+def _resource_report(resource: ResourceStatus) -> dict[str, object]:
+    return {
+        "stage": resource.stage,
+        "problem": resource.problem,
+        "devices": [
+            {
+                "id": device.id,
+                "unit": device.unit,
+                "health": device.health,
+                "reason": device.reason,
+                "numa": device.topology,
+                "attributes": device.attributes,
+            }
+            for device in resource.devices.values()
+        ],
+    }
 
 
 def _check(problems: Iterable[str]) -> Response:

@@ -20,13 +20,7 @@ _DEBOUNCE = 0.5
 
 
 async def periodic_scan(
-    name: str,
-    root: str,
-    scan: Callable[[Host], T],
-    watcher: Watcher,
-    *,
-    subsystems: frozenset[str],
-    interval: float,
+    name: str, root: str, scan: Callable[[Host], T], watcher: Watcher, *, subsystems: frozenset[str], interval: float
 ) -> AsyncGenerator[T, None]:
     """Yields what `scan` returns for the host below `root`: now, after uevents of `subsystems` and changes of the
     directories read, and every `interval` seconds.

@@ -4,8 +4,7 @@ import logging
 from collections.abc import Collection, Mapping
 
 from accelplane.node.settings import ConfigurationError
-from accelplane.plugins import Plugin
-from accelplane.plugins.base import Config
+from accelplane.plugins import Config, Plugin
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ from accelplane.host import Host
 from accelplane.host.blocking import ThreadQueue, start_thread
 from accelplane.node.device_reader import DeviceReader, DeviceReading
 from accelplane.node.measurements import Sources
-from accelplane.plugins import Plugin
-from accelplane.plugins.base import Config
+from accelplane.plugins import Config, Plugin
 from accelplane.readings.plan import DevicePlan
 
 log = logging.getLogger(__name__)
@@ -50,25 +49,23 @@ class _Planning(NamedTuple):
     until: float
 
 
-class _Device:
-    """A device with the state of blocking reads."""
+class _Device(Struct, eq=False):
+    """A device with the state of blocking reads. `blocked`: a thread is in a read now, and was abandoned."""
 
-    def __init__(self, reader: DeviceReader) -> None:
-        self.reader = reader
-        self.blocked = False  # a thread is in a read now, and was abandoned
-        self.times_stuck = 0
-        self.stuck_until = float("-inf")
+    reader: DeviceReader
+    blocked: bool = False
+    times_stuck: int = 0
+    stuck_until: float = float("-inf")
 
 
-class _Plugin:
+class _Plugin(Struct, eq=False):
     """A plugin with its plan. `host` keeps what links lead to from one reading to the next."""
 
-    def __init__(self, plugin: Plugin[Config], inventory: Inventory, host: Host) -> None:
-        self.plugin = plugin
-        self.inventory = inventory
-        self.host = host
-        self.devices: list[_Device] = []
-        self.problem = ""
+    plugin: Plugin[Config]
+    inventory: Inventory
+    host: Host
+    devices: list[_Device] = []
+    problem: str = ""
 
 
 class Readings:
@@ -259,11 +256,6 @@ def _plans(known: _Plugin) -> Sequence[DevicePlan]:
     return [device.reader.plan for device in known.devices]
 
 
-class _Current(NamedTuple):
-    device: _Device
-    since: float
-
-
 class _Work:
     """Reads devices in one thread, in the order of the queue, until the queue is empty or the thread is abandoned."""
 
@@ -276,7 +268,7 @@ class _Work:
         self._now = now
         self._held = held
         self._lock = threading.Lock()
-        self._current: _Current | None = None
+        self._current: tuple[_Device, float] | None = None  # with the monotonic time at which its read began
         self._abandoned = False
 
     def run(self) -> None:
@@ -292,7 +284,7 @@ class _Work:
                 if self._abandoned or not self._due:
                     return
                 device = self._due.popleft()
-                self._current = _Current(device, time.monotonic())
+                self._current = device, time.monotonic()
             reading, problem = self._read(device)
             with self._lock:
                 self._current = None
@@ -307,16 +299,17 @@ class _Work:
     def time_limit(self, timeout: float) -> float:
         """Seconds until the current read has taken `timeout`."""
         current = self._current
-        return timeout if current is None else max(0.0, current.since + timeout - time.monotonic())
+        return timeout if current is None else max(0.0, current[1] + timeout - time.monotonic())
 
     def abandon(self, timeout: float) -> _Device | None:
         """Abandons the thread if its current read takes `timeout` or longer; returns the device of this read."""
         with self._lock:
-            if self._current is None or time.monotonic() - self._current.since < timeout:
+            if self._current is None or time.monotonic() - self._current[1] < timeout:
                 return None
             self._abandoned = True
-            self._current.device.blocked = True
-            return self._current.device
+            device = self._current[0]
+            device.blocked = True
+            return device
 
     def _read(self, device: _Device) -> tuple[DeviceReading | None, str]:
         held = any(unit in self._held for unit in device.reader.plan.units)

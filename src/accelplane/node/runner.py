@@ -25,8 +25,7 @@ from accelplane.node.scan_loop import FIRST_RETRY, LAST_RETRY, ScanLoop, explana
 from accelplane.node.settings import Settings
 from accelplane.node.status import PluginStatus, UnitHealth
 from accelplane.node.watcher import Watcher
-from accelplane.plugins import Plugin
-from accelplane.plugins.base import Config
+from accelplane.plugins import Config, Plugin
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +97,6 @@ class PluginRunner:
                 await thread.wait_idle(name)
 
     def request_check(self) -> None:
-        """Requests a scan and a health check."""
         self.scan.request()
         self.health.request()
 
@@ -128,7 +126,6 @@ class PluginRunner:
         self.request_check()
 
     def status(self, *, crashed: bool) -> PluginStatus:
-        """The plugin's state now."""
         tracker, directory = self.health.tracker, self.cdi.directory
         none = Verdict("good")
         return PluginStatus(

@@ -21,8 +21,7 @@ from accelplane.host.blocking import SerialThread, retrieve_exception
 from accelplane.node.context import PluginContext
 from accelplane.node.status import ScanStatus
 from accelplane.node.watcher import Watcher
-from accelplane.plugins import Plugin, ScanError
-from accelplane.plugins.base import Config
+from accelplane.plugins import Config, Plugin, ScanError
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +93,6 @@ class ScanLoop:
 
     @property
     def failing(self) -> bool:
-        """Whether the last scan failed."""
         return self._failing_since is not None
 
     @property

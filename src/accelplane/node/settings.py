@@ -26,8 +26,7 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
     """
 
     root: Annotated[
-        str,
-        Meta(description="read sysfs and devfs under this directory; paths in responses to the kubelet omit it"),
+        str, Meta(description="read sysfs and devfs under this directory; paths in responses to the kubelet omit it")
     ] = "/"
     kubelet_dir: Annotated[
         str, Meta(description="the kubelet's directory; sockets are in device-plugins/ below it")
@@ -43,22 +42,19 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
         str, Meta(description="serve /metrics, /healthz, /readyz, /status and /api/v1 at this host:port")
     ] = ""
     http_tls_dir: Annotated[
-        str,
-        Meta(description="serve the pages over TLS with tls.crt and tls.key of this directory"),
+        str, Meta(description="serve the pages over TLS with tls.crt and tls.key of this directory")
     ] = ""
     http_client_ca: Annotated[
         str, Meta(description="with -http-tls-dir: clients need a certificate of an authority in this PEM file")
     ] = ""
     http_authorized: Annotated[
-        bool,
-        Meta(description="the API server decides by a client's bearer token whether it may read a page"),
+        bool, Meta(description="the API server decides by a client's bearer token whether it may read a page")
     ] = False
     http_audience: Annotated[str, Meta(description="with -http-authorized: tokens must be valid for this audience")] = (
         ""
     )
     metrics_waking: Annotated[
-        str,
-        Meta(description="read files that power a sleeping device up: auto (while it is awake), always or never"),
+        str, Meta(description="read files that power a sleeping device up: auto (while it is awake), always or never")
     ] = "auto"
     metrics_holders: Annotated[
         str,

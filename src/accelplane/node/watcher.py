@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
-from accelplane.host import Inotify, InotifyEvent, Uevent, UeventSocket
-from accelplane.host.inotify import COME_OR_GONE, WRITTEN
+from accelplane.host.inotify import COME_OR_GONE, WRITTEN, Inotify, InotifyEvent
+from accelplane.host.uevent import Uevent, UeventSocket
 from accelplane.logs import v
 
 log = logging.getLogger(__name__)
@@ -126,9 +126,7 @@ class Watcher:
         while True:
             if self._watch(subscriber, path, awaited, written=written):
                 _note(interests, path, awaited)
-                if awaited is None or not os.path.lexists(f"{path.rstrip('/')}/{awaited}"):
-                    return
-                if not os.path.isdir(f"{path.rstrip('/')}/{awaited}"):
+                if awaited is None or not os.path.isdir(f"{path.rstrip('/')}/{awaited}"):
                     return
                 # It was created meanwhile: start again.
                 path, awaited = directory, None
@@ -152,8 +150,6 @@ class Watcher:
                 _note(interests, path, name)
 
     def _watch(self, subscriber: str, path: str, awaited: str | None, *, written: bool) -> bool:
-        if self._inotify is None:
-            return False
         known = self._directories.get(path)
         if known is None or (written and not known.written):
             number = self._add_watch(subscriber, path, COME_OR_GONE | (WRITTEN if written else 0))
@@ -249,10 +245,9 @@ class Watcher:
             return
         for event in self._uevents.read():
             log.log(v(5), "uevent %s %s (%s)", event.action, event.devpath, event.subsystem)
-            self.dispatch(event)
+            self._dispatch(event)
 
-    def dispatch(self, event: Uevent) -> None:
-        """Calls the subscribers of an event."""
+    def _dispatch(self, event: Uevent) -> None:
         self._on_uevent(event)
         overflow = event.action == "overflow"
         if overflow or any(event.subsystem in (subsystems or ()) for subsystems, _changed in self._listeners.values()):

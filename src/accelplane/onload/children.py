@@ -22,7 +22,7 @@ from accelplane.kube.owners import is_controlled_by
 from accelplane.onload.daemonset import adapted, daemonset, node_selector_of, revision_of, with_node_selector
 from accelplane.onload.kmm import Kmm
 from accelplane.onload.models import Onload, uses_kmm, uses_sfc
-from accelplane.onload.modules import KmmApi, module, names_of, sfc_module
+from accelplane.onload.modules import KmmApi, module, names_of, sfc_module, without_reload
 from accelplane.onload.names import ADOPTED_ANNOTATION, HASH_ANNOTATION, Names
 from accelplane.onload.resources import DaemonSet, Module
 
@@ -72,10 +72,10 @@ def desired(
         made = with_node_selector(made, node_selector_of(existing.daemonset))
     if not uses_kmm(onload.spec.onload) or kmm is None:
         return DesiredObjects(None, None, made)
-    main = _with_selector(module(onload, version, kmm), existing.module if keeps_selector else None)
+    main = _retained(module(onload, version, kmm), existing.module, kmm, keeps_selector=keeps_selector)
     sfc = sfc_module(onload, version, kmm) if uses_sfc(onload.spec.onload) else None
     if sfc is not None:
-        sfc = _with_selector(sfc, existing.sfc if keeps_selector else None)
+        sfc = _retained(sfc, existing.sfc, kmm, keeps_selector=keeps_selector)
     return DesiredObjects(main, sfc, made)
 
 
@@ -91,8 +91,12 @@ def _adopted(made: DaemonSet, live: DaemonSet | None) -> DaemonSet:
     return adapted(made, live)
 
 
-def _with_selector(made: Module, live: Module | None) -> Module:
-    if live is None or not live.spec.get("selector"):
+def _retained(made: Module, live: Module | None, kmm: KmmApi, *, keeps_selector: bool) -> Module:
+    """The Module with the fields of the existing one that must not change now."""
+    if live is None:
+        return made
+    made = without_reload(made, live, kmm)
+    if not keeps_selector or not live.spec.get("selector"):
         return made
     return msgspec.structs.replace(made, spec={**made.spec, "selector": live.spec["selector"]})
 
@@ -110,12 +114,11 @@ class Children:
     async def existing(self, onload: Onload, kmm: KmmApi | None) -> Existing:
         """The existing objects, including unlabelled ones of older versions of the Go operator."""
         names = names_of(onload)
-        main = sfc = None
-        if kmm is not None:
-            main = await self._kmm.module(Request(names.module, names.namespace))
-            key = Request(names.sfc_module, names.namespace)
-            # Without sfc there is usually no such Module, so the cache is read instead of the server.
-            sfc = await self._kmm.module(key) if uses_sfc(onload.spec.onload) else self._kmm.modules.get(key)
+        key, sfc_key = Request(names.module, names.namespace), Request(names.sfc_module, names.namespace)
+        # Modules that are not desired usually do not exist, so the cache is read instead of the server.
+        main = await self._kmm.module(key) if kmm is not None else self._kmm.modules.get(key)
+        reads = kmm is not None and uses_sfc(onload.spec.onload)
+        sfc = await self._kmm.module(sfc_key) if reads else self._kmm.modules.get(sfc_key)
         return Existing(main, sfc, await self._daemonset(Request(names.daemonset, names.namespace)))
 
     async def ensure(self, resource: CustomResource, made: DesiredObjects, existing: Existing) -> None:
@@ -135,13 +138,13 @@ class Children:
         keys = (Request(name, names.namespace) for name in objects)
         return [str(each) for key in keys for each in self._backoff.conflicts(key)]
 
-    async def delete_sfc(self, resource: CustomResource, live: Module) -> None:
-        """Deletes a Module that belongs to the resource."""
+    async def delete_module(self, resource: CustomResource, live: Module) -> None:
+        """Deletes a Module that belongs to the resource and is not desired any more."""
         if live.metadata.deletionTimestamp is not None or not is_controlled_by(live, resource):
             return
         name, namespace = live.metadata.name or "", live.metadata.namespace or ""
         if await self._client.delete(Module, name, namespace, uid=live.metadata.uid):
-            self._report(resource, "Deleted", f"Module {namespace}/{name} deleted: no kernel mapping has sfc")
+            self._report(resource, "Deleted", f"Module {namespace}/{name} deleted: the spec does not need it")
 
     async def _ensure(self, resource: CustomResource, made: T, existing: T | None) -> None:
         ensured = await ensure(

@@ -29,7 +29,7 @@ cp /opt/onload/sbin/onload_cp_server /mnt/onload/sbin/
 former=
 if [ -L current ]; then
   former=$(readlink current)
-elif [ -e usr/lib64/libonload.so ]; then
+elif [ -e usr/lib64/libonload.so ] || [ -d versions/flat ]; then
   mkdir -p versions/flat
   for entry in /opt/onload/*; do
     entry=${entry##*/}

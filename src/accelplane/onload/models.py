@@ -19,6 +19,8 @@ KIND = "Onload"
 DEFAULT_HOST_PATH = "/opt/onload"
 DEFAULT_PARAMETERS = ("-K",)
 DEFAULT_NODE_TIMEOUT = 900.0
+# A container that fails at its start is ready for a moment. The kubelet updates its node every 10 s.
+DEFAULT_MIN_READY = 10
 
 _DURATION = r"^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$"
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
@@ -147,6 +149,15 @@ class ProbePod(Wire, frozen=True):
 
 
 class Verify(Wire, frozen=True):
+    min_ready_seconds: Annotated[
+        int | None,
+        _about(
+            "Seconds for which the device plugin pod of an upgraded node must be ready before the node is verified. "
+            "10 when not set.",
+            minimum=0,
+            maximum=3600,
+        ),
+    ] = None
     strict: Annotated[
         bool,
         _about(
@@ -205,6 +216,9 @@ class Revision(Wire, frozen=True):
     version: Annotated[str, _about("Version of Onload.")]
     user_image: Annotated[str, _about("Image with the Onload userland.")]
     kernel_mappings: Annotated[tuple[KernelMapping, ...], _about("Images of the kernel modules.")] = ()
+    module_parameters: Annotated[
+        ModuleParameters | None, _about("Parameters of the kernel modules. None when not set.")
+    ] = None
     state: Annotated[
         RevisionState,
         _about("Progressing, Verified (complete on all nodes) or Failed (a node failed, with autoRollback)."),

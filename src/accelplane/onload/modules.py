@@ -2,15 +2,16 @@
 
     module(onload, version, kmm)        the Module of onload
     sfc_module(onload, version, kmm)    the Module of sfc
+    without_reload(made, live, kmm)     the Module with the fields of the existing one that must not change
 
 Facts: the Modules of the Onload operator 3.0.1, the API of KMM 1.1 and 2.x.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from accelplane.kube.jsontypes import Json, JsonObject
+from accelplane.kube.jsontypes import Json, JsonObject, as_mapping
 from accelplane.kube.objects import Metadata
 from accelplane.onload.models import KernelMapping, Onload
 from accelplane.onload.names import KMM_VERSION, MODULE_COMPONENT, Names
@@ -18,6 +19,7 @@ from accelplane.onload.resources import Definition, Module
 
 # Loading fails if another onload or sfc is loaded already, so that it is noticed.
 _FIRST_TIME = "--first-time"
+_POLICY, _DEFAULT_POLICY = "imagePullPolicy", "IfNotPresent"
 
 
 class KmmApi(msgspec.Struct, frozen=True):
@@ -25,6 +27,11 @@ class KmmApi(msgspec.Struct, frozen=True):
 
     in_tree_list: bool = False
     tolerations: bool = False
+
+    @property
+    def uses_worker_pods(self) -> bool:
+        """Whether modules are loaded by pods that end afterwards, as in 2.x. A later change of them is harmless."""
+        return self.in_tree_list or self.tolerations
 
 
 def kmm_api(definition: Definition) -> KmmApi:
@@ -54,6 +61,36 @@ def sfc_module(onload: Onload, version: str, kmm: KmmApi) -> Module:
     else:
         container["inTreeModuleToRemove"] = "sfc"
     return _module(onload, names_of(onload).sfc_module, container, kmm)
+
+
+def without_reload(made: Module, live: Module, kmm: KmmApi) -> Module:
+    """The Module with the fields of the existing one of the same version whose change would reload the module.
+
+    KMM would do so on all nodes simultaneously, also where applications use the module: 2.x if the pull policy differs,
+    1.1, which runs the loader pods as DaemonSets, if the account or the pull secret differ as well.
+    """
+    loader, found = _loader(made), _loader(live)
+    container, before = as_mapping(loader.get("container")) or {}, as_mapping(found.get("container")) or {}
+    if container.get("version") != before.get("version"):
+        return made
+    spec = dict(made.spec)
+    if (container.get(_POLICY) or _DEFAULT_POLICY) != (before.get(_POLICY) or _DEFAULT_POLICY):
+        container = _with(container, _POLICY, before.get(_POLICY))
+    loader = {**loader, "container": container}
+    if not kmm.uses_worker_pods:
+        loader = _with(loader, "serviceAccountName", found.get("serviceAccountName"))
+        spec = _with(spec, "imageRepoSecret", live.spec.get("imageRepoSecret"))
+    return msgspec.structs.replace(made, spec={**spec, "moduleLoader": loader})
+
+
+def _loader(made: Module) -> Mapping[str, object]:
+    return as_mapping(made.spec.get("moduleLoader")) or {}
+
+
+def _with(fields: Mapping[str, object], name: str, value: object) -> dict[str, object]:
+    """The fields with another value, or without the field if the value is None."""
+    others = {key: each for key, each in fields.items() if key != name}
+    return others if value is None else {**others, name: value}
 
 
 def names_of(onload: Onload) -> Names:

@@ -7,15 +7,16 @@ version, and each write depends on the version that the decision was made from.
 import asyncio
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from accelplane.apiserver import AlreadyExists, ApiError, Conflict, NotFound, TooManyRequests
+from accelplane.apiserver import AlreadyExists, ApiError, Conflict, NotFound, StatusError, TooManyRequests
 from accelplane.kube.client import Client, Selection
 from accelplane.kube.manager import Manager
 from accelplane.kube.objects import Metadata, OwnerReference, Request
 from accelplane.onload import models
 from accelplane.onload.modules import names_of
-from accelplane.onload.names import RESOURCE, VERIFY_LABEL, Names
+from accelplane.onload.names import NAME_LABEL, RESOURCE, VERIFY_LABEL, Names
 from accelplane.onload.observed import Blocked, NodeView, PodView, format_progress, view
 from accelplane.onload.plan import Action, Role
 from accelplane.onload.resources import Eviction, Node, Pod, ProbePod, concerns_onload, node_only, pod_only
@@ -23,7 +24,7 @@ from accelplane.onload.resources import Eviction, Node, Pod, ProbePod, concerns_
 log = logging.getLogger(__name__)
 
 _NODE = "node"
-_MAX_BUDGET = 200  # characters of the API server's message about a PodDisruptionBudget
+_MAX_MESSAGE = 200  # characters of the API server's message about an eviction
 
 
 class InUse(ApiError):
@@ -33,13 +34,16 @@ class InUse(ApiError):
 class Nodes:
     """The nodes of the cluster with the pods that concern Onload."""
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: Manager, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         self._client = manager.client
         self.nodes = manager.cache(Node, transform=node_only)
         self.pods = manager.cache(Pod, transform=pod_only)
         self.pods.add_index(_NODE, lambda pod: [pod.spec.nodeName] if concerns_onload(pod) else [])
         self._written: dict[str, tuple[frozenset[str | None], Node]] = {}
         self.nodes.subscribe(self._forget)
+        self._ready_since: dict[str, int] = {}
+        self.pods.subscribe(self._record_readiness)
 
     def __iter__(self) -> Iterator[Node]:
         for node in self.nodes:
@@ -48,7 +52,7 @@ class Nodes:
     def views(self, names: Names, selector: Mapping[str, str] | None) -> list[NodeView]:
         """The nodes that the selector matches, and those that have anything of the resource."""
         return [
-            view(node, names, selector, self.pods.by_index(_NODE, node.metadata.name or ""))
+            view(node, names, selector, self.pods.by_index(_NODE, node.metadata.name or ""), self._ready_since)
             for node in self
             if _concerns(node, names, selector)
         ]
@@ -59,7 +63,7 @@ class Nodes:
         Raises `InUse`, `Conflict` and other errors of the API.
         """
         if action.unloads:
-            await self._check_unused(action.node)
+            await self._check_unused(names, action.node)
         roles: dict[Role, str] = {"module": names.module_label, "sfc": names.sfc_label, "gate": names.gate_label}
         metadata: dict[str, object] = {"resourceVersion": version}
         if action.labels:
@@ -76,9 +80,12 @@ class Nodes:
         self._written[action.node] = (older, written)
 
     async def evict(self, pods: Iterable[PodView]) -> list[Blocked]:
-        """Requests the eviction of pods. Returns those for which a PodDisruptionBudget does not allow it now."""
-        results = await asyncio.gather(*(_evict(self._client, pod.key) for pod in pods))
-        return [blocked for blocked in results if blocked is not None]
+        """Requests the eviction of pods. Returns those whose eviction is rejected. Raises the first other error."""
+        results = await asyncio.gather(*(_evict(self._client, pod) for pod in pods), return_exceptions=True)
+        for each in results:
+            if isinstance(each, BaseException):
+                raise each
+        return [each for each in results if isinstance(each, Blocked)]
 
     async def delete(self, pods: Iterable[PodView]) -> None:
         """Deletes pods, unless others have their names by now."""
@@ -113,6 +120,17 @@ class Nodes:
         if old is not None and new is None:
             self._written.pop(old.metadata.name or "", None)
 
+    def _record_readiness(self, old: Pod | None, new: Pod | None) -> None:
+        """Records since when plugin pods are ready, by this clock: the status of a pod has that of its node."""
+        if old is not None and (new is None or new.metadata.uid != old.metadata.uid):
+            self._ready_since.pop(old.metadata.uid or "", None)
+        if new is None or NAME_LABEL not in new.labels:
+            return
+        if new.is_ready:
+            self._ready_since.setdefault(new.metadata.uid or "", int(self._clock()))
+        else:
+            self._ready_since.pop(new.metadata.uid or "", None)
+
     def _older_versions(self, name: str) -> frozenset[str | None]:
         """Versions of a node that precede the next write. They are known before it: afterwards, the cache may have
         the written version or one of another client already."""
@@ -120,14 +138,16 @@ class Nodes:
         cached = self.nodes.get(Request(name))
         return older | {cached.metadata.resourceVersion} if cached else older
 
-    async def _check_unused(self, node: str) -> None:
-        """Reads the pods of a node from the server, because the cache may be behind."""
+    async def _check_unused(self, names: Names, node: str) -> None:
+        """Reads the pods of a node from the server, because the cache may be behind. Raises `InUse`."""
         listing = await self._client.list(Pod, Selection(fields=f"spec.nodeName={node}"))
         if listing.unreadable:
             raise InUse(f"node {node}", f"a pod cannot be decoded: {listing.unreadable[0][1]}")
         for pod in listing.items:
             pod_only(pod)
-            if pod.uses_onload and not pod.is_finished and VERIFY_LABEL not in pod.labels:
+            is_plugin = pod.labels.get(NAME_LABEL) == names.daemonset and pod.metadata.namespace == names.namespace
+            is_app = pod.uses_onload and VERIFY_LABEL not in pod.labels
+            if (is_app or is_plugin) and not pod.is_finished:
                 raise InUse(f"node {node}", f"pod {pod.metadata.namespace}/{pod.metadata.name} uses Onload")
 
 
@@ -175,14 +195,20 @@ def _concerns(node: Node, names: Names, selector: Mapping[str, str] | None) -> b
     )
 
 
-async def _evict(client: Client, key: Request) -> Blocked | None:
-    """Returns the pod if its eviction is rejected now."""
+async def _evict(client: Client, pod: PodView) -> Blocked | None:
+    """Returns the pod if its eviction is rejected. Raises `Conflict` if another pod has its name, perhaps elsewhere."""
+    key = pod.key
+    options: dict[str, object] | None = {"preconditions": {"uid": pod.uid}} if pod.uid else None
     try:
-        await client.create(Eviction(metadata=Metadata(name=key.name, namespace=key.namespace)))
+        await client.create(Eviction(metadata=Metadata(name=key.name, namespace=key.namespace), deleteOptions=options))
     except NotFound:
         return None
     except TooManyRequests as error:
         # The API server names the budget in a cause.
         budget = next((each.message for each in error.causes if each.reason == "DisruptionBudget"), "")
-        return Blocked(str(key), budget[:_MAX_BUDGET])
+        return Blocked(str(key), budget[:_MAX_MESSAGE])
+    except Conflict:
+        raise
+    except StatusError as error:
+        return Blocked(str(key), (error.message or str(error))[:_MAX_MESSAGE], by_budget=False)
     return None

@@ -8,6 +8,7 @@ restart of the operator at any point.
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -41,20 +42,29 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
 
 
 class PodView(msgspec.Struct, frozen=True):
-    """A pod of a node. `revision` is that of a plugin pod; None if it has none."""
+    """A pod of a node. `revision` is that of a plugin pod; None if it has none.
+
+    `ready_since` is when the operator first observed that a plugin pod is ready, in seconds since the epoch.
+    """
 
     key: Request
     uid: str = ""
     is_terminating: bool = False
     is_ready: bool = False
     revision: str | None = None
+    ready_since: int = 0
 
 
 class Blocked(NamedTuple):
-    """A pod (`namespace/name`) whose eviction the API server rejected, with its message about the budget."""
+    """A pod (`namespace/name`) whose eviction the API server rejected, with its message.
+
+    `by_budget`: a PodDisruptionBudget does not allow it now. Otherwise it is rejected for another reason, for example
+    because several budgets select the pod.
+    """
 
     pod: str
-    budget: str = ""
+    message: str = ""
+    by_budget: bool = True
 
 
 Probe = Literal["none", "running", "succeeded", "failed", "terminating"]
@@ -84,13 +94,24 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     progress: Progress | None = None
 
     @property
+    def has_kmm_modules(self) -> bool:
+        """Whether KMM reports a loaded module, or has a pod of one."""
+        return self.module_loaded or self.sfc_loaded or bool(self.module_pods or self.sfc_pods)
+
+    @property
     def is_clean(self) -> bool:
         """Whether nothing of the resource is left on the node."""
         return all(each is None for each in (self.module, self.sfc, self.gate, self.progress))
 
 
-def view(node: Node, names: Names, selector: Mapping[str, str] | None, pods: Sequence[Pod]) -> NodeView:
-    """A node with its pods. Without a selector the node is not selected."""
+def view(
+    node: Node,
+    names: Names,
+    selector: Mapping[str, str] | None,
+    pods: Sequence[Pod],
+    ready_since: Mapping[str, int] = MappingProxyType({}),
+) -> NodeView:
+    """A node with its pods. Without a selector the node is not selected. `ready_since` has times by the UID of pods."""
     labels, annotations = node.labels, node.annotations
     here = [pod for pod in pods if not pod.is_finished]
     return NodeView(
@@ -110,11 +131,11 @@ def view(node: Node, names: Names, selector: Mapping[str, str] | None, pods: Seq
         module_pods=_module_pods(here, names, names.module),
         sfc_pods=_module_pods(here, names, names.sfc_module),
         plugins=tuple(
-            _pod(pod)
+            _pod(pod, ready_since)
             for pod in here
             if pod.labels.get(NAME_LABEL) == names.daemonset and pod.metadata.namespace == names.namespace
         ),
-        apps=tuple(_pod(pod) for pod in here if pod.uses_onload and VERIFY_LABEL not in pod.labels),
+        apps=tuple(_pod(pod, {}) for pod in here if pod.uses_onload and VERIFY_LABEL not in pod.labels),
         probe=_probe(pods, names),
         progress=parse_progress(annotations.get(names.progress_annotation)),
     )
@@ -163,11 +184,12 @@ def _probe(pods: Sequence[Pod], names: Names) -> Probe:
             return "running"
 
 
-def _pod(pod: Pod) -> PodView:
+def _pod(pod: Pod, ready_since: Mapping[str, int]) -> PodView:
     return PodView(
         Request(pod.metadata.name or "", pod.metadata.namespace or ""),
         uid=pod.metadata.uid or "",
         is_terminating=pod.metadata.deletionTimestamp is not None,
         is_ready=pod.is_ready,
         revision=(pod.metadata.annotations or {}).get(REVISION_ANNOTATION),
+        ready_since=ready_since.get(pod.metadata.uid or "", 0),
     )

@@ -34,7 +34,8 @@ StepName = Literal[
 class Target(msgspec.Struct, frozen=True, kw_only=True):
     """The desired state of the nodes. `version` is that of all labels, `revision` that of the plugin pods.
 
-    Plugin pods without a revision count as pods of `adopted`. An `eviction_timeout` of 0 means no limit.
+    Plugin pods without a revision count as pods of `adopted`. An `eviction_timeout` of 0 means no limit. The plugin pod
+    of an upgraded node has to be ready for `min_ready` seconds.
     """
 
     version: str
@@ -46,9 +47,11 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool = False
     node_timeout: float = 900.0
     eviction_timeout: float = 0.0
+    min_ready: int = 0
     strict: bool = False
     probe: bool = False
     deleting: bool = False
+    rolls_back: bool = False
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):

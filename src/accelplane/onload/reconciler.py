@@ -57,7 +57,7 @@ class OnloadController:
         self._image = image
         self._clock = clock
         self._resources = manager.cache(ONLOAD, transform=compact)
-        self._nodes = Nodes(manager)
+        self._nodes = Nodes(manager, clock)
         self._actions = Actions(self._nodes, manager.events)
         self._kmm = Kmm(manager)
         ours = Selection(labels=f"{MANAGED_BY_LABEL}={MANAGED_BY}")
@@ -133,6 +133,7 @@ class OnloadController:
         if failure is None:
             plan = decide(goal, views, self._clock())
             blocked, failure = await self._actions.perform(names, plan, views, resource, effective)
+            problems = _rejections(failure)
         conflicts = [Problem("FieldConflict", each) for each in self._children.conflicts(names)]
         observed = Observed(
             target=goal,
@@ -159,7 +160,9 @@ class OnloadController:
         try:
             await self._children.ensure(resource, made, existing)
             if made.sfc is None and existing.sfc is not None and all(node.sfc is None for node in views):
-                await self._children.delete_sfc(resource, existing.sfc)
+                await self._children.delete_module(resource, existing.sfc)
+            if made.module is None and existing.module is not None and all(node.module is None for node in views):
+                await self._children.delete_module(resource, existing.module)
         except NameConflict as error:
             return [Problem("NameConflict", str(error))], error
         except StatusError as error:
@@ -225,7 +228,8 @@ class OnloadController:
         views, goal = self._nodes.views(names, None), Target(version="", deleting=True)
         plan = decide(goal, views, self._clock())
         blocked, failure = await self._actions.perform(names, plan, views, resource)
-        return Observed(target=goal, plan=plan, nodes=views, blocking=blocked), failure
+        observed = Observed(target=goal, plan=plan, nodes=views, blocking=blocked, problems=_rejections(failure))
+        return observed, failure
 
     # Reports
 
@@ -287,6 +291,13 @@ def _readable(resource: CustomResource) -> Onload | None:
         return read(resource)
     except msgspec.ValidationError:
         return None
+
+
+def _rejections(failure: ApiError | None) -> list[Problem]:
+    """The problem of a write that fails again until a role, a webhook or an object changes."""
+    if isinstance(failure, StatusError) and failure.permanent:
+        return [Problem("WriteRejected", str(failure))]
+    return []
 
 
 def _result(plan: Plan) -> Result | None:

@@ -10,7 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from accelplane.kube.rules import broken_rules
 from accelplane.onload.children import DesiredObjects
-from accelplane.onload.models import DEFAULT_NODE_TIMEOUT, Onload, UpgradeSpec, seconds, uses_kmm, uses_sfc
+from accelplane.onload.models import (
+    DEFAULT_MIN_READY,
+    DEFAULT_NODE_TIMEOUT,
+    Onload,
+    UpgradeSpec,
+    Verify,
+    seconds,
+    uses_kmm,
+    uses_sfc,
+)
 from accelplane.onload.modules import names_of
 from accelplane.onload.names import Names, has_dots, too_long
 from accelplane.onload.observed import NodeView
@@ -51,9 +60,16 @@ def target_of(
         paused=upgrade.paused,
         node_timeout=seconds(upgrade.node_timeout) if upgrade.node_timeout else DEFAULT_NODE_TIMEOUT,
         eviction_timeout=seconds(upgrade.eviction_timeout) if upgrade.eviction_timeout else 0.0,
+        min_ready=_min_ready(verify),
         strict=verify is not None and verify.strict,
         probe=verify is not None and verify.probe is not None,
+        rolls_back=rolls_back,
     )
+
+
+def _min_ready(verify: Verify | None) -> int:
+    chosen = verify.min_ready_seconds if verify is not None else None
+    return DEFAULT_MIN_READY if chosen is None else chosen
 
 
 def max_unavailable(value: int | str | None, selected: int) -> int:

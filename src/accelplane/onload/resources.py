@@ -246,6 +246,7 @@ class Eviction(NamespacedResource, msgspec.Struct, kw_only=True):
     """An eviction. The API server answers with a Status, which has no metadata."""
 
     metadata: Metadata | None = None
+    deleteOptions: dict[str, object] | None = None
     _api_info: ClassVar[ApiInfo] = api(
         "policy", "v1", "Eviction", "pods", parent=ResourceDef("", "v1", "Pod"), action="eviction"
     )

@@ -15,7 +15,7 @@ import msgspec
 
 from accelplane.kube.ensure import digest_of
 from accelplane.kube.jsontypes import as_list, as_mapping
-from accelplane.onload.models import Onload, Revision, RevisionState
+from accelplane.onload.models import ModuleParameters, Onload, Revision, RevisionState, uses_kmm
 from accelplane.onload.modules import KmmApi, module, sfc_module
 from accelplane.onload.resources import Module
 
@@ -29,7 +29,12 @@ Outcome = Literal["progressing", "complete", "failed"]
 def revision(onload: Onload) -> Revision:
     """The revision of a spec."""
     spec = onload.spec.onload
-    return Revision(version=spec.version, user_image=spec.user_image, kernel_mappings=spec.kernel_mappings)
+    return Revision(
+        version=spec.version,
+        user_image=spec.user_image,
+        kernel_mappings=spec.kernel_mappings,
+        module_parameters=spec.module_parameters if spec.module_parameters != ModuleParameters() else None,
+    )
 
 
 def target(onload: Onload, history: Sequence[Revision]) -> Onload:
@@ -42,6 +47,7 @@ def target(onload: Onload, history: Sequence[Revision]) -> Onload:
         version=back.version,
         user_image=back.user_image,
         kernel_mappings=back.kernel_mappings,
+        module_parameters=back.module_parameters,
     )
     return msgspec.structs.replace(onload, spec=msgspec.structs.replace(onload.spec, onload=spec))
 
@@ -80,7 +86,7 @@ def module_version(onload: Onload, live: Module | None, live_sfc: Module | None)
     with the version gets a version with a suffix. Appended mappings concern none of these nodes.
     """
     version = onload.spec.onload.version
-    if live is None:
+    if live is None or not uses_kmm(onload.spec.onload):
         return version
     current = str(_container(live).get("version", ""))
     if current != version and not re.fullmatch(rf"{re.escape(version)}-[0-9a-f]{{{_DIGEST_LENGTH}}}", current):
@@ -102,11 +108,11 @@ def _rolls_back(onload: Onload) -> bool:
 
 
 def _is_same(one: Revision, other: Revision) -> bool:
-    return (one.version, one.user_image, one.kernel_mappings) == (
-        other.version,
-        other.user_image,
-        other.kernel_mappings,
-    )
+    return _content(one) == _content(other)
+
+
+def _content(each: Revision) -> tuple[object, ...]:
+    return each.version, each.user_image, each.kernel_mappings, each.module_parameters
 
 
 def _limited(history: Sequence[Revision]) -> tuple[Revision, ...]:

@@ -88,9 +88,14 @@ SPEC: tuple[Rule[Spec], ...] = (
         cel="self.onload.moduleManagement != 'External' || size(self.onload.kernelMappings) == 0",
     ),
     Rule(
+        message="onload.version is empty, expected a version that is a label value; set it",
+        broken=lambda spec: not spec.onload.version,
+        reason="InvalidVersion",
+    ),
+    Rule(
         message="onload.version is {onload.version}, expected a label value: at most 63 characters of A-Z, a-z, 0-9, "
         "-, _ and ., the first and last one a letter or a digit; change it",
-        broken=lambda spec: not (spec.onload.version and is_label_value(spec.onload.version)),
+        broken=lambda spec: bool(spec.onload.version) and not is_label_value(spec.onload.version),
         reason="InvalidVersion",
     ),
     Rule(

@@ -135,9 +135,20 @@ def problems(observed: Observed) -> list[Problem]:
 
 def blocked_message(blocked: Sequence[Blocked]) -> str:
     """The pods that cannot be evicted, with reason and remedy."""
-    shown = [f"{each.pod} ({each.budget.rstrip('.')})" if each.budget else each.pod for each in sorted(blocked)]
-    pods = _listed(shown)
-    return f"a PodDisruptionBudget does not allow the eviction of {pods}; change the budget or delete the pods"
+    reasons = (
+        (True, "a PodDisruptionBudget does not allow the eviction of {}; change the budget or delete the pods"),
+        (False, "the API server rejects the eviction of {}; correct the cause or delete the pods"),
+    )
+    found: list[str] = []
+    for by_budget, text in reasons:
+        pods = [each for each in sorted(blocked) if each.by_budget == by_budget]
+        if pods:
+            found.append(text.format(_listed([_with_message(each) for each in pods])))
+    return "; ".join(found)
+
+
+def _with_message(blocked: Blocked) -> str:
+    return f"{blocked.pod} ({blocked.message.rstrip('.')})" if blocked.message else blocked.pod
 
 
 def _is_labelled(target: Target, node: NodeView) -> bool:

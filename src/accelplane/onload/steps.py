@@ -7,7 +7,8 @@ Each node is in one step, which follows from its labels, its pods and the annota
     brought up      label of `sfc` -> `sfc` loaded -> label of `onload` -> `onload` loaded -> gate label
                     -> plugin pod ready, resource advertised, probe succeeded -> verified
 
-A node is taken down if a label has another version, or if `sfc` is added or removed, because `onload` uses it. A plugin
+A node is taken down if a label has another version, if `sfc` is added or removed, because `onload` uses it, or if KMM
+does not manage the modules any more. A plugin
 pod of another revision is replaced while the modules stay. Nodes that are not selected any more, and all nodes of a
 deleted resource, are taken down and not brought up.
 
@@ -38,17 +39,19 @@ def decide(target: Target, nodes: Sequence[NodeView], now: float) -> Plan:
     pairs = list(zip(ordered, steps, strict=True))
     deadlines = [_deadline(target, node, step) for node, step in pairs]
     overdue = tuple(step for step, deadline in zip(steps, deadlines, strict=True) if now > deadline)
-    down = [node.name for node, step in pairs if _is_taken_down(target, node, step)]
-    failed = any(node.progress is not None and node.progress.upgrade for node, step in pairs if step in overdue)
+    # A node that was lost during an upgrade must not prevent the rollback of the others.
+    counted = [(node, step) for node, step in pairs if node.ready or not target.rolls_back]
+    down = [node.name for node, step in counted if _is_taken_down(target, node, step)]
+    failed = any(node.progress is not None and node.progress.upgrade for node, step in counted if step in overdue)
     free = target.max_unavailable - len(down)
     if not target.deleting and (target.paused or failed):
         free = 0
     decided: list[NodeStep] = []
     for node, step in pairs:
-        if not step.starts or target.deleting:
-            decided.append(step)
-        elif node.held and node.selected:
+        if _is_on_hold(target, node, step):
             decided.append(_waiting(node, "Held", "the node has the annotation onload.amd.com/hold"))
+        elif not step.starts or target.deleting:
+            decided.append(step)
         elif not node.ready:
             decided.append(_waiting(node, "NodeNotReady", "the node is not ready"))
         elif free > 0:
@@ -84,14 +87,12 @@ class _Node:
 
     def _sfc_differs(self) -> bool:
         node, target = self.node, self.target
-        if not target.kmm:
-            return False
         if node.sfc is not None:
-            return not target.sfc or node.sfc != target.version
-        return target.sfc and node.module is not None
+            return not target.kmm or not target.sfc or node.sfc != target.version
+        return target.kmm and target.sfc and node.module is not None
 
     def _module_differs(self) -> bool:
-        return self.target.kmm and self.node.module is not None and self.node.module != self.target.version
+        return self.node.module is not None and (not self.target.kmm or self.node.module != self.target.version)
 
     def _must_be_taken_down(self) -> bool:
         node, target = self.node, self.target
@@ -111,7 +112,12 @@ class _Node:
         if node.module is not None:
             return self._unloading("the module onload is unloaded")
         if node.module_pods or node.module_loaded:
-            return self._waiting("WaitingForUnload", "the module onload is being unloaded")
+            step = self._waiting("WaitingForUnload", "the module onload is being unloaded")
+            if self.target.kmm:
+                return step
+            # KMM may have been removed.
+            if not self._waited(READY_WAIT):
+                return msgspec.structs.replace(step, until=float(self._since() + READY_WAIT))
         action = self._patch("RemovingSfc", "the module sfc is unloaded", labels={"sfc": None}, unloads=True)
         return self._acting(msgspec.structs.replace(action, progress=self._progress(new=True)))
 
@@ -177,6 +183,9 @@ class _Node:
                 skipped = True
             return self._label("LabellingModule", "the module onload is loaded", "module", skipped=skipped)
         if node.gate is None:
+            if not target.kmm and node.has_kmm_modules and not self._waited(READY_WAIT):
+                step = self._waiting("WaitingForModulePods", "the modules of KMM are being unloaded")
+                return msgspec.structs.replace(step, until=float(self._since() + READY_WAIT))
             if node.plugins:
                 return self._waiting("WaitingForPluginPod", "the former device plugin pod is being deleted")
             if target.kmm and not self._is_loaded(loaded=node.module_loaded, version=node.module_loaded_version):
@@ -210,6 +219,9 @@ class _Node:
         if not missing:
             if node.progress is None:
                 return NodeStep(node=node.name, step="Verified")
+            if (until := self._ready_until()) > self.now:
+                message = f"the device plugin pod has to be ready for {self.target.min_ready} s"
+                return msgspec.structs.replace(self._waiting("Verifying", message), until=until)
             if self.target.probe and node.probe != "succeeded":
                 return self._probing()
             action = self._patch("Verified", f"version {self.target.version} is verified", removes_progress=True)
@@ -228,6 +240,13 @@ class _Node:
             return self._acting(Action(node=self.node.name, step="Verifying", message=message, delete_probe=True))
         step = self._waiting("Verifying", "the probe pod failed; it is created again a minute after its creation")
         return msgspec.structs.replace(step, until=self._since() + PROBE_RETRY)
+
+    def _ready_until(self) -> float:
+        """When the plugin pod of an upgraded node has been ready for long enough. A failing one is ready repeatedly."""
+        if self.node.progress is None or not self.node.progress.upgrade:
+            return 0
+        ready = (each.ready_since for each in self.node.plugins if each.is_ready and not each.is_terminating)
+        return float(min(ready, default=0) + self.target.min_ready)
 
     def _unverified(self) -> list[str]:
         """The missing conditions of verification, apart from the probe."""
@@ -326,6 +345,12 @@ def _pending(target: Target, *, failed: bool) -> str:
     if target.paused:
         return "the upgrade is paused"
     return f"at most {target.max_unavailable} nodes are changed at the same time"
+
+
+def _is_on_hold(target: Target, node: NodeView, step: NodeStep) -> bool:
+    """Whether the annotation prevents that a change of the node begins. The installation on a new node is a change."""
+    begins = step.starts or (step.action is not None and node.progress is None and not _was_stopped(target, node))
+    return node.held and node.selected and begins and not target.deleting
 
 
 def _is_taken_down(target: Target, node: NodeView, step: NodeStep) -> bool:

@@ -16,7 +16,7 @@ import msgspec
 from accelplane.kube.names import is_dns_subdomain
 from accelplane.kube.rules import broken
 from accelplane.onload import rules
-from accelplane.onload.models import DevicePluginSpec, KernelMapping, Onload, Spec, options_of
+from accelplane.onload.models import ControlPlane, DevicePluginSpec, KernelMapping, Onload, Spec, options_of
 from accelplane.onload.modules import names_of
 from accelplane.onload.names import Names, has_dots, too_long
 from accelplane.onload.requirements import overlaps
@@ -40,6 +40,8 @@ _SYSTEM = (
 # Directories of containers that belong to the kernel.
 _KERNEL = ("/dev", "/proc", "/sys")
 _MAX_PATH = 1024
+# The parameter of the kernel module has at most 1024 characters, with the container ID and the path of the server.
+_MAX_PARAMETERS = 800
 # Longer patterns are left to KMM, which compiles them too.
 _MAX_PATTERN = 1024
 # RE2, the language of KMM, has none of these.
@@ -77,6 +79,7 @@ def _errors(spec: Spec, own: Names) -> Iterator[str]:
     for place, mapping in enumerate(spec.onload.kernel_mappings):
         yield from _mapping_errors(mapping, f"onload.kernelMappings[{place}]")
     yield from _path_errors(spec.device_plugin)
+    yield from _parameter_errors(spec.onload.control_plane)
     for field, name in (
         ("serviceAccountName", spec.service_account_name),
         ("imagePullSecret.name", spec.image_pull_secret.name if spec.image_pull_secret else ""),
@@ -95,6 +98,17 @@ def _mapping_errors(mapping: KernelMapping, field: str) -> Iterator[str]:
         yield f"{field}.regexp is empty, expected a pattern of kernel versions; write .* for all"
     elif error := pattern_error(mapping.regexp):
         yield f"{field}.regexp is {mapping.regexp[:80]!a}, expected a regular expression: {error}; change it"
+
+
+def _parameter_errors(plane: ControlPlane | None) -> Iterator[str]:
+    """The worker passes the parameters to the kernel, which separates them at white space and limits their length."""
+    text = " ".join((plane.parameters or ()) if plane is not None else ())
+    if not (text.isascii() and text.isprintable()):
+        yield f"onload.controlPlane.parameters is {text[:80]!a}, expected printable ASCII characters; change it"
+    if len(text) > _MAX_PARAMETERS:
+        yield (
+            f"onload.controlPlane.parameters has {len(text)} characters, expected at most {_MAX_PARAMETERS}; shorten it"
+        )
 
 
 def pattern_error(pattern: str) -> str:

@@ -124,7 +124,6 @@ class DsaPlugin(_QueuePlugin[DsaConfig]):
     """Publishes `dsa.intel.com/wq-<type>-<mode>`, or `dsa.intel.com/vfio`."""
 
     namespace = "dsa.intel.com"
-    config_type = DsaConfig
     device, nodes = "dsa", "/dev/dsa"
     watch = Watch(frozenset(("dsa", "pci", "vfio")), ("/dev/dsa", "/dev/char"))
 
@@ -162,7 +161,6 @@ class IaaPlugin(_QueuePlugin[IaaConfig]):
     """Publishes `iaa.intel.com/wq-<type>-<mode>`."""
 
     namespace = "iaa.intel.com"
-    config_type = IaaConfig
     device, nodes = "iax", "/dev/iax"
     watch = Watch(frozenset(("dsa", "pci")), ("/dev/iax", "/dev/char"))
 

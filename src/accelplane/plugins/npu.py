@@ -4,6 +4,7 @@ Accelerators of other vendors have the same class; the PCI id identifies an NPU.
 Documentation/accel and Documentation/ABI/testing/sysfs-driver-intel_vpu (busy time).
 """
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -63,7 +64,6 @@ class NpuPlugin(Plugin[NpuConfig]):
 
     namespace = "npu.intel.com"
     exclusive_namespace = True
-    config_type = NpuConfig
     cdi_kinds = (CDI_KIND,)
 
     def __init__(self, config: NpuConfig | None = None) -> None:
@@ -144,10 +144,7 @@ def _attributes(host: Host, device: str, pci_id: str) -> dict[str, str]:
         attributes["driver"] = host.driver(device)
     except HostError as error:
         host.note(f"driver unknown: {error}")
-    try:
-        bdf = pci_address(host.link(device).rstrip("/").rpartition("/")[2])
-    except HostError:
-        bdf = None
-    if bdf:
-        attributes["bdf"] = bdf
+    with contextlib.suppress(HostError):
+        if bdf := pci_address(host.link(device).rstrip("/").rpartition("/")[2]):
+            attributes["bdf"] = bdf
     return attributes

@@ -63,19 +63,15 @@ def _from_environment() -> Limit:
     return default_limit(os.environ.get("PODS_PER_CORE", ""), len(os.sched_getaffinity(0)))
 
 
-def _count() -> int:
-    return _from_environment().ids
-
-
 class SgxConfig(Config, frozen=True, kw_only=True):
     """Options of the SGX plugin."""
 
     enclave_limit: Annotated[
         int, Meta(ge=0, description="number of containers on the node that may use /dev/sgx_enclave")
-    ] = msgspec.field(default_factory=_count)
+    ] = msgspec.field(default_factory=lambda: _from_environment().ids)
     provision_limit: Annotated[
         int, Meta(ge=0, description="number of containers on the node that may use /dev/sgx_provision")
-    ] = msgspec.field(default_factory=_count)
+    ] = msgspec.field(default_factory=lambda: _from_environment().ids)
     dcap_infra_resources: Annotated[
         bool, Meta(description="also publish qe and registration, for a quoting daemon and a registration tool")
     ] = False
@@ -102,7 +98,6 @@ class SgxPlugin(Plugin[SgxConfig]):
 
     namespace = "sgx.intel.com"
     exclusive_namespace = True
-    config_type = SgxConfig
     watch = Watch(frozenset(("misc",)))
     removal_delay: ClassVar[float] = math.inf
     cdi_kinds = (CDI_KIND,)

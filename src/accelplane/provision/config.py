@@ -57,7 +57,8 @@ def find(config_dir: str, name: str, node_name: str) -> ConfigFile | None:
 def read(path: str) -> str | None:
     """The text of a configuration file, None if it does not exist. Raises `ConfigError`."""
     try:
-        with open(path, "rb", opener=_opened) as file:
+        # O_NONBLOCK: a FIFO without a writer must not block.
+        with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ConfigError(path, 0, "no regular file", "a text file")
             data = file.read(CONFIG_LIMIT + 1)
@@ -81,8 +82,3 @@ def read(path: str) -> str | None:
 def shown(text: str) -> str:
     """The text quoted for messages: short and printable."""
     return ascii(text if len(text) <= 80 else f"{text[:80]}…")
-
-
-def _opened(path: str, flags: int) -> int:
-    # O_NONBLOCK: a FIFO without a writer must not block.
-    return os.open(path, flags | os.O_NONBLOCK)

@@ -13,16 +13,8 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from accelplane.host import Host, HostError, Unreadable
-from accelplane.host.drivers import (
-    VFIO_PCI,
-    driver_of,
-    iommu_enabled,
-    is_loaded,
-    vf_address,
-    vf_links,
-    vfio_group_is_open,
-)
+from accelplane.host import Host, HostError, Unreadable, drivers
+from accelplane.host.drivers import VFIO_PCI
 from accelplane.host.pci import DEVICES
 from accelplane.plugins.qat.models import VENDOR, QatModel, model_of_pf
 from accelplane.provision import config as files
@@ -203,19 +195,19 @@ def _read(config: QatConfig, address: str, host: Host) -> _Pf:
     if state not in (None, "up", "down"):
         raise Unreadable(f"{path}/qat/state", f"found {shown(state)}, expected up or down")
     total = read_number(host, f"{path}/sriov_totalvfs") if host.exists(f"{path}/sriov_totalvfs") else None
-    vfs = [vf_address(host, f"{path}/{link}") for link in vf_links(host, path)]
+    vfs = [drivers.vf_address(host, f"{path}/{link}") for link in drivers.vf_links(host, path)]
     return _Pf(
         address=address,
         path=path,
         model=model,
-        driver=driver_of(host, address),
+        driver=drivers.driver_of(host, address),
         total=total,
         count=0 if total is None else read_number(host, f"{path}/sriov_numvfs"),
         state=state,
         services=host.optional_text(f"{path}/qat/cfg_services"),
         auto_reset=host.optional_text(f"{path}/qat/auto_reset"),
-        vfs=[_Vf(vf, driver_of(host, vf)) for vf in vfs],
-        vf_driver_is_loaded=not config.vf_driver or is_loaded(host, config.vf_driver),
+        vfs=[_Vf(vf, drivers.driver_of(host, vf)) for vf in vfs],
+        vf_driver_is_loaded=not config.vf_driver or drivers.is_loaded(host, config.vf_driver),
     )
 
 
@@ -268,7 +260,7 @@ def _use(config: QatConfig, host: Host, vf: _Vf) -> str:
 
     An open group prevents it even with `force`: the kernel would wait for the group's user without a timeout.
     """
-    if vfio_group_is_open(host, vf.address):
+    if drivers.vfio_group_is_open(host, vf.address):
         return "in use: its VFIO group is open"
     if vf.driver in _UIO and not config.force:
         return f"possibly in use: {vf.driver} does not report its users"
@@ -315,7 +307,7 @@ def _explain_einval(host: Host, error: HostError) -> str:
         return ""
     return (
         "the IOMMU does not translate its addresses"
-        if iommu_enabled(host)
+        if drivers.iommu_enabled(host)
         else "no IOMMU is enabled; add intel_iommu=on to the kernel's command line"
     )
 

@@ -9,36 +9,30 @@ INFO = Family("accelplane_device_info", "A physical device: its driver, model an
 UNIT_INFO = Family("accelplane_unit_info", "The physical device that a unit belongs to.")
 AWAKE = Family("accelplane_device_awake", "1 while the runtime power management has not suspended the device.")
 STUCK = Family("accelplane_device_stuck", "1 while a read of the device blocks, or has blocked a short time ago.")
-ENERGY_GAPS = Family(
-    "accelplane_device_energy_gaps_total",
-    "Times without reading in which the energy counter may have wrapped.",
-    "counter",
-)
 PCI_ERRORS = Family(
-    "accelplane_pci_errors_total",
-    "PCIe errors (AER) by severity, without the totals of the kernel.",
-    "counter",
+    "accelplane_pci_errors_total", "PCIe errors (AER) by severity, without the totals of the kernel.", "counter"
 )
 PCI_ERROR_MESSAGES = Family("accelplane_pci_error_messages_total", "PCIe error messages (AER) by severity.", "counter")
+PCI_RECOVERIES = Family("accelplane_pci_recoveries_total", "Recoveries from PCIe errors by outcome.", "counter")
 LINK_SPEED = Family(
-    "accelplane_pci_link_transfers_per_second",
-    "Current speed of the PCIe link, in transfers per second of a lane.",
+    "accelplane_pci_link_transfers_per_second", "Current speed of the PCIe link, in transfers per second of a lane."
 )
 LINK_MAX_SPEED = Family(
-    "accelplane_pci_link_max_transfers_per_second",
-    "Highest speed of the PCIe link, in transfers per second of a lane.",
+    "accelplane_pci_link_max_transfers_per_second", "Highest speed of the PCIe link, in transfers per second of a lane."
 )
 LINK_LANES = Family("accelplane_pci_link_lanes", "Current width of the PCIe link.")
 LINK_MAX_LANES = Family("accelplane_pci_link_max_lanes", "Largest width of the PCIe link.")
-PCI_RECOVERIES = Family("accelplane_pci_recoveries_total", "Recoveries from PCIe errors by outcome.", "counter")
 RUNTIME = Family(
-    "accelplane_device_runtime_seconds_total",
-    "Time in a runtime power state since the driver was bound.",
-    "counter",
+    "accelplane_device_runtime_seconds_total", "Time in a runtime power state since the driver was bound.", "counter"
 )
 ENERGY = Family(
     "accelplane_device_energy_joules_total",
     "Energy that the device used. After a gap in reading it is a lower bound.",
+    "counter",
+)
+ENERGY_GAPS = Family(
+    "accelplane_device_energy_gaps_total",
+    "Times without reading in which the energy counter may have wrapped.",
     "counter",
 )
 POWER = Family("accelplane_device_power_watts", "Power that the device uses.")
@@ -61,8 +55,7 @@ GPU_MEMORY = Family("accelplane_gpu_memory_size_bytes", "Size of the local memor
 NPU_BUSY = Family("accelplane_npu_busy_seconds_total", "Time that the NPU executed jobs.", "counter")
 NPU_MEMORY = Family("accelplane_npu_memory_bytes", "Memory that the buffers of the NPU use.")
 NPU_FREQUENCY = Family(
-    "accelplane_npu_frequency_hertz",
-    "Frequencies of the NPU. The current one is 0 while it is suspended.",
+    "accelplane_npu_frequency_hertz", "Frequencies of the NPU. The current one is 0 while it is suspended."
 )
 QAT_UP = Family("accelplane_qat_up", "1 while the QAT device is up.")
 QAT_REQUESTS = Family("accelplane_qat_requests_total", "Requests to the firmware, of all engines.", "counter")
@@ -71,23 +64,19 @@ QAT_HEARTBEAT_QUERIES = Family("accelplane_qat_heartbeat_queries_total", "Heartb
 QAT_HEARTBEAT_FAILURES = Family("accelplane_qat_heartbeat_failures_total", "Heartbeat queries that failed.", "counter")
 QAT_ERRORS = Family("accelplane_qat_errors_total", "Errors that the device reported, by severity.", "counter")
 QAT_SLICE_UTILIZATION = Family(
-    "accelplane_qat_slice_utilization_ratio",
-    "Utilization of a slice, from the telemetry of the driver.",
+    "accelplane_qat_slice_utilization_ratio", "Utilization of a slice, from the telemetry of the driver."
 )
 QAT_SLICE_EXECUTIONS = Family(
-    "accelplane_qat_slice_executions",
-    "Executions of a slice, from the telemetry of the driver.",
+    "accelplane_qat_slice_executions", "Executions of a slice, from the telemetry of the driver."
 )
 QAT_BANDWIDTH = Family(
-    "accelplane_qat_bandwidth_bytes_per_second",
-    "PCIe bandwidth by direction, from the telemetry of the driver.",
+    "accelplane_qat_bandwidth_bytes_per_second", "PCIe bandwidth by direction, from the telemetry of the driver."
 )
 QAT_LATENCY = Family("accelplane_qat_latency_seconds", "Latencies, from the telemetry of the driver.")
 IDXD_ENABLED = Family("accelplane_idxd_device_enabled", "1 while the DSA or IAA device is enabled.")
 IDXD_CLIENTS = Family("accelplane_idxd_device_clients", "Open user contexts of the device.")
 IDXD_COMMAND_STATUS = Family(
-    "accelplane_idxd_device_command_status",
-    "Status of the last administrative command, 0 for success.",
+    "accelplane_idxd_device_command_status", "Status of the last administrative command, 0 for success."
 )
 IDXD_ERROR = Family("accelplane_idxd_device_error", "1 while the software error register has an error.")
 IDXD_QUEUE_ENTRIES = Family("accelplane_idxd_queue_entries", "Entries in the work queue.")
@@ -109,70 +98,7 @@ NIC_PACKETS = Family("accelplane_nic_packets_total", "Packets of a network inter
 NIC_ERRORS = Family("accelplane_nic_errors_total", "Packets with errors of a network interface.", "counter")
 NIC_DROPS = Family("accelplane_nic_drops_total", "Packets that a network interface dropped.", "counter")
 NIC_CARRIER_CHANGES = Family(
-    "accelplane_nic_carrier_changes_total",
-    "Times that a network interface got or lost its carrier.",
-    "counter",
+    "accelplane_nic_carrier_changes_total", "Times that a network interface got or lost its carrier.", "counter"
 )
 
-FAMILIES = (
-    INFO,
-    UNIT_INFO,
-    AWAKE,
-    STUCK,
-    PCI_ERRORS,
-    PCI_ERROR_MESSAGES,
-    PCI_RECOVERIES,
-    LINK_SPEED,
-    LINK_MAX_SPEED,
-    LINK_LANES,
-    LINK_MAX_LANES,
-    RUNTIME,
-    ENERGY,
-    ENERGY_GAPS,
-    POWER,
-    POWER_LIMIT,
-    TEMPERATURE,
-    TEMPERATURE_LIMIT,
-    ALARM,
-    VOLTAGE,
-    CURRENT,
-    FAN,
-    GPU_FREQUENCY,
-    GPU_IDLE,
-    GPU_THROTTLED,
-    GPU_HEALTH,
-    GPU_WEDGED,
-    GPU_MEMORY,
-    NPU_BUSY,
-    NPU_MEMORY,
-    NPU_FREQUENCY,
-    QAT_UP,
-    QAT_REQUESTS,
-    QAT_RESPONSES,
-    QAT_HEARTBEAT_QUERIES,
-    QAT_HEARTBEAT_FAILURES,
-    QAT_ERRORS,
-    QAT_SLICE_UTILIZATION,
-    QAT_SLICE_EXECUTIONS,
-    QAT_BANDWIDTH,
-    QAT_LATENCY,
-    IDXD_ENABLED,
-    IDXD_CLIENTS,
-    IDXD_COMMAND_STATUS,
-    IDXD_ERROR,
-    IDXD_QUEUE_ENTRIES,
-    IDXD_QUEUE_SIZE,
-    IDXD_QUEUE_CLIENTS,
-    IDXD_QUEUE_ENABLED,
-    IDXD_FAULTS,
-    IDXD_ENGINES,
-    DLB_RESOURCES,
-    DLB_AVAILABLE,
-    FPGA_ERRORS,
-    FPGA_PORT_POWER,
-    NIC_BYTES,
-    NIC_PACKETS,
-    NIC_ERRORS,
-    NIC_DROPS,
-    NIC_CARRIER_CHANGES,
-)
+FAMILIES = tuple(family for family in globals().values() if isinstance(family, Family))

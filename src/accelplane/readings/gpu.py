@@ -27,13 +27,13 @@ def sources(host: Host, card: str, device: str) -> Iterator[Source]:
     """The sources of a card. `card` is its directory in the class, `device` that of its PCI function."""
     yield from pci.sources(host, device)
     yield from hwmon.sources(host, device, waking=True)
-    gts = sorted(filter(_GT.fullmatch, pci.entries(host, f"{card}/gt")))
+    gts = sorted(filter(_GT.fullmatch, host.entries(f"{card}/gt")))
     for gt in gts:
         yield from _i915(host, f"{card}/gt/{gt}", gt)
     if not gts:
         yield from pci.existing(host, card, _frequencies("gt_{}_freq_mhz", "gt0"), waking=True)
-    for tile in sorted(filter(_TILE.fullmatch, pci.entries(host, device))):
-        for gt in sorted(filter(_GT.fullmatch, pci.entries(host, f"{device}/{tile}"))):
+    for tile in sorted(filter(_TILE.fullmatch, host.entries(device))):
+        for gt in sorted(filter(_GT.fullmatch, host.entries(f"{device}/{tile}"))):
             yield from _xe(host, f"{device}/{tile}/{gt}", gt)
     yield from pci.existing(host, device, [("gpu_health", _health), ("lmem_total_bytes", scalar(families.GPU_MEMORY))])
     if device != card:
@@ -41,13 +41,8 @@ def sources(host: Host, card: str, device: str) -> Iterator[Source]:
 
 
 def _frequencies(pattern: str, gt: str) -> Sequence[tuple[str, Parse]]:
-    return [
-        (
-            pattern.format(short),
-            scalar(families.GPU_FREQUENCY, scale=1e6, extra=labels(gt=gt, kind=kind), highest=_MAX_HERTZ),
-        )
-        for short, kind in _KINDS.items()
-    ]
+    parser = partial(scalar, families.GPU_FREQUENCY, scale=1e6, highest=_MAX_HERTZ)
+    return [(pattern.format(short), parser(extra=labels(gt=gt, kind=kind))) for short, kind in _KINDS.items()]
 
 
 def _i915(host: Host, path: str, gt: str) -> Iterator[Source]:
@@ -62,7 +57,7 @@ def _xe(host: Host, path: str, gt: str) -> Iterator[Source]:
     idle = scalar(families.GPU_IDLE, scale=1e-3, extra=labels(gt=gt))
     yield from pci.existing(host, f"{path}/gtidle", [("idle_residency_ms", idle)], waking=True)
     throttle = f"{path}/freq0/throttle"
-    if "reasons" in pci.entries(host, throttle):
+    if "reasons" in host.entries(throttle):
         yield Source(path=f"{throttle}/reasons", parse=partial(_reasons, gt), waking=True)
     else:
         yield from _throttle(host, throttle, "reason_", gt, status="status")
@@ -71,7 +66,7 @@ def _xe(host: Host, path: str, gt: str) -> Iterator[Source]:
 def _throttle(host: Host, path: str, prefix: str, gt: str, status: str = "") -> Iterator[Source]:
     """The file of the overall state; the files of the reasons follow only while it is 1."""
     status = status or f"{prefix}status"
-    names = pci.entries(host, path)
+    names = host.entries(path)
     if status not in names:
         return
     found = sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix) and name != status)

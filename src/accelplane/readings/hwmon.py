@@ -7,9 +7,8 @@ package, which are numbered. Other drivers name their sensors in `*_label` files
 import re
 from collections.abc import Iterator
 
-from accelplane.host import Host, HostError
+from accelplane.host import Host
 from accelplane.readings import families
-from accelplane.readings.pci import entries
 from accelplane.readings.plan import Source
 from accelplane.readings.values import Family, InvalidText, Parse, Value, escape, labels, number, scalar
 
@@ -33,17 +32,14 @@ def sources(host: Host, path: str, *, waking: bool = False, default: str = "") -
 
     `default` names the first temperature and power sensor if the driver does not.
     """
-    for name in sorted(entries(host, f"{path}/hwmon")):
+    for name in sorted(host.entries(f"{path}/hwmon")):
         if name.startswith("hwmon"):
             yield from _sensors(host, f"{path}/hwmon/{name}", waking=waking, default=default)
 
 
 def _sensors(host: Host, path: str, *, waking: bool, default: str) -> Iterator[Source]:
-    try:
-        driver = host.text(f"{path}/name")
-    except HostError:
-        driver = ""
-    for name in sorted(entries(host, path)):
+    driver = host.text_or_empty(f"{path}/name")
+    for name in sorted(host.entries(path)):
         match = _ATTRIBUTE.fullmatch(name)
         if match is None:
             continue
@@ -63,17 +59,11 @@ def _sensors(host: Host, path: str, *, waking: bool, default: str) -> Iterator[S
 
 def _sensor(host: Host, label_path: str, driver: str, kind: str, index: int) -> str:
     """The name of a sensor, empty if neither the driver nor its label names it."""
-    tile = _TILE.fullmatch(driver)
-    if tile:
+    if tile := _TILE.fullmatch(driver):
         return tile[1]
     if driver in _GPU_DRIVERS and kind in ("energy", "power"):
         return _NUMBERED.get(index, "")
-    try:
-        text = host.text(label_path)
-    except HostError:
-        text = ""
-    label = _UNNAMED.sub("_", text.lower()).strip("_")[:_NAME_LENGTH]
-    if label:
+    if label := _UNNAMED.sub("_", host.text_or_empty(label_path).lower()).strip("_")[:_NAME_LENGTH]:
         return label
     if kind == "temp" and driver in _GPU_DRIVERS:
         return _XE_TEMPERATURES.get(index, "") if driver == "xe" else "package"

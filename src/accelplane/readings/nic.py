@@ -25,7 +25,7 @@ def sources(host: Host, function: str) -> Iterator[Source]:
     """`function` is the directory of the PCI function."""
     yield from pci.sources(host, function)
     yield from hwmon.sources(host, function)
-    for name in sorted(pci.entries(host, f"{function}/net"))[:_MAX_INTERFACES]:
+    for name in sorted(host.entries(f"{function}/net"))[:_MAX_INTERFACES]:
         if _INTERFACE.fullmatch(name) and "/" not in name:
             yield from _statistics(host, f"{function}/net/{name}", name)
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from accelplane.host import Host, HostError
+from accelplane.host import Host
 from accelplane.readings import families, pci
 from accelplane.readings.plan import Source
 from accelplane.readings.values import InvalidText, Value, flag, labels, number, scalar
@@ -31,7 +31,7 @@ def idxd(host: Host, bus: str, device: str, queues: Sequence[str]) -> Iterator[S
             ("errors", _error),
         ],
     )
-    for engine in sorted(filter(_ENGINE.fullmatch, pci.entries(host, path))):
+    for engine in sorted(filter(_ENGINE.fullmatch, host.entries(path))):
         yield from pci.existing(host, f"{path}/{engine}", [("group_id", _engine)])
     for queue in queues:
         yield from _queue(host, f"{path}/{queue}", queue)
@@ -41,9 +41,8 @@ def dlb(host: Host, device: str) -> Iterator[Source]:
     """`device` is the directory of the PCI function. The driver is out of tree: what exists is read."""
     yield from pci.sources(host, device)
     for directory, family in (("total_resources", families.DLB_RESOURCES), ("avail_resources", families.DLB_AVAILABLE)):
-        for name in sorted(pci.entries(host, f"{device}/{directory}")):
-            match = _RESOURCE.fullmatch(name)
-            if match:
+        for name in sorted(host.entries(f"{device}/{directory}")):
+            if match := _RESOURCE.fullmatch(name):
                 yield Source(path=f"{device}/{directory}/{name}", parse=scalar(family, extra=labels(resource=match[1])))
 
 
@@ -61,7 +60,7 @@ def _queue(host: Host, path: str, queue: str) -> Iterator[Source]:
     )
 
     # The character device of a user queue, with a directory for each open file (Linux 6.4).
-    cdev = next((name for name in sorted(pci.entries(host, path)) if name.endswith(f"!{queue}")), "")
+    cdev = next((name for name in sorted(host.entries(path)) if name.endswith(f"!{queue}")), "")
     if cdev:
         directory = f"{path}/{cdev}"
         yield Source(path=directory, parse=_nothing, members=partial(_open_files, directory, queue))
@@ -84,10 +83,7 @@ def _nothing(_text: str) -> Sequence[Value]:
 
 
 def _word(host: Host, path: str) -> str:
-    try:
-        text = host.text(path)
-    except HostError:
-        return ""
+    text = host.text_or_empty(path)
     return text if _WORD.fullmatch(text) else ""
 
 

@@ -44,7 +44,7 @@ def plan(
     """
     address = host.resolve(path).rpartition("/")[2]
     bdf = address if pci_address(address) else ""
-    power = f"{path}/power" if "runtime_status" in entries(host, f"{path}/power") else ""
+    power = f"{path}/power" if "runtime_status" in host.entries(f"{path}/power") else ""
     return DevicePlan(
         device=device,
         units=tuple(units) or (device,),
@@ -71,7 +71,7 @@ def facts(host: Host, path: str, attributes: Mapping[str, str]) -> dict[str, str
 
 def sources(host: Host, path: str) -> Iterator[Source]:
     """The sources of the function whose directory is `path`; none if it cannot be listed."""
-    names = entries(host, path)
+    names = host.entries(path)
     for severity, total in _AER.items():
         name = f"aer_dev_{severity}"
         if name in names:
@@ -84,7 +84,7 @@ def sources(host: Host, path: str) -> Iterator[Source]:
         if name in names:
             yield Source(path=f"{path}/{name}", parse=scalar(family, lowest=1, highest=_MAX_LANES), waking=True)
     if "power" in names:
-        power = entries(host, f"{path}/power")
+        power = host.entries(f"{path}/power")
         for state in ("active", "suspended"):
             name = f"runtime_{state}_time"
             if name in power:
@@ -92,17 +92,9 @@ def sources(host: Host, path: str) -> Iterator[Source]:
                 yield Source(path=f"{path}/power/{name}", parse=parse)
 
 
-def entries(host: Host, path: str) -> frozenset[str]:
-    """The names in a directory; none if it cannot be listed."""
-    try:
-        return frozenset(host.names(path))
-    except HostError:
-        return frozenset()
-
-
 def existing(host: Host, path: str, parsers: Sequence[tuple[str, Parse]], *, waking: bool = False) -> Iterator[Source]:
     """A source for each of the named files that exists in the directory."""
-    names = entries(host, path)
+    names = host.entries(path)
     for name, parse in parsers:
         if name in names:
             yield Source(path=f"{path}/{name}", parse=parse, waking=waking)
@@ -110,12 +102,7 @@ def existing(host: Host, path: str, parsers: Sequence[tuple[str, Parse]], *, wak
 
 def never_sleeps(host: Host, path: str) -> bool:
     """Whether runtime power management does not suspend the function: virtual functions, or switched off."""
-    if host.is_vf(path):
-        return True
-    try:
-        return host.text(f"{path}/power/control") == "on"
-    except HostError:
-        return False
+    return host.is_vf(path) or host.text_or_empty(f"{path}/power/control") == "on"
 
 
 def _errors(severity: str, total_name: str) -> Callable[[str], Sequence[Value]]:

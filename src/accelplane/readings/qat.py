@@ -31,7 +31,7 @@ def sources(host: Host, device: str, debugfs: str) -> Iterator[Source]:
     """`device` is the directory of the physical function, `debugfs` its directory there, empty without a driver."""
     yield from pci.sources(host, device)
     tables = tuple(_debugfs(host, debugfs)) if debugfs else ()
-    if "state" in pci.entries(host, f"{device}/qat"):
+    if "state" in host.entries(f"{device}/qat"):
         yield Source(
             path=f"{device}/qat/state",
             parse=flag(families.QAT_UP, "up"),
@@ -44,7 +44,7 @@ def sources(host: Host, device: str, debugfs: str) -> Iterator[Source]:
 
 
 def _debugfs(host: Host, path: str) -> Iterator[Source]:
-    names = pci.entries(host, path)
+    names = host.entries(path)
     if "fw_counters" in names:
         yield Source(path=f"{path}/fw_counters", parse=_counters, limit=TABLE_LIMIT)
     queries = [
@@ -53,7 +53,7 @@ def _debugfs(host: Host, path: str) -> Iterator[Source]:
     ]
     yield from pci.existing(host, f"{path}/heartbeat", queries)
     telemetry = f"{path}/telemetry"
-    if {"control", "device_data"} <= pci.entries(host, telemetry):
+    if {"control", "device_data"}.issubset(host.entries(telemetry)):
         data = Source(path=f"{telemetry}/device_data", parse=_telemetry, limit=TABLE_LIMIT)
         yield Source(path=f"{telemetry}/control", parse=_control, follow=partial(_if_switched_on, data))
 
@@ -79,10 +79,7 @@ def _counters(text: str) -> Sequence[Value]:
         if match is None or match[1] in seen:
             raise InvalidText(line)
         seen.add(match[1])
-        return (
-            Value(families.QAT_REQUESTS, "", number(match[2])),
-            Value(families.QAT_RESPONSES, "", number(match[3])),
-        )
+        return (Value(families.QAT_REQUESTS, "", number(match[2])), Value(families.QAT_RESPONSES, "", number(match[3])))
 
     found = gathered(text, (partial(engine, line) for line in lines[:_MAX_LINES]))
     if not lines or len(lines) > _MAX_LINES:

@@ -100,15 +100,6 @@ def flag(family: Family, true: str, extra: str = "") -> Parse:
     return parse
 
 
-def together(*parts: Parse) -> Parse:
-    """A parser that applies several parsers to the same text."""
-
-    def parse(text: str) -> Sequence[Value]:
-        return gathered(text, (lambda part=part: part(text) for part in parts))
-
-    return parse
-
-
 def gathered(text: str, parts: Iterable[Callable[[], Sequence[Value]]]) -> Sequence[Value]:
     """The values of all parts. Raises `InvalidText` with the valid values if a part raises it."""
     values: list[Value] = []

@@ -223,8 +223,7 @@ class Connection(asyncio.Protocol, ABC, Generic[AnyStream]):
         self._continuations += 1
         if len(block) > MAX_HEADERS or self._continuations > _MAX_CONTINUATIONS:
             raise ConnectionFault(
-                Code.ENHANCE_YOUR_CALM,
-                f"headers longer than {MAX_HEADERS} bytes or {_MAX_CONTINUATIONS} frames",
+                Code.ENHANCE_YOUR_CALM, f"headers longer than {MAX_HEADERS} bytes or {_MAX_CONTINUATIONS} frames"
             )
         if flags & frames.END_HEADERS:
             self._partial_headers = None

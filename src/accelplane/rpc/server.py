@@ -142,17 +142,14 @@ class ServerConnection(Connection[Call]):
         if self.draining or len(self.streams) >= MAX_STREAMS:
             raise StreamFault(Code.REFUSED_STREAM, "no more calls are accepted")
         request = read_request(headers)
+        if not isinstance(request, Rejection) and request.path not in self._methods:
+            request = Rejection(b"200", "UNIMPLEMENTED", "unknown method")
         if isinstance(request, Rejection):
             error = RpcError(request.code, request.text)
             self.outbox.write(rejection(stream_id, request.http_status, error, ended=ended))
             return
-        method = self._methods.get(request.path)
-        if method is None:
-            error = RpcError("UNIMPLEMENTED", "unknown method")
-            self.outbox.write(rejection(stream_id, b"200", error, ended=ended))
-            return
         deadline = None if request.timeout is None else asyncio.get_running_loop().time() + request.timeout
-        call = self.streams[stream_id] = Call(self, stream_id, method, deadline)
+        call = self.streams[stream_id] = Call(self, stream_id, self._methods[request.path], deadline)
         if ended:
             call.remote_ended = True
             call.on_messages([])

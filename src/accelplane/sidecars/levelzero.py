@@ -63,10 +63,7 @@ class LevelZero:
             *((f"{_SERVICE}GetDeviceHealth", request, pb.DeviceHealth) for request in requests),
             *((f"{_SERVICE}GetDeviceTemperature", request, pb.DeviceTemperature) for request in requests),
         ]
-        try:
-            responses = await self._channel.call_all(calls, deadline=self._deadline, read_delay=_READ_DELAY)
-        except rpc.RpcError as error:
-            responses = [error] * len(calls)
+        responses = await self._call_all(calls)
         return [self._readings(responses[number :: len(requests)]) for number in range(len(requests))]
 
     async def indices(self) -> list[int]:
@@ -87,13 +84,9 @@ class LevelZero:
         calls: list[tuple[str, Message, type[pb.DeviceMemoryAmount]]] = [
             (f"{_SERVICE}GetDeviceMemoryAmount", pb.DeviceId(bdfAddress=bdf), pb.DeviceMemoryAmount) for bdf in bdfs
         ]
-        try:
-            responses = await self._channel.call_all(calls, deadline=self._deadline, read_delay=_READ_DELAY)
-        except rpc.RpcError:
-            return {}
         return {
             bdf: response.memory_size
-            for bdf, response in zip(bdfs, responses, strict=True)
+            for bdf, response in zip(bdfs, await self._call_all(calls), strict=True)
             if not isinstance(response, rpc.RpcError) and response.memory_size
         }
 
@@ -101,6 +94,14 @@ class LevelZero:
         """Closes the connection for good. Later calls fail."""
         self.closed = True
         self._channel.close()
+
+    async def _call_all(
+        self, calls: Sequence[tuple[str, Message, type[rpc.Response]]]
+    ) -> Sequence[rpc.Response | rpc.RpcError]:
+        try:
+            return await self._channel.call_all(calls, deadline=self._deadline, read_delay=_READ_DELAY)
+        except rpc.RpcError as error:
+            return [error] * len(calls)
 
     def _readings(self, responses: Sequence[pb.DeviceHealth | pb.DeviceTemperature | rpc.RpcError]) -> Readings:
         failed_parts: tuple[str, ...] = ()

@@ -65,6 +65,7 @@ class _Typed(ctypes.Structure):
     """A structure that begins with its type and a pointer to an extension."""
 
     TYPE = 0
+    _fields_ = (("stype", c_uint32), ("pNext", c_void_p))
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,8 +77,6 @@ class DeviceProperties(_Typed):
 
     TYPE = 0x3
     _fields_ = (
-        ("stype", c_uint32),
-        ("pNext", c_void_p),
         ("type", c_uint32),
         ("vendorId", c_uint32),
         ("deviceId", c_uint32),
@@ -105,8 +104,6 @@ class SysmanProperties(_Typed):
 
     TYPE = 0x1
     _fields_ = (
-        ("stype", c_uint32),
-        ("pNext", c_void_p),
         ("core", DeviceProperties),
         ("numSubdevices", c_uint32),
         ("serialNumber", c_char * 64),
@@ -127,8 +124,6 @@ class SysmanExtensionProperties(_Typed):
 
     TYPE = 0x2D
     _fields_ = (
-        ("stype", c_uint32),
-        ("pNext", c_void_p),
         ("uuid", c_uint8 * 16),
         ("type", c_uint32),
         ("flags", c_uint32),
@@ -146,8 +141,6 @@ class PciProperties(_Typed):
 
     TYPE = 0x2
     _fields_ = (
-        ("stype", c_uint32),
-        ("pNext", c_void_p),
         ("domain", c_uint32),
         ("bus", c_uint32),
         ("device", c_uint32),
@@ -164,8 +157,6 @@ class PciState(_Typed):
 
     TYPE = 0x17
     _fields_ = (
-        ("stype", c_uint32),
-        ("pNext", c_void_p),
         ("status", c_uint32),
         ("qualityIssues", c_uint32),
         ("stabilityIssues", c_uint32),
@@ -177,13 +168,7 @@ class MemoryState(_Typed):
     """zes_mem_state_t."""
 
     TYPE = 0x1E
-    _fields_ = (
-        ("stype", c_uint32),
-        ("pNext", c_void_p),
-        ("health", c_uint32),
-        ("free", c_uint64),
-        ("size", c_uint64),
-    )
+    _fields_ = (("health", c_uint32), ("free", c_uint64), ("size", c_uint64))
 
 
 class TemperatureProperties(_Typed):
@@ -191,8 +176,6 @@ class TemperatureProperties(_Typed):
 
     TYPE = 0x14
     _fields_ = (
-        ("stype", c_uint32),
-        ("pNext", c_void_p),
         ("type", c_uint32),
         ("onSubdevice", c_uint8),
         ("subdeviceId", c_uint32),

@@ -145,12 +145,7 @@ class Sysman:
         states: list[zeapi.MemoryState | None] = []
         for module in modules:
             state = zeapi.MemoryState()
-            try:
-                self._api.call("zesMemoryGetState", module, ctypes.byref(state))
-                states.append(state)
-            except ZeError as error:
-                self._failed(bdf, error)
-                states.append(None)
+            states.append(None if self._fill(bdf, "zesMemoryGetState", module, state) else state)
         return states
 
     def _integrated(self, bdf: str, device: int) -> bool:
@@ -158,12 +153,8 @@ class Sysman:
         extension = zeapi.SysmanExtensionProperties()
         properties = zeapi.SysmanProperties()
         properties.pNext = ctypes.addressof(extension)
-        try:
-            self._api.call("zesDeviceGetProperties", device, ctypes.byref(properties))
-        except ZeError as error:
-            self._failed(bdf, error)
-            return False
-        return bool(extension.flags & zeapi.INTEGRATED)
+        failed = self._fill(bdf, "zesDeviceGetProperties", device, properties)
+        return not failed and bool(extension.flags & zeapi.INTEGRATED)
 
     def _kinds(self, bdf: str, sensors: list[int]) -> tuple[dict[int, int], int]:
         """The kind of each sensor whose properties can be read, and the code of the last failure."""
@@ -171,11 +162,10 @@ class Sysman:
         code = 0
         for sensor in sensors:
             properties = zeapi.TemperatureProperties()
-            try:
-                self._api.call("zesTemperatureGetProperties", sensor, ctypes.byref(properties))
+            if failed := self._fill(bdf, "zesTemperatureGetProperties", sensor, properties):
+                code = failed
+            else:
                 kinds[sensor] = properties.type
-            except ZeError as error:
-                code = self._failed(bdf, error)
         return kinds, code
 
     def _hottest(self, bdf: str, sensors: list[int]) -> tuple[float, int]:
@@ -190,6 +180,14 @@ class Sysman:
             except ZeError as error:
                 code = self._failed(bdf, error)
         return hottest, code
+
+    def _fill(self, bdf: str, function: str, handle: int, structure: ctypes.Structure) -> int:
+        """Fills a structure. Returns the ze_result_t; a failure is logged."""
+        try:
+            self._api.call(function, handle, ctypes.byref(structure))
+        except ZeError as error:
+            return self._failed(bdf, error)
+        return 0
 
     def _failed(self, bdf: str, error: ZeError) -> int:
         self._log(1, f"{bdf}: {error}")

@@ -22,11 +22,8 @@ from accelplane.simulate.tree import SimulatedNode
 
 I915, XE, NPU = "gpu.intel.com/i915", "gpu.intel.com/xe", "npu.intel.com/accel"
 CY, DC = "qat.intel.com/cy", "qat.intel.com/dc"
-DSA, DSA_SHARED, IAA = (
-    "dsa.intel.com/wq-user-dedicated",
-    "dsa.intel.com/wq-user-shared",
-    "iaa.intel.com/wq-user-dedicated",
-)
+DSA, DSA_SHARED = "dsa.intel.com/wq-user-dedicated", "dsa.intel.com/wq-user-shared"
+IAA = "iaa.intel.com/wq-user-dedicated"
 DLB_PF, DLB_VF = "dlb.intel.com/pf", "dlb.intel.com/vf"
 ENCLAVE, PROVISION = "sgx.intel.com/enclave", "sgx.intel.com/provision"
 

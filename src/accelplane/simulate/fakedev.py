@@ -154,12 +154,8 @@ def _make_directory(directory: str) -> None:
 
 
 def _write(path: str, text: str, mode: str = "w") -> None:
-    with open(path, mode, encoding="utf-8", opener=_opener) as file:
+    with open(path, mode, encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o644)) as file:
         file.write(text)
-
-
-def _opener(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o644)
 
 
 def _node(path: str, description: Description) -> None:

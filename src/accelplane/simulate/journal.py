@@ -4,10 +4,11 @@ A device is created in the order of the kernel and udev: its directory first, th
 therefore never finds an incomplete device. The journal removes it in reverse order.
 """
 
+import contextlib
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Literal, NamedTuple
 
 Nodes = Literal["files", "char"]
@@ -40,7 +41,7 @@ class Journal:
     def directory(self, path: str, files: Mapping[str, str]) -> None:
         """Creates a directory with attributes. Each attribute ends with a newline. Raises `TreeError`."""
         local = self._root + path
-        try:
+        with _explained(path):
             os.makedirs(os.path.dirname(local), exist_ok=True)
             os.mkdir(local)
             self._made.append(local)
@@ -49,8 +50,6 @@ class Journal:
                 os.makedirs(os.path.dirname(attribute), exist_ok=True)
                 with open(attribute, "x", encoding="utf-8") as file:
                     file.write(text + "\n")
-        except OSError as error:
-            raise _explained(path, error) from None
 
     def link(self, path: str, target: str) -> None:
         """Creates a relative link at `path` to `target`. Raises `TreeError`."""
@@ -59,39 +58,34 @@ class Journal:
     def link_as(self, path: str, text: str) -> None:
         """Creates a link with this text. Raises `TreeError`."""
         local = self._root + path
-        try:
+        with _explained(path):
             self._parents(local, path)
             os.symlink(text, local)
             self._made.append(local)
-        except OSError as error:
-            raise _explained(path, error) from None
 
     def node(self, path: str, numbers: Numbers) -> None:
         """Creates a device node, or a plain file that represents one. Raises `TreeError`."""
         local = self._root + path
-        try:
+        with _explained(path):
             self._parents(local, path)
-            if self._device_nodes == "char":
-                os.mknod(local, stat.S_IFCHR | 0o660, os.makedev(*(self._numbers or numbers)))
-            else:
-                os.close(os.open(local, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o660))
+            try:
+                if self._device_nodes == "char":
+                    os.mknod(local, stat.S_IFCHR | 0o660, os.makedev(*(self._numbers or numbers)))
+                else:
+                    os.close(os.open(local, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o660))
+            except PermissionError as error:
+                hint = "" if self._device_nodes == "files" else "; device nodes need CAP_MKNOD, use plain files instead"
+                raise TreeError(f"{path}: {error.strerror}{hint}") from None
             self._made.append(local)
-        except PermissionError as error:
-            hint = "" if self._device_nodes == "files" else "; device nodes need CAP_MKNOD, use plain files instead"
-            raise TreeError(f"{path}: {error.strerror}{hint}") from None
-        except OSError as error:
-            raise _explained(path, error) from None
 
     def keep(self, path: str, text: str) -> None:
         """Creates a file that `undo` does not remove, such as a file of a driver module. Raises `TreeError`."""
         local = self._root + path
-        try:
+        with _explained(path):
             os.makedirs(os.path.dirname(local), exist_ok=True)
             if not os.path.exists(local):
                 with open(local, "w", encoding="utf-8") as file:
                     file.write(text + "\n")
-        except OSError as error:
-            raise _explained(path, error) from None
 
     def undo(self) -> None:
         """Removes all files in reverse order. Ignores missing files. Raises `TreeError`."""
@@ -103,10 +97,8 @@ class Journal:
             raise TreeError(f"{error.filename}: {error.strerror}") from None
         # devtmpfs and udev remove their directories when they are empty.
         while self._shared:
-            try:
+            with contextlib.suppress(OSError):
                 os.rmdir(self._shared.pop())
-            except OSError:
-                continue
 
     def _parents(self, local: str, path: str) -> None:
         parent = os.path.dirname(local)
@@ -116,15 +108,17 @@ class Journal:
 
 
 def _remove(local: str) -> None:
-    try:
+    with contextlib.suppress(FileNotFoundError):
         if stat.S_ISDIR(os.lstat(local).st_mode):
             shutil.rmtree(local)
         else:
             os.unlink(local)
-    except FileNotFoundError:
-        return
 
 
-def _explained(path: str, error: OSError) -> TreeError:
-    what = "already exists" if isinstance(error, FileExistsError) else error.strerror or str(error)
-    return TreeError(f"{path}: {what}")
+@contextlib.contextmanager
+def _explained(path: str) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        what = "already exists" if isinstance(error, FileExistsError) else error.strerror or str(error)
+        raise TreeError(f"{path}: {what}") from None

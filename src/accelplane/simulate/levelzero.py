@@ -58,17 +58,15 @@ class LevelZeroService:
 
     def set_health(self, bdf: str, *, memory: bool = True, bus: bool = True, soc: bool = True) -> None:
         """Sets which parts of a device are ok."""
-        readings = self._readings.get(bdf, Readings())
-        self._readings[bdf] = msgspec.structs.replace(readings, memory_ok=memory, bus_ok=bus, soc_ok=soc)
+        self._change(bdf, memory_ok=memory, bus_ok=bus, soc_ok=soc)
 
     def set_temperature(self, bdf: str, *, overall: float = 40.0, gpu: float = 41.0, memory: float = 42.0) -> None:
         """Sets the temperatures of a device. `overall` is the sensor that the protocol calls global."""
-        readings = self._readings.get(bdf, Readings())
-        self._readings[bdf] = msgspec.structs.replace(readings, overall=overall, gpu=gpu, memory=memory)
+        self._change(bdf, overall=overall, gpu=gpu, memory=memory)
 
     def set_memory(self, bdf: str, size: int) -> None:
         """Sets the memory of a device in bytes."""
-        self._readings[bdf] = msgspec.structs.replace(self._readings.get(bdf, Readings()), memory_size=size)
+        self._change(bdf, memory_size=size)
 
     def fail(self, code: int, bdf: str | None = None) -> None:
         """Sets the ze_result code of all further responses, for one device or for all; 0 is success."""
@@ -109,6 +107,9 @@ class LevelZeroService:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
+
+    def _change(self, bdf: str, **changes: float) -> None:
+        self._readings[bdf] = msgspec.structs.replace(self._readings.get(bdf, Readings()), **changes)
 
     async def _health(self, request: messages.DeviceId, _context: object) -> messages.DeviceHealth:
         readings, error = await self._respond("GetDeviceHealth", request.bdfAddress)

@@ -25,7 +25,7 @@ VfDriver = Literal["kernel", "vfio-pci", "igb_uio", "none"]
 Family = Literal["qat", "dsa", "iaa", "dlb", "fpga", "nic"]
 
 
-class QatProduct(msgspec.Struct, frozen=True, kw_only=True):
+class QatProduct(msgspec.Struct, frozen=True):
     """The kernel's data of one QAT product. `services` is the maximum number of services, 0 if not configurable."""
 
     device_id: str
@@ -41,29 +41,17 @@ class QatProduct(msgspec.Struct, frozen=True, kw_only=True):
         return self.driver + "vf"
 
 
-def _qat_4xxx(device_id: str, vf_device_id: str) -> QatProduct:
-    return QatProduct(
-        device_id=device_id, vf_device_id=vf_device_id, driver="4xxx", module="qat_4xxx", generation=4, services=2
-    )
-
-
 QAT_PRODUCTS: Mapping[str, QatProduct] = {
-    "4xxx": _qat_4xxx("4940", "4941"),
-    "401xx": _qat_4xxx("4942", "4943"),
-    "402xx": _qat_4xxx("4944", "4945"),
-    "420xx": QatProduct(
-        device_id="4946", vf_device_id="4947", driver="420xx", module="qat_420xx", generation=4, services=2
-    ),
-    "6xxx": QatProduct(
-        device_id="4948", vf_device_id="4949", driver="6xxx", module="qat_6xxx", generation=6, services=3
-    ),
-    "c6xx": QatProduct(device_id="37c8", vf_device_id="37c9", driver="c6xx", module="qat_c62x"),
-    "c3xxx": QatProduct(device_id="19e2", vf_device_id="19e3", driver="c3xxx", module="qat_c3xxx"),
-    "d15xx": QatProduct(device_id="6f54", vf_device_id="6f55", driver="d15xx", module="qat_d15xx"),
-    "dh895xcc": QatProduct(
-        device_id="0435", vf_device_id="0443", driver="dh895xcc", module="qat_dh895xcc", total_vfs=32
-    ),
-    "c4xxx": QatProduct(device_id="18a0", vf_device_id="18a1", driver="c4xxx", module="qat_c4xxx", total_vfs=127),
+    "4xxx": QatProduct("4940", "4941", "4xxx", "qat_4xxx", generation=4, services=2),
+    "401xx": QatProduct("4942", "4943", "4xxx", "qat_4xxx", generation=4, services=2),
+    "402xx": QatProduct("4944", "4945", "4xxx", "qat_4xxx", generation=4, services=2),
+    "420xx": QatProduct("4946", "4947", "420xx", "qat_420xx", generation=4, services=2),
+    "6xxx": QatProduct("4948", "4949", "6xxx", "qat_6xxx", generation=6, services=3),
+    "c6xx": QatProduct("37c8", "37c9", "c6xx", "qat_c62x"),
+    "c3xxx": QatProduct("19e2", "19e3", "c3xxx", "qat_c3xxx"),
+    "d15xx": QatProduct("6f54", "6f55", "d15xx", "qat_d15xx"),
+    "dh895xcc": QatProduct("0435", "0443", "dh895xcc", "qat_dh895xcc", total_vfs=32),
+    "c4xxx": QatProduct("18a0", "18a1", "c4xxx", "qat_c4xxx", total_vfs=127),
 }
 
 
@@ -159,10 +147,7 @@ class DlbSpec(Placed, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(
-            bounded("vfs", self.vfs, self.total_vfs),
-            bounded("total-vfs", self.total_vfs, 16),
-        )
+        check(bounded("vfs", self.vfs, self.total_vfs), bounded("total-vfs", self.total_vfs, 16))
 
 
 class SgxSpec(Described, frozen=True, kw_only=True):
@@ -207,9 +192,7 @@ class NicSpec(Placed, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(
-            spelled("interface", self.interface, _INTERFACE, "ens1f0"),
-        )
+        check(spelled("interface", self.interface, _INTERFACE, "ens1f0"))
 
 
 class OnloadSpec(Described, frozen=True, kw_only=True):

@@ -115,10 +115,7 @@ def _is_in_foreground() -> bool:
 
 
 def _execute(
-    command: Sequence[str],
-    environment: Mapping[str, str] | None,
-    install: Callable[[], int],
-    parent: socket.socket,
+    command: Sequence[str], environment: Mapping[str, str] | None, install: Callable[[], int], parent: socket.socket
 ) -> NoReturn:
     try:
         try:

@@ -97,10 +97,7 @@ class NpuSpec(Placed, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(
-            bounded("index", self.index, MAX_INDEX),
-            spelled("device-id", self.device_id, PCI_ID, "0x643e"),
-        )
+        check(bounded("index", self.index, MAX_INDEX), spelled("device-id", self.device_id, PCI_ID, "0x643e"))
 
     @property
     def model(self) -> Model:

@@ -195,7 +195,7 @@ def _further(context: Context, node: Node, unit: Unit) -> Element:
     return element(
         "section",
         element("h2", "Go on with"),
-        element("pre", element("code", "\n".join(commands)), tabindex="0", aria_label="Commands"),
+        element("pre", element("code", "\n".join(commands)), tabindex="0", role="group", aria_label="Commands"),
         element("p", element("a", "Open in Grafana", href=grafana, rel="noreferrer")) if grafana else None,
     )
 

@@ -247,6 +247,7 @@ class SecureGate:
                     "code", "kubectl create token accelplane-fleet-viewer --duration 8h --audience accelplane-fleet"
                 ),
                 tabindex="0",
+                role="group",
                 aria_label="Command",
             ),
             element(

@@ -30,6 +30,7 @@ from .summaries import Summaries, totals
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
 _JSON = "application/json"
+_FORMS = ("/login", "/logout")
 # Seconds after which current values are read again, and rights are checked again, without a change of the cluster.
 _REFRESH = 2.0
 _RIGHTS_REFRESH = 60.0
@@ -133,7 +134,7 @@ class Site:
         try:
             return compressed(await self._routed(request), request)
         except HttpError as error:
-            if request.path in PATHS and not request.authorization:
+            if (request.path in PATHS or request.path in _FORMS) and not request.authorization:
                 note = element("p", str(error), element("br"), element("a", "Overview", href="./"), class_="notice")
                 title = HTTPStatus(error.status).phrase
                 return page_response(error.status, plain_document(title, (note,), self._screens.assets.links))
@@ -143,7 +144,7 @@ class Site:
     async def _routed(self, request: Request) -> Response:
         """Raises `HttpError`."""
         path, post = request.path, request.method == "POST"
-        if path in ("/login", "/logout"):
+        if path in _FORMS:
             if not post:
                 return redirect("./")
             return await (self._gate.sign_in(request) if path == "/login" else self._gate.sign_out(request))

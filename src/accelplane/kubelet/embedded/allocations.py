@@ -1,8 +1,7 @@
 """The devices that containers hold. No effects, no plugins."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 
-from accelplane.devices import natural
 from accelplane.kubelet.checkpoint import Holding
 from accelplane.kubelet.embedded.model import Pod, RunningContainer
 
@@ -36,20 +35,13 @@ class Allocations:
 
     def reusable(self, uid: str, pod: Pod, resource: str) -> frozenset[str]:
         """The IDs that the pod's init containers hold and its other containers do not hold yet."""
-        init = self._ids(uid, pod.init_containers, resource)
-        return frozenset(init).difference(self._ids(uid, pod.containers, resource))
+        return self._ids(uid, pod.init_containers, resource) - self._ids(uid, pod.containers, resource)
 
     def container(self, uid: str, container: str) -> RunningContainer:
         """The container runtime's input for a container."""
-        held: Mapping[str, Holding] = {
-            resource: holding
-            for (pod, name, resource), holding in sorted(self._holdings.items())
-            if (pod, name) == (uid, container)
-        }
-        return RunningContainer.of(
-            (holding.answer for holding in held.values()), {resource: held[resource].ids for resource in held}
-        )
+        held = [each for key, each in sorted(self._holdings.items()) if key[:2] == (uid, container)]
+        return RunningContainer.of((each.answer for each in held), {each.resource: each.ids for each in held})
 
-    def _ids(self, uid: str, containers: Iterable[str], resource: str) -> Sequence[str]:
+    def _ids(self, uid: str, containers: Iterable[str], resource: str) -> frozenset[str]:
         holdings = (self.held(uid, container, resource) for container in containers)
-        return sorted((key for holding in holdings if holding for key in holding.ids), key=natural)
+        return frozenset(key for holding in holdings if holding for key in holding.ids)

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
 from typing import TypeVar
 
-import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 

@@ -94,10 +94,6 @@ def _by_affinity(
     affinity_nodes = {node for node in range(affinity.bit_length()) if affinity >> node & 1}
     for key in available:
         nodes = devices[key].nodes
-        if not nodes:
-            unplaced.append(key)
-        elif affinity_nodes.isdisjoint(nodes):
-            unaligned.append(key)
-        else:
-            aligned.append(key)
+        group = unplaced if not nodes else unaligned if affinity_nodes.isdisjoint(nodes) else aligned
+        group.append(key)
     return aligned, unaligned, unplaced

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-import grpc
 import grpc.aio
 
 from accelplane.devices import HEALTHY, UNHEALTHY, ResourceNameError, check_resource_name, natural
@@ -81,7 +80,6 @@ class Endpoints:
             self._start_grace(name, endpoint)
 
     async def close(self) -> None:
-        """Closes all connections."""
         for endpoint in self.by_name.values():
             if endpoint.expiry is not None:
                 endpoint.expiry.cancel()

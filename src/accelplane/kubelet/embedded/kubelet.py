@@ -12,11 +12,9 @@ import random
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self
 
-import grpc
 import grpc.aio
 
 from accelplane.devices import natural
@@ -54,14 +52,9 @@ class _Claim:
         self.pod = pod
         self.uid = uid
         self.container = container
+        self.name = f"pod {pod.namespace}/{pod.name}, container {container}"
         self.requested = pod.wants(container)
         self.wants: Mapping[str, int] = {}
-
-    def __str__(self) -> str:
-        return f"pod {self.pod.namespace}/{self.pod.name}, container {self.container}"
-
-    def unexpected(self, problem: str) -> AdmissionError:
-        return _unexpected(self.pod, problem)
 
 
 class EmbeddedKubelet:
@@ -123,8 +116,6 @@ class EmbeddedKubelet:
         self._state_changed = Notifier()
         self._resources_changed = Notifier()
 
-    # Start and stop
-
     async def start(self) -> None:
         """Starts like a kubelet: reads the checkpoint, removes all sockets of plugins, creates its own.
 
@@ -150,8 +141,7 @@ class EmbeddedKubelet:
             await self._serve(self._endpoints.handlers(), "r", self._kubelet_socket)
             await self._serve(
                 podresources_server.handlers(
-                    self._list_pods,
-                    lambda: podresources_server.allocatable(self.resources()),
+                    self._list_pods, lambda: podresources_server.allocatable(self.resources())
                 ),
                 "p",
                 self.pod_resources_socket,
@@ -181,12 +171,8 @@ class EmbeddedKubelet:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.stop()
-
-    # State
 
     @property
     def registrations(self) -> Sequence[Registration]:
@@ -205,7 +191,12 @@ class EmbeddedKubelet:
     def resources(self) -> Mapping[str, ResourceStatus]:
         """The resources as in the node's status, in the order of their names."""
         return {
-            name: self._status(name, endpoint.devices)
+            name: ResourceStatus(
+                capacity=len(endpoint.devices),
+                allocatable=len(_healthy(endpoint.devices)),
+                devices=endpoint.devices,
+                in_use=tuple(sorted(self._allocations.in_use(name), key=natural)),
+            )
             for name, endpoint in sorted(self._endpoints.by_name.items())
             if endpoint.devices is not None
         }
@@ -257,8 +248,6 @@ class EmbeddedKubelet:
             for record in self.registrations[-5:]
         )
         return "\n".join(lines)
-
-    # Pods
 
     async def run_pod(self, pod: Pod) -> RunningPod:
         """Admits a pod that was bound to this node and starts its containers.
@@ -316,8 +305,6 @@ class EmbeddedKubelet:
         self._allocations.forget(running.uid)
         self._notify()
 
-    # Sockets
-
     async def _serve(self, handlers: grpc.GenericRpcHandler, name: str, path: str) -> None:
         """Serves at a hard link `path`: gRPC removes its own path at the end, but a killed kubelet's sockets stay."""
         private = os.path.join(self._private, name)
@@ -329,8 +316,6 @@ class EmbeddedKubelet:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         os.link(private, path)
-
-    # Admission
 
     async def _admit(self, pod: Pod) -> RunningPod:
         known = self._pods.get((pod.namespace, pod.name))
@@ -406,7 +391,7 @@ class EmbeddedKubelet:
             reusable = self._allocations.reusable(claim.uid, claim.pod, resource)
             if len(available | reusable) < size:
                 return ()
-        self._check_listed(resource, available | reusable, f"renewing the topology hints of {claim}")
+        self._check_listed(resource, available | reusable, f"renewing the topology hints of {claim.name}")
         return topology.resource_hints(
             devices, size, available=available, reusable=reusable, numa_nodes=self._numa_nodes
         )
@@ -416,30 +401,32 @@ class EmbeddedKubelet:
         size = claim.wants[resource]
         recorded = self._allocations.held(claim.uid, claim.container, resource)
         if recorded is not None and len(recorded.ids) != size:
-            raise claim.unexpected(
+            raise _unexpected(
+                claim.pod,
                 f'pod "{claim.uid}" container "{claim.container}" changed request for resource "{resource}" '
-                f"from {len(recorded.ids)} to {size}"
+                f"from {len(recorded.ids)} to {size}",
             )
         endpoint = self._endpoints.by_name.get(resource)
         if endpoint is None or not endpoint.listed:
-            raise claim.unexpected(f"cannot allocate unregistered device {resource}")
+            raise _unexpected(claim.pod, f"cannot allocate unregistered device {resource}")
         healthy = _healthy(self._listed(resource))
         if not healthy:
-            raise claim.unexpected(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
+            raise _unexpected(claim.pod, f"no healthy devices present; cannot allocate unhealthy devices {resource}")
         if recorded is not None:
             if not healthy.issuperset(recorded.ids):
-                raise claim.unexpected(
-                    f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}"
+                raise _unexpected(
+                    claim.pod,
+                    f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}",
                 )
             return
         chosen = await self._choose(claim, resource, endpoint, affinity)
         if endpoint.connection is None:
-            raise claim.unexpected(f"endpoint {resource} has been stopped")
+            raise _unexpected(claim.pod, f"endpoint {resource} has been stopped")
         try:
             answer = await endpoint.connection.allocate(self._shuffled(chosen))
         except PluginError as error:
-            raise claim.unexpected(str(error)) from error
-        self._check_listed(resource, chosen, f"Allocate was answered for {claim}")
+            raise _unexpected(claim.pod, str(error)) from error
+        self._check_listed(resource, chosen, f"Allocate was answered for {claim.name}")
         self._allocations.record(
             Holding(
                 claim.uid,
@@ -462,21 +449,22 @@ class EmbeddedKubelet:
                 shuffled=self._shuffled,
             )
         except NotEnough as error:
-            raise claim.unexpected(
+            raise _unexpected(
+                claim.pod,
                 f"requested number of devices unavailable for {resource}. "
-                f"Requested: {error.needed}, Available: {error.available}"
+                f"Requested: {error.needed}, Available: {error.available}",
             ) from error
         if draft.is_complete or not endpoint.options.get_preferred_allocation_available:
             return complete(draft, ())
-        problem = f"device plugin GetPreferredAllocation rpc failed with err: endpoint {resource} has been stopped"
+        problem = "device plugin GetPreferredAllocation rpc failed with err:"
         if endpoint.connection is None:
-            raise claim.unexpected(problem)
+            raise _unexpected(claim.pod, f"{problem} endpoint {resource} has been stopped")
         try:
             preferred = await endpoint.connection.preferred(
                 self._shuffled((*draft.selected, *draft.choice)), self._shuffled(draft.selected), size
             )
         except PluginError as error:
-            raise claim.unexpected(f"device plugin GetPreferredAllocation rpc failed with err: {error}") from error
+            raise _unexpected(claim.pod, f"{problem} {error}") from error
         return complete(draft, preferred)
 
     async def _pre_start(self, running: RunningPod, container: str, resource: str) -> None:
@@ -499,8 +487,6 @@ class EmbeddedKubelet:
         if problem:
             raise ContainerStartError(f"pod {running.namespace}/{running.name}, container {container}: {problem}")
 
-    # Bookkeeping
-
     def _listed(self, resource: str) -> Mapping[str, DeviceStatus]:
         endpoint = self._endpoints.by_name.get(resource)
         return endpoint.devices or {} if endpoint else {}
@@ -514,24 +500,13 @@ class EmbeddedKubelet:
 
     def _list_pods(self) -> podresources_pb2.ListPodResourcesResponse:
         self._ended.clear()
-        return podresources_server.pod_list(self._known_pods(), self._allocations)
-
-    def _known_pods(self) -> Iterator[RunningPod]:
-        yield from (pod for pod in self.pods() if pod.uid not in self._admitting)
-        yield from self._admitting.values()
+        known = [pod for pod in self.pods() if pod.uid not in self._admitting]
+        return podresources_server.pod_list((*known, *self._admitting.values()), self._allocations)
 
     def _is_ours(self, resource: str) -> bool:
         """Whether the device manager counts a resource as its own: it is listed, or pods hold devices of it."""
         endpoint = self._endpoints.by_name.get(resource)
         return bool((endpoint and endpoint.listed) or self._allocations.in_use(resource))
-
-    def _status(self, resource: str, devices: Mapping[str, DeviceStatus]) -> ResourceStatus:
-        return ResourceStatus(
-            capacity=len(devices),
-            allocatable=len(_healthy(devices)),
-            devices=devices,
-            in_use=tuple(sorted(self._allocations.in_use(resource), key=natural)),
-        )
 
     def _pod(self, name: str, namespace: str) -> tuple[Pod, RunningPod]:
         try:
@@ -583,7 +558,6 @@ class EmbeddedKubelet:
                     self.delete_pod(pod.name, pod.namespace)
 
     def _save_and_notify(self) -> None:
-        """Writes the checkpoint and notifies waiters."""
         try:
             self._save()
         except OSError as error:

@@ -3,10 +3,10 @@
 As in the real kubelet, every device is a separate entry, once for each of its NUMA nodes.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from accelplane.kubelet import podresources_v1_pb2 as pb
 from accelplane.kubelet.checkpoint import NO_NODE, Holding
@@ -62,20 +62,19 @@ def handlers(
 ) -> grpc.GenericRpcHandler:
     """The service; the functions return its current answers."""
 
-    async def answer_list(_request: pb.ListPodResourcesRequest, _context: object) -> pb.ListPodResourcesResponse:
+    async def answer_list(_request: Message, _context: object) -> pb.ListPodResourcesResponse:
         return list_pods()
 
-    async def answer_allocatable(
-        _request: pb.AllocatableResourcesRequest, _context: object
-    ) -> pb.AllocatableResourcesResponse:
+    async def answer_allocatable(_request: Message, _context: object) -> pb.AllocatableResourcesResponse:
         return list_allocatable()
 
     async def answer_get(
         request: pb.GetPodResourcesRequest,
         context: grpc.aio.ServicerContext[pb.GetPodResourcesRequest, pb.GetPodResourcesResponse],
     ) -> pb.GetPodResourcesResponse:
-        for pod in _named(list_pods(), request.pod_namespace, request.pod_name):
-            return pb.GetPodResourcesResponse(pod_resources=pod)
+        for pod in list_pods().pod_resources:
+            if (pod.namespace, pod.name) == (request.pod_namespace, request.pod_name):
+                return pb.GetPodResourcesResponse(pod_resources=pod)
         return await context.abort(
             grpc.StatusCode.UNKNOWN, f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
         )
@@ -100,10 +99,6 @@ def handlers(
             ),
         },
     )
-
-
-def _named(pods: pb.ListPodResourcesResponse, namespace: str, name: str) -> Iterator[pb.PodResources]:
-    return (pod for pod in pods.pod_resources if pod.name == name and pod.namespace == namespace)
 
 
 def _entry(resource: str, key: str, node: int) -> pb.ContainerDevices:

@@ -8,12 +8,13 @@ atomically. A name that a file of another program defines is not written: runtim
 import logging
 import os
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from accelplane.devices import CdiDevice, CdiError
 from accelplane.node import atomic_file
+from accelplane.node.atomic_file import Stamp, stamp_of
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +26,6 @@ class CdiWriteError(Exception):
     """A CDI file could not be written; names the file and the reason."""
 
 
-class _Stamp(NamedTuple):
-    inode: int
-    size: int
-    modified: int
-
-
 class CdiDirectory:
     """One directory of CDI files. Its methods block; `is_current` takes one stat(2)."""
 
@@ -38,8 +33,8 @@ class CdiDirectory:
         self.directory = directory
         self.writes = 0
         self.write_failures = 0
-        self._written: dict[str, tuple[CdiDevice, _Stamp]] = {}
-        self._foreign: dict[str, tuple[_Stamp, frozenset[str]]] = {}
+        self._written: dict[str, tuple[CdiDevice, Stamp]] = {}
+        self._foreign: dict[str, tuple[Stamp, frozenset[str]]] = {}
         self._reported: dict[str, str] = {}
 
     def publish(self, devices: Iterable[CdiDevice]) -> None:
@@ -63,24 +58,19 @@ class CdiDirectory:
     def is_current(self, device: CdiDevice) -> bool:
         """Whether the device's file exists as this process wrote or last read it."""
         known = self._written.get(device.qualified_name)
-        return known is not None and known[0] == device and known[1] == _stamp(self._path(device))
+        return known is not None and known[0] == device and known[1] == stamp_of(self._path(device))
 
     def ensure(self, device: CdiDevice) -> None:
         """Writes the device's file unless it is current. Raises `CdiWriteError`."""
-        if self.is_current(device):
-            return
-        if device.qualified_name not in self._written and device.qualified_name in self._names_in_other_files(
-            {device.file_name}
-        ):
-            return
-        self._write(device)
+        name = device.qualified_name
+        defined_elsewhere = name not in self._written and name in self._names_in_other_files({device.file_name})
+        if not self.is_current(device) and not defined_elsewhere:
+            self._write(device)
 
     def stale(self, kinds: Collection[str], desired: Collection[str]) -> Mapping[str, str]:
         """Files of the given kinds whose device is not in `desired`: qualified name to file name."""
         found: dict[str, str] = {}
         prefixes = tuple(f"{kind.replace('/', '-')}-" for kind in kinds)
-        if not prefixes:
-            return found
         for name in self._listing():
             if name.startswith(prefixes) and name.endswith(".yaml"):
                 defined = self._defined_in(name)
@@ -100,7 +90,7 @@ class CdiDirectory:
     def remove_written(self) -> None:
         """Removes every file that this process has written and that was not changed since."""
         for device, stamp in list(self._written.values()):
-            if _stamp(self._path(device)) == stamp:
+            if stamp_of(self._path(device)) == stamp:
                 self._remove(device.file_name)
         self._written.clear()
 
@@ -116,7 +106,7 @@ class CdiDirectory:
                 os.makedirs(self.directory, mode=0o755, exist_ok=True)
                 atomic_file.replace(path, text, prefix="spec.")
                 self.writes += 1
-            stamp = _stamp(path)
+            stamp = stamp_of(path)
         except CdiError as error:
             self.write_failures += 1
             raise CdiWriteError(f"not written: {error}") from error
@@ -158,15 +148,13 @@ class CdiDirectory:
     def _defined_in(self, file_name: str) -> frozenset[str]:
         """The qualified names that a file defines, none if it is no valid CDI file. Symbolic links are followed."""
         path = os.path.join(self.directory, file_name)
-        stamp = _stamp(path, follow=True)
+        stamp = stamp_of(path, follow=True)
         if stamp is None:
             return frozenset()
         known = self._foreign.get(file_name)
         if known is None or known[0] != stamp:
-            known = self._foreign[file_name] = (
-                stamp,
-                _parsed_names(atomic_file.content(path, _FILE_LIMIT, follow=True)),
-            )
+            names = _parsed_names(atomic_file.content(path, _FILE_LIMIT, follow=True))
+            known = self._foreign[file_name] = stamp, names
         return known[1]
 
     def _report(self, name: str, problem: str) -> None:
@@ -204,11 +192,3 @@ def _rendered(device: CdiDevice) -> bytes:
     return yaml.dump(
         device.document(), Dumper=dumper, explicit_start=True, default_flow_style=False, encoding="utf-8", width=4096
     )
-
-
-def _stamp(path: str, *, follow: bool = False) -> _Stamp | None:
-    try:
-        status = os.stat(path, follow_symlinks=follow)
-    except OSError:
-        return None
-    return _Stamp(status.st_ino, status.st_size, status.st_mtime_ns)

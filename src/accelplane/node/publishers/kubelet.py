@@ -5,6 +5,8 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 
+import msgspec
+
 from accelplane.devices import Changes, Device, Inventory
 from accelplane.kubelet.server import ResourceServer
 from accelplane.kubelet.sockets import SocketPathError
@@ -48,10 +50,7 @@ class KubeletPublisher:
     """Keeps the kubelet's lists equal to the inventory given to `publish` last."""
 
     def __init__(
-        self,
-        context: PluginContext,
-        cdi: CdiPublisher,
-        unservable: Callable[[SocketPathError], None],
+        self, context: PluginContext, cdi: CdiPublisher, unservable: Callable[[SocketPathError], None]
     ) -> None:
         """`unservable` is called for a resource that can never be served because its socket's path is too long."""
         self.inventory = Inventory()
@@ -98,11 +97,6 @@ class KubeletPublisher:
             name: _status(served.server, self.inventory.resources.get(name, {})) for name, served in self.served.items()
         }
 
-    @property
-    def allocations(self) -> int:
-        """The number of Allocate calls for the present resources."""
-        return sum(served.server.counters.allocations for served in self.served.values())
-
     async def close(self) -> None:
         """Ends every server; afterwards their sockets are removed."""
         for served in self.served.values():
@@ -115,11 +109,7 @@ class KubeletPublisher:
         plugin, directory = self._context.plugin, self._context.settings.sockets_dir
         name = f"{plugin.namespace}/{resource}"
         allocator = ResourceAllocator(
-            name,
-            self._context,
-            self._cdi,
-            self.calls[resource],
-            lambda: self.inventory.resources.get(resource, {}),
+            name, self._context, self._cdi, self.calls[resource], lambda: self.inventory.resources.get(resource, {})
         )
         try:
             server = ResourceServer(
@@ -164,23 +154,7 @@ async def _end(served: ServedResource, predecessor: asyncio.Task[None] | None) -
 
 
 def _status(server: ResourceServer, devices: Mapping[str, Device]) -> ResourceStatus:
-    counters = server.counters
+    counters = msgspec.convert(server.counters, ResourceCounters, from_attributes=True)
     return ResourceStatus(
-        name=server.resource,
-        stage=server.stage,
-        problem=server.problem,
-        devices=devices,
-        counters=ResourceCounters(
-            registrations=counters.registrations,
-            registration_failures=dict(counters.registration_failures),
-            lists_sent=counters.lists_sent,
-            last_list_time=counters.last_list_time,
-            allocations=counters.allocations,
-            allocation_failures=counters.allocation_failures,
-            allocation_buckets=tuple(counters.allocation_buckets),
-            allocation_seconds_sum=counters.allocation_seconds_sum,
-            allocation_outcomes=dict(counters.allocation_outcomes),
-            preferred_buckets=tuple(counters.preferred_buckets),
-            preferred_seconds_sum=counters.preferred_seconds_sum,
-        ),
+        name=server.resource, stage=server.stage, problem=server.problem, devices=devices, counters=counters
     )

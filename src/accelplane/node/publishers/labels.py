@@ -18,10 +18,7 @@ class LabelFile:
         self.path = path
 
     def write(self, labels: Mapping[str, str]) -> bool:
-        """Writes `labels`, or removes the file if there are none; returns whether anything changed.
-
-        Raises `OSError`.
-        """
+        """Writes `labels`, or removes the file if there are none. Returns whether it changed. Raises `OSError`."""
         if not labels:
             return self.remove()
         text = "".join(f"{key}={value}\n" for key, value in sorted(labels.items())).encode()

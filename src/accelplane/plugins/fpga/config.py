@@ -23,10 +23,6 @@ def as_mode(text: str) -> Mode | None:
     return next((mode for mode in MODES if mode == text), None)
 
 
-def _node_name() -> str:
-    return os.environ.get("NODE_NAME", "")
-
-
 class FpgaConfig(Config, frozen=True, kw_only=True):
     """Options of the FPGA plugin."""
 
@@ -42,11 +38,10 @@ class FpgaConfig(Config, frozen=True, kw_only=True):
     ] = ""
     master: Annotated[str, Meta(description="URL of the API server that replaces the one in -kubeconfig")] = ""
     node_name: Annotated[str, Meta(description="name of the Node whose annotation is read; default: $NODE_NAME")] = (
-        msgspec.field(default_factory=_node_name)
+        msgspec.field(default_factory=lambda: os.environ.get("NODE_NAME", ""))
     )
     resource_naming: Annotated[
-        str,
-        Meta(description="names of resources in mode af: default or legacy63 (April 2020), as at the webhook"),
+        str, Meta(description="names of resources in mode af: default or legacy63 (April 2020), as at the webhook")
     ] = "default"
     cdi: Annotated[
         str,

@@ -32,7 +32,6 @@ class FpgaPlugin(Plugin[FpgaConfig]):
 
     namespace = NAMESPACE
     exclusive_namespace = True
-    config_type = FpgaConfig
     watch = Watch(frozenset(("fpga", "fpga_region", "platform", "pci")))
     cdi_kinds = (CDI_KIND,)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from accelplane.devices import Cause, Device, HealthPolicy, Verdict
 from accelplane.host import Host
-from accelplane.plugins.base import HealthSource, ScanError
+from accelplane.plugins.base import ScanError
 from accelplane.plugins.gpu.config import GpuConfig
 from accelplane.plugins.gpu.scan import MONITORING_ID
 from accelplane.sidecars.levelzero import LevelZero, LevelZeroError, Readings
@@ -27,13 +27,6 @@ _PART_CAUSES: Mapping[str, Cause] = {"memory": "memory", "bus": "bus", "SoC": "f
 _NOT_ASKED = frozenset((0x78000001, 0x70020000))  # UNINITIALIZED, DEPENDENCY_UNAVAILABLE
 
 _LEVELZERO_INTERVAL = 4.5  # a failing card is Unhealthy within 5 s
-
-
-def health_source(config: GpuConfig) -> HealthSource:
-    """The source that the options select: one of them is set. A source for another service is one more class here."""
-    if config.xpumd_endpoint:
-        return XpumdSource(config)
-    return LevelZeroSource(config)
 
 
 class TemperatureLimit(NamedTuple):

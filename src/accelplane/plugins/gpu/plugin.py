@@ -27,7 +27,6 @@ class GpuPlugin(Plugin[GpuConfig]):
 
     namespace = "gpu.intel.com"
     exclusive_namespace = True
-    config_type = GpuConfig
     cdi_kinds = (CDI_KIND,)
     label_file = "/etc/kubernetes/node-feature-discovery/features.d/intel-gpu-resources.txt"
 
@@ -40,8 +39,10 @@ class GpuPlugin(Plugin[GpuConfig]):
 
             if self.config.wsl:
                 self._wsl = health.LevelZeroSource(self.config)
+            elif self.config.xpumd_endpoint:
+                self._health = health.XpumdSource(self.config)
             else:
-                self._health = health.health_source(self.config)
+                self._health = health.LevelZeroSource(self.config)
         self._driver_reports = False  # whether the last scan found a driver that reports the health of its card
         self._labels: ResourceLabels | None = None
         self._indices: Sequence[int] = ()

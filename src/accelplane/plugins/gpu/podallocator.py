@@ -12,16 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from accelplane.devices import Allocation, Device
 from accelplane.logs import v
 from accelplane.plugins.base import NodePods, PodsError
-from accelplane.plugins.gpu.fractional import (
-    RESOURCES,
-    Assignment,
-    Candidate,
-    PodKey,
-    Undecided,
-    assign,
-    find_candidate,
-    project,
-)
+from accelplane.plugins.gpu import fractional
+from accelplane.plugins.gpu.fractional import Assignment, Candidate, PodKey, Undecided
 from accelplane.plugins.gpu.scan import AFFINITY_MASK, MONITORING_ID
 
 log = logging.getLogger(__name__)
@@ -48,7 +40,7 @@ class FractionalAllocator:
         candidate = await self._candidate()
         if candidate is None:
             return ()
-        assignment = assign(candidate, available, must_include, size, self._tiles_per_card())
+        assignment = fractional.assign(candidate, available, must_include, size, self._tiles_per_card())
         if len(assignment.ids) != size:
             log.warning(
                 "pod %s/%s: found %d devices for container %d of its annotation, expected %d; the kubelet adds others",
@@ -94,7 +86,7 @@ class FractionalAllocator:
         """Forgets the assignments of pods that are neither pending nor running; none if the pods cannot be read."""
         before = list(self._assignments)
         try:
-            present = {pod.key for pod in await self._pods.pods(project)}
+            present = {pod.key for pod in await self._pods.pods(fractional.project)}
         except PodsError as error:
             log.warning("resource manager: %s", error)
             return
@@ -123,5 +115,5 @@ class FractionalAllocator:
         return None
 
     async def _find(self) -> Candidate | Undecided:
-        pods = await self._pods.pods(project)
-        return find_candidate(pods, await self._pods.holders(RESOURCES))
+        pods = await self._pods.pods(fractional.project)
+        return fractional.find_candidate(pods, await self._pods.holders(fractional.RESOURCES))

@@ -8,14 +8,15 @@ framebuffers), and does not always remove dangling ones.
 Facts: kernel documents Documentation/ABI/testing/sysfs-bus-pci and sysfs-class-drm; udev's 60-drm.rules.
 """
 
+import functools
 import os.path
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from accelplane.devices import CdiHook, Device, DeviceNode, Mount, Skipped
 from accelplane.host import Host, HostError, Missing, pci_address
-from accelplane.plugins.cdi_mode import DeviceFiles, split_by_cdi_mode
+from accelplane.plugins.cdi_mode import split_by_cdi_mode
 from accelplane.plugins.gpu.config import GpuConfig, pci_ids, words
 from accelplane.plugins.gpu.driverhealth import survivability_mode
 from accelplane.plugins.options import normal_prefix
@@ -54,68 +55,49 @@ class Places(NamedTuple):
         )
 
 
-class Filters(NamedTuple):
-    """The filters of the configuration. An empty set allows all cards."""
+class Filter(NamedTuple):
+    """The values of an attribute that an option lists, in lower case, and whether these cards are allowed or denied."""
 
-    allow_ids: frozenset[str]
-    deny_ids: frozenset[str]
-    allow_addresses: frozenset[str]
-    deny_addresses: frozenset[str]
-    drivers: frozenset[str]
-    kinds: frozenset[str]
-    functions: frozenset[str]
+    option: str
+    attribute: str
+    values: frozenset[str]
+    allowed: bool = True
+
+
+class Scope(NamedTuple):
+    """The configuration with the directories and the given filters that follow from it."""
+
+    config: GpuConfig
+    places: Places
+    filters: Sequence[Filter]
 
     @classmethod
-    def of(cls, config: GpuConfig) -> "Filters":
-        return cls(
-            pci_ids(config.allow_ids),
-            pci_ids(config.deny_ids),
-            frozenset(words(config.allow_bdfs)),
-            frozenset(words(config.deny_bdfs)),
-            frozenset(words(config.drivers)),
-            frozenset(words(config.kinds)),
-            frozenset(words(config.functions)),
+    def of(cls, config: GpuConfig) -> "Scope":
+        filters = (
+            Filter("allow-ids", "device-id", pci_ids(config.allow_ids)),
+            Filter("deny-ids", "device-id", pci_ids(config.deny_ids), allowed=False),
+            Filter("allow-bdfs", "bdf", frozenset(words(config.allow_bdfs))),
+            Filter("deny-bdfs", "bdf", frozenset(words(config.deny_bdfs)), allowed=False),
+            Filter("drivers", "driver", frozenset(words(config.drivers))),
+            Filter("kinds", "kind", frozenset(words(config.kinds))),
+            Filter("functions", "function", frozenset(words(config.functions))),
         )
+        return cls(config, Places.under(config.prefix), [each for each in filters if each.values])
 
     def mismatch(self, attributes: Mapping[str, str]) -> str:
         """Returns which filter excludes a card with these attributes, or an empty string."""
-        for option, listed, attribute, allowed in (
-            ("allow-ids", self.allow_ids, "device-id", True),
-            ("deny-ids", self.deny_ids, "device-id", False),
-            ("allow-bdfs", self.allow_addresses, "bdf", True),
-            ("deny-bdfs", self.deny_addresses, "bdf", False),
-            ("drivers", self.drivers, "driver", True),
-            ("kinds", self.kinds, "kind", True),
-            ("functions", self.functions, "function", True),
-        ):
+        for option, attribute, values, allowed in self.filters:
             value = attributes.get(attribute, "")
-            if listed and (value.lower() in listed) != allowed:
+            if (value.lower() in values) != allowed:
                 return f"filtered: {attribute} {value or 'unknown'} is {'not ' if allowed else ''}in {option}"
         return ""
 
 
-class Scope(NamedTuple):
-    """The configuration with the directories and filters that follow from it."""
-
-    config: GpuConfig
-    places: Places
-    filters: Filters
-
-    @classmethod
-    def of(cls, config: GpuConfig) -> "Scope":
-        return cls(config, Places.under(config.prefix), Filters.of(config))
-
-
 class Card(NamedTuple):
-    """A card to publish. `nodes` are its DRM nodes, `monitored` also those of its management engine."""
+    """A card to publish, and its DRM nodes with those of its management engine."""
 
-    name: str
-    driver: str
-    nodes: tuple[DeviceNode, ...]
+    device: Device
     monitored: tuple[DeviceNode, ...]
-    files: DeviceFiles
-    topology: tuple[int, ...] | None
-    attributes: Mapping[str, str]
 
 
 class _CardSkipped(Exception):
@@ -131,17 +113,7 @@ def scan(host: Host, scope: Scope) -> Iterator[Device | Skipped]:
             yield found
             continue
         cards.append(found)
-        nodes, mounts, cdi = found.files
-        device = Device(
-            resource=found.driver,
-            id=found.name,
-            nodes=nodes,
-            mounts=mounts,
-            cdi=cdi,
-            topology=found.topology,
-            attributes=found.attributes,
-        )
-        yield from device.shared(config.shared_dev_num)
+        yield from found.device.shared(config.shared_dev_num)
     yield from _without_card(host, scope)
     if config.enable_monitoring:
         yield from _monitoring(cards, config)
@@ -149,20 +121,12 @@ def scan(host: Host, scope: Scope) -> Iterator[Device | Skipped]:
 
 def wsl_devices(indices: Iterable[int], config: GpuConfig) -> Iterator[Device]:
     """Yields the GPUs in WSL mode: all have the same device node, an environment variable selects the GPU."""
-    shared_nodes = (DeviceNode("/dev/dxg"),)
-    shared_mounts = (Mount("/usr/lib/wsl"),)
+    node, mount = DeviceNode("/dev/dxg"), Mount("/usr/lib/wsl")
     for index in indices:
         name = f"card{index}"
-        nodes, mounts, cdi = split_by_cdi_mode(config.cdi, CDI_KIND, name, shared_nodes, mounts=shared_mounts)
-        device = Device(
-            resource="dxg",
-            id=name,
-            nodes=nodes,
-            mounts=mounts,
-            envs={AFFINITY_MASK: str(index)},
-            cdi=cdi,
-            topology=None,
-        )
+        nodes, mounts, cdi = split_by_cdi_mode(config.cdi, CDI_KIND, name, (node,), mounts=(mount,))
+        envs = {AFFINITY_MASK: str(index)}
+        device = Device(resource="dxg", id=name, nodes=nodes, mounts=mounts, envs=envs, cdi=cdi, topology=None)
         yield from device.shared(config.shared_dev_num)
 
 
@@ -174,7 +138,7 @@ def _monitoring(cards: Iterable[Card], config: GpuConfig) -> Iterator[Device]:
         if both or config.monitoring_mode == "single":
             groups.setdefault("monitoring", {}).update(dict.fromkeys(card.monitored))
         if both or config.monitoring_mode == "split":
-            groups.setdefault(f"{card.driver}_monitoring", {}).update(dict.fromkeys(card.monitored))
+            groups.setdefault(f"{card.device.resource}_monitoring", {}).update(dict.fromkeys(card.monitored))
     for resource, all_nodes in groups.items():
         nodes, mounts, cdi = split_by_cdi_mode(config.cdi, CDI_KIND, resource, tuple(all_nodes))
         # No topology: a device that has all cards must not restrict its pod to one NUMA node.
@@ -215,6 +179,7 @@ def _without_card(host: Host, scope: Scope) -> Iterator[Skipped]:
 def _card(host: Host, scope: Scope, links: "_Links", name: str) -> Card:
     """Raises `HostError` for a card that cannot be read, `_CardSkipped` for one that is skipped by design."""
     config, places, filters = scope
+    id_required = any(each.attribute == "device-id" for each in filters)
     entry = f"{places.drm}/{name}"
     device = f"{entry}/device"
     vendor = host.text(f"{device}/vendor")
@@ -225,9 +190,8 @@ def _card(host: Host, scope: Scope, links: "_Links", name: str) -> Card:
     except Missing:
         raise _CardSkipped(f"{device}/drm does not exist, expected a driver that provides it") from None
     address = _address(host, entry, name)
-    attributes = _attributes(host, device, name, address, id_required=bool(filters.allow_ids or filters.deny_ids))
-    mismatch = filters.mismatch(attributes)
-    if mismatch:
+    attributes = _attributes(host, device, name, address, id_required=id_required)
+    if mismatch := scope.mismatch(attributes):
         raise _CardSkipped(mismatch)
     vfs = host.vf_count(device)
     if vfs not in ("0", "-1"):
@@ -238,15 +202,19 @@ def _card(host: Host, scope: Scope, links: "_Links", name: str) -> Card:
         raise _CardSkipped(f"no device node in {places.dri}, expected {', '.join(map(ascii, node_names[:8]))}")
     mounts, hooks = links.of(name, address, nodes)
     monitored = (*nodes, *_mei_nodes(host, places, device)) if config.enable_monitoring else nodes
-    return Card(
-        name,
-        attributes["driver"],
-        nodes,
-        monitored,
-        split_by_cdi_mode(config.cdi, CDI_KIND, name, nodes, mounts=mounts, hooks=hooks, cdi_by_default=True),
-        host.topology_of(device),
-        attributes,
+    nodes, mounts, cdi = split_by_cdi_mode(
+        config.cdi, CDI_KIND, name, nodes, mounts=mounts, hooks=hooks, cdi_by_default=True
     )
+    published = Device(
+        resource=attributes["driver"],
+        id=name,
+        nodes=nodes,
+        mounts=mounts,
+        cdi=cdi,
+        topology=host.topology_of(device),
+        attributes=attributes,
+    )
+    return Card(published, monitored)
 
 
 def _address(host: Host, entry: str, name: str) -> str | None:
@@ -325,8 +293,6 @@ class _Links:
     def __init__(self, host: Host, scope: Scope) -> None:
         self._host = host
         self._config, self._places, _filters = scope
-        self._links: dict[str, list[str]] | None = None
-        self._read = False
 
     def of(
         self, card: str, address: str | None, nodes: Iterable[DeviceNode]
@@ -336,7 +302,7 @@ class _Links:
         if mode == "none":
             return (), ()
         if mode == "all":
-            return ((Mount(self._places.by_path),) if self._by_address() is not None else ()), ()
+            return ((Mount(self._places.by_path),) if self._by_address is not None else ()), ()
         if address is None:
             return (), ()
         links = list(self._links_of(card, address, nodes))
@@ -351,7 +317,7 @@ class _Links:
 
     def _links_of(self, card: str, address: str, nodes: Iterable[DeviceNode]) -> Iterator[tuple[str, str]]:
         """Yields the links that lead to a node of the card, with that node."""
-        names = (self._by_address() or {}).get(address)
+        names = (self._by_address or {}).get(address)
         if not names:
             return
         host = self._host
@@ -367,21 +333,19 @@ class _Links:
             if node is not None:
                 yield link, node
             else:
-                host.note(f"{self._places.by_path}/{name} skipped: target {target[-80:]!a} is no node of {card}")
+                host.note(f"{link} skipped: target {target[-80:]!a} is no node of {card}")
 
+    @functools.cached_property
     def _by_address(self) -> dict[str, list[str]] | None:
-        """Returns the names of entries by PCI address, or None if the directory cannot be read."""
-        if self._read:
-            return self._links
-        self._read = True
+        """The names of entries by PCI address, or None if the directory cannot be read."""
         try:
             entries = self._host.names(self._places.by_path)
         except HostError as error:
             self._host.note(f"no by-path links: {error}")
             return None
-        self._links = {}
+        found: dict[str, list[str]] = {}
         for entry in entries:
             match = _BY_PATH.match(entry)
             if match and entry.isprintable():
-                self._links.setdefault(match[1], []).append(entry)
-        return self._links
+                found.setdefault(match[1], []).append(entry)
+        return found

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from accelplane.host import Host, HostError, Missing
 
 _CARD = re.compile(r"card[0-9]+")
-_GT = re.compile(r"gt.*", re.DOTALL)
-_TILE = re.compile(r"tile.", re.DOTALL)
 _INTEL = "0x8086"
 
 
@@ -23,8 +21,8 @@ def tile_counts(host: Host, drm: str) -> dict[str, int]:
         except HostError:
             continue  # the scan reports it
         if compatible:
-            i915 = sum(_GT.fullmatch(each) is not None for each in _names(host, f"{card}/gt"))
-            xe = sum(_TILE.fullmatch(each) is not None for each in _names(host, f"{card}/device"))
+            i915 = sum(each.startswith("gt") for each in _names(host, f"{card}/gt"))
+            xe = sum(each[:-1] == "tile" for each in _names(host, f"{card}/device"))
             counts[name] = i915 + xe or 1
     return counts
 

@@ -36,7 +36,6 @@ class OnloadPlugin(Plugin[OnloadConfig]):
     namespace = NAMESPACE
     # Other programs serve other resources of amd.com, such as GPUs.
     exclusive_namespace = False
-    config_type = OnloadConfig
     removal_delay: ClassVar[float] = math.inf
     # Whether devices are published, as Unhealthy, without NIC and files.
     publishes_always: ClassVar[bool] = False

@@ -25,7 +25,6 @@ class QatPlugin(Plugin[QatConfig]):
 
     namespace = "qat.intel.com"
     exclusive_namespace = True
-    config_type = QatConfig
     watch = Watch(frozenset(("pci", "drivers")))
 
     def __init__(self, config: QatConfig | None = None) -> None:

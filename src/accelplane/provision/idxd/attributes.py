@@ -23,6 +23,10 @@ class Part(NamedTuple):
         """The kernel's name of the part of the device with that number; the device itself has no such name."""
         return f"{self.kind}{device}.{self.number}"
 
+    def needs_device_disabled(self, attribute: str) -> bool:
+        """Whether the device must be disabled for the attribute to be written; else its queue must be."""
+        return self.kind != "wq" or attribute in _NEEDS_DEVICE_DISABLED
+
 
 DEVICE = Part("device")
 
@@ -151,11 +155,6 @@ OPTIONAL = frozenset(
         "op_config",
     )
 )
-
-
-def needs_device_disabled(part: Part, attribute: str) -> bool:
-    """Whether the device must be disabled for the attribute to be written; else its queue must be."""
-    return part.kind != "wq" or attribute in _NEEDS_DEVICE_DISABLED
 
 
 def same(part: Part, attribute: str, desired: str, found: str) -> bool:

@@ -10,19 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from accelplane.host import Host
-from accelplane.provision.idxd.attributes import (
-    DEVICE,
-    DRIVERS,
-    NEVER_FIXED,
-    READ_BUFFERS,
-    RULES,
-    Part,
-    needs_device_disabled,
-    same,
-)
+from accelplane.provision.idxd.attributes import DEVICE, DRIVERS, NEVER_FIXED, READ_BUFFERS, RULES, Part, same
 from accelplane.provision.idxd.device import Observed, driver_path
 from accelplane.provision.idxd.status import explained
 from accelplane.provision.idxd.template import Setup
@@ -45,16 +36,16 @@ def plan_changes(host: Host, setup: Setup, found: Observed, *, force: bool = Fal
     plan = Plan(device=found.place.name)
     fixed, differences = _differences(setup, found)
     if fixed:
-        plan = msgspec.structs.replace(plan, notes=[f"its configuration is fixed: {_format_fixed(found, fixed)}"])
+        plan = replace(plan, notes=[f"its configuration is fixed: {_format_fixed(found, fixed)}"])
     down = _to_disable(host, setup, found, differences)
     if down:
         if refusal := _locked(found):
-            return msgspec.structs.replace(plan, skip_reason=refusal)
+            return replace(plan, skip_reason=refusal)
         if not force and (used := users(found)):
-            return msgspec.structs.replace(plan, skip_reason=f"in use: {', '.join(used)}")
+            return replace(plan, skip_reason=f"in use: {', '.join(used)}")
         changes = [_what(found, difference) for difference in _in_order(setup, found, differences)]
         later = [*changes, *_later_steps(setup, found, down)]
-        return msgspec.structs.replace(plan, steps=[_disabling(found, part) for part in down], later=later)
+        return replace(plan, steps=[_disabling(found, part) for part in down], later=later)
     differences += _sizes_to_release(setup, found)
     if differences:
         steps = list(_writing(setup, found, differences))
@@ -139,12 +130,11 @@ def _differences(setup: Setup, found: Observed) -> tuple[list[_Difference], list
     for part, values in setup.attributes.items():
         there = found.attributes.get(part, {})
         for name, desired in values.items():
-            if name not in there or not _has_effect(setup, found, part, name, desired):
+            if name not in there or same(part, name, desired, there[name]):
                 continue
-            if same(part, name, desired, there[name]):
-                continue
-            difference = _Difference(part, name, desired, there[name])
-            (open_ if found.configurable or name in NEVER_FIXED else fixed).append(difference)
+            if _has_effect(setup, found, part, name, desired):
+                difference = _Difference(part, name, desired, there[name])
+                (open_ if found.configurable or name in NEVER_FIXED else fixed).append(difference)
     for part in [part for part, name, *_ in open_ if name == "type"]:
         name = setup.attributes[part].get("name")
         if name and not any(difference[:2] == (part, "name") for difference in open_):
@@ -189,7 +179,7 @@ def _to_disable(host: Host, setup: Setup, found: Observed, differences: Sequence
     """The queues to disable, the last one first, and then the device if it must be disabled."""
     device = found.enabled and (
         not setup.enabled
-        or any(needs_device_disabled(difference.part, difference.attribute) for difference in differences)
+        or any(difference.part.needs_device_disabled(difference.attribute) for difference in differences)
     )
     differing = {difference.part for difference in differences}
     queues = [
@@ -217,12 +207,9 @@ def _locked(found: Observed) -> str:
 
 
 def _unless_locked(plan: Plan, found: Observed, steps: Sequence[Step], later: Iterable[str]) -> Plan:
-    refusal = _locked(found) if steps else ""
-    return (
-        msgspec.structs.replace(plan, skip_reason=refusal)
-        if refusal
-        else msgspec.structs.replace(plan, steps=steps, later=list(later))
-    )
+    if steps and (refusal := _locked(found)):
+        return replace(plan, skip_reason=refusal)
+    return replace(plan, steps=steps, later=list(later))
 
 
 def _writing(setup: Setup, found: Observed, differences: Sequence[_Difference]) -> Iterator[Step]:
@@ -289,30 +276,22 @@ def _less(one: str, other: str) -> bool:
 
 
 def _write(found: Observed, difference: _Difference) -> Step:
-    return Step(
-        what=_what(found, difference),
-        path=found.files[difference.part][difference.attribute],
-        text=difference.desired or "\n",  # an empty write is ignored
-        explain=partial(explained, found.place.path),
-    )
+    path = found.files[difference.part][difference.attribute]
+    return _step(found, _what(found, difference), path, difference.desired or "\n")  # an empty write is ignored
 
 
 def _disabling(found: Observed, part: Part) -> Step:
-    return Step(
-        what=f"disable {found.place.part_name(part)}",
-        path=f"{found.place.part(part)}/driver/unbind",
-        text=found.place.part_name(part),
-        explain=partial(explained, found.place.path),
-    )
+    name = found.place.part_name(part)
+    return _step(found, f"disable {name}", f"{found.place.part(part)}/driver/unbind", name)
 
 
 def _enabling(host: Host, found: Observed, part: Part, driver: str) -> Step:
-    return Step(
-        what=f"enable {found.place.part_name(part)}",
-        path=f"{driver_path(host, found.place.bus, driver)}/bind",
-        text=found.place.part_name(part),
-        explain=partial(explained, found.place.path),
-    )
+    name = found.place.part_name(part)
+    return _step(found, f"enable {name}", f"{driver_path(host, found.place.bus, driver)}/bind", name)
+
+
+def _step(found: Observed, what: str, path: str, text: str) -> Step:
+    return Step(what=what, path=path, text=text, explain=partial(explained, found.place.path))
 
 
 def _what(found: Observed, difference: _Difference) -> str:

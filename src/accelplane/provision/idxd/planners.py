@@ -7,7 +7,7 @@ idxd. Then the devices.
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-import msgspec
+from msgspec.structs import replace
 
 from accelplane.host import Host, HostError
 from accelplane.host.drivers import DRIVERS, VFIO_PCI, driver_of, driver_override, is_loaded, vfio_group_is_open
@@ -51,7 +51,7 @@ def _device_plan(place: Place, config: IdxdConfig, host: Host) -> Plan:
     if wrong := list(problems(host, setup, found)):
         return Plan(device=place.name, now=now, failure=f"cannot be set up from {file}: {'; '.join(wrong)}")
     plan = plan_changes(host, setup, found, force=config.force)
-    return msgspec.structs.replace(plan, now=now, rollback=partial(_device_rollback, place, current_setup(found)))
+    return replace(plan, now=now, rollback=partial(_device_rollback, place, current_setup(found)))
 
 
 def _device_rollback(place: Place, before: Setup, host: Host) -> Plan:
@@ -69,22 +69,20 @@ def _function_plan(address: str, config: IdxdConfig, host: Host) -> Plan:
         return plan
     if not is_loaded(host, driver):
         missing = f"the driver {driver} is not loaded (modprobe {driver})"
-        if driver == IDXD:
-            return msgspec.structs.replace(plan, skip_reason=missing)
-        return msgspec.structs.replace(plan, failure=missing)
+        return replace(plan, skip_reason=missing) if driver == IDXD else replace(plan, failure=missing)
     if before == VFIO_PCI and vfio_group_is_open(host, address):
-        return msgspec.structs.replace(plan, skip_reason=f"in use: its VFIO group is open; it stays bound to {before}")
+        return replace(plan, skip_reason=f"in use: its VFIO group is open; it stays bound to {before}")
     try:
         found = [observe(host, place) for place in places(host, "dsa") if _function(host, place) == address]
     except HostError as error:
-        return msgspec.structs.replace(plan, failure=str(error))
+        return replace(plan, failure=str(error))
     used = [use for device in found for use in users(device)]
     if used and not config.force:
-        return msgspec.structs.replace(plan, skip_reason=f"in use: {', '.join(used)}; it stays bound to {before}")
+        return replace(plan, skip_reason=f"in use: {', '.join(used)}; it stays bound to {before}")
     steps = list(bind_steps(host, address, driver, f"driver {before or 'none'} -> {driver}"))
     setups = [(device.place, current_setup(device)) for device in found]
     back = partial(_function_rollback, address, before, driver_override(host, address), setups)
-    return msgspec.structs.replace(plan, steps=steps, rollback=back)
+    return replace(plan, steps=steps, rollback=back)
 
 
 def _function_rollback(

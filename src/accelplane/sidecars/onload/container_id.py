@@ -16,8 +16,7 @@ from datetime import datetime
 import msgspec
 
 from accelplane.apiserver import ApiError, ApiServer
-from accelplane.host.errors import HostError
-from accelplane.host.files import HostFiles
+from accelplane.host import Host, HostError
 from accelplane.sidecars.onload.configuration import Configuration, WorkerError, split_container_id
 
 log = logging.getLogger(__name__)
@@ -74,7 +73,7 @@ def started_container(pod: Pod, name: str, since: float = 0.0) -> str:
     return ""
 
 
-def process_start(host: HostFiles) -> float:
+def process_start(host: Host) -> float:
     """Returns the Unix time at which this process started, 0 if it is unknown. Facts: proc(5)."""
     try:
         ticks = int(host.text("/proc/self/stat").rpartition(")")[2].split()[19])
@@ -96,7 +95,7 @@ def id_in_cgroup(text: str) -> str:
 
 
 async def find_container_id(
-    configuration: Configuration, host: HostFiles, connect: Callable[[], ApiServer], *, deadline: float = DEADLINE
+    configuration: Configuration, host: Host, connect: Callable[[], ApiServer], *, deadline: float = DEADLINE
 ) -> str:
     """Returns the ID of the own container. `connect` may raise `ApiError`. Raises `WorkerError`."""
     try:
@@ -142,7 +141,7 @@ def _unix_time(text: str) -> float | None:
         return None
 
 
-def _own_cgroup(host: HostFiles) -> str:
+def _own_cgroup(host: Host) -> str:
     try:
         return id_in_cgroup(host.text(CGROUP))
     except HostError as error:

@@ -8,8 +8,7 @@ import logging
 import os
 import stat
 
-from accelplane.host.errors import HostError
-from accelplane.host.files import HostFiles
+from accelplane.host import Host, HostError
 from accelplane.sidecars.onload.configuration import WorkerError, absolute_path
 
 log = logging.getLogger(__name__)
@@ -25,7 +24,7 @@ USUAL_PATHS = (
 )
 
 
-def host_root() -> HostFiles | None:
+def host_root() -> Host | None:
     """The root directory of the host, None if this process does not see it."""
     try:
         if os.getpid() == 1 or os.path.samestat(os.stat("/proc/1/ns/mnt"), os.stat("/proc/self/ns/mnt")):
@@ -33,10 +32,10 @@ def host_root() -> HostFiles | None:
         os.stat(f"{HOST_ROOT}/.")
     except OSError:
         return None
-    return HostFiles(HOST_ROOT)
+    return Host(HOST_ROOT)
 
 
-def find_crictl(given: str, host: HostFiles | None) -> str:
+def find_crictl(given: str, host: Host | None) -> str:
     """Returns the path on the host: `given`, or the first usual one that exists there. Raises `WorkerError`.
 
     Without `host` the path cannot be checked, and the default is that of the original.
@@ -48,16 +47,15 @@ def find_crictl(given: str, host: HostFiles | None) -> str:
             candidates[0],
         )
         return candidates[0]
-    for path in candidates:
-        if _executable(host, path):
-            return path
+    if found := next((path for path in candidates if _executable(host, path)), ""):
+        return found
     raise WorkerError(
         f"crictl: found no executable file on the host, searched {', '.join(candidates)}; install cri-tools there, or "
         "set -crictl-path or ONLOAD_CRICTL_PATH"
     )
 
 
-def _executable(host: HostFiles, path: str) -> bool:
+def _executable(host: Host, path: str) -> bool:
     try:
         # A link of the host is resolved in the root of the host, as the kernel does when it starts the program.
         status = host.status(host.resolve(path))

@@ -6,8 +6,7 @@ once, therefore the arguments are written before the path: otherwise the new pro
 
 from typing import NamedTuple
 
-from accelplane.host.errors import HostError
-from accelplane.host.files import HostFiles
+from accelplane.host import Host, HostError
 from accelplane.sidecars.onload.configuration import WorkerError
 
 MODULE = "/sys/module/onload"
@@ -28,7 +27,7 @@ _UNSET = "(null)"  # how the kernel shows a text parameter without a value
 
 def module_instance(root: str) -> tuple[int, int] | None:
     """Identifies the loaded module: another value after it was loaded again, None while it is not ready."""
-    files = HostFiles(root)
+    files = Host(root)
     try:
         if files.optional_text(f"{MODULE}/initstate") not in (None, "live"):
             return None
@@ -40,14 +39,14 @@ def module_instance(root: str) -> tuple[int, int] | None:
 
 def read(root: str) -> Values:
     """The current values. Raises `HostError`."""
-    files = HostFiles(root)
+    files = Host(root)
     path, arguments = (files.text(file).removeprefix(_UNSET) for file in (PATH, ARGUMENTS))
     return Values(path, arguments)
 
 
 def write(root: str, values: Values) -> None:
     """Writes values that differ and reads them again. Raises `HostError`, or `WorkerError` if they have no effect."""
-    files = HostFiles(root)
+    files = Host(root)
     for file, text in ((ARGUMENTS, values.arguments), (PATH, values.path)):
         if files.text(file) != text:
             files.write(file, text or "\n")  # a write of no bytes does not reach the module

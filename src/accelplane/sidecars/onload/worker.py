@@ -9,8 +9,7 @@ import contextlib
 import logging
 from collections.abc import Generator
 
-from accelplane.host.errors import HostError
-from accelplane.host.files import HostFiles
+from accelplane.host import Host, HostError
 from accelplane.host.uevent import UeventSocket
 from accelplane.sidecars.onload import parameters
 from accelplane.sidecars.onload.configuration import WorkerError
@@ -28,7 +27,7 @@ _DEVPATH = "/module/onload"
 
 def require_device(root: str) -> None:
     """Raises `WorkerError` if this container has no device node of Onload, which the control plane server opens."""
-    if HostFiles(root).status(DEVICE) is None:
+    if Host(root).status(DEVICE) is None:
         raise WorkerError(
             f"{DEVICE} is not available: no such file in this container; load the kernel module onload. The node "
             "appears when the container restarts"
@@ -105,13 +104,10 @@ class Worker:
         log.info("kernel module onload: the control plane server is %s %s", self._values.path, self._values.arguments)
 
     def _require_current_device(self) -> None:
-        """The device node of a module that was loaded again may have another number than that in this container.
-
-        Raises `WorkerError`.
-        """
+        """Raises `WorkerError` if the node of the reloaded module has another number than that in this container."""
         require_device(self._root)
-        own = HostFiles(self._root).status(DEVICE)
-        current = HostFiles(self._root).status(f"{HOST_ROOT}{DEVICE}")
+        own = Host(self._root).status(DEVICE)
+        current = Host(self._root).status(f"{HOST_ROOT}{DEVICE}")
         if own is not None and current is not None and own.st_rdev != current.st_rdev:
             raise WorkerError(f"{DEVICE}: the host has another device number; restarting the container to get it")
 

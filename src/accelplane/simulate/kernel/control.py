@@ -21,11 +21,12 @@ from accelplane.simulate.kernel.model import Attribute, oserror
 from accelplane.simulate.offload import Family
 
 CONTROL = "/control"
-_NOTHING = msgspec.Raw(b"{}")
 
 
 class _Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="do", tag=str.lower, forbid_unknown_fields=True):
-    pass
+    def execute(self, kernel: Kernel) -> str | None:
+        """Executes the command; returns its result, if it has one. Raises `TreeError` or `OSError`."""
+        raise NotImplementedError
 
 
 class Fail(_Command, frozen=True, kw_only=True):
@@ -37,6 +38,9 @@ class Fail(_Command, frozen=True, kw_only=True):
     times: int | None = None
     text: str | None = None
 
+    def execute(self, kernel: Kernel) -> None:
+        kernel.fail(self.path, _number(self.errno), on=self.on, times=self.times, text=self.text)
+
 
 class SetContent(_Command, frozen=True, kw_only=True, tag="set_content"):
     """See `Kernel.set_content`; `content` is in base64."""
@@ -45,29 +49,36 @@ class SetContent(_Command, frozen=True, kw_only=True, tag="set_content"):
     content: bytes
     times: int | None = None
 
+    def execute(self, kernel: Kernel) -> None:
+        kernel.set_content(self.path, self.content, times=self.times)
+
 
 class ClearFaults(_Command, frozen=True, kw_only=True, tag="clear_faults"):
-    """See `Kernel.clear_faults`."""
-
     path: str | None = None
+
+    def execute(self, kernel: Kernel) -> None:
+        kernel.clear_faults(self.path)
 
 
 class Hold(_Command, frozen=True, kw_only=True):
-    """See `Kernel.hold`."""
-
     name: str
+
+    def execute(self, kernel: Kernel) -> None:
+        kernel.hold(self.name)
 
 
 class Release(_Command, frozen=True, kw_only=True):
-    """See `Kernel.release`."""
-
     name: str
+
+    def execute(self, kernel: Kernel) -> None:
+        kernel.release(self.name)
 
 
 class Udev(_Command, frozen=True, kw_only=True):
-    """See `Kernel.pause_udev`."""
-
     wait: bool
+
+    def execute(self, kernel: Kernel) -> None:
+        kernel.pause_udev(wait=self.wait)
 
 
 class Qat(_Command, frozen=True, kw_only=True):
@@ -76,6 +87,11 @@ class Qat(_Command, frozen=True, kw_only=True):
     bdf: str
     healthy: bool | None = None
     starts: bool | None = None
+
+    def execute(self, kernel: Kernel) -> None:
+        device = kernel.qat(self.bdf)
+        device.healthy = device.healthy if self.healthy is None else self.healthy
+        device.refuses_to_start = device.refuses_to_start if self.starts is None else not self.starts
 
 
 class Fpga(_Command, frozen=True, kw_only=True):
@@ -86,18 +102,30 @@ class Fpga(_Command, frozen=True, kw_only=True):
     resume: bool = False
     crash: bool = False
 
+    def execute(self, kernel: Kernel) -> None:
+        card = kernel.fpga(self.bdf)
+        card.outcomes.extend(self.outcomes)
+        if self.resume:
+            card.resume.set()
+        if self.crash:
+            card.crash()
+
 
 class Plug(_Command, frozen=True, kw_only=True):
     """See `Kernel.plug`; the result is the address."""
 
     family: Family
-    spec: msgspec.Raw = _NOTHING
+    spec: msgspec.Raw = msgspec.Raw(b"{}")
+
+    def execute(self, kernel: Kernel) -> str:
+        return kernel.plug(msgspec.json.decode(self.spec, type=SPECS[self.family]))
 
 
 class Unplug(_Command, frozen=True, kw_only=True):
-    """See `Kernel.unplug`."""
-
     bdf: str
+
+    def execute(self, kernel: Kernel) -> None:
+        kernel.unplug(self.bdf)
 
 
 class Load(_Command, frozen=True, kw_only=True):
@@ -108,21 +136,32 @@ class Load(_Command, frozen=True, kw_only=True):
     errno: str = ""
     times: int = 1
 
+    def execute(self, kernel: Kernel) -> None:
+        if self.errno:
+            kernel.fail_load(self.module, _number(self.errno), times=self.times)
+        else:
+            kernel.load(self.module, first_time=self.first_time)
+
 
 class Unload(_Command, frozen=True, kw_only=True):
-    """See `Kernel.unload`."""
-
     module: Loadable
+
+    def execute(self, kernel: Kernel) -> None:
+        kernel.unload(self.module)
 
 
 class Stack(_Command, frozen=True, kw_only=True):
-    """See `Kernel.create_stack`."""
-
     network_namespace: str = ""
+
+    def execute(self, kernel: Kernel) -> None:
+        kernel.create_stack(self.network_namespace)
 
 
 class Calls(_Command, frozen=True, kw_only=True):
     """See `Kernel.usermode_calls`; the result is a JSON list."""
+
+    def execute(self, kernel: Kernel) -> str:
+        return msgspec.json.encode(kernel.usermode_calls()).decode()
 
 
 Command = (
@@ -155,57 +194,7 @@ class Control:
 
 def execute(kernel: Kernel, text: str) -> str:
     """Executes a command; returns its result. Raises `msgspec.DecodeError`, `TreeError` or `OSError`."""
-    match _decoder.decode(text):
-        case Fail(path=path, errno=name, on=on, times=times, text=only):
-            kernel.fail(path, _number(name), on=on, times=times, text=only)
-        case SetContent(path=path, content=content, times=times):
-            kernel.set_content(path, content, times=times)
-        case ClearFaults(path=path):
-            kernel.clear_faults(path)
-        case Hold(name=name):
-            kernel.hold(name)
-        case Release(name=name):
-            kernel.release(name)
-        case Udev(wait=wait):
-            kernel.pause_udev(wait=wait)
-        case Qat() | Fpga() as command:
-            _configure_device(kernel, command)
-        case Plug(family=family, spec=spec):
-            return kernel.plug(msgspec.json.decode(spec, type=SPECS[family]))
-        case Unplug(bdf=bdf):
-            kernel.unplug(bdf)
-        case Load() | Unload() | Stack() as command:
-            _change_modules(kernel, command)
-        case Calls():
-            return msgspec.json.encode(kernel.usermode_calls()).decode()
-    return "done"
-
-
-def _change_modules(kernel: Kernel, command: Load | Unload | Stack) -> None:
-    """Raises `TreeError` or `OSError`."""
-    if isinstance(command, Stack):
-        kernel.create_stack(command.network_namespace)
-    elif isinstance(command, Unload):
-        kernel.unload(command.module)
-    elif command.errno:
-        kernel.fail_load(command.module, _number(command.errno), times=command.times)
-    else:
-        kernel.load(command.module, first_time=command.first_time)
-
-
-def _configure_device(kernel: Kernel, command: Qat | Fpga) -> None:
-    """Raises `TreeError`."""
-    if isinstance(command, Qat):
-        device = kernel.qat(command.bdf)
-        device.healthy = device.healthy if command.healthy is None else command.healthy
-        device.refuses_to_start = device.refuses_to_start if command.starts is None else not command.starts
-        return
-    card = kernel.fpga(command.bdf)
-    card.outcomes.extend(command.outcomes)
-    if command.resume:
-        card.resume.set()
-    if command.crash:
-        card.crash()
+    return _decoder.decode(text).execute(kernel) or "done"
 
 
 def _number(name: str) -> int:

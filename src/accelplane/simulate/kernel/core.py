@@ -65,7 +65,6 @@ class Core:
             self.create_pending_links()
 
     def remove_class_device(self, path: str, subsystem: str, *, bus: bool = False) -> None:
-        """Removes the entries of `add_class_device`."""
         name = posixpath.basename(path)
         numbers = self.tree.attribute(f"{path}/dev").text
         node = self.tree.attribute(f"{path}/uevent").text.rpartition("DEVNAME=")[2]
@@ -94,7 +93,6 @@ class Core:
         self.send_uevent("add", path, "module")
 
     def remove_module(self, name: str) -> None:
-        """Removes the entries of `add_module`."""
         self.tree.remove(f"/sys/module/{name}")
         self.send_uevent("remove", f"/sys/module/{name}", "module")
 

@@ -41,7 +41,6 @@ class DlbDriver(PciDriver):
         self._vf_resources: dict[str, list[dict[str, int]]] = {}
 
     def load(self) -> None:
-        """Loads the module."""
         self.core.add_module(self.module)
         self.core.tree.directory("/sys/class/dlb2")
         self.bus.register(self)

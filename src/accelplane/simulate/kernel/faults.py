@@ -4,6 +4,7 @@ faults.fail("/sys/bus/pci/devices/0000:61:00.0/qat/state", errno.EIO, on="write"
 holds.hold("wq0.0")                      # increments its `clients`
 """
 
+from collections import Counter
 from typing import Literal
 
 import msgspec
@@ -34,7 +35,6 @@ class Faults:
         self._faults: list[Fault] = []
 
     def add(self, fault: Fault) -> None:
-        """Adds a fault."""
         self._faults.insert(0, fault)
 
     def clear(self, path: str | None = None) -> None:
@@ -60,24 +60,18 @@ class Holds:
     """The number of users of devices, queues and VFIO groups by name: `0000:61:00.1`, `wq0.0`, `vfio/12`."""
 
     def __init__(self) -> None:
-        self._users: dict[str, int] = {}
+        self._users = Counter[str]()
 
     def hold(self, name: str) -> None:
-        """Adds a user."""
-        self._users[name] = self._users.get(name, 0) + 1
+        self._users[name] += 1
 
     def release(self, name: str) -> None:
         """Removes a user, if there is one."""
-        left = self._users.get(name, 0) - 1
-        if left > 0:
-            self._users[name] = left
-        else:
-            self._users.pop(name, None)
+        self._users[name] = max(0, self._users[name] - 1)
 
     def drop(self, name: str) -> None:
         """Removes all users."""
-        self._users.pop(name, None)
+        del self._users[name]
 
     def users(self, name: str) -> int:
-        """The number of users."""
-        return self._users.get(name, 0)
+        return self._users[name]

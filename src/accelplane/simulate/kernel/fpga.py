@@ -176,7 +176,6 @@ class FpgaDriver(PciDriver):
         self._containers: dict[str, str] = {}
 
     def load(self) -> None:
-        """The module comes."""
         self.core.add_module(self.module)
         self.core.tree.directory(f"/sys/class/{self.layout.subsystem}")
         self.bus.register(self)
@@ -263,7 +262,6 @@ class FpgaDriver(PciDriver):
         raise oserror(errno.EINVAL, node)
 
     def has(self, node: str) -> bool:
-        """Whether the node exists."""
         try:
             self._find_node(node)
         except OSError:
@@ -299,7 +297,6 @@ class FpgaDriver(PciDriver):
         return Programming(card, port, afu, on_result)
 
     def _move_port(self, card: Card, number: int, argument: int, memory: Memory) -> None:
-        """Releases or assigns a port."""
         if self._kind == "dfl":
             (index,) = struct.unpack("<i", memory.read(argument, 4))
         else:

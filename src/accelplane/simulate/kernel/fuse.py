@@ -16,6 +16,8 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+import msgspec
+
 from accelplane.simulate.kernel import wire
 from accelplane.simulate.kernel.kernel import Kernel
 from accelplane.simulate.kernel.model import Attribute, Directory, Entry, Link, link_text, oserror
@@ -25,15 +27,8 @@ _DEVICE = "/dev/fuse"
 _NOSUID, _NODEV, _BIND, _REC, _DETACH = 2, 4, 4096, 16384, 2
 _ROOT = 1
 _READ_ONLY_ERRNOS = {
-    Op.MKDIR: errno.EPERM,
-    Op.MKNOD: errno.EACCES,
-    Op.CREATE: errno.EACCES,
-    Op.SYMLINK: errno.EPERM,
-    Op.LINK: errno.EPERM,
-    Op.UNLINK: errno.EPERM,
-    Op.RMDIR: errno.EPERM,
-    Op.RENAME: errno.EPERM,
-    Op.RENAME2: errno.EPERM,
+    **dict.fromkeys((Op.MKNOD, Op.CREATE), errno.EACCES),
+    **dict.fromkeys((Op.MKDIR, Op.SYMLINK, Op.LINK, Op.UNLINK, Op.RMDIR, Op.RENAME, Op.RENAME2), errno.EPERM),
 }
 
 
@@ -41,25 +36,19 @@ class FuseUnavailable(Exception):
     """No file system can be mounted; the message has the reason."""
 
 
-class _Inode:
+class _Inode(msgspec.Struct, eq=False):
     """An entry that the host kernel refers to by its inode, with its path."""
 
-    __slots__ = ("entry", "lookups", "path")
-
-    def __init__(self, entry: Entry, path: str) -> None:
-        self.entry = entry
-        self.path = path
-        self.lookups = 0
+    entry: Entry
+    path: str
+    lookups: int = 0
 
 
-class _Open:
+class _Open(msgspec.Struct, eq=False):
     """An open file or directory with its state of reading."""
 
-    __slots__ = ("content", "entries")
-
-    def __init__(self, entries: list[tuple[str, int, int]]) -> None:
-        self.content = b""
-        self.entries = entries
+    entries: list[tuple[str, int, int]]
+    content: bytes = b""
 
 
 class FileSystem:

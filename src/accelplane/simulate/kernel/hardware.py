@@ -64,10 +64,7 @@ class Hardware:
         self.uio = IgbUio(self.pci)
         self.idxd = IdxdDriver(self.pci, self._idxds)
         self.dlb = DlbDriver(self.pci)
-        self.fpga = {
-            "dfl": FpgaDriver(self.pci, "dfl", self._fpgas),
-            "opae": FpgaDriver(self.pci, "opae", self._fpgas),
-        }
+        self.fpga = {"dfl": FpgaDriver(self.pci, "dfl", self._fpgas), "opae": FpgaDriver(self.pci, "opae", self._fpgas)}
         self._nics: dict[str, NicSpec] = {}
         self.sfc = SfcDriver(self.pci, self._nics)
         self.onload = Onload(core, self.sfc, usermode)
@@ -90,7 +87,6 @@ class Hardware:
                     self.load(module)
 
     def plug(self, spec: Spec) -> str:
-        """See `Kernel.plug`."""
         family: Family = next(family for family, described in SPECS.items() if isinstance(spec, described))
         places = (offload_address(family, index, self.numa_nodes) for index in range(_MAX_PLACES))
         bdf = spec.bdf or next((place for place in places if place not in self.pci.devices), None)

@@ -154,7 +154,6 @@ class IdxdDriver(PciDriver):
         self.enabler = DeviceDriver(self.parts)
 
     def load(self) -> None:
-        """Loads the module."""
         self.core.add_module("idxd", {"sva": "Y", "tc_override": "N"})
         for driver in (self.enabler, self.user, self.dmaengine):
             self.parts.register(driver)
@@ -190,7 +189,6 @@ class IdxdDriver(PciDriver):
         self.parts.remove(idxd)
 
     def _configure(self, idxd: IdxdDevice) -> None:
-        """Configures the device as described."""
         for queue, spec in zip(idxd.queues, idxd.spec.queues, strict=False):
             queue.group = queue.index % len(idxd.groups)
             queue.type, queue.dedicated, queue.size = spec.type, spec.mode == "dedicated", spec.size

@@ -49,7 +49,6 @@ class ProcessMemory:
         self.descriptor = descriptor
 
     def read(self, address: int, length: int) -> bytes:
-        """Reads `length` bytes."""
         pieces = bytearray()
         while len(pieces) < length:
             try:
@@ -62,7 +61,6 @@ class ProcessMemory:
         return bytes(pieces)
 
     def write(self, address: int, data: bytes) -> None:
-        """Writes the bytes."""
         try:
             os.pwrite(self.descriptor, data, address)
         except (OSError, OverflowError):

@@ -34,7 +34,6 @@ class Iommu:
             self.join_new_group(function, {"type": "DMA-FQ", "reserved_regions": "0xfee00000 0xfeefffff msi"})
 
     def remove(self, function: Device) -> None:
-        """Removes a function."""
         self.core.tree.remove(f"{_UNIT}/devices/{function.name}")
         self.leave_group(function)
 

@@ -45,7 +45,6 @@ class Kernel:
 
     @property
     def tree(self) -> Tree:
-        """All files."""
         return self._core.tree
 
     # Files
@@ -172,7 +171,6 @@ class Kernel:
         raise TreeError(f"{bdf[:80]!a}: not an FPGA card bound to its driver")
 
     def fpgas(self) -> Sequence[Card]:
-        """All bound cards."""
         return [card for driver in self._fpga_drivers() for card in driver.cards.values()]
 
     def has_node(self, node: str) -> bool:

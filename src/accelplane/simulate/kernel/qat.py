@@ -57,7 +57,6 @@ class QatDevice:
         )
 
     def remove_files(self) -> None:
-        """Removes the files."""
         self.core.tree.remove(self.debugfs)
         self.core.tree.remove(f"{self.function.path}/qat")
 

@@ -50,7 +50,6 @@ class IdxdDevice(Device):
         return {"DEVTYPE": self.kind}
 
     def add_files(self) -> None:
-        """Adds the files."""
         files: dict[str, Attribute | str | int] = {
             "version": f"{self.version:#x}",
             "max_groups": len(self.groups),
@@ -185,7 +184,6 @@ class WorkQueue(Part):
         self.operations = _ALL_OPERATIONS
 
     def add_files(self) -> None:
-        """Adds the files."""
         files = {
             "clients": Attribute(read=lambda: self.core.holds.users(self.name)),
             "state": Attribute(read=lambda: "enabled" if self.enabled else "disabled"),
@@ -336,7 +334,6 @@ class Engine(Part):
         self.group: int | None = None
 
     def add_files(self) -> None:
-        """Adds the file."""
         read = Attribute(read=lambda: -1 if self.group is None else self.group, write=self._set_group)
         self.core.tree.directory(self.path, {"group_id": read})
 
@@ -363,7 +360,6 @@ class Group(Part):
         self.progress = {"desc": 0, "batch": 0}
 
     def add_files(self) -> None:
-        """Adds the files."""
         device = self.device
         files = {
             "work_queues": Attribute(read=lambda: _members(self, device.queues), raw=True),

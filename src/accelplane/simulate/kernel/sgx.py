@@ -21,7 +21,6 @@ class Sgx:
         self.loaded = False
 
     def load(self) -> None:
-        """Adds the nodes."""
         if self.loaded:
             return
         self.loaded = True
@@ -31,7 +30,6 @@ class Sgx:
             self.core.tree.directory(f"/sys/devices/system/node/node{node}/x86", {"sgx_total_bytes": self.spec.epc})
 
     def unload(self) -> None:
-        """Removes the nodes."""
         if not self.loaded:
             return
         self.loaded = False

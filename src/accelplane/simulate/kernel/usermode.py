@@ -49,7 +49,6 @@ class Usermode:
         return tuple(self._calls)
 
     def close(self) -> None:
-        """Kills the running programs."""
         for _call, process in self._running:
             process.kill()
             process.wait()

@@ -109,7 +109,6 @@ class IgbUio(PciDriver):
         self._numbers: dict[str, int] = {}
 
     def load(self) -> None:
-        """Loads the module."""
         self.core.add_module(self.module)
         self.core.tree.directory("/sys/class/uio")
         self.bus.register(self)

@@ -125,7 +125,6 @@ def opened(handle: int, flags: int = 0) -> bytes:
 
 
 def written(size: int) -> bytes:
-    """The reply to WRITE."""
     return COUNT.pack(size, 0)
 
 
