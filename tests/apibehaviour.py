@@ -37,9 +37,9 @@ def version(thing: Any) -> str:
 
 async def create_sets_metadata_and_never_overwrites(connect: Connect) -> None:
     client = connect("one")
-    made = await client.create(config("created", a="1"))
-    assert made.metadata
-    assert all((made.metadata.uid, made.metadata.resourceVersion, made.metadata.creationTimestamp))
+    created = await client.create(config("created", a="1"))
+    assert created.metadata
+    assert all((created.metadata.uid, created.metadata.resourceVersion, created.metadata.creationTimestamp))
     with pytest.raises(AlreadyExists):
         await client.create(config("created", a="2"))
     assert (await client.get(ConfigMap, "created", NAMESPACE)).data == {"a": "1"}
@@ -90,10 +90,10 @@ async def json_patch_is_applied_completely_or_not_at_all(connect: Connect) -> No
 
 async def write_without_a_difference_keeps_the_version(connect: Connect) -> None:
     client = connect("one")
-    made = await client.apply(config("unchanged", a="1"))
-    assert version(await client.apply(config("unchanged", a="1"))) == version(made)
+    created = await client.apply(config("unchanged", a="1"))
+    assert version(await client.apply(config("unchanged", a="1"))) == version(created)
     same = await client.patch(ConfigMap, "unchanged", {"data": {"a": "1"}}, namespace=NAMESPACE)
-    assert version(same) == version(made)
+    assert version(same) == version(created)
 
 
 async def apply_removes_own_fields_and_keeps_those_of_others(connect: Connect) -> None:
@@ -132,21 +132,21 @@ async def dry_run_returns_the_result_and_stores_nothing(connect: Connect) -> Non
     assert (await client.create(config("dry", a="1"), dry_run=True)).data == {"a": "1"}
     with pytest.raises(NotFound):
         await client.get(ConfigMap, "dry", NAMESPACE)
-    made = await client.create(config("dry", a="1"))
+    created = await client.create(config("dry", a="1"))
     change = {"data": {"a": "2"}}
     assert (await client.patch(ConfigMap, "dry", change, namespace=NAMESPACE, dry_run=True)).data == change["data"]
     assert (await client.apply(config("dry", b="3"), dry_run=True)).data == {"a": "1", "b": "3"}
     assert await client.delete(ConfigMap, "dry", NAMESPACE, dry_run=True)
     found = await client.get(ConfigMap, "dry", NAMESPACE)
-    assert (found.data, version(found)) == ({"a": "1"}, version(made))
+    assert (found.data, version(found)) == ({"a": "1"}, version(created))
 
 
 async def finalizers_delay_the_deletion(connect: Connect) -> None:
     client = connect("one")
-    made = config("finalized", a="1")
-    assert made.metadata
-    made.metadata.finalizers = ["example.com/one", "example.com/two"]
-    await client.create(made)
+    result = config("finalized", a="1")
+    assert result.metadata
+    result.metadata.finalizers = ["example.com/one", "example.com/two"]
+    await client.create(result)
     assert await client.delete(ConfigMap, "finalized", NAMESPACE)
     found = await client.get(ConfigMap, "finalized", NAMESPACE)
     assert found.metadata
@@ -164,11 +164,11 @@ async def finalizers_delay_the_deletion(connect: Connect) -> None:
 
 async def delete_checks_the_uid(connect: Connect) -> None:
     client = connect("one")
-    made = await client.create(config("deleted"))
+    created = await client.create(config("deleted"))
     with pytest.raises(Conflict):
         await client.delete(ConfigMap, "deleted", NAMESPACE, uid="another")
-    assert made.metadata
-    assert await client.delete(ConfigMap, "deleted", NAMESPACE, uid=made.metadata.uid)
+    assert created.metadata
+    assert await client.delete(ConfigMap, "deleted", NAMESPACE, uid=created.metadata.uid)
     assert not await client.delete(ConfigMap, "deleted", NAMESPACE)
 
 
@@ -209,15 +209,15 @@ async def watch_reports_what_enters_and_leaves_a_selection(connect: Connect) -> 
         await client.patch(ConfigMap, "w-1", change, namespace=NAMESPACE)
     await client.patch(ConfigMap, "w-1", {"data": {"a": "last"}}, namespace=NAMESPACE)
     await client.delete(ConfigMap, "w-1", NAMESPACE)
-    seen: list[str] = []
+    events: list[str] = []
     watch = client.watch(ConfigMap, selection, since, duration=30, idle=30)
     async for event in watch:
         if event.type != "BOOKMARK":
-            seen.append(event.type)
-        if len(seen) == 5:
+            events.append(event.type)
+        if len(events) == 5:
             break
     await watch.aclose()
-    assert seen == ["ADDED", "DELETED", "ADDED", "MODIFIED", "DELETED"]
+    assert events == ["ADDED", "DELETED", "ADDED", "MODIFIED", "DELETED"]
 
 
 async def only_the_metadata_is_sent_if_no_more_is_accepted(connect: Connect) -> None:

@@ -27,9 +27,9 @@ def helm() -> str:
 
 def run_helm(*words: str | Path, text: str = "", status: int = 0) -> str:
     """The output of a command, or its errors if `status` is not 0."""
-    done = subprocess.run([helm(), *words], input=text, capture_output=True, text=True, check=False)
-    assert done.returncode == status, done.stderr
-    return done.stderr if status else done.stdout
+    result = subprocess.run([helm(), *words], input=text, capture_output=True, text=True, check=False)
+    assert result.returncode == status, result.stderr
+    return result.stderr if status else result.stdout
 
 
 def _words(chart: str, namespace: str) -> list[str | Path]:

@@ -5,7 +5,7 @@ except for tests that set a number of their own. All of them have the marker `fu
 shows the number of inputs.
 
 Coverage is measured in the processes that tests start, too. It is not measured in tests with the marker `untraced`,
-among them all that hypothesis feeds: they execute what other tests cover a thousand times, and tracing makes Python
+which include all hypothesis tests: they execute code that other tests cover, a thousand times, and tracing makes Python
 3.11 several times slower. (The marker `no_cover` of pytest-cov has no effect in workers of xdist.)
 """
 
@@ -32,7 +32,7 @@ settings.register_profile(
     max_examples=int(FUZZ) if FUZZ else examples(50),
     deadline=None,  # two shared cores: the time of one example says nothing
     database=None,
-    # The fixtures in question are paths and empty directories that every example fills for itself.
+    # These fixtures are paths and empty directories, which every example fills itself.
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile("accelplane")
@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """The garbage collector would take a third of the time of the collection, and look at all items ever after."""
+    """Garbage collection would use a third of the collection time, and traverse all items later."""
     gc.disable()
     try:
         return (yield)
@@ -56,7 +56,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, Any]:
-    """Each process begins at another file: what one has compiled, the others load."""
+    """Each process starts with another file, so that bytecode compiled by one is loaded by the others."""
     report = yield
     worker: Mapping[str, Any] | None = getattr(collector.config, "workerinput", None)
     if worker and isinstance(collector, pytest.Directory) and report.result:
@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     with _root_logger_restored():
-        return (yield from _traced_if_wanted(item))
+        return (yield from _trace_if_enabled(item))
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def _root_logger_restored() -> Generator[None]:
         root.handlers[:] = handlers
 
 
-def _traced_if_wanted(item: pytest.Item) -> Generator[None, Any, Any]:
+def _trace_if_enabled(item: pytest.Item) -> Generator[None, Any, Any]:
     if not item.config.pluginmanager.hasplugin("_cov"):
         return (yield)
     if item.get_closest_marker("untraced") is None:

@@ -19,9 +19,9 @@ def resource(family: str, name: str = "mine", **spec: Any) -> Object:
 
 def plugin(family: str, name: str = "mine", *, metadata: Object | None = None, **spec: Any) -> models.DevicePlugin:
     """The same, read."""
-    made = resource(family, name, **spec)
-    made["metadata"] |= metadata or {}
-    return models.decode(made)
+    result = resource(family, name, **spec)
+    result["metadata"] |= metadata or {}
+    return models.decode(result)
 
 
 def sample(family: str) -> Object:

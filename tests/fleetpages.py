@@ -135,7 +135,7 @@ class Reviews:
         self.fails = False
         self.block: Callable[[str], bool] = lambda _token: False
         self.blocked = 0
-        self.asked: list[str] = []
+        self.reviewed: list[str] = []
         self.port = 0
 
     def __call__(self, request: Request) -> Response | PendingResponse:
@@ -154,7 +154,7 @@ class Reviews:
             raise HttpError(503, "down")
         spec = msgspec.json.decode(request.body)["spec"]
         if request.path.endswith("/tokenreviews"):
-            self.asked.append(f"token {','.join(spec.get('audiences', ()))}")
+            self.reviewed.append(f"token {','.join(spec.get('audiences', ()))}")
             valid = not spec.get("audiences") or spec["token"] not in self.own
             user = self.users.get(spec["token"]) if valid else None
             status: dict[str, Any] = {"authenticated": user is not None}
@@ -163,9 +163,9 @@ class Reviews:
         else:
             access = spec.get("nonResourceAttributes") or spec["resourceAttributes"]
             where = access.get("path") or f"{access['resource']} {access.get('namespace', '')}".strip()
-            what = f"{access['verb']} {where}"
-            self.asked.append(f"{spec['user']} {what}")
-            status = {"allowed": (spec["user"], what) in self.rights}
+            operation = f"{access['verb']} {where}"
+            self.reviewed.append(f"{spec['user']} {operation}")
+            status = {"allowed": (spec["user"], operation) in self.rights}
         return Response(201, msgspec.json.encode({"metadata": {}, "spec": {}, "status": status}))
 
     def allow(self, user: str, *rights: str) -> None:

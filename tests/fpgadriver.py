@@ -1,4 +1,4 @@
-"""A driver in place of the kernel's, for `Call`: it reads every structure, and changes the tree as programming does."""
+"""A double of the kernel's driver, for `Call`: it reads every structure, and programs ports in the tree."""
 
 import ctypes
 import errno

@@ -12,7 +12,7 @@ PF, VF = "0000:81:00.0", "0000:81:00.1"
 
 
 class Card(NamedTuple):
-    """A card in the tree, and where its parts are."""
+    """A card in the tree, and the paths of its parts."""
 
     root: Path
     family: str = "dfl"

@@ -1,8 +1,8 @@
 """A `Host` over the emulated kernel in memory: reads and writes of provisioning go to an emulated kernel.
 
-`writes` logs what was written, `held` names the VFIO groups that somebody has open (`/dev/vfio/12`), `refused` has
-paths and texts that are refused once, with an errno. Nothing else of a host is there than what planners, the engine and
-driver binding use.
+`writes` has all writes, `open_groups` the VFIO groups in use (`/dev/vfio/12`), and `refused` has
+writes that fail once, with an errno. It has only the methods that planners, the engine and
+driver binding call.
 """
 
 import errno
@@ -36,7 +36,7 @@ class KernelHost(Host):
         super().__init__("/nowhere")
         self.kernel = kernel
         self.writes = writes
-        self.held: set[str] = set()
+        self.open_groups: set[str] = set()
         self.refused: list[tuple[str, str, int]] = []
 
     def raw_text(self, path: str) -> str:
@@ -65,7 +65,7 @@ class KernelHost(Host):
         self.writes.append((path, text))
 
     def open(self, path: str, flags: int, mode: int = 0o600) -> int:
-        if path in self.held:
+        if path in self.open_groups:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))  # of open(2) for a group that is open
         return super().open(path, flags, mode)
 

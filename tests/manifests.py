@@ -39,9 +39,9 @@ def kubectl() -> str:
 
 
 def run_kubectl(*words: str | Path, text: str = "") -> str:
-    done = subprocess.run([kubectl(), *words], input=text, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    result = subprocess.run([kubectl(), *words], input=text, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def trees() -> list[str]:
@@ -203,10 +203,10 @@ def object_names(prefix: str, *, own_certificate: bool) -> list[Object]:
 
 def flag_values(flags: Sequence[Flag], container: Object) -> dict[str, Value]:
     """The values of all flags of the program in a container, from its arguments and variables."""
-    given, others = parse(flags, container["args"])
+    values, others = parse(flags, container["args"])
     assert others == []
     environment = {each["name"]: each["value"] for each in container.get("env", ()) if "value" in each}
-    return with_defaults(flags, given, environment)
+    return with_defaults(flags, values, environment)
 
 
 def own_certificate(namespace: str, prefix: str) -> list[Object]:

@@ -43,24 +43,24 @@ def panels(dashboard: Any) -> list[Any]:
 
 def queries(panel: Any) -> list[str]:
     """The queries of a panel, for all values of its variables."""
-    made: list[str] = []
+    expressions: list[str] = []
     for target in panel["targets"]:
         text = target["expr"]
         for name, value in _VARIABLES.items():
             text = re.sub(rf"{re.escape(name)}\b", value, text)
-        made.append(text)
-    return made
+        expressions.append(text)
+    return expressions
 
 
 def variable_queries(dashboard: Any) -> list[str]:
     """The selectors of the variables of a dashboard."""
-    made: list[str] = []
+    expressions: list[str] = []
     for variable in dashboard["templating"]["list"]:
         if variable["type"] == "query":
             found = re.fullmatch(r"label_values\((.+), \w+\)", variable["query"]["query"])
             assert found, variable
-            made += queries({"targets": [{"expr": found[1]}]})
-    return made
+            expressions += queries({"targets": [{"expr": found[1]}]})
+    return expressions
 
 
 def metrics(expr: str) -> set[str]:

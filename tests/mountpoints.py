@@ -1,4 +1,4 @@
-"""The emulated kernel's file system at a mount point, for tests that are skipped, and say why, where nothing can be
+"""The emulated kernel's file system at a mount point, for tests that are skipped with the reason if nothing can be
 mounted."""
 
 from collections.abc import Iterator

@@ -124,15 +124,15 @@ class Cluster:
         """KMM: unloads modules that are not desired or have another version, then loads the desired ones."""
         node = self.nodes[name]
         for role in ("module", "sfc"):
-            wanted = getattr(node, role)
+            role_version = getattr(node, role)
             loaded, version = getattr(node, f"{role}_loaded"), getattr(node, f"{role}_loaded_version")
-            if loaded and (not wanted or version not in {None, wanted}):
+            if loaded and (not role_version or version not in {None, role_version}):
                 # modprobe refuses to unload a module that is in use.
                 in_use = bool(node.apps) or (role == "sfc" and node.module_loaded)
                 if not in_use:
                     self.change(name, **{f"{role}_loaded": False, f"{role}_loaded_version": None})
-            elif wanted and not loaded and wanted not in self.broken_versions and self.reports_modules:
-                self.change(name, **{f"{role}_loaded": True, f"{role}_loaded_version": wanted})
+            elif role_version and not loaded and role_version not in self.broken_versions and self.reports_modules:
+                self.change(name, **{f"{role}_loaded": True, f"{role}_loaded_version": role_version})
             node = self.nodes[name]
 
     def _run_plugin(self, name: str) -> None:

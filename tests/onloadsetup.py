@@ -74,13 +74,13 @@ class Setup:
 
     def create(self, **paths: Any) -> Object:
         """Creates the resource, or changes its spec."""
-        made = resource(self.names.name, self.names.namespace, **paths)
+        result = resource(self.names.name, self.names.namespace, **paths)
         known = self.onload()
-        made["metadata"] = {**(known["metadata"] if known else {}), **made["metadata"]}
-        made["metadata"]["generation"] = (known["metadata"]["generation"] + 1) if known else 1
+        result["metadata"] = {**(known["metadata"] if known else {}), **result["metadata"]}
+        result["metadata"]["generation"] = (known["metadata"]["generation"] + 1) if known else 1
         if known and "status" in known:
-            made["status"] = known["status"]
-        return self.api.put(ONLOAD, made)
+            result["status"] = known["status"]
+        return self.api.put(ONLOAD, result)
 
     def onload(self) -> Object | None:
         return self.api.get(ONLOAD, self.names.name, self.names.namespace)
@@ -152,8 +152,8 @@ class Setup:
         for module, label in ((names.module, names.module_label), (names.sfc_module, names.sfc_label)):
             labels = dict(self.labels(name))
             ready, version_ready = names.ready_label(module), names.version_ready_label(module)
-            wanted, live = labels.get(label), self.api.get("modules", module, names.namespace)
-            if ready in labels and labels.get(version_ready) != wanted:
+            version, live = labels.get(label), self.api.get("modules", module, names.namespace)
+            if ready in labels and labels.get(version_ready) != version:
                 if apps := self.apps(name):
                     self.violations.append(f"{name}: {module} would be unloaded while {apps} run")
                     continue
@@ -161,15 +161,15 @@ class Setup:
                     self.violations.append(f"{name}: sfc would be unloaded before onload")
                     continue
                 self._relabel(name, {ready: None, version_ready: None})
-            elif wanted and ready not in labels and live and self._matches(live, wanted, name):
-                self._relabel(name, {ready: "", version_ready: wanted})
+            elif version and ready not in labels and live and self._matches(live, version, name):
+                self._relabel(name, {ready: "", version_ready: version})
 
-    def _matches(self, live: Object, wanted: str, name: str) -> bool:
+    def _matches(self, live: Object, pattern: str, name: str) -> bool:
         container = live["spec"]["moduleLoader"]["container"]
         kernel = (self.api.get("nodes", name) or {})["status"]["nodeInfo"]["kernelVersion"]
         selected = live["spec"]["selector"].items() <= self.labels(name).items()
         mapped = any(re.search(each["regexp"], kernel) for each in container["kernelMappings"])
-        return container["version"] == wanted and selected and mapped and wanted not in self.broken
+        return container["version"] == pattern and selected and mapped and pattern not in self.broken
 
     def _run_plugin(self, name: str) -> None:
         """The DaemonSet controller makes and deletes the plugin pod; the kubelet runs it."""

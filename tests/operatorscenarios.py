@@ -1,8 +1,8 @@
-"""What happens to the operator's resources in the tests that trouble it, and what may differ in the end: nothing.
+"""Scenarios of the operator's resources for tests with faults, and the comparison of final states.
 
-A scenario is objects that are there and settled, and then deeds of users and others, all at once. `end` is all that the
-operator is answerable for, without what no two runs have in common (uids, versions, times), so that the end of a run
-with faults can be compared, field by field, with the end of one without.
+A scenario has initial objects, which are reconciled, and then changes by users and others. `end` is the state that the
+operator is responsible for, without values that differ between runs (uids, versions, times), so that the final state
+of a run with faults can be compared with that of a run without.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _COUNTING = ("deprecated.daemonset.template.generation", HASH_ANNOTATION)
 
 
 @dataclass(frozen=True)
-class Put:
-    """Makes an object, or changes it to be this."""
+class PutObject:
+    """Creates or replaces an object."""
 
     plural: str
     thing: Object
@@ -75,74 +75,76 @@ class Drift:
     args: Sequence[str]
 
 
-Deed = Put | Remove | Copy | Drift
+Change = PutObject | Remove | Copy | Drift
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """`before` is reconciled before `deeds` are performed in sequence."""
+    """`before` is reconciled before `changes` are performed in sequence."""
 
-    deeds: Sequence[Deed]
-    before: Sequence[Put] = ()
+    changes: Sequence[Change]
+    before: Sequence[PutObject] = ()
 
     @property
     def families(self) -> list[str]:
-        """The kinds of resources that are in it."""
-        plurals = {deed.plural for deed in (*self.before, *self.deeds) if isinstance(deed, Put | Remove)}
+        """The families of its resources."""
+        plurals = {change.plural for change in (*self.before, *self.changes) if isinstance(change, PutObject | Remove)}
         return [family for family in FAMILIES if f"{family}deviceplugins" in plurals]
 
 
-def wanted(family: str, name: str = "mine", **spec: Any) -> Put:
+def sample_resource(family: str, name: str = "mine", **spec: Any) -> PutObject:
     """A custom resource with its plugin's image, for nodes that do not exist."""
     own = {"image": f"intel/intel-{family}-plugin:{VERSION}", "nodeSelector": NOWHERE}
-    return Put(f"{family}deviceplugins", resource(family, name, **own | spec))
+    return PutObject(f"{family}deviceplugins", resource(family, name, **own | spec))
 
 
-def config(content: str) -> Put:
+def config(content: str) -> PutObject:
     about = {"name": "functions", "namespace": NAMESPACE}
-    return Put(
+    return PutObject(
         "configmaps", {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": {"qat.conf": content}}
     )
 
 
-def node(name: str, **labels: str) -> Put:
+def node(name: str, **labels: str) -> PutObject:
     """An unschedulable node with labels."""
     about = {"name": name, "labels": {"kubernetes.io/arch": "amd64", **labels}}
     taint = {"key": "example.com/nobody", "effect": "NoSchedule"}
-    return Put("nodes", {"apiVersion": "v1", "kind": "Node", "metadata": about, "spec": {"taints": [taint]}})
+    return PutObject("nodes", {"apiVersion": "v1", "kind": "Node", "metadata": about, "spec": {"taints": [taint]}})
 
 
-SHARING = wanted("gpu", resourceManager=True, sharedDevNum=3)
+SHARING = sample_resource("gpu", resourceManager=True, sharedDevNum=3)
 QAT_INIT = f"intel/intel-qat-initcontainer:{VERSION}"
-PROVISIONED = wanted("qat", initImage=QAT_INIT, kernelVfDrivers=["4xxxvf"], provisioningConfig="functions")
+PROVISIONED = sample_resource("qat", initImage=QAT_INIT, kernelVfDrivers=["4xxxvf"], provisioningConfig="functions")
 SEVERAL = (config("one"), SHARING, PROVISIONED)
 
 SCENARIOS: Mapping[str, Scenario] = {
     "created": Scenario(SEVERAL),
     "edited": Scenario(
         (
-            wanted("gpu", image="intel/intel-gpu-plugin:0.32.0", sharedDevNum=2, logLevel=4),
+            sample_resource("gpu", image="intel/intel-gpu-plugin:0.32.0", sharedDevNum=2, logLevel=4),
             config("two"),
-            wanted("qat", maxNumDevices=5, nodeSelector=NOWHERE | {"a": "b"}),
+            sample_resource("qat", maxNumDevices=5, nodeSelector=NOWHERE | {"a": "b"}),
         ),
         before=SEVERAL,
     ),
     "gone": Scenario((Remove("gpudeviceplugins", "mine"), Remove("qatdeviceplugins", "mine")), before=SEVERAL),
     "gone and made anew": Scenario(
-        (Remove("gpudeviceplugins", "mine"), wanted("gpu", sharedDevNum=5, logLevel=2)), before=(SHARING,)
+        (Remove("gpudeviceplugins", "mine"), sample_resource("gpu", sharedDevNum=5, logLevel=2)), before=(SHARING,)
     ),
     "upgraded": Scenario(
         (
-            wanted("gpu", image="intel/intel-gpu-plugin:0.30.0", initImage="intel/intel-gpu-initcontainer:0.30.0"),
-            wanted("dsa"),
+            sample_resource(
+                "gpu", image="intel/intel-gpu-plugin:0.30.0", initImage="intel/intel-gpu-initcontainer:0.30.0"
+            ),
+            sample_resource("dsa"),
         ),
-        before=(wanted("gpu"),),
+        before=(sample_resource("gpu"),),
     ),
     "nodes labeled": Scenario(
         (node("one", a="yes"), node("two", b="yes"), node("three", a="yes", b="yes")),
         before=(
-            wanted("gpu", "a", nodeSelector={"a": "yes"}),
-            wanted("gpu", "b", nodeSelector={"b": "yes"}),
+            sample_resource("gpu", "a", nodeSelector={"a": "yes"}),
+            sample_resource("gpu", "b", nodeSelector={"b": "yes"}),
             node("one", a="yes", b="yes"),
             node("two", a="yes"),
         ),
@@ -153,19 +155,19 @@ SCENARIOS: Mapping[str, Scenario] = {
             Drift("intel-gpu-plugin-mine", ["-bad"]),
             Copy("intel-gpu-plugin-mine", "intel-gpu-plugin-y"),
         ),
-        before=(wanted("gpu"),),
+        before=(sample_resource("gpu"),),
     ),
 }
 
 
-def copied(daemonset: Object, new: str) -> Object:
+def duplicate(daemonset: Object, new: str) -> Object:
     """A second, younger DaemonSet of the same owner."""
-    made = copy.deepcopy(daemonset)
-    made.pop("status", None)
+    result = copy.deepcopy(daemonset)
+    result.pop("status", None)
     for field in _TRANSIENT:
-        made["metadata"].pop(field, None)
-    made["metadata"]["name"] = new
-    return made
+        result["metadata"].pop(field, None)
+    result["metadata"]["name"] = new
+    return result
 
 
 def end(objects: Mapping[str, Iterable[Object]]) -> Object:
@@ -176,17 +178,17 @@ def end(objects: Mapping[str, Iterable[Object]]) -> Object:
         for each in things
     }
     return {
-        f"{plural}/{each['metadata']['name']}": _judged(plural, each, named)
+        f"{plural}/{each['metadata']['name']}": normalized(plural, each, named)
         for plural in JUDGED
         for each in objects.get(plural, ())
     }
 
 
-def unfulfilled(objects: Mapping[str, Sequence[Object]]) -> str:
+def differences_to_desired(objects: Mapping[str, Sequence[Object]]) -> str:
     """The differences to the desired state of all objects by plural.
 
-    Each has one DaemonSet, which needs no write, and a status that tells of it; there is none besides, and what GPU
-    plugins share is there when it is needed.
+    Each has one DaemonSet, which needs no write, and a status that reports it. There are no other DaemonSets.
+    The objects that GPU plugins share exist if they are needed.
     """
     resources = [each for family in FAMILIES for each in objects.get(f"{family}deviceplugins", ())]
     plugins = {each["metadata"]["uid"]: models.decode(each) for each in resources}
@@ -194,7 +196,7 @@ def unfulfilled(objects: Mapping[str, Sequence[Object]]) -> str:
     hashes = {each["metadata"]["name"]: provisioning_hash(each["data"], None) for each in objects.get("configmaps", ())}
     for uid, plugin in plugins.items():
         about = f"{plugin.kind} {plugin.name}"
-        there = [
+        existing = [
             {"apiVersion": "apps/v1", "kind": "DaemonSet", **each}
             for each in objects["daemonsets"]
             if [owner["uid"] for owner in each["metadata"]["ownerReferences"]] == [uid]
@@ -202,11 +204,11 @@ def unfulfilled(objects: Mapping[str, Sequence[Object]]) -> str:
         if upgrade(plugin, SETTINGS.images)[1]:
             return f"{about}: has images of old"
         desired = render(plugin, SETTINGS, provisioning=hashes.get(models.provisioning_config(plugin.spec), ""))
-        planned = plan(desired, there)
+        planned = plan(desired, existing)
         if planned.current is None or planned.apply is not None or planned.surplus:
-            return f"{about}: {len(there)} DaemonSets, {planned.differences}, {planned.surplus}"
+            return f"{about}: {len(existing)} DaemonSets, {planned.differences}, {planned.surplus}"
         others = [each for each in plugins.values() if each.family == plugin.family]
-        if problem := _untold(plugin, there[0]["metadata"]["uid"], overlaps_of(plugin, others, nodes)):
+        if problem := _missing_conditions(plugin, existing[0]["metadata"]["uid"], overlaps_of(plugin, others, nodes)):
             return f"{about}: {problem}"
     if len(objects["daemonsets"]) != len(resources):
         return "there are other DaemonSets"
@@ -216,48 +218,48 @@ def unfulfilled(objects: Mapping[str, Sequence[Object]]) -> str:
     return ""
 
 
-def _untold(plugin: models.DevicePlugin, daemonset: str, overlaps: Sequence[Overlap]) -> str:
+def _missing_conditions(plugin: models.DevicePlugin, daemonset: str, overlaps: Sequence[Overlap]) -> str:
     if plugin.status is None or plugin.status.observed_generation != plugin.metadata.generation:
         return "the status is not of this generation"
     reference = plugin.status.controlled_daemon_set
     if reference is None or reference.uid != daemonset:
         return "the status tells of another DaemonSet"
-    said = {each.type: (each.status, each.message) for each in plugin.status.conditions}
-    found = {kind: said[kind][0] for kind in ("Available", "Progressing", "Degraded", "ImageOverridden")}
+    conditions = {each.type: (each.status, each.message) for each in plugin.status.conditions}
+    found = {kind: conditions[kind][0] for kind in ("Available", "Progressing", "Degraded", "ImageOverridden")}
     if found != {"Available": "True", "Progressing": "False", "Degraded": "False", "ImageOverridden": "False"}:
         return f"{found}"
     message = "; ".join(format_overlap(each, plugin.name) for each in overlaps)
-    if said["NodeOverlap"][0] != str(bool(overlaps)) or (overlaps and said["NodeOverlap"][1] != message):
-        return f"{said['NodeOverlap']}, expected {message!a}"
+    if conditions["NodeOverlap"][0] != str(bool(overlaps)) or (overlaps and conditions["NodeOverlap"][1] != message):
+        return f"{conditions['NodeOverlap']}, expected {message!a}"
     return ""
 
 
 def difference(found: Object, expected: Object) -> str:
-    """The lines that differ; empty if the objects are equal, which is much cheaper to find out."""
+    """The lines that differ; empty if the objects are equal, which is compared first because it is much faster."""
     if found == expected:
         return ""
     lines = [json.dumps(each, indent=1, sort_keys=True).splitlines() for each in (expected, found)]
     return "\n".join(unified_diff(*lines, "expected", "found", lineterm="", n=4))
 
 
-def _judged(plural: str, thing: Object, named: Mapping[str, str]) -> Object:
-    made = copy.deepcopy(thing)
-    metadata = made["metadata"]
+def normalized(plural: str, thing: Object, named: Mapping[str, str]) -> Object:
+    result = copy.deepcopy(thing)
+    metadata = result["metadata"]
     generation = metadata.get("generation")
     for field in _TRANSIENT:
         metadata.pop(field, None)
     for owner in metadata.get("ownerReferences", ()):
         owner["uid"] = named.get(owner["uid"], "somebody who is gone")
     if plural == "daemonsets":
-        made.pop("status", None)
+        result.pop("status", None)
         # The default account is named in a DaemonSet that was adopted, and not in one that was created.
-        pod = made["spec"]["template"]["spec"]
+        pod = result["spec"]["template"]["spec"]
         for field in ("serviceAccount", "serviceAccountName"):
             if pod.get(field) == "default":
                 del pod[field]
         for annotation in _COUNTING:
             metadata.get("annotations", {}).pop(annotation, None)
-    status = made.get("status", {})
+    status = result.get("status", {})
     if reference := status.get("controlledDaemonSet"):
         reference.pop("resourceVersion", None)
         reference["uid"] = named.get(reference["uid"], "one that is gone")
@@ -268,4 +270,4 @@ def _judged(plural: str, thing: Object, named: Mapping[str, str]) -> Object:
         condition["observedGeneration"] = condition.get("observedGeneration") == generation
     if conditions := status.get("conditions"):
         status["conditions"] = {each["type"]: each for each in conditions}
-    return made
+    return result

@@ -22,7 +22,7 @@ def program(name: str) -> Path:
 def promtool(*words: str | Path, text: str = "") -> str:
     """The output of promtool, which must succeed."""
     command = [program("promtool"), *words]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    output = f"{done.stdout}{done.stderr}"
-    assert done.returncode == 0, output
+    result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    output = f"{result.stdout}{result.stderr}"
+    assert result.returncode == 0, output
     return output

@@ -20,8 +20,8 @@ METADATA = "Metadata-Version: 2.4\nName: msgspec\nVersion: 0.20.0\nLicense-Expre
 
 def names() -> tuple[str, ...]:
     """The images that bundles and manifests refer to."""
-    wanted = {name for product in PRODUCTS.values() for name in (product.image, *product.operands.values())}
-    return tuple(sorted(wanted | {parse(each).image for _, _, each in files.images([DEPLOY], Settings())}))
+    expected = {name for product in PRODUCTS.values() for name in (product.image, *product.operands.values())}
+    return tuple(sorted(expected | {parse(each).image for _, _, each in files.images([DEPLOY], Settings())}))
 
 
 def digest_of(name: str) -> str:
@@ -33,7 +33,7 @@ def image_list(version: str = VERSION) -> Images:
     return Images(version, tuple(Image(name, digest_of(name), ("linux/amd64",), 1000) for name in names()))
 
 
-def write_images(directory: Path, wanted: tuple[str, ...] = ()) -> Images:
+def write_images(directory: Path, selected_names: tuple[str, ...] = ()) -> Images:
     """Writes layouts of images with a package of Debian and one of Python, and `images.json`."""
     files = {
         "var/lib/dpkg/status.d/libc6": STATUS.encode(),
@@ -41,7 +41,7 @@ def write_images(directory: Path, wanted: tuple[str, ...] = ()) -> Images:
         "usr/local/bin/accelplane": b"#!/usr/bin/python3\n",
     }
     images: list[Image] = []
-    for name in wanted or names():
+    for name in selected_names or names():
         digest = oci.write_data_image(directory / name, {**files, "name": name.encode()}, labels={"name": name})
         images.append(Image(name, digest, ("linux/amd64",), 1000))
     listed = Images(VERSION, tuple(images))

@@ -32,7 +32,7 @@ def parse(page: bytes) -> dict[str, Family]:
         raise ValueError("no newline at the end")
     families: dict[str, Family] = {}
     helps: dict[str, str] = {}
-    seen: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
+    names: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
     current = ""
     for line in text[:-1].split("\n"):
         if line.startswith("# HELP "):
@@ -49,8 +49,8 @@ def parse(page: bytes) -> dict[str, Family]:
             suffixes = _SUFFIXES if current and families[current].kind == "histogram" else ("",)
             _check(bool(current) and sample.name in {f"{current}{suffix}" for suffix in suffixes}, line)
             key = (sample.name, tuple(sorted(sample.labels.items())))
-            _check(key not in seen, line)
-            seen.add(key)
+            _check(key not in names, line)
+            names.add(key)
             families[current].samples.append(sample)
     _check(helps.keys() == families.keys(), "HELP without TYPE")
     return families

@@ -6,10 +6,10 @@ from typing import Any
 
 
 async def until(condition: Callable[[], bool] | Callable[[], Coroutine[Any, Any, bool]], seconds: float = 10) -> None:
-    """Returns when the condition holds; raises `TimeoutError` when it does not in time."""
+    """Waits until the condition is true. Raises `TimeoutError`."""
     async with asyncio.timeout(seconds):
         while True:
-            held = condition()
-            if held if isinstance(held, bool) else await held:
+            result = condition()
+            if result if isinstance(result, bool) else await result:
                 return
             await asyncio.sleep(0.02)

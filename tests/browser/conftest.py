@@ -89,15 +89,15 @@ class SecureServed(Served):
 
 
 @pytest.fixture
-def secured(tmp_path: Path) -> Iterator[SecureServed]:
-    with SecureServed(tmp_path) as made:
-        yield made
+def secure_page(tmp_path: Path) -> Iterator[SecureServed]:
+    with SecureServed(tmp_path) as instance:
+        yield instance
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with Served() as made:
-        yield made
+def page_server() -> Iterator[Served]:
+    with Served() as instance:
+        yield instance
 
 
 @pytest.fixture(scope="session")
@@ -150,9 +150,9 @@ class PrefixProxy:
 
 
 @pytest.fixture
-def prefixed(served: Served) -> Iterator[tuple[str, PrefixProxy]]:
+def prefixed(page_server: Served) -> Iterator[tuple[str, PrefixProxy]]:
     """The page below `/tools/fleet/`."""
-    proxy = PrefixProxy(served.url, "/tools/fleet/")
+    proxy = PrefixProxy(page_server.url, "/tools/fleet/")
     loop, ready, ended = asyncio.new_event_loop(), Future[int](), asyncio.Event()
 
     async def serve() -> None:

@@ -44,27 +44,27 @@ def tab_of(browser: Any) -> Iterator[Callable[..., Tab]]:
         context.close()
 
 
-def held_node(served: Served) -> tuple[Node, Unit]:
+def held_node(page_server: Served) -> tuple[Node, Unit]:
     """A node and a device of it that is healthy and held."""
-    for node in served.view.cluster().nodes.values():
+    for node in page_server.view.cluster().nodes.values():
         for unit in node.units:
             if unit.phase == "healthy" and unit.known and unit.holders and node.name.startswith("gpu"):
                 return node, unit
     raise AssertionError("no held device")
 
 
-def replace_unit(served: Served, node: Node, changed: Unit) -> None:
-    current = served.view.cluster().nodes[node.name]
+def replace_unit(page_server: Served, node: Node, changed: Unit) -> None:
+    current = page_server.view.cluster().nodes[node.name]
     units = tuple(changed if each.unit == changed.unit else each for each in current.units)
-    served.call(lambda: served.view.replace(msgspec.structs.replace(current, units=units)))
+    page_server.call(lambda: page_server.view.replace(msgspec.structs.replace(current, units=units)))
 
 
-def fail(served: Served, node: Node, unit: Unit) -> Unit:
+def fail(page_server: Served, node: Node, unit: Unit) -> Unit:
     change = Change(1764000000, "unhealthy", "wedged", "the driver declared the device wedged")
     failed = msgspec.structs.replace(
         unit, phase="unhealthy", reason="wedged", text=change.text, since=1764000000, history=(change,)
     )
-    replace_unit(served, node, failed)
+    replace_unit(page_server, node, failed)
     return failed
 
 
@@ -73,12 +73,14 @@ def live(tab: Tab) -> None:
     tab.page.locator("#connection", has_text="live").wait_for(timeout=60_000)
 
 
-def test_an_administrator_finds_the_unhealthy_device_and_its_pod(served: Served, tab_of: Callable[..., Tab]) -> None:
-    node, unit = held_node(served)
+def test_an_administrator_finds_the_unhealthy_device_and_its_pod(
+    page_server: Served, tab_of: Callable[..., Tab]
+) -> None:
+    node, unit = held_node(page_server)
     tab = tab_of()
-    tab.page.goto(served.url)
+    tab.page.goto(page_server.url)
     live(tab)
-    fail(served, node, unit)
+    fail(page_server, node, unit)
     problem = tab.page.get_by_role("link", name=re.compile(f"{unit.unit} is unhealthy \\(wedged\\), held by"))
     row = tab.page.get_by_role("row").filter(has_text=node.name).filter(has=problem)
     row.get_by_role("link", name=re.compile("wedged")).click(timeout=60_000)
@@ -89,29 +91,29 @@ def test_an_administrator_finds_the_unhealthy_device_and_its_pod(served: Served,
     assert f"{holder.namespace}/{holder.pod}" in text
     assert f"kubectl -n {holder.namespace} describe pod {holder.pod}" in text
     live(tab)
-    replace_unit(served, node, unit)
+    replace_unit(page_server, node, unit)
     tab.page.locator(".badge", has_text=re.compile("^H healthy$")).wait_for(timeout=60_000)
     assert tab.problems == []
 
 
 def test_a_user_signs_in_with_a_token_gets_updates_and_signs_out(
-    secured: SecureServed, tab_of: Callable[..., Tab]
+    secure_page: SecureServed, tab_of: Callable[..., Tab]
 ) -> None:
-    secured.reviews.users["token-of-ann"] = "ann"
-    secured.reviews.allow("ann", "get /fleet", "list pods")
+    secure_page.reviews.users["token-of-ann"] = "ann"
+    secure_page.reviews.allow("ann", "get /fleet", "list pods")
     tab = tab_of(ignore_https_errors=True)
-    tab.page.goto(f"{secured.url}nodes?state=held")
+    tab.page.goto(f"{secure_page.url}nodes?state=held")
     tab.page.get_by_label("Token").fill("token-of-ann")
     tab.page.get_by_role("button", name="Sign in").click()
-    tab.page.wait_for_url(f"{secured.url}nodes?state=held", timeout=60_000)
+    tab.page.wait_for_url(f"{secure_page.url}nodes?state=held", timeout=60_000)
     live(tab)
     tab.page.get_by_role("button", name="Sign out").click()
     tab.page.get_by_label("Token").wait_for(timeout=60_000)
 
 
-def test_an_administrator_reads_why_a_pod_is_pending(served: Served, tab_of: Callable[..., Tab]) -> None:
+def test_an_administrator_reads_why_a_pod_is_pending(page_server: Served, tab_of: Callable[..., Tab]) -> None:
     tab = tab_of()
-    tab.page.goto(f"{served.url}waiting?text=train-large")
+    tab.page.goto(f"{page_server.url}waiting?text=train-large")
     row = tab.page.get_by_role("row").filter(has_text="vision/train-large-0")
     text = row.text_content()
     assert f"Asks for 40 of {I915}." in text
@@ -120,17 +122,17 @@ def test_an_administrator_reads_why_a_pod_is_pending(served: Served, tab_of: Cal
     assert f"Insufficient {I915}" in text
     live(tab)
     pod = Waiting("vision", "train-large-1", 1764000000, {I915: 1}, "no message")
-    before = served.view.cluster().waiting
-    served.call(lambda: served.view.replace(waiting=(*before, pod)))
+    before = page_server.view.cluster().waiting
+    page_server.call(lambda: page_server.view.replace(waiting=(*before, pod)))
     tab.page.get_by_role("row").filter(has_text="train-large-1").wait_for(timeout=60_000)
-    served.call(lambda: served.view.replace(waiting=before))
+    page_server.call(lambda: page_server.view.replace(waiting=before))
     tab.page.get_by_role("row").filter(has_text="train-large-1").wait_for(state="detached", timeout=60_000)
     assert tab.problems == []
 
 
-def test_filters_are_in_the_address_and_narrow_the_list(served: Served, tab_of: Callable[..., Tab]) -> None:
+def test_filters_are_in_the_address_and_narrow_the_list(page_server: Served, tab_of: Callable[..., Tab]) -> None:
     tab = tab_of()
-    tab.page.goto(f"{served.url}nodes")
+    tab.page.goto(f"{page_server.url}nodes")
     tab.page.get_by_label("Family").select_option("qat")
     tab.page.get_by_label("Order").select_option("name")
     tab.page.get_by_role("button", name="Apply").click()
@@ -143,11 +145,11 @@ def test_filters_are_in_the_address_and_narrow_the_list(served: Served, tab_of: 
     assert tab.page.locator("th[aria-sort=ascending]").text_content() == "Node"
 
 
-def test_all_controls_are_reachable_with_the_keyboard(served: Served, tab_of: Callable[..., Tab]) -> None:
-    node, unit = held_node(served)
-    fail(served, node, unit)
+def test_all_controls_are_reachable_with_the_keyboard(page_server: Served, tab_of: Callable[..., Tab]) -> None:
+    node, unit = held_node(page_server)
+    fail(page_server, node, unit)
     tab = tab_of()
-    tab.page.goto(served.url)
+    tab.page.goto(page_server.url)
     tab.page.keyboard.press("Tab")
     assert tab.page.evaluate("document.activeElement.textContent") == "Skip to the content"
     tab.page.keyboard.press("Enter")
@@ -166,7 +168,7 @@ def test_all_controls_are_reachable_with_the_keyboard(served: Served, tab_of: Ca
             break
     tab.page.keyboard.press("Enter")
     tab.page.wait_for_url("**/device?**")
-    replace_unit(served, node, unit)
+    replace_unit(page_server, node, unit)
 
 
 def check_accessibility(tab: Tab) -> None:
@@ -182,30 +184,30 @@ def check_accessibility(tab: Tab) -> None:
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 380)])
 def test_every_screen_follows_the_rules_of_accessibility(
-    served: Served, tab_of: Callable[..., Tab], scheme: str, width: int
+    page_server: Served, tab_of: Callable[..., Tab], scheme: str, width: int
 ) -> None:
-    node, unit = held_node(served)
-    fail(served, node, unit)
+    node, unit = held_node(page_server)
+    fail(page_server, node, unit)
     tab = tab_of(color_scheme=scheme, viewport={"width": width, "height": 800})
     place = f"node={node.name}"
     paths = (*SCREENS, "nodes?labels=zone+in", f"node?{place}", f"device?{place}&plugin=gpu&unit={unit.unit}")
     for path in paths:
-        tab.page.goto(served.url + path)
+        tab.page.goto(page_server.url + path)
         live(tab)
         check_accessibility(tab)
     colour = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(int(part) for part in re.findall(r"\d+", colour)[:3]) > 384) is (scheme == "light")
     assert tab.problems == []
-    replace_unit(served, node, unit)
+    replace_unit(page_server, node, unit)
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 380)])
 def test_the_sign_in_page_and_error_pages_follow_the_rules_of_accessibility(
-    secured: SecureServed, tab_of: Callable[..., Tab], scheme: str, width: int
+    secure_page: SecureServed, tab_of: Callable[..., Tab], scheme: str, width: int
 ) -> None:
-    secured.reviews.users["token-of-eve"] = "eve"
-    secured.reviews.users["token-of-ann"] = "ann"
-    secured.reviews.allow("ann", "get /fleet")
+    secure_page.reviews.users["token-of-eve"] = "eve"
+    secure_page.reviews.users["token-of-ann"] = "ann"
+    secure_page.reviews.allow("ann", "get /fleet")
     tab = tab_of(ignore_https_errors=True, color_scheme=scheme, viewport={"width": width, "height": 800})
 
     def sign_in(token: str, title: str) -> None:
@@ -214,21 +216,21 @@ def test_the_sign_in_page_and_error_pages_follow_the_rules_of_accessibility(
         tab.page.get_by_role("heading", name=title).wait_for(timeout=60_000)
         check_accessibility(tab)
 
-    tab.page.goto(f"{secured.url}waiting")
+    tab.page.goto(f"{secure_page.url}waiting")
     check_accessibility(tab)
     sign_in("unknown", "Sign in")
     assert "This token is not valid here" in tab.page.get_by_role("alert").text_content()
     sign_in("token-of-eve", "Forbidden")
-    tab.page.goto(f"{secured.url}waiting")
+    tab.page.goto(f"{secure_page.url}waiting")
     sign_in("token-of-ann", "Waiting pods")
     assert tab.page.locator(".hidden-name").count()
-    tab.page.goto(f"{secured.url}node?node=missing")
+    tab.page.goto(f"{secure_page.url}node?node=missing")
     check_accessibility(tab)
 
 
-def test_axe_finds_the_violations_of_a_page(served: Served, tab_of: Callable[..., Tab]) -> None:
+def test_axe_finds_the_violations_of_a_page(page_server: Served, tab_of: Callable[..., Tab]) -> None:
     tab = tab_of()
-    tab.page.goto(served.url)
+    tab.page.goto(page_server.url)
     tab.page.evaluate("document.querySelector('html').removeAttribute('lang')")
     tab.page.evaluate("document.querySelector('main').insertAdjacentHTML('beforeend', '<img src=\"data:,\">')")
     assert {each.rule for each in run_axe(tab.page).violations} == {"html-has-lang", "image-alt"}
@@ -236,26 +238,26 @@ def test_axe_finds_the_violations_of_a_page(served: Served, tab_of: Callable[...
 
 @pytest.mark.parametrize("width", [320, 380])
 def test_every_page_fits_a_phone_without_horizontal_scrolling(
-    served: Served, tab_of: Callable[..., Tab], width: int
+    page_server: Served, tab_of: Callable[..., Tab], width: int
 ) -> None:
-    node, unit = held_node(served)
+    node, unit = held_node(page_server)
     tab = tab_of(viewport={"width": width, "height": 700}, has_touch=True)
     for path in (*SCREENS, f"node?node={node.name}", f"device?node={node.name}&plugin=gpu&unit={unit.unit}"):
-        tab.page.goto(served.url + path)
+        tab.page.goto(page_server.url + path)
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= width, path
         box = tab.page.locator("h1").bounding_box()
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= width
-    tab.page.goto(f"{served.url}nodes")
+    tab.page.goto(f"{page_server.url}nodes")
     tab.page.locator("a.cell").first.tap()
     tab.page.wait_for_url("**/device?**")
 
 
-def test_pages_are_complete_without_script(served: Served, tab_of: Callable[..., Tab]) -> None:
+def test_pages_are_complete_without_script(page_server: Served, tab_of: Callable[..., Tab]) -> None:
     with_script, without = tab_of(), tab_of(java_script_enabled=False)
     for path in SCREENS:
         for tab in (with_script, without):
-            tab.page.goto(served.url + path)
+            tab.page.goto(page_server.url + path)
         live(with_script)
         rows = [tab.page.locator("tbody th").all_text_contents() for tab in (with_script, without)]
         assert rows[0] == rows[1] != []
@@ -265,57 +267,59 @@ def test_pages_are_complete_without_script(served: Served, tab_of: Callable[...,
 
 
 def test_nothing_is_loaded_from_elsewhere_and_the_policy_is_never_violated(
-    served: Served, tab_of: Callable[..., Tab]
+    page_server: Served, tab_of: Callable[..., Tab]
 ) -> None:
     tab = tab_of()
     tab.page.add_init_script(
         "addEventListener('securitypolicyviolation', (event) => console.error('violation', event.violatedDirective))"
     )
     for path in SCREENS:
-        tab.page.goto(served.url + path)
+        tab.page.goto(page_server.url + path)
         live(tab)
     assert tab.problems == []
-    assert all(each.startswith(served.url) for each in tab.requests if not each.startswith("data:"))
+    assert all(each.startswith(page_server.url) for each in tab.requests if not each.startswith("data:"))
     first = [each for each in tab.requests if "assets/" in each]
     assert len({each.rpartition("/")[2] for each in first}) == 2
     tab.page.evaluate("document.body.append(Object.assign(document.createElement('script'), {textContent: 'x'}))")
     assert any("violation" in each or "Content Security Policy" in each for each in tab.problems)
 
 
-def test_a_row_that_is_read_does_not_change_and_focus_stays(served: Served, tab_of: Callable[..., Tab]) -> None:
-    node, unit = held_node(served)
+def test_a_row_that_is_read_does_not_change_and_focus_stays(page_server: Served, tab_of: Callable[..., Tab]) -> None:
+    node, unit = held_node(page_server)
     tab = tab_of()
-    tab.page.goto(f"{served.url}nodes?sort=name&text={node.name}")
+    tab.page.goto(f"{page_server.url}nodes?sort=name&text={node.name}")
     live(tab)
     cell = tab.page.get_by_role("link", name=re.compile(f"^gpu {unit.unit}: healthy"))
     cell.focus()
-    failed = fail(served, node, unit)
+    failed = fail(page_server, node, unit)
     tab.page.locator(".numbers .alert", has_text="unhealthy").wait_for(timeout=60_000)
     assert cell.evaluate("(element) => element === document.activeElement")
     assert failed.phase == "unhealthy"
     cell.evaluate("(element) => element.blur()")
     tab.page.get_by_role("link", name=re.compile(f"^gpu {unit.unit}: unhealthy")).wait_for(timeout=60_000)
-    replace_unit(served, node, unit)
+    replace_unit(page_server, node, unit)
 
 
-def test_updates_can_be_paused_and_begin_paused_with_reduced_motion(served: Served, tab_of: Callable[..., Tab]) -> None:
-    node, unit = held_node(served)
+def test_updates_can_be_paused_and_begin_paused_with_reduced_motion(
+    page_server: Served, tab_of: Callable[..., Tab]
+) -> None:
+    node, unit = held_node(page_server)
     tab = tab_of(reduced_motion="reduce")
-    tab.page.goto(f"{served.url}nodes?text={node.name}")
+    tab.page.goto(f"{page_server.url}nodes?text={node.name}")
     assert tab.page.locator("#connection").text_content() == "Updates are paused."
     tab.page.get_by_role("button", name="Resume updates").click()
     live(tab)
     tab.page.get_by_role("button", name="Pause updates").click()
-    fail(served, node, unit)
+    fail(page_server, node, unit)
     healthy = tab.page.get_by_role("link", name=re.compile(f"^gpu {unit.unit}: healthy"))
     assert healthy.count() == 1
     tab.page.get_by_role("button", name="Resume updates").click()
     tab.page.get_by_role("link", name=re.compile(f"^gpu {unit.unit}: unhealthy")).wait_for(timeout=60_000)
-    replace_unit(served, node, unit)
+    replace_unit(page_server, node, unit)
 
 
 def test_links_and_updates_work_below_a_path_prefix(
-    served: Served, prefixed: tuple[str, PrefixProxy], tab_of: Callable[..., Tab]
+    page_server: Served, prefixed: tuple[str, PrefixProxy], tab_of: Callable[..., Tab]
 ) -> None:
     url, proxy = prefixed
     tab = tab_of()

@@ -18,7 +18,7 @@ from .state import Claim, clusters, find, remove
 
 def main() -> int:
     chosen = _parser().parse_args()
-    # The end of a terminal must undo as much as Ctrl-C does, and that too where a shell ignores it for its jobs.
+    # SIGHUP must clean up like SIGINT, even if the shell ignores it for its jobs.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:

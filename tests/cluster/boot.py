@@ -1,12 +1,12 @@
-"""The first process of a simulated machine: makes its file system, then waits for the machine's end.
+"""The first process of a simulated machine: creates its file system, then waits until the machine is stopped.
 
-Runs as pid 1 in new mount, network, pid, uts and ipc namespaces, and stands alone (standard library only,
+Runs as pid 1 in new mount, network, pid, uts and ipc namespaces, without other modules (standard library only,
 no import from this package). When it ends, the kernel ends everything else in the machine.
 
 The root is the machine's own disk, a directory that survives reboots. /usr and /etc are the host's with a
 writable layer of the machine's own on top; /run, /tmp, /dev and /sys are new at every boot. Of the host's /sys
-only what a kubelet needs shows through, read-only; buses and classes of hardware start out empty, so that no
-real device is ever seen.
+only what a kubelet needs is visible, read-only; buses and classes of hardware are empty at first, so that no
+real device is visible.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def boot(disk: Path, hostname: str, shares: list[Path]) -> None:
     mount("", Path("/"), flags=REC | PRIVATE)
     root.mkdir(parents=True, exist_ok=True)
     mount(root, root, flags=BIND)
-    _lay_out(root)
+    _create_layout(root)
     for name in ("usr", "etc"):
         upper, work = disk / f"{name}-upper", disk / f"{name}-work"
         upper.mkdir(exist_ok=True)
@@ -94,7 +94,7 @@ def boot(disk: Path, hostname: str, shares: list[Path]) -> None:
     mount("", Path("/"), flags=REC | SHARED)
 
 
-def _lay_out(root: Path) -> None:
+def _create_layout(root: Path) -> None:
     directories = "dev etc home mnt opt proc root run srv sys tmp usr var var/cache var/lib var/log var/tmp"
     for name in directories.split():
         (root / name).mkdir(exist_ok=True)
@@ -112,17 +112,17 @@ def _lay_out(root: Path) -> None:
 
 
 def _make_sys(root: Path) -> None:
-    real, shown = root / REAL_SYSFS.relative_to("/"), root / "sys"
+    real, mounted = root / REAL_SYSFS.relative_to("/"), root / "sys"
     real.mkdir(parents=True)
     mount("sysfs", real, "sysfs", RDONLY | NOSUID | NODEV | NOEXEC)
-    mount("tmpfs", shown, "tmpfs", NOSUID | NODEV | NOEXEC, "mode=755")
+    mount("tmpfs", mounted, "tmpfs", NOSUID | NODEV | NOEXEC, "mode=755")
     for name in _SYSFS_EMPTY:
-        (shown / name).mkdir(parents=True, exist_ok=True)
+        (mounted / name).mkdir(parents=True, exist_ok=True)
     for name in _SYSFS_SHOWN:
         if (real / name).is_dir():
-            (shown / name).mkdir(parents=True, exist_ok=True)
-            bind(real / name, shown / name, flags=NOSUID | NODEV | NOEXEC)
-    bind(Path("/sys/fs/cgroup"), shown / "fs/cgroup", writable=True)
+            (mounted / name).mkdir(parents=True, exist_ok=True)
+            bind(real / name, mounted / name, flags=NOSUID | NODEV | NOEXEC)
+    bind(Path("/sys/fs/cgroup"), mounted / "fs/cgroup", writable=True)
 
 
 def _make_dev(dev: Path) -> None:
@@ -140,7 +140,7 @@ def _make_dev(dev: Path) -> None:
 
 
 def _shadow_sysctls(root: Path) -> None:
-    # A new boot has a new id: by it the kubelet notices a reboot.
+    # Each boot has a new ID, by which the kubelet detects a reboot.
     for name, value in (_SYSCTLS | {"kernel/random/boot_id": str(uuid.uuid4())}).items():
         if (original := root / "proc/sys" / name).exists():
             shadow = root / "run/node/sysctl" / name
@@ -159,7 +159,7 @@ def _enter(root: Path) -> None:
 
 
 def open_up(directory: Path) -> None:
-    """Turn a directory of the real sysfs into one that can be written to, showing the same entries one level down."""
+    """Replace a directory of the real sysfs by a writable one with the same entries."""
     source = REAL_SYSFS / directory.relative_to("/sys")
     if os.path.ismount(directory):
         unmount(directory)
@@ -181,13 +181,13 @@ def main() -> None:
         return
     plan = json.loads(sys.argv[2])
     boot(Path(plan["disk"]), plan["hostname"], [Path(share) for share in plan["shares"]])
-    # Ignored, it makes the kernel bury the orphans that end up at pid 1; the setting outlives the exec below.
+    # With SIGCHLD ignored, the kernel reaps orphans of pid 1. The setting survives the exec below.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     os.write(1, b"ready\n")
     quiet = os.open("/dev/null", os.O_RDWR)
     for descriptor in (1, 2):
         os.dup2(quiet, descriptor)
-    # Standard input is a pipe whose other end only the owner holds: the owner's end, however it comes, ends cat.
+    # Standard input is a pipe whose other end only the owner has, so cat ends with the owner in any case.
     command = ["cat"] if plan["owned"] else ["sleep", "infinity"]
     os.execvp(command[0], command)  # noqa: S606  no shell is wanted here
 

@@ -2,8 +2,8 @@
 
 ``python -m tests.cluster.build`` (``make kube``) compiles once into a directory outside the work tree, named
 after the version and a hash of everything that decides the result: the modules below ``kube/`` (their go.sum
-pins every source) and the recipes of this file. A complete directory is never touched again, and appears by one
-rename, so that an interrupted build leaves no half of one.
+pins every source) and the recipes of this file. A complete directory is never changed, and is created by one
+rename, so that an interrupted build leaves no incomplete directory.
 
 Other programs of the tests are compiled one module at a time, from the modules below ``tools/``: each has a directory
 of its own, named after the module and a hash of its files. Its ``go.mod`` names the packages in ``tool`` lines. Its
@@ -115,7 +115,7 @@ SYSTEM_PROGRAMS = {
 }
 # Installing this package would start a service, so only its files are extracted.
 UNPACK_ONLY = "etcd-server"
-# Nodes may run it instead of the containerd that is built here. A cluster can be without.
+# Nodes may run it instead of the containerd that is built here. It is optional.
 OLD_CONTAINERD = "1.6"
 _OLD_CONTAINERD_PACKAGE = f"containerd={OLD_CONTAINERD}.*"
 _SYSTEM_DIRECTORIES = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni")
@@ -123,7 +123,7 @@ _SYSTEM_DIRECTORIES = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/lib/cni",
 
 @dataclass(frozen=True)
 class Assets:
-    """The built programs; ``program`` finds them and the system's alike."""
+    """The built programs. ``program`` also finds those of the system."""
 
     directory: Path
 
@@ -146,16 +146,16 @@ class Assets:
     def program(self, name: str) -> Path:
         if found := self.find(name):
             return found
-        raise ClusterError(f"{name}: not found; {_how_to_get(name)}")
+        raise ClusterError(f"{name}: not found; {_installation_hint(name)}")
 
     def missing(self) -> list[str]:
         """The missing programs of a cluster, each with its remedy; empty if complete."""
         if not self.directory.is_dir():
             return [f"no Kubernetes binaries in {self.directory}; run {BUILD_COMMAND}"]
-        return [f"{name} not found; {_how_to_get(name)}" for name in SYSTEM_PROGRAMS if not self.find(name)]
+        return [f"{name} not found; {_installation_hint(name)}" for name in SYSTEM_PROGRAMS if not self.find(name)]
 
 
-def _how_to_get(name: str) -> str:
+def _installation_hint(name: str) -> str:
     package = SYSTEM_PROGRAMS.get(name)
     return f"install it (Debian: apt-get install {package})" if package else f"run {BUILD_COMMAND}"
 
@@ -167,7 +167,7 @@ def cache_directory() -> Path:
 
 
 def assets() -> Assets:
-    """Where the programs of today's recipes are, whether built yet or not."""
+    """The paths of the programs of the current recipes, built or not."""
     return Assets(cache_directory() / f"{kubernetes_version()}-{_digest(KUBE, repr((_recipes(), platform.machine())))}")
 
 
@@ -198,28 +198,28 @@ def _digest(modules: Path, recipe: str) -> str:
     return digest.hexdigest()[:12]
 
 
-def build(say: Callable[[str], None] = print) -> Assets:
+def build(print_status: Callable[[str], None] = print) -> Assets:
     """Build missing programs, and install missing system packages if possible."""
     result = assets()
     cache_directory().mkdir(parents=True, exist_ok=True)
     with _only_builder():
         if not result.directory.is_dir():
             started = time.monotonic()
-            _compile(result.directory, say)
-            say(f"built in {time.monotonic() - started:.0f} s: {result.directory}")
+            _compile(result.directory, print_status)
+            print_status(f"built in {time.monotonic() - started:.0f} s: {result.directory}")
         for module in DEFAULT_TOOLS:
-            _compile_tool(module, say)
-        _get_system_programs(result, say)
-        _get_old_containerd(result, say)
+            _compile_tool(module, print_status)
+        _get_system_programs(result, print_status)
+        _get_old_containerd(result, print_status)
     return result
 
 
-def build_tools(modules: Sequence[str], say: Callable[[str], None] = print) -> list[Path]:
+def build_tools(modules: Sequence[str], print_status: Callable[[str], None] = print) -> list[Path]:
     """Compile missing programs of these modules; returns their directories."""
     cache_directory().mkdir(parents=True, exist_ok=True)
     with _only_builder():
         for module in modules:
-            _compile_tool(module, say)
+            _compile_tool(module, print_status)
     return [_tool_directory(module) for module in modules]
 
 
@@ -230,13 +230,13 @@ def _only_builder() -> Iterator[None]:
         yield
 
 
-def _compile(target: Path, say: Callable[[str], None]) -> None:
-    go = _go(say)
+def _compile(target: Path, print_status: Callable[[str], None]) -> None:
+    go = _go(print_status)
     with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as scratch:
         programs = Path(scratch) / "assets/bin"
         programs.mkdir(parents=True)
         for recipe in _recipes():
-            say(f"compiling {recipe.module}")
+            print_status(f"compiling {recipe.module}")
             stamps = " ".join(f"-X {name}={value}" for name, value in recipe.stamps.items())
             command = [go, "build", "-trimpath", f"-tags={recipe.tags}", f"-ldflags=-s -w {stamps}", "-o", programs]
             _run([*command, *recipe.packages], cwd=KUBE / recipe.module, env=_go_environment())
@@ -245,7 +245,7 @@ def _compile(target: Path, say: Callable[[str], None]) -> None:
         (Path(scratch) / "assets").rename(target)
 
 
-def _compile_tool(module: str, say: Callable[[str], None]) -> None:
+def _compile_tool(module: str, print_status: Callable[[str], None]) -> None:
     target = _tool_directory(module)
     if target.is_dir():
         return
@@ -253,13 +253,13 @@ def _compile_tool(module: str, say: Callable[[str], None]) -> None:
     packages = re.findall(r"^tool (\S+)$", text, re.MULTILINE)
     version = re.search(r"^go (\d+)\.(\d+)", text, re.MULTILINE)
     tags = " ".join(re.findall(r"^// tags: (.+)$", text, re.MULTILINE))
-    _get_debian_programs(re.findall(r"^// debian: (\S+) (\S+)$", text, re.MULTILINE), say)
+    _get_debian_programs(re.findall(r"^// debian: (\S+) (\S+)$", text, re.MULTILINE), print_status)
     assert packages, module
     assert version, module
-    go = _go(say, (int(version[1]), int(version[2])))
+    go = _go(print_status, (int(version[1]), int(version[2])))
     target.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as scratch:
-        say(f"compiling {module}")
+        print_status(f"compiling {module}")
         programs = Path(scratch) / "programs"
         programs.mkdir()
         command = [go, "build", "-trimpath", f"-tags={tags}", "-ldflags=-s -w", "-o", programs, *packages]
@@ -283,33 +283,33 @@ def _copy_files(source: Path, directories: Sequence[str], target: Path) -> None:
 def _module_directory(go: Path, module: Path, dependency: str) -> Path:
     """The directory of a dependency, of the version that the module names."""
     command = [go, "list", "-m", "-f", "{{.Dir}}", dependency]
-    done = subprocess.run(command, cwd=module, env=_go_environment(), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ClusterError(f"{dependency}: no directory of the module\n{done.stderr}")
-    return Path(done.stdout.strip())
+    result = subprocess.run(command, cwd=module, env=_go_environment(), capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise ClusterError(f"{dependency}: no directory of the module\n{result.stderr}")
+    return Path(result.stdout.strip())
 
 
-def _get_debian_programs(programs: Sequence[tuple[str, str]], say: Callable[[str], None]) -> None:
+def _get_debian_programs(programs: Sequence[tuple[str, str]], print_status: Callable[[str], None]) -> None:
     packages = [package for program, package in programs if not shutil.which(program)]
     if not packages:
         return
     if not _can_install():
         raise ClusterError(f"programs not found; install them (Debian: apt-get install {' '.join(packages)})")
-    say(f"getting Debian packages: {' '.join(packages)}")
+    print_status(f"getting Debian packages: {' '.join(packages)}")
     _apt_install(packages)
 
 
 def _go_environment() -> dict[str, str]:
     chosen = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false", "GOWORK": "off", "GOTOOLCHAIN": "local"}
-    # The garbage collector takes a fifth of the processor time of compiler and linker. The limit is a soft one.
+    # Garbage collection uses a fifth of the processor time of compiler and linker. The limit is a soft one.
     memory = {"GOGC": "400", "GOMEMLIMIT": "3GiB"}
     return os.environ | chosen | memory
 
 
-def _go(say: Callable[[str], None], oldest: tuple[int, int] = OLDEST_GO) -> Path:
+def _go(print_status: Callable[[str], None], oldest: tuple[int, int] = OLDEST_GO) -> Path:
     found = _installed_go()
     if found is None and _can_install():
-        say("no Go here: installing one from the Debian packages")
+        print_status("no Go here: installing one from the Debian packages")
         _apt_install(["golang-go"])
         found = _installed_go()
     if found is None:
@@ -320,7 +320,7 @@ def _go(say: Callable[[str], None], oldest: tuple[int, int] = OLDEST_GO) -> Path
         )
     if _go_version(found) >= oldest:
         return found
-    return _newer_go(found, say)
+    return _newer_go(found, print_status)
 
 
 def _installed_go() -> Path | None:
@@ -337,11 +337,11 @@ def _go_version(go: Path) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
-def _newer_go(go: Path, say: Callable[[str], None]) -> Path:
+def _newer_go(go: Path, print_status: Callable[[str], None]) -> Path:
     """An old Go cannot build Kubernetes, but it can fetch a newer one: toolchains are modules like any other."""
     machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
     toolchain = f"golang.org/toolchain@v0.0.1-{TOOLCHAIN}.linux-{machine}"
-    say(f"{go} is too old: fetching {TOOLCHAIN}")
+    print_status(f"{go} is too old: fetching {TOOLCHAIN}")
     with tempfile.TemporaryDirectory() as outside_any_module:
         _run([go, "mod", "download", toolchain], cwd=Path(outside_any_module), env=_go_environment())
     store = subprocess.run([go, "env", "GOMODCACHE"], capture_output=True, text=True, check=True).stdout.strip()
@@ -352,13 +352,13 @@ def _newer_go(go: Path, say: Callable[[str], None]) -> Path:
     return root / "bin/go"
 
 
-def _get_system_programs(result: Assets, say: Callable[[str], None]) -> None:
+def _get_system_programs(result: Assets, print_status: Callable[[str], None]) -> None:
     packages = sorted({package for name, package in SYSTEM_PROGRAMS.items() if not result.find(name)})
     if not packages:
         return
     if not _can_install():
         raise ClusterError("\n".join(result.missing()))
-    say(f"getting Debian packages: {' '.join(packages)}")
+    print_status(f"getting Debian packages: {' '.join(packages)}")
     installed = [package for package in packages if package != UNPACK_ONLY]
     if installed:
         _apt_install(installed)
@@ -368,16 +368,16 @@ def _get_system_programs(result: Assets, say: Callable[[str], None]) -> None:
         raise ClusterError("\n".join(missing))
 
 
-def _get_old_containerd(result: Assets, say: Callable[[str], None]) -> None:
+def _get_old_containerd(result: Assets, print_status: Callable[[str], None]) -> None:
     if result.old_containerd.is_dir():
         return
     try:
         if not _can_install():
             raise ClusterError("that takes root and apt-get")
-        say(f"getting Debian's containerd {OLD_CONTAINERD}")
+        print_status(f"getting Debian's containerd {OLD_CONTAINERD}")
         _unpack(_OLD_CONTAINERD_PACKAGE, result.old_containerd.parents[1])
     except ClusterError as error:
-        say(f"no containerd {OLD_CONTAINERD}, the tests that need it will not run: {error}")
+        print_status(f"no containerd {OLD_CONTAINERD}, the tests that need it will not run: {error}")
 
 
 def _can_install() -> bool:
@@ -400,12 +400,12 @@ def _unpack(package: str, target: Path) -> None:
 
 
 def _run(command: list[str | Path], cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
-    if done.returncode:
+    if result.returncode:
         words = " ".join(map(str, command))
-        raise ClusterError(f"{words}: failed with {done.returncode}\n{done.stdout[-4000:]}")
+        raise ClusterError(f"{words}: failed with {result.returncode}\n{result.stdout[-4000:]}")
 
 
 def main() -> int:
@@ -413,11 +413,11 @@ def main() -> int:
     parser.add_argument("tools", nargs="*", metavar="TOOL", help="build only these modules of tests/cluster/tools")
     modules = parser.parse_args().tools
 
-    def say(text: str) -> None:
+    def print_status(text: str) -> None:
         print(text, flush=True)
 
     try:
-        for directory in build_tools(modules, say) if modules else [build(say).directory]:
+        for directory in build_tools(modules, print_status) if modules else [build(print_status).directory]:
             print(directory)
     except ClusterError as error:
         print(error, file=sys.stderr)

@@ -29,7 +29,7 @@ _API = "/apis/cert-manager.io/v1"
 
 
 def programs() -> Path:
-    """The directory of the programs. Skips the test if they are not built; fails it where they were promised."""
+    """The directory of the programs. Skips the test if they are not built; fails it if they are required."""
     directory = tool("cert-manager").parent
     if not directory.is_dir():
         message = "no cert-manager: run make tools TOOLS=cert-manager"

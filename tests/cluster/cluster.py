@@ -1,6 +1,6 @@
 """A Kubernetes cluster of real programs on machines made of namespaces, with fault injection.
 
-``with Cluster.running(nodes=[NodePlan("node-1")]) as cluster`` gives one that is ready for pods and leaves nothing.
+``with Cluster.running(nodes=[NodePlan("node-1")]) as cluster`` yields a ready cluster and removes it at the end.
 One control machine runs etcd, the API server, the controllers and the scheduler, and is the switch of the cluster's
 network; every node is a machine of its own with a container runtime, a kubelet and a kube-proxy. From here the API
 server is reached over one veth pair; nothing is routed or translated beyond it.
@@ -64,8 +64,8 @@ def why_unavailable() -> str | None:
 class Node(Machine):
     """A machine with a container runtime, a kubelet, a kube-proxy and hardware that is only simulated.
 
-    ``hardware`` is what is in the machine when it is switched on. What a test plugs in later is gone after a reboot,
-    like everything a driver had set up, unless it is appended there.
+    ``hardware`` is added at each boot. What a test plugs in later is removed by a reboot,
+    like all driver configuration, unless it is appended there.
     """
 
     def __init__(self, cluster: Cluster, plan: NodePlan, position: int) -> None:
@@ -95,7 +95,7 @@ class Node(Machine):
     def copy_tree(self, tree: Path) -> None:
         """Show the files, links and device nodes below ``tree`` (``sys/…``, ``dev/…``) in the node.
 
-        Called again with the same tree, it brings the node up to date: what has left the tree leaves the node.
+        Another call with the same tree updates the node: files that are no longer in the tree are removed.
         """
         self._trees[tree] = hardware.copy_tree(self, tree, self._trees.get(tree, frozenset()))
 
@@ -115,10 +115,10 @@ class Node(Machine):
 
     def boot(self) -> None:
         """Switch on: file system, network, hardware, daemons. The node is not necessarily Ready yet."""
-        self.bring_up()
+        self.start_services()
         self.join()
 
-    def bring_up(self) -> None:
+    def start_services(self) -> None:
         """The part of ``boot`` that needs no API server."""
         self.power_on()
         self._trees.clear()
@@ -138,7 +138,7 @@ class Node(Machine):
         self.boot()
         if wait:
             self.kubelet.wait_ready()
-            # The API calls the node Ready for a while yet, from before: only the new boot's report counts.
+            # The node's status is still Ready from before: only the report of the new boot counts.
             wait_until(self._reported_since_boot, f"{self.name}: report after the reboot", 60)
             self.wait_ready()
 
@@ -243,11 +243,11 @@ class Cluster:
         shares: Sequence[Path] = (),
         silence: int = settings.SILENCE,
     ) -> Iterator[Cluster]:
-        """A cluster whose nodes are Ready, for as long as the block lasts and not a moment longer.
+        """A cluster whose nodes are Ready, for the duration of the block.
 
-        ``shares`` are further host directories that the machines see read-only at the same place. A node that says
-        nothing for ``silence`` seconds is lost; kwok on a busy computer needs more than the usual for many nodes. An
-        owned cluster also ends when this process does, however it does.
+        ``shares`` are further host directories, mounted read-only at the same path. A node that sends
+        no heartbeat for ``silence`` seconds is lost; kwok on a busy computer needs more for many nodes. An
+        owned cluster also ends when this process ends for any reason.
         """
         if problem := why_unavailable():
             raise ClusterError(f"no cluster can be started: {problem}")
@@ -262,9 +262,9 @@ class Cluster:
 
     def start(self, nodes: Sequence[NodePlan]) -> None:
         self._start_control()
-        # The API server needs its two seconds anyway; the nodes use them.
+        # The API server needs two seconds to start. The nodes boot meanwhile.
         for node in [self._make_node(plan) for plan in nodes]:
-            node.bring_up()
+            node.start_services()
             self._import_basic_images(node)
         self.apiserver.wait_ready()
         self.controller_manager.start(wait=False)
@@ -276,7 +276,7 @@ class Cluster:
         self._wait_accepts_pods("default")
 
     def leave_running(self) -> None:
-        """Let the end of the ``running`` block change nothing; only a cluster without an owner can be left."""
+        """Keep the cluster after the ``running`` block; only for clusters without an owner."""
         if self.owned:
             raise ClusterError(f"{self.name}: ends with this process, so it cannot be left running")
         self._claim.left_running = True
@@ -313,7 +313,7 @@ class Cluster:
 
     def kubectl(self, *arguments: Argument, text: str | None = None, check: bool = True) -> str:
         """Run kubectl with the standard input ``text``; returns its output."""
-        done = subprocess.run(
+        result = subprocess.run(
             [self.assets.program("kubectl"), *arguments],
             input=text or "",
             capture_output=True,
@@ -322,10 +322,10 @@ class Cluster:
             timeout=120,
             env=os.environ | {"KUBECONFIG": str(self.kubeconfig)},
         )
-        if check and done.returncode:
+        if check and result.returncode:
             words = " ".join(map(str, arguments))
-            raise ClusterError(f"kubectl {words}: ended with {done.returncode}\n{done.stdout}{done.stderr}")
-        return done.stdout
+            raise ClusterError(f"kubectl {words}: ended with {result.returncode}\n{result.stdout}{result.stderr}")
+        return result.stdout
 
     def apply(self, *objects: Object) -> None:
         """Server-side apply of objects."""
@@ -394,12 +394,12 @@ class Cluster:
 
     def wait_pod(self, name: str, phase: str = "Running", *, namespace: str = "default", timeout: float = 60) -> Object:
         """Wait for a pod's phase; running means that its containers are ready as well."""
-        seen: Object = {}
+        pod: Object = {}
 
         def there() -> bool:
-            seen.clear()
-            seen.update(self.pod(name, namespace) or {})
-            status = seen.get("status", {})
+            pod.clear()
+            pod.update(self.pod(name, namespace) or {})
+            status = pod.get("status", {})
             if status.get("phase") != phase:
                 return False
             return phase != "Running" or all(each["ready"] for each in status.get("containerStatuses", []))
@@ -409,7 +409,7 @@ class Cluster:
         except ClusterError as error:
             described = self.kubectl("describe", "pod", name, f"--namespace={namespace}", check=False)
             raise ClusterError(f"{error}\n{described}") from None
-        return seen
+        return pod
 
     @contextmanager
     def namespace(self, name: str) -> Iterator[str]:
@@ -431,11 +431,11 @@ class Cluster:
 
     def kill_container(self, pod: str, *, namespace: str = "default", number: int = signal.SIGKILL) -> None:
         """Send a signal to the first process of a pod's first container, for example a plugin's. Needs containerd."""
-        seen = self.pod(pod, namespace)
-        if not seen or not seen["status"].get("containerStatuses"):
+        listed_pod = self.pod(pod, namespace)
+        if not listed_pod or not listed_pod["status"].get("containerStatuses"):
             raise ClusterError(f"pod {namespace}/{pod}: has no container to kill")
-        container = seen["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
-        node = self.nodes[seen["spec"]["nodeName"]]
+        container = listed_pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
+        node = self.nodes[listed_pod["spec"]["nodeName"]]
         node.run("ctr", "--namespace=k8s.io", "task", "kill", f"--signal={int(number)}", container)
 
     def add_node(self, plan: NodePlan, *, wait: bool = True) -> Node:
@@ -448,7 +448,7 @@ class Cluster:
         return node
 
     def start_kwok(self) -> None:
-        """Let kwok play the kubelet of every node that ``add_kwok_nodes`` adds."""
+        """Let kwok simulate the kubelets of the nodes that ``add_kwok_nodes`` adds."""
         self.kwok.start()
 
     def add_kwok_nodes(
@@ -476,7 +476,7 @@ class Cluster:
         return names
 
     def import_image(self, archive: Path) -> None:
-        """Make an image archive known to every node."""
+        """Import an image archive into every node."""
         for node in self.nodes.values():
             node.import_image(archive)
 
@@ -641,12 +641,12 @@ def _pair(name: str, pair: Credentials) -> dict[str, bytes]:
 
 
 def _ip(*commands: str, enter: Sequence[str] = ()) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [*enter, "ip", "-batch", "-"],
         input="\n".join(commands) + "\n",
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode:
-        raise ClusterError(f"ip: {'; '.join(commands)}: {done.stderr.strip()}")
+    if result.returncode:
+        raise ClusterError(f"ip: {'; '.join(commands)}: {result.stderr.strip()}")

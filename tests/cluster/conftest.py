@@ -27,8 +27,8 @@ _with_images: list[Cluster] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    items.sort(key=lambda item: position(str(item.path)) if here in item.path.parents else (-1, ""))
+    directory = Path(__file__).parent
+    items.sort(key=lambda item: position(str(item.path)) if directory in item.path.parents else (-1, ""))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -55,16 +55,16 @@ def running_cluster(*plans: NodePlan) -> Iterator[Cluster]:
 def sample_gpus(cards: int) -> Callable[[Node], None]:
     """Hardware of a node: ``count`` simulated GPUs."""
 
-    def put_in(node: Node) -> None:
+    def copy_into(node: Node) -> None:
         with tempfile.TemporaryDirectory() as tree:
             plug_sample_gpu(node, Path(tree), cards=cards)
 
-    return put_in
+    return copy_into
 
 
 @pytest.fixture(scope="session")
 def cluster_is_possible() -> None:
-    """Skips the test where no cluster can be started; fails it where one was promised."""
+    """Skips the test if no cluster can be started; fails it if one is required."""
     if problem := _problem():
         if os.environ.get("ACCELPLANE_CLUSTER") == "required":
             pytest.fail(f"no cluster: {problem}")
@@ -81,8 +81,8 @@ class SharedClusters:
         """The running cluster with this name, which is started if necessary."""
         if name not in self._started:
             with ExitStack() as stack:
-                made = stack.enter_context(started())
-                self._started[name] = stack.pop_all(), made
+                result = stack.enter_context(started())
+                self._started[name] = stack.pop_all(), result
         return self._started[name][1]
 
     def end_all_but(self, names: Container[str]) -> None:
@@ -152,15 +152,15 @@ def shared_families(cluster_is_possible: None, shared_clusters: SharedClusters) 
 @pytest.fixture(scope="module")
 def installation(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """A separate control plane for the operators of a test file, with two kwok nodes."""
-    with installed(tmp_path_factory.mktemp("operators")) as made:
-        _running.append(made.cluster)
-        yield made
-        _running.remove(made.cluster)
+    with installed(tmp_path_factory.mktemp("operators")) as instance:
+        _running.append(instance.cluster)
+        yield instance
+        _running.remove(instance.cluster)
 
 
 @pytest.fixture
 def start_cluster(cluster_is_possible: None) -> Iterator[Callable[..., Cluster]]:
-    """Start a cluster for one test alone: nodes as planned, and host directories that they shall see."""
+    """Start a cluster for one test only, with these nodes and host directories."""
     with ExitStack() as undo:
 
         def start(*plans: NodePlan, shares: Sequence[Path] = ()) -> Cluster:

@@ -1,4 +1,4 @@
-"""A proxy between a kubelet and a device plugin, which can hold an Allocate call until something else has happened.
+"""A proxy between a kubelet and a device plugin, which can delay an Allocate call until another event.
 
 The plugin finds it in its own directory as the kubelet. It forwards the registration to the real kubelet with a socket
 of its own in the kubelet's directory, and forwards each call on this socket to the plugin that has registered last.
@@ -32,7 +32,7 @@ class DeviceProxy:
 
     def __init__(self, kubelet: Path, plugin: Path) -> None:
         self.registrations: list[str] = []
-        self.held: list[str] = []
+        self.held_calls: list[str] = []
         self._holding = False
         self._release = threading.Event()
         self._resume = threading.Event()
@@ -63,20 +63,20 @@ class DeviceProxy:
 
     @contextmanager
     def holding(self) -> Iterator[Callable[[], None]]:
-        """Holds the next Allocate call. The block gets a function that waits for it; the call goes on after the block.
+        """Holds the next Allocate call. Yields a function that waits for it; the call continues after the block.
 
         After the call, the kubelet sees the end of the plugin's streams and the registrations since.
         """
-        self.held.clear()
+        self.held_calls.clear()
         self._release.clear()
         self._resume.clear()
         self._holding = True
         try:
-            yield lambda: wait_until(lambda: bool(self.held), "an Allocate call", 60)
+            yield lambda: wait_until(lambda: bool(self.held_calls), "an Allocate call", 60)
         finally:
             self._release.set()
             self._holding = False
-        wait_until(lambda: not self.held, "the end of the call that was held", 60)
+        wait_until(lambda: not self.held_calls, "the end of the call that was held", 60)
         self._resume.set()
         for endpoint in sorted(self._waiting):
             self._forward(endpoint)
@@ -87,7 +87,7 @@ class DeviceProxy:
         kill()
         self._holding = False
         self._release.set()
-        wait_until(lambda: not self.held, "the end of the call that was held", 60)
+        wait_until(lambda: not self.held_calls, "the end of the call that was held", 60)
         socket = self._kubelet / "kubelet.sock"
         socket.unlink()
         start()
@@ -123,15 +123,15 @@ class DeviceProxy:
         return _unary(lambda request, context: self._call(endpoint, method, request, context))
 
     def _call(self, endpoint: str, method: str, request: bytes, context: grpc.ServicerContext) -> bytes:
-        if method.endswith("/Allocate") and self._holding and not self.held:
-            self.held.append(endpoint)
+        if method.endswith("/Allocate") and self._holding and not self.held_calls:
+            self.held_calls.append(endpoint)
             self._release.wait(_WAIT)
             try:
                 if not context.is_active():
                     context.abort(grpc.StatusCode.CANCELLED, "the kubelet has ended")
                 return self._answer(endpoint, method, request, context)
             finally:
-                self.held.clear()
+                self.held_calls.clear()
         return self._answer(endpoint, method, request, context)
 
     def _answer(self, endpoint: str, method: str, request: bytes, context: grpc.ServicerContext) -> bytes:

@@ -57,13 +57,13 @@ class EmulatedKernel:
         finally:
             os.close(descriptor)
 
-    def do(self, what: str, **more: object) -> str:
+    def do(self, description: str, **more: object) -> str:
         """Execute a command of the control file; return its result. Raises ``ClusterError``."""
         control = _WHOLE / "control"
         try:
-            self.write(control, json.dumps({"do": what, **more}))
+            self.write(control, json.dumps({"do": description, **more}))
         except OSError as error:
-            raise ClusterError(f"{self.machine.name}: {what} {more}: {error}: {self.read(control)}") from None
+            raise ClusterError(f"{self.machine.name}: {description} {more}: {error}: {self.read(control)}") from None
         return self.read(control).strip()
 
     def fail(self, path: Argument, code: int, **more: object) -> None:
@@ -95,7 +95,7 @@ class EmulatedKernel:
         self.do("unplug", bdf=address)
 
 
-def supervised(*command: Argument) -> list[Argument]:
+def supervised_command(*command: Argument) -> list[Argument]:
     """The command line that runs a command with ioctls of the emulated kernel."""
     return [sys.executable, "-c", SUPERVISOR, IOCTLS, *command]
 
@@ -103,10 +103,10 @@ def supervised(*command: Argument) -> list[Argument]:
 def emulated(description: NodeSpec, *, openable: bool = True) -> Callable[[Machine], None]:
     """Hardware of a node, for its plan."""
 
-    def put_in(machine: Machine) -> None:
+    def copy_emulation(machine: Machine) -> None:
         emulated_kernel(machine, description, openable=openable)
 
-    return put_in
+    return copy_emulation
 
 
 def emulated_kernel(machine: Machine, description: NodeSpec, *, openable: bool = True) -> EmulatedKernel:
@@ -116,7 +116,7 @@ def emulated_kernel(machine: Machine, description: NodeSpec, *, openable: bool =
     and IAA are looked up in /dev/char, and FPGAs by the hook.
     """
     with tempfile.TemporaryDirectory() as tree:
-        # Where the host's own /sys shows through, directories for the mounts can only be made from outside.
+        # Where the host's own /sys is visible, directories for the mounts can only be created from outside.
         for part in parts(Kernel(description)):
             if not part.startswith("/sys/devices/system/") or machine.path(part).parent.is_dir():
                 Path(tree, part[1:]).mkdir(parents=True)
@@ -150,12 +150,12 @@ def _text(path: Path) -> str:
 
 
 def _without_nulls(spec: msgspec.Struct) -> object:
-    """The specification as JSON without null members, which not every reader accepts."""
-    given = msgspec.to_builtins(spec)
-    return _cleaned(given)
+    """The specification as JSON without null members, which some readers reject."""
+    fields = msgspec.to_builtins(spec)
+    return _plain_value(fields)
 
 
-def _cleaned(value: object) -> object:
+def _plain_value(value: object) -> object:
     if isinstance(value, dict):
-        return {key: _cleaned(entry) for key, entry in value.items() if entry is not None}
-    return [_cleaned(entry) for entry in value] if isinstance(value, list | tuple) else value
+        return {key: _plain_value(entry) for key, entry in value.items() if entry is not None}
+    return [_plain_value(entry) for entry in value] if isinstance(value, list | tuple) else value

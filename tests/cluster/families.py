@@ -66,7 +66,7 @@ _IDLE = ("sh", "-c", "trap exit TERM; sleep 1000000 & wait")
 
 
 @dataclass(frozen=True)
-class Given:
+class ContainerDevices:
     """The device nodes and variables of a container in addition to the default ones."""
 
     nodes: frozenset[str]
@@ -180,7 +180,7 @@ class DaemonSet:
         for each in self.pods:
             self._delete(each["metadata"]["name"])
 
-    def wait_gone(self) -> None:
+    def wait_removed(self) -> None:
         wait_until(lambda: not self.pods, f"{self}: end of its pods", 60)
 
     def _delete(self, name: str) -> None:
@@ -217,23 +217,25 @@ class Families:
         return self.node.path(path).read_text().strip()
 
     def reset(self, hardware: Sequence[Spec] = HARDWARE) -> None:
-        """Everything as it was at the first boot, or with other hardware."""
+        """Restores the state of the first boot, or sets other hardware."""
         self.kernel.clear_faults()
         for address in self.present():
             self.kernel.unplug(address)
         for module in ("vfio-pci", "sgx"):
             self.kernel.do("load", module=module)
-        self.let_open("/dev/sgx_enclave", "/dev/sgx_provision")
+        self.use_null_device_numbers("/dev/sgx_enclave", "/dev/sgx_provision")
         for spec in hardware:
             self.kernel.plug(spec)
 
     def present(self) -> list[str]:
         """The addresses of all physical functions of these families."""
         devices = self.node.path("/sys/bus/pci/devices")
-        ours = [each for each in sorted(devices.iterdir()) if (each / "class").read_text()[:6] in ("0x0b40", "0x0880")]
-        return [each.name for each in ours if not (each / "physfn").exists()]
+        devices_of_driver = [
+            each for each in sorted(devices.iterdir()) if (each / "class").read_text()[:6] in ("0x0b40", "0x0880")
+        ]
+        return [each.name for each in devices_of_driver if not (each / "physfn").exists()]
 
-    def let_open(self, *paths: str) -> None:
+    def use_null_device_numbers(self, *paths: str) -> None:
         """Gives device nodes the number of /dev/null: the host has no driver for their own numbers."""
         for path in paths:
             self.node.remove(path)
@@ -274,9 +276,9 @@ class Families:
         words = ["--namespace", namespace] if namespace == NAMESPACE else []
         output = self.cluster.kubectl("apply", "--kustomize", DEPLOY / tree, *words)
         names = re.findall(r"^daemonset\.apps/(\S+)", output, re.MULTILINE)
-        made = [DaemonSet(self, name, namespace) for name in names]
-        self.deployed += made
-        return made
+        daemonsets = [DaemonSet(self, name, namespace) for name in names]
+        self.deployed += daemonsets
+        return daemonsets
 
     def configure(self, config: Path | Object) -> None:
         """Applies a ConfigMap: the example of a tree, or another one."""
@@ -286,20 +288,20 @@ class Families:
             self.cluster.apply(config)
             self.configured.append(config["metadata"]["name"])
 
-    def wait(self, wanted: Mapping[str, int], timeout: float = 60) -> None:
+    def wait(self, expected: Mapping[str, int], timeout: float = 60) -> None:
         """Waits until these numbers are allocatable."""
-        seen: dict[str, int | None] = {}
+        resources: dict[str, int | None] = {}
 
         def is_allocatable() -> bool:
             now = self.allocatable()
-            seen.update({name: now.get(name) for name in wanted})
-            return all(now.get(name, 0) == number for name, number in wanted.items())
+            resources.update({name: now.get(name) for name in expected})
+            return all(now.get(name, 0) == number for name, number in expected.items())
 
         try:
-            wait_until(is_allocatable, f"allocatable {dict(wanted)}", timeout)
+            wait_until(is_allocatable, f"allocatable {dict(expected)}", timeout)
         except ClusterError as error:
             logs = "".join(f"\n{each}:\n{each.log()[-3000:]}" for each in self.deployed if each.pod())
-            raise ClusterError(f"{error}; found {seen}{logs}") from None
+            raise ClusterError(f"{error}; found {resources}{logs}") from None
 
     def allocatable(self) -> dict[str, int]:
         """The allocatable accelerators of the node."""
@@ -319,31 +321,31 @@ class Families:
     def running(self, name: str) -> Object:
         return self.cluster.wait_pod(name, namespace=NAMESPACE)
 
-    def given(self, name: str, container: str = "main") -> Given:
+    def container_devices(self, name: str, container: str = "main") -> ContainerDevices:
         """The device nodes and variables inside a container."""
         words = ("exec", name, "-n", NAMESPACE, "-c", container, "--", "sh", "-c", _INSPECT)
-        seen: list[str] = []
+        lines: list[str] = []
 
         def look() -> bool:
             # A kubelet that has just started does not know its pods yet.
             with suppress(ClusterError):
-                seen.append(self.cluster.kubectl(*words))
-            return bool(seen)
+                lines.append(self.cluster.kubectl(*words))
+            return bool(lines)
 
         wait_until(look, f"exec in container {container} of pod {name}")
-        nodes, variables = seen[0].split("\n\n")
-        return Given(
+        nodes, variables = lines[0].split("\n\n")
+        return ContainerDevices(
             frozenset(node for node in nodes.split() if not _DEFAULT_NODES.fullmatch(node)),
             dict(line.split("=", 1) for line in variables.splitlines() if not _DEFAULT_VARIABLES.fullmatch(line)),
         )
 
     def holdings(self, name: str) -> list[Holding]:
         """The devices of a pod in the kubelet's checkpoint."""
-        seen = self.cluster.pod(name, NAMESPACE)
+        pod = self.cluster.pod(name, NAMESPACE)
         kept = read_checkpoint(str(self.node.path("/var/lib/kubelet/device-plugins")))
-        assert seen
+        assert pod
         assert kept
-        return [holding for holding in kept.holdings if holding.pod_uid == seen["metadata"]["uid"]]
+        return [holding for holding in kept.holdings if holding.pod_uid == pod["metadata"]["uid"]]
 
     def number(self, node: str) -> str:
         """The numbers of a device node, as in /dev/char."""
@@ -363,14 +365,14 @@ class Families:
         for name in names:
             wait_until(lambda name=name: not self.cluster.pod(name, NAMESPACE), f"end of pod {name}", 60)
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         """Deletes all workloads, and waits until no devices are allocatable."""
         for each in self.deployed:
             each.delete()
         listed = self.cluster.get(f"/api/v1/namespaces/{NAMESPACE}/pods") or {"items": []}
         self.delete(*(each["metadata"]["name"] for each in listed["items"]))
         for each in self.deployed:
-            each.wait_gone()
+            each.wait_removed()
         self.deployed.clear()
         for name in self.configured:
             self.cluster.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/configmaps/{name}")
@@ -378,7 +380,7 @@ class Families:
         wait_until(lambda: not self.devices(), "the kubelet without devices")
 
     def devices(self) -> dict[str, int]:
-        """As `allocatable`, without EPC, which is no device."""
+        """As `allocatable`, without EPC, which is not a device."""
         return {name: number for name, number in self.allocatable().items() if name != "sgx.intel.com/epc"}
 
 

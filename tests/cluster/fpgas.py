@@ -25,7 +25,7 @@ from accelplane.simulate.offload import FpgaSpec
 
 from .build import ClusterError
 from .cluster import Cluster, Node, NodePlan
-from .emulated import emulated, kernel_of, supervised
+from .emulated import emulated, kernel_of, supervised_command
 from .machine import REPOSITORY, wait_until
 from .objects import Object, pod
 
@@ -92,8 +92,8 @@ class Fpgas:
         """Deletes everything except the definitions and mappings."""
         if self.installed is None:
             return
-        gone = [each for each in self.installed.objects if each["kind"] != "CustomResourceDefinition"]
-        self.cluster.kubectl("delete", "--ignore-not-found", "--wait=false", "--filename=-", text=_list(gone))
+        remaining = [each for each in self.installed.objects if each["kind"] != "CustomResourceDefinition"]
+        self.cluster.kubectl("delete", "--ignore-not-found", "--wait=false", "--filename=-", text=_list(remaining))
         namespace, app, _ = self.installed
         path = f"/api/v1/namespaces/{namespace}/pods?labelSelector=app%3D{app}"
         wait_until(lambda: not (self.cluster.get(path) or {"items": ()})["items"], f"{app}: deletion of its pods", 60)
@@ -177,7 +177,7 @@ class Fpga:
         # An installation links existing programs with the same content.
         self.node.run("rm", "-f", _WRAPPED_HOOKS / Path(HOOK).name)
         self.node.run("mv", HOOK, _WRAPPED_HOOKS)
-        words = " ".join(f"'{word}'" for word in supervised(_WRAPPED_HOOKS / Path(HOOK).name))
+        words = " ".join(f"'{word}'" for word in supervised_command(_WRAPPED_HOOKS / Path(HOOK).name))
         script = self.node.path(f"{HOOK}.script")
         script.write_text(f'#!/bin/sh\nexec {words} $(cat {_FLAGS} 2>/dev/null) "$@"\n')
         script.chmod(0o755)
@@ -194,7 +194,7 @@ class Fpga:
 
     def tool(self, *words: str | Path, text: str = "") -> str:
         """The output of the tool on the host."""
-        return self.node.run(*supervised(SOFTWARE / "fpga_tool", *words), text=text).stdout
+        return self.node.run(*supervised_command(SOFTWARE / "fpga_tool", *words), text=text).stdout
 
     def write(self, path: str | Path, content: bytes) -> Path:
         target = self.node.path(path)
@@ -221,7 +221,7 @@ class Fpga:
     @contextmanager
     def tool_running(self, *words: str | Path) -> Iterator[subprocess.Popen[bytes]]:
         """Runs the tool on the host during the block."""
-        command = self.node.enter(supervised(SOFTWARE / "fpga_tool", *words))
+        command = self.node.enter(supervised_command(SOFTWARE / "fpga_tool", *words))
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, env=self.node.environment()) as process:
             try:
                 yield process
@@ -268,8 +268,8 @@ class Fpga:
 
     def expect_start_error(self, name: str, words: str) -> None:
         """Waits until the container has failed to start with an event of the hook."""
-        seen = self.cluster.wait_pod(name, "Failed", namespace=TEAM, timeout=90)
-        (status,) = seen["status"]["containerStatuses"]
+        pod = self.cluster.wait_pod(name, "Failed", namespace=TEAM, timeout=90)
+        (status,) = pod["status"]["containerStatuses"]
         assert status["state"]["terminated"]["reason"] == "StartError", status
         self.wait_for_event(name, words)
 

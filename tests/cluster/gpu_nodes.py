@@ -31,7 +31,7 @@ _PANIC = re.compile(r"^panic: |nil pointer dereference", re.MULTILINE)
 
 
 class KubeletProcess:
-    """The kubelet's process from now on: it has to live, and it must not panic."""
+    """Observes the kubelet's process: it must neither end nor panic."""
 
     def __init__(self, node: Node, start: int | None = None) -> None:
         """Its log begins at the byte `start` of the file, at the file's end by default."""
@@ -60,7 +60,7 @@ class KubeletProcess:
         return re.search(pattern, self.log()) is not None
 
     def wait_log(self, pattern: str, timeout: float = 60) -> None:
-        """Waits for a line of the log; the kubelet has to live until then."""
+        """Waits for a line of the log; the kubelet must run until then."""
 
         def logged() -> bool:
             self.check()
@@ -178,10 +178,10 @@ class GpuNode:
         listed = self.cluster.get(f"/api/v1/namespaces/{NAMESPACE}/pods?fieldSelector=spec.nodeName={self.node.name}")
         return {each["metadata"]["name"]: each for each in (listed or {"items": []})["items"]}
 
-    def held(self, name: str, resource: str = I915) -> tuple[str, ...]:
+    def device_ids(self, name: str, resource: str = I915) -> tuple[str, ...]:
         """The device ids that a running pod holds, from the checkpoint."""
         uid = self.pods()[name]["metadata"]["uid"]
-        # The UID of a static pod is the hash of its manifest; the API knows it by another.
+        # The UID of a static pod is the hash of its manifest; it differs from the UID in the API.
         uid = self.pods()[name]["metadata"].get("annotations", {}).get("kubernetes.io/config.hash", uid)
         return tuple(
             id_ for each in self.holdings() if (each.pod_uid, each.resource) == (uid, resource) for id_ in each.ids
@@ -202,7 +202,7 @@ class GpuNode:
     # Static pods
 
     def write_manifest(self, name: str, wants: Mapping[str, object]) -> str:
-        """A pod from a file on the node; returns the name that the API server knows it by."""
+        """Runs a pod from a file on the node; returns its name in the API."""
         described = self.pod(name, wants)
         del described["spec"]["nodeName"]
         self.node.path(f"{MANIFESTS}/{name}.json").write_text(json.dumps(described))
@@ -233,5 +233,5 @@ class GpuNode:
 def on_all(nodes: Sequence[GpuNode], scenario: Callable[[GpuNode], None]) -> None:
     """Runs the scenario on all nodes at the same time. Raises the first error."""
     with ThreadPoolExecutor(len(nodes)) as pool:
-        for done in [pool.submit(scenario, node) for node in nodes]:
-            done.result()
+        for future in [pool.submit(scenario, node) for node in nodes]:
+            future.result()

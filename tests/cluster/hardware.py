@@ -1,4 +1,4 @@
-"""Hardware as a directory tree: how it gets into a node's /sys and /dev, and how it is pulled out again."""
+"""Hardware as a directory tree: adds it to a node's /sys and /dev, and removes it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _NULL = (1, 3)
 def copy_tree(machine: Machine, tree: Path, before: frozenset[Path] = frozenset()) -> frozenset[Path]:
     """Copy the files below ``tree`` (``sys/…``, ``dev/…``) to the machine; return the copied paths.
 
-    What is in ``before``, the answer of an earlier call, and no longer in the tree is taken out of the machine.
-    Files with other content are overwritten. Where the tree reaches into a part that shows the host's own /sys, that
-    part becomes the machine's own first.
+    Paths in ``before``, the result of an earlier call, that are no longer in the tree are removed from the machine.
+    Files with other content are overwritten. If the tree has files below a part that shows the host's own /sys, that
+    part is replaced by the machine's own first.
     """
     now = frozenset(path.relative_to(tree) for path in tree.rglob("*"))
     for entry in sorted(before - now, key=_rank, reverse=True):
-        _take_out(machine, Path("/") / entry)
-    put_in = {entry for entry in sorted(now, key=_rank) if _put_in(machine, tree / entry, Path("/") / entry)}
+        _remove(machine, Path("/") / entry)
+    put_in = {entry for entry in sorted(now, key=_rank) if _copy_in(machine, tree / entry, Path("/") / entry)}
     return frozenset(put_in | (before & now))
 
 
-def _put_in(machine: Machine, source: Path, inside: Path) -> bool:
+def _copy_in(machine: Machine, source: Path, inside: Path) -> bool:
     """False for a directory that existed before and remains after the tree is removed."""
     details = source.lstat()
     if not stat.S_ISDIR(details.st_mode):
-        _put_in_file(machine, source, inside, details)
+        _copy_file(machine, source, inside, details)
         return True
     if machine.path(inside).is_dir():
         return False
@@ -44,10 +44,10 @@ def _put_in(machine: Machine, source: Path, inside: Path) -> bool:
     return True
 
 
-def _put_in_file(machine: Machine, source: Path, inside: Path, details: os.stat_result) -> None:
+def _copy_file(machine: Machine, source: Path, inside: Path, details: os.stat_result) -> None:
     target = _writable(machine, inside)
     if stat.S_ISREG(details.st_mode):
-        # A write that changes nothing would still wake whoever watches the file.
+        # A write without a change would still notify watchers of the file.
         if not target.is_file() or target.read_bytes() != source.read_bytes():
             shutil.copy(source, target)
         return
@@ -63,19 +63,19 @@ def _put_in_file(machine: Machine, source: Path, inside: Path, details: os.stat_
 
 def _same(target: Path, source: Path) -> bool:
     try:
-        there, wanted = target.lstat(), source.lstat()
+        existing, target_status = target.lstat(), source.lstat()
     except FileNotFoundError:
         return False
-    if stat.S_ISLNK(there.st_mode) and stat.S_ISLNK(wanted.st_mode):
+    if stat.S_ISLNK(existing.st_mode) and stat.S_ISLNK(target_status.st_mode):
         return os.readlink(target) == os.readlink(source)
-    return (there.st_mode, there.st_rdev) == (wanted.st_mode, wanted.st_rdev)
+    return (existing.st_mode, existing.st_rdev) == (target_status.st_mode, target_status.st_rdev)
 
 
-def _take_out(machine: Machine, inside: Path) -> None:
+def _remove(machine: Machine, inside: Path) -> None:
     target = machine.path(inside)
     if not target.is_dir() or target.is_symlink():
         _writable(machine, inside).unlink(missing_ok=True)
-    # From outside the machine's mount namespace the kernel lets one remove a mount point, and its mount with it.
+    # From outside the machine's mount namespace, removing a mount point also removes its mount.
     elif not target.is_mount():
         # It may contain other files.
         with suppress(OSError):
@@ -112,7 +112,7 @@ def _rank(path: Path) -> tuple[int, str]:
 
 
 def _writable(machine: Machine, inside: Path) -> Path:
-    """The path from outside, after every real sysfs directory above it has been made the machine's own."""
+    """The path from outside, after every real sysfs directory above it has been replaced by the machine's own."""
     target = machine.path(inside)
     if not inside.is_relative_to("/sys"):
         return target
@@ -120,8 +120,8 @@ def _writable(machine: Machine, inside: Path) -> Path:
     for parent in reversed(inside.parents):
         if not parent.is_relative_to("/sys") or parent.is_relative_to("/sys/fs/cgroup"):
             continue
-        seen = machine.path(parent)
-        if seen.is_dir() and seen.stat().st_dev != own:
+        path = machine.path(parent)
+        if path.is_dir() and path.stat().st_dev != own:
             machine.run(sys.executable, "-IS", BOOT, "open-up", parent)
     if target.is_mount():
         machine.run("umount", inside)
@@ -129,7 +129,7 @@ def _writable(machine: Machine, inside: Path) -> Path:
 
 
 def sample_gpu(tree: Path, *, first: int = 0, cards: int = 1) -> Path:
-    """A small tree of i915 cards, enough for a GPU plugin to find something, made without anyone else's code."""
+    """A small tree of i915 cards with the files that a GPU plugin reads, without other code."""
     pci = tree / "sys/bus/pci"
     for card in range(first, first + cards):
         address = f"0000:00:{2 + card:02x}.0"

@@ -1,4 +1,4 @@
-"""Container images made on the spot: a docker archive is a tar of a few JSON files and layers, no registry needed."""
+"""Builds container images as docker archives (a tar of JSON files and layers), without a registry."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class ImageConfig:
 
 
 def image_from_directory(archive: Path, name: str, root: Path, config: ImageConfig) -> Path:
-    """An image whose file system is the tree below ``root``, owned by root whoever owns it here."""
+    """An image whose file system is the tree below ``root``. All files belong to root."""
     return images_from_directory(archive, {name: config}, root)
 
 
 def images_from_directory(archive: Path, images: Mapping[str, ImageConfig], root: Path, *over: Path) -> Path:
     """The same file system under several names, each starting something else, in one archive.
 
-    What is in ``over`` goes over it, for those images that say so.
+    ``over`` is an additional layer for the images that request it.
     """
 
     def filled_from(directory: Path) -> Callable[[tarfile.TarFile], None]:

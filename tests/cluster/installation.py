@@ -1,8 +1,8 @@
-"""An installation of the operator on a control plane: definitions, webhooks, and operators as processes of the host.
+"""An installation of the operator on a control plane: definitions, webhooks, and operators as host processes.
 
 The webhooks are reached as in a cluster: configurations lead to the service, its endpoints are the processes, and the
-certificates are of the operator's own authority, which it writes into the configurations. Only the endpoints are a
-test's own to set, in place of the controller that would follow pods.
+certificates are of the operator's own authority, which it writes into the configurations. Only the endpoints are set by
+the test instead of the EndpointSlice controller.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Operator:
         self._environment = {**kept, "DEVICEPLUGIN_NAMESPACE": NAMESPACE, **environment}
 
     def start(self) -> None:
-        """Starts it, and returns when it calls itself ready."""
+        """Starts it, and waits until it is ready."""
         self.begin()
         wait_until(self.ready, f"operator {self.name}: ready", 60, hint=f"log: {self.log}")
 
@@ -77,7 +77,7 @@ class Operator:
             )
 
     def ready(self) -> bool:
-        assert self.running, f"it has ended:\n{self.text()}"
+        assert self.running, f"it has exited:\n{self.text()}"
         connection = http.client.HTTPConnection(self._host, self._health, timeout=10)
         try:
             connection.request("GET", "/readyz")
@@ -96,12 +96,12 @@ class Operator:
         self.process.send_signal(number)
 
     def ended(self, seconds: float = 60) -> int:
-        """Waits for its end, and returns its status."""
+        """Waits until it has exited, and returns its status."""
         assert self.process
         return self.process.wait(seconds)
 
     def stop(self) -> None:
-        """Ends it as Kubernetes does."""
+        """Stops it as Kubernetes does."""
         self.signal(signal.SIGTERM)
         code = self.ended()
         assert code == 0, f"it answered SIGTERM with {code}:\n{self.text()}"
@@ -116,7 +116,7 @@ class Operator:
 
 
 class Installation:
-    """The cluster's objects as a user and an administrator see them, and operators."""
+    """The objects of the cluster for users and administrators, and operators."""
 
     def __init__(self, cluster: Cluster, directory: Path) -> None:
         self.cluster = cluster
@@ -129,7 +129,7 @@ class Installation:
 
     @contextmanager
     def one_connection(self) -> Iterator[None]:
-        """Has all requests of the block be made over one connection, where they are very many."""
+        """Sends all requests of the block over one connection, for very many requests."""
         before = self._request
         with self.cluster.connection() as self._request:
             yield
@@ -159,7 +159,7 @@ class Installation:
 
     # Webhooks
 
-    def hook(self, *operators: Operator) -> None:
+    def configure_webhooks(self, *operators: Operator) -> None:
         """Configures the API server to call the webhooks of these operators only."""
         ports = [{"port": 443, "name": "", "protocol": "TCP"}]
         service = {"metadata": {"name": SERVICE, "namespace": NAMESPACE}, "spec": {"ports": ports}}
@@ -172,7 +172,7 @@ class Installation:
             self.cluster.apply(document)
 
     def serve(self, *operators: Operator) -> None:
-        """Has the service lead to these operators."""
+        """Sets the endpoints of the Service to these operators."""
         for found in (self.cluster.get(_SLICES) or {"items": []})["items"]:
             if found["metadata"]["name"] not in {operator.name for operator in operators}:
                 self._request("DELETE", f"{_SLICES}/{found['metadata']['name']}")
@@ -192,28 +192,28 @@ class Installation:
                 }
             )
 
-    def unhook(self) -> None:
+    def remove_webhooks(self) -> None:
         for kind in ("mutating", "validating"):
             self._request("DELETE", f"{_HOOKS}/{kind}webhookconfigurations/{PREFIX}{kind}-webhook-configuration")
 
-    def wait_hooked(self) -> None:
+    def wait_webhooks(self) -> None:
         """Waits until both webhooks are called and their certificates trusted; each is loaded independently."""
-        wait_until(lambda: self.asked() == (True, True), "the webhooks: asked", 60)
+        wait_until(lambda: self.active_webhooks() == (True, True), "the webhooks: called", 60)
 
-    def asked(self) -> tuple[bool, bool]:
+    def active_webhooks(self) -> tuple[bool, bool]:
         """Whether defaults are set, and whether an error that only the webhook detects is denied."""
         path = f"{_API}/npudeviceplugins?dryRun=All"
-        code, made = self._request("POST", path, resource("npu", "asked", nodeSelector={"a": "b"}))
-        defaulted = code == http.HTTPStatus.CREATED and "image" in made["spec"]
+        code, created = self._request("POST", path, resource("npu", "asked", nodeSelector={"a": "b"}))
+        defaulted = code == http.HTTPStatus.CREATED and "image" in created["spec"]
         code, _ = self._request("POST", path, resource("npu", "asked", image="intel/intel-dsa-plugin:0.31.1"))
         return defaulted, code == http.HTTPStatus.FORBIDDEN
 
     # Custom resources
 
-    def create(self, wanted: Object) -> Object:
-        code, made = self._request("POST", self._path(family_of(wanted)), wanted)
-        assert code == http.HTTPStatus.CREATED, made
-        return made
+    def create(self, manifest: Object) -> Object:
+        code, created = self._request("POST", self._path(family_of(manifest)), manifest)
+        assert code == http.HTTPStatus.CREATED, created
+        return created
 
     def patch(self, family: str, name: str, change: Object) -> tuple[int, Any]:
         """A merge patch of the spec."""
@@ -230,18 +230,18 @@ class Installation:
 
     def delete_all(self) -> None:
         """All custom resources and their DaemonSets, and the webhooks' configurations."""
-        self.unhook()
+        self.remove_webhooks()
         for family in models.KINDS:
             self._request("DELETE", self._path(family))
         self._request("DELETE", _DAEMONSETS)
-        wait_until(lambda: not self.daemonsets(), "the DaemonSets: gone", 60)
+        wait_until(lambda: not self.daemonsets(), "the DaemonSets: deleted", 60)
 
     def resource(self, family: str, name: str) -> Object:
         code, found = self._request("GET", self._path(family, name))
         assert code == http.HTTPStatus.OK, found
         return found
 
-    def said(self, family: str, name: str, condition: str) -> Object:
+    def condition(self, family: str, name: str, condition: str) -> Object:
         """A condition of the current generation; empty without one."""
         found = self.resource(family, name)
         for each in found.get("status", {}).get("conditions", []):
@@ -249,14 +249,14 @@ class Installation:
                 return each
         return {}
 
-    def wait_said(self, family: str, name: str, condition: str, *, holds: bool, words: str = "") -> None:
+    def wait_condition(self, family: str, name: str, condition: str, *, holds: bool, words: str = "") -> None:
         """Waits until a condition holds, or does not, and has these words in its message."""
 
-        def so() -> bool:
-            said = self.said(family, name, condition)
-            return said.get("status") == str(holds) and words in said["message"]
+        def is_reached() -> bool:
+            current = self.condition(family, name, condition)
+            return current.get("status") == str(holds) and words in current["message"]
 
-        wait_until(so, f"{family} {name}: {condition} {holds} {words}", 60)
+        wait_until(is_reached, f"{family} {name}: {condition} {holds} {words}", 60)
 
     # DaemonSets
 
@@ -272,16 +272,16 @@ class Installation:
         assert len(found) < 2, [each["metadata"]["name"] for each in found]
         return found[0] if found else {}
 
-    def is_as_asked(self, family: str, name: str) -> bool:
+    def is_reconciled(self, family: str, name: str) -> bool:
         """Whether the DaemonSet matches the resource, and its status is of the current generation."""
-        asked, there = self.resource(family, name), self.daemonset(family, name)
-        if not there or asked.get("status", {}).get("observedGeneration") != asked["metadata"]["generation"]:
+        resource, existing = self.resource(family, name), self.daemonset(family, name)
+        if not existing or resource.get("status", {}).get("observedGeneration") != resource["metadata"]["generation"]:
             return False
-        return plan(render(models.decode(asked), Settings(namespace=NAMESPACE)), [there]).apply is None
+        return plan(render(models.decode(resource), Settings(namespace=NAMESPACE)), [existing]).apply is None
 
-    def wait_as_asked(self, family: str, name: str) -> Object:
-        """Waits for that, and returns the DaemonSet."""
-        wait_until(lambda: self.is_as_asked(family, name), f"the DaemonSet of {family} {name}: as asked for", 60)
+    def wait_reconciled(self, family: str, name: str) -> Object:
+        """Waits until it is reconciled, and returns the DaemonSet."""
+        wait_until(lambda: self.is_reconciled(family, name), f"the DaemonSet of {family} {name}: reconciled", 60)
         return self.daemonset(family, name)
 
     def _path(self, family: str, name: str = "") -> str:

@@ -52,9 +52,9 @@ class Kmm:
 
     def install(self) -> None:
         """Adds the API and starts the double."""
-        wanted = definitions(self.generation)
-        self.cluster.apply(*wanted)
-        for each in wanted:
+        manifests = definitions(self.generation)
+        self.cluster.apply(*manifests)
+        for each in manifests:
             crd = f"crd/{each['metadata']['name']}"
             self.cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", crd)
         self.daemon.start()
@@ -70,7 +70,7 @@ class Kmm:
         for each in definitions(self.generation):
             path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{each['metadata']['name']}"
             self.cluster.request("DELETE", path)
-            wait_until(lambda path=path: self.cluster.get(path) is None, f"{path}: gone")
+            wait_until(lambda path=path: self.cluster.get(path) is None, f"{path}: deleted")
 
     # Knobs
 
@@ -130,9 +130,9 @@ class Kmm:
         # The API server evaluates a new policy after a moment.
         wait_until(lambda: self._dry_run(wrong) == http.HTTPStatus.UNPROCESSABLE_ENTITY, "Modules: rejected")
 
-    def _dry_run(self, wanted: Object) -> int:
+    def _dry_run(self, manifest: Object) -> int:
         path = f"/apis/{GROUP}/{VERSION}/namespaces/default/modules?dryRun=All"
-        return self.cluster.request("POST", path, wanted)[0]
+        return self.cluster.request("POST", path, manifest)[0]
 
 
 def module(
@@ -159,9 +159,9 @@ def module(
 @contextmanager
 def installed(cluster: Cluster, generation: Generation) -> Iterator[Kmm]:
     """KMM for as long as the block lasts."""
-    made = Kmm(cluster, generation)
-    made.install()
+    instance = Kmm(cluster, generation)
+    instance.install()
     try:
-        yield made
+        yield instance
     finally:
-        made.uninstall()
+        instance.uninstall()

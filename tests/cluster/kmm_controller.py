@@ -202,9 +202,9 @@ class NodeReconciliation:
     def _matches(self, pattern: str, key: ModuleKey, version: str) -> bool:
         return bool(pattern) and re.search(pattern, f"{self.name} {key.namespace}/{key.name} {version}") is not None
 
-    def _over(self, what: str, delay: float) -> bool:
-        """Whether the delay since the first call for `what` has passed."""
-        rest = self.controller.remaining(what, delay)
+    def _has_elapsed(self, description: str, delay: float) -> bool:
+        """Whether the delay since the first call for this description has elapsed."""
+        rest = self.controller.remaining(description, delay)
         if rest:
             self.delays.append(rest)
         return not rest
@@ -240,13 +240,15 @@ class NodeReconciliation:
 
     async def _finish_loader(self, pod: Pod, key: ModuleKey, version: str) -> None:
         stuck = self._matches(self.knobs.stuck_unload, key, version)
-        if not stuck and self._over(f"unload {pod.metadata.uid}", self.knobs.unload_delay if self.simulated else 0):
+        if not stuck and self._has_elapsed(
+            f"unload {pod.metadata.uid}", self.knobs.unload_delay if self.simulated else 0
+        ):
             await remove_finalizer(self.client, pod, FINALIZER)
 
     async def _start_simulated(self, pod: Pod, key: ModuleKey, version: str) -> None:
         if not self.simulated or pod.status.ready or self._matches(self.knobs.fail_load, key, version):
             return
-        if self._over(f"load {pod.metadata.uid}", self.knobs.load_delay):
+        if self._has_elapsed(f"load {pod.metadata.uid}", self.knobs.load_delay):
             await self._set_phase(pod, "Running")
 
     # Generation 2
@@ -255,11 +257,11 @@ class NodeReconciliation:
         self, key: ModuleKey, spec: dict[ModuleKey, NodeModule], status: dict[ModuleKey, NodeModule]
     ) -> list[LabelChange]:
         """As in KMM, the labels stay from the end of loading until the end of unloading."""
-        wanted, there = spec.get(key), status.get(key)
-        if wanted is None and there is None:
+        version, existing = spec.get(key), status.get(key)
+        if version is None and existing is None:
             return [LabelChange(key.ready, None), LabelChange(key.version_ready, None)]
-        if wanted and there and wanted.config == there.config and there.boot_id == self._boot:
-            return [LabelChange(key.ready, ""), LabelChange(key.version_ready, there.version or None)]
+        if version and existing and version.config == existing.config and existing.boot_id == self._boot:
+            return [LabelChange(key.ready, ""), LabelChange(key.version_ready, existing.version or None)]
         return []
 
     @property
@@ -268,19 +270,19 @@ class NodeReconciliation:
 
     async def _write_spec(self, config: NodeModulesConfig | None, spec: dict[ModuleKey, NodeModule]) -> bool:
         """Returns whether the spec of the NodeModulesConfig was written."""
-        wanted = list(self._wanted(spec))
-        if wanted == list(spec.values()):
+        modules = list(self._desired_modules(spec))
+        if modules == list(spec.values()):
             return False
         if config is None:
             new = NodeModulesConfig(
-                Metadata(name=self.name, ownerReferences=[owner_reference(self.node)]), NodeModules(wanted)
+                Metadata(name=self.name, ownerReferences=[owner_reference(self.node)]), NodeModules(modules)
             )
             await self._create(new)
         else:
-            await self.client.patch(NodeModulesConfig, self.name, {"spec": {"modules": msgspec.to_builtins(wanted)}})
+            await self.client.patch(NodeModulesConfig, self.name, {"spec": {"modules": msgspec.to_builtins(modules)}})
         return True
 
-    def _wanted(self, spec: dict[ModuleKey, NodeModule]) -> Iterator[NodeModule]:
+    def _desired_modules(self, spec: dict[ModuleKey, NodeModule]) -> Iterator[NodeModule]:
         for key in sorted({*self.modules, *spec}):
             module, entry, current = self.modules.get(key), self.entries.get(key), spec.get(key)
             if module is None or entry is None:
@@ -298,20 +300,20 @@ class NodeReconciliation:
     async def _workers(self, spec: dict[ModuleKey, NodeModule], status: dict[ModuleKey, NodeModule]) -> None:
         new_status = dict(status)
         for key in sorted({*spec, *status, *self.pods}):
-            wanted, there = spec.get(key), status.get(key)
+            version, existing = spec.get(key), status.get(key)
             pods = self.pods.get(key, [])
             for pod in pods:
                 await self._follow_worker(pod, key, new_status)
             if pods:
                 continue
             action = worker_action(
-                wanted and wanted.config, there and there.config,
-                status_boot=there.boot_id if there else "", boot=self._boot,
+                version and version.config, existing and existing.config,
+                status_boot=existing.boot_id if existing else "", boot=self._boot,
             )  # fmt: skip
             if action == "Forget":
                 new_status.pop(key)
             elif action:
-                module = wanted if action == "Load" else there
+                module = version if action == "Load" else existing
                 assert module
                 hosts = self.knobs.host_paths
                 await self._create(worker_pod(self.name, module, action, host_paths=hosts, simulated=self.simulated))
@@ -321,7 +323,7 @@ class NodeReconciliation:
             await self.client.patch(NodeModulesConfig, self.name, change, subresource="status")
 
     async def _follow_worker(self, pod: Pod, key: ModuleKey, status: dict[ModuleKey, NodeModule]) -> None:
-        """Enters the result of a worker pod in the status, and deletes the pod when the status has it."""
+        """Writes the result of a worker pod to the status, and deletes the pod when the status has it."""
         module, loads = module_of(pod), (pod.metadata.labels or {})[ACTION_LABEL] == "Load"
         if is_terminating(pod):
             return
@@ -332,12 +334,12 @@ class NodeReconciliation:
             status[key] = self._loaded(module)
         elif phase == "Succeeded" and not loads and key in status:
             del status[key]
-        elif phase == "Succeeded" or self._over(f"retry {uid}", _FAILED_POD_DELAY):
+        elif phase == "Succeeded" or self._has_elapsed(f"retry {uid}", _FAILED_POD_DELAY):
             await self.client.delete(Pod, pod.metadata.name or "", key.namespace, uid=uid)
 
     async def _end_simulated(self, pod: Pod, key: ModuleKey, version: str, *, loads: bool) -> None:
         delay = self.knobs.load_delay if loads else self.knobs.unload_delay
-        if self.simulated and self._over(f"worker {pod.metadata.uid}", delay):
+        if self.simulated and self._has_elapsed(f"worker {pod.metadata.uid}", delay):
             pattern = self.knobs.fail_load if loads else self.knobs.stuck_unload
             await self._set_phase(pod, "Failed" if self._matches(pattern, key, version) else "Succeeded")
 

@@ -152,10 +152,10 @@ def runs_on(version: str, label: str) -> bool:
     return not version or version == label
 
 
-def desired_entry(version: str, label: str, wanted: Entry, current: Entry | None) -> Entry | None:
+def desired_entry(version: str, label: str, entry: Entry, current: Entry | None) -> Entry | None:
     """The entry of a module in the spec of a NodeModulesConfig. It is unchanged while the label has another version."""
     if runs_on(version, label):
-        return wanted
+        return entry
     return current if label else None
 
 

@@ -205,5 +205,5 @@ def _node_modules(*, boot: bool) -> Object:
 
 
 def _structure(properties: Object, required: list[str]) -> Object:
-    made: Object = {"type": "object", "properties": properties}
-    return {**made, "required": required} if required else made
+    schema: Object = {"type": "object", "properties": properties}
+    return {**schema, "required": required} if required else schema

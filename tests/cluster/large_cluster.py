@@ -103,8 +103,8 @@ def status_writes(cluster: Cluster, group: str = "deviceplugin.intel.com") -> Co
     counts: Counter[str] = Counter()
     for pairs, count in _SERVED.findall(text):
         labels = dict(re.findall(r'([a-z_]+)="([^"]*)"', pairs))
-        ours = labels["group"] == group and labels["subresource"] == "status"
-        if ours and labels["verb"] in {"PATCH", "PUT", "APPLY"}:
+        matches = labels["group"] == group and labels["subresource"] == "status"
+        if matches and labels["verb"] in {"PATCH", "PUT", "APPLY"}:
             counts[labels["resource"]] += int(float(count))
     return counts
 

@@ -61,9 +61,9 @@ def compile_c(source: Path, target: Path, *options: str) -> Path:
     if not shutil.which("gcc"):
         raise ClusterError("found no gcc; on Debian run apt-get install gcc libc6-dev")
     command = ["gcc", "-Wall", "-Wextra", "-Werror", "-O1", *options, "-I", headers(), source, "-o", target]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ClusterError(f"{source}: cannot be compiled\n{done.stderr}")
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise ClusterError(f"{source}: cannot be compiled\n{result.stderr}")
     return target
 
 

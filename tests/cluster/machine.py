@@ -1,7 +1,7 @@
 """A machine made of namespaces: its first process, its daemons, commands run in it, its cgroups and its network.
 
-Nothing here knows Kubernetes. A machine ends with its first process (``boot.py``), which ends when asked to, and also
-when the owner dies, since it holds one end of a pipe. Only the cgroups and the disk directory remain to be removed.
+This module is independent of Kubernetes. A machine ends with its first process (``boot.py``), which ends on request and
+when the owner ends, which has one end of a pipe. Only the cgroups and the disk directory must then be removed.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _CLONE_NEWNET = 0x40000000
 _NETLINK_KOBJECT_UEVENT = 15
 _ASK = 1 | 4  # NLM_F_REQUEST | NLM_F_ACK
 _uevent_numbers = itertools.count(1)
-# The garbage collector takes a sixth of the processor time of a short-lived control plane. The limit is a soft one.
+# Garbage collection uses a sixth of the processor time of a short-lived control plane. The limit is a soft one.
 _GO = {"GOGC": "400", "GOMEMLIMIT": "1GiB"}
 
 Argument = str | Path
 
 
 def wait_until(
-    condition: Callable[[], object], what: str, timeout: float = 60, *, every: float = 0.05, hint: str = ""
+    condition: Callable[[], object], description: str, timeout: float = 60, *, every: float = 0.05, hint: str = ""
 ) -> None:
-    """Return as soon as ``condition`` is true; raise a ClusterError naming ``what`` after the timeout."""
+    """Wait until ``condition`` is true; raise a ClusterError with ``description`` after the timeout."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
-            raise ClusterError(f"{what}: not within {timeout:g} s" + (f"; {hint}" if hint else ""))
+            raise ClusterError(f"{description}: not within {timeout:g} s" + (f"; {hint}" if hint else ""))
         time.sleep(every)
 
 
@@ -65,7 +65,7 @@ class Machine:
 
     @property
     def pid(self) -> int:
-        """The machine's first process as the host numbers it; its namespaces are below /proc/PID/ns."""
+        """The PID of the machine's first process on the host; its namespaces are below /proc/PID/ns."""
         if not self._pid:
             raise ClusterError(f"{self.name}: is powered off")
         return self._pid
@@ -76,15 +76,15 @@ class Machine:
 
     @property
     def root(self) -> Path:
-        """The machine's file system, to read and write from outside, sockets included."""
+        """The machine's file system on the host, including sockets."""
         return Path(f"/proc/{self.pid}/root")
 
     def path(self, inside: Argument) -> Path:
-        """Where a path of the machine is found from outside."""
+        """The path on the host of a path of the machine."""
         return self.root / Path(inside).relative_to("/")
 
     def etc(self, name: str) -> Path:
-        """A file below the machine's /etc, to be written while it is powered off."""
+        """A file below the machine's /etc, which can be written while it is powered off."""
         target = self.disk / "etc-upper" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         return target
@@ -154,7 +154,7 @@ class Machine:
         environment: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in the machine to its end, ``text`` being its standard input."""
-        done = subprocess.run(
+        result = subprocess.run(
             self.enter(command),
             input=text or "",
             capture_output=True,
@@ -163,10 +163,10 @@ class Machine:
             check=False,
             env=self.environment(environment),
         )
-        if check and done.returncode:
+        if check and result.returncode:
             words = " ".join(map(str, command))
-            raise ClusterError(f"{self.name}: {words}: ended with {done.returncode}\n{done.stdout}{done.stderr}")
-        return done
+            raise ClusterError(f"{self.name}: {words}: ended with {result.returncode}\n{result.stdout}{result.stderr}")
+        return result
 
     def add_daemon(
         self,
@@ -183,8 +183,8 @@ class Machine:
         return self.daemons[name]
 
     def socket(self, family: int, kind: int, protocol: int = 0) -> socket.socket:
-        """A socket in the machine's network, used from here like any other."""
-        made: list[socket.socket] = []
+        """A socket in the machine's network namespace."""
+        sockets: list[socket.socket] = []
         failed: list[OSError] = []
 
         # Which network a new socket belongs to is a property of the thread, so one thread changes it and ends.
@@ -194,7 +194,7 @@ class Machine:
                     libc = ctypes.CDLL(None, use_errno=True)
                     if libc.setns(network.fileno(), _CLONE_NEWNET):
                         raise OSError(ctypes.get_errno(), f"cannot enter the network of {self.name}")
-                made.append(socket.socket(family, kind, protocol))
+                sockets.append(socket.socket(family, kind, protocol))
             except OSError as error:
                 failed.append(error)
 
@@ -203,7 +203,7 @@ class Machine:
         thread.join()
         if failed:
             raise failed[0]
-        return made[0]
+        return sockets[0]
 
     def uevent(self, action: str, device: Argument, subsystem: str, **properties: str) -> None:
         """Send a uevent of a device as a driver does: with sender port 0 and a SEQNUM.
@@ -261,7 +261,7 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """The daemon's process as the host numbers it."""
+        """The PID of the daemon on the host."""
         if not self.running:
             raise ClusterError(f"{self}: is not running\n{_tail(self.log)}")
         return self._pid
@@ -290,7 +290,7 @@ class Daemon:
             self.wait_ready()
 
     def wait_ready(self, timeout: float = 60) -> None:
-        """Wait until it answers; a daemon that ends instead is an error that shows the end of its log."""
+        """Wait until it is ready. If the daemon ends instead, the error has the end of its log."""
         ready = self._ready
         if ready:
             wait_until(lambda: not self.running or ready(), f"{self}: answer", timeout, hint=f"log: {self.log}")
@@ -298,7 +298,7 @@ class Daemon:
             raise ClusterError(f"{self}: ended right away\n{_tail(self.log)}")
 
     def kill(self, number: int = signal.SIGKILL, *, wait: bool = True) -> None:
-        """Send a signal, by default the one that leaves no time for anything, and wait for the end."""
+        """Send a signal, by default SIGKILL, and wait for the end."""
         os.kill(self.pid, number)
         if wait:
             self.reap()
@@ -317,7 +317,7 @@ class Daemon:
                 os.kill(pid, signal.SIGCONT)
 
     def stop(self, timeout: float = 20) -> None:
-        """End it politely, and forcibly when it does not."""
+        """Stop it with SIGTERM, and with SIGKILL after a timeout."""
         if not self.running:
             self.reap()
             return
@@ -343,8 +343,8 @@ class Daemon:
 
 def shared_directories(more: Sequence[Path]) -> list[Path]:
     """The read-only directories that a machine shares with the host: this repository and its Python."""
-    wanted = {path.resolve() for path in (REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), *more)}
-    outermost = [path for path in sorted(wanted) if not any(parent in wanted for parent in path.parents)]
+    paths = {path.resolve() for path in (REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), *more)}
+    outermost = [path for path in sorted(paths) if not any(parent in paths for parent in path.parents)]
     return [path for path in outermost if path != Path("/usr") and Path("/usr") not in path.parents]
 
 
@@ -382,7 +382,7 @@ def _hierarchies() -> Iterator[Path]:
 
 
 def _delegate(hierarchy: Path) -> None:
-    """A cgroup of version 2 has the controllers that the one above hands down; a kubelet needs these."""
+    """Enables the controllers that a kubelet needs in a cgroup of version 2."""
     if (control := hierarchy / "cgroup.subtree_control").exists():
         available = set((hierarchy / "cgroup.controllers").read_text().split())
         for controller in sorted(available & {"cpu", "cpuset", "hugetlb", "io", "memory", "pids"}):

@@ -1,4 +1,4 @@
-"""The few Kubernetes objects that most cluster tests begin with, as small as they can be."""
+"""Minimal Kubernetes objects for cluster tests."""
 
 from __future__ import annotations
 

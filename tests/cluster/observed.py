@@ -245,7 +245,7 @@ class Setup:
         assert listed
         return listed["items"]
 
-    def held(self, resource: str = "") -> Mapping[tuple[str, str, str], float]:
+    def allocations(self, resource: str = "") -> Mapping[tuple[str, str, str], float]:
         """The device IDs by pod, container and unit, as Prometheus has scraped them."""
         selector = f'{{resource="{resource}"}}' if resource else ""
         found = self.prometheus.query(f"accelplane_container_devices{selector}")
@@ -274,13 +274,13 @@ def observed_cluster(directory: Path) -> Iterator[Setup]:
         with cluster.namespace(NAMESPACE):
             (directory / "agents").mkdir()
             cluster.kubectl("apply", "--kustomize", agents(directory / "agents"))
-            made = Setup(cluster, kernel, Prometheus(cluster), FleetPage(cluster))
-            wait_until(lambda: made.up() == AGENTS, "all agents scraped", 120)
+            instance = Setup(cluster, kernel, Prometheus(cluster), FleetPage(cluster))
+            wait_until(lambda: instance.up() == AGENTS, "all agents scraped", 120)
             for name, resource, node in (("worker", CY, "node-1"), ("trainer", I915, "node-2")):
                 described = pod(name, *IDLE, namespace=NAMESPACE, resources={resource: "1"})
                 described["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
                 cluster.apply(described)
                 cluster.wait_pod(name, namespace=NAMESPACE)
-            yield made
-            made.fleet.daemon.stop()
-            made.prometheus.daemon.stop()
+            yield instance
+            instance.fleet.daemon.stop()
+            instance.prometheus.daemon.stop()

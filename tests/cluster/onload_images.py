@@ -1,4 +1,4 @@
-"""An image for nodes with the emulated kernel, with kernel modules: its `modprobe` asks it to load and unload them."""
+"""An image with kernel modules for nodes with the emulated kernel. Its `modprobe` sends commands to that kernel."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """An installation of the Onload operator on kwok nodes: its resources, operators as processes, and checks.
 
-`Lab.problems(version)` says what differs from a cluster in which the version is complete on all nodes. `violations`
-says what must never happen on the way there.
+`Lab.problems(version)` returns the differences to a cluster with the complete version on all nodes. `violations`
+returns violations of the invariants of an upgrade.
 """
 
 from __future__ import annotations
@@ -79,11 +79,13 @@ def application(replicas: int, name: str = "app", *, budget: int | str | None = 
     metadata = {"name": name, "namespace": NAMESPACE}
     template = {"metadata": {"labels": labels}, "spec": pod}
     spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template}
-    made: list[Object] = [{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}]
+    manifests: list[Object] = [{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}]
     if budget is not None:
         limits = {"selector": {"matchLabels": labels}, "maxUnavailable": budget}
-        made.append({"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata, "spec": limits})
-    return made
+        manifests.append(
+            {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata, "spec": limits}
+        )
+    return manifests
 
 
 class Operator:
@@ -128,7 +130,7 @@ class Operator:
 
 
 class Lab:
-    """The cluster as an administrator and the operator see it."""
+    """The cluster, with the rights of an administrator and of the operator."""
 
     def __init__(self, cluster: Cluster, kmm: Kmm, directory: Path) -> None:
         self.cluster = cluster
@@ -150,11 +152,11 @@ class Lab:
     @contextmanager
     def process(self, *flags: str, **environment: str) -> Iterator[Operator]:
         """An operator that is not started yet, and ends with the block."""
-        made = Operator(self.directory, self.operator_kubeconfig(), *flags, **environment)
+        manifests = Operator(self.directory, self.operator_kubeconfig(), *flags, **environment)
         try:
-            yield made
+            yield manifests
         finally:
-            made.kill()
+            manifests.kill()
 
     def operator_kubeconfig(self) -> str:
         """A kubeconfig with a token of the operator's service account."""
@@ -171,8 +173,8 @@ class Lab:
     def path(name: str = "onload") -> str:
         return f"/apis/onload.amd.com/v1alpha1/namespaces/{NAMESPACE}/onloads/{name}".rstrip("/")
 
-    def create(self, wanted: Object) -> Object:
-        code, answer = self.cluster.request("POST", self.path(""), wanted)
+    def create(self, manifest: Object) -> Object:
+        code, answer = self.cluster.request("POST", self.path(""), manifest)
         assert code == http.HTTPStatus.CREATED, answer
         return answer
 
@@ -261,12 +263,16 @@ class Lab:
             if only and name not in only:
                 continue
             labels = node["metadata"]["labels"]
-            wanted = {NAMES.gate_label: version}
+            expected = {NAMES.gate_label: version}
             for key in modules:
-                wanted |= {key.label(DESIRED): version, key.label(LOADER[self.kmm.generation]): version, key.ready: ""}
+                expected |= {
+                    key.label(DESIRED): version,
+                    key.label(LOADER[self.kmm.generation]): version,
+                    key.ready: "",
+                }
             found += [
                 f"{name}: {key}={labels.get(key)}, expected {value}"
-                for key, value in wanted.items()
+                for key, value in expected.items()
                 if labels.get(key) != value
             ]
             if not sfc and SFC.label(DESIRED) in labels:
@@ -291,9 +297,9 @@ class Lab:
         self.wait(lambda: not self.problems(version, sfc=sfc), f"{version} on all nodes", timeout)
         self.wait_condition("Ready", "True")
 
-    def wait(self, condition: Any, what: str, timeout: float = 60) -> None:
+    def wait(self, condition: Any, description: str, timeout: float = 60) -> None:
         try:
-            wait_until(condition, what, timeout, every=0.1)
+            wait_until(condition, description, timeout, every=0.1)
         except Exception as error:
             error.add_note("\n".join(self.problems(str(self.status().get("onload", {}).get("version")))))
             error.add_note(json.dumps(self.status(), indent=1))
@@ -344,7 +350,7 @@ def violations(events: Sequence[Event], *, most: int = 1) -> list[str]:
     """Violations: a module is unloaded under a pod, or more than `most` nodes are changed at a time.
 
     KMM unloads a module after the removal of its label. So the label is removed when no pod on the node uses Onload
-    and no pod of the device plugin is there. The installation on a new node is no change.
+    and no pod of the device plugin exists. The installation on a new node is not a change.
     """
     found: list[str] = []
     keys = [key.label(DESIRED) for key in (MODULE, SFC)]

@@ -44,14 +44,14 @@ def objects(resource: Object, release: Release) -> list[tuple[str, Object]]:
         "blockOwnerDeletion": True,
     }
     modules = f"/apis/kmm.sigs.x-k8s.io/v1beta1/namespaces/{NAMESPACE}/modules"
-    made = [
+    manifests = [
         (modules, _module(NAMES.module, "onload", version, image, release)),
         (modules, _module(NAMES.sfc_module, "sfc", version, image, release)),
         (f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", _daemonset(version, release)),
     ]
-    for _, each in made:
+    for _, each in manifests:
         each["metadata"] |= {"namespace": NAMESPACE, "ownerReferences": [owner]}
-    return made
+    return manifests
 
 
 def _labels(component: str, release: Release) -> dict[str, str]:

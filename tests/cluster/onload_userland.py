@@ -55,8 +55,8 @@ def make_userland(directory: Path, version: str) -> None:
 def _compile(source: Path, target: Path, *options: str) -> None:
     command = ["gcc", "-Wall", "-Wextra", "-Werror", "-O2", "-o", target, *options, source]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise ClusterError("gcc: not found, expected a C compiler; install it (Debian: apt-get install gcc)") from None
-    if done.returncode:
-        raise ClusterError(f"{source}: does not compile\n{done.stderr}")
+    if result.returncode:
+        raise ClusterError(f"{source}: does not compile\n{result.stderr}")

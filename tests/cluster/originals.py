@@ -1,7 +1,7 @@
 """The FPGA manifests of the Go implementation, v0.31.1, unchanged except for the images.
 
-Rights, arguments, mounts and limits are the original's, and what cert-manager would have made is there. The webhook's
-account may do nothing but read the mappings: what the original may do beyond that, for leases, it does not have here.
+Rights, arguments, mounts and limits are the original's. The objects that cert-manager would create exist. The webhook's
+account may only read the mappings; it does not have the original's rights on leases.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def fpga_originals(cluster: Cluster, mode: str) -> list[Object]:
         _definition("AcceleratorFunction", "af", {"afuId": {**_ID, "pattern": "^[0-9a-f]{8,40}$"}, "interfaceId": _ID,
                                                   "mode": {"type": "string", "pattern": "^af|region$"}}),
         _definition("FpgaRegion", "fpga", {"interfaceId": _ID}),
-        *_granted("node-getter", "get-nodes", "", ["nodes"], ["get"]),
-        *_granted("manager-role", "manager-rolebinding", "fpga.intel.com", ["acceleratorfunctions", "fpgaregions"],
+        *_role_objects("node-getter", "get-nodes", "", ["nodes"], ["get"]),
+        *_role_objects("manager-role", "manager-rolebinding", "fpga.intel.com", ["acceleratorfunctions", "fpgaregions"],
                   ["get", "list", "watch"]),
         tls_secret(NAMESPACE, "webhook-server-cert", cluster.server_certificate(_HOST, _HOST)),
         _plugin(mode),
@@ -71,7 +71,7 @@ def _definition(kind: str, short: str, fields: Object) -> Object:
     }
 
 
-def _granted(role: str, binding: str, group: str, kinds: list[str], verbs: list[str]) -> list[Object]:
+def _role_objects(role: str, binding: str, group: str, kinds: list[str], verbs: list[str]) -> list[Object]:
     """A role for all of the cluster, of the namespace's default account."""
     api = "rbac.authorization.k8s.io"
     role, binding = f"{PREFIX}{role}", f"{PREFIX}{binding}"
@@ -112,9 +112,9 @@ def _plugin(mode: str) -> Object:
         "volumeMounts": mounts(_VOLUMES),
     }
     pod = {"initContainers": [init], "containers": [container], "volumes": host_paths(_VOLUMES | _PROGRAMS)}
-    made = plugin_daemonset("intel-fpga-plugin", pod)
-    made["metadata"].update(name=f"{PREFIX}intel-fpga-plugin", namespace=NAMESPACE)
-    return made
+    daemonset = plugin_daemonset("intel-fpga-plugin", pod)
+    daemonset["metadata"].update(name=f"{PREFIX}intel-fpga-plugin", namespace=NAMESPACE)
+    return daemonset
 
 
 def _webhook() -> Object:
@@ -151,14 +151,14 @@ def _webhook() -> Object:
 
 def _configuration(authority: bytes) -> Object:
     service = {"name": f"{PREFIX}webhook-service", "namespace": NAMESPACE, "path": "/pods"}
-    asked = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
     hook = {
         "name": "fpga.mutator.webhooks.intel.com",
         "admissionReviewVersions": ["v1"],
         "clientConfig": {"service": service, "caBundle": encoded(authority)},
         "failurePolicy": "Ignore",
         "sideEffects": "None",
-        "rules": [asked],
+        "rules": [rule],
     }
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",

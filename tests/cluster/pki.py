@@ -1,4 +1,4 @@
-"""A certificate authority for one cluster, so that every connection is verified as it would be in production."""
+"""A certificate authority for one cluster, so that every connection is verified as in production."""
 
 from __future__ import annotations
 

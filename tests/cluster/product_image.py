@@ -1,10 +1,10 @@
 """The product's images as users build them, without a registry: ``python -m tests.cluster.product_image``.
 
-The recipe in deploy/images makes the file systems, for this machine's architecture; the Containerfile is read for
-names, entry points and labels. The archive lies beside the Kubernetes programs, named after a hash of everything that
-goes into it, and the parts that it is made of are in the cache of ``make images``.
+The recipe in deploy/images creates the file systems, for this machine's architecture; the Containerfile is read for
+names, entry points and labels. The archive is beside the Kubernetes programs, named after a hash of all its
+inputs, which are in the cache of ``make images``.
 
-If the Debian mirror no longer has a locked package, the images are made of what it has now, with a warning.
+If the Debian mirror no longer has a locked package, the images have its current packages, with a warning.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def product_image() -> Path:
     """An archive with every image, built if missing."""
     directory = cache_directory() / "images"
     directory.mkdir(parents=True, exist_ok=True)
-    with _alone(directory):
+    with _exclusive_lock(directory):
         archive = directory / f"accelplane-{_digest(*_SOURCES)}.tar"
         if not archive.exists():
             _make(archive)
@@ -99,7 +99,7 @@ def recipe(module: str) -> SimpleNamespace:
 def debian_package(package: str) -> Path:
     """The file of a locked Debian package: release/architecture/name."""
     with tempfile.TemporaryDirectory() as scratch:
-        return Path(_locked(Path(scratch), RECIPES / "debian.py", "fetch", package).strip())
+        return Path(_run_locked(Path(scratch), RECIPES / "debian.py", "fetch", package).strip())
 
 
 def _make(archive: Path) -> None:
@@ -114,21 +114,21 @@ def _make(archive: Path) -> None:
 
 def _parts(scratch: Path) -> dict[str, Path]:
     """The directories that the images consist of."""
-    text = _locked(scratch, RECIPES / "parts.py", *_LAYERS)
+    text = _run_locked(scratch, RECIPES / "parts.py", *_LAYERS)
     return {name: Path(path) for name, path in json.loads(text).items()}
 
 
-def _locked(scratch: Path, *command: str | Path) -> str:
+def _run_locked(scratch: Path, *command: str | Path) -> str:
     """The output of a script of deploy/images. Repeated with current packages if locked ones are unavailable."""
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
-    if done.returncode == _EXIT_PACKAGE_GONE:
-        print(f"{done.stderr.strip()}; the tests use the present packages", file=sys.stderr)
+    result = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    if result.returncode == _EXIT_PACKAGE_GONE:
+        print(f"{result.stderr.strip()}; the tests use the present packages", file=sys.stderr)
         lock = scratch / "packages.lock"
-        _locked(scratch, RECIPES / "debian.py", "update", "--lock", lock)
-        done = subprocess.run([sys.executable, *command, "--lock", lock], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ClusterError(f"{Path(command[0]).name}: {done.stderr or done.stdout}")
-    return done.stdout
+        _run_locked(scratch, RECIPES / "debian.py", "update", "--lock", lock)
+        result = subprocess.run([sys.executable, *command, "--lock", lock], capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise ClusterError(f"{Path(command[0]).name}: {result.stderr or result.stdout}")
+    return result.stdout
 
 
 def _digest(*names: str) -> str:
@@ -155,7 +155,7 @@ def _forget_old(directory: Path) -> None:
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[None]:
+def _exclusive_lock(directory: Path) -> Iterator[None]:
     with (directory / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

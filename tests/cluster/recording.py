@@ -91,13 +91,15 @@ def _includes(events: Sequence[Event], listed: Object) -> bool:
     """Whether the events lead at least to the objects of a list."""
     objects = {event.key: event for event in events}
     until = int(listed["metadata"]["resourceVersion"])
-    there = {(each["metadata"].get("namespace", ""), each["metadata"]["name"]): each for each in listed["items"]}
-    seen = {event.key[1:]: event for event in objects.values() if not event.deleted and event.version <= until}
+    existing = {(each["metadata"].get("namespace", ""), each["metadata"]["name"]): each for each in listed["items"]}
+    recorded_events = {
+        event.key[1:]: event for event in objects.values() if not event.deleted and event.version <= until
+    }
     newer = {event.key[1:] for event in objects.values() if event.version > until}
-    versions = {key: event.thing["metadata"]["resourceVersion"] for key, event in seen.items()}
-    wanted = {key: each["metadata"]["resourceVersion"] for key, each in there.items()}
-    return all(versions.get(key) == version for key, version in wanted.items() if key not in newer) and (
-        seen.keys() <= there.keys()
+    versions = {key: event.thing["metadata"]["resourceVersion"] for key, event in recorded_events.items()}
+    expected = {key: each["metadata"]["resourceVersion"] for key, each in existing.items()}
+    return all(versions.get(key) == version for key, version in expected.items() if key not in newer) and (
+        recorded_events.keys() <= existing.keys()
     )
 
 

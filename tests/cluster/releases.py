@@ -12,7 +12,7 @@ from charts import helm
 from .cluster import Cluster
 
 Helm = Callable[..., subprocess.CompletedProcess[str]]
-# What controllers and the kubelet write at any time, what is created with every namespace, and what the API server
+# Objects that controllers and the kubelet write at any time, that exist in every namespace, or that the API server
 # creates for definitions.
 _VOLATILE = ("event/", "event.events.k8s.io/", "lease.coordination.k8s.io/node-", "configmap/kube-root-ca.crt",
              "serviceaccount/default", "apiservice.")  # fmt: skip
@@ -30,10 +30,10 @@ def runner(cluster: Cluster, namespace: str, directory: Path) -> Helm:
     return call
 
 
-def succeed(done: subprocess.CompletedProcess[str]) -> str:
+def succeed(result: subprocess.CompletedProcess[str]) -> str:
     """The output of a command, which must succeed."""
-    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
-    return done.stdout
+    assert result.returncode == 0, f"{result.stdout}{result.stderr}"
+    return result.stdout
 
 
 def all_objects(cluster: Cluster, namespace: str) -> set[str]:

@@ -87,10 +87,10 @@ def _cni_directory(assets: Assets) -> str:
 
 
 def _import_by_ctr(machine: Machine, assets: Assets, archive: Path) -> None:
-    # The one that knows --local; an older containerd takes it from any.
+    # This one supports --local; an older containerd accepts any.
     command = [assets.program("ctr"), "--namespace=k8s.io", "images", "import", "--local", "-"]
     with archive.open("rb") as content:
-        done = subprocess.run(
+        result = subprocess.run(
             machine.enter(command),
             stdin=content,
             capture_output=True,
@@ -98,8 +98,8 @@ def _import_by_ctr(machine: Machine, assets: Assets, archive: Path) -> None:
             check=False,
             env=machine.environment(),
         )
-    if done.returncode:
-        raise ClusterError(f"{machine.name}: cannot import {archive}\n{done.stdout}{done.stderr}")
+    if result.returncode:
+        raise ClusterError(f"{machine.name}: cannot import {archive}\n{result.stdout}{result.stderr}")
 
 
 def _import_into_storage(machine: Machine, _assets: Assets, archive: Path) -> None:

@@ -1,6 +1,6 @@
 """Configuration files and command lines of a cluster's programs, as pure functions of a plan.
 
-Differences from a production cluster are here and nowhere else; docs/cluster-harness.md lists them for users.
+All differences from a production cluster are in this module; docs/cluster-harness.md lists them for users.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _UNTHROTTLED = ("--kube-api-qps=500", "--kube-api-burst=1000")
 
 @dataclass(frozen=True)
 class Addresses:
-    """The network of the cluster with this number, all private to the cluster but for the host's one address."""
+    """The network of the cluster with this number. All addresses are private to the cluster, except one of the host."""
 
     number: int
 
@@ -103,8 +103,8 @@ def apiserver(address: str, extra: list[str]) -> list[str]:
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={PKI}/service-account.pub",
         f"--service-account-signing-key-file={PKI}/service-account.key",
-        # Debian's etcd is too old for it; with it the API server refuses watches that kwok and others ask for at first,
-        # and some of them come back in half a minute only.
+        # Debian's etcd is too old for it; with it the API server rejects the first watches of kwok and others,
+        # and some of them retry only after half a minute.
         "--feature-gates=WatchList=false",
         # Webhooks are called at their pods' addresses: the control machine runs no kube-proxy.
         "--enable-aggregator-routing=true",
@@ -253,7 +253,7 @@ def base_runtime_spec(default: str) -> str:
     """containerd's default container, with the node's simulated /sys in it instead of the kernel's.
 
     The mount keeps the type sysfs, which runc ignores for a bind mount: by it containerd finds what it has to make
-    writable in privileged containers. `runc` below sees to the mounts that are in it.
+    writable in privileged containers. `runc` below handles the mounts inside it.
     """
     spec = json.loads(default)
     for entry in spec["mounts"]:
@@ -265,12 +265,12 @@ def base_runtime_spec(default: str) -> str:
 
 
 def runc() -> str:
-    """What containerd starts as runc: runc, after one word more in the container's configuration.
+    """The script that containerd starts as runc: it adds an option to the container's configuration and runs runc.
 
-    A bind mount is read-only on top only, and emulated hardware is mounts in /sys; a sysfs has none. containerd can
-    take `ro` back for privileged containers, but not `rro`, so that cannot stand in the base already.
+    A bind mount is read-only only at its top, and emulated hardware consists of mounts in /sys. containerd can
+    remove `ro` for privileged containers, but not `rro`, so `rro` cannot be in the base.
     """
-    told = ",".join(f'"{option}"' for option in _SYS_OPTIONS)
+    options = ",".join(f'"{option}"' for option in _SYS_OPTIONS)
     return f"""\
 #!/bin/sh
 bundle= process=
@@ -282,7 +282,7 @@ for word; do
     last=$word
 done
 [ -z "$process" ] || sed -z -E -i -e 's/"CAP_SYS_RESOURCE",\\s*|,\\s*"CAP_SYS_RESOURCE"//g' "$process"
-[ -z "$bundle" ] || sed -i 's/{told}/&,"rro"/' "$bundle/config.json"
+[ -z "$bundle" ] || sed -i 's/{options}/&,"rro"/' "$bundle/config.json"
 exec runc "$@"
 """
 
@@ -327,7 +327,7 @@ enable_nri = false
 
 
 def crio_runc() -> str:
-    """What CRI-O starts as runc. CRI-O has no base for configurations, so the script also changes the source of /sys.
+    """The script that CRI-O starts as runc. CRI-O has no base configuration, so it also changes the source of /sys.
 
     A mount that is read-only becomes so with all mounts in it. Sandboxes often lack the capability for limits and the
     OOM score, which CRI-O gives to privileged containers, and the hugetlb cgroup.

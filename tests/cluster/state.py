@@ -1,7 +1,7 @@
 """The clusters on this computer, and their removal, also after a crash of their owner.
 
 A cluster is a numbered directory; its number also names its network and its cgroups, so that the directory is
-enough to find everything else. An owned cluster holds a lock on its directory: without a holder it is a leftover.
+enough to find everything else. The owner of a cluster holds a lock on its directory; without a lock it is a leftover.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Claim:
 
     @property
     def host_port(self) -> str:
-        """The host's end of the cable to the cluster."""
+        """The host's end of the veth pair to the cluster."""
         return f"accelplane{self.number}"
 
     def cgroups(self) -> set[str]:
@@ -76,15 +76,15 @@ def clusters() -> list[Claim]:
 
 
 def find(name: str) -> Claim | None:
-    """The cluster that was left running under this name."""
+    """The running cluster without an owner that has this name."""
     return next((claim for claim in clusters() if not claim.owned and claim.name == name), None)
 
 
 @contextmanager
 def claimed(name: str, *, owned: bool) -> Iterator[Claim]:
-    """A new cluster's directory; all of the cluster is removed at the end of the block, unless it is left running."""
-    with _alone():
-        _sweep()
+    """A new cluster's directory; the cluster is removed at the end of the block, unless it is kept running."""
+    with _state_lock():
+        _remove_stale()
         claim = _claim(name, owned=owned)
         lock = os.open(claim.directory, os.O_RDONLY)
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -99,7 +99,7 @@ def claimed(name: str, *, owned: bool) -> Iterator[Claim]:
 def remove(claim: Claim) -> None:
     """End the cluster's machines and delete their network, cgroups and files."""
     _end(claim)
-    with _alone():
+    with _state_lock():
         remove_disk(claim.directory)
         with suppress(OSError):
             state_directory().rmdir()
@@ -137,7 +137,7 @@ def _is_free(claim: Claim) -> bool:
     return not (claim.directory.exists() or network.exists() or claim.cgroups())
 
 
-def _sweep() -> None:
+def _remove_stale() -> None:
     for claim in clusters():
         if claim.owned and not _is_held(claim.directory):
             _end(claim)
@@ -156,7 +156,7 @@ def _is_held(directory: Path) -> bool:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _state_lock() -> Iterator[None]:
     """Hold the lock of the state directory, which is removed with the last cluster."""
     while True:
         state_directory().mkdir(parents=True, exist_ok=True)

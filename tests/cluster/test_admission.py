@@ -1,4 +1,4 @@
-"""Pod admission as a real API server asks for it: decisions, trust, and certificates that change under load."""
+"""Pod admission with a real API server: decisions, trust, and certificates that change under load."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ HOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
 @pytest.fixture(scope="module")
 def api(cluster_is_possible: None) -> Iterator[Cluster]:
-    """A control plane without nodes, with a namespace that takes pods."""
+    """A control plane without nodes, with a namespace for pods."""
     with Cluster.running([]) as running, running.namespace(NAMESPACE):
-        # There is no kube-proxy to lead from a service to this process.
+        # No kube-proxy forwards from a Service to this process.
         hosts = running.control.path("/etc/hosts")
         hosts.write_text(f"127.0.0.1 localhost\n{running.addresses.host} {NAME}\n")
         yield running
@@ -59,7 +59,7 @@ def mutating(client_config: dict[str, Any], name: str = "sgx-test", namespace: s
         "name": "sgx.mutator.webhooks.intel.com",
         "clientConfig": client_config,
         "rules": [{"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}],
-        # The original says Ignore; here no failure is to pass unseen.
+        # The original has Ignore. Fail makes every failure visible.
         "failurePolicy": "Fail",
         "sideEffects": "None",
         "reinvocationPolicy": "IfNeeded",
@@ -75,7 +75,7 @@ def mutating(client_config: dict[str, Any], name: str = "sgx-test", namespace: s
 
 
 class Store(ClusterTrustStore):
-    """The cluster's; it remembers what was issued, and takes the URL of this process for a service."""
+    """The store in the cluster. Records issued certificates, and uses the URL of this process, not a Service."""
 
     def __init__(self, client: Client, *names: str) -> None:
         super().__init__(client, NAMESPACE, "own", {"MutatingWebhookConfiguration": names})
@@ -112,10 +112,10 @@ async def ask(cluster: Cluster, body: dict[str, Any]) -> tuple[int, Any]:
 
 
 @asynccontextmanager
-async def hooked(
+async def serving_webhooks(
     cluster: Cluster, tls: ServingTls, *hooks: Hook, authority: bytes = b""
 ) -> AsyncIterator[AdmissionServer]:
-    """A server here that the API server asks about pods, trusting `authority`."""
+    """A server in this process that the API server calls about pods. The API server trusts `authority`."""
     server = AdmissionServer(hooks or [mutator(SgxOptions())])
     port = await server.start(None, 0, tls.context)
     where = {"url": f"https://{NAME}:{port}{PATH}"}
@@ -127,14 +127,14 @@ async def hooked(
         await server.stop(1)
 
 
-async def asked_for(cluster: Cluster, server: AdmissionServer) -> None:
-    """Waits until the API server asks, which learns of configurations by a watch."""
+async def wait_for_requests(cluster: Cluster, server: AdmissionServer) -> None:
+    """Waits until the API server calls the webhook. It gets configurations by a watch."""
 
-    async def is_asked() -> bool:
+    async def is_called() -> bool:
         await ask(cluster, pod())
         return any(200 in tally.codes for tally in server.stats.values())
 
-    await until(is_asked, 30)
+    await until(is_called, 30)
 
 
 def served_by(cluster: Cluster) -> ServingTls:
@@ -145,23 +145,23 @@ def served_by(cluster: Cluster) -> ServingTls:
 
 
 async def test_a_pod_is_mutated_by_both_webhooks_as_in_the_tables(api: Cluster) -> None:
-    async with hooked(api, served_by(api), authority=api.authority) as server:
-        await asked_for(api, server)
-        status, made = await ask(api, pod("512Ki", provider="aesmd", hostNetwork=False))
-    assert status == 201, made
-    one = made["spec"]["containers"][0]
+    async with serving_webhooks(api, served_by(api), authority=api.authority) as server:
+        await wait_for_requests(api, server)
+        status, instance = await ask(api, pod("512Ki", provider="aesmd", hostNetwork=False))
+    assert status == 201, instance
+    one = instance["spec"]["containers"][0]
     assert one["resources"]["limits"] == one["resources"]["requests"]
     assert one["resources"]["limits"] == {"sgx.intel.com/epc": "512Ki", "sgx.intel.com/enclave": "1"}
     assert {"name": "aesmd-socket", "mountPath": "/var/run/aesmd"} in one["volumeMounts"]
     assert one["env"] == [{"name": "SGX_AESM_ADDR", "value": "1"}]
-    assert made["metadata"]["annotations"]["sgx.intel.com/epc"] == "512Ki"
+    assert instance["metadata"]["annotations"]["sgx.intel.com/epc"] == "512Ki"
 
 
 async def test_the_message_of_a_denial_is_shown_to_the_user(api: Cluster) -> None:
-    async with hooked(
+    async with serving_webhooks(
         api, served_by(api), denying(PATH, "SGX is off, see --devices"), authority=api.authority
     ) as server:
-        await asked_for(api, server)
+        await wait_for_requests(api, server)
         status, answer = await ask(api, pod())
     assert status == 403, answer
     words = 'admission webhook "sgx.mutator.webhooks.intel.com" denied the request: SGX is off, see --devices'
@@ -169,42 +169,42 @@ async def test_the_message_of_a_denial_is_shown_to_the_user(api: Cluster) -> Non
 
 
 async def test_a_warning_reaches_kubectl(api: Cluster) -> None:
-    async with hooked(api, served_by(api), authority=api.authority) as server:
-        await asked_for(api, server)
-        wanted = {"apiVersion": "v1", "kind": "Pod", **pod(provider="nobody")}
+    async with serving_webhooks(api, served_by(api), authority=api.authority) as server:
+        await wait_for_requests(api, server)
+        manifest = {"apiVersion": "v1", "kind": "Pod", **pod(provider="nobody")}
         arguments = ("create", "--dry-run=server", f"--namespace={NAMESPACE}", "--filename=-")
-        done = await asyncio.to_thread(
+        result = await asyncio.to_thread(
             subprocess.run,
             [api.assets.program("kubectl"), *arguments],
-            input=json.dumps(wanted),
+            input=json.dumps(manifest),
             capture_output=True,
             text=True,
             check=True,
             env=os.environ | {"KUBECONFIG": str(api.kubeconfig)},
         )
-    assert "Warning: sgx.intel.com/quote-provider: 'nobody' names no container" in done.stderr
+    assert "Warning: sgx.intel.com/quote-provider: 'nobody' names no container" in result.stderr
 
 
 async def test_authorities_and_certificates_change_under_load_and_every_pod_is_admitted(api: Cluster) -> None:
-    # What has less than a third of its life left is renewed, and all begin ten minutes ago: these last some seconds.
+    # Certificates are renewed in the last third of their lifetime. These started ten minutes ago and expire soon.
     policy = CertificatePolicy(
         authority=timedelta(seconds=309), serving=timedelta(seconds=304.5), overlap=timedelta(seconds=3)
     )
     trust_settings = TrustSettings(service=SERVICE, namespace=NAMESPACE, policy=policy, min_interval=0.2)
     tls, pods = ServingTls(), 0
-    async with connected(api) as client, hooked(api, tls) as server:
+    async with connected(api) as client, serving_webhooks(api, tls) as server:
         store = Store(client, "sgx-test", "not-there")
         running = asyncio.create_task(Trust(store, tls, trust_settings).run())
         try:
-            await asked_for(api, server)
+            await wait_for_requests(api, server)
             before = len(set(store.authorities)), len(set(store.certificates))
 
             async def load() -> None:
                 nonlocal pods
                 while len(set(store.authorities)) < before[0] + 3 or len(set(store.certificates)) < before[1] + 3:
-                    status, made = await ask(api, pod())
-                    assert status == 201, made
-                    assert "sgx.intel.com/enclave" in made["spec"]["containers"][0]["resources"]["limits"]
+                    status, instance = await ask(api, pod())
+                    assert status == 201, instance
+                    assert "sgx.intel.com/enclave" in instance["spec"]["containers"][0]["resources"]["limits"]
                     pods += 1
 
             async with asyncio.timeout(90):
@@ -224,11 +224,11 @@ async def test_two_programs_share_one_certificate_whoever_is_first(api: Cluster)
             stores = [Store(client, "injected"), Store(client, "injected")]
             both = [Trust(store, ServingTls(), trust_settings) for store in stores]
             await asyncio.gather(*(one.reconcile() for one in both))
-            held = await stores[0].read()
-        assert held is not None
+            secret = await stores[0].read()
+        assert secret is not None
         found = api.get(f"{HOOKS}/injected")
         assert found is not None
-        assert base64.b64decode(found["webhooks"][0]["clientConfig"]["caBundle"]) == held.data["ca.crt"]
+        assert base64.b64decode(found["webhooks"][0]["clientConfig"]["caBundle"]) == secret.data["ca.crt"]
     finally:
         api.request("DELETE", f"{HOOKS}/injected")
         api.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/secrets/own")

@@ -52,7 +52,7 @@ def built() -> None:
 
 
 @pytest.fixture(scope="module")
-def certified(
+def cluster_with_cert_manager(
     built: None, cluster: Cluster, image: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
     """The cluster with cert-manager."""
@@ -61,7 +61,7 @@ def certified(
 
 
 class Webhook(NamedTuple):
-    """A webhook whose certificate is of cert-manager. `admits` is whether a request is processed by it."""
+    """A webhook with a certificate of cert-manager. `admits` returns whether it processes a request."""
 
     tree: str
     namespace: str
@@ -70,9 +70,9 @@ class Webhook(NamedTuple):
 
 
 def completes_resources(cluster: Cluster) -> bool:
-    asked = resource("npu", "asked", nodeSelector={"example.com/nowhere": "true"})
+    manifest = resource("npu", "asked", nodeSelector={"example.com/nowhere": "true"})
     path = "/apis/deviceplugin.intel.com/v1/npudeviceplugins?dryRun=All"
-    status, answer = cluster.request("POST", path, asked)
+    status, answer = cluster.request("POST", path, manifest)
     return status == 201 and "image" in answer["spec"]
 
 
@@ -137,14 +137,14 @@ def bundles(cluster: Cluster, prefix: str) -> set[bytes]:
     return found
 
 
-def served(cluster: Cluster, node: Node, namespace: str, service: str, secret_name: str) -> bytes:
+def served_certificate(cluster: Cluster, node: Node, namespace: str, service: str, secret_name: str) -> bytes:
     """The certificate that a Service presents, verified with the authority in the Secret; empty if there is none."""
     found: Any = cluster.get(f"/api/v1/namespaces/{namespace}/services/{service}")
     authority = secret(cluster, namespace, secret_name).get("ca.crt", b"").decode()
     command = ["nsenter", f"--target={node.pid}", "--net", "--", sys.executable, "-c", HANDSHAKE]
     words = [found["spec"]["clusterIP"], f"{service}.{namespace}.svc", authority]
-    done = subprocess.run([*command, *words], capture_output=True, check=False, timeout=60)
-    return done.stdout.strip()
+    result = subprocess.run([*command, *words], capture_output=True, check=False, timeout=60)
+    return result.stdout.strip()
 
 
 @contextmanager
@@ -162,14 +162,14 @@ def uninterrupted(cluster: Cluster, webhooks: Sequence[Webhook]) -> Iterator[Cal
                     missed.append(f"{webhook.tree}: request {sent[webhook.tree]}")
                 sent[webhook.tree] += 1
 
-    def some_more() -> None:
-        wanted = min(sent.values()) + 10
-        wait_until(lambda: min(sent.values()) >= wanted, "more requests", 60)
+    def has_more_requests() -> None:
+        minimum = min(sent.values()) + 10
+        wait_until(lambda: min(sent.values()) >= minimum, "more requests", 60)
 
     thread = threading.Thread(target=ask)
     thread.start()
     try:
-        yield some_more
+        yield has_more_requests
     finally:
         done.set()
         thread.join(60)
@@ -177,7 +177,7 @@ def uninterrupted(cluster: Cluster, webhooks: Sequence[Webhook]) -> Iterator[Cal
 
 
 def update_files(cluster: Cluster, namespace: str) -> None:
-    """Has the kubelet update the files of Secrets now: a change of the pod is a reason, the next period another."""
+    """Makes the kubelet update the files of Secrets now, by a change of the pod."""
     cluster.kubectl("annotate", "pods", "--all", "--overwrite", f"--namespace={namespace}", "example.com/now=true")
 
 
@@ -188,7 +188,7 @@ def renewed(cluster: Cluster, webhook: Webhook, certificate: str, name: str) -> 
     wait_until(lambda: secret(cluster, webhook.namespace, name)["tls.crt"] != before, f"{certificate}: renewed", 60)
 
 
-def check_renewal(cluster: Cluster, node: Node, webhook: Webhook, some_more: Callable[[], None]) -> None:
+def check_renewal(cluster: Cluster, node: Node, webhook: Webhook, has_more_requests: Callable[[], None]) -> None:
     """Renews authority and certificate. The key of the authority stays, that of the certificate does not."""
     place = (cluster, webhook.namespace)
     root, leaf = secret(*place, CA_SECRET)["tls.crt"], secret(*place, SECRET)["tls.crt"]
@@ -199,11 +199,11 @@ def check_renewal(cluster: Cluster, node: Node, webhook: Webhook, some_more: Cal
     assert public_key(now["tls.crt"]) != public_key(leaf)
     wait_until(lambda: bundles(cluster, webhook.prefix) == {now["ca.crt"]}, "the renewed authority: injected", 60)
     # Until the kubelet updates the files, the webhook has the old certificate, and the API server the new authority.
-    some_more()
+    has_more_requests()
     update_files(cluster, webhook.namespace)
     service = f"{webhook.prefix}webhook-service"
     wait_until(
-        lambda: served(cluster, node, webhook.namespace, service, SECRET) == now["tls.crt"].strip(),
+        lambda: served_certificate(cluster, node, webhook.namespace, service, SECRET) == now["tls.crt"].strip(),
         f"{webhook.tree}: serves the renewed certificate", 120, every=1,
     )  # fmt: skip
 
@@ -215,9 +215,9 @@ def test_without_cert_manager_a_tree_and_the_chart_name_the_missing_kind(
     assert cluster.get(path) is None
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": render(DEPLOY / OPERATOR_TREE)})
     words = [cluster.assets.program("kubectl"), f"--kubeconfig={cluster.kubeconfig}", "apply", "--dry-run=server"]
-    done = subprocess.run([*words, "--filename=-"], input=text, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert NO_CERT_MANAGER in done.stderr
+    result = subprocess.run([*words, "--filename=-"], input=text, capture_output=True, text=True, check=False)
+    assert result.returncode != 0
+    assert NO_CERT_MANAGER in result.stderr
     run = runner(cluster, namespace, tmp_path)
     before = all_objects(cluster, namespace)
     refused = run("install", "operator", CHARTS / "intel-device-plugins-operator", *CERTIFICATE)
@@ -226,46 +226,50 @@ def test_without_cert_manager_a_tree_and_the_chart_name_the_missing_kind(
     assert all_objects(cluster, namespace) == before
 
 
-def test_certificates_of_the_trees_are_renewed_while_every_request_is_processed(certified: Cluster, node: Node) -> None:
+def test_certificates_of_the_trees_are_renewed_while_every_request_is_processed(
+    cluster_with_cert_manager: Cluster, node: Node
+) -> None:
     # The operator has the webhooks for pods too, so the others are tested without it.
     for webhooks in ((OPERATOR,), (SGX, FPGA)):
         with ExitStack() as undo:
             for webhook in webhooks:
-                undo.enter_context(applied(certified, render(DEPLOY / webhook.tree)))
+                undo.enter_context(applied(cluster_with_cert_manager, render(DEPLOY / webhook.tree)))
             if FPGA in webhooks:
                 definition = "crd/fpgaregions.fpga.intel.com"
-                certified.kubectl("wait", "--for=condition=Established", "--timeout=60s", definition)
-                undo.enter_context(applied(certified, [REGION]))
+                cluster_with_cert_manager.kubectl("wait", "--for=condition=Established", "--timeout=60s", definition)
+                undo.enter_context(applied(cluster_with_cert_manager, [REGION]))
             for webhook in webhooks:
-                wait_until(lambda webhook=webhook: webhook.admits(certified), f"{webhook.tree}: admits", 180)
-                assert len(bundles(certified, webhook.prefix)) == 1
-            with uninterrupted(certified, webhooks) as some_more:
+                wait_until(
+                    lambda webhook=webhook: webhook.admits(cluster_with_cert_manager), f"{webhook.tree}: admits", 180
+                )
+                assert len(bundles(cluster_with_cert_manager, webhook.prefix)) == 1
+            with uninterrupted(cluster_with_cert_manager, webhooks) as has_more_requests:
                 for webhook in webhooks:
-                    check_renewal(certified, node, webhook, some_more)
-                some_more()
+                    check_renewal(cluster_with_cert_manager, node, webhook, has_more_requests)
+                has_more_requests()
         for webhook in webhooks:
-            assert certified.get(f"/api/v1/namespaces/{webhook.namespace}") is None
-            assert bundles(certified, webhook.prefix) == set()
+            assert cluster_with_cert_manager.get(f"/api/v1/namespaces/{webhook.namespace}") is None
+            assert bundles(cluster_with_cert_manager, webhook.prefix) == set()
 
 
 def test_the_operator_chart_takes_its_certificate_from_cert_manager_and_leaves_its_secrets(
-    certified: Cluster, namespace: str, tmp_path: Path
+    cluster_with_cert_manager: Cluster, namespace: str, tmp_path: Path
 ) -> None:
-    run = runner(certified, namespace, tmp_path)
-    before = all_objects(certified, namespace)
-    certified.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=privileged")
+    run = runner(cluster_with_cert_manager, namespace, tmp_path)
+    before = all_objects(cluster_with_cert_manager, namespace)
+    cluster_with_cert_manager.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=privileged")
     succeed(run("install", "operator", CHARTS / "intel-device-plugins-operator", *CERTIFICATE, "--wait"))
-    wait_until(lambda: completes_resources(certified), "custom resources: completed", 120)
+    wait_until(lambda: completes_resources(cluster_with_cert_manager), "custom resources: completed", 120)
     succeed(run("test", "operator"))
     succeed(run("uninstall", "operator", "--wait"))
 
     def remaining() -> set[str]:
-        new = all_objects(certified, namespace) - before
+        new = all_objects(cluster_with_cert_manager, namespace) - before
         return {each for each in new if not each.startswith("customresourcedefinition")}
 
     expected = {*SECRETS, "lease.coordination.k8s.io/d1c7b6d5.intel.com"}
     wait_until(lambda: remaining() == expected, f"only {expected} remain", 60, every=1)
-    certified.kubectl("delete", "--ignore-not-found", "--kustomize", DEPLOY / "operator/crd")
+    cluster_with_cert_manager.kubectl("delete", "--ignore-not-found", "--kustomize", DEPLOY / "operator/crd")
 
 
 WEBHOOKS: dict[str, tuple[str, Callable[[Cluster], bool]]] = {
@@ -276,36 +280,47 @@ WEBHOOKS: dict[str, tuple[str, Callable[[Cluster], bool]]] = {
 
 
 def test_each_webhook_of_the_chart_accelplane_has_its_certificate_from_cert_manager(
-    certified: Cluster, namespace: str, tmp_path: Path
+    cluster_with_cert_manager: Cluster, namespace: str, tmp_path: Path
 ) -> None:
-    run = runner(certified, namespace, tmp_path)
-    before = all_objects(certified, namespace)
+    run = runner(cluster_with_cert_manager, namespace, tmp_path)
+    before = all_objects(cluster_with_cert_manager, namespace)
     names = ("components.{}=true", "{}.certificate.source=cert-manager")
     words = ["components.agent=false", "crds.keep=false", *(text.format(name) for name in WEBHOOKS for text in names)]
     notes = succeed(run("install", "webhooks", CHARTS / "accelplane", "--set", ",".join(words), "--wait"))
     secrets = {f"{prefix}webhook-{kind}-cert" for prefix, _ in WEBHOOKS.values() for kind in ("ca", "server")}
     assert {word.strip(".") for word in notes.split() if word.strip(".") in secrets} == secrets
-    with applied(certified, [REGION]):
+    with applied(cluster_with_cert_manager, [REGION]):
         for name, (prefix, admits) in WEBHOOKS.items():
-            wait_until(lambda admits=admits: admits(certified), f"{name}: admits", 120)
-            authority = secret(certified, namespace, f"{prefix}webhook-server-cert")["ca.crt"]
-            assert bundles(certified, prefix) == {authority}
+            wait_until(lambda admits=admits: admits(cluster_with_cert_manager), f"{name}: admits", 120)
+            authority = secret(cluster_with_cert_manager, namespace, f"{prefix}webhook-server-cert")["ca.crt"]
+            assert bundles(cluster_with_cert_manager, prefix) == {authority}
     succeed(run("test", "webhooks"))
     succeed(run("uninstall", "webhooks", "--wait"))
     expected = {*(f"secret/{name}" for name in secrets), "lease.coordination.k8s.io/daabde26.amd.com"}
-    wait_until(lambda: all_objects(certified, namespace) - before == expected, f"only {expected} remain", 60, every=1)
+    wait_until(
+        lambda: all_objects(cluster_with_cert_manager, namespace) - before == expected,
+        f"only {expected} remain",
+        60,
+        every=1,
+    )
 
 
-def test_the_certificate_of_xpu_manager_stays_valid_during_a_renewal(certified: Cluster, namespace: str) -> None:
+def test_the_certificate_of_xpu_manager_stays_valid_during_a_renewal(
+    cluster_with_cert_manager: Cluster, namespace: str
+) -> None:
     """The sidecar trusts the authority. XPU Manager presents the old certificate until it restarts."""
     file = DEPLOY / "xpumanager_sidecar/overlays/cert-manager/certificate.yaml"
-    certified.kubectl("apply", f"--namespace={namespace}", f"--filename={file}")
+    cluster_with_cert_manager.kubectl("apply", f"--namespace={namespace}", f"--filename={file}")
     name = "xpum-server-cert"
-    wait_until(lambda: secret(certified, namespace, name).get("tls.crt"), f"{name}: issued", 60)
-    before = secret(certified, namespace, name)
-    renew(certified, namespace, "serving-cert")
-    wait_until(lambda: secret(certified, namespace, name)["tls.crt"] != before["tls.crt"], f"{name}: renewed", 60)
-    after = secret(certified, namespace, name)
+    wait_until(lambda: secret(cluster_with_cert_manager, namespace, name).get("tls.crt"), f"{name}: issued", 60)
+    before = secret(cluster_with_cert_manager, namespace, name)
+    renew(cluster_with_cert_manager, namespace, "serving-cert")
+    wait_until(
+        lambda: secret(cluster_with_cert_manager, namespace, name)["tls.crt"] != before["tls.crt"],
+        f"{name}: renewed",
+        60,
+    )
+    after = secret(cluster_with_cert_manager, namespace, name)
     assert public_key(after["tls.crt"]) != public_key(before["tls.crt"])
     authority = x509.load_pem_x509_certificate(after["ca.crt"])
     for leaf in (x509.load_pem_x509_certificate(each["tls.crt"]) for each in (before, after)):
@@ -314,22 +329,27 @@ def test_the_certificate_of_xpu_manager_stays_valid_during_a_renewal(certified: 
         assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
 
 
-def test_the_fleet_page_serves_a_certificate_of_cert_manager(certified: Cluster, node: Node) -> None:
+def test_the_fleet_page_serves_a_certificate_of_cert_manager(cluster_with_cert_manager: Cluster, node: Node) -> None:
     name = "accelplane-fleet"
-    with applied(certified, render(DEPLOY / "fleet/overlays/secure-with-certmanager")):
+    with applied(cluster_with_cert_manager, render(DEPLOY / "fleet/overlays/secure-with-certmanager")):
         wait_until(
-            lambda: served(certified, node, name, name, "accelplane-fleet-tls"), "the page: verified", 180, every=1
+            lambda: served_certificate(cluster_with_cert_manager, node, name, name, "accelplane-fleet-tls"),
+            "the page: verified",
+            180,
+            every=1,
         )
-        leaf = secret(certified, name, "accelplane-fleet-tls")["tls.crt"].strip()
-        assert served(certified, node, name, name, "accelplane-fleet-tls") == leaf
+        leaf = secret(cluster_with_cert_manager, name, "accelplane-fleet-tls")["tls.crt"].strip()
+        assert served_certificate(cluster_with_cert_manager, node, name, name, "accelplane-fleet-tls") == leaf
 
 
-def test_the_plugin_for_labelled_nodes_brings_the_webhook_with_a_certificate(certified: Cluster) -> None:
-    with applied(certified, render(DEPLOY / "sgx_plugin/overlays/epc-nfd")):
-        wait_until(lambda: adds_enclaves(certified), "pods: mutated", 180)
+def test_the_plugin_for_labelled_nodes_brings_the_webhook_with_a_certificate(
+    cluster_with_cert_manager: Cluster,
+) -> None:
+    with applied(cluster_with_cert_manager, render(DEPLOY / "sgx_plugin/overlays/epc-nfd")):
+        wait_until(lambda: adds_enclaves(cluster_with_cert_manager), "pods: mutated", 180)
 
 
-def test_own_names_of_a_tree_reach_cert_manager(certified: Cluster, tmp_path: Path) -> None:
+def test_own_names_of_a_tree_reach_cert_manager(cluster_with_cert_manager: Cluster, tmp_path: Path) -> None:
     """As in docs/deployments.md: two kustomizations, and the component in the upper one."""
     (tmp_path / "renamed").mkdir()
     for directory in (tmp_path, tmp_path / "renamed"):
@@ -339,8 +359,8 @@ def test_own_names_of_a_tree_reach_cert_manager(certified: Cluster, tmp_path: Pa
     (tmp_path / "renamed/kustomization.yaml").write_text(json.dumps(lower))
     (tmp_path / "kustomization.yaml").write_text(json.dumps(upper))
     text = run_kubectl("kustomize", tmp_path)
-    certified.kubectl("apply", "--filename=-", text=text)
+    cluster_with_cert_manager.kubectl("apply", "--filename=-", text=text)
     try:
-        wait_until(lambda: adds_enclaves(certified), "pods: mutated", 180)
+        wait_until(lambda: adds_enclaves(cluster_with_cert_manager), "pods: mutated", 180)
     finally:
-        certified.kubectl("delete", "--ignore-not-found", "--wait", "--filename=-", text=text)
+        cluster_with_cert_manager.kubectl("delete", "--ignore-not-found", "--wait", "--filename=-", text=text)

@@ -66,7 +66,7 @@ def cluster(cluster_is_possible: None) -> Iterator[Cluster]:
 
 
 @contextmanager
-def granted(cluster: Cluster, objects: list[Object]) -> Iterator[None]:
+def apply_rights(cluster: Cluster, objects: list[Object]) -> Iterator[None]:
     with applied(cluster, [*objects, configuration()]):
         yield
 
@@ -102,7 +102,7 @@ def bundle(cluster: Cluster) -> str:
 
 async def test_trees_rights_suffice_to_watch_and_to_restore(cluster: Cluster, tmp_path: Path) -> None:
     problems: list[str] = []
-    with granted(cluster, rights()):
+    with apply_rights(cluster, rights()):
         async with running(cluster, tmp_path, problems) as store:
             await until(lambda: store.watching and bool(bundle(cluster)), 60)
             before = data(cluster)
@@ -117,7 +117,7 @@ async def test_rights_of_older_manifests_make_it_poll_and_report_a_deleted_secre
     cluster: Cluster, tmp_path: Path
 ) -> None:
     problems: list[str] = []
-    with granted(cluster, older(rights())):
+    with apply_rights(cluster, older(rights())):
         async with running(cluster, tmp_path, problems) as store:
             await until(lambda: bool(bundle(cluster)), 60)
             assert not store.watching

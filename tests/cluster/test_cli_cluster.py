@@ -44,20 +44,20 @@ def run(cluster: Cluster, *arguments: str, kubeconfig: Path | None = None) -> su
     )
 
 
-def listed(cluster: Cluster, *arguments: str) -> Any:
+def list_rows(cluster: Cluster, *arguments: str) -> Any:
     answer = run(cluster, "accelplane", "inspect", "--cluster", "-o", "json", *arguments)
     assert answer.returncode == 0, answer.stderr
     return json.loads(answer.stdout)
 
 
 def place(cluster: Cluster, namespace: str, name: str, count: int, node: str = "") -> None:
-    made = pod(name, namespace=namespace, resources={I915: str(count)})
+    path = pod(name, namespace=namespace, resources={I915: str(count)})
     if node:
-        made["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
-    cluster.apply(made)
+        path["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
+    cluster.apply(path)
 
 
-def scheduled(cluster: Cluster, namespace: str, name: str, status: str) -> bool:
+def wait_scheduled(cluster: Cluster, namespace: str, name: str, status: str) -> bool:
     found = cluster.pod(name, namespace) or {}
     conditions = found.get("status", {}).get("conditions", ())
     return any(each["type"] == "PodScheduled" and each["status"] == status for each in conditions)
@@ -74,11 +74,11 @@ def test_sums_are_those_of_pods_and_a_pending_pod_has_its_reason(cluster: Cluste
     for node in NODES:
         place(cluster, namespace, f"on-{node}", 1, node)
     for node in NODES:
-        wait_until(lambda node=node: scheduled(cluster, namespace, f"on-{node}", "True"), f"pod on {node}")
+        wait_until(lambda node=node: wait_scheduled(cluster, namespace, f"on-{node}", "True"), f"pod on {node}")
     place(cluster, namespace, "large", 2)
-    wait_until(lambda: scheduled(cluster, namespace, "large", "False"), "large: cannot be scheduled")
+    wait_until(lambda: wait_scheduled(cluster, namespace, "large", "False"), "large: cannot be scheduled")
 
-    report = listed(cluster, "-A")
+    report = list_rows(cluster, "-A")
     assert (report["apiVersion"], report["kind"]) == ("accelplane/v1", "DeviceList")
     nodes = {item["node"]: item for item in report["nodes"]}
     assert [(nodes[name]["allocatable"], nodes[name]["allocated"], nodes[name]["free"]) for name in NODES] == [
@@ -88,7 +88,7 @@ def test_sums_are_those_of_pods_and_a_pending_pod_has_its_reason(cluster: Cluste
     (used,) = [item for item in report["namespaces"] if item["namespace"] == namespace]
     assert (used["pods"], used["allocated"], used["nodes"]) == (2, 2, list(NODES))
 
-    (waiting,) = listed(cluster, "--waiting", "-n", namespace)["waiting"]
+    (waiting,) = list_rows(cluster, "--waiting", "-n", namespace)["waiting"]
     assert (waiting["asked"], waiting["free"], waiting["most_free_on_one_node"]) == (2, 2, 1)
     assert f"Insufficient {I915}" in waiting["message"]
     wide = run(cluster, "accelplane", "inspect", "--cluster", "-A", "-o", "wide")
@@ -105,7 +105,7 @@ def test_a_user_with_rights_on_one_namespace_sees_it_and_reads_what_is_missing(
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(cluster.user(user))
     place(cluster, namespace, "mine", 1, NODES[0])
-    wait_until(lambda: scheduled(cluster, namespace, "mine", "True"), "mine: scheduled")
+    wait_until(lambda: wait_scheduled(cluster, namespace, "mine", "True"), "mine: scheduled")
     # RBAC is evaluated by a cache that follows the new objects.
     command = ("accelplane", "inspect", "--cluster", "-n", namespace)
     wait_until(lambda: namespace in run(cluster, *command, kubeconfig=kubeconfig).stdout, "rights of the user")
@@ -121,13 +121,13 @@ def test_a_user_with_rights_on_one_namespace_sees_it_and_reads_what_is_missing(
 def test_the_directory_of_a_pod_has_the_time_of_its_allocation(cluster: Cluster, node: Node, namespace: str) -> None:
     cluster.apply(pod("worker", namespace=namespace, node=node.name))
     found = cluster.wait_pod("worker", namespace=namespace)
-    made = node.path(f"/var/lib/kubelet/pods/{found['metadata']['uid']}/plugins").stat().st_mtime
+    path = node.path(f"/var/lib/kubelet/pods/{found['metadata']['uid']}/plugins").stat().st_mtime
     (container,) = found["status"]["containerStatuses"]
     created, started = (
         datetime.fromisoformat(text).timestamp()
         for text in (found["metadata"]["creationTimestamp"], container["state"]["running"]["startedAt"])
     )
-    assert created <= made < started + 1  # times of the API are whole seconds
+    assert created <= path < started + 1  # times of the API are whole seconds
 
 
 def reader(user: str, namespace: str) -> list[Object]:

@@ -105,17 +105,17 @@ class Setup:
 
 @pytest.fixture
 def setup(image: None, cluster: Cluster, node: Node, namespace: str, tmp_path: Path) -> Iterator[Setup]:
-    made = Setup(cluster, node, namespace)
-    made.proc.mkdir(parents=True)
+    instance = Setup(cluster, node, namespace)
+    instance.proc.mkdir(parents=True)
     images = [{"name": "accelplane/accelplane", "newName": f"{ORGANISATION}/accelplane", "newTag": TAG}]
     tree, patches = ["deploy/accelplane_node/overlays/clients"], [{"patch": READER}]
     cluster.apply(*overlay(tmp_path, resources=tree, namespace=namespace, images=images, patches=patches))
     wait_until(lambda: node.allocatable(I915) == 2, "both cards", 60)
-    yield made
+    yield instance
     cluster.kubectl("delete", "daemonset", "--all", "-n", namespace, "--wait")
     cluster.kubectl("delete", "pods", "--all", "-n", namespace, "--force", "--grace-period=0", "--wait")
     wait_until(lambda: not node.allocatable(I915), "the end of the cards")
-    shutil.rmtree(made.proc)
+    shutil.rmtree(instance.proc)
 
 
 def test_the_page_has_the_use_of_each_container_under_its_name(setup: Setup) -> None:

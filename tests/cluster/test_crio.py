@@ -98,9 +98,9 @@ def test_a_pod_gets_the_device_nodes_of_its_gpu(cluster: Cluster, node: Node, mo
 @pytest.fixture(scope="module")
 def fpgas(cluster: Cluster) -> Iterator[Fpgas]:
     with cluster.namespace(TEAM):
-        made = Fpgas(cluster, [Fpga(cluster, cluster.nodes["node-1"], DFL, PORT)])
-        yield made
-        made.uninstall()
+        instance = Fpgas(cluster, [Fpga(cluster, cluster.nodes["node-1"], DFL, PORT)])
+        yield instance
+        instance.uninstall()
 
 
 def installed(fpgas: Fpgas, overlay: str) -> Fpga:
@@ -111,14 +111,14 @@ def installed(fpgas: Fpgas, overlay: str) -> Fpga:
 
 
 def check_programming(fpga: Fpga, name: str) -> None:
-    """A container waits in vain for a bitstream that is missing, and starts after it was installed."""
+    """A container does not start without its bitstream, and starts after it was installed."""
     fpga.program(NLB0)
     fpga.clear_store()
     fpga.cluster.apply(requesting_pod(name, ORCHESTRATED[NLB3]))
     fpga.wait_for_event(name, f"FPGA_AFU_1 in dfl-port.0: no bitstream for AFU {NLB3} in region {INTERFACE}")
     # CRI-O runs the hook when it creates the container, not when it starts it: the kubelet tries again.
-    seen = (fpga.cluster.pod(name, TEAM) or {})["status"]
-    assert (seen["phase"], fpga.afu) == ("Pending", NLB0)
+    status = (fpga.cluster.pod(name, TEAM) or {})["status"]
+    assert (status["phase"], fpga.afu) == ("Pending", NLB0)
     fpga.install(NLB3)
     assert fpga.output_of(name) == [NLB3, "/dev/dfl-port.0"]
     assert fpga.afu == NLB3

@@ -1,4 +1,4 @@
-"""The emulated kernel on a machine of its own: what processes there, and pods' mounts, meet at the real paths."""
+"""The emulated kernel on a separate machine: processes and mounts of pods use the real paths."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QAT = "/sys/bus/pci/devices/0000:61:00.0"
 
 @pytest.fixture
 def kernel(cluster_is_possible: None, tmp_path: Path) -> Iterator[EmulatedKernel]:
-    """A machine without Kubernetes, with one of each."""
+    """A machine without Kubernetes, with one device of each family."""
     machine = Machine("emulated", tmp_path, cgroup=f"accelplane-emulated-{os.getpid()}", path=os.environ["PATH"])
     machine.power_on()
     try:
@@ -88,9 +88,9 @@ def test_a_privileged_pod_configures_a_device_on_a_real_node(start_cluster: Call
     script = f"echo 16 > {QAT}/sriov_numvfs && ls {QAT} && echo 16 > {QAT}/sriov_totalvfs"
     cluster.apply(pod("init", "sh", "-c", script, host_paths=["/sys"], securityContext={"privileged": True}))
     cluster.wait_pod("init", "Failed")
-    seen = cluster.kubectl("logs", "init")
-    assert "virtfn15" in seen
-    assert "Permission denied" in seen
+    log = cluster.kubectl("logs", "init")
+    assert "virtfn15" in log
+    assert "Permission denied" in log
     kernel = kernel_of(node)
     assert kernel.read(f"{QAT}/sriov_numvfs") == "16\n"
     node.reboot()

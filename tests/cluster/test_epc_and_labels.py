@@ -1,4 +1,4 @@
-"""EPC and labels on genuine Nodes: with the tokens, the rights and the manifests that programs have in a cluster."""
+"""EPC and labels on real Nodes, with the tokens, rights and manifests of the programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEPLOY = REPOSITORY / "deploy"
 RESOURCE, CAPABLE = "sgx.intel.com/epc", "sgx.intel.com/capable"
 PREFIX = "intel.feature.node.kubernetes.io"
 EPC = 100_663_296
-# As a container finds it: the token and the authority, at the one place where programs look for them.
+# Token and authority at the path of service account files in a container.
 AS_A_POD = (
     "mount -t tmpfs none /run && mkdir -p /run/secrets/kubernetes.io && "
     'ln -s "$ACCOUNT" /run/secrets/kubernetes.io/serviceaccount && exec "$@"'
@@ -41,7 +41,7 @@ Run = Callable[..., "Program"]
 
 
 class Program:
-    """One of our programs, as this service account, with a tree of files for the node's."""
+    """Runs a program with this service account and a tree of files instead of the node's."""
 
     def __init__(self, cluster: Cluster, account: Path, log: Path, module: str, arguments: tuple[str, ...]) -> None:
         environment = {
@@ -62,7 +62,7 @@ class Program:
             )
 
     def ended(self) -> tuple[int, str]:
-        """Its status and what it printed."""
+        """Its exit status and output."""
         printed, _ = self.process.communicate(timeout=60)
         return self.process.returncode, printed.decode()
 
@@ -72,16 +72,16 @@ class Program:
 
 
 def token(cluster: Cluster, namespace: str, account: str, bound: Object | None = None) -> str:
-    wanted: Object = {"spec": {"audiences": [], **({"boundObjectRef": bound} if bound else {})}}
+    request: Object = {"spec": {"audiences": [], **({"boundObjectRef": bound} if bound else {})}}
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
-    status, answer = cluster.request("POST", path, wanted)
+    status, answer = cluster.request("POST", path, request)
     assert status == 201, answer
     return str(answer["status"]["token"])
 
 
 @contextmanager
 def applied(cluster: Cluster, tree: Path) -> Iterator[None]:
-    """What a tree has but its DaemonSets, whose images are not what is tried here."""
+    """The objects of a tree except DaemonSets, whose images are not tested here."""
     rendered = cluster.kubectl("kustomize", tree).split("\n---\n")
     text = "\n---\n".join(each for each in rendered if "\nkind: DaemonSet\n" not in each)
     cluster.kubectl("apply", "--filename=-", text=text)
@@ -93,7 +93,7 @@ def applied(cluster: Cluster, tree: Path) -> Iterator[None]:
 
 @pytest.fixture
 def labeller(cluster: Cluster) -> Iterator[str]:
-    """A token of deploy/labels, by its rights alone."""
+    """A token with only the rights of deploy/labels."""
     with applied(cluster, DEPLOY / "labels"):
         yield token(cluster, "kube-system", "accelplane-labels")
 
@@ -127,15 +127,15 @@ def sgx(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def unmarked(cluster: Cluster) -> Iterator[None]:
-    """The node is afterwards as others expect it, and has lost nothing."""
+    """After the test, the node has all its former labels and resources."""
     before, had = labels(cluster), capacity(cluster)
     yield
     assert labels(cluster).items() >= before.items()
     assert capacity(cluster).items() >= had.items()
     for key in labels(cluster).keys() - before.keys():
-        patched(cluster, {"op": "remove", "path": f"/metadata/labels/{key.replace('/', '~1')}"})
+        patch_as_administrator(cluster, {"op": "remove", "path": f"/metadata/labels/{key.replace('/', '~1')}"})
     if RESOURCE in capacity(cluster):
-        patched(cluster, {"op": "remove", "path": f"/status/capacity/{RESOURCE.replace('/', '~1')}"})
+        patch_as_administrator(cluster, {"op": "remove", "path": f"/status/capacity/{RESOURCE.replace('/', '~1')}"})
 
 
 def node_object(cluster: Cluster) -> Object:
@@ -152,7 +152,7 @@ def capacity(cluster: Cluster) -> dict[str, str]:
     return dict(node_object(cluster)["status"]["capacity"])
 
 
-def patched(cluster: Cluster, *operations: Object) -> None:
+def patch_as_administrator(cluster: Cluster, *operations: Object) -> None:
     """As administrator, through kubectl."""
     for operation in operations:
         words = ["--subresource=status"] if operation["path"].startswith("/status") else []
@@ -160,7 +160,7 @@ def patched(cluster: Cluster, *operations: Object) -> None:
 
 
 def refusal(cluster: Cluster, directory: Path, as_token: str, path: str, change: Object) -> str:
-    """What the API server says against a merge patch of the node, sent with this token; nothing when it does it."""
+    """The API server's error for a merge patch of the node with this token; empty if it succeeds."""
     authority, token_file = write(directory / "ca", cluster.authority), write(directory / "token", as_token)
     server = f"https://{cluster.addresses.control}:{settings.API_PORT}"
     api = ApiServer(ClientConfig(server=server, authority=str(authority), token=str(token_file)))
@@ -172,7 +172,7 @@ def refusal(cluster: Cluster, directory: Path, as_token: str, path: str, change:
 
 
 def take_out_epc(cluster: Cluster) -> None:
-    patched(cluster, {"op": "remove", "path": "/status/capacity/sgx.intel.com~1epc"})
+    patch_as_administrator(cluster, {"op": "remove", "path": "/status/capacity/sgx.intel.com~1epc"})
 
 
 def test_the_hook_registers_with_the_rights_of_its_manifest(
@@ -182,8 +182,8 @@ def test_the_hook_registers_with_the_rights_of_its_manifest(
         account = token(cluster, "kube-system", "sgx-plugin")
         assert run(account, "epchook", "-register", "-node-label", sgx).ended() == (0, "")
         assert labels(cluster)[CAPABLE] == "true"
-        # The kubelet makes it a thing that pods can ask for.
-        wait_until(lambda: node.allocatable(RESOURCE) == EPC, "EPC to be had")
+        # The kubelet makes it allocatable.
+        wait_until(lambda: node.allocatable(RESOURCE) == EPC, "EPC allocatable")
         cluster.apply(pod("enclave", namespace=namespace, resources={RESOURCE: "512Ki"}))
         cluster.wait_pod("enclave", namespace=namespace)
         stays = run(account, "epchook", "-register", "-node-label", "-daemon", sgx)
@@ -192,7 +192,7 @@ def test_the_hook_registers_with_the_rights_of_its_manifest(
         assert run(account, "epchook", "-cleanup", sgx).ended() == (0, "")
     assert RESOURCE not in capacity(cluster)
     assert CAPABLE not in labels(cluster)
-    wait_until(lambda: node.allocatable(RESOURCE) is None, "the end of EPC")
+    wait_until(lambda: node.allocatable(RESOURCE) is None, "removal of EPC")
 
 
 def test_the_daemon_restores_removed_resources_and_labels(cluster: Cluster, labeller: str, run: Run, sgx: str) -> None:
@@ -200,8 +200,8 @@ def test_the_daemon_restores_removed_resources_and_labels(cluster: Cluster, labe
     wait_until(lambda: RESOURCE in capacity(cluster), "EPC", hint=str(program.log))
     take_out_epc(cluster)
     wait_until(lambda: capacity(cluster).get(RESOURCE) == str(EPC), "EPC again", hint=str(program.log))
-    # As a kubelet does that registers its node again.
-    patched(cluster, {"op": "replace", "path": "/status/capacity/sgx.intel.com~1epc", "value": "0"})
+    # As a kubelet that registers its node again.
+    patch_as_administrator(cluster, {"op": "replace", "path": "/status/capacity/sgx.intel.com~1epc", "value": "0"})
     wait_until(lambda: capacity(cluster).get(RESOURCE) == str(EPC), "EPC a third time", hint=str(program.log))
     cluster.kubectl("label", "node", "node-1", f"{CAPABLE}-")
     wait_until(lambda: labels(cluster).get(CAPABLE) == "true", "the label again", hint=str(program.log))
@@ -241,7 +241,7 @@ def test_a_node_feature_is_deleted_with_its_node(cluster: Cluster, run: Run, sgx
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
     ]
     rbac = "rbac.authorization.k8s.io"
-    made: list[Any] = [
+    objects: list[Any] = [
         definition,
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "teller", "namespace": "kube-system"}},
         {"apiVersion": f"{rbac}/v1", "kind": "ClusterRole", "metadata": {"name": "teller"}, "rules": rules},
@@ -253,9 +253,9 @@ def test_a_node_feature_is_deleted_with_its_node(cluster: Cluster, run: Run, sgx
             "subjects": [{"kind": "ServiceAccount", "name": "teller", "namespace": "kube-system"}],
         },
     ]
-    cluster.apply(*made)
+    cluster.apply(*objects)
     path = f"/apis/{group}/v1alpha1/namespaces/kube-system/nodefeatures"
-    wait_until(lambda: cluster.get(path), "the kind of object")
+    wait_until(lambda: cluster.get(path), "the kind to be served")
     account = token(cluster, "kube-system", "teller")
     words = ("epchook", "-output=node-feature", "-node-label", sgx)
     assert run(account, *words).ended() == (0, "")
@@ -264,7 +264,7 @@ def test_a_node_feature_is_deleted_with_its_node(cluster: Cluster, run: Run, sgx
     assert found["spec"]["labels"] == {RESOURCE: str(EPC), CAPABLE: "true"}
     assert found["metadata"]["ownerReferences"][0]["uid"] == node_object(cluster)["metadata"]["uid"]
     assert run(account, *words, "-cleanup").ended() == (0, "")
-    wait_until(lambda: cluster.get(f"{path}/node-1-sgx-epc") is None, "its end")
+    wait_until(lambda: cluster.get(f"{path}/node-1-sgx-epc") is None, "the end of the daemon")
 
 
 def gpu(root: Path, device_id: str) -> None:
@@ -288,7 +288,7 @@ def test_labels_of_a_node_are_set_and_obsolete_labels_are_removed(
     assert labels(cluster)[family] == labels(cluster)[f"{PREFIX}/sgx"] == "true"
     cluster.kubectl("label", "node", "node-1", f"{family}-")
     wait_until(lambda: labels(cluster).get(family) == "true", "the label again", hint=str(program.log))
-    # Another process goes on with what the one before it owns.
+    # Another process continues with the fields that the former one owns.
     assert program.terminate() == 0
     (root / "proc/modules").unlink()
     program = run(labeller, *words)
@@ -316,7 +316,7 @@ def test_a_label_set_by_the_user_is_unchanged(
     wait_until(lambda: labels(cluster).get(family) == "true", "ours", hint=str(program.log))
     cluster.kubectl("label", "node", "node-1", f"{family}=never", "--overwrite")
     cluster.kubectl("label", "node", "node-1", f"{PREFIX}/sgx-")
-    wait_until(lambda: labels(cluster).get(f"{PREFIX}/sgx") == "true", "the other one again", hint=str(program.log))
+    wait_until(lambda: labels(cluster).get(f"{PREFIX}/sgx") == "true", "the other label again", hint=str(program.log))
     assert labels(cluster)[family] == "never"
     assert program.terminate() == 0
 
@@ -346,27 +346,27 @@ def test_with_the_policy_it_labels_its_own_node_only(cluster: Cluster, run: Run,
         holder["spec"]["serviceAccountName"] = "accelplane-labels"
         cluster.apply(holder)
         undo.callback(cluster.kubectl, "delete", "pod", "holder", "-n", "kube-system", "--now", "--wait")
-        there = cluster.wait_pod("holder", namespace="kube-system")
-        bound = {"apiVersion": "v1", "kind": "Pod", "name": "holder", "uid": there["metadata"]["uid"]}
+        existing = cluster.wait_pod("holder", namespace="kube-system")
+        bound = {"apiVersion": "v1", "kind": "Pod", "name": "holder", "uid": existing["metadata"]["uid"]}
         own = token(cluster, "kube-system", "accelplane-labels", bound)
 
-        def refused(path: str, change: Object) -> bool:
+        def assert_forbidden(path: str, change: Object) -> bool:
             return POLICY in refusal(cluster, tmp_path, own, path, change)
 
-        ours, foreign = {"labels": {"gpu.intel.com/x": "y"}}, {"labels": {"example.com/x": "y"}}
-        # The policy is in force some moments after it is there.
-        wait_until(lambda: refused("node-1", {"metadata": foreign}), "the policy")
-        assert refused("other-node", {"metadata": ours})
-        assert refused("node-1", {"metadata": {"labels": {"kubernetes.io/hostname": None}}})
-        assert refused("node-1", {"metadata": {"annotations": {"x": "y"}}})
-        assert refused("node-1", {"metadata": {"finalizers": ["example.com/x"]}})
-        assert refused("node-1", {"spec": {"unschedulable": True}})
-        assert refused("node-1/status", {"metadata": foreign})
-        assert refused("node-1/status", {"status": {"capacity": {"cpu": "99"}}})
-        assert refused("node-1/status", {"status": {"capacity": {"cpu": None}}})
-        assert refused("node-1/status", {"status": {"conditions": []}})
-        assert refused("node-1/status", {"status": {"addresses": []}})
-        assert not refusal(cluster, tmp_path, own, "node-1", {"metadata": ours})
+        changes, foreign = {"labels": {"gpu.intel.com/x": "y"}}, {"labels": {"example.com/x": "y"}}
+        # The policy takes effect shortly after its creation.
+        wait_until(lambda: assert_forbidden("node-1", {"metadata": foreign}), "the policy")
+        assert assert_forbidden("other-node", {"metadata": changes})
+        assert assert_forbidden("node-1", {"metadata": {"labels": {"kubernetes.io/hostname": None}}})
+        assert assert_forbidden("node-1", {"metadata": {"annotations": {"x": "y"}}})
+        assert assert_forbidden("node-1", {"metadata": {"finalizers": ["example.com/x"]}})
+        assert assert_forbidden("node-1", {"spec": {"unschedulable": True}})
+        assert assert_forbidden("node-1/status", {"metadata": foreign})
+        assert assert_forbidden("node-1/status", {"status": {"capacity": {"cpu": "99"}}})
+        assert assert_forbidden("node-1/status", {"status": {"capacity": {"cpu": None}}})
+        assert assert_forbidden("node-1/status", {"status": {"conditions": []}})
+        assert assert_forbidden("node-1/status", {"status": {"addresses": []}})
+        assert not refusal(cluster, tmp_path, own, "node-1", {"metadata": changes})
         assert run(own, "labels", "-output=node", "-epc", sgx).ended()[0] == 0
         assert labels(cluster)[f"{PREFIX}/sgx"] == "true"
         assert RESOURCE in capacity(cluster)

@@ -127,12 +127,12 @@ def test_nodes_are_drained_one_at_a_time_within_the_disruption_budget(cluster: C
     cluster.kubectl("wait", "--for=condition=Established", "crd/nodemaintenances.maintenance.example.com")
     wait_until(lambda: available(cluster) == REPLICAS, "the workload to be available", 60)
     before = {one["metadata"]["uid"] for one in items(cluster, "/api/v1/namespaces/default/pods")}
-    seen: set[str] = set()
+    states: set[str] = set()
 
     def progress(process: subprocess.Popen[bytes], nodes: int) -> bool:
         assert process.poll() is None, [log.read_text() for log in tmp_path.glob("*.log")]
         names = cordoned(cluster)
-        seen.update(names)
+        states.update(names)
         assert len(names) <= 1
         assert available(cluster) >= REPLICAS - 1
         return status(cluster).get("nodesDone", 0) >= nodes
@@ -146,7 +146,7 @@ def test_nodes_are_drained_one_at_a_time_within_the_disruption_budget(cluster: C
     cluster.request("DELETE", "/apis/policy/v1/namespaces/default/poddisruptionbudgets/guard")
     with controller(cluster, tmp_path, "second") as second:
         wait_until(lambda: progress(second, 3) and is_complete(cluster), "all nodes to be done", 180)
-        assert seen == {"kwok-0", "kwok-1", "kwok-2"}
+        assert states == {"kwok-0", "kwok-1", "kwok-2"}
         assert cordoned(cluster) == []
         assert not before & {one["metadata"]["uid"] for one in items(cluster, "/api/v1/namespaces/default/pods")}
         events = items(cluster, "/apis/events.k8s.io/v1/namespaces/default/events")

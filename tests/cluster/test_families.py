@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from .build import ClusterError
-from .families import DEPLOY, DLB0, DLB1, EPC, NAMESPACE, QAT0, QAT1, DaemonSet, Families, Given
+from .families import DEPLOY, DLB0, DLB1, EPC, NAMESPACE, QAT0, QAT1, ContainerDevices, DaemonSet, Families
 from .machine import REPOSITORY
 from .objects import pod
 
@@ -33,7 +33,7 @@ DEMOS = ("qat-compress", "dsa-copy", "iaa-deflate", "dlb-pipeline", "sgx-simulat
 
 
 class Deployed:
-    """All families' trees, each with its init container, and what came of them."""
+    """The trees of all families, each with its init container, and their DaemonSets."""
 
     def __init__(self, families: Families, daemonsets: Mapping[str, DaemonSet]) -> None:
         self.families = families
@@ -42,7 +42,7 @@ class Deployed:
 
 @pytest.fixture(scope="module")
 def deployed(shared_families: Families) -> Iterator[Deployed]:
-    """The node is found as at the first boot: nothing of it could be had."""
+    """The node is in the state of the first boot: no device is allocatable."""
     families = shared_families
     families.reset()
     assert families.allocatable() == {}
@@ -53,13 +53,13 @@ def deployed(shared_families: Families) -> Iterator[Deployed]:
         daemonsets["sgx" if each.name == "intel-sgx-plugin" else "epc"] = each
     families.wait(EVERYTHING)
     yield Deployed(families, daemonsets)
-    families.tidy()
+    families.clean_up()
     families.cluster.kubectl("delete", "--kustomize", DEPLOY / "sgx_plugin/overlays/epc-register", "--ignore-not-found")
 
 
 @pytest.fixture
 def families(deployed: Deployed) -> Iterator[Families]:
-    """The node with everything deployed and all of it free; a test's pods are gone afterwards."""
+    """The node with all trees deployed and all devices free. Pods of a test are deleted afterwards."""
     families = deployed.families
     families.delete(*workers(families))
     yield families
@@ -67,7 +67,7 @@ def families(deployed: Deployed) -> Iterator[Families]:
 
 
 def workers(families: Families) -> set[str]:
-    """The pods that are no plugins."""
+    """The pods that are not plugins."""
     listed = (families.cluster.get(f"/api/v1/namespaces/{NAMESPACE}/pods") or {"items": []})["items"]
     plugins = {each["metadata"]["name"] for daemonset in families.deployed for each in daemonset.pods}
     return {each["metadata"]["name"] for each in listed} - plugins
@@ -99,8 +99,8 @@ def test_an_init_container_reports_its_result_for_each_device(deployed: Deployed
     ended = daemonset.init()
     assert ended
     assert (ended["exitCode"], ended["reason"]) == (0, "Completed")
-    said = daemonset.init_log()
-    assert [words for words in SAID[family] if words not in said] == [], said
+    log = daemonset.init_log()
+    assert [words for words in SAID[family] if words not in log] == [], log
 
 
 def test_the_node_has_exactly_the_resources_of_the_provisioned_devices(deployed: Deployed) -> None:
@@ -121,7 +121,7 @@ def test_the_plugins_have_not_started_twice(deployed: Deployed) -> None:
     } == dict.fromkeys(pods, 0)
 
 
-# What containers get.
+# Allocated devices.
 
 WANTS = {
     "cy": {CY: 2},
@@ -137,8 +137,8 @@ WANTS = {
 
 
 @pytest.fixture(scope="module")
-def held(deployed: Deployed) -> Mapping[str, Given]:
-    """What the containers of one pod have that ask for this and that."""
+def allocations(deployed: Deployed) -> Mapping[str, ContainerDevices]:
+    """The devices of the containers of one pod with different requests."""
     families = deployed.families
     requesting_pod = pod("worker", "sleep", "1000000", namespace=NAMESPACE)
     (container,) = requesting_pod["spec"]["containers"]
@@ -148,71 +148,71 @@ def held(deployed: Deployed) -> Mapping[str, Given]:
     ]
     families.cluster.apply(requesting_pod)
     families.running("worker")
-    return {name: families.given("worker", name) for name in WANTS}
+    return {name: families.container_devices("worker", name) for name in WANTS}
 
 
 @pytest.mark.parametrize(("name", "pf"), [("cy", QAT0), ("dc", QAT1)])
 def test_a_container_gets_functions_of_qat_by_their_services(
-    deployed: Deployed, held: Mapping[str, Given], name: str, pf: str
+    deployed: Deployed, allocations: Mapping[str, ContainerDevices], name: str, pf: str
 ) -> None:
-    families, given = deployed.families, held[name]
-    assert set(given.variables) == {"QAT0", "QAT1"}
-    groups = {f"/dev/vfio/{families.group(address)}" for address in given.variables.values()}
+    families, allocation = deployed.families, allocations[name]
+    assert set(allocation.variables) == {"QAT0", "QAT1"}
+    groups = {f"/dev/vfio/{families.group(address)}" for address in allocation.variables.values()}
     assert len(groups) == 2
-    assert given.nodes == {"/dev/vfio/vfio", *groups}
-    for address in given.variables.values():
+    assert allocation.nodes == {"/dev/vfio/vfio", *groups}
+    for address in allocation.variables.values():
         assert families.leads_to(f"/sys/bus/pci/devices/{address}/physfn") == pf
 
 
 @pytest.mark.parametrize(("name", "directory", "count"), [("dsa", "/dev/dsa/", 1), ("iaa", "/dev/iax/", 2)])
 def test_a_container_gets_a_queue_under_its_name_and_its_number(
-    deployed: Deployed, held: Mapping[str, Given], name: str, directory: str, count: int
+    deployed: Deployed, allocations: Mapping[str, ContainerDevices], name: str, directory: str, count: int
 ) -> None:
-    given = held[name]
-    assert given.variables == {}
-    queues = [node for node in given.nodes if node.startswith(directory)]
+    allocation = allocations[name]
+    assert allocation.variables == {}
+    queues = [node for node in allocation.nodes if node.startswith(directory)]
     assert len(queues) == count
-    assert given.nodes == {*queues, *(f"/dev/char/{deployed.families.number(queue)}" for queue in queues)}
+    assert allocation.nodes == {*queues, *(f"/dev/char/{deployed.families.number(queue)}" for queue in queues)}
 
 
 @pytest.mark.parametrize(("name", "function"), [("pf", DLB1), ("vf", f"{DLB0}/virtfn0")])
 def test_a_container_gets_a_function_of_dlb(
-    deployed: Deployed, held: Mapping[str, Given], name: str, function: str
+    deployed: Deployed, allocations: Mapping[str, ContainerDevices], name: str, function: str
 ) -> None:
     (own,) = deployed.families.names(f"/sys/bus/pci/devices/{function}/dlb2")
-    assert held[name] == Given(frozenset((f"/dev/{own}",)), {})
+    assert allocations[name] == ContainerDevices(frozenset((f"/dev/{own}",)), {})
 
 
 @pytest.mark.parametrize(("name", "node"), [("enclave", "/dev/sgx_enclave"), ("provision", "/dev/sgx_provision")])
-def test_a_container_gets_sgx(held: Mapping[str, Given], name: str, node: str) -> None:
-    assert held[name] == Given(frozenset((node,)), {})
+def test_a_container_gets_sgx(allocations: Mapping[str, ContainerDevices], name: str, node: str) -> None:
+    assert allocations[name] == ContainerDevices(frozenset((node,)), {})
 
 
-def test_one_container_gets_several_resources(deployed: Deployed, held: Mapping[str, Given]) -> None:
-    families, given = deployed.families, held["several"]
-    assert set(given.variables) == {"QAT0"}
-    (queue,) = (node for node in given.nodes if node.startswith("/dev/dsa/"))
-    assert given.nodes == {
+def test_one_container_gets_several_resources(deployed: Deployed, allocations: Mapping[str, ContainerDevices]) -> None:
+    families, allocation = deployed.families, allocations["several"]
+    assert set(allocation.variables) == {"QAT0"}
+    (queue,) = (node for node in allocation.nodes if node.startswith("/dev/dsa/"))
+    assert allocation.nodes == {
         "/dev/vfio/vfio",
-        f"/dev/vfio/{families.group(given.variables['QAT0'])}",
+        f"/dev/vfio/{families.group(allocation.variables['QAT0'])}",
         queue,
         f"/dev/char/{families.number(queue)}",
         "/dev/sgx_enclave",
     }
 
 
-def test_containers_of_a_pod_share_only_shared_devices(held: Mapping[str, Given]) -> None:
+def test_containers_of_a_pod_share_only_shared_devices(allocations: Mapping[str, ContainerDevices]) -> None:
     shared = {"/dev/vfio/vfio", "/dev/sgx_enclave"}
-    nodes = [node for given in held.values() for node in given.nodes - shared]
+    nodes = [node for allocation in allocations.values() for node in allocation.nodes - shared]
     assert len(nodes) == len(set(nodes))
-    addresses = [address for given in held.values() for address in given.variables.values()]
+    addresses = [address for allocation in allocations.values() for address in allocation.variables.values()]
     assert len(addresses) == len(set(addresses)) == 5
 
 
-def test_nothing_is_mounted_for_these_families(deployed: Deployed, held: Mapping[str, Given]) -> None:
+def test_nothing_is_mounted_for_these_families(deployed: Deployed, allocations: Mapping[str, ContainerDevices]) -> None:
     holdings = deployed.families.holdings("worker")
     assert {(each.container, each.resource) for each in holdings} == {
-        (name, resource) for name in held for resource in WANTS[name] if resource != "sgx.intel.com/epc"
+        (name, resource) for name in allocations for resource in WANTS[name] if resource != "sgx.intel.com/epc"
     }
     assert [each.resource for each in holdings if each.answer.mounts or each.answer.cdi_devices] == []
 
@@ -220,20 +220,20 @@ def test_nothing_is_mounted_for_these_families(deployed: Deployed, held: Mapping
 def test_our_demos_run_to_their_ends(families: Families) -> None:
     words = [word for demo in DEMOS for word in ("--filename", REPOSITORY / f"demo/{demo}-pod.yaml")]
     families.cluster.kubectl("apply", "--namespace", NAMESPACE, *words)
-    told = {}
+    outputs = {}
     for demo in DEMOS:
         try:
             families.cluster.wait_pod(demo, "Succeeded", namespace=NAMESPACE)
         except ClusterError as error:
             log = families.cluster.kubectl("logs", demo, "-n", NAMESPACE, check=False)
             raise ClusterError(f"{error}\n{log}") from None
-        told[demo] = families.cluster.kubectl("logs", demo, "-n", NAMESPACE)
+        outputs[demo] = families.cluster.kubectl("logs", demo, "-n", NAMESPACE)
     families.cluster.kubectl("delete", "configmaps", "-n", NAMESPACE, *DEMOS, "--wait=false")
-    assert re.search(r"given: QAT0=0000:65:\S+ QAT1=0000:65:\S+\ngiven: /dev/vfio/\d+ ", told["qat-compress"])
-    assert re.match(r"given: /dev/dsa/wq0\.\d\n", told["dsa-copy"])
-    assert re.match(r"given: /dev/iax/wq1\.\d\n", told["iaa-deflate"])
-    assert re.match(r"given: /dev/dlb\d\n", told["dlb-pipeline"])
-    assert re.match(r"given: /dev/sgx_enclave\n/dev/sgx_enclave can be opened", told["sgx-simulation"])
+    assert re.search(r"given: QAT0=0000:65:\S+ QAT1=0000:65:\S+\ngiven: /dev/vfio/\d+ ", outputs["qat-compress"])
+    assert re.match(r"given: /dev/dsa/wq0\.\d\n", outputs["dsa-copy"])
+    assert re.match(r"given: /dev/iax/wq1\.\d\n", outputs["iaa-deflate"])
+    assert re.match(r"given: /dev/dlb\d\n", outputs["dlb-pipeline"])
+    assert re.match(r"given: /dev/sgx_enclave\n/dev/sgx_enclave can be opened", outputs["sgx-simulation"])
 
 
 # Restarts.
@@ -241,31 +241,31 @@ def test_our_demos_run_to_their_ends(families: Families) -> None:
 
 def test_pods_outlive_the_kubelet_with_their_devices(families: Families) -> None:
     families.run("worker", {CY: 2, DSA: 1, IAA: 1, VF: 1, ENCLAVE: 1}, restart="Always")
-    before = families.life("worker"), families.given("worker")
+    before = families.life("worker"), families.container_devices("worker")
     families.node.kubelet.restart()
     families.node.wait_ready()
     families.wait(EVERYTHING)
-    # Of what is left, and of nothing that is held.
+    # Only free devices, no allocated ones.
     families.run("late", {CY: 2, DSA: 3, IAA: 3, PF: 1})
-    assert (families.life("worker"), families.given("worker")) == before
-    late = families.given("late")
+    assert (families.life("worker"), families.container_devices("worker")) == before
+    late = families.container_devices("late")
     assert not set(before[1].variables.values()) & set(late.variables.values())
     assert before[1].nodes & late.nodes == {"/dev/vfio/vfio"}
 
 
 def test_restarts_of_plugins_and_init_containers_change_nothing(families: Families, deployed: Deployed) -> None:
     families.run("worker", {CY: 2, DSA: 1, IAA: 1, VF: 1, ENCLAVE: 1}, restart="Always")
-    before = families.life("worker"), families.given("worker"), families.snapshot()
+    before = families.life("worker"), families.container_devices("worker"), families.snapshot()
     for family in (*TREES, "sgx"):
         deployed.daemonsets[family].restart()
     for family in (*TREES, "sgx"):
         deployed.daemonsets[family].wait_running()
-    said = {family: deployed.daemonsets[family].init_log() for family in TREES}
+    logs = {family: deployed.daemonsets[family].init_log() for family in TREES}
     for family in TREES:
         assert deployed.daemonsets[family].wait_init() == 0
         count = 2 if family == "qat" else 1
-        assert f"{count} device{'s' * (count > 1)}: {count} unchanged" in said[family], said[family]
-        assert "applied:" not in said[family]
+        assert f"{count} device{'s' * (count > 1)}: {count} unchanged" in logs[family], logs[family]
+        assert "applied:" not in logs[family]
     families.wait(EVERYTHING)
-    assert (families.life("worker"), families.given("worker"), families.snapshot()) == before
+    assert (families.life("worker"), families.container_devices("worker"), families.snapshot()) == before
     families.run("late", {CY: 2, DSA: 3, IAA: 3, PF: 1})

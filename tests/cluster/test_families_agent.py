@@ -25,7 +25,7 @@ HARDWARE = (
 DEVICES = "/sys/bus/pci/devices"
 GPU, NPU = "gpu.intel.com/i915", "npu.intel.com/accel"
 ALL = {GPU: 1, NPU: 1, CY: VFS, DC: VFS, DSA: 4, IAA: 4, PF: 1, VF: 2, ENCLAVE: 20, PROVISION: 10}
-# Of a queue that is disabled, as far as it is needed to enable it again.
+# The attributes of a disabled queue that are needed to enable it again.
 FORGOTTEN = ("type", "mode", "name", "driver_name", "group_id")
 CONFIG = """
 health-interval: 1
@@ -45,24 +45,24 @@ def running(shared_families: Families) -> Iterator[tuple[Families, DaemonSet]]:
     families.wait(ALL)
     families.run("worker", {name: 1 for name in ALL if name != GPU}, restart="Always")
     yield families, agent
-    families.tidy()
+    families.clean_up()
 
 
 @pytest.fixture
 def families(running: tuple[Families, DaemonSet]) -> Iterator[Families]:
-    """The node with the agent, and a pod that has something of everything: both come to no harm in any test."""
+    """The node with the agent, and a pod with a device of every family. No test may affect them."""
     families, agent = running
-    before = families.life("worker"), families.given("worker"), agent.restarts
+    before = families.life("worker"), families.container_devices("worker"), agent.restarts
     yield families
     families.wait(ALL)
-    assert (families.life("worker"), families.given("worker"), agent.restarts) == before
+    assert (families.life("worker"), families.container_devices("worker"), agent.restarts) == before
 
 
 def test_one_agent_publishes_all_devices_of_the_node(running: tuple[Families, DaemonSet]) -> None:
     families, agent = running
     assert families.devices() == ALL
     assert agent.restarts == 0
-    # QAT's functions had the kernel's driver; /sys/devices cannot be written to from there.
+    # The QAT functions had the kernel's driver, and /sys/devices is read-only in the container.
     assert families.driver("0000:61:00.1") == "vfio-pci"
     sockets = {path.name for path in families.node.path("/var/lib/kubelet/device-plugins").glob("*.intel.com-*")}
     assert {name.partition(".")[0] for name in sockets} == {"gpu", "npu", "qat", "dsa", "iaa", "dlb", "sgx"}
@@ -75,9 +75,9 @@ def test_memory_stays_below_the_limit(running: tuple[Families, DaemonSet]) -> No
 
 
 def test_a_pod_gets_a_device_of_every_family(families: Families) -> None:
-    given = families.given("worker")
-    assert set(given.variables) == {"QAT0"}
-    kinds = {re.sub(r"[\d.:]+$", "", node) for node in given.nodes}
+    allocation = families.container_devices("worker")
+    assert set(allocation.variables) == {"QAT0"}
+    kinds = {re.sub(r"[\d.:]+$", "", node) for node in allocation.nodes}
     assert {"/dev/dsa/wq", "/dev/iax/wq", "/dev/dlb", "/dev/sgx_enclave", "/dev/sgx_provision", "/dev/vfio/"} <= kinds
 
 
@@ -105,8 +105,10 @@ def test_a_qat_device_without_a_heartbeat_is_unhealthy_with_all_its_functions(fa
 
 
 def test_a_disabled_queue_is_removed_and_the_other_queues_are_kept(families: Families) -> None:
-    held = {node.rpartition("/")[2] for node in families.given("worker").nodes if node.startswith("/dev/dsa/")}
-    queue = min({f"wq0.{number}" for number in range(4)} - held)
+    allocated_nodes = {
+        node.rpartition("/")[2] for node in families.container_devices("worker").nodes if node.startswith("/dev/dsa/")
+    }
+    queue = min({f"wq0.{number}" for number in range(4)} - allocated_nodes)
     before = {name: families.read(f"/sys/bus/dsa/devices/{queue}/{name}") for name in FORGOTTEN}
     families.kernel.write("/sys/bus/dsa/drivers/user/unbind", queue)
     families.wait(ALL | {DSA: 3})
@@ -122,10 +124,10 @@ def test_sgx_without_driver_is_unhealthy_until_the_driver_returns(families: Fami
 
 
 def test_a_dlb_function_without_driver_is_removed(families: Families) -> None:
-    held = {node for node in families.given("worker").nodes if node.startswith("/dev/dlb")}
+    allocated_nodes = {node for node in families.container_devices("worker").nodes if node.startswith("/dev/dlb")}
     free = [f"0000:62:00.{number}" for number in (1, 2)]
     nodes = {names.pop(): address for address in free if (names := families.names(f"{DEVICES}/{address}/dlb2"))}
-    node = min({f"/dev/{name}" for name in nodes} - held)
+    node = min({f"/dev/{name}" for name in nodes} - allocated_nodes)
     address = nodes[node.removeprefix("/dev/")]
     families.kernel.write("/sys/bus/pci/drivers/dlb2/unbind", address)
     families.wait(ALL | {VF: 1})

@@ -1,4 +1,4 @@
-"""The fleet against a real API server and scheduler; kwok plays the nodes, agents are doubles over real sockets."""
+"""The fleet with a real API server and scheduler, kwok nodes, and doubles of agents over real sockets."""
 
 from __future__ import annotations
 

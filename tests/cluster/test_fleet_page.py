@@ -38,7 +38,7 @@ pytestmark = pytest.mark.cluster
 SPACE = "accelplane-fleet"
 SERVER = Authority("servers")
 _AWAY = 30.0  # seconds for which the last state must be shown
-# What every authenticated account may do: to ask about itself.
+# The rights of every authenticated account: reviews of itself.
 OF_EVERYONE = {"selfsubjectreviews.authentication.k8s.io", "selfsubjectaccessreviews.authorization.k8s.io",
                "selfsubjectrulesreviews.authorization.k8s.io"}  # fmt: skip
 
@@ -136,10 +136,10 @@ async def test_a_device_that_becomes_unhealthy_changes_the_open_page(page: Page)
         agent.units = [unit("card0", "healthy", ("default/job",))]
         place_agent(page.cluster, agent.pod("agent"))
 
-        async def shown() -> bool:
+        async def is_shown() -> bool:
             return "card0" in (await page.plain.get("/nodes")).text
 
-        await until(shown, 60)
+        await until(is_shown, 60)
         text = (await page.plain.get("/nodes?sort=name")).text
         assert "no agent; numbers from the API server: 1 gpu.intel.com/i915" in text
         generation = re.findall(r'data-generation="(\d+)"', text)[0]
@@ -166,11 +166,11 @@ async def test_an_unreachable_api_server_leaves_the_last_state_with_its_age(page
         async def nodes() -> str:
             return (await page.plain.get("/nodes?sort=name")).text
 
-        async def shows(*words: str, without: str = "\0") -> bool:
+        async def page_has(*words: str, without: str = "\0") -> bool:
             text = await nodes()
             return all(word in text for word in words) and without not in text
 
-        await until(lambda: shows("card0", "card1", "kwok-1"), 60)
+        await until(lambda: page_has("card0", "card1", "kwok-1"), 60)
         cluster.apiserver.stop()
         since = r"This may be old: requests to the API server have failed since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
 
@@ -180,7 +180,7 @@ async def test_an_unreachable_api_server_leaves_the_last_state_with_its_age(page
         await until(warned, 60)
         agent.units = [unit("card0", "unhealthy", reason="temperature"), unit("card1")]
         agent.change()
-        await until(lambda: shows("card0 is unhealthy (temperature)"), 60)
+        await until(lambda: page_has("card0 is unhealthy (temperature)"), 60)
         away, times = time.monotonic() + _AWAY, set[str]()
         while time.monotonic() < away:
             text = await nodes()
@@ -192,7 +192,7 @@ async def test_an_unreachable_api_server_leaves_the_last_state_with_its_age(page
         assert len(times) == 1, "the time since when it is away does not change"
         cluster.apiserver.start()
         cluster.kubectl("cordon", "kwok-1")
-        await until(lambda: shows("cordoned", "card0", "card1", without="This may be old"), 120)
+        await until(lambda: page_has("cordoned", "card0", "card1", without="This may be old"), 120)
         cluster.kubectl("uncordon", "kwok-1")
         cluster.kubectl("delete", "pod", "agent", "--namespace=accelplane", "--force", "--grace-period=0")
 
@@ -200,10 +200,10 @@ async def test_an_unreachable_api_server_leaves_the_last_state_with_its_age(page
 async def test_a_pending_pod_is_explained_and_its_name_is_shown_to_authorized_viewers(page: Page) -> None:
     page.cluster.apply(gpu_pod("large", 2))
 
-    async def explained() -> bool:
+    async def is_explained() -> bool:
         return "Insufficient gpu.intel.com/i915" in (await page.plain.get("/waiting")).text
 
-    await until(explained, 60)
+    await until(is_explained, 60)
     text = (await page.plain.get("/waiting")).text
     assert "default/large" in text
     assert "Asks for 2 of gpu.intel.com/i915." in text

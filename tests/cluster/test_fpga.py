@@ -1,6 +1,6 @@
-"""FPGAs from a pod's wish to the function in the region: webhook, plugin, kubelet, containerd with CDI, hook, card.
+"""FPGAs from the request of a pod to the programmed region: webhook, plugin, kubelet, containerd with CDI, hook, card.
 
-All of it is what users deploy but for the cards, which are an emulated kernel's.
+All parts are those that users deploy, except for the cards, which are emulated.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ DEMO_IMAGE = "intel/opae-nlb-demo:devel"
 PLUGIN_IMAGE = own_image("intel-fpga-plugin")
 
 DFL = FpgaSpec(bdf="0000:63:00.0", interface=INTERFACE, afus=[NLB0])
-# The other driver's, after the first one of which there is a second region.
+# The mapping of the other driver, after the first one there is a second region.
 D5005 = "bfac4d851ee856fe8c95865ce1bbaa2d"
 OTHER = "ce48969398f05f33946d560708be108a"
 OPAE = FpgaSpec(driver="opae", bdf="0000:63:00.0", interface=D5005, afus=[NLB0, NLB0])
@@ -63,7 +63,7 @@ OFFERED = {"node-1": [REGION], "node-2": [f"fpga.intel.com/{region_type(each)}" 
 
 @pytest.fixture(scope="module")
 def fpgas(cluster_is_possible: None) -> Iterator[Fpgas]:
-    """A node for each driver, whose cards are programmed with NLB0; nothing is in their stores."""
+    """A node for each driver, with cards programmed with NLB0 and empty bitstream stores."""
     plans = plan("node-1", NodeSpec(fpgas=[DFL])), plan("node-2", NodeSpec(fpgas=[OPAE, SECOND]))
     with running_cluster(*plans) as cluster, cluster.namespace(TEAM):
         cluster.import_image(product_image())
@@ -149,13 +149,13 @@ def test_the_container_starts_once_the_bitstream_is_installed(fpga: Fpga) -> Non
 def test_a_failed_programming_prevents_the_container_start(fpga: Fpga) -> None:
     fpga.program(NLB3)
     fpga.install(NLB0)
-    # Half of it is in the region then.
+    # The region is then programmed half way.
     fpga.card(outcomes=["half"])
     fpga.cluster.apply(requesting_pod("refused", ORCHESTRATED[NLB0]))
     fpga.expect_start_error(
         "refused", "FPGA_AFU_1 in dfl-port.0: /dev/dfl-fme.0: programming failed: Input/output error (EIO)"
     )
-    # Nothing stays behind: the next one can have it.
+    # Nothing remains: the next pod can get the region.
     fpga.cluster.apply(requesting_pod("not-refused", ORCHESTRATED[NLB0]))
     assert fpga.output_of("not-refused") == [NLB0, "/dev/dfl-port.0"]
 
@@ -194,10 +194,10 @@ def test_init_containers_have_their_functions_before_the_others(fpga: Fpga) -> N
     fpga.program(NLB3)
     for afu in (NLB0, NLB3):
         fpga.install(afu)
-    wanted = requesting_pod("in-turn", ORCHESTRATED[NLB3])
+    manifest = requesting_pod("in-turn", ORCHESTRATED[NLB3])
     (first,) = requesting_pod("first", ORCHESTRATED[NLB0])["spec"]["containers"]
-    wanted["spec"]["initContainers"] = [{**first, "name": "first"}]
-    fpga.cluster.apply(wanted)
+    manifest["spec"]["initContainers"] = [{**first, "name": "first"}]
+    fpga.cluster.apply(manifest)
     assert fpga.output_of("in-turn") == [NLB0, "/dev/dfl-port.0", NLB3, "/dev/dfl-port.0"]
 
 
@@ -205,11 +205,11 @@ def test_a_container_has_functions_in_the_regions_of_two_cards_of_the_other_driv
     opae.install(NLB3)
     opae.install(NLB0, OTHER)
     look = f"cat {' '.join(f'{port}/afu_id' for port in OPAE_PORTS)}; find /dev -name 'intel-fpga-*' | sort"
-    wanted = requesting_pod("both", "fpga.intel.com/d5005-nlb3-orchestrated", "sh", "-c", look)
-    (container,) = wanted["spec"]["containers"]
+    manifest = requesting_pod("both", "fpga.intel.com/d5005-nlb3-orchestrated", "sh", "-c", look)
+    (container,) = manifest["spec"]["containers"]
     container["resources"]["limits"]["fpga.intel.com/arria10.dcp1.0-nlb0-orchestrated"] = "1"
-    opae.cluster.apply(wanted)
-    # The first card has another port, which nothing was asked for.
+    opae.cluster.apply(manifest)
+    # The first card has another port, which was not requested.
     ports = [f"/dev/intel-fpga-port.{number}" for number in range(3)]
     assert opae.output_of("both") == [NLB3, NLB0, NLB0, *ports]
 
@@ -247,16 +247,16 @@ def test_a_newly_programmed_function_replaces_the_former_resource(fpga: Fpga) ->
             requesting_pod("preprogrammed", PREPROGRAMMED[NLB3]), requesting_pod("gone", PREPROGRAMMED[NLB0])
         )
         assert fpga.output_of("preprogrammed") == [NLB3, "/dev/dfl-port.0"]
-        # It waits until somebody programs that again.
-        seen = fpga.cluster.pod("gone", TEAM)
-        assert seen
-        assert seen["status"]["phase"] == "Pending"
+        # The pod waits until the region is programmed again.
+        pod = fpga.cluster.pod("gone", TEAM)
+        assert pod
+        assert pod["status"]["phase"] == "Pending"
         fpga.program(NLB0)
         assert fpga.output_of("gone") == [NLB0, "/dev/dfl-port.0"]
         fpga.wait_for_allocatable(WITH[NLB0])
 
 
-# Supervision is for the emulated card's sake; the tool is the one that hosts have.
+# The supervisor is needed for the emulated card. The tool is that of the host.
 DEVELOPER = """
 import pathlib, sys
 import accelplane.simulate
@@ -304,41 +304,41 @@ def test_the_operator_serves_the_webhook_and_runs_the_plugin_while_a_resource_ex
     fpga.install(NLB3)
     fpga.cluster.apply(requesting_pod("operated", ORCHESTRATED[NLB3]))
     assert fpga.output_of("operated") == [NLB3, "/dev/dfl-port.0"]
-    # Which nodes have such cards is told by labels.
+    # Labels select the nodes with such cards.
     opae.wait_for_allocatable()
 
     fpga.cluster.kubectl("delete", "--filename", sample)
     fpga.wait_for_allocatable()
-    gone = "/apis/apps/v1/namespaces/inteldeviceplugins-system/daemonsets"
-    assert (fpga.cluster.get(gone) or {})["items"] == []
+    path = "/apis/apps/v1/namespaces/inteldeviceplugins-system/daemonsets"
+    assert (fpga.cluster.get(path) or {})["items"] == []
 
 
-# It is in the namespace of our own tree, which takes its time to go: meanwhile there was the operator.
+# It is in the namespace of our own tree, whose deletion takes time. The operator was installed meanwhile.
 def test_pods_get_their_functions_with_the_manifests_of_the_original(fpgas: Fpgas) -> None:
     fpga = fpgas.nodes[0]
-    made = {
+    installations = {
         mode: Installation(originals.NAMESPACE, "intel-fpga-plugin", originals.fpga_originals(fpgas.cluster, mode))
         for mode in ("af", "region")
     }
-    fpgas.install(made["af"], {"node-1": [WITH[fpga.afu]]})
+    fpgas.install(installations["af"], {"node-1": [WITH[fpga.afu]]})
     fpga.program(NLB0)
     fpga.cluster.apply(requesting_pod("original-af", PREPROGRAMMED[NLB0]))
     assert fpga.output_of("original-af") == [NLB0, "/dev/dfl-port.0"]
-    # As an administrator goes from one of the overlays to the other.
-    fpgas.apply(made["region"], OFFERED)
+    # As an administrator replaces one overlay by the other.
+    fpgas.apply(installations["region"], OFFERED)
     fpga.install(NLB3)
     fpga.node.run("ctr", "--namespace=k8s.io", "images", "tag", "--force", BUSYBOX_IMAGE, f"docker.io/{DEMO_IMAGE}")
     fpga.cluster.apply(demo())
     fpga.output_of("test-fpga-orchestrated")
     assert fpga.afu == NLB3
-    # It lives with the memory that it is given there.
+    # The memory limit of the manifest is sufficient.
     webhook = f"/api/v1/namespaces/{originals.NAMESPACE}/pods?labelSelector=control-plane%3Dcontroller-manager"
     (pod,) = (fpga.cluster.get(webhook) or {"items": ()})["items"]
     assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
 def demo() -> Object:
-    """As it is, but for the huge pages, which the tests' nodes have not; in the team's namespace."""
+    """The demo without huge pages, which the nodes of the tests do not have, in the team's namespace."""
     document = yaml.safe_load((REPOSITORY / "demo/test-fpga-orchestrated.yaml").read_text())
     document["metadata"]["namespace"] = TEAM
     (container,) = document["spec"]["containers"]

@@ -1,4 +1,4 @@
-"""The FPGA init container's programs as hosts have them: no Python, no libraries, nothing that can be written to."""
+"""The programs of the FPGA init container on a read-only host without Python and libraries."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec chr
 
 @pytest.fixture(scope="module")
 def programs(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the image has in /usr/local/fpga-sw."""
+    """The content of /usr/local/fpga-sw in the image."""
     directory = tmp_path_factory.mktemp("image")
     with tarfile.open(product_image()) as archive:
         manifest = json.load(archive.extractfile("manifest.json"))  # type: ignore[arg-type]
@@ -36,7 +36,7 @@ def programs(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def host(programs: Path, tmp_path: Path) -> Path:
-    """A root file system with the programs and a card, and nothing else."""
+    """A root file system with only the programs and a card."""
     subprocess.run(["cp", "-a", programs, tmp_path / "sw"], check=True)
     one_port(tmp_path / "tree")
     write(tmp_path / "nlb0.gbs", gbs())
@@ -44,11 +44,11 @@ def host(programs: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def on(host: Path, *command: str, state: str = "") -> tuple[int, str, str]:
+def run_in_root(host: Path, *command: str, state: str = "") -> tuple[int, str, str]:
     """Runs it in that root file system, read-only, without an environment."""
     words = ["unshare", "--mount", "/bin/sh", "-c", READ_ONLY, str(host), *command]
-    done = subprocess.run(words, input=state, env={}, capture_output=True, text=True, timeout=60, check=False)
-    return done.returncode, done.stdout, done.stderr
+    result = subprocess.run(words, input=state, env={}, capture_output=True, text=True, timeout=60, check=False)
+    return result.returncode, result.stdout, result.stderr
 
 
 def test_the_three_names_are_one_static_program(programs: Path) -> None:
@@ -58,38 +58,38 @@ def test_the_three_names_are_one_static_program(programs: Path) -> None:
 
 
 def test_the_tool_needs_no_files_of_the_host(host: Path) -> None:
-    status, out, err = on(host, "/sw/fpgatool", "info", "-b", "/nlb0.gbs", "-json")
+    status, out, err = run_in_root(host, "/sw/fpgatool", "info", "-b", "/nlb0.gbs", "-json")
     assert (status, json.loads(out)["uniqueId"], err) == (0, NLB0, "")
-    assert '\tBoard : "pac_a10"\n' in on(host, "/sw/fpga_tool", "-b", "/design.aocx", "info")[1]
-    assert on(host, "/sw/fpga_tool", "-q", "list") == (0, "", "")
-    status, out, err = on(host, "/sw/fpga_tool", "-root=/tree", "-d", "dfl-port.0", "-q", "portinfo")
+    assert '\tBoard : "pac_a10"\n' in run_in_root(host, "/sw/fpga_tool", "-b", "/design.aocx", "info")[1]
+    assert run_in_root(host, "/sw/fpga_tool", "-q", "list") == (0, "", "")
+    status, out, err = run_in_root(host, "/sw/fpga_tool", "-root=/tree", "-d", "dfl-port.0", "-q", "portinfo")
     assert (status, err) == (0, "")
     assert f"Accelerator UUID                 : {NLB0}\n" in out
-    # What it cannot do there it says, as anywhere.
-    status, _out, err = on(host, "/sw/fpga_tool", "-b", "/nlb0.gbs", "install")
+    # Unsupported operations are reported there, too.
+    status, _out, err = run_in_root(host, "/sw/fpga_tool", "-b", "/nlb0.gbs", "install")
     assert (status, err.count("\n")) == (1, 1)
     assert "cannot install: Read-only file system" in err
 
 
 def test_the_hook_needs_no_files_of_the_host(host: Path) -> None:
-    def asked_for(afu: str) -> tuple[int, str, str]:
+    def request_for(afu: str) -> tuple[int, str, str]:
         env = [f"FPGA_REGION_1={INTERFACE}", f"FPGA_AFU_1={afu}"]
         devices = [{"path": "/dev/dfl-port.0"}]
         write(host / "bundle/config.json", json.dumps({"process": {"env": env}, "linux": {"devices": devices}}))
-        return on(host, "/sw/intel-fpga-crihook", "-root=/tree", state='{"bundle": "/bundle"}')
+        return run_in_root(host, "/sw/intel-fpga-crihook", "-root=/tree", state='{"bundle": "/bundle"}')
 
-    assert asked_for(NLB0) == (0, "", "")
-    status, out, err = asked_for(NLB3)
+    assert request_for(NLB0) == (0, "", "")
+    status, out, err = request_for(NLB3)
     assert (status, out) == (1, "")
     assert err.startswith(f"intel-fpga-crihook: FPGA_AFU_1 in dfl-port.0: no bitstream for AFU {NLB3} in region")
 
 
 def test_the_program_name_selects_the_command(programs: Path) -> None:
     hook = programs / "intel-fpga-crihook"
-    done = subprocess.run(
+    result = subprocess.run(
         ["fpga_tool"], executable=hook, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr.partition(":")[0]) == (1, "intel-fpga-crihook")
+    assert (result.returncode, result.stderr.partition(":")[0]) == (1, "intel-fpga-crihook")
 
 
 def test_the_tools_program_cards(programs: Path, tmp_path: Path) -> None:
@@ -97,6 +97,6 @@ def test_the_tools_program_cards(programs: Path, tmp_path: Path) -> None:
     path.write_bytes(gbs(metadata(afu=NLB3), bytes.fromhex(NLB3) + b"x" * 3_000_000))
     words = [sys.executable, "-m", "accelplane", "simulate", "fpga", "--"]
     tool = [str(programs / "fpga_tool"), "-b", str(path), "-d", "dfl-port.0", "pr"]
-    done = subprocess.run([*words, *tool], capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith(f'OK\nAfter : Interface ID: "{INTERFACE}" AFU ID: "{NLB3}"\n')
+    result = subprocess.run([*words, *tool], capture_output=True, text=True, timeout=120, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.endswith(f'OK\nAfter : Interface ID: "{INTERFACE}" AFU ID: "{NLB3}"\n')

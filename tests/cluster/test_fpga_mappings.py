@@ -1,4 +1,4 @@
-"""Names for FPGAs on a genuine API server: storage, columns, Events and required rights."""
+"""Names for FPGAs on a real API server: storage, columns, Events and required rights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MERGE = "application/merge-patch+json"
 
 @pytest.fixture(scope="module")
 def team(installation: Installation) -> Iterator[Installation]:
-    """A namespace for names and the pods that ask for them."""
+    """A namespace for names and the pods that request them."""
     with installation.cluster.namespace(TEAM):
         yield installation
 
@@ -52,7 +52,7 @@ def create(installation: Installation, thing: Object) -> None:
 
 def offer(installation: Installation, node: str, count: str) -> None:
     """Sets the number of regions that a kwok node advertises."""
-    change = {"status": {what: {REGION: count} for what in ("capacity", "allocatable")}}
+    change = {"status": {field: {REGION: count} for field in ("capacity", "allocatable")}}
     code, answer = installation.cluster.request("PATCH", f"/api/v1/nodes/{node}/status", change, content=MERGE)
     assert code == 200, answer
 
@@ -73,9 +73,9 @@ def events_of(installation: Installation, kind: str, name: str) -> list[tuple[st
     return [(each["reason"], each["message"]) for each in about if each["reportingComponent"].startswith("accelplane")]
 
 
-def shown(installation: Installation, what: str) -> list[str]:
-    """What kubectl shows of the only one of a kind, under each head but the age."""
-    head, row = installation.cluster.kubectl("get", what, f"--namespace={TEAM}", "--output=wide").splitlines()
+def kubectl_row(installation: Installation, description: str) -> list[str]:
+    """The kubectl columns of the only object of a kind, without the age."""
+    head, row = installation.cluster.kubectl("get", description, f"--namespace={TEAM}", "--output=wide").splitlines()
     assert head.split()[-1] == "AGE"
     return row.split()[:-1]
 
@@ -88,14 +88,19 @@ def test_a_mapping_with_a_name_of_2020_is_stored_as_v2_with_columns_and_events(
         stored: Any = team.cluster.get(path(FUNCTIONS, "nlb0"))
         assert (stored["apiVersion"], stored["spec"]["mode"]) == ("fpga.intel.com/v2", "region")
         wait_until(lambda: reasons(team, FUNCTIONS, "nlb0").get("Ready") == "NoNode", "the status to be written", 60)
-        assert shown(team, "af") == ["nlb0", REGION, "region", "0", "False", "NoNode"]
+        assert kubectl_row(team, "af") == ["nlb0", REGION, "region", "0", "False", "NoNode"]
 
         for number in range(2):
             offer(team, f"kwok-{number}", "2")
-        wait_until(lambda: shown(team, "af")[3:] == ["2", "True", "Offered"], "both nodes to be counted", 60, every=0.3)
+        wait_until(
+            lambda: kubectl_row(team, "af")[3:] == ["2", "True", "Offered"], "both nodes to be counted", 60, every=0.3
+        )
         offer(team, "kwok-0", "0")
         wait_until(
-            lambda: shown(team, "af")[3:] == ["1", "True", "Offered"], "a node to be counted no more", 60, every=0.3
+            lambda: kubectl_row(team, "af")[3:] == ["1", "True", "Offered"],
+            "a node no longer counted",
+            60,
+            every=0.3,
         )
 
         create(team, mapping("FpgaRegion", "nlb0", interfaceId=INTERFACE))
@@ -104,11 +109,11 @@ def test_a_mapping_with_a_name_of_2020_is_stored_as_v2_with_columns_and_events(
             ((reason, message),) = events_of(team, kind, "nlb0")
             assert reason == reasons(team, plural, "nlb0")["Accepted"] == "NameConflict"
             assert "there is an AcceleratorFunction and a FpgaRegion of the name 'nlb0'" in message
-        assert shown(team, "fpga") == ["nlb0", "False", "NameConflict"]
+        assert kubectl_row(team, "fpga") == ["nlb0", "False", "NameConflict"]
         team.cluster.request("DELETE", path(REGIONS, "nlb0"))
         wait_until(lambda: reasons(team, FUNCTIONS, "nlb0")["Accepted"] == "Resolved", "the name to be free", 60)
 
-        # No webhook is installed here, as when none can be reached.
+        # No webhook is installed, as if none were reachable.
         team.cluster.apply(pod("waits", namespace=TEAM, resources={"fpga.intel.com/nlb0": 1}))
         wait_until(lambda: bool(events_of(team, "Pod", "waits")), "an event about the pod", 60)
         ((reason, message),) = events_of(team, "Pod", "waits")
@@ -118,7 +123,7 @@ def test_a_mapping_with_a_name_of_2020_is_stored_as_v2_with_columns_and_events(
 
 @contextmanager
 def webhook(installation: Installation, directory: Path, kubeconfig: str) -> Iterator[Path]:
-    """The webhook alone as a process; its log."""
+    """The webhook as a process; yields its log."""
     host = installation.cluster.addresses.host
     pair = installation.cluster.server_certificate(host, host)
     (directory / "tls.crt").write_bytes(pair.certificate)
@@ -140,7 +145,7 @@ def webhook(installation: Installation, directory: Path, kubeconfig: str) -> Ite
 
 
 def original(file: Path) -> Object:
-    """A definition as the original has it: one version, and a status that nobody can write."""
+    """A definition of the original: one version, and no status subresource."""
     definition = yaml.safe_load(file.read_text())
     version = next(each for each in definition["spec"]["versions"] if each["name"] == "v2")
     del version["subresources"], version["additionalPrinterColumns"]
@@ -172,7 +177,7 @@ def test_missing_rights_of_an_older_installation_are_logged_once_and_do_not_bloc
             "webhooks at port",
         )
         wait_until(
-            lambda: all(words in log.read_text() for words in expected), "all of it to be said", 60, hint=str(log)
+            lambda: all(words in log.read_text() for words in expected), "all conditions and events", 60, hint=str(log)
         )
     text = log.read_text()
     assert [text.count(words) for words in expected] == [1] * len(expected)
@@ -185,10 +190,10 @@ def test_a_definition_without_a_status_is_enough_for_pods(team: Installation, tm
     team.cluster.kubectl("replace", "--filename=-", text=yaml.safe_dump_all(map(original, BASES)))
     try:
         status = f"{path(FUNCTIONS, 'late')}/status"
-        wait_until(lambda: team.cluster.request("GET", status)[0] == 404, "the status to be there no more", 60)
+        wait_until(lambda: team.cluster.request("GET", status)[0] == 404, "the status to be removed", 60)
         with webhook(team, tmp_path, team.kubeconfig.read_text()) as log:
             words = "status of AcceleratorFunction objects not written: the account may not write it, or the"
-            wait_until(lambda: words in log.read_text(), "it to be said that there is no status", 60, hint=str(log))
+            wait_until(lambda: words in log.read_text(), "the log entry about the missing status", 60, hint=str(log))
             assert "webhooks at port" in log.read_text()
         assert log.read_text().count(words) == 1
     finally:

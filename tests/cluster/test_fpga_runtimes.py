@@ -1,6 +1,6 @@
-"""FPGAs on a node whose container runtime is older than CDI: what works there, and that nothing runs unprogrammed.
+"""FPGAs on a node with a container runtime without CDI: supported modes, and no container without programming.
 
-The containerd is Debian's. Other runtimes were tried by hand; docs/fpga.md tells of them.
+The containerd is Debian's. Other runtimes were tested manually; see docs/fpga.md.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ APP = "intel-fpga-plugin"
 
 @pytest.fixture(scope="module")
 def programs(cluster_is_possible: None) -> Runtime:
-    """That containerd, or the test is skipped; it fails where a cluster was promised."""
+    """That containerd. Skips the test without it; fails it if a cluster is required."""
     directory = assets().old_containerd
     if not directory.is_dir():
         problem = f"no containerd {OLD_CONTAINERD} in {directory}; make kube gets it from Debian, or says why not"
@@ -61,26 +61,26 @@ def fpga(programs: Runtime) -> Iterator[Fpga]:
     node = replace(plan("node-1", NodeSpec(fpgas=[DFL])), runtime=programs)
     with running_cluster(node) as cluster, cluster.namespace(TEAM):
         cluster.import_image(product_image())
-        made = Fpga(cluster, cluster.nodes["node-1"], DFL, PORT)
+        instance = Fpga(cluster, cluster.nodes["node-1"], DFL, PORT)
         objects = render(REPOSITORY / "deploy/fpga_plugin/overlays/regiondevel")
-        Fpgas(cluster, [made]).install(Installation(NAMESPACE, APP, objects), {"node-1": [REGION]})
-        yield made
+        Fpgas(cluster, [instance]).install(Installation(NAMESPACE, APP, objects), {"node-1": [REGION]})
+        yield instance
 
 
 @pytest.fixture
 def regions(fpga: Fpga) -> Iterator[Fpga]:
-    """The same in mode region: the card is there, and nobody can have it."""
+    """The same in mode region: the card exists and is not allocatable."""
     annotation = "fpga.intel.com/device-plugin-mode"
     fpga.cluster.kubectl("annotate", "node", fpga.node.name, f"{annotation}=region")
-    wait_until(lambda: fpga.node.allocatable(REGION) == 0, f"{REGION}: kept back", 60)
+    wait_until(lambda: fpga.node.allocatable(REGION) == 0, f"{REGION}: not allocatable", 60)
     yield fpga
     fpga.cluster.kubectl("annotate", "node", fpga.node.name, f"{annotation}-")
     fpga.wait_for_allocatable(REGION)
 
 
 @contextmanager
-def plugin_told(fpga: Fpga, *flags: str) -> Iterator[None]:
-    """The plugin's pod is made anew with these."""
+def restart_plugin_with(fpga: Fpga, *flags: str) -> Iterator[None]:
+    """Recreates the plugin's pod with these flags."""
     path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/intelfpgaplugin-{APP}"
 
     def tell(words: Sequence[str]) -> None:
@@ -116,17 +116,17 @@ def test_a_pod_programs_its_region_itself(fpga: Fpga) -> None:
 def test_regions_without_a_programming_hook_are_not_allocated_and_the_reason_is_reported(regions: Fpga) -> None:
     regions.cluster.apply(requesting_pod("waits", ORCHESTRATED[NLB3]))
     pod = ("pod", "waits", f"--namespace={TEAM}")
-    wanted = f"Insufficient {REGION}"
-    wait_until(lambda: wanted in regions.cluster.kubectl("describe", *pod), "the pod: kept waiting", 60)
+    expected = f"Insufficient {REGION}"
+    wait_until(lambda: expected in regions.cluster.kubectl("describe", *pod), "the pod: pending", 60)
     plugin = (f"--namespace={NAMESPACE}", f"--selector=app={APP}", "--tail=-1")
     reason = f"dfl-fme.0 is unhealthy: the container runtime 'containerd://{OLD_CONTAINERD}."
-    wait_until(lambda: reason in regions.cluster.kubectl("logs", *plugin), "the plugin: saying why", 60)
+    wait_until(lambda: reason in regions.cluster.kubectl("logs", *plugin), "the reason in the log of the plugin", 60)
     regions.cluster.kubectl("delete", *pod)
 
 
 def test_a_container_of_a_runtime_without_cdi_has_no_port(regions: Fpga) -> None:
-    # Without a node to ask for, the plugin knows neither its runtime nor a mode.
-    with plugin_told(regions, "-mode=region", "-cdi=only", "-node-name="):
+    # Without a Node object, the plugin knows neither its runtime nor a mode.
+    with restart_plugin_with(regions, "-mode=region", "-cdi=only", "-node-name="):
         regions.wait_for_allocatable(REGION)
         regions.program(NLB0)
         regions.install(NLB3)

@@ -1,4 +1,4 @@
-"""The GPU plugin on a real node through what nodes go through, seen with the eyes of whoever runs pods there.
+"""The GPU plugin on a real node in scenarios of node operation, with the effects on pods.
 
 The plugin is a plain process of the node here; as a DaemonSet it is tested in `test_gpu_base.py`.
 """
@@ -32,12 +32,12 @@ I915, MONITORING = "gpu.intel.com/i915", "gpu.intel.com/i915_monitoring"
 PLUGIN = Path(sys.executable).with_name("intel_gpu_device_plugin")
 LEVELZERO = "/var/lib/levelzero/server.sock"
 CARDS = 3
-# The node's status is where a change is seen, so it is written as soon as there is one.
+# Tests read the node's status, so it is updated immediately after changes.
 QUICK = {"nodeStatusUpdateFrequency": "200ms"}
 
 
 class Setup:
-    """A node with three cards, the plugin as a daemon that a test starts, and pods that are gone with the test."""
+    """A node with three cards, the plugin as a daemon that a test starts, and pods that are deleted after the test."""
 
     def __init__(self, cluster: Cluster, tree: Path) -> None:
         self.cluster = cluster
@@ -71,13 +71,13 @@ class Setup:
             raise ClusterError(f"{error}; it is {self.node.allocatable(resource)}") from None
 
     def run(self, name: str, wants: Mapping[str, int], *command: str, **more: Any) -> Object:
-        """A pod that runs."""
-        self.ask(name, wants, *command, **more)
+        """A running pod."""
+        self.request(name, wants, *command, **more)
         return self.running(name)
 
-    def ask(self, name: str, wants: Mapping[str, int], *command: str, **more: Any) -> None:
+    def request(self, name: str, wants: Mapping[str, int], *command: str, **more: Any) -> None:
         amounts = {resource: str(amount) for resource, amount in wants.items()}
-        # The first process of a container hears no SIGTERM that it has no handler for.
+        # The first process of a container ignores SIGTERM without a handler.
         command = command or ("sh", "-c", "trap exit TERM; sleep 1000000 & wait")
         self.cluster.apply(pod(name, *command, namespace=self.namespace, resources=amounts, **more))
 
@@ -85,16 +85,16 @@ class Setup:
         return self.cluster.wait_pod(name, namespace=self.namespace)
 
     def life(self, name: str) -> tuple[str, int]:
-        """Which container a pod has, and how often it was started again: what shows whether a pod came to harm."""
+        """The container ID of a pod and its restart count, which show whether the pod was disturbed."""
         (status,) = self.running(name)["status"]["containerStatuses"]
         return status["containerID"], status["restartCount"]
 
-    def see(self, name: str, *command: str) -> str:
+    def wait_for_pod(self, name: str, *command: str) -> str:
         return self.cluster.kubectl("exec", name, f"--namespace={self.namespace}", "--", *command)
 
     def cards(self, name: str) -> list[str]:
-        """The cards whose device nodes a pod sees."""
-        return sorted(re.findall(r"\bcard\d+\b", self.see(name, "ls", "/dev/dri")))
+        """The cards whose device nodes a pod has."""
+        return sorted(re.findall(r"\bcard\d+\b", self.wait_for_pod(name, "ls", "/dev/dri")))
 
     def holdings(self) -> Sequence[Holding]:
         kept = read_checkpoint(str(self.node.path("/var/lib/kubelet/device-plugins")))
@@ -109,8 +109,8 @@ class Setup:
         for name in names:
             wait_until(lambda name=name: not self.cluster.pod(name, self.namespace), f"end of pod {name}", 60)
 
-    def tidy(self) -> None:
-        """Puts back what a test has changed, so that the next one finds a node as it was in the beginning."""
+    def clean_up(self) -> None:
+        """Reverts the changes of a test, so that the next one starts with the initial state of the node."""
         for daemon in (self.node.runtime, self.node.kubelet):
             if self.node.powered and not daemon.running:
                 daemon.start()
@@ -140,7 +140,7 @@ def setup(shared_setup: Setup) -> Iterator[Setup]:
     with shared_setup.cluster.namespace(name):
         shared_setup.namespace = name
         yield shared_setup
-        shared_setup.tidy()
+        shared_setup.clean_up()
 
 
 # Choosing devices
@@ -152,12 +152,12 @@ def setup(shared_setup: Setup) -> Iterator[Setup]:
 def test_pods_share_cards_by_the_allocation_policy(setup: Setup, policy: str, spread: list[str]) -> None:
     setup.plugin("-shared-dev-num=2", f"-allocation-policy={policy}")
     setup.wait(I915, 2 * CARDS)
-    # One after the other: what a policy does with the next pod depends on where the last one is.
+    # One after the other, because the policy's choice depends on the devices of earlier pods.
     for name in ("first", "second", "third"):
         setup.run(name, {I915: 1})
     assert sorted(card for name in ("first", "second", "third") for card in setup.cards(name)) == spread
     for name in ("fourth", "fifth", "sixth"):
-        setup.ask(name, {I915: 1})
+        setup.request(name, {I915: 1})
     for name in ("fourth", "fifth", "sixth"):
         setup.running(name)
     everywhere = [
@@ -185,8 +185,10 @@ def test_containers_get_devices_by_cdi_names(setup: Setup, mode: str) -> None:
     assert bool(holding.answer.devices) == (mode == "all")
     assert setup.node.path(f"/run/cdi/intel.cdi.k8s.io-gpu-{card}.yaml").is_file()
     render = f"renderD{128 + int(card.removeprefix('card'))}"
-    assert setup.see("worker", "ls", "/dev/dri").split() == ["by-path", card, render]
-    assert setup.see("worker", "sh", "-c", f"ls /dev/dri/by-path; dd if=/dev/dri/{render} count=1 && echo opened")
+    assert setup.wait_for_pod("worker", "ls", "/dev/dri").split() == ["by-path", card, render]
+    assert setup.wait_for_pod(
+        "worker", "sh", "-c", f"ls /dev/dri/by-path; dd if=/dev/dri/{render} count=1 && echo opened"
+    )
 
 
 # Hardware
@@ -238,19 +240,19 @@ def test_an_unhealthy_card_keeps_its_pod_gets_no_new_one_and_recovers(setup: Set
 
     service.kill(signal.SIGUSR1, wait=False)
     setup.wait(I915, CARDS - 1)
-    # The scheduler takes what pods have from what is healthy, so a sick card that is held costs another one as well.
+    # The scheduler subtracts allocated from healthy devices, so an allocated unhealthy card blocks another one as well.
     setup.run("next", {I915: CARDS - 2})
-    setup.ask("waiting", {I915: 1})
+    setup.request("waiting", {I915: 1})
 
     def waits() -> bool:
-        seen = setup.cluster.pod("waiting", setup.namespace) or {"status": {}}
-        return any(each.get("reason") == "Unschedulable" for each in seen["status"].get("conditions", ()))
+        pod = setup.cluster.pod("waiting", setup.namespace) or {"status": {}}
+        return any(each.get("reason") == "Unschedulable" for each in pod["status"].get("conditions", ()))
 
-    wait_until(waits, "the pod that finds no card")
+    wait_until(waits, "the pod without a card")
     assert setup.life("patient") == before
-    # A container that starts again gets what its pod holds, sick or not.
+    # A restarted container gets the devices of its pod, healthy or not.
     setup.cluster.kill_container("patient", namespace=setup.namespace)
-    wait_until(lambda: setup.life("patient")[1] == 1, "the patient's second life")
+    wait_until(lambda: setup.life("patient")[1] == 1, "the restart of the pod's container")
     assert setup.cards("patient") == ["card0"]
 
     service.kill(signal.SIGUSR2, wait=False)
@@ -259,7 +261,7 @@ def test_an_unhealthy_card_keeps_its_pod_gets_no_new_one_and_recovers(setup: Set
     assert sorted(setup.cards("next") + setup.cards("waiting")) == ["card1", "card2"]
 
 
-# Programs that end and come back
+# Restarts of programs
 
 
 @pytest.mark.parametrize("away", ["a moment", "until the node is not Ready"])
@@ -271,15 +273,15 @@ def test_pods_outlive_the_kubelet_with_their_devices(setup: Setup, away: str) ->
     known = setup.node.kubelet.log.stat().st_size
     setup.node.kubelet.kill()
     if away != "a moment":
-        # Nothing in the plugin or in the cluster depends on more than this until pods are evicted, five minutes later.
+        # No timeout is longer than this until pods are evicted after five minutes.
         wait_until(lambda: not setup.node.ready, "node-1: not Ready", 60)
-        setup.ask("early", {I915: 1})
+        setup.request("early", {I915: 1})
     setup.node.kubelet.start()
     setup.node.wait_ready()
     _wait_registered(setup.node, {I915: CARDS, MONITORING: 1}, known)
     setup.wait(I915, CARDS)
     if away == "a moment":
-        setup.ask("early", {I915: 1})
+        setup.request("early", {I915: 1})
     setup.running("early")
     assert (setup.life("worker"), setup.cards("worker")) == before
     assert not set(setup.cards("early")) & set(before[1])
@@ -294,9 +296,9 @@ def test_pods_outlive_the_plugin_and_can_restart_without_it(setup: Setup) -> Non
     setup.wait(I915, 0)
     assert setup.life("worker")[1] == 0
     setup.cluster.kill_container("worker", namespace=setup.namespace)
-    wait_until(lambda: setup.life("worker")[1] == 1, "the worker's second life")
+    wait_until(lambda: setup.life("worker")[1] == 1, "the restart of the worker's container")
     assert setup.cards("worker") == cards
-    setup.ask("late", {I915: 1})
+    setup.request("late", {I915: 1})
     plugin.start()
     setup.wait(I915, CARDS)
     setup.running("late")
@@ -315,7 +317,7 @@ def test_a_restart_of_containerd_does_not_affect_pods_and_agents(setup: Setup) -
     assert sorted(setup.cards("worker") + setup.cards("late")) == ["card0", "card1", "card2"]
 
 
-# A node that starts again
+# Reboots
 
 
 def test_after_a_reboot_pods_restart_with_their_devices_if_the_plugin_registers_first(setup: Setup) -> None:
@@ -328,7 +330,7 @@ def test_after_a_reboot_pods_restart_with_their_devices_if_the_plugin_registers_
         setup.node.reboot()
     finally:
         setup.node.hardware.remove(start)
-    wait_until(lambda: setup.life("worker")[1] == 1, "the worker's second life", 60)
+    wait_until(lambda: setup.life("worker")[1] == 1, "the restart of the worker's container", 60)
     assert setup.cards("worker") == cards
     setup.wait(I915, CARDS)
 
@@ -343,12 +345,12 @@ def test_after_a_reboot_a_pod_bound_before_the_plugin_registers_fails_and_its_re
     (first,) = _pods(setup)
     setup.node.reboot()
 
-    wait_until(lambda: "Failed" in _phases(setup), "the refusal of the pod", 60)
+    wait_until(lambda: "Failed" in _phases(setup), "the rejection of the pod", 60)
     refused = setup.cluster.pod(first["metadata"]["name"], setup.namespace)
     assert refused
     assert refused["status"]["reason"] == "UnexpectedAdmissionError"
     assert "no healthy devices present" in refused["status"]["message"]
-    wait_until(lambda: _phases(setup) == ["Failed", "Pending"], "the replacement that waits", 60)
+    wait_until(lambda: _phases(setup) == ["Failed", "Pending"], "the pending replacement", 60)
     plugin.start()
     wait_until(lambda: _phases(setup) == ["Failed", "Running"], "the replacement", 60)
 
@@ -374,7 +376,7 @@ def _phases(setup: Setup) -> list[str]:
     return sorted(each["status"]["phase"] for each in _pods(setup))
 
 
-# Two for one name
+# Two plugins with one resource name
 
 
 def test_a_second_plugin_of_the_same_name_waits_until_the_first_is_gone(setup: Setup) -> None:
@@ -413,7 +415,7 @@ def test_a_registration_by_another_process_applies_until_the_plugin_registers_ag
     contract = Path(__file__).parents[1] / "contract"
     rival = setup.daemon("rival", sys.executable, "-c", RIVAL, contract)
     setup.wait(I915, 7)
-    # Kubelets know plugins by resource name only: the end of the stranger's stream takes the name from both.
+    # Kubelets identify plugins by resource name only: the end of the other plugin's stream disconnects both.
     rival.kill()
     setup.wait(I915, 0)
     plugin.restart()
@@ -434,21 +436,23 @@ def test_a_hundred_kubelet_restarts_lose_no_devices_or_allocations_and_leak_no_m
     setup.run("worker", {I915: 3}, restart="Always")
     setup.run("monitor", {MONITORING: 1}, restart="Always")
     before = [setup.life(name) for name in ("worker", "monitor")]
-    held = {holding.resource: (holding.ids, holding.response) for holding in setup.holdings()}
+    allocations = {holding.resource: (holding.ids, holding.response) for holding in setup.holdings()}
     pods = {holding.pod_uid for holding in setup.holdings()}
     devices = {I915: 2 * CARDS, MONITORING: 1}
     pid, memory, seconds = plugin.pid, [_resident(plugin)], []
     for turn in range(RESTARTS):
-        # Both ways in which a kubelet ends.
+        # SIGTERM and SIGKILL.
         known = setup.node.kubelet.log.stat().st_size
         seconds.append(_restart(setup.node, signal.SIGTERM if turn % 2 else signal.SIGKILL, devices))
         now = [holding for holding in setup.holdings() if holding.pod_uid in pods]
-        assert {holding.resource: (holding.ids, holding.response) for holding in now} == held, f"restart {turn + 1}"
+        assert {holding.resource: (holding.ids, holding.response) for holding in now} == allocations, (
+            f"restart {turn + 1}"
+        )
         memory.append(_resident(plugin))
         if turn % 25 == 24:
-            # This kubelet lives long enough to look at all pods again. Before it has heard of the API server's pods, it
-            # counts the devices of those that have ended since its checkpoint as held.
-            _wait_pods_heard_of(setup.node, known)
+            # This kubelet runs long enough to sync all pods. Before it has the pods of the API server, it
+            # counts the devices of pods that have ended since its checkpoint as allocated.
+            _wait_pods_received(setup.node, known)
             setup.run("late", {I915: 3})
             setup.delete("late")
     setup.node.wait_ready()
@@ -462,7 +466,7 @@ def test_a_hundred_kubelet_restarts_lose_no_devices_or_allocations_and_leak_no_m
         f"p50 {middle:.0f} ms, max {longest:.0f} ms; plugin resident {memory[0]} KiB at first, "
         f"{memory[10]} after 10, {memory[-1]} after {RESTARTS}"
     )
-    # What a restart takes comes back; the interpreter's own pools are full after about 120 of them.
+    # Memory of restarts is released; the interpreter's memory pools are full after about 120 restarts.
     assert memory[-1] < memory[10] + 3 * 1024
 
 
@@ -473,7 +477,7 @@ def _resident(daemon: Daemon) -> int:
 
 
 def _restart(node: Node, number: signal.Signals, devices: Mapping[str, int]) -> float:
-    """The time from the new kubelet's socket until it has taken in all devices."""
+    """The time from the new kubelet's socket until all devices are registered."""
     before, known = _socket_time(node), node.kubelet.log.stat().st_size
     node.kubelet.kill(number)
     node.kubelet.start(wait=False)
@@ -482,12 +486,12 @@ def _restart(node: Node, number: signal.Signals, devices: Mapping[str, int]) -> 
 
 
 def _wait_registered(node: Node, devices: Mapping[str, int], known: int) -> float:
-    """When the last resource came to have all its devices, by the kubelet's log from the byte `known` on."""
-    # Its checkpoint does not tell: of two resources that come at once, the file may be left without the one or other.
+    """The time when the last resource had all its devices, from the kubelet's log after byte `known`."""
+    # The checkpoint is not sufficient: of two simultaneous resources it may miss one.
     moments: dict[str, float] = {}
 
     def registered() -> bool:
-        for moment, resource, count in _TAKEN_IN.findall(_since(node, known)):
+        for moment, resource, count in _TAKEN_IN.findall(log_since(node, known)):
             if devices.get(resource) == int(count):
                 today = datetime.now(UTC).strftime("%Y%m%d")
                 moments[resource] = datetime.strptime(f"{today} {moment}+0000", "%Y%m%d %H:%M:%S.%f%z").timestamp()
@@ -503,11 +507,11 @@ _TAKEN_IN = re.compile(
 )
 
 
-def _wait_pods_heard_of(node: Node, known: int) -> None:
-    wait_until(lambda: 'SyncLoop ADD" source="api"' in _since(node, known), "the kubelet's knowledge of its pods")
+def _wait_pods_received(node: Node, known: int) -> None:
+    wait_until(lambda: 'SyncLoop ADD" source="api"' in log_since(node, known), "the pods in the kubelet")
 
 
-def _since(node: Node, known: int) -> str:
+def log_since(node: Node, known: int) -> str:
     """The kubelet's log from a byte on."""
     with node.kubelet.log.open("rb") as log:
         log.seek(known)
@@ -515,7 +519,7 @@ def _since(node: Node, known: int) -> str:
 
 
 def _socket_time(node: Node) -> float:
-    """When the kubelet made its socket; 0 while there is none."""
+    """The creation time of the kubelet's socket; 0 without one."""
     try:
         return node.path("/var/lib/kubelet/device-plugins/kubelet.sock").stat().st_mtime
     except FileNotFoundError:

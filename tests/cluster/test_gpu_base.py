@@ -1,4 +1,4 @@
-"""The GPU plugin as its users deploy it: `kubectl apply -k` of the base, on a genuine kubelet, in the real image."""
+"""The GPU plugin as users deploy it: `kubectl apply -k` of the base, on a real kubelet, in the real image."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Plugin:
-    """The plugin's one pod, as its node and its kernel see it."""
+    """The only pod of the plugin, with its process and cgroup on the node."""
 
     cluster: Cluster
     node: Node
@@ -47,7 +47,7 @@ class Plugin:
 
     @property
     def process(self) -> int:
-        """Its number on the node."""
+        """Its PID on the node."""
         container = self.pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
         for line in self.node.run("ctr", "--namespace=k8s.io", "tasks", "list").stdout.splitlines():
             name, number, *_ = line.split()
@@ -71,7 +71,7 @@ class Plugin:
 
 @pytest.fixture
 def deploy(image: None, cluster: Cluster, node: Node, namespace: str) -> Iterator[Callable[[Path], Plugin]]:
-    """Apply a kustomization and wait until both cards are there to be had; none is afterwards."""
+    """Applies a kustomization and waits until both cards are allocatable. Removes it at the end."""
 
     def apply(directory: Path) -> Plugin:
         cluster.kubectl("apply", "--kustomize", directory, "--namespace", namespace)
@@ -86,7 +86,7 @@ def deploy(image: None, cluster: Cluster, node: Node, namespace: str) -> Iterato
 
 @pytest.fixture
 def plugin(deploy: Callable[[Path], Plugin]) -> Plugin:
-    """The unmodified base, working."""
+    """The unmodified base with both cards allocatable."""
     return deploy(BASE)
 
 
@@ -116,20 +116,20 @@ def test_a_pod_gets_one_card_with_its_links_and_no_files_of_the_other(plugin: Pl
     def run(*command: str) -> str:
         return cluster.kubectl("exec", "worker", "-n", namespace, "--", *command)
 
-    seen = run("find", "/dev/dri", "-type", "c").split()
-    given = {name for name in seen if "by-path" not in name}
-    index = min(int(re.sub(r"\D", "", name)) for name in given)
-    assert given == {f"/dev/dri/card{index}", f"/dev/dri/renderD{128 + index}"}
+    names = run("find", "/dev/dri", "-type", "c").split()
+    nodes = {name for name in names if "by-path" not in name}
+    index = min(int(re.sub(r"\D", "", name)) for name in nodes)
+    assert nodes == {f"/dev/dri/card{index}", f"/dev/dri/renderD{128 + index}"}
     address = f"0000:00:{2 + index:02x}.0"
     links = {f"/dev/dri/by-path/pci-{address}-card", f"/dev/dri/by-path/pci-{address}-render"}
-    assert set(seen) - given == links
+    assert set(names) - nodes == links
     assert run("sh", "-c", f"echo hello > /dev/dri/renderD{128 + index} && echo written") == "written\n"
     mounts = [line.split() for line in run("cat", "/proc/mounts").splitlines()]
     assert {place for _, place, _, options, *_ in mounts if "ro" in options.split(",")} >= links
 
 
 def test_containerd_applies_the_edits_of_a_cdi_file(plugin: Plugin) -> None:
-    """Seen by a word that is only in the file, put there when the plugin can no longer put it right."""
+    """Verified by a variable that is only in the file, written when the plugin can no longer restore it."""
     cluster, node, namespace = plugin.cluster, plugin.node, plugin.namespace
     cluster.apply(worker(namespace))
     cluster.wait_pod("worker", namespace=namespace)
@@ -141,13 +141,13 @@ def test_containerd_applies_the_edits_of_a_cdi_file(plugin: Plugin) -> None:
         file.write_text(file.read_text().replace("containerEdits: {}", "containerEdits: {env: [TOLD_BY=cdi]}"))
     cluster.kill_container("worker", namespace=namespace)
 
-    def told() -> bool:
+    def reported_counts() -> bool:
         try:
             return "TOLD_BY=cdi" in cluster.kubectl("exec", "worker", "-n", namespace, "--", "env")
         except ClusterError:
             return False
 
-    wait_until(told, "the container's second life, with the file's word", 60)
+    wait_until(reported_counts, "the restarted container with the file's variable", 60)
 
 
 def test_the_plugin_needs_only_the_rights_of_its_manifest(plugin: Plugin) -> None:
@@ -158,7 +158,7 @@ def test_the_plugin_needs_only_the_rights_of_its_manifest(plugin: Plugin) -> Non
     assert status["Seccomp"] == "2"
     mounts = [line.split() for line in plugin.proc("mounts").splitlines()]
     writable = {place for _, place, _, options, *_ in mounts if "rw" in options.split(",")}
-    # What a runtime gives to every container; and the harness shows cgroups as the node has them.
+    # Mounts of every container; the test harness also mounts the cgroups of the node.
     usual = ("/proc", "/dev", "/sys/fs/cgroup", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
     assert {place for place in writable if not place.startswith(usual)} == {
         "/var/lib/kubelet/device-plugins",
@@ -175,7 +175,7 @@ def test_the_image_has_no_shell_and_cannot_be_written_to(plugin: Plugin) -> None
 
 def test_the_plugin_stays_within_its_memory_limit_during_hot_plug(plugin: Plugin, tmp_path: Path) -> None:
     assert plugin.memory("memory.limit_in_bytes") == 90 * MIB
-    plug_and_pull(plugin.node, tmp_path / "cards", rounds=3)
+    plug_and_unplug(plugin.node, tmp_path / "cards", rounds=3)
     assert plugin.restarts == 0
     assert plugin.memory("memory.max_usage_in_bytes") < 45 * MIB
 
@@ -196,7 +196,7 @@ def test_the_plugin_runs_within_30_mib(deploy: Callable[[Path], Plugin], tmp_pat
     (small / "kustomization.yaml").write_text(json.dumps(text))
     plugin = deploy(small)
     assert plugin.memory("memory.limit_in_bytes") == 30 * MIB
-    plug_and_pull(plugin.node, tmp_path / "cards", rounds=5)
+    plug_and_unplug(plugin.node, tmp_path / "cards", rounds=5)
     assert plugin.restarts == 0
     cluster, namespace = plugin.cluster, plugin.namespace
     cluster.apply(worker(namespace))
@@ -204,8 +204,8 @@ def test_the_plugin_runs_within_30_mib(deploy: Callable[[Path], Plugin], tmp_pat
     assert plugin.restarts == 0
 
 
-def plug_and_pull(node: Node, tree: Path, *, rounds: int) -> None:
-    """Six more cards come and go, each time seen by the whole cluster."""
+def plug_and_unplug(node: Node, tree: Path, *, rounds: int) -> None:
+    """Plugs and unplugs six cards, and waits for the node's status each time."""
     names = [name for card in range(2, 8) for name in (f"card{card}", f"renderD{128 + card}")]
     for _ in range(rounds):
         sample_gpu(tree, first=2, cards=6)

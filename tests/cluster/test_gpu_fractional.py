@@ -1,4 +1,4 @@
-"""The tree `fractional_resources` on a real kubelet, whose `/pods` the plugin reads; annotations play the scheduler."""
+"""The tree `fractional_resources` on a real kubelet, whose `/pods` the plugin reads; tests set annotations."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Gpus:
 
 @pytest.fixture(scope="module")
 def deployed(cluster_is_possible: None) -> Iterator[Gpus]:
-    # Without certificates in its configuration a kubelet makes its own in the directory that the plugin mounts.
+    # A kubelet without configured certificates creates its own in the directory that the plugin mounts.
     settings = {"tlsCertFile": "", "tlsPrivateKeyFile": "", "maxPods": 250, "nodeStatusUpdateFrequency": "200ms"}
     with running_cluster(NodePlan(hardware=[cards_with_tiles], kubelet=settings)) as cluster:
         (node,) = cluster.nodes.values()
@@ -146,8 +146,8 @@ def gpus(deployed: Gpus) -> Iterator[Gpus]:
 
 
 def gas(cards: str, tiles: str = "", timestamp: str = "") -> dict[str, str]:
-    given = {"gas-container-cards": cards, "gas-container-tiles": tiles, "gas-ts": timestamp}
-    return {name: value for name, value in given.items() if value}
+    annotations = {"gas-container-cards": cards, "gas-container-tiles": tiles, "gas-ts": timestamp}
+    return {name: value for name, value in annotations.items() if value}
 
 
 def test_containers_get_the_cards_and_tiles_of_the_annotations(gpus: Gpus) -> None:
@@ -181,7 +181,7 @@ def test_an_annotation_that_is_written_during_the_admission_has_no_effect(gpus: 
     assert len(gpus.cards("late")) == 1
     assert gpus.mask("late") is None
     assert "pod default/late has no gas-container-cards; using the default method" in gpus.log()
-    # The pod does not hinder the next one.
+    # The pod does not block the next one.
     gpus.run("next", gas("card2", "card2:gt1"))
     assert (gpus.cards("next"), gpus.mask("next")) == (["card2"], "1")
 
@@ -206,7 +206,7 @@ PROXIED = "/var/lib/proxied"
 SUPERVISOR = "import subprocess, sys\nwhile True: subprocess.call(sys.argv[1:])"
 
 
-class Proxied:
+class ProxiedPlugin:
     """The plugin behind the proxy."""
 
     def __init__(self, gpus: Gpus, proxy: DeviceProxy) -> None:
@@ -223,7 +223,7 @@ class Proxied:
         wait_until(lambda: I915 in self.proxy.registrations[before:], "the registration of the next plugin", 60)
 
 
-def patched(gpus: Gpus, directory: str, command: list[str] | None) -> None:
+def patch_plugin(gpus: Gpus, directory: str, command: list[str] | None) -> None:
     """Changes the plugin's directory for sockets and its command."""
     volume = {"name": "kubeletsockets", "hostPath": {"path": directory}}
     container = {"name": "intel-gpu-plugin", "command": command}
@@ -234,7 +234,7 @@ def patched(gpus: Gpus, directory: str, command: list[str] | None) -> None:
 
 
 @pytest.fixture
-def proxied(gpus: Gpus) -> Iterator[Proxied]:
+def proxied(gpus: Gpus) -> Iterator[ProxiedPlugin]:
     disk = gpus.node.disk / "root"
     plugin = disk / PROXIED.lstrip("/")
     plugin.mkdir(parents=True)
@@ -242,14 +242,14 @@ def proxied(gpus: Gpus) -> Iterator[Proxied]:
     proxy.start()
     command = ["/usr/bin/python3.11", "-I", "-c", SUPERVISOR, "/usr/local/bin/intel_gpu_device_plugin"]
     try:
-        patched(gpus, PROXIED, command)
+        patch_plugin(gpus, PROXIED, command)
         wait_until(lambda: I915 in proxy.registrations, "the registration with the proxy", 60)
         wait_until(lambda: gpus.node.allocatable(I915) == 300 * CARDS, "all shares", 60)
-        yield Proxied(gpus, proxy)
+        yield ProxiedPlugin(gpus, proxy)
     finally:
         gpus.delete_pods()
         proxy.stop()
-        patched(gpus, "/var/lib/kubelet/device-plugins", None)
+        patch_plugin(gpus, "/var/lib/kubelet/device-plugins", None)
         gpus.wait_cards()
         shutil.rmtree(plugin)
 
@@ -258,7 +258,9 @@ def phase(gpus: Gpus, name: str) -> str:
     return (gpus.cluster.pod(name) or {"status": {}})["status"].get("phase", "")
 
 
-def test_a_plugin_restarted_between_the_calls_allocates_the_preferred_cards_without_a_mask(proxied: Proxied) -> None:
+def test_a_plugin_restarted_between_the_calls_allocates_the_preferred_cards_without_a_mask(
+    proxied: ProxiedPlugin,
+) -> None:
     gpus = proxied.gpus
     with proxied.proxy.holding() as wait_for_allocate:
         gpus.create(gpus.pod("during", gas("card1", "card1:gt1")))
@@ -274,7 +276,7 @@ def test_a_plugin_restarted_between_the_calls_allocates_the_preferred_cards_with
 
 
 def test_a_kubelet_restart_between_the_calls_gives_the_cards_to_the_pod_or_its_successor(
-    proxied: Proxied,
+    proxied: ProxiedPlugin,
 ) -> None:
     gpus = proxied.gpus
     with proxied.proxy.holding() as wait_for_allocate:
@@ -285,7 +287,7 @@ def test_a_kubelet_restart_between_the_calls_gives_the_cards_to_the_pod_or_its_s
     wait_until(lambda: phase(gpus, "during") in ("Running", "Failed"), "the admission of the pod", 60)
     if phase(gpus, "during") == "Failed":
         # The kubelet rejects a bound pod that it admits before the plugin has registered again. The answer to the call
-        # that was lost must not hinder the pod that a controller then creates.
+        # that was lost must not block the pod that a controller then creates.
         status = (gpus.cluster.pod("during") or {})["status"]
         assert status["reason"] == "UnexpectedAdmissionError"
         gpus.delete_pods()

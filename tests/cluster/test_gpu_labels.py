@@ -1,4 +1,4 @@
-"""Labels and resources of GPU capacity on a genuine Node, the hook that the init container installs, and overlays."""
+"""Labels and resources of GPU capacity on a real Node, the hook that the init container installs, and overlays."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def test_the_init_container_of_a_custom_resource_installs_a_hook_with_the_right_
     with_sysfs_of_the_node(spec["initContainers"][0], spec, "/host-sys")
     deploy(daemonset)
     hook = f"{NFD}/source.d/intel-gpu-nfdhook"
-    done = node.run(hook)
-    assert set(done.stdout.splitlines()) == LINES
+    result = node.run(hook)
+    assert set(result.stdout.splitlines()) == LINES
     node.remove(hook)
 
 
@@ -147,7 +147,7 @@ def test_with_the_resource_manager_the_plugin_keeps_a_feature_file_on_the_node(
     node: Node, namespace: str, deploy: Callable[..., Object], tmp_path: Path, cluster: Cluster
 ) -> None:
     cluster.kubectl("label", "node", "node-1", f"{SELECTED}=true", "--overwrite")
-    # Kubelets that have their certificate elsewhere, as this one, do not make the directory of the mount.
+    # Kubelets with another certificate directory do not create the directory of the mount.
     node.run("mkdir", "-p", "/var/lib/kubelet/pki")
     objects = overlay(tmp_path, resources=["deploy/gpu_plugin/overlays/fractional_resources"], namespace=namespace)
     deploy(*objects)
@@ -179,6 +179,6 @@ def test_an_overlay_becomes_ready(
 ) -> None:
     cluster.kubectl("label", "node", "node-1", f"{SELECTED}=true", "--overwrite")
     deploy(*rendered(cluster, OVERLAYS / tree, namespace))
-    for name, wanted in PUBLISHED[tree].items():
-        wait_until(lambda name=name, wanted=wanted: node.allocatable(f"{GPU}/{name}") == wanted, name)
+    for name, expected in PUBLISHED[tree].items():
+        wait_until(lambda name=name, wanted=expected: node.allocatable(f"{GPU}/{name}") == wanted, name)
     cluster.kubectl("label", "node", "node-1", f"{SELECTED}-")

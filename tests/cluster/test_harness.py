@@ -1,4 +1,4 @@
-"""What other cluster tests rely on: genuine programs, nodes of their own, faults that are faults, nothing left."""
+"""The cluster harness: real programs, isolated nodes, fault injection, and complete removal."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def test_a_pod_sees_the_simulated_sysfs_read_only_unless_it_is_privileged(cluste
         )  # fmt: skip
     cluster.wait_pod("plain", "Failed", namespace=namespace)
     cluster.wait_pod("mighty", "Succeeded", namespace=namespace)
-    seen = cluster.kubectl("logs", "plain", "-n", namespace)
-    assert seen.count("renderD128") == 2
-    assert "Read-only file system" in seen
+    output = cluster.kubectl("logs", "plain", "-n", namespace)
+    assert output.count("renderD128") == 2
+    assert "Read-only file system" in output
     assert "written" in cluster.kubectl("logs", "mighty", "-n", namespace)
 
 
@@ -101,8 +101,8 @@ def test_an_image_is_built_from_a_directory(cluster: Cluster, namespace: str, tm
 def test_a_memory_limit_is_enforced(cluster: Cluster, namespace: str) -> None:
     greedy = ["dd", "if=/dev/zero", "of=/dev/null", "bs=200M", "count=1"]
     cluster.apply(pod("greedy", *greedy, namespace=namespace, resources={"memory": "30Mi"}))
-    seen = cluster.wait_pod("greedy", "Failed", namespace=namespace)
-    assert seen["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] == "OOMKilled"
+    failed_pod = cluster.wait_pod("greedy", "Failed", namespace=namespace)
+    assert failed_pod["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] == "OOMKilled"
 
 
 @pytest.mark.parametrize("name", ["kubelet", "containerd", "kube-proxy"])
@@ -128,7 +128,7 @@ def test_a_killed_container_is_restarted(cluster: Cluster, namespace: str) -> No
         status = cluster.wait_pod("worker", namespace=namespace)["status"]["containerStatuses"][0]
         return status["restartCount"] == 1
 
-    wait_until(restarted, "the container's second life")
+    wait_until(restarted, "the restart of the container")
 
 
 def test_a_restarted_api_server_keeps_its_objects(cluster: Cluster, namespace: str) -> None:
@@ -166,10 +166,10 @@ def test_hardware_is_plugged_and_unplugged_while_the_node_runs(node: Node, tmp_p
     shutil.rmtree(tmp_path)
     node.copy_tree(tmp_path)
     node.remove("/dev/dri/card2")
-    seen = node.run("find", "/sys/class/drm", "/sys/bus/pci", "/sys/devices/pci0000:00", "/dev/dri").stdout
-    assert "card2" not in seen
-    assert "0000:00:04.0" not in seen
-    assert "card1" in seen
+    output = node.run("find", "/sys/class/drm", "/sys/bus/pci", "/sys/devices/pci0000:00", "/dev/dri").stdout
+    assert "card2" not in output
+    assert "0000:00:04.0" not in output
+    assert "card1" in output
 
 
 def test_emulated_hardware_may_be_below_directories_of_the_real_sysfs(node: Node, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_two_nodes_are_one_network_and_each_loses_only_its_own(start_cluster: Ca
     assert cluster.kubectl("get", "nodes", "-l", "rack=b", "-o", "name") == "node/node-2\n"
 
     second.disconnect()
-    wait_until(lambda: not second.ready, "node-2: not Ready without its cable", 60)
+    wait_until(lambda: not second.ready, "node-2: not Ready without its network", 60)
     assert first.ready
     second.connect()
     second.wait_ready()
@@ -295,7 +295,7 @@ def test_a_cluster_is_removed_completely_even_after_a_failure(cluster_is_possibl
 
     with pytest.raises(RuntimeError, match="a test fails"):
         fails()
-    traces[0].assert_gone()
+    traces[0].assert_removed()
 
 
 def test_a_killed_owner_ends_its_cluster_and_the_next_start_cleans_up(cluster_is_possible: None) -> None:
@@ -313,7 +313,7 @@ def test_a_killed_owner_ends_its_cluster_and_the_next_start_cleans_up(cluster_is
     wait_until(lambda: not traces.processes(), "end of all processes")
     with state.claimed("next", owned=True):
         pass
-    traces.assert_gone()
+    traces.assert_removed()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -325,7 +325,7 @@ def test_an_interrupted_command_leaves_no_files(cluster_is_possible: None, numbe
         process.send_signal(number)
         process.communicate(timeout=30)
     assert process.returncode == 130
-    traces.assert_gone()
+    traces.assert_removed()
 
 
 def test_the_cluster_command_runs_until_it_is_stopped(cluster_is_possible: None) -> None:
@@ -338,7 +338,7 @@ def test_the_cluster_command_runs_until_it_is_stopped(cluster_is_possible: None)
         assert "people, export" in _command("status")
     finally:
         _command("down", "--name=people")
-    traces.assert_gone()
+    traces.assert_removed()
 
 
 def test_a_dynamically_linked_program_is_rejected_for_an_image(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_a_dynamically_linked_program_is_rejected_for_an_image(tmp_path: Path) -
 
 def test_missing_programs_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if os.geteuid() != 0:
-        pytest.skip("needs root: without it, that is what is missing")
+        pytest.skip("needs root")
     monkeypatch.setenv("ACCELPLANE_KUBE_ASSETS", str(tmp_path))
     assert "run python -m tests.cluster.build" in (why_unavailable() or "")
 
@@ -376,7 +376,7 @@ def _refusing_webhook(address: str, certificate: Path) -> Iterator[int]:
             self.wfile.write(answer)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
-            """Quiet: the test looks at the API server's answer."""
+            """Does not log; the test checks the response of the API server."""
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
@@ -398,10 +398,10 @@ def _machines(name: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Traces:
-    """What a running cluster has on this computer, remembered so that it can be looked for afterwards.
+    """The processes and files of a running cluster on this computer, to check their removal later.
 
-    `namespaces` are its machines' process namespaces, held open: other clusters come and go meanwhile, and the kernel
-    gives the numbers of what is gone to what is new.
+    `namespaces` are the open PID namespaces of its machines: other clusters start and end meanwhile, and the kernel
+    reuses inode numbers.
     """
 
     claim: state.Claim
@@ -410,12 +410,12 @@ class Traces:
     @classmethod
     def of(cls, claim: state.Claim | None) -> Traces:
         assert claim
-        held: dict[str, int] = {}
+        holders: dict[str, int] = {}
         for parent in claim.machines().values():
             for first in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
                 namespace = Path(f"/proc/{first}/ns/pid")
-                held[str(namespace.readlink())] = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
-        return cls(claim, held)
+                holders[str(namespace.readlink())] = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+        return cls(claim, holders)
 
     def processes(self) -> dict[str, str]:
         """Processes that are in one of the namespaces, or have the directory in their command line."""
@@ -438,7 +438,7 @@ class Traces:
             *(f"file {path}" for path in (network, self.claim.directory) if path.exists()),
         ]
 
-    def assert_gone(self) -> None:
+    def assert_removed(self) -> None:
         assert self.namespaces
         with suppress(ClusterError):
             wait_until(lambda: not self.remains(), "the end")

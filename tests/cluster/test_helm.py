@@ -67,10 +67,10 @@ def test_the_operator_release_adopts_and_upgrades_definitions_and_leaves_only_th
     assert "invalid ownership metadata" in refused.stderr
 
     succeed(run("install", "operator", CHARTS / OPERATOR, "--take-ownership"))
-    wanted = {(each["kind"], each["metadata"]["name"]) for each in template(OPERATOR, namespace)}
+    expected = {(each["kind"], each["metadata"]["name"]) for each in template(OPERATOR, namespace)}
     live = cluster.kubectl("get", "--ignore-not-found", "--output=json", "--filename=-",
                            text=succeed(run("get", "manifest", "operator")))  # fmt: skip
-    assert {(each["kind"], each["metadata"]["name"]) for each in json.loads(live)["items"]} == wanted
+    assert {(each["kind"], each["metadata"]["name"]) for each in json.loads(live)["items"]} == expected
     definition = cluster.get(DEFINITION)
     assert definition
     assert definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["description"] != "old"

@@ -57,18 +57,18 @@ def place(image: None, cluster: Cluster, node: Node, namespace: str, tmp_path: P
     """A namespace that admits the agent. Checks that only the expected objects remain."""
     before = all_objects(cluster, namespace)
     cluster.kubectl("label", "namespace", namespace, PRIVILEGED)
-    made = Place(cluster, node, namespace, runner(cluster, namespace, tmp_path / "helm"), set())
-    yield made
+    place_ = Place(cluster, node, namespace, runner(cluster, namespace, tmp_path / "helm"), set())
+    yield place_
 
     def remaining() -> set[str]:
         return all_objects(cluster, namespace) - before
 
     with suppress(ClusterError):
-        wait_until(lambda: remaining() == made.left, "only the expected objects", 60, every=1)
+        wait_until(lambda: remaining() == place_.left, "only the expected objects", 60, every=1)
     found = remaining()
     for each in found:
         cluster.kubectl("delete", f"--namespace={namespace}", "--ignore-not-found", each)
-    assert found == made.left
+    assert found == place_.left
 
 
 def foreign_definition(name: str, kind: str, version: str, scope: str) -> Object:
@@ -174,7 +174,7 @@ def enabled(names: Sequence[str]) -> dict[str, bool]:
 
 def test_all_components_work_in_one_release(foreign: None, place: Place, tmp_path: Path) -> None:
     cluster, node, namespace, run, left = place
-    given = values(
+    settings = values(
         tmp_path,
         components=enabled(ALL),
         imagePullSecrets=[{"name": "existing"}],
@@ -182,13 +182,13 @@ def test_all_components_work_in_one_release(foreign: None, place: Place, tmp_pat
         agent={"args": ["--plugins=gpu"]},
         crds={"keep": False},
     )
-    succeed(run("install", "all", CHART, *given, "--timeout=4m"))
+    succeed(run("install", "all", CHART, *settings, "--timeout=4m"))
     check_suites(succeed(run("test", "all", "--timeout=4m")), "all-test-workloads", "all-test-webhook")
     wait_allocatable(node, 2)
 
     # The webhook completes the resource, and the operator creates the DaemonSet, with the Secret of the registry.
-    asked = resource("npu", "mine", nodeSelector={"example.com/nowhere": "true"})
-    cluster.kubectl("apply", "--filename=-", text=json.dumps(asked))
+    manifest = resource("npu", "mine", nodeSelector={"example.com/nowhere": "true"})
+    cluster.kubectl("apply", "--filename=-", text=json.dumps(manifest))
     daemonset = f"/apis/apps/v1/namespaces/{namespace}/daemonsets/intel-npu-plugin-mine"
     wait_until(lambda: cluster.get(daemonset), "the DaemonSet of the resource", 60)
     registry = "all-operator-private-registry"

@@ -38,8 +38,8 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "acce
 def build(out: Path, *options: str | Path, sources: Path = REPOSITORY, **environment: str) -> Path:
     """Runs what `make images` runs."""
     command = [sys.executable, sources / "deploy/images/images.py", out, "--images", IMAGES, *options]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
     return out
 
 
@@ -116,11 +116,11 @@ def test_every_image_has_a_layout_whose_one_entry_is_an_index_of_both_platforms(
 
 def test_no_path_of_this_machine_is_in_a_layer(images: Path) -> None:
     layout = images / "accelplane"
-    unwanted = [str(path).encode() for path in (REPOSITORY, CACHE)]
+    excluded = [str(path).encode() for path in (REPOSITORY, CACHE)]
     # Files below /tmp are no secret, and programs of Debian name it.
-    unwanted += [each.encode() for each in {tempfile.gettempdir()} - {"/tmp"}]
+    excluded += [each.encode() for each in {tempfile.gettempdir()} - {"/tmp"}]
     for tar in layers(layout, "amd64"):
-        assert not [text for text in unwanted if text in tar]
+        assert not [text for text in excluded if text in tar]
 
 
 def manifests(layout: Path) -> dict[str, str]:
@@ -155,10 +155,10 @@ def test_images_for_arm64_start(images: Path, tmp_path: Path) -> None:
         (("/usr/local/fpga-sw/fpga_tool", "list"), 0, "Detected FPGA FMEs:"),
     ):
         words = ["/usr/sbin/chroot", root, "/qemu", *command]
-        done = subprocess.run(words, env={}, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        output = done.stdout + done.stderr
+        result = subprocess.run(words, env={}, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        output = result.stdout + result.stderr
         assert expected in output
-        assert done.returncode in (status, 0), output
+        assert result.returncode in (status, 0), output
 
 
 def test_a_demo_without_its_device_fails(tmp_path: Path) -> None:
@@ -170,9 +170,9 @@ def test_a_demo_without_its_device_fails(tmp_path: Path) -> None:
         layer.extractall(tmp_path / "root", filter="tar")
     test = "cd /usr/libexec/accel-config/test && ./dsa_user_test_runner.sh --skip-config"
     words = ["/usr/sbin/chroot", tmp_path / "root", "/bin/bash", "-c", test]
-    done = subprocess.run(words, env={"PATH": "/usr/bin"}, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.strip()) == (77, "No SVM support")
-    assert "command not found" not in done.stderr
+    result = subprocess.run(words, env={"PATH": "/usr/bin"}, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout.strip()) == (77, "No SVM support")
+    assert "command not found" not in result.stderr
 
 
 LIBDLB = {

@@ -34,16 +34,16 @@ pytestmark = [
 # An additional layer and a user of its own.
 IMAGE = "onload-operator"
 PLATFORM = "linux/amd64"
-# How this machine reaches Debian's mirrors and the package index.
+# The configuration of this machine for Debian's mirrors and the package index.
 SETTINGS = ("etc/apt/sources.list.d", "etc/apt/apt.conf.d", "etc/ssl/certs", "etc/pip.conf", "etc/resolv.conf")
 
 
 def run(*command: str | Path, **environment: str) -> str:
-    done = subprocess.run(
+    result = subprocess.run(
         command, env=os.environ | environment, cwd=REPOSITORY, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    return done.stdout
+    assert result.returncode == 0, f"{command}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
+    return result.stdout
 
 
 class Buildah:
@@ -110,7 +110,7 @@ def build(base: Path, directory: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def own_image_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("ours")
     run(sys.executable, "deploy/images/images.py", out, "--images", IMAGE, "--platforms", PLATFORM)
     return out / IMAGE
@@ -159,17 +159,17 @@ def _entries(tar: tarfile.TarFile) -> Iterator[tuple[str, tuple[object, ...]]]:
             yield name, ("file", mode, member.uid, member.gid, hashlib.sha256(stream.read()).hexdigest())
 
 
-def test_both_images_have_the_same_files_modes_and_owners(built: Path, ours: Path) -> None:
-    expected, found = files(ours), files(built)
+def test_both_images_have_the_same_files_modes_and_owners(built: Path, own_image_directory: Path) -> None:
+    expected, found = files(own_image_directory), files(built)
     assert sorted(expected.keys() ^ found.keys()) == []
     assert {name: (found[name], each) for name, each in expected.items() if found[name] != each} == {}
     assert len(expected) > 1000
 
 
-def test_both_images_have_the_same_configuration(built: Path, ours: Path) -> None:
+def test_both_images_have_the_same_configuration(built: Path, own_image_directory: Path) -> None:
     def configuration(layout: Path) -> dict[str, Any]:
         config = json.loads(_blob(layout, _manifest(layout)["config"]["digest"]).read_text())
         # Engines leave out the default.
         return {"WorkingDir": "/", **config["config"], **{key: config[key] for key in ("os", "architecture")}}
 
-    assert configuration(built) == configuration(ours)
+    assert configuration(built) == configuration(own_image_directory)

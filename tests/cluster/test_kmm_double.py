@@ -33,8 +33,8 @@ def kwok(cluster_is_possible: None) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module", params=[1, 2])
 def kmm(kwok: Cluster, request: pytest.FixtureRequest) -> Iterator[Kmm]:
-    with installed(kwok, request.param) as made:
-        yield made
+    with installed(kwok, request.param) as instance:
+        yield instance
 
 
 @pytest.fixture(autouse=True)
@@ -45,8 +45,8 @@ def clean(kmm: Kmm) -> Iterator[None]:
     set_version(kmm, None)
     for each in kmm.modules():
         kmm.cluster.request("DELETE", f"{PATH}/{each['metadata']['name']}")
-    wait_until(lambda: not kmm.modules(), "Modules: gone")
-    wait_until(lambda: not kmm.pods(KEY), "pods: gone")
+    wait_until(lambda: not kmm.modules(), "Modules: deleted")
+    wait_until(lambda: not kmm.pods(KEY), "pods: deleted")
     wait_until(lambda: not kmm.loaded(KEY), "modules: unloaded")
 
 
@@ -92,11 +92,11 @@ def test_a_module_is_loaded_on_labelled_nodes_and_unloaded_without_the_label(kmm
         assert [each["spec"]["nodeName"] for each in kmm.pods(KEY)] == ["kwok-0"]
         assert kmm.labels("kwok-0")[KEY.old_ready] == ""
     else:
-        wait_until(lambda: not kmm.pods(KEY), "worker pods: gone")
+        wait_until(lambda: not kmm.pods(KEY), "worker pods: deleted")
         assert kmm.labels("kwok-0")[KEY.version_ready] == OLD
     set_version(kmm, None)
     wait_loaded(kmm)
-    wait_until(lambda: not kmm.pods(KEY), "pods: gone")
+    wait_until(lambda: not kmm.pods(KEY), "pods: deleted")
     assert not [label for label in kmm.labels("kwok-0") if KEY.name in label]
 
 
@@ -157,7 +157,7 @@ def test_deletion_of_a_module_unloads_it(kmm: Kmm) -> None:
     set_version(kmm, OLD)
     wait_loaded(kmm, "kwok-0", "kwok-1")
     kmm.cluster.request("DELETE", f"{PATH}/{KEY.name}")
-    wait_until(lambda: not kmm.modules(), "the Module: gone")
+    wait_until(lambda: not kmm.modules(), "the Module: deleted")
     wait_loaded(kmm)
 
 

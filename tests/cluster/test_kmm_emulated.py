@@ -38,22 +38,22 @@ def real(cluster_is_possible: None) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["KMM 1.1", "KMM 2"])
 def kmm(real: Cluster, request: pytest.FixtureRequest) -> Iterator[Kmm]:
-    with installed(real, request.param) as made:
-        made.set_knobs(host_paths=[CONTROL_DIRECTORY])
-        yield made
-        set_versions(made, None, None)
+    with installed(real, request.param) as instance:
+        instance.set_knobs(host_paths=[CONTROL_DIRECTORY])
+        yield instance
+        set_versions(instance, None, None)
         wait_until(lambda: not loaded(real, "sfc"), "the module sfc: unloaded")
 
 
 def create(kmm: Kmm, key: ModuleKey, name: str, version: str, **container: str) -> None:
-    wanted = module(
+    manifest = module(
         key.name,
         version=version,
         modprobe={"moduleName": name, "parameters": ["--first-time"]},
         mappings=[{"regexp": ".*", "containerImage": IMAGE.format(version)}],
         **container,
     )
-    code, answer = kmm.cluster.request("POST", PATH, wanted)
+    code, answer = kmm.cluster.request("POST", PATH, manifest)
     assert code == http.HTTPStatus.CREATED, answer
 
 
@@ -71,13 +71,13 @@ def loaded(real: Cluster, name: str) -> bool:
 def wait_loaded(kmm: Kmm, *names: str) -> None:
     keys = {"sfc": SFC, "onload": ONLOAD}
 
-    def so() -> bool:
+    def is_reached() -> bool:
         return all(
             (loaded(kmm.cluster, name), NODE in kmm.loaded(key)) == (name in names, name in names)
             for name, key in keys.items()
         )
 
-    wait_until(so, f"modules and labels: {names}", 60)
+    wait_until(is_reached, f"modules and labels: {names}", 60)
 
 
 def test_modules_are_loaded_unloaded_and_loaded_again_after_a_reboot(kmm: Kmm, real: Cluster) -> None:
@@ -119,7 +119,7 @@ def test_a_module_in_use_stays_loaded(kmm: Kmm, real: Cluster) -> None:
     set_versions(kmm, OLD, None)
     if kmm.generation == 1:
         # A failing hook does not prevent the end of the pod.
-        wait_until(lambda: not kmm.pods(ONLOAD), "the loader pod: gone", 60)
+        wait_until(lambda: not kmm.pods(ONLOAD), "the loader pod: deleted", 60)
     else:
         wait_until(lambda: any(phase(each) == "Failed" for each in kmm.pods(ONLOAD)), "a worker pod: failed", 60)
         assert NODE in kmm.loaded(ONLOAD)

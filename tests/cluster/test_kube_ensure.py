@@ -46,24 +46,24 @@ def cluster(cluster_is_possible: None) -> Iterator[Cluster]:
 @pytest.fixture
 async def client(cluster: Cluster) -> AsyncIterator[Client]:
     config = load_config(str(cluster.kubeconfig))
-    made = Client(config, field_manager="ensurer")
-    yield made
-    await made.close()
+    instance = Client(config, field_manager="ensurer")
+    yield instance
+    await instance.close()
 
 
 @pytest.fixture
 async def other(cluster: Cluster) -> AsyncIterator[Client]:
     """Another program."""
     config = load_config(str(cluster.kubeconfig))
-    made = Client(config, field_manager="other")
-    yield made
-    await made.close()
+    instance = Client(config, field_manager="other")
+    yield instance
+    await instance.close()
 
 
 @pytest.fixture
 async def owner(client: Client) -> AsyncIterator[Text]:
-    made = await client.create(text("owner"))
-    yield made
+    instance = await client.create(text("owner"))
+    yield instance
     for name in ("owner", "mine"):
         await client.delete(Text, name, NAMESPACE)
     await client.delete(Workload, "mine", NAMESPACE)
@@ -80,8 +80,8 @@ def workload(*arguments: str, **pod: Any) -> Workload:
     return Workload(metadata=Metadata(name="mine", namespace=NAMESPACE, labels=LABELS), spec=spec)
 
 
-async def settled(client: Client, child: Workload, owner: Text) -> Ensured[Workload]:
-    """As a controller, which is called again after a conflict: the DaemonSet controller writes the status meanwhile."""
+async def ensure_repeatedly(client: Client, child: Workload, owner: Text) -> Ensured[Workload]:
+    """Retries after a conflict as a controller does: the DaemonSet controller writes the status meanwhile."""
     while True:
         try:
             return await ensure(client, child, owner)
@@ -95,12 +95,12 @@ async def test_fields_of_others_are_kept_and_obsolete_fields_are_removed(
     assert (await ensure(client, text(one="1", two="2"), owner)).action == "created"
     assert (await ensure(client, text(one="1", two="2"), owner)).action == "unchanged"
     await other.patch(Text, "mine", {"data": {"one": "changed", "theirs": "x"}}, namespace=NAMESPACE)
-    done = await ensure(client, text(one="1", two="2"), owner)
-    assert (done.action, [str(each) for each in done.differences]) == (
+    result = await ensure(client, text(one="1", two="2"), owner)
+    assert (result.action, [str(each) for each in result.differences]) == (
         "updated",
         ['data.one: found "changed", expected "1"'],
     )
-    assert done.object.data == {"one": "1", "two": "2", "theirs": "x"}
+    assert result.object.data == {"one": "1", "two": "2", "theirs": "x"}
     for data in ({"two": "2"}, {"three": "3"}):
         assert (await ensure(client, text(**data), owner)).object.data == {**data, "theirs": "x"}
 
@@ -112,9 +112,9 @@ async def test_defaults_of_the_api_server_are_no_differences(client: Client, own
     for existing in (first.object, None):
         assert (await ensure(client, child, owner, existing=existing)).action == "unchanged"
     tolerating = workload("-v", tolerations=[{"operator": "Exists"}])
-    assert (await settled(client, tolerating, owner)).action == "updated"
-    done = await settled(client, workload("-v"), owner)
-    pod = done.object.spec["template"]["spec"]
+    assert (await ensure_repeatedly(client, tolerating, owner)).action == "updated"
+    result = await ensure_repeatedly(client, workload("-v"), owner)
+    pod = result.object.spec["template"]["spec"]
     assert ("nodeSelector" in pod, "tolerations" in pod, pod["dnsPolicy"]) == (False, False, "ClusterFirst")
 
 
@@ -124,13 +124,13 @@ async def test_a_foreign_object_is_not_written(client: Client, other: Client, ow
         await ensure(client, text(one="1"), owner)
     found = await client.get(Text, "mine", NAMESPACE)
     assert found.metadata.resourceVersion == foreign.metadata.resourceVersion
-    done = await ensure(client, text(one="1"), owner, adopt="uncontrolled")
-    assert (done.action, done.object.data) == ("adopted", {"one": "1", "theirs": "x"})
+    result = await ensure(client, text(one="1"), owner, adopt="uncontrolled")
+    assert (result.action, result.object.data) == ("adopted", {"one": "1", "theirs": "x"})
 
 
 @pytest.fixture
 def no_garbage_collector(cluster: Cluster) -> Iterator[None]:
-    """It would delete, at some time, what has an owner that does not exist."""
+    """The garbage collector would delete objects whose owner does not exist."""
     with cluster.controller_manager.suspended():
         yield
 
@@ -145,11 +145,11 @@ async def test_an_object_of_a_former_owner_is_adopted(client: Client, other: Cli
     kept.controller = kept.blockOwnerDeletion = None
     former.metadata.ownerReferences = [reference, kept]
     await other.create(former)
-    done = await ensure(client, workload("-w"), owner)
-    assert done.action == "adopted"
-    references = {each.uid: bool(each.controller) for each in done.object.metadata.ownerReferences or ()}
+    result = await ensure(client, workload("-w"), owner)
+    assert result.action == "adopted"
+    references = {each.uid: bool(each.controller) for each in result.object.metadata.ownerReferences or ()}
     assert references == {keeper.metadata.uid: False, owner.metadata.uid: True}
-    assert done.object.spec["template"]["spec"]["containers"][0]["args"] == ["-w"]
+    assert result.object.spec["template"]["spec"]["containers"][0]["args"] == ["-w"]
     assert (await ensure(client, workload("-w"), owner)).action == "unchanged"
     await other.delete(Text, "keeper", NAMESPACE)
 
@@ -181,8 +181,8 @@ async def test_the_manager_that_reverts_a_correction_is_reported(client: Client,
         await other.patch(Text, "mine", {"data": {"one": "theirs"}}, namespace=NAMESPACE)
         existing = await client.get(Text, "mine", NAMESPACE)
         trim(existing)
-        done = await ensure(client, text(one="1"), owner, existing=existing, backoff=backoff)
-        assert done.action == "updated"
+        result = await ensure(client, text(one="1"), owner, existing=existing, backoff=backoff)
+        assert result.action == "updated"
         now += 300
     (conflict,) = backoff.conflicts(Request("mine", NAMESPACE))
     assert (conflict.difference.field, conflict.managers) == ("data.one", ("other",))

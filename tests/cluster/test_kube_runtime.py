@@ -1,4 +1,4 @@
-"""The controller runtime against a real API server, etcd and garbage collector, which end, stop and forget."""
+"""The controller runtime with a real API server, etcd and garbage collector: restarts, suspension, compaction."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LABELED = Selection(namespace=NAMESPACE, labels="test=runtime")
 
 CRD = yaml.safe_load(re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)[0])
 
-# The page's program, in as many copies as wanted and without ports that only one could have.
+# The program of the page, for several replicas, without fixed ports.
 PROGRAM = """
 import sys
 sys.argv.pop(0)
@@ -107,22 +107,27 @@ def program(cluster: Cluster, identity: str = "") -> Iterator[subprocess.Popen[b
         process.wait()
 
 
-def greet(cluster: Cluster, name: str, whom: str) -> None:
-    greeting = {"apiVersion": "example.com/v1", "kind": "Greeting", "metadata": {"name": name}, "spec": {"whom": whom}}
+def create_greeting(cluster: Cluster, name: str, greeting_name: str) -> None:
+    greeting = {
+        "apiVersion": "example.com/v1",
+        "kind": "Greeting",
+        "metadata": {"name": name},
+        "spec": {"whom": greeting_name},
+    }
     found = cluster.get(f"{GREETINGS}/{name}")
     if found:
-        status, answer = cluster.request("PUT", f"{GREETINGS}/{name}", {**found, "spec": {"whom": whom}})
+        status, answer = cluster.request("PUT", f"{GREETINGS}/{name}", {**found, "spec": {"whom": greeting_name}})
     else:
         status, answer = cluster.request("POST", GREETINGS, greeting)
     assert status in {200, 201}, answer
 
 
 def wait_text(cluster: Cluster, name: str, text: str, seconds: float = 30) -> None:
-    def is_so() -> bool:
+    def is_reached() -> bool:
         found = cluster.get(f"{TEXTS}/{name}")
         return (found and found["data"]["text"]) == text
 
-    wait_until(is_so, f"{name}: {text}", seconds)
+    wait_until(is_reached, f"{name}: {text}", seconds)
 
 
 def holder(cluster: Cluster) -> str:
@@ -135,7 +140,7 @@ def text(name: str, **data: str) -> ConfigMap:
 
 
 def compact(cluster: Cluster) -> None:
-    """Makes etcd forget everything but what there is."""
+    """Compacts etcd to the current revision."""
     script = (
         "import json, sys, urllib.request as u\n"
         "def ask(what, body):\n"
@@ -148,9 +153,9 @@ def compact(cluster: Cluster) -> None:
 
 async def test_the_documented_example_behaves_as_described(api: Cluster) -> None:
     with program(api, "one") as process:
-        await asyncio.to_thread(greet, api, "g", "you")
+        await asyncio.to_thread(create_greeting, api, "g", "you")
         await asyncio.to_thread(wait_text, api, "g", "Hello, you!")
-        await asyncio.to_thread(greet, api, "g", "all")
+        await asyncio.to_thread(create_greeting, api, "g", "all")
         await asyncio.to_thread(wait_text, api, "g", "Hello, all!")
         api.request("DELETE", f"{TEXTS}/g")
         await asyncio.to_thread(wait_text, api, "g", "Hello, all!")
@@ -160,7 +165,7 @@ async def test_the_documented_example_behaves_as_described(api: Cluster) -> None
         await until(lambda: any(one["reason"] == "Greeted" for one in (api.get(events) or {"items": []})["items"]))
         foreign = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "foreign"}, "data": {"text": "Mine!"}}
         assert api.request("POST", TEXTS, foreign)[0] == 201
-        await asyncio.to_thread(greet, api, "foreign", "you")
+        await asyncio.to_thread(create_greeting, api, "foreign", "you")
 
         def conflicts() -> bool:
             return any(one["reason"] == "NameConflict" for one in (api.get(events) or {"items": []})["items"])
@@ -173,13 +178,13 @@ async def test_the_documented_example_behaves_as_described(api: Cluster) -> None
 
 
 async def test_finalizers_delay_deletion_and_keep_those_of_others(api: Cluster) -> None:
-    ours, other = "example.com/ours", "example.com/other"
+    finalizer, other = "example.com/ours", "example.com/other"
     async with connected(api) as client:
         stale = await client.create(text("finalized"))
         await add_finalizer(client, stale, other)
-        added = await add_finalizer(client, stale, ours)
+        added = await add_finalizer(client, stale, finalizer)
         assert added.metadata
-        assert added.metadata.finalizers == [other, ours]
+        assert added.metadata.finalizers == [other, finalizer]
         assert await client.delete(ConfigMap, "finalized", NAMESPACE)
         deleting = await client.get(ConfigMap, "finalized", NAMESPACE)
         assert deleting.metadata
@@ -187,11 +192,11 @@ async def test_finalizers_delay_deletion_and_keep_those_of_others(api: Cluster) 
         with pytest.raises(ValueError, match="ConfigMap finalized: is being deleted"):
             await add_finalizer(client, deleting, "example.com/late")
         await remove_finalizer(client, added, other)
-        left = await remove_finalizer(client, added, ours)
+        left = await remove_finalizer(client, added, finalizer)
         assert left is None or left.metadata
         with pytest.raises(NotFound):
             await client.get(ConfigMap, "finalized", NAMESPACE)
-        assert await remove_finalizer(client, added, ours) is None
+        assert await remove_finalizer(client, added, finalizer) is None
 
 
 async def test_caches_of_two_types_share_one_watch_of_metadata_only_if_both_read_no_more(api: Cluster) -> None:
@@ -224,11 +229,11 @@ async def test_caches_of_two_types_share_one_watch_of_metadata_only_if_both_read
 
 async def test_the_real_server_and_the_double_respond_equally(api: Cluster) -> None:
     async with connected(api) as client:
-        made = await client.apply(text("t", a="1"))
-        assert made.metadata
-        assert made.metadata.managedFields
-        assert made.metadata.managedFields[0].manager == "test"
-        stale = made.metadata.resourceVersion
+        created = await client.apply(text("t", a="1"))
+        assert created.metadata
+        assert created.metadata.managedFields
+        assert created.metadata.managedFields[0].manager == "test"
+        stale = created.metadata.resourceVersion
         await client.patch(ConfigMap, "t", {"data": {"b": "2"}}, namespace=NAMESPACE)
         changed = await client.patch(ConfigMap, "t", [{"op": "remove", "path": "/data/a"}], namespace=NAMESPACE)
         assert changed.data == {"b": "2"}
@@ -247,7 +252,7 @@ async def test_the_real_server_and_the_double_respond_equally(api: Cluster) -> N
 
 async def test_a_dry_run_stores_nothing_and_names_are_escaped(api: Cluster) -> None:
     async with connected(api) as client:
-        made = await client.create(text("dry", a="1"))
+        created = await client.create(text("dry", a="1"))
         assert (await client.apply(text("dry", a="2"), dry_run=True)).data == {"a": "2"}
         assert (await client.replace(text("dry", a="2"), dry_run=True)).data == {"a": "2"}
         patched = await client.patch(ConfigMap, "dry", {"data": {"a": "2"}}, namespace=NAMESPACE, dry_run=True)
@@ -258,7 +263,7 @@ async def test_a_dry_run_stores_nothing_and_names_are_escaped(api: Cluster) -> N
         assert await client.delete(ConfigMap, "dry", NAMESPACE, dry_run=True)
         for name in ("dry#x", "dry?x", "dry x"):
             assert not await client.delete(ConfigMap, name, NAMESPACE)
-        assert (await client.get(ConfigMap, "dry", NAMESPACE)) == made
+        assert (await client.get(ConfigMap, "dry", NAMESPACE)) == created
         with pytest.raises(NotFound):
             await client.get(ConfigMap, "dry-other", NAMESPACE)
         assert await client.delete(ConfigMap, "dry", NAMESPACE)
@@ -288,7 +293,7 @@ async def test_an_eviction_and_a_token_are_subresources(api: Cluster) -> None:
 
 
 async def change_others(client: Client) -> None:
-    """What a quiet selection needs to get bookmarks: that something of its kind changes."""
+    """Changes another object of the kind, so that an idle selection gets bookmarks."""
     for number in range(1000):
         metadata = ObjectMeta(name="other", namespace=NAMESPACE)
         await client.apply(ConfigMap(metadata=metadata, data={"number": str(number)}))
@@ -301,13 +306,13 @@ async def test_bookmarks_are_sent_and_lists_come_in_pages(api: Cluster) -> None:
             await client.apply(text(f"page-{number}"))
         listing = await client.list(ConfigMap, LABELED, page=3)
         assert len(listing.items) == 7
-        seen: set[str] = set()
+        names: set[str] = set()
         watch = client.watch(ConfigMap, LABELED, listing.resource_version, duration=4, idle=30)
         others = asyncio.create_task(change_others(client))
         async for event in watch:
-            seen.add(event.type)
+            names.add(event.type)
         others.cancel()
-        assert seen == {"BOOKMARK"}
+        assert names == {"BOOKMARK"}
         for number in range(7):
             await client.delete(ConfigMap, f"page-{number}", NAMESPACE)
 
@@ -333,12 +338,12 @@ async def test_a_cache_lists_again_after_compaction(api: Cluster) -> None:
         with pytest.raises(Gone):
             async for _ in client.watch(ConfigMap, LABELED, version.resourceVersion or "", duration=10, idle=30):
                 pass
-        heard: list[tuple[Any, Any]] = []
-        cache.subscribe(lambda old, new: heard.append((old and old.metadata.name, new and new.metadata.name)))  # pyright: ignore[reportOptionalMemberAccess]
-        del heard[:]
+        events: list[tuple[Any, Any]] = []
+        cache.subscribe(lambda old, new: events.append((old and old.metadata.name, new and new.metadata.name)))  # pyright: ignore[reportOptionalMemberAccess]
+        del events[:]
         again = asyncio.create_task(informer.run())
         await until(lambda: cache.get(Request("new", NAMESPACE)) is not None, 20)
-        assert sorted(heard, key=str) == [("goes", None), (None, "new")]
+        assert sorted(events, key=str) == [("goes", None), (None, "new")]
         again.cancel()
         for name in ("stays", "new"):
             await client.delete(ConfigMap, name, NAMESPACE)
@@ -368,10 +373,10 @@ async def test_a_second_program_leads_after_the_first_is_killed(api: Cluster) ->
     with program(api, "first") as first, program(api, "second") as second:
         await until(lambda: holder(api) in {"first", "second"}, 30)
         leader = holder(api)
-        await asyncio.to_thread(greet, api, "a", leader)
+        await asyncio.to_thread(create_greeting, api, "a", leader)
         await asyncio.to_thread(wait_text, api, "a", f"Hello, {leader}!")
         (first if leader == "first" else second).kill()
-        await asyncio.to_thread(greet, api, "a", "heir")
+        await asyncio.to_thread(create_greeting, api, "a", "heir")
         await asyncio.to_thread(wait_text, api, "a", "Hello, heir!")
         assert holder(api) == {"first": "second", "second": "first"}[leader]
     api.request("DELETE", f"{GREETINGS}/a")
@@ -380,7 +385,7 @@ async def test_a_second_program_leads_after_the_first_is_killed(api: Cluster) ->
 async def test_programs_outlast_the_api_server_but_a_leader_ends(api: Cluster) -> None:
     with program(api, "leader") as leader, program(api) as free:
         await until(lambda: holder(api) == "leader", 30)
-        await asyncio.to_thread(greet, api, "b", "you")
+        await asyncio.to_thread(create_greeting, api, "b", "you")
         await asyncio.to_thread(wait_text, api, "b", "Hello, you!")
         await asyncio.to_thread(api.apiserver.kill)
         away = time.monotonic()
@@ -391,7 +396,7 @@ async def test_programs_outlast_the_api_server_but_a_leader_ends(api: Cluster) -
             await asyncio.to_thread(api.apiserver.start)
         assert status == 1
         assert free.poll() is None
-        await asyncio.to_thread(greet, api, "b", "again")
+        await asyncio.to_thread(create_greeting, api, "b", "again")
         await asyncio.to_thread(wait_text, api, "b", "Hello, again!", 60)
         assert free.poll() is None
     api.request("DELETE", f"{GREETINGS}/b")
@@ -413,9 +418,9 @@ RBAC = "rbac.authorization.k8s.io"
 
 
 def account(cluster: Cluster, name: str, *rules: dict[str, Any]) -> str:
-    """The token of a service account that may do this in the cluster."""
+    """The token of a service account with these rights in the cluster."""
     accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
-    made = [
+    items = [
         (accounts, {"metadata": {"name": name}}),
         (f"/apis/{RBAC}/v1/clusterroles", {"metadata": {"name": name}, "rules": rules}),
         (
@@ -427,7 +432,7 @@ def account(cluster: Cluster, name: str, *rules: dict[str, Any]) -> str:
             },
         ),
     ]
-    for path, thing in made:
+    for path, thing in items:
         status, answer = cluster.request("POST", path, thing)
         assert status == 201, answer
     status, answer = cluster.request("POST", f"{accounts}/{name}/token", {"spec": {}})
@@ -435,7 +440,7 @@ def account(cluster: Cluster, name: str, *rules: dict[str, Any]) -> str:
     return answer["status"]["token"]
 
 
-def acting(cluster: Cluster, token: str) -> Client:
+def client_as(cluster: Cluster, token: str) -> Client:
     config = load_config(str(cluster.kubeconfig))
     config = structs.replace(config, certificate=None, token=token.encode())
     return Client(config, field_manager="test")
@@ -462,9 +467,9 @@ async def test_pages_are_served_to_clients_authorized_by_cluster_roles(api: Clus
         except HttpError as error:
             return error.status
 
-    client, powerless = acting(api, asker), acting(api, other)
+    client, powerless = client_as(api, asker), client_as(api, other)
     try:
-        # an account may be made a moment before its role is known
+        # The account may exist before its role takes effect.
         await until(lambda: reads(status(client, reader)), 20)
         assert [await status(client, token) for token in (other, "junk", reader[:-4])] == [403, 401, 401]
         assert await status(powerless, reader) == 500
@@ -480,7 +485,7 @@ async def reads(coming: Coroutine[Any, Any, int]) -> bool:
 async def test_events_of_the_clusters_objects_need_a_role_in_one_namespace_only(
     api: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = acting(api, account(api, "teller"))
+    client = client_as(api, account(api, "teller"))
     roles = f"/apis/{RBAC}/v1/namespaces/default"
     events = "/apis/events.k8s.io/v1/namespaces/default/events?fieldSelector=regarding.kind%3DNamespace"
     recorder = Recorder(client, "test", "here")

@@ -140,9 +140,9 @@ def test_the_image_has_the_loader_and_a_driver_of_intel(root: Root) -> None:
 
 
 def test_without_a_gpu_the_driver_of_intel_does_not_initialize(root: Root) -> None:
-    done = root.run(driver=False)
-    assert done.returncode == 255
-    assert "Level-Zero cannot be initialized: uninitialized (0x78000001)" in done.stderr
+    result = root.run(driver=False)
+    assert result.returncode == 255
+    assert "Level-Zero cannot be initialized: uninitialized (0x78000001)" in result.stderr
     assert not (root.directory / "run/server.sock").exists()
 
 
@@ -316,7 +316,7 @@ def test_a_crash_of_the_driver_is_an_error_and_other_devices_stay_readable(root:
         service.wait_for_another_worker(old)
         assert error(service.health(SECOND)) == NONE
         assert celsius(service.temperature(SECOND)) == (40, 41, 42)
-        # The device that crashed the driver is not asked again for some time.
+        # The device that crashed the driver is not queried again for some time.
         worker = service.processes()
         assert error(service.health(FIRST)) == NO_ANSWER
         assert service.processes() == worker
@@ -353,10 +353,10 @@ def test_output_of_a_driver_does_not_disturb_the_protocol(service: Service) -> N
 def test_a_failed_initialization_is_fatal(root: Root, arguments: list[str], value: str, message: str) -> None:
     function = "zeInit" if arguments else "zesInit"
     root.state.write_text(f"{function} {value}\n")
-    done = root.run(*arguments)
+    result = root.run(*arguments)
     root.state.unlink()
-    assert done.returncode == 255
-    assert message in done.stderr
+    assert result.returncode == 255
+    assert message in result.stderr
     assert not (root.directory / "run/server.sock").exists()
 
 
@@ -383,9 +383,9 @@ def test_a_socket_that_exists_is_replaced_and_the_own_one_removed(root: Root) ->
 
 
 def test_a_socket_that_cannot_be_created_is_fatal(root: Root) -> None:
-    done = root.run("-socket=/no/such/directory/server.sock")
-    assert done.returncode == 255
-    assert "/no/such/directory/server.sock" in done.stderr
+    result = root.run("-socket=/no/such/directory/server.sock")
+    assert result.returncode == 255
+    assert "/no/such/directory/server.sock" in result.stderr
 
 
 def test_the_worker_ends_with_the_service(root: Root) -> None:

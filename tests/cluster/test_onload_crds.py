@@ -98,8 +98,8 @@ def test_all_other_specs_are_accepted(cluster: Cluster, definition: None, paths:
 @pytest.mark.parametrize("name", ["pre-built", "external-modules"])
 def test_samples_apply(cluster: Cluster, definition: None, name: str) -> None:
     overlay = CONFIG / "samples/onload/overlays" / name
-    done = cluster.kubectl("apply", "--kustomize", overlay, "--dry-run=server", "--validate=strict")
-    assert "onload.onload.amd.com/onload created (server dry run)" in done
+    result = cluster.kubectl("apply", "--kustomize", overlay, "--dry-run=server", "--validate=strict")
+    assert "onload.onload.amd.com/onload created (server dry run)" in result
 
 
 def test_columns_show_version_and_readiness(cluster: Cluster, definition: None) -> None:

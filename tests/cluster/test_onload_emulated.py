@@ -56,9 +56,9 @@ def real(cluster_is_possible: None) -> Iterator[Cluster]:
 def lab(real: Cluster, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Lab]:
     with installed(real, request.param) as kmm:
         kmm.set_knobs(host_paths=[CONTROL_DIRECTORY])
-        made = Lab(real, kmm, tmp_path_factory.mktemp("onload-emulated"))
-        with made.operator():
-            yield made
+        instance = Lab(real, kmm, tmp_path_factory.mktemp("onload-emulated"))
+        with instance.operator():
+            yield instance
 
 
 def test_modules_and_files_are_replaced_node_by_node(lab: Lab, real: Cluster) -> None:

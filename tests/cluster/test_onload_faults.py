@@ -1,6 +1,6 @@
-"""The Onload operator is killed, and its requests fail, at every request of an upgrade of three nodes.
+"""The Onload operator is killed, or its request fails, at every request of an upgrade of three nodes.
 
-The end is the same as without faults, and recordings show that no module was unloaded under a pod on the way there.
+The final state is the same as without faults, and recordings show that no module was unloaded under a pod.
 The operator runs in this process and reaches a real API server through a proxy.
 """
 
@@ -22,7 +22,7 @@ from accelplane.kube.informer import WatchTimeouts
 from accelplane.kube.manager import OFF, Manager
 from accelplane.onload.program import add
 
-from .faultyway import FaultyWay, faulty_way
+from .faultyproxy import FaultyProxy, faulty_proxy
 from .onload_lab import NEW, OLD, PLUGIN_IMAGE, Lab, application, onload, running_lab, violations
 from .recording import Event, recording
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.cluster
 ANY = r"^(GET|PATCH|PUT|POST|DELETE) "
 WRITE = r"^(PATCH|PUT|POST|DELETE) (?!.*/events)"
 REPLICAS = 4
-# Each request fails in one of so many runs.
+# Each request fails in one of these runs.
 RUNS = 4
 FAULTS: tuple[dict[str, Any], ...] = (
     {"status": 500},
@@ -45,17 +45,17 @@ FAULTS: tuple[dict[str, Any], ...] = (
 @pytest.fixture(scope="module")
 def lab(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Three nodes with the old version and an application. Other tests cover KMM 1.1."""
-    with running_lab(tmp_path_factory.mktemp("onload-faults"), 2) as made:
-        with made.operator():
-            made.create(onload(OLD))
-            made.wait_complete(OLD)
-            made.cluster.apply(*application(REPLICAS))
-            made.wait(lambda: made.available() == REPLICAS, "the application")
-        yield made
+    with running_lab(tmp_path_factory.mktemp("onload-faults"), 2) as instance:
+        with instance.operator():
+            instance.create(onload(OLD))
+            instance.wait_complete(OLD)
+            instance.cluster.apply(*application(REPLICAS))
+            instance.wait(lambda: instance.available() == REPLICAS, "the application")
+        yield instance
 
 
 class Operator:
-    """An operator in this process. Its end is abrupt, as that of a process that is killed."""
+    """An operator in this process, which ends as a killed process does."""
 
     def __init__(self, kubeconfig: Path) -> None:
         self._kubeconfig = kubeconfig
@@ -82,11 +82,11 @@ class Operator:
 
 
 class Setup:
-    """An operator behind a proxy, and the other version than the one that the nodes have."""
+    """An operator behind a proxy, and the version that the nodes do not have."""
 
-    def __init__(self, lab: Lab, way: FaultyWay, operator: Operator) -> None:
+    def __init__(self, lab: Lab, proxy: FaultyProxy, operator: Operator) -> None:
         self.lab = lab
-        self.way = way
+        self.proxy = proxy
         self.operator = operator
         self.before = lab.resource()["spec"]["onload"]["version"]
         self.after = NEW if self.before == OLD else OLD
@@ -110,77 +110,77 @@ class Setup:
 
 @asynccontextmanager
 async def setup(lab: Lab, directory: Path) -> AsyncIterator[Setup]:
-    async with faulty_way(lab.cluster.kubeconfig) as way:
+    async with faulty_proxy(lab.cluster.kubeconfig) as proxy:
         config = json.loads(lab.cluster.kubeconfig.read_text())
-        config["clusters"][0]["cluster"] = {"server": way.url}
+        config["clusters"][0]["cluster"] = {"server": proxy.url}
         del config["contexts"][0]["context"]["user"]
         kubeconfig = directory / "kubeconfig"
         kubeconfig.write_text(json.dumps(config))
         operator = Operator(kubeconfig)
         await operator.start()
         try:
-            yield Setup(lab, way, operator)
+            yield Setup(lab, proxy, operator)
         finally:
-            way.faults.clear()
+            proxy.faults.clear()
             await operator.kill()
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
 async def test_an_operator_killed_at_every_write_completes_the_upgrade(lab: Lab, tmp_path: Path, after: bool) -> None:
-    async with setup(lab, tmp_path) as here:
+    async with setup(lab, tmp_path) as context:
         fatal = asyncio.Event()
 
         async def kill_at_each_write() -> None:
             while True:
-                # Before a write: each life makes one write, and ends at the next, which is lost.
-                here.way.fault(WRITE, skip=0 if after else 1, hang=True, after=after, then=fatal.set)
+                # Before a write: each instance makes one write, and is killed at the next, which is lost.
+                context.proxy.fault(WRITE, skip=0 if after else 1, hang=True, after=after, then=fatal.set)
                 await fatal.wait()
                 fatal.clear()
-                here.way.faults.clear()
-                await here.operator.kill()
-                await here.operator.start()
+                context.proxy.faults.clear()
+                await context.operator.kill()
+                await context.operator.start()
 
         killing = asyncio.create_task(kill_at_each_write())
         try:
-            events = await here.upgrade()
+            events = await context.upgrade()
         finally:
             killing.cancel()
             await asyncio.gather(killing, return_exceptions=True)
         assert violations(events) == []
         # Each node has at least five changes.
-        assert here.operator.lives > 15
+        assert context.operator.lives > 15
 
 
 @pytest.mark.parametrize("run", range(RUNS))
 async def test_faults_at_every_request_do_not_change_the_final_state(lab: Lab, tmp_path: Path, run: int) -> None:
-    async with setup(lab, tmp_path) as here:
+    async with setup(lab, tmp_path) as context:
         hits: list[int] = []
 
         def arm(skip: int = RUNS - 1) -> None:
-            here.way.faults.clear()
-            here.way.fault(ANY, skip=skip, then=hit, **FAULTS[(run + len(hits)) % len(FAULTS)])
+            context.proxy.faults.clear()
+            context.proxy.fault(ANY, skip=skip, then=hit, **FAULTS[(run + len(hits)) % len(FAULTS)])
 
         def hit() -> None:
-            hits.append(here.way.count(ANY))
+            hits.append(context.proxy.count(ANY))
             arm()
 
         arm(run)
-        assert violations(await here.upgrade()) == []
+        assert violations(await context.upgrade()) == []
         assert len(hits) >= 3
 
 
 async def test_an_api_server_that_is_killed_during_an_upgrade_delays_it(lab: Lab, tmp_path: Path) -> None:
-    async with setup(lab, tmp_path) as here:
+    async with setup(lab, tmp_path) as context:
 
         def restart() -> None:
-            here.lab.cluster.apiserver.kill()
-            here.lab.cluster.apiserver.start()
+            context.lab.cluster.apiserver.kill()
+            context.lab.cluster.apiserver.start()
 
         def is_changed() -> bool:
-            return any(re.search(r"PATCH /api/v1/nodes/node-1$", str(asked)) for asked in here.way.asked)
+            return any(re.search(r"PATCH /api/v1/nodes/node-1$", str(request)) for request in context.proxy.requests)
 
-        here.lab.upgrade(here.after)
-        await asyncio.to_thread(here.lab.wait, is_changed, "a change of the second node")
+        context.lab.upgrade(context.after)
+        await asyncio.to_thread(context.lab.wait, is_changed, "a change of the second node")
         await asyncio.to_thread(restart)
-        # What a watch misses while the server is down is not recorded: only the end counts.
-        await here.upgrade()
+        # Events during an outage of the server are not recorded: only the final state is checked.
+        await context.upgrade()

@@ -31,8 +31,8 @@ def lab(shared: Lab) -> Iterator[Lab]:
 
 def install_originals(lab: Lab, release: Release) -> None:
     resource = lab.create(onload(OLD))
-    for path, wanted in objects(resource, release):
-        code, answer = lab.cluster.request("POST", f"{path}?fieldManager=manager", wanted)
+    for path, manifest in objects(resource, release):
+        code, answer = lab.cluster.request("POST", f"{path}?fieldManager=manager", manifest)
         assert code == http.HTTPStatus.CREATED, answer
     for node in lab.nodes():
         lab.label(node, node_labels(OLD))

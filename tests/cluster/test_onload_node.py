@@ -92,7 +92,7 @@ def daemonset(version: str) -> Object:
         ],
         "securityContext": privileged,
         "lifecycle": {
-            # As the Go operator has them. The image has neither program, so the files of running pods stay.
+            # As in the Go operator. The image has neither program, so the files of running pods are kept.
             "postStart": {"exec": {"command": ["/bin/sh", "-c", "chcon -Rt container_file_t /opt/onload || echo no"]}},
             "preStop": {"exec": {"command": ["/bin/sh", "-c", "rm -r /opt/onload"]}},
         },
@@ -189,8 +189,8 @@ class OnloadNode:
         return status.get("capacity", {}).get(RESOURCE), status.get("allocatable", {}).get(RESOURCE)
 
     def wait_healthy(self, *, healthy: bool = True) -> None:
-        wanted = (str(MAX_PODS), str(MAX_PODS if healthy else 0))
-        wait_until(lambda: self.amounts == wanted, f"node-1: {wanted} of {RESOURCE}", 60, hint=self.log())
+        expected = (str(MAX_PODS), str(MAX_PODS if healthy else 0))
+        wait_until(lambda: self.amounts == expected, f"node-1: {expected} of {RESOURCE}", 60, hint=self.log())
 
     @property
     def plugin_pod(self) -> Object | None:
@@ -340,7 +340,7 @@ def test_a_killed_worker_sets_the_parameters_for_its_next_container(onload: Onlo
     former = container_id(onload.status("onload-worker"))
     ctr = onload.cluster.assets.program("ctr")
     onload.node.run(ctr, "-n", "k8s.io", "tasks", "kill", "-s", "SIGKILL", former)
-    wait_until(lambda: onload.status("onload-worker").get("restartCount") == 1, "the worker: started again", 60)
+    wait_until(lambda: onload.status("onload-worker").get("restartCount") == 1, "the worker: restarted", 60)
     onload.wait_parameters()
     assert former not in onload.parameters()[1]
 
@@ -358,7 +358,7 @@ def test_new_pods_get_the_new_version_and_running_pods_keep_theirs(onload: Onloa
     onload.deploy("2")
     assert onload.run("new")[0] == "2"
     onload.cluster.kill_container("keeps", namespace=NAMESPACE)
-    wait_until(lambda: _restarts(onload.cluster, "keeps") == 1, "the container: started again", 60)
+    wait_until(lambda: _restarts(onload.cluster, "keeps") == 1, "the container: restarted", 60)
     assert onload.version("keeps")[0] == "1"
 
 

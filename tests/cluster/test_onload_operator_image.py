@@ -72,13 +72,13 @@ def replicas(cluster: Cluster, path: str) -> int:
 def test_the_image_of_the_operator_installs_and_releases_onload(
     real: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    made = deployment(real)
-    path = f"/apis/apps/v1/namespaces/{OPERATOR_NAMESPACE}/deployments/{made['metadata']['name']}"
+    result = deployment(real)
+    path = f"/apis/apps/v1/namespaces/{OPERATOR_NAMESPACE}/deployments/{result['metadata']['name']}"
     with ExitStack() as stack:
         kmm = stack.enter_context(installed(real, 2))
         kmm.set_knobs(host_paths=[CONTROL_DIRECTORY])
         lab = Lab(real, kmm, tmp_path_factory.mktemp("onload-image"))
-        real.apply(made)
+        real.apply(result)
         wait_until(lambda: replicas(real, path) == 1, "the operator: available", 180)
         lab.create(onload(OLD))
         lab.wait_complete(OLD, timeout=180)

@@ -29,16 +29,16 @@ def lab(
     cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Lab]:
     """One node with the kernel of the samples, an operator, and KMM with its webhook."""
-    with running_lab(tmp_path_factory.mktemp("onload-samples"), request.param, nodes=0) as made:
-        made.cluster.add_kwok_nodes(1, prefix="worker", labels=LABELS)
+    with running_lab(tmp_path_factory.mktemp("onload-samples"), request.param, nodes=0) as instance:
+        instance.cluster.add_kwok_nodes(1, prefix="worker", labels=LABELS)
         change = {"status": {"nodeInfo": {"kernelVersion": KERNEL}}}
-        code, answer = made.cluster.request(
+        code, answer = instance.cluster.request(
             "PATCH", f"/api/v1/nodes/{NODE}/status", change, content="application/strategic-merge-patch+json"
         )
         assert code == http.HTTPStatus.OK, answer
-        made.kmm.enable_webhook()
-        with made.operator():
-            yield made
+        instance.kmm.enable_webhook()
+        with instance.operator():
+            yield instance
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,9 @@ def test_each_overlay_is_complete(lab: Lab, overlay: str, modules: set[str], ima
     finally:
         # The resource first: pods of KMM that unload modules need the service account.
         cluster.request("DELETE", RESOURCE)
-        wait_until(lambda: cluster.get(RESOURCE) is None and not items(lab, MODULES), "resource and Modules: gone", 60)
+        wait_until(
+            lambda: cluster.get(RESOURCE) is None and not items(lab, MODULES), "resource and Modules: deleted", 60
+        )
         cluster.kubectl("delete", "--ignore-not-found", "--wait", "--kustomize", OVERLAYS / overlay)
     node: Any = cluster.get(f"/api/v1/nodes/{NODE}")
     assert not [label for label in node["metadata"]["labels"] if "default.onload" in label]

@@ -283,4 +283,4 @@ def test_a_resource_that_is_deleted_without_an_operator_is_cleaned_up_later(shar
 def test_labels_without_a_resource_are_removed_at_the_start(shared: Lab) -> None:
     shared.label("node-0", {MODULE.label(DESIRED): OLD, NAMES.gate_label: OLD})
     with shared.operator():
-        wait_until(lambda: not shared.leftovers(), "labels: gone")
+        wait_until(lambda: not shared.leftovers(), "labels: deleted")

@@ -1,4 +1,4 @@
-"""The operator as a process of its own on a real API server: samples applied, edited, drifted, deleted."""
+"""The operator as a process with a real API server: samples applied, edited, drifted, deleted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.cluster
 CRD = REPOSITORY / "deploy" / "operator" / "crd"
 NAMESPACE = "operated"
 MANAGER = "accelplane-operator"
-# No pod is wanted here: the images are nowhere.
+# No pods: the images do not exist.
 NOWHERE = {"example.com/nowhere": "true"}
 
 
@@ -44,7 +44,7 @@ def definitions(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture
 async def operator(cluster: Cluster, definitions: None, tmp_path: Path) -> AsyncIterator[Path]:
-    """The operator, while a test runs; where its log is."""
+    """Runs the operator during a test; yields the path of its log."""
     pair = Authority("tests").server("localhost", "localhost")
     (tmp_path / "tls.crt").write_bytes(pair.certificate)
     (tmp_path / "tls.key").write_bytes(pair.key)
@@ -69,7 +69,7 @@ async def operator(cluster: Cluster, definitions: None, tmp_path: Path) -> Async
 
 def daemonsets(cluster: Cluster) -> list[dict[str, Any]]:
     found = (cluster.get(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets") or {})["items"]
-    # The items of a list do not say what they are.
+    # Items of a list have no kind.
     return [{"apiVersion": "apps/v1", "kind": "DaemonSet", **each} for each in found]
 
 
@@ -80,28 +80,28 @@ def resource(cluster: Cluster, family: str, name: str) -> dict[str, Any]:
 
 
 def holds(found: dict[str, Any], kind: str) -> bool:
-    """Whether a condition holds, said about the resource as it is now."""
+    """Whether a condition of the current generation is true."""
     generation = found["metadata"]["generation"]
-    said = [each for each in found.get("status", {}).get("conditions", []) if each["type"] == kind]
-    return any(each["status"] == "True" and each["observedGeneration"] == generation for each in said)
+    conditions = [each for each in found.get("status", {}).get("conditions", []) if each["type"] == kind]
+    return any(each["status"] == "True" and each["observedGeneration"] == generation for each in conditions)
 
 
 def is_as_rendered(cluster: Cluster, family: str, name: str) -> bool:
-    """Whether there is one DaemonSet, the one that the resource asks for, and its status says so."""
+    """Whether exactly the DaemonSet of the resource exists, and the status reports it."""
     found = resource(cluster, family, name)
-    wanted = render(models.decode(found), Settings(namespace=NAMESPACE))
-    there = daemonsets(cluster)
-    return len(there) == 1 and plan(wanted, there).apply is None and holds(found, "Available")
+    expected = render(models.decode(found), Settings(namespace=NAMESPACE))
+    existing = daemonsets(cluster)
+    return len(existing) == 1 and plan(expected, existing).apply is None and holds(found, "Available")
 
 
 @pytest.mark.parametrize("family", models.KINDS)
 async def test_a_sample_is_reconciled_edited_repaired_and_deleted(
     cluster: Cluster, operator: Path, family: str
 ) -> None:
-    wanted = sample(family)
-    wanted["spec"]["nodeSelector"] = NOWHERE
-    name, kind = wanted["metadata"]["name"], f"{family}deviceplugin"
-    cluster.kubectl("apply", "--filename=-", text=json.dumps(wanted))
+    expected = sample(family)
+    expected["spec"]["nodeSelector"] = NOWHERE
+    name, kind = expected["metadata"]["name"], f"{family}deviceplugin"
+    cluster.kubectl("apply", "--filename=-", text=json.dumps(expected))
     await until(lambda: is_as_rendered(cluster, family, name), 30)
     (made,) = daemonsets(cluster)
     assert resource(cluster, family, name)["status"]["controlledDaemonSet"]["uid"] == made["metadata"]["uid"]

@@ -1,6 +1,6 @@
-"""The operator's own certificate and authority change on a real API server while it admits: nothing is refused for it.
+"""The operator's own certificate and authority change on a real API server during admission: no request is rejected.
 
-What takes months is found in the Secret as it would be then: authorities and certificates are issued for days gone by.
+Instead of waiting for months, tests write authorities and certificates of past dates to the Secret.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ PLUGINS = "/apis/deviceplugin.intel.com/v1/npudeviceplugins?dryRun=All"
 SECRETS = f"/api/v1/namespaces/{NAMESPACE}/secrets"
 
 
-def made_before(days: float, found: CertificateSet | None = None) -> CertificateSet:
-    """What was issued, or renewed, so many days ago."""
+def certificates_of_age(days: float, found: CertificateSet | None = None) -> CertificateSet:
+    """Certificates that were issued, or renewed, this number of days ago."""
     return renew(found, NAMES, datetime.now(UTC) - timedelta(days=days), CertificatePolicy())
 
 
-def keep(installation: Installation, wanted: CertificateSet) -> None:
-    """Puts it into the operator's Secret."""
-    data = {name: base64.b64encode(content).decode() for name, content in wanted.secret_data().items()}
-    # A null takes it out.
+def store_certificates(installation: Installation, certificates: CertificateSet) -> None:
+    """Writes the certificates to the operator's Secret."""
+    data = {name: base64.b64encode(content).decode() for name, content in certificates.secret_data().items()}
+    # Null removes the key.
     change = {"data": {name: content or None for name, content in data.items()}}
     path = f"{SECRETS}/{KEPT_IN}"
     code, answer = installation.cluster.request("PATCH", path, change, content="application/merge-patch+json")
@@ -47,8 +47,8 @@ def keep(installation: Installation, wanted: CertificateSet) -> None:
     assert code in (http.HTTPStatus.OK, http.HTTPStatus.CREATED), answer
 
 
-def held(installation: Installation) -> CertificateSet:
-    """What is in it."""
+def stored_certificates(installation: Installation) -> CertificateSet:
+    """The certificates in the Secret."""
     found = installation.cluster.get(f"{SECRETS}/{KEPT_IN}")
     assert found
     known = CertificateSet.from_secret({name: base64.b64decode(content) for name, content in found["data"].items()})
@@ -56,8 +56,8 @@ def held(installation: Installation) -> CertificateSet:
     return known
 
 
-def served(installation: Installation, operator: Operator) -> bytes:
-    """The certificate that callers get, PEM."""
+def served_certificate(installation: Installation, operator: Operator) -> bytes:
+    """The served certificate, PEM."""
     return ssl.get_server_certificate((installation.cluster.addresses.host, operator.port), timeout=10).encode()
 
 
@@ -65,25 +65,25 @@ def count(authorities: bytes) -> int:
     return len(x509.load_pem_x509_certificates(authorities))
 
 
-def is_by(certificate: bytes, authority: bytes) -> bool:
+def is_signed_by(certificate: bytes, authority: bytes) -> bool:
     first = x509.load_pem_x509_certificates(authority)[0]
     return x509.load_pem_x509_certificate(certificate).issuer == first.subject
 
 
 @contextmanager
-def asked_all_the_time(installation: Installation) -> Iterator[list[object]]:
-    """Custom resources are created all the time; what is yielded are the answers that are no admissions."""
+def continuous_requests(installation: Installation) -> Iterator[list[object]]:
+    """Creates custom resources continuously. Yields the responses of rejected requests."""
     wrong: list[object] = []
     enough = Event()
 
     def ask() -> int:
-        asked = 0
+        count = 0
         while not enough.is_set():
             code, answer = installation.cluster.request("POST", PLUGINS, resource("npu", "asked"))
             if code != 201 or "image" not in answer["spec"]:
                 wrong.append(answer)
-            asked += 1
-        return asked
+            count += 1
+        return count
 
     with ThreadPoolExecutor() as pool:
         requesting_pod = [pool.submit(ask) for _ in range(2)]
@@ -97,44 +97,46 @@ def asked_all_the_time(installation: Installation) -> Iterator[list[object]]:
 def test_certificates_and_authorities_change_under_load_and_every_resource_is_admitted(
     installation: Installation,
 ) -> None:
-    # Two authorities that are trusted: the older one signs, and what it has signed is in the last third of its life.
-    old, following = made_before(61), made_before(1)
+    # Two trusted authorities: the older one signs, and its certificate is in the last third of its lifetime.
+    old, following = certificates_of_age(61), certificates_of_age(1)
     both = old.authorities + following.authorities
-    keep(installation, CertificateSet(both, old.authority_key, old.certificate, old.key))
-    installation.hook()
+    store_certificates(installation, CertificateSet(both, old.authority_key, old.certificate, old.key))
+    installation.configure_webhooks()
     with installation.operator() as operator:
-        installation.hook(operator)
-        installation.wait_hooked()
+        installation.configure_webhooks(operator)
+        installation.wait_webhooks()
 
-        def serves_another(than: bytes) -> bool:
-            return served(installation, operator) != than
+        def serves_new_certificate(than: bytes) -> bool:
+            return served_certificate(installation, operator) != than
 
-        with asked_all_the_time(installation) as wrong:
-            first = served(installation, operator)
+        with continuous_requests(installation) as wrong:
+            first = served_certificate(installation, operator)
             assert first != old.certificate
-            assert is_by(first, old.authorities)
+            assert is_signed_by(first, old.authorities)
 
-            # The following authority's time has come.
+            # The following authority is now due.
             both = following.authorities + old.authorities
-            now = held(installation)
-            keep(installation, CertificateSet(both, following.authority_key, now.certificate, now.key))
-            wait_until(lambda: serves_another(first), "a certificate of the following authority", 60)
-            second = served(installation, operator)
-            assert is_by(second, following.authorities)
+            now = stored_certificates(installation)
+            store_certificates(installation, CertificateSet(both, following.authority_key, now.certificate, now.key))
+            wait_until(lambda: serves_new_certificate(first), "a certificate of the following authority", 60)
+            second = served_certificate(installation, operator)
+            assert is_signed_by(second, following.authorities)
 
-            # An authority in the last third of its own life: a new one is published, and signs nothing yet.
-            worn, now = made_before(1250), held(installation)
-            keep(installation, CertificateSet(worn.authorities + both, worn.authority_key, now.certificate, now.key))
-            wait_until(lambda: count(held(installation).authorities) == 4, "a new authority", 60)
-            assert served(installation, operator) == second
+            # An authority in the last third of its own lifetime: a new one is published, but does not sign yet.
+            worn, now = certificates_of_age(1250), stored_certificates(installation)
+            store_certificates(
+                installation, CertificateSet(worn.authorities + both, worn.authority_key, now.certificate, now.key)
+            )
+            wait_until(lambda: count(stored_certificates(installation).authorities) == 4, "a new authority", 60)
+            assert served_certificate(installation, operator) == second
 
-            # Somebody takes the certificate out of the Secret.
-            now = held(installation)
-            keep(installation, CertificateSet(now.authorities, now.authority_key, b"", b""))
-            wait_until(lambda: serves_another(second), "another certificate", 60)
+            # The certificate is removed from the Secret.
+            now = stored_certificates(installation)
+            store_certificates(installation, CertificateSet(now.authorities, now.authority_key, b"", b""))
+            wait_until(lambda: serves_new_certificate(second), "another certificate", 60)
         assert wrong == []
 
-        # What is applied anew trusts nobody.
-        installation.unhook()
-        installation.hook(operator)
-        installation.wait_hooked()
+        # Newly applied configurations have no bundle.
+        installation.remove_webhooks()
+        installation.configure_webhooks(operator)
+        installation.wait_webhooks()

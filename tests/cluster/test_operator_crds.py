@@ -1,4 +1,4 @@
-"""The operator's definitions on a real API server without webhooks: what it accepts, refuses and explains."""
+"""The operator's definitions on a real API server without webhooks: accepted and rejected objects, kubectl explain."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def definitions(cluster: Cluster) -> Iterator[None]:
     cluster.kubectl("delete", "--kustomize", OPERATOR / "crd")
 
 
-def refused(cluster: Cluster, family: str, spec: dict[str, Any]) -> str:
-    """The error of the API server for a resource; empty when it accepts the resource."""
+def create_error(cluster: Cluster, family: str, spec: dict[str, Any]) -> str:
+    """The error of the API server for a resource; empty if it accepts the resource."""
     kind = models.KINDS[family].__name__.lower()
     status, answer = cluster.request(
         "POST", f"/apis/deviceplugin.intel.com/v1/{kind}s?dryRun=All", resource(family, **spec)
@@ -68,7 +68,7 @@ def test_the_samples_apply(cluster: Cluster, definitions: None) -> None:
 def test_a_value_outside_the_limits_is_rejected(
     cluster: Cluster, definitions: None, family: str, spec: dict[str, Any], message: str
 ) -> None:
-    assert message in refused(cluster, family, spec)
+    assert message in create_error(cluster, family, spec)
 
 
 @pytest.mark.parametrize(("family", "spec"), BROKEN_RULES)
@@ -78,14 +78,14 @@ def test_a_violated_rule_is_rejected_with_the_message_of_admission(
     found = plugin(family, **spec).spec
     of_gpu = rules.GPU_HEALTH if isinstance(found, models.GpuSpec) else ()
     for message in (*broken(found, rules.UPDATE_STRATEGY), *broken(found, of_gpu)):
-        assert message in refused(cluster, family, spec)
+        assert message in create_error(cluster, family, spec)
 
 
 @pytest.mark.parametrize(("family", "spec"), ACCEPTED_BY_THE_ORIGINAL)
 def test_objects_that_the_original_accepts_without_webhooks_are_accepted(
     cluster: Cluster, definitions: None, family: str, spec: dict[str, Any]
 ) -> None:
-    assert refused(cluster, family, spec) == ""
+    assert create_error(cluster, family, spec) == ""
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_objects_that_the_original_accepts_without_webhooks_are_accepted(
 def test_valid_fields_of_ours_are_accepted(
     cluster: Cluster, definitions: None, family: str, spec: dict[str, Any]
 ) -> None:
-    assert refused(cluster, family, spec) == ""
+    assert create_error(cluster, family, spec) == ""
 
 
 @pytest.mark.parametrize(
@@ -136,10 +136,10 @@ def test_a_status_requires_both_numbers_and_accepts_conditions(cluster: Cluster,
     cluster.kubectl("apply", "--filename", OPERATOR / "samples" / "deviceplugin_v1_dsadeviceplugin.yaml")
     words = ("patch", "dsadeviceplugin", "dsadeviceplugin-sample", "--subresource=status", "--type=merge", "--patch")
     path = "/apis/deviceplugin.intel.com/v1/dsadeviceplugins/dsadeviceplugin-sample"
-    made = cluster.get(path)
-    assert made is not None
-    assert made["spec"]["driver"] == "idxd"
-    status, answer = cluster.request("PUT", f"{path}/status", made | {"status": {"nodeNames": ["a"]}})
+    result = cluster.get(path)
+    assert result is not None
+    assert result["spec"]["driver"] == "idxd"
+    status, answer = cluster.request("PUT", f"{path}/status", result | {"status": {"nodeNames": ["a"]}})
     assert (status, answer["message"].count("Required value")) == (422, 2)
     condition = {
         "type": "Available",

@@ -1,4 +1,4 @@
-"""What the operator renders, a genuine API server takes; and what it gives back is found to be the same."""
+"""A real API server accepts rendered DaemonSets, and the stored objects have no differences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cluster
 
 MANAGER = "accelplane-operator"
 REGISTRY = "registry-of-all"
-# No pod is wanted: only the objects matter.
+# No pods: only the objects are tested.
 NOWHERE = {"nodeSelector": {"example.com/nowhere": "true"}}
 OWN: dict[str, dict[str, Any]] = {
     "dlb": {"initImage": "intel/intel-dlb-initcontainer:0.31.1"},
@@ -53,16 +53,16 @@ def path(namespace: str, name: str = "") -> str:
     return f"/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}".rstrip("/")
 
 
-def applied(cluster: Cluster, wanted: dict[str, Any]) -> dict[str, Any]:
+def applied(cluster: Cluster, daemonset: dict[str, Any]) -> dict[str, Any]:
     words = ("apply", "--server-side", "--force-conflicts", f"--field-manager={MANAGER}", "--filename=-")
-    cluster.kubectl(*words, "--validate=strict", text=json.dumps(wanted))
-    return found(cluster, wanted["metadata"]["namespace"], wanted["metadata"]["name"])
+    cluster.kubectl(*words, "--validate=strict", text=json.dumps(daemonset))
+    return found(cluster, daemonset["metadata"]["namespace"], daemonset["metadata"]["name"])
 
 
 def found(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]:
-    there = cluster.get(path(namespace, name))
-    assert there is not None
-    return there
+    existing = cluster.get(path(namespace, name))
+    assert existing is not None
+    return existing
 
 
 @pytest.mark.parametrize("more", [{}, FOR_ALL], ids=["plain", "with everything"])
@@ -74,43 +74,43 @@ def test_a_repeated_apply_writes_nothing(cluster: Cluster, namespace: str, famil
     first = plan(desired, [])
     assert first.current is None
     assert first.apply is not None
-    there = applied(cluster, first.apply)
-    again = plan(desired, [there])
+    existing = applied(cluster, first.apply)
+    again = plan(desired, [existing])
     assert (again.apply, again.differences) == (None, ())
 
 
 def test_fields_no_longer_desired_are_removed_and_fields_of_others_stay(cluster: Cluster, namespace: str) -> None:
     settings = Settings(namespace=namespace)
     before = render(plugin("gpu", **OWN["gpu"], **NOWHERE, **FOR_ALL), settings)
-    there = applied(cluster, plan(before, []).apply or {})
-    name = there["metadata"]["name"]
+    existing = applied(cluster, plan(before, []).apply or {})
+    name = existing["metadata"]["name"]
     cluster.kubectl("rollout", "restart", f"--namespace={namespace}", f"daemonset/{name}")
 
     after = render(plugin("gpu", **NOWHERE), settings)
     changed = plan(after, [found(cluster, namespace, name)])
-    there = applied(cluster, changed.apply or {})
+    existing = applied(cluster, changed.apply or {})
 
-    pod = there["spec"]["template"]["spec"]
+    pod = existing["spec"]["template"]["spec"]
     assert "initContainers" not in pod
     assert [each["name"] for each in pod["containers"]] == ["intel-gpu-plugin"]
     assert [each["name"] for each in pod["volumes"]] == ["devfs", "sysfsdrm", "kubeletsockets", "cdipath"]
     assert pod["serviceAccountName"] == "default"
     assert pod["containers"][0]["resources"]["limits"] == {"cpu": "100m", "memory": "90Mi"}
     assert not {"tolerations", "priorityClassName", "imagePullSecrets"} & set(pod)
-    assert [*there["spec"]["template"]["metadata"]["annotations"]] == ["kubectl.kubernetes.io/restartedAt"]
-    assert plan(after, [there]).apply is None
+    assert [*existing["spec"]["template"]["metadata"]["annotations"]] == ["kubectl.kubernetes.io/restartedAt"]
+    assert plan(after, [existing]).apply is None
 
 
 def test_objects_of_an_older_operator_are_adopted(cluster: Cluster, namespace: str) -> None:
     settings = Settings(namespace=namespace)
     old = render(plugin("sgx", **OWN["sgx"], **NOWHERE), settings).as_object()
     name = "intel-sgx-plugin"
-    made = old | {"metadata": {"name": name, "namespace": namespace, "labels": {"app": name}}}
+    result = old | {"metadata": {"name": name, "namespace": namespace, "labels": {"app": name}}}
     words = ("create", "--field-manager=intel_deviceplugin_operator", "--filename=-")
-    cluster.kubectl(*words, text=json.dumps(made))
+    cluster.kubectl(*words, text=json.dumps(result))
 
     desired = render(plugin("sgx", **NOWHERE), settings)
-    # The controller of DaemonSets writes its status once, and is somebody else, too.
+    # The DaemonSet controller writes the status once, as another manager.
     wait_until(lambda: found(cluster, namespace, name)["status"].get("observedGeneration"), f"status of {name}")
     before = found(cluster, namespace, name)
     takeover = plan(desired, [before])
@@ -118,20 +118,20 @@ def test_objects_of_an_older_operator_are_adopted(cluster: Cluster, namespace: s
     assert managed_fields
     words = ("patch", "daemonset", name, f"--namespace={namespace}", "--type=json", f"--field-manager={MANAGER}")
 
-    def hand_over(version: str) -> None:
+    def transfer(version: str) -> None:
         values = {"resourceVersion": version, "managedFields": managed_fields}
         patch = [{"op": "replace", "path": f"/metadata/{field}", "value": value} for field, value in values.items()]
         cluster.kubectl(*words, "--patch", json.dumps(patch))
 
     with pytest.raises(ClusterError, match="the object has been modified"):
-        hand_over("1")
-    hand_over(before["metadata"]["resourceVersion"])
-    there = applied(cluster, takeover.apply or {})
+        transfer("1")
+    transfer(before["metadata"]["resourceVersion"])
+    existing = applied(cluster, takeover.apply or {})
 
-    assert there["metadata"]["name"] == name
-    assert "initContainers" not in there["spec"]["template"]["spec"]
-    assert "nfd-features" not in [each["name"] for each in there["spec"]["template"]["spec"]["volumes"]]
-    owners = {(each["manager"], each["operation"]) for each in there["metadata"]["managedFields"]}
+    assert existing["metadata"]["name"] == name
+    assert "initContainers" not in existing["spec"]["template"]["spec"]
+    assert "nfd-features" not in [each["name"] for each in existing["spec"]["template"]["spec"]["volumes"]]
+    owners = {(each["manager"], each["operation"]) for each in existing["metadata"]["managedFields"]}
     assert ("intel_deviceplugin_operator", "Update") not in owners
-    assert plan(desired, [there]).apply is None
+    assert plan(desired, [existing]).apply is None
     assert len((cluster.get(path(namespace)) or {})["items"]) == 1

@@ -1,4 +1,4 @@
-"""Each field of the samples edited on a real API server that asks the webhooks: DaemonSets follow, there and back."""
+"""Each field of the samples is edited and reverted on a real API server with webhooks: DaemonSets are updated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cluster
 
 _INITS = {"dsa": "idxd-config", "iaa": "idxd-config"}
 
-# What a field is set to, and what then is in the DaemonSet that was not, or is not any more.
+# The value of a field, and the text that then appears in, or disappears from, the DaemonSet.
 Example = tuple[Object, str]
 FOR_ALL: Mapping[str, Example] = {
     "image": ({"image": "example.com:5000/x/{image}:0.32.0"}, '"image": "example.com:5000/x/{image}:0.32.0"'),
@@ -53,7 +53,7 @@ FOR_ALL: Mapping[str, Example] = {
         {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}}},
         '"maxUnavailable": "10%"',
     ),
-    # It may only be what it is when not given, so that it is there shows in nothing else.
+    # It accepts only its default, so setting it has no other effect.
     "updateStrategy.rollingUpdate.maxSurge": (
         {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 2}}},
         '"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 2}',
@@ -98,7 +98,7 @@ OWN: Mapping[str, Mapping[str, Example]] = {
     },
 }
 
-# What is refused of a sample's edit, and in which words.
+# Rejected edits of a sample, and their messages.
 REFUSED: tuple[tuple[str, Object, str], ...] = (
     ("dlb", {"image": "intel/intel-dlb-plugin"}, "image field is incorrect"),
     ("dlb", {"image": "intel/intel-dsa-plugin:0.31.1"}, "image has an incorrect image name"),
@@ -155,7 +155,7 @@ def fields_of(schema: Object, path: str) -> Iterator[str]:
 
 @cache
 def fields(family: str) -> list[str]:
-    """All fields of a kind's spec, as its definition has them."""
+    """All spec fields in the definition of a kind."""
     definition = yaml.safe_load((CRD / "bases" / f"deviceplugin.intel.com_{family}deviceplugins.yaml").read_text())
     (version,) = definition["spec"]["versions"]
     return [*fields_of(version["schema"]["openAPIV3Schema"]["properties"]["spec"], "")]
@@ -163,7 +163,7 @@ def fields(family: str) -> list[str]:
 
 def example(family: str, field: str) -> Example:
     known = {**FOR_ALL, **OWN[family]}
-    assert field in known, f"{field} is a field of {family}, and there is no example of its edit here"
+    assert field in known, f"{field} is a field of {family}, without an example of an edit"
     images = {"{image}": f"intel-{family}-plugin", "{init}": f"intel-{_INITS.get(family, family)}-initcontainer"}
     text = json.dumps(known[field])
     for place, image in images.items():
@@ -172,36 +172,38 @@ def example(family: str, field: str) -> Example:
     return change, shows
 
 
-def back(change: Object, original: Object) -> Object:
-    """The merge patch that takes another one back."""
+def inverse_patch(change: Object, original: Object) -> Object:
+    """The merge patch that reverts another one."""
     return {
-        name: back(value, original[name]) if isinstance(value, dict) and name in original else original.get(name)
+        name: inverse_patch(value, original[name])
+        if isinstance(value, dict) and name in original
+        else original.get(name)
         for name, value in change.items()
     }
 
 
-def asked(daemonset: Object) -> Object:
-    """What is asked for in a DaemonSet."""
+def desired_part(daemonset: Object) -> Object:
+    """The desired part of a DaemonSet."""
     spec = json.loads(json.dumps(daemonset["spec"]))
     pod = spec["template"]["spec"]
     for name in ("serviceAccount", "serviceAccountName"):
-        # Once there was another one, the default has to be named.
+        # After another account was set, the default must be set explicitly.
         if pod.get(name) == "default":
             del pod[name]
     return spec
 
 
-def shown(daemonset: Object, text: str) -> bool:
+def has_text(daemonset: Object, text: str) -> bool:
     return text in json.dumps(daemonset["spec"], sort_keys=True)
 
 
 @pytest.fixture(scope="module")
 def operator(installation: Installation) -> Iterator[Operator]:
-    """An operator whose webhooks are asked, and all samples carried out."""
-    installation.hook()
+    """An operator with webhooks, and all samples reconciled."""
+    installation.configure_webhooks()
     with installation.operator() as running, installation.one_connection():
-        installation.hook(running)
-        installation.wait_hooked()
+        installation.configure_webhooks(running)
+        installation.wait_webhooks()
         for family in models.KINDS:
             installation.create(sample(family))
         yield running
@@ -219,38 +221,38 @@ def test_an_edit_and_its_reversal_change_the_daemonsets(
     installation: Installation, operator: Operator, field: str
 ) -> None:
     edited = {family: f"{family}deviceplugin-sample" for family in models.KINDS if field in fields(family)}
-    before = {family: installation.wait_as_asked(family, name) for family, name in edited.items()}
+    before = {family: installation.wait_reconciled(family, name) for family, name in edited.items()}
     original = {family: installation.resource(family, name)["spec"] for family, name in edited.items()}
 
     for family, name in edited.items():
         installation.edit(family, name, **example(family, field)[0])
     for family, name in edited.items():
-        after, shows = installation.wait_as_asked(family, name), example(family, field)[1]
-        assert shown(after, shows) != shown(before[family], shows), (family, after["spec"])
+        after, shows = installation.wait_reconciled(family, name), example(family, field)[1]
+        assert has_text(after, shows) != has_text(before[family], shows), (family, after["spec"])
         assert after["metadata"]["uid"] == before[family]["metadata"]["uid"], family
 
     for family, name in edited.items():
-        installation.edit(family, name, **back(example(family, field)[0], original[family]))
+        installation.edit(family, name, **inverse_patch(example(family, field)[0], original[family]))
     for family, name in edited.items():
-        assert asked(installation.wait_as_asked(family, name)) == asked(before[family]), family
+        assert desired_part(installation.wait_reconciled(family, name)) == desired_part(before[family]), family
 
 
 def test_forbidden_operations_are_rejected_and_change_nothing(installation: Installation, operator: Operator) -> None:
-    before = {family: installation.wait_as_asked(family, f"{family}deviceplugin-sample") for family in models.KINDS}
+    before = {family: installation.wait_reconciled(family, f"{family}deviceplugin-sample") for family in models.KINDS}
     for family, change, words in REFUSED:
         code, answer = installation.patch(family, f"{family}deviceplugin-sample", change)
         assert code in (403, 422), (family, change, answer)
         assert words in answer["message"], (family, change)
     for family, daemonset in before.items():
-        assert asked(installation.daemonset(family, f"{family}deviceplugin-sample")) == asked(daemonset)
+        assert desired_part(installation.daemonset(family, f"{family}deviceplugin-sample")) == desired_part(daemonset)
 
 
 def test_missing_fields_get_their_defaults(installation: Installation, operator: Operator) -> None:
-    made: dict[str, Any] = {family: installation.create(resource(family, "bare"))["spec"] for family in models.KINDS}
-    for family, spec in made.items():
+    specs: dict[str, Any] = {family: installation.create(resource(family, "bare"))["spec"] for family in models.KINDS}
+    for family, spec in specs.items():
         assert spec["image"] == own_image(f"intel-{family}-plugin")
-    assert [family for family, spec in made.items() if "initImage" in spec] == ["fpga"]
+    assert [family for family, spec in specs.items() if "initImage" in spec] == ["fpga"]
     for family in models.KINDS:
-        installation.wait_as_asked(family, "bare")
+        installation.wait_reconciled(family, "bare")
         installation.delete(family, "bare")
-    wait_until(lambda: len(installation.daemonsets()) == len(models.KINDS), "DaemonSets of the samples alone", 60)
+    wait_until(lambda: len(installation.daemonsets()) == len(models.KINDS), "only DaemonSets of the samples", 60)

@@ -1,8 +1,8 @@
-"""The operator as a process on a genuine API server, killed and troubled on its way there: the end is as ever.
+"""The operator as a process with a real API server, killed or with faults: the final state is unchanged.
 
-What is done to every single request in `tests/contract/test_operator_faults.py`, at a double of the API server, is done
-here to enough of them, where applying, ownership and garbage collection are genuine. Of each scenario a run without
-faults says what the end is.
+`tests/contract/test_operator_faults.py` injects faults at every request to a double of the API server. These tests
+inject them at some requests, with the real apply, ownership and garbage collection. A run of each scenario without
+faults determines the final state.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from operatorscenarios import (
     OVERRIDES,
     SCENARIOS,
     SETTINGS,
+    Change,
     Copy,
-    Deed,
     Drift,
-    Put,
+    PutObject,
     Remove,
-    copied,
     difference,
+    differences_to_desired,
+    duplicate,
     end,
-    unfulfilled,
 )
 from waiting import until
 
@@ -42,7 +42,7 @@ from accelplane.kube.informer import WatchTimeouts
 from accelplane.kube.manager import OFF, Manager
 from accelplane.operator.controller import controllers
 
-from .faultyway import FaultyWay, faulty_way
+from .faultyproxy import FaultyProxy, faulty_proxy
 from .installation import MANAGER, Installation, Operator
 from .pki import Authority
 
@@ -57,54 +57,54 @@ PLACES = {
     "serviceaccounts": f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts",
     "clusterrolebindings": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
 }
-# Whoever else has accounts and bindings.
+# Other objects have accounts and bindings, too.
 OURS = {
     "configmaps": {"functions"},
     "serviceaccounts": {"gpu-manager-sa"},
     "clusterrolebindings": {"gpu-manager-rolebinding"},
 }
 ANY = r"^(GET|PATCH|PUT|POST|DELETE) "
-# What changes something that counts.
+# Writes of compared objects.
 WRITE = r"^(PATCH|PUT|POST|DELETE) (?!.*/events)"
 EXPIRED = b'{"type":"ERROR","object":{"kind":"Status","status":"Failure","code":410,"reason":"Expired"}}'
 
-# What happens to every other of the first dozen requests, one after the other.
+# The faults of every second of the first twelve requests, one after the other.
 FAULTS: tuple[dict[str, Any], ...] = (
     {"status": 409},
     {"status": 429, "headers": {"Retry-After": "1"}},
     {"status": 500},
     {"after": True},
 )
-WATCHES: dict[str, Callable[[FaultyWay], object]] = {
-    "cut": FaultyWay.kill_watches,
-    "too old": lambda way: way.say(EXPIRED),
+WATCHES: dict[str, Callable[[FaultyProxy], object]] = {
+    "cut": FaultyProxy.kill_watches,
+    "too old": lambda way: way.send_line(EXPIRED),
     "ended in a line": lambda way: way.end_watches(b'{"type":"MODIFIED","object":{"metadata":{"na'),
 }
 
 
 class Setup:
-    """What users see of the cluster, and the operator on its troubled way to it."""
+    """The objects of the cluster, and an operator behind the proxy."""
 
-    def __init__(self, troubled: Installation, way: FaultyWay, operator: Operator) -> None:
+    def __init__(self, troubled: Installation, proxy: FaultyProxy, operator: Operator) -> None:
         self.kubeconfig = troubled.kubeconfig
-        self.way = way
+        self.proxy = proxy
         self.operator = operator
         self._cluster = troubled.cluster
 
-    def revive(self) -> None:
-        """Kills the operator and starts another, as Kubernetes does."""
+    def restart(self) -> None:
+        """Kills the operator and starts another one, as Kubernetes does."""
         self.operator.kill()
         self.operator.begin()
 
-    def do(self, deed: Deed) -> None:
-        match deed:
-            case Put(plural, thing):
+    def do(self, change: Change) -> None:
+        match change:
+            case PutObject(plural, thing):
                 self._put(f"{_place(plural)}/{thing['metadata']['name']}", thing)
             case Remove(plural, name):
                 self._ask("DELETE", f"{_place(plural)}/{name}")
             case Copy(name, new):
                 found = self._ask("GET", f"{PLACES['daemonsets']}/{name}")
-                self._ask("POST", PLACES["daemonsets"], copied(found, new))
+                self._ask("POST", PLACES["daemonsets"], duplicate(found, new))
             case Drift(name, args):
                 found = self._ask("GET", f"{PLACES['daemonsets']}/{name}")
                 found["spec"]["template"]["spec"]["containers"][0]["args"] = list(args)
@@ -115,11 +115,11 @@ class Setup:
         return end({plural: self._all(plural) for plural in JUDGED})
 
     def missing(self) -> str:
-        return unfulfilled({plural: self._all(plural) for plural in (*JUDGED, "nodes", "configmaps")})
+        return differences_to_desired({plural: self._all(plural) for plural in (*JUDGED, "nodes", "configmaps")})
 
     def clear(self) -> None:
-        """Has nothing be there."""
-        self.way.faults.clear()
+        """Deletes all objects of the scenarios."""
+        self.proxy.faults.clear()
         for family in FAMILIES:
             self._cluster.request("DELETE", _place(f"{family}deviceplugins"))
         self._cluster.request("DELETE", f"{PLACES['configmaps']}/functions")
@@ -131,15 +131,15 @@ class Setup:
         return [each for each in found if each["metadata"]["name"] in OURS.get(plural, {each["metadata"]["name"]})]
 
     def _put(self, path: str, thing: Object) -> None:
-        wanted = copy.deepcopy(thing)
+        changed_thing = copy.deepcopy(thing)
         code = http.HTTPStatus.CONFLICT
         while code == http.HTTPStatus.CONFLICT:
             if (found := self._cluster.get(path)) is None:
-                code, answer = self._cluster.request("POST", path.rpartition("/")[0], wanted)
+                code, answer = self._cluster.request("POST", path.rpartition("/")[0], changed_thing)
             else:
-                # Of a node nothing but its labels ever changes.
-                labels = wanted["metadata"].get("labels")
-                changed = wanted if labels is None else found
+                # Only labels of nodes change.
+                labels = changed_thing["metadata"].get("labels")
+                changed = changed_thing if labels is None else found
                 changed["metadata"] = {**found["metadata"], **({"labels": labels} if labels else {})}
                 code, answer = self._cluster.request("PUT", path, changed)
         assert code in {http.HTTPStatus.OK, http.HTTPStatus.CREATED}, answer["message"]
@@ -156,67 +156,67 @@ def _place(plural: str) -> str:
 
 @pytest.fixture
 async def setup(installation: Installation, tmp_path: Path) -> AsyncIterator[Setup]:
-    """An operator that reaches the API server by way of a proxy."""
+    """An operator that uses the API server through the proxy."""
     pair = Authority("tests").server("localhost", "localhost")
     (tmp_path / "tls.crt").write_bytes(pair.certificate)
     (tmp_path / "tls.key").write_bytes(pair.key)
-    async with faulty_way(installation.kubeconfig) as way:
+    async with faulty_proxy(installation.kubeconfig) as proxy:
         troubled = Installation(installation.cluster, tmp_path)
         config = json.loads(troubled.kubeconfig.read_text())
-        config["clusters"][0]["cluster"] = {"server": way.url}
+        config["clusters"][0]["cluster"] = {"server": proxy.url}
         del config["contexts"][0]["context"]["user"]
         troubled.kubeconfig.write_text(json.dumps(config))
         flags = (f"-devices={','.join(FAMILIES)}", "-certificate-secret=", f"-cert-dir={tmp_path}")
         with troubled.process(*flags, **OVERRIDES) as operator:
-            made = Setup(troubled, way, operator)
+            instance = Setup(troubled, proxy, operator)
             operator.begin()
             try:
-                yield made
+                yield instance
             finally:
-                made.clear()
-            way.faults.clear()
-            await until(lambda: not made.end(), 60)
+                instance.clear()
+            proxy.faults.clear()
+            await until(lambda: not instance.end(), 60)
             operator.signal(signal.SIGTERM)
             await asyncio.to_thread(operator.ended)
             assert "Traceback" not in operator.text()
 
 
-async def settle(setup: Setup, name: str) -> None:
-    """Returns when everything is as the resources ask for."""
+async def wait_reconciled(setup: Setup, name: str) -> None:
+    """Waits until all resources are reconciled."""
     with contextlib.suppress(TimeoutError):
         await until(lambda: not setup.missing(), 60)
     assert not setup.missing(), f"{name}:\n{setup.operator.text()[-4000:]}"
 
 
 async def prepare(setup: Setup, name: str) -> None:
-    """Has there be what a scenario begins with, and nothing else."""
+    """Creates exactly the initial objects of a scenario."""
     setup.clear()
     await until(lambda: not setup.end(), 60)
-    for deed in SCENARIOS[name].before:
-        setup.do(deed)
-    await settle(setup, name)
+    for change in SCENARIOS[name].before:
+        setup.do(change)
+    await wait_reconciled(setup, name)
 
 
 _ends: dict[str, Object] = {}
 
 
 async def expected(setup: Setup, name: str) -> Object:
-    """The end of a scenario without faults, which is what the resources ask for."""
+    """The final state of a scenario without faults, in which all resources are reconciled."""
     if name not in _ends:
         await prepare(setup, name)
-        for deed in SCENARIOS[name].deeds:
-            setup.do(deed)
-        await settle(setup, name)
+        for change in SCENARIOS[name].changes:
+            setup.do(change)
+        await wait_reconciled(setup, name)
         _ends[name] = setup.end()
     return _ends[name]
 
 
-async def ends_as_ever(setup: Setup, name: str) -> None:
-    wanted = await expected(setup, name)
+async def wait_final_state(setup: Setup, name: str) -> None:
+    expected_state = await expected(setup, name)
     with contextlib.suppress(TimeoutError):
-        await until(lambda: setup.end() == wanted, 60)
-    assert not difference(setup.end(), wanted), name
-    setup.way.faults.clear()
+        await until(lambda: setup.end() == expected_state, 60)
+    assert not difference(setup.end(), expected_state), name
+    setup.proxy.faults.clear()
 
 
 @pytest.mark.parametrize("turn", range(len(FAULTS)))
@@ -225,45 +225,47 @@ async def test_faults_at_every_second_request_do_not_change_the_final_state(setu
     for name, scenario in SCENARIOS.items():
         await expected(setup, name)
         await prepare(setup, name)
-        first, *_ = [setup.way.fault(ANY, skip=1 if index else turn % 2, **each) for index, each in enumerate(faults)]
-        for deed in scenario.deeds:
-            setup.do(deed)
-        await ends_as_ever(setup, name)
+        first, *_ = [setup.proxy.fault(ANY, skip=1 if index else turn % 2, **each) for index, each in enumerate(faults)]
+        for change in scenario.changes:
+            setup.do(change)
+        await wait_final_state(setup, name)
         assert not first.times, name
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
 async def test_an_operator_killed_at_a_write_continues(setup: Setup, after: bool) -> None:
-    # What is before a write is after the one before it, but for the first.
+    # Before a write is the same as after the previous one, except for the first.
     for name in SCENARIOS if after else ("created", "gone", "upgraded"):
         await expected(setup, name)
         await prepare(setup, name)
-        first, _ = (setup.way.fault(WRITE, skip=skip, hang=True, after=after, then=setup.revive) for skip in (after, 1))
-        for deed in SCENARIOS[name].deeds:
-            setup.do(deed)
-        await ends_as_ever(setup, name)
+        first, _ = (
+            setup.proxy.fault(WRITE, skip=skip, hang=True, after=after, then=setup.restart) for skip in (after, 1)
+        )
+        for change in SCENARIOS[name].changes:
+            setup.do(change)
+        await wait_final_state(setup, name)
         assert not first.times
 
 
-@pytest.mark.parametrize("what", WATCHES)
-async def test_failing_watches_hide_no_changes(setup: Setup, what: str) -> None:
+@pytest.mark.parametrize("description", WATCHES)
+async def test_failing_watches_hide_no_changes(setup: Setup, description: str) -> None:
     for name, scenario in SCENARIOS.items():
         await expected(setup, name)
         await prepare(setup, name)
-        for deed in scenario.deeds:
-            setup.do(deed)
-        WATCHES[what](setup.way)
-        await ends_as_ever(setup, name)
+        for change in scenario.changes:
+            setup.do(change)
+        WATCHES[description](setup.proxy)
+        await wait_final_state(setup, name)
 
 
 async def test_a_request_without_response_is_retried(setup: Setup) -> None:
     name = "edited"
     await expected(setup, name)
     await prepare(setup, name)
-    hanging = [setup.way.fault(f"^PATCH .*/{kind}", hang=True) for kind in ("daemonsets", "gpudeviceplugins")]
-    for deed in SCENARIOS[name].deeds:
-        setup.do(deed)
-    await ends_as_ever(setup, name)
+    hanging = [setup.proxy.fault(f"^PATCH .*/{kind}", hang=True) for kind in ("daemonsets", "gpudeviceplugins")]
+    for change in SCENARIOS[name].changes:
+        setup.do(change)
+    await wait_final_state(setup, name)
     assert not any(each.times for each in hanging)
 
 
@@ -272,7 +274,7 @@ async def test_idle_watches_hide_no_changes(setup: Setup) -> None:
     await expected(setup, name)
     await prepare(setup, name)
     setup.operator.kill()
-    # As the command does it, but for its watch_timeouts.
+    # As the command does, except for the watch timeouts.
     client = Client(load_config(str(setup.kubeconfig)), field_manager=MANAGER)
     watch_timeouts = WatchTimeouts(idle=2)
     manager = Manager(client, health_address=OFF, metrics_address=OFF, watch_timeouts=watch_timeouts)
@@ -280,11 +282,11 @@ async def test_idle_watches_hide_no_changes(setup: Setup) -> None:
     watches = 3 * len(FAMILIES) + 1
     task = asyncio.create_task(manager.run())
     try:
-        await until(lambda: setup.way.watches >= watches, 60)
-        setup.way.mute_watches()
-        for deed in SCENARIOS[name].deeds:
-            setup.do(deed)
-        await ends_as_ever(setup, name)
+        await until(lambda: setup.proxy.watches >= watches, 60)
+        setup.proxy.mute_watches()
+        for change in SCENARIOS[name].changes:
+            setup.do(change)
+        await wait_final_state(setup, name)
         manager.stop()
         await task
     finally:

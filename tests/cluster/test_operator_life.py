@@ -1,4 +1,4 @@
-"""The operator over time on a real API server: ConfigMaps and labels come and go, leaders die, the server is away."""
+"""The operator over time with a real API server: ConfigMaps, labels, leader failures, outages of the server."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ CONFIG_MAPS = f"/api/v1/namespaces/{NAMESPACE}/configmaps"
 MISSING = "ProvisioningConfigMissing"
 OVERLAP = "NodeOverlap"
 NODE = "kwok-0"
-# No node has it: only the objects matter.
+# No node has the label: only the objects are tested.
 NOWHERE = {"example.com/nowhere": "true"}
 
 
 @pytest.fixture
 def clean(installation: Installation) -> Iterator[None]:
-    """Leaves no custom resource, no DaemonSet and no webhook behind."""
+    """Deletes all custom resources, DaemonSets and webhooks."""
     yield
     installation.delete_all()
 
 
 def label(installation: Installation, **labels: str | None) -> None:
-    """Sets labels of a node, or takes them away."""
+    """Sets or removes labels of a node."""
     change = {"metadata": {"labels": labels}}
     path = f"/api/v1/nodes/{NODE}"
     code, answer = installation.cluster.request("PATCH", path, change, content="application/merge-patch+json")
@@ -47,8 +47,8 @@ def label(installation: Installation, **labels: str | None) -> None:
 def pods(installation: Installation) -> set[str]:
     """The running pods of plugins."""
     found = installation.cluster.get(f"/api/v1/namespaces/{NAMESPACE}/pods") or {"items": []}
-    there = [each for each in found["items"] if "deletionTimestamp" not in each["metadata"]]
-    return {each["metadata"]["name"] for each in there if each["status"]["phase"] == "Running"}
+    existing = [each for each in found["items"] if "deletionTimestamp" not in each["metadata"]]
+    return {each["metadata"]["name"] for each in existing if each["status"]["phase"] == "Running"}
 
 
 def test_pods_follow_the_content_of_their_config_map_and_outlive_it(installation: Installation, clean: None) -> None:
@@ -60,79 +60,79 @@ def test_pods_follow_the_content_of_their_config_map_and_outlive_it(installation
 
     with installation.operator():
         installation.create(resource("dsa", "one", provisioningConfig="mine", **images))
-        installation.wait_said("dsa", "one", MISSING, holds=True, words="ConfigMap mine")
-        installation.wait_said("dsa", "one", "Available", holds=True, words="2 of 2")
+        installation.wait_condition("dsa", "one", MISSING, holds=True, words="ConfigMap mine")
+        installation.wait_condition("dsa", "one", "Available", holds=True, words="2 of 2")
         waiting = pods(installation)
 
         assert cluster.request("POST", CONFIG_MAPS, config)[0] == 201
-        installation.wait_said("dsa", "one", MISSING, holds=False)
-        wait_until(lambda: replaced(waiting), "pods that have the ConfigMap", 60)
+        installation.wait_condition("dsa", "one", MISSING, holds=False)
+        wait_until(lambda: replaced(waiting), "pods with the ConfigMap", 60)
 
         first = pods(installation)
         assert cluster.request("PUT", f"{CONFIG_MAPS}/mine", config | {"data": {"dsa.conf": "[{}]"}})[0] == 200
-        wait_until(lambda: replaced(first), "pods that have its new content", 60)
-        installation.wait_said("dsa", "one", "Progressing", holds=False)
+        wait_until(lambda: replaced(first), "pods with its new content", 60)
+        installation.wait_condition("dsa", "one", "Progressing", holds=False)
 
         second, daemonset = pods(installation), installation.daemonset("dsa", "one")
         assert cluster.request("DELETE", f"{CONFIG_MAPS}/mine")[0] == 200
-        installation.wait_said("dsa", "one", MISSING, holds=True)
+        installation.wait_condition("dsa", "one", MISSING, holds=True)
         assert pods(installation) == second
         assert installation.daemonset("dsa", "one")["spec"] == daemonset["spec"]
 
 
 def test_an_overlap_is_reported_while_node_labels_cause_it(installation: Installation, clean: None) -> None:
-    installation.hook()
+    installation.configure_webhooks()
     with installation.operator() as operator:
-        installation.hook(operator)
-        installation.wait_hooked()
+        installation.configure_webhooks(operator)
+        installation.wait_webhooks()
         for name, selector in (("one", {"a": "1"}), ("other", {"b": "1"})):
             installation.create(resource("npu", name, nodeSelector=selector))
-            installation.wait_said("npu", name, OVERLAP, holds=False)
+            installation.wait_condition("npu", name, OVERLAP, holds=False)
 
         label(installation, a="1", b="1")
-        installation.wait_said("npu", "one", OVERLAP, holds=True, words="NpuDevicePlugin other also selects")
-        installation.wait_said("npu", "other", OVERLAP, holds=True, words="NpuDevicePlugin one also selects")
+        installation.wait_condition("npu", "one", OVERLAP, holds=True, words="NpuDevicePlugin other also selects")
+        installation.wait_condition("npu", "other", OVERLAP, holds=True, words="NpuDevicePlugin one also selects")
         assert f"NpuDevicePlugin other also selects node {NODE}" in warned(installation, "npu", "one")
 
         label(installation, b=None)
-        installation.wait_said("npu", "one", OVERLAP, holds=False)
-        installation.wait_said("npu", "other", OVERLAP, holds=False)
+        installation.wait_condition("npu", "one", OVERLAP, holds=False)
+        installation.wait_condition("npu", "other", OVERLAP, holds=False)
         assert warned(installation, "npu", "one") == ""
 
         label(installation, b="1")
-        installation.wait_said("npu", "one", OVERLAP, holds=True)
+        installation.wait_condition("npu", "one", OVERLAP, holds=True)
         installation.delete("npu", "other")
-        installation.wait_said("npu", "one", OVERLAP, holds=False)
+        installation.wait_condition("npu", "one", OVERLAP, holds=False)
         label(installation, a=None, b=None)
 
 
 def warned(installation: Installation, family: str, name: str) -> str:
-    """What kubectl prints for people of an edit that changes nothing but the log level."""
+    """The warnings that kubectl prints for an edit of the log level."""
     words = ("patch", f"{family}deviceplugin", name, "--type=merge", '--patch={"spec":{"logLevel":1}}')
-    done = subprocess.run(
+    result = subprocess.run(
         [installation.cluster.assets.program("kubectl"), *words, "--dry-run=server"],
         capture_output=True,
         text=True,
         check=True,
         env=os.environ | {"KUBECONFIG": str(installation.kubeconfig)},
     )
-    return done.stderr
+    return result.stderr
 
 
 def lease(installation: Installation) -> Object:
     return (installation.cluster.get(LEASE) or {}).get("spec", {})
 
 
-def leads(installation: Installation, operator: Operator) -> bool:
-    """Whether the Lease is held by this process, by its name for itself."""
+def is_leader(installation: Installation, operator: Operator) -> bool:
+    """Whether this process holds the Lease, by its identity."""
     holder = lease(installation).get("holderIdentity")
     return bool(holder) and f"{holder} leads" in operator.text()
 
 
 def refuses(installation: Installation, operator: Operator) -> bool:
-    """Whether this operator refuses what it should, and shows a certificate that callers are made to trust.
+    """Whether this operator rejects an invalid resource, and serves a certificate of the trusted authority.
 
-    The API server would ask on the connection that it has, to whichever operator.
+    The API server would reuse its connection to any operator.
     """
     secret = installation.cluster.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/{KEPT_IN}")
     assert secret
@@ -140,9 +140,9 @@ def refuses(installation: Installation, operator: Operator) -> bool:
     wrong = resource("npu", "one", image="intel/intel-dsa-plugin:0.31.1")
     request = {"uid": "1", "operation": "CREATE", "kind": {"kind": wrong["kind"]}, "name": "one", "object": wrong}
     review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-    there = socket.create_connection((installation.cluster.addresses.host, operator.port), timeout=10)
+    existing = socket.create_connection((installation.cluster.addresses.host, operator.port), timeout=10)
     connection = http.client.HTTPConnection(SERVICE)
-    connection.sock = context.wrap_socket(there, server_hostname=f"{SERVICE}.{NAMESPACE}.svc")
+    connection.sock = context.wrap_socket(existing, server_hostname=f"{SERVICE}.{NAMESPACE}.svc")
     try:
         path = "/validate-deviceplugin-intel-com-v1-npudeviceplugin"
         connection.request("POST", path, json.dumps(review), {"Content-Type": "application/json"})
@@ -153,14 +153,14 @@ def refuses(installation: Installation, operator: Operator) -> bool:
 
 
 def edited(installation: Installation, level: int) -> Object:
-    """Edits the resource, and waits until the DaemonSet follows."""
+    """Edits the resource, and waits until the DaemonSet is updated."""
 
     def admitted() -> bool:
-        # The API server may not know yet that who has just died is no endpoint any more.
+        # The API server may still use the endpoint of the killed operator.
         return installation.patch("npu", "one", {"logLevel": level})[0] == 200
 
     wait_until(admitted, "the edit: admitted", 60)
-    daemonset = installation.wait_as_asked("npu", "one")
+    daemonset = installation.wait_reconciled("npu", "one")
     assert daemonset["spec"]["template"]["spec"]["containers"][0]["args"][:2] == ["-v", str(level)]
     return daemonset
 
@@ -171,12 +171,12 @@ def test_a_second_operator_takes_over_when_the_first_is_killed_ends_or_is_suspen
     first = installation.process("-leader-elect", name="first", place=0)
     second = installation.process("-leader-elect", name="second", place=1)
     with first as one, second as two:
-        installation.hook(one, two)
+        installation.configure_webhooks(one, two)
         one.start()
-        wait_until(lambda: leads(installation, one), "the first operator: leads", 60)
+        wait_until(lambda: is_leader(installation, one), "the first operator: leads", 60)
         two.start()
-        # Who does not work admits all the same.
-        installation.wait_hooked()
+        # A standby serves admission, too.
+        installation.wait_webhooks()
         assert refuses(installation, one)
         assert refuses(installation, two)
         installation.create(resource("npu", "one", nodeSelector=NOWHERE))
@@ -185,33 +185,33 @@ def test_a_second_operator_takes_over_when_the_first_is_killed_ends_or_is_suspen
 
         installation.serve(two)
         one.kill()
-        made = edited(installation, 2)
-        assert leads(installation, two)
+        result = edited(installation, 2)
+        assert is_leader(installation, two)
 
         one.start()
         installation.serve(one, two)
-        installation.wait_hooked()
-        assert not leads(installation, one)
+        installation.wait_webhooks()
+        assert not is_leader(installation, one)
         installation.serve(one)
         two.stop()
-        # It gave the Lease up: nobody has to wait until it has expired.
-        assert not leads(installation, two)
+        # It released the Lease: the standby does not wait until it has expired.
+        assert not is_leader(installation, two)
         edited(installation, 3)
-        assert leads(installation, one)
+        assert is_leader(installation, one)
 
         two.start()
-        # The API server would wait for an answer on the connection that it has.
-        installation.unhook()
+        # The API server would wait for a response on its open connection.
+        installation.remove_webhooks()
         one.signal(signal.SIGSTOP)
         edited(installation, 4)
         last = edited(installation, 5)
-        assert leads(installation, two)
+        assert is_leader(installation, two)
         one.signal(signal.SIGCONT)
         assert one.ended() == 1
         assert "lost by" in one.text()
         now = installation.daemonset("npu", "one")
         assert (now["metadata"]["uid"], now["metadata"]["generation"]) == (
-            made["metadata"]["uid"],
+            result["metadata"]["uid"],
             last["metadata"]["generation"],
         )
         two.stop()
@@ -219,13 +219,13 @@ def test_a_second_operator_takes_over_when_the_first_is_killed_ends_or_is_suspen
 
 
 @contextmanager
-def a_minute_away(daemon: Daemon) -> Iterator[None]:
-    """Kills it, and starts it again a minute later; the block is done in between."""
+def down_for_a_minute(daemon: Daemon) -> Iterator[None]:
+    """Kills the daemon and starts it again after a minute. The block runs meanwhile."""
     daemon.kill()
     since = time.monotonic()
     try:
         yield
-        # Nothing is waited for here but the minute itself.
+        # The only wait is the minute itself.
         time.sleep(max(0.0, since + 60 - time.monotonic()))
     finally:
         daemon.start()
@@ -237,17 +237,17 @@ def test_after_a_minute_without_the_api_server_reconciliation_continues(
     first = installation.process("-leader-elect", name="leader", place=2)
     second = installation.process("-leader-elect", name="follower", place=3)
     with first as leader, second as follower:
-        installation.hook(leader, follower)
+        installation.configure_webhooks(leader, follower)
         leader.start()
-        wait_until(lambda: leads(installation, leader), "the leader: leads", 60)
+        wait_until(lambda: is_leader(installation, leader), "the leader: leads", 60)
         follower.start()
-        installation.wait_hooked()
+        installation.wait_webhooks()
         installation.create(resource("npu", "one", nodeSelector=NOWHERE))
         before = edited(installation, 1)
-        said = len(leader.text().splitlines()) + len(follower.text().splitlines())
+        line_count = len(leader.text().splitlines()) + len(follower.text().splitlines())
 
-        with a_minute_away(installation.cluster.apiserver):
-            # Who leads cannot know that it still does, and ends; a kubelet starts it again.
+        with down_for_a_minute(installation.cluster.apiserver):
+            # The leader cannot verify its lease and exits; a kubelet would restart it.
             assert leader.ended() == 1
             leader.begin()
         assert leader.running
@@ -259,14 +259,14 @@ def test_after_a_minute_without_the_api_server_reconciliation_continues(
             before["metadata"]["generation"],
             before["spec"],
         )
-        # Whoever kept the certificate is asked at once, and trusted as before.
+        # A program with the stored certificate is called immediately, and trusted as before.
         installation.serve(follower)
         edited(installation, 2)
-        wait_until(leader.ready, "the leader of old: ready again", 60)
+        wait_until(leader.ready, "the former leader: ready", 60)
         installation.serve(leader)
-        installation.wait_hooked()
+        installation.wait_webhooks()
         leader.stop()
         follower.stop()
         lines = [*leader.text().splitlines(), *follower.text().splitlines()]
         assert "Traceback" not in "\n".join(lines)
-        assert len(lines) - said < 400, "\n".join(lines)
+        assert len(lines) - line_count < 400, "\n".join(lines)

@@ -1,4 +1,4 @@
-"""A thousand nodes: every resource tells of all of its own, and the API server is not asked for each pod."""
+"""A thousand nodes: every status has all nodes of the resource, without a request per pod."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .machine import wait_until
 
 pytestmark = pytest.mark.cluster
 
-# Every node has a GPU, a hundred each have something else as well: with all eight on each the pods would take minutes.
+# Every node has a GPU, and a hundred nodes each have another family: all eight on each node would take minutes.
 EVERYWHERE = "gpu"
 FAMILIES = [family for family in models.KINDS if family != EVERYWHERE]
 SHARE, OTHERS = 100, 300
@@ -27,8 +27,8 @@ PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
 
 @dataclass(frozen=True)
-class Crowd:
-    """A cluster whose nodes all have their plugins: which nodes each family has, and what it took to get there."""
+class LargeCluster:
+    """A cluster with plugins on all nodes: the nodes of each family, and the time and requests of the rollout."""
 
     cluster: Cluster
     nodes: Mapping[str, Sequence[str]]
@@ -39,8 +39,8 @@ class Crowd:
 
 
 @pytest.fixture(scope="module")
-def made(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crowd]:
-    """The thousand nodes, then the samples, an operator, and the end of all that they cause."""
+def crowd(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LargeCluster]:
+    """A thousand nodes with the samples and an operator, after all pods are ready."""
     with large_cluster.installed(tmp_path_factory.mktemp("crowd")) as installation:
         cluster = installation.cluster
         nodes: dict[str, list[str]] = {}
@@ -55,7 +55,9 @@ def made(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) ->
             large_cluster.wait_for_statuses(cluster, {family: len(names) for family, names in nodes.items()}, TIMEOUT)
             seconds = time.monotonic() - started
             mapping_writes = large_cluster.status_writes(cluster, "fpga.intel.com")
-            yield Crowd(cluster, nodes, seconds, large_cluster.status_writes(cluster), mapping_writes, requests())
+            yield LargeCluster(
+                cluster, nodes, seconds, large_cluster.status_writes(cluster), mapping_writes, requests()
+            )
 
 
 def places(cluster: Cluster, family: str) -> list[str]:
@@ -65,49 +67,52 @@ def places(cluster: Cluster, family: str) -> list[str]:
     return sorted(each["spec"]["nodeName"] for each in found["items"])
 
 
-def test_each_status_names_every_node_that_is_selected_and_no_other(made: Crowd) -> None:
-    assert len(made.nodes[EVERYWHERE]) == 1000
-    for family, resource in large_cluster.samples(made.cluster).items():
-        names = sorted(made.nodes[family])
+def test_each_status_names_every_node_that_is_selected_and_no_other(crowd: LargeCluster) -> None:
+    assert len(crowd.nodes[EVERYWHERE]) == 1000
+    for family, resource in large_cluster.samples(crowd.cluster).items():
+        names = sorted(crowd.nodes[family])
         assert resource["status"]["nodeNames"] == names
         assert resource["status"]["numberReady"] == len(names)
         assert resource["status"]["desiredNumberScheduled"] == len(names)
-        assert places(made.cluster, family) == names
+        assert places(crowd.cluster, family) == names
 
 
-def test_a_status_is_written_once_a_second_however_many_pods_become_ready(made: Crowd) -> None:
-    # Beside that: at the creation of resource and DaemonSet, at once.
-    most = made.seconds + 10
-    assert set(made.status_writes) == {f"{family}deviceplugins" for family in models.KINDS}
-    assert all(count <= most for count in made.status_writes.values()), (made.status_writes, made.seconds)
+def test_a_status_is_written_once_a_second_however_many_pods_become_ready(crowd: LargeCluster) -> None:
+    # In addition: one at the creation of resource and DaemonSet.
+    most = crowd.seconds + 10
+    assert set(crowd.status_writes) == {f"{family}deviceplugins" for family in models.KINDS}
+    assert all(count <= most for count in crowd.status_writes.values()), (
+        crowd.status_writes,
+        crowd.seconds,
+    )
     # Two for each DaemonSet, and one for the status of each mapping. Events and Leases are not patched.
-    assert made.requests["PATCH"] <= made.status_writes.total() + 2 * len(models.KINDS) + made.mapping_writes.total()
+    assert crowd.requests["PATCH"] <= crowd.status_writes.total() + 2 * len(models.KINDS) + crowd.mapping_writes.total()
 
 
-def test_deselected_nodes_are_removed_from_the_status_until_selected_again(made: Crowd) -> None:
+def test_deselected_nodes_are_removed_from_the_status_until_selected_again(crowd: LargeCluster) -> None:
     family = FAMILIES[0]
-    names = made.nodes[family]
+    names = crowd.nodes[family]
     labels = {name: value for name, value in large_cluster.selected_by(EVERYWHERE, family).items() if "feature" in name}
-    counts = {each: len(found) for each, found in made.nodes.items()}
+    counts = {each: len(found) for each, found in crowd.nodes.items()}
 
-    large_cluster.label(made.cluster, names, dict.fromkeys(labels))
+    large_cluster.label(crowd.cluster, names, dict.fromkeys(labels))
     fewer = counts | {family: 0, EVERYWHERE: counts[EVERYWHERE] - len(names)}
-    large_cluster.wait_for_statuses(made.cluster, fewer, TIMEOUT)
-    remaining = sorted({*made.nodes[EVERYWHERE]} - {*names})
-    assert large_cluster.samples(made.cluster)[EVERYWHERE]["status"]["nodeNames"] == remaining
-    assert places(made.cluster, family) == []
+    large_cluster.wait_for_statuses(crowd.cluster, fewer, TIMEOUT)
+    remaining = sorted({*crowd.nodes[EVERYWHERE]} - {*names})
+    assert large_cluster.samples(crowd.cluster)[EVERYWHERE]["status"]["nodeNames"] == remaining
+    assert places(crowd.cluster, family) == []
 
-    large_cluster.label(made.cluster, names, labels)
-    large_cluster.wait_for_statuses(made.cluster, counts, TIMEOUT)
-    assert large_cluster.samples(made.cluster)[family]["status"]["nodeNames"] == sorted(names)
+    large_cluster.label(crowd.cluster, names, labels)
+    large_cluster.wait_for_statuses(crowd.cluster, counts, TIMEOUT)
+    assert large_cluster.samples(crowd.cluster)[family]["status"]["nodeNames"] == sorted(names)
 
 
-def test_deleting_resources_removes_all_owned_objects(made: Crowd) -> None:
-    made.cluster.kubectl("delete", "--kustomize", large_cluster.SAMPLES)
+def test_deleting_resources_removes_all_owned_objects(crowd: LargeCluster) -> None:
+    crowd.cluster.kubectl("delete", "--kustomize", large_cluster.SAMPLES)
 
-    def gone() -> bool:
+    def is_removed() -> bool:
         lists = (f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", f"{PODS}?limit=1")
-        found = [made.cluster.get(path) for path in lists]
+        found = [crowd.cluster.get(path) for path in lists]
         return all(each is not None and not each["items"] for each in found)
 
-    wait_until(gone, "DaemonSets and pods: gone", TIMEOUT, every=1)
+    wait_until(is_removed, "DaemonSets and pods: deleted", TIMEOUT, every=1)

@@ -62,8 +62,8 @@ def check_that_nothing_went_wrong(cluster: Cluster) -> None:
 
 def admits(cluster: Cluster) -> bool:
     """Whether the webhooks complete a custom resource."""
-    asked = resource("gpu", "asked", nodeSelector=NOWHERE)
-    status, answer = cluster.request("POST", f"{API}/gpudeviceplugins?dryRun=All", asked)
+    manifest = resource("gpu", "asked", nodeSelector=NOWHERE)
+    status, answer = cluster.request("POST", f"{API}/gpudeviceplugins?dryRun=All", manifest)
     return status == 201 and answer["spec"].get("image") == own_image("intel-gpu-plugin")
 
 
@@ -109,7 +109,7 @@ def plugins(families: Families) -> list[Any]:
 
 
 @pytest.fixture
-def operated(shared_families: Families) -> Iterator[Families]:
+def operator_cluster(shared_families: Families) -> Iterator[Families]:
     """The operator on the cluster whose node has devices of all families but FPGAs."""
     families = shared_families
     families.reset()
@@ -121,33 +121,37 @@ def operated(shared_families: Families) -> Iterator[Families]:
         families.cluster.kubectl("label", *node, *(f"{label}=true" for label in labels))
         yield families
         families.cluster.kubectl("label", *node, *(f"{label}-" for label in labels))
-        wait_until(lambda: not plugins(families), "the plugins' pods to go", 60)
+        wait_until(lambda: not plugins(families), "the plugins' pods to be deleted", 60)
     wait_until(lambda: not families.devices(), "the kubelet without devices", 60)
 
 
-def test_the_samples_publish_devices_without_an_edited_file(operated: Families) -> None:
-    operated.cluster.kubectl("apply", "--kustomize", SAMPLES)
-    operated.wait(WANTED, 120)
-    operated.run("asking", {"gpu.intel.com/i915": 1})
-    assert any(node.startswith("/dev/dri/") for node in operated.given("asking").nodes)
-    operated.delete("asking")
-    used = {container["image"] for each in plugins(operated) for container in each["spec"]["containers"]}
+def test_the_samples_publish_devices_without_an_edited_file(operator_cluster: Families) -> None:
+    operator_cluster.cluster.kubectl("apply", "--kustomize", SAMPLES)
+    operator_cluster.wait(WANTED, 120)
+    operator_cluster.run("asking", {"gpu.intel.com/i915": 1})
+    assert any(node.startswith("/dev/dri/") for node in operator_cluster.container_devices("asking").nodes)
+    operator_cluster.delete("asking")
+    used = {container["image"] for each in plugins(operator_cluster) for container in each["spec"]["containers"]}
     assert used == {own_image(f"intel-{family}-plugin") for family in PRESENT}
     for family in PRESENT:
-        found: Any = operated.cluster.get(f"{API}/{family}deviceplugins/{family}deviceplugin-sample")
+        found: Any = operator_cluster.cluster.get(f"{API}/{family}deviceplugins/{family}deviceplugin-sample")
         assert not any(holds(found, condition) for condition in ("OriginalImage", "UnsupportedFields"))
-    for each in plugins(operated):
+    for each in plugins(operator_cluster):
         assert each["spec"]["serviceAccountName"] == "inteldeviceplugins-plugins"
         assert "/var/run/secrets/kubernetes.io/serviceaccount" not in [
             mount["mountPath"] for mount in each["spec"]["containers"][0]["volumeMounts"]
         ]
     kinds = ",".join(f"{family}deviceplugins" for family in models.KINDS)
-    operated.cluster.kubectl("wait", "--for=condition=Available", "--timeout=60s", "--all", kinds)
-    listed = operated.cluster.kubectl("get", "qatdeviceplugins", "--no-headers").split()
+    operator_cluster.cluster.kubectl("wait", "--for=condition=Available", "--timeout=60s", "--all", kinds)
+    listed = operator_cluster.cluster.kubectl("get", "qatdeviceplugins", "--no-headers").split()
     assert listed[:3] == ["qatdeviceplugin-sample", "1", "1"]
 
-    operated.cluster.kubectl("delete", "--kustomize", SAMPLES)
-    wait_until(lambda: not operated.devices() and not plugins(operated), "plugins and devices to go", 120)
+    operator_cluster.cluster.kubectl("delete", "--kustomize", SAMPLES)
+    wait_until(
+        lambda: not operator_cluster.devices() and not plugins(operator_cluster),
+        "plugins and devices to be removed",
+        120,
+    )
 
 
 # Without devices
@@ -197,14 +201,14 @@ def holds(found: Any, condition: str) -> bool:
 
 def test_all_samples_are_reconciled_unchanged_and_deleted_completely(installed: Cluster) -> None:
     names = {family: sample(family)["metadata"]["name"] for family in models.KINDS}
-    wanted = {f"intel-{family}-plugin-{name}" for family, name in names.items()}
+    expected = {f"intel-{family}-plugin-{name}" for family, name in names.items()}
     installed.kubectl("apply", "--kustomize", SAMPLES)
-    wait_until(lambda: {*daemonsets(installed)} == wanted, "DaemonSets of all samples", 60)
+    wait_until(lambda: {*daemonsets(installed)} == expected, "DaemonSets of all samples", 60)
     for family, name in names.items():
         path = f"{API}/{family}deviceplugins/{name}"
         wait_until(lambda path=path: holds(installed.get(path), "Available"), f"{name}: available", 60)
-        made = daemonsets(installed)[f"intel-{family}-plugin-{name}"]["spec"]["template"]["spec"]
-        assert made["serviceAccountName"] == f"{PREFIX}plugins"
+        result = daemonsets(installed)[f"intel-{family}-plugin-{name}"]["spec"]["template"]["spec"]
+        assert result["serviceAccountName"] == f"{PREFIX}plugins"
     listed = installed.kubectl("get", "gpudeviceplugins", "--no-headers").split()
     assert listed[:3] == ["gpudeviceplugin-sample", "0", "0"]
     events = f"/apis/events.k8s.io/v1/namespaces/default/events?fieldSelector=regarding.name%3D{names['gpu']}"
@@ -215,7 +219,7 @@ def test_all_samples_are_reconciled_unchanged_and_deleted_completely(installed: 
     assert {name: each["metadata"]["generation"] for name, each in daemonsets(installed).items()} == before
 
     installed.kubectl("delete", "--kustomize", SAMPLES)
-    wait_until(lambda: not daemonsets(installed), "DaemonSets to go", 60)
+    wait_until(lambda: not daemonsets(installed), "DaemonSets to be deleted", 60)
 
 
 ASKED, DEFINED = 'admission webhook "v{}deviceplugin.kb.io" denied the request: ', "is invalid: spec: "
@@ -252,11 +256,11 @@ def test_pods_that_request_a_mapping_get_its_region(installed: Cluster, namespac
     region = "fpga.intel.com/region-ce48969398f05f33946d560708be108a"
     requesting_pod = pod("asking", namespace=namespace, resources={"fpga.intel.com/arria10.dcp1.0": "1"})
 
-    def given() -> Any:
+    def container_limits() -> Any:
         status, answer = installed.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", requesting_pod)
         return status == 201 and answer["spec"]["containers"][0]["resources"]["limits"]
 
-    wait_until(lambda: given() == {region: "1"}, "the name to be known", 30)
+    wait_until(lambda: container_limits() == {region: "1"}, "the mapping to be used", 30)
 
 
 def test_the_account_of_the_resource_manager_is_created_and_deleted(installed: Cluster) -> None:
@@ -264,7 +268,7 @@ def test_the_account_of_the_resource_manager_is_created_and_deleted(installed: C
     installed.kubectl("apply", "--filename=-", text=json.dumps(requesting_pod))
     wait_until(lambda: installed.get(BINDING) and installed.get(ACCOUNT), "account and binding", 60)
     installed.kubectl("delete", "gpudeviceplugin", "managed")
-    wait_until(lambda: not (installed.get(BINDING) or installed.get(ACCOUNT)), "account and binding to go", 60)
+    wait_until(lambda: not (installed.get(BINDING) or installed.get(ACCOUNT)), "account and binding to be deleted", 60)
 
 
 def test_a_provisioning_configuration_is_watched(installed: Cluster) -> None:
@@ -308,10 +312,10 @@ def test_a_restricted_namespace_admits_the_pod_of_the_operator(installed: Cluste
 def read_metrics(node: Node, address: str, *token: str) -> tuple[int, str]:
     """Status and page, read through the Service from the network of the node."""
     command = ["nsenter", f"--target={node.pid}", "--net", "--", sys.executable, "-c", READS, address]
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, *(f"Bearer {each}" for each in token)], capture_output=True, text=True, check=True, timeout=60
     )
-    status, _, page = done.stdout.partition("\n")
+    status, _, page = result.stdout.partition("\n")
     return int(status), page
 
 

@@ -1,4 +1,4 @@
-"""What was there before the operator, on a real API server: older images, variables, DaemonSets of Go's operator."""
+"""Existing objects on a real API server: older images, image variables, DaemonSets of the Go operator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OVERRIDDEN = "ImageOverridden"
 OLD = {"image": "example.com/x/intel-qat-plugin:0.28.0", "initImage": "example.com/x/intel-qat-initcontainer:0.28.0"}
 NEW = {"image": "example.com/x/intel-qat-plugin:0.31.1", "initImage": "example.com/x/intel-qat-initcontainer:0.31.1"}
 PINNED = f"example.com/y/intel-qat-plugin@sha256:{'0' * 64}"
-# Go's operator, as the API server knows it.
+# The field manager of the Go operator.
 GO = "intel_deviceplugin_operator"
 
 
@@ -29,7 +29,7 @@ def clean(installation: Installation) -> Iterator[None]:
 
 
 def runs(installation: Installation) -> Object:
-    """The images of the DaemonSet, by the fields that ask for them."""
+    """The images of the DaemonSet, by field of the resource."""
     daemonset = installation.daemonset("qat", "one")
     if not daemonset:
         return {}
@@ -38,14 +38,14 @@ def runs(installation: Installation) -> Object:
     return {"image": pod["containers"][0]["image"], "initImage": init["image"]}
 
 
-def asks(installation: Installation) -> Object:
+def image_fields(installation: Installation) -> Object:
     """The images of the resource."""
     spec = installation.resource("qat", "one")["spec"]
     return {name: spec[name] for name in ("image", "initImage")}
 
 
 def effective(installation: Installation) -> Object:
-    """The images that run where they are others, as the status tells."""
+    """The images that differ from the resource, from the status."""
     status = installation.resource("qat", "one")["status"]
     names = {"effectiveImage": "image", "effectiveInitImage": "initImage"}
     return {names[name]: value for name, value in status.items() if name in names}
@@ -56,54 +56,56 @@ def wait_running(installation: Installation, images: Object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("upgrade", "asked", "run", "told"),
+    ("upgrade", "spec", "run", "expected"),
     [("spec", NEW, NEW, {}), ("daemonset", OLD, NEW, NEW), ("off", OLD, OLD, {})],
 )
 def test_older_images_of_existing_resources_are_upgraded_as_the_flag_selects(
-    installation: Installation, upgrade: str, asked: Object, run: Object, told: Object
+    installation: Installation, upgrade: str, spec: Object, run: Object, expected: Object
 ) -> None:
     installation.create(resource("qat", "one", **OLD))
     with installation.operator(f"-image-upgrade={upgrade}"):
         wait_running(installation, run)
-        installation.wait_said("qat", "one", OVERRIDDEN, holds=bool(told), words=told.get("image", ""))
-        assert asks(installation) == asked
-        assert effective(installation) == told
+        installation.wait_condition("qat", "one", OVERRIDDEN, holds=bool(expected), words=expected.get("image", ""))
+        assert image_fields(installation) == spec
+        assert effective(installation) == expected
 
 
 def test_an_image_of_the_environment_applies_while_the_variable_is_set(installation: Installation) -> None:
     installation.create(resource("qat", "one", **NEW))
     with installation.operator("-image-upgrade=daemonset", INTEL_QAT_PLUGIN_SHA=PINNED):
         wait_running(installation, NEW | {"image": PINNED})
-        installation.wait_said("qat", "one", OVERRIDDEN, holds=True, words="from INTEL_QAT_PLUGIN_SHA of the operator")
+        installation.wait_condition(
+            "qat", "one", OVERRIDDEN, holds=True, words="from INTEL_QAT_PLUGIN_SHA of the operator"
+        )
         assert effective(installation) == {"image": PINNED}
-        assert asks(installation) == NEW
+        assert image_fields(installation) == NEW
     with installation.operator("-image-upgrade=daemonset"):
         wait_running(installation, NEW)
-        installation.wait_said("qat", "one", OVERRIDDEN, holds=False)
+        installation.wait_condition("qat", "one", OVERRIDDEN, holds=False)
         assert effective(installation) == {}
 
 
 def test_an_image_of_the_environment_is_written_into_the_resource_and_admitted(installation: Installation) -> None:
     installation.create(resource("qat", "one", **OLD))
     with installation.process(INTEL_QAT_PLUGIN_SHA=PINNED) as operator:
-        installation.hook(operator)
+        installation.configure_webhooks(operator)
         operator.start()
         wait_running(installation, NEW | {"image": PINNED})
-        wait_until(lambda: asks(installation) == NEW | {"image": PINNED}, "the resource: upgraded", 60)
-        installation.wait_said("qat", "one", OVERRIDDEN, holds=False)
+        wait_until(lambda: image_fields(installation) == NEW | {"image": PINNED}, "the resource: upgraded", 60)
+        installation.wait_condition("qat", "one", OVERRIDDEN, holds=False)
         operator.stop()
     with installation.operator():
-        # What is in the resource is what its author wants, whoever wrote it.
-        installation.wait_said("qat", "one", "Available", holds=True)
-        installation.wait_as_asked("qat", "one")
+        # Images in the resource are kept, whichever manager wrote them.
+        installation.wait_condition("qat", "one", "Available", holds=True)
+        installation.wait_reconciled("qat", "one")
         assert runs(installation)["image"] == PINNED
 
 
-def made_by_go(asked: Object, name: str, init: Object, container: Object, volumes: list[Object]) -> Object:
-    """A DaemonSet as Go's operator of 0.31.1 makes it."""
-    family = asked["kind"].removesuffix("DevicePlugin").lower()
+def go_daemonset(spec: Object, name: str, init: Object, container: Object, volumes: list[Object]) -> Object:
+    """A DaemonSet as created by the Go operator 0.31.1."""
+    family = spec["kind"].removesuffix("DevicePlugin").lower()
     label = {"app": f"intel-{family}-plugin"}
-    owner = {"apiVersion": asked["apiVersion"], "kind": asked["kind"], "controller": True, "blockOwnerDeletion": True}
+    owner = {"apiVersion": spec["apiVersion"], "kind": spec["kind"], "controller": True, "blockOwnerDeletion": True}
     secure = {"readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False}
     env = [{"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
     plugin = {"name": f"intel-{family}-plugin", "env": env, "securityContext": secure, **container}
@@ -120,7 +122,7 @@ def made_by_go(asked: Object, name: str, init: Object, container: Object, volume
             "name": name,
             "namespace": NAMESPACE,
             "labels": label,
-            "ownerReferences": [owner | {"name": asked["metadata"]["name"], "uid": asked["metadata"]["uid"]}],
+            "ownerReferences": [owner | {"name": spec["metadata"]["name"], "uid": spec["metadata"]["uid"]}],
         },
         "spec": {
             "selector": {"matchLabels": label},
@@ -130,8 +132,8 @@ def made_by_go(asked: Object, name: str, init: Object, container: Object, volume
     }
 
 
-def gpu_of_go(asked: Object) -> Object:
-    """Under the name of the times when there was one resource of a kind."""
+def gpu_of_go(spec: Object) -> Object:
+    """The DaemonSet has the name of releases with one resource per kind."""
     devices = {"name": "devfs", "mountPath": "/dev/dri", "readOnly": True}
     drm = {"name": "sysfsdrm", "mountPath": "/sys/class/drm", "readOnly": True}
     kubelet = {"name": "kubeletsockets", "mountPath": "/var/lib/kubelet/device-plugins"}
@@ -143,10 +145,10 @@ def gpu_of_go(asked: Object) -> Object:
     }
     init = {"name": "intel-gpu-initcontainer", "image": "intel/intel-gpu-initcontainer:0.31.1"}
     init_mounts: dict[str, Any] = {"volumeMounts": [features]}
-    return made_by_go(asked, "intel-gpu-plugin", init | init_mounts, container, [devices, drm, kubelet, features])
+    return go_daemonset(spec, "intel-gpu-plugin", init | init_mounts, container, [devices, drm, kubelet, features])
 
 
-def qat_of_go(asked: Object) -> Object:
+def qat_of_go(spec: Object) -> Object:
     devices = {"name": "devdir", "mountPath": "/dev/vfio", "readOnly": True}
     debug = {"name": "debugfsdir", "mountPath": "/sys/kernel/debug", "readOnly": True}
     pci = {"name": "pcidir", "mountPath": "/sys/bus/pci"}
@@ -159,30 +161,34 @@ def qat_of_go(asked: Object) -> Object:
         "volumeMounts": [devices, debug, pci, kubelet],
     }
     init = {"name": "intel-qat-initcontainer", "image": "intel/intel-qat-initcontainer:0.31.1", "volumeMounts": [sysfs]}
-    return made_by_go(asked, "intel-qat-plugin-one", init, container, [devices, debug, pci, kubelet, sysfs])
+    return go_daemonset(spec, "intel-qat-plugin-one", init, container, [devices, debug, pci, kubelet, sysfs])
 
 
 @pytest.mark.parametrize(("family", "made"), [("gpu", gpu_of_go), ("qat", qat_of_go)])
 def test_daemonsets_of_the_go_operator_are_adopted_and_their_pods_are_replaced_one_at_a_time(
     installation: Installation, family: str, made: Any
 ) -> None:
-    asked = installation.create(resource(family, "one", image=f"intel/intel-{family}-plugin:0.31.1"))
-    installation.cluster.kubectl("create", f"--field-manager={GO}", "--filename=-", text=json.dumps(made(asked)))
-    wait_until(lambda: ready(installation) == 2, "the pods of Go's DaemonSet: ready", 60)
+    resource_object = installation.create(resource(family, "one", image=f"intel/intel-{family}-plugin:0.31.1"))
+    installation.cluster.kubectl(
+        "create", f"--field-manager={GO}", "--filename=-", text=json.dumps(made(resource_object))
+    )
+    wait_until(lambda: ready(installation) == 2, "the pods of the Go DaemonSet: ready", 60)
     (before,) = installation.daemonsets()
     name = before["metadata"]["name"]
     words = ("annotate", "daemonset", name, f"--namespace={NAMESPACE}", "--field-manager=somebody", "example.com/a=b")
     installation.cluster.kubectl(*words)
 
     with installation.operator() as operator:
-        after = installation.wait_as_asked(family, "one")
-        installation.wait_said(family, "one", "Available", holds=True, words="2 of 2 pods are ready, 2 are updated")
-        wait_until(lambda: nodes(installation, family) == ["kwok-0", "kwok-1"], "the nodes: told", 60)
+        after = installation.wait_reconciled(family, "one")
+        installation.wait_condition(
+            family, "one", "Available", holds=True, words="2 of 2 pods are ready, 2 are updated"
+        )
+        wait_until(lambda: nodes(installation, family) == ["kwok-0", "kwok-1"], "the nodes in the status", 60)
         assert "created" not in operator.text()
 
     assert len(installation.daemonsets()) == 1
     assert (after["metadata"]["name"], after["metadata"]["uid"]) == (name, before["metadata"]["uid"])
-    # All of it at once: pods are replaced once.
+    # All changes in one write: pods are replaced once.
     assert after["metadata"]["generation"] == before["metadata"]["generation"] + 1
     assert after["spec"]["selector"] == before["spec"]["selector"]
     assert after["metadata"]["annotations"]["example.com/a"] == "b"

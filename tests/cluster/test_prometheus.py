@@ -30,10 +30,10 @@ MONITORING_KINDS = ("PodMonitor", "ServiceMonitor", "PrometheusRule")
 
 @pytest.fixture(scope="module")
 def setup(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
-    with observed_cluster(tmp_path_factory.mktemp("observed")) as made:
-        conftest._running.append(made.cluster)
-        yield made
-        conftest._running.remove(made.cluster)
+    with observed_cluster(tmp_path_factory.mktemp("observed")) as instance:
+        conftest._running.append(instance.cluster)
+        yield instance
+        conftest._running.remove(instance.cluster)
 
 
 def test_agents_are_targets_whose_labels_name_the_node_and_no_pod(setup: Setup) -> None:
@@ -51,12 +51,12 @@ def test_agents_are_targets_whose_labels_name_the_node_and_no_pod(setup: Setup) 
 
 
 def test_holders_are_the_pods_of_users(setup: Setup) -> None:
-    def held() -> set[tuple[str, str, str]]:
+    def held_ids() -> set[tuple[str, str, str]]:
         found = setup.prometheus.query("accelplane_container_devices")
         return {(labels["node"], labels["pod"], labels["resource"]) for labels, _ in found}
 
     expected = {("node-1", "worker", CY), ("node-2", "trainer", I915)}
-    wait_until(lambda: held() == expected, "both pods hold a device")
+    wait_until(lambda: held_ids() == expected, "both pods hold a device")
     (labels,) = (labels for labels, _ in setup.prometheus.query('accelplane_container_devices{plugin="gpu"}'))
     assert (labels["namespace"], labels["device"], labels["unit"]) == (NAMESPACE, labels["unit"], labels["device"])
     query = f'accelplane:namespace_devices:sum{{resource="{I915}"}}'
@@ -96,7 +96,7 @@ def test_every_query_of_the_dashboards_returns_the_existing_series(setup: Setup)
     """A query returns data if all its metrics exist, unless the panel says what its emptiness means."""
     present = {*json.loads(setup.prometheus.get("/api/v1/label/__name__/values"))["data"]} | {"up"}
     assert present > {*records()}
-    wanted: list[tuple[str, str]] = []
+    expected: list[tuple[str, str]] = []
     executed = 0
     for dashboard in dashboards().values():
         for panel in panels(dashboard):
@@ -106,12 +106,12 @@ def test_every_query_of_the_dashboards_returns_the_existing_series(setup: Setup)
                 setup.prometheus.query(expr)
                 executed += 1
                 if metrics(expr) <= present and "noValue" not in panel["fieldConfig"]["defaults"]:
-                    wanted.append((panel["title"], expr))
+                    expected.append((panel["title"], expr))
     assert executed > 90
-    assert len(wanted) > 45, len(wanted)
+    assert len(expected) > 45, len(expected)
 
     def empty() -> list[tuple[str, str]]:
-        return [each for each in wanted if not setup.prometheus.query(each[1])]
+        return [each for each in expected if not setup.prometheus.query(each[1])]
 
     try:
         wait_until(lambda: not empty(), "data of all panels", 30)
@@ -130,13 +130,15 @@ def test_a_pod_with_two_gpus_and_a_qat_function_has_a_series_for_each_device(set
 
     wait_until(lambda: len(series()) == 3, "a series for each device", hint=str(series()))
     first, second, function = series()
-    seen = setup.cluster.kubectl("exec", "mixed", f"--namespace={NAMESPACE}", "--", "sh", "-c", "ls /dev/dri; env")
-    cards = [word for word in seen.split() if re.fullmatch(r"card\d+", word)]
+    environment = setup.cluster.kubectl(
+        "exec", "mixed", f"--namespace={NAMESPACE}", "--", "sh", "-c", "ls /dev/dri; env"
+    )
+    cards = [word for word in environment.split() if re.fullmatch(r"card\d+", word)]
     assert [first["unit"], second["unit"]] == [first["device"], second["device"]] == sorted(cards)
     assert first["bdf"] != second["bdf"]
     # The unit of a virtual function is the physical one.
     assert function["bdf"] == QAT0
-    assert re.search(rf"^QAT0={QAT0[:-2]}", seen, re.MULTILINE), seen
+    assert re.search(rf"^QAT0={QAT0[:-2]}", environment, re.MULTILINE), environment
     assert {(labels["node"], labels["namespace"], labels["container"]) for labels in series()} == {
         ("node-1", NAMESPACE, "main")
     }
@@ -154,12 +156,12 @@ def test_restartable_init_containers_are_reported_and_ordinary_ones_are_not(setu
     setup.cluster.apply(described)
     setup.cluster.wait_pod("staged", namespace=NAMESPACE)
 
-    def held() -> Mapping[str, float]:
-        return {container: value for (name, container, _), value in setup.held().items() if name == "staged"}
+    def held_ids() -> Mapping[str, float]:
+        return {container: value for (name, container, _), value in setup.allocations().items() if name == "staged"}
 
-    wait_until(lambda: held() == {"sidecar": 2}, "the sidecar holds two IDs")
+    wait_until(lambda: held_ids() == {"sidecar": 2}, "the sidecar holds two IDs")
     setup.delete_pods("staged")
-    wait_until(lambda: not held(), "no series after the end of the pod", 60)
+    wait_until(lambda: not held_ids(), "no series after the end of the pod", 60)
 
 
 def test_the_command_line_the_fleet_page_and_prometheus_have_the_same_numbers_at_rest(setup: Setup) -> None:
@@ -169,22 +171,22 @@ def test_the_command_line_the_fleet_page_and_prometheus_have_the_same_numbers_at
     def command_line() -> tuple[Mapping[str, float], Mapping[str, float]]:
         answer = run(setup.cluster, "accelplane", "inspect", "--cluster", "-A", "-o", "json")
         assert answer.returncode == 0, answer.stderr
-        ids, held = Counter[str](), Counter[str]()
+        ids, allocations = Counter[str](), Counter[str]()
         for item in json.loads(answer.stdout)["nodes"]:
             ids[item["resource"]] += item["allocatable"]
-            held[item["resource"]] += item["allocated"]
-        return dict(+ids), dict(+held)
+            allocations[item["resource"]] += item["allocated"]
+        return dict(+ids), dict(+allocations)
 
     def fleet() -> tuple[Mapping[str, float], Mapping[str, float]]:
-        ids, held = Counter[str](), Counter[str]()
+        ids, allocations = Counter[str](), Counter[str]()
         for device in setup.fleet.devices().devices:
             ids.update(device.ids)
             for holder in device.holders:
-                held[holder.resource] += holder.count
-        return dict(+ids), dict(+held)
+                allocations[holder.resource] += holder.count
+        return dict(+ids), dict(+allocations)
 
-    def prometheus(ids: str, held: str) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        found = (query(f"sum by (resource) ({each}) > 0") for each in (ids, held))
+    def prometheus(ids: str, held_ids: str) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        found = (query(f"sum by (resource) ({each}) > 0") for each in (ids, held_ids))
         first, second = ({labels["resource"]: value for labels, value in each} for each in found)
         return first, second
 
@@ -276,8 +278,8 @@ def test_the_entity_tag_changes_with_health_and_holders_and_not_with_readings(se
     assert (status, free in (tag, held), "tagged" in body) == (200, False, False)
 
 
-class Watching:
-    """Reads the list of devices of the fleet page again and again, and notes the nodes of each answer."""
+class FleetPageReader:
+    """Reads the device list of the fleet page continuously, and records the nodes of each response."""
 
     def __init__(self, setup: Setup) -> None:
         self.seen: list[frozenset[str]] = []
@@ -301,18 +303,18 @@ class Watching:
 def test_restarted_agents_continue_their_series_and_no_node_leaves_the_fleet_page(setup: Setup) -> None:
     started = "max by (node, agent) (process_start_time_seconds)"
     before, times = setup.prometheus.series(HARDWARE), setup.prometheus.query(started)
-    with Watching(setup) as watching:
+    with FleetPageReader(setup) as watching:
         for _ in range(5):
             for each in setup.agent_pods():
                 path = f"/api/v1/namespaces/{NAMESPACE}/pods/{each['metadata']['name']}"
                 setup.cluster.request("DELETE", path, {"gracePeriodSeconds": 1})
 
-            def again(times: list[tuple[dict[str, str], float]] = times) -> bool:
+            def changed_series(times: list[tuple[dict[str, str], float]] = times) -> bool:
                 now = {(labels["node"], labels["agent"]): value for labels, value in setup.prometheus.query(started)}
                 earlier = {(labels["node"], labels["agent"]): value for labels, value in times}
                 return {*now} == AGENTS and all(now[each] > earlier[each] for each in AGENTS) and setup.up() == AGENTS
 
-            wait_until(again, "all agents again", 90)
+            wait_until(changed_series, "all agents again", 90)
             times = setup.prometheus.query(started)
     assert setup.prometheus.series(HARDWARE) == before
     assert len(watching.seen) > 10
@@ -330,29 +332,29 @@ def test_forty_pods_with_enclaves_have_forty_series_whose_sum_is_what_is_allocat
         setup.create(waiting_pod(name, "enclaves", count))
     allocated = f'accelplane_resource_allocated{{resource="{ENCLAVE}"}}'
 
-    def held() -> Mapping[str, float]:
-        return {name: value for (name, _, _), value in setup.held(ENCLAVE).items()}
+    def held_ids() -> Mapping[str, float]:
+        return {name: value for (name, _, _), value in setup.allocations(ENCLAVE).items()}
 
-    wait_until(lambda: held() == counts, "a series for each pod", 60)
-    assert len(setup.held(ENCLAVE)) == 40
+    wait_until(lambda: held_ids() == counts, "a series for each pod", 60)
+    assert len(setup.allocations(ENCLAVE)) == 40
     assert [value for _, value in setup.prometheus.query(allocated)] == [sum(counts.values())]
     listed = f'accelplane_devices{{resource="{ENCLAVE}",health="Healthy"}}'
     assert [value for _, value in setup.prometheus.query(listed)] == [110]
     setup.delete_pods("enclaves")
-    wait_until(lambda: not held(), "no series after the end of the pods", 60)
+    wait_until(lambda: not held_ids(), "no series after the end of the pods", 60)
 
 
 def test_two_hundred_pods_that_come_and_go_make_no_series_of_hardware(setup: Setup) -> None:
     """The pods wait for a volume, so the kubelet has admitted them and starts no container."""
-    before, seen = setup.prometheus.series(HARDWARE), set[str]()
+    before, pods = setup.prometheus.series(HARDWARE), set[str]()
     for group in ("first", "second"):
         for number in range(100):
             setup.create(waiting_pod(f"{group}-{number}", group, 1))
-        wait_until(lambda: len(setup.held(ENCLAVE)) == 100, f"{group}: all pods hold an ID", 90)
-        seen |= {name for name, _, _ in setup.held(ENCLAVE)}
+        wait_until(lambda: len(setup.allocations(ENCLAVE)) == 100, f"{group}: all pods hold an ID", 90)
+        pods |= {name for name, _, _ in setup.allocations(ENCLAVE)}
         setup.delete_pods(group)
-        wait_until(lambda: not setup.held(ENCLAVE), f"{group}: no pod holds an ID", 90)
-    assert len(seen) == 200
+        wait_until(lambda: not setup.allocations(ENCLAVE), f"{group}: no pod holds an ID", 90)
+    assert len(pods) == 200
     assert setup.prometheus.series(HARDWARE) == before
 
 

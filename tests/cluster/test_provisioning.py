@@ -1,4 +1,4 @@
-"""Nodes that were prepared before, that are told something else while pods use them, and that cannot be prepared."""
+"""Provisioned nodes, changed configurations while pods use devices, and failed provisioning."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ SHARED = "dsa.intel.com/wq-user-shared"
 
 @pytest.fixture
 def families(shared_families: Families) -> Iterator[Families]:
-    """The node as at the first boot, with nothing running; as with every test, nothing stays."""
+    """The node in the state of the first boot, without workloads. It is reset after each test."""
     shared_families.reset()
     yield shared_families
-    shared_families.tidy()
+    shared_families.clean_up()
 
 
 @pytest.fixture
@@ -59,12 +59,12 @@ def plain(families: Families) -> Iterator[Families]:
     """The same without an IOMMU."""
     families.boot(NodeSpec(qats=[QatSpec(bdf=QAT0, total_vfs=VFS)], dsas=[DsaSpec(bdf=DSA0)], iommu="off"))
     yield families
-    families.tidy()
+    families.clean_up()
     families.boot(NODE)
 
 
 def provision(families: Families, mode: str, family: str, **config: str) -> dict[str, dict[str, Any]]:
-    """`accelplane provision` on the node: what it says of each device, and its exit code as that of device ''."""
+    """`accelplane provision` on the node: the outcome of each device; the key '' has the exit code."""
     directory = families.node.path("/run/provision")
     directory.mkdir(exist_ok=True)
     for file in directory.iterdir():
@@ -75,23 +75,23 @@ def provision(families: Families, mode: str, family: str, **config: str) -> dict
         ACCELPLANE, "provision", mode, family, "--config-dir=/run/provision", "-ojson", check=False
     )
     assert done.stdout, done.stderr
-    told = json.loads(done.stdout)
-    assert told["problems"] == []
-    return {"": {"code": done.returncode}} | {each["device"]: each for each in told["devices"]}
+    result = json.loads(done.stdout)
+    assert result["problems"] == []
+    return {"": {"code": done.returncode}} | {each["device"]: each for each in result["devices"]}
 
 
 def restart(*daemonsets: DaemonSet) -> None:
-    """Their init containers run again, with success."""
+    """Restarts the init containers, which must succeed."""
     for daemonset in daemonsets:
         daemonset.restart()
     assert [daemonset.wait_running().wait_init() for daemonset in daemonsets] == [0] * len(daemonsets)
 
 
-# Prepared before: the base alone.
+# Devices provisioned before: only the base.
 
 
 def test_functions_of_the_kernel_driver_are_bound_with_only_new_id_writable(families: Families) -> None:
-    """Its manifest mounts /sys/bus/pci only, so a function's `driver_override` answers that it is read-only."""
+    """The manifest mounts only /sys/bus/pci, so writes to `driver_override` fail with EROFS."""
     families.reset(PREPARED)
     assert families.driver("0000:61:00.1") == "4xxxvf"
     (plugin,) = families.deploy("qat_plugin")
@@ -102,56 +102,56 @@ def test_functions_of_the_kernel_driver_are_bound_with_only_new_id_writable(fami
     for number in range(1, VFS + 1):
         assert families.driver(f"0000:61:00.{number}") == "vfio-pci"
         assert families.read(f"{DEVICES}/0000:61:00.{number}/driver_override") == "(null)"
-    # The driver was told the id for as long as it took, and knows it no more.
+    # The ID was added to the driver temporarily and removed again.
     with pytest.raises(OSError, match=os.strerror(errno.ENODEV)):
         families.kernel.write(f"{DRIVERS}/vfio-pci/remove_id", "8086 4941")
-    # Functions that appear later are announced in the plugin's own network namespace, too.
+    # Uevents of later functions are also sent in the plugin's network namespace.
     families.kernel.plug(QatSpec(bdf="0000:69:00.0", vfs=1))
     families.wait({CY: VFS + 1, DC: VFS})
     families.run("worker", {CY: 2, DC: 1})
-    before = families.life("worker"), families.given("worker")
+    before = families.life("worker"), families.container_devices("worker")
     plugin.restart().wait_running()
     families.wait({CY: VFS + 1, DC: VFS})
-    assert (families.life("worker"), families.given("worker")) == before
+    assert (families.life("worker"), families.container_devices("worker")) == before
 
 
 def test_trees_without_init_containers_publish_devices_provisioned_before(families: Families) -> None:
     families.reset(PREPARED)
     for tree in ("dsa_plugin", "iaa_plugin", "dlb_plugin", "sgx_plugin/base"):
         families.deploy(tree)
-    wanted = {DSA: 1, SHARED: 1, IAA: 2, PF: 1, VF: 2, ENCLAVE: 110, PROVISION: 110}
-    families.wait(wanted)
-    assert families.devices() == wanted
+    expected = {DSA: 1, SHARED: 1, IAA: 2, PF: 1, VF: 2, ENCLAVE: 110, PROVISION: 110}
+    families.wait(expected)
+    assert families.devices() == expected
     families.run("worker", {DSA: 1, SHARED: 1, IAA: 1, VF: 2, PF: 1, ENCLAVE: 1})
-    before = families.life("worker"), families.given("worker")
-    # Two queues under two names each, a queue of IAA too, three of DLB, one of SGX.
+    before = families.life("worker"), families.container_devices("worker")
+    # Two queues with two links each, one IAA queue, three DLB nodes, one SGX node.
     assert len(before[1].nodes) == 10
     for each in families.deployed:
         each.restart()
     for each in families.deployed:
         each.wait_running()
-    families.wait(wanted)
+    families.wait(expected)
     families.node.kubelet.restart()
     families.node.wait_ready()
-    families.wait(wanted)
-    assert (families.life("worker"), families.given("worker")) == before
+    families.wait(expected)
+    assert (families.life("worker"), families.container_devices("worker")) == before
 
 
 def test_complete_dsa_devices_are_published_by_vfio(families: Families) -> None:
     families.reset([DsaSpec(bdf=DSA0, model="11fb"), DsaSpec(bdf="0000:64:01.0", model="11fb"), IaaSpec(bdf=IAA0)])
     (daemonset,) = families.deploy("dsa_plugin/overlays/dsa_vfio_initcontainer")
     assert daemonset.wait_init() == 0
-    said = daemonset.init_log()
-    assert f"{DSA0} applied" in said
-    assert "driver idxd -> vfio-pci" in said
-    assert "2 devices: 2 applied" in said
+    log = daemonset.init_log()
+    assert f"{DSA0} applied" in log
+    assert "driver idxd -> vfio-pci" in log
+    assert "2 devices: 2 applied" in log
     families.wait({"dsa.intel.com/vfio": 2})
     families.run("worker", {"dsa.intel.com/vfio": 2})
-    given = families.given("worker")
-    assert set(given.variables) == {"VFIO_BDF0", "VFIO_BDF1"}
-    assert set(given.variables.values()) == {DSA0, "0000:64:01.0"}
-    groups = {f"/dev/vfio/{families.group(address)}" for address in given.variables.values()}
-    assert given.nodes == {"/dev/vfio/vfio", *groups}
+    allocation = families.container_devices("worker")
+    assert set(allocation.variables) == {"VFIO_BDF0", "VFIO_BDF1"}
+    assert set(allocation.variables.values()) == {DSA0, "0000:64:01.0"}
+    groups = {f"/dev/vfio/{families.group(address)}" for address in allocation.variables.values()}
+    assert allocation.nodes == {"/dev/vfio/vfio", *groups}
     assert families.driver(IAA0) == "idxd"
 
 
@@ -159,13 +159,13 @@ def test_a_node_can_have_its_own_file(families: Families) -> None:
     files = {"qat.conf": "ServicesEnabled=dc\n", "qat-node-1.conf": "ServicesEnabled=asym;sym\nAutoresetEnabled=on\n"}
     (daemonset,) = families.deploy(TREES["qat"], config=config_map("qat-config", files))
     families.wait({CY: 2 * VFS})
-    said = daemonset.init_log()
-    assert "(/qat-init/conf/qat-node-1.conf)" in said
-    assert "applied: services dc -> asym;sym; state down -> up; VFs 0 -> 4;" in said.replace("state up -> down; ", "")
+    log = daemonset.init_log()
+    assert "(/qat-init/conf/qat-node-1.conf)" in log
+    assert "applied: services dc -> asym;sym; state down -> up; VFs 0 -> 4;" in log.replace("state up -> down; ", "")
     assert {families.read(f"{DEVICES}/{pf}/qat/auto_reset") for pf in (QAT0, QAT1)} == {"on"}
 
 
-# Told something else while pods hold devices.
+# Changed configuration while pods use devices.
 
 
 def test_nothing_is_written_to_a_node_in_the_desired_state(families: Families) -> None:
@@ -176,10 +176,10 @@ def test_nothing_is_written_to_a_node_in_the_desired_state(families: Families) -
     before = families.snapshot(), families.life("worker")
     files = {family: data(family)[f"{family}.conf"] for family in EXAMPLES}
     for family in ("qat", "idxd"):
-        told = provision(families, "apply", family, **files)
-        assert told.pop("") == {"code": 0}
-        assert {name: each["state"] for name, each in told.items()} == dict.fromkeys(told, "unchanged"), told
-        assert len(told) == 2
+        result = provision(families, "apply", family, **files)
+        assert result.pop("") == {"code": 0}
+        assert {name: each["state"] for name, each in result.items()} == dict.fromkeys(result, "unchanged"), result
+        assert len(result) == 2
         assert provision(families, "status", family, **files)[""] == {"code": 0}
     assert (families.snapshot(), families.life("worker")) == before
 
@@ -196,27 +196,27 @@ def test_devices_in_use_are_skipped_until_they_are_free(families: Families) -> N
     (dlb,) = families.deploy(TREES["dlb"])
     families.wait({CY: VFS, DC: VFS, DSA: 4, VF: 1, PF: 1})
     families.run("worker", {CY: 1, DSA: 1, VF: 1}, restart="Always")
-    before = families.life("worker"), families.given("worker")
-    held = [node.removeprefix("/dev/") for node in before[1].nodes if node != "/dev/vfio/vfio" and "char" not in node]
-    for name in held:
-        # The kernel calls a queue by its name alone.
+    before = families.life("worker"), families.container_devices("worker")
+    nodes = [node.removeprefix("/dev/") for node in before[1].nodes if node != "/dev/vfio/vfio" and "char" not in node]
+    for name in nodes:
+        # The kernel names a queue only by its own name.
         families.kernel.hold(name.removeprefix("dsa/"))
 
     families.configure(config_map("qat-config", {"qat.conf": "ServicesEnabled=dc\n"}))
     families.configure(config_map("intel-dsa-config", {"dsa.conf": dsa["dsa-node1.conf"]}))
     restart(qat, idxd, dlb)
-    said = qat.init_log()
-    assert f"{QAT0} skipped" in said, said
-    assert f"{QAT1} unchanged" in said
-    assert "in use" in said
-    said = idxd.init_log()
-    assert "dsa0 skipped" in said, said
-    assert "in use: 1 client of wq0." in said
+    log = qat.init_log()
+    assert f"{QAT0} skipped" in log, log
+    assert f"{QAT1} unchanged" in log
+    assert "in use" in log
+    log = idxd.init_log()
+    assert "dsa0 skipped" in log, log
+    assert "in use: 1 client of wq0." in log
     assert "1 unchanged" in dlb.init_log()
     families.wait({CY: VFS, DC: VFS, DSA: 4, VF: 1, PF: 1})
-    assert (families.life("worker"), families.given("worker")) == before
+    assert (families.life("worker"), families.container_devices("worker")) == before
 
-    for name in held:
+    for name in nodes:
         families.kernel.release(name.removeprefix("dsa/"))
     families.delete("worker")
     restart(qat, idxd, dlb)
@@ -225,11 +225,11 @@ def test_devices_in_use_are_skipped_until_they_are_free(families: Families) -> N
     families.wait({CY: 0, DC: 2 * VFS, DSA: 0, SHARED: 4, VF: 1, PF: 1})
 
 
-# What cannot be prepared.
+# Failed provisioning.
 
 
 def failed(daemonset: DaemonSet) -> str:
-    """What an init container says that does not succeed; its pod does not start."""
+    """The log of a failed init container; its pod does not start."""
     assert daemonset.wait_init() == 1
     pod = daemonset.pod()
     assert pod
@@ -280,9 +280,9 @@ def test_a_missing_vfio_pci_is_reported_with_the_module_to_load(families: Famili
     families.kernel.do("unload", module="vfio-pci")
     qat = families.deploy(TREES["qat"])[0]
     dsa = families.deploy("dsa_plugin/overlays/dsa_vfio_initcontainer")[0]
-    said = failed(qat)
-    assert said.count("the driver vfio-pci is not loaded, but the VFs need it (modprobe vfio-pci)") == 2
-    assert "2 devices: 2 failed" in said
+    log = failed(qat)
+    assert log.count("the driver vfio-pci is not loaded, but the VFs need it (modprobe vfio-pci)") == 2
+    assert "2 devices: 2 failed" in log
     assert "the driver vfio-pci is not loaded (modprobe vfio-pci)" in failed(dsa)
     assert families.read(f"{DEVICES}/{QAT0}/sriov_numvfs") == "0"
 
@@ -290,10 +290,10 @@ def test_a_missing_vfio_pci_is_reported_with_the_module_to_load(families: Famili
 def test_a_dsa_rejected_by_vfio_pci_is_rolled_back_with_the_reason(families: Families) -> None:
     families.reset([DsaSpec(bdf=DSA0), DsaSpec(bdf="0000:64:01.0", model="11fb")])
     (daemonset,) = families.deploy("dsa_plugin/overlays/dsa_vfio_initcontainer")
-    said = failed(daemonset)
-    assert f"{DSA0} rolled back" in said, said
-    assert "it is on vfio-pci's denylist; load the module with disable_denylist=1" in said
-    assert "0000:64:01.0 applied" in said
+    log = failed(daemonset)
+    assert f"{DSA0} rolled back" in log, log
+    assert "it is on vfio-pci's denylist; load the module with disable_denylist=1" in log
+    assert "0000:64:01.0 applied" in log
     assert families.driver(DSA0) == "idxd"
 
 
@@ -302,25 +302,25 @@ def test_invalid_configuration_stops_the_program_before_any_write(families: Fami
     (daemonset,) = families.deploy(
         TREES["qat"], config=config_map("qat-config", {"qat.conf": "ServicesEnabled=magic\n"})
     )
-    said = failed(daemonset)
-    assert "/qat-init/conf/qat.conf:1: found 'ServicesEnabled=magic', expected" in said
-    assert "nothing was written" in said
+    log = failed(daemonset)
+    assert "/qat-init/conf/qat.conf:1: found 'ServicesEnabled=magic', expected" in log
+    assert "nothing was written" in log
     assert families.snapshot() == before
 
 
 def test_a_missing_iommu_is_reported(plain: Families) -> None:
     qat = plain.deploy(TREES["qat"])[0]
     dsa = plain.deploy(TREES["dsa"], config=EXAMPLES["dsa"])[0]
-    said = failed(qat)
-    assert f"{QAT0} failed" in said, said
-    assert "Invalid argument (writing '4')" in said
-    assert "no IOMMU is enabled; add intel_iommu=on to the kernel's command line" in said
-    said = failed(dsa)
-    assert "dsa0 rolled back" in said, said
-    assert "in scalable mode (intel_iommu=on,sm_on on the kernel's command line" in said
+    log = failed(qat)
+    assert f"{QAT0} failed" in log, log
+    assert "Invalid argument (writing '4')" in log
+    assert "no IOMMU is enabled; add intel_iommu=on to the kernel's command line" in log
+    log = failed(dsa)
+    assert "dsa0 rolled back" in log, log
+    assert "in scalable mode (intel_iommu=on,sm_on on the kernel's command line" in log
 
 
-# The originals' steps.
+# The steps of the original.
 
 ORIGINAL_QAT = """
 want='sym;asym'
@@ -374,9 +374,9 @@ def test_the_final_state_equals_that_of_the_original(
     (directory / "qat.conf").write_text("ServicesEnabled=sym;asym\n")
     start = families.snapshot()
     families.node.run("sh", "-euc", script)
-    theirs = families.snapshot()
+    original = families.snapshot()
     families.reset()
-    assert families.snapshot() == start != theirs
+    assert families.snapshot() == start != original
     own = ACCELPLANE.with_name(program)
     families.node.run(own, "-config-dir=/run/originals", environment=environment)
-    assert families.snapshot() == theirs
+    assert families.snapshot() == original

@@ -197,11 +197,11 @@ def real_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("real")
     target = root / "real"
     words = [f"OUT={target}", "PLATFORMS=linux/amd64", f"IMAGES={','.join(REAL)}"]
-    done = subprocess.run(["make", "images", *words], cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    if done.returncode:
+    result = subprocess.run(["make", "images", *words], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if result.returncode:
         if REQUIRED:
-            pytest.fail(done.stderr)
-        pytest.skip(f"make images: {done.stderr.strip().splitlines()[-1]}")
+            pytest.fail(result.stderr)
+        pytest.skip(f"make images: {result.stderr.strip().splitlines()[-1]}")
     listed = write_images(root / "images")
     for name in REAL:
         shutil.rmtree(root / "images" / name)
@@ -228,9 +228,9 @@ def install(offline: Path, cluster: Cluster, node: Node, namespace: str) -> Iter
 
     def run(*words: str | Path) -> str:
         command = [sys.executable, "-I", offline / "install.py", *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=node.environment())
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        result = subprocess.run(command, capture_output=True, text=True, check=False, env=node.environment())
+        assert result.returncode == 0, result.stderr
+        return result.stdout
 
     yield run
     cluster.kubectl("delete", "daemonset", "--all", "-n", namespace, "--wait")
@@ -267,8 +267,8 @@ def test_helm_installs_the_chart_of_the_registry_and_the_node_pulls_its_images_b
 
     def helm(*words: str) -> None:
         command = [program("helm"), f"--namespace={namespace}", f"--kubeconfig={cluster.kubeconfig}", *words]
-        done = subprocess.run(command, env={**os.environ, **homes}, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        result = subprocess.run(command, env={**os.environ, **homes}, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr
 
     helm("install", "x", f"oci://{plan.registry}/charts/accelplane", "--plain-http", "--version", VERSION)
     wait_until(lambda: node.allocatable(RESOURCE) == 2, "both cards", 120)

@@ -24,17 +24,17 @@ REGION = "ce48969398f05f33946d560708be108a"
 
 def defaults_resources(cluster: Cluster, namespace: str) -> bool:
     """Whether the operator's webhooks complete a custom resource."""
-    wanted = resource("npu", "wanted", nodeSelector=NOWHERE)
-    status, answer = cluster.request("POST", f"{OPERATED}/npudeviceplugins?dryRun=All", wanted)
+    manifest = resource("npu", "wanted", nodeSelector=NOWHERE)
+    status, answer = cluster.request("POST", f"{OPERATED}/npudeviceplugins?dryRun=All", manifest)
     return status == 201 and "image" in answer["spec"]
 
 
 def serves_one_kind(cluster: Cluster, namespace: str) -> bool:
     """Whether a tree for GPUs completes their resources, and denies those of another kind with a message."""
-    made = cluster.request(
+    created = cluster.request(
         "POST", f"{OPERATED}/gpudeviceplugins?dryRun=All", resource("gpu", "x", nodeSelector=NOWHERE)
     )
-    if made[0] != 201 or "image" not in made[1]["spec"]:
+    if created[0] != 201 or "image" not in created[1]["spec"]:
         return False
     status, answer = cluster.request("POST", f"{OPERATED}/npudeviceplugins?dryRun=All", resource("npu", "x"))
     assert status == 403, answer
@@ -57,8 +57,8 @@ def resolves_regions(cluster: Cluster, namespace: str) -> bool:
 
 
 def admitted_limits(cluster: Cluster, namespace: str, resources: dict[str, str]) -> Object:
-    wanted = pod("wanted", namespace=namespace, resources=resources)
-    status, answer = cluster.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", wanted)
+    manifest = pod("wanted", namespace=namespace, resources=resources)
+    status, answer = cluster.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", manifest)
     assert status in (201, 400, 403), answer
     return answer["spec"]["containers"][0]["resources"]["limits"] if status == 201 else {}
 

@@ -36,7 +36,7 @@ def test_single_device_pods_are_spread_over_shared_cards(gpus: GpuNode) -> None:
     for name in names:
         gpus.cluster.wait_pod(name)
     assert pods_by_card(gpus) == dict.fromkeys(gpus.cards, PODS // CARDS)
-    of_card0 = [name for name in names if gpus.held(name)[0].startswith("card0-")]
+    of_card0 = [name for name in names if gpus.device_ids(name)[0].startswith("card0-")]
     gpus.delete(*of_card0)
     for name in ("late0", "late1"):
         gpus.run(name, {I915: 1})

@@ -2,7 +2,7 @@
 
 Kubelets dereference nil when such an ID has left the plugin's list (docs/kubelet-defects.md). Each case runs on three
 nodes at once, one for each topology policy with hints. After each the kubelet's process is the same, its log has no
-panic, pods run on, and the node's status is right.
+panic, pods keep running, and the node's status is correct.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def vanish(gpus: GpuNode, holder: str, shares: int = 1) -> tuple[str, str]:
 
     The removal delay is over for both when it is for one.
     """
-    (held,) = gpus.held(holder)
-    card = held.partition("-")[0]
+    (device_id,) = gpus.device_ids(holder)
+    card = device_id.partition("-")[0]
     free = next(name for name in gpus.cards if name != card)
     gpus.unplug(card, free)
     gpus.wait_capacity_at_most(shares + 1)
@@ -165,7 +165,7 @@ def test_the_first_list_after_an_agent_restart_has_the_allocated_id(nodes: list[
 
 
 def test_agent_starts_while_the_kubelet_is_down(nodes: list[GpuNode]) -> None:
-    """Only the checkpoint tells it which IDs are held."""
+    """Only the checkpoint has the allocated IDs."""
 
     def scenario(gpus: GpuNode) -> None:
         start(gpus)
@@ -174,8 +174,8 @@ def test_agent_starts_while_the_kubelet_is_down(nodes: list[GpuNode]) -> None:
         (plugin,) = gpus.daemons
         gpus.node.kubelet.stop()
         plugin.stop()
-        (held,) = gpus.held(holder)
-        gpus.unplug(held.partition("-")[0])
+        (device_id,) = gpus.device_ids(holder)
+        gpus.unplug(device_id.partition("-")[0])
         plugin.start()
         kubelet = gpus.restart_kubelet()
         wait_admitted(kubelet, holder)

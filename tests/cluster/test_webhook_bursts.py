@@ -122,8 +122,8 @@ def _configuration(api: Cluster, program: Program, port: int) -> dict[str, Any]:
 
 def _wait_called(api: Cluster, program: Program) -> None:
     def called() -> bool:
-        status, made = api.request("POST", f"{PODS}?dryRun=All", pod(program))
-        return status == http.HTTPStatus.CREATED and _is_mutated(made, program)
+        status, response = api.request("POST", f"{PODS}?dryRun=All", pod(program))
+        return status == http.HTTPStatus.CREATED and _is_mutated(response, program)
 
     wait_until(called, "the API server calls the webhook", 60)
 
@@ -138,10 +138,10 @@ def pod(program: Program, containers: int = 1) -> dict[str, Any]:
     }
 
 
-def _is_mutated(made: Mapping[str, Any], program: Program) -> bool:
+def _is_mutated(response: Mapping[str, Any], program: Program) -> bool:
     return all(
         each["resources"]["limits"].get(program.expected) == each["resources"]["requests"].get(program.expected) == "1"
-        for each in made["spec"]["containers"]
+        for each in response["spec"]["containers"]
     )
 
 
@@ -164,10 +164,10 @@ def test_every_pod_of_a_burst_is_mutated(api: Cluster, tmp_path: Path, name: str
 
     with webhook(api, program, tmp_path):
         with ThreadPoolExecutor(PODS_AT_ONCE) as threads:
-            made = list(threads.map(create, range(PODS_AT_ONCE)))
+            response = list(threads.map(create, range(PODS_AT_ONCE)))
         _delete_pods(api)
-    assert {status for status, _ in made} == {http.HTTPStatus.CREATED}
-    missed = [each["metadata"]["name"] for _, each in made if not _is_mutated(each, program)]
+    assert {status for status, _ in response} == {http.HTTPStatus.CREATED}
+    missed = [each["metadata"]["name"] for _, each in response if not _is_mutated(each, program)]
     reasons = [line for line in api.control.daemons["kube-apiserver"].tail(3000).splitlines() if "failing open" in line]
     assert missed == [], f"{len(missed)} missed: {reasons[-3:]}"
 
@@ -175,14 +175,14 @@ def test_every_pod_of_a_burst_is_mutated(api: Cluster, tmp_path: Path, name: str
 def test_the_largest_pods_are_mutated_or_denied_within_the_memory_limit(api: Cluster, tmp_path: Path) -> None:
     program = PROGRAMS["sgx"]
     with webhook(api, program, tmp_path):
-        status, made = api.request("POST", f"{PODS}?dryRun=All", pod(program, 3000))
-        assert (status, _is_mutated(made, program)) == (http.HTTPStatus.CREATED, True)
+        status, response = api.request("POST", f"{PODS}?dryRun=All", pod(program, 3000))
+        assert (status, _is_mutated(response, program)) == (http.HTTPStatus.CREATED, True)
         status, denied = api.request("POST", f"{PODS}?dryRun=All", pod(program, 12_000))
         assert status in (http.HTTPStatus.FORBIDDEN, http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         assert "use fewer containers" in denied["message"]
         # The largest object that etcd takes has 1.5 MiB.
         large = pod(program)
         large["spec"]["containers"][0]["env"] = [{"name": "V", "value": "x" * 1_500_000}]
-        status, made = api.request("POST", PODS, large)
-        assert (status, _is_mutated(made, program)) == (http.HTTPStatus.CREATED, True), json.dumps(made)[:500]
+        status, response = api.request("POST", PODS, large)
+        assert (status, _is_mutated(response, program)) == (http.HTTPStatus.CREATED, True), json.dumps(response)[:500]
         _delete_pods(api)

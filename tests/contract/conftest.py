@@ -108,7 +108,7 @@ def run(tmp_path: Path, directory: str) -> Iterator[Run]:
 
 @pytest.fixture
 async def api() -> "AsyncIterator[KubeApi]":
-    """An API server's double."""
+    """A double of the API server."""
     from kubeapi import kube_api
 
     async with kube_api() as running:
@@ -117,9 +117,9 @@ async def api() -> "AsyncIterator[KubeApi]":
 
 @pytest.fixture
 async def client(api: "KubeApi") -> "AsyncIterator[Client]":
-    """A client of it."""
+    """A client of the double."""
     from accelplane.kube.client import Client
 
-    made = Client(api.config, field_manager="test", timeout=1)
-    yield made
-    await made.close()
+    instance = Client(api.config, field_manager="test", timeout=1)
+    yield instance
+    await instance.close()

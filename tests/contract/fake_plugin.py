@@ -13,7 +13,7 @@ from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
 Handler = Callable[[Any], Awaitable[Any] | Any]
 
 
-class Refusal(Exception):
+class HandlerError(Exception):
     """Raised by a handler to fail the call with its text."""
 
 
@@ -68,7 +68,7 @@ class FakePlugin:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.die()
+        await self.abort()
 
     async def serve(self) -> None:
         os.makedirs(self.directory, exist_ok=True)
@@ -81,7 +81,7 @@ class FakePlugin:
     def serving(self) -> bool:
         return self._server is not None
 
-    async def die(self) -> None:
+    async def abort(self) -> None:
         """Ends immediately and aborts all streams."""
         if self._server is not None:
             await self._server.stop(None)
@@ -127,7 +127,7 @@ class FakePlugin:
 
     async def _list_and_watch(self, _request: pb.Empty, _context: object) -> AsyncIterator[Any]:
         self.streams += 1
-        # As a plugin does: a new stream begins with the latest list.
+        # A new stream starts with the latest list, as in a plugin.
         position = len(self._lists) - 1
         while True:
             async with self._more:
@@ -162,7 +162,7 @@ class FakePlugin:
             try:
                 answer = self._handlers[method](request)
                 return await answer if isinstance(answer, Awaitable) else answer
-            except Refusal as error:
+            except HandlerError as error:
                 await context.abort(grpc.StatusCode.UNKNOWN, str(error))
 
         return grpc.unary_unary_rpc_method_handler(

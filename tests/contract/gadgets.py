@@ -13,8 +13,8 @@ GADGET = "example.com/gadget"
 
 def gadget(key: str, **fields: object) -> Device:
     """A device of the resource `gadget` with one node; `fields` are more of `Device`'s own."""
-    given = {"resource": "gadget", "nodes": (DeviceNode(f"/dev/{key}"),), "topology": None, **fields}
-    return Device(id=key, **given)  # type: ignore[arg-type]
+    options = {"resource": "gadget", "nodes": (DeviceNode(f"/dev/{key}"),), "topology": None, **fields}
+    return Device(id=key, **options)  # type: ignore[arg-type]
 
 
 def gadgets(*keys: str) -> list[Device]:

@@ -1,6 +1,6 @@
 """An HTTP/2 peer that sends any frames, and decodes responses with an independent implementation.
 
-Its frames are put together by hand, so that they may be wrong; hyperframe and hpack, not ours, read the answers.
+Its frames are built byte by byte, so that they can be invalid; hyperframe and hpack decode the responses.
 """
 
 import asyncio
@@ -55,9 +55,9 @@ def message(content: bytes = b"", *, compressed: int = 0) -> bytes:
 
 def block(**changes: str | None) -> bytes:
     """The headers of a call of Echo; changes by name, `path="…"` for `:path`, None to leave one out."""
-    wanted = {name.replace("_", "-"): value for name, value in changes.items()}
-    fields = [(name, wanted.pop(name.lstrip(":"), value)) for name, value in CALL]
-    fields += wanted.items()
+    settings_changes = {name.replace("_", "-"): value for name, value in changes.items()}
+    fields = [(name, settings_changes.pop(name.lstrip(":"), value)) for name, value in CALL]
+    fields += settings_changes.items()
     return Encoder().encode([(name, value) for name, value in fields if value is not None], huffman=False)
 
 
@@ -81,7 +81,7 @@ class Answer:
 
 
 class Raw:
-    """A connection's other end: frames to it, frames from it."""
+    """The peer of a connection: sends and receives frames."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -133,25 +133,25 @@ class Raw:
         answer.ended |= "END_STREAM" in found.flags or isinstance(found, RstStreamFrame)
         return found
 
-    async def until(self, wanted: Callable[[Any], bool]) -> Any:
+    async def until(self, condition: Callable[[Any], bool]) -> Any:
         """The next frame that matches `wanted`."""
         while (found := await self.next()) is not None:
-            if wanted(found):
+            if condition(found):
                 return found
         raise AssertionError(f"the connection ended after {self.seen}")
 
-    async def got(self, stream: int, size: int) -> int:
+    async def received_bytes(self, stream: int, size: int) -> int:
         """Waits for this amount of data; returns the received amount."""
         while len(self.answers[stream].data) < size:
             assert await self.next() is not None, f"the connection ended after {self.seen}"
         return len(self.answers[stream].data)
 
-    async def goes_on(self) -> None:
-        """Asserts that the connection still lives."""
+    async def assert_open(self) -> None:
+        """Asserts that the connection is open."""
         await self.send(frame(PING, 0, 0, b"are you?"))
         await self.until(lambda one: isinstance(one, PingFrame) and one.opaque_data == b"are you?")
 
-    async def goodbye(self) -> int | None:
+    async def goaway_code(self) -> int | None:
         """The error code of the GOAWAY with which the connection ends, None when it ends without."""
         while await self.next() is not None:
             pass
@@ -242,10 +242,10 @@ class Methods:
 
 @contextlib.asynccontextmanager
 async def serving(path: str) -> AsyncIterator[Methods]:
-    """`Methods` at a socket; asserts at the end that nothing went astray in the event loop."""
-    astray: list[dict[str, Any]] = []
+    """`Methods` at a socket; asserts at the end that the event loop had no unhandled errors."""
+    unexpected: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _loop, context: astray.append(context))
+    loop.set_exception_handler(lambda _loop, context: unexpected.append(context))
     methods = Methods()
     await methods.server.start(path)
     try:
@@ -253,4 +253,4 @@ async def serving(path: str) -> AsyncIterator[Methods]:
     finally:
         await methods.server.stop()
     await until(lambda: methods.running == 0)
-    assert astray == []
+    assert unexpected == []

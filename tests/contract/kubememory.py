@@ -46,7 +46,7 @@ class MemoryServer:
         self._changed = asyncio.Event()
         self._break: Exception | None = None
 
-    # Deeds of other clients
+    # Changes by other clients
 
     def put(self, name: str, spec: object) -> None:
         self.version += 1

@@ -18,14 +18,14 @@ VERSION = "8.1.2.26"
 @contextlib.asynccontextmanager
 async def operator(api: KubeApi, image: str = IMAGE, manager: str = "onload-operator") -> AsyncIterator[None]:
     client = Client(api.config, field_manager=manager, timeout=2)
-    made = Manager(client, health_address=OFF, metrics_address=OFF)
-    OnloadController(made, image)
-    task = asyncio.create_task(made.run())
+    instance = Manager(client, health_address=OFF, metrics_address=OFF)
+    OnloadController(instance, image)
+    task = asyncio.create_task(instance.run())
     try:
         await asyncio.sleep(0)
         yield
         assert not task.done(), task.result()
-        made.stop()
+        instance.stop()
         async with asyncio.timeout(30):
             await task
     finally:
@@ -36,7 +36,7 @@ async def operator(api: KubeApi, image: str = IMAGE, manager: str = "onload-oper
 
 @contextlib.asynccontextmanager
 async def running(setup: Setup) -> AsyncIterator[None]:
-    """The cluster reacts, and nothing that must not happen has happened in the end."""
+    """The cluster reacts. At the end, no invariant was violated."""
     task = asyncio.create_task(setup.run())
     try:
         yield

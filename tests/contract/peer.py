@@ -94,12 +94,12 @@ class Lists:
         message = await self.message()
         return None if message is None else {device.ID: device.health for device in message.devices}
 
-    async def until(self, wanted: Mapping[str, str]) -> None:
+    async def until(self, expected: Mapping[str, str]) -> None:
         """Reads lists until one matches `wanted`."""
-        seen: list[Mapping[str, str] | None] = []
-        while not seen or seen[-1] != wanted:
-            seen.append(await self.next())
-            assert seen[-1] is not None, f"the stream ended after {seen}"
+        observations: list[Mapping[str, str] | None] = []
+        while not observations or observations[-1] != expected:
+            observations.append(await self.next())
+            assert observations[-1] is not None, f"the stream ended after {observations}"
 
     async def code(self) -> str:
         """How the stream ended."""

@@ -44,5 +44,5 @@ def pods_with_claim(
 ) -> pb.ListPodResourcesResponse:
     """The pod `team/pod`, whose containers share a claim with these devices."""
     dynamic = pb.DynamicResource(claim_name="c", claim_namespace="team", claim_resources=resources)
-    made = [pb.ContainerResources(name=name, dynamic_resources=[dynamic]) for name in containers]
-    return pb.ListPodResourcesResponse(pod_resources=[pb.PodResources(name="pod", namespace="team", containers=made)])
+    items = [pb.ContainerResources(name=name, dynamic_resources=[dynamic]) for name in containers]
+    return pb.ListPodResourcesResponse(pod_resources=[pb.PodResources(name="pod", namespace="team", containers=items)])

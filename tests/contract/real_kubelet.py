@@ -1,9 +1,9 @@
 """The real kubelet of a node of `tests/cluster`, with the interface of the contract tests.
 
 The agent under test stays in the test's process: `directory` is a link to the node's `/var/lib/kubelet`, which is a
-plain directory on this computer's disk, and a socket is reached by its inode whatever the namespaces. A link also
+plain directory on this computer's disk; sockets are independent of namespaces. A link also
 keeps the sockets' paths short. Pods are real ones, bound to the node without a scheduler, so that the kubelet itself
-has to admit or refuse them; what their containers got is read from the kubelet's checkpoint.
+has to admit or reject them; the allocated devices are read from the kubelet's checkpoint.
 """
 
 import asyncio
@@ -42,12 +42,12 @@ _FILES += [f"/opt/onload/versions/{version}/usr/lib64/libonload.so" for version 
 @contextmanager
 def running_node() -> Iterator[Node]:
     """A node for any number of `Real`s, one after the other."""
-    # The node's status is where tests see a resource, so it is written as soon as it changes.
-    with Cluster.running([NodePlan(hardware=[_put_in], kubelet={"nodeStatusUpdateFrequency": "200ms"})]) as cluster:
+    # Tests read resources from the node's status, so it is updated immediately.
+    with Cluster.running([NodePlan(hardware=[_copy_in], kubelet={"nodeStatusUpdateFrequency": "200ms"})]) as cluster:
         yield cluster.nodes["node-1"]
 
 
-def _put_in(node: Node) -> None:
+def _copy_in(node: Node) -> None:
     for device in _DEVICES:
         node.mknod(device, *_NULL)
     for file in _FILES:
@@ -58,7 +58,7 @@ def _put_in(node: Node) -> None:
 
 
 class Real:
-    """The node's kubelet, stopped and without any memory when it is made, and again after `close`."""
+    """The node's kubelet, stopped and without state before `start` and after `close`."""
 
     def __init__(self, node: Node, directory: str) -> None:
         self.node = node
@@ -94,11 +94,11 @@ class Real:
         }
 
     async def until(self, condition: Callable[[Mapping[str, Counts]], bool], seconds: float = 10) -> None:
-        async def held() -> bool:
+        async def has_device() -> bool:
             return condition(await asyncio.to_thread(self.resources))
 
         try:
-            await until(held, seconds + 5)
+            await until(has_device, seconds + 5)
         except TimeoutError:
             raise TimeoutError(
                 f"the node's status shows {dict(self.resources())}\n{self.node.kubelet.tail()}"
@@ -127,7 +127,7 @@ class Real:
         await until(lambda: asyncio.to_thread(lambda: self.cluster.pod(name) is None), 60)
 
     def _raise_refusal(self, uid: str) -> None:
-        # A refused pod's status follows up to ten seconds later.
+        # The status of a rejected pod is written up to ten seconds later.
         chosen = f"involvedObject.uid={uid},type=Warning"
         for event in (self.cluster.get(f"/api/v1/namespaces/default/events?fieldSelector={chosen}") or {})["items"]:
             if event["reason"] in _REFUSALS or event["reason"].startswith("OutOf"):
@@ -148,14 +148,14 @@ class Real:
         self._forget_resources()
 
     def _forget_resources(self) -> None:
-        def forgotten() -> bool:
+        def is_forgotten() -> bool:
             node = self._node()
             for amounts in (node["status"]["capacity"], node["status"]["allocatable"]):
                 for name in [name for name in amounts if "/" in name]:
                     del amounts[name]
             return self.cluster.request("PUT", f"{self._path}/status", node)[0] == http.HTTPStatus.OK
 
-        wait_until(forgotten, "the node's status without resources")
+        wait_until(is_forgotten, "the node's status without resources")
 
     def _node(self) -> dict[str, Any]:
         node = self.cluster.get(self._path)
@@ -166,9 +166,9 @@ class Real:
         return f"/api/v1/namespaces/default/pods/{name}".rstrip("/")
 
 
-def _is_running(seen: dict[str, Any] | None) -> bool:
+def _is_running(pod: dict[str, Any] | None) -> bool:
     """Raises `PodRejected` when a container cannot be started."""
-    status = (seen or {}).get("status", {})
+    status = (pod or {}).get("status", {})
     for container in status.get("containerStatuses", ()):
         waiting = container["state"].get("waiting") or {}
         if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):

@@ -38,7 +38,7 @@ class ScriptedKubelet:
     def __init__(self, directory: str) -> None:
         self.directory = directory
         self.lists: dict[str, dict[str, bool]] = {}
-        self.held: dict[str, set[str]] = {}
+        self.allocated: dict[str, set[str]] = {}
         self.crashes: list[str] = []
         self.records = True  # whether it writes its checkpoint
         self.ends_streams = 0  # the number of streams that end after their first list, while Register is unanswered
@@ -82,12 +82,12 @@ class ScriptedKubelet:
             self._unanswered.remove(call)
         if id_ not in self.lists.get(resource, {id_: True}):
             self.crashes.append(f"Allocate of {id_} was answered after it had left the list")
-        self.held.setdefault(resource, set()).add(id_)
+        self.allocated.setdefault(resource, set()).add(id_)
         self._write_checkpoint()
 
     def release(self, resource: str, id_: str) -> None:
         """The container ends."""
-        self.held[resource].discard(id_)
+        self.allocated[resource].discard(id_)
         self._write_checkpoint()
 
     def _socket(self, resource: str) -> str:
@@ -108,7 +108,9 @@ class ScriptedKubelet:
         try:
             async with rpc.Channel(self._socket(resource)) as plugin:
                 async for message in plugin.stream(LIST_AND_WATCH, pb.Empty(), pb.ListAndWatchResponse):
-                    self._learn(resource, {device.ID: device.health == "Healthy" for device in message.devices})
+                    self._record_devices(
+                        resource, {device.ID: device.health == "Healthy" for device in message.devices}
+                    )
         except rpc.RpcError:
             pass
         finally:
@@ -120,8 +122,8 @@ class ScriptedKubelet:
         """The list after five minutes, when the kubelet has removed the devices of a stopped plugin."""
         return {} if resource in self._stopped else self.lists.get(resource, {})
 
-    def _learn(self, resource: str, devices: dict[str, bool]) -> None:
-        missing = self.held.get(resource, set()) - devices.keys()
+    def _record_devices(self, resource: str, devices: dict[str, bool]) -> None:
+        missing = self.allocated.get(resource, set()) - devices.keys()
         if missing:
             self.crashes.append(f"{sorted(missing)} left the list of {resource} while a container holds it")
         self.lists[resource] = devices
@@ -138,7 +140,7 @@ class ScriptedKubelet:
             return
         holdings = tuple(
             checkpoint.Holding(f"pod-{id_}", "main", resource, {-1: (id_,)}, b"")
-            for resource, ids in self.held.items()
+            for resource, ids in self.allocated.items()
             for id_ in sorted(ids)
         )
         healthy = {name: tuple(id_ for id_, well in ids.items() if well) for name, ids in self.lists.items()}
@@ -146,7 +148,7 @@ class ScriptedKubelet:
 
 
 class ShelfConfig(Config, frozen=True, kw_only=True):
-    """An option, so that a configuration can differ."""
+    """The only option, for changes of the configuration."""
 
     label: Annotated[str, msgspec.Meta(description="any text")] = ""
 
@@ -338,7 +340,7 @@ class Setup:
         plugins = [thread.work.__closure__[1].cell_contents for thread in scanning if thread.work.__closure__]
         return sum(getattr(plugin, "name", None) == name for plugin in plugins)
 
-    def rest(self) -> None:
+    def complete_work(self) -> None:
         """Completes all running work."""
         self.threads.immediate = self.immediate_replies = True
         self.threads.deliver_all()
@@ -363,7 +365,7 @@ class Setup:
         for unit in sorted(os.listdir(shelf)) if shelf.exists() else ():
             for id_ in os.listdir(shelf / unit):
                 found[id_] = unit not in self.bad
-        return {**dict.fromkeys(self.kubelet.held.get(f"{name}.example.com/thing", ()), False), **found}
+        return {**dict.fromkeys(self.kubelet.allocated.get(f"{name}.example.com/thing", ()), False), **found}
 
     def check_rest(self) -> None:
         assert not self.task.done(), self.task

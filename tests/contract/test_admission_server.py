@@ -1,4 +1,4 @@
-"""The admission server over real sockets and TLS, with callers of all manners."""
+"""The admission server over real sockets and TLS, with valid, slow and hostile callers."""
 
 import asyncio
 import base64
@@ -63,7 +63,7 @@ def post(body: bytes, path: str = PATH, *fields: str, content_type: str = "appli
 
 
 class Reply:
-    """An answer as it came over the wire."""
+    """A response with status, fields and body."""
 
     def __init__(self, head: str, body: bytes) -> None:
         first, *lines = head.split("\r\n")
@@ -112,7 +112,7 @@ class Caller:
             await self.writer.wait_closed()
 
 
-def trusting(authority: Authority, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2) -> ssl.SSLContext:
+def client_context(authority: Authority, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2) -> ssl.SSLContext:
     context = ssl.create_default_context(cadata=authority.credentials.certificate.decode())
     context.maximum_version = newest
     context.set_alpn_protocols(["h2", "http/1.1"])
@@ -127,7 +127,7 @@ class Setup:
         self.callers: list[Caller] = []
 
     async def caller(self, context: ssl.SSLContext | None = None) -> Caller:
-        trusted = (context or trusting(AUTHORITY)) if self._secure else None
+        trusted = (context or client_context(AUTHORITY)) if self._secure else None
         name = "localhost" if self._secure else None
         caller = Caller(*await asyncio.open_connection("127.0.0.1", self.port, ssl=trusted, server_hostname=name))
         self.callers.append(caller)
@@ -146,11 +146,11 @@ async def setup(
         tls = ServingTls()
         tls.use(SERVER.certificate, SERVER.key)
     port = await server.start("127.0.0.1", 0, tls.context if secure else None)
-    made = Setup(server, port, secure=secure)
+    instance = Setup(server, port, secure=secure)
     try:
-        yield made
+        yield instance
     finally:
-        for caller in made.callers:
+        for caller in instance.callers:
             await caller.close()
         await server.stop(1)
 
@@ -222,11 +222,11 @@ async def test_an_invalid_resource_in_deletion_may_lose_its_finalizers(
     kind: type[Mutator[Any] | Validator[Any]],
 ) -> None:
     going = {"metadata": {"name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["orphan"]}}
-    gone = {"metadata": {**going["metadata"], "finalizers": []}}
+    deleted = {"metadata": {**going["metadata"], "finalizers": []}}
     stays = {"metadata": {"name": "a", "finalizers": ["orphan"]}}
     async with setup(hook(lambda _review, _object: deny("no"), kind)) as one:
-        freed = await one.ask(post(review(gone, "UPDATE", oldObject=going), "/hook"))
-        edited = await one.ask(post(review(gone, "UPDATE", oldObject=stays), "/hook"))
+        freed = await one.ask(post(review(deleted, "UPDATE", oldObject=going), "/hook"))
+        edited = await one.ask(post(review(deleted, "UPDATE", oldObject=stays), "/hook"))
     assert freed.response["allowed"]
     assert not edited.response["allowed"]
 
@@ -333,12 +333,12 @@ async def test_a_caller_can_close_its_connection(fields: Sequence[str]) -> None:
 QUICK = HttpLimits(request=0.2, idle=0.2, handshake=0.2, linger=0.1)
 
 
-@pytest.mark.parametrize("begun", [b"POST", post(review())[:-1], post(review()).partition(b"\r\n\r\n")[0]])
+@pytest.mark.parametrize("head", [b"POST", post(review())[:-1], post(review()).partition(b"\r\n\r\n")[0]])
 @in_virtual_time(http_server, http_connection)
-async def test_an_incomplete_request_times_out_with_408(begun: bytes) -> None:
+async def test_an_incomplete_request_times_out_with_408(head: bytes) -> None:
     async with setup(limits=QUICK) as one:
         caller = await one.caller()
-        assert (await caller.ask(begun)).status == 408
+        assert (await caller.ask(head)).status == 408
         assert await caller.ended()
 
 
@@ -347,14 +347,14 @@ async def test_single_bytes_do_not_extend_the_timeout() -> None:
     async with setup(limits=QUICK, secure=False) as one:
         caller = await one.caller()
 
-        async def trickle() -> None:
+        async def send_bytes() -> None:
             with contextlib.suppress(OSError):
                 for byte in post(review()) * 10:
                     caller.writer.write(bytes([byte]))
                     await caller.writer.drain()
                     await asyncio.sleep(0.02)
 
-        task = asyncio.create_task(trickle())
+        task = asyncio.create_task(send_bytes())
         assert (await caller.reply()).status == 408
         task.cancel()
 
@@ -391,7 +391,7 @@ async def test_a_close_notify_alert_is_answered() -> None:
     async with setup() as one:
         caller = await one.caller()
         assert (await caller.ask(post(review()))).status == 200
-        await caller.close()  # asyncio waits for the server's, and would complain of an end without one
+        await caller.close()  # asyncio waits for the close_notify of the server
         await until(lambda: not one.server.connections)
 
 
@@ -416,16 +416,16 @@ async def test_a_client_that_reads_no_responses_is_disconnected() -> None:
 
 async def test_shutdown_completes_running_requests_and_closes_idle_connections() -> None:
     async with setup() as one:
-        begun, idle = await one.caller(), await one.caller()
-        assert (await begun.ask(post(review()))).status == 200
+        head, idle = await one.caller(), await one.caller()
+        assert (await head.ask(post(review()))).status == 200
         assert (await idle.ask(post(review()))).status == 200
         message = post(review(uid="last"))
-        begun.writer.write(message[:100])
-        await begun.writer.drain()
+        head.writer.write(message[:100])
+        await head.writer.drain()
         await asyncio.sleep(0.05)
         stopping = asyncio.create_task(one.server.stop(5))
         assert await idle.ended()
-        reply = await begun.ask(message[100:])
+        reply = await head.ask(message[100:])
         assert (reply.response["uid"], reply.fields["connection"]) == ("last", "close")
         await stopping
         with pytest.raises(OSError):  # noqa: PT011 - refused or reset, as the kernel likes
@@ -466,13 +466,13 @@ async def test_the_webhook_that_the_page_shows_works() -> None:
 
 
 async def test_draining_closes_each_connection_after_its_next_review() -> None:
-    async with setup(secure=False) as made:
-        caller = await made.caller()
+    async with setup(secure=False) as instance:
+        caller = await instance.caller()
         assert (await caller.ask(post(review()))).status == 200
-        made.server.drain()
+        instance.server.drain()
         assert (await caller.ask(post(review()))).status == 200
         assert await caller.ended()
-        assert (await made.ask(post(review()))).status == 200
+        assert (await instance.ask(post(review()))).status == 200
 
 
 def test_two_webhooks_do_not_share_a_path() -> None:
@@ -488,9 +488,9 @@ async def test_one_tls_version_with_two_cipher_suites_and_no_http_2_is_accepted(
         socket = (await one.caller()).writer.get_extra_info("ssl_object")
         assert (socket.version(), socket.cipher()[0]) == ("TLSv1.2", "ECDHE-ECDSA-AES256-GCM-SHA384")
         assert socket.selected_alpn_protocol() == "http/1.1"
-        other = trusting(AUTHORITY)
+        other = client_context(AUTHORITY)
         other.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256")
-        newer = trusting(AUTHORITY, ssl.TLSVersion.TLSv1_3)
+        newer = client_context(AUTHORITY, ssl.TLSVersion.TLSv1_3)
         newer.minimum_version = ssl.TLSVersion.TLSv1_3
         for context in (other, newer):
             with pytest.raises(OSError):  # noqa: PT011 - an alert or a reset: who is first
@@ -501,7 +501,7 @@ async def test_tls_1_3_is_accepted_with_the_option() -> None:
     tls = ServingTls(TlsSettings(allow_tls13=True))
     tls.use(SERVER.certificate, SERVER.key)
     async with setup(tls=tls) as one:
-        newest = await one.caller(trusting(AUTHORITY, ssl.TLSVersion.TLSv1_3))
+        newest = await one.caller(client_context(AUTHORITY, ssl.TLSVersion.TLSv1_3))
         assert newest.writer.get_extra_info("ssl_object").version() == "TLSv1.3"
         assert (await newest.ask(post(review()))).status == 200
         assert (await one.ask(post(review()))).status == 200
@@ -516,8 +516,8 @@ async def test_without_a_certificate_handshakes_fail_and_nothing_else() -> None:
         assert (await one.ask(post(review()))).status == 200
 
 
-class Mounted:
-    """A directory as the kubelet mounts a Secret: all of it changes by one link."""
+class MountedSecret:
+    """A directory as the kubelet mounts a Secret: one link switches all files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -535,68 +535,68 @@ class Mounted:
         os.replace(self.path / "..tmp", self.path / "..data")
 
     def issue(self) -> Credentials:
-        made = AUTHORITY.server("localhost", "localhost")
-        self.put(made.certificate, made.key)
-        return made
+        instance = AUTHORITY.server("localhost", "localhost")
+        self.put(instance.certificate, instance.key)
+        return instance
 
 
-def served(caller: Caller) -> bytes:
+def certificate_of(caller: Caller) -> bytes:
     return caller.writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
 
 
 async def test_certificates_are_replaced_under_load_without_one_failed_review(tmp_path: Path) -> None:
-    mounted = Mounted(tmp_path)
+    mounted = MountedSecret(tmp_path)
     mounted.issue()
     tls = ServingTls()
     tls.follow(str(tmp_path), check_interval=0)
-    seen: set[bytes] = set()
+    serials: set[bytes] = set()
     reviews = 0
     async with setup(tls=tls) as one:
         staying = await one.caller()
-        first = served(staying)
+        first = certificate_of(staying)
 
         async def load(caller: Caller | None) -> None:
             nonlocal reviews
-            while len(seen) < 3:
+            while len(serials) < 3:
                 asking = caller or await one.caller()
-                seen.add(served(asking))
+                serials.add(certificate_of(asking))
                 assert (await asking.ask(post(review()))).response["allowed"]
                 reviews += 1
                 if caller is None:
                     await asking.close()
 
         async def rotate() -> None:
-            while len(seen) < 3:
-                known = len(seen)
+            while len(serials) < 3:
+                known = len(serials)
                 mounted.issue()
-                await until(lambda known=known: len(seen) > known)
+                await until(lambda known=known: len(serials) > known)
 
         async with asyncio.timeout(30):
             await asyncio.gather(load(staying), load(await one.caller()), load(None), load(None), rotate())
-        assert served(staying) == first
+        assert certificate_of(staying) == first
         assert (await staying.ask(post(review()))).response["allowed"]
     assert reviews > 20
     assert one.server.stats[PATH].outcomes["mutated"] == reviews + 1
 
 
 async def test_an_invalid_key_pair_never_replaces_a_valid_one(tmp_path: Path) -> None:
-    mounted = Mounted(tmp_path)
+    mounted = MountedSecret(tmp_path)
     good = mounted.issue()
     tls = ServingTls()
     tls.follow(str(tmp_path), check_interval=0)
     async with setup(tls=tls) as one:
-        before = served(await one.caller())
+        before = certificate_of(await one.caller())
         for certificate, key in ((good.certificate, AUTHORITY.server("x").key), (b"", b""), (b"junk", good.key)):
             mounted.put(certificate, key)
             await asyncio.sleep(0)
-            assert served(await one.caller()) == before
+            assert certificate_of(await one.caller()) == before
         os.unlink(tmp_path / "..data")
-        assert served(await one.caller()) == before
+        assert certificate_of(await one.caller()) == before
 
 
 @pytest.mark.parametrize(("certificate", "key"), [(b"", b""), (SERVER.certificate, b"x"), (b"x", SERVER.key)])
 def test_a_server_does_not_start_with_an_invalid_key_pair(tmp_path: Path, certificate: bytes, key: bytes) -> None:
-    Mounted(tmp_path).put(certificate, key)
+    MountedSecret(tmp_path).put(certificate, key)
     with pytest.raises(CertificateError, match=r"tls\.crt"):
         ServingTls().follow(str(tmp_path))
 
@@ -666,7 +666,7 @@ PIECES = st.lists(
 @given(st.binary(max_size=200))
 @settings(deadline=None, max_examples=examples(30))
 def test_bytes_that_are_not_tls_end_the_connection(data: bytes) -> None:
-    async def talk() -> None:
+    async def send_requests() -> None:
         async with setup(limits=HttpLimits(handshake=0.05)) as one:
             reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
             writer.write(data)
@@ -676,13 +676,13 @@ def test_bytes_that_are_not_tls_end_the_connection(data: bytes) -> None:
             writer.close()
             assert (await one.ask(post(review()))).status == 200
 
-    asyncio.run(talk())
+    asyncio.run(send_requests())
 
 
 @given(PIECES)
 @settings(deadline=None, max_examples=examples(60))
 def test_any_bytes_get_http_responses_and_a_closed_connection(pieces: Sequence[bytes]) -> None:
-    async def talk() -> bytes:
+    async def send_requests() -> bytes:
         async with setup(secure=False, limits=HttpLimits(linger=0.01)) as one:
             caller = await one.caller()
             caller.writer.write(b"".join(pieces))
@@ -692,5 +692,5 @@ def test_any_bytes_get_http_responses_and_a_closed_connection(pieces: Sequence[b
                     return await caller.reader.read()
             return b""
 
-    answers = asyncio.run(talk())
+    answers = asyncio.run(send_requests())
     assert not answers or answers.startswith(b"HTTP/1.1 ")

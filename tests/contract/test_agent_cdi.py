@@ -1,4 +1,4 @@
-"""CDI files: there before a device is offered, whole whenever a container gets one, gone when nobody needs them."""
+"""CDI files: written before a device is listed, complete at each allocation, removed when unused."""
 
 import asyncio
 import os
@@ -25,11 +25,11 @@ PATIENT = {"safety_interval": 3600.0}
 
 
 def cdi(key: str, **more: Sequence[object]) -> CdiDevice:
-    given = {"nodes": (CdiNode(f"/dev/{key}", f"/dev/{key}"),), **more}
-    return CdiDevice(kind=KIND, name=key, **given)  # type: ignore[arg-type]
+    fields = {"nodes": (CdiNode(f"/dev/{key}", f"/dev/{key}"),), **more}
+    return CdiDevice(kind=KIND, name=key, **fields)  # type: ignore[arg-type]
 
 
-def listed(*keys: str) -> list[Device]:
+def listed_ids(*keys: str) -> list[Device]:
     return [gadget(key, cdi=cdi(key)) for key in keys]
 
 
@@ -58,7 +58,7 @@ def peer(directory: str) -> Peer:
     return Peer(f"{directory}/device-plugins/example.com-gadget.sock")
 
 
-async def look(agent: Agent) -> None:
+async def scan(agent: Agent) -> None:
     runner = agent.runners["table"]
     scans = runner.scan.count
     runner.scan.request()
@@ -68,16 +68,16 @@ async def look(agent: Agent) -> None:
 async def test_files_are_complete_before_the_kubelet_gets_the_devices(
     kubelet: Kubelet, start_agent: Start, files: Path
 ) -> None:
-    seen: list[list[str]] = []
-    await start_agent(table=Listed(listed("a", "b")))
+    lists: list[list[str]] = []
+    await start_agent(table=Listed(listed_ids("a", "b")))
 
-    def known(resources: object) -> bool:
+    def is_known(resources: object) -> bool:
         if resources:
-            seen.append(names(files))
+            lists.append(names(files))
         return bool(resources)
 
-    await kubelet.until(known)
-    assert seen == [[file_of("a"), file_of("b")]]
+    await kubelet.until(is_known)
+    assert lists == [[file_of("a"), file_of("b")]]
 
 
 async def test_a_file_has_the_layout_that_other_tools_write(kubelet: Kubelet, start_agent: Start, files: Path) -> None:
@@ -131,7 +131,7 @@ kind: example.com/gadget
 async def test_a_damaged_cdi_file_is_restored_when_the_device_is_allocated(
     kubelet: Kubelet, start_agent: Start, files: Path, damage: str
 ) -> None:
-    await start_agent(PATIENT, table=Listed(listed("a", "b")))
+    await start_agent(PATIENT, table=Listed(listed_ids("a", "b")))
     await kubelet.until(lambda resources: GADGET in resources)
     whole = (files / file_of("a")).read_text()
     match damage:
@@ -152,12 +152,12 @@ async def test_a_damaged_cdi_file_is_restored_when_the_device_is_allocated(
 async def test_only_the_file_of_a_changed_device_is_rewritten(
     kubelet: Kubelet, start_agent: Start, files: Path
 ) -> None:
-    plugin = Listed(listed("a", "b"))
+    plugin = Listed(listed_ids("a", "b"))
     agent = await start_agent(PATIENT, table=plugin)
     await kubelet.until(lambda resources: GADGET in resources)
     before = os.stat(files / file_of("b"))
-    plugin.found = [gadget("a", cdi=cdi("a", env=("NEW=1",))), *listed("b")]
-    await look(agent)
+    plugin.found = [gadget("a", cdi=cdi("a", env=("NEW=1",))), *listed_ids("b")]
+    await scan(agent)
     await until(lambda: "NEW=1" in (files / file_of("a")).read_text())
     after = os.stat(files / file_of("b"))
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
@@ -169,14 +169,14 @@ async def test_an_existing_definition_of_another_program_is_used(
     files.mkdir()
     document = {"cdiVersion": "0.6.0", "kind": KIND, "devices": [{"name": "a", "containerEdits": {"env": ["X=1"]}}]}
     (files / "theirs.json").write_text(yaml.dump(document))
-    agent = await start_agent(PATIENT, table=Listed(listed("a", "b")))
+    agent = await start_agent(PATIENT, table=Listed(listed_ids("a", "b")))
     await kubelet.until(lambda resources: GADGET in resources)
     assert names(files) == [file_of("b"), "theirs.json"]
     container = await kubelet.run_pod("pod", {GADGET: 2})
     assert sorted(container.cdi_devices) == ["example.com/gadget=a", "example.com/gadget=b"]
     assert names(files) == [file_of("b"), "theirs.json"]
     for _ in range(3):
-        await look(agent)
+        await scan(agent)
     messages = [record.message for record in caplog.records if "defined in" in record.message]
     assert messages == [f"CDI device example.com/gadget=a is already defined in {files}/theirs.json; that file is used"]
     (files / "theirs.json").unlink()
@@ -197,7 +197,7 @@ async def test_other_files_that_are_not_definitions_are_skipped(
 ) -> None:
     files.mkdir()
     (files / "odd.yaml").write_bytes(content)
-    await start_agent(table=Listed(listed("a")))
+    await start_agent(table=Listed(listed_ids("a")))
     await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
     assert names(files) == [file_of("a"), "odd.yaml"]
 
@@ -213,7 +213,7 @@ async def test_directories_fifos_and_links_among_the_files_are_skipped(
     (files / "endless.json").symlink_to("/dev/zero")
     writer = os.open(files / "fifo.yaml", os.O_RDWR)
     try:
-        await start_agent(table=Listed(listed("a")))
+        await start_agent(table=Listed(listed_ids("a")))
         await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
     finally:
         os.close(writer)
@@ -227,7 +227,7 @@ async def test_devices_use_device_specs_and_hooks_fail_the_pod_without_a_writabl
     directory: str, kubelet: Kubelet, start_agent: Start, files: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files.write_text("in the way")
-    agent = await start_agent(PATIENT, table=Listed([*listed("classic"), hooked("programmed")]))
+    agent = await start_agent(PATIENT, table=Listed([*listed_ids("classic"), hooked("programmed")]))
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
     async with peer(directory) as plugin:
         (container,) = await plugin.allocate(["classic"])
@@ -238,7 +238,7 @@ async def test_devices_use_device_specs_and_hooks_fail_the_pod_without_a_writabl
             "UNKNOWN", f"example.com/gadget: cannot write {files}/{file_of('programmed')}: File exists",
         )  # fmt: skip
         for _ in range(3):
-            await look(agent)
+            await scan(agent)
         messages = [record.message for record in caplog.records if record.message.startswith("cannot write")]
         assert len([text for text in messages if "programmed" in text]) == 1
         files.unlink()
@@ -251,7 +251,7 @@ async def test_a_definition_that_breaks_the_specification_is_never_written(
     directory: str, kubelet: Kubelet, start_agent: Start, files: Path
 ) -> None:
     bad = gadget("bad", cdi=CdiDevice(kind="no-slash", name="bad", hooks=(CdiHook("createRuntime", "/bin/x"),)))
-    await start_agent(table=Listed([*listed("a"), bad]))
+    await start_agent(table=Listed([*listed_ids("a"), bad]))
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
     assert names(files) == [file_of("a")]
     async with peer(directory) as plugin:
@@ -259,24 +259,24 @@ async def test_a_definition_that_breaks_the_specification_is_never_written(
         assert (code, "no-slash" in text) == ("UNKNOWN", True)
 
 
-# Files of devices that are gone
+# Files of removed devices
 
 
 async def test_the_file_of_a_removed_device_is_kept_while_a_pod_uses_it(
     kubelet: Kubelet, start_agent: Start, files: Path
 ) -> None:
     monitor = Device(resource="monitor", id="all", nodes=(), topology=None)  # has no file
-    plugin = Listed([*listed("a", "b", "c"), monitor])
+    plugin = Listed([*listed_ids("a", "b", "c"), monitor])
     agent = await start_agent(PATIENT, table=plugin)
     await kubelet.until(lambda resources: resources == {GADGET: (3, 3), "example.com/monitor": (1, 1)})
     await kubelet.run_pod("monitor", {"example.com/monitor": 1})
-    held = (await kubelet.run_pod("pod", {GADGET: 1})).device_ids[GADGET][0]
-    kept, gone = [key for key in "abc" if key != held]
-    plugin.found = [*listed(kept), monitor]
-    await look(agent)
+    allocated = (await kubelet.run_pod("pod", {GADGET: 1})).device_ids[GADGET][0]
+    kept, removed = [key for key in "abc" if key != allocated]
+    plugin.found = [*listed_ids(kept), monitor]
+    await scan(agent)
     await kubelet.until(lambda resources: resources[GADGET] == (2, 1))
-    await until(lambda: file_of(gone) not in names(files))
-    assert names(files) == sorted([file_of(held), file_of(kept)])
+    await until(lambda: file_of(removed) not in names(files))
+    assert names(files) == sorted([file_of(allocated), file_of(kept)])
     await kubelet.delete_pod("pod")
     await kubelet.until(lambda resources: resources[GADGET] == (1, 1))
     await until(lambda: names(files) == [file_of(kept)])
@@ -284,11 +284,11 @@ async def test_the_file_of_a_removed_device_is_kept_while_a_pod_uses_it(
 
 async def test_without_a_kubelet_cdi_files_are_not_removed(directory: str, start_agent: Start, files: Path) -> None:
     os.mkdir(f"{directory}/device-plugins")
-    plugin = Listed(listed("a", "b"))
+    plugin = Listed(listed_ids("a", "b"))
     agent = await start_agent(PATIENT, table=plugin)
     await until(lambda: len(names(files)) == 2)
-    plugin.found = listed("a")
-    await look(agent)
+    plugin.found = listed_ids("a")
+    await scan(agent)
     await until(lambda: len(agent.runners["table"].publisher.inventory) == 1)
     assert names(files) == [file_of("a"), file_of("b")]
 
@@ -305,7 +305,7 @@ async def test_files_of_an_earlier_process_are_removed_and_those_of_others_are_k
     ):
         entries = [{"name": device, "containerEdits": {"env": ["X=1"]}} for device in devices]
         (files / name).write_text(yaml.dump({"cdiVersion": "0.5.0", "kind": kind, "devices": entries}))
-    await start_agent(PATIENT, table=Listed(listed("a")))
+    await start_agent(PATIENT, table=Listed(listed_ids("a")))
     await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
     await until(lambda: file_of("old") not in names(files))
     assert names(files) == sorted(
@@ -322,7 +322,7 @@ async def test_a_kubelet_that_does_not_list_pods_does_not_delay_the_devices(
     os.unlink(f"{directory}/pod-resources/kubelet.sock")
     silent = await asyncio.start_unix_server(_hold, f"{directory}/pod-resources/kubelet.sock")
     try:
-        await start_agent(PATIENT, table=Listed(listed("a")))
+        await start_agent(PATIENT, table=Listed(listed_ids("a")))
         await kubelet.until(lambda resources: resources == {GADGET: (1, 1)}, 3)
         assert file_of("old") in names(files)
     finally:
@@ -345,14 +345,14 @@ async def test_the_drop_in_command_writes_the_cdi_file_of_a_gpu(
     container = await kubelet.run_pod("pod", {"gpu.intel.com/i915": 1})
     assert container.cdi_devices == ("intel.cdi.k8s.io/gpu=card0",)
     assert await process.terminate() == 0
-    assert names(files) == ["intel.cdi.k8s.io-gpu-card0.yaml"], "pods that run still need it"
+    assert names(files) == ["intel.cdi.k8s.io-gpu-card0.yaml"], "running pods use it"
 
 
 @pytest.mark.parametrize("keep", [True, False])
 async def test_keep_cdi_decides_whether_files_stay_when_the_agent_ends(
     kubelet: Kubelet, start_agent: Start, files: Path, directory: str, keep: bool
 ) -> None:
-    agent = await start_agent({"keep_cdi": keep}, table=Listed(listed("a", "b")))
+    agent = await start_agent({"keep_cdi": keep}, table=Listed(listed_ids("a", "b")))
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
     changed = files / file_of("b")
     changed.write_text("of another program")

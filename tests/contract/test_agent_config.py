@@ -1,4 +1,4 @@
-"""The agent's configuration file: read, followed, and refused where it is wrong."""
+"""The agent's configuration file: reading, reloading, and rejection of invalid content."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import Run
 from kubelets import Kubelet, embedded_only
-from processes import called
+from processes import run_main
 from waiting import until
 
 from accelplane.cli.node import main
@@ -36,7 +36,7 @@ def node(tmp_path: Path) -> SimulatedNode:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A file in a directory of its own, as a mounted ConfigMap is."""
+    """A file in its own directory, as in a mounted ConfigMap."""
     (tmp_path / "etc").mkdir()
     path = tmp_path / "etc/config.yaml"
     path.write_text("")
@@ -131,16 +131,16 @@ async def test_a_removed_file_keeps_the_previous_configuration_active(run: Run, 
     process = run("accelplane", "node", f"--config={config}")
     await kubelet.until(lambda resources: resources == {I915: (2, 2), ACCEL: (1, 1)})
     config.unlink()
-    await process.said(f"stays in force: {config}: No such file or directory")
+    await process.wait_for_log(f"stays in force: {config}: No such file or directory")
     config.write_text(shares(3))
     await kubelet.until(lambda resources: resources == {I915: (3, 3), ACCEL: (1, 1)})
 
 
 def test_a_wrong_configuration_at_the_start_ends_the_process(config: Path, directory: str, tmp_path: Path) -> None:
     config.write_text("plugins: {gpu: {shared-dev-num: many}}")
-    done = called(main, f"--config={config}", f"--root={tmp_path}", f"--kubelet-dir={directory}")
-    assert done.returncode == 1
-    assert done.stderr == (
+    result = run_main(main, f"--config={config}", f"--root={tmp_path}", f"--kubelet-dir={directory}")
+    assert result.returncode == 1
+    assert result.stderr == (
         f"accelplane-node: {config}: plugins.gpu: Expected `int`, got `str` - at `$.shared-dev-num`\n"
     )
 
@@ -180,7 +180,7 @@ async def test_pods_keep_their_devices_when_options_change(run: Run, kubelet: Ku
     await kubelet.until(lambda resources: resources == {I915: (2, 2), ACCEL: (1, 1)})
     await kubelet.run_pod("pod", {I915: 1})
     config.write_text("plugins: {gpu: {shared-dev-num: 2, allocation-policy: packed}}")
-    await process.said("plugin gpu has new options")
+    await process.wait_for_log("plugin gpu has new options")
     container = await kubelet.run_pod("next", {I915: 1})
     assert len(container.devices) == 2
     assert kubelet.resources() == {I915: (2, 2), ACCEL: (1, 1)}
@@ -204,13 +204,13 @@ async def test_a_fifo_instead_of_the_file_does_not_block_the_agent(run: Run, kub
     await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 1)})
     os.mkfifo(config.parent / "pipe")
     os.rename(config.parent / "pipe", config)
-    await process.said(f"{config}: not a regular file")
+    await process.wait_for_log(f"{config}: not a regular file")
     assert kubelet.resources() == {I915: (1, 1), ACCEL: (1, 1)}
     assert await process.terminate() == 0
 
 
-class Clinging(Plugin[Config]):
-    """Takes its time to end."""
+class SlowToStop(Plugin[Config]):
+    """A plugin that stops slowly."""
 
     namespace = "clinging.example.com"
 
@@ -233,7 +233,7 @@ class Clinging(Plugin[Config]):
 async def test_a_plugin_disabled_during_shutdown_leaves_no_socket(
     config: Path, directory: str, kubelet: Kubelet
 ) -> None:
-    plugin = Clinging()
+    plugin = SlowToStop()
     settings = Settings(root=str(config.parent), kubelet_dir=directory, cdi_dir=f"{directory}/cdi")
     agent = Agent(settings, {"clinging": plugin}, config_file=str(config), reload=lambda: (settings, {}))
     task = asyncio.create_task(agent.run())

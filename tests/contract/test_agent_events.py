@@ -1,4 +1,4 @@
-"""Uevents about faulty devices reach health, pages and the inventory of an agent; forged ones do not."""
+"""Uevents about faulty devices change health, pages and the inventory of an agent; forged uevents do not."""
 
 import subprocess
 import sys
@@ -77,13 +77,13 @@ asyncio.run(main())
 
 def test_wedged_and_failed_devices_are_unhealthy_until_they_are_rebound(directory: str) -> None:
     script = SCRIPT.format(tests=str(Path(__file__).parent.parent), directory=directory)
-    done = subprocess.run(
+    result = subprocess.run(
         ["unshare", "--net", sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120
     )
-    if done.returncode and "Operation not permitted" in done.stderr:
+    if result.returncode and "Operation not permitted" in result.stderr:
         pytest.skip("needs root")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [
         "[('card0', None, 1.0)]",
         "[('accel0', 'began', 1.0), ('accel0', 'failed', 1.0), ('card0', 'began', 0.0), ('card0', 'failed', 0.0)]",
     ]

@@ -1,4 +1,4 @@
-"""FPGAs at a kubelet: cards that are programmed, crash and are pulled out, and the mode that the node is in."""
+"""FPGAs with a kubelet: programmed, crashed and unplugged cards, and the mode of the node."""
 
 import asyncio
 import base64
@@ -32,7 +32,7 @@ from accelplane.simulate import NodeSpec
 from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.offload import FpgaSpec
 
-# Longer than any test: what is noticed is noticed by an event, or because the plugin reads again.
+# Longer than any test: changes are detected by events, or because the plugin reads again.
 PATIENT = {"safety_interval": 3600.0}
 SOON = 0.05
 WITH_NLB0 = f"fpga.intel.com/{af_type(INTERFACE, NLB0)}"
@@ -70,7 +70,7 @@ def root(kernel: Kernel, tmp_path: Path) -> Iterator[Path]:
         yield where
 
 
-# Cards as an emulated kernel has them, which tells nobody what becomes of their ids.
+# Cards of an emulated kernel, which sends no events for changed IDs.
 
 
 @embedded_only("what the kubelet does is tested with the others")
@@ -86,7 +86,7 @@ async def test_a_port_keeps_its_resource_while_it_is_programmed_and_then_has_ano
     try:
         await until(lambda: card.attempts == 1)
         before = agent.runners["fpga"].scan.count
-        # Somebody looks again, and the port does not say what is in it.
+        # Another scan, while the AFU ID of the port is unreadable.
         agent.runners["fpga"].scan.request()
         await until(lambda: agent.runners["fpga"].scan.count > before and not agent.runners["fpga"].scan.failing)
         assert card.ports[0].disabled
@@ -186,7 +186,7 @@ async def test_a_directory_that_cannot_hold_sockets_is_rejected_before_one_is_cr
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[tuple[NodeApi, Server]]:
-    """The Node `one`, which is in mode region, and the server that has it. It outlasts the agents."""
+    """The Node `one` in mode region, and its server, which outlives the agents."""
     directory = tmp_path / "api"
     directory.mkdir()
     async with node_api(directory) as (api, server):
@@ -208,20 +208,20 @@ async def test_the_annotation_of_the_node_sets_the_mode_and_invalid_values_are_i
     node: tuple[NodeApi, Server], card: Card, kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     api, server = node
-    seen: set[str] = set()
+    modes: set[str] = set()
 
-    def shows(expected: Mapping[str, Counts | tuple[int, int]]) -> Any:
+    def has_counts(expected: Mapping[str, Counts | tuple[int, int]]) -> Any:
         def holds(resources: Mapping[str, Counts]) -> bool:
-            seen.update(resources)
+            modes.update(resources)
             return resources == expected
 
         return holds
 
     await start_agent(PATIENT, fpga=following(server.api))
-    await kubelet.until(shows({REGION: (1, 1)}))
-    assert seen == {REGION}
+    await kubelet.until(has_counts({REGION: (1, 1)}))
+    assert modes == {REGION}
     await api.change("metadata", "annotations", ANNOTATION, "af")
-    await kubelet.until(shows({WITH_NLB0: (1, 1)}))
+    await kubelet.until(has_counts({WITH_NLB0: (1, 1)}))
     rest = "expected one of af, region, regiondevel; the mode stays af"
     messages = [f"node one: annotation {ANNOTATION} is {value!r}, {rest}" for value in ("regional", "")]
     for value, message in zip(("regional", ""), messages, strict=True):
@@ -229,14 +229,14 @@ async def test_the_annotation_of_the_node_sets_the_mode_and_invalid_values_are_i
         await until(lambda message=message: message in caplog.messages)
     assert kubelet.resources() == {WITH_NLB0: (1, 1)}
     await api.change("metadata", "annotations", ANNOTATION, "regiondevel")
-    await kubelet.until(shows({REGION: (1, 1)}))
+    await kubelet.until(has_counts({REGION: (1, 1)}))
     container = await kubelet.run_pod("pod", {REGION: 1})
     assert [device.host_path for device in container.devices] == ["/dev/dfl-port.0", "/dev/dfl-fme.0"]
     assert container.cdi_devices == ()
     await api.change("metadata", "annotations", ANNOTATION, None)
-    await kubelet.until(shows({REGION: (1, 0), WITH_NLB0: (1, 1)}))
+    await kubelet.until(has_counts({REGION: (1, 0), WITH_NLB0: (1, 1)}))
     await kubelet.delete_pod("pod")
-    await kubelet.until(shows({WITH_NLB0: (1, 1)}))
+    await kubelet.until(has_counts({WITH_NLB0: (1, 1)}))
     assert [caplog.messages.count(message) for message in messages] == [1, 1]
 
 
@@ -292,11 +292,11 @@ async def test_without_the_api_server_the_option_counts_until_it_answers(
 async def test_a_missing_api_server_is_logged_and_the_plugin_serves(
     tmp_path: Path, kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def nobody() -> ApiServer:
+    def no_request() -> ApiServer:
         raise NoCredentials("not in a cluster", "no variables")
 
     one_port(tmp_path)
-    await start_agent(PATIENT, fpga=FpgaPlugin(FpgaConfig(node_name="one"), api=nobody))
+    await start_agent(PATIENT, fpga=FpgaPlugin(FpgaConfig(node_name="one"), api=no_request))
     await kubelet.until(lambda resources: resources == {WITH_NLB0: (1, 1)})
     assert "node one not read, the mode is af: not in a cluster: no variables" in caplog.messages
 
@@ -340,6 +340,6 @@ async def test_the_command_takes_its_mode_from_the_node_by_a_kubeconfig(
     )
     where = (f"-kubeconfig={tmp_path}/kubeconfig", "-master", f"https://{server.api.address}", "--node-name", "one")
     process = run("intel_fpga_device_plugin", "-mode=af", *where, "-v=1")
-    await process.said("FPGA driver DFL, mode region by node one's annotation")
+    await process.wait_for_log("FPGA driver DFL, mode region by node one's annotation")
     await kubelet.until(lambda resources: resources == {REGION: (1, 1)})
     assert await process.terminate() == 0

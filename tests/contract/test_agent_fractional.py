@@ -1,4 +1,4 @@
-"""The GPU plugin with `-resource-manager`: what containers get, with real sockets on all sides."""
+"""The GPU plugin with `-resource-manager`: allocated devices, with real sockets for all clients and servers."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ import pytest
 from conftest import Run
 from kubelets import Kubelet, embedded_only
 from podservers import I915, Object, Servers, gpu_pod, lists, pod_servers
-from processes import called
+from processes import run_main
 from tls_peer import document
 from trees import gpu_card
 from waiting import until
@@ -102,9 +102,9 @@ def cards(container: RunningContainer) -> list[str]:
 
 
 async def test_a_pod_gets_the_cards_and_tiles_of_its_annotations(directory: str, tmp_path: Path) -> None:
-    async with setup(directory, tmp_path) as here:
+    async with setup(directory, tmp_path) as context:
         pod = gpu_pod("a", 2, gas_container_cards="card2,card1", gas_container_tiles="card2:gt1,card1:gt0+gt1")
-        (container,) = (await here.run(pod)).values()
+        (container,) = (await context.run(pod)).values()
         assert sorted(cards(container)) == ["card1", "card2"]
         assert container.envs == {MASK: "1,2,3"}
         assert container.cdi_devices == ()
@@ -114,55 +114,55 @@ async def test_a_pod_gets_the_cards_and_tiles_of_its_annotations(directory: str,
         assert {mount.host_path for mount in container.mounts} == {
             f"/dev/dri/by-path/pci-0000:0{slot}:00.0-{kind}" for slot in (4, 5) for kind in ("card", "render")
         }
-        assert here.servers.api.requests == []
+        assert context.servers.api.requests == []
 
 
 async def test_containers_get_their_parts_in_order(directory: str, tmp_path: Path) -> None:
-    async with setup(directory, tmp_path) as here:
+    async with setup(directory, tmp_path) as context:
         parts = {"gas_container_cards": "card2|card1", "gas_container_tiles": "card2:gt1|card1:gt1"}
-        found = await here.run(gpu_pod("a", 1, 1, env=COMPOSITE, **parts))
+        found = await context.run(gpu_pod("a", 1, 1, env=COMPOSITE, **parts))
         assert [cards(container) for container in found.values()] == [["card2"], ["card1"]]
         assert [container.envs for container in found.values()] == [{MASK: "0.1"}, {MASK: "0.1"}]
 
 
 async def test_the_first_scheduled_of_two_pending_pods_is_served_first(directory: str, tmp_path: Path) -> None:
-    async with setup(directory, tmp_path) as here:
+    async with setup(directory, tmp_path) as context:
         first, second = (
             gpu_pod(name, gas_container_cards=card, gas_ts=timestamp)
             for name, card, timestamp in (("z", "card2", "1000"), ("a", "card1", "1001"))
         )
-        here.pods += [first, second]
+        context.pods += [first, second]
         for pod, card in ((first, "card2"), (second, "card1")):
-            (container,) = (await here.admit(pod)).values()
+            (container,) = (await context.admit(pod)).values()
             assert cards(container) == [card]
 
 
 async def test_the_api_server_serves_where_the_kubelet_does_not(directory: str, tmp_path: Path) -> None:
-    async with setup(directory, tmp_path, api_pods=()) as here:
-        (container,) = (await here.run(gpu_pod("a", gas_container_cards="card2"))).values()
+    async with setup(directory, tmp_path, api_pods=()) as context:
+        (container,) = (await context.run(gpu_pod("a", gas_container_cards="card2"))).values()
         assert cards(container) == ["card2"]
-        assert here.servers.paths[0] == ["/pods"]
+        assert context.servers.paths[0] == ["/pods"]
 
 
 async def test_the_plugin_waits_one_second_for_a_late_annotation(directory: str, tmp_path: Path) -> None:
-    async with setup(directory, tmp_path) as here:
+    async with setup(directory, tmp_path) as context:
         pod = gpu_pod("a")
-        asked = len(here.servers.kubelet.requests)
-        here.pods.append(pod)
-        admission = asyncio.create_task(here.admit(pod))
-        await until(lambda: len(here.servers.kubelet.requests) > asked)
+        request_count = len(context.servers.kubelet.requests)
+        context.pods.append(pod)
+        admission = asyncio.create_task(context.admit(pod))
+        await until(lambda: len(context.servers.kubelet.requests) > request_count)
         pod["metadata"]["annotations"]["gas-container-cards"] = "card2"
         (container,) = (await admission).values()
         assert cards(container) == ["card2"]
 
 
-@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("listed_pod", [True, False])
 async def test_a_pod_without_annotations_gets_any_cards_by_the_default_method(
-    directory: str, tmp_path: Path, listed: bool
+    directory: str, tmp_path: Path, listed_pod: bool
 ) -> None:
-    async with setup(directory, tmp_path) as here:
+    async with setup(directory, tmp_path) as context:
         pod = gpu_pod("a")
-        found = await (here.run(pod) if listed else here.admit(pod))
+        found = await (context.run(pod) if listed_pod else context.admit(pod))
         (container,) = found.values()
         assert len(container.device_ids[I915]) == 1
         assert container.envs == {}
@@ -170,35 +170,35 @@ async def test_a_pod_without_annotations_gets_any_cards_by_the_default_method(
 
 
 async def test_more_devices_than_annotated_cards_are_added_by_the_kubelet(directory: str, tmp_path: Path) -> None:
-    async with setup(directory, tmp_path) as here:
-        (container,) = (await here.run(gpu_pod("a", 3, gas_container_cards="card2,card9"))).values()
+    async with setup(directory, tmp_path) as context:
+        (container,) = (await context.run(gpu_pod("a", 3, gas_container_cards="card2,card9"))).values()
         assert "card2" in cards(container)
         assert len(container.device_ids[I915]) == 3
         assert container.cdi_devices == ()
 
 
 async def test_the_monitoring_resource_needs_no_pod(directory: str, tmp_path: Path) -> None:
-    async with setup(directory, tmp_path) as here:
-        asked = len(here.servers.kubelet.requests)
+    async with setup(directory, tmp_path) as context:
+        request_count = len(context.servers.kubelet.requests)
         monitoring = "gpu.intel.com/i915_monitoring"
-        await here.kubelet.until(lambda kubelet: monitoring in kubelet.resources())
-        found = await here.kubelet.run_pod(Pod("m", containers={"main": {monitoring: 1}}))
+        await context.kubelet.until(lambda kubelet: monitoring in kubelet.resources())
+        found = await context.kubelet.run_pod(Pod("m", containers={"main": {monitoring: 1}}))
         assert len(found.containers["main"].devices) == 6
-        assert len(here.servers.kubelet.requests) == asked
+        assert len(context.servers.kubelet.requests) == request_count
 
 
 async def test_calls_for_several_containers_get_the_default_method(directory: str, tmp_path: Path) -> None:
-    async with setup(directory, tmp_path) as here:
-        asked = len(here.servers.kubelet.requests)
+    async with setup(directory, tmp_path) as context:
+        request_count = len(context.servers.kubelet.requests)
         preferred = pb.ContainerPreferredAllocationRequest(available_deviceIDs=["card0-0"], allocation_size=1)
         request = pb.PreferredAllocationRequest(container_requests=[preferred, preferred])
-        answer = await here.call("GetPreferredAllocation", request, pb.PreferredAllocationResponse)
+        answer = await context.call("GetPreferredAllocation", request, pb.PreferredAllocationResponse)
         assert [list(each.deviceIDs) for each in answer.container_responses] == [[], []]
         container = pb.ContainerAllocateRequest(devices_ids=["card0-0"])
         request = pb.AllocateRequest(container_requests=[container, container])
-        answer = await here.call("Allocate", request, pb.AllocateResponse)
+        answer = await context.call("Allocate", request, pb.AllocateResponse)
         assert [len(each.cdi_devices) for each in answer.container_responses] == [1, 1]
-        assert len(here.servers.kubelet.requests) == asked
+        assert len(context.servers.kubelet.requests) == request_count
 
 
 # The allocator by itself.
@@ -207,9 +207,9 @@ async def test_calls_for_several_containers_get_the_default_method(directory: st
 class Pods:
     """The pods of a node in memory."""
 
-    def __init__(self, *pods: Object, held: Mapping[tuple[str, str], int] | None = None) -> None:
+    def __init__(self, *pods: Object, holders: Mapping[tuple[str, str], int] | None = None) -> None:
         self.listed = list(pods)
-        self.held = dict(held or {(each["metadata"]["namespace"], each["metadata"]["name"]): 0 for each in pods})
+        self.held = dict(holders or {(each["metadata"]["namespace"], each["metadata"]["name"]): 0 for each in pods})
         self.problem = ""
         self.hang = False
         self.before_answer: Callable[[], object] = lambda: None
@@ -228,7 +228,7 @@ class Pods:
         return self.held
 
 
-def listed(*ids: str, **fields: Any) -> Callable[[], Mapping[str, Device]]:
+def listed_pod(*ids: str, **fields: Any) -> Callable[[], Mapping[str, Device]]:
     devices = {id_: Device(resource="i915", id=id_, nodes=[DeviceNode(f"/dev/dri/{id_}")], **fields) for id_ in ids}
     return lambda: devices
 
@@ -244,11 +244,11 @@ OFFER = ("card0-0", "card1-0")
 async def test_the_mask_is_that_of_the_preferred_allocation(caplog: pytest.LogCaptureFixture) -> None:
     one = allocator(Pods(gpu_pod("a", **ANNOTATED)))
     assert await one.preferred(OFFER, (), 1) == ["card1-0"]
-    allocation = await one.allocate(["card1-0"], listed(*OFFER, health=UNHEALTHY, envs={"OTHER": "1"}))
+    allocation = await one.allocate(["card1-0"], listed_pod(*OFFER, health=UNHEALTHY, envs={"OTHER": "1"}))
     assert allocation is not None
     assert allocation.envs == {"OTHER": "1", MASK: "1"}
     assert "other devices" not in caplog.text
-    allocation = await one.allocate(["card0-0"], listed(*OFFER))
+    allocation = await one.allocate(["card0-0"], listed_pod(*OFFER))
     assert allocation is not None
     assert allocation.envs == {MASK: "1"}
     assert "pod default/a: the kubelet gives other devices than those chosen" in caplog.text
@@ -257,13 +257,13 @@ async def test_the_mask_is_that_of_the_preferred_allocation(caplog: pytest.LogCa
 async def test_devices_that_are_not_listed_get_the_default_method() -> None:
     one = allocator(Pods(gpu_pod("a", **ANNOTATED)))
     await one.preferred(OFFER, (), 1)
-    assert await one.allocate(["card1-0"], listed("card0-0")) is None
+    assert await one.allocate(["card1-0"], listed_pod("card0-0")) is None
 
 
 async def test_after_a_restart_of_the_plugin_the_default_method_applies(caplog: pytest.LogCaptureFixture) -> None:
     pods = Pods(gpu_pod("a", **ANNOTATED))
     await allocator(pods).preferred(OFFER, (), 1)
-    assert await allocator(pods).allocate(["card1-0"], listed(*OFFER)) is None
+    assert await allocator(pods).allocate(["card1-0"], listed_pod(*OFFER)) is None
     assert "no devices were chosen for container 0, using the default method" in caplog.text
 
 
@@ -272,7 +272,7 @@ async def test_a_new_pod_of_the_same_name_does_not_inherit_an_assignment() -> No
     one = allocator(pods)
     await one.preferred(OFFER, (), 1)
     pods.listed = [gpu_pod("a", uid="another", **ANNOTATED)]
-    assert await one.allocate(["card1-0"], listed(*OFFER)) is None
+    assert await one.allocate(["card1-0"], listed_pod(*OFFER)) is None
 
 
 async def test_an_annotation_that_changes_between_the_calls_has_no_effect() -> None:
@@ -280,7 +280,7 @@ async def test_an_annotation_that_changes_between_the_calls_has_no_effect() -> N
     one = allocator(pods)
     await one.preferred(OFFER, (), 1)
     pods.listed = [gpu_pod("a", gas_container_cards="card0", gas_container_tiles="card0:gt0")]
-    allocation = await one.allocate(["card1-0"], listed(*OFFER))
+    allocation = await one.allocate(["card1-0"], listed_pod(*OFFER))
     assert allocation is not None
     assert allocation.envs == {MASK: "1"}
 
@@ -290,7 +290,7 @@ async def test_concurrent_calls_are_answered_for_the_same_container() -> None:
     pods = Pods(gpu_pod("a", gas_ts="1", **ANNOTATED), gpu_pod("b", gas_ts="2", gas_container_cards="card0"))
     one = allocator(pods)
     assert await asyncio.gather(*(one.preferred(OFFER, (), 1) for _ in range(2))) == [["card1-0"], ["card1-0"]]
-    first, second = await asyncio.gather(*(one.allocate(["card1-0"], listed(*OFFER)) for _ in range(2)))
+    first, second = await asyncio.gather(*(one.allocate(["card1-0"], listed_pod(*OFFER)) for _ in range(2)))
     assert first == second is not None
     pods.held["default", "a"] = 1
     assert await one.preferred(OFFER, (), 1) == ["card0-0"]
@@ -303,7 +303,7 @@ async def test_a_source_that_does_not_answer_does_not_delay_a_call_beyond_its_de
     pods.hang = True
     one = allocator(pods, deadline=0.05)
     assert await one.preferred(OFFER, (), 1) == ()
-    assert await one.allocate(["card1-0"], listed(*OFFER)) is None
+    assert await one.allocate(["card1-0"], listed_pod(*OFFER)) is None
     assert "no answer of the kubelet and the API server within 0.05 s" in caplog.text
 
 
@@ -312,7 +312,7 @@ async def test_a_source_that_fails_leaves_the_default_method(caplog: pytest.LogC
     pods.problem = "GET /api/v1/pods: forbidden"
     one = allocator(pods)
     assert await one.preferred(OFFER, (), 1) == ()
-    assert await one.allocate(["card1-0"], listed(*OFFER)) is None
+    assert await one.allocate(["card1-0"], listed_pod(*OFFER)) is None
     assert "resource manager: GET /api/v1/pods: forbidden; using the default method" in caplog.text
 
 
@@ -320,22 +320,22 @@ async def test_assignments_are_forgotten_when_their_pods_have_ended() -> None:
     pods = Pods(gpu_pod("a", **ANNOTATED))
     one = allocator(pods)
 
-    async def remembered() -> bool:
-        return await one.allocate(["card1-0"], listed(*OFFER)) is not None
+    async def cached() -> bool:
+        return await one.allocate(["card1-0"], listed_pod(*OFFER)) is not None
 
     await one.preferred(OFFER, (), 1)
     pods.problem = "unreadable"
     await one.forget_ended()
     pods.problem = ""
-    assert await remembered()
+    assert await cached()
     pods.listed = [gpu_pod("a", phase="Running", **ANNOTATED)]
     await one.forget_ended()
     pods.listed = [gpu_pod("a", **ANNOTATED)]
-    assert await remembered()
+    assert await cached()
     pods.listed = [gpu_pod("a", phase="Failed", **ANNOTATED)]
     await one.forget_ended()
     pods.listed = [gpu_pod("a", **ANNOTATED)]
-    assert not await remembered()
+    assert not await cached()
 
 
 @pytest.mark.untraced
@@ -346,9 +346,9 @@ async def test_the_number_of_assignments_is_limited() -> None:
     for number in range(4096):
         pods.listed = [gpu_pod("a", uid=f"uid {number}", **ANNOTATED)]
         await one.preferred(OFFER, (), 1)
-    assert await one.allocate(["card1-0"], listed(*OFFER)) is not None
+    assert await one.allocate(["card1-0"], listed_pod(*OFFER)) is not None
     pods.listed = [gpu_pod("a", **ANNOTATED)]
-    assert await one.allocate(["card1-0"], listed(*OFFER)) is None
+    assert await one.allocate(["card1-0"], listed_pod(*OFFER)) is None
 
 
 async def test_an_assignment_that_is_made_during_the_cleanup_stays() -> None:
@@ -365,7 +365,7 @@ async def test_an_assignment_that_is_made_during_the_cleanup_stays() -> None:
     pods.before_answer = bind
     await one.forget_ended()
     assert [await call for call in calls] == [["card1-0"]]
-    assert await one.allocate(["card1-0"], listed(*OFFER)) is not None
+    assert await one.allocate(["card1-0"], listed_pod(*OFFER)) is not None
 
 
 # Processes.
@@ -391,9 +391,9 @@ async def test_the_module_is_not_imported_without_the_flag(run: Run, kubelet: Ku
 
 def test_with_the_flag_the_plugin_does_not_start_outside_of_a_cluster(tmp_path: Path) -> None:
     words = ["-resource-manager", "-shared-dev-num=2", f"-root={tmp_path}", f"-kubelet-dir={tmp_path}"]
-    done = called(lambda arguments: node.dropin("intel_gpu_device_plugin", GpuPlugin, "gpu", arguments), *words)
-    assert done.returncode == 1
-    assert "NODE_NAME is not set" in done.stderr
+    result = run_main(lambda arguments: node.dropin("intel_gpu_device_plugin", GpuPlugin, "gpu", arguments), *words)
+    assert result.returncode == 1
+    assert "NODE_NAME is not set" in result.stderr
 
 
 async def test_the_configuration_file_switches_it_on_and_off(directory: str, tmp_path: Path) -> None:
@@ -412,7 +412,7 @@ async def test_the_configuration_file_switches_it_on_and_off(directory: str, tmp
         EmbeddedKubelet(directory, seed=1) as kubelet,
         pod_servers(tmp_path, lists(lambda: pods), forbidden) as servers,
     ):
-        here = Setup(kubelet, servers, pods)
+        context = Setup(kubelet, servers, pods)
         reader = servers.reader(kubelet.pod_resources_socket)
         agent = Agent(
             settings,
@@ -426,11 +426,11 @@ async def test_the_configuration_file_switches_it_on_and_off(directory: str, tmp
         for number, mode in enumerate(("off", "on", "off")):
             config.write_text(mode)
             await until(lambda mode=mode: (agent.runners["gpu"].context.pod_allocator is not None) == (mode == "on"))
-            asked = len(servers.kubelet.requests)
+            request_count = len(servers.kubelet.requests)
             pod = gpu_pod(f"pod{number}", gas_container_cards="card1")
-            (container,) = (await here.run(pod)).values()
+            (container,) = (await context.run(pod)).values()
             assert bool(container.cdi_devices) == (mode == "off")
-            assert (len(servers.kubelet.requests) > asked) == (mode == "on")
+            assert (len(servers.kubelet.requests) > request_count) == (mode == "on")
             pods.clear()
         agent.stop()
         await task
@@ -447,6 +447,6 @@ async def test_a_configuration_that_needs_a_cluster_is_rejected_outside_of_one(
     process = run("accelplane", "node", "--plugins=gpu", f"--config={config}")
     await kubelet.until(lambda resources: I915 in resources)
     config.write_text("plugins: {gpu: {shared-dev-num: 3, resource-manager: true}}")
-    await process.said("new configuration rejected")
+    await process.wait_for_log("new configuration rejected")
     assert "NODE_NAME is not set" in process.log()
     assert kubelet.resources()[I915] == (2, 2)

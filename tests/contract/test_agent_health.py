@@ -227,8 +227,8 @@ async def test_unknown_health_is_logged_once_and_again_when_it_is_known(
     assert source_messages(caplog) == ["test: health of a unknown: no answer", "test: health of a known again"]
 
 
-class Noting(WithHealth):
-    """Notes something about unit `a` only."""
+class ReportingSource(WithHealth):
+    """Reports a note about unit `a` only."""
 
     message = "a: a sensor is missing"
 
@@ -241,7 +241,7 @@ class Noting(WithHealth):
 async def test_a_note_of_a_health_check_is_logged_once_until_it_is_obsolete(
     running: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plugin = Noting(gadgets("a"))
+    plugin = ReportingSource(gadgets("a"))
     plugin.verdicts = {"a": GOOD, "b": GOOD}
 
     async def checked() -> None:

@@ -1,4 +1,4 @@
-"""The agent and the kubelet's directory: whoever comes, goes, dies or is replaced, the resources come back."""
+"""The agent and the kubelet's directory: resources are registered again after any restart or replacement."""
 
 import asyncio
 import logging
@@ -48,13 +48,13 @@ async def registered(agent: Agent, plugin: str = "table", resource: str = "gadge
 
 @pytest.fixture
 async def table(start_agent: Start, kubelet: Kubelet) -> Agent:
-    """An agent with two gadgets at a kubelet that knows them."""
+    """An agent with two gadgets that are registered with a kubelet."""
     agent = await start_agent(table=Table(gadgets("a", "b")))
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
     return agent
 
 
-# Kubelets that come, go and come back
+# Restarts of kubelets
 
 
 @embedded_only("a real kubelet's directory is there before the kubelet: the node's own disk")
@@ -88,7 +88,7 @@ async def test_kubelet_restart_keeps_devices_and_new_pods_get_free_ones(kubelet:
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
     container = await kubelet.run_pod("after", {GADGET: 1})
     assert len(container.devices) == 1
-    assert table.runners["table"].scan.count == 1, "a restart of the kubelet needs no new look at the hardware"
+    assert table.runners["table"].scan.count == 1, "a restart of the kubelet causes no scan"
 
 
 async def test_repeated_kubelet_restarts_re_register_all_resources(kubelet: Kubelet, table: Agent) -> None:
@@ -113,7 +113,7 @@ async def test_a_new_kubelet_socket_causes_a_registration_even_if_sockets_remain
         await until(lambda: first.lists == [["a"]])
         os.unlink(first.path)
         second = FakeKubelet(directory, watches=True)
-        # The old one is still alive and holds its stream: only the new socket tells that there is another one.
+        # The old one is still running with an open stream: only the new socket indicates another kubelet.
         async with second:
             await until(lambda: second.lists == [["a"]])
             await registered(agent)
@@ -305,7 +305,7 @@ async def test_resources_are_added_and_removed_with_devices(
     plugin = Table([*gadgets("a"), Resource("widget")])
     agent = await start_agent(table=plugin)
     await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
-    assert os.path.exists(own_socket(directory, "example.com/widget")), "announced, though it has no device"
+    assert os.path.exists(own_socket(directory, "example.com/widget")), "registered without devices"
     plugin.found = [Resource("widget")]
     agent.runners["table"].scan.request()
     await kubelet.until(lambda resources: resources == {})
@@ -331,16 +331,16 @@ async def test_a_resource_that_changes_repeatedly_has_its_last_state(kubelet: Ku
 async def test_one_resource_with_a_path_too_long_does_not_stop_the_others(
     directory: str, kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class LongNamed(Table):
+    class LongNamePlugin(Table):
         namespace = f"{'x' * 30}.example.com"
 
     devices = gadgets("a")
     long = [Resource("y" * 63), *devices]
-    await start_agent(table=Table(devices), long=LongNamed(long))
-    await kubelet.until(lambda resources: GADGET in resources and f"{LongNamed.namespace}/gadget" in resources)
+    await start_agent(table=Table(devices), long=LongNamePlugin(long))
+    await kubelet.until(lambda resources: GADGET in resources and f"{LongNamePlugin.namespace}/gadget" in resources)
     logged = [record.message for record in caplog.records if record.levelno == logging.ERROR]
     assert len(logged) == 1
-    assert f"{plugins_dir(directory)}/{LongNamed.namespace}-{'y' * 63}.sock: a socket path of" in logged[0]
+    assert f"{plugins_dir(directory)}/{LongNamePlugin.namespace}-{'y' * 63}.sock: a socket path of" in logged[0]
     assert "at most 107" in logged[0]
 
 
@@ -370,7 +370,7 @@ async def test_names_that_a_kubelet_rejects_are_omitted_with_a_warning(
     assert all(record.levelno == logging.WARNING for record in caplog.records if "not published" in record.message)
 
 
-# Ends
+# Shutdown
 
 
 async def test_a_stopped_agent_leaves_no_socket_and_the_kubelet_no_usable_device(
@@ -435,10 +435,10 @@ async def test_a_file_that_replaces_the_directory_stops_the_agent_with_its_path(
 
 
 async def test_an_agent_whose_only_socket_path_is_too_long_exits_with_that_path(directory: str) -> None:
-    class LongNamed(Table):
+    class LongNamePlugin(Table):
         namespace = f"{'x' * 90}.example.com"
 
     settings = Settings(root=directory, kubelet_dir=directory, cdi_dir=f"{directory}/cdi")
     async with asyncio.timeout(10):
         with pytest.raises(ConfigurationError, match=r"xx\.example\.com-gadget\.sock: a socket path of .* at most 107"):
-            await Agent(settings, {"long": LongNamed(gadgets("a"))}).run()
+            await Agent(settings, {"long": LongNamePlugin(gadgets("a"))}).run()

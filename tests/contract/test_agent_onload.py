@@ -12,7 +12,7 @@ from trees import link, write
 
 from accelplane.plugins.onload import OnloadConfig, OnloadDropin, OnloadPlugin
 
-# Longer than any test: what is noticed is noticed by an event.
+# Longer than any test: changes are detected by events.
 PATIENT = {"safety_interval": 3600.0}
 ONLOAD = "amd.com/onload"
 NODES = ["/dev/onload", "/dev/onload_epoll", "/dev/sfc_char"]

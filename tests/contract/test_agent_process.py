@@ -1,4 +1,4 @@
-"""The agent as a process: how it starts, what it says, how it ends, and how two of them share a node."""
+"""The agent as a process: start, messages, shutdown, and two agents on one node."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import Run
 from kubelets import Kubelet
-from processes import Process, called, installed_plugin
+from processes import Process, installed_plugin, run_main
 from trees import gpu_card, npu
 from waiting import until
 
@@ -27,7 +27,7 @@ I915, ACCEL = "gpu.intel.com/i915", "npu.intel.com/accel"
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """What the commands find: a card and an NPU."""
+    """A tree with a card and an NPU."""
     root = tmp_path / "tree"
     simulated = SimulatedNode(root)
     simulated.plug_gpu()
@@ -40,12 +40,12 @@ def own_sockets(directory: str) -> list[str]:
     return sorted(name for name in names if name.endswith(".sock") and name != "kubelet.sock")
 
 
-def printed(*command: str, **more: object) -> subprocess.CompletedProcess[str]:
+def run_command(*command: str, **more: object) -> subprocess.CompletedProcess[str]:
     program = os.path.join(os.path.dirname(sys.executable), command[0])
     return subprocess.run([program, *command[1:]], capture_output=True, text=True, check=False, timeout=60, **more)  # type: ignore[call-overload]
 
 
-# Life
+# Start and shutdown
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -64,7 +64,7 @@ async def test_a_signal_ends_the_process_with_0_and_removes_its_sockets(
 async def test_a_signal_ends_a_process_that_waits_for_a_kubelet(run: Run, directory: str, tree: Path) -> None:
     shutil.rmtree(directory)
     process = run("accelplane", "node")
-    await process.said(f"{directory} does not exist, waiting for the kubelet to create it")
+    await process.wait_for_log(f"{directory} does not exist, waiting for the kubelet to create it")
     assert await process.terminate() == 0
 
 
@@ -74,7 +74,7 @@ async def test_a_signal_during_the_import_of_plugins_ends_the_process_with_0_and
 ) -> None:
     source = "import sys, time\nprint('importing', file=sys.stderr, flush=True)\ntime.sleep(60)\n"
     process = run("accelplane", "node", env=installed_plugin(tmp_path, "sluggard", source))
-    await process.said("importing\n")  # Python writes the line and its end one after the other
+    await process.wait_for_log("importing\n")  # Python writes the line and its end one after the other
     process.send(number)
     assert await process.exit_code() == 0
     assert process.log() == "importing\n"
@@ -88,13 +88,13 @@ async def test_a_drop_in_command_serves_its_own_family_only(
 ) -> None:
     process = run(command, "-v", "1", "-shared-dev-num=3")
     await kubelet.until(lambda resources: resources == {resource: (3, 3)})
-    await process.said(f"{resource}: registered")
+    await process.wait_for_log(f"{resource}: registered")
     assert await process.terminate() == 0
 
 
 async def test_wsl_without_the_levelzero_service_is_reported_in_one_line(run: Run, kubelet: Kubelet) -> None:
     process = run("intel_gpu_device_plugin", "-wsl")
-    await process.said("gpu: scan failed: Level-Zero service at ")
+    await process.wait_for_log("gpu: scan failed: Level-Zero service at ")
     assert await process.terminate() == 0
     assert "Traceback" not in process.log()
 
@@ -105,7 +105,7 @@ async def test_a_second_agent_waits_for_the_first_and_takes_over_when_it_ends(
     first = run("intel_gpu_device_plugin")
     await kubelet.until(lambda resources: resources == {I915: (1, 1)})
     second = run("intel_gpu_device_plugin", "-shared-dev-num=2")
-    await second.said(f"gpu.intel.com-i915.sock is in use by process {first.pid}")
+    await second.wait_for_log(f"gpu.intel.com-i915.sock is in use by process {first.pid}")
     assert kubelet.resources() == {I915: (1, 1)}
     assert await first.terminate() == 0
     await kubelet.until(lambda resources: resources == {I915: (2, 2)})
@@ -117,7 +117,7 @@ async def test_a_second_agent_takes_over_from_a_killed_one(run: Run, kubelet: Ku
     first = run("intel_gpu_device_plugin")
     await kubelet.until(lambda resources: resources == {I915: (1, 1)})
     second = run("intel_gpu_device_plugin", "-shared-dev-num=2")
-    await second.said("is in use by process")
+    await second.wait_for_log("is in use by process")
     first.kill()
     await kubelet.until(lambda resources: resources == {I915: (2, 2)})
     assert await second.terminate() == 0
@@ -137,7 +137,7 @@ async def test_a_killed_agent_is_replaced_by_its_next_instance(run: Run, kubelet
     first = run("intel_gpu_device_plugin")
     await kubelet.until(lambda resources: resources == {I915: (1, 1)})
     first.kill()
-    assert own_sockets(kubelet.directory) == ["gpu.intel.com-i915.sock"], "nobody was there to remove it"
+    assert own_sockets(kubelet.directory) == ["gpu.intel.com-i915.sock"], "no process removed it"
     await kubelet.until(lambda resources: resources == {I915: (1, 0)})
     run("intel_gpu_device_plugin")
     await kubelet.until(lambda resources: resources == {I915: (1, 1)})
@@ -151,7 +151,7 @@ async def test_the_socket_of_a_process_is_accessible_only_to_its_owner(run: Run,
     assert await process.terminate() == 0
 
 
-# What cannot be
+# Invalid arguments
 
 
 @pytest.mark.parametrize(
@@ -189,19 +189,21 @@ async def test_the_socket_of_a_process_is_accessible_only_to_its_owner(run: Run,
 def test_invalid_arguments_are_rejected_in_one_line(
     directory: str, tmp_path: Path, arguments: list[str], code: int, message: str
 ) -> None:
-    done = called(node.main, f"--root={tmp_path}", f"--kubelet-dir={directory}", *arguments)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    result = run_main(node.main, f"--root={tmp_path}", f"--kubelet-dir={directory}", *arguments)
+    assert (result.returncode, result.stdout) == (code, "")
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
     if code == 1:
-        assert len(done.stderr.splitlines()) == 1
+        assert len(result.stderr.splitlines()) == 1
 
 
 def test_invalid_options_are_rejected_as_by_the_drop_in_command(directory: str, tmp_path: Path) -> None:
-    done = printed("intel_gpu_device_plugin", f"--root={tmp_path}", f"--kubelet-dir={directory}", "-shared-dev-num=0")
-    assert done.returncode == 1
-    assert "Argument check failed: " in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    result = run_command(
+        "intel_gpu_device_plugin", f"--root={tmp_path}", f"--kubelet-dir={directory}", "-shared-dev-num=0"
+    )
+    assert result.returncode == 1
+    assert "Argument check failed: " in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 async def test_a_directory_without_write_permission_is_rejected_with_its_path(
@@ -218,7 +220,7 @@ async def test_a_directory_without_write_permission_is_rejected_with_its_path(
 
 async def test_a_directory_that_becomes_read_only_is_reported_and_retried(run: Run, directory: str, tree: Path) -> None:
     if os.geteuid() != 0:
-        pytest.skip("needs root, to remove what the process may not")
+        pytest.skip("needs root to remove files of the process")
     plugins = Path(directory, "device-plugins")
     plugins.mkdir()
     process = run("intel_gpu_device_plugin", powerless=True)
@@ -226,7 +228,7 @@ async def test_a_directory_that_becomes_read_only_is_reported_and_retried(run: R
     await until(own.exists)
     plugins.chmod(0o555)
     own.unlink()
-    await process.said(f"cannot create the socket {own}: Permission denied", 20)
+    await process.wait_for_log(f"cannot create the socket {own}: Permission denied", 20)
     plugins.chmod(0o755)
     (plugins / "wake").touch()
     await until(own.exists)
@@ -249,7 +251,7 @@ class ThePlugin(Plugin):
     env = installed_plugin(tmp_path / "site", "long", source)
     process = run("accelplane", "node", env=env)
     await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 1)})
-    await process.said("at most 107 are possible")
+    await process.wait_for_log("at most 107 are possible")
     assert await process.terminate() == 0
 
 
@@ -259,23 +261,23 @@ async def test_a_plugin_that_cannot_be_loaded_is_skipped_unless_it_is_requested(
     env = installed_plugin(tmp_path / "site", "broken", "raise ImportError('no libgadget here')")
     process = run("accelplane", "node", env=env)
     await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 1)})
-    await process.said("plugin broken cannot be loaded and is skipped")
+    await process.wait_for_log("plugin broken cannot be loaded and is skipped")
     assert await process.terminate() == 0
     process = run("accelplane", "node", "--plugins=broken", env=env)
     assert await process.exit_code() == 1
     assert process.log().endswith("plugin broken cannot be loaded: no libgadget here\n")
 
 
-# One look
+# One scan
 
 
 def test_one_scan_prints_the_devices_as_json_and_changes_nothing(directory: str, tmp_path: Path) -> None:
     gpu_card(tmp_path, 0)
     gpu_card(tmp_path, 1, vendor="0x10de")
     npu(tmp_path, 0)
-    done = called(node.main, "--once", f"--root={tmp_path}", f"--kubelet-dir={directory}")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    result = run_main(node.main, "--once", f"--root={tmp_path}", f"--kubelet-dir={directory}")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
     found = {name: sorted(part["resources"]) for name, part in report.items() if part["resources"]}
     assert found == {"gpu": [I915], "npu": [ACCEL]}
     (device,) = report["gpu"]["resources"][I915].values()
@@ -285,16 +287,16 @@ def test_one_scan_prints_the_devices_as_json_and_changes_nothing(directory: str,
 
 
 def test_one_scan_of_an_empty_machine_finds_no_devices_and_succeeds(directory: str, tmp_path: Path) -> None:
-    done = printed("intel_gpu_device_plugin", "-dry-run", f"-root={tmp_path}")
-    assert (done.returncode, json.loads(done.stdout)["gpu"]["resources"]) == (0, {})
+    result = run_command("intel_gpu_device_plugin", "-dry-run", f"-root={tmp_path}")
+    assert (result.returncode, json.loads(result.stdout)["gpu"]["resources"]) == (0, {})
 
 
 def test_print_devices_reports_a_failed_scan_and_shows_the_other_plugins(tmp_path: Path) -> None:
     npu(tmp_path, 0)
     (tmp_path / "sys/class/drm").symlink_to("drm")
-    done = called(node.main, "-once", f"-root={tmp_path}")
-    assert done.returncode == 1
-    report = json.loads(done.stdout)
+    result = run_main(node.main, "-once", f"-root={tmp_path}")
+    assert result.returncode == 1
+    report = json.loads(result.stdout)
     assert "do they loop?" in report["gpu"]["error"]
     assert list(report["npu"]["resources"]) == [ACCEL]
 
@@ -311,9 +313,9 @@ class ThePlugin(Plugin):
 """
     env = {**os.environ, **installed_plugin(tmp_path / "site", "broken", source)}
     npu(tmp_path / "tree", 0)
-    done = printed("accelplane", "node", "-once", f"-root={tmp_path / 'tree'}", env=env)
-    assert done.returncode == 1
-    report = json.loads(done.stdout)
+    result = run_command("accelplane", "node", "-once", f"-root={tmp_path / 'tree'}", env=env)
+    assert result.returncode == 1
+    report = json.loads(result.stdout)
     assert "division by zero" in report["broken"]["error"]
     assert list(report["npu"]["resources"]) == [ACCEL]
 
@@ -337,8 +339,8 @@ def test_hardware_that_is_only_scanned_is_not_prepared(directory: str, tmp_path:
     (tmp_path / "tree/sys").mkdir(parents=True)
     env = {**os.environ, **installed_plugin(tmp_path / "site", "prepared", PREPARED)}
     places = (f"--root={tmp_path / 'tree'}", f"--kubelet-dir={directory}", "--plugins=prepared")
-    done = printed("accelplane", *command, *places, env=env)
-    assert "prepared.example.com/gadget" in done.stdout, done.stderr
+    result = run_command("accelplane", *command, *places, env=env)
+    assert "prepared.example.com/gadget" in result.stdout, result.stderr
     assert os.listdir(tmp_path / "tree/sys") == []
 
 
@@ -351,7 +353,7 @@ async def test_hardware_is_prepared_by_the_agent(run: Run, kubelet: Kubelet, tmp
     await until(lambda: (tmp_path / "tree/sys/prepared").read_text() == "1")
 
 
-# What it found and why
+# Check and explanation
 
 
 EXPLAINING = """
@@ -372,7 +374,7 @@ class ThePlugin(Plugin):
 
 
 @pytest.fixture
-def explained(tmp_path: Path) -> Mapping[str, str]:
+def explanation_environment(tmp_path: Path) -> Mapping[str, str]:
     """The environment with a plugin `explained`, which wants a `/dev/a` and explains itself."""
     (tmp_path / "tree/dev").mkdir(parents=True)
     return installed_plugin(tmp_path / "site", "explained", EXPLAINING)
@@ -403,36 +405,36 @@ def explained(tmp_path: Path) -> Mapping[str, str]:
     ],
 )
 def test_the_check_prints_the_devices_and_the_skipped_hardware(
-    tmp_path: Path, explained: Mapping[str, str], files: Sequence[str], code: int, report: object
+    tmp_path: Path, explanation: Mapping[str, str], files: Sequence[str], code: int, report: object
 ) -> None:
     for name in files:
         (tmp_path / "tree/dev" / name).touch()
-    done = printed(
+    result = run_command(
         "accelplane",
         "node",
         "-check",
         "-plugins=explained",
         f"-root={tmp_path / 'tree'}",
-        env={**os.environ, **explained},
+        env={**os.environ, **explanation},
     )
-    assert (json.loads(done.stdout), done.returncode) == ({"explained": report}, code)
+    assert (json.loads(result.stdout), result.returncode) == ({"explained": report}, code)
 
 
 def test_the_check_of_several_plugins_succeeds_if_each_has_devices(tmp_path: Path) -> None:
     gpu_card(tmp_path, 0)
     both = ("-check", "-plugins=gpu,npu", f"-root={tmp_path}")
-    done = called(node.main, *both)
-    assert done.returncode == 1
-    assert {name: part["ok"] for name, part in json.loads(done.stdout).items()} == {"gpu": True, "npu": False}
+    result = run_main(node.main, *both)
+    assert result.returncode == 1
+    assert {name: part["ok"] for name, part in json.loads(result.stdout).items()} == {"gpu": True, "npu": False}
     npu(tmp_path, 0)
-    assert called(node.main, *both).returncode == 0
+    assert run_main(node.main, *both).returncode == 0
 
 
 async def test_a_plugin_logs_its_explanation_once_at_the_start(
-    run: Run, kubelet: Kubelet, tmp_path: Path, explained: Mapping[str, str]
+    run: Run, kubelet: Kubelet, tmp_path: Path, explanation_environment: Mapping[str, str]
 ) -> None:
-    process = run("accelplane", "node", "--plugins=explained", env=explained)
-    await process.said("explained: {")
+    process = run("accelplane", "node", "--plugins=explained", env=explanation_environment)
+    await process.wait_for_log("explained: {")
     (tmp_path / "tree/dev/a").touch()
     await kubelet.until(lambda resources: resources == {"explained.example.com/gadget": (1, 1)})
     assert await process.terminate() == 0
@@ -440,16 +442,16 @@ async def test_a_plugin_logs_its_explanation_once_at_the_start(
 
 
 async def test_a_plugin_whose_explanation_fails_still_serves_devices(
-    run: Run, kubelet: Kubelet, tmp_path: Path, explained: Mapping[str, str]
+    run: Run, kubelet: Kubelet, tmp_path: Path, explanation_environment: Mapping[str, str]
 ) -> None:
     for name in ("a", "broken"):
         (tmp_path / "tree/dev" / name).touch()
-    process = run("accelplane", "node", "--plugins=explained", env=explained)
-    await process.said("explained: explain failed: Encoding objects of type object is unsupported")
+    process = run("accelplane", "node", "--plugins=explained", env=explanation_environment)
+    await process.wait_for_log("explained: explain failed: Encoding objects of type object is unsupported")
     await kubelet.until(lambda resources: resources == {"explained.example.com/gadget": (1, 1)})
 
 
-# What it says
+# Messages
 
 
 async def test_the_log_may_be_json_with_one_object_a_line(run: Run, kubelet: Kubelet, tree: Path) -> None:
@@ -477,7 +479,7 @@ async def test_the_agent_process_publishes_a_plugged_card_and_removes_an_unplugg
 ) -> None:
     simulated = SimulatedNode(tmp_path / "tree")
     process = run("accelplane", "node")
-    await process.said("plugins dlb, dsa, fpga, gpu, iaa, npu, onload, qat, sgx")
+    await process.wait_for_log("plugins dlb, dsa, fpga, gpu, iaa, npu, onload, qat, sgx")
     simulated.plug_gpu(GpuSpec(driver="xe"))
     await kubelet.until(lambda resources: resources == {"gpu.intel.com/xe": (1, 1)})
     simulated.unplug("card0")

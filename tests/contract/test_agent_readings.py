@@ -88,10 +88,10 @@ class Setup:
 
 @pytest.fixture
 async def setup() -> AsyncIterator[Setup]:
-    made = Setup()
-    yield made
-    made.released.set()
-    await made.readings.close()
+    instance = Setup()
+    yield instance
+    instance.released.set()
+    await instance.readings.close()
 
 
 async def test_readings_of_all_plugins_are_on_the_page(setup: Setup) -> None:

@@ -1,4 +1,4 @@
-"""What a kubelet gets from a plugin's socket, asked with gRPC's reference implementation."""
+"""RPCs of a plugin's socket, called with gRPC's reference implementation."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,7 @@ class Starter(Table):
         self.started.append([device.id for device in devices])
 
 
-class Hooked(Table):
+class HookPlugin(Table):
     """`allocate` answers for "a", asks for the default for all others, fails for "broken"; then `post_allocate`."""
 
     async def allocate(self, devices: Sequence[Device]) -> Allocation | None:
@@ -143,7 +143,7 @@ async def test_every_change_sends_a_complete_list_and_no_change_sends_none(serve
         await until(lambda: agent.runners["table"].scan.count > scans)
         found(agent, plugin, gadget("a"), gadget("b", health=UNHEALTHY))
         assert await lists.next() == {"a": "Healthy", "b": "Unhealthy"}
-        # One field of one device that the kubelet is not message of makes a new list too: Allocate gives it out.
+        # A change of a field that lists do not contain also sends a new list, because Allocate returns it.
         found(agent, plugin, gadget("a"), gadget("b", health=UNHEALTHY, envs={"X": "1"}))
         assert await lists.next() == {"a": "Healthy", "b": "Unhealthy"}
 
@@ -169,12 +169,12 @@ async def test_a_device_that_returns_immediately_stays(serve: Serve) -> None:
         assert await lists.next() == {"a": "Healthy", "b": "Healthy", "c": "Healthy"}
 
 
-class Staying(Table):
+class PersistentPlugin(Table):
     removal_delay: ClassVar[float] = math.inf
 
 
 async def test_removed_devices_stay_unhealthy_with_an_infinite_removal_delay(serve: Serve) -> None:
-    plugin = Staying(gadgets("a", "b"))
+    plugin = PersistentPlugin(gadgets("a", "b"))
     async with serve(plugin) as (agent, peer), peer.watch() as lists:
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
         found(agent, plugin)
@@ -187,19 +187,19 @@ async def test_removed_devices_stay_unhealthy_with_an_infinite_removal_delay(ser
         assert await lists.next() == {"a": "Unhealthy", "b": "Healthy", "c": "Healthy"}
         found(agent, plugin, *gadgets("a", "b", "c"))
         assert await lists.next() == {"a": "Healthy", "b": "Healthy", "c": "Healthy"}
-        assert agent.runners["table"].scan.count == scans + 2, "nothing but what happened made it look"
+        assert agent.runners["table"].scan.count == scans + 2, "only events caused scans"
 
 
-class Leaving(Table):
+class VanishingPlugin(Table):
     removal_delay: ClassVar[float] = 0.0
 
 
 async def test_removed_devices_leave_the_list_immediately_without_a_removal_delay(serve: Serve) -> None:
-    plugin = Leaving(gadgets("a", "b"))
+    plugin = VanishingPlugin(gadgets("a", "b"))
     async with serve(plugin) as (agent, peer), peer.watch() as lists:
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
         found(agent, plugin, gadget("a"))
-        assert await lists.next() == {"a": "Healthy", "b": "Unhealthy"}, "until it is known that no container holds it"
+        assert await lists.next() == {"a": "Healthy", "b": "Unhealthy"}, "until no container uses it"
         assert await lists.next() == {"a": "Healthy"}
 
 
@@ -281,8 +281,8 @@ async def test_a_list_over_the_message_limit_of_the_kubelet_is_truncated_and_log
         message = await lists.message()
     assert message is not None
     assert 15_000 < len(message.devices) < 20_000
-    left_out = 20_000 - len(message.devices)
-    assert f"{left_out} of 20000 devices left out" in caplog.text
+    omitted = 20_000 - len(message.devices)
+    assert f"{omitted} of 20000 devices left out" in caplog.text
 
 
 # Allocate
@@ -359,7 +359,7 @@ async def test_a_device_is_allocatable_until_it_has_left_the_list(serve: Serve) 
 async def test_an_allocate_response_of_the_plugin_replaces_that_of_the_framework_and_skips_post_allocate(
     serve: Serve,
 ) -> None:
-    async with serve(Hooked(gadgets("a", "b", "c"))) as (_agent, peer):
+    async with serve(HookPlugin(gadgets("a", "b", "c"))) as (_agent, peer):
         own, default = await peer.allocate(["a"], ["c", "b"])
     assert (dict(own.envs), list(own.devices)) == ({"OWN": "yes"}, [])
     assert dict(default.envs) == {"BLESSED": "c,b"}
@@ -374,7 +374,7 @@ async def test_an_allocate_response_of_the_plugin_replaces_that_of_the_framework
     ],
 )
 async def test_an_error_of_a_hook_is_reported_unchanged_to_the_pod(serve: Serve, key: str, text: str) -> None:
-    async with serve(Hooked(gadgets("broken", "cursed", "ok"))) as (_agent, peer):
+    async with serve(HookPlugin(gadgets("broken", "cursed", "ok"))) as (_agent, peer):
         assert await refusal(peer.allocate([key])) == ("UNKNOWN", text)
         assert len(await peer.allocate(["ok"])) == 1
 
@@ -400,13 +400,13 @@ async def test_an_error_with_an_invalid_message_fails_the_call(
 
 
 async def test_a_response_over_the_message_limit_fails_the_call(serve: Serve) -> None:
-    class Odd(Table):
+    class InvalidResponsePlugin(Table):
         async def allocate(self, devices: Sequence[Device]) -> Allocation | None:
             if devices[0].id == "bytes":
                 return Allocation(mounts=(Mount(os.fsdecode(b"/\xff")),))
             return "nonsense"  # type: ignore[return-value]
 
-    async with serve(Odd(gadgets("bytes", "nonsense"))) as (_agent, peer):
+    async with serve(InvalidResponsePlugin(gadgets("bytes", "nonsense"))) as (_agent, peer):
         for key in ("bytes", "nonsense"):
             assert (await refusal(peer.allocate([key])))[0] == "UNKNOWN"
 
@@ -429,12 +429,12 @@ async def test_a_slow_hook_does_not_delay_other_calls(serve: Serve) -> None:
 
 
 async def test_an_expired_deadline_ends_the_call_and_affects_no_others(serve: Serve) -> None:
-    class Stuck(Table):
+    class BlockedPlugin(Table):
         async def allocate(self, devices: Sequence[Device]) -> Allocation | None:
             await asyncio.Event().wait()
             return None
 
-    async with serve(Stuck(gadgets("a"))) as (_agent, peer):
+    async with serve(BlockedPlugin(gadgets("a"))) as (_agent, peer):
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=["a"])])
         call = peer._channel.unary_unary(
             "/v1beta1.DevicePlugin/Allocate",
@@ -445,7 +445,7 @@ async def test_an_expired_deadline_ends_the_call_and_affects_no_others(serve: Se
         assert await peer.options() == pb.DevicePluginOptions()
 
 
-# Preferences and starts
+# GetPreferredAllocation and PreStartContainer
 
 
 async def test_a_plugin_chooses_among_the_offered_devices(serve: Serve) -> None:
@@ -474,7 +474,7 @@ async def test_pre_start_is_called_before_a_container_starts_and_can_fail_it(ser
         assert "unknown device 'x'" in (await refusal(peer.pre_start(["x"])))[1]
 
 
-# Whatever a request holds
+# Any requests
 
 
 @pytest.fixture
@@ -494,8 +494,8 @@ HYPOTHESIS = settings(
 @HYPOTHESIS
 @given(containers=st.lists(IDS, max_size=4))
 async def test_allocate_succeeds_exactly_for_known_healthy_devices(peer: Peer, containers: list[list[str]]) -> None:
-    asked = {key for container in containers for key in container}
-    if asked <= {"a", "b"}:
+    keys = {key for container in containers for key in container}
+    if keys <= {"a", "b"}:
         answers = await peer.allocate(*containers)
         assert [[node.host_path for node in answer.devices] for answer in answers] == [
             [f"/dev/{key}" for key in dict.fromkeys(container)] for container in containers

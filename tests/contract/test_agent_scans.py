@@ -1,4 +1,4 @@
-"""Scans that fail, hang or lie: what was found last stays for a while, and nobody else is troubled."""
+"""Scans that fail, hang or return invalid results: the last devices are kept, and other plugins are not affected."""
 
 import asyncio
 import logging
@@ -94,8 +94,8 @@ async def test_results_that_are_not_devices_count_as_a_failed_scan(kubelet: Kube
     await kubelet.until(lambda resources: resources == {"other.example.com/gadget": (1, 1)})
 
 
-class Served(Table):
-    """Asks a service before each scan."""
+class ServicePlugin(Table):
+    """Queries a service before each scan."""
 
     answers: asyncio.Event
     fault: Exception | None = None
@@ -107,7 +107,7 @@ class Served(Table):
 
 
 async def test_a_service_that_fails_before_a_scan_counts_as_a_failed_scan(kubelet: Kubelet, start_agent: Start) -> None:
-    plugin = Served(gadgets("a"))
+    plugin = ServicePlugin(gadgets("a"))
     plugin.answers = asyncio.Event()
     plugin.answers.set()
     agent = await start_agent(PATIENT, table=plugin)
@@ -125,7 +125,7 @@ async def test_a_service_that_does_not_respond_is_a_failed_scan_until_it_does(
     kubelet: Kubelet, start_agent: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scan_loop, "_REFRESH_DEADLINE", 0.5)
-    plugin = Served(gadgets("a"))
+    plugin = ServicePlugin(gadgets("a"))
     plugin.answers = asyncio.Event()
     agent = await start_agent(PATIENT, table=plugin, other=Other(gadgets("b")))
     await kubelet.until(lambda resources: resources == {"other.example.com/gadget": (1, 1)})
@@ -134,8 +134,8 @@ async def test_a_service_that_does_not_respond_is_a_failed_scan_until_it_does(
     await kubelet.until(lambda resources: GADGET in resources)
 
 
-class Prepared(Table):
-    """Writes down what it is called for."""
+class RecordingPlugin(Table):
+    """Records its calls."""
 
     fault: Exception | None = None
 
@@ -154,7 +154,7 @@ class Prepared(Table):
 
 
 async def test_hardware_is_prepared_before_each_scan(kubelet: Kubelet, start_agent: Start) -> None:
-    plugin = Prepared(*gadgets("a"))
+    plugin = RecordingPlugin(*gadgets("a"))
     agent = await start_agent(PATIENT, table=plugin)
     await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
     agent.runners["table"].scan.request()
@@ -162,7 +162,7 @@ async def test_hardware_is_prepared_before_each_scan(kubelet: Kubelet, start_age
 
 
 async def test_hardware_that_cannot_be_prepared_counts_as_a_failed_scan(kubelet: Kubelet, start_agent: Start) -> None:
-    plugin = Prepared(*gadgets("a"))
+    plugin = RecordingPlugin(*gadgets("a"))
     agent = await start_agent(PATIENT, table=plugin)
     runner = agent.runners["table"]
     await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})

@@ -1,4 +1,4 @@
-"""SGX at a kubelet: ids that outlast their node, and containers that get each thing once."""
+"""SGX with a kubelet: IDs stay listed without their device node, and containers get each node once."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ from trees import write
 
 from accelplane.plugins.sgx import SgxConfig, SgxPlugin
 
-# Longer than any test: what is noticed is noticed by an event.
+# Longer than any test: changes are detected by events.
 PATIENT = {"safety_interval": 3600.0}
 ENCLAVE, PROVISION = "sgx.intel.com/enclave", "sgx.intel.com/provision"
 

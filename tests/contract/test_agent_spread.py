@@ -1,4 +1,4 @@
-"""Containers that ask for one device are spread over the units of a family. The kubelet offers IDs in random order."""
+"""Containers that request one device are spread over the units of a family. The kubelet offers IDs in random order."""
 
 from collections import Counter
 from collections.abc import Callable

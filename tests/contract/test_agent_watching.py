@@ -1,4 +1,4 @@
-"""Hardware that comes and goes under a running agent, as files in a tree and as the kernel's own notices."""
+"""Hot-plug while the agent runs: changes of a tree of files, and uevents of the kernel."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ from accelplane.plugins.npu import NpuPlugin
 from accelplane.simulate.tree import GpuSpec, SimulatedNode
 
 I915, XE, ACCEL = "gpu.intel.com/i915", "gpu.intel.com/xe", "npu.intel.com/accel"
-# Nothing is found by a timer within a test.
+# No timer expires within a test.
 PATIENT = {"safety_interval": 3600.0}
 
 
@@ -34,7 +34,7 @@ def node(tmp_path: Path) -> SimulatedNode:
 
 @pytest.fixture
 async def agent(start_agent: Start, kubelet: Kubelet) -> Agent:
-    """With the GPU and the NPU plugin, at a kubelet, on a tree with nothing in it."""
+    """An agent with the GPU and the NPU plugin, a kubelet, and an empty tree."""
     agent = await start_agent(PATIENT, gpu=GpuPlugin(), npu=NpuPlugin())
     await until(
         lambda: len(agent.runners) == 2 and all(runner.scan.completed.is_set() for runner in agent.runners.values())
@@ -42,7 +42,7 @@ async def agent(start_agent: Start, kubelet: Kubelet) -> Agent:
     return agent
 
 
-async def settled(runner: PluginRunner) -> None:
+async def wait_idle(runner: PluginRunner) -> None:
     """Returns when there was no scan for a while."""
     scans = -1
     while scans != runner.scan.count:
@@ -68,7 +68,7 @@ async def test_cards_are_counted_as_they_are_plugged_and_unplugged(
     node.plug_gpu(GpuSpec(driver="xe"))
     await kubelet.until(lambda resources: resources == {I915: (2, 2), XE: (1, 1)})
     node.unplug("card1")
-    # The vanished card is unhealthy first: the kubelet would show an id that is simply gone as a healthy one.
+    # The removed card is unhealthy first: the kubelet would count a missing ID as healthy.
     await kubelet.until(lambda resources: resources[I915] == (2, 1))
     await kubelet.until(lambda resources: resources == {I915: (1, 1), XE: (1, 1)})
     node.unplug("card0")
@@ -113,25 +113,25 @@ async def test_a_card_created_step_by_step_is_published_when_it_is_complete(
     (tmp_path / "dev/dri").mkdir(parents=True)
     (tmp_path / "sys").mkdir()
     os.rename(whole / "sys/class", tmp_path / "sys/class")
-    # The kernel makes a device's directory first and its attributes after that, devtmpfs its nodes at last.
+    # The kernel creates a device's directory, then its attributes; devtmpfs creates the nodes last.
     (tmp_path / function / "drm/card0").mkdir(parents=True)
     for name in ("numa_node", "local_cpulist", "vendor", "device"):
-        await settled(agent.runners["gpu"])
+        await wait_idle(agent.runners["gpu"])
         shutil.copy(whole / function / name, tmp_path / function / name)
     (tmp_path / function / "driver").symlink_to("../../../bus/pci/drivers/i915")
     (tmp_path / function / "drm/card0/device").symlink_to("../../../0000:03:00.0")
     (tmp_path / function / "drm/renderD128").mkdir()
-    await settled(agent.runners["gpu"])
+    await wait_idle(agent.runners["gpu"])
     assert kubelet.resources() == {}
     for node in ("card0", "renderD128"):
         (tmp_path / "dev/dri" / node).touch()
-        await settled(agent.runners["gpu"])
+        await wait_idle(agent.runners["gpu"])
     await kubelet.until(lambda resources: resources == {I915: (1, 1)})
     container = await kubelet.run_pod("early", {I915: 1})
     assert sorted(node.host_path for node in container.devices) == ["/dev/dri/card0", "/dev/dri/renderD128"]
     assert not container.mounts
     await kubelet.delete_pod("early")
-    # udev adds its links when the node is long there.
+    # udev adds its links long after the node.
     os.rename(whole / "dev/dri/by-path", tmp_path / "dev/dri/by-path")
     await until(lambda: all(device.mounts for device in agent.runners["gpu"].publisher.inventory))
     container = await kubelet.run_pod("late", {I915: 1})
@@ -234,7 +234,7 @@ async def test_after_thousands_of_changes_the_list_equals_the_hardware(
     await start_agent(PATIENT, shelf=Shelf())
     shelf = tmp_path / "dev/shelf"
     shelf.mkdir(parents=True)
-    # More than the kernel's queue of events holds.
+    # More events than the kernel's queue holds.
     limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     for number in range(min(limit, 20_000)):
         (shelf / f"cup-{number % 50}").touch()
@@ -299,20 +299,20 @@ asyncio.run(main())
 def test_uevents_request_scans_of_the_subscribed_plugins_only(directory: str) -> None:
     here = Path(__file__).parent
     script = UEVENTS.format(tests=str(here.parent), here=str(here), directory=directory)
-    done = subprocess.run(
+    result = subprocess.run(
         ["unshare", "--net", sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
     )
-    if done.returncode and "Operation not permitted" in done.stderr:
+    if result.returncode and "Operation not permitted" in result.stderr:
         pytest.skip("needs root")
-    assert done.returncode == 0, done.stderr
-    # A plugin whose scan read nothing of sysfs and that names no subsystem hears nothing.
-    assert done.stdout == "narrow 3\nnarrow 4 wide 1\ncounted 2 None\n", done.stderr
+    assert result.returncode == 0, result.stderr
+    # A plugin whose scan reads no sysfs and that has no subsystems gets no events.
+    assert result.stdout == "narrow 3\nnarrow 4 wide 1\ncounted 2 None\n", result.stderr
 
 
 async def test_renaming_a_parent_of_a_watched_directory_is_detected(
     kubelet: Kubelet, start_agent: Start, tmp_path: Path
 ) -> None:
-    """inotify says nothing to the watch of a directory whose ancestor moves."""
+    """inotify sends no event to a watch if a parent of the directory is renamed."""
     SimulatedNode(tmp_path).plug_gpu()
     await start_agent(PATIENT, gpu=GpuPlugin())
     await kubelet.until(lambda resources: resources.get(I915) == (1, 1))

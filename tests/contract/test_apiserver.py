@@ -1,4 +1,4 @@
-"""The small client of the API server against a server of real sockets that is right, wrong, slow or hostile."""
+"""The small client of the API server with a server on real sockets that is valid, invalid, slow or hostile."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from cluster.pki import Authority
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from tls_peer import TOKEN, Answer, Peer, Request, chunked, document, response, says, serving
+from tls_peer import TOKEN, Answer, Peer, Request, chunked, document, respond_with, response, serving
 from waiting import until
 
 from accelplane.apiserver import (
@@ -82,11 +82,11 @@ async def test_a_client_certificate_replaces_a_token(tmp_path: Path) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(tmp_path / "ca.crt"))
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_cert_chain(tmp_path / "pair.pem")
-    asked: list[tuple[object, bytes]] = []
+    authorizations: list[tuple[object, bytes]] = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        asked.append((writer.get_extra_info("peercert")["subject"], head))
+        authorizations.append((writer.get_extra_info("peercert")["subject"], head))
         writer.write(response("200 OK", b'{"name":"one"}'))
         writer.close()
 
@@ -98,7 +98,7 @@ async def test_a_client_certificate_replaces_a_token(tmp_path: Path) -> None:
         )
         api = ApiServer(config)
         assert await api.get(NODE, Thing) == Thing("one")
-    ((subject, head),) = asked
+    ((subject, head),) = authorizations
     assert subject == ((("commonName", "me"),),)
     assert b"Authorization" not in head
 
@@ -145,7 +145,7 @@ async def test_a_server_is_found_at_an_address_of_version_6(tmp_path: Path) -> N
     ids=["chunks", "until the end", "after an interim answer", "chunk extension"],
 )
 async def test_every_framing_of_a_response_is_parsed(tmp_path: Path, body: bytes) -> None:
-    assert await fetched(tmp_path, says(body)) == Thing("one")
+    assert await fetched(tmp_path, respond_with(body)) == Thing("one")
 
 
 async def test_an_error_has_the_message_of_the_server(tmp_path: Path) -> None:
@@ -169,13 +169,13 @@ async def test_an_error_has_the_message_of_the_server(tmp_path: Path) -> None:
 )
 async def test_an_error_of_a_proxy_is_reported(tmp_path: Path, status: str, body: bytes) -> None:
     with pytest.raises(StatusError, match=status[:3]) as caught:
-        await fetched(tmp_path, says(response(status, body)))
+        await fetched(tmp_path, respond_with(response(status, body)))
     assert caught.value.code == int(status[:3])
 
 
 @pytest.mark.parametrize("status", ["301 Moved Permanently", "307 Temporary Redirect", "304 Not Modified"])
 async def test_redirects_are_not_followed(tmp_path: Path, status: str) -> None:
-    async with serving(tmp_path, says(response(status, b"", "Location: https://127.0.0.1:1/else"))) as peer:
+    async with serving(tmp_path, respond_with(response(status, b"", "Location: https://127.0.0.1:1/else"))) as peer:
         with pytest.raises(StatusError, match=status[:3]):
             await peer.api.get(NODE, Thing)
         assert len(peer.requests) == 1
@@ -200,13 +200,13 @@ HOSTILE: dict[str, tuple[bytes, type[ApiError], str]] = {
 async def test_an_invalid_response_is_a_typed_error(tmp_path: Path, name: str) -> None:
     data, kind, text = HOSTILE[name]
     with pytest.raises(kind, match=text) as caught:
-        await fetched(tmp_path, says(data), limit=65536)
+        await fetched(tmp_path, respond_with(data), limit=65536)
     assert type(caught.value) is kind
     assert str(caught.value).startswith(f"GET {NODE}: ")
 
 
-async def drip(_request: Request, writer: asyncio.StreamWriter) -> None:
-    """A byte now and then: each would put off a timeout of the socket's own."""
+async def send_slowly(_request: Request, writer: asyncio.StreamWriter) -> None:
+    """Sends single bytes, each of which would reset a socket timeout."""
     for byte in b"HTTP/1.1 200 OK\r\n" * 1000:
         writer.write(bytes([byte]))
         await writer.drain()
@@ -215,7 +215,7 @@ async def drip(_request: Request, writer: asyncio.StreamWriter) -> None:
 
 async def test_a_slow_response_ends_at_the_deadline(tmp_path: Path) -> None:
     with pytest.raises(Unreachable, match=r"no complete response within 0\.3 s"):
-        await fetched(tmp_path, drip, deadline=0.3)
+        await fetched(tmp_path, send_slowly, deadline=0.3)
 
 
 async def test_a_server_without_settings_frame_ends_at_the_deadline(tmp_path: Path) -> None:
@@ -223,14 +223,14 @@ async def test_a_server_without_settings_frame_ends_at_the_deadline(tmp_path: Pa
         await reader.read()
         writer.close()
 
-    async with serving(tmp_path, says()) as peer, await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+    async with serving(tmp_path, respond_with()) as peer, await asyncio.start_server(silent, "127.0.0.1", 0) as server:
         api = ApiServer(structs.replace(peer.config, server=f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
         with pytest.raises(Unreachable, match="no complete response"):
             await api.get(NODE, Thing, deadline=0.3)
 
 
 async def test_a_refused_connection_is_reported(tmp_path: Path) -> None:
-    async with serving(tmp_path, says()) as peer:
+    async with serving(tmp_path, respond_with()) as peer:
         pass
     with pytest.raises(Unreachable, match=NODE):
         await peer.api.get(NODE, Thing)
@@ -238,7 +238,7 @@ async def test_a_refused_connection_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["a" * 64, "a..b", "."])
 async def test_an_invalid_host_name_is_reported_as_unreachable(tmp_path: Path, host: str) -> None:
-    async with serving(tmp_path, says()) as peer:
+    async with serving(tmp_path, respond_with()) as peer:
         api = ApiServer(structs.replace(peer.config, server=f"https://{host}"))
         with pytest.raises(Unreachable, match=f"{NODE}: .*label"):
             await api.get(NODE, Thing)
@@ -302,14 +302,14 @@ async def test_a_fifo_instead_of_a_token_does_not_block(tmp_path: Path) -> None:
 async def test_events_of_a_watch_are_independent_of_segmentation(tmp_path: Path) -> None:
     whole = b"".join(EVENTS)
     for pieces in (EVENTS, [whole], [whole[i : i + 7] for i in range(0, len(whole), 7)], [b"\n", *EVENTS, b"\n"]):
-        events = await watched(tmp_path, says(chunked(*pieces)))
+        events = await watched(tmp_path, respond_with(chunked(*pieces)))
         assert [(event.type, event.object.name) for event in events] == [
             ("ADDED", "a"), ("MODIFIED", "b"), ("DELETED", "c"),
         ]  # fmt: skip
 
 
 async def test_a_watch_starts_at_the_listed_resource_version(tmp_path: Path) -> None:
-    async with serving(tmp_path, says(chunked())) as peer:
+    async with serving(tmp_path, respond_with(chunked())) as peer:
         watch = peer.api.watch(
             "/api/v1/nodes", Thing, query={"fieldSelector": "metadata.name=a b"}, resource_version="7", duration=60
         )
@@ -321,10 +321,10 @@ async def test_a_watch_starts_at_the_listed_resource_version(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("status", ["200 OK", "410 Gone"])
 async def test_an_expired_resource_version_has_its_own_error(tmp_path: Path, status: str) -> None:
-    gone = {"kind": "Status", "reason": "Expired", "message": "too old", "code": 410}
-    told = {"type": "ERROR", "object": gone} if status.startswith("200") else gone
+    status_object = {"kind": "Status", "reason": "Expired", "message": "too old", "code": 410}
+    line = {"type": "ERROR", "object": status_object} if status.startswith("200") else status_object
     with pytest.raises(Gone, match="410 Expired: too old"):
-        await watched(tmp_path, document(told, status))
+        await watched(tmp_path, document(line, status))
 
 
 async def test_a_rejected_watch_raises_the_status_error(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ async def test_a_rejected_watch_raises_the_status_error(tmp_path: Path) -> None:
 )
 async def test_invalid_events_end_the_watch(tmp_path: Path, data: bytes, kind: type[ApiError], text: str) -> None:
     with pytest.raises(kind, match=f"WATCH {NODE}: .*{text}"):
-        await watched(tmp_path, says(data), limit=65536)
+        await watched(tmp_path, respond_with(data), limit=65536)
 
 
 async def test_an_idle_watch_ends_after_its_timeout(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ async def test_an_idle_watch_ends_after_its_timeout(tmp_path: Path) -> None:
 
 
 async def test_a_watch_can_be_closed_and_cancelled_at_any_time(tmp_path: Path) -> None:
-    gone = asyncio.Event()
+    disconnected = asyncio.Event()
 
     async def endless(_request: Request, writer: asyncio.StreamWriter) -> None:
         writer.write(chunked(EVENTS[0], end=False))
@@ -371,7 +371,7 @@ async def test_a_watch_can_be_closed_and_cancelled_at_any_time(tmp_path: Path) -
                 await writer.drain()
                 await asyncio.sleep(0.01)
         finally:
-            gone.set()
+            disconnected.set()
 
     async with serving(tmp_path, endless) as peer:
 
@@ -383,28 +383,28 @@ async def test_a_watch_can_be_closed_and_cancelled_at_any_time(tmp_path: Path) -
 
         assert await first() == "a"
         async with asyncio.timeout(5):
-            await gone.wait()
-        gone.clear()
+            await disconnected.wait()
+        disconnected.clear()
 
-        async def all_of_it() -> None:
+        async def read_all() -> None:
             async with contextlib.aclosing(peer.api.watch(NODE, Thing)) as events:
                 async for _event in events:
                     pass
 
-        task = asyncio.create_task(all_of_it())
+        task = asyncio.create_task(read_all())
         await until(lambda: len(peer.requests) == 2)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         async with asyncio.timeout(5):
-            await gone.wait()
+            await disconnected.wait()
 
 
 # Retries.
 
 
 def sequence(*answers: Answer) -> Answer:
-    """One answer after the other; the last one again and again."""
+    """Sends one response after the other; the last one repeatedly."""
     left = list(answers)
 
     async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
@@ -414,7 +414,7 @@ def sequence(*answers: Answer) -> Answer:
 
 
 def rejected(status: str, retry_after: int = 1) -> Answer:
-    return says(response(status, b"{}", f"Retry-After: {retry_after}"))
+    return respond_with(response(status, b"{}", f"Retry-After: {retry_after}"))
 
 
 CALLS: dict[str, Callable[[ApiServer], Awaitable[Any]]] = {
@@ -452,7 +452,7 @@ async def test_a_request_that_the_server_did_not_process_is_sent_again(
 
 
 def without_delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Has the client's retries follow at once; the delays that it asks for."""
+    """Makes retries immediate; yields the requested delays."""
     delays: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -490,7 +490,7 @@ async def test_a_delay_beyond_the_deadline_is_returned_to_the_caller(tmp_path: P
 
 
 async def test_without_retry_after_nothing_is_sent_again(tmp_path: Path) -> None:
-    async with serving(tmp_path, says(response("429 Too Many Requests", b"{}"))) as peer:
+    async with serving(tmp_path, respond_with(response("429 Too Many Requests", b"{}"))) as peer:
         with pytest.raises(TooManyRequests):
             await peer.api.get(NODE, Thing)
         assert len(peer.requests) == 1
@@ -516,7 +516,7 @@ async def test_requests_wait_for_the_rate_limit_and_a_watch_only_to_open(tmp_pat
     async def sleep(seconds: float) -> None:
         sleeps.append(seconds)
 
-    async with serving(tmp_path, says(chunked(*EVENTS))) as peer:
+    async with serving(tmp_path, respond_with(chunked(*EVENTS))) as peer:
         api = ApiServer(peer.config, rate_limit=RateLimit(1, 1, clock=lambda: 0.0, sleep=sleep))
         async with contextlib.aclosing(api.watch(NODE, Thing)) as events:
             assert len([event async for event in events]) == 3
@@ -531,7 +531,7 @@ async def test_requests_wait_for_the_rate_limit_and_a_watch_only_to_open(tmp_pat
 
 async def test_responses_are_reported_with_method_and_status(tmp_path: Path) -> None:
     reported: list[tuple[str, str]] = []
-    answers = sequence(document({"name": "one"}), document({}, "404 Not Found"), says(b""))
+    answers = sequence(document({"name": "one"}), document({}, "404 Not Found"), respond_with(b""))
     async with serving(tmp_path, answers) as peer:
         api = ApiServer(peer.config, on_response=lambda method, status: reported.append((method, status)))
         await api.get(NODE, Thing)
@@ -717,7 +717,7 @@ async def test_a_missing_exec_plugin_is_reported_with_its_hint(tmp_path: Path) -
 @given(st.binary(max_size=300))
 async def test_any_response_raises_only_api_errors(tmp_path: Path, data: bytes) -> None:
     with contextlib.suppress(ApiError):
-        await fetched(tmp_path, says(b"HTTP/1.1 200 OK\r\n" + data), deadline=5)
+        await fetched(tmp_path, respond_with(b"HTTP/1.1 200 OK\r\n" + data), deadline=5)
 
 
 def test_importing_the_module_loads_no_http_and_no_mail() -> None:

@@ -1,4 +1,4 @@
-"""Pages that only those may read whom the cluster's roles allow it."""
+"""Pages for clients that the cluster's roles authorize."""
 
 import asyncio
 import json
@@ -28,14 +28,14 @@ class Clock:
         return self.now
 
 
-def says(api: KubeApi, asked: str, status: dict[str, Any]) -> Fault:
-    """From now on the API server answers a question like this."""
+def answer_review(api: KubeApi, group: str, status: dict[str, Any]) -> Fault:
+    """Sets the API server's response to reviews."""
     body = json.dumps({"metadata": {"creationTimestamp": None}, "spec": {}, "status": status}).encode()
-    return api.fault(asked, 201, body=body, times=1_000_000)
+    return api.fault(group, 201, body=body, times=1_000_000)
 
 
-def knows(api: KubeApi) -> Fault:
-    return says(api, WHO, {"authenticated": True, "user": READER})
+def accept_token(api: KubeApi) -> Fault:
+    return answer_review(api, WHO, {"authenticated": True, "user": READER})
 
 
 def wanting(whose: str = "t") -> Request:
@@ -60,11 +60,11 @@ async def test_without_a_token_access_is_denied_without_a_review(api: KubeApi, c
 
 
 async def test_clients_authorized_by_the_cluster_can_read(api: KubeApi, client: Client) -> None:
-    knows(api)
-    says(api, MAY, {"allowed": True})
+    accept_token(api)
+    answer_review(api, MAY, {"allowed": True})
     assert (await gate(client)(wanting())).body == b"42"
-    who, may = [asked.body for asked in api.requests]
-    assert (who["kind"], who["spec"]) == ("TokenReview", {"token": "t"})
+    token_review, may = [request.body for request in api.requests]
+    assert (token_review["kind"], token_review["spec"]) == ("TokenReview", {"token": "t"})
     assert may["spec"] == {
         "user": READER["username"],
         "uid": "u",
@@ -72,16 +72,16 @@ async def test_clients_authorized_by_the_cluster_can_read(api: KubeApi, client: 
         "extra": {"k": ["v"]},
         "nonResourceAttributes": {"path": "/metrics", "verb": "get"},
     }
-    assert "metadata" not in may, "the API server refuses a question that has some"
+    assert "metadata" not in may, "the API server rejects a review with metadata"
 
 
 async def test_clients_are_authenticated_and_then_authorized(api: KubeApi, client: Client) -> None:
-    stranger = says(api, WHO, {"authenticated": False, "error": "invalid bearer token"})
+    stranger = answer_review(api, WHO, {"authenticated": False, "error": "invalid bearer token"})
     assert await status_of(gate(client), wanting()) == 401
     assert api.count(MAY) == 0
     stranger.times = 0
-    knows(api)
-    says(api, MAY, {"allowed": False, "reason": "no"})
+    accept_token(api)
+    answer_review(api, MAY, {"allowed": False, "reason": "no"})
     with pytest.raises(HttpError, match="system:serviceaccount:m:p may not get /metrics") as refused:
         await gate(client)(wanting())
     assert refused.value.status == 403
@@ -90,31 +90,31 @@ async def test_clients_are_authenticated_and_then_authorized(api: KubeApi, clien
 async def test_reviews_are_cached_for_a_limited_time(api: KubeApi, client: Client) -> None:
     clock = Clock()
     page = gate(client, clock)
-    knows(api)
-    answer = says(api, MAY, {"allowed": True})
+    accept_token(api)
+    answer = answer_review(api, MAY, {"allowed": True})
     for _ in range(3):
         assert await status_of(page, wanting()) == 200
     assert api.count(WHO) == 1
     answer.times = 0
-    answer = says(api, MAY, {"allowed": False})
+    answer = answer_review(api, MAY, {"allowed": False})
     clock.now += 59
     assert await status_of(page, wanting()) == 200
     clock.now += 2
     assert [await status_of(page, wanting()) for _ in range(3)] == [403] * 3
     assert api.count(WHO) == 2
     answer.times = 0
-    says(api, MAY, {"allowed": True})
+    answer_review(api, MAY, {"allowed": True})
     clock.now += 11
     assert await status_of(page, wanting()) == 200
 
 
 async def test_cached_reviews_apply_to_their_token_only(api: KubeApi, client: Client) -> None:
     page = gate(client)
-    knows(api)
-    allowed = says(api, MAY, {"allowed": True})
+    accept_token(api)
+    allowed = answer_review(api, MAY, {"allowed": True})
     assert await status_of(page, wanting("one")) == 200
     allowed.times = 0
-    says(api, MAY, {"allowed": False})
+    answer_review(api, MAY, {"allowed": False})
     assert await status_of(page, wanting("two")) == 403
     assert await status_of(page, Request("GET", "/other", "", b"", "Bearer one")) == 403
     assert await status_of(page, wanting("one")) == 200
@@ -122,7 +122,7 @@ async def test_cached_reviews_apply_to_their_token_only(api: KubeApi, client: Cl
 
 async def test_the_number_of_cached_answers_is_limited(api: KubeApi, client: Client) -> None:
     page = gate(client.without_rate_limit())
-    says(api, WHO, {"authenticated": False})
+    answer_review(api, WHO, {"authenticated": False})
     for number in range(257):
         assert await status_of(page, wanting(f"t{number}")) == 401
     assert await status_of(page, wanting("t256")) == 401
@@ -143,14 +143,14 @@ async def test_the_number_of_cached_answers_is_limited(api: KubeApi, client: Cli
         ({"status": 200, "body": b"{"}, 503),
     ],
 )
-@pytest.mark.parametrize("asked", [WHO, MAY])
+@pytest.mark.parametrize("group", [WHO, MAY])
 async def test_without_a_review_access_is_denied(  # noqa: PLR0917 - fixtures and cases
-    api: KubeApi, client: Client, caplog: pytest.LogCaptureFixture, trouble: dict[str, Any], status: int, asked: str
+    api: KubeApi, client: Client, caplog: pytest.LogCaptureFixture, trouble: dict[str, Any], status: int, group: str
 ) -> None:
     page = gate(client, timeout=0.3 if "hang" in trouble else 10)
-    fault = api.fault(asked, times=1_000_000, **trouble)
-    knows(api)
-    says(api, MAY, {"allowed": True})
+    fault = api.fault(group, times=1_000_000, **trouble)
+    accept_token(api)
+    answer_review(api, MAY, {"allowed": True})
     for _ in range(2):
         assert await status_of(page, wanting()) == status
     assert caplog.text.count("/metrics: cannot be authorized") == 1
@@ -182,8 +182,8 @@ async def test_metrics_are_served_over_tls_to_authorized_clients_only(api: KubeA
     manager = Manager(
         client, health_address=OFF, metrics_address="127.0.0.1:0", metrics_tls=tls.context, metrics_authorized=True
     )
-    knows(api)
-    says(api, MAY, {"allowed": True})
+    accept_token(api)
+    answer_review(api, MAY, {"allowed": True})
     context = ssl.create_default_context(cadata=AUTHORITY.credentials.certificate.decode())
 
     async def page(field: str) -> str:
@@ -198,8 +198,8 @@ async def test_metrics_are_served_over_tls_to_authorized_clients_only(api: KubeA
     running = asyncio.create_task(manager.run())
     await until(lambda: "metrics" in manager.ports)
     assert (await page("")).startswith("HTTP/1.1 401 ")
-    shown = await page("Authorization: Bearer t\r\n")
-    assert shown.startswith("HTTP/1.1 200 ")
-    assert "process_resident_memory_bytes" in shown
+    output = await page("Authorization: Bearer t\r\n")
+    assert output.startswith("HTTP/1.1 200 ")
+    assert "process_resident_memory_bytes" in output
     manager.stop()
     await running

@@ -12,7 +12,7 @@ import pytest
 from conftest import Start
 from drmclients import BDF, OTHER_POD, POD, i915, process, xe
 from kubelets import Kubelet
-from processes import Process, called
+from processes import Process, run_main
 from prometheus_client.parser import text_string_to_metric_families
 from trees import gpu_card, write
 from waiting import until
@@ -45,16 +45,16 @@ def path(directory: str) -> str:
 async def service(proc: Path, path: str) -> AsyncIterator[ClientsService]:
     """A service without a minimum interval, on its socket."""
     proc.mkdir()
-    made = ClientsService(str(proc), limits=PLENTY, min_interval=0.0, walk_timeout=30.0)
-    async with serving(path, made):
-        yield made
+    instance = ClientsService(str(proc), limits=PLENTY, min_interval=0.0, walk_timeout=30.0)
+    async with serving(path, instance):
+        yield instance
 
 
 def seconds(report: Report) -> dict[tuple[str, str], Mapping[str, float]]:
     return {(use.name, device.bdf): device.busy_seconds for use in report.containers for device in use.devices}
 
 
-# On the socket.
+# The socket.
 
 
 async def test_a_report_has_the_usage_of_the_requested_pods(service: ClientsService, path: str, proc: Path) -> None:
@@ -186,9 +186,9 @@ async def test_reports_within_the_interval_share_a_walk_unless_a_pod_is_new(proc
 async def test_a_pod_without_requests_for_an_hour_is_forgotten(proc: Path) -> None:
     now = [100.0]
     service = ClientsService(str(proc), limits=PLENTY, min_interval=1.0, clock=lambda: now[0])
-    gone = process(proc, 10, i915(1, render=10**9), i915(2, render=10**9))
+    ended_process = process(proc, 10, i915(1, render=10**9), i915(2, render=10**9))
     await service.report([POD])
-    (gone / "fdinfo/6").unlink()
+    (ended_process / "fdinfo/6").unlink()
     now[0] += 3000
     assert seconds(await service.report([POD]))["main", BDF]["render"] == 2.0
     now[0] += 3000
@@ -282,7 +282,9 @@ async def test_processes_that_may_not_be_read_are_logged_once(
         await until(lambda: os.path.exists(path), 60)
         for _ in range(2):
             assert (await request_report(path, (POD,))).containers == ()
-        await running.said("1 processes of pods cannot be read: permission denied; add the capability SYS_PTRACE")
+        await running.wait_for_log(
+            "1 processes of pods cannot be read: permission denied; add the capability SYS_PTRACE"
+        )
         assert await running.terminate() == 0
     finally:
         running.kill()
@@ -303,12 +305,12 @@ def test_a_missing_socket_directory_fails_the_command(tmp_path: Path) -> None:
         ([f"-proc={tmp_path}/missing"], f"-proc: {tmp_path}/missing: not a directory"),
         ([f"-socket={tmp_path}/{'x' * 100}"], "expected at most 103"),
     ):
-        done = called(command.main, *words)
-        assert done.returncode == 1
-        assert message in done.stderr
+        result = run_main(command.main, *words)
+        assert result.returncode == 1
+        assert message in result.stderr
 
 
-# On the page of the agent.
+# The page of the agent.
 
 
 class Setup:
@@ -327,14 +329,14 @@ class Setup:
         await self.kubelet.run_pod(name, {I915: 1})
         uid = ""
 
-        def known() -> bool:
+        def is_known() -> bool:
             nonlocal uid
             found = checkpoint.read_checkpoint(self._directory)
             new = {each.pod_uid for each in found.holdings} - self.uids if found else set[str]()
             uid = next(iter(new), "")
             return bool(uid)
 
-        await until(known, 60)
+        await until(is_known, 60)
         self.uids.add(uid)
         process(self.proc, pid, *files, pod=uid, container=f"{pid:064x}", name=container)
         return uid
@@ -370,9 +372,9 @@ async def setup(
     agent = await start_agent({"metrics_clients": path}, gpu=GpuPlugin(GpuConfig()))
     await kubelet.until(lambda resources: I915 in resources)
     proc.mkdir()
-    made = Setup(agent, kubelet, proc, directory)
-    yield made
-    await made.observer.close()
+    instance = Setup(agent, kubelet, proc, directory)
+    yield instance
+    await instance.observer.close()
 
 
 async def test_the_page_has_the_use_of_gpus_by_containers_under_their_names(

@@ -1,4 +1,4 @@
-"""`inspect --cluster` and `kubectl-accelplane` as an administrator calls them, with an API server's double."""
+"""`inspect --cluster` and `kubectl-accelplane` as an administrator calls them, with a double of the API server."""
 
 import asyncio
 import csv
@@ -42,7 +42,7 @@ def pod(namespace: str, name: str, count: int, *, on: str = "", phase: str = "Ru
 
 
 @pytest.fixture
-def filled(api: KubeApi, tmp_path: Path) -> KubeApi:
+def cluster_objects(api: KubeApi, tmp_path: Path) -> KubeApi:
     """Three nodes, of which one is cordoned and one has an unhealthy card; pods that run, have ended, and wait."""
     for each in (node("one", 4, 3), node("two", 4, 4), node("three", 2, 2, cordoned=True), node("none", 0, 0)):
         api.put("nodes", each)
@@ -73,12 +73,12 @@ def filled(api: KubeApi, tmp_path: Path) -> KubeApi:
 
 
 @pytest.fixture
-def kubeconfig(filled: KubeApi, tmp_path: Path) -> str:
+def kubeconfig(cluster_objects: KubeApi, tmp_path: Path) -> str:
     return str(tmp_path / "kubeconfig")
 
 
 async def call(kubeconfig: str, *arguments: str, program: str = "kubectl-accelplane") -> Any:
-    """The answer of the command; this process serves the API meanwhile."""
+    """The result of the command; this process serves the API meanwhile."""
     command = os.path.join(os.path.dirname(sys.executable), program)
     environment = os.environ | {"KUBECONFIG": kubeconfig}
     return await asyncio.to_thread(
@@ -97,8 +97,8 @@ async def test_nodes_show_free_devices_and_namespaces_their_allocations(kubeconf
     numbers = {item["node"]: (item["allocatable"], item["allocated"], item["free"]) for item in found["nodes"]}
     assert numbers == {"none": (0, 0, 0), "one": (3, 2, 1), "two": (4, 3, 1), "three": (2, 0, 2)}
     assert {item["node"]: item["unhealthy"] for item in found["nodes"]}["one"] == 1
-    held = {item["namespace"]: (item["pods"], item["allocated"], item["nodes"]) for item in found["namespaces"]}
-    assert held == {"red": (2, 3, ["one", "two"]), "blue": (1, 2, ["two"])}
+    allocations = {item["namespace"]: (item["pods"], item["allocated"], item["nodes"]) for item in found["namespaces"]}
+    assert allocations == {"red": (2, 3, ["one", "two"]), "blue": (1, 2, ["two"])}
 
 
 async def test_the_namespace_is_that_of_the_context_by_default(kubeconfig: str) -> None:
@@ -136,9 +136,9 @@ async def test_csv_and_names_have_the_nodes(kubeconfig: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["GET /api/v1/nodes", r"GET /api/v1/pods\b"])
 async def test_a_forbidden_list_is_reported_and_other_data_is_shown(
-    filled: KubeApi, kubeconfig: str, pattern: str
+    cluster_objects: KubeApi, kubeconfig: str, pattern: str
 ) -> None:
-    filled.fault(pattern, 403)
+    cluster_objects.fault(pattern, 403)
     answer = await call(kubeconfig, "inspect")
     assert answer.returncode == 1
     assert f"cannot list {pattern.split()[1].removesuffix(chr(92) + 'b')}: " in answer.stderr
@@ -147,20 +147,20 @@ async def test_a_forbidden_list_is_reported_and_other_data_is_shown(
     ]
 
 
-async def test_no_device_is_shown_as_free_without_all_pods(filled: KubeApi, kubeconfig: str) -> None:
-    filled.fault(r"GET /api/v1/pods\b", 403)
+async def test_no_device_is_shown_as_free_without_all_pods(cluster_objects: KubeApi, kubeconfig: str) -> None:
+    cluster_objects.fault(r"GET /api/v1/pods\b", 403)
     answer = await call(kubeconfig, "inspect", "-o", "json")
     assert {(item["allocated"], item["free"]) for item in json.loads(answer.stdout)["nodes"]} == {(None, None)}
 
 
-async def test_forbidden_quotas_are_not_a_problem(filled: KubeApi, kubeconfig: str) -> None:
-    filled.fault("GET .*resourcequotas", 403)
+async def test_forbidden_quotas_are_not_a_problem(cluster_objects: KubeApi, kubeconfig: str) -> None:
+    cluster_objects.fault("GET .*resourcequotas", 403)
     (found,) = (await report(kubeconfig, "--waiting"))["waiting"]
     assert found["quota_left"] is None
 
 
-async def test_a_watch_shows_a_failed_list_below_the_table(filled: KubeApi, kubeconfig: str) -> None:
-    filled.fault("GET /api/v1/nodes", 403, times=1000)
+async def test_a_watch_shows_a_failed_list_below_the_table(cluster_objects: KubeApi, kubeconfig: str) -> None:
+    cluster_objects.fault("GET /api/v1/nodes", 403, times=1000)
     command = os.path.join(os.path.dirname(sys.executable), "kubectl-accelplane")
     process = await asyncio.create_subprocess_exec(
         command, "inspect", "--watch", "--interval", "0.2", env=os.environ | {"KUBECONFIG": kubeconfig},
@@ -174,8 +174,8 @@ async def test_a_watch_shows_a_failed_list_below_the_table(filled: KubeApi, kube
     assert any(line.startswith("cannot list /api/v1/nodes: ") for line in lines)
 
 
-async def test_an_object_of_another_type_is_a_problem(filled: KubeApi, kubeconfig: str) -> None:
-    filled.put("nodes", {"metadata": {"name": "odd"}, "status": {"capacity": "much"}})
+async def test_an_object_of_another_type_is_a_problem(cluster_objects: KubeApi, kubeconfig: str) -> None:
+    cluster_objects.put("nodes", {"metadata": {"name": "odd"}, "status": {"capacity": "much"}})
     answer = await call(kubeconfig, "inspect")
     assert answer.returncode == 1
     assert "cannot list /api/v1/nodes: found an object of another type" in answer.stderr
@@ -215,8 +215,8 @@ async def test_a_wrong_command_line_names_the_flag(
     assert problem in answer.stderr
 
 
-async def test_a_request_ends_after_its_timeout(filled: KubeApi, kubeconfig: str) -> None:
-    filled.fault("GET /api/v1/nodes", hang=True)
+async def test_a_request_ends_after_its_timeout(cluster_objects: KubeApi, kubeconfig: str) -> None:
+    cluster_objects.fault("GET /api/v1/nodes", hang=True)
     answer = await call(kubeconfig, "inspect", "--request-timeout", "1s")
     assert answer.returncode == 1
     assert "no complete response within 1 s" in answer.stderr

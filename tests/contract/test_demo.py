@@ -61,35 +61,35 @@ async def test_a_step_without_effect_fails_the_demo(directory: str, capsys: pyte
     async def nothing() -> str:
         raise DemoError("found 0 cards, expected 4")
 
-    class Broken(Demo):
+    class BrokenDemo(Demo):
         def steps(self) -> tuple[demo.Step, ...]:
             return (demo.Step("cards are found", nothing), *setup.steps())
 
-    assert await command.play(Broken(directory), "") == 1
-    shown = capsys.readouterr()
-    assert "FAILED  cards are found: found 0 cards, expected 4" in shown.err
-    assert "demo failed" in shown.out
+    assert await command.play(BrokenDemo(directory), "") == 1
+    output = capsys.readouterr()
+    assert "FAILED  cards are found: found 0 cards, expected 4" in output.err
+    assert "demo failed" in output.out
 
 
 async def test_the_screen_fits_into_small_and_large_terminals(directory: str) -> None:
     setup = Demo(directory)
     screen = command.Screen(setup, setup.steps())
-    shown: dict[int, str] = {}
+    output: dict[int, str] = {}
     async with setup.running():
         for step in screen.steps[:6]:
             screen.results.append(await step.run())
         for width, height in ((80, 24), (120, 40)):
             console = Console(width=width, height=height, file=io.StringIO(), record=True)
             console.print(screen)
-            shown[height] = console.export_text()
-            lines = shown[height].splitlines()
+            output[height] = console.export_text()
+            lines = output[height].splitlines()
             assert len(lines) < height
             assert max(map(len, lines)) <= width
-            assert "QAT0=" in shown[height], "the last result"
+            assert "QAT0=" in output[height], "the last result"
             assert f"▸ {screen.steps[6].title}" in lines, "the current step"
-            assert all(name in shown[height] for name in setup.kubelet.resources())
-    assert "gateway 0000:61:00." in shown[24]
-    assert "registered" in shown[40], "the log, if there is room"
+            assert all(name in output[height] for name in setup.kubelet.resources())
+    assert "gateway 0000:61:00." in output[24]
+    assert "registered" in output[40], "the log, if there is room"
 
 
 async def test_a_killed_agent_fails_the_next_step(directory: str) -> None:

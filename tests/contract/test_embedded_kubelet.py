@@ -1,4 +1,4 @@
-"""The embedded kubelet towards plugins that behave, and towards those that don't."""
+"""The embedded kubelet with valid and misbehaving plugins."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-from fake_plugin import FakePlugin, Refusal, listing
+from fake_plugin import FakePlugin, HandlerError, listing
 
 from accelplane.devices import DeviceNode, Mount
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
@@ -33,7 +33,7 @@ PRE_STARTS = pb.DevicePluginOptions(pre_start_required=True)
 
 @pytest.fixture
 def directory() -> Iterator[str]:
-    """A kubelet directory whose socket paths are short enough wherever temporary files are."""
+    """A kubelet directory with short socket paths."""
     path = tempfile.mkdtemp(prefix="ak")
     yield path
     shutil.rmtree(path)
@@ -46,7 +46,7 @@ async def kubelet(directory: str) -> AsyncIterator[EmbeddedKubelet]:
 
 
 async def joined(kubelet: EmbeddedKubelet, plugin: FakePlugin) -> FakePlugin:
-    """The plugin, serving, registered and listed."""
+    """Starts and registers the plugin, and waits for its list."""
     if not plugin.serving:
         await plugin.serve()
     await plugin.register()
@@ -54,7 +54,7 @@ async def joined(kubelet: EmbeddedKubelet, plugin: FakePlugin) -> FakePlugin:
     return plugin
 
 
-def asks(count: int, resource: str = GADGET, *, name: str = "pod") -> Pod:
+def request_pod(count: int, resource: str = GADGET, *, name: str = "pod") -> Pod:
     return Pod(name, containers={"main": {resource: count}})
 
 
@@ -115,7 +115,7 @@ def test_an_unknown_policy_and_invalid_node_counts_are_rejected() -> None:
 
 async def test_a_stopped_kubelet_runs_no_pods(directory: str) -> None:
     with pytest.raises(KubeletError, match="is not running"):
-        await EmbeddedKubelet(directory).run_pod(asks(1))
+        await EmbeddedKubelet(directory).run_pod(request_pod(1))
 
 
 # Registration
@@ -160,7 +160,7 @@ async def test_options_of_the_call_override_the_announced_ones(kubelet: Embedded
 
 async def test_a_plugin_whose_options_call_fails_is_rejected(kubelet: EmbeddedKubelet) -> None:
     def refuse(_: object) -> None:
-        raise Refusal("no")
+        raise HandlerError("no")
 
     async with FakePlugin(kubelet.directory, GetDevicePluginOptions=refuse) as plugin:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -198,7 +198,7 @@ async def test_every_list_replaces_the_previous_one(kubelet: EmbeddedKubelet) ->
     await kubelet.until(lambda k: list(k.resources()[GADGET].devices) == ["c", "d"])
     await plugin.send(listing())
     await kubelet.until(lambda k: counts(k) == (0, 0))
-    await plugin.die()
+    await plugin.abort()
 
 
 async def test_changed_returns_at_a_change_and_not_at_a_repetition(kubelet: EmbeddedKubelet) -> None:
@@ -209,17 +209,17 @@ async def test_changed_returns_at_a_change_and_not_at_a_repetition(kubelet: Embe
         await other.register(resource=GIZMO)
         await change
     assert GIZMO in kubelet.resources()
-    await plugin.die()
+    await plugin.abort()
 
 
 async def test_a_timeout_error_has_the_state(kubelet: EmbeddedKubelet) -> None:
     plugin = await joined(kubelet, FakePlugin(kubelet.directory, devices=listing(("a", "Healthy", [0]))))
-    await kubelet.run_pod(asks(1, name="holder"))
+    await kubelet.run_pod(request_pod(1, name="holder"))
     with pytest.raises(
         TimeoutError, match=r"gadget: capacity 1, allocatable 1\n  a  Healthy  NUMA 0  held by main of d"
     ):
         await kubelet.until(lambda _: False, timeout=0.01)
-    await plugin.die()
+    await plugin.abort()
 
 
 @pytest.mark.parametrize("last_words", [None, b"\xff\xff garbage", listing(*(f"{n:0200}" for n in range(22_000)))])
@@ -230,34 +230,34 @@ async def test_an_ended_or_invalid_stream_makes_all_devices_unhealthy_and_keeps_
     await plugin.send(last_words)
     await kubelet.until(lambda k: counts(k) == (3, 0))
     assert {device.health for device in kubelet.resources()[GADGET].devices.values()} == {"Unhealthy"}
-    await plugin.die()
+    await plugin.abort()
 
 
 async def test_the_devices_of_a_disconnected_plugin_are_removed_after_the_grace_period(directory: str) -> None:
     async with EmbeddedKubelet(directory, endpoint_grace=0.05) as kubelet:
         plugin = await joined(kubelet, FakePlugin(directory))
-        await plugin.die()
+        await plugin.abort()
         await kubelet.until(lambda k: counts(k) == (0, 0))
         with pytest.raises(AdmissionError) as caught:
-            await kubelet.run_pod(asks(1))
+            await kubelet.run_pod(request_pod(1))
         assert caught.value.reason == f"OutOf{GADGET}"
         plugin = await joined(kubelet, FakePlugin(directory))
         assert counts(kubelet) == (3, 3)
-        await plugin.die()
+        await plugin.abort()
 
 
 async def test_a_plugin_that_returns_within_the_grace_period_keeps_its_devices(directory: str) -> None:
     async with EmbeddedKubelet(directory, endpoint_grace=0.2) as kubelet:
         plugin = await joined(kubelet, FakePlugin(directory))
-        await plugin.die()
+        await plugin.abort()
         await kubelet.until(lambda k: counts(k) == (3, 0))
         plugin = await joined(kubelet, FakePlugin(directory))
         await kubelet.until(lambda k: counts(k) == (3, 3))
         other = await joined(kubelet, FakePlugin(directory, GIZMO, "gizmo.sock"))
-        await other.die()
+        await other.abort()
         await kubelet.until(lambda k: counts(k, GIZMO) == (0, 0))
         assert counts(kubelet) == (3, 3)
-        await plugin.die()
+        await plugin.abort()
 
 
 async def test_the_newest_registration_of_a_name_wins(directory: str) -> None:
@@ -265,15 +265,15 @@ async def test_the_newest_registration_of_a_name_wins(directory: str) -> None:
         old = await joined(kubelet, FakePlugin(directory, devices=listing("old")))
         new = await joined(kubelet, FakePlugin(directory, endpoint="new.sock", devices=listing("new")))
         await kubelet.until(lambda k: list(k.resources()[GADGET].devices) == ["new"])
-        await kubelet.run_pod(asks(1))
+        await kubelet.run_pod(request_pod(1))
         assert (old.ids("Allocate"), new.ids("Allocate")) == ([], [["new"]])
         await old.send(listing("ghost"))
-        await old.die()
+        await old.abort()
         other = await joined(kubelet, FakePlugin(directory, GIZMO, "gizmo.sock"))
         assert list(kubelet.resources()[GADGET].devices) == ["new"]
         assert counts(kubelet) == (1, 1)
-        await other.die()
-        await new.die()
+        await other.abort()
+        await new.abort()
 
 
 async def test_older_kubelets_disconnect_the_new_plugin_at_the_end_of_the_old_stream(
@@ -282,11 +282,11 @@ async def test_older_kubelets_disconnect_the_new_plugin_at_the_end_of_the_old_st
     old = await joined(kubelet, FakePlugin(kubelet.directory, devices=listing("old")))
     new = await joined(kubelet, FakePlugin(kubelet.directory, endpoint="new.sock", devices=listing("new")))
     await kubelet.until(lambda k: list(k.resources()[GADGET].devices) == ["new"])
-    await old.die()
+    await old.abort()
     await kubelet.until(lambda k: counts(k) == (1, 0))
     await new.register()
     await kubelet.until(lambda k: counts(k) == (1, 1))
-    await new.die()
+    await new.abort()
 
 
 # Pods
@@ -327,7 +327,7 @@ async def test_a_container_gets_the_allocate_responses_of_the_plugins(kubelet: E
     assert kubelet.pods() == (running,)
     assert kubelet.resources()[GADGET].in_use == ("a",)
     for plugin in plugins:
-        await plugin.die()
+        await plugin.abort()
 
 
 async def test_each_container_is_one_call_and_no_device_is_allocated_twice(kubelet: EmbeddedKubelet) -> None:
@@ -342,26 +342,26 @@ async def test_ids_come_in_random_order(kubelet: EmbeddedKubelet) -> None:
     names = [f"d{n}" for n in range(20)]
     async with FakePlugin(kubelet.directory, devices=listing(*names)) as plugin:
         await joined(kubelet, plugin)
-        await kubelet.run_pod(asks(20))
+        await kubelet.run_pod(request_pod(20))
         (request,) = plugin.requests["Allocate"]
-        asked = list(request.container_requests[0].devices_ids)
-        assert sorted(asked) == sorted(names)
-        assert asked != names
+        ids = list(request.container_requests[0].devices_ids)
+        assert sorted(ids) == sorted(names)
+        assert ids != names
 
 
 async def test_deleted_pods_free_their_devices(kubelet: EmbeddedKubelet) -> None:
     async with FakePlugin(kubelet.directory) as plugin:
         await joined(kubelet, plugin)
-        await kubelet.run_pod(asks(3, name="one"))
+        await kubelet.run_pod(request_pod(3, name="one"))
         with pytest.raises(AdmissionError) as caught:
-            await kubelet.run_pod(asks(1, name="two"))
+            await kubelet.run_pod(request_pod(1, name="two"))
         assert caught.value.reason == "UnexpectedAdmissionError"
         assert caught.value.message == (
             f"Allocate failed due to requested number of devices unavailable for {GADGET}. "
             "Requested: 1, Available: 0, which is unexpected"
         )
         kubelet.delete_pod("one")
-        await kubelet.run_pod(asks(1, name="two"))
+        await kubelet.run_pod(request_pod(1, name="two"))
         with pytest.raises(NoSuchPod, match="default/one"):
             kubelet.delete_pod("one")
 
@@ -378,7 +378,7 @@ async def slow(_: object) -> None:
 
 
 def refuse(_: object) -> None:
-    raise Refusal("device a is on fire")
+    raise HandlerError("device a is on fire")
 
 
 @pytest.mark.parametrize(
@@ -412,43 +412,43 @@ async def test_a_failed_allocation_fails_the_pod_and_frees_its_devices(
 
 
 async def test_a_plugin_that_dies_during_allocation_fails_the_pod(kubelet: EmbeddedKubelet) -> None:
-    asked = asyncio.Event()
+    called = asyncio.Event()
 
     async def hang(_: object) -> None:
-        asked.set()
+        called.set()
         await asyncio.Event().wait()
 
     plugin = await joined(kubelet, FakePlugin(kubelet.directory, Allocate=hang))
-    admission = asyncio.create_task(kubelet.run_pod(asks(1)))
-    await asked.wait()
-    await plugin.die()
+    admission = asyncio.create_task(kubelet.run_pod(request_pod(1)))
+    await called.wait()
+    await plugin.abort()
     with pytest.raises(AdmissionError, match="UnexpectedAdmissionError: Allocate failed due to rpc error"):
         await admission
 
 
 async def test_a_kubelet_that_is_killed_during_allocation_fails_the_pod(kubelet: EmbeddedKubelet) -> None:
-    asked = asyncio.Event()
+    called = asyncio.Event()
 
     async def hang(_: object) -> None:
-        asked.set()
+        called.set()
         await asyncio.Event().wait()
 
     plugin = await joined(kubelet, FakePlugin(kubelet.directory, Allocate=hang))
-    admission = asyncio.create_task(kubelet.run_pod(asks(1)))
-    await asked.wait()
+    admission = asyncio.create_task(kubelet.run_pod(request_pod(1)))
+    await called.wait()
     await kubelet.stop()
     with pytest.raises(AdmissionError, match="the client connection is closing"):
         await admission
-    await plugin.die()
+    await plugin.abort()
 
 
 async def test_a_disconnected_plugin_fails_new_pods_and_running_pods_continue(kubelet: EmbeddedKubelet) -> None:
     plugin = await joined(kubelet, FakePlugin(kubelet.directory))
-    running = await kubelet.run_pod(asks(1, name="old"))
-    await plugin.die()
+    running = await kubelet.run_pod(request_pod(1, name="old"))
+    await plugin.abort()
     await kubelet.until(lambda k: counts(k) == (3, 0))
     with pytest.raises(AdmissionError, match="no healthy devices present"):
-        await kubelet.run_pod(asks(1, name="new"))
+        await kubelet.run_pod(request_pod(1, name="new"))
     assert kubelet.pods() == (running,)
     assert await kubelet.start_container("old", "main") == running.containers["main"]
 
@@ -466,7 +466,7 @@ async def test_init_containers_pass_their_devices_on(kubelet: EmbeddedKubelet) -
 # Preferred allocation
 
 
-async def preferring(kubelet: EmbeddedKubelet, *answer: str) -> FakePlugin:
+async def plugin_with_preference(kubelet: EmbeddedKubelet, *answer: str) -> FakePlugin:
     def prefer(_: object) -> pb.PreferredAllocationResponse:
         response = pb.PreferredAllocationResponse()
         response.container_responses.add(deviceIDs=answer)
@@ -492,39 +492,39 @@ async def preferring(kubelet: EmbeddedKubelet, *answer: str) -> FakePlugin:
 async def test_the_plugin_chooses_among_what_it_was_offered(
     kubelet: EmbeddedKubelet, answer: list[str], size: int, allocated: list[str]
 ) -> None:
-    plugin = await preferring(kubelet, *answer)
-    await kubelet.run_pod(asks(size))
+    plugin = await plugin_with_preference(kubelet, *answer)
+    await kubelet.run_pod(request_pod(size))
     assert plugin.ids("Allocate") == [allocated]
     (request,) = plugin.requests["GetPreferredAllocation"]
     (container,) = request.container_requests
     assert sorted(container.available_deviceIDs) == ["a", "b", "c"]
     assert (list(container.must_include_deviceIDs), container.allocation_size) == ([], size)
-    await plugin.die()
+    await plugin.abort()
 
 
 async def test_an_incomplete_choice_is_completed(kubelet: EmbeddedKubelet) -> None:
-    plugin = await preferring(kubelet, "b")
-    await kubelet.run_pod(asks(2))
+    plugin = await plugin_with_preference(kubelet, "b")
+    await kubelet.run_pod(request_pod(2))
     ((first, second),) = plugin.ids("Allocate")
     assert "b" in (first, second)
-    await plugin.die()
+    await plugin.abort()
 
 
 async def test_devices_of_init_containers_must_be_included(kubelet: EmbeddedKubelet) -> None:
-    plugin = await preferring(kubelet, "c")
+    plugin = await plugin_with_preference(kubelet, "c")
     await kubelet.run_pod(Pod("pod", init_containers={"init": {GADGET: 1}}, containers={"main": {GADGET: 2}}))
     second = plugin.requests["GetPreferredAllocation"][1].container_requests[0]
     assert list(second.must_include_deviceIDs) == ["c"]
     assert sorted(second.available_deviceIDs) == ["a", "b", "c"]
     assert second.allocation_size == 2
-    await plugin.die()
+    await plugin.abort()
 
 
 async def test_preferred_allocation_is_called_only_with_the_option_and_its_error_fails_the_pod(directory: str) -> None:
     async with EmbeddedKubelet(directory) as kubelet:
         async with FakePlugin(directory, GetPreferredAllocation=refuse) as plugin:
             await joined(kubelet, plugin)
-            await kubelet.run_pod(asks(1))
+            await kubelet.run_pod(request_pod(1))
             assert "GetPreferredAllocation" not in plugin.requests
         kubelet.delete_pod("pod")
         await kubelet.until(lambda k: counts(k) == (3, 0))
@@ -534,7 +534,7 @@ async def test_preferred_allocation_is_called_only_with_the_option_and_its_error
             with pytest.raises(
                 AdmissionError, match=r"GetPreferredAllocation rpc failed with err: rpc error: .*on fire"
             ):
-                await kubelet.run_pod(asks(1))
+                await kubelet.run_pod(request_pod(1))
 
 
 # Topology
@@ -547,14 +547,14 @@ async def test_devices_come_from_the_nodes_that_the_topology_manager_chose(direc
         FakePlugin(directory, options=PREFERS, devices=devices) as plugin,
     ):
         await joined(kubelet, plugin)
-        await kubelet.run_pod(asks(2, name="first"))
+        await kubelet.run_pod(request_pod(2, name="first"))
         offered = plugin.requests["GetPreferredAllocation"][0].container_requests[0]
         assert sorted(offered.available_deviceIDs) == ["d0", "d2", "d4"]
-        await kubelet.run_pod(asks(3, name="second"))
+        await kubelet.run_pod(request_pod(3, name="second"))
         assert plugin.ids("Allocate")[1] == ["d1", "d3", "d5"]
         assert len(plugin.requests["GetPreferredAllocation"]) == 1, "all aligned ones were needed: nothing to choose"
         with pytest.raises(AdmissionError) as caught:
-            await kubelet.run_pod(asks(4, name="third"))
+            await kubelet.run_pod(request_pod(4, name="third"))
         assert (caught.value.reason, caught.value.message) == (
             "TopologyAffinityError",
             "Resources cannot be allocated with Topology locality",
@@ -568,9 +568,9 @@ async def test_best_effort_takes_aligned_devices_first_and_others_after(director
         FakePlugin(directory, options=PREFERS, devices=devices) as plugin,
     ):
         await joined(kubelet, plugin)
-        await kubelet.run_pod(asks(2, name="one"))
+        await kubelet.run_pod(request_pod(2, name="one"))
         assert plugin.ids("Allocate") == [["d1", "d2"]]
-        await kubelet.run_pod(asks(2, name="two"))
+        await kubelet.run_pod(request_pod(2, name="two"))
         assert plugin.ids("Allocate")[1] == ["d0", "stray"]
 
 
@@ -582,7 +582,7 @@ async def test_devices_on_missing_numa_nodes_are_rejected_under_a_strict_policy(
     ):
         await joined(kubelet, plugin)
         with pytest.raises(AdmissionError, match="TopologyAffinityError"):
-            await kubelet.run_pod(asks(1))
+            await kubelet.run_pod(request_pod(1))
 
 
 # Containers starting
@@ -591,7 +591,7 @@ async def test_devices_on_missing_numa_nodes_are_rejected_under_a_strict_policy(
 async def test_pre_start_is_called_before_each_start_if_required(kubelet: EmbeddedKubelet) -> None:
     async with FakePlugin(kubelet.directory, options=PRE_STARTS) as plugin:
         await joined(kubelet, plugin)
-        running = await kubelet.run_pod(asks(3))
+        running = await kubelet.run_pod(request_pod(3))
         assert await kubelet.start_container("pod", "main") == running.containers["main"]
         assert plugin.ids("PreStartContainer") == [["a", "b", "c"]] * 2
         assert len(plugin.ids("Allocate")) == 1
@@ -605,13 +605,13 @@ async def test_a_failed_pre_start_can_be_retried(kubelet: EmbeddedKubelet) -> No
     def fail_once(request: object) -> pb.PreStartContainerResponse:
         tries.append(request)
         if len(tries) == 1:
-            raise Refusal("still cold")
+            raise HandlerError("still cold")
         return pb.PreStartContainerResponse()
 
     async with FakePlugin(kubelet.directory, options=PRE_STARTS, PreStartContainer=fail_once) as plugin:
         await joined(kubelet, plugin)
         with pytest.raises(ContainerStartError, match=r"PreStartContainer rpc failed with err: .*still cold"):
-            await kubelet.run_pod(asks(1))
+            await kubelet.run_pod(request_pod(1))
         assert (await kubelet.start_container("pod", "main")).device_ids[GADGET]
     await kubelet.until(lambda k: counts(k) == (3, 0))
     with pytest.raises(ContainerStartError, match="has been stopped"):
@@ -625,47 +625,47 @@ async def test_after_a_restart_pods_keep_their_devices_and_plugins_must_register
     kubelet: EmbeddedKubelet,
 ) -> None:
     plugin = await joined(kubelet, FakePlugin(kubelet.directory))
-    running = await kubelet.run_pod(asks(2))
+    running = await kubelet.run_pod(request_pod(2))
     await kubelet.restart()
     assert not os.path.exists(plugin.path)
     assert counts(kubelet) == (0, 0)
     with pytest.raises(AdmissionError, match="no healthy devices present"):
-        await kubelet.run_pod(asks(1, name="early"))
+        await kubelet.run_pod(request_pod(1, name="early"))
     assert await kubelet.start_container("pod", "main") == running.containers["main"]
-    await plugin.die()
+    await plugin.abort()
     plugin = await joined(kubelet, FakePlugin(kubelet.directory))
     with pytest.raises(AdmissionError, match="Requested: 2, Available: 1"):
-        await kubelet.run_pod(asks(2, name="late"))
+        await kubelet.run_pod(request_pod(2, name="late"))
     assert kubelet.resources()[GADGET].in_use == running.containers["main"].device_ids[GADGET]
-    await plugin.die()
+    await plugin.abort()
 
 
 async def test_a_readmitted_pod_keeps_its_devices_without_an_allocate_call(kubelet: EmbeddedKubelet) -> None:
     async with FakePlugin(kubelet.directory) as plugin:
         await joined(kubelet, plugin)
-        running = await kubelet.run_pod(asks(1))
-        assert await kubelet.run_pod(asks(1)) == running
+        running = await kubelet.run_pod(request_pod(1))
+        assert await kubelet.run_pod(request_pod(1)) == running
         assert len(plugin.ids("Allocate")) == 1
-        (held,) = running.containers["main"].device_ids[GADGET]
-        await plugin.send(listing(*((key, "Unhealthy" if key == held else "Healthy") for key in "abc")))
+        (device_id,) = running.containers["main"].device_ids[GADGET]
+        await plugin.send(listing(*((key, "Unhealthy" if key == device_id else "Healthy") for key in "abc")))
         await kubelet.until(lambda k: counts(k) == (3, 2))
         with pytest.raises(AdmissionError, match="previously allocated devices are no longer healthy"):
-            await kubelet.run_pod(asks(1))
+            await kubelet.run_pod(request_pod(1))
         assert kubelet.pods() == ()
 
 
 async def test_a_readmitted_pod_cannot_request_more(kubelet: EmbeddedKubelet) -> None:
     async with FakePlugin(kubelet.directory) as plugin:
         await joined(kubelet, plugin)
-        await kubelet.run_pod(asks(1))
+        await kubelet.run_pod(request_pod(1))
         with pytest.raises(AdmissionError, match=f'changed request for resource "{GADGET}" from 1 to 2'):
-            await kubelet.run_pod(asks(2))
+            await kubelet.run_pod(request_pod(2))
 
 
 async def test_devices_of_ended_pods_are_free_at_the_next_admission(directory: str) -> None:
     async with EmbeddedKubelet(directory) as kubelet, FakePlugin(directory) as plugin:
         await joined(kubelet, plugin)
-        await kubelet.run_pod(asks(3))
+        await kubelet.run_pod(request_pod(3))
     kept = read_checkpoint(os.path.join(directory, "device-plugins"))
     assert kept
     (holding,) = kept.holdings
@@ -673,7 +673,7 @@ async def test_devices_of_ended_pods_are_free_at_the_next_admission(directory: s
     async with EmbeddedKubelet(directory) as kubelet, FakePlugin(directory) as plugin:
         await joined(kubelet, plugin)
         assert kubelet.resources()[GADGET].in_use == ("a", "b", "c")
-        await kubelet.run_pod(asks(1))
+        await kubelet.run_pod(request_pod(1))
         assert len(kubelet.resources()[GADGET].in_use) == 1
 
 
@@ -682,17 +682,17 @@ async def test_after_a_lost_checkpoint_running_pods_have_no_devices_until_they_a
 ) -> None:
     async with FakePlugin(kubelet.directory) as plugin:
         await joined(kubelet, plugin)
-        await kubelet.run_pod(asks(1))
+        await kubelet.run_pod(request_pod(1))
         await kubelet.stop()
         Path(kubelet.plugin_directory, "kubelet_internal_checkpoint").write_text("not a checkpoint")
         await kubelet.start()
-        await plugin.die()
+        await plugin.abort()
         await joined(kubelet, plugin)
         assert kubelet.resources()[GADGET].in_use == ()
         container = await kubelet.start_container("pod", "main")
         assert kubelet.resources()[GADGET].in_use == container.device_ids[GADGET]
         assert len(plugin.ids("Allocate")) == 2
-        await plugin.die()
+        await plugin.abort()
 
 
 async def test_a_pod_is_rejected_if_the_checkpoint_cannot_be_written(kubelet: EmbeddedKubelet) -> None:
@@ -702,7 +702,7 @@ async def test_a_pod_is_rejected_if_the_checkpoint_cannot_be_written(kubelet: Em
         blocker.unlink()
         blocker.mkdir()
         with pytest.raises(AdmissionError, match=r"UnexpectedAdmissionError.*kubelet_internal_checkpoint"):
-            await kubelet.run_pod(asks(1))
+            await kubelet.run_pod(request_pod(1))
         assert kubelet.resources()[GADGET].in_use == ()
 
 
@@ -710,17 +710,17 @@ async def test_a_pod_is_rejected_if_the_checkpoint_cannot_be_written(kubelet: Em
 
 
 async def test_an_allocate_response_for_an_unlisted_id_would_crash(kubelet: EmbeddedKubelet) -> None:
-    asked, answer = asyncio.Event(), asyncio.Event()
+    called, answer = asyncio.Event(), asyncio.Event()
 
     async def wait(request: pb.AllocateRequest) -> pb.AllocateResponse:
-        asked.set()
+        called.set()
         await answer.wait()
         return plugin.answer(request)
 
     async with FakePlugin(kubelet.directory, devices=listing("a"), Allocate=wait) as plugin:
         await joined(kubelet, plugin)
-        admission = asyncio.create_task(kubelet.run_pod(asks(1)))
-        await asked.wait()
+        admission = asyncio.create_task(kubelet.run_pod(request_pod(1)))
+        await called.wait()
         await plugin.send(listing("b"))
         await kubelet.until(lambda k: list(k.resources()[GADGET].devices) == ["b"])
         answer.set()
@@ -738,19 +738,19 @@ async def test_an_allocate_response_for_an_unlisted_id_would_crash(kubelet: Embe
 async def test_allocate_does_not_crash_if_the_id_is_listed_or_the_call_is_rejected(
     kubelet: EmbeddedKubelet, devices: pb.ListAndWatchResponse, refused: bool
 ) -> None:
-    asked, answer = asyncio.Event(), asyncio.Event()
+    called, answer = asyncio.Event(), asyncio.Event()
 
     async def wait(request: pb.AllocateRequest) -> pb.AllocateResponse:
-        asked.set()
+        called.set()
         await answer.wait()
         if refused:
-            raise Refusal("the device is gone")
+            raise HandlerError("the device is gone")
         return plugin.answer(request)
 
     async with FakePlugin(kubelet.directory, devices=listing("a"), Allocate=wait) as plugin:
         await joined(kubelet, plugin)
-        admission = asyncio.create_task(kubelet.run_pod(asks(1)))
-        await asked.wait()
+        admission = asyncio.create_task(kubelet.run_pod(request_pod(1)))
+        await called.wait()
         await plugin.send(listing("z"))
         await kubelet.until(lambda k: list(k.resources()[GADGET].devices) == ["z"])
         await plugin.send(devices)
@@ -774,7 +774,7 @@ async def test_removing_an_id_during_get_preferred_allocation_would_crash_at_the
     handlers = {"GetPreferredAllocation": prefer}
     async with FakePlugin(kubelet.directory, options=PREFERS, devices=listing("a", "b"), **handlers) as plugin:
         await joined(kubelet, plugin)
-        await kubelet.run_pod(asks(1))
+        await kubelet.run_pod(request_pod(1))
     assert len(kubelet.would_crash) == 1
 
 
@@ -783,13 +783,13 @@ async def run_holder_of_a(kubelet: EmbeddedKubelet, plugin: FakePlugin, nodes: t
     await plugin.send(listing(("a", "Healthy", nodes)))
     await joined(kubelet, plugin)
     await kubelet.until(lambda k: list(k.resources()[GADGET].devices) == ["a"])
-    await kubelet.run_pod(asks(1))
+    await kubelet.run_pod(request_pod(1))
 
 
 async def restart(kubelet: EmbeddedKubelet, plugin: FakePlugin) -> None:
     """The plugin registers again after the kubelet's restart."""
     await kubelet.restart()
-    await plugin.die()
+    await plugin.abort()
     await plugin.serve()
     await joined(kubelet, plugin)
 

@@ -1,4 +1,4 @@
-"""`sgx_epchook` as a process, and what it does to a Node; `sgx-init.sh` and the program that it installs."""
+"""`sgx_epchook` as a process, and its changes of a Node; `sgx-init.sh` and the program that it installs."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from node_api import NodeApi, node_api
-from processes import called
+from processes import run_main
 from thoroughness import examples
 from tls_peer import Request, chunked, response, serving
 from trees import write
@@ -42,11 +42,11 @@ def tree(tmp_path: Path, *sizes: int) -> str:
     return f"-root={root}"
 
 
-def ran(module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_hook(module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """An entry point of `epchook`, called in this process with this environment."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("KUBERNETES_", "NODE_NAME"))}
     with patch.dict(os.environ, {**clean, **environment}, clear=True):
-        return called(getattr(epchook, module), *arguments)
+        return run_main(getattr(epchook, module), *arguments)
 
 
 # The process.
@@ -54,9 +54,9 @@ def ran(module: str, *arguments: str, **environment: str) -> subprocess.Complete
 
 @pytest.mark.parametrize(("sizes", "text"), [((), "0"), ((EPC,), str(EPC)), ((EPC, EPC), str(2 * EPC))])
 def test_the_hook_prints_the_sum_and_no_end_of_the_line(tmp_path: Path, sizes: tuple[int, ...], text: str) -> None:
-    done = ran("main", tree(tmp_path, *sizes))
-    assert (done.returncode, done.stdout) == (0, f"sgx.intel.com/epc={text}")
-    assert "starting" in done.stderr
+    result = run_hook("main", tree(tmp_path, *sizes))
+    assert (result.returncode, result.stdout) == (0, f"sgx.intel.com/epc={text}")
+    assert "starting" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -72,36 +72,36 @@ def test_the_hook_prints_the_sum_and_no_end_of_the_line(tmp_path: Path, sizes: t
     ],
 )
 def test_the_exit_status_is_that_of_the_go_program(tmp_path: Path, words: list[str], status: int, message: str) -> None:
-    done = ran("main", tree(tmp_path), *words)
-    assert (done.returncode, done.stdout) == (status, "")
-    assert message in done.stderr
+    result = run_hook("main", tree(tmp_path), *words)
+    assert (result.returncode, result.stdout) == (status, "")
+    assert message in result.stderr
 
 
 @pytest.mark.parametrize(("module", "status"), [("main", 255), ("install", 1)])
 def test_a_missing_root_has_no_epc_size(tmp_path: Path, module: str, status: int) -> None:
-    done = ran(module, f"-root={tmp_path}/mistyped", f"-features-dir={tmp_path}")
-    assert (done.returncode, done.stdout) == (status, "")
-    assert "mistyped': not a directory" in done.stderr
+    result = run_hook(module, f"-root={tmp_path}/mistyped", f"-features-dir={tmp_path}")
+    assert (result.returncode, result.stdout) == (status, "")
+    assert "mistyped': not a directory" in result.stderr
 
 
 def test_registering_outside_of_a_cluster_is_fatal(tmp_path: Path) -> None:
-    done = ran("main", tree(tmp_path, EPC), "-register", NODE_NAME="one")
-    assert (done.returncode, done.stdout) == (255, "")
-    assert "not in a cluster" in done.stderr
+    result = run_hook("main", tree(tmp_path, EPC), "-register", NODE_NAME="one")
+    assert (result.returncode, result.stdout) == (255, "")
+    assert "not in a cluster" in result.stderr
 
 
 def test_a_label_without_memory_needs_no_cluster(tmp_path: Path) -> None:
-    done = ran("main", tree(tmp_path), "-node-label")
-    assert (done.returncode, done.stdout) == (0, "sgx.intel.com/epc=0")
+    result = run_hook("main", tree(tmp_path), "-node-label")
+    assert (result.returncode, result.stdout) == (0, "sgx.intel.com/epc=0")
 
 
 def test_a_feature_file_needs_no_cluster_and_prints_nothing(tmp_path: Path) -> None:
     words = (tree(tmp_path, EPC), "-output=feature-file", f"-features-dir={tmp_path}", "-node-label")
-    done = ran("main", *words)
-    assert (done.returncode, done.stdout) == (0, "")
+    result = run_hook("main", *words)
+    assert (result.returncode, result.stdout) == (0, "")
     file = tmp_path / "intel-sgx-epc.txt"
     assert file.read_text() == f"{LABEL}=true\n{RESOURCE}={EPC}\n"
-    assert ran("main", *words, "-cleanup").returncode == 0
+    assert run_hook("main", *words, "-cleanup").returncode == 0
     assert not file.exists()
 
 
@@ -122,7 +122,7 @@ async def test_as_a_daemon_it_waits_for_its_end(tmp_path: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def hooked(tmp_path: Path, epc: int = EPC, **flags: Any) -> Any:
+async def node_with_hook(tmp_path: Path, epc: int = EPC, **flags: Any) -> Any:
     async with node_api(tmp_path) as (api, peer):
         hook = Hook({name.replace("_", "-"): value for name, value in flags.items()}, epc, IN_CLUSTER)
         if hook.api is not None:
@@ -150,7 +150,7 @@ ADD_LABEL = ("add", "/metadata/labels/sgx.intel.com~1capable", "true")
 async def test_all_changes_are_one_patch_of_the_node_status(
     tmp_path: Path, flags: dict[str, bool], epc: int, expected: list[Any]
 ) -> None:
-    async with hooked(tmp_path, epc, **flags) as (api, peer, hook):
+    async with node_with_hook(tmp_path, epc, **flags) as (api, peer, hook):
         await epchook.once(hook)
         assert operations(api) == [("/api/v1/nodes/one/status", expected)]
         assert [request.method for request in peer.requests] == ["GET", "PATCH"]
@@ -158,7 +158,7 @@ async def test_all_changes_are_one_patch_of_the_node_status(
 
 
 async def test_a_node_without_labels_and_capacity_gets_them(tmp_path: Path) -> None:
-    async with hooked(tmp_path, register=True, **{"node-label": True}) as (api, _peer, hook):
+    async with node_with_hook(tmp_path, register=True, **{"node-label": True}) as (api, _peer, hook):
         api.node = {"metadata": {"name": "one", "resourceVersion": "1"}, "status": {}}
         await epchook.once(hook)
         assert api.node["status"]["capacity"] == {RESOURCE: str(EPC)}
@@ -166,14 +166,14 @@ async def test_a_node_without_labels_and_capacity_gets_them(tmp_path: Path) -> N
 
 
 async def test_an_error_is_fatal_without_daemon_mode(tmp_path: Path) -> None:
-    async with hooked(tmp_path, register=True) as (api, _peer, hook):
+    async with node_with_hook(tmp_path, register=True) as (api, _peer, hook):
         api.refuse["PATCH"] = [("403 Forbidden", {"reason": "Forbidden", "message": "no"})]
         with pytest.raises(StatusError, match="403"):
             await epchook.once(hook)
 
 
 async def test_a_daemon_restores_removed_resources(tmp_path: Path) -> None:
-    async with hooked(tmp_path, register=True, **{"node-label": True}) as (api, peer, hook):
+    async with node_with_hook(tmp_path, register=True, **{"node-label": True}) as (api, peer, hook):
         keeper = asyncio.create_task(node_reconciler.run(peer.api, "one", hook.reconcile, interval=60))
         try:
             await until(lambda: len(api.patches) == 1)
@@ -192,7 +192,7 @@ async def test_a_daemon_restores_removed_resources(tmp_path: Path) -> None:
 
 
 async def test_a_daemon_continues_while_the_api_server_fails(tmp_path: Path) -> None:
-    async with hooked(tmp_path, register=True) as (api, peer, hook):
+    async with node_with_hook(tmp_path, register=True) as (api, peer, hook):
         api.refuse["GET"] = [("500 Internal Server Error", {})]
         api.refuse["PATCH"] = [("503 Service Unavailable", {})]
         keeper = asyncio.create_task(node_reconciler.run(peer.api, "one", hook.reconcile, interval=60))
@@ -208,32 +208,32 @@ async def test_watches_that_end_immediately_are_retried_with_backoff(tmp_path: P
         node = {"metadata": {"name": "one", "resourceVersion": "1"}}
         writer.write(chunked() if "watch=" in request.path else response("200 OK", json.dumps(node).encode()))
 
-    async def settled(_node: Node) -> bool:
+    async def is_done(_node: Node) -> bool:
         return False
 
     async with serving(tmp_path, answer) as peer:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
-                await node_reconciler.run(peer.api, "one", settled, interval=60)
+                await node_reconciler.run(peer.api, "one", is_done, interval=60)
         assert len(peer.requests) <= 2
 
 
 async def test_with_the_rights_of_the_original_manifest_a_node_is_read_again_instead_of_watched(tmp_path: Path) -> None:
-    seen: list[Node] = []
+    requests: list[Node] = []
 
     async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
         node = {"metadata": {"name": "one", "resourceVersion": "1"}}
         refused = response("403 Forbidden", b'{"reason": "Forbidden"}')
         writer.write(refused if "watch=" in request.path else response("200 OK", json.dumps(node).encode()))
 
-    async def settled(node: Node) -> bool:
-        seen.append(node)
+    async def is_done(node: Node) -> bool:
+        requests.append(node)
         return False
 
     async with serving(tmp_path, answer) as peer:
-        keeper = asyncio.create_task(node_reconciler.run(peer.api, "one", settled, interval=60))
+        keeper = asyncio.create_task(node_reconciler.run(peer.api, "one", is_done, interval=60))
         try:
-            await until(lambda: len(seen) == 2)
+            await until(lambda: len(requests) == 2)
         finally:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
@@ -241,7 +241,7 @@ async def test_with_the_rights_of_the_original_manifest_a_node_is_read_again_ins
 
 @pytest.mark.parametrize("flags", [{}, {"register": True, "node-label": True}])
 async def test_cleanup_removes_both_and_nothing_else(tmp_path: Path, flags: dict[str, bool]) -> None:
-    async with hooked(tmp_path, cleanup=True, **flags) as (api, _peer, hook):
+    async with node_with_hook(tmp_path, cleanup=True, **flags) as (api, _peer, hook):
         api.node["metadata"]["labels"][LABEL] = "true"
         api.node["status"]["capacity"][RESOURCE] = str(EPC)
         await epchook.once(hook)
@@ -253,7 +253,7 @@ async def test_cleanup_removes_both_and_nothing_else(tmp_path: Path, flags: dict
 
 
 async def test_cleanup_retries_after_a_conflict(tmp_path: Path) -> None:
-    async with hooked(tmp_path, cleanup=True, register=True) as (api, peer, hook):
+    async with node_with_hook(tmp_path, cleanup=True, register=True) as (api, peer, hook):
         api.node["status"]["capacity"][RESOURCE] = str(EPC)
         api.refuse["PATCH"] = [("422 Unprocessable Entity", {})]
         await epchook.once(hook)
@@ -264,15 +264,15 @@ async def test_cleanup_retries_after_a_conflict(tmp_path: Path) -> None:
 async def test_the_nodefeature_is_owned_by_the_node(tmp_path: Path) -> None:
     flags = {"node-label": True, "output": "node-feature", "namespace": "nfd"}
     path = "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/nfd/nodefeatures/one-sgx-epc"
-    async with hooked(tmp_path, **flags) as (api, _peer, hook):
+    async with node_with_hook(tmp_path, **flags) as (api, _peer, hook):
         await epchook.once(hook)
         assert api.patches == []
-        (made,) = api.others.values()
+        (instance,) = api.others.values()
         assert list(api.others) == [path]
-        assert made["metadata"]["labels"] == {"nfd.node.kubernetes.io/node-name": "one"}
-        assert made["metadata"]["ownerReferences"][0]["uid"] == "u1"
-        assert made["spec"]["labels"] == {RESOURCE: str(EPC), LABEL: "true"}
-        assert made["spec"]["features"]["attributes"]["local.label"]["elements"][RESOURCE] == str(EPC)
+        assert instance["metadata"]["labels"] == {"nfd.node.kubernetes.io/node-name": "one"}
+        assert instance["metadata"]["ownerReferences"][0]["uid"] == "u1"
+        assert instance["spec"]["labels"] == {RESOURCE: str(EPC), LABEL: "true"}
+        assert instance["spec"]["features"]["attributes"]["local.label"]["elements"][RESOURCE] == str(EPC)
         hook.cleanup = True
         await epchook.once(hook)
         assert api.deleted == [path]
@@ -301,7 +301,7 @@ def installed(tmp_path: Path, *places: str) -> subprocess.CompletedProcess[str]:
     for place in places:
         (tmp_path / place).mkdir()
     directories = (f"-source-dir={tmp_path}/source.d", f"-features-dir={tmp_path}/features.d")
-    return ran("install", tree(tmp_path, EPC), *directories)
+    return run_hook("install", tree(tmp_path, EPC), *directories)
 
 
 on_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="installs a program for x86-64")
@@ -309,8 +309,8 @@ on_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="installs a p
 
 @on_x86
 def test_the_installed_hook_runs_without_an_environment(tmp_path: Path) -> None:
-    done = installed(tmp_path, "source.d")
-    assert (done.returncode, done.stdout) == (0, "")
+    result = installed(tmp_path, "source.d")
+    assert (result.returncode, result.stdout) == (0, "")
     hook = tmp_path / "source.d/intel-sgx-epchook"
     assert stat.S_IMODE(hook.stat().st_mode) == 0o755
     assert hook.stat().st_size < 1000
@@ -324,7 +324,7 @@ def test_an_older_hook_is_replaced_even_while_it_runs(tmp_path: Path) -> None:
     write(tmp_path / "source.d/intel-sgx-epchook", b"an older one")
     with open(tmp_path / "source.d/intel-sgx-epchook", "rb") as old:
         (tmp_path / "features.d").mkdir()
-        assert ran("install", tree(tmp_path, EPC), f"-source-dir={tmp_path}/source.d").returncode == 0
+        assert run_hook("install", tree(tmp_path, EPC), f"-source-dir={tmp_path}/source.d").returncode == 0
         assert old.read() == b"an older one"
     assert (tmp_path / "source.d/intel-sgx-epchook").read_bytes().startswith(b"\x7fELF")
 
@@ -335,9 +335,9 @@ def test_a_feature_file_is_written_if_its_directory_exists(tmp_path: Path) -> No
 
 
 def test_the_installation_fails_without_a_writable_directory(tmp_path: Path) -> None:
-    done = installed(tmp_path)
-    assert done.returncode == 1
-    assert "expected one of them to be mounted" in done.stderr
+    result = installed(tmp_path)
+    assert result.returncode == 1
+    assert "expected one of them to be mounted" in result.stderr
 
 
 @on_x86
@@ -348,8 +348,8 @@ def test_the_program_prints_any_text_and_reports_write_errors(tmp_path: Path, te
     path.unlink(missing_ok=True)
     path.write_bytes(program(text))
     path.chmod(0o755)
-    done = subprocess.run([path], capture_output=True, check=False)
-    assert (done.returncode, done.stdout) == (0, text)
+    result = subprocess.run([path], capture_output=True, check=False)
+    assert (result.returncode, result.stdout) == (0, text)
     if text:
         with open(os.open("/dev/full", os.O_WRONLY), "wb") as full:
             assert subprocess.run([path], stdout=full, check=False).returncode == 1

@@ -40,9 +40,9 @@ PLAN = example.NodeMaintenance(
 )
 
 
-def node(name: str, *, active: str = "", done: int = 0, unschedulable: bool = False) -> Any:
+def node(name: str, *, active: str = "", done_count: int = 0, unschedulable: bool = False) -> Any:
     labels = {example.ACTIVE: active} if active else {}
-    annotations = {f"{example.DONE}{UID}": str(done)} if done else {}
+    annotations = {f"{example.DONE}{UID}": str(done_count)} if done_count else {}
     return example.Node(
         Metadata(name=name, labels=labels, annotations=annotations), example.NodeSpec(unschedulable=unschedulable)
     )
@@ -63,8 +63,8 @@ def pod(name: str, place: str, *, owner: str = "ReplicaSet", phase: str = "Runni
     [
         ([], [], "none", None),
         ([node("a"), node("b")], [], "cordon", "a"),
-        ([node("a", done=2), node("b", done=1)], [], "cordon", "b"),
-        ([node("a", done=2)], [], "none", None),
+        ([node("a", done_count=2), node("b", done_count=1)], [], "cordon", "b"),
+        ([node("a", done_count=2)], [], "none", None),
         ([node("a", unschedulable=True), node("b")], [], "cordon", "b"),
         ([node("a", active="another")], [], "none", None),
         ([node("a"), node("b", active=UID)], [pod("p", "b"), pod("q", "a")], "evict", "b"),
@@ -161,14 +161,14 @@ async def test_nodes_are_drained_one_at_a_time_and_get_their_script() -> None:
         assert server.get("pods", "app-b", "default")
         await until(lambda: plan(server).get("status", {}).get("activeNode") == "a", 30)
         assert complete(server)["status"] == "False"
-        seen: list[list[str]] = []
+        states: list[list[str]] = []
         async with asyncio.timeout(30):
             while complete(server).get("status") != "True":
-                seen.append(cordoned(server))
+                states.append(cordoned(server))
                 run_script(server)
                 await asyncio.sleep(0.01)
-        assert all(len(names) <= 1 for names in seen)
-        assert ["b"] in seen
+        assert all(len(names) <= 1 for names in states)
+        assert ["b"] in states
         assert cordoned(server) == []
         assert plan(server)["status"] == {
             "observedGeneration": 1,

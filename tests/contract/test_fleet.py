@@ -128,27 +128,30 @@ async def test_an_unchanged_inventory_makes_no_new_snapshot(api: KubeApi) -> Non
         assert (state(fleet, "n1"), fleet.cluster().generation) == ("connected", generation)
 
 
-def junk(body: bytes, **options: str) -> Callable[[str], bytes]:
+def invalid_agent(body: bytes, **options: str) -> Callable[[str], bytes]:
     return lambda _head: response(body, **options)
 
 
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (junk(b"<html>"), "inventory: JSON is malformed"),
-        (junk(b" " * 3 * 1024 * 1024), "found 3145728 bytes, expected at most 2097152"),
+        (invalid_agent(b"<html>"), "inventory: JSON is malformed"),
+        (invalid_agent(b" " * 3 * 1024 * 1024), "found 3145728 bytes, expected at most 2097152"),
         (
             lambda _head: b"HTTP/1.1 200 OK\r\n\r\n" + b" " * 3 * 1024 * 1024,
             "found a body of more than 2097152 bytes",
         ),
-        (junk(b"", status="302 Found", fields="Location: http://127.0.0.1:1/\r\n"), "found status 302 'Found'"),
         (
-            junk(gzip.compress(b" " * 10_000_000), fields="Content-Encoding: gzip\r\n"),
+            invalid_agent(b"", status="302 Found", fields="Location: http://127.0.0.1:1/\r\n"),
+            "found status 302 'Found'",
+        ),
+        (
+            invalid_agent(gzip.compress(b" " * 10_000_000), fields="Content-Encoding: gzip\r\n"),
             "found content-encoding 'gzip', expected none",
         ),
         (lambda _head: b"SSH-2.0-x\r\n\r\n", "expected a status line"),
         (
-            junk(msgspec.json.encode(AgentDouble("n2").document)),
+            invalid_agent(msgspec.json.encode(AgentDouble("n2").document)),
             "found the inventory of node 'n2', expected 'n1'",
         ),
     ],
@@ -175,8 +178,11 @@ async def test_only_an_agent_with_an_invalid_response_is_marked(
     [
         (lambda _head: None, "no complete answer within 0.5 s"),
         (lambda _head: b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", "no complete answer within 0.5 s"),
-        (junk(b"", status="403 Forbidden"), "found status 403 'Forbidden', expected 200; grant it accelplane-inv"),
-        (junk(b"", status="503 Busy"), "found status 503 'Busy', expected 200"),
+        (
+            invalid_agent(b"", status="403 Forbidden"),
+            "found status 403 'Forbidden', expected 200; grant it accelplane-inv",
+        ),
+        (invalid_agent(b"", status="503 Busy"), "found status 503 'Busy', expected 200"),
     ],
     ids=["silent", "incomplete", "forbidden", "busy"],
 )
@@ -201,7 +207,7 @@ async def test_an_inventory_is_dropped_when_its_agent_has_not_answered_for_long(
     times = msgspec.structs.replace(TIMES, expiry=0.5)
     async with agents_of(api, "n1") as (agent,), fleet_of(api, times=times) as fleet:
         await connected(fleet, "n1")
-        agent.answer = junk(b"", status="503 Busy")
+        agent.answer = invalid_agent(b"", status="503 Busy")
         agent.abort()
         found = await node_with(fleet, "n1", lambda found: not found.units)
         assert found.agents[0].state == "stale"
@@ -244,7 +250,7 @@ async def test_an_update_of_the_agents_loses_no_unit(api: KubeApi) -> None:
     async with agents_of(api, "n1") as (old,), fleet_of(api) as fleet, AgentDouble("n1").serving() as new:
         await connected(fleet, "n1")
         new.units = [unit("card0"), unit("card1"), unit("card2")]
-        new.answer = junk(b"", status="503 Starting")
+        new.answer = invalid_agent(b"", status="503 Starting")
         api.remove("pods", "agent-n1", "accelplane")
         found = await node_with(fleet, "n1", lambda found: found.agents[0].state == "stale")
         assert (len(found.units), found.agents[0].problem) == (2, "the pod was deleted")
@@ -380,7 +386,7 @@ async def test_missing_readings_have_a_reason(api: KubeApi) -> None:
     async with agents_of(api, "n1") as (agent,), fleet_of(api) as fleet:
         await connected(fleet, "n1")
         await node_with(fleet, "bare", lambda found: True)
-        agent.answer = junk(b"[]")
+        agent.answer = invalid_agent(b"[]")
         answer = await fleet.readings("n1")
         assert answer.problem.startswith("accelplane/agent-n1: readings: Expected `object`")
         assert (await fleet.readings("bare")).problem == "no agent of this node answers"

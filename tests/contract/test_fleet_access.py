@@ -97,10 +97,10 @@ class Setup:
 
 @pytest.fixture
 async def setup(tmp_path: Path) -> AsyncIterator[Setup]:
-    made = Setup(tmp_path)
-    await made.start()
-    yield made
-    await made.stop()
+    instance = Setup(tmp_path)
+    await instance.start()
+    yield instance
+    await instance.stop()
 
 
 async def sign_in(caller: Caller, token: str, target: str = "", **fields: str) -> Answer:
@@ -115,10 +115,10 @@ def cookie_in(answer: Answer) -> str:
 async def test_a_bearer_token_with_the_right_opens_the_page(setup: Setup) -> None:
     caller = setup.caller(authorization=f"Bearer {setup.user('ann', 'list pods')}")
     assert (await caller.get("/nodes")).status == 200
-    assert setup.reviews.asked == ["token accelplane-fleet", "ann get /fleet", "ann list pods"]
+    assert setup.reviews.reviewed == ["token accelplane-fleet", "ann get /fleet", "ann list pods"]
     for _ in range(20):
         assert (await caller.get("/namespaces")).status == 200
-    assert len(setup.reviews.asked) == 3
+    assert len(setup.reviews.reviewed) == 3
 
 
 @pytest.mark.parametrize(
@@ -203,9 +203,9 @@ async def test_a_new_right_is_effective_after_a_minute(setup: Setup) -> None:
     setup.reviews.allow("ann", "get pods vision")
     assert "vision/train-large-0" not in (await caller.get("/waiting", **token)).text
     setup.clock.now += 61
-    shown = (await caller.get("/waiting", **token)).text
-    assert "vision/train-large-0" in shown
-    assert "hidden" in shown
+    output = (await caller.get("/waiting", **token)).text
+    assert "vision/train-large-0" in output
+    assert "hidden" in output
     setup.reviews.rights.discard(("ann", "get /fleet"))
     setup.clock.now += 61
     assert (await caller.get("/waiting", **token)).status == 403
@@ -300,9 +300,9 @@ async def test_wrong_tokens_are_limited_by_address_and_do_not_lock_others_out(se
     caller, token = setup.timed, setup.user("ann")
     assert [(await sign_in(caller, f"wrong-{each}")).status for each in range(5)] == [401] * 5
     assert (await sign_in(caller, "wrong")).status == 429
-    asked = len(setup.reviews.asked)
+    review_count = len(setup.reviews.reviewed)
     assert (await sign_in(caller, "wrong")).status == 429
-    assert len(setup.reviews.asked) == asked, "the same token is not reviewed again"
+    assert len(setup.reviews.reviewed) == review_count, "the same token is not reviewed again"
     # An ingress gives all users one address.
     assert (await sign_in(caller, token)).status == 303
     assert (await sign_in(caller, "other")).status == 429
@@ -313,7 +313,7 @@ async def test_wrong_tokens_are_limited_by_address_and_do_not_lock_others_out(se
 async def test_concurrent_wrong_tokens_are_limited_together(setup: Setup) -> None:
     answers = await asyncio.gather(*(sign_in(setup.timed, f"wrong-{each}") for each in range(40)))
     assert sorted(answer.status for answer in answers) == [401] * 5 + [429] * 35
-    assert len(setup.reviews.asked) > 5, "none of the others got a turn"
+    assert len(setup.reviews.reviewed) > 5, "no other client was served"
 
 
 def web_token(name: str, expires: float = 2**40) -> str:
@@ -484,9 +484,9 @@ async def test_invalid_tokens_do_not_displace_valid_ones(setup: Setup, monkeypat
     assert (await setup.timed.get("/nodes", authorization=f"Bearer {token}")).status == 200
     for each in range(8):
         assert (await setup.timed.get("/nodes", authorization=f"Bearer wrong-{each}")).status == 401
-    asked = len(setup.reviews.asked)
+    review_count = len(setup.reviews.reviewed)
     assert (await setup.timed.get("/nodes", authorization=f"Bearer {token}")).status == 200
-    assert len(setup.reviews.asked) == asked
+    assert len(setup.reviews.reviewed) == review_count
 
 
 async def test_a_session_ends_with_its_token(setup: Setup) -> None:

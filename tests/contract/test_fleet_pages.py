@@ -53,8 +53,8 @@ class Setup:
 
 @pytest.fixture
 async def setup() -> AsyncIterator[Setup]:
-    async with Setup() as made:
-        yield made
+    async with Setup() as instance:
+        yield instance
 
 
 @pytest.mark.parametrize("path", ["/", "/nodes", "/nodes?sort=free&start=20", "/waiting", "/namespaces"])

@@ -77,8 +77,8 @@ async def test_the_program_serves_pages_probes_and_metrics_until_it_is_terminate
 
 
 async def test_a_port_in_use_is_reported_with_its_address(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
         async with kube_api() as api:
             with pytest.raises(OSError, match=f"pages at {address}: "):
                 await run(FleetOptions(), PageOptions(address=address, health_address=""), api.config)

@@ -91,12 +91,12 @@ class Fleet:
 
 @pytest.fixture
 async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
-    made = Fleet(tmp_path)
-    server = HttpServer(made.handle, PAGE_LIMITS, methods=("GET", "HEAD"))
+    instance = Fleet(tmp_path)
+    server = HttpServer(instance.handle, PAGE_LIMITS, methods=("GET", "HEAD"))
     await server.start("127.0.0.1", 0)
-    made.port = server.addresses[0][1]
-    made.install()
-    yield made
+    instance.port = server.addresses[0][1]
+    instance.install()
+    yield instance
     await server.stop()
 
 

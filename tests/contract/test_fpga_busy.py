@@ -1,4 +1,4 @@
-"""Attributes of an FPGA port that answer with errors, as the kernel's do while the port is programmed."""
+"""Attributes of an FPGA port that return errors while the port is programmed."""
 
 import errno
 import os
@@ -21,8 +21,8 @@ from accelplane.simulate.kernel import Kernel
 AFU = "/sys/class/fpga_region/region0/dfl-port.0/afu_id"
 
 
-def copied(tree: Path, kernel: Kernel) -> None:
-    """Puts the tree's sysfs into the kernel's."""
+def copy_sysfs(tree: Path, kernel: Kernel) -> None:
+    """Copies the sysfs of the tree to the kernel."""
     for directory, directories, files in os.walk(tree / "sys"):
         place = Path(directory)
         name = f"/{place.relative_to(tree)}"
@@ -34,10 +34,10 @@ def copied(tree: Path, kernel: Kernel) -> None:
 
 @pytest.fixture
 def kernel(tmp_path: Path) -> Kernel:
-    made = Kernel(NodeSpec())
+    instance = Kernel(NodeSpec())
     one_port(tmp_path / "plain")
-    copied(tmp_path / "plain", made)
-    return made
+    copy_sysfs(tmp_path / "plain", instance)
+    return instance
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Hook and tool as processes, on FPGA cards that only the emulated kernel has."""
+"""Hook and tool as processes, with emulated FPGA cards."""
 
 import json
 import os
@@ -26,13 +26,13 @@ STORE = f"srv/intel.com/fpga/{INTERFACE}"
 
 
 class Node(NamedTuple):
-    """A machine with a card: its kernel, and where it is mounted."""
+    """A machine with a card: its kernel and its mount point."""
 
     kernel: Kernel
     root: Path
 
     def start(self, command: str, *words: str, state: str = "") -> "subprocess.Popen[str]":
-        """One of our commands. It runs under a supervisor of its own: a process of pytest has threads."""
+        """Runs a command under a supervisor in a separate process, because the pytest process has threads."""
         process = subprocess.Popen(
             [
                 *(sys.executable, "-c", SUPERVISOR, str(self.root / "ioctls")),
@@ -50,11 +50,11 @@ class Node(NamedTuple):
         return process
 
     def tool(self, *words: str) -> tuple[int, str, str]:
-        """The exit status of `fpga_tool`, and what it printed."""
+        """Runs `fpga_tool`; returns its exit status and output."""
         return ended(self.start("fpgatool", *words))
 
     def container(self, *afus: str, ports: int = 1, name: str = "bundle") -> str:
-        """The state of one that asks for these, as its runtime gives it."""
+        """The OCI state of a container that requests these AFUs."""
         bundle = self.root / name
         bundle.mkdir(exist_ok=True)
         env = [
@@ -67,23 +67,23 @@ class Node(NamedTuple):
         return json.dumps({"ociVersion": "1.0.2", "bundle": str(bundle), "annotations": {}})
 
     def hook(self, *afus: str, words: tuple[str, ...] = (), ports: int = 1) -> tuple[int, str, str]:
-        """The exit status of the hook for such a container, and what it printed."""
+        """Runs the hook for such a container; returns its exit status and output."""
         return ended(self.start("fpgahook", *words, state=self.container(*afus, ports=ports)))
 
     def store(self, afu: str, content: bytes = b"") -> Path:
-        """Puts a bitstream of the card's region into the store."""
+        """Writes a bitstream of the card's region to the store."""
         path = self.root / STORE / f"{afu}.gbs"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content or bitstream(afu))
         return path
 
     def afus(self) -> list[str]:
-        """What the card's ports are programmed with."""
+        """The AFU IDs of the card's ports."""
         return [port.afu for port in self.kernel.fpga(CARD).ports]
 
 
 def bitstream(afu: str, interface: str = INTERFACE) -> bytes:
-    """An emulated card takes what begins with its AFU id."""
+    """A bitstream for an emulated card starts with its AFU ID."""
     return gbs(metadata(interface, afu), bytes.fromhex(afu) + b"the rest")
 
 
@@ -140,7 +140,7 @@ class TestHook:
         assert err.startswith("intel-fpga-crihook: FPGA_AFU_1 in dfl-port.0: ")
         assert problem in err
         assert err.count("\n") == 1
-        # What went wrong does no harm to the next attempt.
+        # A failed attempt does not affect the next one.
         assert node.hook(NLB3) == (0, "", "")
 
     @pytest.mark.untraced
@@ -196,12 +196,12 @@ class TestHook:
         read_end, write_end = os.pipe()
         os.set_blocking(read_end, blocking)
         try:
-            done = subprocess.run(command, stdin=read_end, capture_output=True, text=True, timeout=60, check=False)
+            result = subprocess.run(command, stdin=read_end, capture_output=True, text=True, timeout=60, check=False)
         finally:
             os.close(read_end)
             os.close(write_end)
-        assert done.returncode == 1
-        assert "reading the container's state from standard input took more than 0.5 s" in done.stderr
+        assert result.returncode == 1
+        assert "reading the container's state from standard input took more than 0.5 s" in result.stderr
 
     @pytest.mark.parametrize(
         ("redirected", "problem"),
@@ -212,8 +212,8 @@ class TestHook:
     )
     def test_a_missing_oci_state_is_reported(self, redirected: str, problem: str) -> None:
         command = ["sh", "-c", f'"$0" -m accelplane.cli.fpgahook {redirected}', sys.executable]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout, done.stderr) == (1, "", f"intel-fpga-crihook: {problem}")
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (result.returncode, result.stdout, result.stderr) == (1, "", f"intel-fpga-crihook: {problem}")
 
     def test_the_annotation_can_be_required(self, node: Node) -> None:
         assert node.hook(NLB0, words=("-require-annotation",)) == (
@@ -270,7 +270,7 @@ class TestTool:
         assert counts["outcomes"] == {"programmed": 1, "failed": 1}
         assert counts["errors"] == {"EIO": 1}
         assert counts["last"]["afu"] == NLB3
-        # What is none is begun anew.
+        # An invalid record is reset.
         record.write_text("junk")
         message = (
             "/run/accelplane-fpga/dfl-fme.0.json: not JSON, expected a record of programmings; the record is reset\n"

@@ -32,7 +32,7 @@ ALWAYS = 1_000_000
 
 
 class Host:
-    """A program that hosts all of it."""
+    """A program with the webhook and the controllers."""
 
     def __init__(self, manager: Manager, hooks: list[Hook]) -> None:
         self.manager = manager
@@ -138,7 +138,7 @@ async def test_objects_of_the_same_name_get_one_event_each_and_are_accepted_when
         assert host.metric("FpgaRegion", "faulty") == 1
         api.remove(FUNCTIONS, "a", "n")
         await until(lambda: reason(api, REGIONS, kind="Accepted") == "Resolved")
-    # Two replicas watched.
+    # Two replicas have watches.
     assert events(api) == expected
 
 
@@ -182,19 +182,19 @@ async def test_nodes_and_pods_are_not_watched_without_names(api: KubeApi) -> Non
         await until(lambda: api.count("WATCH /api/v1/(nodes|pods)") == 2)
 
 
-def given(host: Host, name: str) -> str:
-    """The resource that a pod gets which asks for a name."""
+def mutated_resource(host: Host, name: str) -> str:
+    """The resource of a mutated pod that requests a name."""
     asks = {f"fpga.intel.com/{name}": "1"}
     container = {"name": "c", "resources": {"limits": asks, "requests": dict(asks)}}
     document = {"metadata": {"namespace": "n"}, "spec": {"containers": [container]}}
     review = Review("u", "CREATE", Kind("", "v1", "Pod"), object=Raw(json.dumps(document).encode()))
-    made = apply_json_patch(document, json.loads(msgspec.json.encode(host.hooks["/pods"].handle(review).patch)))
-    (resource,) = made["spec"]["containers"][0]["resources"]["limits"]
+    result = apply_json_patch(document, json.loads(msgspec.json.encode(host.hooks["/pods"].handle(review).patch)))
+    (resource,) = result["spec"]["containers"][0]["resources"]["limits"]
     return str(resource)
 
 
 def old(api: KubeApi) -> None:
-    """Only what the original's role and definition have."""
+    """Only the rights and fields of the original's role and definition."""
     api.fault("(GET|WATCH) .*/(nodes|pods)$", 403, times=ALWAYS)
     api.fault("POST .*/events$", 403, times=ALWAYS)
     api.fault("PATCH .*/status$", 404, times=ALWAYS)
@@ -211,15 +211,15 @@ async def test_pods_are_mutated_with_the_rights_and_definitions_of_the_original(
         async with hosting(api) as host:
             pod(api, "waits", "a1")
             await until(lambda: "objects not written" in caplog.text and "no events are written" in caplog.text)
-            assert given(host, "a1") == REGION
+            assert mutated_resource(host, "a1") == REGION
             assert await page(host.manager.ports["health"], "/readyz") == (200, "ok")
             await until(lambda: api.count("PATCH .*/status$") >= 2)
-    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(said) == 4, said
-    assert sum("status of AcceleratorFunction objects not written" in each for each in said) == 1
-    assert sum("nodes cannot be listed: " in each for each in said) == 1
-    assert sum("Pending pods cannot be listed: " in each for each in said) == 1
-    assert sum("no events are written in namespace n" in each for each in said) == 1
+    messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(messages) == 4, messages
+    assert sum("status of AcceleratorFunction objects not written" in each for each in messages) == 1
+    assert sum("nodes cannot be listed: " in each for each in messages) == 1
+    assert sum("Pending pods cannot be listed: " in each for each in messages) == 1
+    assert sum("no events are written in namespace n" in each for each in messages) == 1
 
 
 async def test_rights_that_are_granted_later_are_used(api: KubeApi) -> None:

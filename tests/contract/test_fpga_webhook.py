@@ -1,4 +1,4 @@
-"""`intel_fpga_admissionwebhook` as a process: what it follows, what it answers, and what keeps it from running."""
+"""`intel_fpga_admissionwebhook` as a process: watches, reviews, and startup errors."""
 
 import asyncio
 import base64
@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from kubeapi import KubeApi
-from processes import Process, called
+from processes import Process, run_main
 from waiting import until
-from webhookprograms import files, page, port_of, review, trusting
+from webhookprograms import client_context, files, page, port_of, review
 
 from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, Mappings
 from accelplane.cli import fpgawebhook
@@ -30,27 +30,27 @@ Start = Callable[..., Process]
 
 @pytest.fixture
 async def start(api: KubeApi, tmp_path: Path) -> AsyncGenerator[Start]:
-    given = files(api, tmp_path)
+    file_arguments = files(api, tmp_path)
     started: list[Process] = []
 
-    def go(*arguments: str) -> Process:
-        command = ("-m", "accelplane", "webhook", "fpga", *given, "-port=0", "-shutdown-delay=0")
+    def main_process(*arguments: str) -> Process:
+        command = ("-m", "accelplane", "webhook", "fpga", *file_arguments, "-port=0", "-shutdown-delay=0")
         started.append(Process("python", *command, *arguments, log=tmp_path / f"log{len(started)}"))
         return started[-1]
 
-    yield go
+    yield main_process
     for one in started:
         one.kill()
         await one.exit_code()
 
 
-async def asked(process: Process, pod: dict[str, Any]) -> dict[str, Any]:
+async def review_pod(process: Process, pod: dict[str, Any]) -> dict[str, Any]:
     """The response to the creation of this pod."""
-    await process.said("all caches are synced")
+    await process.wait_for_log("all caches are synced")
     return await review(await port_of(process), "/pods", pod, "Pod")
 
 
-def asking(name: str) -> dict[str, Any]:
+def pod_requesting(name: str) -> dict[str, Any]:
     resources = {field: {f"fpga.intel.com/{name}": "1"} for field in ("limits", "requests")}
     return {"metadata": {"namespace": "n"}, "spec": {"containers": [{"name": "a", "resources": resources}]}}
 
@@ -65,10 +65,10 @@ async def test_reviews_use_the_current_objects(api: KubeApi, start: Start) -> No
     process = start("-leader-elect")
 
     async def resource() -> str:
-        answer = await asked(process, asking("a"))
+        answer = await review_pod(process, pod_requesting("a"))
         if not answer["allowed"]:
             return str(answer["status"]["message"])
-        pod = apply_json_patch(asking("a"), json.loads(base64.b64decode(answer["patch"])))
+        pod = apply_json_patch(pod_requesting("a"), json.loads(base64.b64decode(answer["patch"])))
         (name,) = pod["spec"]["containers"][0]["resources"]["limits"]
         return str(name)
 
@@ -97,15 +97,15 @@ async def test_writing_a_status_does_not_rebuild_the_names(api: KubeApi) -> None
     running = asyncio.create_task(informer.run())
     try:
         await until(lambda: bool(mappings.of("n").targets))
-        before, heard = mappings.of("n"), 0
+        before, notifications = mappings.of("n"), 0
 
-        def hears(_old: AcceleratorFunction | None, _new: AcceleratorFunction | None) -> None:
-            nonlocal heard
-            heard += 1
+        def on_change(_old: AcceleratorFunction | None, _new: AcceleratorFunction | None) -> None:
+            nonlocal notifications
+            notifications += 1
 
-        functions.subscribe(hears)
+        functions.subscribe(on_change)
         put(api, "a", "af", status={"resource": "x"})
-        await until(lambda: heard == 2)
+        await until(lambda: notifications == 2)
         assert mappings.of("n") is before
         put(api, "a", "region")
         await until(lambda: mappings.of("n") != before)
@@ -119,7 +119,7 @@ async def test_reviews_are_counted_by_outcome_and_names_by_their_state(api: Kube
     put(api, "odd", "afx")
     process = start("-metrics-bind-address=127.0.0.1:0")
     for name in ("a", "a", "odd"):
-        await asked(process, asking(name))
+        await review_pod(process, pod_requesting(name))
     status, text = await page(await port_of(process, "metrics"), "/metrics")
     assert status == 200
     assert 'accelplane_webhook_reviews_total{outcome="mutated",webhook="/pods"} 2.0' in text
@@ -130,8 +130,8 @@ async def test_reviews_are_counted_by_outcome_and_names_by_their_state(api: Kube
 
 async def test_names_of_april_2020_are_supported(api: KubeApi, start: Start) -> None:
     put(api, "a", "af")
-    answer = await asked(start("-resource-naming=legacy63"), asking("a"))
-    pod = apply_json_patch(asking("a"), json.loads(base64.b64decode(answer["patch"])))
+    answer = await review_pod(start("-resource-naming=legacy63"), pod_requesting("a"))
+    pod = apply_json_patch(pod_requesting("a"), json.loads(base64.b64decode(answer["patch"])))
     assert pod["spec"]["containers"][0]["resources"]["limits"] == {f"fpga.intel.com/{INTERFACE[:31]}{NLB0}": "1"}
 
 
@@ -149,10 +149,10 @@ async def test_names_of_april_2020_are_supported(api: KubeApi, start: Start) -> 
     ],
 )
 def test_startup_errors_are_reported(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
-    def main(given: Sequence[str]) -> int:
-        return fpgawebhook.main(given, "accelplane webhook fpga")
+    def main(arguments: Sequence[str]) -> int:
+        return fpgawebhook.main(arguments, "accelplane webhook fpga")
 
-    ended = called(main, *files(None, tmp_path), "-port=0", "-shutdown-delay=0", *arguments)
+    ended = run_main(main, *files(None, tmp_path), "-port=0", "-shutdown-delay=0", *arguments)
     assert ended.returncode == code
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -165,7 +165,9 @@ async def test_unfinished_reviews_do_not_exceed_the_memory_limit_of_the_manifest
     rejections: list[bytes] = []
 
     async def send_all_but_the_last_byte() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(), server_hostname="localhost")
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=client_context(), server_hostname="localhost"
+        )
         with contextlib.closing(writer):
             writer.write(head + b"x" * 2_999_999)
             rejections.append((await reader.readline())[9:12])
@@ -187,11 +189,11 @@ async def test_after_sigterm_the_program_is_not_ready_and_serves_until_the_delay
     put(api, "a", "af")
     addresses = ("-health-probe-bind-address=127.0.0.1:0", "-metrics-bind-address=127.0.0.1:0")
     process = start("-shutdown-delay=3", *addresses)
-    assert (await asked(process, asking("a")))["allowed"]
+    assert (await review_pod(process, pod_requesting("a")))["allowed"]
     health, metrics, port = [await port_of(process, name) for name in ("health", "metrics", "webhooks")]
     in_flight = 'controller_runtime_webhook_requests_in_flight{webhook="/pods"}'
     assert f"{in_flight} 0.0" in (await page(metrics, "/metrics"))[1]
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(), server_hostname="localhost")
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client_context(), server_hostname="localhost")
     head = b"POST /pods HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n"
     writer.write(head + b"{")
 
@@ -205,7 +207,7 @@ async def test_after_sigterm_the_program_is_not_ready_and_serves_until_the_delay
         return await page(health, "/readyz") == (503, "not ready: shutting down")
 
     await until(is_unready)
-    assert (await review(port, "/pods", asking("a"), "Pod"))["patch"]
+    assert (await review(port, "/pods", pod_requesting("a"), "Pod"))["patch"]
     writer.write(b"}")
     async with asyncio.timeout(30):
         answer = await reader.read()

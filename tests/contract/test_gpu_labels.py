@@ -1,4 +1,4 @@
-"""The labels of GPU capacity where they are published: the hook for NFD, `accelplane labels` and the plugin's file."""
+"""The labels of GPU capacity in the NFD hook, `accelplane labels` and the plugin's file."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import Run, Start
 from node_api import node_api
-from processes import called
+from processes import run_main
 from trees import gpu_card, link, write
 from waiting import until
 
@@ -52,13 +52,13 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hook(root: Path) -> subprocess.CompletedProcess[str]:
-    return called(gpuhook.main, f"-root={root}")
+    return run_main(gpuhook.main, f"-root={root}")
 
 
 def test_the_hook_prints_the_labels_of_the_host(tmp_path: Path) -> None:
     card(tmp_path)
-    done = hook(tmp_path)
-    assert (done.returncode, set(done.stdout.splitlines())) == (0, LINES)
+    result = hook(tmp_path)
+    assert (result.returncode, set(result.stdout.splitlines())) == (0, LINES)
     # As NFD's worker mounts the sysfs of the node.
     (tmp_path / "sys").rename(tmp_path / "host-sys")
     card(tmp_path, 1)
@@ -79,15 +79,15 @@ def test_variables_change_what_the_hook_prints(tmp_path: Path, monkeypatch: pyte
 
 def test_the_hook_succeeds_without_labels_if_they_cannot_be_read(tmp_path: Path) -> None:
     link(tmp_path / "sys/class/drm", "drm")
-    done = hook(tmp_path)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert "no labels" in done.stderr
+    result = hook(tmp_path)
+    assert (result.returncode, result.stdout) == (0, "")
+    assert "no labels" in result.stderr
 
 
 def test_the_hook_succeeds_if_it_cannot_log(tmp_path: Path) -> None:
-    done = called(gpuhook.main, "-logtostderr=false", f"-log_file={tmp_path}/none/log")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert "intel-gpu-nfdhook" in done.stderr
+    result = run_main(gpuhook.main, "-logtostderr=false", f"-log_file={tmp_path}/none/log")
+    assert (result.returncode, result.stdout) == (0, "")
+    assert "intel-gpu-nfdhook" in result.stderr
 
 
 # The init container.
@@ -96,7 +96,7 @@ def test_the_hook_succeeds_if_it_cannot_log(tmp_path: Path) -> None:
 def installed(root: Path, *places: str) -> subprocess.CompletedProcess[str]:
     for place in places:
         (root / place).mkdir(exist_ok=True)
-    return called(
+    return run_main(
         gpuhook.install, f"-root={root}/root", f"-source-dir={root}/source.d", f"-features-dir={root}/features.d"
     )
 
@@ -108,8 +108,8 @@ def test_the_installed_hook_prints_the_same_labels_without_an_environment(tmp_pa
     path = tmp_path / "source.d/intel-gpu-nfdhook"
     assert os.listdir(path.parent) == [path.name]
     assert stat.S_IMODE(path.stat().st_mode) == 0o755
-    ran = subprocess.run([path], capture_output=True, text=True, check=False, env={})
-    assert (ran.returncode, set(ran.stdout.splitlines()), ran.stderr) == (0, LINES, "")
+    result = subprocess.run([path], capture_output=True, text=True, check=False, env={})
+    assert (result.returncode, set(result.stdout.splitlines()), result.stderr) == (0, LINES, "")
 
 
 def test_a_feature_file_is_written_if_its_directory_exists(tmp_path: Path) -> None:
@@ -133,9 +133,9 @@ def test_an_unreadable_host_does_not_prevent_the_pod_from_starting(tmp_path: Pat
 def test_a_failed_installation_names_the_directory(tmp_path: Path, blocked: tuple[str, ...]) -> None:
     for path in blocked:
         (tmp_path / path).mkdir(parents=True)
-    done = installed(tmp_path)
-    assert done.returncode == 1
-    assert str(tmp_path / "source.d") in done.stderr
+    result = installed(tmp_path)
+    assert result.returncode == 1
+    assert str(tmp_path / "source.d") in result.stderr
 
 
 # accelplane labels.
@@ -143,11 +143,11 @@ def test_a_failed_installation_names_the_directory(tmp_path: Path, blocked: tupl
 
 def test_capacity_is_printed_as_labels_and_resources(tmp_path: Path) -> None:
     card(tmp_path)
-    document = json.loads(called(labels.main, f"-root={tmp_path}", "-output=json", "-gpu").stdout)
+    document = json.loads(run_main(labels.main, f"-root={tmp_path}", "-output=json", "-gpu").stdout)
     assert {f"{key}={value}" for key, value in document["labels"].items()} >= LINES
     assert document["labels"][f"{GPU}/product"] == "Flex_170"
     assert document["resources"] == {name: str(amount) for name, amount in FRACTIONS.items()}
-    without = json.loads(called(labels.main, f"-root={tmp_path}", "-output=json").stdout)
+    without = json.loads(run_main(labels.main, f"-root={tmp_path}", "-output=json").stdout)
     assert f"{GPU}/tiles" not in without["labels"]
     assert without["resources"] == {}
 
@@ -157,15 +157,17 @@ def test_other_labels_remain_if_the_capacity_is_unreadable(tmp_path: Path) -> No
     write(tmp_path / "proc/modules", "i915 1 0 - Live 0x0\n")
     (function / "drm").rename(function / "moved")
     link(tmp_path / "sys/class/drm/card9", function / "moved/card0")
-    done = called(labels.main, f"-root={tmp_path}", "-gpu")
-    assert f"{GPU}/tiles" not in done.stdout
-    assert "intel.feature.node.kubernetes.io/gpu" in done.stdout
-    assert "no labels of GPU capacity" in done.stderr
+    result = run_main(labels.main, f"-root={tmp_path}", "-gpu")
+    assert f"{GPU}/tiles" not in result.stdout
+    assert "intel.feature.node.kubernetes.io/gpu" in result.stdout
+    assert "no labels of GPU capacity" in result.stderr
 
 
 def test_a_feature_file_has_the_labels_and_nfd_creates_the_resources(tmp_path: Path) -> None:
     card(tmp_path)
-    assert called(labels.main, f"-root={tmp_path}", "-output=nfd", f"-features-dir={tmp_path}", "-gpu").returncode == 0
+    assert (
+        run_main(labels.main, f"-root={tmp_path}", "-output=nfd", f"-features-dir={tmp_path}", "-gpu").returncode == 0
+    )
     lines = (tmp_path / "accelplane-features.txt").read_text().splitlines()
     assert len(set(lines)) == len(lines)
     assert set(lines) >= LINES

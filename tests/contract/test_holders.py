@@ -50,7 +50,7 @@ async def reading(agent: Agent, now: list[float]) -> AsyncIterator[HolderReader]
         await reader.close()
 
 
-def held(agent: Agent, holders: Holders) -> set[tuple[str, str]]:
+def wait_held(agent: Agent, holders: Holders) -> set[tuple[str, str]]:
     return set(held_units(agent.status(), holders))
 
 
@@ -99,18 +99,18 @@ async def test_holders_are_read_again_after_an_allocation_or_ten_seconds(start_a
     agent, now = await start_agent(meters=Meters()), [100.0]
     await kubelet.until(lambda resources: METERS in resources)
     async with reading(agent, now) as reader:
-        assert held(agent, await reader.read()) == set()
+        assert wait_held(agent, await reader.read()) == set()
         await kubelet.run_pod("a", {METERS: 2})
-        assert len(held(agent, await reader.read())) >= 1
+        assert len(wait_held(agent, await reader.read())) >= 1
         await kubelet.delete_pod("a")
         now[0] += 9
-        assert len(held(agent, await reader.read())) >= 1
+        assert len(wait_held(agent, await reader.read())) >= 1
         assert reader.requests["List", "ok"] == 2
         now[0] += 1
 
         async def released() -> bool:
             now[0] += 10
-            return not held(agent, await reader.read())
+            return not wait_held(agent, await reader.read())
 
         await until(released)
 
@@ -146,7 +146,7 @@ async def test_the_last_answer_is_used_for_a_minute_and_then_the_checkpoint(
         assert await reader.read() == before
         now[0] += 1
         after = await reader.read()
-        assert (after.source, held(agent, after)) == ("checkpoint", held(agent, before))
+        assert (after.source, wait_held(agent, after)) == ("checkpoint", wait_held(agent, before))
         assert [(row.namespace, row.pod, row.container) for row in after.rows] == [("", "", "main")]
         assert reader.requests["List", "error"] == 2
 

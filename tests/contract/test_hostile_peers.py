@@ -1,4 +1,4 @@
-"""What peers do to a plugin's socket that no kubelet would: the kubelet's own calls must go on being answered."""
+"""Hostile peers of a plugin's socket: the kubelet's calls must still be answered."""
 
 import asyncio
 import contextlib
@@ -31,8 +31,8 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
 
-class Victim:
-    """A plugin's socket, and a client that behaves."""
+class PluginPeer:
+    """A plugin's socket, and a valid client."""
 
     def __init__(self, path: str, server: ResourceServer, peer: Peer) -> None:
         self.path = path
@@ -43,8 +43,8 @@ class Victim:
         (container,) = await self.peer.allocate(["a"])
         assert container.devices[0].host_path == "/dev/a"
 
-    async def tell(self, data: bytes) -> bytes:
-        """Sends bytes, and reads what comes back at once."""
+    async def send_and_receive(self, data: bytes) -> bytes:
+        """Sends bytes, and reads the immediate response."""
         reader, writer = await asyncio.open_unix_connection(self.path)
         try:
             writer.write(data)
@@ -60,7 +60,7 @@ class Victim:
 
 
 @pytest.fixture
-async def victim(directory: str) -> AsyncIterator[Victim]:
+async def victim(directory: str) -> AsyncIterator[PluginPeer]:
     os.mkdir(f"{directory}/device-plugins")
     plugin = Table(gadgets("a"))
     agent = Agent(Settings(root=directory, kubelet_dir=directory, cdi_dir=f"{directory}/cdi"), {"table": plugin})
@@ -69,51 +69,51 @@ async def victim(directory: str) -> AsyncIterator[Victim]:
     await until(lambda: os.path.exists(path))
     async with Peer(path) as peer:
         server = agent.runners["table"].publisher.served["gadget"].server
-        yield Victim(path, server, peer)
+        yield PluginPeer(path, server, peer)
     agent.stop()
     async with asyncio.timeout(5):
         await task
 
 
-# gRPC as it should not be
+# Invalid gRPC
 
 
-async def test_a_message_over_the_limit_is_rejected_with_its_size(victim: Victim) -> None:
+async def test_a_message_over_the_limit_is_rejected_with_its_size(victim: PluginPeer) -> None:
     code, text = await refusal(victim.peer.allocate(["x" * (4 * 1024 * 1024)]))
     assert code == "RESOURCE_EXHAUSTED"
     assert "expected at most 4194304" in text
     await victim.answers()
 
 
-async def test_a_message_just_below_the_limit_is_read(victim: Victim) -> None:
+async def test_a_message_just_below_the_limit_is_read(victim: PluginPeer) -> None:
     code, text = await refusal(victim.peer.allocate(["x" * (4 * 1024 * 1024 - 1000)]))
     assert (code, "unknown device" in text) == ("UNKNOWN", True)
 
 
-async def test_a_compressed_message_is_rejected_with_a_message(victim: Victim) -> None:
+async def test_a_compressed_message_is_rejected_with_a_message(victim: PluginPeer) -> None:
     code, text = await refusal(victim.peer.allocate(["a" * 5000], compression=grpc.Compression.Gzip))
     assert (code, text) == ("UNIMPLEMENTED", "compressed messages are not supported")
     await victim.answers()
 
 
 @pytest.mark.parametrize("method", ["Deallocate", "/v1.DevicePlugin/Allocate", "/", "/v1beta1.Registration/Register"])
-async def test_a_method_that_does_not_exist_is_unimplemented(victim: Victim, method: str) -> None:
+async def test_a_method_that_does_not_exist_is_unimplemented(victim: PluginPeer, method: str) -> None:
     assert (await refusal(victim.peer.call(method, pb.Empty(), pb.Empty)))[0] == "UNIMPLEMENTED"
     await victim.answers()
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\x0a\x05abc", b"\x0a" + b"\xff" * 20])
-async def test_invalid_messages_are_an_invalid_argument(victim: Victim, data: bytes) -> None:
+async def test_invalid_messages_are_an_invalid_argument(victim: PluginPeer, data: bytes) -> None:
     assert await refusal(victim.peer.call("Allocate", data, pb.AllocateResponse)) == (
         "INVALID_ARGUMENT", "cannot decode the request, expected AllocateRequest",
     )  # fmt: skip
 
 
-# Streams below gRPC, by hand
+# HTTP/2 streams
 
 
 class Frames:
-    """An HTTP/2 client that does what it is told."""
+    """An HTTP/2 client that sends any frames."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -127,14 +127,14 @@ class Frames:
         self.ended = False
 
     def request(self, *changes: tuple[str, str | None], end: bool = False) -> int:
-        """Headers of a call of Allocate, some of them changed or (None) left out."""
+        """Headers of an Allocate call, with changed or omitted (None) fields."""
         headers = {
             ":method": "POST", ":scheme": "http", ":path": f"{SERVICE}Allocate", ":authority": "localhost",
             "te": "trailers", "content-type": "application/grpc", **dict(changes),
         }  # fmt: skip
         stream = self.connection.get_next_available_stream_id()
-        given = [(key, value) for key, value in headers.items() if value is not None]
-        self.connection.send_headers(stream, given, end_stream=end)
+        pairs = [(key, value) for key, value in headers.items() if value is not None]
+        self.connection.send_headers(stream, pairs, end_stream=end)
         return stream
 
     async def flush(self) -> None:
@@ -142,7 +142,7 @@ class Frames:
         await self.writer.drain()
 
     async def answer(self, stream: int) -> dict[str, str]:
-        """All headers that come back on a stream until it or the connection ends."""
+        """All headers received on a stream until it or the connection ends."""
         await self.flush()
         headers: dict[str, str] = {}
         async with asyncio.timeout(5):
@@ -163,7 +163,7 @@ def _text(value: str | bytes) -> str:
 
 
 @pytest.fixture
-async def frames(victim: Victim) -> AsyncIterator[Frames]:
+async def frames(victim: PluginPeer) -> AsyncIterator[Frames]:
     reader, writer = await asyncio.open_unix_connection(victim.path)
     yield Frames(reader, writer)
     writer.close()
@@ -171,27 +171,29 @@ async def frames(victim: Victim) -> AsyncIterator[Frames]:
         await writer.wait_closed()
 
 
-async def test_a_stream_that_ends_within_a_message_gets_an_error(victim: Victim, frames: Frames) -> None:
+async def test_a_stream_that_ends_within_a_message_gets_an_error(victim: PluginPeer, frames: Frames) -> None:
     stream = frames.request()
     frames.connection.send_data(stream, struct.pack(">BI", 0, 100) + b"too few", end_stream=True)
     assert (await frames.answer(stream))["grpc-status"] in ("3", "13")
     await victim.answers()
 
 
-async def test_a_stream_without_a_message_gets_an_error(victim: Victim, frames: Frames) -> None:
+async def test_a_stream_without_a_message_gets_an_error(victim: PluginPeer, frames: Frames) -> None:
     headers = await frames.answer(frames.request(end=True))
     assert (headers["grpc-status"], headers["grpc-message"]) == ("3", "no message in the request")
 
 
 async def test_a_message_with_a_too_large_length_prefix_is_rejected_before_its_data(
-    victim: Victim, frames: Frames
+    victim: PluginPeer, frames: Frames
 ) -> None:
     stream = frames.request()
     frames.connection.send_data(stream, struct.pack(">BI", 0, 0xFFFF_FFFF))
     assert (await frames.answer(stream))["grpc-status"] == "8"
 
 
-async def test_a_request_without_its_message_is_cancelled_with_its_connection(victim: Victim, frames: Frames) -> None:
+async def test_a_request_without_its_message_is_cancelled_with_its_connection(
+    victim: PluginPeer, frames: Frames
+) -> None:
     for _ in range(50):
         frames.connection.send_data(frames.request(), struct.pack(">BI", 0, 10))
     await frames.flush()
@@ -208,7 +210,7 @@ async def test_a_request_without_its_message_is_cancelled_with_its_connection(vi
     ids=lambda change: f"{change[0][:20]}={change[1]}",
 )  # fmt: skip
 async def test_invalid_headers_end_the_call_or_the_connection(
-    victim: Victim, frames: Frames, change: tuple[str, str | None]
+    victim: PluginPeer, frames: Frames, change: tuple[str, str | None]
 ) -> None:
     stream = frames.request(change)
     frames.connection.send_data(stream, struct.pack(">BI", 0, 0), end_stream=True)
@@ -217,14 +219,14 @@ async def test_invalid_headers_end_the_call_or_the_connection(
     await victim.answers()
 
 
-@pytest.mark.parametrize("left_out", [":method", ":path"])
-async def test_an_empty_request_affects_no_others(victim: Victim, frames: Frames, left_out: str) -> None:
-    frames.request((left_out, None), end=True)
+@pytest.mark.parametrize("omitted", [":method", ":path"])
+async def test_an_empty_request_affects_no_others(victim: PluginPeer, frames: Frames, omitted: str) -> None:
+    frames.request((omitted, None), end=True)
     await frames.flush()
     await victim.answers()
 
 
-async def test_a_stream_that_is_reset_twice_affects_no_others(victim: Victim, frames: Frames) -> None:
+async def test_a_stream_that_is_reset_twice_affects_no_others(victim: PluginPeer, frames: Frames) -> None:
     stream = frames.request((":path", f"{SERVICE}ListAndWatch"))
     frames.connection.send_data(stream, struct.pack(">BI", 0, 0), end_stream=True)
     await frames.flush()
@@ -236,7 +238,9 @@ async def test_a_stream_that_is_reset_twice_affects_no_others(victim: Victim, fr
     await victim.answers()
 
 
-async def test_a_peer_without_flow_control_window_delays_only_its_own_responses(victim: Victim, frames: Frames) -> None:
+async def test_a_peer_without_flow_control_window_delays_only_its_own_responses(
+    victim: PluginPeer, frames: Frames
+) -> None:
     frames.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
     stream = frames.request((":path", f"{SERVICE}ListAndWatch"))
     frames.connection.send_data(stream, struct.pack(">BI", 0, 0), end_stream=True)
@@ -247,7 +251,7 @@ async def test_a_peer_without_flow_control_window_delays_only_its_own_responses(
     await until(lambda: len(victim.server._streams) == 0)
 
 
-# Anything at all
+# Any bytes
 
 
 @pytest.mark.parametrize(
@@ -263,12 +267,12 @@ async def test_a_peer_without_flow_control_window_delays_only_its_own_responses(
     ],
     ids=["HTTP/1 GET", "HTTP/1 POST", "TLS", "zeros", "preface and junk", "endless frame", "window of nothing"],
 )
-async def test_invalid_grpc_affects_only_its_connection(victim: Victim, data: bytes) -> None:
-    await victim.tell(data)
+async def test_invalid_grpc_affects_only_its_connection(victim: PluginPeer, data: bytes) -> None:
+    await victim.send_and_receive(data)
     await victim.answers()
 
 
-async def test_frames_of_unknown_types_are_ignored(victim: Victim) -> None:
+async def test_frames_of_unknown_types_are_ignored(victim: PluginPeer) -> None:
     unknown = bytes((0, 0, 3, 0xEE, 0, 0, 0, 0, 0)) + b"abc"
     ping = bytes((0, 0, 8, 6, 0, 0, 0, 0, 0)) + b"are-you?"
     reader, writer = await asyncio.open_unix_connection(victim.path)
@@ -285,7 +289,7 @@ async def test_frames_of_unknown_types_are_ignored(victim: Victim) -> None:
 
 @HYPOTHESIS
 @given(data=st.binary(max_size=300), prefix=st.sampled_from([b"", PREFACE, PREFACE + SETTINGS]))
-async def test_any_bytes_leave_the_plugin_responsive(victim: Victim, data: bytes, prefix: bytes) -> None:
+async def test_any_bytes_leave_the_plugin_responsive(victim: PluginPeer, data: bytes, prefix: bytes) -> None:
     _reader, writer = await asyncio.open_unix_connection(victim.path)
     with contextlib.suppress(ConnectionError):
         writer.write(prefix + data)
@@ -295,11 +299,11 @@ async def test_any_bytes_leave_the_plugin_responsive(victim: Victim, data: bytes
     await victim.answers()
 
 
-# Many, and half gone
+# Many connections
 
 
 async def test_hundreds_of_idle_connections_leave_the_plugin_responsive_and_are_closed_with_it(
-    victim: Victim,
+    victim: PluginPeer,
 ) -> None:
     connections = [await asyncio.open_unix_connection(victim.path) for _ in range(300)]
     await victim.answers()
@@ -311,7 +315,7 @@ async def test_hundreds_of_idle_connections_leave_the_plugin_responsive_and_are_
     await asyncio.sleep(0)
 
 
-async def test_hundreds_of_streams_all_get_the_list_and_leak_nothing(victim: Victim) -> None:
+async def test_hundreds_of_streams_all_get_the_list_and_leak_nothing(victim: PluginPeer) -> None:
     peers = [Peer(victim.path) for _ in range(100)]
     calls = [peer.stream() for peer in peers for _ in range(3)]
     async with asyncio.timeout(30):
@@ -324,7 +328,7 @@ async def test_hundreds_of_streams_all_get_the_list_and_leak_nothing(victim: Vic
     await until(lambda: len(victim.server._streams) == 0)
 
 
-async def test_a_client_that_never_reads_does_not_delay_others(victim: Victim) -> None:
+async def test_a_client_that_never_reads_does_not_delay_others(victim: PluginPeer) -> None:
     _reader, writer = await asyncio.open_unix_connection(victim.path)
     writer.transport.pause_reading()  # type: ignore[attr-defined]
     ping = bytes((0, 0, 8, 6, 0, 0, 0, 0, 0)) + b"are-you?"
@@ -338,7 +342,9 @@ async def test_a_client_that_never_reads_does_not_delay_others(victim: Victim) -
     writer.transport.abort()
 
 
-async def test_connections_leave_no_descriptors_behind(victim: Victim, count_descriptors: Callable[[], int]) -> None:
+async def test_connections_leave_no_descriptors_behind(
+    victim: PluginPeer, count_descriptors: Callable[[], int]
+) -> None:
     await victim.answers()
     before = count_descriptors()
     for _ in range(50):

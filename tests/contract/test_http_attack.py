@@ -66,7 +66,7 @@ async def review(http: HttpServer, source: str = "127.0.0.1") -> None:
 
 
 @asynccontextmanager
-async def attacked(
+async def run_attack(
     http: HttpServer,
     sent: bytes = b"",
     sources: Callable[[int], str] = lambda _number: "127.0.0.1",
@@ -101,7 +101,7 @@ async def attacked(
 @pytest.mark.parametrize("pause", [0.1, 15])
 def test_new_connections_are_served_during_an_attack(sent: bytes, sources: Callable[[int], str], pause: float) -> None:
     async def scenario() -> list[float]:
-        async with serving() as http, attacked(http, sent, sources, pause):
+        async with serving() as http, run_attack(http, sent, sources, pause):
             await asyncio.sleep(6)
             found: list[float] = []
             for _ in range(8):
@@ -122,7 +122,7 @@ def test_an_attack_is_detected_while_its_connections_arrive(sent: bytes) -> None
 
     async def attack(http: HttpServer, number: int) -> None:
         await asyncio.sleep(0.2 * number)
-        async with attacked(http, sent, count=1):
+        async with run_attack(http, sent, count=1):
             await asyncio.sleep(60)
 
     async def scenario() -> list[float]:
@@ -141,7 +141,7 @@ def test_an_attack_is_detected_while_its_connections_arrive(sent: bytes) -> None
 
 def test_the_first_review_of_an_attack_waits_until_it_is_detected() -> None:
     async def scenario() -> float:
-        async with serving() as http, attacked(http):
+        async with serving() as http, run_attack(http):
             await asyncio.sleep(0.01)
             return await elapsed(review(http))
 
@@ -150,8 +150,8 @@ def test_the_first_review_of_an_attack_waits_until_it_is_detected() -> None:
 
 
 def test_attackers_that_send_single_bytes_are_detected_by_their_silent_connections() -> None:
-    async def drip(http: HttpServer) -> None:
-        """Progress all the time, and never a request."""
+    async def send_slowly(http: HttpServer) -> None:
+        """Sends bytes continuously without completing a request."""
         _, writer = await connect(http)
         try:
             while not writer.is_closing():
@@ -162,9 +162,9 @@ def test_attackers_that_send_single_bytes_are_detected_by_their_silent_connectio
 
     async def scenario() -> float:
         async with serving() as http:
-            dripping = asyncio.create_task(drip(http))
+            dripping = asyncio.create_task(send_slowly(http))
             await asyncio.sleep(0.1)
-            async with attacked(http):
+            async with run_attack(http):
                 await asyncio.sleep(3)
                 assert http.waiting
                 await asyncio.sleep(9)
@@ -180,7 +180,7 @@ def test_attackers_that_send_single_bytes_are_detected_by_their_silent_connectio
 def test_silent_clients_do_not_fill_the_accept_queue_during_an_attack() -> None:
     async def scenario() -> list[float]:
         limits = HttpLimits(connections=8, accept_queue=4)
-        async with serving(limits) as http, attacked(http, PARTS[1], count=10), attacked(http, pause=1):
+        async with serving(limits) as http, run_attack(http, PARTS[1], count=10), run_attack(http, pause=1):
             await asyncio.sleep(4)
             return [await elapsed(review(http)) for _ in range(20) if not await asyncio.sleep(0.15)]
 
@@ -227,7 +227,7 @@ def test_kept_connections_survive_an_attack_on_new_ones() -> None:
         async with serving() as http:
             api_server = await connect(http)
             await ask(api_server)
-            async with attacked(http, pause=0.2):
+            async with run_attack(http, pause=0.2):
                 for _ in range(5):
                     await asyncio.sleep(2)
                     await ask(api_server)
@@ -239,7 +239,7 @@ def test_kept_connections_survive_an_attack_on_new_ones() -> None:
 
 def test_clients_that_stay_idle_after_a_request_are_replaced() -> None:
     async def scenario() -> float:
-        async with serving() as http, attacked(http, GET):
+        async with serving() as http, run_attack(http, GET):
             await asyncio.sleep(12)
             return await elapsed(review(http, "127.0.0.2"))
 
@@ -250,7 +250,7 @@ def test_clients_that_stay_idle_after_a_request_are_replaced() -> None:
 def test_an_address_with_few_connections_keeps_them_during_an_attack_of_another() -> None:
     async def scenario() -> None:
         async with serving() as http:
-            async with attacked(http, pause=0.2):
+            async with run_attack(http, pause=0.2):
                 await asyncio.sleep(6)
                 slow = await connect(http, "127.0.0.2")
                 slow[1].write(GET[:10])
@@ -285,7 +285,7 @@ def test_slow_clients_of_a_burst_are_not_closed(caplog: pytest.LogCaptureFixture
 def test_an_attack_is_forgotten_after_it_has_ended() -> None:
     async def scenario() -> None:
         async with serving() as http:
-            async with attacked(http):
+            async with run_attack(http):
                 await asyncio.sleep(20)
             await asyncio.sleep(31)
             slow = [await connect(http) for _ in range(LIMITS.connections)]

@@ -1,4 +1,4 @@
-"""The HTTP client against servers that are right, wrong, slow and hostile, over plain sockets and over TLS."""
+"""The HTTP client with valid, invalid, slow and hostile servers, over plain sockets and TLS."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ class Server:
         self.together = together
         self.closing = closing
         self.open = 0
-        self.asked: list[bytes] = []
+        self.requests: list[bytes] = []
         self.connections: list[asyncio.StreamWriter] = []
         self.port = 0
 
@@ -54,7 +54,7 @@ class Server:
             while self.answers:
                 head = await reader.readuntil(b"\r\n\r\n")
                 fields = dict(line.lower().split(b": ", 1) for line in head.rstrip().split(b"\r\n")[1:])
-                self.asked.append(head + await reader.readexactly(int(fields.get(b"content-length", b"0"))))
+                self.requests.append(head + await reader.readexactly(int(fields.get(b"content-length", b"0"))))
                 answer = self.answers.pop(0)
                 writer.write(answer)
                 while self.together and self.answers:
@@ -206,8 +206,8 @@ async def test_a_connection_is_used_again_after_a_complete_response() -> None:
         for body in (b"one", b"two"):
             assert await fetch(client, "POST", "/x", body=body) == b"ok"
         assert await fetch(client, "GET", "/y") == b"ok"
-    assert [asked.partition(b" HTTP")[0] for asked in server.asked] == [b"POST /x", b"POST /x", b"GET /y"]
-    assert [asked.rpartition(b"\r\n\r\n")[2] for asked in server.asked] == [b"one", b"two", b""]
+    assert [request.partition(b" HTTP")[0] for request in server.requests] == [b"POST /x", b"POST /x", b"GET /y"]
+    assert [request.rpartition(b"\r\n\r\n")[2] for request in server.requests] == [b"one", b"two", b""]
     assert len(server.connections) == 1
 
 
@@ -285,7 +285,7 @@ async def test_a_get_is_sent_again_when_a_used_connection_ends_before_the_respon
             else:
                 with pytest.raises(ConnectionLost):
                     await fetch(client, method)
-        assert len(server.asked) == requests
+        assert len(server.requests) == requests
 
 
 async def test_a_get_is_not_sent_again_after_a_part_of_its_response() -> None:
@@ -295,7 +295,7 @@ async def test_a_get_is_not_sent_again_after_a_part_of_its_response() -> None:
         await fetch(client)
         with pytest.raises(ConnectionLost):
             await fetch(client)
-    assert len(server.asked) == 2
+    assert len(server.requests) == 2
 
 
 async def test_idle_connections_are_closed_after_the_timeout_and_at_shutdown() -> None:
@@ -318,7 +318,7 @@ async def test_without_idle_timeout_each_request_has_its_own_connection() -> Non
         await fetch(client)
         await fetch(client)
         assert len(server.connections) == 2
-    assert all(b"\r\nConnection: close\r\n" in asked for asked in server.asked)
+    assert all(b"\r\nConnection: close\r\n" in request for request in server.requests)
 
 
 async def test_a_cancelled_request_closes_its_connection() -> None:
@@ -341,7 +341,7 @@ async def test_before_send_can_prevent_a_request() -> None:
             async with client.request("PUT", "/", before_send=refuse):
                 pass
         await until(lambda: server.open == 0)
-        assert server.asked == []
+        assert server.requests == []
 
 
 def serving_context(directory: Path, name: str = "localhost") -> ssl.SSLContext:
@@ -352,17 +352,17 @@ def serving_context(directory: Path, name: str = "localhost") -> ssl.SSLContext:
     return context
 
 
-def trusting(authority: Authority = AUTHORITY) -> ssl.SSLContext:
+def client_context(authority: Authority = AUTHORITY) -> ssl.SSLContext:
     return ssl.create_default_context(cadata=authority.credentials.certificate.decode())
 
 
 async def test_large_bodies_are_sent_and_received_over_tls(tmp_path: Path) -> None:
     large = bytes(range(256)) * 4096
     server = Server(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(large), large), OK)
-    async with server.serving(serving_context(tmp_path)), connected(server, trusting()) as client:
+    async with server.serving(serving_context(tmp_path)), connected(server, client_context()) as client:
         assert await fetch(client, "PUT", body=large) == large
         assert await fetch(client) == b"ok"
-    assert server.asked[0].endswith(large)
+    assert server.requests[0].endswith(large)
     assert len(server.connections) == 1
 
 
@@ -379,11 +379,11 @@ async def test_a_server_that_cannot_be_verified_gets_no_request(
     tmp_path: Path, name: str, options: dict[str, Any], problem: str
 ) -> None:
     server = Server(OK)
-    context = trusting(options.pop("authority", AUTHORITY))
+    context = client_context(options.pop("authority", AUTHORITY))
     async with server.serving(serving_context(tmp_path, name)), connected(server, context, **options) as client:
         with pytest.raises(ConnectError, match=problem):
             await fetch(client)
-    assert server.asked == []
+    assert server.requests == []
 
 
 async def test_the_server_name_is_verified_in_place_of_the_host(tmp_path: Path) -> None:
@@ -391,25 +391,25 @@ async def test_the_server_name_is_verified_in_place_of_the_host(tmp_path: Path) 
     options = {"server_name": "elsewhere"}
     async with (
         server.serving(serving_context(tmp_path, "elsewhere")),
-        connected(server, trusting(), **options) as client,
+        connected(server, client_context(), **options) as client,
     ):
         assert await fetch(client) == b"ok"
 
 
 @pytest.mark.parametrize("greeting", [b"", b"220 mail\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
 async def test_a_server_without_tls_is_a_connect_error(greeting: bytes) -> None:
-    async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def send_greeting(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting)
         writer.close()
 
-    async with await asyncio.start_server(greet, "127.0.0.1", 0) as plain:
-        client = HttpClient("127.0.0.1", plain.sockets[0].getsockname()[1], context=trusting)
+    async with await asyncio.start_server(send_greeting, "127.0.0.1", 0) as plain:
+        client = HttpClient("127.0.0.1", plain.sockets[0].getsockname()[1], context=client_context)
         with pytest.raises(ConnectError):
             await fetch(client)
 
 
 async def test_a_replaced_context_gets_new_connections(tmp_path: Path) -> None:
-    contexts = [trusting(), trusting()]
+    contexts = [client_context(), client_context()]
     server = Server(OK, OK, OK)
     async with server.serving(serving_context(tmp_path)):
         client = HttpClient("localhost", server.port, context=lambda: contexts[0])
@@ -473,8 +473,8 @@ async def proxying(
             heads.append(await reader.readuntil(b"\r\n\r\n"))
             writer.write(answer)
             if answer == TUNNEL:
-                there, sender = await asyncio.open_connection("localhost", server.port)
-                await asyncio.gather(copy(reader, sender), copy(there, writer))
+                upstream_reader, sender = await asyncio.open_connection("localhost", server.port)
+                await asyncio.gather(copy(reader, sender), copy(upstream_reader, writer))
 
     async with await asyncio.start_server(tunnel, "127.0.0.1", 0) as listening:
         try:
@@ -491,13 +491,13 @@ async def test_a_proxy_tunnels_to_the_server_which_is_verified(tmp_path: Path) -
     async with (
         server.serving(serving_context(tmp_path)),
         proxying(server) as (proxy, heads),
-        connected(server, trusting(), proxy=proxy) as client,
+        connected(server, client_context(), proxy=proxy) as client,
     ):
         assert await fetch(client) == b"ok"
         assert await fetch(client) == b"ok"
     target = f"localhost:{server.port}".encode()
     assert heads == [b"CONNECT %s HTTP/1.1\r\nHost: %s\r\nProxy-Authorization: Basic dTpw\r\n\r\n" % (target, target)]
-    assert b"Proxy-Authorization" not in b"".join(server.asked)
+    assert b"Proxy-Authorization" not in b"".join(server.requests)
 
 
 @pytest.mark.parametrize(
@@ -517,9 +517,9 @@ async def test_a_proxy_that_rejects_the_tunnel_is_reported(tmp_path: Path, answe
     async with (
         server.serving(serving_context(tmp_path)),
         proxying(server, answer) as (proxy, _),
-        connected(server, trusting(), proxy=proxy) as client,
+        connected(server, client_context(), proxy=proxy) as client,
     ):
         with pytest.raises(ConnectError, match=f"proxy 127.0.0.1:{proxy.port}: .*{problem}") as raised:
             await fetch(client)
     assert "dTpw" not in str(raised.value)
-    assert server.asked == []
+    assert server.requests == []

@@ -24,7 +24,7 @@ SERVER = Authority("tests").server("localhost", "localhost")
 
 
 class Pages:
-    """A handler: `/now` is answered at once, other paths when `released` is set."""
+    """A handler: `/now` is answered immediately, other paths when `released` is set."""
 
     def __init__(self) -> None:
         self.released = asyncio.Event()
@@ -154,7 +154,7 @@ async def test_a_client_that_sends_more_while_its_response_is_pending_is_read_la
         await until(lambda: pages.requests == ["/later"])
         count = 40_000
         writer.write(get("/now") * count)
-        # The server takes what is read at once, and the rest fills the buffers of the kernel.
+        # The server reads one buffer; the rest fills the buffers of the kernel.
         await until(lambda: 0 < server.buffered <= 16 * 1024)
         (connection,) = server.connections
         assert connection._transport is not None
@@ -395,7 +395,7 @@ async def test_a_new_connection_waits_until_a_pending_response_is_sent() -> None
         assert pages.requests == ["/later"]
         pages.released.set()
         assert await reply(reader) == (200, "/later ")
-        assert await reader.read() == b"", "its place is needed"
+        assert await reader.read() == b"", "its slot is needed"
         assert await reply(other) == (200, "/now")
         writer.close()
         another.close()
@@ -521,7 +521,7 @@ async def test_small_requests_do_not_wait_behind_large_ones() -> None:
 
 
 async def test_memory_of_failed_requests_is_released() -> None:
-    """Otherwise the server answers 503 for ever after."""
+    """Otherwise the server would answer 503 permanently."""
     limits = HttpLimits(memory=400_000, body=200_000, request=0.2, linger=0.02, stall=0.05)
     async with serving(Pages(), limits) as (server, port):
         for number in range(30):

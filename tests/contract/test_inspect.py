@@ -23,7 +23,7 @@ I915 = "gpu.intel.com/i915"
 
 @pytest.fixture
 def node(tmp_path: Path) -> SimulatedNode:
-    """Two cards; the first has given its place to a virtual function."""
+    """Two cards; the first is replaced by a virtual function."""
     node = SimulatedNode(tmp_path)
     node.plug_gpu(GpuSpec(vfs=1))
     node.plug_gpu()
@@ -47,7 +47,7 @@ async def test_the_output_has_devices_resources_and_holders(
     await start_agent(gpu=GpuPlugin())
     await kubelet.until(lambda resources: resources.get(I915) == (2, 2))
     await kubelet.run_pod("worker", {I915: 2})
-    # The command asks this process, which must go on answering.
+    # The command calls this process, which must keep answering.
     answer = await in_background("--root", str(node.root), "--kubelet-dir", directory, "--output", "json")
     report = json.loads(answer.stdout)
     assert answer.returncode == 0, answer.stderr
@@ -61,8 +61,8 @@ async def test_the_output_has_devices_resources_and_holders(
 
     node.unplug("card2")
     table = await in_background("--root", str(node.root), "--kubelet-dir", directory)
-    (gone,) = [line for line in table.stdout.splitlines() if "card2-0" in line]
-    assert "gone" in gone
+    (removed,) = [line for line in table.stdout.splitlines() if "card2-0" in line]
+    assert "gone" in removed
     await kubelet.kill()
 
 
@@ -77,13 +77,13 @@ async def test_a_container_with_a_claim_is_reported_for_the_cdi_device(node: Sim
     async with answering(f"{directory}/pod-resources/kubelet.sock", **encoded):
         report = json.loads((await in_background(*words, "--output", "json")).stdout)
         command = os.path.join(os.path.dirname(sys.executable), "accelplane")
-        shown = await asyncio.to_thread(
+        result = await asyncio.to_thread(
             subprocess.run, [command, "top", *words, "--once", "-o", "json"], capture_output=True, text=True, check=True
         )
     assert {row["id"]: row["held_by"] for row in report["devices"]} == {
         "card1-0": ["team/pod/main (DRA)"], "card2-0": [],
     }  # fmt: skip
-    holders = {row["device"]: row["holders"] for row in json.loads(shown.stdout)["devices"]}
+    holders = {row["device"]: row["holders"] for row in json.loads(result.stdout)["devices"]}
     assert holders == {"card1": ["team/pod/main (DRA)"], "card2": []}
 
 

@@ -21,16 +21,16 @@ THING = "a.example.com/thing"
 
 @pytest.fixture
 def setup() -> Iterator[Setup]:
-    made = Setup()
-    yield made
-    made.close()
+    instance = Setup()
+    yield instance
+    instance.close()
 
 
 @pytest.fixture
-def resting(setup: Setup) -> Setup:
+def idle_setup(setup: Setup) -> Setup:
     """With one device listed."""
     setup.plug("a", "u0", "d0")
-    setup.rest()
+    setup.complete_work()
     setup.check_rest()
     return setup
 
@@ -50,28 +50,28 @@ def test_a_device_that_appears_between_the_scan_and_the_start_of_its_watch_is_fo
     setup.plug("a", "u0", "d0")
     setup.threads.running[0].execute()
     setup.plug("a", "u0", "d1")  # in a directory that only this scan has named
-    setup.rest()
+    setup.complete_work()
     setup.check_rest()
     assert setup.kubelet.lists[THING] == {"d0": True, "d1": True}
 
 
-def test_a_health_request_during_a_check_causes_another_check(resting: Setup) -> None:
-    resting.hold()
-    resting.set_health("u0", good=True)
-    while not resting.replies:
-        resting.step()
-    resting.set_health("u0", good=False)
-    resting.step(10)
-    resting.rest()
-    resting.check_rest()
-    assert resting.kubelet.lists[THING] == {"d0": False}
+def test_a_health_request_during_a_check_causes_another_check(idle_setup: Setup) -> None:
+    idle_setup.hold()
+    idle_setup.set_health("u0", good=True)
+    while not idle_setup.replies:
+        idle_setup.step()
+    idle_setup.set_health("u0", good=False)
+    idle_setup.step(10)
+    idle_setup.complete_work()
+    idle_setup.check_rest()
+    assert idle_setup.kubelet.lists[THING] == {"d0": False}
 
 
 def test_a_device_is_listed_after_its_cdi_file_is_written(setup: Setup) -> None:
     """Also if a scan finds it while a change of health is published."""
     setup.enabled["a"].cdi = True
     setup.plug("a", "u0", "d0")
-    setup.rest()
+    setup.complete_work()
     file = Path(setup.settings.cdi_dir, "a.example.com-thing-{}.yaml")
     os.unlink(str(file).format("d0"))
     setup.hold()
@@ -89,159 +89,159 @@ def test_a_device_is_listed_after_its_cdi_file_is_written(setup: Setup) -> None:
         setup.threads.deliver()
         setup.step(50)
     assert os.path.exists(str(file).format("d1"))
-    setup.rest()
+    setup.complete_work()
     setup.check_rest()
 
 
-def test_a_reload_during_the_restart_delay_of_a_plugin_starts_one_background_task(resting: Setup) -> None:
-    resting.enabled["a"].crash = True
-    resting.plug("a", "u0", "d1")
-    resting.advance(1)
-    assert resting.agent.status().plugins["a"].crashed
-    resting.enable("a", label="new")
-    resting.advance(1)
-    resting.rest()
-    resting.loop.errors.clear()
-    resting.check_rest()
+def test_a_reload_during_the_restart_delay_of_a_plugin_starts_one_background_task(idle_setup: Setup) -> None:
+    idle_setup.enabled["a"].crash = True
+    idle_setup.plug("a", "u0", "d1")
+    idle_setup.advance(1)
+    assert idle_setup.agent.status().plugins["a"].crashed
+    idle_setup.enable("a", label="new")
+    idle_setup.advance(1)
+    idle_setup.complete_work()
+    idle_setup.loop.errors.clear()
+    idle_setup.check_rest()
 
 
-def test_a_plugin_that_is_enabled_again_during_a_scan_waits_for_its_thread(resting: Setup) -> None:
-    resting.hold()
-    resting.plug("a", "u0", "d1")
-    until_scanning(resting)
-    resting.disable("a")
-    resting.advance(10)
-    resting.enable("a")
-    resting.advance(10)
-    assert resting.scans("a") == 1
-    resting.rest()
-    resting.check_rest()
+def test_a_plugin_that_is_enabled_again_during_a_scan_waits_for_its_thread(idle_setup: Setup) -> None:
+    idle_setup.hold()
+    idle_setup.plug("a", "u0", "d1")
+    until_scanning(idle_setup)
+    idle_setup.disable("a")
+    idle_setup.advance(10)
+    idle_setup.enable("a")
+    idle_setup.advance(10)
+    assert idle_setup.scans("a") == 1
+    idle_setup.complete_work()
+    idle_setup.check_rest()
 
 
-def test_the_agent_ends_only_after_the_thread_of_its_last_scan(resting: Setup) -> None:
-    resting.hold()
-    resting.plug("a", "u0", "d1")
-    until_scanning(resting)
-    resting.agent.stop()
-    resting.step(100)
-    assert not resting.task.done()
-    resting.threads.deliver_all()
-    resting.step(100)
-    assert resting.task.done()
+def test_the_agent_ends_only_after_the_thread_of_its_last_scan(idle_setup: Setup) -> None:
+    idle_setup.hold()
+    idle_setup.plug("a", "u0", "d1")
+    until_scanning(idle_setup)
+    idle_setup.agent.stop()
+    idle_setup.step(100)
+    assert not idle_setup.task.done()
+    idle_setup.threads.deliver_all()
+    idle_setup.step(100)
+    assert idle_setup.task.done()
 
 
-def test_an_id_removed_during_allocate_stays_listed(resting: Setup) -> None:
-    call = resting.loop.create_task(resting.kubelet.allocate(THING, "d0"))
-    resting.unplug("a", "u0", "d0")
-    resting.plug("a", "u0", "d1")
-    resting.rest()
-    resting.check_rest()
+def test_an_id_removed_during_allocate_stays_listed(idle_setup: Setup) -> None:
+    call = idle_setup.loop.create_task(idle_setup.kubelet.allocate(THING, "d0"))
+    idle_setup.unplug("a", "u0", "d0")
+    idle_setup.plug("a", "u0", "d1")
+    idle_setup.complete_work()
+    idle_setup.check_rest()
     assert call.done()
-    assert resting.kubelet.held == {THING: {"d0"}}
-    resting.kubelet.release(THING, "d0")
-    resting.rest()
-    assert resting.kubelet.lists[THING] == {"d1": True}
+    assert idle_setup.kubelet.allocated == {THING: {"d0"}}
+    idle_setup.kubelet.release(THING, "d0")
+    idle_setup.complete_work()
+    assert idle_setup.kubelet.lists[THING] == {"d1": True}
 
 
 @pytest.mark.parametrize("event", ["crash", "disable and enable", "agent restart", "kubelet restart"])
-def test_an_id_allocated_after_the_start_stays_listed(resting: Setup, event: str) -> None:
-    resting.plug("a", "u0", "d1")
-    resting.restart_agent()  # so that its first reading is conclusive
-    resting.rest()
-    resting.loop.run(resting.kubelet.allocate(THING, "d0"))
-    resting.advance(300)
+def test_an_id_allocated_after_the_start_stays_listed(idle_setup: Setup, event: str) -> None:
+    idle_setup.plug("a", "u0", "d1")
+    idle_setup.restart_agent()  # so that its first reading is conclusive
+    idle_setup.complete_work()
+    idle_setup.loop.run(idle_setup.kubelet.allocate(THING, "d0"))
+    idle_setup.advance(300)
     if event == "disable and enable":
-        resting.disable("a")
-        resting.rest()
-    resting.unplug("a", "u0", "d0")
+        idle_setup.disable("a")
+        idle_setup.complete_work()
+    idle_setup.unplug("a", "u0", "d0")
     match event:
         case "crash":
-            resting.enabled["a"].crash = True
-            resting.set_health("u0", good=True)
+            idle_setup.enabled["a"].crash = True
+            idle_setup.set_health("u0", good=True)
         case "disable and enable":
-            resting.enable("a")
+            idle_setup.enable("a")
         case "agent restart":
-            resting.restart_agent()
+            idle_setup.restart_agent()
         case _:
-            resting.restart_kubelet()
-    resting.rest()
-    resting.check_rest()
-    assert resting.kubelet.lists[THING] == {"d0": False, "d1": True}
-    resting.kubelet.release(THING, "d0")
-    resting.rest()
-    assert resting.kubelet.lists[THING] == {"d1": True}
+            idle_setup.restart_kubelet()
+    idle_setup.complete_work()
+    idle_setup.check_rest()
+    assert idle_setup.kubelet.lists[THING] == {"d0": False, "d1": True}
+    idle_setup.kubelet.release(THING, "d0")
+    idle_setup.complete_work()
+    assert idle_setup.kubelet.lists[THING] == {"d1": True}
 
 
-def test_an_id_that_reappears_briefly_stays_listed_until_its_allocation_is_recorded(resting: Setup) -> None:
-    resting.kubelet.records = False
-    resting.loop.run(resting.kubelet.allocate(THING, "d0"))
-    resting.unplug("a", "u0", "d0")
-    resting.advance(0.1)
-    resting.plug("a", "u0", "d0")
-    resting.advance(0.1)
-    resting.unplug("a", "u0", "d0")
-    resting.advance(60)
-    assert resting.kubelet.lists[THING] == {"d0": False}
-    resting.kubelet.records = True
-    resting.kubelet.release(THING, "d0")
-    resting.advance(300)
-    assert resting.kubelet.lists.get(THING, {}) == {}
+def test_an_id_that_reappears_briefly_stays_listed_until_its_allocation_is_recorded(idle_setup: Setup) -> None:
+    idle_setup.kubelet.records = False
+    idle_setup.loop.run(idle_setup.kubelet.allocate(THING, "d0"))
+    idle_setup.unplug("a", "u0", "d0")
+    idle_setup.advance(0.1)
+    idle_setup.plug("a", "u0", "d0")
+    idle_setup.advance(0.1)
+    idle_setup.unplug("a", "u0", "d0")
+    idle_setup.advance(60)
+    assert idle_setup.kubelet.lists[THING] == {"d0": False}
+    idle_setup.kubelet.records = True
+    idle_setup.kubelet.release(THING, "d0")
+    idle_setup.advance(300)
+    assert idle_setup.kubelet.lists.get(THING, {}) == {}
 
 
-def test_allocated_ids_are_listed_when_the_checkpoint_becomes_readable(resting: Setup) -> None:
-    resting.plug("a", "u0", "d1")
-    resting.rest()
-    resting.loop.run(resting.kubelet.allocate(THING, "d0"))
-    resting.unplug("a", "u0", "d0")
-    resting.rest()
-    resting.kubelet.records = False
-    resting.kubelet.spoil_checkpoint()
-    resting.restart_agent()
-    resting.advance(5)
-    resting.kubelet.records = True
-    resting.kubelet.crashes.clear()  # nothing could tell the agent of the holder
-    resting.kubelet.release(THING, "other")
-    resting.rest()
-    resting.check_rest()
-    assert resting.kubelet.lists[THING] == {"d0": False, "d1": True}
+def test_allocated_ids_are_listed_when_the_checkpoint_becomes_readable(idle_setup: Setup) -> None:
+    idle_setup.plug("a", "u0", "d1")
+    idle_setup.complete_work()
+    idle_setup.loop.run(idle_setup.kubelet.allocate(THING, "d0"))
+    idle_setup.unplug("a", "u0", "d0")
+    idle_setup.complete_work()
+    idle_setup.kubelet.records = False
+    idle_setup.kubelet.spoil_checkpoint()
+    idle_setup.restart_agent()
+    idle_setup.advance(5)
+    idle_setup.kubelet.records = True
+    idle_setup.kubelet.crashes.clear()  # nothing could tell the agent of the holder
+    idle_setup.kubelet.release(THING, "other")
+    idle_setup.complete_work()
+    idle_setup.check_rest()
+    assert idle_setup.kubelet.lists[THING] == {"d0": False, "d1": True}
 
 
-def test_a_new_device_is_not_listed_before_its_check(resting: Setup) -> None:
-    resting.hold()
-    resting.bad.add("u1")
-    resting.plug("a", "u1", "d5")
-    until_scanning(resting)
-    resting.threads.deliver_all()
-    runner = resting.agent.runners["a"]
+def test_a_new_device_is_not_listed_before_its_check(idle_setup: Setup) -> None:
+    idle_setup.hold()
+    idle_setup.bad.add("u1")
+    idle_setup.plug("a", "u1", "d5")
+    until_scanning(idle_setup)
+    idle_setup.threads.deliver_all()
+    runner = idle_setup.agent.runners["a"]
     while len(runner.scan.inventory) < 2:
-        resting.step()
-    resting.loop.create_task(runner._publish())  # as after a change of health
-    resting.advance(0.2)
-    assert "d5" not in resting.kubelet.lists[THING]
-    resting.rest()
-    resting.check_rest()
+        idle_setup.step()
+    idle_setup.loop.create_task(runner._publish())  # as after a change of health
+    idle_setup.advance(0.2)
+    assert "d5" not in idle_setup.kubelet.lists[THING]
+    idle_setup.complete_work()
+    idle_setup.check_rest()
 
 
-def test_a_recovering_unit_with_a_failed_source_is_not_checked_continuously(resting: Setup) -> None:
-    resting.enabled["a"].policy = HealthPolicy(good_verdicts=2, recovery_delay=3.0, interval=30.0)
-    resting.set_health("u0", good=False)
-    resting.advance(1)
-    resting.set_health("u0", good=True)
-    resting.advance(0.5)
-    resting.enabled["a"].answers = False
-    checks = resting.enabled["a"].checks
-    resting.advance(20)
-    assert resting.enabled["a"].checks - checks <= 21
-    resting.enabled["a"].answers = True
-    resting.rest()
-    resting.check_rest()
+def test_a_recovering_unit_with_a_failed_source_is_not_checked_continuously(idle_setup: Setup) -> None:
+    idle_setup.enabled["a"].policy = HealthPolicy(good_verdicts=2, recovery_delay=3.0, interval=30.0)
+    idle_setup.set_health("u0", good=False)
+    idle_setup.advance(1)
+    idle_setup.set_health("u0", good=True)
+    idle_setup.advance(0.5)
+    idle_setup.enabled["a"].answers = False
+    checks = idle_setup.enabled["a"].checks
+    idle_setup.advance(20)
+    assert idle_setup.enabled["a"].checks - checks <= 21
+    idle_setup.enabled["a"].answers = True
+    idle_setup.complete_work()
+    idle_setup.check_rest()
 
 
-def test_a_stream_that_ends_during_register_causes_immediate_registration(resting: Setup) -> None:
-    resting.kubelet.ends_streams = 1
-    resting.restart_kubelet()
-    resting.advance(2)
-    resting.check_rest()
+def test_a_stream_that_ends_during_register_causes_immediate_registration(idle_setup: Setup) -> None:
+    idle_setup.kubelet.ends_streams = 1
+    idle_setup.restart_kubelet()
+    idle_setup.advance(2)
+    idle_setup.check_rest()
 
 
 def test_a_crash_while_the_agent_ends_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -253,7 +253,7 @@ def test_a_crash_while_the_agent_ends_is_logged(caplog: pytest.LogCaptureFixture
 
 
 class AgentMachine(RuleBasedStateMachine):
-    """Events in any order; after each few of them everything comes to rest."""
+    """Events in any order; all work is completed after every few events."""
 
     names = st.sampled_from(("a", "b"))
     units = st.sampled_from(("u0", "u1"))
@@ -321,9 +321,9 @@ class AgentMachine(RuleBasedStateMachine):
     @rule(name=names, data=st.data())
     def allocate(self, name: str, data: st.DataObject) -> None:
         resource = f"{name}.example.com/thing"
-        held = self.setup.kubelet.held.get(resource, set())
+        ids = self.setup.kubelet.allocated.get(resource, set())
         free = sorted(
-            id_ for id_, good in self.setup.kubelet.lists.get(resource, {}).items() if good and id_ not in held
+            id_ for id_, good in self.setup.kubelet.lists.get(resource, {}).items() if good and id_ not in ids
         )
         if free:
             self.setup.loop.create_task(self.setup.kubelet.allocate(resource, data.draw(st.sampled_from(free))))
@@ -331,9 +331,9 @@ class AgentMachine(RuleBasedStateMachine):
     @rule(name=names, data=st.data())
     def release(self, name: str, data: st.DataObject) -> None:
         resource = f"{name}.example.com/thing"
-        held = sorted(self.setup.kubelet.held.get(resource, ()))
-        if held:
-            self.setup.kubelet.release(resource, data.draw(st.sampled_from(held)))
+        ids = sorted(self.setup.kubelet.allocated.get(resource, ()))
+        if ids:
+            self.setup.kubelet.release(resource, data.draw(st.sampled_from(ids)))
 
     @rule(count=st.integers(1, 30))
     def step(self, count: int) -> None:
@@ -344,8 +344,8 @@ class AgentMachine(RuleBasedStateMachine):
         self.setup.advance(seconds)
 
     @rule()
-    def rest(self) -> None:
-        self.setup.rest()
+    def complete_work(self) -> None:
+        self.setup.complete_work()
         self.setup.check_rest()
 
     @invariant()
@@ -358,7 +358,7 @@ class AgentMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            self.rest()
+            self.complete_work()
         finally:
             self.setup.close()
 

@@ -78,7 +78,7 @@ async def get(port: int, path: str, **fields: str) -> Answer:
 
 
 @asynccontextmanager
-async def served(agent: Agent, port: int) -> AsyncIterator[None]:
+async def get_inventory(agent: Agent, port: int) -> AsyncIterator[None]:
     observer = Observer(agent)
     try:
         async with pages.serving(f"127.0.0.1:{port}", agent.status, observer):
@@ -97,7 +97,7 @@ async def test_the_inventory_has_devices_health_holders_and_skipped_hardware(
     agent = await start_agent(meters=Meters())
     await kubelet.until(lambda resources: resources.get(METERS) == (4, 4))
     await kubelet.run_pod("a", {METERS: 3})
-    async with served(agent, unused_tcp_port):
+    async with get_inventory(agent, unused_tcp_port):
         answer = await get(unused_tcp_port, "/api/v1/inventory")
     found = decode_inventory(answer.body)
     assert (answer.code, answer.fields["content-type"]) == (200, "application/json")
@@ -122,7 +122,7 @@ async def test_readings_do_not_change_the_generation_and_health_does(
     plugin = Meters()
     agent = await start_agent(meters=plugin)
     await kubelet.until(lambda resources: resources.get(METERS) == (4, 4))
-    async with served(agent, unused_tcp_port):
+    async with get_inventory(agent, unused_tcp_port):
         before = await get(unused_tcp_port, "/api/v1/inventory")
         tag = before.fields["etag"]
         for path in ("/metrics", "/api/v1/readings", "/status"):
@@ -148,7 +148,7 @@ async def test_a_waiting_reader_gets_new_and_lost_devices_and_holders(
     plugin = Meters()
     agent = await start_agent(meters=plugin)
     await kubelet.until(lambda resources: resources.get(METERS) == (4, 4))
-    async with served(agent, unused_tcp_port):
+    async with get_inventory(agent, unused_tcp_port):
         answer = await get(unused_tcp_port, "/api/v1/inventory")
 
         async def follow() -> Answer:
@@ -161,7 +161,7 @@ async def test_a_waiting_reader_gets_new_and_lost_devices_and_holders(
         async def holders() -> bool:
             return bool(unit(await follow()).holders or unit(answer, "m1").holders)
 
-        async def gone() -> bool:
+        async def is_removed() -> bool:
             found = {each.unit: (each.phase, each.reason) for each in decode_inventory((await follow()).body).units}
             return found.get("m1", ("unhealthy", "gone")) == ("unhealthy", "gone")
 
@@ -170,7 +170,7 @@ async def test_a_waiting_reader_gets_new_and_lost_devices_and_holders(
         await pod
         plugin.units = ("m0",)
         agent.runners["meters"].scan.request()
-        await until(gone, 30)
+        await until(is_removed, 30)
 
 
 @embedded_only("the time of the answer is that of the agent")
@@ -179,7 +179,7 @@ async def test_a_reader_that_times_out_gets_304_and_leaks_nothing(
 ) -> None:
     agent = await start_agent(meters=Meters())
     await kubelet.until(lambda resources: resources.get(METERS) == (4, 4))
-    async with served(agent, unused_tcp_port):
+    async with get_inventory(agent, unused_tcp_port):
         tag = (await get(unused_tcp_port, "/api/v1/inventory")).fields["etag"]
         before = len(asyncio.all_tasks())
         answers = await asyncio.gather(
@@ -254,7 +254,7 @@ async def test_the_readings_page_has_the_current_values(
     (tmp_path / "sys/level").write_text("7")
     agent = await start_agent(meters=Meters())
     await kubelet.until(lambda resources: resources.get(METERS) == (4, 4))
-    async with served(agent, unused_tcp_port):
+    async with get_inventory(agent, unused_tcp_port):
         answer = await get(unused_tcp_port, "/api/v1/readings")
     moment, devices = decode_readings(answer.body)
     assert moment > 1_700_000_000
@@ -284,7 +284,7 @@ async def test_the_fleet_follows_the_agent_by_waiting_requests(
         found = [report.inventory for report in fleet.reports("node-1") if report.state == "connected"]
         return {each.phase for inventory in found if inventory is not None for each in inventory.units}
 
-    async with served(agent, unused_tcp_port):
+    async with get_inventory(agent, unused_tcp_port):
         following = asyncio.create_task(fleet.run())
         try:
             await until(lambda: phases() == {"healthy"}, 30)

@@ -1,4 +1,4 @@
-"""The emulated kernel at a mount point, met by real system calls and real shells."""
+"""The emulated kernel at a mount point, with real system calls and shells."""
 
 import errno
 import json
@@ -97,7 +97,7 @@ def test_files_have_the_modes_and_sizes_of_sysfs(root: Path) -> None:
         assert file.readline() == "DRIVER=4xxx\n"
         file.seek(0)
         assert file.read().splitlines()[1] == "PCI_CLASS=B4000"
-    os.truncate(function / "sriov_numvfs", 0)  # as a shell's > does; sysfs takes it and does nothing
+    os.truncate(function / "sriov_numvfs", 0)  # as the > of a shell; sysfs ignores it
     assert (function / "sriov_numvfs").read_text() == "0\n"
     assert os.statvfs(root / "sys").f_bsize == 4096
 
@@ -132,8 +132,8 @@ def test_injected_faults_apply_to_reads_and_writes(root: Path, kernel: Kernel) -
 def test_control_file_commands_call_the_methods(root: Path, kernel: Kernel) -> None:
     control = root / ".kernel/control"
 
-    def do(what: str, **more: object) -> str:
-        control.write_text(json.dumps({"do": what, **more}))
+    def do(description: str, **more: object) -> str:
+        control.write_text(json.dumps({"do": description, **more}))
         return control.read_text().strip()
 
     assert do("hold", name="wq0.0") == "done"
@@ -178,11 +178,11 @@ printf %s "$vf" > "$ROOT/sys/bus/pci/drivers/dlb2/bind"
 
 
 def test_a_shell_script_gives_a_dlb_function_its_resources(root: Path) -> None:
-    done = shell(root, DLB_SCRIPT)
-    assert (done.returncode, done.stderr) == (0, "")
+    result = shell(root, DLB_SCRIPT)
+    assert (result.returncode, result.stderr) == (0, "")
     assert sorted(name for name in os.listdir(root / "dev") if name.startswith("dlb")) == ["dlb0", "dlb1"]
     assert (root / "sys/bus/pci/devices/0000:62:00.0/vf0_resources/num_ldb_credits").read_text() == "8192\n"
-    assert shell(root, DLB_SCRIPT).returncode == 0  # there are some already: left alone
+    assert shell(root, DLB_SCRIPT).returncode == 0  # existing VFs are unchanged
 
 
 QAT_SCRIPT = """
@@ -204,8 +204,8 @@ done
 
 
 def test_a_shell_script_sets_up_qat_as_the_init_containers_do(root: Path) -> None:
-    done = shell(root, QAT_SCRIPT)
-    assert (done.stdout, done.stderr) == ("asym;sym\nup\n", "")
+    result = shell(root, QAT_SCRIPT)
+    assert (result.stdout, result.stderr) == ("asym;sym\nup\n", "")
     assert len(os.listdir(root / "dev/vfio")) == 16 + len(("devices", "vfio"))
 
 
@@ -225,8 +225,8 @@ cat "$wq/state"
 
 
 def test_a_shell_script_sets_up_a_work_queue(root: Path) -> None:
-    done = shell(root, IDXD_SCRIPT)
-    assert (done.stdout, done.stderr) == ("enabled\n", "")
+    result = shell(root, IDXD_SCRIPT)
+    assert (result.stdout, result.stderr) == ("enabled\n", "")
     assert os.listdir(root / "dev/dsa") == ["wq0.1"]
     links = [os.path.realpath(link) for link in (root / "dev/char").iterdir()]
     assert str(root / "dev/dsa/wq0.1") in links
@@ -270,10 +270,10 @@ except FuseUnavailable as error:
 def test_a_failing_mount_reports_the_reason(tmp_path: Path) -> None:
     if os.geteuid():
         pytest.skip("needs root")
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", UNPRIVILEGED, str(tmp_path)], capture_output=True, text=True, check=True, timeout=60
     )
-    assert "Permission denied" in done.stdout or "needs root" in done.stdout
+    assert "Permission denied" in result.stdout or "needs root" in result.stdout
 
 
 def test_failed_device_nodes_undo_the_mount(kernel: Kernel, root: Path, tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_the_command_mounts_an_emulated_node_over_the_real_paths(tmp_path: Path)
     spec.write_text("gpus: [{}]\nqats: [{}]\n")
     (tmp_path / "whole").mkdir()
     outside = os.readlink("/proc/self/ns/mnt")
-    done = subprocess.run(
+    result = subprocess.run(
         ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "sh", "-c", COMMAND],
         env={
             **os.environ,
@@ -330,24 +330,24 @@ def test_the_command_mounts_an_emulated_node_over_the_real_paths(tmp_path: Path)
         check=False,
         timeout=60,
     )
-    assert done.stdout.splitlines()[3:] == [
+    assert result.stdout.splitlines()[3:] == [
         "../../../bus/pci/drivers/4xxxvf",
         "character special file 1:3",
         "0000:60:01.0",
         "character special file",
-    ], done
-    assert done.returncode == 0, done.stderr
+    ], result
+    assert result.returncode == 0, result.stderr
 
 
 def test_the_command_rejects_the_sysfs_of_the_host(tmp_path: Path) -> None:
     spec = tmp_path / "node.yaml"
     spec.write_text("{}")
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "accelplane.simulate.kernel", str(spec), "--directory", str(tmp_path / "whole")],
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
     )
-    assert done.returncode == 1
-    assert "/sys is that of the host" in done.stderr
+    assert result.returncode == 1
+    assert "/sys is that of the host" in result.stderr

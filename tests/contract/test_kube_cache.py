@@ -1,4 +1,4 @@
-"""Informers and caches against a server whose watches end, break, become silent, send junk and expire."""
+"""Informers and caches with a server whose watches end, break, become idle, send invalid data and expire."""
 
 import asyncio
 import time
@@ -83,10 +83,10 @@ async def test_run_when_permitted_waits_for_the_right_to_list(api: KubeApi, clie
 
 
 async def test_subscribers_get_each_change_once_with_the_old_object(api: KubeApi) -> None:
-    heard: list[tuple[int | None, int | None]] = []
+    events: list[tuple[int | None, int | None]] = []
 
     def listen(old: Widget | None, new: Widget | None) -> None:
-        heard.append((old.spec.size if old else None, new.spec.size if new else None))
+        events.append((old.spec.size if old else None, new.spec.size if new else None))
 
     api.put("widgets", widget("a", size=1))
     async with widgets(api) as cache:
@@ -94,17 +94,17 @@ async def test_subscribers_get_each_change_once_with_the_old_object(api: KubeApi
         await synced(cache, api)
         api.put("widgets", widget("a", size=2))
         api.remove("widgets", "a")
-        await until(lambda: len(heard) == 3)
-        assert heard == [(None, 1), (1, 2), (2, None)]
+        await until(lambda: len(events) == 3)
+        assert events == [(None, 1), (1, 2), (2, None)]
 
 
 async def test_a_late_subscriber_gets_all_objects(api: KubeApi) -> None:
     api.put("widgets", widget("a"))
     async with widgets(api) as cache:
         await synced(cache, api)
-        heard: list[Widget | None] = []
-        cache.subscribe(lambda old, new: heard.append(new))
-        assert heard == list(cache)
+        events: list[Widget | None] = []
+        cache.subscribe(lambda old, new: events.append(new))
+        assert events == list(cache)
 
 
 @pytest.mark.parametrize("compacted", [False, True])
@@ -113,9 +113,9 @@ async def test_subscribers_get_the_changes_of_an_outage(api: KubeApi, compacted:
         api.put("widgets", widget(name))
     async with widgets(api) as cache:
         await synced(cache, api)
-        heard: list[str] = []
-        cache.subscribe(lambda old, new: heard.append(f"{old and old.spec.size}->{new and new.spec.size}"))
-        del heard[:]
+        events: list[str] = []
+        cache.subscribe(lambda old, new: events.append(f"{old and old.spec.size}->{new and new.spec.size}"))
+        del events[:]
         await api.stop()
         api.remove("widgets", "goes")
         api.put("widgets", widget("changes", size=9))
@@ -124,8 +124,8 @@ async def test_subscribers_get_the_changes_of_an_outage(api: KubeApi, compacted:
             api.compact()
         await api.start()
         await until(lambda: names(cache) == ["changes", "new", "stays"])
-        assert sorted(heard) == ["0->9", "0->None", "None->0"]
-        # a watch is taken up where it was, as long as the server remembers
+        assert sorted(events) == ["0->9", "0->None", "None->0"]
+        # a watch is resumed while the server has its resource version
         assert api.count("GET /apis/example.com/v1/widgets") == (2 if compacted else 1)
 
 
@@ -355,7 +355,7 @@ class Outline(GlobalResource, msgspec.Struct):
 
 def accepted(api: KubeApi) -> set[bool]:
     """Whether requests asked for metadata only."""
-    return {"PartialObjectMetadata" in asked.accept for asked in api.requests}
+    return {"PartialObjectMetadata" in request.accept for request in api.requests}
 
 
 @asynccontextmanager

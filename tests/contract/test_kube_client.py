@@ -1,4 +1,4 @@
-"""Requests to an API server that does as it should, and to one that does not."""
+"""Requests to valid and invalid API servers."""
 
 import asyncio
 import contextlib
@@ -19,16 +19,16 @@ from accelplane.kube.objects import api as api_info
 
 
 async def events(client: Client, since: str = "100", *, idle: float = 5, duration: float = 60) -> list[Watched]:
-    """Everything that a watch tells until the server ends it."""
+    """All events of a watch until the server ends it."""
     watch = client.watch(Widget, Selection(), since, duration=duration, idle=idle)
     return [event async for event in watch]
 
 
 async def test_an_object_is_created_read_changed_and_deleted(api: KubeApi, client: Client) -> None:
-    made = await client.create(Widget(metadata=Metadata(name="w"), spec=WidgetSpec(size=1)))
-    assert made.metadata.uid
-    made.spec.size = 2
-    await client.replace(made)
+    created = await client.create(Widget(metadata=Metadata(name="w"), spec=WidgetSpec(size=1)))
+    assert created.metadata.uid
+    created.spec.size = 2
+    await client.replace(created)
     read = await client.get(Widget, "w")
     assert read.spec.size == 2
     read.status = WidgetStatus(done=2)
@@ -43,9 +43,9 @@ async def test_an_object_is_created_read_changed_and_deleted(api: KubeApi, clien
         "status": {"done": 2},
         "metadata": {
             "name": "w",
-            "uid": made.metadata.uid,
+            "uid": created.metadata.uid,
             "resourceVersion": str(api.version),
-            "creationTimestamp": made.metadata.creationTimestamp,
+            "creationTimestamp": created.metadata.creationTimestamp,
             "generation": 2,
         },
     }
@@ -54,12 +54,12 @@ async def test_an_object_is_created_read_changed_and_deleted(api: KubeApi, clien
 
 
 async def test_apply_sends_the_field_manager_and_forces_conflicts(api: KubeApi, client: Client) -> None:
-    made = await client.apply(Config(metadata=Metadata(name="c", namespace="n"), data={"a": "b"}))
-    assert made.data == {"a": "b"}
-    asked = api.requests[-1]
-    assert asked.content_type == "application/apply-patch+yaml"
-    assert asked.parameters == {"fieldManager": "test", "force": "true"}
-    assert asked.body["kind"] == "ConfigMap"
+    created = await client.apply(Config(metadata=Metadata(name="c", namespace="n"), data={"a": "b"}))
+    assert created.data == {"a": "b"}
+    request = api.requests[-1]
+    assert request.content_type == "application/apply-patch+yaml"
+    assert request.parameters == {"fieldManager": "test", "force": "true"}
+    assert request.body["kind"] == "ConfigMap"
 
 
 async def test_a_mapping_is_a_merge_patch_and_a_sequence_a_json_patch(api: KubeApi, client: Client) -> None:
@@ -68,7 +68,10 @@ async def test_a_mapping_is_a_merge_patch_and_a_sequence_a_json_patch(api: KubeA
     api.fault("PATCH", 422)
     with pytest.raises(errors.StatusError):
         await client.patch(Widget, "w", [{"op": "add", "path": "/spec/size", "value": 4}])
-    assert [asked.content_type.partition("/")[2] for asked in api.requests] == ["merge-patch+json", "json-patch+json"]
+    assert [request.content_type.partition("/")[2] for request in api.requests] == [
+        "merge-patch+json",
+        "json-patch+json",
+    ]
 
 
 class Eviction(NamespacedResource, Struct, omit_defaults=True):
@@ -91,14 +94,14 @@ async def test_a_subresource_with_a_kind_of_its_own_is_created_below_its_object(
 
 
 async def test_all_writes_have_subresources_and_a_dry_run_that_stores_nothing(api: KubeApi, client: Client) -> None:
-    made = await client.create(Widget(metadata=Metadata(name="w"), spec=WidgetSpec(size=1)))
+    created = await client.create(Widget(metadata=Metadata(name="w"), spec=WidgetSpec(size=1)))
     version = api.version
     changed = Widget(
-        metadata=Metadata(name="w", resourceVersion=made.metadata.resourceVersion), spec=WidgetSpec(size=2)
+        metadata=Metadata(name="w", resourceVersion=created.metadata.resourceVersion), spec=WidgetSpec(size=2)
     )
-    wanted = Widget(metadata=Metadata(name="w"), spec=WidgetSpec(size=2))
+    widget_object = Widget(metadata=Metadata(name="w"), spec=WidgetSpec(size=2))
     assert (await client.replace(changed, dry_run=True)).spec.size == 2
-    assert (await client.apply(wanted, dry_run=True)).spec.size == 2
+    assert (await client.apply(widget_object, dry_run=True)).spec.size == 2
     assert (await client.patch(Widget, "w", {"spec": {"size": 2}}, dry_run=True)).spec.size == 2
     assert (await client.replace_status(changed, dry_run=True)).spec.size == 1
     assert await client.create(Widget(metadata=Metadata(name="v")), dry_run=True)
@@ -168,23 +171,23 @@ async def test_each_page_of_a_list_is_consumed_before_the_next_one_is_requested(
 
 
 class Outline(GlobalResource, Struct):
-    """Of a widget the metadata alone."""
+    """Only the metadata of a widget."""
 
     _api_info: ClassVar[ApiInfo] = api_info("example.com", "v1", "Widget", "widgets")
     metadata: Metadata
 
 
 async def test_for_a_metadata_only_kind_only_metadata_is_requested(api: KubeApi, client: Client) -> None:
-    made = api.put("widgets", widget("w"))
-    assert (await client.get(Outline, "w")).metadata.uid == made["metadata"]["uid"]
+    created = api.put("widgets", widget("w"))
+    assert (await client.get(Outline, "w")).metadata.uid == created["metadata"]["uid"]
     await client.list(Outline)
     async with contextlib.aclosing(client.watch(Outline, Selection(), "100", duration=60, idle=5)) as watch:
         await anext(watch)
     await client.get(Widget, "w")
-    partial = [re.findall("as=([^;]+);g=meta.k8s.io;v=v1", asked.accept) for asked in api.requests]
+    partial = [re.findall("as=([^;]+);g=meta.k8s.io;v=v1", request.accept) for request in api.requests]
     assert partial == [["PartialObjectMetadata"], ["PartialObjectMetadataList"], ["PartialObjectMetadata"], []]
-    # what an older server, or one in between, may send instead
-    assert all("application/json;q=0.5" in asked.accept for asked in api.requests[:3])
+    # the response of an older server or a proxy
+    assert all("application/json;q=0.5" in request.accept for request in api.requests[:3])
 
 
 async def test_an_empty_list_may_be_null(client: Client) -> None:

@@ -37,11 +37,11 @@ class Setup:
         self.seen: list[Request] = []
         self.metrics = Metrics()
 
-    async def look(self, request: Request) -> None:
+    async def record(self, request: Request) -> None:
         self.seen.append(request)
 
     def controller(self, reconcile: Reconcile | None = None, **more: float) -> Controller:
-        return Controller("widget", reconcile or self.look, metrics=self.metrics, **more)  # pyright: ignore[reportArgumentType]
+        return Controller("widget", reconcile or self.record, metrics=self.metrics, **more)  # pyright: ignore[reportArgumentType]
 
     @contextlib.asynccontextmanager
     async def running(self, controller: Controller) -> AsyncIterator[None]:
@@ -134,7 +134,7 @@ async def test_changes_that_leave_the_generation_are_debounced(setup: Setup) -> 
             "widgets", {"metadata": {"name": "a", "generation": generation, "labels": {"note": note}}, "spec": {}}
         )
 
-    def noted() -> str:
+    def is_logged() -> str:
         thing = setup.widgets.get(Request("a"))
         assert thing is not None
         assert thing.metadata.labels is not None
@@ -144,7 +144,7 @@ async def test_changes_that_leave_the_generation_are_debounced(setup: Setup) -> 
     async with setup.running(setup.controller().for_object(setup.widgets, debounce=3600)):
         await until(lambda: setup.seen == [Request("a")])
         put(1, "same")
-        await until(lambda: noted() == "same")
+        await until(lambda: is_logged() == "same")
         assert setup.counted("workqueue_adds_total").popitem()[1] == 1
         put(2, "other")
         await until(lambda: setup.seen[1:] == [Request("a")])
@@ -324,10 +324,10 @@ async def test_a_task_group_that_fails_in_reconcile_leaves_the_worker_alive(setu
 
 
 async def test_cancelling_a_controller_ends_its_reconciliations_first(setup: Setup) -> None:
-    begun, steps = asyncio.Event(), list[str]()
+    started, steps = asyncio.Event(), list[str]()
 
     async def slow(_request: Request) -> None:
-        begun.set()
+        started.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -337,7 +337,7 @@ async def test_cancelling_a_controller_ends_its_reconciliations_first(setup: Set
     setup.api.put("widgets", widget("w"))
     controller = setup.controller(slow).starts_with(Request("w"))
     running = asyncio.create_task(controller.run())
-    await begun.wait()
+    await started.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

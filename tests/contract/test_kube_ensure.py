@@ -1,4 +1,4 @@
-"""`ensure` against the double of an API server: what it writes, and above all what it does not write."""
+"""`ensure` with the double of an API server: its writes, and unchanged objects."""
 
 import copy
 from typing import Any
@@ -23,8 +23,8 @@ def child(**data: str) -> Config:
 
 def reference(owner: Widget, uid: str = "", **more: Any) -> Object:
     uid = uid or owner.metadata.uid or ""
-    made = {"apiVersion": "example.com/v1", "kind": "Widget", "name": owner.metadata.name, "uid": uid}
-    return {**made, "controller": True, "blockOwnerDeletion": True, **more}
+    documents = {"apiVersion": "example.com/v1", "kind": "Widget", "name": owner.metadata.name, "uid": uid}
+    return {**documents, "controller": True, "blockOwnerDeletion": True, **more}
 
 
 def config(*owners: Object, **data: str) -> Object:
@@ -45,12 +45,12 @@ async def cached(client: Client) -> Config:
 
 
 async def test_an_absent_object_is_created_with_its_owner(api: KubeApi, client: Client, owner: Widget) -> None:
-    done = await ensure(client, child(text="hello"), owner)
-    assert (done.action, done.differences) == ("created", ())
+    result = await ensure(client, child(text="hello"), owner)
+    assert (result.action, result.differences) == ("created", ())
     stored = api.objects[KEY]
     assert stored["metadata"]["ownerReferences"] == [reference(owner)]
-    assert stored["data"] == done.object.data == {"text": "hello"}
-    assert [asked.method for asked in api.requests if asked.path.endswith("configmaps")] == ["POST"]
+    assert stored["data"] == result.object.data == {"text": "hello"}
+    assert [request.method for request in api.requests if request.path.endswith("configmaps")] == ["POST"]
 
 
 async def test_nothing_is_written_if_nothing_differs_and_nothing_is_read_with_a_cache(
@@ -58,9 +58,9 @@ async def test_nothing_is_written_if_nothing_differs_and_nothing_is_read_with_a_
 ) -> None:
     await ensure(client, child(text="hello"), owner)
     existing = await cached(client)
-    asked = len(api.requests)
-    done = await ensure(client, child(text="hello"), owner, existing=existing)
-    assert (done.action, done.object is existing, len(api.requests)) == ("unchanged", True, asked)
+    request_count = len(api.requests)
+    result = await ensure(client, child(text="hello"), owner, existing=existing)
+    assert (result.action, result.object is existing, len(api.requests)) == ("unchanged", True, request_count)
     assert (await ensure(client, child(text="hello"), owner)).action == "unchanged"
     assert api.count(WRITES) == 1
 
@@ -72,8 +72,8 @@ async def test_drift_is_corrected_and_reported_and_fields_of_others_stay(
     drifted = copy.deepcopy(api.objects[KEY])
     drifted["data"] = {"text": "go away", "theirs": "x"}
     api.put("configmaps", drifted)
-    done = await ensure(client, child(text="hello"), owner, existing=await cached(client))
-    assert (done.action, [str(each) for each in done.differences]) == (
+    result = await ensure(client, child(text="hello"), owner, existing=await cached(client))
+    assert (result.action, [str(each) for each in result.differences]) == (
         "updated",
         ['data.text: found "go away", expected "hello"'],
     )
@@ -83,8 +83,8 @@ async def test_drift_is_corrected_and_reported_and_fields_of_others_stay(
 async def test_obsolete_fields_are_removed(api: KubeApi, client: Client, owner: Widget) -> None:
     await ensure(client, child(one="1", two="2"), owner)
     for data in ({"two": "2", "three": "3"}, {"three": "3"}):
-        done = await ensure(client, child(**data), owner, existing=await cached(client))
-        assert (done.action, api.objects[KEY]["data"]) == ("updated", data)
+        result = await ensure(client, child(**data), owner, existing=await cached(client))
+        assert (result.action, api.objects[KEY]["data"]) == ("updated", data)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ async def test_an_object_is_adopted_where_the_rule_allows_it(
 ) -> None:
     plain = {"apiVersion": "v1", "kind": "Other", "name": "x", "uid": "o", "controller": False}
     api.put("configmaps", config(plain, *(reference(owner, **each) for each in references), theirs="x"))
-    done = await ensure(client, child(text="hello"), owner, existing=await cached(client), adopt=adopt)
-    assert done.action == "adopted"
+    result = await ensure(client, child(text="hello"), owner, existing=await cached(client), adopt=adopt)
+    assert result.action == "adopted"
     found = {each["uid"]: each.get("controller") for each in api.objects[KEY]["metadata"]["ownerReferences"]}
     assert found == {"o": False, owner.metadata.uid: True}
     assert api.objects[KEY]["data"] == {"text": "hello", "theirs": "x"}
@@ -152,8 +152,8 @@ async def test_an_object_that_is_being_deleted_is_not_written(api: KubeApi, clie
     leaving = config(reference(owner), text="old")
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     api.put("configmaps", leaving)
-    done = await ensure(client, child(text="hello"), owner)
-    assert (done.action, api.count(WRITES)) == ("terminating", 0)
+    result = await ensure(client, child(text="hello"), owner)
+    assert (result.action, api.count(WRITES)) == ("terminating", 0)
 
 
 async def test_an_object_that_changes_between_read_and_write_is_a_conflict(
@@ -186,8 +186,8 @@ async def test_obsolete_fields_of_a_former_manager_are_removed(api: KubeApi, cli
     fields = {"f:data": {"f:old": {}, "f:text": {}}}
     old["metadata"]["managedFields"] = [{"manager": "old", "operation": "Update", "fieldsV1": fields}]
     api.put("configmaps", old)
-    done = await ensure(client, child(text="hello"), owner, former_managers=["old"])
-    assert (done.action, api.objects[KEY]["data"]) == ("updated", {"text": "hello"})
+    result = await ensure(client, child(text="hello"), owner, former_managers=["old"])
+    assert (result.action, api.objects[KEY]["data"]) == ("updated", {"text": "hello"})
 
 
 def drift(api: KubeApi) -> None:
@@ -212,8 +212,8 @@ async def test_repeated_drift_is_postponed_and_its_manager_is_reported(
         drift(api)
         assert (await again()).action == "updated"
         drift(api)
-        done = await again()
-        assert (done.action, done.retry_after) == ("postponed", seconds)
+        result = await again()
+        assert (result.action, result.retry_after) == ("postponed", seconds)
         assert api.objects[KEY]["data"] == {"text": "theirs"}
         now += seconds
     assert (await again()).action == "updated"
@@ -229,8 +229,8 @@ async def test_a_correction_that_the_api_server_reverts_is_not_counted_and_not_r
     await ensure(client, child(text="hello"), owner)
     await ensure(client, child(text="hello"), owner)  # hands over its fields
     backoff = DriftBackoff()
-    done = await ensure(client, child(text="hello"), owner, backoff=backoff)
-    assert (done.action, [each.field for each in done.differences]) == ("unchanged", ["data.text"])
+    result = await ensure(client, child(text="hello"), owner, backoff=backoff)
+    assert (result.action, [each.field for each in result.differences]) == ("unchanged", ["data.text"])
     writes = api.count(WRITES)
     assert (await ensure(client, child(text="hello"), owner, backoff=backoff)).action == "unchanged"
     assert api.count(WRITES) == writes

@@ -1,4 +1,4 @@
-"""A leader that stood still, and then goes on where it was: it writes nothing more."""
+"""A leader that was suspended and then continues: it writes nothing more."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ async def test_a_leader_suspended_during_its_work_ends_at_its_next_write() -> No
 
         async def reconcile(request: Request) -> None:
             await client.patch(Widget, request.name, {"spec": {"size": 1}})
-            # As a process does that is stopped, or a machine that sleeps.
+            # As a stopped process or a sleeping machine.
             time.sleep(1.1)  # noqa: ASYNC251
             try:
                 await client.patch(Widget, request.name, {"spec": {"size": 2}})

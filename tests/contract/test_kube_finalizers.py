@@ -18,8 +18,8 @@ def finalizers(api: KubeApi) -> list[str]:
 
 
 def put(api: KubeApi, *names: str, **metadata: str) -> None:
-    made = widget("w")
-    api.put("widgets", {**made, "metadata": {"name": "w", "finalizers": list(names), **metadata}})
+    result = widget("w")
+    api.put("widgets", {**result, "metadata": {"name": "w", "finalizers": list(names), **metadata}})
 
 
 async def test_a_finalizer_is_added_once_and_removed_once(api: KubeApi, client: Client) -> None:

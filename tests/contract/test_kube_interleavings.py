@@ -54,7 +54,7 @@ def virtual_time() -> Iterator[VirtualTimeLoop]:
         loop.close()
 
 
-async def take(server: MemoryServer, step: tuple[Any, ...]) -> None:
+async def apply_step(server: MemoryServer, step: tuple[Any, ...]) -> None:
     match step:
         case ("put", name, size):
             server.put(name, {"size": size})
@@ -78,7 +78,7 @@ async def take(server: MemoryServer, step: tuple[Any, ...]) -> None:
 
 
 class Reader:
-    """What a subscriber knows of a cache from its notifications alone."""
+    """The content of a cache according to its notifications."""
 
     def __init__(self, cache: Cache[Widget]) -> None:
         self.sizes: dict[str, int] = {}
@@ -113,21 +113,21 @@ def check(server: MemoryServer, cache: Cache[Widget], outlines: Cache[Outline], 
             assert (cache.get(Request(name)) is not None) == (name in readable)
 
 
-async def play(steps: list[tuple[Any, ...]], *, debounce: float, chance: random.Random) -> None:
+async def run_steps(steps: list[tuple[Any, ...]], *, debounce: float, chance: random.Random) -> None:
     server = MemoryServer()
     server.put("a", {"size": 1})
     informer = Informer(MemoryClient(server), watch_timeouts=TIMEOUTS)
     cache, outlines = informer.cache(Widget), informer.cache(Outline)
     cache.add_index("size", lambda thing: [str(thing.spec.size)])
     reader = Reader(cache)
-    seen: dict[str, object] = {}
+    sizes: dict[str, object] = {}
     reconciling: set[Request] = set()
 
     async def reconcile(request: Request) -> None:
         assert request not in reconciling
         reconciling.add(request)
         try:
-            seen[request.name] = "unreadable" if request in cache.unreadable else cache.get(request)
+            sizes[request.name] = "unreadable" if request in cache.unreadable else cache.get(request)
             await asyncio.sleep(chance.random())
             if chance.random() < 0.2:
                 raise chance.choice([KeyError("reconcile"), asyncio.CancelledError()])
@@ -140,12 +140,12 @@ async def play(steps: list[tuple[Any, ...]], *, debounce: float, chance: random.
     controlling = asyncio.create_task(controller.run())
     try:
         for step in steps:
-            await take(server, step)
+            await apply_step(server, step)
         await asyncio.sleep(300)
         check(server, cache, outlines, reader)
-        for request in {Request(name) for name in seen} | set(cache.requests()):
+        for request in {Request(name) for name in sizes} | set(cache.requests()):
             expected = "unreadable" if request in cache.unreadable else cache.get(request)
-            assert seen[request.name] == expected
+            assert sizes[request.name] == expected
     finally:
         controller.stop()
         await controlling
@@ -158,7 +158,7 @@ def test_caches_converge_to_the_server_and_every_change_is_reconciled(
     steps: list[tuple[Any, ...]], debounce: float, seed: int
 ) -> None:
     with virtual_time() as loop:
-        loop.run(play(steps, debounce=debounce, chance=random.Random(seed)))  # noqa: S311 - not a secret
+        loop.run(run_steps(steps, debounce=debounce, chance=random.Random(seed)))  # noqa: S311 - not a secret
 
 
 REPLICAS = st.sampled_from([0, 1])
@@ -210,7 +210,7 @@ class Replica:
         self._running = asyncio.create_task(manager.run())
 
     def _end(self, _code: int) -> None:
-        """The process ends at once: nothing of it runs any more."""
+        """Kills the process: none of its tasks runs any more."""
         assert self._running
         self._running.cancel()
 
@@ -251,10 +251,10 @@ class Fleet:
             case ("restart" | "kill" as what, number):
                 await self.replicas[number].stop(kill=what == "kill")
             case _:
-                await take(self.server, step)
+                await apply_step(self.server, step)
 
 
-async def play_fleet(steps: list[tuple[Any, ...]]) -> None:
+async def run_fleet_steps(steps: list[tuple[Any, ...]]) -> None:
     fleet = Fleet()
     fleet.server.put("a", {"size": 1})
     for replica in fleet.replicas:
@@ -269,8 +269,8 @@ async def play_fleet(steps: list[tuple[Any, ...]]) -> None:
     assert len(leaders) == 1
     sizes = {name: each["spec"]["size"] for name, each in fleet.server.objects.items()}
     # A new leader does not know of objects that were deleted before it started.
-    seen = {name: each.spec.size for name, each in fleet.seen.items() if each is not None and name in sizes}
-    assert seen == sizes
+    cached_sizes = {name: each.spec.size for name, each in fleet.seen.items() if each is not None and name in sizes}
+    assert cached_sizes == sizes
     assert fleet.most_active <= 1
     await cancel(*supervising)
     for replica in fleet.replicas:
@@ -283,4 +283,4 @@ async def play_fleet(steps: list[tuple[Any, ...]]) -> None:
 @given(st.lists(FLEET_STEPS, max_size=20))
 def test_one_replica_at_a_time_reconciles_and_no_task_outlives_it(steps: list[tuple[Any, ...]]) -> None:
     with virtual_time() as loop:
-        loop.run(play_fleet(steps))
+        loop.run(run_fleet_steps(steps))

@@ -1,4 +1,4 @@
-"""Leader election: one leader at a time, whatever replicas and the API server do."""
+"""Leader election: one leader at a time with any behaviour of replicas and API server."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ def candidate(client: Client, identity: str, *, renew: float = 0.6) -> LeaderEle
     )
 
 
-async def soon(awaitable: Awaitable[None]) -> None:
+async def with_timeout(awaitable: Awaitable[None]) -> None:
     async with asyncio.timeout(5):
         await awaitable
 
@@ -38,7 +38,7 @@ def holder(api: KubeApi) -> object:
 
 async def test_a_candidate_waits_until_the_lease_is_released(api: KubeApi, client: Client) -> None:
     first, second = candidate(client, "first"), candidate(client, "second")
-    await soon(first.acquire())
+    await with_timeout(first.acquire())
     holding = asyncio.create_task(first.renew())
     waiting = asyncio.create_task(second.acquire())
     # longer than the Lease would last if it were not renewed
@@ -47,35 +47,35 @@ async def test_a_candidate_waits_until_the_lease_is_released(api: KubeApi, clien
         assert (first.leading, second.leading, holder(api)) == (True, False, "first")
     holding.cancel()
     await first.release()
-    await soon(waiting)
+    await with_timeout(waiting)
     assert (first.leading, second.leading, holder(api)) == (False, True, "second")
     assert api.get("leases", "l", "n")["spec"]["leaseTransitions"] == 1  # pyright: ignore[reportOptionalSubscript]
 
 
 async def test_a_lease_is_taken_over_after_its_duration(api: KubeApi, client: Client) -> None:
-    await soon(candidate(client, "dead").acquire())
+    await with_timeout(candidate(client, "dead").acquire())
     second = candidate(client, "second")
     loop = asyncio.get_running_loop()
     began = loop.time()
-    await soon(second.acquire())
+    await with_timeout(second.acquire())
     assert loop.time() - began >= 1
     assert holder(api) == "second"
 
 
 async def test_a_leader_that_restarts_with_its_identity_keeps_the_acquire_time(api: KubeApi, client: Client) -> None:
-    await soon(candidate(client, "one").acquire())
+    await with_timeout(candidate(client, "one").acquire())
     acquired = api.objects["leases", "n", "l"]["spec"]["acquireTime"]
-    await soon(candidate(client, "one").acquire())
+    await with_timeout(candidate(client, "one").acquire())
     assert api.objects["leases", "n", "l"]["spec"]["acquireTime"] == acquired
 
 
 async def test_a_lease_with_another_holder_is_lost(api: KubeApi, client: Client) -> None:
     leader = candidate(client, "one")
-    await soon(leader.acquire())
+    await with_timeout(leader.acquire())
     lease = api.objects["leases", "n", "l"]
     api.put("leases", {**lease, "spec": {**lease["spec"], "holderIdentity": "another"}})
     with pytest.raises(LeaseLost, match="lease n/l: lost by one: held by another"):
-        await soon(leader.renew())
+        await with_timeout(leader.renew())
     assert not leader.leading
     await leader.release()
     assert holder(api) == "another"
@@ -86,18 +86,18 @@ async def test_a_lease_that_cannot_be_renewed_is_lost_before_it_expires(
     api: KubeApi, client: Client, how: dict[str, int]
 ) -> None:
     leader = candidate(client, "one")
-    await soon(leader.acquire())
+    await with_timeout(leader.acquire())
     api.fault(PATH, times=1_000_000, **how)
     began = asyncio.get_running_loop().time()
     with pytest.raises(LeaseLost, match=r"not renewed for 0\.6 s"):
-        await soon(leader.renew())
+        await with_timeout(leader.renew())
     assert asyncio.get_running_loop().time() - began < 1
     assert not leader.leading
 
 
 async def test_a_few_failed_renewals_do_not_lose_the_lease(api: KubeApi, client: Client) -> None:
     leader = candidate(client, "one")
-    await soon(leader.acquire())
+    await with_timeout(leader.acquire())
     api.fault(f"GET {PATH}", 500, times=2)
     api.fault(f"PUT {PATH}", times=2)
     api.fault(f"PUT {PATH}", 409, times=1)
@@ -111,7 +111,7 @@ async def test_a_few_failed_renewals_do_not_lose_the_lease(api: KubeApi, client:
 
 async def test_a_lease_is_renewed_without_reading_it(api: KubeApi, client: Client) -> None:
     leader = candidate(client, "one")
-    await soon(leader.acquire())
+    await with_timeout(leader.acquire())
     first = api.objects["leases", "n", "l"]["spec"]["renewTime"]
     reads = api.count("GET .*/leases/l")
     holding = asyncio.create_task(leader.renew())
@@ -124,7 +124,7 @@ async def test_a_lease_is_renewed_without_reading_it(api: KubeApi, client: Clien
 
 async def test_a_lease_that_another_program_wrote_is_read_before_it_is_renewed(api: KubeApi, client: Client) -> None:
     leader = candidate(client, "one")
-    await soon(leader.acquire())
+    await with_timeout(leader.acquire())
     lease = api.objects["leases", "n", "l"]
     api.put("leases", {**lease, "metadata": {**lease["metadata"], "labels": {"by": "another"}}})
     holding = asyncio.create_task(leader.renew())
@@ -138,7 +138,7 @@ async def test_a_lease_that_another_program_wrote_is_read_before_it_is_renewed(a
 
 async def test_a_deleted_lease_is_created_again(api: KubeApi, client: Client) -> None:
     leader = candidate(client, "one")
-    await soon(leader.acquire())
+    await with_timeout(leader.acquire())
     holding = asyncio.create_task(leader.renew())
     api.remove("leases", "l", "n")
     await until(lambda: holder(api) == "one")
@@ -148,7 +148,7 @@ async def test_a_deleted_lease_is_created_again(api: KubeApi, client: Client) ->
 
 async def test_at_most_one_of_many_candidates_leads(api: KubeApi, client: Client) -> None:
     candidates = [candidate(client, f"c{number}") for number in range(6)]
-    led: list[str] = []
+    leaders: list[str] = []
 
     async def compete(one: LeaderElector) -> None:
         await one.acquire()
@@ -156,7 +156,7 @@ async def test_at_most_one_of_many_candidates_leads(api: KubeApi, client: Client
         for _ in range(5):
             assert [other.election.identity for other in candidates if other.leading] == [one.election.identity]
             await asyncio.sleep(0.01)
-        led.append(one.election.identity)
+        leaders.append(one.election.identity)
         holding.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await holding
@@ -164,24 +164,24 @@ async def test_at_most_one_of_many_candidates_leads(api: KubeApi, client: Client
 
     async with asyncio.timeout(20):
         await asyncio.gather(*(compete(one) for one in candidates))
-    assert sorted(led) == [one.election.identity for one in candidates]
+    assert sorted(leaders) == [one.election.identity for one in candidates]
 
 
 async def test_release_ends_though_the_server_does_not_respond(
     api: KubeApi, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     leader = candidate(client, "one")
-    await soon(leader.acquire())
+    await with_timeout(leader.acquire())
     api.fault(f"PUT {PATH}", hang=True)
-    await soon(leader.release())
+    await with_timeout(leader.release())
     assert "lease n/l: not released" in caplog.text
 
 
 async def test_release_retries_after_a_late_renewal(api: KubeApi, client: Client) -> None:
     leader = candidate(client, "one")
-    await soon(leader.acquire())
+    await with_timeout(leader.acquire())
     api.fault(f"PUT {PATH}", 409)
-    await soon(leader.release())
+    await with_timeout(leader.release())
     assert not holder(api)
 
 
@@ -192,10 +192,10 @@ async def test_a_suspended_leader_has_lost_the_lease_when_it_wakes_up(api: KubeA
         Election(name="l", namespace="n", identity="one", lease_duration=1, renew_deadline=0.6, retry_period=0.05),
         clock=lambda: boot_time() + slept[0],
     )
-    await soon(leader.acquire())
+    await with_timeout(leader.acquire())
     slept[0] = 3600
     with pytest.raises(LeaseLost, match=r"not renewed for 0\.6 s"):
-        await soon(leader.renew())
+        await with_timeout(leader.renew())
 
 
 def test_invalid_times_are_rejected() -> None:
@@ -301,7 +301,7 @@ async def test_a_candidate_that_never_wrote_releases_nothing() -> None:
 
 
 async def test_a_candidate_waits_for_the_retry_period_between_attempts(api: KubeApi, client: Client) -> None:
-    await soon(candidate(client, "first").acquire())
+    await with_timeout(candidate(client, "first").acquire())
     election = Election(
         name="l", namespace="n", identity="second", lease_duration=4000, renew_deadline=3000, retry_period=2000
     )
@@ -317,5 +317,5 @@ async def test_the_same_problem_of_several_attempts_is_logged_once(
     api: KubeApi, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     api.fault(f"GET {PATH}", 500, times=3)
-    await soon(candidate(client, "one").acquire())
+    await with_timeout(candidate(client, "one").acquire())
     assert caplog.text.count("cannot acquire it") == 1

@@ -24,10 +24,10 @@ HASTE = WatchTimeouts(first_delay=0.01, max_delay=0.1)
 
 @pytest.fixture
 def manager(client: Client) -> Manager:
-    return made(client)
+    return make_manager(client)
 
 
-def made(
+def make_manager(
     client: Client, identity: str = "", end: Callable[[int], None] = os._exit, *, profiling: bool = False
 ) -> Manager:
     election = None
@@ -73,11 +73,11 @@ async def page(manager: Manager, server: str, path: str) -> tuple[int, str]:
 async def test_controllers_share_caches_and_start_when_all_are_synced(
     api: KubeApi, client: Client, manager: Manager
 ) -> None:
-    seen: list[Request] = []
+    calls: list[Request] = []
 
     async def look(request: Request) -> None:
         assert all(cache.synced.is_set() for cache in (widgets, configs))
-        seen.append(request)
+        calls.append(request)
 
     widgets = manager.cache(Widget)
     configs = manager.cache(Config, Selection(namespace="n"))
@@ -88,7 +88,7 @@ async def test_controllers_share_caches_and_start_when_all_are_synced(
     api.put("widgets", widget("w"))
     api.fault("GET .*/n/configmaps", 403, times=5)
     async with running(manager):
-        await until(lambda: seen == [Request("w")] * 2)
+        await until(lambda: calls == [Request("w")] * 2)
         assert api.count("GET .*widgets") == 1
         assert api.count("GET .*/n/configmaps") == 6
 
@@ -147,14 +147,14 @@ async def test_metrics_have_the_names_of_controller_runtime(api: KubeApi, manage
 
         await until(reconciled)
         text = (await page(manager, "metrics", "/metrics"))[1]
-    # a counter's family is called as its samples are without `_total`
+    # the name of a counter's family has no `_total`
     families = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     assert [name for name in NAMES if name not in families] == []
     assert "process_resident_memory_bytes" in families
 
 
 async def test_profiles_are_served_with_profiling_only(client: Client) -> None:
-    manager = made(client, profiling=True)
+    manager = make_manager(client, profiling=True)
     async with running(manager):
         assert (await page(manager, "health", "/debug/profile"))[1].startswith("profiling until")
         assert "function calls" in (await page(manager, "health", "/debug/profile"))[1]
@@ -172,18 +172,18 @@ async def test_off_disables_a_server(client: Client) -> None:
 
 
 async def test_sigterm_lets_reconciliations_finish_and_releases_the_lease(api: KubeApi, client: Client) -> None:
-    begun, ended = asyncio.Event(), asyncio.Event()
+    started, ended = asyncio.Event(), asyncio.Event()
 
     async def slow(request: Request) -> None:
-        begun.set()
+        started.set()
         await asyncio.sleep(0.1)
         ended.set()
 
-    manager = made(client, "one")
+    manager = make_manager(client, "one")
     manager.controller("widget", slow).for_object(manager.cache(Widget))
     api.put("widgets", widget("w"))
     async with running(manager) as task:
-        await begun.wait()
+        await started.wait()
         assert api.objects["leases", "n", "l"]["spec"]["holderIdentity"] == "one"
         os.kill(os.getpid(), signal.SIGTERM)
         async with asyncio.timeout(5):
@@ -197,17 +197,17 @@ async def test_sigterm_lets_reconciliations_finish_and_releases_the_lease(api: K
 
 async def test_a_second_signal_ends_the_process_immediately(api: KubeApi, client: Client) -> None:
     codes: list[int] = []
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def stuck(request: Request) -> None:
-        begun.set()
+        started.set()
         await asyncio.sleep(3600)
 
-    manager = made(client, end=codes.append)
+    manager = make_manager(client, end=codes.append)
     manager.controller("widget", stuck).for_object(manager.cache(Widget))
     api.put("widgets", widget("w"))
     async with running(manager) as task:
-        await begun.wait()
+        await started.wait()
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.sleep(0.02)
         assert not task.done()
@@ -219,17 +219,17 @@ async def test_a_second_signal_ends_the_process_immediately(api: KubeApi, client
 
 
 async def test_late_reconciliations_are_cancelled_before_the_lease_is_released(api: KubeApi, client: Client) -> None:
-    begun: set[str] = set()
+    started: set[str] = set()
     ended: dict[str, object] = {}
 
-    async def stuck(who: str) -> None:
-        begun.add(who)
+    async def stuck(name: str) -> None:
+        started.add(name)
         try:
             await asyncio.sleep(3600)
         finally:
-            # what such an end may have to do
+            # cleanup during shutdown
             await client.get(Widget, "w")
-            ended[who] = api.objects["leases", "n", "l"]["spec"]["holderIdentity"]
+            ended[name] = api.objects["leases", "n", "l"]["spec"]["holderIdentity"]
 
     election = Election(name="l", namespace="n", identity="one", lease_duration=2, renew_deadline=1, retry_period=0.05)
     manager = Manager(client, election=election, health_address=OFF, metrics_address=OFF, graceful_shutdown_timeout=0.1)
@@ -237,7 +237,7 @@ async def test_late_reconciliations_are_cancelled_before_the_lease_is_released(a
     manager.add_runnable(lambda: stuck("background"), leader_only=True)
     api.put("widgets", widget("w"))
     task = asyncio.create_task(manager.run())
-    await until(lambda: len(begun) == 2)
+    await until(lambda: len(started) == 2)
     manager.stop()
     async with asyncio.timeout(5):
         await task
@@ -260,40 +260,40 @@ async def test_shutdown_ends_though_events_cannot_be_written(api: KubeApi, clien
 
 
 async def test_only_the_leader_reconciles_and_a_standby_takes_over(api: KubeApi, client: Client) -> None:
-    seen: list[tuple[str, str]] = []
-    led: list[str] = []
+    calls: list[tuple[str, str]] = []
+    leaders: list[str] = []
 
     def program(identity: str) -> Manager:
         async def look(request: Request) -> None:
-            seen.append((identity, request.name))
+            calls.append((identity, request.name))
 
-        async def lead() -> None:
-            led.append(identity)
+        async def leader_task() -> None:
+            leaders.append(identity)
             await asyncio.sleep(3600)
 
-        manager = made(client, identity)
+        manager = make_manager(client, identity)
         manager.controller("widget", look).for_object(manager.cache(Widget))
-        manager.add_runnable(lead, leader_only=True)
+        manager.add_runnable(leader_task, leader_only=True)
         return manager
 
     api.put("widgets", widget("a"))
     first, second = program("first"), program("second")
     async with running(second), running(first):
-        await until(lambda: len(seen) == 1)
-        leader = seen[0][0]
+        await until(lambda: len(calls) == 1)
+        leader = calls[0][0]
         other = {"first": "second", "second": "first"}[leader]
         for name in "bcd":
             api.put("widgets", widget(name))
-        await until(lambda: len(seen) == 4)
-        assert {who for who, _ in seen} == {leader}
+        await until(lambda: len(calls) == 4)
+        assert {identity for identity, _ in calls} == {leader}
         (first if leader == "first" else second).stop()
-        await until(lambda: {name for who, name in seen if who == other} == set("abcd"))
-        assert led == [leader, other]
+        await until(lambda: {name for identity, name in calls if identity == other} == set("abcd"))
+        assert leaders == [leader, other]
 
 
 async def test_a_lost_lease_ends_the_process(api: KubeApi, client: Client) -> None:
     codes: list[int] = []
-    manager = made(client, "one", codes.append)
+    manager = make_manager(client, "one", codes.append)
     async with running(manager) as task:
         await until(lambda: ("leases", "n", "l") in api.objects)
         lease = api.objects["leases", "n", "l"]
@@ -313,25 +313,25 @@ async def test_a_runnable_that_fails_or_returns_ends_the_program(client: Client,
     manager.add_runnable(fail)
     with pytest.raises(OSError, match="the disk is full"):
         await manager.run()
-    manager = made(client)
+    manager = make_manager(client)
     manager.add_runnable(end)
     with pytest.raises(RuntimeError, match=r"runnable .*\.end: returned, expected to run until the program ends"):
         await manager.run()
 
 
 async def test_contexts_are_entered_first_and_exited_last(manager: Manager) -> None:
-    said: list[str] = []
+    calls: list[str] = []
 
     @contextlib.asynccontextmanager
     async def server() -> AsyncIterator[None]:
-        said.append("begun")
+        calls.append("begun")
         yield
-        said.append("ended")
+        calls.append("ended")
 
     manager.add_context(server())
     async with running(manager):
-        await until(lambda: said == ["begun"])
-    assert said == ["begun", "ended"]
+        await until(lambda: calls == ["begun"])
+    assert calls == ["begun", "ended"]
 
 
 @pytest.mark.parametrize("leads", [False, True])
@@ -344,7 +344,7 @@ async def test_a_runnable_of_the_leader_that_ends_ends_the_program(client: Clien
         if ending == "fails":
             raise OSError("end: disk is full")
 
-    manager = made(client, "one" if leads else "")
+    manager = make_manager(client, "one" if leads else "")
     manager.add_runnable(end, leader_only=True)
     async with asyncio.timeout(30):
         with pytest.raises((RuntimeError, UnexpectedCancellation, OSError), match=r"end: "):
@@ -356,7 +356,7 @@ async def test_a_controller_that_returns_stops_the_program(api: KubeApi, client:
         pass
 
     controller = manager.controller("widget", reconcile).for_object(manager.cache(Widget))
-    manager.add_runnable(forever)
+    manager.add_runnable(run_forever)
     task = asyncio.create_task(manager.run())
     await until(lambda: api.open_watches == 1)
     controller.stop()
@@ -365,7 +365,7 @@ async def test_a_controller_that_returns_stops_the_program(api: KubeApi, client:
             await task
 
 
-async def forever() -> None:
+async def run_forever() -> None:
     await asyncio.Event().wait()
 
 
@@ -417,12 +417,12 @@ async def test_a_server_serves_after_sigterm_until_the_shutdown_delay_is_over(ap
 async def test_a_standby_that_is_stopped_does_not_start_to_lead(api: KubeApi, client: Client) -> None:
     lease = {"holderIdentity": "another", "leaseDurationSeconds": 1}
     api.put("leases", {"metadata": {"name": "l", "namespace": "n"}, "spec": lease})
-    manager = made(client, "one")
-    led: list[str] = []
+    manager = make_manager(client, "one")
+    leaders: list[str] = []
 
-    async def lead() -> None:
-        led.append("one")
-        await forever()
+    async def leader_task() -> None:
+        leaders.append("one")
+        await run_forever()
 
     @contextlib.asynccontextmanager
     async def slow_server() -> AsyncIterator[None]:
@@ -430,11 +430,11 @@ async def test_a_standby_that_is_stopped_does_not_start_to_lead(api: KubeApi, cl
         # longer than the Lease of the other one lasts
         await asyncio.sleep(1.5)
 
-    manager.add_runnable(lead, leader_only=True)
+    manager.add_runnable(leader_task, leader_only=True)
     manager.add_context(slow_server())
     async with running(manager):
         await until(lambda: api.count("GET .*/leases/l") > 1)
-    assert led == []
+    assert leaders == []
     assert api.objects["leases", "n", "l"]["spec"]["holderIdentity"] == "another"
 
 
@@ -452,14 +452,14 @@ async def test_caches_of_several_types_share_one_watch(api: KubeApi, manager: Ma
 async def test_no_task_outlives_the_manager(api: KubeApi, client: Client) -> None:
     before = asyncio.all_tasks()
     api.put("widgets", widget("a"))
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def reconcile(_request: Request) -> None:
-        begun.set()
-        await forever()
+        started.set()
+        await run_forever()
 
     for ending in ("stop", "failure", "cancellation"):
-        begun.clear()
+        started.clear()
         failing = asyncio.Event()
 
         async def fail(event: asyncio.Event = failing) -> None:
@@ -474,7 +474,7 @@ async def test_no_task_outlives_the_manager(api: KubeApi, client: Client) -> Non
         manager.controller("widget", reconcile).for_object(manager.cache(Widget))
         manager.add_runnable(fail)
         task = asyncio.create_task(manager.run())
-        await begun.wait()
+        await started.wait()
         {"stop": manager.stop, "failure": failing.set, "cancellation": task.cancel}[ending]()
         await asyncio.gather(task, return_exceptions=True)
         assert [each for each in asyncio.all_tasks() - before if "FakeApiServer" not in repr(each)] == []

@@ -1,4 +1,4 @@
-"""The controller that docs/kube.md shows, as it stands there."""
+"""The controller in docs/kube.md, unchanged."""
 
 import asyncio
 import re

@@ -53,9 +53,9 @@ async def test_a_status_is_written_if_it_changes_and_fields_at_their_defaults_go
 
 
 async def test_conditions_of_others_stay_and_are_no_change(api: KubeApi, client: Client) -> None:
-    theirs = msgspec.to_builtins(condition("Theirs", False, "Why"))
-    widget = await put(api, client, conditions=[theirs])
-    assert await apply_status(client, widget, WidgetStatus(conditions=(ready(),)), {"conditions": [theirs]})
+    other = msgspec.to_builtins(condition("Theirs", False, "Why"))
+    widget = await put(api, client, conditions=[other])
+    assert await apply_status(client, widget, WidgetStatus(conditions=(ready(),)), {"conditions": [other]})
     assert {each["type"] for each in stored(api)["conditions"]} == {"Ready", "Theirs"}
     known = msgspec.convert(stored(api)["conditions"], list[Condition])
     same = WidgetStatus(conditions=with_transition_times(known, [ready()]))

@@ -274,14 +274,14 @@ def test_change_is_reconciled_without_waiting_for_the_next_period() -> None:
     store = Store()
     store.watching = True
     running = Running(store)
-    seen: list[bytes] = []
+    bundles: list[bytes] = []
 
     def reapply() -> None:
         store.targets_by_name["one"] = configuration("one")
         store.changed()
 
-    running.for_seconds(100, (50, reapply), (50.5, lambda: seen.append(store.bundle())))
-    assert seen == [store.bundle()] != [b""]
+    running.for_seconds(100, (50, reapply), (50.5, lambda: bundles.append(store.bundle())))
+    assert bundles == [store.bundle()] != [b""]
 
 
 @pytest.mark.parametrize(("watching", "reads"), [(True, 3), (False, 60)])

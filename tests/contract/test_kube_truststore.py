@@ -59,11 +59,11 @@ async def test_targets_of_all_kinds_are_read(api: KubeApi, store: ClusterTrustSt
 
 
 @pytest.mark.parametrize("status", [403, 500])
-@pytest.mark.parametrize("what", ["GET .*secrets", "POST .*secrets", "GET .*mutatingwebhookconfigurations"])
+@pytest.mark.parametrize("description", ["GET .*secrets", "POST .*secrets", "GET .*mutatingwebhookconfigurations"])
 async def test_failed_request_is_a_trust_error_and_the_next_pass_succeeds(
-    api: KubeApi, store: ClusterTrustStore, what: str, status: int
+    api: KubeApi, store: ClusterTrustStore, description: str, status: int
 ) -> None:
-    api.fault(what, status)
+    api.fault(description, status)
     trust = Trust(store, ServingTls(), SETTINGS)
     with pytest.raises(TrustError, match=str(status)):
         await trust.reconcile()
@@ -94,12 +94,12 @@ async def test_invalid_base64_is_reported_with_the_secret(api: KubeApi, store: C
 
 
 async def test_other_data_of_the_secret_is_preserved(api: KubeApi, store: ClusterTrustStore) -> None:
-    mine = base64.b64encode(b"mine").decode()
-    api.put("secrets", {"metadata": {"name": "own", "namespace": "n"}, "data": {"note": mine}})
+    encoded = base64.b64encode(b"mine").decode()
+    api.put("secrets", {"metadata": {"name": "own", "namespace": "n"}, "data": {"note": encoded}})
     await Trust(store, ServingTls(), SETTINGS).reconcile()
     secret = api.get("secrets", "own", "n")
     assert secret is not None
-    assert secret["data"]["note"] == mine
+    assert secret["data"]["note"] == encoded
 
 
 async def test_write_fails_if_the_secret_changed_since_it_was_read(api: KubeApi, store: ClusterTrustStore) -> None:
@@ -162,11 +162,13 @@ async def test_deleted_secret_and_reapplied_configuration_are_repaired_immediate
 async def test_watches_request_only_metadata_of_the_named_objects(api: KubeApi, store: ClusterTrustStore) -> None:
     async with running(store):
         await until(lambda: store.watching and api.open_watches == 5, 30)
-    collections = [asked for asked in api.requests if asked.method == "GET" and "fieldSelector" in asked.parameters]
-    assert {asked.parameters["fieldSelector"] for asked in collections} == {
+    collections = [
+        request for request in api.requests if request.method == "GET" and "fieldSelector" in request.parameters
+    ]
+    assert {request.parameters["fieldSelector"] for request in collections} == {
         f"metadata.name={name}" for name in ("own", "m", "absent", "v", "c")
     }
-    assert all("PartialObjectMetadata" in asked.accept for asked in collections)
+    assert all("PartialObjectMetadata" in request.accept for request in collections)
 
 
 async def test_an_account_without_the_right_to_list_polls(api: KubeApi, store: ClusterTrustStore) -> None:

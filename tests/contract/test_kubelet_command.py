@@ -38,8 +38,8 @@ class Session:
         self.process.stdin.write(line.encode() + b"\n")
         await self.process.stdin.drain()
 
-    async def shows(self, text: str) -> None:
-        """Reads on until a line has the text."""
+    async def wait_for_line(self, text: str) -> None:
+        """Reads until a line has the text."""
         assert self.process.stdout is not None
         async with asyncio.timeout(20):
             while True:
@@ -73,37 +73,37 @@ async def command(directory: str, policy: str = "none") -> AsyncIterator[Session
 
 async def test_output_of_registrations_device_lists_and_allocations(directory: str) -> None:
     async with command(directory) as session:
-        await session.shows("plugins register at")
+        await session.wait_for_line("plugins register at")
         async with FakePlugin(
             directory,
             options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
             devices=listing(("a", "Healthy", [0]), "b\x1b[2J"),
         ) as plugin:
             await plugin.register()
-            await session.shows(f"registered {GADGET} at gadget.sock (get_preferred_allocation_available)")
-            await session.shows(f"{GADGET}: capacity 2, allocatable 2")
-            await session.shows("+ a Healthy on NUMA node 0")
-            await session.shows("+ b\N{REPLACEMENT CHARACTER}[2J Healthy")
+            await session.wait_for_line(f"registered {GADGET} at gadget.sock (get_preferred_allocation_available)")
+            await session.wait_for_line(f"{GADGET}: capacity 2, allocatable 2")
+            await session.wait_for_line("+ a Healthy on NUMA node 0")
+            await session.wait_for_line("+ b\N{REPLACEMENT CHARACTER}[2J Healthy")
             await plugin.send(listing(("a", "Unhealthy"), "c"))
-            await session.shows("- b")
-            await session.shows("~ a Unhealthy")
-            await session.shows("+ c Healthy")
+            await session.wait_for_line("- b")
+            await session.wait_for_line("~ a Unhealthy")
+            await session.wait_for_line("+ c Healthy")
             await session.type(f"pod demo {GADGET}=1")
-            await session.shows("pod demo admitted")
-            await session.shows(f"{GADGET}: c")
-            await session.shows("device /dev/c as /dev/c (rw)")
-            await session.shows("env HAS_c=yes")
+            await session.wait_for_line("pod demo admitted")
+            await session.wait_for_line(f"{GADGET}: c")
+            await session.wait_for_line("device /dev/c as /dev/c (rw)")
+            await session.wait_for_line("env HAS_c=yes")
             await session.type("status")
-            await session.shows("c  Healthy  held by main of default/demo")
+            await session.wait_for_line("c  Healthy  held by main of default/demo")
             await session.type("delete demo")
-            await session.shows("pod demo deleted")
+            await session.wait_for_line("pod demo deleted")
             await session.type("restart")
-            await session.shows("kubelet restarted")
-            await plugin.die()
+            await session.wait_for_line("kubelet restarted")
+            await plugin.abort()
             await plugin.serve()
             await plugin.register()
-            await session.shows(f"{GADGET}: capacity 2, allocatable 1")
-        await session.shows(f"{GADGET}: capacity 2, allocatable 0")
+            await session.wait_for_line(f"{GADGET}: capacity 2, allocatable 1")
+        await session.wait_for_line(f"{GADGET}: capacity 2, allocatable 0")
         assert not any("goaway" in line for line in session.seen), "no gRPC log messages"
         await session.type("quit")
         assert await asyncio.wait_for(session.process.wait(), 20) == 0
@@ -123,42 +123,42 @@ async def test_invalid_commands_print_what_is_expected(directory: str) -> None:
             ("status", "no resources"),
         ]:
             await session.type(line)
-            await session.shows(answer)
+            await session.wait_for_line(answer)
 
 
 async def test_a_rejected_registration_is_printed_with_its_reason(directory: str) -> None:
     async with command(directory) as session, FakePlugin(directory) as plugin:
-        await session.shows("plugins register at")
+        await session.wait_for_line("plugins register at")
         with pytest.raises(Exception, match="not supported by kubelet"):
             await plugin.register(version="v2")
-        await session.shows(f"rejected registration of {GADGET} at gadget.sock: requested API version")
+        await session.wait_for_line(f"rejected registration of {GADGET} at gadget.sock: requested API version")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_end_of_input_is_ignored_and_signals_exit_with_0(directory: str, number: int) -> None:
     async with command(directory) as session:
-        await session.shows("plugins register at")
+        await session.wait_for_line("plugins register at")
         assert session.process.stdin is not None
         session.process.stdin.close()
         async with FakePlugin(directory) as plugin:
             await plugin.register()
-            await session.shows(f"registered {GADGET}")
+            await session.wait_for_line(f"registered {GADGET}")
         session.process.send_signal(number)
         assert await asyncio.wait_for(session.process.wait(), 20) == 0
 
 
 async def test_a_directory_with_a_kubelet_is_rejected(directory: str) -> None:
     async with command(directory) as first:
-        await first.shows("plugins register at")
+        await first.wait_for_line("plugins register at")
         async with command(directory) as second:
-            await second.shows("another kubelet")
+            await second.wait_for_line("another kubelet")
             assert await asyncio.wait_for(second.process.wait(), 20) == 1
         assert os.path.exists(os.path.join(directory, "device-plugins", "kubelet.sock"))
 
 
 async def test_an_unknown_policy_is_rejected(directory: str) -> None:
     async with command(directory, policy="strict") as session:
-        await session.shows("'strict' is not one of 'none', 'best-effort'")
+        await session.wait_for_line("'strict' is not one of 'none', 'best-effort'")
         assert await asyncio.wait_for(session.process.wait(), 20) == 2
 
 

@@ -1,4 +1,4 @@
-"""What plugins and pods meet at a kubelet, asked of the embedded one and of a real one: it has to be the same."""
+"""The behaviour of kubelets towards plugins and pods: the embedded and a real kubelet must behave equally."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from fake_plugin import FakePlugin, Refusal, listing
+from fake_plugin import FakePlugin, HandlerError, listing
 from kubelets import Kubelet, PodRejected
 
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
@@ -44,7 +44,7 @@ async def join(kubelet: Kubelet) -> AsyncIterator[Join]:
 
 
 def refuse(_: object) -> None:
-    raise Refusal("the card is on fire")
+    raise HandlerError("the card is on fire")
 
 
 def memory(kubelet: Kubelet) -> Checkpoint:
@@ -158,7 +158,7 @@ async def test_ending_the_stream_of_an_earlier_plugin_disconnects_the_new_one(ku
     old = await join(devices=listing("old"))
     new = await join(endpoint="new.sock", devices=listing("new", "newer"))
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
-    await old.die()
+    await old.abort()
     await kubelet.until(lambda resources: resources == {GADGET: (2, 0)})
     await new.register()
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
@@ -195,7 +195,7 @@ async def test_a_resource_without_devices_rejects_pods(kubelet: Kubelet, join: J
     assert await problem(kubelet, {GADGET: 1}) == NONE_HEALTHY
 
 
-def nothing(_: object) -> pb.AllocateResponse:
+def no_answer(_: object) -> pb.AllocateResponse:
     return pb.AllocateResponse()
 
 
@@ -203,7 +203,7 @@ def nothing(_: object) -> pb.AllocateResponse:
     ("handlers", "text"),
     [
         ({"Allocate": refuse}, "rpc error: code = Unknown desc = the card is on fire, which is unexpected"),
-        ({"Allocate": nothing}, "no containers return in allocation response"),
+        ({"Allocate": no_answer}, "no containers return in allocation response"),
         (
             {"GetPreferredAllocation": refuse, "options": PREFERS},
             "device plugin GetPreferredAllocation rpc failed with err: rpc error: code = Unknown desc = the card is",
@@ -240,9 +240,9 @@ async def test_preferred_allocation_gets_all_free_devices(kubelet: Kubelet, join
     plugin = await join(options=PREFERS, GetPreferredAllocation=prefer)
     container = await kubelet.run_pod("pod", {GADGET: size})
     (request,) = plugin.requests["GetPreferredAllocation"]
-    (asked,) = request.container_requests
-    assert sorted(asked.available_deviceIDs) == ["a", "b", "c"]
-    assert (list(asked.must_include_deviceIDs), asked.allocation_size) == ([], size)
+    (container_request,) = request.container_requests
+    assert sorted(container_request.available_deviceIDs) == ["a", "b", "c"]
+    assert (list(container_request.must_include_deviceIDs), container_request.allocation_size) == ([], size)
     assert "c" in container.device_ids[GADGET]
     assert len(container.device_ids[GADGET]) == size
     assert plugin.ids("Allocate") == [list(container.device_ids[GADGET])]
@@ -258,7 +258,7 @@ async def test_topology_without_a_policy_does_not_change_the_choice(kubelet: Kub
     assert holding.devices.keys() <= {-1, 0, 1}
 
 
-# Memory
+# Checkpoint
 
 
 async def test_the_memory_limit_includes_devices_responses_and_registrations(kubelet: Kubelet, join: Join) -> None:
@@ -281,7 +281,7 @@ async def test_after_a_restart_a_resource_has_no_devices_until_its_plugin_regist
     assert not os.path.exists(plugin.path)
     assert kubelet.resources() == {}
     assert await problem(kubelet, {GADGET: 1}, "early") == NONE_HEALTHY
-    await plugin.die()
+    await plugin.abort()
     await plugin.serve()
     await plugin.register()
     await kubelet.until(lambda resources: resources == {GADGET: (3, 3)})

@@ -1,4 +1,4 @@
-"""Labels of what a node has: printed, for NFD, on the Node, and beside the agent."""
+"""Labels of a node's hardware: printed, for NFD, on the Node, and by the agent."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 from conftest import Run
 from node_api import node_api
-from processes import called
+from processes import run_main
 from trees import gpu_card, link, write
 from waiting import until
 
@@ -36,7 +36,7 @@ def module(root: Path, *names: str) -> None:
 
 
 def gpu(root: Path, index: int = 0) -> None:
-    """A Flex 170, as far as the rules look."""
+    """A Flex 170 with the files that the rules read."""
     function = gpu_card(root, index, device_id="0x56c0")
     write(function / "class", "0x038000\n")
     link(root / "sys/bus/pci/devices" / function.name, function)
@@ -48,12 +48,12 @@ def sgx(root: Path) -> None:
     write(root / "sys/class/misc/sgx_enclave/dev", "10:125\n")
 
 
-def printed(*arguments: str) -> "subprocess.CompletedProcess[str]":
+def run_labels(*arguments: str) -> "subprocess.CompletedProcess[str]":
     cluster = [name for name in os.environ if name.startswith(("KUBERNETES_", "NODE_NAME"))]
     with patch.dict(os.environ):
         for name in cluster:
             del os.environ[name]
-        return called(labels.main, *arguments)
+        return run_main(labels.main, *arguments)
 
 
 # Printed.
@@ -63,21 +63,21 @@ def test_labels_and_resources_are_printed(tmp_path: Path) -> None:
     gpu(tmp_path)
     module(tmp_path, "i915")
     sgx(tmp_path)
-    done = printed(f"-root={tmp_path}")
-    assert done.returncode == 0
-    rows = [line.split() for line in done.stdout.splitlines() if line]
+    result = run_labels(f"-root={tmp_path}")
+    assert result.returncode == 0
+    rows = [line.split() for line in result.stdout.splitlines() if line]
     assert rows[0] == ["LABEL", "VALUE"]
     assert [GPU, "true"] in rows
     assert ["gpu.intel.com/product", "Flex_170"] in rows
     assert rows[-2:] == [["RESOURCE", "AMOUNT"], ["sgx.intel.com/epc", str(EPC)]]
-    document = json.loads(printed(f"-root={tmp_path}", "-output=json").stdout)
+    document = json.loads(run_labels(f"-root={tmp_path}", "-output=json").stdout)
     assert document["labels"][SGX] == "true"
     assert document["resources"] == {"sgx.intel.com/epc": str(EPC)}
 
 
 def test_a_node_without_matching_rules_prints_a_message(tmp_path: Path) -> None:
-    assert printed(f"-root={tmp_path}").stdout == "no rule matches this node\n"
-    assert json.loads(printed(f"-root={tmp_path}", "-output=json").stdout) == {"labels": {}, "resources": {}}
+    assert run_labels(f"-root={tmp_path}").stdout == "no rule matches this node\n"
+    assert json.loads(run_labels(f"-root={tmp_path}", "-output=json").stdout) == {"labels": {}, "resources": {}}
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ def test_a_node_without_matching_rules_prints_a_message(tmp_path: Path) -> None:
 )
 def test_invalid_options_are_rejected_with_a_message(tmp_path: Path, words: list[str], message: str) -> None:
     gpu(tmp_path)
-    done = printed(f"-root={tmp_path}", *words)
-    assert done.returncode == 1
-    assert message in done.stderr
+    result = run_labels(f"-root={tmp_path}", *words)
+    assert result.returncode == 1
+    assert message in result.stderr
 
 
 # For NFD.
@@ -105,13 +105,13 @@ def test_a_feature_file_is_written_and_removed(tmp_path: Path) -> None:
     gpu(tmp_path)
     sgx(tmp_path)
     words = (f"-root={tmp_path}", "-output=nfd", f"-features-dir={tmp_path}")
-    assert printed(*words).returncode == 0
+    assert run_labels(*words).returncode == 0
     file = tmp_path / "accelplane-features.txt"
     assert f"{SGX}=true\n" in file.read_text()
     assert "sgx.intel.com/epc" not in file.read_text()
-    assert printed(*words, "-epc").returncode == 0
+    assert run_labels(*words, "-epc").returncode == 0
     assert f"sgx.intel.com/epc={EPC}\n" in file.read_text()
-    assert printed(*words, "-cleanup").returncode == 0
+    assert run_labels(*words, "-cleanup").returncode == 0
     assert not file.exists()
 
 
@@ -213,14 +213,14 @@ def conflict(*keys: str) -> tuple[str, dict[str, Any]]:
 async def test_a_conflicting_label_of_another_manager_is_unchanged(tmp_path: Path) -> None:
     async with node_api(tmp_path) as (api, peer):
         api.node["metadata"]["labels"]["x/mine"] = "theirs"
-        wanted = node_reconciler.Labels(peer.api, "me", {"x/mine": "ours", "x/other": "1"})
+        desired = node_reconciler.Labels(peer.api, "me", {"x/mine": "ours", "x/other": "1"})
         api.refuse["PATCH"] = [conflict("x/mine")]
-        assert await wanted.reconcile(await node_reconciler.read(peer.api, "one"))
+        assert await desired.reconcile(await node_reconciler.read(peer.api, "one"))
         assert api.node["metadata"]["labels"] == {"a": "b", "x/mine": "theirs", "x/other": "1"}
-        assert not await wanted.reconcile(await node_reconciler.read(peer.api, "one"))
-        # When they have taken it out it is ours to set.
+        assert not await desired.reconcile(await node_reconciler.read(peer.api, "one"))
+        # After the other manager has removed it, the label is set.
         await api.change("metadata", "labels", "x/mine", None)
-        assert await wanted.reconcile(await node_reconciler.read(peer.api, "one"))
+        assert await desired.reconcile(await node_reconciler.read(peer.api, "one"))
         assert api.node["metadata"]["labels"]["x/mine"] == "ours"
 
 
@@ -233,7 +233,7 @@ async def test_another_conflict_is_raised(tmp_path: Path) -> None:
             )
 
 
-# Beside the agent.
+# In the agent.
 
 
 async def test_the_agent_writes_the_same_labels_for_nfd(run: Run, tmp_path: Path) -> None:
@@ -252,9 +252,9 @@ async def test_the_agent_writes_the_same_labels_for_nfd(run: Run, tmp_path: Path
 async def test_a_failing_labeller_does_not_stop_the_agent(run: Run) -> None:
     clean = {"KUBERNETES_SERVICE_HOST": "", "NODE_NAME": "one"}
     process = run("accelplane", "node", "--labels=node", "--plugins=npu", env=clean)
-    await process.said("accelplane labels: not in a cluster")
-    await process.said("labels: exited with 1, restarting it in 1 s")
-    await process.said("restarting it in 2 s")
+    await process.wait_for_log("accelplane labels: not in a cluster")
+    await process.wait_for_log("labels: exited with 1, restarting it in 1 s")
+    await process.wait_for_log("restarting it in 2 s")
     assert await process.terminate() == 0
 
 

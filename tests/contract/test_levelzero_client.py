@@ -32,7 +32,7 @@ def temperatures(overall: float, gpu: float, memory: float, error: pb.Error | No
 
 
 class Service:
-    """A Level-Zero service whose answers a test sets, by PCI address where they differ."""
+    """A Level-Zero service whose responses a test sets, optionally by PCI address."""
 
     def __init__(self) -> None:
         self.health: dict[str, pb.DeviceHealth] = {}
@@ -270,10 +270,10 @@ async def test_a_health_check_after_the_plugin_has_ended_does_not_reconnect(root
         assert "closed" in verdict.reason
         # An agent restarts a plugin that crashed.
         async with running(cards.plugin, root):
-            await until(lambda: _good(cards))
+            await until(lambda: wait_healthy(cards))
 
 
-async def _good(cards: Cards) -> bool:
+async def wait_healthy(cards: Cards) -> bool:
     return (await cards.verdicts())["card0"].answer == "good"
 
 
@@ -365,12 +365,12 @@ async def test_too_many_indices_are_an_error(socket: Path) -> None:
 
 
 async def test_a_response_that_cannot_be_decoded_is_an_error(socket: Path) -> None:
-    async def junk(request: bytes, context: object) -> bytes:
+    async def invalid_response(request: bytes, context: object) -> bytes:
         return b"\xff" * 100
 
     socket.parent.mkdir(parents=True)
     server = grpc.aio.server()
-    handlers = {"GetDeviceHealth": grpc.unary_unary_rpc_method_handler(junk)}
+    handlers = {"GetDeviceHealth": grpc.unary_unary_rpc_method_handler(invalid_response)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Levelzero", handlers),))
     server.add_insecure_port(f"unix:{socket}")
     await server.start()

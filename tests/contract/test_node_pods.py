@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from podservers import Servers, gpu_pod, hangs, lists, pod_servers
-from tls_peer import Answer, Request, document, response, says
+from tls_peer import Answer, Request, document, respond_with, response
 
 from accelplane.kubelet.embedded import EmbeddedKubelet, Pod
 from accelplane.node.pods import ATTEMPTS, MAX_LIST, in_cluster
@@ -52,12 +52,12 @@ async def test_a_self_signed_certificate_can_be_trusted(tmp_path: Path) -> None:
         document({"kind": "Status", "code": 403}, "403 Forbidden"),
         document({"kind": "Status"}, "500 Internal Server Error"),
         document({"items": 1}),
-        says(response("200 OK", b"not JSON")),
-        says(response("200 OK", b'{"items": [\xff]}')),
-        says(response("200 OK", b'{"items": [{]}')),
-        says(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"),
-        says(b"nonsense\r\n\r\n"),
-        says(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (MAX_LIST + 1), b" " * (MAX_LIST + 1)),
+        respond_with(response("200 OK", b"not JSON")),
+        respond_with(response("200 OK", b'{"items": [\xff]}')),
+        respond_with(response("200 OK", b'{"items": [{]}')),
+        respond_with(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"),
+        respond_with(b"nonsense\r\n\r\n"),
+        respond_with(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (MAX_LIST + 1), b" " * (MAX_LIST + 1)),
     ],
 )
 async def test_after_a_failure_of_the_kubelet_the_api_server_is_always_used(tmp_path: Path, answer: Answer) -> None:
@@ -96,12 +96,12 @@ async def test_a_kubelet_timeout_is_retried_five_times(tmp_path: Path) -> None:
 
 
 async def test_a_kubelet_that_answers_the_last_attempt_is_used(tmp_path: Path) -> None:
-    asked = 0
+    request_count = 0
 
     async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        asked += 1
-        await (hangs if asked < ATTEMPTS else lists(of_kubelet))(request, writer)
+        nonlocal request_count
+        request_count += 1
+        await (hangs if request_count < ATTEMPTS else lists(of_kubelet))(request, writer)
 
     async with pod_servers(tmp_path, answer, lists(of_api)) as servers:
         reader = servers.reader(timeout=0.5)
@@ -111,12 +111,12 @@ async def test_a_kubelet_that_answers_the_last_attempt_is_used(tmp_path: Path) -
 
 
 async def test_an_error_after_timeouts_ends_the_attempts(tmp_path: Path) -> None:
-    asked = 0
+    request_count = 0
 
     async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        asked += 1
-        await (hangs if asked == 1 else document({}, "500 Internal Server Error"))(request, writer)
+        nonlocal request_count
+        request_count += 1
+        await (hangs if request_count == 1 else document({}, "500 Internal Server Error"))(request, writer)
 
     async with pod_servers(tmp_path, answer, lists(of_api)) as servers:
         assert await names(servers, timeout=0.5) == ["from-api"]

@@ -22,7 +22,7 @@ def owner(setup: Setup) -> list[Object]:
 
 
 def daemonset(setup: Setup, release: str) -> Object:
-    """As a release of the Go operator makes it."""
+    """The object as created by a release of the Go operator."""
     name = {"onload.amd.com/name": NAMES.daemonset}
     labels = name if release == "3.0.0" else {**BASE, **name}
     version = "onload-version" if release == "3.0.0" else "onload.amd.com/version"
@@ -82,7 +82,7 @@ def module(setup: Setup) -> Object:
 
 @contextlib.contextmanager
 def managed_by_go(api: KubeApi, release: str) -> Any:
-    """A cluster in which the Go operator has done all its work."""
+    """A cluster after a complete installation by the Go operator."""
     setup = Setup(api)
     setup.create()
     api.put("daemonsets", daemonset(setup, release))

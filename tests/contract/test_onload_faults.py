@@ -1,4 +1,4 @@
-"""The Onload operator with faults at writes, and killed at writes: in the end everything is as it should be.
+"""The Onload operator with faults at writes, and killed at writes: the final state is the desired one.
 
 For each scenario, a run without faults counts the writes. Then there is one run for each of them (in `make test` for a
 third) with a fault. The cluster reacts in between, and never sees a module unloaded that is in use, or too many nodes
@@ -68,7 +68,7 @@ class Operator:
 
 
 @contextlib.asynccontextmanager
-async def operated(api: KubeApi, setup: Setup) -> AsyncIterator[Operator]:
+async def running_operator(api: KubeApi, setup: Setup) -> AsyncIterator[Operator]:
     operator = Operator(api)
     tasks = [asyncio.create_task(operator.run()), asyncio.create_task(setup.run())]
     try:
@@ -85,7 +85,7 @@ async def operated(api: KubeApi, setup: Setup) -> AsyncIterator[Operator]:
 
 
 class Scenario:
-    """`prepare` makes what is there before, `change` is what happens then, `is_done` the end."""
+    """`prepare` creates the initial state, `change` is the change, `is_done` checks the final state."""
 
     def __init__(
         self, before: bool, change: Callable[[KubeApi, Setup], object], is_done: Callable[[Setup], bool]
@@ -131,7 +131,7 @@ async def prepared() -> KubeApi:
     if not _prepared:
         async with kube_api() as api:
             setup = Setup(api)
-            async with operated(api, setup):
+            async with running_operator(api, setup):
                 setup.create(onload__kernelMappings=[SFC])
                 await until(lambda: setup.is_ready(VERSION), 60)
         copied = KubeApi()
@@ -147,7 +147,7 @@ async def run(scenario: Scenario, trouble: Callable[[KubeApi, Operator], Fault |
         setup = Setup(api)
         if before is not None:
             api.copy_from(before)
-        async with operated(api, setup) as operator:
+        async with running_operator(api, setup) as operator:
             await until(lambda: api.open_watches >= WATCHES, 60)
             writes = api.count(WRITES)
             fault = trouble(api, operator)
@@ -160,7 +160,7 @@ async def run(scenario: Scenario, trouble: Callable[[KubeApi, Operator], Fault |
         return writes, fault is not None and not fault.times
 
 
-async def at_every_other_write(name: str, first: int, trouble: Callable[[KubeApi, Operator, int], Fault]) -> None:
+async def at_every_second_write(name: str, first: int, trouble: Callable[[KubeApi, Operator, int], Fault]) -> None:
     scenario = SCENARIOS[name]
     writes, _ = await run(scenario, lambda _api, _operator: None)
     slots = asyncio.Semaphore(AT_A_TIME)
@@ -181,7 +181,7 @@ async def at_every_other_write(name: str, first: int, trouble: Callable[[KubeApi
 @pytest.mark.parametrize("name", SCENARIOS)
 async def test_a_fault_at_any_write_does_not_change_the_final_state(name: str, fault: str) -> None:
     first, options = FAULTS[fault]
-    await at_every_other_write(name, first, lambda api, _, position: api.fault(WRITES, skip=position, **options))
+    await at_every_second_write(name, first, lambda api, _, position: api.fault(WRITES, skip=position, **options))
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
@@ -190,4 +190,4 @@ async def test_an_operator_killed_at_any_write_continues(name: str, after: bool)
     def trouble(api: KubeApi, operator: Operator, position: int) -> Fault:
         return api.fault(WRITES, skip=position, hang=True, after=after, then=operator.kill)
 
-    await at_every_other_write(name, int(after), trouble)
+    await at_every_second_write(name, int(after), trouble)

@@ -21,17 +21,17 @@ IMAGE = "registry/onload-device-plugin:1"
 @pytest.fixture
 async def start(api: KubeApi, tmp_path: Path) -> AsyncGenerator[Start]:
     started: list[Process] = []
-    given = files(api, tmp_path)
+    file_arguments = files(api, tmp_path)
 
-    def go(*arguments: str, module: str = "onloadoperator", image: str = IMAGE) -> Process:
+    def run_program(*arguments: str, module: str = "onloadoperator", image: str = IMAGE) -> Process:
         addresses = ("-metrics-bind-address=0", "-health-probe-bind-address=0", "-port=0")
-        words = [each for each in given if module == "operator" or not each.startswith("-cert-dir")]
+        words = [each for each in file_arguments if module == "operator" or not each.startswith("-cert-dir")]
         command = ("-m", f"accelplane.cli.{module}", *words, *addresses, *arguments)
         log = tmp_path / f"log{len(started)}"
         started.append(Process("python", *command, log=log, env={"DEVICE_PLUGIN_IMG": image}))
         return started[-1]
 
-    yield go
+    yield run_program
     for one in started:
         one.kill()
         await one.exit_code()
@@ -48,8 +48,8 @@ async def test_the_program_elects_a_leader_reconciles_and_ends_at_sigterm(api: K
     process = start("--leader-elect", "-zap-log-level=debug", "--zap-devel=false")
     await until(lambda: api.get("leases", "daabde26.amd.com", "system") is not None)
     await until(lambda: setup.labels("node-0").get(setup.names.module_label) == "8.1.2.26")
-    made = api.get("daemonsets", setup.names.daemonset, "default") or {}
-    assert made["spec"]["template"]["spec"]["containers"][0]["image"] == IMAGE
+    created = api.get("daemonsets", setup.names.daemonset, "default") or {}
+    assert created["spec"]["template"]["spec"]["containers"][0]["image"] == IMAGE
     assert await process.terminate() == 0
     assert not (api.get("leases", "daabde26.amd.com", "system") or {})["spec"].get("holderIdentity")
 
@@ -71,7 +71,7 @@ async def test_wrong_flags_are_reported(start: Start, flag: str, status: int) ->
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("flags", "expected"),
     [
         ({"zap-encoder": "json"}, {"log-format": "json"}),
         ({"zap-encoder": "console"}, {"log-format": "text"}),
@@ -81,8 +81,8 @@ async def test_wrong_flags_are_reported(start: Start, flag: str, status: int) ->
         ({}, {}),
     ],
 )
-def test_flags_of_zap_correspond_to_ours(given: dict[str, str], expected: dict[str, str]) -> None:
-    assert expected.items() <= translated(given).items()
+def test_flags_of_zap_correspond_to_ours(flags: dict[str, str], expected: dict[str, str]) -> None:
+    assert expected.items() <= translated(flags).items()
 
 
 async def test_the_webhook_validates_resources(api: KubeApi, start: Start, tmp_path: Path) -> None:
@@ -108,6 +108,6 @@ async def test_the_operator_of_the_other_plugins_can_host_it(api: KubeApi, start
 async def test_the_hosting_operator_does_its_other_work_without_the_kind(api: KubeApi, start: Start) -> None:
     api.fault("(GET|WATCH) .*/onloads", 404, times=1_000_000)
     process = start("-onload", "-devices=gpu", "-shutdown-delay=0", module="operator")
-    await process.said("all caches are synced")
+    await process.wait_for_log("all caches are synced")
     assert "Onload: there is no definition of this kind" in process.log()
     assert await process.terminate() == 0

@@ -31,7 +31,7 @@ async def start(api: KubeApi, tmp_path: Path) -> AsyncGenerator[Start]:
     started: list[Process] = []
     kubeconfig, certificate = files(api, tmp_path)
 
-    def go(*arguments: str, webhook: bool = True, image: str = IMAGE) -> Process:
+    def run_program(*arguments: str, webhook: bool = True, image: str = IMAGE) -> Process:
         addresses = ["-metrics-bind-address=0", "-health-probe-bind-address=0"]
         if webhook:
             addresses += [certificate, "-port=0", "-shutdown-delay=0"]
@@ -41,14 +41,14 @@ async def start(api: KubeApi, tmp_path: Path) -> AsyncGenerator[Start]:
         started.append(Process("python", *command, log=log, env=environment))
         return started[-1]
 
-    yield go
+    yield run_program
     for one in started:
         one.kill()
         await one.exit_code()
 
 
 @contextlib.asynccontextmanager
-async def reacting(setup: Setup) -> AsyncGenerator[None]:
+async def simulate_cluster(setup: Setup) -> AsyncGenerator[None]:
     task = asyncio.create_task(setup.run())
     try:
         yield
@@ -63,7 +63,7 @@ async def test_the_webhook_refuses_and_warns(api: KubeApi, start: Start) -> None
     api.put("onloads", resource("other"))
     process = start()
     port = await port_of(process)
-    await process.said("all caches are synced")
+    await process.wait_for_log("all caches are synced")
     refused = await review(port, PATH, resource("mine", selector={}), "Onload")
     assert "invalid resource: selector is empty" in refused["status"]["message"]
     admitted = await review(port, PATH, resource("mine"), "Onload")
@@ -76,7 +76,7 @@ async def test_without_a_certificate_there_is_no_webhook(api: KubeApi, start: St
     setup = Setup(api, nodes=1)
     process = start(webhook=False)
     setup.create()
-    async with reacting(setup):
+    async with simulate_cluster(setup):
         await until(lambda: setup.is_ready(VERSION))
     assert "webhooks at port" not in process.log()
     assert await process.terminate() == 0
@@ -98,9 +98,9 @@ async def test_metrics_are_for_clients_that_the_cluster_authorizes(api: KubeApi,
     ],
 )
 def test_wrong_options_name_their_flag(flag: str, message: str) -> None:
-    given, _ = parse(onloadoperator.FLAGS, [flag])
+    values, _ = parse(onloadoperator.FLAGS, [flag])
     with pytest.raises(ValueError, match=re.escape(message)):
-        onloadoperator.options(with_defaults(onloadoperator.FLAGS, given, os.environ), {"DEVICE_PLUGIN_IMG": IMAGE})
+        onloadoperator.options(with_defaults(onloadoperator.FLAGS, values, os.environ), {"DEVICE_PLUGIN_IMG": IMAGE})
 
 
 # Rights
@@ -124,8 +124,8 @@ def used(api: KubeApi) -> set[tuple[str, str, str]]:
     return found
 
 
-def granted() -> set[tuple[str, str, str]]:
-    """Those that the roles of the default tree allow."""
+def granted_rights() -> set[tuple[str, str, str]]:
+    """The rights in the roles of the default tree."""
     return {
         (group, resource, verb)
         for each in render(DEPLOY / "onload/config/default")
@@ -152,7 +152,7 @@ async def test_the_role_has_the_rights_that_the_operator_uses_and_no_others(api:
     await until(lambda: api.get("leases", LEASE, "system") is not None)
     sfc = [{**MAPPING, "sfc": {}}]
     probe = {"verify": {"minReadySeconds": 0, "probe": {"image": "probe:1", "command": ["true"]}}}
-    async with reacting(setup), asyncio.TaskGroup() as tasks:
+    async with simulate_cluster(setup), asyncio.TaskGroup() as tasks:
         task = tasks.create_task(run_probes(api))
         setup.create(onload__kernelMappings=sfc, upgrade=probe)
         await until(lambda: setup.is_ready(VERSION), 60)
@@ -167,8 +167,8 @@ async def test_the_role_has_the_rights_that_the_operator_uses_and_no_others(api:
         await until(lambda: setup.onload() is None, 60)
         task.cancel()
     assert await process.terminate() == 0
-    assert used(api) <= granted()
-    assert granted() - used(api) <= NOT_IN_THE_SCENARIO
+    assert used(api) <= granted_rights()
+    assert granted_rights() - used(api) <= NOT_IN_THE_SCENARIO
 
 
 async def run_probes(api: KubeApi) -> None:

@@ -126,7 +126,7 @@ async def test_the_command_writes_the_parameters_and_resets_them_at_the_end(
 ) -> None:
     root = tree(tmp_path / "root")
     worker = Process("onload-worker", f"-root={root}", "-crictl-path=/x/crictl", log=tmp_path / "log", env=environment)
-    await worker.said("the control plane server is /x/crictl")
+    await worker.wait_for_log("the control plane server is /x/crictl")
     assert parameter(root, "path") == "/x/crictl"
     assert parameter(root, "params") == f"exec {ID} /mnt/onload/sbin/onload_cp_server -K"
     assert await worker.terminate() == 0
@@ -137,7 +137,7 @@ async def test_the_path_of_crictl_may_be_in_the_environment(tmp_path: Path, envi
     root = tree(tmp_path / "root")
     environment["ONLOAD_CRICTL_PATH"] = "/y/crictl"
     worker = Process("onload-worker", f"-root={root}", log=tmp_path / "log", env=environment)
-    await worker.said("the control plane server is /y/crictl")
+    await worker.wait_for_log("the control plane server is /y/crictl")
     worker.send(signal.SIGINT)
     assert await worker.exit_code() == 0
 

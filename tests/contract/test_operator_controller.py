@@ -1,4 +1,4 @@
-"""The operator's controllers, run whole against the double of an API server."""
+"""The operator's controllers with the double of an API server."""
 
 import asyncio
 import contextlib
@@ -65,11 +65,11 @@ def pod_spec(api: KubeApi, family: str = "gpu", name: str = "mine") -> Any:
 
 def condition(api: KubeApi, kind: str, family: str = "gpu", name: str = "mine") -> Object | None:
     found = api.get(f"{family}deviceplugins", name) or {}
-    said = found.get("status", {}).get("conditions", [])
-    return next((each for each in said if each["type"] == kind), None)
+    conditions = found.get("status", {}).get("conditions", [])
+    return next((each for each in conditions if each["type"] == kind), None)
 
 
-def says(api: KubeApi, kind: str, status: str, **where: str) -> bool:
+def has_condition(api: KubeApi, kind: str, status: str, **where: str) -> bool:
     found = condition(api, kind, **where)
     return found is not None and found["status"] == status
 
@@ -80,17 +80,17 @@ def node(name: str, **labels: str) -> Object:
 
 @pytest.mark.parametrize("family", models.KINDS)
 async def test_each_sample_creates_a_daemonset_and_its_deletion_removes_it(api: KubeApi, family: str) -> None:
-    wanted = sample(family)
-    name = wanted["metadata"]["name"]
+    expected = sample(family)
+    name = expected["metadata"]["name"]
     async with operator(api, family):
-        uid = put(api, wanted)["metadata"]["uid"]
-        await until(lambda: says(api, "Available", "True", family=family, name=name))
-        made = daemonset(api, family, name)
-        assert made
-        assert made["metadata"]["ownerReferences"][0]["uid"] == uid
-        assert made["spec"]["template"]["spec"]["containers"][0]["image"] == wanted["spec"]["image"]
-        told = (api.get(f"{family}deviceplugins", name) or {})["status"]
-        assert told["controlledDaemonSet"]["uid"] == made["metadata"]["uid"]
+        uid = put(api, expected)["metadata"]["uid"]
+        await until(lambda: has_condition(api, "Available", "True", family=family, name=name))
+        result = daemonset(api, family, name)
+        assert result
+        assert result["metadata"]["ownerReferences"][0]["uid"] == uid
+        assert result["spec"]["template"]["spec"]["containers"][0]["image"] == expected["spec"]["image"]
+        status = (api.get(f"{family}deviceplugins", name) or {})["status"]
+        assert status["controlledDaemonSet"]["uid"] == result["metadata"]["uid"]
 
         api.remove(f"{family}deviceplugins", name)
         await until(lambda: not api.all("daemonsets"))
@@ -99,7 +99,7 @@ async def test_each_sample_creates_a_daemonset_and_its_deletion_removes_it(api: 
 async def test_nothing_is_written_when_nothing_differs(api: KubeApi) -> None:
     put(api, resource("gpu", image=IMAGE))
     async with operator(api, "gpu"):
-        await until(lambda: says(api, "Available", "True"))
+        await until(lambda: has_condition(api, "Available", "True"))
     writes = api.count("^(PATCH|POST|PUT)")
     async with operator(api, "gpu"):
         await until(lambda: api.count("DELETE .*gpu-manager-sa") == 2)
@@ -107,10 +107,10 @@ async def test_nothing_is_written_when_nothing_differs(api: KubeApi) -> None:
 
 
 async def test_edits_of_resource_and_daemonset_end_in_the_desired_state(api: KubeApi) -> None:
-    asked = resource("gpu", image=IMAGE, sharedDevNum=2)
+    desired = resource("gpu", image=IMAGE, sharedDevNum=2)
     async with operator(api, "gpu"):
-        put(api, asked)
-        await until(lambda: says(api, "Available", "True"))
+        put(api, desired)
+        await until(lambda: has_condition(api, "Available", "True"))
         put(api, resource("gpu", image=IMAGE, sharedDevNum=3), generation=2)
         await until(lambda: "3" in pod_spec(api)["containers"][0]["args"])
         drifted = daemonset(api)
@@ -123,20 +123,20 @@ async def test_edits_of_resource_and_daemonset_end_in_the_desired_state(api: Kub
 async def test_status_names_the_nodes_of_pods(api: KubeApi) -> None:
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=IMAGE))
-        await until(lambda: says(api, "Available", "True"))
-        made = daemonset(api)
-        assert made
-        made["status"] = {"desiredNumberScheduled": 2, "numberReady": 1, "updatedNumberScheduled": 2}
-        api.put("daemonsets", made)
+        await until(lambda: has_condition(api, "Available", "True"))
+        result = daemonset(api)
+        assert result
+        result["status"] = {"desiredNumberScheduled": 2, "numberReady": 1, "updatedNumberScheduled": 2}
+        api.put("daemonsets", result)
         for name, place in (("one", "node-b"), ("two", "node-a"), ("three", "")):
-            put_pod(api, made, name, place)
+            put_pod(api, result, name, place)
 
         def told() -> bool:
             status = (api.get("gpudeviceplugins", "mine") or {})["status"]
             return status.get("nodeNames") == ["node-a", "node-b"] and status["desiredNumberScheduled"] == 2
 
         await until(told)
-        assert says(api, "Available", "False")
+        assert has_condition(api, "Available", "False")
 
 
 def put_pod(api: KubeApi, owner: Object, name: str, place: str) -> None:
@@ -157,18 +157,18 @@ async def test_a_foreign_daemonset_is_a_name_conflict_until_it_is_deleted(api: K
     foreign = copy.deepcopy(api.put("daemonsets", {"metadata": about, "spec": {"selector": {}}}))
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=IMAGE))
-        await until(lambda: says(api, "Degraded", "True"))
-        said = condition(api, "Degraded") or {}
-        assert said["reason"] == "NameConflict"
-        assert "expected one controlled by GpuDevicePlugin mine; delete or rename it" in said["message"]
+        await until(lambda: has_condition(api, "Degraded", "True"))
+        degraded = condition(api, "Degraded") or {}
+        assert degraded["reason"] == "NameConflict"
+        assert "expected one controlled by GpuDevicePlugin mine; delete or rename it" in degraded["message"]
         await until(lambda: any(each["reason"] == "NameConflict" for each in api.all("events")))
         assert daemonset(api) == foreign
         # The watch of this one object has begun.
         await until(lambda: api.count("WATCH .*/daemonsets") > 1)
-        asked = api.count("GET .*/daemonsets/intel-gpu-plugin-mine")
+        request_count = api.count("GET .*/daemonsets/intel-gpu-plugin-mine")
         api.remove("daemonsets", "intel-gpu-plugin-mine", NAMESPACE)
-        await until(lambda: says(api, "Degraded", "False") and says(api, "Available", "True"))
-        assert api.count("GET .*/daemonsets/intel-gpu-plugin-mine") <= asked + 2
+        await until(lambda: has_condition(api, "Degraded", "False") and has_condition(api, "Available", "True"))
+        assert api.count("GET .*/daemonsets/intel-gpu-plugin-mine") <= request_count + 2
 
 
 async def test_the_daemonset_of_a_former_resource_of_the_name_is_adopted_and_keeps_its_name(api: KubeApi) -> None:
@@ -180,7 +180,7 @@ async def test_the_daemonset_of_a_former_resource_of_the_name_is_adopted_and_kee
     uid = api.put("daemonsets", {"metadata": about, "spec": spec})["metadata"]["uid"]
     async with operator(api, "gpu"):
         owner = put(api, resource("gpu", image=IMAGE))
-        await until(lambda: says(api, "Available", "True"))
+        await until(lambda: has_condition(api, "Available", "True"))
         await until(lambda: any(each["reason"] == "Adopted" for each in api.all("events")))
     (found,) = api.all("daemonsets")
     assert (found["metadata"]["name"], found["metadata"]["uid"]) == ("intel-gpu-plugin", uid)
@@ -194,7 +194,7 @@ async def test_a_resource_that_is_being_deleted_is_not_reconciled(api: KubeApi) 
     async with operator(api, "gpu"):
         put(api, leaving)
         put(api, resource("gpu", "other", image=IMAGE))
-        await until(lambda: says(api, "Available", "True", name="other"))
+        await until(lambda: has_condition(api, "Available", "True", name="other"))
     assert daemonset(api) is None
     assert "status" not in (api.get("gpudeviceplugins", "mine") or {})
 
@@ -202,10 +202,10 @@ async def test_a_resource_that_is_being_deleted_is_not_reconciled(api: KubeApi) 
 async def test_corrections_of_a_field_that_another_program_reverts_back_off(api: KubeApi) -> None:
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=IMAGE))
-        await until(lambda: says(api, "Available", "True"))
+        await until(lambda: has_condition(api, "Available", "True"))
 
         def revert() -> bool:
-            """Reverts as soon as the operator has corrected; whether the operator tells of it."""
+            """Reverts each correction of the operator. Returns whether the operator reports it."""
             found = daemonset(api)
             assert found
             if found["spec"]["template"]["spec"]["containers"][0]["image"] == IMAGE:
@@ -217,16 +217,16 @@ async def test_corrections_of_a_field_that_another_program_reverts_back_off(api:
                     }
                 }
                 entries = [each for each in drifted["metadata"]["managedFields"] if each["manager"] != "other-program"]
-                theirs = {"manager": "other-program", "operation": "Update", "apiVersion": "apps/v1", "fieldsV1": path}
-                drifted["metadata"]["managedFields"] = [*entries, theirs]
+                other = {"manager": "other-program", "operation": "Update", "apiVersion": "apps/v1", "fieldsV1": path}
+                drifted["metadata"]["managedFields"] = [*entries, other]
                 api.put("daemonsets", drifted)
-            return says(api, "Degraded", "True")
+            return has_condition(api, "Degraded", "True")
 
         await until(revert, 30)
-        said = condition(api, "Degraded") or {}
-        assert said["reason"] == "FieldConflict"
-        assert "image: found" in said["message"]
-        assert "changed by other-program" in said["message"]
+        degraded = condition(api, "Degraded") or {}
+        assert degraded["reason"] == "FieldConflict"
+        assert "image: found" in degraded["message"]
+        assert "changed by other-program" in degraded["message"]
         # Three corrections, each with a handover at most, and the one that may be due meanwhile.
         assert api.count("PATCH .*/daemonsets/") <= 8
         await until(lambda: any(each["reason"] == "FieldConflict" for each in api.all("events")))
@@ -245,7 +245,7 @@ async def test_a_daemonset_of_an_older_operator_is_adopted_and_duplicates_are_de
     version = (api.get("daemonsets", "intel-gpu-plugin", NAMESPACE) or {})["metadata"]["resourceVersion"]
     async with operator(api, "gpu"):
         await until(lambda: [each["metadata"]["name"] for each in api.all("daemonsets")] == ["intel-gpu-plugin"])
-        await until(lambda: says(api, "Available", "True"))
+        await until(lambda: has_condition(api, "Available", "True"))
     patches = [each for each in api.requests if each.method == "PATCH" and each.path.endswith("/intel-gpu-plugin")]
     assert [each.content_type for each in patches] == ["application/json-patch+json", "application/apply-patch+yaml"]
     precondition, operation = patches[0].body
@@ -257,24 +257,24 @@ async def test_an_error_of_the_server_is_reported_and_retried(api: KubeApi) -> N
     refusing = api.fault("POST .*/daemonsets$", 422, times=1_000_000)
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=IMAGE))
-        await until(lambda: says(api, "Degraded", "True"))
+        await until(lambda: has_condition(api, "Degraded", "True"))
         refusing.times = 0
-        await until(lambda: says(api, "Degraded", "False") and daemonset(api) is not None)
+        await until(lambda: has_condition(api, "Degraded", "False") and daemonset(api) is not None)
         await until(lambda: any(each["reason"] == "WriteRejected" for each in api.all("events")))
 
 
 async def test_a_malformed_resource_keeps_its_daemonset_and_is_reported(api: KubeApi) -> None:
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=IMAGE))
-        await until(lambda: says(api, "Available", "True"))
-        made = daemonset(api)
-        assert made
-        put_pod(api, made, "one", "node-a")
+        await until(lambda: has_condition(api, "Available", "True"))
+        result = daemonset(api)
+        assert result
+        put_pod(api, result, "one", "node-a")
         await until(lambda: (api.get("gpudeviceplugins", "mine") or {})["status"].get("nodeNames") == ["node-a"])
         put(api, resource("gpu", image=IMAGE, sharedDevNum="many"), generation=2)
-        await until(lambda: says(api, "Degraded", "True"))
-    said = condition(api, "Degraded") or {}
-    assert (said["reason"], "sharedDevNum" in said["message"]) == ("Malformed", True)
+        await until(lambda: has_condition(api, "Degraded", "True"))
+    degraded = condition(api, "Degraded") or {}
+    assert (degraded["reason"], "sharedDevNum" in degraded["message"]) == ("Malformed", True)
     assert (api.get("gpudeviceplugins", "mine") or {})["status"]["nodeNames"] == ["node-a"]
     assert daemonset(api)
 
@@ -283,26 +283,30 @@ async def test_a_malformed_resource_keeps_its_daemonset_and_is_reported(api: Kub
 async def test_older_images_are_upgraded_as_the_option_selects(api: KubeApi, upgrade: Any, named: str) -> None:
     async with operator(api, "gpu", images=ImagePolicy(upgrade=upgrade)):
         put(api, resource("gpu", image="intel/intel-gpu-plugin:0.30.0"))
-        await until(lambda: says(api, "Available", "True"))
+        await until(lambda: has_condition(api, "Available", "True"))
     runs = "0.30.0" if upgrade == "off" else "0.31.1"
     assert pod_spec(api)["containers"][0]["image"] == f"intel/intel-gpu-plugin:{runs}"
     found = api.get("gpudeviceplugins", "mine") or {}
     assert found["spec"]["image"] == f"intel/intel-gpu-plugin:{named}"
-    assert says(api, "ImageOverridden", str(upgrade == "daemonset"))
+    assert has_condition(api, "ImageOverridden", str(upgrade == "daemonset"))
 
 
 async def test_images_of_the_go_project_keep_running_and_the_conditions_name_the_ones_to_use(api: KubeApi) -> None:
-    wanted = own_image("intel-gpu-plugin")
+    image = own_image("intel-gpu-plugin")
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=IMAGE, allowIDs="0x56c0"))
-        await until(lambda: says(api, "OriginalImage", "True") and says(api, "UnsupportedFields", "True"))
+        await until(
+            lambda: has_condition(api, "OriginalImage", "True") and has_condition(api, "UnsupportedFields", "True")
+        )
         assert pod_spec(api)["containers"][0]["image"] == IMAGE
         status = (api.get("gpudeviceplugins", "mine") or {})["status"]
         messages = {each["type"]: each["message"] for each in status["conditions"]}
-        assert messages["OriginalImage"] == f"image is {IMAGE}, an image of the Go project; set image to {wanted}"
-        assert messages["UnsupportedFields"].endswith(f"found '{IMAGE}'; set image to {wanted}")
-        put(api, resource("gpu", image=wanted, allowIDs="0x56c0"), generation=2)
-        await until(lambda: says(api, "OriginalImage", "False") and says(api, "UnsupportedFields", "False"))
+        assert messages["OriginalImage"] == f"image is {IMAGE}, an image of the Go project; set image to {image}"
+        assert messages["UnsupportedFields"].endswith(f"found '{IMAGE}'; set image to {image}")
+        put(api, resource("gpu", image=image, allowIDs="0x56c0"), generation=2)
+        await until(
+            lambda: has_condition(api, "OriginalImage", "False") and has_condition(api, "UnsupportedFields", "False")
+        )
 
 
 async def test_pods_follow_the_content_of_the_config_map_and_no_other_is_watched(api: KubeApi) -> None:
@@ -318,18 +322,18 @@ async def test_pods_follow_the_content_of_the_config_map_and_no_other_is_watched
 
     async with operator(api, "dsa"):
         put(api, resource("dsa", **spec, provisioningConfig="layout"))
-        await until(lambda: says(api, "ProvisioningConfigMissing", "True", family="dsa"))
+        await until(lambda: has_condition(api, "ProvisioningConfigMissing", "True", family="dsa"))
         api.put("configmaps", config("one"))
-        await until(lambda: says(api, "ProvisioningConfigMissing", "False", family="dsa") and hashed() != "")
+        await until(lambda: has_condition(api, "ProvisioningConfigMissing", "False", family="dsa") and hashed() != "")
         first = hashed()
         api.put("configmaps", config("two"))
         await until(lambda: hashed() not in ("", first))
         second = hashed()
         api.remove("configmaps", "layout", NAMESPACE)
-        await until(lambda: says(api, "ProvisioningConfigMissing", "True", family="dsa"))
+        await until(lambda: has_condition(api, "ProvisioningConfigMissing", "True", family="dsa"))
         assert hashed() == second
-    asked = [each for each in api.requests if each.path.endswith("/configmaps")]
-    assert {each.parameters["fieldSelector"] for each in asked} == {"metadata.name=layout"}
+    requests = [each for each in api.requests if each.path.endswith("/configmaps")]
+    assert {each.parameters["fieldSelector"] for each in requests} == {"metadata.name=layout"}
 
 
 async def test_without_rights_to_config_maps_the_plugin_is_deployed(api: KubeApi) -> None:
@@ -343,18 +347,18 @@ async def test_without_rights_to_config_maps_the_plugin_is_deployed(api: KubeApi
 
     async with operator(api, "dsa", wait=0.05):
         put(api, resource("dsa", **spec, provisioningConfig="layout"))
-        await until(lambda: says(api, "ProvisioningConfigMissing", "Unknown", family="dsa"))
+        await until(lambda: has_condition(api, "ProvisioningConfigMissing", "Unknown", family="dsa"))
         assert daemonset(api, "dsa")
         assert PROVISIONING_ANNOTATION not in annotations()
         refusing.times = 0
-        await until(lambda: says(api, "ProvisioningConfigMissing", "False", family="dsa"))
+        await until(lambda: has_condition(api, "ProvisioningConfigMissing", "False", family="dsa"))
         assert PROVISIONING_ANNOTATION in annotations()
 
 
 async def test_an_invalid_config_map_name_is_missing_without_a_request(api: KubeApi) -> None:
     async with operator(api, "dsa"):
         put(api, resource("dsa", image="intel/intel-dsa-plugin:0.31.1", provisioningConfig="a,metadata.name!=b"))
-        await until(lambda: says(api, "ProvisioningConfigMissing", "True", family="dsa"))
+        await until(lambda: has_condition(api, "ProvisioningConfigMissing", "True", family="dsa"))
     assert not api.count("/configmaps")
 
 
@@ -363,9 +367,9 @@ async def test_two_resources_on_the_same_nodes_report_their_overlap(api: KubeApi
     async with operator(api, "gpu"):
         put(api, resource("gpu", "a", image=IMAGE))
         put(api, resource("gpu", "b", image=IMAGE, nodeSelector={"gpu": "yes"}))
-        await until(lambda: all(says(api, "NodeOverlap", "True", name=name) for name in ("a", "b")))
+        await until(lambda: all(has_condition(api, "NodeOverlap", "True", name=name) for name in ("a", "b")))
         api.put("nodes", node("one"))
-        await until(lambda: all(says(api, "NodeOverlap", "False", name=name) for name in ("a", "b")))
+        await until(lambda: all(has_condition(api, "NodeOverlap", "False", name=name) for name in ("a", "b")))
 
 
 async def test_recreating_a_resource_notifies_overlapping_resources(api: KubeApi) -> None:
@@ -373,12 +377,12 @@ async def test_recreating_a_resource_notifies_overlapping_resources(api: KubeApi
     async with operator(api, "gpu"):
         put(api, resource("gpu", "a", image=IMAGE))
         put(api, resource("gpu", "b", image=IMAGE, nodeSelector={"gpu": "yes"}))
-        await until(lambda: all(says(api, "NodeOverlap", "True", name=name) for name in ("a", "b")))
+        await until(lambda: all(has_condition(api, "NodeOverlap", "True", name=name) for name in ("a", "b")))
         api.remove("gpudeviceplugins", "b")
         put(api, resource("gpu", "b", image=IMAGE, nodeSelector={"gpu": "no"}))
         api.compact()
         api.abort_watches()
-        await until(lambda: says(api, "NodeOverlap", "False", name="a"))
+        await until(lambda: has_condition(api, "NodeOverlap", "False", name="a"))
 
 
 async def test_shared_objects_of_gpu_plugins_exist_while_one_of_them_needs_them(api: KubeApi) -> None:
@@ -421,9 +425,9 @@ async def test_a_binding_of_another_installation_is_replaced(api: KubeApi, found
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=own_image("intel-gpu-plugin"), resourceManager=True, sharedDevNum=2))
         await until(lambda: daemonset(api) is not None)
-        there = api.get("clusterrolebindings", "gpu-manager-rolebinding")
-        assert there
-        assert {key: there[key] for key in ("roleRef", "subjects")} == {
+        existing = api.get("clusterrolebindings", "gpu-manager-rolebinding")
+        assert existing
+        assert {key: existing[key] for key in ("roleRef", "subjects")} == {
             key: binding()[key] for key in ("roleRef", "subjects")
         }
 
@@ -434,7 +438,7 @@ async def test_with_the_rights_of_older_manifests_a_binding_is_not_verified(api:
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=own_image("intel-gpu-plugin"), resourceManager=True, sharedDevNum=2))
         await until(lambda: daemonset(api) is not None)
-        assert not says(api, "Degraded", "True")
+        assert not has_condition(api, "Degraded", "True")
 
 
 async def test_a_binding_with_further_accounts_is_unchanged(api: KubeApi) -> None:
@@ -451,10 +455,10 @@ async def test_shared_gpu_objects_that_may_not_be_created_are_reported(api: Kube
     refusing = api.fault("POST .*/serviceaccounts", 403, times=1_000_000)
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=IMAGE, resourceManager=True, sharedDevNum=2))
-        await until(lambda: says(api, "Degraded", "True"))
+        await until(lambda: has_condition(api, "Degraded", "True"))
         assert "serviceaccounts" in (condition(api, "Degraded") or {})["message"]
         refusing.times = 0
-        await until(lambda: says(api, "Degraded", "False") and daemonset(api) is not None)
+        await until(lambda: has_condition(api, "Degraded", "False") and daemonset(api) is not None)
 
 
 @pytest.mark.parametrize("status", [0, 409, 410, 429, 500])
@@ -475,8 +479,8 @@ async def test_a_fault_at_any_request_does_not_change_the_final_state(
     fault = api.fault(pattern, status, after=after)
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=IMAGE))
-        await until(lambda: says(api, "Available", "True"))
-        assert not says(api, "Degraded", "True")
+        await until(lambda: has_condition(api, "Available", "True"))
+        assert not has_condition(api, "Degraded", "True")
         api.remove("gpudeviceplugins", "mine")
         await until(lambda: not api.all("daemonsets"))
     assert fault.times == 0

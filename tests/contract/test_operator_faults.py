@@ -1,7 +1,7 @@
-"""The operator killed, refused, left without an answer at every single request: in the end there is what is asked for.
+"""The operator is killed, or its request fails or hangs, at every single request: the final state is the desired one.
 
-For each scenario a run without faults tells how many requests there are to spoil and what the end is. Then, one run
-each, every one of them (in `make test` a third) is spoilt in every way; where the operator was killed it is started
+For each scenario a run without faults determines the number of requests and the final state. Then there is one run
+for each request (in `make test` for a third) and kind of fault. A killed operator is started
 again, as Kubernetes does.
 """
 
@@ -22,15 +22,15 @@ from operatorscenarios import (
     SCENARIOS,
     SETTINGS,
     VERSION,
+    Change,
     Copy,
-    Deed,
     Drift,
-    Put,
+    PutObject,
     Remove,
-    copied,
     difference,
+    differences_to_desired,
+    duplicate,
     end,
-    unfulfilled,
 )
 from thoroughness import examples, places
 from waiting import until
@@ -42,12 +42,12 @@ from accelplane.operator.controller import controllers
 
 pytestmark = pytest.mark.untraced
 
-# Everything but watches.
+# All requests except watches.
 ANY = r"^(GET|PATCH|PUT|POST|DELETE) "
 _TIMEOUTS = WatchTimeouts(first_delay=0.01, max_delay=0.1)
 _SHORT = WatchTimeouts(first_delay=0.01, max_delay=0.1, idle=0.4)
 EXPIRED = b'{"type":"ERROR","object":{"kind":"Status","status":"Failure","code":410,"reason":"Expired"}}'
-# As many at a time as keep the processor busy while they wait.
+# The number of concurrent runs that keeps the processor busy.
 AT_A_TIME = 8
 
 FAULTS: dict[str, dict[str, Any]] = {
@@ -76,23 +76,23 @@ class Operator:
         self._manager: Manager | None = None
 
     def kill(self) -> None:
-        """Ends them where they are: nothing is finished."""
+        """Kills them without completing any work."""
         self.kills += 1
         assert self._running
         self._running.cancel()
 
     async def run(self) -> None:
-        while not await self._one_life() and not self._stopped:
+        while not await self._run_once() and not self._stopped:
             pass
 
     def stop(self) -> None:
-        """Ends them in order, also when they were killed a moment ago."""
+        """Stops them, also directly after they were killed."""
         assert self._manager
         self._stopped = True
         self._manager.stop()
 
-    async def _one_life(self) -> bool:
-        """Whether it ended in order."""
+    async def _run_once(self) -> bool:
+        """Runs them once. Returns whether they were stopped, not killed."""
         client = Client(self.api.config, field_manager="accelplane-operator", timeout=self._timeout)
         self._manager = Manager(client, health_address=OFF, metrics_address=OFF, watch_timeouts=self.watch_timeouts)
         controllers(self._manager, self.families, SETTINGS)
@@ -112,13 +112,13 @@ class Operator:
 
 @contextlib.asynccontextmanager
 async def operator(api: KubeApi, *families: str, **more: Any) -> AsyncIterator[Operator]:
-    made = Operator(api, families, **more)
-    task = asyncio.create_task(made.run())
+    instance = Operator(api, families, **more)
+    task = asyncio.create_task(instance.run())
     try:
         await asyncio.sleep(0)
-        yield made
+        yield instance
         assert not task.done()
-        made.stop()
+        instance.stop()
         async with asyncio.timeout(60):
             await task
     finally:
@@ -126,18 +126,18 @@ async def operator(api: KubeApi, *families: str, **more: Any) -> AsyncIterator[O
         await asyncio.gather(task, return_exceptions=True)
 
 
-def do(api: KubeApi, deed: Deed) -> None:
-    match deed:
-        case Put(plural, thing):
+def do(api: KubeApi, change: Change) -> None:
+    match change:
+        case PutObject(plural, thing):
             put(api, plural, copy.deepcopy(thing))
         case Remove(plural, name, namespace):
             api.remove(plural, name, namespace)
         case Copy(name, new):
             found = api.get("daemonsets", name, NAMESPACE)
             assert found
-            made = copied(found, new)
-            made["metadata"]["creationTimestamp"] = "2030-01-01T00:00:00Z"
-            api.put("daemonsets", made)
+            result = duplicate(found, new)
+            result["metadata"]["creationTimestamp"] = "2030-01-01T00:00:00Z"
+            api.put("daemonsets", result)
         case Drift(name, args):
             drifted = copy.deepcopy(api.get("daemonsets", name, NAMESPACE))
             assert drifted
@@ -161,20 +161,20 @@ def end_of(api: KubeApi) -> Object:
 
 
 def missing_in(api: KubeApi) -> str:
-    return unfulfilled({plural: api.all(plural) for plural in (*JUDGED, "nodes", "configmaps")})
+    return differences_to_desired({plural: api.all(plural) for plural in (*JUDGED, "nodes", "configmaps")})
 
 
-async def quiet(api: KubeApi, many: int = 30) -> None:
-    """Returns when nothing was asked for while client and server, which share a loop, had many a turn."""
-    asked, turns = -1, 0
+async def wait_quiet(api: KubeApi, many: int = 30) -> None:
+    """Waits until there were no requests during many iterations of the loop that client and server share."""
+    request_count, turns = -1, 0
     async with asyncio.timeout(60):
         while turns < many:
-            before, asked = asked, api.count(ANY)
-            turns = turns + 1 if asked == before else 0
+            before, request_count = request_count, api.count(ANY)
+            turns = turns + 1 if request_count == before else 0
             await asyncio.sleep(0.01)
 
 
-class Recorded:
+class FaultFreeRun:
     """A run without faults: the initial state, the final state, and how many requests."""
 
     def __init__(self, prepared: KubeApi, end: Object, requests: int, watches: int) -> None:
@@ -184,68 +184,72 @@ class Recorded:
         self.watches = watches
 
 
-_recorded: dict[str, Recorded] = {}
+_recorded: dict[str, FaultFreeRun] = {}
 
 
-async def recorded(name: str) -> Recorded:
+async def recorded(name: str) -> FaultFreeRun:
     """The run of a scenario without faults, made once."""
     if name not in _recorded:
         scenario = SCENARIOS[name]
-        # The operator takes its time, a second, until it looks what other labels of nodes mean.
-        many = 150 if any(isinstance(deed, Put) and deed.plural == "nodes" for deed in scenario.deeds) else 30
+        # The operator debounces changed labels of nodes for a second.
+        many = (
+            150
+            if any(isinstance(change, PutObject) and change.plural == "nodes" for change in scenario.changes)
+            else 30
+        )
         async with kube_api() as api:
             async with operator(api, *scenario.families):
-                for deed in scenario.before:
-                    do(api, deed)
-                await quiet(api, many)
+                for change in scenario.before:
+                    do(api, change)
+                await wait_quiet(api, many)
                 prepared = KubeApi()
                 prepared.copy_from(api)
-                watches, asked = api.open_watches, api.count(ANY)
-                for deed in scenario.deeds:
-                    do(api, deed)
-                await quiet(api, many)
+                watches, counts = api.open_watches, api.count(ANY)
+                for change in scenario.changes:
+                    do(api, change)
+                await wait_quiet(api, many)
             assert not missing_in(api)
-            _recorded[name] = Recorded(prepared, end_of(api), api.count(ANY) - asked, watches)
+            _recorded[name] = FaultFreeRun(prepared, end_of(api), api.count(ANY) - counts, watches)
     return _recorded[name]
 
 
-async def until_so(api: KubeApi, is_so: Callable[[], bool]) -> None:
-    """Waits, but not for ever, until something is so of the objects, which are looked at when they have changed."""
-    looked_at = -1
+async def wait_until_true(api: KubeApi, condition: Callable[[], bool]) -> None:
+    """Waits until the condition is true, and evaluates it after each change of the objects. Has a timeout."""
+    known_version = -1
 
-    def is_news() -> bool:
-        nonlocal looked_at
-        news, looked_at = api.version != looked_at, api.version
-        return news and is_so()
+    def has_changed() -> bool:
+        nonlocal known_version
+        news, known_version = api.version != known_version, api.version
+        return news and condition()
 
     with contextlib.suppress(TimeoutError):
-        await until(is_news, 60)
+        await until(has_changed, 60)
 
 
-async def ends_as_ever(api: KubeApi, name: str) -> None:
-    """Returns when a scenario's end is that of the run without faults."""
+async def wait_final_state(api: KubeApi, name: str) -> None:
+    """Waits until the state is the final state of the run without faults."""
     expected = (await recorded(name)).end
-    await until_so(api, lambda: end_of(api) == expected)
+    await wait_until_true(api, lambda: end_of(api) == expected)
     assert not difference(end_of(api), expected)
 
 
-async def troubled(name: str, trouble: Callable[[KubeApi, Operator], Fault], **more: Any) -> bool:
-    """One run of a scenario, with a fault from when its deeds begin; its end is as ever. Whether the fault happened."""
+async def run_with_fault(name: str, trouble: Callable[[KubeApi, Operator], Fault], **more: Any) -> bool:
+    """Runs a scenario with a fault during its changes; checks the final state. Returns whether the fault occurred."""
     scenario, record = SCENARIOS[name], await recorded(name)
     async with kube_api() as api:
         api.copy_from(record.prepared)
         async with operator(api, *scenario.families, **more) as running:
             await until(lambda: api.open_watches >= record.watches, 60)
             fault = trouble(api, running)
-            for deed in scenario.deeds:
-                do(api, deed)
-            await ends_as_ever(api, name)
+            for change in scenario.changes:
+                do(api, change)
+            await wait_final_state(api, name)
         assert not difference(end_of(api), record.end)
         return not fault.times
 
 
 async def each(positions: Sequence[int], run: Callable[[int], Awaitable[bool]]) -> None:
-    """Makes a run for each position, a few at a time, in most of which there is a fault."""
+    """Runs the scenario for each position, a few concurrently. Most runs must have a fault."""
     slots = asyncio.Semaphore(AT_A_TIME)
     failed: list[str] = []
     happened: list[int] = []
@@ -260,7 +264,7 @@ async def each(positions: Sequence[int], run: Callable[[int], Awaitable[bool]]) 
 
     await asyncio.gather(*(one(position) for position in positions))
     assert not failed, "\n".join(failed)
-    # In which order things happen is not the same each time, and one run has a request more than another.
+    # The order of events differs between runs, and so does the number of requests by one.
     assert happened
     assert 2 * len(happened) >= len(positions)
 
@@ -271,7 +275,7 @@ async def test_a_fault_at_any_request_does_not_change_the_final_state(name: str,
     more = {"timeout": 0.2} if FAULTS[fault].get("hang") else {}
 
     async def run(position: int) -> bool:
-        return await troubled(name, lambda api, _: api.fault(ANY, skip=position, **FAULTS[fault]), **more)
+        return await run_with_fault(name, lambda api, _: api.fault(ANY, skip=position, **FAULTS[fault]), **more)
 
     await each(places((await recorded(name)).requests, list(FAULTS).index(fault)), run)
 
@@ -283,7 +287,7 @@ async def test_an_operator_killed_at_any_request_continues(name: str, after: boo
         def trouble(api: KubeApi, running: Operator) -> Fault:
             return api.fault(ANY, skip=position, hang=True, after=after, then=running.kill)
 
-        return await troubled(name, trouble)
+        return await run_with_fault(name, trouble)
 
     await each(places((await recorded(name)).requests, int(after)), run)
 
@@ -307,8 +311,8 @@ WATCHES: dict[str, Callable[[KubeApi], object]] = {
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("what", WATCHES)
-async def test_failing_watches_hide_no_changes(what: str, moment: str) -> None:
+@pytest.mark.parametrize("description", WATCHES)
+async def test_failing_watches_hide_no_changes(description: str, moment: str) -> None:
     names = list(SCENARIOS)
 
     async def run(index: int) -> bool:
@@ -316,15 +320,17 @@ async def test_failing_watches_hide_no_changes(what: str, moment: str) -> None:
         scenario, record = SCENARIOS[name], await recorded(name)
         async with kube_api() as api:
             api.copy_from(record.prepared)
-            async with operator(api, *scenario.families, watch_timeouts=_SHORT if what == "silent" else _TIMEOUTS):
+            async with operator(
+                api, *scenario.families, watch_timeouts=_SHORT if description == "silent" else _TIMEOUTS
+            ):
                 await until(lambda: api.open_watches >= record.watches, 60)
                 if moment == "before":
-                    WATCHES[what](api)
-                for deed in scenario.deeds:
-                    do(api, deed)
+                    WATCHES[description](api)
+                for change in scenario.changes:
+                    do(api, change)
                 if moment == "after":
-                    WATCHES[what](api)
-                await ends_as_ever(api, name)
+                    WATCHES[description](api)
+                await wait_final_state(api, name)
             assert not difference(end_of(api), record.end)
         return True
 
@@ -339,11 +345,11 @@ async def test_changes_made_without_an_operator_are_reconciled_even_after_a_fail
     async def run(position: int) -> bool:
         async with kube_api() as api:
             api.copy_from(record.prepared)
-            for deed in scenario.deeds:
-                do(api, deed)
+            for change in scenario.changes:
+                do(api, change)
             spoilt = api.fault("", skip=position, **FAULTS[fault])
             async with operator(api, *scenario.families):
-                await ends_as_ever(api, name)
+                await wait_final_state(api, name)
             assert not difference(end_of(api), record.end)
             return not spoilt.times
 
@@ -363,7 +369,7 @@ SPECS = st.fixed_dictionaries(
     },
 )
 NAMES = st.sampled_from(["one", "two"])
-# Which requests, and how many of them are let pass.
+# The pattern of requests, and how many of them succeed before the fault.
 WHERE = st.tuples(st.sampled_from([ANY, "^DELETE ", "^PATCH ", "^PATCH .*/daemonsets/", "^POST "]), st.integers(0, 3))
 STEPS = st.one_of(
     st.tuples(st.just("edit"), NAMES, SPECS),
@@ -379,19 +385,19 @@ STEPS = st.one_of(
 )
 
 
-async def step(api: KubeApi, running: Operator, what: str, *how: Any) -> None:
+async def step(api: KubeApi, running: Operator, description: str, *how: Any) -> None:
     daemonset = f"intel-gpu-plugin-{how[0]}"
-    there = api.get("daemonsets", daemonset, NAMESPACE) is not None
-    match what:
+    existing = api.get("daemonsets", daemonset, NAMESPACE) is not None
+    match description:
         case "edit":
             put(api, "gpudeviceplugins", resource("gpu", how[0], **copy.deepcopy(how[1])))
         case "remove" if api.get("gpudeviceplugins", how[0]):
             do(api, Remove("gpudeviceplugins", how[0]))
-        case "drift" if there:
+        case "drift" if existing:
             do(api, Drift(daemonset, ["-bad"]))
-        case "copy" if there and not api.get("daemonsets", f"{daemonset}-x", NAMESPACE):
+        case "copy" if existing and not api.get("daemonsets", f"{daemonset}-x", NAMESPACE):
             do(api, Copy(daemonset, f"{daemonset}-x"))
-        case "delete" if there:
+        case "delete" if existing:
             do(api, Remove("daemonsets", daemonset, NAMESPACE))
         case "fault":
             api.fault(how[0][0], skip=how[0][1], **FAULTS[how[1]])
@@ -414,10 +420,10 @@ def test_after_any_fault_the_final_state_is_that_of_the_last_edit(steps: list[tu
             async with operator(api, "gpu", watch_timeouts=_SHORT) as running:
                 for each in steps:
                     await step(api, running, *each)
-                # What was begun for a resource that is gone meanwhile is to be seen through, too.
-                await quiet(api, 10)
-                await until_so(api, lambda: not missing_in(api))
-                await quiet(api, 10)
+                # Work for a resource that was deleted meanwhile is completed, too.
+                await wait_quiet(api, 10)
+                await wait_until_true(api, lambda: not missing_in(api))
+                await wait_quiet(api, 10)
             assert not missing_in(api)
 
     asyncio.run(live())

@@ -10,7 +10,7 @@ import pytest
 from customresources import resource
 from kubeapi import KubeApi
 from manifests import own_image
-from processes import Process, called
+from processes import Process, run_main
 from waiting import until
 from webhookprograms import files, page, port_of, review
 
@@ -27,15 +27,15 @@ Start = Callable[..., Process]
 @pytest.fixture
 async def start(api: KubeApi, tmp_path: Path) -> AsyncGenerator[Start]:
     started: list[Process] = []
-    given = files(api, tmp_path)
+    file_arguments = files(api, tmp_path)
 
-    def go(*arguments: str, **environment: str) -> Process:
-        command = ("-m", "accelplane.cli.operator", *given, *ADDRESSES)
+    def run_program(*arguments: str, **environment: str) -> Process:
+        command = ("-m", "accelplane.cli.operator", *file_arguments, *ADDRESSES)
         log = tmp_path / f"log{len(started)}"
         started.append(Process("python", *command, *arguments, log=log, env=environment))
         return started[-1]
 
-    yield go
+    yield run_program
     for one in started:
         one.kill()
         await one.exit_code()
@@ -57,11 +57,11 @@ async def test_the_program_reconciles_and_ends_at_sigterm(api: KubeApi, start: S
     judged = await review(port, "/validate-deviceplugin-intel-com-v1-gpudeviceplugin", whole)
     assert judged["allowed"]
     assert "GpuDevicePlugin mine also selects node one" in judged["warnings"][0]
-    refused = await review(
+    is_refused = await review(
         port, "/validate-deviceplugin-intel-com-v1-gpudeviceplugin", resource("gpu", image="a/b:1.2.3")
     )
-    assert refused["status"]["code"] == 403
-    assert "incorrect image name" in refused["status"]["message"]
+    assert is_refused["status"]["code"] == 403
+    assert "incorrect image name" in is_refused["status"]["message"]
     off = await review(port, "/validate-deviceplugin-intel-com-v1-qatdeviceplugin", resource("qat"))
     assert "QatDevicePlugin is not enabled" in off["status"]["message"]
     limits = {"sgx.intel.com/epc": "1Mi"}
@@ -78,7 +78,7 @@ async def test_pods_are_mutated_by_the_mappings_of_their_namespace(api: KubeApi,
     api.put("acceleratorfunctions", function | {"spec": {"afuId": afu, "interfaceId": interface, "mode": "region"}})
     process = start("-devices=fpga,gpu")
     port = await port_of(process)
-    await process.said("all caches are synced")
+    await process.wait_for_log("all caches are synced")
     limits = {"fpga.intel.com/nlb0": "1"}
     container = {"name": "a", "resources": {"limits": limits, "requests": dict(limits)}}
 
@@ -93,10 +93,10 @@ async def test_pods_are_mutated_by_the_mappings_of_their_namespace(api: KubeApi,
     assert "namespace 'there' has no AcceleratorFunction" in (await mutated("there"))["status"]["message"]
     api.remove("acceleratorfunctions", "nlb0", "here")
 
-    async def refused() -> bool:
+    async def is_refused() -> bool:
         return "status" in await mutated("here")
 
-    await until(refused)
+    await until(is_refused)
 
 
 async def test_pods_without_sgx_are_unchanged(start: Start) -> None:
@@ -108,31 +108,31 @@ async def test_an_older_installation_works_without_its_missing_objects(api: Kube
     api.fault("GET .*/npudeviceplugins", 404, times=1_000_000)
     api.fault("GET .*/nodes", 403, times=1_000_000)
     process = start()
-    await process.said("NpuDevicePlugin: there is no definition of this kind")
+    await process.wait_for_log("NpuDevicePlugin: there is no definition of this kind")
     for name in ("one", "two"):
         api.put("gpudeviceplugins", resource("gpu", name, image=IMAGE))
     await until(lambda: len(api.all("daemonsets")) == 2)
     late = await review(await port_of(process), "/validate-deviceplugin-intel-com-v1-npudeviceplugin", resource("npu"))
     assert "restart it" in late["status"]["message"]
     assert process.log().count("nodes may not be listed") == 1
-    assert "/api/v1/nodes" not in process.log(), "no request is told of"
+    assert "/api/v1/nodes" not in process.log(), "no request is logged"
     assert await process.terminate() == 0
 
 
 async def test_metrics_need_tls_and_authorization(api: KubeApi, start: Start) -> None:
-    who = {"metadata": {}, "spec": {}, "status": {"authenticated": True, "user": {"username": "u"}}}
+    token_review = {"metadata": {}, "spec": {}, "status": {"authenticated": True, "user": {"username": "u"}}}
     may = {"metadata": {}, "spec": {}, "status": {"allowed": True}}
-    api.fault("POST .*/tokenreviews", 201, times=9, body=json.dumps(who).encode())
+    api.fault("POST .*/tokenreviews", 201, times=9, body=json.dumps(token_review).encode())
     api.fault("POST .*/subjectaccessreviews", 201, times=9, body=json.dumps(may).encode())
     port = await port_of(start("--metrics-secure", "--metrics-bind-address=127.0.0.1:0"), "metrics")
-    await until(lambda: reaches(port, secure=True))
+    await until(lambda: is_reachable(port, secure=True))
     assert (await page(port, "/metrics", secure=True))[0] == 401
     status, text = await page(port, "/metrics", bearer="t", secure=True)
     assert status == 200
     assert "workqueue_depth" in text
 
 
-async def reaches(port: int, *, secure: bool) -> bool:
+async def is_reachable(port: int, *, secure: bool) -> bool:
     try:
         await page(port, "/healthz", secure=secure)
     except OSError:
@@ -179,7 +179,7 @@ async def test_the_program_is_ready_when_its_webhooks_are_reachable(start: Start
     ],
 )
 def test_startup_errors_are_reported(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
-    ended = called(operator.main, *files(None, tmp_path), *ADDRESSES, *arguments)
+    ended = run_main(operator.main, *files(None, tmp_path), *ADDRESSES, *arguments)
     assert ended.returncode == code
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -193,8 +193,8 @@ def test_an_unknown_command_does_not_run_the_operator(capsys: pytest.CaptureFixt
 
 
 def test_flags_and_environment_are_those_of_the_go_operator() -> None:
-    given, _ = parse(operator.FLAGS, ["--devices=qat", "-devices", "npu", "--deviceplugin-namespace=n", "-v=2"])
-    values = {flag.name: flag.default for flag in operator.FLAGS} | given
+    parsed, _ = parse(operator.FLAGS, ["--devices=qat", "-devices", "npu", "--deviceplugin-namespace=n", "-v=2"])
+    values = {flag.name: flag.default for flag in operator.FLAGS} | parsed
     assert operator.options(values | {"fpga-resource-naming": "legacy63"}, {}).settings.fpga_naming == "legacy63"
     found = operator.options(values, {"DEVICEPLUGIN_SECRET": "s", "INTEL_GPU_PLUGIN_SHA": "x@sha256:0", "HOME": "/"})
     assert found.families == ["qat", "npu"]

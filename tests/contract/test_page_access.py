@@ -1,4 +1,4 @@
-"""Who may read the agent's pages: TLS, client certificates, tokens that the API server accepts."""
+"""Access to the agent's pages: TLS, client certificates, tokens that the API server accepts."""
 
 import asyncio
 import json
@@ -32,13 +32,13 @@ USER = {"username": "system:serviceaccount:monitoring:prometheus"}
 def certificate(directory: Path, authority: Authority = AUTHORITY, user: str = "") -> Path:
     """A directory with `tls.crt` and `tls.key`, of the server or of a user."""
     directory.mkdir(exist_ok=True)
-    made = authority.client(user) if user else authority.server("agent", "127.0.0.1")
-    (directory / "tls.crt").write_bytes(made.certificate)
-    (directory / "tls.key").write_bytes(made.key)
+    result = authority.client(user) if user else authority.server("agent", "127.0.0.1")
+    (directory / "tls.crt").write_bytes(result.certificate)
+    (directory / "tls.key").write_bytes(result.key)
     return directory
 
 
-def trusting(tmp_path: Path, client: Path | None = None) -> ssl.SSLContext:
+def client_context(tmp_path: Path, client: Path | None = None) -> ssl.SSLContext:
     authority = tmp_path / "authority.crt"
     authority.write_bytes(AUTHORITY.credentials.certificate)
     context = ssl.create_default_context(cafile=os.fspath(authority))
@@ -73,12 +73,12 @@ async def test_pages_are_served_over_tls_and_a_replaced_certificate_is_used(
 ) -> None:
     directory = certificate(tmp_path / "tls")
     async with serving(Settings(http_tls_dir=os.fspath(directory)), unused_tcp_port):
-        assert await get(unused_tcp_port, "/metrics", trusting(tmp_path)) == 200
+        assert await get(unused_tcp_port, "/metrics", client_context(tmp_path)) == 200
         certificate(directory, OTHER)
 
         async def rejected() -> bool:
             try:
-                await get(unused_tcp_port, "/metrics", trusting(tmp_path))
+                await get(unused_tcp_port, "/metrics", client_context(tmp_path))
             except ssl.SSLCertVerificationError:
                 return True
             return False
@@ -94,8 +94,8 @@ async def test_with_a_client_authority_clients_need_its_certificate(tmp_path: Pa
     authority.write_bytes(AUTHORITY.credentials.certificate)
     settings = Settings(http_tls_dir=os.fspath(directory), http_client_ca=os.fspath(authority))
     async with serving(settings, unused_tcp_port):
-        assert await get(unused_tcp_port, "/metrics", trusting(tmp_path, client)) == 200
-        for context in (trusting(tmp_path), trusting(tmp_path, stranger)):
+        assert await get(unused_tcp_port, "/metrics", client_context(tmp_path, client)) == 200
+        for context in (client_context(tmp_path), client_context(tmp_path, stranger)):
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 await get(unused_tcp_port, "/metrics", context)
 

@@ -1,4 +1,4 @@
-"""The agent's HTTP pages, as scrapers, probes and administrators see them."""
+"""The agent's HTTP pages for scrapers, probes and administrators."""
 
 import asyncio
 import contextlib
@@ -355,14 +355,14 @@ async def test_the_readiness_of_an_agent_follows_registration_and_scans(
     agent = await start_agent(meters=plugin)
     async with serve(agent.status):
 
-        async def shows(text: str) -> bool:
+        async def wait_for_page(text: str) -> bool:
             return text in (await get("/readyz"))[1]
 
-        await until(lambda: shows(f"{METERS}: waiting: "))
+        await until(lambda: wait_for_page(f"{METERS}: waiting: "))
         await idle_kubelet.start()
-        await until(lambda: shows("ok\n"))
+        await until(lambda: wait_for_page("ok\n"))
         plugin.failing = True
         agent.runners["meters"].scan.request()
-        await until(lambda: shows("meters: scan fails: no light\n"))
+        await until(lambda: wait_for_page("meters: scan fails: no light\n"))
         assert await get("/healthz") == (200, "ok\n"), "a restart does not repair a failing scan"
         await idle_kubelet.kill()

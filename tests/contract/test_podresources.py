@@ -1,4 +1,4 @@
-"""Who holds which device, asked over the kubelet's pod resources socket."""
+"""The holders of devices, from the kubelet's pod resources socket."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""`accelplane provision` and the init containers' programs, as their users see them: what they print, how they end."""
+"""`accelplane provision` and the init containers' programs, with their output and exit codes."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from unittest.mock import patch
 import click
 import pytest
 from mountpoints import mounted_for_test
-from processes import called
+from processes import run_main
 
 from accelplane.cli import main, provision_dropin
 from accelplane.cli.provision import provision as provision_command
@@ -46,7 +46,7 @@ def run(
         return 0
 
     with patch.object(sys, "argv", [program, *arguments]), patch.dict(os.environ, environment or {}, clear=True):
-        return called(command)
+        return run_main(command)
 
 
 def provision(*arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -63,7 +63,7 @@ def conf(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> str:
-    """The node's files, which do not react to anything."""
+    """The node as plain files, which do not react to writes."""
     write_tree(Kernel(NODE), tmp_path / "tree")
     return str(tmp_path / "tree")
 
@@ -73,7 +73,7 @@ MakeNode = Callable[[NodeSpec], AbstractContextManager[tuple[Kernel, str]]]
 
 @pytest.fixture
 def node(tmp_path: Path) -> MakeNode:
-    """A node that reacts."""
+    """A node with an emulated kernel."""
 
     @contextmanager
     def make(spec: NodeSpec) -> Iterator[tuple[Kernel, str]]:
@@ -90,9 +90,9 @@ def files(root: str) -> dict[str, bytes]:
 
 def test_a_plan_shows_the_difference_and_writes_nothing(tree: str, conf: Path) -> None:
     before = files(tree)
-    shown = provision("plan", "qat", "dlb", "--root", tree, "--config-dir", str(conf))
+    result = provision("plan", "qat", "dlb", "--root", tree, "--config-dir", str(conf))
     assert (
-        shown.stdout
+        result.stdout
         == f"""\
 qat: desired: services sym;asym, auto-reset any, all VFs on vfio-pci ({conf}/qat.conf)
   0000:61:00.0  pending
@@ -115,22 +115,22 @@ dlb: desired: 1 VF on every PF
 4 devices: 1 unchanged, 3 pending
 """
     )
-    assert (shown.returncode, shown.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")
     assert files(tree) == before
 
 
 def test_no_family_means_all_of_them(tree: str) -> None:
-    shown = provision("plan", "-o", "json", "--root", tree)
-    report = json.loads(shown.stdout)
+    result = provision("plan", "-o", "json", "--root", tree)
+    report = json.loads(result.stdout)
     assert {device["kind"] for device in report["devices"]} == {"qat", "dsa", "iaa", "dlb"}
     assert report["problems"] == []
 
 
 def test_status_shows_the_current_and_the_desired_state(tree: str, conf: Path) -> None:
-    shown = provision("status", "qat", "--root", tree, "--config-dir", str(conf))
-    assert shown.returncode == 1
-    assert "  0000:61:00.0  pending\n      driver 4xxx\n      state up\n      services dc\n" in shown.stdout
-    assert shown.stdout.endswith("2 devices: 1 unchanged, 1 pending\n")
+    result = provision("status", "qat", "--root", tree, "--config-dir", str(conf))
+    assert result.returncode == 1
+    assert "  0000:61:00.0  pending\n      driver 4xxx\n      state up\n      services dc\n" in result.stdout
+    assert result.stdout.endswith("2 devices: 1 unchanged, 1 pending\n")
     only = {"ENABLED_QAT_PF_PCIIDS": "4942"}
     assert provision("status", "qat", "--root", tree, environment=only).returncode == 0
 
@@ -150,11 +150,11 @@ def test_apply_reaches_the_desired_state_and_a_second_one_changes_nothing(node: 
 
 def test_a_failed_device_is_reported_and_sets_the_exit_code(node: MakeNode) -> None:
     with node(NodeSpec(qats=[QatSpec(), QatSpec(services="dc")], iommu="off", loaded=("vfio-pci",))) as (_kernel, root):
-        shown = provision("apply", "qat", "--root", root)
-    assert shown.returncode == 1
-    assert "reason: VFs 0 -> 16: /sys/bus/pci/devices/0000:61:00.0/sriov_numvfs: Invalid argument" in shown.stdout
-    assert "no IOMMU is enabled; add intel_iommu=on to the kernel's command line" in " ".join(shown.stdout.split())
-    assert shown.stdout.endswith("2 devices: 2 failed\n")
+        result = provision("apply", "qat", "--root", root)
+    assert result.returncode == 1
+    assert "reason: VFs 0 -> 16: /sys/bus/pci/devices/0000:61:00.0/sriov_numvfs: Invalid argument" in result.stdout
+    assert "no IOMMU is enabled; add intel_iommu=on to the kernel's command line" in " ".join(result.stdout.split())
+    assert result.stdout.endswith("2 devices: 2 failed\n")
 
 
 @pytest.mark.parametrize(
@@ -170,18 +170,18 @@ def test_a_failed_device_is_reported_and_sets_the_exit_code(node: MakeNode) -> N
 def test_an_invalid_command_line_is_reported_in_one_line(
     arguments: tuple[str, ...], environment: Mapping[str, str], message: str
 ) -> None:
-    shown = provision(*arguments, environment=environment)
-    assert (shown.returncode, shown.stdout) == (2, "")
-    assert message in shown.stderr.splitlines()[-1]
+    result = provision(*arguments, environment=environment)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert message in result.stderr.splitlines()[-1]
 
 
 def test_an_invalid_file_prevents_all_writes(tree: str, conf: Path) -> None:
     (conf / "qat.conf").write_text("ServicesEnabled=crypto\n")
     (conf / "dlb-node1.conf").write_text("VFs=0\n")
     before = files(tree)
-    shown = provision("apply", "--root", tree, "--config-dir", str(conf), "--node-name", "node1")
-    assert (shown.returncode, shown.stdout) == (1, "")
-    assert [line.partition(" expected ")[0] for line in shown.stderr.splitlines()] == [
+    result = provision("apply", "--root", tree, "--config-dir", str(conf), "--node-name", "node1")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert [line.partition(" expected ")[0] for line in result.stderr.splitlines()] == [
         f"accelplane provision: {conf}/qat.conf:1: found 'ServicesEnabled=crypto',",
         f"accelplane provision: {conf}/dlb-node1.conf:1: found 'VFs=0',",
         "accelplane provision: nothing was written",
@@ -190,9 +190,9 @@ def test_an_invalid_file_prevents_all_writes(tree: str, conf: Path) -> None:
 
 
 def test_an_invalid_shared_variable_is_reported_once(tree: str) -> None:
-    shown = provision("plan", "idxd", "--root", tree, environment={"DSA_DRIVER": "uio"})
+    result = provision("plan", "idxd", "--root", tree, environment={"DSA_DRIVER": "uio"})
     output = "accelplane provision: DSA_DRIVER: found 'uio', expected idxd or vfio-pci\n"
-    assert (shown.returncode, shown.stderr) == (1, output)
+    assert (result.returncode, result.stderr) == (1, output)
 
 
 def test_a_flag_has_priority_over_its_environment_variable(tree: str) -> None:
@@ -235,10 +235,10 @@ def test_qat_init_accepts_the_variables_and_files_of_the_original(node: MakeNode
     with node(NODE) as (kernel, root):
         arguments = ("-root", root, "-config-dir", str(conf))
         environment = {"NODE_NAME": "node1", "ENABLED_QAT_PF_PCIIDS": "37c8 4940"}
-        shown = run("qat-init.sh", *arguments, environment=environment)
-        assert shown.returncode == 0, shown.stdout
+        result = run("qat-init.sh", *arguments, environment=environment)
+        assert result.returncode == 0, result.stdout
         assert f"qat: desired: services dc;sym, auto-reset any, all VFs on vfio-pci ({conf}/qat-node1.conf)" in (
-            shown.stdout
+            result.stdout
         )
         assert kernel.read("/sys/bus/pci/devices/0000:61:00.0/qat/cfg_services") == "sym;dc\n"
         assert run("qat-init.sh", *arguments, environment=environment).stdout.endswith("2 unchanged\n")
@@ -246,12 +246,12 @@ def test_qat_init_accepts_the_variables_and_files_of_the_original(node: MakeNode
 
 def test_qat_init_fails_without_vfio_pci_and_on_a_wrong_file(node: MakeNode, conf: Path) -> None:
     with node(NodeSpec(qats=[QatSpec()], loaded=())) as (_kernel, root):
-        shown = run("qat-init.sh", "-root", root, "-config-dir", "/nowhere")
-        assert (shown.returncode, "(modprobe vfio-pci)" in shown.stdout) == (1, True)
+        result = run("qat-init.sh", "-root", root, "-config-dir", "/nowhere")
+        assert (result.returncode, "(modprobe vfio-pci)" in result.stdout) == (1, True)
         (conf / "qat.conf").write_text("ServicesEnabled=dc\nServicesEnabled=sym\n")
-        shown = run("qat-init.sh", "-root", root, "-config-dir", str(conf))
-        assert (shown.returncode, shown.stdout) == (1, "")
-        assert shown.stderr.startswith(f"qat-init.sh: {conf}/qat.conf:2: found ")
+        result = run("qat-init.sh", "-root", root, "-config-dir", str(conf))
+        assert (result.returncode, result.stdout) == (1, "")
+        assert result.stderr.startswith(f"qat-init.sh: {conf}/qat.conf:2: found ")
 
 
 def test_idxd_init_configures_dsa_by_default(node: MakeNode) -> None:
@@ -276,19 +276,19 @@ def test_dlb_init_creates_one_vf_on_the_first_device_only(node: MakeNode) -> Non
 
 def test_dlb_init_succeeds_if_no_change_is_possible(node: MakeNode) -> None:
     with node(NodeSpec(dlbs=[DlbSpec(vfs=4)])) as (_kernel, root):
-        shown = run("dlb-init.sh", "-root", root, "-config-dir", "/nowhere")
-    assert shown.returncode == 0
-    assert "reason: sriov_numvfs is 4, expected 1; use --force to replace the VFs" in shown.stdout
+        result = run("dlb-init.sh", "-root", root, "-config-dir", "/nowhere")
+    assert result.returncode == 0
+    assert "reason: sriov_numvfs is 4, expected 1; use --force to replace the VFs" in result.stdout
 
 
 @pytest.mark.parametrize("program", ["qat-init.sh", "idxd-init.sh", "dlb-init.sh"])
 def test_a_node_without_devices_is_not_a_failure(program: str, tmp_path: Path) -> None:
-    shown = run(program, "-root", str(tmp_path), "-config-dir", "/nowhere")
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert shown.stdout.endswith("  no devices\n0 devices\n")
+    result = run(program, "-root", str(tmp_path), "-config-dir", "/nowhere")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.endswith("  no devices\n0 devices\n")
 
 
 @pytest.mark.parametrize("arguments", [("-roots", "/"), ("-root",), ("apply",)])
 def test_unknown_arguments_are_reported(arguments: tuple[str, ...]) -> None:
-    shown = run("qat-init.sh", *arguments)
-    assert (shown.returncode, shown.stdout) == (2, "")
+    result = run("qat-init.sh", *arguments)
+    assert (result.returncode, result.stdout) == (2, "")

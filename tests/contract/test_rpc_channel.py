@@ -1,4 +1,4 @@
-"""The client against servers that break the rules of HTTP/2 and gRPC, or go away, and what a caller learns of it."""
+"""The client with servers that violate HTTP/2 and gRPC, or disconnect, and the errors of calls."""
 
 import asyncio
 import contextlib
@@ -59,7 +59,7 @@ def good(stream: int = 1, content: bytes = b"fine") -> bytes:
 
 
 class Double:
-    """A server that does what its scripts say, one for each connection; the last one serves all later ones."""
+    """A server with one script for each connection; the last one serves all later ones."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -88,12 +88,12 @@ class Double:
 
 @pytest.fixture
 async def double(directory: str) -> AsyncIterator[Double]:
-    astray: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: astray.append(context))
+    unexpected: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unexpected.append(context))
     double = Double(f"{directory}/s")
     async with double.listening():
         yield double
-    assert astray == []
+    assert unexpected == []
 
 
 @pytest.fixture
@@ -102,8 +102,8 @@ async def channel(double: Double) -> AsyncIterator[Channel]:
         yield channel
 
 
-def saying(*data: bytes) -> Script:
-    """Answers every call with the same bytes, and stays."""
+def respond_with(*data: bytes) -> Script:
+    """Answers every call with the same bytes, and keeps the connection open."""
 
     async def script(raw: Raw) -> None:
         await raw.send(setting())
@@ -125,11 +125,11 @@ async def failure(channel: Channel, deadline: float = 10) -> tuple[str, str]:
     return caught.value.code, caught.value.text
 
 
-# What a call sends
+# Requests
 
 
 async def test_a_call_sends_headers_deadline_and_message(double: Double, channel: Channel) -> None:
-    double.scripts.append(saying(good()))
+    double.scripts.append(respond_with(good()))
     assert await call(channel, b"abc", deadline=2.5) == b"fine"
     (answer,) = [found for stream, found in double.raws[0].answers.items() if stream == 1]
     assert answer.data == message(b"abc")
@@ -174,7 +174,7 @@ async def test_a_response_before_the_whole_request_stops_the_request(double: Dou
     assert await call(channel) == b"fine"
 
 
-# What an answer may be
+# Responses
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ async def test_an_invalid_response_fails_only_its_call(
     }.values(),
 )
 async def test_a_response_between_other_frames_is_received(double: Double, channel: Channel, data: bytes) -> None:
-    double.scripts.append(saying(data))
+    double.scripts.append(respond_with(data))
     assert await call(channel) == b"fine"
 
 
@@ -273,14 +273,14 @@ async def test_a_response_between_other_frames_is_received(double: Double, chann
 async def test_a_protocol_error_of_the_server_closes_the_connection_and_reconnects(
     double: Double, channel: Channel, data: bytes, code: int
 ) -> None:
-    double.scripts += [saying(data), saying(good())]
+    double.scripts += [respond_with(data), respond_with(good())]
     assert (await failure(channel))[0] == "UNAVAILABLE"
     assert await call(channel) == b"fine"
     await until(lambda: any(isinstance(one, GoAwayFrame) for one in double.raws[0].seen))
     assert [one.error_code for one in double.raws[0].seen if isinstance(one, GoAwayFrame)] == [code]
 
 
-# Servers that are not there
+# Missing servers
 
 
 async def test_a_missing_socket_is_unavailable(directory: str) -> None:
@@ -292,7 +292,7 @@ async def test_a_lost_connection_fails_its_calls_and_the_next_call_reconnects(do
     async def go(raw: Raw) -> None:
         await raw.until(lambda one: "END_STREAM" in one.flags)
 
-    double.scripts += [go, saying(good())]
+    double.scripts += [go, respond_with(good())]
     task = asyncio.current_task()
     assert await failure(channel) == ("UNAVAILABLE", "connection lost")
     assert task is not None
@@ -308,7 +308,7 @@ async def test_goaway_fails_unprocessed_calls(double: Double, channel: Channel) 
         await raw.send(good(1, b"last"))
         assert await raw.next() is None
 
-    double.scripts += [script, saying(good())]
+    double.scripts += [script, respond_with(good())]
     one, three = await asyncio.gather(call(channel), call(channel), return_exceptions=True)
     assert one == b"last"
     assert str(three) == "UNAVAILABLE: the server closes the connection: NO_ERROR for lunch"
@@ -317,7 +317,7 @@ async def test_goaway_fails_unprocessed_calls(double: Double, channel: Channel) 
 
 
 async def test_an_exceeded_deadline_resets_the_stream(double: Double, channel: Channel) -> None:
-    double.scripts.append(saying())
+    double.scripts.append(respond_with())
     assert await failure(channel, deadline=0.02) == ("DEADLINE_EXCEEDED", "no response within 0.02 s")
     await until(lambda: double.raws[0].answers[1].reset == 8)
 
@@ -345,7 +345,7 @@ async def test_concurrent_calls_are_limited_by_the_servers_settings(double: Doub
         await raw.send(setting((3, 1)))
         for stream in (1, 3, 5):
             await raw.until(lambda one, stream=stream: one.stream_id == stream and "END_STREAM" in one.flags)
-            await raw.goes_on()
+            await raw.assert_open()
             assert max(raw.answers) == stream
             await raw.send(good(stream))
         await raw.next()
@@ -423,7 +423,7 @@ async def test_call_all_waits_for_streams_that_the_server_accepts(double: Double
 async def test_call_all_sends_the_requests_in_one_write(
     double: Double, channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    double.scripts.append(saying(good(1), good(3), good(5), good(7)))
+    double.scripts.append(respond_with(good(1), good(3), good(5), good(7)))
     writes: list[int] = []
     write = asyncio.selector_events._SelectorSocketTransport.write  # type: ignore[attr-defined]
 
@@ -444,7 +444,7 @@ async def test_call_all_fails_if_there_is_no_connection(directory: str) -> None:
 
 
 async def test_close_fails_call_all_while_reading_is_delayed(double: Double, channel: Channel) -> None:
-    double.scripts.append(saying())
+    double.scripts.append(respond_with())
     task = asyncio.create_task(call_all(channel, b"a", b"b", read_delay=0.05))
     await until(lambda: bool(double.raws) and double.raws[0].answers[3].ended)
     channel.close()
@@ -462,7 +462,7 @@ def open_descriptors() -> int:
 
 
 async def test_close_fails_calls_in_progress(double: Double, channel: Channel) -> None:
-    double.scripts.append(saying())
+    double.scripts.append(respond_with())
     task = asyncio.create_task(failure(channel))
     await until(lambda: bool(double.raws) and bool(double.raws[0].seen))
     channel.close()
@@ -485,7 +485,7 @@ async def test_close_fails_a_call_that_waits_for_a_stream_slot(double: Double, c
 
 
 async def test_calls_and_streams_after_close_fail_without_a_connection(double: Double, channel: Channel) -> None:
-    double.scripts.append(saying(good()))
+    double.scripts.append(respond_with(good()))
     assert await call(channel) == b"fine"
     channel.close()
     assert await failure(channel) == CLOSED
@@ -544,7 +544,7 @@ async def test_close_ends_calls_on_a_draining_connection(double: Double, channel
         while await raw.next() is not None:
             pass
 
-    double.scripts += [leave, saying(good())]
+    double.scripts += [leave, respond_with(good())]
     first = asyncio.create_task(failure(channel))
     await until(lambda: bool(double.raws) and any(isinstance(one, PingFrame) for one in double.raws[0].seen))
     assert await call(channel) == b"fine"
@@ -617,7 +617,7 @@ async def test_flow_control_stops_a_server_that_sends_faster_than_is_read(double
 
 
 async def test_a_stream_that_exceeds_its_window_is_reset(double: Double, channel: Channel) -> None:
-    double.scripts.append(saying(begin(), frame(DATA, 0, 1, message(b"x" * 900)) * 200))
+    double.scripts.append(respond_with(begin(), frame(DATA, 0, 1, message(b"x" * 900)) * 200))
     received = 0
 
     async def receive() -> None:

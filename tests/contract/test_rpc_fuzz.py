@@ -1,6 +1,6 @@
-"""Both ends of our gRPC against bytes of every kind: nothing is raised, nothing grows, what ends ends with a GOAWAY.
+"""Both ends of our gRPC with any bytes: no exception, bounded buffers, and GOAWAY before the connection ends.
 
-The connections stand on a transport in memory, so that what they write, and when they stop reading, can be seen.
+The connections use a transport in memory, which records writes and pauses of reading.
 """
 
 import asyncio
@@ -79,8 +79,8 @@ FRAMES = st.builds(frame, st.integers(0, 12), FLAGS, STREAMS, PAYLOADS)
 
 @st.composite
 def sessions(draw: st.DrawFn) -> bytes:
-    """What an honest client may say, with an encoder that remembers."""
-    encoder, stream, said = Encoder(), -1, [setting((4, draw(VALUES)))]
+    """Frames of a valid client, with the encoder's state."""
+    encoder, stream, frames_sent = Encoder(), -1, [setting((4, draw(VALUES)))]
     for act in draw(st.lists(st.sampled_from("ccccoodersswwp+"), max_size=40)):
         if act in "co":
             stream += 2
@@ -88,12 +88,12 @@ def sessions(draw: st.DrawFn) -> bytes:
             pairs = [(name, draw(PATHS) if name == ":path" else value) for name, value in CALL]
             fields = encoder.encode(pairs + extra, huffman=draw(st.booleans()))
             cut = draw(st.integers(0, len(fields)))
-            said.append(frame(HEADERS, 0, stream, fields[:cut]))
-            said.append(frame(CONTINUATION, END_HEADERS, stream, fields[cut:]))
+            frames_sent.append(frame(HEADERS, 0, stream, fields[:cut]))
+            frames_sent.append(frame(CONTINUATION, END_HEADERS, stream, fields[cut:]))
         if act == "c":
-            said.append(frame(DATA, END_STREAM, stream, message(b"7" * draw(st.integers(0, 3)))))
+            frames_sent.append(frame(DATA, END_STREAM, stream, message(b"7" * draw(st.integers(0, 3)))))
         older = draw(st.integers(0, max(0, stream // 2))) * 2 + 1
-        said.append(
+        frames_sent.append(
             {
                 "d": frame(DATA, 0, older, draw(st.binary(max_size=20))),
                 "e": frame(DATA, END_STREAM, older),
@@ -104,12 +104,12 @@ def sessions(draw: st.DrawFn) -> bytes:
                 "+": frame(PRIORITY, 0, older, b"12345"),
             }.get(act, b"")
         )
-    return b"".join(said)
+    return b"".join(frames_sent)
 
 
 @st.composite
 def changed(draw: st.DrawFn, sources: st.SearchStrategy[bytes]) -> bytes:
-    """A source with some of its bytes changed, left out or said again."""
+    """Bytes with some of them changed, omitted or repeated."""
     data = draw(sources)
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, len(data)))
@@ -121,7 +121,7 @@ def changed(draw: st.DrawFn, sources: st.SearchStrategy[bytes]) -> bytes:
 
 @st.composite
 def cut(draw: st.DrawFn, sources: st.SearchStrategy[bytes]) -> list[bytes]:
-    """A source in pieces."""
+    """Bytes in segments."""
     data = draw(sources)
     ends = sorted(draw(st.lists(st.integers(0, len(data)), max_size=10)))
     return [data[start:end] for start, end in zip([0, *ends], [*ends, len(data)], strict=True)]
@@ -133,8 +133,8 @@ ANYTHING = st.one_of(
 
 
 @pytest.fixture
-async def astray() -> AsyncIterator[list[dict[str, Any]]]:
-    """What the event loop was told of that nobody had caught."""
+async def unhandled_errors() -> AsyncIterator[list[dict[str, Any]]]:
+    """The unhandled errors of the event loop."""
     found: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: found.append(context))
     yield found
@@ -144,7 +144,7 @@ async def astray() -> AsyncIterator[list[dict[str, Any]]]:
 @pytest.mark.parametrize("reads", [True, False], ids=["reads", "reads nothing"])
 @given(chunks=cut(ANYTHING), greeting=st.sampled_from([PREFACE + setting()] * 5 + [PREFACE, b""]))
 async def test_a_server_survives_any_client(
-    astray: list[Any], chunks: list[bytes], greeting: bytes, *, reads: bool
+    unhandled_errors: list[Any], chunks: list[bytes], greeting: bytes, *, reads: bool
 ) -> None:
     methods, tracker = Methods(), ConnectionTracker()
     connection = ServerConnection({path.encode(): method for path, method in methods.table.items()}, tracker)
@@ -157,31 +157,31 @@ async def test_a_server_survives_any_client(
     await until(lambda: methods.running == 0)
     await tracker.wait_closed(5)
     assert connection.streams == {}
-    assert astray == []
+    assert unhandled_errors == []
 
 
 @st.composite
 def replies(draw: st.DrawFn) -> bytes:
-    """What an honest server may say to three calls."""
-    encoder, said = Encoder(), [setting((4, draw(VALUES)))]
+    """Frames of a valid server for three calls."""
+    encoder, frames_sent = Encoder(), [setting((4, draw(VALUES)))]
     begin = [(":status", "200"), ("content-type", "application/grpc")]
     for stream in draw(st.permutations([1, 3, 5])):
         between = [b"", frame(PING, 0, 0, b"12345678"), frame(RST_STREAM, 0, stream, number(8))]
         status = [("grpc-status", draw(st.sampled_from("0259")))]
-        said.append(frame(HEADERS, END_HEADERS, stream, encoder.encode(begin, huffman=draw(st.booleans()))))
+        frames_sent.append(frame(HEADERS, END_HEADERS, stream, encoder.encode(begin, huffman=draw(st.booleans()))))
         sizes = draw(st.lists(st.integers(0, 20), max_size=3))
-        said += [frame(DATA, 0, stream, message(b"x" * size)) for size in sizes]
-        said.append(draw(st.sampled_from(between)))
-        said.append(frame(HEADERS, END_HEADERS | END_STREAM, stream, encoder.encode(status)))
-        said.append(draw(st.sampled_from([b"", b"", frame(GOAWAY, 0, 0, number(stream) + number(0))])))
-    return b"".join(said)
+        frames_sent += [frame(DATA, 0, stream, message(b"x" * size)) for size in sizes]
+        frames_sent.append(draw(st.sampled_from(between)))
+        frames_sent.append(frame(HEADERS, END_HEADERS | END_STREAM, stream, encoder.encode(status)))
+        frames_sent.append(draw(st.sampled_from([b"", b"", frame(GOAWAY, 0, 0, number(stream) + number(0))])))
+    return b"".join(frames_sent)
 
 
 @given(
     chunks=cut(st.one_of(st.lists(FRAMES, max_size=30).map(b"".join), changed(replies()), st.binary(max_size=300))),
     greeting=st.sampled_from([setting()] * 5 + [b"", frame(SETTINGS, 0, 0, b"?")]),
 )
-async def test_a_client_survives_any_server(astray: list[Any], chunks: list[bytes], greeting: bytes) -> None:
+async def test_a_client_survives_any_server(unhandled_errors: list[Any], chunks: list[bytes], greeting: bytes) -> None:
     connection = ClientConnection()
     wire = Wire(connection, reads=True)
 
@@ -208,4 +208,4 @@ async def test_a_client_survives_any_server(astray: list[Any], chunks: list[byte
     for task in done:
         assert task.exception() is None or "Error parsing message" in str(task.exception())
     assert connection.streams == {}
-    assert astray == []
+    assert unhandled_errors == []

@@ -1,4 +1,4 @@
-"""Our gRPC against the reference implementation, each as client and as server: long, many, slow, cut off."""
+"""Our gRPC with the reference implementation as client and as server: long messages, many calls, deadlines."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ async def methods(path: str) -> AsyncIterator[Methods]:
 
 
 class Client:
-    """The reference implementation's."""
+    """A server of the reference implementation."""
 
     def __init__(self, path: str, *options: tuple[str, Any]) -> None:
         local = ("grpc.use_local_subchannel_pool", 1)
@@ -57,7 +57,7 @@ async def client(methods: Methods, path: str) -> AsyncIterator[Client]:
     await client.channel.close()
 
 
-# Its client, our server
+# Reference client, own server
 
 
 @pytest.mark.parametrize("size", [0, 1, 16_379, 16_380, 65_530, 65_536, 1_000_000, 4_000_000])
@@ -160,11 +160,11 @@ async def test_a_stopping_server_ends_the_clients_streams(methods: Methods, clie
     await stopping
 
 
-# Our client, its server
+# Own client, reference server
 
 
 class Reference(grpc.GenericRpcHandler):
-    """The same methods, as far as they are asked for, with metadata around the answers."""
+    """The same methods, with metadata in the responses."""
 
     def __init__(self) -> None:
         self.cancelled = 0

@@ -1,4 +1,4 @@
-"""The rules of HTTP/2 and gRPC, one by one, against the server: which frames end a stream, a connection, or nothing."""
+"""The rules of HTTP/2 and gRPC, one by one, on the server: frames that end a stream, a connection, or neither."""
 
 import asyncio
 import contextlib
@@ -65,7 +65,7 @@ async def raw(methods: Methods, path: str) -> AsyncIterator[Raw]:
         yield raw
 
 
-# What ends a connection, and how
+# Connection errors
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ async def raw(methods: Methods, path: str) -> AsyncIterator[Raw]:
 async def test_a_connection_error_is_sent_in_goaway(raw: Raw, data: str, code: tuple[bytes, int]) -> None:
     sent, expected = code
     await raw.send(sent)
-    assert await raw.goodbye() == expected
+    assert await raw.goaway_code() == expected
 
 
 @pytest.mark.parametrize(
@@ -139,10 +139,10 @@ async def test_a_connection_error_is_sent_in_goaway(raw: Raw, data: str, code: t
 )  # fmt: skip
 async def test_a_connection_without_preface_and_settings_is_closed(methods: Methods, path: str, first: bytes) -> None:
     async with Raw.to(path, first) as raw:
-        assert await raw.goodbye() == PROTOCOL_ERROR
+        assert await raw.goaway_code() == PROTOCOL_ERROR
 
 
-# What ends a stream only
+# Stream errors
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ async def test_a_stream_error_resets_only_its_stream(
     assert methods.running == 0
 
 
-# What is as it should be
+# Valid frames
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ async def test_a_call_is_answered_for_any_segmentation(raw: Raw, data: bytes, st
     answer = await raw.answer()
     assert answer.headers == {":status": "200", "content-type": "application/grpc", "grpc-status": "0"}
     assert answer.data == message(b"abc")
-    await raw.goes_on()
+    await raw.assert_open()
 
 
 async def test_a_unary_response_is_one_write() -> None:
@@ -272,8 +272,8 @@ async def test_repeated_indexed_headers_follow_table_changes(raw: Raw) -> None:
 async def test_invalid_call_headers_are_rejected_with_a_message(
     raw: Raw, changes: dict[str, str | None], status: str, code: str
 ) -> None:
-    wanted = {name.replace("-", "_"): value for name, value in changes.items()}
-    await raw.send(call(1, b"abc", **wanted), call(3, b"next"))
+    fields = {name.replace("-", "_"): value for name, value in changes.items()}
+    await raw.send(call(1, b"abc", **fields), call(3, b"next"))
     answer = await raw.answer()
     assert (answer.headers[":status"], answer.status, answer.data) == (status, code, b"")
     assert answer.headers["grpc-message"]
@@ -299,7 +299,7 @@ async def test_invalid_messages_are_rejected_with_a_message(raw: Raw, data: byte
     await raw.send(OPEN, data)
     answer = await raw.answer()
     assert (answer.status, answer.headers["grpc-message"]) == (code, text)
-    await raw.goes_on()
+    await raw.assert_open()
 
 
 async def test_a_response_before_the_end_of_the_request_resets_the_stream(raw: Raw) -> None:
@@ -308,7 +308,7 @@ async def test_a_response_before_the_end_of_the_request_resets_the_stream(raw: R
     reset = await raw.until(lambda one: one.stream_id == 1)
     assert (reset.type, reset.error_code) == (RST_STREAM, NO_ERROR)
     await raw.send(frame(DATA, 0, 1, b"x" * 1000), frame(DATA, END_STREAM, 1, b"x"))
-    await raw.goes_on()
+    await raw.assert_open()
 
 
 # Errors and deadlines
@@ -333,7 +333,7 @@ async def test_an_exceeded_deadline_cancels_the_handler(methods: Methods, raw: R
     await raw.send(call(path="/t.T/Wait", grpc_timeout="20m"))
     assert (await raw.answer()).status == "4"
     await until(lambda: methods.cancelled == 1)
-    await raw.goes_on()
+    await raw.assert_open()
 
 
 async def test_handlers_may_use_timeouts_of_their_own(raw: Raw) -> None:
@@ -352,7 +352,7 @@ async def test_a_reset_or_a_lost_connection_cancels_handlers(methods: Methods, p
 
 async def test_a_call_reset_before_its_handler_starts_is_not_handled(methods: Methods, raw: Raw) -> None:
     await raw.send(call(path="/t.T/Wait"), frame(RST_STREAM, 0, 1, number(CANCEL)))
-    await raw.goes_on()
+    await raw.assert_open()
     assert (methods.running, methods.cancelled) == (0, 0)
 
 
@@ -362,17 +362,17 @@ async def test_a_call_reset_before_its_handler_starts_is_not_handled(methods: Me
 async def test_a_response_waits_for_the_streams_window(raw: Raw) -> None:
     await raw.send(setting((4, 10)), call(1, b"100", path="/t.T/Big"), call(3, b"100", path="/t.T/Big"))
     expected = message(b"x" * 100)
-    await raw.got(1, 10)
-    await raw.got(3, 10)
-    await raw.goes_on()
+    await raw.received_bytes(1, 10)
+    await raw.received_bytes(3, 10)
+    await raw.assert_open()
     await raw.send(frame(WINDOW_UPDATE, 0, 3, number(5)))
-    assert await raw.got(3, 15) == 15
+    assert await raw.received_bytes(3, 15) == 15
     await raw.send(setting((4, 40)))
-    assert await raw.got(1, 40) == 40
-    assert await raw.got(3, 45) == 45
+    assert await raw.received_bytes(1, 40) == 40
+    assert await raw.received_bytes(3, 45) == 45
     await raw.send(setting((4, 0)), frame(WINDOW_UPDATE, 0, 1, number(40)))
-    await raw.goes_on()
-    assert await raw.got(1, 40) == 40, "the window was taken back, and given again"
+    await raw.assert_open()
+    assert await raw.received_bytes(1, 40) == 40, "the window was reduced and increased again"
     await raw.send(frame(WINDOW_UPDATE, 0, 1, number(len(expected) - 40)))
     answer = await raw.answer()
     assert (answer.status, answer.data) == ("0", expected)
@@ -386,11 +386,11 @@ async def test_responses_share_the_connections_window_in_turn(raw: Raw) -> None:
     while len(one.data) + len(three.data) < 65535:
         found = await raw.next()
         assert not isinstance(found, DataFrame) or len(found.data) <= 16384
-    await raw.goes_on()
+    await raw.assert_open()
     before = len(one.data), len(three.data)
     assert sum(before) == 65535
     await raw.send(frame(WINDOW_UPDATE, 0, 0, number(40_000)))
-    await raw.goes_on()
+    await raw.assert_open()
     more = len(one.data) - before[0], len(three.data) - before[1]
     assert (sum(more), min(more)) == (40_000, 16384)
     await raw.send(frame(WINDOW_UPDATE, 0, 0, number(2**30)))
@@ -399,8 +399,8 @@ async def test_responses_share_the_connections_window_in_turn(raw: Raw) -> None:
 
 async def test_a_stream_sends_its_next_message_after_the_last_is_sent(methods: Methods, raw: Raw) -> None:
     await raw.send(call(path="/t.T/Flood"))
-    assert await raw.got(1, 65535) == 65535
-    await raw.goes_on()
+    assert await raw.received_bytes(1, 65535) == 65535
+    await raw.assert_open()
     assert methods.sent == 60_000
     await raw.send(frame(WINDOW_UPDATE, 0, 0, number(20_000)), frame(WINDOW_UPDATE, 0, 1, number(20_000)))
     await until(lambda: methods.sent == 80_000)
@@ -437,14 +437,14 @@ async def test_at_most_a_hundred_calls_run_concurrently(methods: Methods, raw: R
 )  # fmt: skip
 async def test_a_flood_of_frames_without_data_ends_the_connection(raw: Raw, nuisance: bytes) -> None:
     await raw.send(nuisance * 900)
-    await raw.goes_on()
+    await raw.assert_open()
     await raw.send(nuisance * 5000)
-    assert await raw.goodbye() == ENHANCE_YOUR_CALM
+    assert await raw.goaway_code() == ENHANCE_YOUR_CALM
 
 
 async def test_a_flood_of_empty_data_ends_the_connection(raw: Raw) -> None:
     await raw.send(OPEN, frame(DATA, 0, 1) * 5000)
-    assert await raw.goodbye() == ENHANCE_YOUR_CALM
+    assert await raw.goaway_code() == ENHANCE_YOUR_CALM
 
 
 @pytest.mark.untraced
@@ -454,7 +454,7 @@ async def test_a_flood_of_reset_calls_ends_the_connection(methods: Methods, raw:
         await raw.send(call(stream, path="/t.T/Wait"), frame(RST_STREAM, 0, stream, number(CANCEL)))
         if raw.reader.at_eof():
             break
-    assert await raw.goodbye() in (ENHANCE_YOUR_CALM, None)  # None: it came to an end while more was written
+    assert await raw.goaway_code() in (ENHANCE_YOUR_CALM, None)  # None: it came to an end while more was written
     await until(lambda: methods.running == 0)
 
 
@@ -463,7 +463,7 @@ async def test_a_ping_with_each_call_is_accepted(raw: Raw) -> None:
     for turn in range(2000):
         await raw.send(call(2 * turn + 1), ping, window)
         await raw.answer(2 * turn + 1)
-    await raw.goes_on()
+    await raw.assert_open()
 
 
 async def test_the_memory_of_unfinished_requests_is_limited(raw: Raw) -> None:
@@ -475,35 +475,35 @@ async def test_the_memory_of_unfinished_requests_is_limited(raw: Raw) -> None:
     await raw.send(frame(HEADERS, END_HEADERS, 9, block()))
     await upload(raw, 9, struct.pack(">BI", 0, size) + b"x" * (size - 20_000))
     assert (await raw.answer(9)).status == "8"
-    await raw.goes_on()
+    await raw.assert_open()
 
 
 async def upload(raw: Raw, stream: int, data: bytes, *, end: bool = False) -> None:
     """Sends data as the windows allow, until the stream ends."""
-    given = {0: 65535, stream: 65535}
-    for key in given:
-        given[key] += sum(one.window_increment for one in raw.seen if updates(one, key)) - raw.sent.get(key, 0)
+    windows = {0: 65535, stream: 65535}
+    for key in windows:
+        windows[key] += sum(one.window_increment for one in raw.seen if updates(one, key)) - raw.sent.get(key, 0)
     position = 0
     while position < len(data) and not raw.answers[stream].ended:
-        size = min(*given.values(), 16384, len(data) - position)
+        size = min(*windows.values(), 16384, len(data) - position)
         if size:
             part, last = data[position : position + size], position + size == len(data)
             await raw.send(frame(DATA, END_STREAM if end and last else 0, stream, part))
             position += size
-            for key in given:
-                given[key] -= size
+            for key in windows:
+                windows[key] -= size
                 raw.sent[key] = raw.sent.get(key, 0) + size
         else:
             found = await raw.next()
-            for key in given:
-                given[key] += found.window_increment if updates(found, key) else 0
+            for key in windows:
+                windows[key] += found.window_increment if updates(found, key) else 0
 
 
 def updates(found: object, stream: int) -> bool:
     return isinstance(found, WindowUpdateFrame) and found.stream_id == stream
 
 
-# Ends
+# Shutdown
 
 
 async def test_a_stopping_server_sends_goaway_and_finishes_unary_calls(methods: Methods, path: str) -> None:
@@ -511,8 +511,8 @@ async def test_a_stopping_server_sends_goaway_and_finishes_unary_calls(methods: 
         await raw.send(call(path="/t.T/Wait"), call(3, path="/t.T/Watch"), frame(HEADERS, END_HEADERS, 5, block()))
         await until(lambda: methods.running == 2)
         stopping = asyncio.create_task(methods.server.stop())
-        goodbye = await raw.until(lambda one: isinstance(one, GoAwayFrame))
-        assert (goodbye.error_code, goodbye.last_stream_id) == (NO_ERROR, 5)
+        goaway = await raw.until(lambda one: isinstance(one, GoAwayFrame))
+        assert (goaway.error_code, goaway.last_stream_id) == (NO_ERROR, 5)
         await raw.send(call(7))
         ended = {stream: await raw.answer(stream) for stream in (3, 5, 7)}
         assert ended[3].status == ended[5].status == "14"
@@ -529,13 +529,13 @@ async def test_stop_cancels_a_call_that_does_not_end(methods: Methods, path: str
         await until(lambda: methods.running == 1)
         await methods.server.stop()
         assert (methods.running, methods.cancelled) == (0, 1)
-        assert await raw.goodbye() == NO_ERROR
+        assert await raw.goaway_code() == NO_ERROR
 
 
 async def test_stop_finishes_a_message_before_it_ends_the_stream(methods: Methods, path: str) -> None:
     async with Raw.to(path, PREFACE, setting((4, 10))) as raw:
         await raw.send(call(1, b"x" * 100, path="/t.T/Watch"))
-        assert await raw.got(1, 10) == 10
+        assert await raw.received_bytes(1, 10) == 10
         stopping = asyncio.create_task(methods.server.stop())
         await raw.until(lambda one: isinstance(one, GoAwayFrame))
         await raw.send(frame(WINDOW_UPDATE, 0, 1, number(1000)))

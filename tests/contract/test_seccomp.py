@@ -19,7 +19,7 @@ from accelplane.simulate.specs import NodeSpec
 NLB3 = "f7df405cbd7acf7222f144b0b93acd18"
 CARD = "0000:63:00.0"
 
-# What a tool does, without a line of ours: opens a node in a directory called dev, and asks it.
+# A program without code of this project: opens a device node and calls an ioctl.
 TOOL = """
 import ctypes, fcntl, os, struct, sys
 afu, size, where = bytes.fromhex(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -46,7 +46,7 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
 
 
 def supervised(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """The command, run by the supervisor in a process of its own: a process of pytest has threads."""
+    """Runs the command under a supervisor in a separate process, because the pytest process has threads."""
     return subprocess.run(
         [sys.executable, "-c", RUN, str(tmp_path / "ioctls"), *command],
         capture_output=True, text=True, timeout=60, check=False,
@@ -147,14 +147,14 @@ while "term" not in received:
     signal.pause()
 print(received.count("int"), "in all", flush=True)
 """
-    ours, theirs = pty.openpty()
+    controller_end, terminal = pty.openpty()
     begin = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); " + RUN
     words = [sys.executable, "-c", begin, str(tmp_path / "ioctls"), sys.executable, "-c", program]
     with (
-        open(ours, "rb+", buffering=0) as screen,
-        subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as supervisor,
+        open(controller_end, "rb+", buffering=0) as screen,
+        subprocess.Popen(words, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True) as supervisor,
     ):
-        os.close(theirs)
+        os.close(terminal)
         read_until(screen, b"ready")
         screen.write(b"\x03")
         read_until(screen, b"got")
@@ -164,13 +164,13 @@ print(received.count("int"), "in all", flush=True)
 
 
 def read_until(screen: IO[bytes], word: bytes) -> bytes:
-    """What is on the terminal, up to the word."""
-    seen = b""
-    while word not in seen:
+    """The output of the terminal up to the word."""
+    output = b""
+    while word not in output:
         piece = screen.read(4096)
-        assert piece, seen
-        seen += piece
-    return seen
+        assert piece, output
+        output += piece
+    return output
 
 
 def test_unknown_flags_are_not_a_command() -> None:
@@ -194,9 +194,9 @@ def test_the_command_runs_programs_with_emulated_cards(tmp_path: Path) -> None:
 
     (tmp_path / "node.yaml").write_text("fpgas: [{driver: opae, afus: [d8424dc4a4a3c413f89e433683f9040b], seconds: 0}]")
     look = "cat /sys/dev/char/240:0/afu_id; ls /sys/class; stat -c %t:%T /dev/intel-fpga-fme.0; echo x >/dev/null"
-    seen = simulated(f"--description={tmp_path / 'node.yaml'}", "--", "sh", "-c", look)
-    assert (seen.returncode, seen.stderr) == (0, "")
-    assert {"d8424dc4a4a3c413f89e433683f9040b", "fpga", "f0:80"} <= set(seen.stdout.split())
+    output = simulated(f"--description={tmp_path / 'node.yaml'}", "--", "sh", "-c", look)
+    assert (output.returncode, output.stderr) == (0, "")
+    assert {"d8424dc4a4a3c413f89e433683f9040b", "fpga", "f0:80"} <= set(output.stdout.split())
     program = ("--", sys.executable, "-c", TOOL, NLB3, "64", "/")
     assert [simulated(*outcome, *program).returncode for outcome in ((), ("--outcome=EIO",))] == [0, 5]
     (tmp_path / "wrong.yaml").write_text("fpgas: [{afus: [x]}]")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from cluster.pki import Authority
 from kubeapi import KubeApi
-from processes import Process, called
+from processes import Process, run_main
 from tls_peer import Answer, Request, document, serving
 from waiting import until
 
@@ -52,25 +52,25 @@ def certificates(tmp_path: Path) -> Path:
 async def start(tmp_path: Path) -> AsyncGenerator[Start]:
     started: list[Process] = []
 
-    def go(*arguments: str) -> Process:
+    def run_program(*arguments: str) -> Process:
         command = ("-m", "accelplane.cli.sgxwebhook", "-port=0", *arguments)
         started.append(Process("python", *command, log=tmp_path / "log"))
         return started[-1]
 
-    yield go
+    yield run_program
     for one in started:
         one.kill()
         await one.exit_code()
 
 
 async def port_of(process: Process) -> int:
-    await process.said("serving at port")
+    await process.wait_for_log("serving at port")
     found = re.search(r"serving at port (\d+)", process.log())
     assert found
     return int(found[1])
 
 
-async def asked(port: int, message: bytes, context: ssl.SSLContext | None = None) -> bytes:
+async def review(port: int, message: bytes, context: ssl.SSLContext | None = None) -> bytes:
     trusting = context or ssl.create_default_context(cadata=AUTHORITY.credentials.certificate.decode())
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting, server_hostname="localhost")
     writer.write(message)
@@ -89,8 +89,8 @@ def post(body: bytes) -> bytes:
 async def test_the_program_serves_with_existing_manifests_and_ends_at_sigterm(certificates: Path, start: Start) -> None:
     process = start("-v=1", f"-cert-dir={certificates}", "-kubeconfig=/nowhere")
     port = await port_of(process)
-    assert b'"allowed":true' in await asked(port, post(json.dumps(REVIEW).encode()))
-    assert (await asked(port, b"GET /readyz HTTP/1.1\r\nConnection: close\r\n\r\n")).endswith(b"ok\n")
+    assert b'"allowed":true' in await review(port, post(json.dumps(REVIEW).encode()))
+    assert (await review(port, b"GET /readyz HTTP/1.1\r\nConnection: close\r\n\r\n")).endswith(b"ok\n")
     assert await process.terminate() == 0
 
 
@@ -100,10 +100,10 @@ async def test_after_sigterm_the_process_is_not_ready_and_serves_until_the_delay
     process = start(f"-cert-dir={certificates}", "-shutdown-delay=60")
     port = await port_of(process)
     process.send(signal.SIGTERM)
-    await process.said("stopping in 60 s")
-    ready = await asked(port, b"GET /readyz HTTP/1.1\r\nConnection: close\r\n\r\n")
+    await process.wait_for_log("stopping in 60 s")
+    ready = await review(port, b"GET /readyz HTTP/1.1\r\nConnection: close\r\n\r\n")
     assert ready.startswith(b"HTTP/1.1 503 ")
-    assert b'"allowed":true' in await asked(port, post(json.dumps(REVIEW).encode()))
+    assert b'"allowed":true' in await review(port, post(json.dumps(REVIEW).encode()))
     process.send(signal.SIGTERM)
     assert await process.exit_code() == 0
 
@@ -119,7 +119,7 @@ async def test_the_program_is_also_a_subcommand(certificates: Path, tmp_path: Pa
     arguments = ("webhook", "sgx", "-port=0", f"-cert-dir={certificates}", "-metrics-bind-address=0")
     process = Process("accelplane", *arguments, "and so on", log=tmp_path / "log")
     try:
-        assert b'"allowed":true' in await asked(await port_of(process), post(json.dumps(REVIEW).encode()))
+        assert b'"allowed":true' in await review(await port_of(process), post(json.dumps(REVIEW).encode()))
         assert "accelplane webhook sgx: ignored: and so on" in process.log()
     finally:
         assert await process.terminate() == 0
@@ -142,7 +142,7 @@ def test_errors_that_prevent_serving_are_reported(
     certificates: Path, arguments: list[str], code: int, words: str
 ) -> None:
     directory = certificates if arguments else certificates / "missing"
-    ended = called(sgxwebhook.main, "-port=0", f"-cert-dir={directory}", *arguments)
+    ended = run_main(sgxwebhook.main, "-port=0", f"-cert-dir={directory}", *arguments)
     assert ended.returncode == code
     assert words in ended.stderr
 
@@ -160,7 +160,7 @@ async def test_reviews_are_counted_on_a_metrics_page_with_the_option(certificate
     spare.close()
     await spare.wait_closed()
     port = await port_of(start(f"-cert-dir={certificates}", f"-metrics-bind-address={address}"))
-    await asked(port, post(json.dumps(REVIEW).encode()))
+    await review(port, post(json.dumps(REVIEW).encode()))
     reader, writer = await asyncio.open_connection(*address.split(":"))
     writer.write(b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n")
     page = (await reader.read()).decode()
@@ -212,10 +212,10 @@ class Api:
         self.status = ""
 
     def answer(self) -> Answer:
-        async def go(request: Request, writer: asyncio.StreamWriter) -> None:
+        async def run_program(request: Request, writer: asyncio.StreamWriter) -> None:
             await self._reply(request)(request, writer)
 
-        return go
+        return run_program
 
     def _reply(self, request: Request) -> Answer:
         if self.status or request.path not in self.objects:
@@ -252,10 +252,10 @@ async def test_a_concurrent_write_is_detected(tmp_path: Path) -> None:
     setup = Api()
     async with serving(tmp_path, setup.answer()) as peer:
         store = SecretStore(peer.api, "system", "own", "hooks")
-        held = await store.read()
-        assert held is not None
-        assert await store.write({"x": b"y"}, held.version)
-        assert not await store.write({"x": b"z"}, held.version)
+        secret = await store.read()
+        assert secret is not None
+        assert await store.write({"x": b"y"}, secret.version)
+        assert not await store.write({"x": b"z"}, secret.version)
     assert setup.objects[SECRET]["data"] == {"x": base64.b64encode(b"y").decode()}
 
 
@@ -277,7 +277,7 @@ async def test_a_secret_that_is_not_base64_is_reported(tmp_path: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def maintained(api: KubeApi) -> AsyncIterator[SecretStore]:
+async def store_certificate(api: KubeApi) -> AsyncIterator[SecretStore]:
     """A certificate in the double of an API server. Polling would take longer than the test."""
     api.put("secrets", {"metadata": {"name": "own", "namespace": "system"}})
     entry = {"name": "x", "clientConfig": {"service": {"name": "hook", "namespace": "system"}}}
@@ -300,7 +300,7 @@ def bundle_of(api: KubeApi) -> str | None:
 
 
 async def test_changes_of_the_secret_and_the_configuration_are_noticed_without_polling(api: KubeApi) -> None:
-    async with maintained(api) as store:
+    async with store_certificate(api) as store:
         await until(lambda: store.watching and bundle_of(api) is not None)
         secret = api.get("secrets", "own", "system") or {}
         api.put("secrets", {**secret, "data": {"ca.crt": secret["data"]["ca.crt"], "ca.key": secret["data"]["ca.key"]}})
@@ -313,7 +313,7 @@ async def test_changes_of_the_secret_and_the_configuration_are_noticed_without_p
 
 
 async def test_a_watch_that_ends_is_opened_again(api: KubeApi) -> None:
-    async with maintained(api) as store:
+    async with store_certificate(api) as store:
         await until(lambda: store.watching)
         before = api.count("WATCH")
         api.end_watches()
@@ -326,6 +326,6 @@ async def test_a_watch_that_ends_is_opened_again(api: KubeApi) -> None:
 async def test_an_account_without_the_right_to_watch_polls(api: KubeApi, caplog: pytest.LogCaptureFixture) -> None:
     api.fault("WATCH", 403, times=2)
     with caplog.at_level(logging.INFO):
-        async with maintained(api) as store:
+        async with store_certificate(api) as store:
             await until(lambda: caplog.text.count("polls instead of watching") == 2)
             assert not store.watching

@@ -1,4 +1,4 @@
-"""The simulated Level-Zero service over a real socket: it responds as the real one."""
+"""The simulated Level-Zero service over a real socket: its responses equal those of the real one."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -125,16 +125,16 @@ def test_on_a_terminal_the_table_is_redrawn_in_place_until_it_is_interrupted(
 ) -> None:
     command = os.path.join(os.path.dirname(sys.executable), "accelplane")
     arguments = ["top", "--interval", "0.2", "--root", str(tmp_path), "--kubelet-dir", directory]
-    ours, theirs = os.openpty()
+    controller_end, terminal = os.openpty()
     environment = os.environ | {"TERM": "xterm", "LINES": "24", "COLUMNS": "100"}
-    with subprocess.Popen([command, *arguments], stdout=theirs, env=environment) as process:
-        os.close(theirs)
+    with subprocess.Popen([command, *arguments], stdout=terminal, env=environment) as process:
+        os.close(terminal)
         text = b""
         while text.count(b"\x1b[H") < 3:
-            text += os.read(ours, 4096)
+            text += os.read(controller_end, 4096)
         process.send_signal(signal.SIGINT)
         assert process.wait() == 0
-    os.close(ours)
+    os.close(controller_end)
     assert text.count(b"PLUGIN") >= 2
     assert text.count(b"\x1b[2J") == 1
 
@@ -194,9 +194,9 @@ async def test_wide_shows_since_when_a_pod_holds_a_device(
     await kubelet.run_pod("worker", {I915: 1})
     recorded = json.loads(Path(directory, "device-plugins/kubelet_internal_checkpoint").read_text())
     (entry,) = recorded["Data"]["PodDeviceEntries"]
-    made = Path(directory, "pods", entry["PodUID"], "plugins")
-    made.mkdir(parents=True)
-    os.utime(made, (1_700_000_000, 1_700_000_000))
+    instance = Path(directory, "pods", entry["PodUID"], "plugins")
+    instance.mkdir(parents=True)
+    os.utime(instance, (1_700_000_000, 1_700_000_000))
     place = ("inspect", "--root", str(tmp_path), "--kubelet-dir", directory)
     wide = await asyncio.to_thread(call, *place, "-o", "wide")
     assert "2023-11-14T22:13:20Z" in wide.stdout

@@ -62,9 +62,9 @@ class Terminal:
         assert self._shell.stdin
         self._shell.stdin.write(f"{text}\n")
 
-    def expect(self, shown: str, where: str) -> None:
+    def expect(self, expected: str, where: str) -> None:
         """Waits until a line of the output is the shown one. White space and `…` match any white space and text."""
-        pattern = ".*".join(r"\s+".join(map(re.escape, part.split())) for part in shown.split("…"))
+        pattern = ".*".join(r"\s+".join(map(re.escape, part.split())) for part in expected.split("…"))
         before: list[str] = []
         deadline = time.monotonic() + DEADLINE
         while True:
@@ -73,7 +73,7 @@ class Terminal:
             except queue.Empty:
                 line = None
             if line is None:
-                pytest.fail(f"{where}: {self.name}: expected {shown!r}, found:\n{''.join(before)}")
+                pytest.fail(f"{where}: {self.name}: expected {expected!r}, found:\n{''.join(before)}")
             if re.fullmatch(rf"\s*{pattern}\s*", line):
                 return
             before.append(line)
@@ -111,11 +111,11 @@ def terminals(directory: Path) -> Iterator[dict[str, Terminal]]:
         "REPOSITORY": str(ROOT), "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory",
         "GIT_CONFIG_VALUE_0": "*", "COLUMNS": "120",
     }  # fmt: skip
-    made = {name: Terminal(name, directory, environment) for name in ("terminal-1", "terminal-2")}
+    documents = {name: Terminal(name, directory, environment) for name in ("terminal-1", "terminal-2")}
     try:
-        yield made
+        yield documents
     finally:
-        for terminal in made.values():
+        for terminal in documents.values():
             terminal.kill()
 
 

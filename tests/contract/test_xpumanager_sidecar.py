@@ -1,4 +1,4 @@
-"""`intel_xpumanager_sidecar` as a process, beside servers that play XPU Manager: right, slow, huge, malformed, gone."""
+"""`intel_xpumanager_sidecar` as a process, with doubles of XPU Manager: valid, slow, huge, malformed, missing."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ def response(body: bytes, status: str = "200 OK") -> bytes:
 
 
 class Manager:
-    """XPU Manager: what it answers, and the requests that it got."""
+    """A double of XPU Manager: its responses, and the received requests."""
 
     def __init__(self) -> None:
         self.answer = response(page((0, 1)))
@@ -80,7 +80,7 @@ def sidecar(directory: Path, port: int, **options: object) -> Sidecar:
 
 
 def written(directory: Path) -> str:
-    """The label file, beside which there is nothing."""
+    """The label file, the only file in its directory."""
     assert [file.name for file in directory.iterdir()] == ["labels.txt"]
     return (directory / "labels.txt").read_text()
 
@@ -238,7 +238,7 @@ async def test_a_signal_removes_the_file_and_ends_the_process(tmp_path: Path, nu
 async def test_a_signal_during_the_startup_delay_ends_the_process(tmp_path: Path) -> None:
     (labels := tmp_path / "features").mkdir()
     running = process(labels, "-startup-delay=1000", "-v=1")
-    await running.said("waiting 1000 s")
+    await running.wait_for_log("waiting 1000 s")
     assert await running.terminate() == 0
 
 

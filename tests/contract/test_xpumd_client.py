@@ -230,13 +230,13 @@ def test_an_unknown_severity_is_unhealthy() -> None:
 
 async def test_invented_addresses_neither_exhaust_memory_nor_replace_known_cards(root: Path) -> None:
     daemon, client = Daemon(), Xpumd(str(root / "xpumd.sock"))
-    heard: list[int] = []
+    verdicts: list[int] = []
     async with daemon.listening(root / "xpumd.sock"):
-        task = asyncio.create_task(client.run(lambda: heard.append(1)))
+        task = asyncio.create_task(client.run(lambda: verdicts.append(1)))
         daemon.send(device(BDF, OK))
         daemon.send(*(device(f"{number:04x}:00:00.0", OK) for number in range(1, MAX_DEVICES + 10)))
         daemon.send(device(BDF, CRITICAL))
-        await until(lambda: len(heard) == 3)
+        await until(lambda: len(verdicts) == 3)
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task

@@ -1,4 +1,4 @@
-"""The worker process of the Level-Zero service: limits of time, crashes, restarts. A script plays the worker."""
+"""The worker process of the Level-Zero service: timeouts, crashes, restarts. A script simulates the worker."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
-from processes import called
+from processes import run_main
 from waiting import until
 
 from accelplane.cli import levelzero
@@ -36,15 +36,15 @@ for line in sys.stdin:
 
 
 class Worker:
-    """The script: what it does at a request, and the processes that ran it."""
+    """The script: its actions for requests, and the processes that ran it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         (directory / "worker.py").write_text(WORKER)
         (directory / "started").touch()
-        self.does()
+        self.set_actions()
 
-    def does(self, **actions: str) -> None:
+    def set_actions(self, **actions: str) -> None:
         """`health_A` stands for the request `health` of the device A."""
         lines = (f"{key.replace('_A', ' ' + A).replace('_B', ' ' + B)}={action}\n" for key, action in actions.items())
         (new := self._directory / "new").write_text("".join(lines))
@@ -84,7 +84,7 @@ async def fails(process: ZeProcess, request: str, bdf: str = A) -> int:
 
 
 async def test_concurrent_requests_have_their_own_responses(worker: Worker) -> None:
-    worker.does(health_A="print('= 0 0 1', flush=True)")
+    worker.set_actions(health_A="print('= 0 0 1', flush=True)")
     async with worker.running() as process:
         found = await asyncio.gather(process.ask("health", A), process.ask("health", B), process.ask("indices"))
     assert found == [("0", "0", "1"), ("0", "1", "1"), ("0", "1", "1")]
@@ -108,23 +108,23 @@ async def test_concurrent_requests_have_their_own_responses(worker: Worker) -> N
 async def test_a_request_without_response_is_an_error_and_the_device_is_not_queried_again(
     worker: Worker, action: str
 ) -> None:
-    worker.does(health_A=action)
+    worker.set_actions(health_A=action)
     async with worker.running() as process:
         first, second = asyncio.create_task(fails(process, "health")), asyncio.create_task(process.ask("health", B))
         assert await first == DEPENDENCY_UNAVAILABLE
         assert await second == ("0", "1", "1")
         assert len(worker.started) == 2
-        worker.does()
+        worker.set_actions()
         assert await fails(process, "temperature") == DEPENDENCY_UNAVAILABLE
         assert await process.ask("indices") == ("0", "1", "1")
         assert len(worker.started) == 2
 
 
 async def test_a_device_is_queried_again_after_a_delay(worker: Worker) -> None:
-    worker.does(health_A="os._exit(1)")
+    worker.set_actions(health_A="os._exit(1)")
     async with worker.running(Limits(first_device_retry=0.01, first_retry=0.01)) as process:
         assert await fails(process, "health") == DEPENDENCY_UNAVAILABLE
-        worker.does()
+        worker.set_actions()
         found: list[tuple[str, ...]] = []
 
         async def answered() -> bool:
@@ -144,7 +144,7 @@ async def test_a_process_that_ends_without_a_request_is_started_again(worker: Wo
 
 
 async def test_an_unknown_device_makes_the_process_enumerate_again(worker: Worker) -> None:
-    worker.does(health_A=f"print('= {UNKNOWN} 1 1', flush=True)")
+    worker.set_actions(health_A=f"print('= {UNKNOWN} 1 1', flush=True)")
     async with worker.running() as process:
         assert (await process.ask("health", A))[0] == str(UNKNOWN)
         await until(lambda: len(worker.started) == 2)
@@ -152,7 +152,7 @@ async def test_an_unknown_device_makes_the_process_enumerate_again(worker: Worke
 
 
 async def test_devices_are_not_enumerated_again_too_often(worker: Worker) -> None:
-    worker.does(health_A=f"print('= {UNKNOWN} 1 1', flush=True)")
+    worker.set_actions(health_A=f"print('= {UNKNOWN} 1 1', flush=True)")
     async with worker.running(Limits()) as process:
         for _ in range(3):
             assert (await process.ask("health", A))[0] == str(UNKNOWN)
@@ -160,14 +160,14 @@ async def test_devices_are_not_enumerated_again_too_often(worker: Worker) -> Non
 
 
 async def test_a_request_that_waits_too_long_is_an_error(worker: Worker) -> None:
-    worker.does(health_A="time.sleep(1000)")
+    worker.set_actions(health_A="time.sleep(1000)")
     async with worker.running(Limits(request=0.1, call=1000)) as process:
         assert await fails(process, "health") == DEPENDENCY_UNAVAILABLE
         assert await fails(process, "health", B) == DEPENDENCY_UNAVAILABLE
 
 
 async def test_requests_while_the_process_cannot_be_started_have_its_error(worker: Worker) -> None:
-    worker.does(init="print('= 2013265921', flush=True)")
+    worker.set_actions(init="print('= 2013265921', flush=True)")
     process = worker.process(Limits(request=0.001, first_retry=0.001))
     process.initialized.set()  # as after an earlier start
     task = asyncio.create_task(process.run())
@@ -190,7 +190,7 @@ async def test_requests_while_the_process_cannot_be_started_have_its_error(worke
     ],
 )
 async def test_a_failed_first_initialization_ends_the_service(worker: Worker, action: str, text: str) -> None:
-    worker.does(init=action)
+    worker.set_actions(init=action)
     with pytest.raises(InitError) as caught:
         await worker.process(Limits(init=0.5)).run()
     assert text in str(caught.value)
@@ -198,7 +198,7 @@ async def test_a_failed_first_initialization_ends_the_service(worker: Worker, ac
 
 
 async def test_a_message_is_logged_once(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
-    worker.does(health_A="print('2 a warning\\n1 an error\\n= 0 1 1', flush=True)")
+    worker.set_actions(health_A="print('2 a warning\\n1 an error\\n= 0 1 1', flush=True)")
     caplog.set_level(0)
     async with worker.running() as process:
         for _ in range(3):
@@ -209,6 +209,6 @@ async def test_a_message_is_logged_once(worker: Worker, caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan"])
 def test_an_invalid_call_timeout_prevents_the_start(value: str) -> None:
-    done = called(levelzero.main, f"-call-timeout={value}")
-    assert done.returncode == 255
-    assert "-call-timeout" in done.stderr
+    result = run_main(levelzero.main, f"-call-timeout={value}")
+    assert result.returncode == 255
+    assert "-call-timeout" in result.stderr

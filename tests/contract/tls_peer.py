@@ -43,8 +43,8 @@ def response(status: str, body: bytes = b"", *headers: str) -> bytes:
     return "\r\n".join((*lines, "", "")).encode() + body
 
 
-def says(*parts: bytes) -> Answer:
-    """An answer of these bytes, and then the end."""
+def respond_with(*parts: bytes) -> Answer:
+    """Responds with these bytes and closes the connection."""
 
     async def answer(_request: Request, writer: asyncio.StreamWriter) -> None:
         for part in parts:
@@ -55,7 +55,7 @@ def says(*parts: bytes) -> Answer:
 
 
 def document(value: object, status: str = "200 OK") -> Answer:
-    return says(response(status, json.dumps(value).encode()))
+    return respond_with(response(status, json.dumps(value).encode()))
 
 
 def chunked(*chunks: bytes, end: bool = True) -> bytes:

@@ -16,7 +16,7 @@ AUTHORITY = Authority("tests")
 
 
 def files(api: KubeApi | None, directory: Path) -> tuple[str, str]:
-    """Flags for the way to the API server and for a certificate, whose files are made in `directory`.
+    """Flags for the API server and for a certificate, whose files are created in `directory`.
 
     Without an API server, nothing listens at its address.
     """
@@ -33,20 +33,20 @@ def files(api: KubeApi | None, directory: Path) -> tuple[str, str]:
 
 
 async def port_of(process: Process, server: str = "webhooks") -> int:
-    await process.said(f"{server} at port")
+    await process.wait_for_log(f"{server} at port")
     found = re.search(rf"{server} at port (\d+)", process.log())
     assert found
     return int(found[1])
 
 
-def trusting() -> ssl.SSLContext:
+def client_context() -> ssl.SSLContext:
     return ssl.create_default_context(cadata=AUTHORITY.credentials.certificate.decode())
 
 
 async def page(port: int, path: str, *, bearer: str = "", secure: bool = False) -> tuple[int, str]:
     """A page's status and text."""
-    told = {"ssl": trusting(), "server_hostname": "localhost"} if secure else {}
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, **told)
+    options = {"ssl": client_context(), "server_hostname": "localhost"} if secure else {}
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, **options)
     field = f"Authorization: Bearer {bearer}\r\n" if bearer else ""
     writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{field}\r\n".encode())
     async with asyncio.timeout(10):
@@ -56,10 +56,10 @@ async def page(port: int, path: str, *, bearer: str = "", secure: bool = False) 
 
 
 async def review(port: int, path: str, thing: dict[str, Any], kind: str = "") -> dict[str, Any]:
-    """The response to a review of this object, or the bare status of HTTP."""
-    asked = {"uid": "u", "operation": "CREATE", "kind": {"kind": kind}, "name": "mine", "object": thing}
-    body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asked}).encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(), server_hostname="localhost")
+    """The response to a review of this object, or only the HTTP status."""
+    request = {"uid": "u", "operation": "CREATE", "kind": {"kind": kind}, "name": "mine", "object": thing}
+    body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client_context(), server_hostname="localhost")
     head = f"POST {path} HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     writer.write(f"{head}\r\nConnection: close\r\n\r\n".encode() + body)
     async with asyncio.timeout(10):

@@ -1,4 +1,4 @@
-"""Which held units are used, from two readings."""
+"""Activity of allocated units, from two readings."""
 
 import pytest
 
@@ -41,10 +41,10 @@ def test_a_unit_is_idle_while_its_counter_is_constant(family: Family, before: fl
 @pytest.mark.parametrize("family", [IDXD_QUEUE_CLIENTS, IDXD_QUEUE_ENTRIES])
 def test_a_queue_is_idle_without_clients_and_entries(family: Family) -> None:
     activity = Activity()
-    held = {("p", "wq0.0"), ("p", "wq0.1")}
+    units = {("p", "wq0.0"), ("p", "wq0.1")}
     values = [Value(family, f'unit="wq0.{n}",mode="shared"', n) for n in (0, 1)]
     for now in (100.0, 110.0):
-        activity.update(reading(*values, units=("wq0.0", "wq0.1")), held, now)
+        activity.update(reading(*values, units=("wq0.0", "wq0.1")), units, now)
     assert activity.idle_seconds(110.0) == {("p", "wq0.0"): 10, ("p", "wq0.1"): 0}
 
 

@@ -46,8 +46,8 @@ NAMES = names_of([function("a"), function("b", Y), function("set", X, "af"), fun
 
 
 def container(resources: Mapping[str, Any] | None = None, **more: Any) -> Json:
-    asked = {f"fpga.intel.com/{name}": units for name, units in (resources or {}).items()}
-    both = {"resources": {"limits": dict(asked), "requests": dict(asked)}} if resources is not None else {}
+    limits = {f"fpga.intel.com/{name}": units for name, units in (resources or {}).items()}
+    both = {"resources": {"limits": dict(limits), "requests": dict(limits)}} if resources is not None else {}
     return {"name": "c", **both, **more}
 
 
@@ -55,18 +55,18 @@ def pod(*containers: Json, **spec: Any) -> Json:
     return {"metadata": {"name": "p"}, "spec": {"containers": list(containers), **spec}}
 
 
-def decided(document: Json, names: Names = NAMES) -> Decision:
+def decide_pod(document: Json, names: Names = NAMES) -> Decision:
     return mutate(msgspec.json.decode(json.dumps(document), type=Pod), names, "n")
 
 
 def mutated(document: Json, names: Names = NAMES) -> Json:
-    decision = decided(document, names)
+    decision = decide_pod(document, names)
     assert decision.denial is None, decision
     return apply_json_patch(document, json.loads(msgspec.json.encode(decision.patch)))
 
 
 def refusal(document: Json, names: Names = NAMES) -> str:
-    decision = decided(document, names)
+    decision = decide_pod(document, names)
     assert decision.denial is not None
     assert decision.denial.code == 400
     assert not decision.patch
@@ -79,7 +79,7 @@ def variables(one: Json) -> list[tuple[str, str]]:
 
 def test_functions_to_program_are_replaced_by_their_region_and_the_variables_of_the_hook() -> None:
     asking = pod(container({"b": 2, "a": 1}, env=[{"name": "SOME_VAR", "value": "v"}]))
-    patch = json.loads(msgspec.json.encode(decided(asking).patch))
+    patch = json.loads(msgspec.json.encode(decide_pod(asking).patch))
     assert [(each["op"], each["path"]) for each in patch] == [
         ("remove", "/spec/containers/0/resources/limits/fpga.intel.com~1a"),
         ("remove", "/spec/containers/0/resources/requests/fpga.intel.com~1a"),
@@ -115,8 +115,8 @@ def test_variables_of_users_are_unchanged_and_keep_their_order() -> None:
 
 @pytest.mark.parametrize("resources", [{"set": 1}, {"r": 1}])
 def test_users_cannot_set_the_variables_of_the_hook(resources: Mapping[str, Any]) -> None:
-    told = [{"name": "FPGA_AFU_1", "value": X}, {"name": "V", "value": "1"}, {"name": "FPGA_REGIONX"}]
-    (one,) = mutated(pod(container(resources, env=told)))["spec"]["containers"]
+    env = [{"name": "FPGA_AFU_1", "value": X}, {"name": "V", "value": "1"}, {"name": "FPGA_REGIONX"}]
+    (one,) = mutated(pod(container(resources, env=env)))["spec"]["containers"]
     assert one["env"] == [{"name": "V", "value": "1"}]
 
 
@@ -124,7 +124,7 @@ def test_users_cannot_set_the_variables_of_the_hook(resources: Mapping[str, Any]
 @pytest.mark.parametrize("field", ["containers", "initContainers"])
 def test_variables_of_containers_without_fpgas_are_not_changed(resources: Json | None, field: str) -> None:
     env = [{"name": "FPGA_AFU_1", "value": X}, {"name": "FPGA_REGION_NAME", "value": "eu-1"}]
-    assert decided({"metadata": {"name": "p"}, "spec": {field: [container(resources, env=env)]}}) == Decision()
+    assert decide_pod({"metadata": {"name": "p"}, "spec": {field: [container(resources, env=env)]}}) == Decision()
 
 
 def test_reserved_names_are_case_insensitive() -> None:
@@ -161,14 +161,14 @@ def test_a_resource_requested_by_both_names_is_merged() -> None:
 )
 def test_a_mutated_pod_passes_unchanged(resources: Mapping[str, Any]) -> None:
     changed = mutated(pod(container(resources, env=[{"name": "V", "value": "1"}])))
-    assert decided(changed) == Decision()
+    assert decide_pod(changed) == Decision()
 
 
 def test_pods_without_fpgas_are_allowed() -> None:
     for document in ({}, pod(), pod(container(None)), pod(container({}, env=[{"name": "V"}]))):
-        assert decided(document) == Decision()
+        assert decide_pod(document) == Decision()
     lookalike = {"fpga.intel.community/x": 1, "cpu": "1.5"}
-    assert decided(pod({"name": "c", "resources": {"limits": lookalike}})) == Decision()
+    assert decide_pod(pod({"name": "c", "resources": {"limits": lookalike}})) == Decision()
 
 
 @pytest.mark.parametrize(
@@ -202,15 +202,15 @@ def test_invalid_requests_are_denied_with_a_message_for_the_user(document: Json,
 @pytest.mark.parametrize("env", [[], [{"name": "FPGA_AFU"}]], ids=["none", "reserved"])
 def test_a_pod_whose_patch_is_too_large_is_denied(env: Json) -> None:
     one = container({"a": 0}, env=env)
-    assert decided(pod(*[one] * 1000)).denial is None
-    decision = decided(pod(*[one] * 10_001))
+    assert decide_pod(pod(*[one] * 1000)).denial is None
+    decision = decide_pod(pod(*[one] * 10_001))
     assert decision.denial is not None
     assert (decision.denial.code, decision.patch) == (413, ())
     assert "container 'c': the patch exceeds 2097152 bytes" in decision.denial.message
 
 
 def test_an_environment_that_is_too_large_for_a_patch_is_denied() -> None:
-    decision = decided(pod(container({"a": 1}, env=[{"name": "V", "value": "x" * 3_000_000}])))
+    decision = decide_pod(pod(container({"a": 1}, env=[{"name": "V", "value": "x" * 3_000_000}])))
     assert decision.denial is not None
     assert decision.denial.code == 413
 
@@ -222,8 +222,8 @@ def direct(*told: tuple[str, Any], units: int = 1, resource: str = REGION) -> Js
 
 def test_a_region_requested_by_name_can_be_programmed_only_with_functions_of_the_namespace() -> None:
     right = (("FPGA_REGION_1", I), ("FPGA_AFU_1", X))
-    assert decided(direct()) == decided(direct(*right)) == decided(direct(*reversed(right))) == Decision()
-    for told, units in (
+    assert decide_pod(direct()) == decide_pod(direct(*right)) == decide_pod(direct(*reversed(right))) == Decision()
+    for env, units in (
         ((("FPGA_REGION_1", I), ("FPGA_AFU_1", "0" * 32)), 1),
         ((("FPGA_REGION_1", X), ("FPGA_AFU_1", X)), 1),
         ((*right, ("FPGA_REGION_2", I), ("FPGA_AFU_2", X)), 1),
@@ -236,7 +236,7 @@ def test_a_region_requested_by_name_can_be_programmed_only_with_functions_of_the
         ((("FPGA_REGION_1", I), ("FPGA_AFU_1", None)), 1),
         ((("FPGA_REGION_01", I), ("FPGA_AFU_01", X)), 1),
     ):
-        assert refusal(direct(*told, units=units))
+        assert refusal(direct(*env, units=units))
 
 
 def test_a_region_and_a_function_of_it_request_more_units_than_are_programmed() -> None:
@@ -244,14 +244,14 @@ def test_a_region_and_a_function_of_it_request_more_units_than_are_programmed() 
     (one,) = changed["spec"]["containers"]
     assert one["resources"]["limits"] == {REGION: "3"}
     assert variables(one) == [("FPGA_REGION_1", I), ("FPGA_AFU_1", Y)]
-    assert decided(changed) == Decision()
+    assert decide_pod(changed) == Decision()
 
 
 def test_variables_of_regions_that_are_not_requested_are_denied() -> None:
     other = "9926ab6d6c925a68aabca7d84c545738"
     names = names_of([function("a"), function("b", Y, interface=other)], [])
-    told = [("FPGA_REGION_1", I), ("FPGA_AFU_1", X), ("FPGA_REGION_2", I), ("FPGA_AFU_2", X)]
-    env = [{"name": name, "value": value} for name, value in told]
+    variables_ = [("FPGA_REGION_1", I), ("FPGA_AFU_1", X), ("FPGA_REGION_2", I), ("FPGA_AFU_2", X)]
+    env = [{"name": name, "value": value} for name, value in variables_]
     asking = pod(container({f"region-{I}": 1, f"region-{other}": 1}, env=env))
     assert "-69528db6eb31577a8c3668f9faa081f6' 2 times, but 1 are requested" in refusal(asking, names)
 
@@ -259,7 +259,7 @@ def test_variables_of_regions_that_are_not_requested_are_denied() -> None:
 def test_variables_from_other_sources_cause_a_warning() -> None:
     source = [{"configMapRef": {"name": "m"}}]
     for resources, warned in (({"a": 1}, 1), ({f"region-{I}": 1}, 1), ({"r": 1}, 1), ({"a": 0}, 0), ({"set": 1}, 0)):
-        assert len(decided(pod(container(resources, envFrom=source))).warnings) == warned
+        assert len(decide_pod(pod(container(resources, envFrom=source))).warnings) == warned
 
 
 def test_a_name_of_two_objects_resolves_to_neither() -> None:
@@ -280,17 +280,17 @@ def test_a_pod_before_the_cache_sync_is_denied_with_retry() -> None:
     known: list[Names] = []
     hook = mutator(lambda _namespace: known[0] if known else Names(), lambda: bool(known))
 
-    def asked(document: Json) -> Decision:
+    def requested_limits(document: Json) -> Decision:
         thing = msgspec.Raw(json.dumps(document).encode())
         return hook.handle(Review("u", "CREATE", Kind(kind="Pod"), namespace="n", object=thing))
 
-    early = asked(pod(container({"a": 1}))).denial
+    early = requested_limits(pod(container({"a": 1}))).denial
     assert early is not None
     assert (early.code, early.reason) == (503, "ServiceUnavailable")
     assert "try again" in early.message
-    assert asked(pod(container())).denial is None
+    assert requested_limits(pod(container())).denial is None
     known.append(NAMES)
-    assert asked(pod(container({"a": 1}))).patch
+    assert requested_limits(pod(container({"a": 1}))).patch
 
 
 @pytest.mark.parametrize("afu", ["", "0123456", "0" * 41, "../" + X])
@@ -329,7 +329,7 @@ def test_names_of_existing_resources_mean_these_resources() -> None:
     names = names_of([function("a"), function(f"region-{I}", interface=other)], [region(f"region-{other}")])
     for name in (I, other):
         asking = pod(container({f"region-{name}": 1}))
-        assert decided(asking, names) == Decision()
+        assert decide_pod(asking, names) == Decision()
     assert mutated(pod(container({f"region-{other}": 1})), names_of([], [region(f"region-{other}")]))["spec"][
         "containers"
     ][0]["resources"]["limits"] == {REGION: "1"}
@@ -352,15 +352,15 @@ _ENV = st.lists(
 @given(_RESOURCES, _ENV)
 def test_no_pod_is_programmed_with_a_function_outside_its_namespace(resources: dict[str, Any], env: list[Json]) -> None:
     asking = pod(container(resources, env=env))
-    decision = decided(asking)
+    decision = decide_pod(asking)
     if not resources:
         assert decision == Decision()
     if not resources or decision.denial is not None:
         return
     (one,) = apply_json_patch(asking, json.loads(msgspec.json.encode(decision.patch)))["spec"]["containers"]
-    told = {name: value for name, value in variables(one) if name.startswith(("FPGA_REGION", "FPGA_AFU"))}
-    assert {value for name, value in told.items() if "AFU" in name} <= {X, Y}
-    assert {value for name, value in told.items() if "REGION" in name} <= {I}
+    assignments = {name: value for name, value in variables(one) if name.startswith(("FPGA_REGION", "FPGA_AFU"))}
+    assert {value for name, value in assignments.items() if "AFU" in name} <= {X, Y}
+    assert {value for name, value in assignments.items() if "REGION" in name} <= {I}
     assert set(one["resources"]["limits"]) <= {AF, REGION}
     assert one["resources"]["limits"] == one["resources"]["requests"]
     assert [each for each in one.get("env", ()) if each["name"] in ("V", "")] == [
@@ -382,8 +382,8 @@ _CONTAINERS = st.lists(
 @given(_CONTAINERS, _CONTAINERS)
 def test_mutation_is_idempotent(containers: list[Json], initial: list[Json]) -> None:
     asking = pod(*containers, initContainers=initial)
-    decision = decided(asking)
+    decision = decide_pod(asking)
     if decision.denial is not None:
         return
-    again = decided(apply_json_patch(asking, json.loads(msgspec.json.encode(decision.patch))))
+    again = decide_pod(apply_json_patch(asking, json.loads(msgspec.json.encode(decision.patch))))
     assert (list(again.patch), again.denial, list(again.warnings)) == ([], None, list(decision.warnings))

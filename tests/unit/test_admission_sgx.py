@@ -38,12 +38,12 @@ def pod(*containers: Json, provider: str | None = None, **spec: Any) -> Json:
     return {"metadata": {"name": "p", **annotations}, "spec": {"containers": list(containers), **spec}}
 
 
-def decided(document: Json, options: SgxOptions = DEFAULTS) -> Decision:
+def decide_pod(document: Json, options: SgxOptions = DEFAULTS) -> Decision:
     return mutate(msgspec.json.decode(json.dumps(document), type=Pod), options)
 
 
 def mutated(document: Json, options: SgxOptions = DEFAULTS) -> Json:
-    decision = decided(document, options)
+    decision = decide_pod(document, options)
     assert decision.denial is None, decision
     return apply_json_patch(document, json.loads(msgspec.json.encode(decision.patch)))
 
@@ -95,7 +95,7 @@ def test_invalid_quantities_are_rejected(text: str) -> None:
 USER = {"enclave"}
 QUOTER = {"enclave", "provision"}
 
-# provider, containers (name: EPC), what each one has afterwards, socket users, volume
+# provider, containers (name: EPC), their final resources, socket users, volume
 CASES: Sequence[tuple[str | None, Mapping[str, str | None], Mapping[str, set[str]], str, Json | None]] = [
     (None, {"a": "1Mi"}, {"a": USER}, "", None),
     ("", {"a": "1Mi"}, {"a": USER}, "", None),
@@ -114,22 +114,22 @@ CASES: Sequence[tuple[str | None, Mapping[str, str | None], Mapping[str, set[str
 ]
 
 
-@pytest.mark.parametrize(("provider", "asked", "wanted", "sockets", "volume"), CASES)
+@pytest.mark.parametrize(("provider", "requests", "expected", "sockets", "volume"), CASES)
 def test_each_container_gets_what_its_role_needs(
     provider: str | None,
-    asked: Mapping[str, str | None],
-    wanted: Mapping[str, set[str]],
+    requests: Mapping[str, str | None],
+    expected: Mapping[str, set[str]],
     sockets: str,
     volume: Json | None,
 ) -> None:
-    after = mutated(pod(*(container(name, epc) for name, epc in asked.items()), provider=provider))
+    after = mutated(pod(*(container(name, epc) for name, epc in requests.items()), provider=provider))
     users = sockets.split() if "aesmd" in sockets else list(sockets)
     for one in after["spec"]["containers"]:
-        assert devices(one) == wanted[one["name"]]
+        assert devices(one) == expected[one["name"]]
         assert one.get("volumeMounts") == ([MOUNT] if one["name"] in users else None)
         assert one.get("env") == ([VARIABLE] if one["name"] in users else None)
     assert after["spec"].get("volumes") == (None if volume is None else [volume])
-    total = sum(epc is not None for epc in asked.values())
+    total = sum(epc is not None for epc in requests.values())
     assert after["metadata"].get("annotations", {}).get("sgx.intel.com/epc") == (f"{total}Mi" if total else None)
 
 
@@ -151,7 +151,7 @@ def test_another_volume_at_the_socket_path_is_kept_and_the_host_volume_is_added(
 
 def test_only_what_changes_is_patched() -> None:
     document = pod(container("a", "512Ki"))
-    assert json.loads(msgspec.json.encode(decided(document).patch)) == [
+    assert json.loads(msgspec.json.encode(decide_pod(document).patch)) == [
         {"op": "add", "path": "/spec/containers/0/resources/limits/sgx.intel.com~1enclave", "value": "1"},
         {"op": "add", "path": "/spec/containers/0/resources/requests/sgx.intel.com~1enclave", "value": "1"},
         {"op": "add", "path": "/metadata/annotations", "value": {"sgx.intel.com/epc": "512Ki"}},
@@ -161,7 +161,7 @@ def test_only_what_changes_is_patched() -> None:
 def test_a_pod_without_sgx_is_unchanged() -> None:
     document = pod(container("a", resources={"cpu": "1.5"}))
     document["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "1"
-    assert decided(document) == Decision()
+    assert decide_pod(document) == Decision()
 
 
 def test_values_that_users_wrote_for_enclave_and_annotation_are_replaced() -> None:
@@ -195,7 +195,7 @@ def test_epc_of_zero_counts_as_use_and_leaves_the_annotation() -> None:
 )
 def test_invalid_resources_deny_the_pod(limits: Json | None, requests: Json | None, words: str) -> None:
     broken = {"name": "b", "resources": {"limits": limits, "requests": requests}}
-    decision = decided(pod(container("a", "1Mi"), broken))
+    decision = decide_pod(pod(container("a", "1Mi"), broken))
     assert decision.denial is not None
     assert (decision.denial.code, decision.denial.reason) == (403, "Forbidden")
     assert all(word in decision.denial.message for word in words.split())
@@ -210,11 +210,11 @@ def test_the_same_number_in_two_notations_is_the_same(limit: Any, request_: Any)
         "name": "a",
         "resources": {"limits": {"sgx.intel.com/epc": limit}, "requests": {"sgx.intel.com/epc": request_}},
     }
-    assert decided(pod(one)).denial is None
+    assert decide_pod(pod(one)).denial is None
 
 
 def test_names_outside_of_the_namespace_may_have_fractions() -> None:
-    assert decided(pod(container("a", resources={"sgx.intel.com.example/x": "1.5"}))).denial is None
+    assert decide_pod(pod(container("a", resources={"sgx.intel.com.example/x": "1.5"}))).denial is None
 
 
 def test_only_init_containers_that_request_epc_get_devices() -> None:
@@ -238,8 +238,8 @@ def test_only_init_containers_that_request_epc_get_devices() -> None:
 def test_the_request_is_the_maximum_of_concurrent_containers(
     inits: Sequence[tuple[str, str, str]], annotation: str
 ) -> None:
-    made = [container(name, epc, **({"restartPolicy": policy} if policy else {})) for name, epc, policy in inits]
-    after = mutated(pod(container("a", "1Mi"), container("b", "1Mi"), initContainers=made))
+    containers_ = [container(name, epc, **({"restartPolicy": policy} if policy else {})) for name, epc, policy in inits]
+    after = mutated(pod(container("a", "1Mi"), container("b", "1Mi"), initContainers=containers_))
     assert after["metadata"]["annotations"]["sgx.intel.com/epc"] == annotation
 
 
@@ -265,7 +265,7 @@ def test_a_restartable_init_container_named_aesmd_is_a_sidecar() -> None:
     ],
 )
 def test_probable_mistakes_cause_warnings_and_no_denial(document: Json, words: str) -> None:
-    decision = decided(document)
+    decision = decide_pod(document)
     assert decision.denial is None
     assert len(decision.warnings) == 1
     assert all(word in decision.warnings[0] for word in words.split())
@@ -274,8 +274,8 @@ def test_probable_mistakes_cause_warnings_and_no_denial(document: Json, words: s
 @pytest.mark.parametrize("provider", [None, "a", "aesmd"])
 def test_an_ordinary_pod_causes_no_warnings_in_both_reviews(provider: str | None) -> None:
     document = pod(container("a", "1Mi"), container("b", "1Mi"), provider=provider)
-    assert decided(document).warnings == []
-    assert decided(mutated(document)) == Decision(warnings=[])
+    assert decide_pod(document).warnings == []
+    assert decide_pod(mutated(document)) == Decision(warnings=[])
 
 
 def test_aesmd_without_epc_is_a_sidecar_with_the_option() -> None:
@@ -285,7 +285,7 @@ def test_aesmd_without_epc_is_a_sidecar_with_the_option() -> None:
     assert after["spec"]["volumes"] == [MEMORY]
     assert [one["volumeMounts"] for one in after["spec"]["containers"]] == [[MOUNT], [MOUNT]]
     assert devices(after["spec"]["containers"][1]) == set()
-    assert decided(document, options).warnings == []
+    assert decide_pod(document, options).warnings == []
 
 
 def test_the_annotation_is_rounded_up_to_pages_with_the_option() -> None:
@@ -305,9 +305,9 @@ def test_name_directory_and_volume_of_aesmd_can_be_chosen(kind: Any, containers:
 
 @pytest.mark.parametrize(("env", "added"), [(["1"], False), (["2", "1"], False), (["1", "2"], True), ([], True)])
 def test_the_variable_is_added_unless_its_last_value_matches(env: Sequence[str], added: bool) -> None:
-    said = [{"name": "SGX_AESM_ADDR", "value": value} for value in env]
-    after = mutated(pod(container("a", "1Mi", env=said), provider="aesmd"))
-    assert after["spec"]["containers"][0]["env"] == [*said, *([VARIABLE] if added else [])]
+    env_vars = [{"name": "SGX_AESM_ADDR", "value": value} for value in env]
+    after = mutated(pod(container("a", "1Mi", env=env_vars), provider="aesmd"))
+    assert after["spec"]["containers"][0]["env"] == [*env_vars, *([VARIABLE] if added else [])]
 
 
 def test_parents_of_added_fields_may_be_null() -> None:
@@ -326,7 +326,7 @@ def test_thousands_of_containers_are_mutated_completely(provider: str | None) ->
 
 
 def test_a_pod_whose_patch_is_too_large_is_denied_and_not_mutated_in_part() -> None:
-    decision = decided(pod(*(container(f"c{number}", "1Ki") for number in range(12_000))))
+    decision = decide_pod(pod(*(container(f"c{number}", "1Ki") for number in range(12_000))))
     assert decision.denial is not None
     assert (decision.denial.code, decision.denial.reason) == (413, "RequestEntityTooLarge")
     assert "use fewer containers" in decision.denial.message
@@ -370,16 +370,18 @@ RESOURCES = st.dictionaries(
 
 @st.composite
 def containers(draw: st.DrawFn) -> Json:
-    made: Json = {**draw(EXTRA), "name": draw(NAMES)}
+    containers_: Json = {**draw(EXTRA), "name": draw(NAMES)}
     limits = draw(RESOURCES)
-    made["resources"] = draw(st.sampled_from([None, {"limits": limits, "requests": dict(limits), "claims": []}, {}]))
+    containers_["resources"] = draw(
+        st.sampled_from([None, {"limits": limits, "requests": dict(limits), "claims": []}, {}])
+    )
     if draw(st.booleans()):
-        made["env"] = draw(st.lists(st.sampled_from([VARIABLE, {"name": "X", "valueFrom": {}}, {"name": "Y"}])))
+        containers_["env"] = draw(st.lists(st.sampled_from([VARIABLE, {"name": "X", "valueFrom": {}}, {"name": "Y"}])))
     if draw(st.booleans()):
-        made["volumeMounts"] = draw(st.lists(st.sampled_from([MOUNT, {"name": "v", "mountPath": "/v", "x": 1}])))
+        containers_["volumeMounts"] = draw(st.lists(st.sampled_from([MOUNT, {"name": "v", "mountPath": "/v", "x": 1}])))
     if draw(st.booleans()):
-        made["restartPolicy"] = draw(st.sampled_from(["Always", None]))
-    return made
+        containers_["restartPolicy"] = draw(st.sampled_from(["Always", None]))
+    return containers_
 
 
 @st.composite
@@ -408,18 +410,18 @@ OPTIONS = st.builds(
 @given(pods(), OPTIONS)
 @settings(deadline=None)
 def test_mutation_is_idempotent_and_keeps_all_fields_of_the_user(document: Json, options: SgxOptions) -> None:
-    decision = decided(document, options)
+    decision = decide_pod(document, options)
     patch = json.loads(msgspec.json.encode(decision.patch))
     if decision.denial is not None:
         assert not patch
         return
     after = apply_json_patch(document, patch)
-    assert not decided(after, options).patch
+    assert not decide_pod(after, options).patch
     assert_kept(document, after, ())
 
 
 def assert_kept(before: Any, after: Any, where: tuple[str, ...]) -> None:
-    """Everything that was there is there, but for what is ours to set."""
+    """All fields are unchanged, except for those that the webhook sets."""
     if where and where[-1] in ("sgx.intel.com/enclave", "sgx.intel.com/provision", "sgx.intel.com/epc"):
         return
     if isinstance(before, dict):

@@ -269,7 +269,7 @@ async def test_released_devices_are_used_again_first() -> None:
 
 
 class Histories(RuleBasedStateMachine):
-    """Containers of any size come and go on units that need not be equal."""
+    """Containers of any size start and end on units of different sizes."""
 
     @initialize(
         counts=st.lists(st.integers(1, 6), min_size=1, max_size=5),
@@ -318,13 +318,13 @@ class Histories(RuleBasedStateMachine):
         self.node.allocated.remove(data.draw(st.sampled_from(sorted(self.node.allocated))))
 
     @rule(excess=st.integers(1, 3))
-    def ask_for_too_many(self, excess: int) -> None:
+    def request_too_many(self, excess: int) -> None:
         with pytest.raises(AllocationError, match="AllocationSize"):
             run(self.node.admit(len(self.node.offer) + excess))
 
 
 def run(coroutine: Any) -> Any:
-    """Runs a coroutine that awaits nothing but coroutines of the same kind."""
+    """Runs a coroutine that never suspends."""
     try:
         coroutine.send(None)
     except StopIteration as end:

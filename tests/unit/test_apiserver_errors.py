@@ -1,4 +1,4 @@
-"""The errors of requests to the API server, made from responses of all kinds."""
+"""The errors of requests to the API server, created from all kinds of responses."""
 
 import msgspec
 import pytest
@@ -29,17 +29,17 @@ def test_reason_and_code_of_a_status_select_the_class(
     code: int, reason: str, kind: type[errors.StatusError], permanent: bool
 ) -> None:
     body = msgspec.json.encode({"code": code, "reason": reason, "message": "no"})
-    made = status_error("GET /x", code, body)
-    assert type(made) is kind
-    assert made.permanent is permanent
-    assert str(made) == f"GET /x: {code}{' ' if reason else ''}{reason}: no"
-    assert made.retry_after == 0
+    result = status_error("GET /x", code, body)
+    assert type(result) is kind
+    assert result.permanent is permanent
+    assert str(result) == f"GET /x: {code}{' ' if reason else ''}{reason}: no"
+    assert result.retry_after == 0
 
 
 def test_a_status_error_has_the_causes_of_its_status() -> None:
     status = {"reason": "Conflict", "details": {"causes": [{"reason": "FieldManagerConflict", "field": ".spec"}]}}
-    made = status_error("PATCH /x", 409, msgspec.json.encode(status))
-    assert made.causes == (errors.Cause(reason="FieldManagerConflict", field=".spec"),)
+    result = status_error("PATCH /x", 409, msgspec.json.encode(status))
+    assert result.causes == (errors.Cause(reason="FieldManagerConflict", field=".spec"),)
 
 
 def test_an_error_event_has_the_code_of_its_status() -> None:
@@ -48,8 +48,8 @@ def test_an_error_event_has_the_code_of_its_status() -> None:
 
 
 def test_text_of_a_proxy_is_the_message() -> None:
-    made = status_error("GET /x", 502, b"<html>no</html>\n", phrase="Bad Gateway")
-    assert (made.reason, made.message) == ("", "Bad Gateway <html>no</html>")
+    result = status_error("GET /x", 502, b"<html>no</html>\n", phrase="Bad Gateway")
+    assert (result.reason, result.message) == ("", "Bad Gateway <html>no</html>")
     assert str(status_error("GET /x", 403, b"", phrase="Forbidden")) == "GET /x: 403: Forbidden"
 
 

@@ -1,4 +1,4 @@
-"""Paths of the API: no name becomes another path."""
+"""Paths of the API: names are escaped or rejected."""
 
 from urllib.parse import unquote
 

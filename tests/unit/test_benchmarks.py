@@ -19,21 +19,21 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.untraced
 def test_a_run_prints_a_table_and_writes_the_same_figures_as_json(tmp_path: Path) -> None:
-    ran = run("--quick", "--only", "scan,start", "--json", str(tmp_path / "new" / "results.json"))
-    assert ran.returncode == 0, ran.stderr
+    result = run("--quick", "--only", "scan,start", "--json", str(tmp_path / "new" / "results.json"))
+    assert result.returncode == 0, result.stderr
     written = json.loads((tmp_path / "new" / "results.json").read_text())
     names = [figure["name"] for result in written["results"].values() for figure in result["figures"]]
     assert list(written["results"]) == ["scan", "start"]
     assert len(names) == 13
-    assert all(name in ran.stdout for name in names)
+    assert all(name in result.stdout for name in names)
     assert written["quick"]
     assert written["machine"]["cores"] >= 1
 
 
 def test_an_unknown_benchmark_is_rejected_with_the_list_of_benchmarks() -> None:
-    ran = run("--only", "scan,speed")
-    assert ran.returncode == 2
-    assert "unknown benchmark speed; expected memory, confined, start" in ran.stderr
+    result = run("--only", "scan,speed")
+    assert result.returncode == 2
+    assert "unknown benchmark speed; expected memory, confined, start" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The CDI directory: kept equal to what the devices say, whatever others have put there."""
+"""The CDI directory: its files match the devices, with any files of other programs."""
 
 import contextlib
 import logging
@@ -173,10 +173,10 @@ def fifo(path: Path) -> None:
 
 def fifo_with_a_writer(path: Path) -> None:
     os.mkfifo(path)
-    os.open(path, os.O_RDWR)  # stays open until the end of the process: somebody who writes nothing
+    os.open(path, os.O_RDWR)  # a writer that writes nothing until the process ends
 
 
-def folder(path: Path) -> None:
+def make_directory(path: Path) -> None:
     path.mkdir()
 
 
@@ -198,7 +198,7 @@ def huge(path: Path) -> None:
 
 
 def open_files() -> Counter[str]:
-    """What this process has open. What other tests left may be closed at any time: compare only what is new."""
+    """The open files of this process. Those of other tests may be closed at any time: compare only new ones."""
     found: Counter[str] = Counter()
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the listing's own
@@ -206,7 +206,7 @@ def open_files() -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("make", [fifo, fifo_with_a_writer, folder, dangling, loop, link_to_a_device, huge])
+@pytest.mark.parametrize("make", [fifo, fifo_with_a_writer, make_directory, dangling, loop, link_to_a_device, huge])
 class TestOddThings:
     def test_other_file_types_in_the_directory_are_ignored_without_blocking(
         self, directory: CdiDirectory, place: Path, make: Callable[[Path], None]
@@ -229,7 +229,7 @@ class TestOddThings:
         before = open_files()
         directory.publish([CARD])
         assert not open_files() - before
-        if make is folder:
+        if make is make_directory:
             with pytest.raises(CdiWriteError, match="Is a directory"):
                 directory.ensure(CARD)
         else:
@@ -245,8 +245,8 @@ class TestOddThings:
         write(place / "vendor.yaml", FOREIGN)
         directory.publish([CARD])
         directory.remove({CARD.qualified_name: CARD.file_name})
-        assert (place / CARD.file_name).is_dir() == (make is folder)
-        assert any("cannot remove" in message for message in caplog.messages) == (make is folder)
+        assert (place / CARD.file_name).is_dir() == (make is make_directory)
+        assert any("cannot remove" in message for message in caplog.messages) == (make is make_directory)
 
 
 class TestEnsure:

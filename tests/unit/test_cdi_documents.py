@@ -1,4 +1,4 @@
-"""CDI devices: the file byte for byte, and every rule that one must keep."""
+"""CDI devices: the exact content of the file, and all validation rules."""
 
 import re
 from pathlib import Path

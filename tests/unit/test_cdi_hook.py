@@ -1,4 +1,4 @@
-"""The CDI hook: links in a container's root file system, whatever the image has there."""
+"""The CDI hook: links in a container's root file system, with any files of the image."""
 
 import json
 import os
@@ -18,7 +18,7 @@ PROGRAM = "from accelplane.cli.cdihook import main; raise SystemExit(main())"
 
 
 class Bundle:
-    """An OCI bundle beside a file that no hook may touch."""
+    """An OCI bundle beside a file that no hook may change."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "bundle"
@@ -35,16 +35,18 @@ class Bundle:
     def hook(
         self, *arguments: str, state: str | bytes | None = None, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
-        given = self.state if state is None else state
-        done = subprocess.run(
+        text = self.state if state is None else state
+        result = subprocess.run(
             [sys.executable, "-c", PROGRAM, *arguments],
-            input=given.encode() if isinstance(given, str) else given,
+            input=text.encode() if isinstance(text, str) else text,
             capture_output=True,
             cwd=cwd or self.outside,
             check=False,
             timeout=60,
         )
-        return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+        return subprocess.CompletedProcess(
+            result.args, result.returncode, result.stdout.decode(), result.stderr.decode()
+        )
 
     def links(self, *links: str) -> subprocess.CompletedProcess[str]:
         return self.hook("create-symlinks", *(word for link in links for word in ("--link", link)))
@@ -60,8 +62,8 @@ def in_the_tree(directory: Path) -> set[str]:
 
 
 def test_links_are_made_with_the_directories_that_lead_there(bundle: Bundle) -> None:
-    done = bundle.links(LINK, "../renderD128::/dev/dri/by-path/pci-0000:03:00.0-render")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    result = bundle.links(LINK, "../renderD128::/dev/dri/by-path/pci-0000:03:00.0-render")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
     assert os.readlink(bundle.rootfs / PATH) == "../card0"
     assert os.readlink(bundle.rootfs / "dev/dri/by-path/pci-0000:03:00.0-render") == "../renderD128"
     assert (bundle.rootfs / "dev/dri").stat().st_mode & 0o777 == 0o755
@@ -74,20 +76,20 @@ def test_a_second_run_changes_nothing(bundle: Bundle) -> None:
     assert (bundle.rootfs / PATH).lstat().st_ino == before.st_ino
 
 
-@pytest.mark.parametrize("there", ["file", "directory", "link"])
-def test_existing_files_are_kept_and_reported(bundle: Bundle, there: str) -> None:
+@pytest.mark.parametrize("existing", ["file", "directory", "link"])
+def test_existing_files_are_kept_and_reported(bundle: Bundle, existing: str) -> None:
     path = bundle.rootfs / PATH
     path.parent.mkdir(parents=True)
-    if there == "file":
+    if existing == "file":
         path.write_text("mine")
-    elif there == "directory":
+    elif existing == "directory":
         path.mkdir()
     else:
         path.symlink_to("/etc/passwd")
     before = path.lstat()
-    done = bundle.links(LINK, "../renderD128::/dev/dri/by-path/other")
-    assert done.returncode == 1
-    assert f"accelplane-cdi-hook: /{PATH}: found" in done.stderr
+    result = bundle.links(LINK, "../renderD128::/dev/dri/by-path/other")
+    assert result.returncode == 1
+    assert f"accelplane-cdi-hook: /{PATH}: found" in result.stderr
     assert path.lstat().st_ino == before.st_ino
     assert (bundle.rootfs / "dev/dri/by-path/other").is_symlink()
 
@@ -105,8 +107,8 @@ def test_existing_files_are_kept_and_reported(bundle: Bundle, there: str) -> Non
 def test_links_of_the_image_are_resolved_in_its_root(bundle: Bundle, link: str, text: str) -> None:
     (bundle.rootfs / link).parent.mkdir(parents=True, exist_ok=True)
     (bundle.rootfs / link).symlink_to(text)
-    done = bundle.links(LINK)
-    assert (done.returncode, done.stderr) == (0, "")
+    result = bundle.links(LINK)
+    assert (result.returncode, result.stderr) == (0, "")
     assert list(bundle.outside.iterdir()) == []
     rest = PATH.removeprefix(f"{link}/")
     assert os.readlink(bundle.rootfs / "outside" / rest) == "../card0"
@@ -136,16 +138,16 @@ def test_parent_references_end_at_the_root(bundle: Bundle) -> None:
 def test_dangling_links_are_reported(bundle: Bundle, links: dict[str, str], message: str) -> None:
     for name, target in links.items():
         (bundle.rootfs / name).symlink_to(target)
-    done = bundle.links(LINK)
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    result = bundle.links(LINK)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_a_file_in_place_of_a_directory_is_reported(bundle: Bundle) -> None:
     (bundle.rootfs / "dev").write_text("")
-    done = bundle.links(LINK)
-    assert (done.returncode, done.stderr) == (1, f"accelplane-cdi-hook: /{PATH}: Not a directory\n")
+    result = bundle.links(LINK)
+    assert (result.returncode, result.stderr) == (1, f"accelplane-cdi-hook: /{PATH}: Not a directory\n")
 
 
 def test_the_root_comes_from_the_configuration(bundle: Bundle) -> None:
@@ -179,10 +181,10 @@ def test_default_paths_apply_without_bundle_or_configuration(bundle: Bundle) -> 
     ],
 )
 def test_an_invalid_state_is_reported(bundle: Bundle, state: str | bytes, message: str) -> None:
-    done = bundle.hook("create-symlinks", "--link", LINK, state=state)
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    result = bundle.hook("create-symlinks", "--link", LINK, state=state)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -197,9 +199,9 @@ def test_an_invalid_state_is_reported(bundle: Bundle, state: str | bytes, messag
 )
 def test_an_invalid_configuration_is_reported(bundle: Bundle, config: object, message: str) -> None:
     bundle.configure(config)
-    done = bundle.links(LINK)
-    assert done.returncode == 1
-    assert message in done.stderr
+    result = bundle.links(LINK)
+    assert result.returncode == 1
+    assert message in result.stderr
     assert in_the_tree(bundle.rootfs) == set()
 
 
@@ -228,16 +230,16 @@ def test_a_fifo_or_endless_configuration_does_not_block(bundle: Bundle) -> None:
     ],
 )
 def test_an_invalid_command_line_exits_with_2(bundle: Bundle, arguments: Sequence[str], message: str) -> None:
-    done = bundle.hook(*arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "usage: accelplane-cdi-hook create-symlinks" in done.stderr
+    result = bundle.hook(*arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "usage: accelplane-cdi-hook create-symlinks" in result.stderr
 
 
 def test_only_the_standard_library_is_imported() -> None:
     program = "import sys, accelplane.cli.cdihook; print(*sorted(name.partition('.')[0] for name in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert set(done.stdout.split()) & {"msgspec", "grpc", "yaml", "argparse", "click", "asyncio"} == set()
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert set(result.stdout.split()) & {"msgspec", "grpc", "yaml", "argparse", "click", "asyncio"} == set()
 
 
 parts = st.sampled_from(["a", "b", "c", "..", ".", ""])
@@ -278,11 +280,11 @@ def test_links_of_images_never_escape_the_root(
     try:
         make_link(descriptor, "target", f"/{path}/link")
     except (HookError, OSError):
-        made = False
+        is_created = False
     else:
-        made = True
+        is_created = True
     finally:
         os.close(descriptor)
     assert {entry for entry in outside.rglob("*") if not entry.is_relative_to(root)} == before
     found = [entry for entry in root.rglob("*") if entry.name == "link" and os.readlink(entry) == "target"]
-    assert len(found) == made
+    assert len(found) == is_created

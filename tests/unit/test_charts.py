@@ -68,13 +68,13 @@ def test_the_rules_of_the_charts_are_those_of_the_kustomization() -> None:
     for chart in PLUGINS.values():
         for each in yaml.safe_load_all((CHARTS / chart / "files" / "node-feature-rules.yaml").read_text()):
             found[each["metadata"]["name"]] = each["spec"]["rules"]
-    wanted = {
+    expected = {
         each["metadata"]["name"]: each["spec"]["rules"] for each in render(DEPLOY / "nfd/overlays/node-feature-rules")
     }
-    assert found.pop("intel-gpu-platform-labeling") == wanted.pop("intel-gpu-platform-labeling")
+    assert found.pop("intel-gpu-platform-labeling") == expected.pop("intel-gpu-platform-labeling")
     devices = [rule for rules in found.values() for rule in rules]
-    assert in_order(devices) == in_order(wanted.pop("intel-dp-devices"))
-    assert not wanted
+    assert in_order(devices) == in_order(expected.pop("intel-dp-devices"))
+    assert not expected
     families = {family: "fpga-arria10" if family == "fpga" else family for family in KINDS}
     assert {*found} == {f"intel-dp-{name}-device" for name in families.values()}
 
@@ -104,7 +104,7 @@ def test_the_schema_has_the_keys_of_the_values(chart: str) -> None:
 # The operator
 
 
-def wanted_objects(tree: str) -> dict[tuple[str, str], Object]:
+def expected_objects(tree: str) -> dict[tuple[str, str], Object]:
     found = by_name(render(DEPLOY / "operator" / tree))
     del found["Namespace", NAMESPACE]
     for (kind, _), each in found.items():
@@ -127,9 +127,9 @@ def wanted_objects(tree: str) -> dict[tuple[str, str], Object]:
     ids=["own", "certmanager"],
 )
 def test_the_operator_chart_renders_the_objects_of_the_kustomization(tree: str, values: Object) -> None:
-    found, wanted = by_name(template(OPERATOR, NAMESPACE, **values)), wanted_objects(tree)
-    assert {*found} == {*wanted}
-    for name, each in wanted.items():
+    found, expected = by_name(template(OPERATOR, NAMESPACE, **values)), expected_objects(tree)
+    assert {*found} == {*expected}
+    for name, each in expected.items():
         assert found[name] == each, name
 
 
@@ -142,9 +142,9 @@ def test_all_references_follow_the_namespace_of_the_release() -> None:
 
 def test_a_managed_namespace_is_that_of_the_kustomization_and_survives_the_release() -> None:
     found = by_name(template(OPERATOR, NAMESPACE, namespace={"manage": True}))["Namespace", NAMESPACE]
-    wanted = by_name(render(DEPLOY / "operator" / "default"))["Namespace", NAMESPACE]
+    expected = by_name(render(DEPLOY / "operator" / "default"))["Namespace", NAMESPACE]
     assert found["metadata"].pop("annotations") == KEEP
-    assert found == wanted
+    assert found == expected
 
 
 def test_definitions_can_be_installed_by_other_means_or_be_deleted_with_the_release() -> None:
@@ -244,8 +244,8 @@ DEFAULTS: dict[str, Object] = {
 @pytest.mark.parametrize("family", KINDS)
 def test_a_plugin_chart_renders_the_sample_with_the_defaults_of_the_original(family: str) -> None:
     samples = by_name(render(DEPLOY / "operator" / "samples"))
-    wanted = samples[KINDS[family].__name__, f"{family}deviceplugin-sample"]
-    assert custom_resource(family) == wanted | {"spec": wanted["spec"] | DEFAULTS.get(family, {})}
+    expected = samples[KINDS[family].__name__, f"{family}deviceplugin-sample"]
+    assert custom_resource(family) == expected | {"spec": expected["spec"] | DEFAULTS.get(family, {})}
 
 
 @pytest.mark.parametrize("family", KINDS)
@@ -303,10 +303,10 @@ VALUES: dict[str, tuple[Object, Object]] = {
 
 @pytest.mark.parametrize("family", VALUES)
 def test_values_become_fields_of_the_custom_resource(family: str) -> None:
-    values, wanted = VALUES[family]
+    values, expected = VALUES[family]
     spec = custom_resource(family, **values)["spec"]
-    assert {key: spec[key] for key in wanted} == wanted
-    unset = {"initImage", "enableMonitoring"} - {*wanted}
+    assert {key: spec[key] for key in expected} == expected
+    unset = {"initImage", "enableMonitoring"} - {*expected}
     if family in ("dlb", "dsa", "gpu"):
         assert not unset & {*spec}
 

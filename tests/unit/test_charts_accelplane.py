@@ -96,9 +96,9 @@ def test_the_chart_has_the_version_of_the_product_and_of_its_dependency() -> Non
 
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_a_component_renders_the_objects_of_its_kustomization(name: str) -> None:
-    found, wanted = by_name(component(name)), by_name(kustomized(name))
-    assert {*found} == {*wanted}
-    for key, each in wanted.items():
+    found, expected = by_name(component(name)), by_name(kustomized(name))
+    assert {*found} == {*expected}
+    for key, each in expected.items():
         assert found[key] == each, key
 
 
@@ -136,10 +136,10 @@ def test_webhooks_of_one_namespace_have_certificates_of_their_own() -> None:
 
 def test_the_fleet_page_with_a_secret_is_that_of_the_overlay_with_tls() -> None:
     text = json.dumps([each for each in render(DEPLOY / "fleet/overlays/secure") if each["kind"] != "Namespace"])
-    wanted = by_name(json.loads(text.replace('"namespace": "accelplane-fleet"', f'"namespace": "{NAMESPACE}"')))
+    expected = by_name(json.loads(text.replace('"namespace": "accelplane-fleet"', f'"namespace": "{NAMESPACE}"')))
     found = by_name(component("fleet", fleet={"tlsSecret": "accelplane-fleet-tls"}))
-    assert {*found} == {*wanted}
-    for key, each in wanted.items():
+    assert {*found} == {*expected}
+    for key, each in expected.items():
         assert found[key] == each, key
 
 
@@ -158,9 +158,9 @@ def test_the_policy_of_the_fleet_page_names_its_peers_and_can_be_omitted() -> No
 def test_the_use_of_gpus_by_containers_is_that_of_the_overlay() -> None:
     components = {"agent": True, "clients": True}
     found = by_name(template(CHART, NAMESPACE, components=components))
-    wanted = by_name(render(DEPLOY / "accelplane_node/overlays/clients"))
-    assert {*found} == {*wanted}
-    for key, each in wanted.items():
+    expected = by_name(render(DEPLOY / "accelplane_node/overlays/clients"))
+    assert {*found} == {*expected}
+    for key, each in expected.items():
         each["metadata"]["namespace"] = NAMESPACE
         assert found[key] == in_order(each), key
 
@@ -274,7 +274,7 @@ def test_definitions_can_be_installed_by_other_means() -> None:
 # helm test
 
 
-def awaited(objects: list[Object]) -> list[str]:
+def awaited_workloads(objects: list[Object]) -> list[str]:
     """The workloads that `helm test` waits for."""
     (pod,) = (
         each for each in objects if each["kind"] == "Pod" and each["metadata"]["name"] == "release-test-workloads"
@@ -297,7 +297,7 @@ def test_helm_test_waits_for_the_pods_of_all_components_and_may_read_only_them(n
         if each["kind"] in ("DaemonSet", "Deployment")
     }
     objects = hook_objects(CHART, NAMESPACE, components=components)
-    assert {*awaited(objects)} == workloads
+    assert {*awaited_workloads(objects)} == workloads
     (role,) = (each for each in objects if each["kind"] == "Role")
     (rule,) = role["rules"]
     assert rule["verbs"] == ["get"]

@@ -23,19 +23,19 @@ def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
 
 
 def test_the_component_renders_the_objects_of_the_tree() -> None:
-    found, wanted = by_name(rendered()), by_name(render(DEPLOY / "monitoring"))
+    found, expected = by_name(rendered()), by_name(render(DEPLOY / "monitoring"))
     # In the chart the operator has a monitor of its own, with the operator.
-    del wanted["ServiceMonitor", "accelplane-operator"]
-    assert {*found} == {*wanted, ("DaemonSet", "accelplane-node")}
-    for key, each in wanted.items():
+    del expected["ServiceMonitor", "accelplane-operator"]
+    assert {*found} == {*expected, ("DaemonSet", "accelplane-node")}
+    for key, each in expected.items():
         each["metadata"]["namespace"] = NAMESPACE
         assert found[key] == each, key
 
 
 def test_the_agent_has_pages_as_with_the_component_of_the_tree(tmp_path: Path) -> None:
     components = ["deploy/monitoring/components/agent-pages"]
-    (wanted,) = overlay(tmp_path, resources=["deploy/accelplane_node"], components=components, namespace=NAMESPACE)
-    assert by_name(rendered())["DaemonSet", "accelplane-node"] == in_order(wanted)
+    (expected,) = overlay(tmp_path, resources=["deploy/accelplane_node"], components=components, namespace=NAMESPACE)
+    assert by_name(rendered())["DaemonSet", "accelplane-node"] == in_order(expected)
 
 
 def test_the_monitor_of_the_fleet_looks_in_the_namespace_of_the_release_if_the_fleet_is_there() -> None:

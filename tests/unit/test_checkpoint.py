@@ -1,4 +1,4 @@
-"""The checkpoint file: the real kubelet's layout, and what is no checkpoint."""
+"""The checkpoint file: the real kubelet's layout, and invalid files."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Cgroup paths, mounts and fdinfo of processes, and messages: what they tell, and hostile ones."""
+"""Cgroup paths, mounts and fdinfo of processes, and messages, including hostile ones."""
 
 import contextlib
 

@@ -105,7 +105,7 @@ def test_busy_time_of_xe_is_the_share_of_cycles_in_the_time_between_two_readings
     assert busy(usage) == {"ccs": 0.0}  # how long the client exists is not known
     usage.update(walk(found(xe(1, used=6000, total=104_000), 14.0)))
     assert busy(usage) == pytest.approx({"ccs": 1.0})
-    usage.update(walk(found(xe(1, used=6000, total=104_000), 15.0)))  # the GPU slept
+    usage.update(walk(found(xe(1, used=6000, total=104_000), 15.0)))  # the GPU was suspended
     assert busy(usage) == pytest.approx({"ccs": 1.0})
 
 

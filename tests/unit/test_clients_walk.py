@@ -16,9 +16,9 @@ PLENTY = Limits(cpu=60.0)
 def walked(
     proc: Path, pods: Collection[str] = (POD,), *, limits: Limits = PLENTY, first: Collection[int] = (), after: int = 0
 ) -> tuple[Walk, Pass]:
-    made = Pass(str(proc), limits, ContainerNames())
-    made.run(frozenset(pods), first, after, ())
-    return made.result(), made
+    instance = Pass(str(proc), limits, ContainerNames())
+    instance.run(frozenset(pods), first, after, ())
+    return instance.result(), instance
 
 
 def test_gpu_files_of_requested_pods_are_found(tmp_path: Path) -> None:
@@ -59,10 +59,10 @@ def test_a_walk_stops_at_the_number_of_processes_and_the_next_one_continues_ther
     for pid in range(10, 16):
         process(tmp_path, pid, i915(pid))
     limits = Limits(processes=4, cpu=60.0)
-    found, made = walked(tmp_path, limits=limits)
+    found, instance = walked(tmp_path, limits=limits)
     assert [each.pid for each in found.found] == [10, 11, 12, 13]
     assert not found.complete
-    found, _ = walked(tmp_path, limits=limits, first=(10,), after=made.last)
+    found, _ = walked(tmp_path, limits=limits, first=(10,), after=instance.last)
     assert [each.pid for each in found.found] == [10, 14, 15, 11]
 
 
@@ -87,10 +87,10 @@ def test_the_files_of_a_process_are_limited(tmp_path: Path) -> None:
 def test_processes_that_block_a_reader_are_skipped(tmp_path: Path) -> None:
     process(tmp_path, 10, i915(1))
     process(tmp_path, 11, i915(2))
-    made = Pass(str(tmp_path), PLENTY, ContainerNames())
-    made.run({POD}, (), 0, {10})
-    assert [each.pid for each in made.result().found] == [11]
-    assert (made.result().complete, made.result().visited) == (False, {11})
+    instance = Pass(str(tmp_path), PLENTY, ContainerNames())
+    instance.run({POD}, (), 0, {10})
+    assert [each.pid for each in instance.result().found] == [11]
+    assert (instance.result().complete, instance.result().visited) == (False, {11})
 
 
 def test_the_order_of_a_walk_has_each_process_once() -> None:
@@ -98,6 +98,6 @@ def test_the_order_of_a_walk_has_each_process_once() -> None:
 
 
 def test_this_process_is_listed_from_the_real_procfs() -> None:
-    found, made = walked(Path("/proc"))
+    found, instance = walked(Path("/proc"))
     assert os.getpid() in found.present
-    assert (found.found, made.denied) == ([], 0)
+    assert (found.found, instance.denied) == ([], 0)

@@ -1,4 +1,4 @@
-"""The agent's YAML file: whatever it holds, either it is understood or file, key and fault are named."""
+"""The agent's YAML file: any content is parsed, or rejected with file, key and error."""
 
 from pathlib import Path
 from typing import Any

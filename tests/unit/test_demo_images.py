@@ -52,9 +52,9 @@ def run(command: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_clinfo_succeeds_only_with_a_device(tmp_path: Path, script: str, status: int) -> None:
-    done = run(CLINFO, CLINFO=str(program(tmp_path / "clinfo", script)))
-    assert done.returncode == status
-    assert "Number of" in done.stdout
+    result = run(CLINFO, CLINFO=str(program(tmp_path / "clinfo", script)))
+    assert result.returncode == status
+    assert "Number of" in result.stdout
 
 
 @pytest.fixture
@@ -71,9 +71,9 @@ def benchmark(tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("kind", ["crypto", "compress"])
 def test_the_benchmark_gets_the_devices_and_cpus_of_the_container(benchmark: dict[str, str], kind: str) -> None:
-    done = run(DPDK, **benchmark, TESTCMD=kind, PTEST="--option 1")
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split()) == sorted(
+    result = run(DPDK, **benchmark, TESTCMD=kind, PTEST="--option 1")
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.split()) == sorted(
         f"dpdk-test-{kind}-perf -l 2-4 -a 0000:3d:01.0 -a 0000:3d:01.1 -- --option 1".split()
     )
 
@@ -95,9 +95,9 @@ def test_missing_conditions_are_errors(
     benchmark: dict[str, str], without: tuple[str, ...], changed: dict[str, str], problem: str
 ) -> None:
     environment = {name: value for name, value in benchmark.items() if name not in without} | changed
-    done = run(DPDK, **environment)
-    assert done.returncode == 1
-    assert problem in done.stderr
+    result = run(DPDK, **environment)
+    assert result.returncode == 1
+    assert problem in result.stderr
 
 
 def images_of_manifests() -> set[str]:

@@ -1,4 +1,4 @@
-"""The demos ask for what the plugins publish; those on our own image do real work, and tell what they were given."""
+"""The demos request resources of the plugins. Those with our own image use the devices and print them."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from trees import link, write
 DEMOS = REPOSITORY / "demo"
 Find = Callable[..., tuple[int, str]]
 
-# Of others' programs: file -> (kind, name, container -> (resource, image, words of its command)).
+# Programs of other projects: file -> (kind, name, container -> (resource, image, command)).
 IMAGES_OF_OTHERS: dict[str, tuple[str, str, dict[str, tuple[str, str, list[str]]]]] = {
     "intelgpu-job.yaml": (
         "Job", "intelgpu-demo-job",
@@ -121,7 +121,7 @@ IMAGES_OF_OTHERS: dict[str, tuple[str, str, dict[str, tuple[str, str, list[str]]
     ),
 }  # fmt: skip
 
-# On our image: file -> resource and how many.
+# Our image: file -> resource and count.
 OURS = {
     "qat-compress-pod.yaml": ("qat.intel.com/dc", 2),
     "dsa-copy-pod.yaml": ("dsa.intel.com/wq-user-dedicated", 1),
@@ -151,14 +151,14 @@ def test_a_demo_requests_one_device_and_runs_its_original_program(file: str) -> 
     assert list(containers) == list(expected)
     for container, (resource, image, words) in zip(containers.values(), expected.values(), strict=True):
         assert container["image"] == image
-        asked = {key: value for key, value in container["resources"]["limits"].items() if "intel.com/" in key}
-        assert {key: int(value) for key, value in asked.items()} == {resource: 1}
-        assert container["resources"].get("requests", container["resources"]["limits"]).items() >= asked.items()
+        limits = {key: value for key, value in container["resources"]["limits"].items() if "intel.com/" in key}
+        assert {key: int(value) for key, value in limits.items()} == {resource: 1}
+        assert container["resources"].get("requests", container["resources"]["limits"]).items() >= limits.items()
         command = container.get("command", [])
         assert words == command or all(word in command[-1] for word in words)
 
 
-# File -> capabilities added, memory of huge pages, what else of memory and CPU.
+# File -> added capabilities, memory of huge pages, memory and CPU.
 NEEDS = {
     "dsa-accel-config-demo-pod.yaml": ({"add": ["SYS_RAWIO"]}, {}),
     "iaa-accel-config-demo-pod.yaml": ({"add": ["SYS_RAWIO"]}, {}),
@@ -198,7 +198,7 @@ def test_the_virtual_machine_of_openssl_gets_its_configuration_from_the_host() -
     assert [volume["hostPath"]["path"] for volume in pod["volumes"]] == ["/dev", "/etc/c6xxvf_dev0.conf"]
 
 
-# On our own image.
+# Our own image.
 
 
 def script_of(file: str) -> str:
@@ -232,8 +232,10 @@ def test_scripts_of_demos_follow_the_house_rules(file: str) -> None:
     name = f"demo/{Path(file).stem.replace('-', '_')}.py"
     for command in ("check", "format --diff"):
         words = [sys.executable, "-m", "ruff", *command.split(), "--stdin-filename", name, "-"]
-        done = subprocess.run(words, cwd=REPOSITORY, input=script_of(file), capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        result = subprocess.run(
+            words, cwd=REPOSITORY, input=script_of(file), capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
 
 
 def run(file: str, directory: Path, variables: Mapping[str, str]) -> tuple[int, str]:
@@ -241,9 +243,9 @@ def run(file: str, directory: Path, variables: Mapping[str, str]) -> tuple[int, 
     script = write(directory / "demo/script.py", script_of(file))
     words = [sys.executable, "-I", script, str(OURS[file][1]), directory]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("QAT", "COVERAGE_"))}
-    done = subprocess.run(words, env={**environment, **variables}, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
-    return done.returncode, done.stdout
+    result = subprocess.run(words, env={**environment, **variables}, capture_output=True, text=True, check=False)
+    assert result.stderr == ""
+    return result.returncode, result.stdout
 
 
 # /dev/null and /dev/zero, by name and number: character devices that a test need not make.
@@ -365,9 +367,9 @@ def find(tmp_path: Path) -> Find:
     script.write_text(text)
 
     def call(*words: str) -> tuple[int, str]:
-        done = subprocess.run(["/bin/sh", script, *words], capture_output=True, text=True, check=False)
-        assert done.stderr == ""
-        return done.returncode, done.stdout.replace(str(tmp_path), "")
+        result = subprocess.run(["/bin/sh", script, *words], capture_output=True, text=True, check=False)
+        assert result.stderr == ""
+        return result.returncode, result.stdout.replace(str(tmp_path), "")
 
     return call
 

@@ -219,12 +219,12 @@ def expected_rule(name: str, classes: str, ids: str, modules: str, labels: dict[
     return rule
 
 
-def alternatives(wanted: list[str]) -> list[Object]:
+def alternatives(names: list[str]) -> list[Object]:
     """All combinations of loaded and built-in modules."""
     found: list[Object] = []
-    for states in product(("loaded", "enabled"), repeat=len(wanted)):
+    for states in product(("loaded", "enabled"), repeat=len(names)):
         features: dict[str, Object] = {}
-        for state, module in zip(states, wanted, strict=True):
+        for state, module in zip(states, names, strict=True):
             name = module if state == "loaded" else FILES.get(module, module)
             features.setdefault(f"kernel.{state}module", {})[name] = {"op": "Exists"}
         terms = [{"feature": feature, "matchExpressions": each} for feature, each in features.items()]
@@ -308,10 +308,7 @@ XPU_MANAGER: Object = {
 
 
 def xpu_manager(overlay: str, directory: Path) -> dict[str, Object]:
-    """The DaemonSet of an overlay by its kind, and the other objects by name.
-
-    A stand-in replaces the tree of XPU Manager, which is in another repository.
-    """
+    """The DaemonSet of an overlay by its kind, and the other objects by name. A stand-in replaces XPU Manager."""
     tree = directory / "xpumanager_sidecar"
     shutil.copytree(DEPLOY / "xpumanager_sidecar", tree)
     own = tree / "base/kustomization.yaml"
@@ -488,9 +485,9 @@ def test_the_build_script_builds_every_image_with_the_installed_builder(tmp_path
     builder.chmod(0o755)
     environment = os.environ | {"BUILDER": str(builder), "TAG": "v1.2.3", "ORG": "ours", "REG": "mirror/"}
     command = [DEPLOY / "images/build"]
-    made = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
     for name in IMAGES:
-        assert any(f"--target {name} --build-arg TAG=1.2.3 --tag mirror/ours/{name}:1.2.3" in line for line in made)
+        assert any(f"--target {name} --build-arg TAG=1.2.3 --tag mirror/ours/{name}:1.2.3" in line for line in result)
     one = subprocess.run(
         [*command, "intel-npu-plugin", "--", "--pull"], env=environment, capture_output=True, text=True, check=True
     ).stdout.splitlines()

@@ -83,8 +83,8 @@ def test_a_tree_renders_only_its_daemonset(directory: str) -> None:
 
 
 def test_every_kustomization_is_in_the_table() -> None:
-    there = {str(file.parent.relative_to(DEPLOY)) for file in (DEPLOY / NAME.replace("-", "_")).rglob("kust*.yaml")}
-    assert there == {*TREES, WITH_FPGAS, COMPONENT, *PAGES, *PAGE_COMPONENTS, WITH_CLIENTS, CLIENTS}
+    existing = {str(file.parent.relative_to(DEPLOY)) for file in (DEPLOY / NAME.replace("-", "_")).rglob("kust*.yaml")}
+    assert existing == {*TREES, WITH_FPGAS, COMPONENT, *PAGES, *PAGE_COMPONENTS, WITH_CLIENTS, CLIENTS}
 
 
 @pytest.mark.parametrize("directory", PAGES)

@@ -243,7 +243,7 @@ def plugin(namespace: str, prefix: str, mode: str = "af", *, cdi: bool = True) -
     daemonset = plugin_daemonset("intel-fpga-plugin", pod)
     daemonset["metadata"].update(name=f"{prefix}intel-fpga-plugin", namespace=namespace)
     rule = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "watch"]}
-    labels = {f"{POD_SECURITY}/{what}": "privileged" for what in ("enforce", "audit", "warn")}
+    labels = {f"{POD_SECURITY}/{level}": "privileged" for level in ("enforce", "audit", "warn")}
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}},
         *role("ClusterRole", (f"{prefix}node-getter", f"{prefix}get-nodes"), [rule], (namespace, "default")),
@@ -273,10 +273,10 @@ def test_an_fpga_tree_renders_only_its_objects(tree: Path) -> None:
 
 
 def test_every_fpga_tree_is_in_a_table() -> None:
-    there = {file.parent for root in (PLUGIN, WEBHOOK) for file in root.rglob("kustomization.yaml")}
+    existing = {file.parent for root in (PLUGIN, WEBHOOK) for file in root.rglob("kustomization.yaml")}
     # The first step of the overlay above it.
-    there.remove(WEBHOOK / CERT_MANAGER / "installation")
-    assert there == {*TREES}
+    existing.remove(WEBHOOK / CERT_MANAGER / "installation")
+    assert existing == {*TREES}
 
 
 INSTALLED = {
@@ -309,8 +309,8 @@ def test_without_cdi_plugin_and_init_container_agree_on_the_hook() -> None:
     found = by_name(render(PLUGIN / WITHOUT_CDI))
     pod = found["DaemonSet", f"{OF_PLUGIN[1]}intel-fpga-plugin"]["spec"]["template"]["spec"]
     (container,), (init,) = pod["containers"], pod["initContainers"]
-    given, _ = parse(flags_of(FpgaConfig), container["args"])
-    config = FpgaConfig.of(given)
+    flag_values, _ = parse(flags_of(FpgaConfig), container["args"])
+    config = FpgaConfig.of(flag_values)
     assert (config.own_mode, config.cdi_use) == ("region", "off")
     values = {flag.name: flag.default for flag in fpgainit.FLAGS} | parse(fpgainit.FLAGS, init["args"])[0]
     assert values["enable"] == "hooks.d"

@@ -17,8 +17,8 @@ def objects(tree: str) -> dict[str, Object]:
 
 
 def test_every_kustomization_is_in_the_table() -> None:
-    there = {str(file.parent.relative_to(DEPLOY)) for file in (DEPLOY / "labels").rglob("kustomization.yaml")}
-    assert there == set(TREES)
+    existing = {str(file.parent.relative_to(DEPLOY)) for file in (DEPLOY / "labels").rglob("kustomization.yaml")}
+    assert existing == set(TREES)
 
 
 @pytest.mark.parametrize("tree", TREES)
@@ -38,9 +38,9 @@ def test_one_account_has_the_rights_and_runs_the_labeller(tree: str) -> None:
 def test_the_arguments_are_flags_of_the_labeller(tree: str) -> None:
     (container,) = objects(tree)["DaemonSet"]["spec"]["template"]["spec"]["containers"]
     command, *words = container["args"]
-    given, rest = parse(labels.FLAGS, words)
+    values, rest = parse(labels.FLAGS, words)
     assert (command, rest) == ("labels", [])
-    options = labels.Options.from_flags(given, {"NODE_NAME": "one"})
+    options = labels.Options.from_flags(values, {"NODE_NAME": "one"})
     assert (options.daemon, options.epc, options.gpu) == (True, True, tree.endswith("gpu"))
     assert {each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in container["env"]} == {
         "NODE_NAME": "spec.nodeName"

@@ -246,8 +246,8 @@ def test_a_tree_renders_only_its_daemonset(directory: str) -> None:
 
 
 def test_every_kustomization_is_in_a_table() -> None:
-    there = {str(file.parent.relative_to(DEPLOY)) for file in DEPLOY.rglob("kustomization.yaml")}
-    assert {each for each in there if not each.startswith(TESTED_ELSEWHERE)} == {*OVERLAYS, *OTHERS}
+    existing = {str(file.parent.relative_to(DEPLOY)) for file in DEPLOY.rglob("kustomization.yaml")}
+    assert {each for each in existing if not each.startswith(TESTED_ELSEWHERE)} == {*OVERLAYS, *OTHERS}
 
 
 def test_sgx_has_no_kustomization_of_the_whole_family() -> None:

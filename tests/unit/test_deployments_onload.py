@@ -157,8 +157,8 @@ def test_the_program_accepts_its_arguments_and_gets_the_names_of_its_objects() -
         found = by_name(render(CONFIG / tree))
         (container,) = found["Deployment", f"{PREFIX}controller-manager"]["spec"]["template"]["spec"]["containers"]
         environment = {each["name"]: each["value"] for each in container["env"]}
-        given, others = parse(onloadoperator.FLAGS, container["args"])
-        chosen = onloadoperator.options(with_defaults(onloadoperator.FLAGS, given, environment), environment)
+        values, others = parse(onloadoperator.FLAGS, container["args"])
+        chosen = onloadoperator.options(with_defaults(onloadoperator.FLAGS, values, environment), environment)
         assert others == []
         assert chosen.image == own_image("onload-device-plugin")
         assert chosen.leader_elect
@@ -612,9 +612,9 @@ def test_a_machine_config_has_the_units_and_scripts_of_the_table(machine_config:
     ],
 )  # fmt: skip
 def test_wrong_arguments_create_no_machine_config(machine_config: Path, words: list[str]) -> None:
-    done = create(machine_config, *words)
-    assert done.returncode == 1
-    assert done.stderr
+    result = create(machine_config, *words)
+    assert result.returncode == 1
+    assert result.stderr
     assert not (machine_config / "output/99-sfc-machineconfig.yaml").exists()
 
 
@@ -635,14 +635,14 @@ def on_node(tmp_path: Path, script: str, podman: str) -> list[str]:
     program(tmp_path, "podman", f'echo "podman $*" >>{log}\n{podman}')
     program(tmp_path, "systemctl", f'echo "systemctl $*" >>{log}')
     program(tmp_path, "uname", "echo 4.18.0")
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", text],
         env=environment(tmp_path) | {"ONLOAD_MODULE_IMAGE": "image"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     return log.read_text().splitlines()
 
 
@@ -695,11 +695,11 @@ def test_dtk_release_vars_prints_the_variables_of_the_release(
         "podman",
         f'[ "$*" = "run --rm --entrypoint cat dtk /etc/driver-toolkit-release.json" ] || exit 1\necho \'{RELEASE}\'',
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [TREE / "build/onload-module/dtk-release-vars", *words],
         env=environment(tmp_path), capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout.strip()) == ((0, output) if output else (1, ""))
+    assert (result.returncode, result.stdout.strip()) == ((0, output) if output else (1, ""))
 
 
 @pytest.mark.parametrize(
@@ -714,11 +714,11 @@ def test_onload_source_vars_prints_the_variables_of_the_source(
         f'echo "$*" >>{tmp_path}/log\n'
         f'case "$*" in "pull "*) echo pulled ;; *--format*) echo "{label}" ;; *) {present} ;; esac',
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [TREE / "build/onload-module/onload-source-vars", "--onload-version", "source:1"],
         env=environment(tmp_path), capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (status, "" if status else f"{label}\n")
+    assert (result.returncode, result.stdout) == (status, "" if status else f"{label}\n")
     assert ("pull source:1" in (tmp_path / "log").read_text()) == (present == "false")
 
 
@@ -739,10 +739,10 @@ def make(tmp_path: Path, *words: str) -> str:
         f'[ "$1" != kustomize ] || exec {kubectl()} "$@"\necho "kubectl $*" >>{log}\n'
         f"[ ${{!#}} != - ] || grep -E '^ +(value|image|- image): ..*:' >>{log}",
     )
-    done = subprocess.run(
+    result = subprocess.run(
         ["make", "--directory", TREE, *words], env=environment(tmp_path), capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     return log.read_text()
 
 

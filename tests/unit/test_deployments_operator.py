@@ -60,7 +60,7 @@ def operator_of(directory: str) -> Object:
     return found
 
 
-def placed(kind: str, objects: Iterable[Object]) -> set[tuple[str, str]]:
+def names_of_kind(kind: str, objects: Iterable[Object]) -> set[tuple[str, str]]:
     """Names and namespaces of a kind."""
     return {
         (each["metadata"]["name"], each["metadata"].get("namespace", "")) for each in objects if each["kind"] == kind
@@ -101,17 +101,17 @@ VARIANTS: dict[str, list[dict[str, str]]] = {
 @pytest.mark.parametrize("directory", VARIANTS)
 def test_an_installation_has_exactly_these_objects(directory: str) -> None:
     prefix = OCP_NAMES[1] if directory == OCP else PREFIX
-    wanted = {
+    expected = {
         (kind, f"{prefix}{name}")
         for part in VARIANTS[directory]
         for kind, text in part.items()
         for name in text.split()
     }
     definitions = {f"{names(family)[1]}.deviceplugin.intel.com" for family in KINDS} | {*MAPPINGS}
-    wanted |= {("CustomResourceDefinition", name) for name in definitions}
+    expected |= {("CustomResourceDefinition", name) for name in definitions}
     if directory != OCP:
-        wanted.add(("Namespace", NAMESPACE))
-    assert {*by_name(render(TREE / directory))} == wanted
+        expected.add(("Namespace", NAMESPACE))
+    assert {*by_name(render(TREE / directory))} == expected
 
 
 @pytest.mark.parametrize("directory", [DEFAULT, CERT_MANAGER])
@@ -126,8 +126,8 @@ def test_every_tree_that_can_be_applied_renders() -> None:
 
 
 def test_manifests_are_the_installation_and_the_samples() -> None:
-    wanted = by_name(render(TREE / DEFAULT)) | by_name(render(TREE / "samples"))
-    assert by_name(render(TREE / "manifests")) == wanted
+    expected = by_name(render(TREE / DEFAULT)) | by_name(render(TREE / "samples"))
+    assert by_name(render(TREE / "manifests")) == expected
 
 
 def test_the_namespace_admits_the_plugins() -> None:
@@ -219,8 +219,8 @@ def test_the_pod_of_the_operator_is_that_of_the_original(directory: str) -> None
     metadata = {"name": f"{prefix}controller-manager", "namespace": namespace, "labels": LABELS}
     template = {"metadata": {"labels": LABELS}, "spec": pod}
     spec = {"replicas": 1, "selector": {"matchLabels": LABELS}, "template": template}
-    wanted = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
-    assert in_order(operator_of(directory)) == in_order(wanted)
+    expected = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+    assert in_order(operator_of(directory)) == in_order(expected)
 
 
 @pytest.mark.parametrize("directory", VARIANTS)
@@ -307,13 +307,13 @@ def test_webhooks_cover_every_kind_and_the_pods_of_managed_families(directory: s
     for configuration, entries in webhooks([DEVICES[directory]] if directory in DEVICES else KINDS).items():
         kind, name = f"{configuration}WebhookConfiguration", f"{PREFIX}{configuration.lower()}-webhook-configuration"
         metadata: Object = {"name": name} | ({"annotations": annotations} if directory == CERT_MANAGER else {})
-        wanted = {"apiVersion": ADMISSION, "kind": kind, "metadata": metadata, "webhooks": entries}
-        assert objects[kind, name] == wanted
+        expected = {"apiVersion": ADMISSION, "kind": kind, "metadata": metadata, "webhooks": entries}
+        assert objects[kind, name] == expected
 
 
 @pytest.mark.parametrize("directory", DEVICES)
 def test_an_installation_for_one_kind_keeps_all_other_objects(directory: str) -> None:
-    """Pruning by a GitOps tool would delete what is missing here, and with a CRD all objects of its kind."""
+    """A GitOps tool with pruning would delete missing objects, and with a CRD all objects of its kind."""
     removed = {*by_name(render(TREE / DEFAULT))} - {*by_name(render(TREE / directory))}
     rights = {("ClusterRole", f"{PREFIX}fpga-names-role"), ("ClusterRoleBinding", f"{PREFIX}fpga-names-rolebinding")}
     assert removed == (set() if directory == "device/fpga" else rights)
@@ -321,8 +321,8 @@ def test_an_installation_for_one_kind_keeps_all_other_objects(directory: str) ->
 
 def test_the_certificate_of_cert_manager_is_of_an_authority_and_for_the_service() -> None:
     found = by_name(render(TREE / CERT_MANAGER))
-    wanted = by_name(certificate_request(NAMESPACE, PREFIX))
-    assert {name: each for name, each in found.items() if name[0] in ("Certificate", "Issuer")} == wanted
+    expected = by_name(certificate_request(NAMESPACE, PREFIX))
+    assert {name: each for name, each in found.items() if name[0] in ("Certificate", "Issuer")} == expected
 
 
 def test_the_root_of_the_tree_is_the_default_and_no_second_installation() -> None:

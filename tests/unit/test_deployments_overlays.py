@@ -105,14 +105,14 @@ def certificates(objects: list[Object]) -> Iterator[Reference]:
 
 
 def check_references(objects: list[Object]) -> None:
-    there = {(each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]) for each in objects}
-    assert len(there) == len(objects)
-    there |= {*certificates(objects)}
+    existing = {(each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]) for each in objects}
+    assert len(existing) == len(objects)
+    existing |= {*certificates(objects)}
     for document in objects:
         for kind, namespace, name in references(document):
             # Roles name objects without saying which namespace they are in.
             namespaces = {namespace, ""} if "Role" in document["kind"] else {namespace}
-            assert (kind, name) in CREATED or any((kind, each, name) in there for each in namespaces), (
+            assert (kind, name) in CREATED or any((kind, each, name) in existing for each in namespaces), (
                 document["kind"], document["metadata"], kind, namespace, name,
             )  # fmt: skip
 

@@ -33,7 +33,7 @@ def grants(scope: str, group: str, resources: Iterable[str], verbs: str, named: 
     }
 
 
-def granted(objects: list[Object]) -> dict[str, set[Grant]]:
+def granted_rights(objects: list[Object]) -> dict[str, set[Grant]]:
     """The grants of each account with bindings. Names are without the prefix of the installation."""
     roles = {(each["kind"], each["metadata"]["name"]): each for each in objects if each["kind"].endswith("Role")}
     found: dict[str, set[Grant]] = {}
@@ -128,11 +128,12 @@ def trees_with_bindings() -> list[str]:
     return [
         tree
         for tree, objects in rendered.items()
-        if granted(objects) and (tree == "operator/overlays/ocp" or '"namespace": "system"' not in json.dumps(objects))
+        if granted_rights(objects)
+        and (tree == "operator/overlays/ocp" or '"namespace": "system"' not in json.dumps(objects))
     ]
 
 
-def listed() -> list[tuple[list[str], str, set[Grant]]]:
+def table_rows() -> list[tuple[list[str], str, set[Grant]]]:
     """The rows of the table: patterns of trees, account, grants."""
     lines = DOCUMENT.read_text().splitlines()
     rows: list[tuple[list[str], str, set[Grant]]] = []
@@ -155,10 +156,10 @@ def is_within(grant: Grant, others: set[Grant]) -> bool:
 def test_all_rights_beyond_the_originals_are_listed() -> None:
     found: dict[tuple[str, str], set[Grant]] = {}
     expected: dict[tuple[str, str], set[Grant]] = {}
-    rows = listed()
+    rows = table_rows()
     for tree in trees_with_bindings():
         original = set[Grant]().union(*(all_of for pattern, all_of in ORIGINAL.items() if fnmatch(tree, pattern)))
-        for account, own in granted(render(DEPLOY / tree)).items():
+        for account, own in granted_rights(render(DEPLOY / tree)).items():
             found[tree, account] = {grant for grant in own if not is_within(grant, original)}
             expected[tree, account] = set[Grant]().union(
                 *(row for patterns, of, row in rows if of == account and any(fnmatch(tree, each) for each in patterns))
@@ -169,7 +170,7 @@ def test_all_rights_beyond_the_originals_are_listed() -> None:
 
 @pytest.mark.parametrize("tree", ["operator/default", "operator/device/qat"])
 def test_rights_of_the_original_operator_that_are_not_needed_are_not_granted(tree: str) -> None:
-    found = granted(render(DEPLOY / tree))["controller-manager"]
+    found = granted_rights(render(DEPLOY / tree))["controller-manager"]
     for grant in (
         Grant("cluster", "", "nodes/proxy", "", "get"),
         # Events about pods that wait for an FPGA need pods of all namespaces.
@@ -186,7 +187,7 @@ def test_rights_of_the_original_operator_that_are_not_needed_are_not_granted(tre
 
 
 def test_rights_of_the_original_onload_operator_that_are_not_needed_are_not_granted() -> None:
-    found = granted(render(DEPLOY / "onload/config/default"))["controller-manager"]
+    found = granted_rights(render(DEPLOY / "onload/config/default"))["controller-manager"]
     for grant in (
         Grant("cluster", "onload.amd.com", "onloads", "", "delete"),
         Grant("cluster", "onload.amd.com", "onloads", "", "create"),
@@ -212,7 +213,7 @@ def test_plugins_have_no_rights_and_no_token(tree: str) -> None:
     assert account["automountServiceAccountToken"] is False
     # OpenShift needs this right to admit host paths.
     use = grants("namespace", "security.openshift.io", ["securitycontextconstraints"], "use", ["privileged"])
-    assert granted(objects)["plugins"] == use
+    assert granted_rights(objects)["plugins"] == use
 
 
 @pytest.mark.parametrize("tree", OPERATORS)

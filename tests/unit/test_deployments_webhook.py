@@ -153,9 +153,9 @@ def test_a_tree_of_the_webhook_renders_only_its_objects(directory: str) -> None:
 
 
 def test_every_tree_of_the_webhook_is_in_the_table() -> None:
-    there = {str(file.parent.relative_to(TREE)) for file in TREE.rglob("kustomization.yaml")}
+    existing = {str(file.parent.relative_to(TREE)) for file in TREE.rglob("kustomization.yaml")}
     # The first step of the overlay above it.
-    assert there == {*TREES, f"{CERT_MANAGER}/installation"}
+    assert existing == {*TREES, f"{CERT_MANAGER}/installation"}
 
 
 @pytest.mark.parametrize("directory", [CERT_MANAGER, OWN_CERTIFICATES])
@@ -179,5 +179,5 @@ def test_the_nfd_overlay_is_the_plugin_on_labelled_nodes_and_the_webhook() -> No
         "intel.feature.node.kubernetes.io/sgx": "true",
     }
     admitting = namespace("intelsgxwebhook-system", "privileged")
-    wanted = by_name(TREES[CERT_MANAGER]) | by_name([plugin, admitting])
-    assert by_name(render(DEPLOY / "sgx_plugin/overlays/epc-nfd")) == wanted
+    expected = by_name(TREES[CERT_MANAGER]) | by_name([plugin, admitting])
+    assert by_name(render(DEPLOY / "sgx_plugin/overlays/epc-nfd")) == expected

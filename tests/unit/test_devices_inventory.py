@@ -1,4 +1,4 @@
-"""Devices as values, inventories of them, and what the difference of two inventories says."""
+"""Devices as values, inventories, and the differences of two inventories."""
 
 from collections.abc import Mapping
 

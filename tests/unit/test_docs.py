@@ -99,19 +99,19 @@ def _rule(row: Sequence[str]) -> bool:
 @pytest.fixture
 def guide_modules() -> Iterator[Mapping[str, types.ModuleType]]:
     """Runs the guide's blocks in order. Blocks with a file name become modules, the others extend the first module."""
-    made: dict[str, types.ModuleType] = {}
+    document: dict[str, types.ModuleType] = {}
     try:
         for block in blocks(AUTHORS, "python"):
             if block.title:
                 module = types.ModuleType(block.title.removesuffix(".py"))
-                sys.modules[module.__name__] = made[module.__name__] = module
+                sys.modules[module.__name__] = document[module.__name__] = module
             else:
-                module = next(iter(made.values()))
+                module = next(iter(document.values()))
             code = "\n" * (block.line - 1) + block.text
             exec(compile(code, str(AUTHORS), "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - what it is for
-        yield made
+        yield document
     finally:
-        for name in made:
+        for name in document:
             sys.modules.pop(name, None)
 
 
@@ -170,7 +170,7 @@ def plugin_types(extra: Mapping[str, types.ModuleType]) -> Mapping[str, type[Plu
 
 def test_every_configuration_shown_is_accepted(guide_modules: Mapping[str, types.ModuleType], tmp_path: Path) -> None:
     types_by_name = plugin_types(guide_modules)
-    tried = 0
+    count = 0
     for page in PAGES:
         for block in blocks(page, "yaml"):
             content = yaml.safe_load(block.text)
@@ -182,8 +182,8 @@ def test_every_configuration_shown_is_accepted(guide_modules: Mapping[str, types
             config = configuration.read(str(path))
             assert set(config.plugins) <= set(types_by_name), where
             assert set(configuration.plugins(config, types_by_name, where)) == set(types_by_name)
-            tried += 1
-    assert tried >= 2
+            count += 1
+    assert count >= 2
 
 
 def command_lines() -> Iterator[tuple[str, list[str]]]:
@@ -228,7 +228,7 @@ def test_every_command_line_shown_parses() -> None:
 # Tables that must be complete.
 
 
-def shown(flag: Flag) -> str:
+def flag_text(flag: Flag) -> str:
     if isinstance(flag.default, bool):
         return str(flag.default).lower()
     return f"{flag.default:g}" if isinstance(flag.default, float) else f"{flag.default}"
@@ -263,7 +263,7 @@ def shown(flag: Flag) -> str:
 )
 def test_option_tables_list_every_option_with_its_default(page: Path, heading: str, flags: Sequence[Flag]) -> None:
     listed = {row[0].strip("`-"): row[1].strip("`") for row in rows(section(page, heading))}
-    assert listed == {flag.name: shown(flag) for flag in flags}
+    assert listed == {flag.name: flag_text(flag) for flag in flags}
 
 
 def test_the_configuration_file_table_lists_every_key() -> None:
@@ -295,13 +295,13 @@ def test_the_onload_page_lists_every_reason_of_degraded() -> None:
 def test_the_policy_table_shows_the_preferred_devices() -> None:
     free = [device for card in ("card0", "card1") for device in Device(resource="i915", id=card).shared(3)]
     listed = {row[0].strip("`"): row[2:] for row in rows(section(USERS, "Sharing and allocation policies"))}
-    given: dict[str, list[str]] = {}
+    choices: dict[str, list[str]] = {}
     for policy in POLICIES:
         first = preferred(policy, free, (), 2, {})
         in_use = Counter(device.unit for device in free if device.id in first)
         second = preferred(policy, [device for device in free if device.id not in first], (), 2, in_use)
-        given[policy] = [", ".join(f"`{id_}`" for id_ in ids) for ids in (first, second)]
-    assert listed == given
+        choices[policy] = [", ".join(f"`{id_}`" for id_ in ids) for ids in (first, second)]
+    assert listed == choices
 
 
 def test_the_architecture_lists_the_layers_of_import_linter() -> None:

@@ -1,4 +1,4 @@
-"""The size of the enclave page cache: sysfs trees, and CPUs that are tables."""
+"""The size of the enclave page cache: sysfs trees, and CPUs simulated by tables."""
 
 import os
 import struct
@@ -22,7 +22,7 @@ WITH_SGX = HIGHEST | {(7, 0): (0, 1 << 2, 1 << 30, 0), (0x12, 0): (0b11, 0, 0, 0
 
 
 def cpuid(table: Mapping[tuple[int, int], Registers]) -> Cpuid:
-    """A CPU that knows the table, and zeros for all else."""
+    """A CPU that returns the values of the table, and zeros for other leaves."""
     return lambda leaf, subleaf: table.get((leaf, subleaf), (0, 0, 0, 0))
 
 
@@ -45,7 +45,7 @@ def numa_node(root: Path, number: int, text: str | bytes | None) -> None:
         write(directory / "x86/sgx_total_bytes", text)
 
 
-# What the CPU says
+# CPUID
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ def test_any_cpu_is_evaluated(table: dict[tuple[int, int], Registers]) -> None:
 
 
 def test_the_cpuid_device_is_read_leaf_by_leaf() -> None:
-    asked: list[tuple[int, int]] = []
+    leaves: list[tuple[int, int]] = []
 
     def read(size: int, offset: int) -> bytes:
-        asked.append((size, offset))
+        leaves.append((size, offset))
         return struct.pack("<4I", 1, 2, 3, 4)
 
     assert device(read)(0x12, 3) == (1, 2, 3, 4)
-    assert asked == [(16, (3 << 32) + 0x12)]
+    assert leaves == [(16, (3 << 32) + 0x12)]
 
 
 @pytest.mark.parametrize("data", [b"", bytes(15)])
@@ -123,7 +123,7 @@ def test_the_cpuid_device_of_this_machine_reports_the_vendor() -> None:
     assert struct.pack("<3I", ebx, edx, ecx).decode() == vendor
 
 
-# What the kernel says
+# sysfs
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_an_unreadable_directory_is_reported(tmp_path: Path) -> None:
     assert "/sys/devices/system/node: Not a directory" in problem
 
 
-# Who is believed
+# Priority of the sources
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_sgx_of_this_machine_is_evaluated() -> None:
     assert epc.cpu_flags is not None
 
 
-# What helps to explain it
+# Explanation
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The example of a third party's plugin: short, and useful for what it says."""
+"""The example of a third-party plugin: its length, and its documented behaviour."""
 
 import ast
 import asyncio
@@ -35,7 +35,7 @@ SAMPLE = EXAMPLE / "generic-devices.yaml"
 
 @pytest.fixture(scope="module")
 def generic() -> Iterator[type[Plugin[Any]]]:
-    """The plugin's class, by way of the entry point in its package's metadata, without installing it."""
+    """The plugin's class, from the entry point in its package's metadata, without installation."""
     point = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]["entry-points"]["accelplane.plugins"]
     module_name, _, name = point["generic"].partition(":")
     spec = importlib.util.spec_from_file_location(module_name, EXAMPLE / f"{module_name}.py")
@@ -222,12 +222,12 @@ def test_the_sample_configuration_finds_the_devices_in_its_comments(generic: typ
     assert inventory.skipped == ()
 
 
-# The whole way: YAML, agent, kubelet, container.
+# End to end: YAML, agent, kubelet, container.
 
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """Short enough for socket paths wherever temporary files are."""
+    """A directory with short socket paths."""
     path = tempfile.mkdtemp(prefix="ak")
     yield Path(path)
     shutil.rmtree(path)

@@ -36,9 +36,9 @@ def test_any_text_and_value_is_read_back_by_the_reference_parser(
     family = Family("x_total", description, "counter")
     family.add(value, labels)
     kind, help_text, samples = parsed(render([family]))["x"]
-    shown = {name: "".join(c if c.isprintable() else "?" for c in text) for name, text in labels.items()}
-    shown = {name: text.encode(errors="replace")[:128].decode(errors="ignore") for name, text in shown.items()}
-    assert (kind, samples) == ("counter", [("x_total", shown, value)])
+    visible = {name: "".join(c if c.isprintable() else "?" for c in text) for name, text in labels.items()}
+    visible = {name: text.encode(errors="replace")[:128].decode(errors="ignore") for name, text in visible.items()}
+    assert (kind, samples) == ("counter", [("x_total", visible, value)])
     # The parser strips the help text.
     assert help_text == description.strip() or help_text.strip() == description.strip()
 
@@ -85,18 +85,18 @@ def test_process_metrics_equal_those_of_the_reference_collector() -> None:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     page = metrics.MetricsPage().render(NodeStatus(version="1", root="/", kubelet_dir="/k"), metrics.Contents())
-    ours = {name: found for name, found in parsed(page).items() if name.startswith("process_")}
+    actual = {name: found for name, found in parsed(page).items() if name.startswith("process_")}
     reference = parsed(generate_latest(registry))
-    assert {name: found[:1] for name, found in ours.items()} == {name: found[:1] for name, found in reference.items()}
+    assert {name: found[:1] for name, found in actual.items()} == {name: found[:1] for name, found in reference.items()}
 
     def value(page: dict[str, tuple[str, str, list[tuple[str, dict[str, str], float]]]], name: str) -> float:
         return page[name][2][0][2]
 
-    assert value(ours, "process_max_fds") == value(reference, "process_max_fds")
+    assert value(actual, "process_max_fds") == value(reference, "process_max_fds")
     # The reference's start time has the precision of a second, and of a clock tick.
     for name, tolerance in (("start_time_seconds", 2), ("open_fds", 2), ("cpu_seconds", 2)):
-        found, expected = value(ours, f"process_{name}"), value(reference, f"process_{name}")
+        found, expected = value(actual, f"process_{name}"), value(reference, f"process_{name}")
         assert abs(found - expected) <= tolerance, name
     for name in ("virtual", "resident"):
-        found, expected = (value(page, f"process_{name}_memory_bytes") for page in (ours, reference))
+        found, expected = (value(page, f"process_{name}_memory_bytes") for page in (actual, reference))
         assert found == pytest.approx(expected, rel=0.2)

@@ -1,4 +1,4 @@
-"""The drop-in for `intel_gpu_fakedev`: files, labels, limits and errors of its specification, and what is new."""
+"""The drop-in for `intel_gpu_fakedev`: files, labels, limits and errors of its specification, and additions."""
 
 import json
 import os
@@ -94,9 +94,9 @@ def test_the_tenth_card_has_the_two_digit_address_of_the_original(tmp_path: Path
 
 
 def test_nodes_are_null_devices(tmp_path: Path) -> None:
-    done = fakedev(tmp_path / "node", description={"DevCount": 1})
-    if "CAP_MKNOD" in done.stderr:
-        assert done.returncode == 1
+    result = fakedev(tmp_path / "node", description={"DevCount": 1})
+    if "CAP_MKNOD" in result.stderr:
+        assert result.returncode == 1
         pytest.skip("needs CAP_MKNOD")
     for path in ("dev/dri/card0", "sys/bus/pci/drivers/i915/0000:00:00.0/drm/renderD128"):
         status = os.stat(tmp_path / "node" / path)
@@ -107,7 +107,7 @@ def test_nodes_are_null_devices(tmp_path: Path) -> None:
 def test_a_missing_capability_is_reported_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "d.json").write_text('{"DevCount": 1}')
     program = "from accelplane.cli.fakedev import main; raise SystemExit(main(['-json', 'd.json']))"
-    done = subprocess.run(
+    result = subprocess.run(
         ["setpriv", "--inh-caps=-mknod", "--bounding-set=-mknod", sys.executable, "-c", program],
         cwd=tmp_path,
         capture_output=True,
@@ -115,10 +115,10 @@ def test_a_missing_capability_is_reported_with_the_remedy(tmp_path: Path) -> Non
         check=False,
         timeout=60,
     )
-    if done.returncode not in (0, 1):
+    if result.returncode not in (0, 1):
         pytest.skip("needs root")
-    assert done.returncode == 1
-    assert "CAP_MKNOD, or use -unprivileged" in done.stderr
+    assert result.returncode == 1
+    assert "CAP_MKNOD, or use -unprivileged" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -126,12 +126,12 @@ def test_a_missing_capability_is_reported_with_the_remedy(tmp_path: Path) -> Non
     [("8x-DG1", 8, 0, 1), ("8x2-PVC-xelink", 8, 2, 16), ("2x4-PVC-xelink", 2, 4, 4)],
 )
 def test_the_samples_work_as_they_are(tmp_path: Path, name: str, cards: int, tiles: int, lines: int) -> None:
-    done = fakedev(tmp_path / "node", "-json", str(CONFIGS / f"{name}.json"), "-unprivileged", "--verbose=true")
-    assert (done.returncode, done.stderr) == (0, "")
+    result = fakedev(tmp_path / "node", "-json", str(CONFIGS / f"{name}.json"), "-unprivileged", "--verbose=true")
+    assert (result.returncode, result.stderr) == (0, "")
     written = (tmp_path / "node/xpum-sidecar-labels.txt").read_text()
     assert len(written.splitlines()) == lines
-    assert done.stdout.endswith(written)
-    assert f"created card{cards - 1}" in done.stdout
+    assert result.stdout.endswith(written)
+    assert f"created card{cards - 1}" in result.stdout
     assert len(list((tmp_path / "node/dev/dri").glob("card*"))) == cards
     assert len(list((tmp_path / "node/sys/class/drm").glob("card*/gt/gt*"))) == cards * tiles
 
@@ -224,16 +224,16 @@ def test_wrong_descriptions_are_rejected_with_status_1(
     ],
 )
 def test_wrong_command_lines_end_with_status_1(tmp_path: Path, flags: list[str], message: str) -> None:
-    done = fakedev(tmp_path / "node", *flags)
-    assert done.returncode == 1
-    assert message in done.stderr
+    result = fakedev(tmp_path / "node", *flags)
+    assert result.returncode == 1
+    assert message in result.stderr
     assert list((tmp_path / "node").iterdir()) == []
 
 
 def test_help_exits_with_0(tmp_path: Path) -> None:
-    done = fakedev(tmp_path / "node", "-h")
-    assert done.returncode == 0
-    assert "-unprivileged" in done.stderr
+    result = fakedev(tmp_path / "node", "-h")
+    assert result.returncode == 0
+    assert "-unprivileged" in result.stderr
 
 
 def test_keys_count_in_any_case_and_unknown_ones_do_not(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_an_earlier_tree_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "there",
+    "existing",
     [
         ["dev/null"],
         ["dev/dri/card0", "dev/null"],
@@ -260,8 +260,8 @@ def test_an_earlier_tree_is_replaced(tmp_path: Path) -> None:
         ["sys/block/x", "sys/bus/x", "sys/class/x", "sys/dev/x"],
     ],
 )
-def test_a_tree_that_may_be_real_is_unchanged(tmp_path: Path, there: list[str]) -> None:
-    for path in [*there, "sys/class/x" if there[0].startswith("dev") else "dev/dri/card0"]:
+def test_a_tree_that_may_be_real_is_unchanged(tmp_path: Path, existing: list[str]) -> None:
+    for path in [*existing, "sys/class/x" if existing[0].startswith("dev") else "dev/dri/card0"]:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
     before = files(tmp_path)
@@ -294,8 +294,8 @@ def test_driver_and_device_id_are_added_to_the_plain_layout(tmp_path: Path) -> N
 
 def test_the_layout_of_the_kernel_has_additional_files(tmp_path: Path) -> None:
     description = {"DevCount": 4, "VfsPerPf": 1, "Driver": "xe", "ByPath": True, "Mei": True, "Npus": 1}
-    done = fakedev(tmp_path / "node", "-unprivileged", description={**description, "Capabilities": {"a": "b"}})
-    assert (done.returncode, done.stderr) == (0, "")
+    result = fakedev(tmp_path / "node", "-unprivileged", description={**description, "Capabilities": {"a": "b"}})
+    assert (result.returncode, result.stderr) == (0, "")
     host = Host(tmp_path / "node")
     assert host.resolve("/sys/class/drm/card0/device").startswith("/sys/devices/pci0000:00/")
     assert [host.is_vf(f"/sys/class/drm/card{index}/device") for index in range(4)] == [False, True, False, True]
@@ -309,8 +309,8 @@ def test_a_seed_shuffles_the_same_way_each_time(tmp_path: Path) -> None:
     description = {"DevCount": 1, "Capabilities": {str(number): "" for number in range(30)}}
 
     def capabilities(seed: int) -> list[str]:
-        done = fakedev(tmp_path / "node", "-unprivileged", f"-seed={seed}", description=description)
-        assert done.returncode == 0
+        result = fakedev(tmp_path / "node", "-unprivileged", f"-seed={seed}", description=description)
+        assert result.returncode == 0
         return (tmp_path / "node/sys/kernel/debug/dri/0/i915_capabilities").read_text().splitlines()
 
     assert capabilities(1) == capabilities(1) != capabilities(2)

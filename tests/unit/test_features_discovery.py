@@ -36,7 +36,7 @@ def epc(root: Path, *sizes: int) -> None:
         write(root / f"sys/devices/system/node/node{number}/x86/sgx_total_bytes", f"{size}\n")
 
 
-def looked(root: Path) -> Features:
+def discovered_labels(root: Path) -> Features:
     return discover(Host(root))
 
 
@@ -57,7 +57,7 @@ def test_pci_functions_have_class_and_device(tmp_path: Path) -> None:
     pci(tmp_path, "0000:3d:00.0", "0x038000", "0x56c0")
     pci(tmp_path, "0000:00:02.0", "0x030000", "0x4680")
     pci(tmp_path, "0000:01:00.0", "0x030000", "0x2204", vendor="0x10de")
-    assert looked(tmp_path).pci == (Function("0300", "4680"), Function("0380", "56c0"))
+    assert discovered_labels(tmp_path).pci == (Function("0300", "4680"), Function("0380", "56c0"))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_loaded_and_built_in_modules_are_enabled(tmp_path: Path) -> None:
     write(tmp_path / "proc/sys/kernel/osrelease", f"{RELEASE}\n")
     builtin = "kernel/drivers/vfio/pci/vfio-pci.ko\nkernel/drivers/dma/idxd/idxd.ko\n"
     write(tmp_path / f"lib/modules/{RELEASE}/modules.builtin", builtin)
-    found = looked(tmp_path)
+    found = discovered_labels(tmp_path)
     assert names(found, "kernel.loadedmodule") == {"i915", "intel_qat"}
     assert names(found, "kernel.enabledmodule") == {"i915", "intel_qat", "vfio-pci", "idxd"}
 
@@ -85,7 +85,7 @@ def test_built_in_modules_are_read_from_sysfs(tmp_path: Path) -> None:
     modules(tmp_path, "i915")
     for name in ("i915", "vfio_pci"):
         write(tmp_path / f"sys/module/{name}/parameters/x", "")
-    found = looked(tmp_path)
+    found = discovered_labels(tmp_path)
     assert names(found, "kernel.loadedmodule") == {"i915"}
     assert names(found, "kernel.enabledmodule") == {"i915", "vfio_pci", "vfio-pci"}
 
@@ -93,7 +93,7 @@ def test_built_in_modules_are_read_from_sysfs(tmp_path: Path) -> None:
 def test_loaded_modules_are_read_from_sysfs_without_procfs(tmp_path: Path) -> None:
     write(tmp_path / "sys/module/i915/initstate", "live\n")
     write(tmp_path / "sys/module/vfio_pci/parameters/x", "")
-    found = looked(tmp_path)
+    found = discovered_labels(tmp_path)
     assert names(found, "kernel.loadedmodule") == {"i915"}
     assert names(found, "kernel.enabledmodule") == {"i915", "vfio_pci", "vfio-pci"}
 
@@ -101,7 +101,7 @@ def test_loaded_modules_are_read_from_sysfs_without_procfs(tmp_path: Path) -> No
 def test_a_long_list_of_modules_is_read_to_its_end(tmp_path: Path) -> None:
     many = [f"module_{number}" for number in range(3000)]
     modules(tmp_path, *many)
-    assert names(looked(tmp_path), "kernel.loadedmodule") == set(many)
+    assert names(discovered_labels(tmp_path), "kernel.loadedmodule") == set(many)
 
 
 CONFIG = "#\n# Linux\n#\nCONFIG_X86_SGX=y\n# CONFIG_X86_SGX_KVM is not set\nCONFIG_64BIT=y\n"
@@ -119,13 +119,13 @@ CONFIG = "#\n# Linux\n#\nCONFIG_X86_SGX=y\n# CONFIG_X86_SGX_KVM is not set\nCONF
 def test_the_kernel_configuration_is_found_in_the_paths_of_distributions(tmp_path: Path, place: str) -> None:
     write(tmp_path / "proc/sys/kernel/osrelease", f"{RELEASE}\n")
     write(tmp_path / place, gzip.compress(CONFIG.encode()) if place.endswith(".gz") else CONFIG)
-    assert names(looked(tmp_path), "kernel.config") == {"X86_SGX"}
+    assert names(discovered_labels(tmp_path), "kernel.config") == {"X86_SGX"}
 
 
 def test_the_kernel_configuration_overrides_the_sgx_driver(tmp_path: Path) -> None:
     write(tmp_path / "proc/config.gz", gzip.compress(CONFIG.replace("X86_SGX=y", "OTHER=y").encode()))
     epc(tmp_path, 4096)
-    assert names(looked(tmp_path), "kernel.config") == set()
+    assert names(discovered_labels(tmp_path), "kernel.config") == set()
 
 
 # Without a time in it, so that every process of the test run gives the case the same name.
@@ -136,15 +136,15 @@ def test_the_kernel_configuration_overrides_the_sgx_driver(tmp_path: Path) -> No
 )
 def test_the_sgx_driver_replaces_an_unreadable_configuration(tmp_path: Path, config: bytes) -> None:
     write(tmp_path / "proc/config.gz", config)
-    assert names(looked(tmp_path), "kernel.config") == set()
+    assert names(discovered_labels(tmp_path), "kernel.config") == set()
     write(tmp_path / "sys/class/misc/sgx_enclave/dev", "10:125\n")
-    assert names(looked(tmp_path), "kernel.config") == {"X86_SGX"}
+    assert names(discovered_labels(tmp_path), "kernel.config") == {"X86_SGX"}
 
 
 def test_a_node_with_sgx_gets_its_label_and_memory(tmp_path: Path) -> None:
     cpu(tmp_path, "sgx sgx_lc")
     epc(tmp_path, 98566144, 98566144)
-    found = looked(tmp_path)
+    found = discovered_labels(tmp_path)
     assert names(found, "cpu.cpuid") == {"SGX", "SGXLC"}
     assert found.element("cpu.security", "sgx.epc") == "197132288"
     assert evaluate(found).resources == {"sgx.intel.com/epc": "197132288"}
@@ -155,13 +155,13 @@ def test_a_node_with_sgx_gets_its_label_and_memory(tmp_path: Path) -> None:
 def test_a_node_without_sgx_cpu_flags_gets_no_label(tmp_path: Path, flags: str) -> None:
     cpu(tmp_path, flags)
     epc(tmp_path, 98566144)
-    assert evaluate(looked(tmp_path)).labels == {}
+    assert evaluate(discovered_labels(tmp_path)).labels == {}
 
 
 def test_a_node_without_sgx_memory_gets_no_label(tmp_path: Path) -> None:
     cpu(tmp_path, "sgx sgx_lc")
     write(tmp_path / "dev/sgx_enclave", "")
-    assert evaluate(looked(tmp_path)).labels == {}
+    assert evaluate(discovered_labels(tmp_path)).labels == {}
 
 
 def test_a_kernel_release_with_path_separators_is_rejected(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_kernel_release_with_path_separators_is_rejected(tmp_path: Path) -> No
 def test_links_stay_inside_the_root(tmp_path: Path) -> None:
     root = tmp_path / "root"
     link(root / "proc/modules", "/proc/modules")
-    assert names(looked(root), "kernel.loadedmodule") == set()
+    assert names(discovered_labels(root), "kernel.loadedmodule") == set()
 
 
 def test_discovery_succeeds_on_the_real_host() -> None:
@@ -203,7 +203,7 @@ def test_pipes_directories_and_endless_files_are_skipped(tmp_path: Path) -> None
 def test_any_content_of_procfs_and_sysfs_is_accepted(tmp_path: Path, files: list[tuple[str, bytes]]) -> None:
     for name, data in files:
         write(tmp_path / name, data)
-    found = looked(tmp_path)
+    found = discovered_labels(tmp_path)
     assert evaluate(found).labels.keys() <= {"intel.feature.node.kubernetes.io/sgx"}
     for name in names(found, "kernel.enabledmodule"):
         assert name.isascii()
@@ -216,5 +216,5 @@ def test_any_attribute_is_accepted(tmp_path: Path, cls: str, device: str, epc: b
     write(function / "class", cls.encode("utf-8", "surrogatepass"))
     write(function / "device", device.encode("utf-8", "surrogatepass"))
     write(tmp_path / "sys/devices/system/node/node0/x86/sgx_total_bytes", epc)
-    for function_found in looked(tmp_path).pci:
+    for function_found in discovered_labels(tmp_path).pci:
         assert len(function_found.cls) == len(function_found.device) == 4

@@ -152,7 +152,7 @@ def test_simulated_cards_of_both_drivers_have_their_tiles_and_memory(tmp_path: P
 def test_a_size_from_the_level_zero_service_is_used_unless_it_is_zero(tmp_path: Path) -> None:
     for index in range(2):
         card(tmp_path, index, memory="100", gts=2)
-    # Without a link there is no address to ask for.
+    # Without a link there is no address to query.
     card2 = tmp_path / "sys/class/drm/card2"
     (card2 / "device/drm").mkdir(parents=True)
     write(card2 / "device/vendor", "0x8086")
@@ -320,14 +320,14 @@ OPTIONS = st.builds(LabelOptions, *(st.integers(0, 2**64 - 1) | st.integers(0, 9
 )
 @settings(max_examples=150, deadline=None)
 def test_a_hostile_tree_has_valid_labels_or_an_error(
-    deeds: list[tuple[str, Callable[[Path], None]]], options: LabelOptions, sizes: dict[str, int]
+    changes: list[tuple[str, Callable[[Path], None]]], options: LabelOptions, sizes: dict[str, int]
 ) -> None:
     with tempfile.TemporaryDirectory() as root:
         card(Path(root), 0, memory="4096", gts=2)
         card(Path(root), 1, driver="xe", tiles=1, vfs="0")
-        for spot, deed in deeds:
+        for location, change in changes:
             try:
-                deed(Path(root, spot))
+                change(Path(root, location))
             except OSError:
                 continue
         try:

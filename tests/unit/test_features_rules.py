@@ -1,4 +1,4 @@
-"""The table of rules is the node feature rules that users apply, and judges as NFD would."""
+"""The table of rules equals the node feature rules that users apply, and evaluates as NFD does."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ def in_set(values: Sequence[str]) -> dict[str, Any]:
     return {"op": "In", "value": list(values)}
 
 
-def terms_as_written(terms: Sequence[Term]) -> list[dict[str, Any]]:
+def terms_of(terms: Sequence[Term]) -> list[dict[str, Any]]:
     features: dict[str, dict[str, Any]] = {}
     for term in terms:
         features.setdefault(term.feature, {})[term.name] = {"op": term.op}
@@ -36,8 +36,8 @@ def terms_as_written(terms: Sequence[Term]) -> list[dict[str, Any]]:
 
 
 def as_written(rule: Rule) -> dict[str, Any]:
-    """The rule as NFD would be given it, but for its template."""
-    features = terms_as_written(rule.terms)
+    """The rule in NFD's format, without its template."""
+    features = terms_of(rule.terms)
     if rule.classes:
         expressions = {"vendor": in_set(["8086"]), "class": in_set(rule.classes)}
         if rule.devices:
@@ -47,7 +47,7 @@ def as_written(rule: Rule) -> dict[str, Any]:
         "labels": dict(rule.labels),
         "extendedResources": dict(rule.resources),
         "matchFeatures": features,
-        "matchAny": [{"matchFeatures": terms_as_written(terms)} for terms in rule.any_of],
+        "matchAny": [{"matchFeatures": terms_of(terms)} for terms in rule.any_of],
     }
     return {"name": rule.name, **{key: part for key, part in parts.items() if part}}
 
@@ -74,7 +74,7 @@ SETS_OF_GPUS = [
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.each], ids=lambda rule: rule.name)
 def test_a_template_gives_the_same_labels(rule: Rule) -> None:
-    """Expanded by the genuine thing: kubectl prints an object through any template."""
+    """Expands a Go template with kubectl, which prints an object with any template."""
     (written,) = [each for each in written_rules() if each["name"] == rule.name]
     for gpus in SETS_OF_GPUS:
         devices = [
@@ -172,7 +172,7 @@ def test_gpus_are_counted_by_model_and_named_by_product() -> None:
         f"{G_LABEL}/device-id.0380-56c0.count": "2",
         f"{G_LABEL}/device-id.0380-0bda.count": "1",
         f"{G_LABEL}/device-id.0300-56a0.count": "1",
-        # of two products the later rule's word is on the label
+        # the later rule determines the label of two products
         f"{G_LABEL}/product": "Flex_170",
         f"{G_LABEL}/device.count": "2",
         f"{G_LABEL}/family": "A_Series",

@@ -71,9 +71,11 @@ def test_the_overview_counts_ids_by_nodes_and_health_by_units() -> None:
 def test_problems_come_first_in_the_overview() -> None:
     resources = [f"{family}.intel.com/x" for family in ("dlb", "dsa", "iaa", "npu")]
     nodes = [bare(name, 1, 1, resource=name) for name in resources]
-    held = Unit("npu", "accel0", phase="unhealthy", ids={resources[3]: 1}, holders=(holder(resource=resources[3]),))
+    allocated = Unit(
+        "npu", "accel0", phase="unhealthy", ids={resources[3]: 1}, holders=(holder(resource=resources[3]),)
+    )
     free = Unit("iaa", "wq0", phase="unhealthy", ids={resources[2]: 1})
-    units = Node("n", units=(held, free))
+    units = Node("n", units=(allocated, free))
     assert [row.family for row in overview(cluster(*nodes, units))] == ["npu", "iaa", "dlb", "dsa"]
 
 
@@ -140,11 +142,11 @@ def test_namespaces_have_ids_share_idle_ids_and_device_hours() -> None:
 
 
 def test_device_seconds_follow_the_holders_and_survive_a_clock_that_is_set_back() -> None:
-    usage, held, free = Usage(0.0), node("n", 2, 1, unit("card0", 2, holder())), node("n", 2, 0, unit("card0", 2))
-    usage.update({}, {"n": held}, 10.0)
-    usage.update({"n": held}, {"n": free}, 30.0)
-    usage.update({"n": free}, {"n": held}, 20.0)
-    usage.update({"n": held}, {}, 40.0)
+    usage, allocated, free = Usage(0.0), node("n", 2, 1, unit("card0", 2, holder())), node("n", 2, 0, unit("card0", 2))
+    usage.update({}, {"n": allocated}, 10.0)
+    usage.update({"n": allocated}, {"n": free}, 30.0)
+    usage.update({"n": free}, {"n": allocated}, 20.0)
+    usage.update({"n": allocated}, {}, 40.0)
     assert usage.seconds(1000.0) == {("a", I915): 20.0}
 
 

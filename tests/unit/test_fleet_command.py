@@ -15,9 +15,9 @@ from accelplane.fleet.options import FleetOptions, PageOptions
 
 
 def values(*words: str) -> dict[str, Value]:
-    given, rest = parse(FLAGS, words)
+    options, rest = parse(FLAGS, words)
     assert rest == []
-    return dict(with_defaults(FLAGS, given, {}))
+    return dict(with_defaults(FLAGS, options, {}))
 
 
 def test_the_defaults_are_the_documented_ones() -> None:
@@ -26,17 +26,17 @@ def test_the_defaults_are_the_documented_ones() -> None:
 
 
 def test_flags_become_options() -> None:
-    given = values(
+    options = values(
         "-pods=all", "-quotas=false", "-events", "-agent-namespaces=a, b", "-agent-ca=ca", "-agent-server-name=s",
         "-agent-token=t", "-resource-prefixes=example.com/", "-address=0", "-secure-address=:8443", "-tls-dir=d",
         "-audience=x,y", "-requestheader-client-ca=p", "-requestheader-allowed-names=front",
         "-health-probe-bind-address=0", "-grafana-url=https://g/{node}",
     )  # fmt: skip
-    assert fleet_options(given) == FleetOptions(
+    assert fleet_options(options) == FleetOptions(
         pods="all", quotas=False, events=True, agent_namespaces=("a", "b"), agent_ca="ca", agent_server_name="s",
         agent_token="t", resource_prefixes=("example.com/",),  # noqa: S106 - a file
     )  # fmt: skip
-    assert page_options(given) == PageOptions(
+    assert page_options(options) == PageOptions(
         address="", secure_address=":8443", health_address="", tls_directory="d", audiences=("x", "y"),
         proxy_ca="p", proxy_names=("front",), grafana_url="https://g/{node}",
     )  # fmt: skip

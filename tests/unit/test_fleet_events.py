@@ -74,9 +74,9 @@ def test_events_beyond_ten_a_minute_are_postponed() -> None:
 
 def test_the_events_on_pods_count() -> None:
     plan, other = EventPlan(), DeviceKey("n", "gpu", "card1")
-    held = DeviceState(True, "x", 20, 20, tuple(("a", f"p{number}") for number in range(20)))
+    state = DeviceState(True, "x", 20, 20, tuple(("a", f"p{number}") for number in range(20)))
     plan.update("n", {KEY: GOOD, other: GOOD})
-    plan.update("n", {KEY: held, other: held})
+    plan.update("n", {KEY: state, other: state})
     assert [key for key, _ in plan.due(0.0)] == [KEY]
     assert [key for key, _ in plan.due(60.0)] == [other]
 

@@ -1,4 +1,4 @@
-"""Answers of agents: what is decoded, and what is rejected with which message."""
+"""Responses of agents: decoding, and rejection with messages."""
 
 import contextlib
 from typing import Any

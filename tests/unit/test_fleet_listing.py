@@ -1,4 +1,4 @@
-"""What a list of nodes and pods says about devices: requests of pods, waiting pods, holders, quotas."""
+"""Devices from lists of nodes and pods: requests of pods, pending pods, holders, quotas."""
 
 import msgspec
 import pytest
@@ -12,8 +12,8 @@ I915 = "gpu.intel.com/i915"
 
 
 def container(count: int | str, *, sidecar: bool = False) -> dict[str, object]:
-    asked = {"resources": {"requests": {I915: count, "cpu": "1"}}}
-    return {**asked, "restartPolicy": "Always"} if sidecar else asked
+    resources = {"resources": {"requests": {I915: count, "cpu": "1"}}}
+    return {**resources, "restartPolicy": "Always"} if sidecar else resources
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the fleet reads from nodes, pods and quotas, and how it composes a node."""
+"""Fields that the fleet reads from nodes, pods and quotas, and the composition of a node."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def pod(*containers: dict[str, Any], init: tuple[dict[str, Any], ...] = (), **op
 
 
 @pytest.mark.parametrize(
-    ("containers", "init", "asked"),
+    ("containers", "init", "expected"),
     [
         ([1, 2], [], 3),
         ([1], [container(5), container(3)], 5),
@@ -57,10 +57,10 @@ def pod(*containers: dict[str, Any], init: tuple[dict[str, Any], ...] = (), **op
     ],
 )
 def test_the_requests_of_a_pod_are_those_that_the_scheduler_counts(
-    containers: list[Any], init: list[Any], asked: int
+    containers: list[Any], init: list[Any], expected: int
 ) -> None:
     found = requests_of(pod(*map(container, containers), init=tuple(init)), is_known)
-    assert found == ({I915: asked} if asked else {})
+    assert found == ({I915: expected} if expected else {})
 
 
 def test_a_pending_pod_has_its_message_and_scheduling_gates() -> None:
@@ -77,12 +77,12 @@ def test_pods_without_our_resources_and_finished_pods_do_not_wait() -> None:
 
 
 def test_the_cache_stores_no_fields_of_pods_without_our_resources() -> None:
-    other, mine = pod({"name": "c"}, spec={"nodeName": "n"}), pod(container(1), meta={"labels": {"a": "b"}})
-    for thing in (other, mine):
+    other, own = pod({"name": "c"}, spec={"nodeName": "n"}), pod(container(1), meta={"labels": {"a": "b"}})
+    for thing in (other, own):
         relevant_pod(is_known)(thing)
     assert (other.spec, other.status) == (None, None)
-    assert mine.metadata.labels is None
-    assert requests_of(mine, is_known) == {I915: 1}
+    assert own.metadata.labels is None
+    assert requests_of(own, is_known) == {I915: 1}
 
 
 def test_containers_and_sidecars_hold_what_they_request_until_the_pod_ends() -> None:

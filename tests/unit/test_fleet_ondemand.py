@@ -1,4 +1,4 @@
-"""Values fetched on demand: shared, kept, limited."""
+"""Values fetched on demand: shared, cached, limited."""
 
 import asyncio
 
@@ -10,14 +10,14 @@ from accelplane.fleet.ondemand import OnDemand
 
 class Backend:
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.keys: list[str] = []
         self.running = 0
         self.most = 0
         self.release = asyncio.Event()
         self.error: Exception | None = None
 
     async def fetch(self, key: str) -> str:
-        self.asked.append(key)
+        self.keys.append(key)
         self.running += 1
         self.most = max(self.most, self.running)
         try:
@@ -38,7 +38,7 @@ async def test_concurrent_requests_share_one_fetch() -> None:
     backend.release.set()
     assert await asyncio.gather(*asking[1:]) == ["A", "A"]
     assert await values.get("a") == "A"
-    assert backend.asked == ["a"]
+    assert backend.keys == ["a"]
 
 
 async def test_an_expired_value_is_fetched_again() -> None:
@@ -46,7 +46,7 @@ async def test_an_expired_value_is_fetched_again() -> None:
     backend.release.set()
     values = OnDemand(backend.fetch, max_age=0, at_once=4)
     assert [await values.get("a"), await values.get("a")] == ["A", "A"]
-    assert backend.asked == ["a", "a"]
+    assert backend.keys == ["a", "a"]
 
 
 async def test_concurrent_fetches_are_limited() -> None:

@@ -95,11 +95,11 @@ def unit(name: str = "card0", **changes: Any) -> Unit:
 
 def node(name: str = "n1", *units: Unit, **changes: Any) -> Node:
     ids = sum(each.ids.get(I915, 0) for each in units)
-    held = sum(holder.count for each in units for holder in each.holders)
-    resource = Resource(I915, ids, ids, ids, ids, held, "registered")
+    allocated = sum(holder.count for each in units for holder in each.holders)
+    resource = Resource(I915, ids, ids, ids, ids, allocated, "registered")
     agent = Agent("accelplane/a", "accelplane node", "1.0.0", "connected", holders_source="podresources")
-    made = Node(name, {"zone": "a"}, agents=(agent,), resources=(resource,), units=units)
-    return msgspec.structs.replace(made, **changes)
+    instance = Node(name, {"zone": "a"}, agents=(agent,), resources=(resource,), units=units)
+    return msgspec.structs.replace(instance, **changes)
 
 
 def holder(namespace: str = "team", pod: str = "p", number: int = 1) -> Holder:
@@ -227,11 +227,11 @@ HOSTILE = ("<script>alert(1)</script>", '" onload="x', "'><img src=x>", "\u202er
 @pytest.mark.parametrize("bad", HOSTILE)
 def test_hostile_names_add_no_element_and_no_attribute(name: ScreenName, bad: str) -> None:
     def build(word: str) -> Cluster:
-        held = Holder(word, word, word, word, 1, 5)
+        holder_ = Holder(word, word, word, word, 1, 5)
         units = (
             unit(
                 word, plugin=word, device=word, bdf=word, model=word, reason=word, text=word, phase="unhealthy",
-                holders=(held,), history=(Change(5, "unhealthy", word, word),), ids={word: 1},
+                holders=(holder_,), history=(Change(5, "unhealthy", word, word),), ids={word: 1},
             ),
         )  # fmt: skip
         return cluster(
@@ -275,7 +275,7 @@ def test_pages_have_headers_labels_and_landmarks(name: ScreenName) -> None:
         "style" not in attributes and not any(a.startswith("on") for a in attributes) for _, attributes in parsed.tags
     )
     links = [str(attributes["href"]) for tag, attributes in parsed.tags if tag == "a"]
-    assert links, "a page leads on"
+    assert links, "a page links to the next one"
     assert not [each for each in links if each.startswith("/") or "//" in each]
     headings = [int(tag[1]) for tag in tags if tag in ("h1", "h2", "h3")]
     assert all(after - before <= 1 for before, after in itertools.pairwise(headings))
@@ -295,27 +295,27 @@ def test_the_overview_lists_held_unhealthy_devices_first() -> None:
     )
     first, second = names_of(page("overview", found), "problems")
     assert (first.split()[:3], second.split()[:3]) == (["b", "gpu", "card1"], ["a", "gpu", "card0"])
-    shown = text("overview", found)
-    assert "gpu card1 is unhealthy (wedged), held by 1 container" in shown
-    assert "2 unhealthy" in shown
+    output = text("overview", found)
+    assert "gpu card1 is unhealthy (wedged), held by 1 container" in output
+    assert "2 unhealthy" in output
 
 
 def test_a_warning_of_a_healthy_device_is_a_minor_problem() -> None:
     warned = unit("card0", reason="driver", text="gpu_health warning")
     found = cluster(node("a", warned), node("b", unit("card1", text="no answer", known=False)))
     assert names_of(page("overview", found), "problems") == ["a gpu card0 6 "]
-    shown = text("overview", found)
-    assert "gpu card0 has a warning (driver)" in shown
-    assert "0 unhealthy" in shown
-    shown = text("device", found, PlaceQuery(node="a", plugin="gpu", unit="card0"))
-    assert "driver: gpu_health warning" in shown
+    output = text("overview", found)
+    assert "gpu card0 has a warning (driver)" in output
+    assert "0 unhealthy" in output
+    output = text("device", found, PlaceQuery(node="a", plugin="gpu", unit="card0"))
+    assert "driver: gpu_health warning" in output
     assert "Warning" not in text("device", found, PlaceQuery(node="b", plugin="gpu", unit="card1"))
 
 
 def test_a_holder_by_a_claim_is_marked() -> None:
     found = cluster(node("a", unit("card0", holders=(Holder("team", "p", "main", "gpu.intel.com", 1, 5, "dra"),))))
-    shown = text("device", found, PlaceQuery(node="a", plugin="gpu", unit="card0"))
-    assert "gpu.intel.com (DRA)" in shown
+    output = text("device", found, PlaceQuery(node="a", plugin="gpu", unit="card0"))
+    assert "gpu.intel.com (DRA)" in output
 
 
 def test_the_overview_shows_silent_agents_and_failed_registrations() -> None:
@@ -324,11 +324,11 @@ def test_the_overview_shows_silent_agents_and_failed_registrations() -> None:
     found = cluster(
         node("a", unit(), agents=(stale,)), node("b", unit(), resources=(failed,)), node("c", ready=False), problem="x"
     )
-    shown = text("overview", found)
-    assert "agent accelplane/x is not answering: no answer in 5 s" in shown
-    assert f"{I915} is not registered at the kubelet (failed): version not supported" in shown
-    assert "the node is not ready" in shown
-    assert "This may be old: x" in shown
+    output = text("overview", found)
+    assert "agent accelplane/x is not answering: no answer in 5 s" in output
+    assert f"{I915} is not registered at the kubelet (failed): version not supported" in output
+    assert "the node is not ready" in output
+    assert "This may be old: x" in output
 
 
 FLEET = cluster(
@@ -385,33 +385,33 @@ def test_cells_have_state_and_allocated_share() -> None:
 
 def test_a_page_has_at_most_2500_elements_and_links_to_the_rest() -> None:
     many = cluster(*(node(f"n{index:04}", *(unit(f"card{card}") for card in range(70))) for index in range(60)))
-    query, seen = NodesQuery(sort="name"), list[str]()
+    query, names = NodesQuery(sort="name"), list[str]()
     while True:
         text_ = html("nodes", many, query)
         assert len(Parsed(text_).tags) <= 2500
         rows = names_of(page("nodes", many, query))
-        seen += rows
+        names += rows
         following = next((a["href"] for tag, a in Parsed(text_).tags if a.get("rel") == "next"), None)
         if following is None:
             break
         query = nodes_query(fields_of(str(following).partition("?")[2]))
-    assert seen == sorted(many.nodes)
+    assert names == sorted(many.nodes)
 
 
 def test_a_node_shows_resources_devices_skipped_hardware_and_agents() -> None:
     found = cluster(
         node("a", unit("card0", holders=(holder(),)), skipped=(Skipped("gpu", "card9", "no driver"),), cordoned=True)
     )
-    shown = text("node", found, PlaceQuery(node="a"))
+    output = text("node", found, PlaceQuery(node="a"))
     for expected in ("team/p", "card9", "no driver", "accelplane/a", "podresources", "cordoned", "1 of 2 held", I915):
-        assert expected in shown
+        assert expected in output
 
 
 def test_a_node_without_agent_shows_holders_of_the_api_server_or_why_they_are_missing() -> None:
     query = PlaceQuery(node="d")
-    shown = text("node", FLEET, query, holders=(holder("ns", "pod1"),))
-    assert "ns/pod1" in shown
-    assert "No agent with pages runs on this node" in shown
+    output = text("node", FLEET, query, holders=(holder("ns", "pod1"),))
+    assert "ns/pod1" in output
+    assert "No agent with pages runs on this node" in output
     assert "Not known: forbidden" in text("node", FLEET, query, holders_problem="forbidden")
 
 
@@ -427,7 +427,7 @@ def test_a_device_shows_state_history_values_and_next_steps() -> None:
     )
     readings = NodeReadings(5, (DeviceReadings("gpu", "card0", values=values, outcomes={"ok": 3, "denied": 2}),))
     query = PlaceQuery(node="a", plugin="gpu", unit="card0")
-    shown = text("device", found, query, readings=readings, grafana_url="https://g.example.com/?v={device}&n={node}")
+    output = text("device", found, query, readings=readings, grafana_url="https://g.example.com/?v={device}&n={node}")
     for expected in (
         "71.5 °C",
         "critical 100 °C",
@@ -436,7 +436,7 @@ def test_a_device_shows_state_history_values_and_next_steps() -> None:
         "link down",
         "kubectl -n team describe pod p",
     ):
-        assert expected in shown
+        assert expected in output
     assert "https://g.example.com/?v=card0&amp;n=a" in html(
         "device", found, query, grafana_url="https://g.example.com/?v={device}&n={node}"
     )
@@ -466,12 +466,12 @@ def test_pending_pods_are_explained_in_numbers() -> None:
         waiting=(Waiting("team", "big", 100, {I915: 2}, "0/2 nodes are available", ("gate",)),),
         quotas=(Quota("team", "q", I915, 4, 1),),
     )
-    shown = text("waiting", found)
+    output = text("waiting", found)
     for expected in (
         "team/big", "0/2 nodes are available", "Scheduling gates: gate", "Asks for 2 of gpu.intel.com/i915.",
         "2 free in the cluster, at most 1 on one node", "The quota of the namespace leaves 3.",
     ):  # fmt: skip
-        assert expected in shown
+        assert expected in output
     assert names_of(page("waiting", found, ListQuery(text="big"))) == ["team/big"]
     assert names_of(page("waiting", found, ListQuery(text="other"))) == [""]
 
@@ -482,17 +482,17 @@ def test_namespaces_are_listed_by_their_allocations() -> None:
         held_seconds={("small", I915): 7200.0},
     )
     assert names_of(page("namespaces", found)) == [f"large {I915}", f"small {I915}"]
-    shown = text("namespaces", found)
-    assert "50.0%" in shown
-    assert "2.0" in shown
+    output = text("namespaces", found)
+    assert "50.0%" in output
+    assert "2.0" in output
 
 
 @pytest.mark.parametrize("name", list(SCREENS))
 def test_hidden_names_are_nowhere_on_a_page(name: ScreenName) -> None:
     space = "secretspace"
-    held = Holder(space, "secretpod", "secretmain", I915, 1, 5)
+    holder_ = Holder(space, "secretpod", "secretmain", I915, 1, 5)
     found = cluster(
-        node("a", unit(holders=(held, holder("open", "openpod")))),
+        node("a", unit(holders=(holder_, holder("open", "openpod")))),
         Node("bare", resources=(Resource(I915, 1, 1),)),
         waiting=(
             Waiting(space, "secretpod", 5, {I915: 1}, 'secret "secretpod" not found', ("secretgate",)),
@@ -502,12 +502,12 @@ def test_hidden_names_are_nowhere_on_a_page(name: ScreenName) -> None:
     )
     for fields in ({"node": "a", "plugin": "gpu", "unit": "card0"}, {"node": "bare"}, {"text": "zzz", "holder": "zzz"}):
         query = SCREENS[name].read(fields)
-        shown = html(name, found, query, visible=lambda each: each == "open", holders=(held,))
-        assert "secret" not in shown
+        output = html(name, found, query, visible=lambda each: each == "open", holders=(holder_,))
+        assert "secret" not in output
     if name != "overview":
         assert "hidden" in html(
             name, found, SCREENS[name].read({"node": "a", "plugin": "gpu", "unit": "card0"}),
-            visible=lambda _space: False, holders=(held,),
+            visible=lambda _space: False, holders=(holder_,),
         ) or name == "nodes"  # fmt: skip
 
 

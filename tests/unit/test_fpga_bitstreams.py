@@ -1,4 +1,4 @@
-"""GBS and AOCX files: what is read from them, and in which words broken ones are refused."""
+"""GBS and AOCX files: parsing, and messages for invalid files."""
 
 import gzip
 import os
@@ -209,7 +209,7 @@ class TestAocx:
     def test_decompression_is_limited(self, tmp_path: Path) -> None:
         packer = zlib.compressobj(1, wbits=31)
         head = packer.compress(gbs(raw=b"")) + packer.flush(zlib.Z_FULL_FLUSH)
-        # What stands between two full flushes may be repeated: 4 MB of zeros, 129 times.
+        # The data between two full flushes may be repeated: 4 MB of zeros, 129 times.
         packed = head + 129 * (packer.compress(bytes(4 * 1024 * 1024)) + packer.flush(zlib.Z_FULL_FLUSH))
         path = put(tmp_path, "bomb", packed)
         with Path(path).open("rb") as file, pytest.raises(AocxError, match="unpacks to more than 536870912"):
@@ -234,7 +234,7 @@ class TestAocx:
 
 
 def read_or_refuse(path: str) -> bytes | None:
-    """The bitstream, None when the file was refused in words that name it."""
+    """The bitstream, None if the file was rejected with its name."""
     try:
         with opened(path) as bitstream:
             found: Bitstream = bitstream
@@ -337,5 +337,5 @@ def test_a_bitstream_larger_than_memory_is_reported(tmp_path: Path) -> None:
         "    try: bitstream.read()\n"
         "    except BitstreamError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"{path}: not enough memory")
+    result = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith(f"{path}: not enough memory")

@@ -1,7 +1,7 @@
-"""FPGA input from strangers, near enough to the right thing to get past the first check.
+"""Untrusted FPGA input that is similar to valid input, so that it passes the first checks.
 
-Files that users bring, what a runtime tells the hook, pods, and the objects that name functions. `make fuzz` tries
-hundreds of thousands of each; what single modules make of plain junk is tried beside their other tests.
+Files of users, OCI states, pods, and the objects that map names to functions. `make fuzz` tests
+hundreds of thousands of each. Tests of random bytes are beside the other tests of the modules.
 """
 
 import base64
@@ -40,7 +40,7 @@ from accelplane.kube.testing import apply_json_patch
 T = TypeVar("T")
 Json = dict[str, Any]
 
-# What looking at a file may take however large it says its parts are, and what reading it may take beyond its content.
+# The memory limit for inspecting a file with any stated sizes, and for reading it in addition to its content.
 LOOKING = 8 * 1024 * 1024
 READING = 2 * 1024 * 1024
 
@@ -52,7 +52,7 @@ JUNK = st.recursive(
 
 
 def places(found: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """The way to everything in a document."""
+    """The paths of all values in a document."""
     if path:
         yield path
     steps = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
@@ -61,16 +61,16 @@ def places(found: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str |
 
 
 @st.composite
-def spoiled(draw: st.DrawFn, good: st.SearchStrategy[Json], most: int = 2) -> Json:
-    """A document, mostly as it should be: some values in it are others, or are gone."""
+def damaged_documents(draw: st.DrawFn, good: st.SearchStrategy[Json], most: int = 2) -> Json:
+    """A mostly valid document: some values are replaced or removed."""
     document = json.loads(json.dumps(draw(good)))
     for _ in range(draw(st.integers(0, most))):
         ways = list(places(document))
         if not ways:
             break
-        *way, last = draw(st.sampled_from(ways))
+        *proxy, last = draw(st.sampled_from(ways))
         parent = document
-        for step in way:
+        for step in proxy:
             parent = parent[step]
         if draw(st.booleans()):
             del parent[last]
@@ -80,7 +80,7 @@ def spoiled(draw: st.DrawFn, good: st.SearchStrategy[Json], most: int = 2) -> Js
 
 
 def peak(act: Callable[[], T]) -> tuple[T, int]:
-    """What it gives, and the most memory that it took meanwhile."""
+    """The result of the function, and its peak memory."""
     tracemalloc.start()
     try:
         return act(), tracemalloc.get_traced_memory()[1]
@@ -104,8 +104,10 @@ NUMBERS = st.sampled_from(
 
 @st.composite
 def designs(draw: st.DrawFn) -> bytes:
-    """GBS files that say anything of themselves."""
-    text = json.dumps(draw(spoiled(METADATA))).encode() + draw(st.sampled_from([b"", b"\0\0", b" {", b"\xff"]))
+    """GBS files with any metadata."""
+    text = json.dumps(draw(damaged_documents(METADATA))).encode() + draw(
+        st.sampled_from([b"", b"\0\0", b" {", b"\xff"])
+    )
     length = draw(st.none() | st.integers(0, len(text) + 5) | NUMBERS.filter(lambda number: number < 2**32))
     content = gbs(text[:4095], draw(st.sampled_from([b"raw", b"", b"r" * 5000])), length=length)
     return content[: draw(st.integers(0, len(content)))] if draw(st.booleans()) else content
@@ -113,7 +115,7 @@ def designs(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def resized(draw: st.DrawFn, content: bytes) -> bytes:
-    """An ELF file of which some numbers, of its header or its table of sections, are others."""
+    """An ELF file with changed numbers in its header or section table."""
     if len(content) < 64:
         return content
     wide = content[4] == 2
@@ -136,7 +138,7 @@ def resized(draw: st.DrawFn, content: bytes) -> bytes:
 
 @st.composite
 def packages(draw: st.DrawFn) -> bytes:
-    """AOCX files with something wrong in one layer or another."""
+    """AOCX files with errors in one of their layers."""
     packed = gzip.compress(draw(designs()), 1) + draw(st.sampled_from([b"", b"", b"\0"]))
     flavour = {"bits": draw(st.sampled_from([64, 32])), "order": draw(st.sampled_from("<>"))}
     inner = draw(resized(elf({".acl.gbs.gz": packed}, **flavour)))
@@ -180,16 +182,16 @@ def test_parsing_any_file_is_cheap_and_reading_is_proportional_to_its_size(
         with opened(str(path)) as bitstream:
             return len(bitstream.read())
 
-    looked, took = peak(look)
-    assert took < LOOKING
+    looked, usage = peak(look)
+    assert usage < LOOKING
     if looked is None:
         return
     place, size = looked
     assert not place or re.fullmatch(rf"{STORE}/[0-9a-f]{{8,40}}/[0-9a-f]{{8,40}}\.(gbs|aocx)", place)
     if 0 < size < 2**24:
-        length, took = peak(read)
+        length, usage = peak(read)
         assert length == size
-        assert took < 2 * size + READING
+        assert usage < 2 * size + READING
 
 
 # The store
@@ -200,7 +202,7 @@ NEAR_IDS = (
     | st.text(alphabet="0123456789abcdef./-\0\n ٣", max_size=42)
     | st.builds("../{}".format, st.sampled_from([NLB0, f"{INTERFACE}/{NLB0}", "outside"]))
 )
-# What lies at the place of a bitstream.
+# Files at the path of a bitstream.
 KINDS = {
     "file": lambda place: write(place, gbs()),
     "directory": lambda place: place.mkdir(parents=True, exist_ok=True),
@@ -225,7 +227,7 @@ def test_no_ids_and_no_links_resolve_outside_the_store(region: str, afu: str, ki
     try:
         found = find(Host(tmp_path), region, afu)
     except (IdError, StoreError, HostError) as error:
-        assert "\n" not in str(error)  # noqa: PT017 - what was found is looked at below
+        assert "\n" not in str(error)  # noqa: PT017 - results are checked below
         return
     assert os.path.realpath(tmp_path / found[1:]).startswith(f"{os.path.realpath(home)}/")
 
@@ -258,19 +260,19 @@ STATES = st.fixed_dictionaries(
 )
 
 
-@given(spoiled(CONFIGS))
+@given(damaged_documents(CONFIGS))
 def test_any_configuration_requests_ids_for_its_ports_or_is_rejected(config: Json) -> None:
     try:
         found = parse_config(json.dumps(config).encode(), "config.json")
     except FpgaError as error:
-        assert str(error).isprintable()  # noqa: PT017 - what was understood is looked at below
+        assert str(error).isprintable()  # noqa: PT017 - results are checked below
         return
     assert 1 <= len(found.pairs) <= len(found.ports)
     assert all(re.fullmatch("[0-9a-f]{8,40}", each) for pair in found.pairs for each in (pair.region, pair.afu))
     assert all(re.fullmatch(r"(dfl-port\.|intel-fpga-port\.)[0-9]+", port) for port in found.ports)
 
 
-@given(state=spoiled(STATES), config=spoiled(CONFIGS), mode=st.booleans())
+@given(state=damaged_documents(STATES), config=damaged_documents(CONFIGS), mode=st.booleans())
 def test_any_state_is_a_request_or_rejected_in_one_line(state: Json, config: Json, mode: bool, tmp_path: Path) -> None:
     if state.get("bundle") == "bundle":
         state["bundle"] = str(tmp_path)
@@ -280,14 +282,14 @@ def test_any_state_is_a_request_or_rejected_in_one_line(state: Json, config: Jso
         parse_state(text)
         read_request(text, require_mode=mode)
     except FpgaError as error:
-        assert str(error).isprintable()  # noqa: PT017 - that nothing else comes is what matters
+        assert str(error).isprintable()  # noqa: PT017 - no other exception is allowed
 
 
-# Pods, and what their namespace gives
+# Pods, and the objects of their namespace
 
 PREFIX = "fpga.intel.com/"
 OTHER = "9926ab6d6c925a68aabca7d84c545738"
-# What is in order comes more often, or hardly any pod would be let in.
+# Valid values are more frequent, otherwise hardly any pod would be admitted.
 INTERFACES = st.sampled_from([*[INTERFACE] * 9, *[OTHER] * 4, "12345678", "", "A" * 32, "f" * 63])
 AFUS = st.sampled_from([*[NLB0] * 6, *[NLB3] * 4, HASH, "123456789", "", "x"])
 WORDS = st.sampled_from([*["a", "b", "c"] * 5, "r", f"region-{INTERFACE}", "", "x/y~1"])
@@ -311,7 +313,7 @@ def by_name(found: Json) -> str:
     return found["metadata"]["name"]
 
 
-# The API server sees to it that no two objects of a kind have one name.
+# The API server guarantees unique names per kind.
 NAMESPACES = st.tuples(
     st.lists(FUNCTIONS, min_size=1, max_size=4, unique_by=by_name),
     st.lists(REGIONS, max_size=4, unique_by=by_name),
@@ -365,16 +367,16 @@ def named(functions: list[Json], regions: list[Json]) -> Names:
     return names_of(msgspec.convert(functions, list[AcceleratorFunction]), msgspec.convert(regions, list[FpgaRegion]))
 
 
-def given_by(functions: list[Json], regions: list[Json]) -> tuple[set[str], set[tuple[str, str]]]:
-    """What these objects let a pod have: resources, and what may be programmed into which region."""
+def allowed_by(functions: list[Json], regions: list[Json]) -> tuple[set[str], set[tuple[str, str]]]:
+    """The resources and functions by region that these objects allow for pods."""
     resources: set[str] = set()
     for each in (*functions, *regions):
         spec = each["spec"]
         try:
-            made = af_type(spec["interfaceId"], spec["afuId"]) if spec.get("mode") == "af" else None
+            result = af_type(spec["interfaceId"], spec["afuId"]) if spec.get("mode") == "af" else None
             if spec.get("mode") == "region":
                 requested_id(spec["afuId"])
-            resources.add(f"{PREFIX}{made or region_type(spec['interfaceId'])}")
+            resources.add(f"{PREFIX}{result or region_type(spec['interfaceId'])}")
         except IdError:
             continue
     specs = [each["spec"] for each in functions if each["spec"]["mode"] == "region"]
@@ -383,8 +385,8 @@ def given_by(functions: list[Json], regions: list[Json]) -> tuple[set[str], set[
 
 def reviewed(hook: Mutator[Any] | Validator[Any], of: Any, kind: str = "Pod") -> Json:
     """The response to a review, with its patch decoded."""
-    asked = {"uid": "u", "kind": {"kind": kind}, "namespace": "n", "operation": "CREATE", "object": of}
-    body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asked}).encode()
+    request = {"uid": "u", "kind": {"kind": kind}, "namespace": "n", "operation": "CREATE", "object": of}
+    body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).encode()
     answer = AdmissionServer([hook]).handle(Request("POST", hook.path, "application/json", body))
     assert isinstance(answer, Response)
     response = json.loads(answer.body)["response"]
@@ -398,7 +400,7 @@ def containers_of(pod: Json) -> list[Json]:
     return [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
 
 
-def asked_for(container: Json, field: str) -> Mapping[str, Any]:
+def requested(container: Json, field: str) -> Mapping[str, Any]:
     found = ((container.get("resources") or {}).get(field)) or {}
     return {name: units for name, units in found.items() if name.startswith(PREFIX)}
 
@@ -409,35 +411,35 @@ def is_ours(variable: Json) -> bool:
 
 
 def env_of(container: Json) -> list[Json]:
-    """The variables; what is none stays as it is where nothing of FPGAs is in it."""
+    """The variables. Invalid entries are unchanged in containers without FPGAs."""
     return [each for each in container.get("env") or [] if isinstance(each, dict)]
 
 
-@given(namespace=NAMESPACES, pod=PODS | spoiled(PODS))
+@given(namespace=NAMESPACES, pod=PODS | damaged_documents(PODS))
 def test_pods_get_only_functions_of_their_namespace_and_mutation_is_idempotent(
     namespace: tuple[list[Json], list[Json]], pod: Json
 ) -> None:
     names = named(*namespace)
-    resources, pairs = given_by(*namespace)
+    resources, pairs = allowed_by(*namespace)
     hook = fpga.mutator(lambda _namespace: names)
     first = reviewed(hook, pod)
     if not first["allowed"]:
         return
     after = apply_json_patch(pod, first["patch"])
     for old, new in zip(containers_of(pod), containers_of(after), strict=True):
-        asked = asked_for(new, "limits")
-        if not asked and not asked_for(old, "limits"):
+        limits = requested(new, "limits")
+        if not limits and not requested(old, "limits"):
             assert new == old
             continue
-        assert set(asked) <= resources
-        assert set(asked) == set(asked_for(new, "requests"))
+        assert set(limits) <= resources
+        assert set(limits) == set(requested(new, "requests"))
         variables = {each["name"]: each.get("value") for each in env_of(new) if is_ours(each)}
         count = len(variables) // 2
-        assert set(variables) == {f"FPGA_{what}_{n}" for what in ("REGION", "AFU") for n in range(1, count + 1)}
+        assert set(variables) == {f"FPGA_{prefix}_{n}" for prefix in ("REGION", "AFU") for n in range(1, count + 1)}
         for n in range(1, count + 1):
             pair = (variables[f"FPGA_REGION_{n}"], variables[f"FPGA_AFU_{n}"])
             assert pair in pairs
-            assert f"{PREFIX}region-{pair[0]}" in asked
+            assert f"{PREFIX}region-{pair[0]}" in limits
         assert [each for each in env_of(new) if not is_ours(each)] == [
             each for each in env_of(old) if not is_ours(each)
         ]
@@ -453,7 +455,7 @@ def test_any_objects_have_valid_resource_names_and_distinct_pairs(
     namespace: tuple[list[Json], list[Json]],
 ) -> None:
     names = named(*namespace)
-    resources, pairs = given_by(*namespace)
+    resources, pairs = allowed_by(*namespace)
     assert names.resources == resources
     assert all(re.fullmatch(rf"{PREFIX}[a-z0-9][A-Za-z0-9_.\-]{{0,61}}[A-Za-z0-9]", name) for name in names.resources)
     assert {target.resource for target in names.targets.values()} <= resources
@@ -463,7 +465,7 @@ def test_any_objects_have_valid_resource_names_and_distinct_pairs(
     assert {*names.targets, *names.faulty} == set(written)
 
 
-@given(spoiled(FUNCTIONS, 3), st.sampled_from(["default", "legacy63"]))
+@given(damaged_documents(FUNCTIONS, 3), st.sampled_from(["default", "legacy63"]))
 def test_any_function_is_stored_with_a_warning_if_it_is_unusable(function: Json, naming: Any) -> None:
     response = reviewed(checker(naming), function, "AcceleratorFunction")
     assert not response["patch"]
@@ -475,8 +477,8 @@ def test_any_function_is_stored_with_a_warning_if_it_is_unusable(function: Json,
 def test_no_depth_of_nesting_is_too_deep_for_an_answer(depth: int, brackets: tuple[str, str], missing: int) -> None:
     deep = f"{brackets[0] * depth}1{brackets[1] * (depth - missing)}"
     container = f'{{"name": "c", "env": [{{"name": "V", "value": {deep}}}, {{"name": "FPGA_AFU_1"}}]}}'
-    asked = f'{{"uid": "u", "kind": {{"kind": "Pod"}}, "object": {{"spec": {{"containers": [{container}]}}}}}}'
-    body = f'{{"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {asked}}}'.encode()
+    review = f'{{"uid": "u", "kind": {{"kind": "Pod"}}, "object": {{"spec": {{"containers": [{container}]}}}}}}'
+    body = f'{{"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {review}}}'.encode()
     server = AdmissionServer([fpga.mutator(lambda _namespace: Names())])
     with contextlib.suppress(HttpError):
         server.handle(Request("POST", fpga.PATH, "application/json", body))

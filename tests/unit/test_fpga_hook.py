@@ -1,4 +1,4 @@
-"""What the OCI hook does with a container's request."""
+"""The OCI hook with requests of containers."""
 
 import errno
 import fcntl
@@ -26,7 +26,7 @@ OTHER = "ce48969398f05f33946d560708be108a"
 QUICK = RetryPolicy(timeout=30, attempts=4, interval=0.001)
 
 
-def asking(*afus: str, ports: int = 1, region: str = INTERFACE, family: str = "dfl") -> Request:
+def oci_state(*afus: str, ports: int = 1, region: str = INTERFACE, family: str = "dfl") -> Request:
     pairs = tuple(Pair(number, region, afu) for number, afu in enumerate(afus, 1))
     return Request(pairs, tuple(Card(Path(), family).name("port", number) for number in range(ports)))
 
@@ -42,7 +42,7 @@ class TestRun:
         card = one_port(tmp_path, family)
         stored(tmp_path, NLB3)
         driver = Driver(card, NLB3)
-        request = asking(NLB3, family=family)
+        request = oci_state(NLB3, family=family)
         name = card.name("port", 0)
         assert run(Host(tmp_path), request, call=driver, retry=QUICK) == (PairResult(request.pairs[0], name, True),)
         assert driver.programmed == [(card.name("fme", 0), 0, NLB3.encode())]
@@ -52,14 +52,14 @@ class TestRun:
 
     def test_a_programmed_function_needs_no_bitstream(self, tmp_path: Path) -> None:
         driver = Driver(one_port(tmp_path), NLB3)
-        run(Host(tmp_path), asking(NLB0), call=driver)
+        run(Host(tmp_path), oci_state(NLB0), call=driver)
         assert driver.calls == []
 
     def test_pairs_after_a_programmed_one_are_programmed(self, tmp_path: Path) -> None:
         card = with_vf(tmp_path)
         stored(tmp_path, NLB0)
         driver = Driver(card, NLB0)
-        outcomes = run(Host(tmp_path), asking(NLB0, NLB0, ports=2), call=driver, retry=QUICK)
+        outcomes = run(Host(tmp_path), oci_state(NLB0, NLB0, ports=2), call=driver, retry=QUICK)
         assert [(outcome.port, outcome.programmed) for outcome in outcomes] == [
             ("dfl-port.0", False),
             ("dfl-port.1", True),
@@ -71,7 +71,7 @@ class TestRun:
         stored(tmp_path, NLB0)
         stored(tmp_path, NLB3)
         driver = Driver(card, NLB3)
-        swapped = asking(NLB3, NLB3, ports=2)
+        swapped = oci_state(NLB3, NLB3, ports=2)
         run(Host(tmp_path), swapped, call=driver, retry=QUICK)
         assert [(pair.number, port.name) for pair, port in assign_ports(Host(tmp_path), swapped)] == [
             (1, "dfl-port.0"),
@@ -83,7 +83,7 @@ class TestRun:
         card = one_port(tmp_path)
         stored(tmp_path, HASH, aocx(gbs(metadata(afu=NLB3), b"opencl")), ".aocx")
         driver = Driver(card, NLB3)
-        assert run(Host(tmp_path), asking(HASH), call=driver, retry=QUICK)[0].programmed
+        assert run(Host(tmp_path), oci_state(HASH), call=driver, retry=QUICK)[0].programmed
         assert driver.programmed == [("dfl-fme.0", 0, b"opencl")]
 
     @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ class TestRun:
         stored(tmp_path, "d" * 32)
         stored(tmp_path, HASH, aocx(rand_hash="b" * 40), ".aocx")
         with pytest.raises(HookError, match=problem) as caught:
-            run(Host(tmp_path), asking(afu), call=Driver(card, "e" * 32, answers), retry=QUICK)
+            run(Host(tmp_path), oci_state(afu), call=Driver(card, "e" * 32, answers), retry=QUICK)
         assert str(caught.value).isprintable()
 
     def test_nothing_is_programmed_before_every_pair_has_a_port(self, tmp_path: Path) -> None:
@@ -138,13 +138,13 @@ class TestRun:
     def test_a_crashed_card_is_reported_as_crashed(self, tmp_path: Path) -> None:
         fme(one_port(tmp_path), interfaces=[CRASHED])
         with pytest.raises(HookError, match=r"dfl-port\.0 has region f{32} \(the card has crashed\)$"):
-            assign_ports(Host(tmp_path), asking(NLB0))
+            assign_ports(Host(tmp_path), oci_state(NLB0))
 
     def test_ports_of_different_regions_are_distinguished(self, tmp_path: Path) -> None:
         card = one_port(tmp_path)
         fme(card, interfaces=[OTHER, INTERFACE], ports=2)
         port(card, number=1, inside=1)
-        (claim,) = assign_ports(Host(tmp_path), asking(NLB0, ports=2))
+        (claim,) = assign_ports(Host(tmp_path), oci_state(NLB0, ports=2))
         assert claim[1].name == "dfl-port.1"
 
     def test_a_hanging_driver_ends_with_a_timeout(self, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ class TestRun:
             with pytest.raises(HookError, match=r"^FPGA_AFU_1 in dfl-port\.0: programming .* took more than 0\.2 s"):
                 run(
                     Host(tmp_path),
-                    asking(NLB3),
+                    oci_state(NLB3),
                     call=lambda _node, _request, _argument: len(os.read(read_end, 1)),
                     retry=RetryPolicy(0.2, 1, 0.001),
                 )
@@ -170,7 +170,7 @@ class TestRun:
         with lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             with pytest.raises(HookError, match=r"0: dfl-fme\.0: locked by another process for \S+ s \(/run"):
-                run(Host(tmp_path), asking(NLB3), retry=RetryPolicy(2, 1, 60))
+                run(Host(tmp_path), oci_state(NLB3), retry=RetryPolicy(2, 1, 60))
 
     def test_a_driver_that_stays_busy_is_reported(self, tmp_path: Path) -> None:
         driver = Driver(one_port(tmp_path), NLB3, [errno.EBUSY] * 9)
@@ -178,22 +178,22 @@ class TestRun:
         with pytest.raises(
             HookError, match=r"^FPGA_AFU_1 in dfl-port\.0: .*dfl-fme\.0: programming failed: .*\(EBUSY\)"
         ):
-            run(Host(tmp_path), asking(NLB3), call=driver, retry=RetryPolicy(60, 9, 0))
+            run(Host(tmp_path), oci_state(NLB3), call=driver, retry=RetryPolicy(60, 9, 0))
 
     def test_a_hanging_port_is_not_skipped(self, tmp_path: Path) -> None:
         one_port(tmp_path)
         host = Host(tmp_path)
-        asked: list[str] = []
+        calls: list[str] = []
 
         class Hanging(Host):
             def status(self, path: str) -> os.stat_result | None:
-                asked.append(path)
+                calls.append(path)
                 signal.pause()
                 return host.status(path)
 
         with pytest.raises(TimedOut, match=r"^programming for this container took more than 0\.2 s"):
-            run(Hanging(tmp_path), asking(NLB3, ports=2), retry=RetryPolicy(0.2, 1, 0.001))
-        assert asked == ["/dev/dfl-port.0"]
+            run(Hanging(tmp_path), oci_state(NLB3, ports=2), retry=RetryPolicy(0.2, 1, 0.001))
+        assert calls == ["/dev/dfl-port.0"]
 
 
 class TestReadRequest:
@@ -208,12 +208,12 @@ class TestReadRequest:
         return root / "bundle"
 
     def test_the_request_is_read_from_the_bundle(self, tmp_path: Path) -> None:
-        assert read_request(self.state(self.bundle(tmp_path))) == asking(NLB3)
+        assert read_request(self.state(self.bundle(tmp_path))) == oci_state(NLB3)
 
     def test_the_annotation_is_required_only_on_request(self, tmp_path: Path) -> None:
         bundle = self.bundle(tmp_path)
         annotations = {"com.intel.fpga.mode": "fpga.intel.com/region"}
-        assert read_request(self.state(bundle, annotations=annotations), require_mode=True) == asking(NLB3)
+        assert read_request(self.state(bundle, annotations=annotations), require_mode=True) == oci_state(NLB3)
         with pytest.raises(HookError, match=r"annotation com\.intel\.fpga\.mode is '', expected fpga\.intel\.com/reg"):
             read_request(self.state(bundle), require_mode=True)
 
@@ -225,7 +225,7 @@ class TestReadRequest:
         with pytest.raises(HookError, match=r"config\.json': No such file"):
             read_request(self.state(tmp_path))
         os.mkfifo(tmp_path / "config.json")
-        writer = os.open(tmp_path / "config.json", os.O_RDWR)  # who opens it and says nothing
+        writer = os.open(tmp_path / "config.json", os.O_RDWR)  # a writer that writes nothing
         with pytest.raises(HookError, match=r"config\.json': not a regular file"):
             read_request(self.state(tmp_path))
         os.close(writer)
@@ -240,8 +240,8 @@ def test_a_hook_without_memory_reports_it(tmp_path: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20),) * 2); sys.exit(main())"
     )
     state = json.dumps({"bundle": str(tmp_path)})
-    done = subprocess.run([sys.executable, "-c", code], input=state, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "intel-fpga-crihook: not enough memory\n")
+    result = subprocess.run([sys.executable, "-c", code], input=state, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (1, "intel-fpga-crihook: not enough memory\n")
 
 
 def test_a_hook_without_a_request_imports_few_modules() -> None:

@@ -1,4 +1,4 @@
-"""Ids of FPGA interfaces and functions, and the resources called after them."""
+"""Ids of FPGA interfaces and functions, and the resource names with them."""
 
 import pytest
 from hypothesis import given

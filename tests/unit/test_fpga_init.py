@@ -1,4 +1,4 @@
-"""The FPGA init container: hook and tool on the host, and mechanism that runs the hook."""
+"""The FPGA init container: hook and tool on the host, and the mechanism that runs the hook."""
 
 import json
 import os
@@ -103,19 +103,19 @@ def test_the_hooks_directory_need_not_be_mounted(host: Path) -> None:
         file.unlink()
     (host / "hooks.d").rmdir()
     assert init(host) == 0
-    # CRI-O passes over a link that leads nowhere.
+    # CRI-O ignores a dangling link.
     assert content(host / "fpga-sw") == PROGRAMS
 
 
 @pytest.mark.parametrize(
-    "theirs",
+    "other",
     ['{"hook": "/usr/bin/theirs"}', "no JSON", "[]", '{"a":' + "[" * 9000 + "]" * 9000 + "}"],
     ids=["theirs", "no JSON", "a list", "deep"],
 )
-def test_definitions_of_other_hooks_stay(host: Path, theirs: str) -> None:
-    (host / "hooks.d" / DEFINITION).write_text(theirs)
+def test_definitions_of_other_hooks_stay(host: Path, other: str) -> None:
+    (host / "hooks.d" / DEFINITION).write_text(other)
     assert init(host) == 0
-    assert content(host / "hooks.d") == {DEFINITION: theirs}
+    assert content(host / "hooks.d") == {DEFINITION: other}
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,9 @@ def test_a_file_that_cannot_be_replaced_is_reported(host: Path, capsys: pytest.C
     assert "Is a directory" in err
 
 
-@pytest.mark.parametrize("made", [Path.mkdir, os.mkfifo])
-def test_entries_that_are_not_files_are_kept(host: Path, made: Callable[[Path], None]) -> None:
-    made(host / "hooks.d" / DEFINITION)
+@pytest.mark.parametrize("make_entry", [Path.mkdir, os.mkfifo])
+def test_entries_that_are_not_files_are_kept(host: Path, make_entry: Callable[[Path], None]) -> None:
+    make_entry(host / "hooks.d" / DEFINITION)
     assert init(host) == 0
     assert (host / "hooks.d" / DEFINITION).exists()
 
@@ -153,14 +153,14 @@ def test_entries_that_are_not_files_are_kept(host: Path, made: Callable[[Path], 
 def test_a_full_disk_leaves_no_temporary_file(host: Path) -> None:
     put(host / "image", bytes(1 << 22))
     words = [f"-source={host / 'image'}", f"-target={host / 'fpga-sw'}", f"-hooks-dir={host / 'hooks.d'}"]
-    # What is measured of the tests' coverage is to fit.
+    # Coverage data must also fit.
     code = (
         "import resource, sys; from accelplane.cli.fpgainit import main\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)); sys.exit(main())"
     )
-    done = subprocess.run([sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert done.stderr.endswith("fpga-sw/.fpga_tool.accelplane-new: File too large\n")
+    result = subprocess.run([sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True, check=False)
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert result.stderr.endswith("fpga-sw/.fpga_tool.accelplane-new: File too large\n")
     assert content(host / "fpga-sw") == {}
 
 
@@ -169,5 +169,5 @@ def test_an_unwritable_standard_output_is_an_error(host: Path) -> None:
     words = [f"-source={host / 'image'}", f"-target={host / 'fpga-sw'}", f"-hooks-dir={host / 'hooks.d'}"]
     with open("/dev/full", "wb") as full:
         command = [sys.executable, "-m", "accelplane.cli.fpgainit", *words]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "accelplane-fpga-init: standard output: No space left on device\n")
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (result.returncode, result.stderr) == (1, "accelplane-fpga-init: standard output: No space left on device\n")

@@ -1,4 +1,4 @@
-"""Ioctl numbers and structures, byte by byte, and what drivers are called."""
+"""Ioctl numbers and structures, byte by byte, and names of drivers."""
 
 import errno
 import os

@@ -37,18 +37,18 @@ def region(name: str, **more: Any) -> Mapped:
     return read(FpgaRegion, name, {"interfaceId": I}, **more)
 
 
-def named(*things: Mapped) -> Names:
+def named_mappings(*things: Mapped) -> Names:
     return names_of(
         [each for each in things if isinstance(each, AcceleratorFunction)],
         [each for each in things if isinstance(each, FpgaRegion)],
     )
 
 
-def computed(thing: Mapped, *others: Mapped, node_counts: Mapping[str, int] | None = None) -> MappingStatus:
-    return status_of(thing, named(thing, *others), node_counts)
+def compute_status(thing: Mapped, *others: Mapped, node_counts: Mapping[str, int] | None = None) -> MappingStatus:
+    return status_of(thing, named_mappings(thing, *others), node_counts)
 
 
-def said(status: MappingStatus) -> dict[str, tuple[str, str]]:
+def condition_texts(status: MappingStatus) -> dict[str, tuple[str, str]]:
     return {each.type: (each.status, each.reason) for each in status.conditions}
 
 
@@ -61,9 +61,9 @@ def message(status: MappingStatus, kind: str) -> str:
     ids=["af", "region", "FpgaRegion"],
 )  # fmt: skip
 def test_a_status_has_the_resource_and_the_number_of_nodes(thing: Mapped, resource: str) -> None:
-    found = computed(thing, node_counts={resource: 2, "fpga.intel.com/other": 5})
+    found = compute_status(thing, node_counts={resource: 2, "fpga.intel.com/other": 5})
     assert (found.resource, found.nodes, found.observed_generation, found.fault) == (resource, 2, 3, None)
-    assert said(found) == {"Accepted": ("True", "Resolved"), "Ready": ("True", "Offered")}
+    assert condition_texts(found) == {"Accepted": ("True", "Resolved"), "Ready": ("True", "Offered")}
     assert message(found, "Ready") == f"2 nodes offer {resource}"
     assert {each.observed_generation for each in found.conditions} == {3}
 
@@ -74,9 +74,9 @@ def test_a_status_has_the_resource_and_the_number_of_nodes(thing: Mapped, resour
 def test_a_name_without_nodes_is_accepted_and_not_ready(
     node_counts: Mapping[str, int] | None, nodes: int | None, ready: tuple[str, str]
 ) -> None:
-    found = computed(region("a"), node_counts=node_counts)
+    found = compute_status(region("a"), node_counts=node_counts)
     assert (found.resource, found.nodes) == (REGION, nodes)
-    assert said(found) == {"Accepted": ("True", "Resolved"), "Ready": ready}
+    assert condition_texts(found) == {"Accepted": ("True", "Resolved"), "Ready": ready}
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_a_name_without_nodes_is_accepted_and_not_ready(
 def test_a_mapping_without_target_is_not_accepted_with_a_reason(
     thing: Mapped, others: list[Mapped], reason: str, words: str
 ) -> None:
-    found = computed(thing, *others, node_counts={REGION: 1, AF: 1})
+    found = compute_status(thing, *others, node_counts={REGION: 1, AF: 1})
     assert (found.resource, found.nodes) == ("", None)
-    assert said(found) == {"Accepted": ("False", reason), "Ready": ("False", reason)}
+    assert condition_texts(found) == {"Accepted": ("False", reason), "Ready": ("False", reason)}
     assert words in message(found, "Accepted")
     assert found.fault
     assert found.fault.reason == reason
@@ -110,22 +110,22 @@ def written(status: MappingStatus) -> Any:
 
 def test_the_transition_time_changes_only_with_the_status_of_the_condition() -> None:
     then = "2026-01-01T00:00:00Z"
-    first = written(computed(region("a"), node_counts={REGION: 1}))
+    first = written(compute_status(region("a"), node_counts={REGION: 1}))
     for each in first["conditions"]:
         each["lastTransitionTime"] = then
     first["conditions"].append({"type": "Theirs", "status": "True", "reason": "R", "message": "m",
                                 "lastTransitionTime": then})  # fmt: skip
     again = region("a", status=first)
-    assert computed(again, node_counts={REGION: 1}) == status_before(again)
-    changed = {each["type"]: each for each in written(computed(again, node_counts={}))["conditions"]}
+    assert compute_status(again, node_counts={REGION: 1}) == status_before(again)
+    changed = {each["type"]: each for each in written(compute_status(again, node_counts={}))["conditions"]}
     assert changed["Accepted"]["lastTransitionTime"] == then
     assert "Theirs" not in changed, "a server-side apply would own it"
     assert changed["Ready"]["lastTransitionTime"] != then
 
 
 def test_fields_without_a_value_are_not_applied() -> None:
-    assert "resource" not in written(computed(function("a", "odd")))
-    assert "nodes" not in written(computed(region("a")))
+    assert "resource" not in written(compute_status(function("a", "odd")))
+    assert "nodes" not in written(compute_status(region("a")))
 
 
 JSON = st.recursive(
@@ -140,10 +140,10 @@ JSON = st.recursive(
 @given(JSON, st.sampled_from(["af", "region", "odd"]), st.text(max_size=45), st.booleans())
 def test_any_status_and_ids_result_in_a_stable_status(status: object, mode: str, afu: str, conflicting: bool) -> None:
     others = [region("a")] if conflicting else []
-    first = computed(function("a", mode, afu, status=status), *others, node_counts={REGION: 1})
-    assert {"Accepted", "Ready"} <= {*said(first)}
+    first = compute_status(function("a", mode, afu, status=status), *others, node_counts={REGION: 1})
+    assert {"Accepted", "Ready"} <= {*condition_texts(first)}
     again = function("a", mode, afu, status=written(first))
-    assert computed(again, *others, node_counts={REGION: 1}) == status_before(again) == first
+    assert compute_status(again, *others, node_counts={REGION: 1}) == status_before(again) == first
 
 
 def test_only_the_fpgas_of_a_node_are_stored() -> None:
@@ -168,7 +168,7 @@ def waiting(*asks: str, field: str = "containers") -> PendingPod:
     return pod
 
 
-NAMES = named(function("a"), function("twice"), region("twice"))
+NAMES = named_mappings(function("a"), function("twice"), region("twice"))
 
 
 @pytest.mark.parametrize("field", ["containers", "initContainers"])

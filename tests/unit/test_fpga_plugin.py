@@ -30,8 +30,8 @@ def plugin(mode: str = "af", **options: Any) -> FpgaPlugin:
     return FpgaPlugin(FpgaConfig(mode=mode, **options))
 
 
-def look(plugin: FpgaPlugin, root: Path) -> list[Device | Resource | Skipped]:
-    """What the agent does at each look."""
+def scan(plugin: FpgaPlugin, root: Path) -> list[Device | Resource | Skipped]:
+    """Performs one scan as the agent does."""
     host = Host(root)
     plugin.prepare(host)
     return list(plugin.scan(host))
@@ -50,8 +50,8 @@ def names(found: Sequence[Device | Resource | Skipped]) -> list[tuple[str, str, 
 
 
 def nodes(device: Device) -> list[str]:
-    given = [*device.nodes, *(device.cdi.nodes if device.cdi else ())]
-    return [node.host_path.removeprefix("/dev/") for node in given]
+    nodes_of_device = [*device.nodes, *(device.cdi.nodes if device.cdi else ())]
+    return [node.host_path.removeprefix("/dev/") for node in nodes_of_device]
 
 
 def two_ports(root: Path, family: str = "dfl") -> Card:
@@ -65,13 +65,13 @@ def two_ports(root: Path, family: str = "dfl") -> Card:
     return card
 
 
-# What is published.
+# Published devices.
 
 
 @pytest.mark.parametrize("family", ["dfl", "opae"])
 def test_af_mode_publishes_ports_by_the_function_in_them(tmp_path: Path, family: str) -> None:
     card = one_port(tmp_path, family)
-    (device,) = look(plugin(), tmp_path)
+    (device,) = scan(plugin(), tmp_path)
     name = card.name("port", 0)
     assert device == Device(
         resource=AF_NLB0,
@@ -91,7 +91,7 @@ def test_af_mode_publishes_ports_by_the_function_in_them(tmp_path: Path, family:
 @pytest.mark.parametrize("family", ["dfl", "opae"])
 def test_region_mode_publishes_regions_that_the_hook_programs(tmp_path: Path, family: str) -> None:
     card = one_port(tmp_path, family)
-    (device,) = devices(look(plugin("region"), tmp_path))
+    (device,) = devices(scan(plugin("region"), tmp_path))
     name = card.name("fme", 0)
     assert (device.resource, device.id) == (REGION, name)
     assert device.annotations == {"com.intel.fpga.mode": "fpga.intel.com/region"}
@@ -106,7 +106,7 @@ def test_region_mode_publishes_regions_that_the_hook_programs(tmp_path: Path, fa
 
 def test_with_cdi_ports_are_injected_only_with_the_hook(tmp_path: Path) -> None:
     one_port(tmp_path)
-    (device,) = devices(look(plugin("region", cdi="only"), tmp_path))
+    (device,) = devices(scan(plugin("region", cdi="only"), tmp_path))
     assert device.nodes == ()
     hook = CdiHook("createRuntime", "/opt/intel/fpga-sw/intel-fpga-crihook")
     node = CdiNode("/dev/dfl-port.0", "/dev/dfl-port.0")
@@ -115,7 +115,7 @@ def test_with_cdi_ports_are_injected_only_with_the_hook(tmp_path: Path) -> None:
 
 def test_without_the_hook_by_cdi_the_kubelet_injects_the_ports(tmp_path: Path) -> None:
     one_port(tmp_path)
-    (device,) = devices(look(plugin("region", cdi="off"), tmp_path))
+    (device,) = devices(scan(plugin("region", cdi="off"), tmp_path))
     assert (device.nodes, device.cdi) == ((DeviceNode("/dev/dfl-port.0"),), None)
     assert device.annotations == {"com.intel.fpga.mode": "fpga.intel.com/region"}
 
@@ -123,7 +123,7 @@ def test_without_the_hook_by_cdi_the_kubelet_injects_the_ports(tmp_path: Path) -
 @pytest.mark.parametrize("family", ["dfl", "opae"])
 def test_regiondevel_mode_adds_the_fme_and_has_no_hook(tmp_path: Path, family: str) -> None:
     card = one_port(tmp_path, family)
-    (device,) = devices(look(plugin("regiondevel"), tmp_path))
+    (device,) = devices(scan(plugin("regiondevel"), tmp_path))
     assert (device.resource, device.id) == (REGION, card.name("fme", 0))
     assert nodes(device) == [card.name("port", 0), card.name("fme", 0)]
     assert (device.annotations, device.cdi) == ({}, None)
@@ -135,82 +135,82 @@ def test_all_ports_of_an_fme_are_one_region_also_those_of_virtual_functions(
     tmp_path: Path, family: str, tree: Any
 ) -> None:
     card = tree(tmp_path, family)
-    (device,) = devices(look(plugin("regiondevel"), tmp_path))
+    (device,) = devices(scan(plugin("regiondevel"), tmp_path))
     assert device.id == card.name("fme", 0)
     assert sorted(nodes(device)) == [card.name("fme", 0), card.name("port", 0), card.name("port", 1)]
-    assert {name for _, name, _ in names(look(plugin(), tmp_path))} == {card.name("port", 0), card.name("port", 1)}
+    assert {name for _, name, _ in names(scan(plugin(), tmp_path))} == {card.name("port", 0), card.name("port", 1)}
 
 
 def test_ports_whose_regions_differ_are_different_regions_of_their_fme(tmp_path: Path) -> None:
     card = two_ports(tmp_path)
     fme(card, interfaces=[INTERFACE, OTHER], ports=2)
-    found = devices(look(plugin("region"), tmp_path))
+    found = devices(scan(plugin("region"), tmp_path))
     assert [(device.resource, device.id, nodes(device)) for device in found] == [
         (REGION, "dfl-fme.0", ["dfl-port.0"]),
         (f"region-{OTHER}", "dfl-fme.0", ["dfl-port.1"]),
     ]
-    found = devices(look(plugin("region", cdi="only"), tmp_path))
-    # Each has a file of its own.
+    found = devices(scan(plugin("region", cdi="only"), tmp_path))
+    # Each has its own file.
     assert [device.cdi.name for device in found if device.cdi] == [f"dfl-fme.0-{INTERFACE}", f"dfl-fme.0-{OTHER}"]
 
 
 def test_names_of_april_2020_fit_into_the_default_directory(tmp_path: Path) -> None:
     one_port(tmp_path)
     legacy = plugin(resource_naming="legacy63")
-    (device,) = devices(look(legacy, tmp_path))
+    (device,) = devices(scan(legacy, tmp_path))
     assert device.resource == f"{INTERFACE[:31]}{NLB0}"
     for resource in (device.resource, AF_NLB0, REGION):
         assert len(f"/var/lib/kubelet/device-plugins/{legacy.socket_name(resource)}") <= 107
     assert legacy.socket_name(AF_NLB0) == f"fpga.intel.com-{AF_NLB0}.sock"
-    assert names(look(plugin("region", resource_naming="legacy63"), tmp_path)) == [(REGION, "dfl-fme.0", True)]
+    assert names(scan(plugin("region", resource_naming="legacy63"), tmp_path)) == [(REGION, "dfl-fme.0", True)]
 
 
 def test_a_host_without_a_driver_has_no_devices(tmp_path: Path) -> None:
-    assert look(plugin(), tmp_path) == []
+    assert scan(plugin(), tmp_path) == []
 
 
 def test_an_fme_without_ports_is_reported(tmp_path: Path) -> None:
     card = one_port(tmp_path)
     shutil.rmtree(card.device(0) / "dfl-port.0")
-    assert look(plugin("region"), tmp_path) == [
+    assert scan(plugin("region"), tmp_path) == [
         Skipped("dfl-fme.0", "no usable port: its ports are released, or cannot be read")
     ]
 
 
-# What changes while the card is there.
+# Changes of a card.
 
 
 def test_a_programmed_port_has_another_resource(tmp_path: Path) -> None:
     fpga, card = plugin(), one_port(tmp_path)
-    assert names(look(fpga, tmp_path)) == [(AF_NLB0, "dfl-port.0", True)]
+    assert names(scan(fpga, tmp_path)) == [(AF_NLB0, "dfl-port.0", True)]
     port(card, afu=NLB3)
-    ((resource, name, healthy),) = names(look(fpga, tmp_path))
+    ((resource, name, healthy),) = names(scan(fpga, tmp_path))
     assert (resource[:11], name, healthy) == ("af-695.f7d.", "dfl-port.0", True)
 
 
-@pytest.mark.parametrize("what", ["afu", "interface"])
-def test_a_crashed_card_keeps_its_resource_and_is_unhealthy(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("description", ["afu", "interface"])
+def test_a_crashed_card_keeps_its_resource_and_is_unhealthy(tmp_path: Path, description: str) -> None:
     fpga, card = plugin(), one_port(tmp_path)
-    look(fpga, tmp_path)
-    if what == "afu":
+    scan(fpga, tmp_path)
+    if description == "afu":
         port(card, afu=CRASHED)
     else:
         fme(card, interfaces=[CRASHED])
-    first = look(fpga, tmp_path)
+    first = scan(fpga, tmp_path)
     assert names(first) == [(AF_NLB0, "dfl-port.0", False)]
     assert devices(first)[0].reason.endswith(f"reads {CRASHED}: the card's firmware has crashed")
-    assert look(fpga, tmp_path) == first
+    assert scan(fpga, tmp_path) == first
     port(card, afu=NLB0)
     fme(card)
-    assert names(look(fpga, tmp_path)) == [(AF_NLB0, "dfl-port.0", True)]
+    assert names(scan(fpga, tmp_path)) == [(AF_NLB0, "dfl-port.0", True)]
 
 
 @pytest.mark.parametrize("mode", ["region", "regiondevel"])
 def test_a_region_of_a_crashed_card_keeps_its_resource_and_is_unhealthy(tmp_path: Path, mode: str) -> None:
     fpga, card = plugin(mode), two_ports(tmp_path)
-    look(fpga, tmp_path)
+    scan(fpga, tmp_path)
     fme(card, interfaces=[CRASHED] * 2, ports=2)
-    found = look(fpga, tmp_path)
+    found = scan(fpga, tmp_path)
     assert names(found) == [(REGION, "dfl-fme.0", False)]
     assert devices(found)[0].reason == (
         f"the interface id of dfl-fme.0 reads {CRASHED}: the card's firmware has crashed"
@@ -227,28 +227,28 @@ def test_a_card_that_crashed_before_the_start_has_the_resource_of_crashed_cards(
     port(card, afu=CRASHED)
     fme(card, interfaces=[CRASHED])
     for _ in range(2):
-        ((name, _, healthy),) = names(look(fpga, tmp_path))
+        ((name, _, healthy),) = names(scan(fpga, tmp_path))
         assert (name, healthy) == (resource, False)
 
 
 def test_a_replaced_card_does_not_inherit_the_state_of_the_old_one(tmp_path: Path) -> None:
     fpga, card = plugin(), one_port(tmp_path)
-    look(fpga, tmp_path)
+    scan(fpga, tmp_path)
     shutil.rmtree(tmp_path)
     other = card._replace(address="0000:82:00.0")
     for make in (function, lambda card: class_device(card, 0), fme):
         make(other)
     port(other, afu=CRASHED)
-    assert [name[:3] for name, _, _ in names(look(fpga, tmp_path))] == ["af-"]
-    assert [healthy for _, _, healthy in names(look(fpga, tmp_path))] == [False]
-    assert AF_NLB0 not in [name for name, _, _ in names(look(fpga, tmp_path))]
+    assert [name[:3] for name, _, _ in names(scan(fpga, tmp_path))] == ["af-"]
+    assert [healthy for _, _, healthy in names(scan(fpga, tmp_path))] == [False]
+    assert AF_NLB0 not in [name for name, _, _ in names(scan(fpga, tmp_path))]
 
 
 def test_a_removed_card_is_not_published(tmp_path: Path) -> None:
     fpga, card = plugin(), one_port(tmp_path)
-    look(fpga, tmp_path)
+    scan(fpga, tmp_path)
     shutil.rmtree(card.pci)
-    assert look(fpga, tmp_path) == []
+    assert scan(fpga, tmp_path) == []
     assert recalled({}, read(Host(tmp_path), afus=True)) == {}
 
 
@@ -282,7 +282,7 @@ def test_an_unreadable_device_keeps_its_resource_unhealthy_and_affects_no_other(
     class_device(second, 50)
     fme(second, 50, number=1)
     port(second, 50, NLB3, number=1)
-    before = names(look(fpga, tmp_path))
+    before = names(scan(fpga, tmp_path))
     (tmp_path / "dev/dfl-port.1").unlink()
     host = Host(tmp_path)
     fpga.prepare(host)
@@ -293,13 +293,13 @@ def test_an_unreadable_device_keeps_its_resource_unhealthy_and_affects_no_other(
     assert skipped(found) == {}
     assert host.notes == [f"{before[1][1]} is unhealthy: {problem}"]
     write(tmp_path / "dev/dfl-port.1", "")
-    assert names(look(fpga, tmp_path)) == before
+    assert names(scan(fpga, tmp_path)) == before
 
 
 def test_a_device_that_was_never_readable_is_skipped_with_the_reason(tmp_path: Path) -> None:
     card = two_ports(tmp_path)
     port(card, 0, "nonsense", number=1, inside=1)
-    found = look(plugin(), tmp_path)
+    found = scan(plugin(), tmp_path)
     assert [name for _, name, _ in names(found)] == ["dfl-port.0"]
     assert "'nonsense': expected 32 hexadecimal digits" in skipped(found)["dfl-port.1"]
 
@@ -308,21 +308,21 @@ def test_regions_do_not_depend_on_the_functions_in_their_ports(tmp_path: Path) -
     card = one_port(tmp_path)
     port(card, afu="nonsense")
     for mode in ("region", "regiondevel"):
-        assert names(look(plugin(mode), tmp_path)) == [(REGION, "dfl-fme.0", True)]
+        assert names(scan(plugin(mode), tmp_path)) == [(REGION, "dfl-fme.0", True)]
 
 
 def test_a_region_with_an_unreadable_known_port_is_unhealthy(tmp_path: Path) -> None:
     fpga = plugin("region")
     two_ports(tmp_path)
-    look(fpga, tmp_path)
+    scan(fpga, tmp_path)
     (tmp_path / "dev/dfl-port.1").unlink()
-    (device,) = devices(look(fpga, tmp_path))
+    (device,) = devices(scan(fpga, tmp_path))
     assert (device.healthy, nodes(device)) == (False, ["dfl-port.0", "dfl-port.1"])
 
 
 def test_repeated_scans_return_equal_devices(tmp_path: Path) -> None:
     fpga, card = plugin(), with_vf(tmp_path)
-    look(fpga, tmp_path)
+    scan(fpga, tmp_path)
     for change in (
         lambda: port(card, afu=CRASHED),
         (tmp_path / "dev/dfl-port.1").unlink,
@@ -333,14 +333,14 @@ def test_repeated_scans_return_equal_devices(tmp_path: Path) -> None:
         fpga.prepare(host)
         found = list(fpga.scan(host))
         assert list(fpga.scan(Host(tmp_path))) == found
-        assert look(fpga, tmp_path) == found
+        assert scan(fpga, tmp_path) == found
 
 
 def test_metrics_show_the_mode_and_the_ports(tmp_path: Path) -> None:
     two_ports(tmp_path)
     for mode in ("af", "region", "regiondevel"):
         fpga = plugin(mode)
-        samples = fpga.measure(Host(tmp_path), devices(look(fpga, tmp_path)))
+        samples = fpga.measure(Host(tmp_path), devices(scan(fpga, tmp_path)))
         values = {(sample.name, *sample.labels.values()): sample.value for sample in samples}
         assert values == {
             ("fpga_mode", "af"): mode == "af",

@@ -174,13 +174,13 @@ class TestLock:
         card = one_port(tmp_path)
         lock = tmp_path / STATE_DIRECTORY[1:] / "dfl-fme.0.lock"
 
-        class Looking(Driver):
+        class ScanningHost(Driver):
             def program(self, name: str, argument: bytearray) -> None:
                 with lock.open("rb") as file, pytest.raises(BlockingIOError):
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 super().program(name, argument)
 
-        driver = Looking(card, NLB3)
+        driver = ScanningHost(card, NLB3)
         assert run(card, driver)
         with lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,11 +194,11 @@ class TestLock:
                 run(driver.card, driver, retry=RetryPolicy(0.01, 9, 0.001))
         assert driver.calls == []
 
-    @pytest.mark.parametrize("made", ["a link", "a directory"])
-    def test_the_lock_is_a_regular_file(self, tmp_path: Path, made: str) -> None:
+    @pytest.mark.parametrize("file_type", ["a link", "a directory"])
+    def test_the_lock_is_a_regular_file(self, tmp_path: Path, file_type: str) -> None:
         driver = Driver(one_port(tmp_path), NLB3)
         lock = tmp_path / STATE_DIRECTORY[1:] / "dfl-fme.0.lock"
-        if made == "a link":
+        if file_type == "a link":
             link(lock, write(tmp_path / "precious", ""))
         else:
             lock.mkdir(parents=True)
@@ -296,21 +296,21 @@ def test_ports_are_released_and_assigned_by_number(tmp_path: Path, family: str) 
     card = one_port(tmp_path, family)
     host = Host(tmp_path)
     fme = read_fme(host, card.name("fme", 0))
-    seen: list[tuple[str, int, bytes]] = []
+    calls: list[tuple[str, int, bytes]] = []
 
     def call(node: str, request: int, argument: bytearray | int) -> int:
         assert isinstance(argument, bytearray)
-        seen.append((node, request, bytes(argument)))
+        calls.append((node, request, bytes(argument)))
         return 0
 
     release(host, fme, 1, call=call)
     assign(host, fme, 1, call=call)
     node = f"{tmp_path}/dev/{fme.name}"
     if family == "dfl":
-        assert seen == [(node, 0x4004B681, b"\1\0\0\0"), (node, 0x4004B682, b"\1\0\0\0")]
+        assert calls == [(node, 0x4004B681, b"\1\0\0\0"), (node, 0x4004B682, b"\1\0\0\0")]
     else:
         argument = b"\x0c\0\0\0" + bytes(4) + b"\1\0\0\0"
-        assert seen == [(node, 0xB581, argument), (node, 0xB582, argument)]
+        assert calls == [(node, 0xB581, argument), (node, 0xB582, argument)]
     for number in (-1, 2**31):
         with pytest.raises(ProgramError, match=r"fme\.0: expected a number from 0"):
             release(host, fme, number, call=call)
@@ -324,10 +324,10 @@ def test_properties_of_a_port_are_read(tmp_path: Path, family: str) -> None:
     host = Host(tmp_path)
     port = read_port(host, card.name("port", 0))
     magic = 0xB600 if family == "dfl" else 0xB500
-    seen: list[int] = []
+    calls: list[int] = []
 
     def call(_node: str, request: int, argument: bytearray | int) -> int:
-        seen.append(request - magic)
+        calls.append(request - magic)
         if isinstance(argument, bytearray):
             if request - magic == 0x41:
                 struct.pack_into("<I", argument, 8 if family == "dfl" else 12, 2)
@@ -344,7 +344,7 @@ def test_properties_of_a_port_are_read(tmp_path: Path, family: str) -> None:
         PortRegion(7, 1, 0x40000, 0x1000),
     ]
     assert api_version(host, port, call=call) == api_version(host, port.fme, call=call) == 0
-    assert seen == [0x41, 0x42, 0x42, 0, 0]
+    assert calls == [0x41, 0x42, 0x42, 0, 0]
 
 
 def test_an_invalid_number_of_regions_is_limited(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The counts that hook and tool leave of what they have programmed."""
+"""The counters of programming operations that hook and tool record."""
 
 import contextlib
 import errno
@@ -49,7 +49,7 @@ def place(root: Path, fme: str = FME) -> Path:
 
 
 def run(driver: Driver, unless: str = "") -> Host:
-    """Programs the card's port once, whatever becomes of it."""
+    """Programs the card's port once, with or without success."""
     host = Host(driver.card.root)
     path = write(driver.card.root / "nlb3.gbs", gbs(metadata(afu=NLB3)))
     with opened(str(path)) as bitstream:
@@ -65,7 +65,7 @@ def recorded(root: Path, fme: str = FME) -> Record:
     return found
 
 
-# What is counted.
+# Counters.
 
 
 @pytest.mark.parametrize("family", ["dfl", "opae"])
@@ -126,7 +126,7 @@ def test_a_record_is_readable_with_any_umask(tmp_path: Path) -> None:
     assert [path.name for path in place(tmp_path).parent.iterdir() if path.suffix != ".lock"] == [f"{FME}.json"]
 
 
-# What else may be there.
+# Other files.
 
 JUNK = {
     "no-json": "{",
@@ -207,7 +207,7 @@ def test_an_unusable_directory_is_reported(tmp_path: Path, found: str) -> None:
     assert "the programming is not counted" in host.notes[-1]
 
 
-# What is shown.
+# Output.
 
 
 def samples(root: Path, fpga: FpgaPlugin | None = None) -> dict[tuple[str, ...], float]:
@@ -250,7 +250,7 @@ def test_other_files_are_ignored_and_errors_are_logged_once(tmp_path: Path, capl
     )
 
 
-# Whatever stands there.
+# Any content.
 
 COUNTS = st.dictionaries(st.sampled_from(["EIO", "EBUSY"]), st.integers(0, 1 << 53))
 LASTS = st.builds(
@@ -269,7 +269,7 @@ RECORDED = RECORDED_LAST | RECORDED_LAST.map(lambda record: record._replace(last
 
 
 def junk_in(record: Record, path: list[str], junk: object) -> bytes:
-    """The record's file with something else at that place."""
+    """The record's file with another value at the path."""
     document = json.loads(json.dumps(as_json(record)))
     inner = document
     for step in path[:-1]:

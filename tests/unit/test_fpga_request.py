@@ -1,4 +1,4 @@
-"""What a container asks for, from its state and its bundle's configuration."""
+"""The request of a container, from its OCI state and its bundle's configuration."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The bitstream store: where files are looked for, and how they come there."""
+"""The bitstream store: search paths and installation."""
 
 import os
 from pathlib import Path
@@ -110,16 +110,16 @@ def test_an_installed_copy_is_readable_by_all_users(
 
 
 def test_files_are_overwritten_only_with_force(tmp_path: Path, host: Host) -> None:
-    there = write(tmp_path / STORE / INTERFACE / f"{NLB0}.gbs", b"older")
+    existing = write(tmp_path / STORE / INTERFACE / f"{NLB0}.gbs", b"older")
     with opened(str(write(tmp_path / "new.gbs", gbs()))) as bitstream:
         for dry_run in (False, True):
             with pytest.raises(AlreadyInStore, match=r"file exists; use -force to overwrite it"):
                 install(host, bitstream, dry_run=dry_run)
         install(host, bitstream, force=True, dry_run=True)
-        assert there.read_bytes() == b"older"
+        assert existing.read_bytes() == b"older"
         install(host, bitstream, force=True)
-    assert there.read_bytes() == gbs()
-    assert os.listdir(there.parent) == [there.name]
+    assert existing.read_bytes() == gbs()
+    assert os.listdir(existing.parent) == [existing.name]
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path, host: Host) -> None:
@@ -159,14 +159,14 @@ def test_a_damaged_design_is_not_installed(tmp_path: Path, host: Host) -> None:
 
 def test_a_link_is_replaced_and_its_target_unchanged(tmp_path: Path, host: Host) -> None:
     precious = write(tmp_path / "precious", "precious")
-    there = tmp_path / STORE / INTERFACE / f"{NLB0}.gbs"
-    link(there, "/precious")
+    existing = tmp_path / STORE / INTERFACE / f"{NLB0}.gbs"
+    link(existing, "/precious")
     with opened(str(write(tmp_path / "a.gbs", gbs()))) as bitstream:
         with pytest.raises(AlreadyInStore):
             install(host, bitstream)
         install(host, bitstream, force=True)
     assert precious.read_text() == "precious"
-    assert (there.is_symlink(), there.read_bytes()) == (False, gbs())
+    assert (existing.is_symlink(), existing.read_bytes()) == (False, gbs())
 
 
 def test_an_unwritable_store_is_reported(tmp_path: Path, host: Host) -> None:

@@ -51,7 +51,7 @@ def interface(card: Card) -> Path:
 
 
 def unreadable(path: Path) -> None:
-    """Puts a directory in a file's place."""
+    """Replaces a file by a directory."""
     path.unlink()
     path.mkdir()
 
@@ -203,7 +203,7 @@ class TestSeveralInterfaces:
         assert regions(found) == [(INTERFACE, "dfl-fme.0", ["dfl-port.0", "dfl-port.1"])]
 
     def test_ports_with_different_interface_ids_have_different_regions(self, tmp_path: Path) -> None:
-        # dfl-fme-region.9 and .10: their numbers count, not the letters.
+        # dfl-fme-region.9 and .10: numeric, not alphabetic order.
         found = self.cards(tmp_path, [OTHER, INTERFACE])
         assert regions(found) == [(OTHER, "dfl-fme.0", ["dfl-port.0"]), (INTERFACE, "dfl-fme.0", ["dfl-port.1"])]
 
@@ -315,11 +315,11 @@ def test_no_file_content_stops_a_scan(data: st.DataObject, tmp_path: Path) -> No
     with_vf(root)
     files = sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
     for path in data.draw(st.lists(st.sampled_from(files), max_size=4, unique=True)):
-        what = data.draw(st.one_of(st.none(), st.binary(max_size=40), st.text("0123456789abcdef-", max_size=40)))
-        if what is None:
+        content = data.draw(st.one_of(st.none(), st.binary(max_size=40), st.text("0123456789abcdef-", max_size=40)))
+        if content is None:
             path.unlink()
         else:
-            write(path, what)
+            write(path, content)
     found = scanned(root)
     assert {port.name for region in found.regions for port in region.ports} | {f.name for f in found.faults} == {
         *("dfl-port.0", "dfl-port.1")

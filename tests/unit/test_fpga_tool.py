@@ -1,4 +1,4 @@
-"""`fpga_tool`: what it prints of files and trees, and what it refuses."""
+"""`fpga_tool`: output for files and trees, and rejected operations."""
 
 import json
 import signal
@@ -42,7 +42,7 @@ Interface UUID                   : {INTERFACE}
 
 
 def tool(capsys: pytest.CaptureFixture[str], root: Path, *words: str) -> tuple[int, str, str]:
-    """The exit status, and what was printed and said."""
+    """The exit status, stdout and stderr."""
     status = main([f"-root={root}", *words])
     out, err = capsys.readouterr()
     return status, out, err
@@ -88,12 +88,12 @@ class TestBitstreams:
     def test_a_file_is_installed_once(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         path = put(tmp_path, "nlb0.gbs", gbs())
         installed = tmp_path / STORE[1:] / f"{NLB0}.gbs"
-        said = f'"{path}" as "{STORE}/{NLB0}.gbs"\n'
-        # Also when it tells nothing: the original's dry run was a real one then.
+        expected = f'"{path}" as "{STORE}/{NLB0}.gbs"\n'
+        # Also with quiet output: the original's dry run was a real one then.
         assert tool(capsys, tmp_path, "-b", path, "-q", "-dry-run", "install") == (0, "", "")
-        assert tool(capsys, tmp_path, "-b", path, "-dry-run", "install") == (0, f"Would install {said}", "")
+        assert tool(capsys, tmp_path, "-b", path, "-dry-run", "install") == (0, f"Would install {expected}", "")
         assert not installed.exists()
-        assert tool(capsys, tmp_path, "-b", path, "install") == (0, f"Installed {said}", "")
+        assert tool(capsys, tmp_path, "-b", path, "install") == (0, f"Installed {expected}", "")
         assert installed.read_bytes() == gbs()
         assert (installed.stat().st_mode & 0o777, installed.parent.stat().st_mode & 0o777) == (0o644, 0o755)
         status, out, err = tool(capsys, tmp_path, "-b", path, "install")
@@ -163,15 +163,15 @@ class TestDryRuns:
     @pytest.mark.parametrize("word", ["release", "assign"])
     def test_no_port_is_moved(self, capsys: pytest.CaptureFixture[str], tmp_path: Path, word: str) -> None:
         one_port(tmp_path)
-        said = f"Would {word} port 0 of dfl-fme.0\n"
-        assert tool(capsys, tmp_path, "-dry-run", "-d", "dfl-fme.0", word) == (0, said, "")
+        expected = f"Would {word} port 0 of dfl-fme.0\n"
+        assert tool(capsys, tmp_path, "-dry-run", "-d", "dfl-fme.0", word) == (0, expected, "")
         status, _out, err = tool(capsys, tmp_path, "-dry-run", "-d", "dfl-fme.0", "-p", "1", word)
         assert (status, err) == (1, "fpga_tool: -p 1: dfl-fme.0 has 1 ports, numbered from 0\n")
 
     def test_no_virtual_function_is_created(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         one_port(tmp_path)
-        said = "Would release port 0\nWould write 1 to sriov_numvfs (was 0)\n"
-        assert tool(capsys, tmp_path, "-dry-run", "-d", "dfl-fme.0", "-n", "1", "sriov") == (0, said, "")
+        expected = "Would release port 0\nWould write 1 to sriov_numvfs (was 0)\n"
+        assert tool(capsys, tmp_path, "-dry-run", "-d", "dfl-fme.0", "-n", "1", "sriov") == (0, expected, "")
         assert (
             tool(capsys, tmp_path, "-d", "dfl-fme.0", "-n", "0", "sriov")[1]
             == "dfl-fme.0: 0 virtual functions already\n"
@@ -228,7 +228,7 @@ RELEASE, ASSIGN, VFS = "release", "assign", "vfs"
 
 
 @pytest.mark.parametrize(
-    ("state", "wanted", "steps"),
+    ("state", "count", "steps"),
     [
         (State(2, (0, 1), 0, 2), 0, []),
         (State(2, (0, 1), 0, 2), 1, [(RELEASE, 1, 0), (VFS, 1, 0)]),
@@ -237,21 +237,19 @@ RELEASE, ASSIGN, VFS = "release", "assign", "vfs"
         (State(2, (0,), 1, 2), 0, [(VFS, 0, 1), (ASSIGN, 1, 0)]),
         (State(2, (0,), 1, 2), 2, [(VFS, 0, 1), (RELEASE, 0, 0), (VFS, 2, 0)]),
         (State(3, (0,), 2, 3), 1, [(VFS, 0, 2), (ASSIGN, 1, 0), (VFS, 1, 0)]),
-        # Somebody stopped half way.
+        # Another process was stopped half way.
         (State(2, (0,), 0, 2), 1, [(VFS, 1, 0)]),
         (State(2, (0,), 0, 2), 0, [(ASSIGN, 1, 0)]),
     ],
 )
-def test_one_port_is_released_per_virtual_function(
-    state: State, wanted: int, steps: list[tuple[str, int, int]]
-) -> None:
-    assert [tuple(step) for step in plan(state, wanted)] == steps
+def test_one_port_is_released_per_virtual_function(state: State, count: int, steps: list[tuple[str, int, int]]) -> None:
+    assert [tuple(step) for step in plan(state, count)] == steps
 
 
-@pytest.mark.parametrize(("ports", "limit", "wanted"), [(1, 1, 2), (2, 1, 2), (1, 4, 2)])
-def test_the_number_of_virtual_functions_is_limited(ports: int, limit: int, wanted: int) -> None:
+@pytest.mark.parametrize(("ports", "limit", "count"), [(1, 1, 2), (2, 1, 2), (1, 4, 2)])
+def test_the_number_of_virtual_functions_is_limited(ports: int, limit: int, count: int) -> None:
     with pytest.raises(SriovError, match=f"2 virtual functions: expected 0 to {min(ports, limit)}, the card has"):
-        plan(State(ports, tuple(range(ports)), 0, limit), wanted)
+        plan(State(ports, tuple(range(ports)), 0, limit), count)
 
 
 @pytest.mark.parametrize("steps", [(Step("vfs", 0, 2), Step("assign", 1), Step("vfs", 1))])

@@ -1,4 +1,4 @@
-"""Command lines as Go reads them, and the flags that the specification lists."""
+"""Command lines parsed as in Go, and the flags that the specification lists."""
 
 import math
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ FLAGS = (
 
 
 @pytest.mark.parametrize(
-    ("arguments", "given_", "words"),
+    ("arguments", "values", "words"),
     [
         ([], {}, []),
         (["-n", "4"], {"n": 4}, []),
@@ -67,9 +67,9 @@ FLAGS = (
     ],
 )
 def test_command_lines_are_parsed_as_in_go(
-    arguments: Sequence[str], given_: dict[str, Value], words: Sequence[str]
+    arguments: Sequence[str], values: dict[str, Value], words: Sequence[str]
 ) -> None:
-    assert parse(FLAGS, arguments) == (given_, words)
+    assert parse(FLAGS, arguments) == (values, words)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_unsigned_numbers_are_gos_literals_without_a_sign(text: str, number: int
         assert parse(UNSIGNED, ["-n", text])[0] == {"n": number}
 
 
-class Counted(Config, frozen=True, kw_only=True):
+class CountingFlags(Config, frozen=True, kw_only=True):
     """Numbers of all kinds."""
 
     natural: Annotated[int, Meta(ge=0, description="from nothing on")] = 1
@@ -148,13 +148,13 @@ class Counted(Config, frozen=True, kw_only=True):
 
 
 def test_options_that_start_at_0_are_unsigned_flags_and_computed_defaults_are_shown() -> None:
-    assert flags_of(Counted) == [
+    assert flags_of(CountingFlags) == [
         Flag("natural", 1, "from nothing on", unsigned=True),
         Flag("computed", 7, "worked out", unsigned=True),
         Flag("positive", 1),
         Flag("share", 0.5),
     ]
-    assert "  -computed uint\n    \tworked out (default 7)" in usage("prog", flags_of(Counted))
+    assert "  -computed uint\n    \tworked out (default 7)" in usage("prog", flags_of(CountingFlags))
 
 
 @pytest.mark.parametrize("text", ["1", "t", "T", "true", "TRUE", "True", "0", "f", "F", "false", "FALSE", "False"])
@@ -282,7 +282,7 @@ def test_every_command_has_klogs_flags(name: str, default: Value) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "environment", "expected"),
+    ("values", "environment", "expected"),
     [
         ({}, {}, "default"),
         ({}, {"SECRET": "variable"}, "variable"),
@@ -292,10 +292,10 @@ def test_every_command_has_klogs_flags(name: str, default: Value) -> None:
     ],
 )
 def test_flags_that_are_not_given_take_their_variable_or_default(
-    given: dict[str, Value], environment: dict[str, str], expected: str
+    values: dict[str, Value], environment: dict[str, str], expected: str
 ) -> None:
     flags = (Flag("secret", "default", environment="SECRET"), Flag("port", 9443))
-    assert with_defaults(flags, given, environment) == {"secret": expected, "port": 9443}
+    assert with_defaults(flags, values, environment) == {"secret": expected, "port": 9443}
 
 
 def test_usage_names_the_variable_of_a_flag() -> None:

@@ -1,4 +1,4 @@
-"""Which container gets which cards and tiles by the annotations of GPU Aware Scheduling."""
+"""Cards and tiles of containers by the annotations of GPU Aware Scheduling."""
 
 import json
 from collections import Counter
@@ -55,7 +55,7 @@ def name_of(found: Candidate | Undecided) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("pods", "held", "expected"),
+    ("pods", "holders", "expected"),
     [
         ([pod(cards="card0")], holding(a=0), ("a", 0)),
         ([pod("a", GPU, IDLE, GPU, cards="card0||card1")], holding(a=1), ("a", 1)),
@@ -71,13 +71,13 @@ def name_of(found: Candidate | Undecided) -> tuple[str, int]:
     ],
 )
 def test_the_candidate_is_the_pending_pod_that_lacks_devices(
-    pods: list[Pod], held: dict[tuple[str, str], int], expected: tuple[str, int]
+    pods: list[Pod], holders: dict[tuple[str, str], int], expected: tuple[str, int]
 ) -> None:
-    assert name_of(find_candidate(pods, held)) == expected
+    assert name_of(find_candidate(pods, holders)) == expected
 
 
 @pytest.mark.parametrize(
-    ("pods", "held", "reason", "retry"),
+    ("pods", "holders", "reason", "retry"),
     [
         ([], {}, "no pending pod", False),
         ([pod(cards="card0")], holding(a=1), "no pending pod", False),
@@ -88,9 +88,9 @@ def test_the_candidate_is_the_pending_pod_that_lacks_devices(
     ],
 )
 def test_without_a_candidate_the_plugin_waits_for_late_annotations(
-    pods: list[Pod], held: dict[tuple[str, str], int], reason: str, retry: bool
+    pods: list[Pod], holders: dict[tuple[str, str], int], reason: str, retry: bool
 ) -> None:
-    found = find_candidate(pods, held)
+    found = find_candidate(pods, holders)
     assert isinstance(found, Undecided)
     assert reason in found.reason
     assert found.retry == retry
@@ -419,14 +419,14 @@ PODS = st.builds(
 
 @given(
     pods=st.lists(PODS, max_size=5, unique_by=lambda each: each.name),
-    held=st.dictionaries(st.tuples(st.just("team"), st.sampled_from("abcd")), st.integers(0, 3)),
+    holders=st.dictionaries(st.tuples(st.just("team"), st.sampled_from("abcd")), st.integers(0, 3)),
 )
 def test_a_candidate_pod_is_pending_known_to_the_kubelet_and_independent_of_the_order(
-    pods: list[Pod], held: dict[tuple[str, str], int]
+    pods: list[Pod], holders: dict[tuple[str, str], int]
 ) -> None:
-    found = find_candidate(pods, held)
-    assert find_candidate(pods[::-1], held) == found
+    found = find_candidate(pods, holders)
+    assert find_candidate(pods[::-1], holders) == found
     if isinstance(found, Candidate):
         assert found.pod.pending
-        assert found.number == held[found.pod.namespace, found.pod.name]
+        assert found.number == holders[found.pod.namespace, found.pod.name]
         assert found.number < sum(container.uses_gpu for container in found.pod.containers)

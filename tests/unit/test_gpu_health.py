@@ -1,4 +1,4 @@
-"""How readings become verdicts, without a service."""
+"""Verdicts from readings, without a service."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Whatever lies in a card's place, a scan neither breaks nor gives away another card's files."""
+"""With any files at the path of a card, a scan neither raises nor publishes another card's files."""
 
 import os
 import tempfile
@@ -44,7 +44,7 @@ def removed(path: str) -> None:
         os.rename(path, f"{path}.moved")
 
 
-def emptied(path: str) -> None:
+def make_empty(path: str) -> None:
     removed(path)
     os.mkdir(path)
 
@@ -59,7 +59,7 @@ def deep(path: str) -> None:
     os.makedirs(f"{path}/card0/device/drm/card0/\udcfe")
 
 
-def filled(content: bytes) -> Callable[[str], None]:
+def make_file(content: bytes) -> Callable[[str], None]:
     def fill(path: str) -> None:
         removed(path)
         Path(path).write_bytes(content)
@@ -76,8 +76,8 @@ def linked(target: str) -> Callable[[str], None]:
 
 
 DEEDS = st.one_of(
-    st.sampled_from([removed, emptied, fifo, deep, filled(b"7" * 70_000), filled(b"9" * 5_000)]),
-    st.binary(max_size=40).map(filled),
+    st.sampled_from([removed, make_empty, fifo, deep, make_file(b"7" * 70_000), make_file(b"9" * 5_000)]),
+    st.binary(max_size=40).map(make_file),
     st.sampled_from(
         [
             *(".", "..", "/", "../../../..", "/sys/class/drm/card1", "/sys/class/drm/card1/device", "/dev/dri/card1"),
@@ -97,18 +97,18 @@ DEEDS = st.one_of(
 )
 
 
-def spoil(root: str, spot: str, deed: Callable[[str], None]) -> None:
-    """Does the deed at the spot, if earlier ones have left it there."""
+def apply_change(root: str, location: str, change: Callable[[str], None]) -> None:
+    """Applies the change at the location, if it still exists."""
     try:
-        os.makedirs(f"{root}/{os.path.dirname(spot)}", exist_ok=True)
-        if not os.path.lexists(f"{root}/{spot}"):
-            Path(f"{root}/{spot}").touch()
-        deed(f"{root}/{spot}")
+        os.makedirs(f"{root}/{os.path.dirname(location)}", exist_ok=True)
+        if not os.path.lexists(f"{root}/{location}"):
+            Path(f"{root}/{location}").touch()
+        change(f"{root}/{location}")
     except OSError:
         pass
 
 
-def looked(plugin: Plugin[Config], root: str) -> tuple[list[object], Host] | str:
+def scan_plugin(plugin: Plugin[Config], root: str) -> tuple[list[object], Host] | str:
     host = Host(root)
     try:
         return list(plugin.scan(host)), host
@@ -128,16 +128,16 @@ CONFIGS = st.builds(
 @given(st.lists(st.tuples(SPOTS, DEEDS), min_size=1, max_size=5), CONFIGS)
 @settings(max_examples=examples(150), deadline=None)
 def test_an_inconsistent_tree_raises_no_exception(
-    deeds: list[tuple[str, Callable[[str], None]]], config: GpuConfig
+    changes: list[tuple[str, Callable[[str], None]]], config: GpuConfig
 ) -> None:
     with tempfile.TemporaryDirectory() as root:
         gpu_card(Path(root), 0, mei=("mei0",))
         gpu_card(Path(root), 1, driver="xe")
         npu(Path(root), 0, busy_us=7)
-        for spot, deed in deeds:
-            spoil(root, spot, deed)
+        for location, change in changes:
+            apply_change(root, location, change)
         for plugin in (GpuPlugin(config), NpuPlugin(NpuConfig(accept_unknown_ids=True))):
-            first, second = looked(plugin, root), looked(plugin, root)
+            first, second = scan_plugin(plugin, root), scan_plugin(plugin, root)
             if isinstance(first, str) or isinstance(second, str):
                 assert first == second
                 continue
@@ -154,7 +154,7 @@ def test_an_inconsistent_tree_raises_no_exception(
 
 
 def check_ownership(device: Device) -> None:
-    """A card's own node is the only one of that kind that it passes on."""
+    """A card publishes only its own device nodes."""
     if device.unit.startswith("card"):
         nodes = {node.host_path for node in (*device.nodes, *(device.cdi.nodes if device.cdi else ()))}
         cards = {path for path in nodes if path.startswith("/dev/dri/card")}

@@ -1,4 +1,4 @@
-"""The GPU plugin as the agent sees it, where no service is needed."""
+"""The GPU plugin without a Level-Zero service."""
 
 import subprocess
 import sys

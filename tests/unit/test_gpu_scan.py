@@ -399,7 +399,7 @@ class TestMonitoring:
 
 
 class TestCdi:
-    def carried(self, root: Path, cdi: str) -> dict[str, tuple[bool, str]]:
+    def cdi_by_resource(self, root: Path, cdi: str) -> dict[str, tuple[bool, str]]:
         """By resource: whether there are classic nodes, and the CDI name."""
         scan = Scan(root, cdi=cdi, enable_monitoring=True)
         return {
@@ -420,7 +420,7 @@ class TestCdi:
         self, tmp_path: Path, mode: str, card: tuple[bool, str], monitoring: tuple[bool, str]
     ) -> None:
         gpu_card(tmp_path, 0)
-        carried = self.carried(tmp_path, mode)
+        carried = self.cdi_by_resource(tmp_path, mode)
         assert carried["i915"] == card
         assert carried["monitoring"] == monitoring
 

@@ -1,4 +1,4 @@
-"""The history of health: what became unhealthy, why, and for how long."""
+"""The health history: unhealthy devices, reasons and durations."""
 
 import pytest
 

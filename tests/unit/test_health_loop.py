@@ -1,4 +1,4 @@
-"""When devices are checked: after events of the kernel, and by a thread while they are healthy."""
+"""The time of health checks: after events of the kernel, and by a thread while devices are healthy."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Functions are given to drivers, by effect on the emulated kernel."""
+"""Driver binding, by its effect on the emulated kernel."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ VFIO = "/sys/bus/pci/drivers/vfio-pci"
 
 
 class MountedHost(KernelHost):
-    """As a container sees the node. Below the `read_only` paths nothing can be written; `held` groups are open."""
+    """The node in a container. Paths below `read_only` are not writable; `open_groups` are in use."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel, [])
@@ -105,7 +105,7 @@ def test_a_function_rejected_by_the_driver_is_rolled_back_and_published_as_befor
     with pytest.raises(BindError, match=r"cannot be bound to vfio-pci: .*bind: Invalid argument") as refusal:
         bind(host, VF, "vfio-pci")
     assert refusal.value.errno == errno.EINVAL
-    # Kept for a driver that is not there, nobody takes it back.
+    # A function with an override for a missing driver would stay unbound.
     assert driver_of(host, VF) == ("" if kept_for else "4xxxvf")
     assert host.text(f"{DEVICE}/driver_override") == (kept_for or "(null)")
 
@@ -175,7 +175,7 @@ class TestOpenGroup:
     def test_a_function_in_use_is_not_unbound(self) -> None:
         host = host_of(loaded=("vfio-pci", "igb_uio"))
         bind(host, VF, "vfio-pci")
-        host.held.add(f"/dev/vfio/{vfio_group(host, VF)}")
+        host.open_groups.add(f"/dev/vfio/{vfio_group(host, VF)}")
         host.writes.clear()
         with pytest.raises(BindError, match="its VFIO group is open") as refusal:
             bind(host, VF, "igb_uio")

@@ -1,4 +1,4 @@
-"""`Host` under a root and at `/`: what it reads, what it refuses, and in which words."""
+"""`Host` under a root and at `/`: reads, rejected paths, and messages."""
 
 import contextlib
 import errno
@@ -22,8 +22,8 @@ needs_root = pytest.mark.skipif(not ROOT, reason="only root makes device nodes a
 
 
 @pytest.fixture(params=["under a root", "at the machine's own"])
-def see(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Host, Callable[[str], str]]:
-    """A host, and how it calls the files in `tmp_path`."""
+def path_in_host(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Host, Callable[[str], str]]:
+    """A host, and a function that returns its paths of files in `tmp_path`."""
     if request.param == "under a root":
         return Host(tmp_path), lambda path: f"/{path}"
     return Host(), lambda path: f"{tmp_path}/{path}"
@@ -48,9 +48,9 @@ class TestText:
         ],
     )
     def test_text_is_the_content_without_surrounding_white_space(
-        self, see: Seen, tmp_path: Path, content: bytes, text: str
+        self, path_in_host: Seen, tmp_path: Path, content: bytes, text: str
     ) -> None:
-        host, name = see
+        host, name = path_in_host
         write(tmp_path / "attribute", content)
         assert host.text(name("attribute")) == text
 
@@ -70,47 +70,47 @@ class TestText:
         assert found == expected
 
     @pytest.mark.parametrize("content", [b"\xff\xfe", b"\x80", b"ok until \xc3", bytes(range(256))])
-    def test_content_that_is_not_text_is_rejected(self, see: Seen, tmp_path: Path, content: bytes) -> None:
-        host, name = see
+    def test_content_that_is_not_text_is_rejected(self, path_in_host: Seen, tmp_path: Path, content: bytes) -> None:
+        host, name = path_in_host
         write(tmp_path / "attribute", content)
         with pytest.raises(Unreadable, match=r"attribute: not text: ([0-9a-f]{2} ?)+…"):
             host.text(name("attribute"))
 
-    def test_too_long_content_is_rejected(self, see: Seen, tmp_path: Path) -> None:
-        host, name = see
+    def test_too_long_content_is_rejected(self, path_in_host: Seen, tmp_path: Path) -> None:
+        host, name = path_in_host
         os.truncate(write(tmp_path / "attribute", ""), 1 << 40)
         with pytest.raises(Unreadable, match="more than 65536 bytes"):
             host.text(name("attribute"))
 
     @pytest.mark.parametrize("path", ["none", "none/deeper", "empty/none"])
-    def test_a_missing_file_raises_missing(self, see: Seen, tmp_path: Path, path: str) -> None:
-        host, name = see
+    def test_a_missing_file_raises_missing(self, path_in_host: Seen, tmp_path: Path, path: str) -> None:
+        host, name = path_in_host
         (tmp_path / "empty").mkdir()
         with pytest.raises(Missing) as caught:
             host.text(name(path))
         assert str(caught.value) == f"{name(path)}: No such file or directory"
         assert caught.value.path == name(path)
 
-    def test_reading_a_directory_is_rejected(self, see: Seen, tmp_path: Path) -> None:
-        host, name = see
+    def test_reading_a_directory_is_rejected(self, path_in_host: Seen, tmp_path: Path) -> None:
+        host, name = path_in_host
         (tmp_path / "directory").mkdir()
         with pytest.raises(Unreadable, match="directory: Is a directory"):
             host.text(name("directory"))
 
-    def test_a_path_through_a_file_is_rejected(self, see: Seen, tmp_path: Path) -> None:
-        host, name = see
+    def test_a_path_through_a_file_is_rejected(self, path_in_host: Seen, tmp_path: Path) -> None:
+        host, name = path_in_host
         write(tmp_path / "file", "")
         with pytest.raises(Unreadable, match="file/x: Not a directory"):
             host.text(name("file/x"))
 
-    def test_reading_a_fifo_does_not_block(self, see: Seen, tmp_path: Path) -> None:
-        host, name = see
+    def test_reading_a_fifo_does_not_block(self, path_in_host: Seen, tmp_path: Path) -> None:
+        host, name = path_in_host
         os.mkfifo(tmp_path / "fifo")
         with pytest.raises(Unreadable, match="fifo: not a regular file"):
             host.text(name("fifo"))
 
-    def test_reading_a_fifo_with_a_writer_does_not_block(self, see: Seen, tmp_path: Path) -> None:
-        host, name = see
+    def test_reading_a_fifo_with_a_writer_does_not_block(self, path_in_host: Seen, tmp_path: Path) -> None:
+        host, name = path_in_host
         os.mkfifo(tmp_path / "fifo")
         writer = os.open(tmp_path / "fifo", os.O_RDWR)
         try:
@@ -120,8 +120,10 @@ class TestText:
         finally:
             os.close(writer)
 
-    def test_reading_a_socket_is_rejected(self, see: Seen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        host, name = see
+    def test_reading_a_socket_is_rejected(
+        self, path_in_host: Seen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        host, name = path_in_host
         monkeypatch.chdir(tmp_path)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind("socket")
@@ -129,41 +131,41 @@ class TestText:
                 host.text(name("socket"))
 
     @needs_root
-    def test_reading_an_endless_device_is_rejected(self, see: Seen, tmp_path: Path) -> None:
-        host, name = see
+    def test_reading_an_endless_device_is_rejected(self, path_in_host: Seen, tmp_path: Path) -> None:
+        host, name = path_in_host
         os.mknod(tmp_path / "zero", 0o600 | 0o020000, os.makedev(1, 5))
         with pytest.raises(Unreadable, match="zero: not a regular file"):
             host.text(name("zero"))
 
     @needs_root
-    def test_a_device_without_driver_raises_missing(self, see: Seen, tmp_path: Path) -> None:
-        host, name = see
+    def test_a_device_without_driver_raises_missing(self, path_in_host: Seen, tmp_path: Path) -> None:
+        host, name = path_in_host
         os.mknod(tmp_path / "ghost", 0o600 | 0o020000, os.makedev(240, 1234))
         with pytest.raises(HostError, match="ghost: No such device"):
             host.text(name("ghost"))
 
     @pytest.mark.parametrize("path", ["a\0b", "a\0b/c", "a/b\0c"])
-    def test_a_path_with_a_zero_byte_is_rejected(self, see: Seen, tmp_path: Path, path: str) -> None:
-        host, name = see
+    def test_a_path_with_a_zero_byte_is_rejected(self, path_in_host: Seen, tmp_path: Path, path: str) -> None:
+        host, name = path_in_host
         write(tmp_path / "a" / "x", "")
         with pytest.raises(Unreadable) as caught:
             host.text(name(path))
         assert "no path" in str(caught.value)
         assert str(caught.value).isprintable()
 
-    def test_a_too_long_name_is_rejected(self, see: Seen) -> None:
-        host, name = see
+    def test_a_too_long_name_is_rejected(self, path_in_host: Seen) -> None:
+        host, name = path_in_host
         with pytest.raises(Unreadable, match="File name too long"):
             host.text(name("x" * 300))
 
-    def test_files_with_names_that_are_not_utf8_are_read(self, see: Seen, tmp_path: Path) -> None:
-        host, name = see
+    def test_files_with_names_that_are_not_utf8_are_read(self, path_in_host: Seen, tmp_path: Path) -> None:
+        host, name = path_in_host
         write(tmp_path / os.fsdecode(b"caf\xe9"), "here")
         assert host.names(name("")) == ["caf\udce9"]
         assert host.text(name("caf\udce9")) == "here"
 
-    def test_errors_for_unusual_file_names_have_one_line(self, see: Seen, tmp_path: Path) -> None:
-        host, name = see
+    def test_errors_for_unusual_file_names_have_one_line(self, path_in_host: Seen, tmp_path: Path) -> None:
+        host, name = path_in_host
         (tmp_path / "E0101 all is lost\n").mkdir()
         with pytest.raises(Unreadable) as caught:
             host.text(name("E0101 all is lost\n"))
@@ -183,32 +185,32 @@ class TestText:
         for directory in (tmp_path, *tmp_path.parents):
             if directory.name.startswith(("pytest-", tmp_path.name)):  # made for this user alone
                 directory.chmod(0o755)
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True, cwd="/"
         )
-        assert done.stdout.splitlines() == ["/secret: Permission denied", f"{tmp_path}/secret: Permission denied"]
+        assert result.stdout.splitlines() == ["/secret: Permission denied", f"{tmp_path}/secret: Permission denied"]
 
 
 class TestNames:
-    def test_names_are_in_byte_order(self, see: Seen, tmp_path: Path) -> None:
-        host, name = see
+    def test_names_are_in_byte_order(self, path_in_host: Seen, tmp_path: Path) -> None:
+        host, name = path_in_host
         for entry in ("card10", "card2", "Card", ".hidden", "é", os.fsdecode(b"\xff"), "~"):
             write(tmp_path / "d" / entry, "")
         assert host.names(name("d")) == [".hidden", "Card", "card10", "card2", "~", "é", "\udcff"]
 
-    def test_listing_a_missing_directory_raises_missing(self, see: Seen) -> None:
-        host, name = see
+    def test_listing_a_missing_directory_raises_missing(self, path_in_host: Seen) -> None:
+        host, name = path_in_host
         with pytest.raises(Missing):
             host.names(name("none"))
 
-    def test_listing_a_file_is_an_error(self, see: Seen, tmp_path: Path) -> None:
-        host, name = see
+    def test_listing_a_file_is_an_error(self, path_in_host: Seen, tmp_path: Path) -> None:
+        host, name = path_in_host
         write(tmp_path / "file", "")
         with pytest.raises(Unreadable, match="Not a directory"):
             host.names(name("file"))
 
-    def test_listing_too_many_entries_is_rejected(self, see: Seen, tmp_path: Path) -> None:
-        host, name = see
+    def test_listing_too_many_entries_is_rejected(self, path_in_host: Seen, tmp_path: Path) -> None:
+        host, name = path_in_host
         directory = tmp_path / "huge"
         directory.mkdir()
         first = write(tmp_path / "first", "")
@@ -225,14 +227,14 @@ class TestNames:
         os.unlink(directory / "0")
         assert len(host.names(name("huge"))) == DIRECTORY_LIMIT
 
-    def test_listing_a_path_with_a_zero_byte_is_rejected(self, see: Seen) -> None:
-        host, name = see
+    def test_listing_a_path_with_a_zero_byte_is_rejected(self, path_in_host: Seen) -> None:
+        host, name = path_in_host
         with pytest.raises(HostError):
             host.names(name("a\0b"))
 
 
 class TestLinks:
-    """Under a root, as if the process had changed its root there."""
+    """Under a root, as after chroot(2)."""
 
     @pytest.mark.parametrize(
         ("target", "path"),
@@ -336,16 +338,16 @@ class TestLinks:
         with pytest.raises(Unreadable):
             Host(tmp_path).resolve("/x")
 
-    def test_dangling_links_do_not_resolve(self, see: Seen, tmp_path: Path) -> None:
-        host, name = see
+    def test_dangling_links_do_not_resolve(self, path_in_host: Seen, tmp_path: Path) -> None:
+        host, name = path_in_host
         link(tmp_path / "dangling", "nowhere")
         with pytest.raises(Missing):
             host.text(name("dangling"))
         assert not host.exists(name("dangling"))
         assert host.link(name("dangling")) == "nowhere"
 
-    def test_link_targets_are_returned_as_stored(self, see: Seen, tmp_path: Path) -> None:
-        host, name = see
+    def test_link_targets_are_returned_as_stored(self, path_in_host: Seen, tmp_path: Path) -> None:
+        host, name = path_in_host
         write(tmp_path / "file", "")
         link(tmp_path / "link", "/some/../where")
         assert host.link(name("link")) == "/some/../where"
@@ -436,14 +438,16 @@ class TestRacingTree:
 
 
 class TestReadOnce:
-    def test_a_read_is_limited_to_the_given_number_of_bytes(self, see: Seen, tmp_path: Path) -> None:
-        host, name = see
+    def test_a_read_is_limited_to_the_given_number_of_bytes(self, path_in_host: Seen, tmp_path: Path) -> None:
+        host, name = path_in_host
         write(tmp_path / "file", b"a\xff\0\n")
         assert [host.read_once(name("file"), size) for size in (2, 100)] == [b"a\xff", b"a\xff\0\n"]
 
     @pytest.mark.parametrize("path", ["none", "file/below", "a\0b", "x" * 300, "directory", "directory/.."])
-    def test_an_invalid_path_raises_the_error_of_a_complete_read(self, see: Seen, tmp_path: Path, path: str) -> None:
-        host, name = see
+    def test_an_invalid_path_raises_the_error_of_a_complete_read(
+        self, path_in_host: Seen, tmp_path: Path, path: str
+    ) -> None:
+        host, name = path_in_host
         write(tmp_path / "file", "")
         (tmp_path / "directory").mkdir()
         for _ in range(2):
@@ -453,8 +457,8 @@ class TestReadOnce:
                 host.read_bytes(name(path))
             assert found.value.errno == expected.value.errno
 
-    def test_links_of_files_and_directories_are_followed(self, see: Seen, tmp_path: Path) -> None:
-        host, name = see
+    def test_links_of_files_and_directories_are_followed(self, path_in_host: Seen, tmp_path: Path) -> None:
+        host, name = path_in_host
         write(tmp_path / "real/file", "text")
         link(tmp_path / "directory", "real")
         link(tmp_path / "real/link", "file")
@@ -497,13 +501,13 @@ def test_a_fresh_host_has_the_same_root_and_no_cache(tmp_path: Path) -> None:
 
 class TestStatus:
     @pytest.mark.parametrize("path", ["none", "file/below", "a\0b", "x" * 300, "y/" * 3000])
-    def test_the_status_of_an_invalid_path_is_none(self, see: Seen, tmp_path: Path, path: str) -> None:
-        host, name = see
+    def test_the_status_of_an_invalid_path_is_none(self, path_in_host: Seen, tmp_path: Path, path: str) -> None:
+        host, name = path_in_host
         write(tmp_path / "file", "")
         assert host.status(name(path)) is None
 
-    def test_the_status_follows_links(self, see: Seen, tmp_path: Path) -> None:
-        host, name = see
+    def test_the_status_follows_links(self, path_in_host: Seen, tmp_path: Path) -> None:
+        host, name = path_in_host
         write(tmp_path / "file", "12345")
         link(tmp_path / "link", "file")
         status = host.status(name("link"))

@@ -1,4 +1,4 @@
-"""Whatever lies in a tree, a `Host` answers as documented, reads nothing outside and waits for nothing."""
+"""With any tree, a `Host` behaves as documented, reads nothing outside and never blocks."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from accelplane.host import Host, HostError
 
 CANARY = "the canary outside has been read"
 
-# Few names, so that paths, links and files meet; and those that the code under test looks for.
+# Few names, so that paths, links and files collide, and the names that the tested code reads.
 NAMES = st.sampled_from(
     [
         *("a", "b", "c", "sys", "dev", "devices", "class", "bus", "pci", "drm", "card0", "driver", "physfn", "device"),
@@ -67,7 +67,7 @@ Deed = tuple[str, str | bytes | None]
 
 @contextmanager
 def at_most(seconds: int) -> Iterator[None]:
-    """A look that hangs is interrupted, and with it the test."""
+    """A hanging read is interrupted and fails the test."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise AssertionError(f"still looking after {seconds} s")
@@ -81,8 +81,8 @@ def at_most(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def plant(root: str, outside: str, kind: str, path: str, matter: str | bytes) -> None:
-    """One file of a kind at the path, unless something is in its way."""
+def create_entry(root: str, outside: str, kind: str, path: str, matter: str | bytes) -> None:
+    """Creates an entry of this type at the path, if possible."""
     # All files are created inside; only targets of links lead outside.
     if ".." in path.split("/"):
         return
@@ -105,11 +105,11 @@ def plant(root: str, outside: str, kind: str, path: str, matter: str | bytes) ->
         pass
 
 
-def looks(host: Host, path: str) -> Iterator[Callable[[], object]]:
-    """Every way to look at the path."""
+def read_all(host: Host, path: str) -> Iterator[Callable[[], object]]:
+    """All methods that read the path."""
     yield lambda: host.text(path)
     yield lambda: host.read_once(path, 100)
-    yield lambda: host.read_once(path, 100)  # with what the first one has resolved
+    yield lambda: host.read_once(path, 100)  # with cached directories
     yield lambda: host.names(path)
     yield lambda: host.link(path)
     yield lambda: host.resolve(path)
@@ -139,21 +139,21 @@ DEEDS = st.one_of(
 
 @given(st.lists(DEEDS, max_size=15), st.lists(PATHS.map("/{}".format), min_size=1, max_size=5))
 def test_a_hostile_tree_causes_only_documented_errors_and_no_access_outside(
-    deeds: list[tuple[str, str, str | bytes]], paths: list[str]
+    changes: list[tuple[str, str, str | bytes]], paths: list[str]
 ) -> None:
     with tempfile.TemporaryDirectory() as directory, at_most(60):
         base = os.path.realpath(directory)
         root, outside = f"{base}/root", f"{base}/outside"
-        for made in (root, outside, f"{outside}/{CANARY}"):
-            os.mkdir(made)
+        for path in (root, outside, f"{outside}/{CANARY}"):
+            os.mkdir(path)
         for canary in (f"{base}/canary", f"{outside}/canary", f"{outside}/vendor", f"{outside}/numa_node"):
             Path(canary).write_text(CANARY)
-        for kind, path, matter in deeds:
-            plant(root, outside, kind, path, matter)
+        for kind, path, matter in changes:
+            create_entry(root, outside, kind, path, matter)
         host = Host(root)
-        planted = [f"/{path}" for _kind, path, _matter in deeds]
+        planted = [f"/{path}" for _kind, path, _matter in changes]
         for path in (*paths, *planted, *(f"{path}/x" for path in planted)):
-            for look in looks(host, path):
+            for look in read_all(host, path):
                 try:
                     answer = look()
                 except HostError as error:
@@ -165,7 +165,7 @@ def test_a_hostile_tree_causes_only_documented_errors_and_no_access_outside(
             except HostError:
                 continue
             assert local == root or local.startswith(f"{root}/")
-            # Already without links: what the kernel makes of it is the same place.
+            # The path has no links, so the kernel resolves it to itself.
             if os.path.lexists(local):
                 assert os.path.realpath(local) == local.rstrip("/")
         assert CANARY not in "".join(host.notes)
@@ -176,8 +176,8 @@ def test_a_hostile_tree_causes_only_documented_errors_and_no_access_outside(
 def test_each_slave_is_visited_once(links: list[tuple[str, str]]) -> None:
     with tempfile.TemporaryDirectory() as root, at_most(60):
         for start, end in links:
-            plant(root, root, "link", f"sys/devices/{start}/slaves/{end}", f"/sys/devices/{end}")
-            plant(root, root, "file", f"sys/devices/{end}/numa_node", b"1")
+            create_entry(root, root, "link", f"sys/devices/{start}/slaves/{end}", f"/sys/devices/{end}")
+            create_entry(root, root, "file", f"sys/devices/{end}/numa_node", b"1")
         host = Host(root)
         for start, _end in links:
             assert host.topology_of(f"/sys/devices/{start}") in (None, (1,))

@@ -67,8 +67,8 @@ def loaded_by(code: str) -> set[str]:
     """The modules that a Python process has loaded after running `code`."""
     command = [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"]
     # without coverage measurement and proxy settings
-    unwanted = re.compile("COVERAGE_|.*_proxy$", re.IGNORECASE)
-    others = {name: value for name, value in os.environ.items() if not unwanted.match(name)}
+    excluded = re.compile("COVERAGE_|.*_proxy$", re.IGNORECASE)
+    others = {name: value for name, value in os.environ.items() if not excluded.match(name)}
     return set(subprocess.run(command, env=others, check=True, capture_output=True, text=True).stdout.split())
 
 
@@ -118,8 +118,8 @@ def test_dependencies_are_exactly_the_imported_distributions() -> None:
         for distribution in (["protobuf"] if name == "google" else distributions[name])
     }
     extras = PROJECT["optional-dependencies"]
-    wanted = (*PROJECT["dependencies"], *extras["operator"], *extras["simulate"])
-    assert used == {name_of(requirement) for requirement in wanted}
+    requirements = (*PROJECT["dependencies"], *extras["operator"], *extras["simulate"])
+    assert used == {name_of(requirement) for requirement in requirements}
 
 
 def test_every_entry_point_resolves() -> None:
@@ -140,11 +140,11 @@ def test_every_dependency_is_pinned_with_hashes_and_without_url() -> None:
     for entry in filter(str.strip, entries):
         assert re.fullmatch(r"[a-z0-9.-]+==[\w.]+( +--hash=sha256:[0-9a-f]{64})+ *", entry), entry
         pinned.add(name_of(entry))
-    asked = (
+    requirements = (
         *PROJECT["dependencies"],
-        *(asked for extra in PROJECT["optional-dependencies"].values() for asked in extra),
+        *(requirement for extra in PROJECT["optional-dependencies"].values() for requirement in extra),
     )
-    assert {name_of(requirement) for requirement in asked} - pinned == set()
+    assert {name_of(requirement) for requirement in requirements} - pinned == set()
 
 
 def test_the_version_is_the_same_everywhere() -> None:

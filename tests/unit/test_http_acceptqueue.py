@@ -1,4 +1,4 @@
-"""Which waiting clients of a server get a connection, and which one is closed if there are too many."""
+"""The order in which waiting clients get a connection, and the client that is closed if there are too many."""
 
 import socket
 
@@ -50,12 +50,14 @@ def test_the_oldest_silent_client_of_the_busiest_address_is_dropped() -> None:
 
 
 @given(WAITING, HELD, st.booleans())
-def test_every_client_with_data_is_served(waiting: list[Waiting], held: dict[bytes, int], attacked: bool) -> None:
-    order = admission_order(waiting, held, attacked=attacked)
+def test_every_client_with_data_is_served(
+    waiting: list[Waiting], connections: dict[bytes, int], attacked: bool
+) -> None:
+    order = admission_order(waiting, connections, attacked=attacked)
     assert len(set(order)) == len(order)
     with_data = [index for index, each in enumerate(waiting) if each.has_data]
     assert sorted(order[: len(with_data)]) == with_data
-    ranks = [held.get(waiting[index].source, 0) for index in order[: len(with_data)]]
+    ranks = [connections.get(waiting[index].source, 0) for index in order[: len(with_data)]]
     assert ranks == sorted(ranks)
     assert attacked or sorted(order) == list(range(len(waiting)))
 

@@ -1,4 +1,4 @@
-"""Which connections a server at its limit closes."""
+"""The connections that a server at its limit closes."""
 
 import itertools
 import math
@@ -33,63 +33,70 @@ def order(candidates: Sequence[Candidate], *, attacked: bool = False) -> list[Ca
     return [candidates[index] for index in eviction_order(candidates, LIMITS, NOW, attacked=attacked)]
 
 
-def silent(seconds: float, source: bytes = b"a") -> Candidate:
+def silent_client(seconds: float, source: bytes = b"a") -> Candidate:
     return Candidate(source, NOW - seconds)
 
 
-def kept(seconds: float, source: bytes = b"a", *, idle: bool = True) -> Candidate:
+def idle_client(seconds: float, source: bytes = b"a", *, idle: bool = True) -> Candidate:
     return Candidate(source, NOW - seconds, has_requested=True, idle=idle)
 
 
 def test_the_client_that_is_silent_for_longest_is_first() -> None:
-    assert order([silent(6), silent(8), silent(7)]) == [silent(8), silent(7), silent(6)]
+    assert order([silent_client(6), silent_client(8), silent_client(7)]) == [
+        silent_client(8),
+        silent_client(7),
+        silent_client(6),
+    ]
 
 
 def test_a_connection_without_request_is_closed_before_one_that_had_requests() -> None:
-    assert order([kept(1000), silent(6)]) == [silent(6), kept(1000)]
+    assert order([idle_client(1000), silent_client(6)]) == [silent_client(6), idle_client(1000)]
 
 
 def test_the_address_with_the_most_connections_without_request_is_first() -> None:
-    crowd = [silent(6, b"b"), silent(5.5, b"b")]
-    kept_by_one = [kept(30, b"a") for _ in range(3)]
-    assert order([silent(60, b"a"), *crowd, *kept_by_one])[:3] == [*crowd, silent(60, b"a")]
+    crowd = [silent_client(6, b"b"), silent_client(5.5, b"b")]
+    kept_by_one = [idle_client(30, b"a") for _ in range(3)]
+    assert order([silent_client(60, b"a"), *crowd, *kept_by_one])[:3] == [*crowd, silent_client(60, b"a")]
 
 
 def test_a_connection_with_its_last_response_is_first() -> None:
     closing = Candidate(b"a", NOW, has_requested=True, closing=True)
-    assert order([silent(1000, b"b"), silent(1000, b"b"), closing])[0] is closing
+    assert order([silent_client(1000, b"b"), silent_client(1000, b"b"), closing])[0] is closing
 
 
 def test_silent_clients_have_five_seconds_and_fewer_during_an_attack() -> None:
-    assert order([silent(4.9), silent(0.06), silent(0.04)]) == []
-    assert order([silent(4.9), silent(0.06), silent(0.04)], attacked=True) == [silent(4.9), silent(0.06)]
+    assert order([silent_client(4.9), silent_client(0.06), silent_client(0.04)]) == []
+    assert order([silent_client(4.9), silent_client(0.06), silent_client(0.04)], attacked=True) == [
+        silent_client(4.9),
+        silent_client(0.06),
+    ]
 
 
 def test_an_address_with_few_connections_has_five_seconds_during_an_attack() -> None:
-    crowd = [silent(0.06, b"b")] * 3
-    assert order([silent(4), *crowd], attacked=True) == crowd
-    assert order([silent(4), silent(3), *crowd[:2]], attacked=True)[0] == silent(4)
+    crowd = [silent_client(0.06, b"b")] * 3
+    assert order([silent_client(4), *crowd], attacked=True) == crowd
+    assert order([silent_client(4), silent_client(3), *crowd[:2]], attacked=True)[0] == silent_client(4)
 
 
 def test_kept_connections_are_idle_for_long_unless_one_address_has_half_of_them() -> None:
-    assert order([kept(24), kept(24, idle=False)], attacked=True) == [kept(24, idle=False)]
-    assert order([kept(24)] * 3) == []
-    assert order([kept(5)] * 4 + [kept(24, b"b")]) == [kept(5)] * 4
-    assert order([kept(4.9)] * 4) == []
-    assert order([kept(1)] * 4 + [kept(24, b"b")], attacked=True) == [kept(1)] * 4
-    assert order([kept(0.9)] * 4, attacked=True) == []
+    assert order([idle_client(24), idle_client(24, idle=False)], attacked=True) == [idle_client(24, idle=False)]
+    assert order([idle_client(24)] * 3) == []
+    assert order([idle_client(5)] * 4 + [idle_client(24, b"b")]) == [idle_client(5)] * 4
+    assert order([idle_client(4.9)] * 4) == []
+    assert order([idle_client(1)] * 4 + [idle_client(24, b"b")], attacked=True) == [idle_client(1)] * 4
+    assert order([idle_client(0.9)] * 4, attacked=True) == []
 
 
 @pytest.mark.parametrize("seconds", [1.99, 2.0])
 def test_half_of_the_connections_silent_for_two_seconds_are_an_attack(seconds: float) -> None:
-    clients = [silent(seconds, source) for source in (b"a", b"b", b"c", b"d")]
+    clients = [silent_client(seconds, source) for source in (b"a", b"b", b"c", b"d")]
     assert is_attack(clients, LIMITS, NOW) == (seconds == 2)
     assert not is_attack(clients[1:], LIMITS, NOW)
 
 
 def test_idle_connections_of_one_address_are_an_attack_after_five_seconds() -> None:
-    assert not is_attack([kept(4.9)] * 4, LIMITS, NOW)
-    assert is_attack([kept(5)] * 4, LIMITS, NOW)
+    assert not is_attack([idle_client(4.9)] * 4, LIMITS, NOW)
+    assert is_attack([idle_client(5)] * 4, LIMITS, NOW)
 
 
 def test_clients_continue_for_two_seconds_after_progress() -> None:
@@ -110,8 +117,8 @@ def test_half_of_the_connections_closed_within_five_seconds_are_an_attack() -> N
 
 
 def test_idle_clients_with_requests_and_pending_responses_are_no_attack() -> None:
-    assert not is_attack([kept(20)] * 3 + [kept(20, b"b")] * 3, LIMITS, NOW)
-    assert is_attack([kept(20)] * 4, LIMITS, NOW)
+    assert not is_attack([idle_client(20)] * 3 + [idle_client(20, b"b")] * 3, LIMITS, NOW)
+    assert is_attack([idle_client(20)] * 4, LIMITS, NOW)
     assert not is_attack([Candidate(b"a", math.inf)] * 8, LIMITS, NOW)
     assert not is_attack([Candidate(b"a", NOW - 9, closing=True)] * 8, LIMITS, NOW)
     assert not is_attack([], HttpLimits(connections=0), NOW)
@@ -123,10 +130,10 @@ def test_eviction_is_fair(candidates: list[Candidate], attacked: bool) -> None:
     assert all(NOW - each.silent_since >= (LIMITS.attack_stall if attacked else LIMITS.stall) for each in found)
     # A connection that had a request is never closed before one without.
     assert [each.has_requested for each in found] == sorted(each.has_requested for each in found)
-    held = Counter((each.source, each.has_requested) for each in candidates)
+    counts = Counter((each.source, each.has_requested) for each in candidates)
     for before, after in itertools.pairwise(found):
         if before.has_requested == after.has_requested:
-            assert held[before.source, before.has_requested] >= held[after.source, after.has_requested]
+            assert counts[before.source, before.has_requested] >= counts[after.source, after.has_requested]
         if (before.source, before.has_requested) == (after.source, after.has_requested):
             assert before.silent_since <= after.silent_since
 

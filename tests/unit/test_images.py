@@ -106,9 +106,9 @@ def test_scripts_report_a_missing_package_by_their_exit_status(mirror: Mirror, t
     lock = mirror.lock(b"content", path="gone.deb")
     command = [sys.executable, REPOSITORY / "deploy/images/debian.py", "fetch", "bookworm/amd64/x", "--lock", lock]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (3, "")
-    assert "make images-lock" in done.stderr
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (3, "")
+    assert "make images-lock" in result.stderr
 
 
 def test_every_package_of_the_recipe_is_locked() -> None:
@@ -351,7 +351,7 @@ def test_unknown_images_and_platforms_are_errors_before_anything_is_built(tmp_pa
         (("--platforms", "linux/s390x"), "--platforms: found linux/s390x, expected linux/amd64 or linux/arm64"),
     ):
         command = [sys.executable, script, tmp_path / "out", "--cache", tmp_path / "cache", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode
-        assert problem in done.stderr
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert result.returncode
+        assert problem in result.stderr
     assert not list(tmp_path.glob("out/*"))

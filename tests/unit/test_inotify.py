@@ -1,4 +1,4 @@
-"""inotify as it is used here: which events come, and how lost and ended watches are told."""
+"""inotify: events, and reports of lost events and ended watches."""
 
 import errno
 import os
@@ -14,9 +14,9 @@ from accelplane.host.inotify import COME_OR_GONE, WRITTEN, Inotify, InotifyEvent
 
 @pytest.fixture
 def inotify() -> Iterator[Inotify]:
-    made = Inotify()
-    yield made
-    made.close()
+    instance = Inotify()
+    yield instance
+    instance.close()
 
 
 def names(inotify: Inotify) -> list[str]:

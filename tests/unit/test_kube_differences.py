@@ -1,4 +1,4 @@
-"""What differs between a wanted object and the one of the API server, and who manages it."""
+"""Differences between a desired object and that of the API server, and their managers."""
 
 from typing import Any
 
@@ -7,12 +7,12 @@ import pytest
 from accelplane.kube.differences import Difference, Item, differences, managers_of
 
 
-def lines(wanted: Any, found: Any) -> list[str]:
-    return [str(each) for each in differences(wanted, found)]
+def lines(desired: Any, found: Any) -> list[str]:
+    return [str(each) for each in differences(desired, found)]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("desired", "found"),
     [
         ({"a": {"b": 1}}, {"a": {"b": 1, "added": 2}, "status": {}}),
         ({"a": None}, {}),
@@ -24,8 +24,8 @@ def lines(wanted: Any, found: Any) -> list[str]:
         ({"volumes": [{"name": "a", "emptyDir": {}}]}, {"volumes": [{"name": "a", "emptyDir": {}}]}),
     ],
 )
-def test_objects_that_the_api_server_treats_as_equal_have_no_difference(wanted: Any, found: Any) -> None:
-    assert lines(wanted, found) == []
+def test_objects_that_the_api_server_treats_as_equal_have_no_difference(desired: Any, found: Any) -> None:
+    assert lines(desired, found) == []
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_items_of_associative_lists_are_compared_by_their_key(field: str, key: s
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found", "expected"),
+    ("desired", "found", "expected"),
     [
         ({"a": {"b": 1}}, {"a": {"b": 2}}, "a.b: found 2, expected 1"),
         ({"a": {"b": 1}}, {"a": {}}, "a.b: missing, expected 1"),
@@ -76,9 +76,9 @@ def test_items_of_associative_lists_are_compared_by_their_key(field: str, key: s
     ],
 )  # fmt: skip
 def test_a_difference_has_the_field_the_value_found_and_the_value_expected(
-    wanted: Any, found: Any, expected: str
+    desired: Any, found: Any, expected: str
 ) -> None:
-    assert lines(wanted, found) == [expected]
+    assert lines(desired, found) == [expected]
 
 
 FIELDS = {

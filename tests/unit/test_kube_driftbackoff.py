@@ -1,4 +1,4 @@
-"""How often a difference that comes back is corrected."""
+"""The backoff of repeated corrections."""
 
 import pytest
 
@@ -28,8 +28,8 @@ def backoff(clock: Clock) -> DriftBackoff:
     return DriftBackoff(first_delay=1, max_delay=20, period=100, clock=clock)
 
 
-def correct(backoff: DriftBackoff, *found: Difference, wanted: str = "hash") -> None:
-    backoff.record_correction(KEY, wanted, found, lambda _: ("kubectl",))
+def correct(backoff: DriftBackoff, *found: Difference, field: str = "hash") -> None:
+    backoff.record_correction(KEY, field, found, lambda _: ("kubectl",))
 
 
 def test_delays_double_up_to_the_maximum(backoff: DriftBackoff) -> None:
@@ -54,7 +54,7 @@ def test_corrections_of_other_fields_objects_and_values_are_not_delayed(backoff:
     assert backoff.delay(KEY, "hash", [ARGS]) == 0
     assert backoff.delay(Request("b", "n"), "hash", [IMAGE]) == 0
     assert backoff.delay(KEY, "new hash", [IMAGE]) == 0
-    correct(backoff, IMAGE, wanted="new hash")
+    correct(backoff, IMAGE, field="new hash")
     assert backoff.delay(KEY, "new hash", [IMAGE]) == 1
 
 

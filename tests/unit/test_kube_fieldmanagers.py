@@ -13,14 +13,14 @@ def entry(manager: str, operation: str, fields: Object, **more: str) -> Object:
 
 
 def test_fields_of_former_managers_are_transferred() -> None:
-    theirs = entry("former", "Update", {"f:spec": {"f:a": {}, "f:b": {"f:c": {}}}})
+    other = entry("former", "Update", {"f:spec": {"f:a": {}, "f:b": {"f:c": {}}}})
     status = entry("former", "Update", {"f:status": {}}, subresource="status")
     kubectl = entry("kubectl-edit", "Update", {"f:spec": {"f:x": {}}})
-    ours = entry(MANAGER, "Apply", {"f:spec": {"f:b": {"f:d": {}}}})
+    own = entry(MANAGER, "Apply", {"f:spec": {"f:b": {"f:d": {}}}})
     united = {"f:spec": {"f:a": {}, "f:b": {"f:c": {}, "f:d": {}}}}
     expected = [entry(MANAGER, "Apply", united), status, kubectl]
-    assert transferred([theirs, status, kubectl, ours], MANAGER, ["former"]) == expected
-    assert transferred([theirs, status, kubectl, ours], MANAGER) is None
+    assert transferred([other, status, kubectl, own], MANAGER, ["former"]) == expected
+    assert transferred([other, status, kubectl, own], MANAGER) is None
 
 
 def test_fields_of_earlier_updates_are_transferred_to_apply() -> None:

@@ -52,9 +52,9 @@ def test_invalid_names_have_no_path(namespace: str, name: str) -> None:
 
 
 def test_a_document_has_its_kind_and_only_set_fields() -> None:
-    made = ConfigMap(metadata=ObjectMeta(name="a", namespace="b"), data={"c": ""})
+    instance = ConfigMap(metadata=ObjectMeta(name="a", namespace="b"), data={"c": ""})
     expected = {"metadata": {"name": "a", "namespace": "b"}, "data": {"c": ""}}
-    assert document_of(made) == {"apiVersion": "v1", "kind": "ConfigMap", **expected}
+    assert document_of(instance) == {"apiVersion": "v1", "kind": "ConfigMap", **expected}
 
 
 def test_an_object_without_a_name_has_no_key() -> None:
@@ -134,9 +134,9 @@ def test_a_message_has_the_length_that_the_api_allows() -> None:
 
 @pytest.mark.parametrize(("holds", "status"), [(True, "True"), (False, "False"), (None, "Unknown")])
 def test_the_status_of_a_condition_is_true_false_or_unknown(holds: bool | None, status: str) -> None:
-    made = condition("Ready", holds, "Why", "because")
-    found = find_condition([made], "Ready")
-    assert found is made
+    result = condition("Ready", holds, "Why", "because")
+    found = find_condition([result], "Ready")
+    assert found is result
     assert found.status == status
     assert find_condition(None, "Ready") is None
 

@@ -1,4 +1,4 @@
-"""The work queue, by itself."""
+"""The work queue."""
 
 import asyncio
 
@@ -12,12 +12,12 @@ from accelplane.kube.queue import QueueShutDown, WorkQueue
 A, B = Request("a"), Request("b", "somewhere")
 
 
-async def taken(queue: WorkQueue, count: int) -> list[Request]:
+async def take_keys(queue: WorkQueue, count: int) -> list[Request]:
     async with asyncio.timeout(5):
         return [await queue.get() for _ in range(count)]
 
 
-def nothing_waits(queue: WorkQueue) -> bool:
+def is_empty(queue: WorkQueue) -> bool:
     take = queue.get()
     try:
         take.send(None)
@@ -31,21 +31,21 @@ async def test_a_key_added_many_times_is_processed_once() -> None:
     queue = WorkQueue("test")
     for key in (A, B, A, A):
         queue.add(key)
-    assert await taken(queue, 2) == [A, B]
-    assert nothing_waits(queue)
+    assert await take_keys(queue, 2) == [A, B]
+    assert is_empty(queue)
 
 
 async def test_a_key_added_during_its_processing_is_processed_again_afterwards() -> None:
     queue = WorkQueue("test")
     queue.add(A)
-    await taken(queue, 1)
+    await take_keys(queue, 1)
     queue.add(A)
     queue.add(A)
-    assert nothing_waits(queue)
+    assert is_empty(queue)
     queue.done(A)
-    assert await taken(queue, 1) == [A]
+    assert await take_keys(queue, 1) == [A]
     queue.done(A)
-    assert nothing_waits(queue)
+    assert is_empty(queue)
 
 
 async def test_delays_double_with_failures_up_to_the_longest_and_are_forgotten() -> None:
@@ -76,18 +76,18 @@ async def test_a_delayed_key_becomes_ready_after_the_shortest_delay() -> None:
     queue.add_after(A, 3600)
     queue.add_after(A, 0.01)
     queue.add_after(A, 3600)
-    assert nothing_waits(queue)
-    assert await taken(queue, 1) == [A]
+    assert is_empty(queue)
+    assert await take_keys(queue, 1) == [A]
 
 
 async def test_adding_a_delayed_key_makes_it_ready_once() -> None:
     queue = WorkQueue("test")
     queue.add_after(A, 0.01)
     queue.add(A)
-    assert await taken(queue, 1) == [A]
+    assert await take_keys(queue, 1) == [A]
     queue.done(A)
     await asyncio.sleep(0.03)
-    assert nothing_waits(queue)
+    assert is_empty(queue)
 
 
 async def test_shutdown_ends_waiters_and_drops_keys() -> None:
@@ -106,7 +106,7 @@ async def test_two_workers_share_the_queue_without_concurrent_keys() -> None:
     queue = WorkQueue("test")
     keys = [Request(str(number)) for number in range(20)]
     working: set[Request] = set()
-    done: list[Request] = []
+    processed: list[Request] = []
 
     async def work() -> None:
         while True:
@@ -114,17 +114,17 @@ async def test_two_workers_share_the_queue_without_concurrent_keys() -> None:
             assert key not in working
             working.add(key)
             await asyncio.sleep(0)
-            queue.add(key) if len(done) < 50 else None
+            queue.add(key) if len(processed) < 50 else None
             await asyncio.sleep(0)
             working.discard(key)
-            done.append(key)
+            processed.append(key)
             queue.done(key)
 
     workers = [asyncio.create_task(work()) for _ in range(4)]
     for key in keys * 3:
         queue.add(key)
-    await until(lambda: len(done) >= 70)
-    assert set(done) == set(keys)
+    await until(lambda: len(processed) >= 70)
+    assert set(processed) == set(keys)
     queue.shut_down()
     results = await asyncio.gather(*workers, return_exceptions=True)
     assert {type(result) for result in results} == {QueueShutDown}

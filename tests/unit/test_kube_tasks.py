@@ -1,4 +1,4 @@
-"""Supervision of tasks: who ends them, and what is noticed when they end by themselves."""
+"""Supervision of tasks: cancellation, and detection of tasks that end."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ import pytest
 from accelplane.kube.tasks import Supervisor, UnexpectedCancellation, cancel, run_isolated
 
 
-async def forever() -> None:
+async def run_forever() -> None:
     await asyncio.Event().wait()
 
 
@@ -38,7 +38,7 @@ async def test_a_cancelled_caller_ends_the_isolated_task_first() -> None:
 
     async def work() -> None:
         try:
-            await forever()
+            await run_forever()
         finally:
             await asyncio.sleep(0.01)
             steps.append("cleaned up")
@@ -57,7 +57,7 @@ async def test_cancel_waits_though_it_is_cancelled_and_interrupts_no_cleanup() -
 
     async def work() -> None:
         try:
-            await forever()
+            await run_forever()
         finally:
             await asyncio.sleep(0.02)
             steps.append("cleaned up")
@@ -77,7 +77,7 @@ async def test_cancel_waits_though_it_is_cancelled_and_interrupts_no_cleanup() -
 async def test_an_exception_during_cancellation_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         try:
-            await forever()
+            await run_forever()
         finally:
             await fail()
 
@@ -94,7 +94,7 @@ async def returns() -> None:
 async def test_the_end_of_a_supervised_task_is_an_error() -> None:
     for work, expected in ((returns, RuntimeError), (fail, OSError), (leak, UnexpectedCancellation)):
         tasks = Supervisor()
-        tasks.start("first", forever())
+        tasks.start("first", run_forever())
         tasks.start("second", work())
         with pytest.raises(expected, match="disk is full" if work is fail else "second: "):
             await tasks.wait()
@@ -103,7 +103,7 @@ async def test_the_end_of_a_supervised_task_is_an_error() -> None:
 
 async def test_a_task_that_its_supervisor_cancels_is_no_error() -> None:
     tasks = Supervisor()
-    first, second = tasks.start("first", forever()), tasks.start("second", forever())
+    first, second = tasks.start("first", run_forever()), tasks.start("second", run_forever())
     waiting = asyncio.create_task(tasks.wait())
     await asyncio.sleep(0)
     await tasks.cancel(first)
@@ -120,9 +120,9 @@ async def test_cancel_all_ends_tasks_that_are_started_meanwhile() -> None:
 
     async def work() -> None:
         try:
-            await forever()
+            await run_forever()
         finally:
-            late.append(tasks.start("late", forever()))
+            late.append(tasks.start("late", run_forever()))
 
     tasks.start("work", work())
     await asyncio.sleep(0)

@@ -45,7 +45,7 @@ class TestLabelFile:
         assert os.listdir(tmp_path) == []
 
     def test_the_file_is_replaced_atomically(self, tmp_path: Path) -> None:
-        """A reader beside a writer sees one set of labels or the other, and only names that NFD skips beside them."""
+        """A concurrent reader gets one set of labels or the other. NFD skips other names in the directory."""
         path = tmp_path / "labels.txt"
         sets = [{f"label-{name}-{number}": name * 40 for number in range(50)} for name in "ab"]
         file = LabelFile(str(path))
@@ -54,12 +54,12 @@ class TestLabelFile:
         file.write(sets[1])
         whole.add(path.read_bytes())
         done = threading.Event()
-        seen: set[bytes] = set()
+        contents: set[bytes] = set()
         beside: set[str] = set()
 
         def read() -> None:
             while not done.is_set():
-                seen.add(path.read_bytes())
+                contents.add(path.read_bytes())
                 beside.update(os.listdir(tmp_path))
 
         reader = threading.Thread(target=read)
@@ -68,7 +68,7 @@ class TestLabelFile:
             file.write(sets[number % 2])
         done.set()
         reader.join()
-        assert seen <= whole
+        assert contents <= whole
         assert all(name == "labels.txt" or name.startswith(".") for name in beside)
 
     def test_other_file_types_at_its_path_are_replaced(self, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ class TestLabelPublisher:
         publisher, context = self.publisher(Labelled())
         publisher.publish(Inventory())
         assert (tmp_path / "known/labels.txt").read_text() == "a=1\n"
-        # With a directory of its own the old file does not stay.
+        # A changed directory removes the old file.
         context.settings = Settings(nfd_dir=str(tmp_path))
         publisher.publish(Inventory())
         assert (tmp_path / "labels.txt").read_text() == "a=1\n"

@@ -1,4 +1,4 @@
-"""Logging as klog does it: headers, verbosities, thresholds, files; and JSON lines. Each in a process of its own."""
+"""Logging in klog's format: headers, verbosities, thresholds, files; and JSON lines. Each test uses a process."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from accelplane.cli.goflags import parse
 
 HEADER = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d{6} +(\d+) (\S+):(\d+)\] (.*)")
 
-# What a program in two modules says: `cdi.py` and `watch.py` of a package `node`.
+# The messages of a program with two modules: `cdi.py` and `watch.py` of a package `node`.
 PROGRAM = """
 import logging, sys
 from accelplane.cli import logflags
@@ -39,19 +39,19 @@ say("watch")
 
 def logged(*arguments: str, program: str = PROGRAM, **environment: str) -> list[str]:
     """The lines on standard error."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program, *arguments],
         capture_output=True, check=True, env={**os.environ, **environment},
     )  # fmt: skip
-    assert done.stdout == b""
-    return done.stderr.decode().splitlines()
+    assert result.stdout == b""
+    return result.stderr.decode().splitlines()
 
 
 def texts(lines: list[str]) -> list[str]:
     return [line.partition("] ")[2] for line in lines]
 
 
-def said(module: str, *kinds: str) -> list[str]:
+def log_texts(module: str, *kinds: str) -> list[str]:
     return [f"{module} {kind}" for kind in kinds]
 
 
@@ -83,12 +83,12 @@ def test_lines_have_klogs_header() -> None:
     ],
 )
 def test_verbosity_filters_messages(arguments: list[str], cdi: list[str], watch: list[str]) -> None:
-    assert texts(logged(*arguments)) == [*said("cdi", *cdi), *said("watch", *watch)]
+    assert texts(logged(*arguments)) == [*log_texts("cdi", *cdi), *log_texts("watch", *watch)]
 
 
 def test_a_message_is_one_line_with_any_quoted_text() -> None:
-    said = r'logging.error("name: %s", "a\nE1121 00:00:00.000000 1 b.py:1] c\x1b[2J\x85")'
-    program = PROGRAM.replace('say("cdi")', said)
+    code = r'logging.error("name: %s", "a\nE1121 00:00:00.000000 1 b.py:1] c\x1b[2J\x85")'
+    program = PROGRAM.replace('say("cdi")', code)
     quoted = r"name: a\nE1121 00:00:00.000000 1 b.py:1] c\x1b[2J\x85"
     assert next(line for line in logged(program=program) if "name:" in line).endswith(quoted)
 
@@ -113,12 +113,12 @@ class TestFiles:
         assert texts(lines) == ["cdi error", "watch error"]
         expected = ("error", "warning", "info", "v1")
         assert texts((tmp_path / "log").read_text().splitlines()) == [
-            *said("cdi", *expected),
-            *said("watch", *expected),
+            *log_texts("cdi", *expected),
+            *log_texts("watch", *expected),
         ]
 
     @pytest.mark.parametrize(
-        ("arguments", "shown"),
+        ("arguments", "expected"),
         [
             (["-stderrthreshold=FATAL"], ()),
             (["-stderrthreshold=2"], ("error",)),
@@ -129,10 +129,10 @@ class TestFiles:
         ],
     )
     def test_severe_messages_are_also_written_to_stderr(
-        self, tmp_path: Path, arguments: list[str], shown: tuple[str, ...]
+        self, tmp_path: Path, arguments: list[str], expected: tuple[str, ...]
     ) -> None:
         lines = logged("-logtostderr=false", f"-log_dir={tmp_path}", "-v=1", *arguments)
-        assert texts(lines) == [*said("cdi", *shown), *said("watch", *shown)]
+        assert texts(lines) == [*log_texts("cdi", *expected), *log_texts("watch", *expected)]
         assert len((tmp_path / "prog.log").read_text().splitlines()) == 8
 
     def test_log_files_are_not_used_with_logtostderr(self, tmp_path: Path) -> None:
@@ -162,15 +162,15 @@ class TestFiles:
     ],
 )  # fmt: skip
 def test_an_invalid_value_is_reported_with_its_flag(tmp_path: Path, argument: str, message: str) -> None:
-    given, _words = parse(logflags.FLAGS, ["-logtostderr=false", f"-log_file={tmp_path}/log", argument])
+    values, _words = parse(logflags.FLAGS, ["-logtostderr=false", f"-log_file={tmp_path}/log", argument])
     with pytest.raises(ValueError, match=re.escape(message)):
-        logflags.start(given, "prog")
+        logflags.start(values, "prog")
 
 
 def test_a_log_file_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
-    given, _words = parse(logflags.FLAGS, ["-logtostderr=false", f"-log_file={tmp_path}/none/log"])
+    values, _words = parse(logflags.FLAGS, ["-logtostderr=false", f"-log_file={tmp_path}/none/log"])
     with pytest.raises(FileNotFoundError, match="none/log"):
-        logflags.start(given, "prog")
+        logflags.start(values, "prog")
 
 
 def test_an_exception_is_logged_with_its_traceback() -> None:

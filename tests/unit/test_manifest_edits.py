@@ -241,11 +241,11 @@ VALUES = st.recursive(
 )
 
 
-def substituted(value: object, key: str = "") -> object:
+def substitute_values(value: object, key: str = "") -> object:
     if isinstance(value, dict):
-        return {name: substituted(each, name) for name, each in value.items()}
+        return {name: substitute_values(each, name) for name, each in value.items()}
     if isinstance(value, list):
-        return [substituted(each, key) for each in value]
+        return [substitute_values(each, key) for each in value]
     selected = value in {"accelplane/x:1.0.0", "reg/accelplane/y:1.0.0"}
     return str(value).replace("1.0.0", "2.0.0") if selected and (key in {"image", "value", "initImage"}) else value
 
@@ -253,7 +253,7 @@ def substituted(value: object, key: str = "") -> object:
 @given(document=VALUES, flow=st.sampled_from([True, False, None]), style=st.sampled_from([None, "'", '"']))
 def test_documents_keep_all_other_values(document: object, flow: bool | None, style: str | None) -> None:
     text = yaml.safe_dump(document, default_flow_style=flow, default_style=style, allow_unicode=True, width=10_000)
-    assert yaml.safe_load(new(text, version="2.0.0")) == substituted(document)
+    assert yaml.safe_load(new(text, version="2.0.0")) == substitute_values(document)
 
 
 @given(text=st.text(max_size=200) | st.text("ab:-#|>'\"{}[],&*! \n", max_size=60))
@@ -286,8 +286,8 @@ def comments(path: Path) -> list[str]:
 
 def test_changes_of_the_trees_are_applied_and_reverted(tree: Path) -> None:
     before = {file: file.read_bytes() for file in tree.rglob("*") if file.is_file()}
-    there = command("set", "--version", "9.8.7", "--registry", "mirror.example/tools", tree)
-    assert there.exit_code == 0, there.output
+    existing = command("set", "--version", "9.8.7", "--registry", "mirror.example/tools", tree)
+    assert existing.exit_code == 0, existing.output
     listed = command("list", "--selected", "mirror.example/tools", tree).output.splitlines()
     assert len(listed) > 30
     assert [line for line in listed if not line.endswith(":9.8.7")] == []
@@ -303,18 +303,18 @@ def test_changes_of_the_trees_are_applied_and_reverted(tree: Path) -> None:
 def test_check_changes_nothing_and_fails_if_something_would_change(tmp_path: Path) -> None:
     file = tmp_path / "pod.yaml"
     file.write_text(POD)
-    done = command("set", "--check", "--version", "1.2.0", file)
-    assert (done.exit_code, file.read_text()) == (1, POD)
-    assert f"{file}:7: image: accelplane/intel-gpu-plugin:1.0.0 -> accelplane/intel-gpu-plugin:1.2.0" in done.output
+    result = command("set", "--check", "--version", "1.2.0", file)
+    assert (result.exit_code, file.read_text()) == (1, POD)
+    assert f"{file}:7: image: accelplane/intel-gpu-plugin:1.0.0 -> accelplane/intel-gpu-plugin:1.2.0" in result.output
     assert command("set", "--check", "--version", "1.0.0", file).exit_code == 0
 
 
 def test_nothing_is_written_if_a_reference_would_remain(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(POD)
     (tmp_path / "b.yaml").write_text("command: [run, 'accelplane/x:1.0.0']\n")
-    done = command("set", "--version", "1.2.0", tmp_path)
-    assert done.exit_code == 1
-    assert f"{tmp_path}/b.yaml:1: accelplane/x:1.0.0: expected accelplane/x:1.2.0; edit it by hand" in done.output
+    result = command("set", "--version", "1.2.0", tmp_path)
+    assert result.exit_code == 1
+    assert f"{tmp_path}/b.yaml:1: accelplane/x:1.0.0: expected accelplane/x:1.2.0; edit it by hand" in result.output
     assert (tmp_path / "a.yaml").read_text() == POD
 
 
@@ -344,9 +344,9 @@ def test_writing_a_cdi_directory_changes_no_file_outside(tmp_path: Path) -> None
     (tmp_path / "target.yaml").write_text(POD)
     (tmp_path / "tree").mkdir()
     (link := tmp_path / "tree/link.yaml").symlink_to("../target.yaml")
-    done = command("set", "--version", "1.2.0", tmp_path / "tree")
-    assert (done.exit_code, (tmp_path / "target.yaml").read_text()) == (1, POD)
-    assert f"{link}: found a link to {tmp_path}/target.yaml, which is not below {tmp_path}/tree" in done.output
+    result = command("set", "--version", "1.2.0", tmp_path / "tree")
+    assert (result.exit_code, (tmp_path / "target.yaml").read_text()) == (1, POD)
+    assert f"{link}: found a link to {tmp_path}/target.yaml, which is not below {tmp_path}/tree" in result.output
     link.unlink()
     os.mkfifo(link)
     assert "link.yaml: found no regular file" in command("list", tmp_path / "tree").output

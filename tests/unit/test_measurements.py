@@ -29,7 +29,7 @@ class Meter(Plugin[Config]):
         return [Sample("meter_value", "A value.", {"device": device.id}, self.read()) for device in devices]  # type: ignore[arg-type]
 
 
-class Unmeasured(Plugin[Config]):
+class PluginWithoutMeasurements(Plugin[Config]):
     namespace = "unmeasured.example.com"
 
 
@@ -64,14 +64,14 @@ class Setup:
 
 @pytest.fixture
 async def setup() -> AsyncIterator[Setup]:
-    made = Setup()
-    yield made
-    made.released.set()
-    await made.measurements.close()
+    instance = Setup()
+    yield instance
+    instance.released.set()
+    await instance.measurements.close()
 
 
 async def test_samples_of_all_plugins_are_returned_in_the_order_of_the_plugins(setup: Setup) -> None:
-    setup.plugins = {"b": Meter(lambda: 1.0), "none": Unmeasured(), "a": Meter(lambda: 2.0)}
+    setup.plugins = {"b": Meter(lambda: 1.0), "none": PluginWithoutMeasurements(), "a": Meter(lambda: 2.0)}
     assert await setup.values() == [1.0, 2.0]
 
 
@@ -89,10 +89,10 @@ async def test_a_hanging_plugin_is_omitted_and_not_read_again_until_it_returns(
     ]
     setup.released.set()
 
-    async def is_back() -> bool:
+    async def is_measured() -> bool:
         return await setup.values() == [2.0, 1.0]
 
-    await until(is_back)
+    await until(is_measured)
     assert hanging.reads == 2
 
 
@@ -132,11 +132,11 @@ async def test_a_failing_plugin_is_omitted_and_its_problem_is_logged_once(
 
 
 async def test_a_sample_with_an_invalid_name_does_not_reach_the_page(setup: Setup) -> None:
-    class Misnamed(Meter):
+    class InvalidMeasurementNames(Meter):
         def measure(self, host: Host, devices: Iterable[Device]) -> Iterator[Sample]:
             yield Sample("meter-value", "A value.", {}, 1.0)
 
-    setup.plugins = {"misnamed": Misnamed(lambda: 1.0), "well": Meter(lambda: 1.0)}
+    setup.plugins = {"misnamed": InvalidMeasurementNames(lambda: 1.0), "well": Meter(lambda: 1.0)}
     assert await setup.values() == [1.0]
 
 

@@ -1,4 +1,4 @@
-"""The metrics page: limits, labels of holders and of the node, and text that a strict reader accepts."""
+"""The metrics page: limits, labels of holders and of the node, and text that a strict parser accepts."""
 
 from collections.abc import Iterable, Iterator
 
@@ -75,8 +75,8 @@ def test_attach_adds_the_pod_to_samples_of_devices_with_one_holder(prefix: str) 
         assert all("pod" not in each.labels for each in found["accelplane_device_info"].samples)
         assert ("accelplane_container_devices" in found) == (mode != "off")
         if mode != "off":
-            held = found["accelplane_container_devices"].samples
-            assert {(each.labels[f"{prefix}pod"], each.labels["unit"], each.value) for each in held} == {
+            samples = found["accelplane_container_devices"].samples
+            assert {(each.labels[f"{prefix}pod"], each.labels["unit"], each.value) for each in samples} == {
                 ("a", "u0", 1), ("b", "u0", 1), ("c", "u1", 2),
             }  # fmt: skip
             since = found["accelplane_container_held_since_timestamp_seconds"].samples
@@ -102,8 +102,8 @@ def test_claims_name_the_holders_of_the_units_of_their_cdi_devices() -> None:
     status = replace(status, plugins={"p": plugin})
     holders = replace(holding(("d", "u1-0")), claims=claims)
     found = render(PageOptions(holders="attach"), Contents(readings=readings(), holders=holders), status)
-    held = [each.labels for each in found["accelplane_container_devices"].samples]
-    assert {(each["pod"], each["unit"], each["bdf"], each["resource"], each.get("via")) for each in held} == {
+    samples = [each.labels for each in found["accelplane_container_devices"].samples]
+    assert {(each["pod"], each["unit"], each["bdf"], each["resource"], each.get("via")) for each in samples} == {
         ("a", "u0", "0000:00:00.0", "dra.example.com", "dra"), ("b", "u0", "0000:00:00.0", "dra.example.com", "dra"),
         ("c", "u1", "0000:01:00.0", "dra.example.com", "dra"), ("d", "u1", "0000:01:00.0", RESOURCE, None),
     }  # fmt: skip
@@ -175,7 +175,7 @@ DROPPED = "accelplane_samples_dropped_total"
 
 
 class Third(Plugin[Config]):
-    """Measures what a test sets."""
+    """Returns the measurements that a test sets."""
 
     namespace = "x.example.com"
 

@@ -110,11 +110,11 @@ def test_every_metric_of_rules_and_dashboards_exists_in_the_code() -> None:
 
 def test_the_generated_files_are_those_of_their_sources(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-B", MONITORING / "source", tmp_path], check=True)
-    made = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
-    assert made == {name: (DEPLOY / name).read_text() for name in made}, "run make monitoring"
+    documents = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    assert documents == {name: (DEPLOY / name).read_text() for name in documents}, "run make monitoring"
     dashboards = (MONITORING / "dashboards").glob("*.json")
     copies = (DEPLOY / "charts/accelplane/files/monitoring").iterdir()
-    assert {str(path.relative_to(DEPLOY)) for path in (*dashboards, *copies)} < {*made}
+    assert {str(path.relative_to(DEPLOY)) for path in (*dashboards, *copies)} < {*documents}
 
 
 def test_the_alerts_equal_those_of_the_documentation() -> None:

@@ -28,7 +28,7 @@ Labels = dict[str, str]
 Series = dict[str, str]
 
 
-def on(node: str, metric: str, **labels: str) -> str:
+def series_of(node: str, metric: str, **labels: str) -> str:
     """A series of the agent of a node."""
     pairs = {"instance": node, "node": node, "agent": "accelplane-node", **labels}
     return metric + "{" + ",".join(f'{name}="{value}"' for name, value in pairs.items()) + "}"
@@ -54,14 +54,17 @@ def steps(good: str, bad: str, minutes: int) -> str:
 def gauge(alert: str, metric: str, values: tuple[str, str], more: Series | None = None, **labels: str) -> Case:
     """A gauge with a good and a bad value: n2 always has the good one. `more` are series that do not change."""
     wait = _minutes(alerts()[alert].get("for", "0m"))
-    series = {on("n1", metric, **labels): steps(*values, wait + 10), on("n2", metric, **labels): f"{values[0]}x120"}
-    shown = {name: value for name, value in labels.items() if name not in HIDDEN.get(alert, ())}
-    return Case(alert, series | (more or {}), shown, START + wait - 1, START + wait + 2, START + wait + 16)
+    series = {
+        series_of("n1", metric, **labels): steps(*values, wait + 10),
+        series_of("n2", metric, **labels): f"{values[0]}x120",
+    }
+    visible_labels = {name: value for name, value in labels.items() if name not in HIDDEN.get(alert, ())}
+    return Case(alert, series | (more or {}), visible_labels, START + wait - 1, START + wait + 2, START + wait + 16)
 
 
 def counter(alert: str, metric: str, **labels: str) -> Case:
     """A counter that is increased once at minute 10 on n1, and was increased long ago on n2."""
-    series = {on("n1", metric, **labels): "3x9 4x60", on("n2", metric, **labels): "7x120"}
+    series = {series_of("n1", metric, **labels): "3x9 4x60", series_of("n2", metric, **labels): "7x120"}
     return Case(alert, series, dict(labels), START - 1, START + 2, START + 20)
 
 
@@ -82,17 +85,17 @@ def unhealthy(alert: str) -> Case:
     health = "accelplane_unit_health"
     reasons = "accelplane_unit_unhealthy_reason"
     series = {
-        on("n1", health, phase="unhealthy", **CARD): steps("0", "1", minutes),
-        on("n1", health, phase="healthy", **CARD): steps("1", "0", minutes),
-        on("n1", reasons, reason="temperature", **CARD): reason,
-        on("n1", "accelplane_container_devices", **HOLDER, **CARD): "1x120",
-        on("n3", health, phase="unhealthy", **CARD): "0x120",
-        on("n3", health, phase="suspect", **CARD): steps("0", "1", minutes),
-        on("n3", reasons, reason="memory", **CARD): reason,
+        series_of("n1", health, phase="unhealthy", **CARD): steps("0", "1", minutes),
+        series_of("n1", health, phase="healthy", **CARD): steps("1", "0", minutes),
+        series_of("n1", reasons, reason="temperature", **CARD): reason,
+        series_of("n1", "accelplane_container_devices", **HOLDER, **CARD): "1x120",
+        series_of("n3", health, phase="unhealthy", **CARD): "0x120",
+        series_of("n3", health, phase="suspect", **CARD): steps("0", "1", minutes),
+        series_of("n3", reasons, reason="memory", **CARD): reason,
     }
     if alert == "AccelplaneDeviceUnhealthyAndHeld":
-        series[on("n2", health, phase="unhealthy", **CARD)] = steps("0", "1", minutes)
-        series[on("n2", reasons, reason="temperature", **CARD)] = reason
+        series[series_of("n2", health, phase="unhealthy", **CARD)] = steps("0", "1", minutes)
+        series[series_of("n2", reasons, reason="temperature", **CARD)] = reason
     labels = {**CARD, "phase": "unhealthy", "reason": "temperature"}
     return Case(alert, series, labels, START + 1, START + 4, START + 20)
 
@@ -104,8 +107,8 @@ def agent_missing() -> Case:
         f'{allocatable}{{node="n2",resource="sgx_intel_com_enclave",unit="integer"}}': "2x120",
         f'{allocatable}{{node="n3",resource="cpu",unit="core"}}': "2x120",
         f'{allocatable}{{node="n4",resource="amd_com_onload",unit="integer"}}': "0x120",
-        on("n1", "up", **UP): "0x29 1x90",
-        on("n2", "up", **UP): "1x120",
+        series_of("n1", "up", **UP): "0x29 1x90",
+        series_of("n2", "up", **UP): "1x120",
     }
     return Case("AccelplaneAgentMissing", series, {"node": "n1"}, 14, 20, 32, everywhere=True)
 
@@ -113,8 +116,8 @@ def agent_missing() -> Case:
 def registrations() -> Case:
     name = "accelplane_registrations_total"
     series = {
-        on("n1", name, **I915): "1x9 2+1x9 11x120",
-        on("n2", name, **I915): " ".join(f"{count}x14" for count in range(1, 9)),
+        series_of("n1", name, **I915): "1x9 2+1x9 11x120",
+        series_of("n2", name, **I915): " ".join(f"{count}x14" for count in range(1, 9)),
     }
     return Case("AccelplaneRegistersAgainAndAgain", series, I915, START + 2, START + 20, 100)
 
@@ -122,12 +125,12 @@ def registrations() -> Case:
 def devices_lost() -> list[Case]:
     devices = "accelplane_devices"
     healthy = {"health": "Healthy", **I915}
-    up = {on(node, "up", **UP): "1x120" for node in ("n1", "n2")}
+    up = {series_of(node, "up", **UP): "1x120" for node in ("n1", "n2")}
     fewer = gauge("AccelplaneDevicesLost", devices, ("2", "1"), up, **healthy)
     series = {
-        on("n1", devices, **healthy): f"2x{START - 1} _x25 2x60",
-        on("n3", devices, **healthy): f"2x{START - 1} _x25 2x60",
-        on("n3", "up", **UP): "0x120",
+        series_of("n1", devices, **healthy): f"2x{START - 1} _x25 2x60",
+        series_of("n3", devices, **healthy): f"2x{START - 1} _x25 2x60",
+        series_of("n3", "up", **UP): "0x120",
         **up,
     }
     # The records have the value for five minutes more.
@@ -141,13 +144,13 @@ def recovery() -> Case:
     for node, seconds in (("n1", 5400), ("n2", 600)):
         for bound in [*map(str, RECOVERY_BOUNDS), "+Inf"]:
             inside = "1" if float(bound) >= seconds else "0"
-            series[on(node, name, plugin="gpu", le=bound)] = f"0x1 {inside}x300"
+            series[series_of(node, name, plugin="gpu", le=bound)] = f"0x1 {inside}x300"
     return Case("AccelplaneSlowRecovery", series, {"plugin": "gpu"}, 5, 30, 27 * 60, interval=10)
 
 
 def correctable() -> Case:
     name, labels = "accelplane_pci_errors_total", {"severity": "correctable", **GPU}
-    series = {on("n1", name, **labels): "0x9 120+120x29 3600x60", on("n2", name, **labels): "0+30x120"}
+    series = {series_of("n1", name, **labels): "0x9 120+120x29 3600x60", series_of("n2", name, **labels): "0+30x120"}
     return Case("AccelplanePciCorrectable", series, GPU, START + 8, START + 25, START + 50)
 
 
@@ -155,14 +158,14 @@ def link() -> Case:
     names = "accelplane_pci_link_transfers_per_second", "accelplane_pci_link_max_transfers_per_second"
     more: Series = {}
     for node, awake, idle in (("n1", 1, 0), ("n2", 1, 0), ("n3", 1, 600), ("n4", 0, 0)):
-        more[on(node, names[1], **GPU)] = "16x120"
-        more[on(node, "accelplane_pci_link_lanes", **GPU)] = "16x120"
-        more[on(node, "accelplane_pci_link_max_lanes", **GPU)] = "16x120"
-        more[on(node, "accelplane_device_awake", **GPU)] = f"{awake}x120"
-        more[on(node, "accelplane_unit_idle_seconds", **CARD)] = f"{idle}x120"
-        more[on(node, "accelplane_unit_info", unit="card0", **GPU, **I915)] = "1x120"
+        more[series_of(node, names[1], **GPU)] = "16x120"
+        more[series_of(node, "accelplane_pci_link_lanes", **GPU)] = "16x120"
+        more[series_of(node, "accelplane_pci_link_max_lanes", **GPU)] = "16x120"
+        more[series_of(node, "accelplane_device_awake", **GPU)] = f"{awake}x120"
+        more[series_of(node, "accelplane_unit_idle_seconds", **CARD)] = f"{idle}x120"
+        more[series_of(node, "accelplane_unit_info", unit="card0", **GPU, **I915)] = "1x120"
         if node in ("n3", "n4"):
-            more[on(node, names[0], **GPU)] = "8x120"
+            more[series_of(node, names[0], **GPU)] = "8x120"
     return gauge("AccelplaneLinkDegraded", names[0], ("16", "8"), more, **GPU)
 
 
@@ -173,16 +176,16 @@ def lanes() -> Case:
         for series, values in case.series.items()
         if "accelplane_pci_link_lanes" not in series and "link_transfers" not in series
     }
-    more |= {on(node, "accelplane_pci_link_transfers_per_second", **GPU): "8x120" for node in ("n1", "n2")}
+    more |= {series_of(node, "accelplane_pci_link_transfers_per_second", **GPU): "8x120" for node in ("n1", "n2")}
     return gauge("AccelplaneLinkDegraded", "accelplane_pci_link_lanes", ("16", "4"), more, **GPU)
 
 
 def throttled() -> Case:
     name, labels = "accelplane_gpu_throttled", {"gt": "gt0", "reason": "any", **GPU}
     series = {
-        on("n1", name, **labels): "0x9 1x39 0x60",
-        on("n2", name, **labels): " ".join(["1 0 0 0"] * 30),
-        on("n3", name, gt="gt0", reason="thermal", **GPU): "1x120",
+        series_of("n1", name, **labels): "0x9 1x39 0x60",
+        series_of("n2", name, **labels): " ".join(["1 0 0 0"] * 30),
+        series_of("n3", name, gt="gt0", reason="thermal", **GPU): "1x120",
     }
     return Case("AccelplaneThrottled", series, labels, START + 8, START + 25, START + 60)
 
@@ -190,9 +193,9 @@ def throttled() -> Case:
 def hot() -> list[Case]:
     sensor = {"sensor": "package", **GPU}
     limit, value = "accelplane_device_temperature_limit_celsius", "accelplane_device_temperature_celsius"
-    more = {on(node, limit, limit="critical", **sensor): "100x120" for node in ("n1", "n2", "n3")}
-    more |= {on(node, limit, limit="max", **sensor): "90x120" for node in ("n1", "n2", "n3")}
-    more[on("n3", value, **sensor)] = "95x120"
+    more = {series_of(node, limit, limit="critical", **sensor): "100x120" for node in ("n1", "n2", "n3")}
+    more |= {series_of(node, limit, limit="max", **sensor): "90x120" for node in ("n1", "n2", "n3")}
+    more[series_of("n3", value, **sensor)] = "95x120"
     return [
         gauge("AccelplaneHot", value, ("80", "96"), more, **sensor),
         gauge("AccelplaneHot", "accelplane_device_alarm", ("0", "1"), **sensor),
@@ -201,7 +204,7 @@ def hot() -> list[Case]:
 
 def silent_heartbeat() -> Case:
     name = "accelplane_qat_heartbeat_failures_total"
-    series = {on("n1", name, **QAT): "3x9 4+1x9 13x60", on("n2", name, **QAT): "7x120"}
+    series = {series_of("n1", name, **QAT): "3x9 4+1x9 13x60", series_of("n2", name, **QAT): "7x120"}
     return Case("AccelplaneQatSilent", series, QAT, START + 1, START + 8, START + 20)
 
 
@@ -209,35 +212,35 @@ def slow_page() -> Case:
     name = "accelplane_page_seconds_bucket"
     series: Series = {}
     for bound, count in (("1", "0x120"), ("10", "0x9 3+3x39 120x60"), ("+Inf", "0x9 3+3x39 120x60")):
-        series[on("n1", name, page="metrics", le=bound)] = count
+        series[series_of("n1", name, page="metrics", le=bound)] = count
     for bound in ("1", "10", "+Inf"):
-        series[on("n2", name, page="metrics", le=bound)] = "0+3x120"
+        series[series_of("n2", name, page="metrics", le=bound)] = "0+3x120"
     return Case("AccelplaneReadsStuck", series, {"page": "metrics"}, START + 8, START + 20, START + 60)
 
 
 def queue() -> Case:
     labels = {"plugin": "dsa", "device": "dsa0", "unit": "wq0.0", "mode": "shared", "type": "user"}
-    more = {on(node, "accelplane_idxd_queue_size", **labels): "128x120" for node in ("n1", "n2")}
+    more = {series_of(node, "accelplane_idxd_queue_size", **labels): "128x120" for node in ("n1", "n2")}
     return gauge("AccelplaneQueueFull", "accelplane_idxd_queue_entries", ("64", "120"), more, **labels)
 
 
 def exhausted() -> Case:
     used, all_of = "accelplane_resource_allocated", "accelplane_resource_allocatable"
     series = {
-        on("n1", used, **I915): steps("5", "10", 40),
-        on("n2", used, **I915): "10x120",
-        on("n1", used, resource="npu.intel.com/accel"): "19x120",
-        on("n1", all_of, resource="npu.intel.com/accel"): "20x120",
-        **{on(node, all_of, **I915): "10x120" for node in ("n1", "n2")},
+        series_of("n1", used, **I915): steps("5", "10", 40),
+        series_of("n2", used, **I915): "10x120",
+        series_of("n1", used, resource="npu.intel.com/accel"): "19x120",
+        series_of("n1", all_of, resource="npu.intel.com/accel"): "20x120",
+        **{series_of(node, all_of, **I915): "10x120" for node in ("n1", "n2")},
     }
     return Case("AccelplaneExhausted", series, I915, START + 29, START + 32, START + 55, everywhere=True)
 
 
 def idle() -> Case:
     more = {
-        on("n1", "accelplane_container_devices", **HOLDER, **CARD): "1x120",
-        on("n2", "accelplane_container_devices", **HOLDER, **CARD): "1x120",
-        on("n3", "accelplane_unit_idle_seconds", **CARD): "9000x120",
+        series_of("n1", "accelplane_container_devices", **HOLDER, **CARD): "1x120",
+        series_of("n2", "accelplane_container_devices", **HOLDER, **CARD): "1x120",
+        series_of("n3", "accelplane_unit_idle_seconds", **CARD): "9000x120",
     }
     return gauge("AccelplaneAllocatedIdle", "accelplane_unit_idle_seconds", ("1700", "1900"), more, **CARD)
 
@@ -246,12 +249,12 @@ def cases() -> list[Case]:
     plugin = {"plugin": "gpu"}
     errors = "accelplane_pci_errors_total"
     more = {
-        on("n1", errors, severity="nonfatal", **GPU): "3x9 5x60",
-        on("n3", errors, severity="correctable", **GPU): "0+1x120",
+        series_of("n1", errors, severity="nonfatal", **GPU): "3x9 5x60",
+        series_of("n3", errors, severity="correctable", **GPU): "0+1x120",
     }
     pci = counter("AccelplanePciFatal", errors, severity="fatal", **GPU)
-    other = {on("n3", "up", job="monitoring/other"): "0x120"}
-    allocatable = {on(node, "accelplane_resource_allocatable", **I915): "2x120" for node in ("n1", "n2")}
+    other = {series_of("n3", "up", job="monitoring/other"): "0x120"}
+    allocatable = {series_of(node, "accelplane_resource_allocatable", **I915): "2x120" for node in ("n1", "n2")}
     return [
         gauge("AccelplaneAgentDown", "up", ("1", "0"), other, **UP),
         agent_missing(),
@@ -320,11 +323,11 @@ def run(directory: Path, tests: Sequence[object], rules: object, interval: int =
 
 
 def without_annotations() -> object:
-    made = groups()
-    for group in made:
+    result = groups()
+    for group in result:
         for rule in group["rules"]:
             rule.pop("annotations", None)
-    return {"groups": made}
+    return {"groups": result}
 
 
 def test_every_alert_is_silent_fires_and_resolves(tmp_path: Path) -> None:
@@ -347,7 +350,7 @@ def test_a_test_of_an_alert_notices_another_threshold(tmp_path: Path) -> None:
 
 def test_the_descriptions_name_node_device_and_holders(tmp_path: Path) -> None:
     case = unhealthy("AccelplaneDeviceUnhealthyAndHeld")
-    case.series[on("n1", "accelplane_container_devices", **{**HOLDER, "pod": "other"}, **CARD)] = "1x120"
+    case.series[series_of("n1", "accelplane_container_devices", **{**HOLDER, "pod": "other"}, **CARD)] = "1x120"
     rule = alerts()[case.alert]
     description = (
         "card0 of plugin gpu on node n1 is unhealthy, reason temperature. Held by ml/other/main ml/train/main."
@@ -381,25 +384,25 @@ def _selector(name: str, labels: Labels) -> str:
 
 
 def test_the_records_have_their_values_for_shared_devices_too(tmp_path: Path) -> None:
-    energy, held = "accelplane_device_energy_joules_total", "accelplane_container_devices"
+    energy, names = "accelplane_device_energy_joules_total", "accelplane_container_devices"
     i915 = {"resource": "gpu.intel.com/i915", "plugin": "gpu", "unit": "card0", "device": "card0"}
     one = {**i915, "namespace": "ml", "pod": "one", "container": "main"}
     two = {**i915, "namespace": "ml", "pod": "two", "container": "main"}
     fpga = {"plugin": "fpga", "device": "dfl-fme.0", "bdf": ""}
     nic = {"plugin": "onload", "device": "eth0", "bdf": ""}
     series = {
-        on("n1", energy, sensor="card", **GPU): "0+6000x20",
-        on("n1", energy, sensor="package", **GPU): "0+9000x20",
-        on("n1", "accelplane_device_power_watts", sensor="power1", **fpga): "20x20",
-        on("n1", "accelplane_device_power_watts", sensor="board", **fpga): "30x20",
-        on("n1", "accelplane_device_power_watts", sensor="rail", **nic): "5x20",
-        on("n1", "accelplane_gpu_idle_seconds_total", gt="gt0", **GPU): "0+45x20",
-        on("n1", "accelplane_gpu_idle_seconds_total", gt="gt1", **GPU): "0+90x20",
-        on("n1", held, **one): "2x20",
-        on("n1", held, **two): "1x20",
-        on("n2", held, **one): "1x20",
-        on("n1", "accelplane_devices", resource="gpu.intel.com/i915", health="Healthy"): "3x20",
-        on("n1", "accelplane_devices", resource="gpu.intel.com/i915", health="Unhealthy"): "1x20",
+        series_of("n1", energy, sensor="card", **GPU): "0+6000x20",
+        series_of("n1", energy, sensor="package", **GPU): "0+9000x20",
+        series_of("n1", "accelplane_device_power_watts", sensor="power1", **fpga): "20x20",
+        series_of("n1", "accelplane_device_power_watts", sensor="board", **fpga): "30x20",
+        series_of("n1", "accelplane_device_power_watts", sensor="rail", **nic): "5x20",
+        series_of("n1", "accelplane_gpu_idle_seconds_total", gt="gt0", **GPU): "0+45x20",
+        series_of("n1", "accelplane_gpu_idle_seconds_total", gt="gt1", **GPU): "0+90x20",
+        series_of("n1", names, **one): "2x20",
+        series_of("n1", names, **two): "1x20",
+        series_of("n2", names, **one): "1x20",
+        series_of("n1", "accelplane_devices", resource="gpu.intel.com/i915", health="Healthy"): "3x20",
+        series_of("n1", "accelplane_devices", resource="gpu.intel.com/i915", health="Unhealthy"): "1x20",
     }
     at = {"instance": "n1", "node": "n1"}
     agent = {**at, "agent": "accelplane-node"}

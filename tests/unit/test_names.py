@@ -1,4 +1,4 @@
-"""Names: the kubelet's rules for resources and ids, and the order in which people read them."""
+"""Names: the kubelet's rules for resources and ids, and their natural order."""
 
 import re
 
@@ -66,11 +66,11 @@ def test_invalid_names_are_rejected_with_the_violated_rule(namespace: str, resou
 @given(st.text(max_size=300), st.text(max_size=80))
 def test_any_two_texts_are_a_valid_name_or_rejected(namespace: str, resource: str) -> None:
     try:
-        said = check_resource_name(namespace, resource)
-        assert re.fullmatch(r"[a-z0-9.-]{1,244}/[A-Za-z0-9_.-]{1,63}", said)
+        result = check_resource_name(namespace, resource)
+        assert re.fullmatch(r"[a-z0-9.-]{1,244}/[A-Za-z0-9_.-]{1,63}", result)
     except ResourceNameError as error:
-        said = str(error)
-    assert said.isprintable()
+        result = str(error)
+    assert result.isprintable()
 
 
 @pytest.mark.parametrize("text", ["card0", "card0-15", "0000:3d:00.0", "é", "x" * 253, "a b", "*"])
@@ -92,11 +92,11 @@ def test_invalid_ids_are_rejected(text: str, why: str) -> None:
 @given(st.text(max_size=300))
 def test_a_valid_id_can_be_encoded(text: str) -> None:
     try:
-        said = check_device_id(text)
+        result = check_device_id(text)
     except DeviceIdError as error:
-        said = str(error)
-    said.encode()
-    assert said.isprintable()
+        result = str(error)
+    result.encode()
+    assert result.isprintable()
 
 
 @pytest.mark.parametrize(

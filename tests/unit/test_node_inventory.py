@@ -59,7 +59,7 @@ def facts(
     return Facts(status=status, holders=holders or Holders())
 
 
-def made(found: Facts) -> bytes:
+def build_inventory(found: Facts) -> bytes:
     return document(inventory_plugins(found), IDENTITY)
 
 
@@ -89,7 +89,7 @@ def made(found: Facts) -> bytes:
 def test_the_phase_of_a_unit_is_that_of_its_health_source_or_of_its_devices(
     device: Device, health: UnitHealth | None, expected: tuple[str, bool, str, str]
 ) -> None:
-    [unit] = decode_inventory(made(facts(device, health={"a": health} if health else {}))).units
+    [unit] = decode_inventory(build_inventory(facts(device, health={"a": health} if health else {}))).units
     assert (unit.phase, unit.known, unit.reason, unit.text) == expected
 
 
@@ -97,7 +97,7 @@ def test_a_plugin_is_omitted_until_its_first_scan_is_complete() -> None:
     found = facts(Device(resource="r", id="a"))
     starting = replace(found.status.plugins["p"], scan=ScanStatus())
     found = replace(found, status=replace(found.status, plugins={"p": starting}))
-    assert decode_inventory(made(found)).plugins == ()
+    assert decode_inventory(build_inventory(found)).plugins == ()
 
 
 def test_a_unit_has_the_holders_of_claims_with_their_driver() -> None:
@@ -107,15 +107,17 @@ def test_a_unit_has_the_holders_of_claims_with_their_driver() -> None:
         Device(resource="r", id="a-1", unit="a", cdi=CdiDevice(kind="example.com/r", name="a")),
         holders=Holders([], "podresources", claims=[claim], since={("n", "p", "c", "dra.example.com"): 5.0}),
     )
-    content = made(found)
+    content = build_inventory(found)
     [unit] = decode_inventory(content).units
     assert unit.holders == (FleetHolder("n", "p", "c", "dra.example.com", 1, 5.0, "dra"),)
     assert held_share(unit) == 1.0
     (resource,) = decode_inventory(content).resources
     assert (resource.ids, resource.allocated) == (2, 0)
     # Agents of other versions do not know the field.
-    held = facts(Device(resource="r", id="a"), holders=Holders([Holder("n", "p", "c", "x.example.com/r", ("a",))]))
-    assert b'"via"' not in made(held)
+    facts_with_holders = facts(
+        Device(resource="r", id="a"), holders=Holders([Holder("n", "p", "c", "x.example.com/r", ("a",))])
+    )
+    assert b'"via"' not in build_inventory(facts_with_holders)
 
 
 def test_a_unit_has_the_ids_of_all_its_resources_and_the_holders_of_each() -> None:
@@ -133,7 +135,7 @@ def test_a_unit_has_the_ids_of_all_its_resources_and_the_holders_of_each() -> No
             since={("n", "p", "c", "x.example.com/r"): 5.0},
         ),
     )
-    decoded = decode_inventory(made(found))
+    decoded = decode_inventory(build_inventory(found))
     [unit] = decoded.units
     assert unit.ids == {"x.example.com/r": 2, "x.example.com/monitoring": 1}
     assert [(each.resource, each.count, each.since) for each in unit.holders] == [
@@ -166,7 +168,7 @@ def test_a_too_large_inventory_omits_history_and_then_units() -> None:
         for count, text in ((100, 1), (2000, 5000))
     )  # fmt: skip
     for found, lengths, units in ((few, {8}, 100), (many, {0}, None)):
-        body = made(found)
+        body = build_inventory(found)
         decoded = decode_inventory(body)
         assert len(body) <= MAX_BYTES
         assert {len(unit.history) for unit in decoded.units} == lengths
@@ -178,7 +180,7 @@ def test_a_too_large_inventory_omits_history_and_then_units() -> None:
 def test_long_lists_of_holders_and_skipped_hardware_are_cut() -> None:
     rows = [Holder("n", f"p{number}", "c", "x.example.com/r", ("a",)) for number in range(20_000)]
     skipped = tuple(Skipped(f"s{number}", "r") for number in range(2000))
-    body = made(facts(Device(resource="r", id="a"), holders=Holders(rows), skipped=skipped))
+    body = build_inventory(facts(Device(resource="r", id="a"), holders=Holders(rows), skipped=skipped))
     decoded = decode_inventory(body)
     assert len(decoded.units[0].holders) == 4096
     assert len(decoded.skipped) == 1024
@@ -204,7 +206,7 @@ def test_any_text_gives_an_inventory_that_the_fleet_decodes(
         problem=reason,
     )
     plan = DevicePlan(device=fact, units=(device.unit,), bdf=fact, facts={"model": fact})
-    body = made(msgspec.structs.replace(found, plans={"p": [plan]}))
+    body = build_inventory(msgspec.structs.replace(found, plans={"p": [plan]}))
     decoded = decode_inventory(body)
     assert decoded.units[0].phase == ("unhealthy" if phase is Phase.HEALTHY else phase)
     assert len(decoded.units[0].holders) == 1

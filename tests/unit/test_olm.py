@@ -72,9 +72,9 @@ def test_the_installation_is_that_of_the_kustomization(product: Product) -> None
     original = rendered.one("Deployment")
     assert deployment["name"] == original["metadata"]["name"]
     container = deployment["spec"]["template"]["spec"]["containers"][0]
-    wanted = original["spec"]["template"]["spec"]["containers"][0]
+    expected = original["spec"]["template"]["spec"]["containers"][0]
     for field in ("args", "command", "resources", "securityContext", "livenessProbe", "readinessProbe", "ports"):
-        assert container.get(field) == wanted.get(field)
+        assert container.get(field) == expected.get(field)
     assert container["image"] == version["metadata"]["annotations"]["containerImage"] == pinned(product.image)
     account = original["spec"]["template"]["spec"]["serviceAccountName"]
     (cluster,) = install["clusterPermissions"]
@@ -118,12 +118,12 @@ def test_olm_mounts_the_certificates_and_names_the_webhooks() -> None:
     assert "volumes" not in pod
     assert "volumeMounts" not in pod["containers"][0]
     rendered = sources(DEVICE_PLUGINS.package)
-    wanted = [
+    expected = [
         each for configuration in rendered.objects if "webhooks" in configuration for each in configuration["webhooks"]
     ]
     found = version["spec"]["webhookdefinitions"]
-    assert [each["generateName"] for each in found] == [each["name"] for each in wanted]
-    for each, original in zip(found, wanted, strict=True):
+    assert [each["generateName"] for each in found] == [each["name"] for each in expected]
+    for each, original in zip(found, expected, strict=True):
         assert each["webhookPath"] == original["clientConfig"]["service"]["path"]
         assert (each["rules"], each["failurePolicy"]) == (original["rules"], original["failurePolicy"])
         assert (each["targetPort"], each["deploymentName"]) == (9443, "inteldeviceplugins-controller-manager")
@@ -307,13 +307,13 @@ def test_the_validators_of_olm_accept_bundles(product: Product, tmp_path: Path) 
     if not program.exists():
         pytest.skip("the validators of OLM are not built: make tools TOOLS=operator-verify")
     bundle.write(tmp_path, content(product))
-    done = subprocess.run([program, "manifests", tmp_path / "manifests"], capture_output=True, text=True, check=False)
-    assert (done.returncode, [line for line in done.stderr.splitlines() if "level=error" in line]) == (0, [])
+    result = subprocess.run([program, "manifests", tmp_path / "manifests"], capture_output=True, text=True, check=False)
+    assert (result.returncode, [line for line in result.stderr.splitlines() if "level=error" in line]) == (0, [])
     for file in tmp_path.glob("manifests/*.yaml"):
         if "kind: CustomResourceDefinition" in file.read_text():
             file.unlink()
-    done = subprocess.run([program, "manifests", tmp_path / "manifests"], capture_output=True, text=True, check=False)
-    assert "level=error" in done.stderr
+    result = subprocess.run([program, "manifests", tmp_path / "manifests"], capture_output=True, text=True, check=False)
+    assert "level=error" in result.stderr
 
 
 # Images of bundles and catalogs.

@@ -63,8 +63,8 @@ OURS = {
 def plain(schema: Any) -> Any:
     """Without descriptions and rules."""
     if isinstance(schema, dict):
-        unwanted = ("description", "x-kubernetes-validations")
-        return {name: plain(each) for name, each in schema.items() if name not in unwanted}
+        excluded = ("description", "x-kubernetes-validations")
+        return {name: plain(each) for name, each in schema.items() if name not in excluded}
     return [plain(each) for each in schema] if isinstance(schema, list) else schema
 
 
@@ -76,9 +76,9 @@ SPEC_SCHEMA, STATUS_SCHEMA = TOP["properties"]["spec"], TOP["properties"]["statu
 
 def test_the_file_is_up_to_date_with_the_types(tmp_path: Path) -> None:
     write(tmp_path, [DEFINITION])
-    made = {file.name: file.read_text() for file in tmp_path.iterdir()}
-    assert made == {file.name: file.read_text() for file in BASES.iterdir()}
-    assert [*made] == ["onload.amd.com_onloads.yaml"]
+    documents = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert documents == {file.name: file.read_text() for file in BASES.iterdir()}
+    assert [*documents] == ["onload.amd.com_onloads.yaml"]
 
 
 def test_definitions_have_their_names_and_columns() -> None:

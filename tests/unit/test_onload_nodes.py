@@ -59,9 +59,9 @@ def server() -> Server:
 
 @pytest.fixture
 def nodes(server: Server) -> Nodes:
-    made = Nodes(cast("Manager", server))
+    instance = Nodes(cast("Manager", server))
     server.deliver(document(1))
-    return made
+    return instance
 
 
 def version(nodes: Nodes) -> str:

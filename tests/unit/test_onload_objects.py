@@ -20,8 +20,8 @@ VERSION = "8.1.2.26"
 BUILD = {"buildArgs": [{"name": "B", "value": "2"}, {"name": "A", "value": "1"}], "dockerfileConfigMap": {"name": "c"}}
 
 
-def pod_of(made: DaemonSet) -> Object:
-    found: Object = msgspec.to_builtins(made.spec)
+def pod_of(child: DaemonSet) -> Object:
+    found: Object = msgspec.to_builtins(child.spec)
     return found["template"]["spec"]
 
 
@@ -57,8 +57,8 @@ def test_names_together_have_at_most_32_characters(length: int, wrong: bool) -> 
 
 
 def test_the_onload_module_has_the_specified_fields() -> None:
-    made = module(onload(onload__kernelMappings=[{**MAPPING, "build": BUILD}]), VERSION, V2)
-    assert made.spec == {
+    result = module(onload(onload__kernelMappings=[{**MAPPING, "build": BUILD}]), VERSION, V2)
+    assert result.spec == {
         "selector": {"node-role.kubernetes.io/worker": ""},
         "moduleLoader": {
             "serviceAccountName": "onload-operator-sa",
@@ -71,7 +71,7 @@ def test_the_onload_module_has_the_specified_fields() -> None:
             },
         },
     }
-    assert made.metadata.labels == {
+    assert result.metadata.labels == {
         "app.kubernetes.io/managed-by": "onload-operator",
         "app.kubernetes.io/part-of": "onload",
         "app.kubernetes.io/instance": "onload-default-onload",
@@ -94,25 +94,25 @@ def test_the_module_of_sfc_has_only_mappings_with_sfc_and_no_build(kmm: KmmApi, 
 
 
 def test_build_arguments_are_written_also_if_there_are_none() -> None:
-    made = module(onload(onload__kernelMappings=[{**MAPPING, "build": {"dockerfileConfigMap": {}}}]), VERSION, V1)
-    (mapping,) = made.spec["moduleLoader"]["container"]["kernelMappings"]
+    result = module(onload(onload__kernelMappings=[{**MAPPING, "build": {"dockerfileConfigMap": {}}}]), VERSION, V1)
+    (mapping,) = result.spec["moduleLoader"]["container"]["kernelMappings"]
     assert mapping["build"] == {"buildArgs": [], "dockerfileConfigMap": {"name": ""}}
 
 
 def test_optional_fields_of_modules() -> None:
-    made = onload(
+    result = onload(
         imagePullSecret={"name": "pull"},
         tolerations=[{"operator": "Exists"}],
         onload__imagePullPolicy="Always",
         onload__moduleParameters={"onload": ["oof_use_all=1"]},
     )
-    spec: Object = module(made, VERSION, V2).spec
+    spec: Object = module(result, VERSION, V2).spec
     assert spec["imageRepoSecret"] == {"name": "pull"}
     assert spec["tolerations"] == [{"operator": "Exists"}]
     container = spec["moduleLoader"]["container"]
     assert container["imagePullPolicy"] == "Always"
     assert container["modprobe"]["parameters"] == ["--first-time", "oof_use_all=1"]
-    assert "tolerations" not in module(made, VERSION, V1).spec
+    assert "tolerations" not in module(result, VERSION, V1).spec
 
 
 def test_kmm_is_detected_by_its_definition() -> None:
@@ -126,20 +126,20 @@ def test_kmm_is_detected_by_its_definition() -> None:
 
 
 def test_the_daemonset_has_the_specified_fields() -> None:
-    made = daemonset(onload(), "plugin:1")
+    result = daemonset(onload(), "plugin:1")
     labels = {
         "app.kubernetes.io/managed-by": "onload-operator",
         "app.kubernetes.io/part-of": "onload",
         "app.kubernetes.io/instance": "onload-default-onload",
         "app.kubernetes.io/component": "device-plugin",
     }
-    assert made.metadata.labels == {**labels, "onload.amd.com/version": VERSION}
-    spec: Object = made.spec
+    assert result.metadata.labels == {**labels, "onload.amd.com/version": VERSION}
+    spec: Object = result.spec
     selector = {**labels, "onload.amd.com/name": "onload-onload-device-plugin-ds"}
     assert spec["selector"] == {"matchLabels": selector}
     assert spec["template"]["metadata"]["labels"] == selector
     assert spec["updateStrategy"] == {"type": "OnDelete"}
-    pod = pod_of(made)
+    pod = pod_of(result)
     (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert term == {"matchExpressions": [{"key": "onload.amd.com/default.onload", "operator": "Exists"}]}
     assert [pod[name] for name in ("hostNetwork", "hostPID", "hostIPC")] == [True] * 3
@@ -201,8 +201,8 @@ def test_parameters_of_the_control_plane(plane: Object | None, words: str) -> No
 
 def test_no_value_of_the_resource_is_in_the_script() -> None:
     hostile = "$(touch /tmp/x); rm -rf /"
-    made = onload(onload__version=hostile, onload__userImage=hostile, devicePlugin__hostOnloadPath=hostile)
-    (init,) = pod_of(daemonset(made, "plugin:1"))["initContainers"]
+    result = onload(onload__version=hostile, onload__userImage=hostile, devicePlugin__hostOnloadPath=hostile)
+    (init,) = pod_of(daemonset(result, "plugin:1"))["initContainers"]
     assert hostile not in init["command"][2]
     assert init["args"][1].startswith(hostile)
 
@@ -227,9 +227,9 @@ def test_pods_are_replaced_only_for_what_concerns_them(paths: Object, same: bool
     assert revision_of(daemonset(onload(), "plugin:2")) != revision_of(before)
 
 
-def live(made: DaemonSet, **annotations: str) -> DaemonSet:
-    metadata = msgspec.structs.replace(made.metadata, annotations=annotations)
-    return msgspec.structs.replace(made, metadata=metadata)
+def live(child: DaemonSet, **annotations: str) -> DaemonSet:
+    metadata = msgspec.structs.replace(child.metadata, annotations=annotations)
+    return msgspec.structs.replace(child, metadata=metadata)
 
 
 def children(existing: DaemonSet | None, resource: Onload | None = None, *, keeps: bool = False) -> DaemonSet:
@@ -238,9 +238,9 @@ def children(existing: DaemonSet | None, resource: Onload | None = None, *, keep
 
 
 def test_pods_of_the_go_operator_have_the_revision_of_the_adoption() -> None:
-    made = children(live(daemonset(onload(), "go:1")))
-    assert (made.metadata.annotations or {})[ADOPTED_ANNOTATION] == revision_of(made)
-    changed = children(live(made, **{HASH_ANNOTATION: "1", ADOPTED_ANNOTATION: "first"}))
+    result = children(live(daemonset(onload(), "go:1")))
+    assert (result.metadata.annotations or {})[ADOPTED_ANNOTATION] == revision_of(result)
+    changed = children(live(result, **{HASH_ANNOTATION: "1", ADOPTED_ANNOTATION: "first"}))
     assert (changed.metadata.annotations or {})[ADOPTED_ANNOTATION] == "first"
     assert not children(None).metadata.annotations
 
@@ -249,9 +249,9 @@ def test_the_selector_of_an_adopted_daemonset_stays() -> None:
     old = daemonset(onload(), "go:1")
     selector = {"matchLabels": {"onload.amd.com/name": "onload-onload-device-plugin-ds"}}
     old = msgspec.structs.replace(old, spec={**old.spec, "selector": selector})
-    made: Object = children(old).spec
-    assert made["selector"] == selector
-    assert selector["matchLabels"].items() <= made["template"]["metadata"]["labels"].items()
+    items: Object = children(old).spec
+    assert items["selector"] == selector
+    assert selector["matchLabels"].items() <= items["template"]["metadata"]["labels"].items()
 
 
 def test_objects_keep_their_node_selector_until_former_nodes_are_released() -> None:
@@ -338,9 +338,9 @@ def test_a_version_that_leaves_no_room_for_a_suffix_stays() -> None:
 
 
 def history(*entries: tuple[str, str]) -> tuple[Revision, ...]:
-    made = onload()
-    mappings = made.spec.onload.kernel_mappings
-    image = made.spec.onload.user_image
+    result = onload()
+    mappings = result.spec.onload.kernel_mappings
+    image = result.spec.onload.user_image
     return tuple(
         Revision(version=version, user_image=image, kernel_mappings=mappings, state=state, time="t")
         for version, state in entries
@@ -367,8 +367,8 @@ def states(found: tuple[Revision, ...]) -> list[tuple[str, str]]:
 def test_outcomes_are_recorded_in_the_history(
     before: list[tuple[str, str]], outcome: Any, after: list[tuple[str, str]]
 ) -> None:
-    made = onload(onload__version="2", upgrade__autoRollback=True)
-    assert states(recorded(made, history(*before), outcome, "now")) == after
+    result = onload(onload__version="2", upgrade__autoRollback=True)
+    assert states(recorded(result, history(*before), outcome, "now")) == after
 
 
 def test_without_rollback_nothing_fails() -> None:

@@ -1,4 +1,4 @@
-"""The Onload plugin on trees of plain files: NICs, health, and what containers get."""
+"""The Onload plugin on trees of plain files: NICs, health, and Allocate responses."""
 
 import json
 import os
@@ -231,9 +231,9 @@ def test_the_agent_publishes_nothing_on_nodes_without_onload(tmp_path: Path) -> 
 
 def test_an_explanation_lists_nics_and_files(tmp_path: Path) -> None:
     tree(tmp_path)
-    explained = OnloadPlugin().explain(Host(tmp_path))
-    assert explained["nics"] == {"sfc0": 0}
-    assert (explained["kernel-module"], explained["files"]) == ("usable", "usable")
+    explanation = OnloadPlugin().explain(Host(tmp_path))
+    assert explanation["nics"] == {"sfc0": 0}
+    assert (explanation["kernel-module"], explanation["files"]) == ("usable", "usable")
 
 
 # Allocate
@@ -330,8 +330,8 @@ def test_flags_are_those_of_the_original() -> None:
         "maxPods": 100, "needNic": True, "setPreload": True, "mountOnload": False, "hostOnloadPath": "/opt/onload",
         "baseMountPath": "/opt/onload", "binMountPath": "/usr/bin", "libMountPath": "/usr/lib64",
     }  # fmt: skip
-    given_, _words = parse(flags_of(OnloadConfig), ["-maxPods=0x10", "--setPreload=false"])
-    assert OnloadConfig.of(given_) == OnloadConfig(max_pods=16, set_preload=False)
+    values, _words = parse(flags_of(OnloadConfig), ["-maxPods=0x10", "--setPreload=false"])
+    assert OnloadConfig.of(values) == OnloadConfig(max_pods=16, set_preload=False)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_a_profile_is_evaluated_as_bash_does(tmp_path: Path, text: str, expected
     assert of_bash(tmp_path, text) == expected
 
 
-# Where the script that this replaces loses or changes settings.
+# Settings that the replaced script loses or changes.
 BETTER: list[tuple[str, dict[str, str], dict[str, str]]] = [
     ("onload_set EF_A ''", {"EF_A": ""}, {"EF_A": "EF_A"}),
     ("onload_set EF_A=x=y", {"EF_A": "x=y"}, {"EF_A": "x"}),
@@ -95,12 +95,12 @@ BETTER: list[tuple[str, dict[str, str], dict[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "ours", "theirs"), BETTER)
+@pytest.mark.parametrize(("text", "own", "original"), BETTER)
 def test_settings_lost_by_the_original_are_kept(
-    tmp_path: Path, text: str, ours: dict[str, str], theirs: dict[str, str]
+    tmp_path: Path, text: str, own: dict[str, str], original: dict[str, str]
 ) -> None:
-    assert settings(tmp_path, text) == ours
-    assert of_bash(tmp_path, text) == theirs
+    assert settings(tmp_path, text) == own
+    assert of_bash(tmp_path, text) == original
 
 
 # The first line that is not supported, its description. The others are evaluated.
@@ -232,12 +232,12 @@ def test_files_that_are_not_profiles_are_reported(tmp_path: Path) -> None:
 
 
 def test_profiles_are_searched_in_the_documented_order(tmp_path: Path) -> None:
-    here = files.search(["p", "/dir/q.opf"], home="/home/me", program_directory="")
+    paths = files.search(["p", "/dir/q.opf"], home="/home/me", program_directory="")
     own, system = "/home/me/.openonload/profiles", "/usr/libexec/onload/profiles"
-    assert list(here.candidates("p", fragments=False)) == [
+    assert list(paths.candidates("p", fragments=False)) == [
         f"{own}/p.opf", f"{system}/p.opf", "./p.opf", "/dir/p.opf", "p",
     ]  # fmt: skip
-    assert list(here.candidates("p", fragments=True))[:4] == [
+    assert list(paths.candidates("p", fragments=True))[:4] == [
         f"{own}/p.opf", f"{own}/p.opf-fragment", f"{system}/p.opf", f"{system}/p.opf-fragment",
     ]  # fmt: skip
     tool = tmp_path / "mmaketool"
@@ -379,9 +379,9 @@ def test_conversion_does_not_load_the_api_client(tmp_path: Path) -> None:
         "import sys; from accelplane.cli.onloadprofile import main; status = main(['-p', 'x']);"
         "sys.exit(status or any(name.startswith(('accelplane.kube', 'accelplane.apiserver')) for name in sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "EF_A" in done.stdout
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "EF_A" in result.stdout
 
 
 @pytest.mark.parametrize("content", [b"EF_A\0\xff\0", b"E A\0x\0"])
@@ -442,11 +442,11 @@ TERMS = st.sampled_from(
 @example(["7", "<<", "62"])
 def test_an_expression_has_the_value_that_bash_computes(terms: list[str]) -> None:
     expression = " ".join(terms)
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", f"A=5 B=-3; echo $(( {expression} ))"], capture_output=True, text=True, check=False
     )
     try:
         value = evaluate(expression, {"A": "5", "B": "-3"})
     except ArithmeticProblem:
         return
-    assert (done.returncode, done.stdout) == (0, f"{value}\n")
+    assert (result.returncode, result.stdout) == (0, f"{value}\n")

@@ -1,4 +1,4 @@
-"""The status of an Onload resource, and what follows from its spec."""
+"""The status of an Onload resource, and the values derived from its spec."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ NEW, OLD = "8.2", "8.1"
 TARGET = Target(version=NEW, revision="r")
 
 
-def made(nodes: list[NodeView], target: Target = TARGET, now: float = 1000.0, **more: Any) -> Status:
+def status_of(nodes: list[NodeView], target: Target = TARGET, now: float = 1000.0, **more: Any) -> Status:
     plan = decide(target, nodes, now)
     return status(onload(), Observed(target=target, plan=plan, nodes=nodes, **more), NOW)
 
@@ -80,7 +80,7 @@ def found(which: Status) -> dict[str, tuple[str, str]]:
 def test_conditions_follow_from_the_state_of_nodes(
     nodes: list[NodeView], more: dict[str, Any], expected: dict[str, tuple[str, str]]
 ) -> None:
-    assert expected.items() <= found(made(nodes, **more)).items()
+    assert expected.items() <= found(status_of(nodes, **more)).items()
 
 
 def test_a_problem_without_a_plan_is_the_reason_of_all_devices() -> None:
@@ -92,7 +92,7 @@ def test_a_problem_without_a_plan_is_the_reason_of_all_devices() -> None:
 
 def test_blocked_evictions_name_pods_and_budgets() -> None:
     blocking = [Blocked("apps/b", "The disruption budget web needs 2 healthy pods and has 2 currently"), Blocked("a/a")]
-    after = made([working("a", OLD)], blocking=blocking)
+    after = status_of([working("a", OLD)], blocking=blocking)
     assert after.onload.blocking_pods == ("a/a", "apps/b")
     (degraded,) = (each for each in after.conditions if each.type == "Degraded")
     assert degraded.message == (
@@ -103,7 +103,7 @@ def test_blocked_evictions_name_pods_and_budgets() -> None:
 
 def test_a_resource_in_deletion_is_not_ready() -> None:
     target = Target(version=NEW, deleting=True)
-    after = made([working("a", NEW, selected=False)], target)
+    after = status_of([working("a", NEW, selected=False)], target)
     assert found(after)["Ready"] == ("False", "Deleting")
     assert [each.name for each in after.onload.current_nodes] == ["a"]
 
@@ -114,7 +114,7 @@ def test_counts_of_nodes_and_pods() -> None:
         working("b", OLD, gate=None, plugins=(), progress=progress(NEW, upgrade=True)),
         working("c", OLD, selected=False),
     ]
-    after = made(nodes, daemonset=DaemonSetStatus(desired_number_scheduled=2, number_ready=1))
+    after = status_of(nodes, daemonset=DaemonSetStatus(desired_number_scheduled=2, number_ready=1))
     counts = after.onload
     assert (counts.version, counts.nodes_matching, counts.nodes_labelled) == (NEW, 2, 1)
     assert (counts.nodes_module_ready, counts.nodes_upgraded) == (2, 1)
@@ -125,19 +125,19 @@ def test_counts_of_nodes_and_pods() -> None:
 
 
 def test_empty_parts_are_written_because_the_definition_requires_them() -> None:
-    written = msgspec.to_builtins(made([]))
+    written = msgspec.to_builtins(status_of([]))
     assert written["devicePlugin"] == {"desired": 0, "ready": 0}
     assert written["onload"]["currentNodes"] == ()
 
 
 def test_nodes_without_a_report_of_kmm_are_reported() -> None:
     nodes = [working(name, NEW, module_loaded=False, module_loaded_version=None) for name in "abcde"]
-    (ready, *_) = made(nodes).conditions
+    (ready, *_) = status_of(nodes).conditions
     assert ready.message == "5 of 5 nodes are verified; KMM reports no loaded modules on a, b, c and 2 more"
 
 
 def test_a_condition_keeps_its_transition_time_while_its_status_stays() -> None:
-    before = made([working("a", NEW)])
+    before = status_of([working("a", NEW)])
     resource = msgspec.structs.replace(onload(), status=before)
     plan = decide(TARGET, [working("a", OLD)], 1.0)
     after = status(resource, Observed(target=TARGET, plan=plan, nodes=[working("a", OLD)]), "later")
@@ -148,7 +148,7 @@ def test_a_condition_keeps_its_transition_time_while_its_status_stays() -> None:
 
 def test_a_progress_with_an_impossible_time_has_no_time() -> None:
     node = working("a", NEW, plugins=(), progress=progress(NEW, started=10**30))
-    (current,) = made([node]).onload.current_nodes
+    (current,) = status_of([node]).onload.current_nodes
     assert current.since == ""
 
 
@@ -295,9 +295,9 @@ def test_a_heartbeat_changes_no_relevant_field_of_a_node() -> None:
             "metadata": {"name": "a", "resourceVersion": "1", "annotations": {"example.com/x": more.pop("x", "1")}},
             "status": {"conditions": [ready], "allocatable": {"cpu": "1", **more}},
         }
-        made = msgspec.convert(body, Node)
-        node_only(made)
-        return made
+        result = msgspec.convert(body, Node)
+        node_only(result)
+        return result
 
     assert relevant(node()) == relevant(node(beat="2", x="2"))
     assert relevant(node()) != relevant(node(**{"amd.com/onload": "100"}))
@@ -324,4 +324,4 @@ def test_pods_that_use_onload_are_detected(containers: dict[str, Any], uses: boo
 
 def test_history_is_part_of_the_status() -> None:
     history = (Revision(version=NEW, user_image="u", state="Verified"),)
-    assert made([working("a", NEW, plugins=(plugin_pod(),))], history=history).onload.history == history
+    assert status_of([working("a", NEW, plugins=(plugin_pod(),))], history=history).onload.history == history

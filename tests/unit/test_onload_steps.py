@@ -459,7 +459,7 @@ EVENTS = st.one_of(
 )
 
 
-def happen(cluster: Cluster, target: Target, event: tuple[Any, ...]) -> Target:
+def apply_event(cluster: Cluster, target: Target, event: tuple[Any, ...]) -> Target:
     """One event. Returns the target after it."""
     names = list(cluster.nodes)
     name = names[event[1] % len(names)] if len(event) > 1 and isinstance(event[1], int) else ""
@@ -498,11 +498,11 @@ def happen(cluster: Cluster, target: Target, event: tuple[Any, ...]) -> Target:
 def test_any_order_of_events_ends_in_the_desired_state(
     nodes: list[dict[str, Any]], events: list[tuple[Any, ...]], limit: int, strict: bool
 ) -> None:
-    made = [msgspec.structs.replace(NodeView(name=f"n{index}"), **each) for index, each in enumerate(nodes)]
-    cluster = Cluster(made)
+    views = [msgspec.structs.replace(NodeView(name=f"n{index}"), **each) for index, each in enumerate(nodes)]
+    cluster = Cluster(views)
     target = msgspec.structs.replace(TARGET, max_unavailable=limit, strict=strict)
     for event in events:
-        target = happen(cluster, target, event)
+        target = apply_event(cluster, target, event)
     assert cluster.most_down <= limit
     cluster.protected.clear()
     for name in cluster.nodes:

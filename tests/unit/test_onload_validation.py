@@ -152,14 +152,14 @@ NODES = {f"n{number}": {"node-role.kubernetes.io/worker": "", "rack": str(number
 
 
 def test_resources_that_select_the_same_nodes_are_a_warning() -> None:
-    here = onload()
+    first = onload()
     others = [
-        here,
+        first,
         onload("second", selector={"rack": "1"}),
         onload("third", "elsewhere", selector={"rack": "0", "node-role.kubernetes.io/worker": "x"}),
         onload("empty", selector={}),
     ]
-    assert verdict(here, others=others, nodes=NODES).warnings == (
+    assert verdict(first, others=others, nodes=NODES).warnings == (
         "Onload default/second also selects nodes n1, n3, n5 and 1 more; change a selector",
     )
 

@@ -1,4 +1,4 @@
-"""What the cluster tests of the Onload operator accept on the way to a new version."""
+"""The invariants that the cluster tests of the Onload operator check during an upgrade."""
 
 from typing import Any
 
@@ -18,32 +18,32 @@ class Recording:
     def node(self, name: str, **labels: str) -> None:
         self._add("Node", {"metadata": {"name": name, "labels": labels}})
 
-    def pod(self, name: str, node: str, *, phase: str = "Running", gone: bool = False, **labels: str) -> None:
+    def pod(self, name: str, node: str, *, phase: str = "Running", deleted: bool = False, **labels: str) -> None:
         container = {"resources": {} if labels else {"requests": {"amd.com/onload": "1"}}}
         spec = {"nodeName": node, "containers": [container]}
         metadata = {"name": name, "namespace": "apps", "labels": labels}
-        self._add("Pod", {"metadata": metadata, "spec": spec, "status": {"phase": phase}}, gone=gone)
+        self._add("Pod", {"metadata": metadata, "spec": spec, "status": {"phase": phase}}, deleted=deleted)
 
-    def _add(self, kind: str, thing: dict[str, Any], *, gone: bool = False) -> None:
-        self.events.append(Event(len(self.events), kind, gone, thing))
+    def _add(self, kind: str, thing: dict[str, Any], *, deleted: bool = False) -> None:
+        self.events.append(Event(len(self.events), kind, deleted, thing))
 
 
 @pytest.fixture
 def recording() -> Recording:
-    made = Recording()
+    instance = Recording()
     for name in ("a", "b"):
-        made.node(name)
-        made.node(name, **{LABEL: OLD})
-        made.node(name, **COMPLETE)
-    made.pod("app", "a")
-    made.pod("plugin", "a", **{"onload.amd.com/name": NAMES.daemonset})
-    return made
+        instance.node(name)
+        instance.node(name, **{LABEL: OLD})
+        instance.node(name, **COMPLETE)
+    instance.pod("app", "a")
+    instance.pod("plugin", "a", **{"onload.amd.com/name": NAMES.daemonset})
+    return instance
 
 
 def test_an_upgrade_in_order_is_accepted(recording: Recording) -> None:
     recording.node("a", **{LABEL: OLD, SFC_LABEL: OLD})
-    recording.pod("plugin", "a", gone=True, **{"onload.amd.com/name": NAMES.daemonset})
-    recording.pod("app", "a", gone=True)
+    recording.pod("plugin", "a", deleted=True, **{"onload.amd.com/name": NAMES.daemonset})
+    recording.pod("app", "a", deleted=True)
     recording.node("a", **{SFC_LABEL: OLD})
     recording.node("a")
     recording.node("a", **{LABEL: NEW, SFC_LABEL: NEW})
@@ -53,22 +53,22 @@ def test_an_upgrade_in_order_is_accepted(recording: Recording) -> None:
 
 
 def test_finished_pods_are_accepted(recording: Recording) -> None:
-    recording.pod("plugin", "a", gone=True, **{"onload.amd.com/name": NAMES.daemonset})
+    recording.pod("plugin", "a", deleted=True, **{"onload.amd.com/name": NAMES.daemonset})
     recording.pod("app", "a", phase="Succeeded")
     recording.node("a")
     assert violations(recording.events) == []
 
 
-@pytest.mark.parametrize(("gone", "there"), [("app", ["plugin"]), ("plugin", ["app"]), ("", ["app", "plugin"])])
-def test_a_pod_on_the_node_is_a_violation(recording: Recording, gone: str, there: list[str]) -> None:
-    if gone == "app":
-        recording.pod("app", "a", gone=True)
-    elif gone:
-        recording.pod("plugin", "a", gone=True, **{"onload.amd.com/name": NAMES.daemonset})
+@pytest.mark.parametrize(("deleted", "existing"), [("app", ["plugin"]), ("plugin", ["app"]), ("", ["app", "plugin"])])
+def test_a_pod_on_the_node_is_a_violation(recording: Recording, deleted: str, existing: list[str]) -> None:
+    if deleted == "app":
+        recording.pod("app", "a", deleted=True)
+    elif deleted:
+        recording.pod("plugin", "a", deleted=True, **{"onload.amd.com/name": NAMES.daemonset})
     recording.node("a", **{LABEL: OLD})
     (found,) = violations(recording.events)
     assert "a lost" in found
-    assert f"had {there}" in found
+    assert f"had {existing}" in found
 
 
 def test_a_version_that_changes_without_a_gap_is_a_violation(recording: Recording) -> None:

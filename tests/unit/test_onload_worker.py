@@ -39,13 +39,13 @@ VALUES = Values("/usr/bin/crictl", f"exec {ID} {SERVER} -K")
 def load(root: Path, values: Values = DEFAULTS, *, state: str = "live") -> None:
     """The module is loaded, with these parameters; a second time it is another instance."""
     directory = root / "sys/module/onload"
-    made = root / "sys/module/.new"
-    write(made / "initstate", f"{state}\n")
-    write(made / "parameters/cplane_server_path", f"{values.path}\n")
-    write(made / "parameters/cplane_server_params", f"{values.arguments}\n")
+    result = root / "sys/module/.new"
+    write(result / "initstate", f"{state}\n")
+    write(result / "parameters/cplane_server_path", f"{values.path}\n")
+    write(result / "parameters/cplane_server_params", f"{values.arguments}\n")
     if directory.exists():
         directory.rename(root / f"sys/module/.old{len(os.listdir(directory.parent))}")
-    made.rename(directory)
+    result.rename(directory)
 
 
 @pytest.fixture
@@ -66,10 +66,10 @@ def test_the_arguments_execute_the_server_in_the_container() -> None:
     assert Configuration.of(ENVIRONMENT).arguments(ID) == f"exec {ID} {SERVER} -K"
 
 
-@pytest.mark.parametrize(("given_", "wanted"), [("", ""), ("  ", ""), (" -K  -l 7 ", " -K  -l 7")])
-def test_parameters_of_the_server_follow_its_path(given_: str, wanted: str) -> None:
-    configuration = Configuration.of({**ENVIRONMENT, "ONLOAD_CP_SERVER_PARAMS": given_})
-    assert configuration.arguments(ID) == f"exec {ID} {SERVER}{wanted}"
+@pytest.mark.parametrize(("value", "expected"), [("", ""), ("  ", ""), (" -K  -l 7 ", " -K  -l 7")])
+def test_parameters_of_the_server_follow_its_path(value: str, expected: str) -> None:
+    configuration = Configuration.of({**ENVIRONMENT, "ONLOAD_CP_SERVER_PARAMS": value})
+    assert configuration.arguments(ID) == f"exec {ID} {SERVER}{expected}"
 
 
 @pytest.mark.parametrize(

@@ -108,10 +108,10 @@ def test_the_files_are_up_to_date_with_the_types(tmp_path: Path) -> None:
     stale = tmp_path / "deviceplugin.intel.com_old.yaml"
     stale.touch()
     write(tmp_path, crds.definitions())
-    made = {file.name: file.read_text() for file in tmp_path.iterdir()}
-    assert made == {file.name: file.read_text() for file in BASES.iterdir()}
+    documents = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert documents == {file.name: file.read_text() for file in BASES.iterdir()}
     listed = yaml.safe_load((BASES.parent / "kustomization.yaml").read_text())["resources"]
-    assert listed == [f"bases/{name}" for name in sorted(made)]
+    assert listed == [f"bases/{name}" for name in sorted(documents)]
 
 
 @pytest.mark.parametrize("family", ALL.split())
@@ -193,7 +193,7 @@ def test_a_mapping_has_the_fields_of_the_original(kind: str, short: str, fields:
     }
 
 
-# Beyond the original's, which serves v2 alone, shows the name and the age, and has a status without fields.
+# Additions to the original, which serves only v2 with name and age, and has a status without fields.
 COLUMNS_OF_MAPPINGS = [
     ("Resource", "string", ".status.resource"),
     ("Mode", "string", ".spec.mode"),
@@ -271,7 +271,7 @@ def test_a_violated_rule_has_a_one_line_message_with_the_remedy(family: str, spe
     assert re.fullmatch(r".+ is .+, expected .+; \S.+", message)
 
 
-# Family: what is the sample's own, init image, label.
+# Family: fields of the sample, init image, label.
 SAMPLE_SPECS: dict[str, tuple[dict[str, Any], str, str]] = {
     "dlb": ({}, "intel-dlb-initcontainer", "dlb"),
     "dsa": ({"sharedDevNum": 10}, "intel-idxd-config-initcontainer", "dsa"),

@@ -1,4 +1,4 @@
-"""The DaemonSet of a custom resource: skeletons are those of the manifests, the rest is the specification's tables."""
+"""The DaemonSet of a custom resource: skeletons of the manifests, other fields of the specification."""
 
 from typing import Any
 
@@ -31,12 +31,12 @@ REGISTRY, OTHER_REGISTRY = "registry-of-all", "registry-of-mine"
 NFD = "/etc/kubernetes/node-feature-discovery"
 
 
-def made(family: str, *, settings: Settings = SETTINGS, provisioning: str = "", **more: Any) -> Object:
+def render_pod(family: str, *, settings: Settings = SETTINGS, provisioning: str = "", **more: Any) -> Object:
     return render(plugin(family, **more), settings, provisioning=provisioning).as_object()
 
 
 def pod(family: str, **more: Any) -> Object:
-    return made(family, **more)["spec"]["template"]["spec"]
+    return render_pod(family, **more)["spec"]["template"]["spec"]
 
 
 def arguments(family: str, **spec: Any) -> str:
@@ -51,7 +51,7 @@ def test_a_skeleton_is_the_plain_manifest(family: str) -> None:
     name = f"intel-{family}-plugin"
     manifest = yaml.safe_load((DEPLOY / f"{family}_plugin" / "base" / f"{name}.yaml").read_text())
     for metadata in (manifest["metadata"], manifest["spec"]["template"]["metadata"]):
-        # What the manifest of QAT says to AppArmor never comes from a resource.
+        # The AppArmor annotation of the QAT manifest is never set by a resource.
         metadata.pop("annotations", None)
     assert skeleton(family, own_image(name)).as_object() == manifest
 
@@ -79,7 +79,7 @@ def test_fpgas_skeleton_is_that_of_the_table() -> None:
 @pytest.mark.parametrize("family", models.KINDS)
 def test_a_daemonset_is_named_placed_and_owned(family: str) -> None:
     kind = models.KINDS[family].__name__
-    daemonset = made(family, metadata={"uid": "u-1"})
+    daemonset = render_pod(family, metadata={"uid": "u-1"})
     assert (daemonset["apiVersion"], daemonset["kind"]) == ("apps/v1", "DaemonSet")
     assert daemonset["metadata"] == {
         "name": f"intel-{family}-plugin-mine",
@@ -111,7 +111,7 @@ def test_a_daemonset_is_named_placed_and_owned(family: str) -> None:
         ("dlb", {"logLevel": 4}, "-v 4"),
         ("dsa", {}, "-v 0 -driver idxd -shared-dev-num 1"),
         ("dsa", {"driver": "vfio-pci", "sharedDevNum": 10}, "-v 0 -driver vfio-pci -shared-dev-num 10"),
-        # Releases which do not know the argument must not be given it, unless it is wanted.
+        # The argument is omitted by default, because older releases reject it.
         ("dsa", {"image": "intel/intel-dsa-plugin:0.31.1"}, "-v 0 -shared-dev-num 1"),
         ("dsa", {"image": "a:1/intel-dsa-plugin:0.36.0"}, "-v 0 -driver idxd -shared-dev-num 1"),
         ("dsa", {"image": "intel/intel-dsa-plugin:devel"}, "-v 0 -driver idxd -shared-dev-num 1"),
@@ -302,7 +302,7 @@ def test_a_provisioning_config_is_mounted_and_its_hash_is_an_annotation_of_the_p
     assert found["volumes"][-1] == {"name": volume, "configMap": source}
     assert found["initContainers"][0]["volumeMounts"][-1] == {"name": volume, "mountPath": path}
     first, second = (provisioning_hash({"a.conf": text}) for text in ("x", "y"))
-    marked = made(family, provisioning=first, **spec)["spec"]["template"]["metadata"]["annotations"]
+    marked = render_pod(family, provisioning=first, **spec)["spec"]["template"]["metadata"]["annotations"]
     assert marked == {PROVISIONING_ANNOTATION: first}
     assert first != second
 
@@ -320,14 +320,14 @@ def test_every_qat_driver_has_its_devices_in_the_init_containers_environment() -
     assert container["env"][0] == {"name": "ENABLED_QAT_PF_PCIIDS", "value": ids}
 
 
-# What else a resource says
+# Other fields of a resource
 
 
 @pytest.mark.parametrize("family", models.KINDS)
 def test_a_node_selector_replaces_the_architecture(family: str) -> None:
     architecture = {"kubernetes.io/arch": "amd64"}
     assert pod(family)["nodeSelector"] == architecture
-    # IAA always demands it, and always has from the second look on.
+    # IAA always requires it.
     assert pod(family, nodeSelector={"a": "b"})["nodeSelector"] == {"a": "b"} | (
         architecture if family == "iaa" else {}
     )
@@ -345,7 +345,7 @@ def test_common_fields_of_every_kind_are_applied(family: str) -> None:
     settings = Settings(pull_secret=REGISTRY, service_account="plugins")
     strategy = {"type": "OnDelete"}
     amount = {"limits": {"memory": "1Gi"}}
-    daemonset = made(
+    daemonset = render_pod(
         family,
         settings=settings,
         image="x:1",
@@ -379,7 +379,7 @@ def test_an_unset_image_is_the_default() -> None:
 def test_only_qats_annotations_are_copied_and_never_kubectls() -> None:
     annotations = {"a.example/b": "c", "kubectl.kubernetes.io/last-applied-configuration": "{}"}
     for family in models.KINDS:
-        daemonset = made(family, metadata={"annotations": annotations}, podAnnotations={"d": "e"})
+        daemonset = render_pod(family, metadata={"annotations": annotations}, podAnnotations={"d": "e"})
         copied = {"a.example/b": "c"} if family == "qat" else {}
         assert daemonset["metadata"].get("annotations", {}) == copied
         assert daemonset["spec"]["template"]["metadata"]["annotations"] == copied | {"d": "e"}
@@ -416,9 +416,9 @@ def test_overlays_of_gpus_have_equivalent_fields(overlay: str) -> None:
     found = pod("gpu", **spec)
     base = "xpumd" if overlay == "xpumd" else "levelzero"
     patch = yaml.safe_load((DEPLOY / "gpu_plugin" / "overlays" / base / f"{base}.yaml").read_text())
-    wanted = patch["spec"]["template"]["spec"]
-    own, *sidecars = wanted["containers"]
-    assert found["volumes"][4:] == wanted["volumes"]
+    expected = patch["spec"]["template"]["spec"]
+    own, *sidecars = expected["containers"]
+    assert found["volumes"][4:] == expected["volumes"]
     assert found["containers"][0]["volumeMounts"][4:] == own["volumeMounts"]
     assert found["containers"][1:] == sidecars
     assert ("-health-management" in found["containers"][0]["args"]) == (overlay == "health")

@@ -16,23 +16,23 @@ from accelplane.operator.settings import RELEASE, ImagePolicy, Settings
 
 def test_the_samples_are_rendered() -> None:
     text = "---\n".join(file.read_text() for file in sorted(SAMPLES.glob("*deviceplugin.yaml")))
-    made = list(yaml.safe_load_all(render_text(text, Settings(namespace="here")).text))
-    assert [each["metadata"]["name"] for each in made] == [
+    result = list(yaml.safe_load_all(render_text(text, Settings(namespace="here")).text))
+    assert [each["metadata"]["name"] for each in result] == [
         f"intel-{family}-plugin-{family}deviceplugin-sample" for family in models.KINDS
     ]
-    assert {each["metadata"]["namespace"] for each in made} == {"here"}
+    assert {each["metadata"]["namespace"] for each in result} == {"here"}
 
 
 def test_items_of_lists_are_rendered_and_other_objects_ignored() -> None:
     items = [resource("npu"), {"apiVersion": "v1", "kind": "ConfigMap"}]
     text = yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": items})
-    (made,) = yaml.safe_load_all(render_text(text, Settings(images=ImagePolicy(target="1.2.0"))).text)
-    (container,) = made["spec"]["template"]["spec"]["containers"]
+    (instance,) = yaml.safe_load_all(render_text(text, Settings(images=ImagePolicy(target="1.2.0"))).text)
+    (container,) = instance["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "accelplane/intel-npu-plugin:1.2.0"
 
 
 @pytest.mark.parametrize(
-    ("given", "same"),
+    ("document", "same"),
     [
         ({"spec": None}, {}),
         ({"spec": {"tolerations": None, "image": None}}, {}),
@@ -42,8 +42,8 @@ def test_items_of_lists_are_rendered_and_other_objects_ignored() -> None:
         ),
     ],
 )
-def test_null_fields_are_unset(given: dict[str, Any], same: dict[str, Any]) -> None:
-    found, expected = resource("gpu") | given, resource("gpu", **same)
+def test_null_fields_are_unset(document: dict[str, Any], same: dict[str, Any]) -> None:
+    found, expected = resource("gpu") | document, resource("gpu", **same)
     assert render_text(yaml.safe_dump(found), Settings()).text == render_text(yaml.safe_dump(expected), Settings()).text
 
 
@@ -127,12 +127,12 @@ def test_the_command_prints_warnings_of_admission_to_standard_error(
     file = tmp_path / "gpu.yaml"
     file.write_text(yaml.safe_dump(resource("gpu", image="intel/intel-gpu-plugin:0.31.1", allowIDs="0x56c0")))
     assert main([str(file)]) == 0
-    made = capsys.readouterr()
-    assert made.err == (
+    result = capsys.readouterr()
+    assert result.err == (
         f"{file}: warning: GpuDevicePlugin mine: allowIDs 0x56c0 needs image version 0.34.0 or newer, found "
         f"'intel/intel-gpu-plugin:0.31.1'; set image to accelplane/intel-gpu-plugin:{RELEASE}\n"
     )
-    assert yaml.safe_load(made.out)["kind"] == "DaemonSet"
+    assert yaml.safe_load(result.out)["kind"] == "DaemonSet"
 
 
 def test_the_command_reports_errors_with_the_file(capsys: pytest.CaptureFixture[str]) -> None:

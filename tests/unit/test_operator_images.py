@@ -1,4 +1,4 @@
-"""Image references: which are accepted, which are replaced, and by what."""
+"""Image references: accepted and replaced ones."""
 
 import pytest
 from customresources import plugin
@@ -26,7 +26,7 @@ NAMES = ("intel-gpu-plugin",)
         f"intel/intel-gpu-plugin@{DIGEST}",
         f"intel-gpu-plugin@{DIGEST}",
         f"foo-intel-gpu-plugin@{DIGEST}",
-        # The Go operator refuses these.
+        # The Go operator rejects these.
         "host:5000/intel/intel-gpu-plugin:0.31.1",
         f"host:5000/intel/intel-gpu-plugin@{DIGEST}",
         f"intel/intel-gpu-plugin:0.31.1@{DIGEST}",
@@ -125,13 +125,13 @@ def test_a_reference_is_upgraded_or_overridden(reference: str, upgraded: str, ov
 
 
 @pytest.mark.parametrize(
-    ("target", "original", "ours"),
+    ("target", "original", "image"),
     [("", "0.31.1", "1.2.0"), ("0.36.0", "0.36.0", "1.2.0"), ("1.1.0", "0.31.1", "1.1.0")],
 )
-def test_a_target_concerns_the_images_of_its_own_project(target: str, original: str, ours: str) -> None:
+def test_a_target_concerns_the_images_of_its_own_project(target: str, original: str, image: str) -> None:
     policy = ImagePolicy(release="1.2.0", target=target)
     assert images.upgraded("intel/intel-gpu-plugin:0.30.0", policy) == f"intel/intel-gpu-plugin:{original}"
-    assert images.upgraded("accelplane/intel-gpu-plugin:1.0.0", policy) == f"accelplane/intel-gpu-plugin:{ours}"
+    assert images.upgraded("accelplane/intel-gpu-plugin:1.0.0", policy) == f"accelplane/intel-gpu-plugin:{image}"
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ ALWAYS = [
 ]
 
 
-def seen(
-    wanted: int = 2, ready: int = 2, updated: int = 2, *, uid: str = "d-1", generation: int = 1, observed: int = 1
+def observed_daemonset(
+    desired: int = 2, ready: int = 2, updated: int = 2, *, uid: str = "d-1", generation: int = 1, observed: int = 1
 ) -> SeenDaemonSet:
     daemonset = {
         "metadata": {
@@ -40,7 +40,7 @@ def seen(
         },
         "spec": {},
         "status": {
-            "desiredNumberScheduled": wanted,
+            "desiredNumberScheduled": desired,
             "numberReady": ready,
             "updatedNumberScheduled": updated,
             "observedGeneration": observed,
@@ -49,11 +49,11 @@ def seen(
     return msgspec.convert(daemonset, SeenDaemonSet)
 
 
-def told_of(found: models.Status) -> dict[str, str]:
+def reported(found: models.Status) -> dict[str, str]:
     return {each.type: each.status for each in found.conditions}
 
 
-def said(found: models.Status, condition: str) -> str:
+def condition_of(found: models.Status, condition: str) -> str:
     (message,) = [each.message for each in found.conditions if each.type == condition]
     return message
 
@@ -62,7 +62,7 @@ GPU = plugin("gpu", metadata={"generation": 3})
 
 
 def test_the_four_fields_of_the_original_are_unchanged() -> None:
-    found = status(GPU, Observed(daemonset=seen(3, 1), nodes=("b", "", "a", "b")), NOW)
+    found = status(GPU, Observed(daemonset=observed_daemonset(3, 1), nodes=("b", "", "a", "b")), NOW)
     written: Any = msgspec.json.decode(msgspec.json.encode(found))
     assert written["desiredNumberScheduled"] == 3
     assert written["numberReady"] == 1
@@ -85,12 +85,12 @@ def test_a_status_without_a_daemonset_has_both_numbers_too() -> None:
 
 
 def test_the_owner_reference_changes_with_the_daemonset_but_not_with_its_versions() -> None:
-    before = msgspec.structs.replace(GPU, status=status(GPU, Observed(daemonset=seen()), NOW))
-    newer = seen()
+    before = msgspec.structs.replace(GPU, status=status(GPU, Observed(daemonset=observed_daemonset()), NOW))
+    newer = observed_daemonset()
     newer = msgspec.structs.replace(newer, metadata=msgspec.structs.replace(newer.metadata, resource_version="9"))
     same = status(before, Observed(daemonset=newer), LATER)
     assert same == before.status
-    other = status(before, Observed(daemonset=seen(uid="d-2")), LATER)
+    other = status(before, Observed(daemonset=observed_daemonset(uid="d-2")), LATER)
     assert isinstance(other.controlled_daemon_set, ObjectReference)
     assert other.controlled_daemon_set.uid == "d-2"
 
@@ -100,19 +100,24 @@ def test_the_owner_reference_changes_with_the_daemonset_but_not_with_its_version
     [
         (Observed(), "False", "True", "does not exist yet"),
         (Observed(failure="refused"), "False", "False", "does not exist yet"),
-        (Observed(daemonset=seen()), "True", "False", "2 of 2 pods are ready, 2 are updated"),
-        (Observed(daemonset=seen(ready=1)), "False", "True", "1 of 2 pods are ready"),
-        (Observed(daemonset=seen(updated=1)), "True", "True", "1 are updated"),
-        (Observed(daemonset=seen(0, 0, 0)), "True", "False", "no node is selected"),
-        (Observed(daemonset=seen(generation=2)), "True", "True", "2 of 2 pods are ready"),
-        (Observed(daemonset=seen(ready=1, generation=2)), "False", "True", "1 of 2 pods are ready"),
-        (Observed(daemonset=seen(0, 0, 0, observed=0)), "False", "True", "has not processed the DaemonSet yet"),
+        (Observed(daemonset=observed_daemonset()), "True", "False", "2 of 2 pods are ready, 2 are updated"),
+        (Observed(daemonset=observed_daemonset(ready=1)), "False", "True", "1 of 2 pods are ready"),
+        (Observed(daemonset=observed_daemonset(updated=1)), "True", "True", "1 are updated"),
+        (Observed(daemonset=observed_daemonset(0, 0, 0)), "True", "False", "no node is selected"),
+        (Observed(daemonset=observed_daemonset(generation=2)), "True", "True", "2 of 2 pods are ready"),
+        (Observed(daemonset=observed_daemonset(ready=1, generation=2)), "False", "True", "1 of 2 pods are ready"),
+        (
+            Observed(daemonset=observed_daemonset(0, 0, 0, observed=0)),
+            "False",
+            "True",
+            "has not processed the DaemonSet yet",
+        ),
     ],
 )
 def test_progress_is_reported(observed: Observed, available: str, progressing: str, words: str) -> None:
     found = status(GPU, observed, NOW)
-    assert (told_of(found)["Available"], told_of(found)["Progressing"]) == (available, progressing)
-    assert words in said(found, "Available")
+    assert (reported(found)["Available"], reported(found)["Progressing"]) == (available, progressing)
+    assert words in condition_of(found, "Available")
 
 
 CONFLICT = FieldConflict(Difference(("spec", "image"), "a", "b"), 3, ("kubectl",))
@@ -137,17 +142,19 @@ OVERLAP = Overlap("GpuDevicePlugin", "mine", "other", ("n1", "n2"))
     ],
 )  # fmt: skip
 def test_only_problems_are_reported(observed: dict[str, Any], condition: str, words: str) -> None:
-    mine = plugin("dsa", provisioningConfig="cfg")
-    found = status(mine, Observed(daemonset=seen(), **observed), NOW)
-    assert [*told_of(found)] == ALWAYS
-    assert {name for name, value in told_of(found).items() if value == "True"} == {"Available", condition}
-    assert words in said(found, condition)
+    first = plugin("dsa", provisioningConfig="cfg")
+    found = status(first, Observed(daemonset=observed_daemonset(), **observed), NOW)
+    assert [*reported(found)] == ALWAYS
+    assert {name for name, value in reported(found).items() if value == "True"} == {"Available", condition}
+    assert words in condition_of(found, condition)
 
 
 def test_a_forbidden_config_map_is_not_reported_as_missing() -> None:
-    found = status(plugin("dsa", provisioningConfig="cfg"), Observed(daemonset=seen(), config_missing=None), NOW)
-    assert told_of(found)["ProvisioningConfigMissing"] == "Unknown"
-    assert "ConfigMap cfg (provisioningConfig) cannot be read" in said(found, "ProvisioningConfigMissing")
+    found = status(
+        plugin("dsa", provisioningConfig="cfg"), Observed(daemonset=observed_daemonset(), config_missing=None), NOW
+    )
+    assert reported(found)["ProvisioningConfigMissing"] == "Unknown"
+    assert "ConfigMap cfg (provisioningConfig) cannot be read" in condition_of(found, "ProvisioningConfigMissing")
 
 
 def test_every_condition_has_a_reason_for_programs() -> None:
@@ -160,29 +167,29 @@ def test_every_condition_has_a_reason_for_programs() -> None:
         "NoDaemonSet", "NoDaemonSet", "WriteRejected", "ImageReplaced", "ConfigMapNotFound", "ImageOfGoProject",
         "ImageTooOld", "SameNodesSelected",
     ]  # fmt: skip
-    assert {each.reason for each in status(GPU, Observed(daemonset=seen()), NOW).conditions} == {
+    assert {each.reason for each in status(GPU, Observed(daemonset=observed_daemonset()), NOW).conditions} == {
         "PodsReady", "Complete", "AsExpected",
     }  # fmt: skip
 
 
 def test_running_images_are_reported_if_they_differ() -> None:
     replaced = [Replacement("image", "a:1", "b:2"), Replacement("initImage", "c:1", "d:2")]
-    found = status(GPU, Observed(daemonset=seen(), replaced=replaced), NOW)
+    found = status(GPU, Observed(daemonset=observed_daemonset(), replaced=replaced), NOW)
     assert (found.effective_image, found.effective_init_image) == ("b:2", "d:2")
 
 
 def test_a_time_is_that_of_the_last_change() -> None:
-    before = status(GPU, Observed(daemonset=seen()), NOW)
-    after = status(msgspec.structs.replace(GPU, status=before), Observed(daemonset=seen(ready=1)), LATER)
+    before = status(GPU, Observed(daemonset=observed_daemonset()), NOW)
+    after = status(msgspec.structs.replace(GPU, status=before), Observed(daemonset=observed_daemonset(ready=1)), LATER)
     changed = {each.type for each in after.conditions if each.last_transition_time == LATER}
     assert changed == {"Available", "Progressing"}
 
 
 def test_conditions_of_others_are_not_written() -> None:
-    before = status(GPU, Observed(daemonset=seen()), NOW)
+    before = status(GPU, Observed(daemonset=observed_daemonset()), NOW)
     foreign = msgspec.structs.replace(before.conditions[0], type="example.com/Approved")
     before = msgspec.structs.replace(before, conditions=(foreign, *before.conditions))
-    after = status(msgspec.structs.replace(GPU, status=before), Observed(daemonset=seen()), LATER)
+    after = status(msgspec.structs.replace(GPU, status=before), Observed(daemonset=observed_daemonset()), LATER)
     assert after.conditions == before.conditions[1:]
 
 

@@ -1,4 +1,4 @@
-"""What is written when a DaemonSet is there already: no more than is needed, and never its name or selector."""
+"""Updates of existing DaemonSets: minimal writes, and never the name or selector."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -30,19 +30,19 @@ def desired(family: str, *, settings: Settings | None = None, provisioning: str 
 
 
 def stored(family: str, *, name: str = "", since: str = "2026-01-01T00:00:00Z", **spec: Any) -> Object:
-    """A DaemonSet as the API server gives it back: with its defaults and what it keeps about it."""
-    made = plan(desired(family, **spec), []).apply
-    assert made is not None
-    there = as_the_server_says(made)
-    there["metadata"] |= {"uid": "d-1", "resourceVersion": "7", "creationTimestamp": since}
+    """A DaemonSet as the API server returns it, with defaults and metadata."""
+    result = plan(desired(family, **spec), []).apply
+    assert result is not None
+    existing = as_the_server_says(result)
+    existing["metadata"] |= {"uid": "d-1", "resourceVersion": "7", "creationTimestamp": since}
     if name:
-        there["metadata"]["name"] = name
-    return there
+        existing["metadata"]["name"] = name
+    return existing
 
 
-def as_the_server_says(wanted: Any) -> Object:
-    there = deepcopy(wanted)
-    pod = there["spec"]["template"]["spec"]
+def as_the_server_says(desired: Any) -> Object:
+    existing = deepcopy(desired)
+    pod = existing["spec"]["template"]["spec"]
     pod |= {"restartPolicy": "Always", "dnsPolicy": "ClusterFirst", "schedulerName": "default-scheduler"}
     for container in (*pod["containers"], *pod.get("initContainers", [])):
         container.setdefault("terminationMessagePath", "/dev/termination-log")
@@ -57,17 +57,17 @@ def as_the_server_says(wanted: Any) -> Object:
             volume["hostPath"].setdefault("type", "")
         if "configMap" in volume:
             volume["configMap"].setdefault("defaultMode", 420)
-    return there
+    return existing
 
 
-def told(family: str, there: Object, **spec: Any) -> tuple[str, ...]:
-    """What differs from what is asked for now; the write is checked to be the whole DaemonSet."""
-    found = plan(desired(family, **spec), [there])
+def plan_differences(family: str, existing: Object, **spec: Any) -> tuple[str, ...]:
+    """The differences to the desired DaemonSet. Asserts that the write has the complete DaemonSet."""
+    found = plan(desired(family, **spec), [existing])
     assert (found.apply is None) == (not found.differences)
     if found.apply is not None:
         assert plan(desired(family, **spec), [as_the_server_says(found.apply)]).apply is None
-        assert found.apply["metadata"]["name"] == there["metadata"]["name"]  # type: ignore[index,call-overload]
-        assert found.apply["spec"]["selector"] == there["spec"]["selector"]  # type: ignore[index,call-overload]
+        assert found.apply["metadata"]["name"] == existing["metadata"]["name"]  # type: ignore[index,call-overload]
+        assert found.apply["spec"]["selector"] == existing["spec"]["selector"]  # type: ignore[index,call-overload]
     return tuple(line for line in found.differences if HASH_ANNOTATION not in line)
 
 
@@ -103,7 +103,7 @@ PLUGIN = "spec.template.spec.containers.intel-{}-plugin"
         ("gpu", {}, {"sharedDevNum": 2}, [f"{PLUGIN}.args:"]),
         ("gpu", {}, {"tolerations": [{"key": "a"}]}, ["spec.template.spec.tolerations: missing"]),
         ("gpu", {"tolerations": [{"key": "a"}]}, {"tolerations": [{"key": "b"}]}, ["spec.template.spec.tolerations:"]),
-        # What goes shows in the hash alone.
+        # Removed fields change only the hash.
         ("gpu", {"tolerations": [{"key": "a"}]}, {}, []),
         ("sgx", {"initImage": "x:1"}, {}, []),
         ("sgx", {"initImage": "x:1"}, {"initImage": "x:2"}, ["initContainers.intel-sgx-initcontainer.image"]),
@@ -133,7 +133,7 @@ def test_an_edit_of_the_resource_is_written_and_reported(
     found = plan(desired(family, **after), [stored(family, **before)])
     assert found.apply is not None
     assert found.differences
-    lines = "\n".join(told(family, stored(family, **before), **after))
+    lines = "\n".join(plan_differences(family, stored(family, **before), **after))
     for part in expected:
         assert part.format(family) in lines
 
@@ -152,9 +152,9 @@ def test_an_edit_of_the_resource_is_written_and_reported(
     ],
 )
 def test_manual_changes_are_reverted(family: str, by_hand: Callable[[Object], object]) -> None:
-    there = stored(family)
-    by_hand(there["spec"]["template"]["spec"])
-    assert told(family, there)
+    existing = stored(family)
+    by_hand(existing["spec"]["template"]["spec"])
+    assert plan_differences(family, existing)
 
 
 @pytest.mark.parametrize(
@@ -168,30 +168,30 @@ def test_manual_changes_are_reverted(family: str, by_hand: Callable[[Object], ob
     ],
 )  # fmt: skip
 def test_additions_of_others_are_kept(added: Callable[[Object], object]) -> None:
-    there = stored("gpu")
-    added(there)
-    assert told("gpu", there) == ()
+    existing = stored("gpu")
+    added(existing)
+    assert plan_differences("gpu", existing) == ()
 
 
 def test_an_adopted_daemonset_keeps_its_name_and_selector_and_gets_all_other_fields() -> None:
-    there = stored("gpu", name="intel-gpu-plugin", image="x:1")
-    del there["metadata"]["annotations"]
-    there["spec"]["selector"] = {"matchLabels": {"app": "intel-gpu-plugin", "older": "yes"}}
-    there["spec"]["template"]["metadata"]["labels"] = {"app": "intel-gpu-plugin", "older": "yes"}
-    found = plan(desired("gpu", image="x:2"), [there])
-    made: Any = found.apply
+    existing = stored("gpu", name="intel-gpu-plugin", image="x:1")
+    del existing["metadata"]["annotations"]
+    existing["spec"]["selector"] = {"matchLabels": {"app": "intel-gpu-plugin", "older": "yes"}}
+    existing["spec"]["template"]["metadata"]["labels"] = {"app": "intel-gpu-plugin", "older": "yes"}
+    found = plan(desired("gpu", image="x:2"), [existing])
+    items: Any = found.apply
     assert found.surplus == ()
-    assert made["metadata"]["name"] == "intel-gpu-plugin"
-    assert made["spec"]["selector"] == there["spec"]["selector"]
-    assert made["spec"]["template"]["metadata"]["labels"] == {"app": "intel-gpu-plugin", "older": "yes"}
-    assert told("gpu", there, image="x:2")
+    assert items["metadata"]["name"] == "intel-gpu-plugin"
+    assert items["spec"]["selector"] == existing["spec"]["selector"]
+    assert items["spec"]["template"]["metadata"]["labels"] == {"app": "intel-gpu-plugin", "older": "yes"}
+    assert plan_differences("gpu", existing, image="x:2")
 
 
 def test_removing_the_service_account_restores_the_default_account() -> None:
-    there = stored("gpu", resourceManager=True)
-    made: Any = plan(desired("gpu"), [there]).apply
-    assert made["spec"]["template"]["spec"]["serviceAccountName"] == "default"
-    assert plan(desired("gpu"), [as_the_server_says(made)]).apply is None
+    existing = stored("gpu", resourceManager=True)
+    items: Any = plan(desired("gpu"), [existing]).apply
+    assert items["spec"]["template"]["spec"]["serviceAccountName"] == "default"
+    assert plan(desired("gpu"), [as_the_server_says(items)]).apply is None
 
 
 def test_the_oldest_of_several_daemonsets_is_kept() -> None:

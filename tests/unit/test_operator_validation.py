@@ -24,20 +24,20 @@ def original(family: str, tag: str = "0.31.1") -> str:
     return f"intel/intel-{family}-plugin:{tag}"
 
 
-def ours(name: str, tag: str = RELEASE) -> str:
+def own_image(name: str, tag: str = RELEASE) -> str:
     return f"accelplane/{name}:{tag}"
 
 
-def judged(family: str, others: list[models.DevicePlugin] | None = None, **spec: Any) -> str:
-    """The refusal of a valid resource with these changes; empty when it is admitted."""
-    right: dict[str, Any] = {"image": ours(f"intel-{family}-plugin")}
+def validation_error(family: str, others: list[models.DevicePlugin] | None = None, **spec: Any) -> str:
+    """The error for a valid resource with these changes; empty if it is admitted."""
+    right: dict[str, Any] = {"image": own_image(f"intel-{family}-plugin")}
     if family == "fpga":
-        right["initImage"] = ours("intel-fpga-initcontainer")
+        right["initImage"] = own_image("intel-fpga-initcontainer")
     return verdict(plugin(family, **right | spec), POLICY, others=others or []).refusal
 
 
 def warned(family: str, policy: ImagePolicy = POLICY, **spec: Any) -> str:
-    found = verdict(plugin(family, **{"image": ours(f"intel-{family}-plugin")} | spec), policy)
+    found = verdict(plugin(family, **{"image": own_image(f"intel-{family}-plugin")} | spec), policy)
     assert found.refusal == ""
     return "\n".join(found.warnings)
 
@@ -49,9 +49,9 @@ def warned(family: str, policy: ImagePolicy = POLICY, **spec: Any) -> str:
 @pytest.mark.parametrize("spec", [{}, {"image": ""}, {"logLevel": 4}])
 def test_an_unset_image_is_filled_in_with_that_of_the_release(family: str, spec: dict[str, Any]) -> None:
     document = json.dumps(resource(family, **spec)).encode()
-    expected = {"image": ours(f"intel-{family}-plugin")}
+    expected = {"image": own_image(f"intel-{family}-plugin")}
     if family == "fpga":
-        expected["initImage"] = ours("intel-fpga-initcontainer")
+        expected["initImage"] = own_image("intel-fpga-initcontainer")
     assert defaulting.missing(family, document, POLICY) == expected
     assert defaulting.patch(family, document, POLICY) == [
         {"op": "add", "path": f"/spec/{field}", "value": image} for field, image in expected.items()
@@ -97,20 +97,20 @@ def test_the_samples_are_admitted_without_warnings(family: str) -> None:
     "image", ["intel-other-plugin:0.31.1", "intel-{}-plugin", "intel-{}-plugin:0.30.0", "x:latest"]
 )
 def test_a_wrong_image_is_rejected_in_one_line_with_the_image_to_write(family: str, image: str) -> None:
-    refusal = judged(family, image=image.format(family))
+    refusal = validation_error(family, image=image.format(family))
     assert refusal.startswith("invalid resource: image ")
     assert image.format(family) in refusal
-    assert refusal.endswith(f"; set image to {ours(f'intel-{family}-plugin')}")
+    assert refusal.endswith(f"; set image to {own_image(f'intel-{family}-plugin')}")
     assert "\n" not in refusal
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_tag_devel_is_admitted_with_a_warning(family: str) -> None:
     name = f"intel-{family}-plugin"
-    spec = {"initImage": ours("intel-fpga-initcontainer")} if family == "fpga" else {}
-    warning = warned(family, image=ours(name, "devel"), **spec)
-    assert warning.startswith(f"image has tag devel in '{ours(name, 'devel')}'")
-    assert warning.endswith(f"set image to {ours(name)}")
+    spec = {"initImage": own_image("intel-fpga-initcontainer")} if family == "fpga" else {}
+    warning = warned(family, image=own_image(name, "devel"), **spec)
+    assert warning.startswith(f"image has tag devel in '{own_image(name, 'devel')}'")
+    assert warning.endswith(f"set image to {own_image(name)}")
 
 
 @pytest.mark.parametrize("family", sorted({*FAMILIES} - {"npu"}))
@@ -143,18 +143,18 @@ def test_an_image_that_the_operator_replaces_is_admitted_with_a_warning() -> Non
     ],
 )
 def test_name_and_version_of_an_init_image_are_validated(family: str, name: str) -> None:
-    assert judged(family, initImage=f"any/{name}:0.31.1") == ""
-    assert "initImage version is too low: found 0.31.0" in judged(family, initImage=f"any/{name}:0.31.0")
-    wrong = judged(family, initImage="any/intel-other-initcontainer:0.31.1")
+    assert validation_error(family, initImage=f"any/{name}:0.31.1") == ""
+    assert "initImage version is too low: found 0.31.0" in validation_error(family, initImage=f"any/{name}:0.31.0")
+    wrong = validation_error(family, initImage="any/intel-other-initcontainer:0.31.1")
     assert wrong.startswith("invalid resource: initImage has an incorrect image name")
     assert name in wrong
-    assert wrong.endswith(f"set initImage to {ours(name.replace('-initimage', '-initcontainer'))}")
+    assert wrong.endswith(f"set initImage to {own_image(name.replace('-initimage', '-initcontainer'))}")
 
 
 def test_only_fpgas_need_an_init_image() -> None:
-    assert "initImage field is incorrect" in judged("fpga", initImage="")
+    assert "initImage field is incorrect" in validation_error("fpga", initImage="")
     for family in set(FAMILIES) - {"fpga", "npu"}:
-        assert judged(family, initImage="") == ""
+        assert validation_error(family, initImage="") == ""
 
 
 def test_a_wrong_init_image_of_gpus_is_a_warning() -> None:
@@ -217,7 +217,7 @@ QAT_INIT = {"initImage": "intel/intel-qat-initcontainer:0.31.1"}
 def test_the_rules_of_a_kind_hold(
     family: str, spec: dict[str, Any], others: list[models.DevicePlugin], words: list[str] | None
 ) -> None:
-    refusal = judged(family, others, **spec)
+    refusal = validation_error(family, others, **spec)
     assert bool(refusal) == (words is not None), refusal
     for word in words or []:
         assert word in refusal
@@ -246,7 +246,7 @@ def test_the_rules_of_a_kind_hold(
 def test_the_first_error_in_the_order_of_the_original_is_reported(
     family: str, spec: dict[str, Any], first: str
 ) -> None:
-    assert judged(family, **spec).startswith(f"invalid resource: {first}")
+    assert validation_error(family, **spec).startswith(f"invalid resource: {first}")
 
 
 def test_a_policy_without_shared_gpus_is_a_warning() -> None:
@@ -266,13 +266,13 @@ def test_older_images_may_be_admitted_with_a_warning_while_upgrades_are_on() -> 
 
 def test_an_overlap_is_a_warning() -> None:
     shared = [Overlap("NpuDevicePlugin", "mine", "other", ("n1",))]
-    found = verdict(plugin("npu", image=ours("intel-npu-plugin")), POLICY, overlaps=shared)
+    found = verdict(plugin("npu", image=own_image("intel-npu-plugin")), POLICY, overlaps=shared)
     assert found.refusal == ""
     assert "NpuDevicePlugin other also selects node n1; change one of the two node selectors" in found.warnings[0]
 
 
 def test_a_name_too_long_for_the_daemonset_is_rejected() -> None:
-    right = {"image": ours("intel-sgx-plugin")}
+    right = {"image": own_image("intel-sgx-plugin")}
     assert verdict(plugin("sgx", "x" * 236, **right), POLICY).refusal == ""
     assert "metadata.name has 237 characters" in verdict(plugin("sgx", "x" * 237, **right), POLICY).refusal
 
@@ -319,7 +319,7 @@ def test_a_name_too_long_for_the_daemonset_is_rejected() -> None:
 )
 def test_invalid_pod_fields_are_rejected_in_one_line_with_the_remedy(spec: dict[str, Any], words: str) -> None:
     for family in FAMILIES:
-        refusal = judged(family, **spec)
+        refusal = validation_error(family, **spec)
         assert words in refusal
         assert re.fullmatch(r"invalid resource: .+, expected .+; .+", refusal)
 
@@ -342,7 +342,7 @@ def test_invalid_pod_fields_are_rejected_in_one_line_with_the_remedy(spec: dict[
 )
 def test_valid_pod_fields_are_admitted(spec: dict[str, Any]) -> None:
     for family in FAMILIES:
-        assert judged(family, **spec) == ""
+        assert validation_error(family, **spec) == ""
 
 
 @pytest.mark.parametrize(
@@ -402,13 +402,14 @@ def test_a_field_that_the_image_does_not_support_is_a_warning(
 ) -> None:
     family, spec, field, name, since, subject = feature
     assert warned(family, **spec | {field: f"intel/{name}:0.31.1"}) == (
-        f"{subject} needs {field} version {since} or newer, found 'intel/{name}:0.31.1'; set {field} to {ours(name)}"
+        f"{subject} needs {field} version {since} or newer, found 'intel/{name}:0.31.1'; "
+        f"set {field} to {own_image(name)}"
     )
     assert warned(family, **spec | {field: f"intel/{name}:{since}"}) == ""
-    assert warned(family, **spec | {field: ours(name)}) == ""
-    assert "needs" not in warned(family, **spec | {field: ours(name, "devel")})
-    wanted = f"set {field} to mirror/intel/{name}:{since}"
-    assert wanted in warned(family, ImagePolicy(vendor="intel"), **spec | {field: f"mirror/intel/{name}:0.31.1"})
+    assert warned(family, **spec | {field: own_image(name)}) == ""
+    assert "needs" not in warned(family, **spec | {field: own_image(name, "devel")})
+    expected = f"set {field} to mirror/intel/{name}:{since}"
+    assert expected in warned(family, ImagePolicy(vendor="intel"), **spec | {field: f"mirror/intel/{name}:0.31.1"})
 
 
 @pytest.mark.parametrize(
@@ -418,7 +419,7 @@ def test_a_field_that_the_image_does_not_support_is_a_warning(
         (original("gpu", "0.33.9"), False),
         (original("gpu", "0.34.0"), True),
         (original("gpu", "0.36.0"), True),
-        (ours("intel-gpu-plugin"), False),
+        (own_image("intel-gpu-plugin"), False),
         (original("gpu", "devel"), False),
     ],
 )
@@ -426,7 +427,7 @@ def test_images_whose_release_removed_the_resource_manager_are_a_warning(image: 
     spec = {"image": image, "resourceManager": True, "sharedDevNum": 2}
     expected = (
         f"resourceManager true needs image version 1.0.0 or newer, or one below 0.34.0, found '{image}'; "
-        f"set image to {ours('intel-gpu-plugin')}"
+        f"set image to {own_image('intel-gpu-plugin')}"
     )
     for policy in (
         ImagePolicy(minimum="0.30.0"),

@@ -1,4 +1,4 @@
-"""Provisioning's configuration files: which one counts, and what is wrong with it."""
+"""Configuration files of provisioning: priority and errors."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from accelplane.provision.config import CONFIG_LIMIT, ConfigError, ConfigFile, f
 
 
 @pytest.mark.parametrize(
-    ("there", "node_name", "counts"),
+    ("existing", "node_name", "counts"),
     [
         ([], "node1", None),
         (["qat.conf"], "", "qat.conf"),
@@ -23,9 +23,9 @@ from accelplane.provision.config import CONFIG_LIMIT, ConfigError, ConfigFile, f
     ],
 )
 def test_the_file_of_the_node_has_priority(
-    tmp_path: Path, there: list[str], node_name: str, counts: str | None
+    tmp_path: Path, existing: list[str], node_name: str, counts: str | None
 ) -> None:
-    for name in there:
+    for name in existing:
         (tmp_path / name).write_text(name)
     found = find(str(tmp_path), "qat", node_name)
     assert found == (ConfigFile(str(tmp_path / counts), counts) if counts else None)
@@ -63,7 +63,7 @@ def fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
-def too_large(path: Path) -> None:
+def make_large_file(path: Path) -> None:
     path.write_bytes(b"#" * (CONFIG_LIMIT + 1))
 
 
@@ -71,7 +71,7 @@ def no_text(path: Path) -> None:
     path.write_bytes(b"ServicesEnabled=dc\n\xff\xfe")
 
 
-def looped(path: Path) -> None:
+def make_link_loop(path: Path) -> None:
     path.symlink_to(path.name)
 
 
@@ -80,9 +80,9 @@ def looped(path: Path) -> None:
     [
         (directory, 0, "Is a directory"),
         (fifo, 0, "no regular file"),
-        (too_large, 0, "more than 1048576 bytes"),
+        (make_large_file, 0, "more than 1048576 bytes"),
         (no_text, 2, "ff fe"),
-        (looped, 0, "symbolic links"),
+        (make_link_loop, 0, "symbolic links"),
     ],
 )
 def test_errors_have_file_and_line(tmp_path: Path, make: object, line: int, found: str) -> None:

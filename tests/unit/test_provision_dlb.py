@@ -1,4 +1,4 @@
-"""DLB devices provisioned: what is said of them, and what it does to an emulated kernel."""
+"""Provisioning of DLB devices: outcomes, and effects on an emulated kernel."""
 
 import errno
 from collections.abc import Callable, Mapping, Sequence
@@ -120,14 +120,14 @@ def test_a_plan_shows_the_resources_of_the_vf_and_writes_nothing() -> None:
 
 
 class Case(NamedTuple):
-    """A device, what happens to it, and what it is afterwards."""
+    """A device, the changes of it, and its final state."""
 
     title: str
     node: Node
     state: str
     config: DlbConfig = ONE
     reason: str = ""
-    given: Mapping[str, int] = {}
+    resources: Mapping[str, int] = {}
     vfs: Sequence[str] | None = None
     arrange: Callable[[Node], None] = lambda _node: None
     unchanged: bool = False
@@ -138,12 +138,12 @@ def fail(name: str, number: int) -> Callable[[Node], None]:
 
 
 def interrupted(node: Node) -> None:
-    """Somebody ended in the middle of giving resources to the VF."""
+    """Another process was killed while it assigned resources to the VF."""
     node.kernel.write("/sys/bus/pci/drivers/dlb2/unbind", VF)
     node.kernel.write(f"{SYS}/vf0_resources/num_ldb_ports", "4")
 
 
-def passed_on(node: Node) -> None:
+def vfs_in_use(node: Node) -> None:
     node.kernel.write("/sys/bus/pci/drivers/dlb2/unbind", VF)
     node.kernel.write(f"/sys/bus/pci/devices/{VF}/driver_override", "vfio-pci")
     node.kernel.write("/sys/bus/pci/drivers/vfio-pci/bind", VF)
@@ -161,14 +161,19 @@ def cases() -> Sequence[Case]:
             Node(DlbSpec()),
             "applied",
             DlbConfig(vfs=2, resources={"num_ldb_ports": 8}),
-            given={"num_ldb_ports": 8, "num_dir_ports": 32},
+            resources={"num_ldb_ports": 8, "num_dir_ports": 32},
         ),
         Case("a VF that has resources is left as it is", Node(DlbSpec(vfs=1)), "unchanged", unchanged=True),
-        Case("a VF that has none gets them", Node(bare), "applied", given=ONE_VF, vfs=["dlb2"]),
+        Case("a VF that has none gets them", Node(bare), "applied", resources=ONE_VF, vfs=["dlb2"]),
         Case(
-            "what was interrupted is finished", Node(bare), "applied", given=ONE_VF, vfs=["dlb2"], arrange=interrupted
+            "what was interrupted is finished",
+            Node(bare),
+            "applied",
+            resources=ONE_VF,
+            vfs=["dlb2"],
+            arrange=interrupted,
         ),
-        Case("a VF that was passed on is left alone", Node(bare), "unchanged", arrange=passed_on, unchanged=True),
+        Case("a VF that was passed on is left alone", Node(bare), "unchanged", arrange=vfs_in_use, unchanged=True),
         Case(
             "another number of VFs stays",
             Node(DlbSpec(vfs=4)),
@@ -176,7 +181,7 @@ def cases() -> Sequence[Case]:
             reason="sriov_numvfs is 4, expected 1; use --force to replace the VFs",
             unchanged=True,
         ),
-        Case("unless forced", Node(DlbSpec(vfs=4)), "applied", DlbConfig(force=True), given=ONE_VF, vfs=["dlb2"]),
+        Case("unless forced", Node(DlbSpec(vfs=4)), "applied", DlbConfig(force=True), resources=ONE_VF, vfs=["dlb2"]),
         Case(
             "VFs that were replaced in vain are there again, with what they had",
             Node(DlbSpec(vfs=4)),
@@ -268,9 +273,9 @@ def test_a_device_reaches_the_desired_state_or_is_rolled_back_with_the_reason(ca
     (outcome,) = node.apply(case.config)
     assert outcome.state == case.state, outcome
     assert case.reason in outcome.reason
-    if case.given:
+    if case.resources:
         found = node.resources(0)
-        assert {name: found[name] for name in case.given} == case.given
+        assert {name: found[name] for name in case.resources} == case.resources
     if case.vfs is not None:
         assert node.vfs() == case.vfs
     if case.unchanged:
@@ -302,11 +307,11 @@ JUNK = st.binary(max_size=40) | st.sampled_from([b"", b"\n", b"-1", b"1\n", b"0x
         JUNK,
     )
 )
-def test_any_attribute_content_results_in_a_reported_state(said: dict[str, bytes]) -> None:
+def test_any_attribute_content_results_in_a_reported_state(contents: dict[str, bytes]) -> None:
     node = Node(DlbSpec(vfs=1, provisioned=False))
     to_do = planners(node.host(), ONE)
-    for name, content in said.items():
+    for name, content in contents.items():
         node.kernel.set_content(f"{SYS}/{name}", content)
-    (shown,) = preview("/", to_do, host=node.host)
-    (done,) = apply("/", to_do, timeout=0, host=node.host)
-    assert (shown.device, done.device) == (PF, PF)
+    (planned,) = preview("/", to_do, host=node.host)
+    (outcome,) = apply("/", to_do, timeout=0, host=node.host)
+    assert (planned.device, outcome.device) == (PF, PF)

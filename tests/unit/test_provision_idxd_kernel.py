@@ -33,7 +33,7 @@ SHARED = """[{"dev": "dsaX", "groups": [
 
 
 class Node:
-    """An emulated node, its configuration directory, and what was provisioned on it."""
+    """An emulated node, its configuration directory, and the provisioning outcomes."""
 
     def __init__(self, kernel: Kernel, conf: Path) -> None:
         self.kernel = kernel
@@ -61,15 +61,17 @@ class Node:
         path = f"/sys/bus/pci/devices/{address}/driver"
         return os.path.basename(self.kernel.readlink(path)) if self.kernel.exists(path) else ""
 
-    def picture(self, device: str = "") -> dict[str, str]:
-        """All that sysfs and /dev say of the device, or of everything, down to the links."""
+    def all_text(self, device: str = "") -> dict[str, str]:
+        """All attributes and links in sysfs and /dev of the device, or of all devices."""
         found = snapshot(self.kernel) | dict.fromkeys((path for path, _entry in self.kernel.tree.walk("/dev")), "")
         return {path: text for path, text in found.items() if device in path and not path.endswith("/cmd_status")}
 
-    def lasting(self) -> dict[str, str]:
-        """The picture without device numbers, which the kernel gives out in the order in which queues are enabled."""
+    def text_without_numbers(self) -> dict[str, str]:
+        """The same without device numbers, which depend on the order in which queues are enabled."""
         numbers = ("/char", "/char/", "/cdev_minor", "/dev", "/uevent")
-        return {path: text for path, text in self.picture().items() if not path.rstrip("0123456789:").endswith(numbers)}
+        return {
+            path: text for path, text in self.all_text().items() if not path.rstrip("0123456789:").endswith(numbers)
+        }
 
 
 MakeNode = Callable[..., Node]
@@ -93,12 +95,12 @@ def only(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def configured(*names: str, size: int = 16, mode: str = "dedicated") -> DsaSpec:
-    """A device that somebody has set up otherwise than any template here."""
+    """A device with a configuration that differs from all templates here."""
     queues = [QueueSpec(name=name, size=size, mode=mode) for name in names]  # type: ignore[arg-type] # the tests' words
     return DsaSpec(index=0, queues=queues)
 
 
-# ── what is wanted comes to be ──
+# ── Templates are applied ──
 
 
 @pytest.mark.parametrize("count", [1, 12])
@@ -143,13 +145,13 @@ def test_a_second_run_writes_nothing(node: MakeNode) -> None:
 
 def test_a_plan_writes_nothing(node: MakeNode) -> None:
     machine = node(configured("other"))
-    before = machine.picture()
+    before = machine.all_text()
     outcome = only(machine.preview())
     assert outcome.state == "pending"
     assert outcome.steps[:2] == ["disable wq0.0", "disable dsa0"]
     assert "wq0.0 name other -> dpdk_00" in outcome.steps
     assert outcome.steps[-1] == "enable wq0.3"
-    assert machine.picture() == before
+    assert machine.all_text() == before
 
 
 def test_each_node_and_each_device_may_have_a_file_of_its_own(node: MakeNode) -> None:
@@ -175,7 +177,7 @@ def test_every_option_of_a_template_is_applied(node: MakeNode) -> None:
         ).replace('"ats_disable": 1', '"ats_disable": 1, "prs_disable": 1'),
     )
     assert only(machine.apply()).state == "applied"
-    wanted = {
+    expected = {
         "dsa0/read_buffer_limit": "90",
         "dsa0/event_log_size": "128",
         "group0.0/read_buffers_allowed": "8",
@@ -199,7 +201,7 @@ def test_every_option_of_a_template_is_applied(node: MakeNode) -> None:
         "wq0.5/driver_name": "dmaengine",
         "wq0.5/state": "enabled",
     }
-    assert {path: machine.read(path) for path in wanted} == wanted
+    assert {path: machine.read(path) for path in expected} == expected
     assert only(machine.apply()).state == "unchanged"
 
 
@@ -276,19 +278,19 @@ def test_provisioning_through_a_mounted_kernel_gives_the_same_result(tmp_path: P
         assert kernel.read(f"{BUS}/devices/wq0.1/state") == "disabled\n"
 
 
-# ── what is in use, or cannot be, stays as it is ──
+# ── Devices in use and impossible configurations are unchanged ──
 
 
 def test_a_device_with_clients_is_skipped_with_the_reason(node: MakeNode) -> None:
     machine = node(configured("other", "more"), DsaSpec())
     machine.kernel.hold("wq0.1")
-    before = machine.picture("dsa0")
+    before = machine.all_text("dsa0")
     busy, free = machine.apply()
     assert busy.state == "skipped"
     assert not busy.failed
     assert busy.reason == "in use: 1 client of wq0.1"
     assert free.state == "applied"
-    assert machine.picture("dsa0") == before
+    assert machine.all_text("dsa0") == before
 
 
 def test_clients_do_not_matter_if_nothing_changes(node: MakeNode) -> None:
@@ -328,12 +330,12 @@ def test_without_scalable_mode_the_device_is_rolled_back_and_the_iommu_reported(
     kernel_queues = [QueueSpec(type="kernel", name=queue.name) for queue in before.queues]
     spec = DsaSpec(index=0, queues=kernel_queues)
     machine = node(spec, iommu=iommu)
-    picture = machine.picture()
+    picture = machine.all_text()
     outcome = only(machine.apply())
     assert outcome.state == "rolled back"
     assert "cmd_status 0x80110000: queues for user space need shared virtual addressing" in outcome.reason
     assert "intel_iommu=on,sm_on" in outcome.reason
-    assert machine.picture() == picture
+    assert machine.all_text() == picture
 
 
 def test_a_device_with_fixed_configuration_gets_the_writable_attributes(node: MakeNode) -> None:
@@ -378,12 +380,12 @@ LARGE = SHARED.replace('"size": 32', '"size": 33')
 def test_invalid_templates_are_rejected_before_any_write(node: MakeNode, template: str, reason: str) -> None:
     machine = node(DsaSpec(index=0, model="11fb", queues=[QueueSpec()]), DsaSpec(queues=[QueueSpec()]))
     machine.configure("dsa-node1-dsa0.conf", template)
-    before = machine.picture("dsa0")
+    before = machine.all_text("dsa0")
     wrong, right = machine.apply()
     assert wrong.failed
     assert reason in wrong.reason
     assert "dsa-node1-dsa0.conf" in wrong.reason
-    assert machine.picture("dsa0") == before
+    assert machine.all_text("dsa0") == before
     assert right.state == "applied"
 
 
@@ -415,19 +417,19 @@ def test_a_kernel_without_driver_name_attributes_is_supported(node: MakeNode) ->
     assert only(machine.apply()).state == "unchanged"
 
 
-# ── whatever fails, at whichever write ──
+# ── Failures at any write ──
 
 
 def writes(machine: Node, environment: dict[str, str] = DSA) -> list[tuple[str, str]]:
-    """All that provisioning writes, done by the way."""
-    done: list[tuple[str, str]] = []
+    """Records all writes of provisioning."""
+    writes_: list[tuple[str, str]] = []
     config = read_config(str(machine.conf), environment)
     for planner in planners(machine.host, config):
         while steps := planner(machine.host).steps:
             for step in steps:
                 machine.kernel.write(step.path, step.text)
-                done.append((step.path, step.text))
-    return done
+                writes_.append((step.path, step.text))
+    return writes_
 
 
 SMALL = """[{"dev": "dsaX", "read_buffer_limit": 9, "groups": [
@@ -462,14 +464,14 @@ def test_after_a_failed_write_the_device_is_unchanged(node: MakeNode, case: str)
     sequence = writes(machine)
     assert len(sequence) >= 20
     machine = node(spec)
-    before = machine.picture()
+    before = machine.all_text()
     for place, (path, text) in enumerate(sequence):
         machine.kernel.fail(path, number, text=text, times=1)
         outcome = only(machine.apply())
         in_use = number == errno.EBUSY and place == 0
         assert outcome.state == ("skipped" if in_use else "rolled back" if place else "failed"), (path, outcome)
         assert os.strerror(number) in outcome.reason
-        assert machine.picture() == before, (path, text)
+        assert machine.all_text() == before, (path, text)
     assert only(machine.apply()).state == "applied"
 
 
@@ -479,17 +481,17 @@ def test_after_permanently_failing_writes_a_blank_device_is_unchanged(node: Make
     machine.configure("dsa.conf", SMALL)
     sequence = writes(machine)
     machine = node(small())
-    before = machine.picture()
+    before = machine.all_text()
     for place, (path, text) in enumerate(sequence):
         machine.kernel.fail(path, errno.EIO)
         outcome = only(machine.apply())
         assert outcome.state == ("rolled back" if place else "failed"), (path, text, outcome)
         machine.kernel.clear_faults()
-        assert machine.picture() == before, (path, text)
+        assert machine.all_text() == before, (path, text)
 
 
 class FailingHost(KernelHost):
-    """One whose write of a certain number fails, once."""
+    """A host on which the write with this number fails once."""
 
     def __init__(self, kernel: Kernel, fails: int) -> None:
         super().__init__(kernel, [])
@@ -502,48 +504,52 @@ class FailingHost(KernelHost):
         super().write(path, text)
 
 
-def maybe(name: str, values: st.SearchStrategy[object]) -> st.SearchStrategy[dict[str, object]]:
+def optional_values(name: str, values: st.SearchStrategy[object]) -> st.SearchStrategy[dict[str, object]]:
     return st.just({}) | values.map(lambda value: {name: value})
 
 
 @st.composite
 def queues_of(draw: st.DrawFn, number: int) -> dict[str, object]:
     size = draw(st.integers(1, 42))
-    made: dict[str, object] = {"dev": f"wqX.{number}", "size": size, "name": draw(st.sampled_from(["a", "bX", "c d"]))}
-    made["type"] = draw(st.sampled_from(["user", "kernel"]))
-    made |= draw(st.sampled_from([{"mode": "dedicated"}, {"mode": "shared", "threshold": (size + 1) // 2}]))
+    document: dict[str, object] = {
+        "dev": f"wqX.{number}",
+        "size": size,
+        "name": draw(st.sampled_from(["a", "bX", "c d"])),
+    }
+    document["type"] = draw(st.sampled_from(["user", "kernel"]))
+    document |= draw(st.sampled_from([{"mode": "dedicated"}, {"mode": "shared", "threshold": (size + 1) // 2}]))
     for one in (
-        maybe("priority", st.integers(1, 15)),
-        maybe("group_id", st.integers(0, 1)),
-        maybe("max_batch_size", st.integers(1, 1024)),
-        maybe("max_transfer_size", st.sampled_from([1, 4096, 5000])),
-        maybe("ats_disable", st.integers(0, 1)),
+        optional_values("priority", st.integers(1, 15)),
+        optional_values("group_id", st.integers(0, 1)),
+        optional_values("max_batch_size", st.integers(1, 1024)),
+        optional_values("max_transfer_size", st.sampled_from([1, 4096, 5000])),
+        optional_values("ats_disable", st.integers(0, 1)),
         st.sampled_from([{}, {"prs_disable": 1}, {"prs_disable": 0, "block_on_fault": 1}]),
-        maybe("op_config", st.sampled_from(["1", "0,ff"])),
+        optional_values("op_config", st.sampled_from(["1", "0,ff"])),
     ):
-        made |= draw(one)
-    return made
+        document |= draw(one)
+    return document
 
 
 @st.composite
 def templates(draw: st.DrawFn) -> str:
-    """Templates that a small device of the third version can be as."""
+    """Templates that a small device of the third version supports."""
     queues = draw(st.lists(st.integers(0, 2), unique=True, min_size=1))
     engines = draw(st.lists(st.integers(0, 1), unique=True, min_size=1))
     groups: list[dict[str, object]] = []
     for number in range(2):
         group: dict[str, object] = {"dev": f"groupX.{number}"}
         for one in (
-            maybe("read_buffers_reserved", st.integers(0, 9)),
-            maybe("read_buffers_allowed", st.integers(8, 80)),
-            maybe("use_read_buffer_limit", st.integers(0, 1)),
-            maybe("desc_progress_limit", st.integers(0, 3)),
+            optional_values("read_buffers_reserved", st.integers(0, 9)),
+            optional_values("read_buffers_allowed", st.integers(8, 80)),
+            optional_values("use_read_buffer_limit", st.integers(0, 1)),
+            optional_values("desc_progress_limit", st.integers(0, 3)),
         ):
             group |= draw(one)
         group["grouped_workqueues"] = [draw(queues_of(one)) for one in queues if one % 2 == number]
         group["grouped_engines"] = [{"dev": f"engineX.{one}"} for one in engines if one == number]
         groups.append(group)
-    device = {"dev": "dsaX"} | draw(maybe("read_buffer_limit", st.integers(0, 90)))
+    device = {"dev": "dsaX"} | draw(optional_values("read_buffer_limit", st.integers(0, 90)))
     return json.dumps([device | {"groups": groups}])
 
 
@@ -555,11 +561,11 @@ def test_any_device_reaches_the_desired_state_or_is_unchanged(
     machine.configure("dsa.conf", before)
     assert only(machine.apply()).state == "applied"
     machine.configure("dsa.conf", after)
-    picture = machine.lasting()
+    picture = machine.text_without_numbers()
     machine.host = FailingHost(machine.kernel, fails)
     outcome = only(machine.apply())
     if outcome.state in ("rolled back", "failed"):
-        assert machine.lasting() == picture
+        assert machine.text_without_numbers() == picture
         outcome = only(machine.apply())
     assert outcome.state in ("applied", "unchanged"), outcome
     assert only(machine.apply()).state == "unchanged"
@@ -625,7 +631,7 @@ def test_an_unreadable_attribute_is_reported(node: MakeNode) -> None:
     assert "wq0.2/priority: Input/output error" in outcome.reason
 
 
-# ── functions handed out whole ──
+# ── Functions bound to vfio-pci ──
 
 
 def test_functions_are_bound_to_vfio_pci(node: MakeNode) -> None:
@@ -670,11 +676,11 @@ def test_without_the_target_driver_a_function_stays_bound(node: MakeNode) -> Non
 
 def test_a_function_rejected_by_vfio_pci_is_provisioned_with_idxd_again(node: MakeNode) -> None:
     machine = node(DsaSpec(index=0, model="0b25", queues=[QueueSpec(), QueueSpec(mode="shared")]))
-    before = machine.picture()
+    before = machine.all_text()
     outcome = only(machine.apply(VFIO))
     assert outcome.state == "rolled back"
     assert "denylist" in outcome.reason
-    assert machine.picture() == before
+    assert machine.all_text() == before
 
 
 def test_a_function_that_cannot_be_bound_is_unchanged(node: MakeNode) -> None:
@@ -682,8 +688,8 @@ def test_a_function_that_cannot_be_bound_is_unchanged(node: MakeNode) -> None:
     machine = node(spec)
     sequence = writes(machine, VFIO)
     machine = node(spec)
-    before = machine.picture()
+    before = machine.all_text()
     for path, text in sequence:
         machine.kernel.fail(path, errno.EIO, text=text, times=1)
         assert only(machine.apply(VFIO)).failed
-        assert machine.picture() == before, (path, text)
+        assert machine.all_text() == before, (path, text)

@@ -1,4 +1,4 @@
-"""What is planned for DSA and IAA devices, on plain trees: older kernels, odd ones, and what people are told."""
+"""Plans for DSA and IAA devices on plain trees: older kernels, unusual devices, and messages."""
 
 import shutil
 from collections.abc import Callable
@@ -20,7 +20,7 @@ IAA = {"DEVICE_TYPE": "iaa"}
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Callable[[NodeSpec], Path]:
-    """Makes a plain tree of the node, as it is found."""
+    """Writes the present state of the node as plain files."""
 
     def make(spec: NodeSpec) -> Path:
         root = tmp_path / "root"

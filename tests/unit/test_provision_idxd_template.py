@@ -1,4 +1,4 @@
-"""Templates of DSA and IAA devices: what is understood, what is refused where, and which file counts."""
+"""Templates of DSA and IAA devices: parsing, errors with lines, and priority of files."""
 
 import json
 from pathlib import Path
@@ -29,8 +29,8 @@ def one_group(queue: str = "", *, device: str = "", group: str = "", engine: str
         "grouped_engines": [{engine}]}}]}}]"""
 
 
-def refused(text: str, device_type: str = "dsa") -> tuple[int, str]:
-    """The line and the message of the refusal."""
+def template_error(text: str, device_type: str = "dsa") -> tuple[int, str]:
+    """The line and the message of the error."""
     with pytest.raises(ConfigError) as caught:
         template(text, device_type)
     assert caught.value.file == "dsa.conf"
@@ -38,7 +38,7 @@ def refused(text: str, device_type: str = "dsa") -> tuple[int, str]:
 
 
 def line_of_refusal(text: str, device_type: str = "dsa") -> int | None:
-    """The line of the refusal, None when there is none."""
+    """The line of the error, None if the template is valid."""
     try:
         template(text, device_type)
     except ConfigError as error:
@@ -54,7 +54,7 @@ def queue(text: str, number: int = 0) -> dict[str, str]:
 
 
 def plain(value: Value) -> object:
-    """What a value is, without lines."""
+    """A value without lines."""
     if isinstance(value.plain, list):
         return [plain(one) for one in value.plain]
     if isinstance(value.plain, dict):
@@ -110,7 +110,7 @@ def test_the_built_in_profile_of_iaa_has_four_dedicated_queues_for_user_space() 
     assert len(setup.attributes) == 13
 
 
-# ── what is understood ──
+# ── Valid templates ──
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_devices_of_the_other_type_are_ignored_and_reported() -> None:
     assert found.notes == ["dsa.conf: iaxX ignored, the devices here are dsa*"]
 
 
-# ── what is refused, and where ──
+# ── Errors with lines ──
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_devices_of_the_other_type_are_ignored_and_reported() -> None:
     ],
 )
 def test_invalid_json_is_rejected_with_the_line(text: str, line: int, problem: str) -> None:
-    found, message = refused(text)
+    found, message = template_error(text)
     assert found == line
     assert problem in message
 
@@ -280,7 +280,7 @@ def test_invalid_json_is_rejected_with_the_line(text: str, line: int, problem: s
     ],
 )
 def test_invalid_values_are_rejected_with_the_line(text: str, line: int, problem: str) -> None:
-    found, message = refused(text)
+    found, message = template_error(text)
     assert problem in message
     assert found == line
 
@@ -334,11 +334,11 @@ def test_any_structure_is_parsed_or_rejected(value: object) -> None:
         assert line_of_refusal(json.dumps([value]), device_type) in (None, 1)
 
 
-# ── which file counts ──
+# ── Priority of files ──
 
 
 def names(config_dir: Path, environment: dict[str, str], number: int) -> str:
-    """The name of the first queue of the device, and by it the file that counts."""
+    """The name of the first queue of the device, which identifies the file."""
     _file, setup = read_config(str(config_dir), environment).setup(number)
     assert setup is not None
     return setup.attributes[Part("wq", 0)]["name"]

@@ -1,4 +1,4 @@
-"""QAT devices provisioned: what the files say, what is planned, and what it does to an emulated kernel."""
+"""Provisioning of QAT devices: configuration files, plans, and effects on an emulated kernel."""
 
 import errno
 from collections import Counter
@@ -32,7 +32,7 @@ class Node:
         spec = {"loaded": ("vfio-pci",), **more}
         self._spec = NodeSpec(qats=qats, **spec)  # pyright: ignore[reportArgumentType]
         self.writes: list[tuple[str, str]] = []
-        self.held: set[str] = set()
+        self.open_groups: set[str] = set()
         self.refused: list[tuple[str, str, int]] = []
 
     @cached_property
@@ -41,7 +41,7 @@ class Node:
 
     def host(self, _root: str = "/") -> KernelHost:
         host = KernelHost(self.kernel, self.writes)
-        host.held, host.refused = self.held, self.refused
+        host.open_groups, host.refused = self.open_groups, self.refused
         return host
 
     def apply(self, config: QatConfig = CY) -> list[Outcome]:
@@ -61,7 +61,7 @@ class Node:
         )
 
     def open_group(self, address: str = VF) -> None:
-        self.held.add(f"/dev/vfio/{vfio_group(self.host(), address)}")
+        self.open_groups.add(f"/dev/vfio/{vfio_group(self.host(), address)}")
 
 
 def qat(**spec: object) -> QatSpec:
@@ -176,7 +176,7 @@ def test_devices_are_found_by_their_exact_ids_in_every_domain() -> None:
     assert [outcome.device for outcome in node.preview(QatConfig(pf_ids=("0435",)))] == ["0000:69:00.0"]
 
 
-# What is planned: nothing is written for it.
+# Plans, which write nothing.
 
 
 def test_a_plan_shows_the_steps_and_the_current_state() -> None:
@@ -200,11 +200,11 @@ def test_a_plan_shows_the_steps_and_the_current_state() -> None:
     assert (snapshot(node.kernel), node.writes) == (before, [])
 
 
-# What is done.
+# Provisioning.
 
 
 class Case(NamedTuple):
-    """A device, what happens to it, and what it is afterwards; None is as before."""
+    """A device, the changes of it, and its final state; None is unchanged."""
 
     title: str
     node: Node
@@ -309,7 +309,7 @@ def cases() -> Sequence[Case]:
             "the PF is passed to a virtual machine",
             Node(qat()),
             "skipped",
-            arrange=lambda node: give_away(node, "vfio-pci"),
+            arrange=lambda node: bind_all(node, "vfio-pci"),
             reason="bound to the driver vfio-pci, expected 4xxx",
             unchanged=True,
         ),
@@ -317,7 +317,7 @@ def cases() -> Sequence[Case]:
             "the PF has no driver",
             Node(qat()),
             "failed",
-            arrange=lambda node: give_away(node, ""),
+            arrange=lambda node: bind_all(node, ""),
             reason="no driver is bound, expected 4xxx",
             unchanged=True,
         ),
@@ -482,7 +482,7 @@ def cases() -> Sequence[Case]:
     ]
 
 
-def give_away(node: Node, driver: str) -> None:
+def bind_all(node: Node, driver: str) -> None:
     node.kernel.write(f"{SYS}/driver_override", driver or "nobody")
     node.kernel.write("/sys/bus/pci/drivers/4xxx/unbind", PF)
     if driver:
@@ -563,11 +563,11 @@ JUNK = st.binary(max_size=40) | st.sampled_from(
         JUNK,
     )
 )
-def test_any_attribute_content_results_in_a_reported_state(said: dict[str, bytes]) -> None:
+def test_any_attribute_content_results_in_a_reported_state(contents: dict[str, bytes]) -> None:
     node = Node(qat(vfs=2))
     to_do = planners(node.host(), CY)
-    for name, content in said.items():
+    for name, content in contents.items():
         node.kernel.set_content(f"{SYS}/{name}", content)
-    (shown,) = preview("/", to_do, host=node.host)
-    (done,) = apply("/", to_do, timeout=0, host=node.host)
-    assert (shown.device, done.device) == (PF, PF)
+    (planned,) = preview("/", to_do, host=node.host)
+    (outcome,) = apply("/", to_do, timeout=0, host=node.host)
+    assert (planned.device, outcome.device) == (PF, PF)

@@ -1,4 +1,4 @@
-"""The engine of provisioning: what becomes of a device whose steps succeed, are refused, or have no effect."""
+"""The engine of provisioning: outcomes of devices whose steps succeed, fail, or have no effect."""
 
 import errno
 from collections.abc import Callable
@@ -15,7 +15,7 @@ A, B = "/sys/a", "/sys/b"
 
 
 class Files(Host):
-    """Attributes that take what is written, but for those that `refuse` or ignore it; `writes` has what was written."""
+    """Attributes that accept writes, except for those that reject or ignore them; `writes` has all writes."""
 
     def __init__(self, root: str, refuse: dict[tuple[str, str], int], ignore: set[str], writes: list[str]) -> None:
         super().__init__(root)
@@ -32,7 +32,7 @@ class Files(Host):
 
 
 class Device:
-    """A device with two attributes, both of them 0 and wanted to be 1."""
+    """A device with two attributes, which are 0 and desired to be 1."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -60,7 +60,7 @@ def device(tmp_path: Path) -> Device:
 
 
 def both(**more: object) -> Planner:
-    """Plans the second attribute once the first one is right."""
+    """Plans the second attribute once the first one has its desired value."""
 
     def planner(host: Host) -> Plan:
         values = {"a": host.text(A), "b": host.text(B)}
@@ -99,8 +99,8 @@ def explain(_host: Host, _error: HostError) -> str:
     return "it is raining"
 
 
-class Trouble(NamedTuple):
-    """Writes that are refused, attributes that ignore them, and what comes of it."""
+class FailingWrites(NamedTuple):
+    """Rejected and ignored writes, and the expected outcome."""
 
     refuse: dict[tuple[str, str], int]
     state: str
@@ -113,19 +113,19 @@ class Trouble(NamedTuple):
 @pytest.mark.parametrize(
     "trouble",
     [
-        Trouble({(B, "1"): errno.EIO}, "rolled back", "b: /sys/b: no"),
-        Trouble({(A, "1"): errno.EIO}, "failed", "a: /sys/a: no"),
-        Trouble({(A, "1"): errno.EBUSY}, "skipped", "in use: a: /sys/a: no"),
-        Trouble({(A, "1"): errno.EROFS}, "skipped", "a: /sys/a: no", more={"skip_on": (errno.EROFS,)}),
-        Trouble({(B, "1"): errno.EBUSY}, "rolled back", "b: /sys/b: no"),
-        Trouble({(A, "1"): errno.EIO}, "failed", "it is raining", more={"explain": explain}),
-        Trouble({}, "rolled back", "/sys/b: writing '1' had no effect", ignore=(B,)),
-        Trouble({(B, "1"): 5, (A, "0"): 5}, "failed", "rollback failed: /sys/a: no", values=("1", "0")),
-        Trouble({(B, "1"): errno.EIO}, "failed", "not rolled back: a", values=("1", "0"), more={"undo": None}),
+        FailingWrites({(B, "1"): errno.EIO}, "rolled back", "b: /sys/b: no"),
+        FailingWrites({(A, "1"): errno.EIO}, "failed", "a: /sys/a: no"),
+        FailingWrites({(A, "1"): errno.EBUSY}, "skipped", "in use: a: /sys/a: no"),
+        FailingWrites({(A, "1"): errno.EROFS}, "skipped", "a: /sys/a: no", more={"skip_on": (errno.EROFS,)}),
+        FailingWrites({(B, "1"): errno.EBUSY}, "rolled back", "b: /sys/b: no"),
+        FailingWrites({(A, "1"): errno.EIO}, "failed", "it is raining", more={"explain": explain}),
+        FailingWrites({}, "rolled back", "/sys/b: writing '1' had no effect", ignore=(B,)),
+        FailingWrites({(B, "1"): 5, (A, "0"): 5}, "failed", "rollback failed: /sys/a: no", values=("1", "0")),
+        FailingWrites({(B, "1"): errno.EIO}, "failed", "not rolled back: a", values=("1", "0"), more={"undo": None}),
     ],
     ids=lambda trouble: trouble.reason,
 )
-def test_a_failed_device_is_rolled_back_with_the_reason(device: Device, trouble: Trouble) -> None:
+def test_a_failed_device_is_rolled_back_with_the_reason(device: Device, trouble: FailingWrites) -> None:
     device.refuse, device.ignore = trouble.refuse, set(trouble.ignore)
     outcome = device.apply(both(**(trouble.more or {})))
     assert (outcome.state, device.values()) == (trouble.state, trouble.values)
@@ -146,7 +146,7 @@ def test_a_failed_part_does_not_affect_the_others(device: Device) -> None:
 
 
 def test_a_step_completed_by_another_process_is_not_a_failure(device: Device) -> None:
-    class Beaten(Files):
+    class InterruptedWrites(Files):
         def write(self, path: str, text: str) -> None:
             if path == B:
                 Host(device.root).write(B, "1")
@@ -154,7 +154,7 @@ def test_a_step_completed_by_another_process_is_not_a_failure(device: Device) ->
             super().write(path, text)
 
     def host(root: str) -> Host:
-        return Beaten(root, {}, set(), device.writes)
+        return InterruptedWrites(root, {}, set(), device.writes)
 
     (outcome,) = apply(str(device.root), [both(part="p")], timeout=0, host=host)
     assert outcome == Outcome(device="d", state="applied", steps=["a"], now={"a": "1", "b": "1"})

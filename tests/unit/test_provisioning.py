@@ -1,4 +1,4 @@
-"""What provisioning prints, and what signals do to it."""
+"""Output of provisioning, and signals."""
 
 import fcntl
 import os
@@ -18,7 +18,7 @@ from accelplane.provision.steps import Plan, Planner, Step
 
 
 def attribute(name: str, *, then: Callable[[], None] = lambda: None) -> Planner:
-    """A device that wants the text 1 in the file of its name, twice written when `then` is given."""
+    """A device whose file must have the text 1; with `then` it is written twice."""
 
     def planner(host: Host) -> Plan:
         path = f"/sys/{name}"
@@ -47,7 +47,7 @@ def test_a_signal_ends_after_the_current_device(
 
 
 @contextmanager
-def somebody_who_applies(root: Path) -> Iterator[None]:
+def concurrent_apply(root: Path) -> Iterator[None]:
     (root / "sys/devices").mkdir(parents=True)
     descriptor = os.open(root / "sys/devices", os.O_RDONLY)
     try:
@@ -65,14 +65,14 @@ def test_concurrent_applies_wait_and_concurrent_plans_do_not(
     readable, writable = os.pipe()
     lines: list[str] = []
 
-    def end_it(said: TextIO) -> None:
-        lines.append(said.readline())
+    def end_it(stdout: TextIO) -> None:
+        lines.append(stdout.readline())
         os.kill(os.getpid(), signal.SIGTERM)
 
-    with somebody_who_applies(tmp_path), open(readable) as said, open(writable, "w", buffering=1) as stderr:
+    with concurrent_apply(tmp_path), open(readable) as stdout, open(writable, "w", buffering=1) as stderr:
         assert run("plan", parts, str(tmp_path), "table") == OK
         assert capsys.readouterr().err == ""
-        impatient = threading.Thread(target=end_it, args=(said,))
+        impatient = threading.Thread(target=end_it, args=(stdout,))
         impatient.start()
         with redirect_stderr(stderr):
             assert run("apply", parts, str(tmp_path), "table") == FAILED
@@ -104,7 +104,7 @@ def test_a_family_that_cannot_be_scanned_fails_and_the_next_is_scanned(
 def test_texts_of_devices_are_escaped_for_terminals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evil = Plan(device="d", now={"name": "\x1b[2J\u202e" + "x" * 300}, notes=["two\nlines"])
     assert run("plan", [Part("x", "wanted", lambda _host: [lambda _: evil])], str(tmp_path), "table") == OK
-    shown = capsys.readouterr().out
-    assert "\x1b" not in shown
-    assert "\u202e" not in shown
-    assert "note: two lines" in shown
+    output = capsys.readouterr().out
+    assert "\x1b" not in output
+    assert "\u202e" not in output
+    assert "note: two lines" in output

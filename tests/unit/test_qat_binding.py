@@ -1,4 +1,4 @@
-"""The QAT plugin gives virtual functions to their driver, by effect on the emulated kernel."""
+"""The QAT plugin binds virtual functions to their driver, by its effect on the emulated kernel."""
 
 import errno
 

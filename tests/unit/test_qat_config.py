@@ -47,8 +47,8 @@ def test_invalid_options_are_rejected(options: dict[str, object], pattern: str) 
     ],
 )
 def test_options_of_the_manifests_are_accepted(words: str) -> None:
-    given, rest = parse(flags_of(QatConfig), words.split())
-    QatConfig.of(given)
+    values, rest = parse(flags_of(QatConfig), words.split())
+    QatConfig.of(values)
     assert not rest
 
 

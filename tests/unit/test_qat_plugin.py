@@ -1,4 +1,4 @@
-"""The QAT plugin: what containers get, which devices they prefer, and kernel mode."""
+"""The QAT plugin: Allocate responses, preferred devices, and kernel mode."""
 
 import contextlib
 import os
@@ -55,8 +55,8 @@ async def test_a_container_gets_its_addresses_in_the_requested_order(tmp_path: P
     pf(tmp_path, vfs=[0, 1, 2])
     plugin = QatPlugin()
     found = {item.id: item for item in plugin.scan(Host(tmp_path)) if isinstance(item, Device)}
-    asked = [found["0000:6b:00.3"], found["0000:6b:00.1"]]
-    answer = await plugin.post_allocate(asked, Allocation.of(asked))
+    devices = [found["0000:6b:00.3"], found["0000:6b:00.1"]]
+    answer = await plugin.post_allocate(devices, Allocation.of(devices))
     assert answer.envs == {"QAT0": "0000:6b:00.3", "QAT1": "0000:6b:00.1"}
     assert [node.host_path.rpartition("/")[2] for node in answer.nodes][1] == "vfio"
     assert len(answer.nodes) == 3
@@ -96,7 +96,7 @@ def test_any_configuration_file_is_parsed_or_rejected(text: str) -> None:
 
 
 def machine(root: Path, *configured: tuple[int, str], iommu: bool = False) -> str:
-    """A machine with C62x devices, and what `adf_ctl status` says there."""
+    """A machine with C62x devices, and the output of `adf_ctl status`."""
     (root / "sys/class/iommu" / ("dmar0" if iommu else "")).mkdir(parents=True)
     lines: list[str] = []
     for number, text in configured:
@@ -108,7 +108,7 @@ def machine(root: Path, *configured: tuple[int, str], iommu: bool = False) -> st
     return "\n".join(lines)
 
 
-class Seen:
+class QatScan:
     def __init__(self, root: Path, text: str) -> None:
         items = list(kernelmode.scan(Host(root), text))
         self.devices = list(Inventory.of("qat.intel.com", items))
@@ -117,25 +117,25 @@ class Seen:
 
 def test_a_section_is_a_device_for_each_of_its_processes(tmp_path: Path) -> None:
     text = SSL.format(cy=2, processes=2, pinned=0)
-    seen = Seen(tmp_path, machine(tmp_path, (0, text), (1, text)))
-    assert [(device.resource, device.id, dict(device.envs)) for device in seen.devices] == [
+    result = QatScan(tmp_path, machine(tmp_path, (0, text), (1, text)))
+    assert [(device.resource, device.id, dict(device.envs)) for device in result.devices] == [
         ("cy2_dc0", "SSL_dev0_0", {"QAT_SECTION_NAME": "SSL", "QAT_SECTION_NAME_cy2_dc0_0": "SSL"}),
         ("cy2_dc0", "SSL_dev0_1", {"QAT_SECTION_NAME": "SSL", "QAT_SECTION_NAME_cy2_dc0_1": "SSL"}),
     ]
-    assert [node.host_path for node in seen.devices[0].nodes] == [
+    assert [node.host_path for node in result.devices[0].nodes] == [
         "/dev/qat_adf_ctl",
         "/dev/qat_dev_processes",
         "/dev/usdm_drv",
         "/dev/uio0",
         "/dev/uio1",
     ]
-    assert seen.devices[0].topology == (0, 1)
+    assert result.devices[0].topology == (0, 1)
 
 
 def test_a_pinned_section_has_one_device_per_process_and_qat_device(tmp_path: Path) -> None:
     texts = [SSL.format(cy=1, processes=processes, pinned=1) for processes in (1, 2)]
-    seen = Seen(tmp_path, machine(tmp_path, (0, texts[0]), (1, texts[1])))
-    assert [(device.id, device.unit, device.topology) for device in seen.devices] == [
+    result = QatScan(tmp_path, machine(tmp_path, (0, texts[0]), (1, texts[1])))
+    assert [(device.id, device.unit, device.topology) for device in result.devices] == [
         ("SSL_dev0_0", "dev0", (0,)),
         ("SSL_dev1_0", "dev1", (1,)),
         ("SSL_dev1_1", "dev1", (1,)),
@@ -155,22 +155,22 @@ def test_a_section_that_devices_disagree_on_is_skipped_and_the_others_stay(
     tmp_path: Path, one: str, other: str, reason: str
 ) -> None:
     good = "\n[SHIM]\nNumProcesses=1\nNumberCyInstances=1\nNumberDcInstances=1\n"
-    seen = Seen(tmp_path, machine(tmp_path, (0, one + good), (1, other + good)))
-    assert reason in seen.skipped["section 'SSL'"]
-    assert [device.id for device in seen.devices] == ["SHIM_dev0_0"]
+    result = QatScan(tmp_path, machine(tmp_path, (0, one + good), (1, other + good)))
+    assert reason in result.skipped["section 'SSL'"]
+    assert [device.id for device in result.devices] == ["SHIM_dev0_0"]
 
 
 @pytest.mark.parametrize("text", ["junk", "[SSL]\nNumProcesses = many", SSL.format(cy=1, processes=99999, pinned=0)])
 def test_a_device_with_an_invalid_file_is_skipped_and_the_others_are_kept(tmp_path: Path, text: str) -> None:
-    seen = Seen(tmp_path, machine(tmp_path, (0, text), (1, SSL.format(cy=1, processes=1, pinned=0))))
-    assert "expected" in seen.skipped["dev0"]
-    assert [device.id for device in seen.devices] == ["SSL_dev1_0"]
+    result = QatScan(tmp_path, machine(tmp_path, (0, text), (1, SSL.format(cy=1, processes=1, pinned=0))))
+    assert "expected" in result.skipped["dev0"]
+    assert [device.id for device in result.devices] == ["SSL_dev1_0"]
 
 
 def test_unusable_devices_are_reported(tmp_path: Path) -> None:
     machine(tmp_path, (0, SSL), iommu=True)
-    seen = Seen(tmp_path, LINES)
-    assert {subject.split()[0]: reason.partition(":")[0] for subject, reason in seen.skipped.items()} == {
+    result = QatScan(tmp_path, LINES)
+    assert {subject.split()[0]: reason.partition(":")[0] for subject, reason in result.skipped.items()} == {
         "dev0": "physical functions are unusable while the IOMMU is enabled",
         "dev1": "/sys/bus/pci/drivers/c6xxvf/0000",
         "dev2": "state is down, expected up",

@@ -21,8 +21,8 @@ from accelplane.plugins.qat.scan import discover, scan
 VFIO = DeviceNode("/dev/vfio/vfio")
 
 
-class Seen:
-    """One scan: devices by id, reasons of what was skipped by subject, notes."""
+class QatScan:
+    """One scan: devices by ID, reasons of skipped hardware by subject, notes."""
 
     def __init__(self, root: Path, unbound: Mapping[str, str] | None = None, **options: Any) -> None:
         host = Host(root)
@@ -39,7 +39,7 @@ class Seen:
 
 def test_a_virtual_function_is_a_device_with_its_group(tmp_path: Path) -> None:
     pf(tmp_path, vfs=[0], numa=1)
-    assert Seen(tmp_path).devices == {
+    assert QatScan(tmp_path).devices == {
         "0000:6b:00.1": Device(
             resource="cy",
             id="0000:6b:00.1",
@@ -55,8 +55,8 @@ def test_only_enabled_drivers_count_in_their_order(tmp_path: Path) -> None:
     pf(tmp_path, "0000:6b:00.0", vfs=[0])
     pf(tmp_path, "0000:3d:00.0", driver="c6xx", vfs=[0], vf_id="0x37c9")
     pf(tmp_path, "0000:ee:00.0", driver="420xx", vfs=[0], vf_id="0x4947", services="dc")
-    assert list(Seen(tmp_path).devices) == ["0000:6b:00.1", "0000:ee:00.1"]
-    both = Seen(tmp_path, kernel_vf_drivers="c6xxvf,4xxxvf,c6xxvf")
+    assert list(QatScan(tmp_path).devices) == ["0000:6b:00.1", "0000:ee:00.1"]
+    both = QatScan(tmp_path, kernel_vf_drivers="c6xxvf,4xxxvf,c6xxvf")
     assert {id_: device.resource for id_, device in both.devices.items()} == {
         "0000:3d:00.1": "generic",
         "0000:6b:00.1": "cy",
@@ -66,23 +66,23 @@ def test_only_enabled_drivers_count_in_their_order(tmp_path: Path) -> None:
 
 def test_ids_are_not_read_for_functions_of_a_known_physical_function(tmp_path: Path) -> None:
     pf(tmp_path, vfs=[0], vf_id="0x1234")
-    assert Seen(tmp_path).resources == {"generic"}
+    assert QatScan(tmp_path).resources == {"generic"}
 
 
 def test_a_virtual_function_removed_during_the_scan_causes_no_warning(tmp_path: Path) -> None:
     pf(tmp_path, "0000:6b:00.0", vfs=[0, 1, 2])
     shutil.rmtree(tmp_path / "sys/devices/pci0000:6b/0000:6b:00.2")
     (tmp_path / "sys/devices/pci0000:6b/0000:6b:00.3/device").unlink()
-    seen = Seen(tmp_path)
-    assert list(seen.devices) == ["0000:6b:00.1"]
-    assert {subject: skipped.warning for subject, skipped in seen.skipped.items()} == {
+    result = QatScan(tmp_path)
+    assert list(result.devices) == ["0000:6b:00.1"]
+    assert {subject: skipped.warning for subject, skipped in result.skipped.items()} == {
         "0000:6b:00.2": False,
         "0000:6b:00.3": True,
     }
 
 
 def test_a_host_without_devices_has_no_devices(tmp_path: Path) -> None:
-    assert (Seen(tmp_path).devices, Seen(tmp_path).skipped) == ({}, {})
+    assert (QatScan(tmp_path).devices, QatScan(tmp_path).skipped) == ({}, {})
 
 
 def test_a_physical_function_without_virtual_functions_is_reported_and_ends_the_search_by_id(
@@ -90,9 +90,9 @@ def test_a_physical_function_without_virtual_functions_is_reported_and_ends_the_
 ) -> None:
     pf(tmp_path)
     vf(tmp_path, "0000:00:05.0")
-    seen = Seen(tmp_path)
-    assert seen.devices == {}
-    assert "no virtual functions are enabled" in seen.skipped["0000:6b:00.0"].reason
+    result = QatScan(tmp_path)
+    assert result.devices == {}
+    assert "no virtual functions are enabled" in result.skipped["0000:6b:00.0"].reason
 
 
 class TestVirtualMachine:
@@ -102,29 +102,29 @@ class TestVirtualMachine:
         vf(tmp_path, "0000:00:07.0", device_id="0x37c9")
         vf(tmp_path, "0000:00:08.0", device_id="0x4940")
         vf(tmp_path, "0000:00:09.0", vendor=None)
-        seen = Seen(tmp_path)
-        assert list(seen.devices) == ["0000:00:05.0", "0000:00:06.0", "0000:00:09.0"]
-        assert seen.resources == {"generic"}
-        assert "not visible in a virtual machine" in seen.notes
+        result = QatScan(tmp_path)
+        assert list(result.devices) == ["0000:00:05.0", "0000:00:06.0", "0000:00:09.0"]
+        assert result.resources == {"generic"}
+        assert "not visible in a virtual machine" in result.notes
 
     def test_a_function_of_another_vendor_with_the_same_device_id_is_skipped(self, tmp_path: Path) -> None:
         vf(tmp_path, "0000:00:05.0", vendor="0x1234")
-        seen = Seen(tmp_path)
-        assert seen.devices == {}
-        assert "vendor is '0x1234'" in seen.skipped["0000:00:05.0"].reason
+        result = QatScan(tmp_path)
+        assert result.devices == {}
+        assert "vendor is '0x1234'" in result.skipped["0000:00:05.0"].reason
 
     def test_an_unreadable_function_is_skipped(self, tmp_path: Path) -> None:
         vf(tmp_path, "0000:00:05.0", device_id=None)
         vf(tmp_path, "0000:00:06.0")
-        seen = Seen(tmp_path)
-        assert list(seen.devices) == ["0000:00:06.0"]
-        assert "0000:00:05.0 left out" in seen.notes
+        result = QatScan(tmp_path)
+        assert list(result.devices) == ["0000:00:06.0"]
+        assert "0000:00:05.0 left out" in result.notes
 
     def test_an_unbound_physical_function_is_the_unit_of_its_virtual_functions(self, tmp_path: Path) -> None:
         function = pf(tmp_path, vfs=[0, 1])
         shutil.rmtree(tmp_path / "sys/bus/pci/drivers/4xxx")
         (function / "driver").unlink()
-        assert {device.unit for device in Seen(tmp_path).devices.values()} == {"0000:6b:00.0"}
+        assert {device.unit for device in QatScan(tmp_path).devices.values()} == {"0000:6b:00.0"}
 
 
 class TestCap:
@@ -148,16 +148,16 @@ class TestCap:
     def test_functions_beyond_the_limit_are_skipped_and_counted(
         self, root: Path, by: str, most: int, ids: list[str]
     ) -> None:
-        seen = Seen(root, max_num_devices=most, max_num_devices_by=by)
-        assert list(seen.devices) == [f"0000:{id_}" for id_ in ids]
-        left = [subject for subject in seen.skipped if subject.endswith("virtual functions")]
+        result = QatScan(root, max_num_devices=most, max_num_devices_by=by)
+        assert list(result.devices) == [f"0000:{id_}" for id_ in ids]
+        left = [subject for subject in result.skipped if subject.endswith("virtual functions")]
         assert left == ([f"{6 - most} virtual functions"] if most < 6 else [])
 
 
 class TestNodes:
     def test_without_iommu_the_group_has_another_name(self, tmp_path: Path) -> None:
         vf(tmp_path, "0000:00:05.0", noiommu=True)
-        assert Seen(tmp_path).devices["0000:00:05.0"].nodes == (
+        assert QatScan(tmp_path).devices["0000:00:05.0"].nodes == (
             DeviceNode(group("0000:00:05.0").replace("vfio/", "vfio/noiommu-")),
             VFIO,
         )
@@ -165,25 +165,25 @@ class TestNodes:
     def test_igb_uio_gives_the_node_and_the_device_directory(self, tmp_path: Path) -> None:
         function = vf(tmp_path, "0000:00:05.0")
         (function / "uio/uio10").mkdir()
-        device = Seen(tmp_path, dpdk_driver="igb_uio").devices["0000:00:05.0"]
+        device = QatScan(tmp_path, dpdk_driver="igb_uio").devices["0000:00:05.0"]
         assert device.nodes == (DeviceNode("/dev/uio10"),)
         assert device.mounts == (Mount("/sys/class/uio/uio10/device", read_only=False),)
 
     def test_iommufd_adds_existing_nodes(self, tmp_path: Path) -> None:
         (vf(tmp_path, "0000:00:05.0") / "vfio-dev/vfio3").mkdir(parents=True)
         vf(tmp_path, "0000:00:06.0")
-        seen = Seen(tmp_path, iommufd=True)
-        assert [node.host_path for node in seen.devices["0000:00:05.0"].nodes] == [
+        result = QatScan(tmp_path, iommufd=True)
+        assert [node.host_path for node in result.devices["0000:00:05.0"].nodes] == [
             group("0000:00:05.0"),
             "/dev/vfio/vfio",
             "/dev/vfio/devices/vfio3",
             "/dev/iommu",
         ]
-        assert len(seen.devices["0000:00:06.0"].nodes) == 2
-        assert "0000:00:06.0: no IOMMUFD node" in seen.notes
+        assert len(result.devices["0000:00:06.0"].nodes) == 2
+        assert "0000:00:06.0: no IOMMUFD node" in result.notes
 
     @pytest.mark.parametrize(
-        ("driver", "gone", "reason"),
+        ("driver", "missing", "reason"),
         [
             ("vfio-pci", "iommu_group", "iommu_group: No such file"),
             ("igb_uio", "uio", "uio: No such file"),
@@ -192,20 +192,20 @@ class TestNodes:
         ],
     )
     def test_a_function_without_nodes_is_skipped_and_others_are_published(
-        self, tmp_path: Path, driver: str, gone: str, reason: str
+        self, tmp_path: Path, driver: str, missing: str, reason: str
     ) -> None:
         pf(tmp_path, vfs=[0, 1])
-        path = tmp_path / "sys/bus/pci/devices/0000:6b:00.1" / gone
+        path = tmp_path / "sys/bus/pci/devices/0000:6b:00.1" / missing
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        seen = Seen(tmp_path, dpdk_driver=driver)
-        assert list(seen.devices) == ["0000:6b:00.2"]
-        assert seen.skipped["0000:6b:00.1"].warning
-        assert reason in seen.skipped["0000:6b:00.1"].reason
+        result = QatScan(tmp_path, dpdk_driver=driver)
+        assert list(result.devices) == ["0000:6b:00.2"]
+        assert result.skipped["0000:6b:00.1"].warning
+        assert reason in result.skipped["0000:6b:00.1"].reason
 
     def test_an_unbound_function_is_unhealthy_with_the_reason(self, tmp_path: Path) -> None:
         pf(tmp_path, vfs=[0, 1])
-        seen = Seen(tmp_path, {"0000:6b:00.1": "no such driver"})
-        assert [(device.healthy, device.reason) for device in seen.devices.values()] == [
+        result = QatScan(tmp_path, {"0000:6b:00.1": "no such driver"})
+        assert [(device.healthy, device.reason) for device in result.devices.values()] == [
             (False, "no such driver"),
             (True, ""),
         ]
@@ -213,8 +213,8 @@ class TestNodes:
     def test_an_unbound_function_without_nodes_is_skipped_with_the_reason(self, tmp_path: Path) -> None:
         function = pf(tmp_path, vfs=[0])
         shutil.rmtree(function.with_name("0000:6b:00.1") / "uio")
-        seen = Seen(tmp_path, {"0000:6b:00.1": "no such driver"}, dpdk_driver="igb_uio")
-        assert seen.skipped["0000:6b:00.1"].reason == "no such driver"
+        result = QatScan(tmp_path, {"0000:6b:00.1": "no such driver"}, dpdk_driver="igb_uio")
+        assert result.skipped["0000:6b:00.1"].reason == "no such driver"
 
 
 CONFIGURED = "[GENERAL]\nServicesEnabled = {}\n[KERNEL]\n"
@@ -224,13 +224,13 @@ class TestServices:
     @pytest.mark.parametrize("device_id", ["0x4941", "0x4943", "0x4945", "0x4947", "0x4949"])
     def test_newer_generations_have_configured_services(self, tmp_path: Path, device_id: str) -> None:
         pf(tmp_path, vfs=[0], vf_id=device_id, services="dc")
-        assert Seen(tmp_path).resources == {"dc"}
+        assert QatScan(tmp_path).resources == {"dc"}
 
     @pytest.mark.parametrize("device_id", ["0x0442", "0x0443", "0x18a1", "0x19e3", "0x37c9", "0x6f55"])
     def test_older_generations_have_all_services(self, tmp_path: Path, device_id: str) -> None:
         pf(tmp_path, vfs=[0], vf_id=device_id, services="dc")
-        seen = Seen(tmp_path)
-        assert (seen.resources, seen.notes) == ({"generic"}, "")
+        result = QatScan(tmp_path)
+        assert (result.resources, result.notes) == ({"generic"}, "")
 
     @pytest.mark.parametrize("bridge", [False, True])
     @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ class TestServices:
             ((None, None, "[general]\nServicesEnabled=dc\n"), "generic", "services are ''"),
             ((None, None, "[GENERAL]\njunk\n"), "generic", "line 2 is 'junk'"),
             ((None, None, None), "generic", "dev_cfg: No such file"),
-            # It will come up with them; meanwhile its functions are unhealthy.
+            # The services apply when it is up; until then its functions are unhealthy.
             (("down", "sym", None), "sym", ""),
         ],
     )
@@ -262,18 +262,18 @@ class TestServices:
     ) -> None:
         state, services, dev_cfg = facts
         pf(tmp_path, vfs=[0, 1], state=state, services=services, dev_cfg=dev_cfg, bridge=bridge)
-        seen = Seen(tmp_path)
-        assert seen.resources == {resource}
-        assert note in seen.notes
-        assert seen.notes.count("virtual functions of 0000:6b:00.0 are") == bool(note)
+        result = QatScan(tmp_path)
+        assert result.resources == {resource}
+        assert note in result.notes
+        assert result.notes.count("virtual functions of 0000:6b:00.0 are") == bool(note)
 
     @pytest.mark.parametrize("attribute", ["state", "cfg_services"])
     def test_unreadable_services_are_generic_with_the_reason(self, tmp_path: Path, attribute: str) -> None:
         function = pf(tmp_path, vfs=[0])
         write(function / "qat" / attribute, b"\xff\xfe")
-        seen = Seen(tmp_path)
-        assert seen.resources == {"generic"}
-        assert f"{attribute}: not text" in seen.notes
+        result = QatScan(tmp_path)
+        assert result.resources == {"generic"}
+        assert f"{attribute}: not text" in result.notes
 
 
 SPOTS = st.sampled_from(
@@ -290,14 +290,14 @@ DAMAGE = st.sampled_from(["gone", "directory", "loop", "dangling", "junk", "long
 
 
 @settings(max_examples=examples(150), deadline=None)
-@given(spot=SPOTS, damage=DAMAGE, uio=st.booleans())
+@given(location=SPOTS, damage=DAMAGE, uio=st.booleans())
 def test_a_device_with_invalid_attributes_does_not_affect_others(
-    tmp_path_factory: pytest.TempPathFactory, spot: str, damage: str, uio: bool
+    tmp_path_factory: pytest.TempPathFactory, location: str, damage: str, uio: bool
 ) -> None:
     root = tmp_path_factory.mktemp("tree")
     pf(root, "0000:6b:00.0", vfs=[0, 1], dev_cfg="")
     pf(root, "0000:70:00.0", driver="420xx", vfs=[0], vf_id="0x4947", services="dc")
-    path = root / spot
+    path = root / location
     if path.is_symlink() or path.is_file():
         path.unlink()
     elif path.exists():
@@ -321,5 +321,5 @@ def test_a_device_with_invalid_attributes_does_not_affect_others(
     plugin, host = QatPlugin(QatConfig(dpdk_driver="igb_uio" if uio else "vfio-pci", iommufd=True)), Host(root)
     devices = list(Inventory.of("qat.intel.com", plugin.scan(host)))
     assert devices == list(Inventory.of("qat.intel.com", plugin.scan(Host(root))))
-    if spot != "sys/bus/pci/devices":
+    if location != "sys/bus/pci/devices":
         assert "0000:70:00.1" in [device.id for device in devices]

@@ -1,4 +1,4 @@
-"""Which resource a QAT device's services make."""
+"""The resource of a QAT device by its services."""
 
 import contextlib
 import itertools

@@ -1,4 +1,4 @@
-"""What the text of device files means: from trees of files to samples."""
+"""Readings of device files: from trees of files to samples."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -71,8 +71,8 @@ def gpu_plan(host: Host) -> DevicePlan:
     return pci.plan(host, "card0", FUNCTION, gpu.sources(host, CARD, FUNCTION), {"driver": "i915"})
 
 
-def read(plan: DevicePlan, host: Host, mode: str = "auto", *, held: bool = True) -> DeviceReading:
-    return DeviceReader("gpu", plan).read(host, mode, 1000.0, held=held)
+def read(plan: DevicePlan, host: Host, mode: str = "auto", *, in_use: bool = True) -> DeviceReading:
+    return DeviceReader("gpu", plan).read(host, mode, 1000.0, held=in_use)
 
 
 def samples(reading: DeviceReading) -> dict[str, float]:
@@ -259,7 +259,7 @@ def test_values_between_two_readings_of_an_unheld_device_are_repeated(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("mode", "status", "held", "since", "autosuspend", "decision"),
+    ("mode", "status", "in_use", "since", "autosuspend", "decision"),
     [
         ("always", "suspended", False, 0.0, 0.0, "read"),
         ("never", "active", True, 1e9, 0.0, "skip"),
@@ -275,16 +275,16 @@ def test_values_between_two_readings_of_an_unheld_device_are_repeated(tmp_path: 
     ],
 )
 def test_waking_reads_depend_on_mode_power_state_and_holders(  # noqa: PLR0917 - cases
-    mode: str, status: str, held: bool, since: float, autosuspend: float, decision: str
+    mode: str, status: str, in_use: bool, since: float, autosuspend: float, decision: str
 ) -> None:
-    found = waking_reads(mode, status=status, autosuspend=autosuspend, held=held, since_waking=since)
+    found = waking_reads(mode, status=status, autosuspend=autosuspend, held=in_use, since_waking=since)
     assert found == decision
 
 
 @pytest.mark.parametrize("files", [{f"{FUNCTION}/power/control": "on\n"}, {f"{FUNCTION}/physfn/vendor": ""}])
 def test_devices_that_never_sleep_are_always_read(tmp_path: Path, files: Mapping[str, str]) -> None:
     host = build(tmp_path, {**GPU_PCI, **files, f"{FUNCTION}/power/runtime_status": "suspended\n"})
-    assert "pci_link_transfers_per_second" in samples(read(gpu_plan(host), host, held=False))
+    assert "pci_link_transfers_per_second" in samples(read(gpu_plan(host), host, in_use=False))
 
 
 def test_text_that_has_not_changed_is_not_parsed_again(tmp_path: Path) -> None:

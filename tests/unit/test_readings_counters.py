@@ -1,4 +1,4 @@
-"""Files that come and go: open files of work queues, and NICs with and without their interfaces."""
+"""Files that appear and disappear: open files of work queues, and NICs with and without interfaces."""
 
 import shutil
 from collections.abc import Mapping

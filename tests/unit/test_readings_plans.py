@@ -1,4 +1,4 @@
-"""What the plugins plan to read on a simulated node with every family."""
+"""The reading plans of the plugins on a simulated node with every family."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""When a resource is registered: a table of observations, with their times, against the decision."""
+"""Registration decisions: a table of timed observations."""
 
 from hypothesis import given
 from hypothesis import strategies as st

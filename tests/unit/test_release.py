@@ -1,4 +1,4 @@
-"""Releases with small images: what they contain, and that every change of them is found."""
+"""Releases with small images: content, and detection of every change."""
 
 import base64
 import io
@@ -40,7 +40,7 @@ def plan(root: Path, out: Path, **fields: object) -> build.Plan:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def release_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with images, a key, and the release `out`."""
     root = tmp_path_factory.mktemp("release")
     with pytest.MonkeyPatch.context() as patch:
@@ -53,8 +53,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def copy(made: Path, tmp_path: Path) -> Path:
-    shutil.copytree(made / "out", tmp_path / "out")
+def copy(release_directory: Path, tmp_path: Path) -> Path:
+    shutil.copytree(release_directory / "out", tmp_path / "out")
     return tmp_path / "out"
 
 
@@ -63,37 +63,38 @@ def failures(out: Path, key: Path, **fields: object) -> dict[str, str]:
     return {each.name: each.problem for each in found if each.problem}
 
 
-def test_a_release_passes_all_checks(made: Path) -> None:
-    found = list(verify.verify(verify.Release(out=made / "out", key=made / "key.pub")))
+def test_a_release_passes_all_checks(release_directory: Path) -> None:
+    found = list(verify.verify(verify.Release(out=release_directory / "out", key=release_directory / "key.pub")))
     assert [(each.name, each.problem) for each in found if each.problem] == []
     assert [each.name for each in found] == list(verify.CHECKS)[:-2]
 
 
-def test_a_release_has_all_files(made: Path) -> None:
-    assert {file.name for file in (made / "out").iterdir()} == {
+def test_a_release_has_all_files(release_directory: Path) -> None:
+    assert {file.name for file in (release_directory / "out").iterdir()} == {
         *("CHANGELOG.md", "SHA256SUMS", "SHA256SUMS.sig", "release.pub", "release.json", "images.json", "images.txt"),
         *("provenance.json", "provenance.dsse.json", "images", "charts", "manifests", "olm", "sbom", "signatures"),
         *(f"{NAME}-py3-none-any.whl", f"{NAME}.tar.gz", f"{NAME}-deploy.tar.gz", f"{NAME}-offline.tar"),
     }
     assert {f"{name}:{VERSION}" for name in names()} == {
-        line.removeprefix(f"{REGISTRY}/").partition("@")[0] for line in (made / "out/images.txt").read_text().split()
+        line.removeprefix(f"{REGISTRY}/").partition("@")[0]
+        for line in (release_directory / "out/images.txt").read_text().split()
     }
 
 
-def test_manifests_name_images_by_digest(made: Path) -> None:
-    (daemonset,) = yaml.safe_load_all((made / "out/manifests/gpu_plugin.yaml").read_text())
-    digest = oci.root(made / "images/intel-gpu-plugin").digest
+def test_manifests_name_images_by_digest(release_directory: Path) -> None:
+    (daemonset,) = yaml.safe_load_all((release_directory / "out/manifests/gpu_plugin.yaml").read_text())
+    digest = oci.root(release_directory / "images/intel-gpu-plugin").digest
     image = daemonset["spec"]["template"]["spec"]["containers"][0]["image"]
     assert image == f"{REGISTRY}/intel-gpu-plugin:{VERSION}@{digest}"
 
 
-def test_the_operator_of_a_release_pins_the_images_of_its_plugins(made: Path) -> None:
-    objects = yaml.load_all((made / "out/manifests/operator/default.yaml").read_text(), yaml.CSafeLoader)
+def test_the_operator_of_a_release_pins_the_images_of_its_plugins(release_directory: Path) -> None:
+    objects = yaml.load_all((release_directory / "out/manifests/operator/default.yaml").read_text(), yaml.CSafeLoader)
     (deployment,) = (each for each in objects if each["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     environment = {each["name"]: each.get("value", "") for each in container["env"]}
     policy = options(flag_values(FLAGS, container), environment).settings.images
-    expected = {line.partition("@")[0]: line for line in (made / "out/images.txt").read_text().split()}
+    expected = {line.partition("@")[0]: line for line in (release_directory / "out/images.txt").read_text().split()}
     for name in PLUGIN_IMAGES:
         default = policy.reference(name)
         assert pinned(default, policy) == expected[default]
@@ -102,9 +103,9 @@ def test_the_operator_of_a_release_pins_the_images_of_its_plugins(made: Path) ->
             assert pinned(other, policy) == other
 
 
-def test_charts_pin_images_by_digest_unless_another_tag_is_chosen(made: Path) -> None:
-    chart = made / f"out/charts/accelplane-{VERSION}.tgz"
-    expected = (made / "out/images.txt").read_text().split()
+def test_charts_pin_images_by_digest_unless_another_tag_is_chosen(release_directory: Path) -> None:
+    chart = release_directory / f"out/charts/accelplane-{VERSION}.tgz"
+    expected = (release_directory / "out/images.txt").read_text().split()
 
     def rendered(values: str) -> str:
         return run_helm("template", "x", chart, "--kube-version", KUBE_VERSION, "--set", values)
@@ -121,8 +122,8 @@ def test_charts_pin_images_by_digest_unless_another_tag_is_chosen(made: Path) ->
     assert other == {f"{REGISTRY}/accelplane:1.0.1"}
 
 
-def test_charts_with_other_digests_or_registries_are_found(copy: Path, made: Path) -> None:
-    release = verify.Release(out=copy, key=made / "key.pub")
+def test_charts_with_other_digests_or_registries_are_found(copy: Path, release_directory: Path) -> None:
+    release = verify.Release(out=copy, key=release_directory / "key.pub")
     listed = (copy / "images.json").read_text()
     digest = images.load(copy / "images.json").images[0].digest
     (copy / "images.json").write_text(listed.replace(digest, OTHER))
@@ -134,8 +135,8 @@ def test_charts_with_other_digests_or_registries_are_found(copy: Path, made: Pat
         verify.helm_charts(release)
 
 
-def test_charts_have_the_registry(made: Path) -> None:
-    with tarfile.open(made / f"out/charts/accelplane-{VERSION}.tgz") as tar:
+def test_charts_have_the_registry(release_directory: Path) -> None:
+    with tarfile.open(release_directory / f"out/charts/accelplane-{VERSION}.tgz") as tar:
         values = tar.extractfile("accelplane/values.yaml")
         assert values
         assert load_yaml(values.read().decode())["agent"]["image"]["hub"] == REGISTRY
@@ -143,7 +144,7 @@ def test_charts_have_the_registry(made: Path) -> None:
 
 
 def test_two_releases_differ_only_in_times_and_signatures(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    release_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECTL", kubectl())
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1893553445")
@@ -152,54 +153,63 @@ def test_two_releases_differ_only_in_times_and_signatures(
     try:
         # The release is complete before anything is pushed.
         with pytest.raises(ReleaseError, match="is complete, but not all of it was pushed; run make push-release"):
-            build.make(plan(made, tmp_path / "again", push=True), lambda _: None)
+            build.make(plan(release_directory, tmp_path / "again", push=True), lambda _: None)
     finally:
         os.umask(before)
-    first, second = ((each / "SHA256SUMS").read_text().splitlines() for each in (made / "out", tmp_path / "again"))
+    first, second = (
+        (each / "SHA256SUMS").read_text().splitlines() for each in (release_directory / "out", tmp_path / "again")
+    )
     different = {line.split("  ")[1] for line in set(first) ^ set(second)}
     # The offline archive has a signature, and ECDSA signatures are random.
     others = {name for name in different if not name.startswith("signatures/")}
     assert others == {"provenance.json", "provenance.dsse.json", f"{NAME}-offline.tar"}
 
 
-def test_a_failed_release_leaves_no_files(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_release_leaves_no_files(
+    release_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KUBECTL", kubectl())
     write_images(tmp_path / "images", ("accelplane",))
     with pytest.raises(EditError, match="found no digest"):
-        build.make(plan(made, tmp_path / "out/new", prebuilt=tmp_path / "images"), lambda _: None)
+        build.make(plan(release_directory, tmp_path / "out/new", prebuilt=tmp_path / "images"), lambda _: None)
     assert list((tmp_path / "out").iterdir()) == []
 
 
-# What verify-release finds.
+# Detection by verify-release.
 
 
-def sign_again(out: Path, made: Path) -> None:
+def sign_again(out: Path, release_directory: Path) -> None:
     sums = out / "SHA256SUMS"
     for file in (sums, out / "SHA256SUMS.sig"):
         file.unlink()
     text = artefacts.checksums(out)
     sums.write_text(text)
-    (out / "SHA256SUMS.sig").write_text(signing.sign(signing.load(made / "key"), text.encode()))
+    (out / "SHA256SUMS.sig").write_text(signing.sign(signing.load(release_directory / "key"), text.encode()))
 
 
 @pytest.mark.parametrize(
     "name", [f"{NAME}-py3-none-any.whl", "manifests/gpu_plugin.yaml", f"charts/accelplane-{VERSION}.tgz", "images.txt"]
 )
-def test_a_changed_file_is_detected(name: str, copy: Path, made: Path) -> None:
+def test_a_changed_file_is_detected(name: str, copy: Path, release_directory: Path) -> None:
     with (copy / name).open("ab") as stream:
         stream.write(b" ")
-    assert failures(copy, made / "key.pub")["checksums"] == f"{name}: found other content than that of SHA256SUMS"
+    assert (
+        failures(copy, release_directory / "key.pub")["checksums"]
+        == f"{name}: found other content than that of SHA256SUMS"
+    )
 
 
-def test_missing_and_additional_files_are_found(copy: Path, made: Path) -> None:
+def test_missing_and_additional_files_are_found(copy: Path, release_directory: Path) -> None:
     (copy / "other").write_text("")
-    assert failures(copy, made / "key.pub") == {"checksums": "other: found in the directory or in SHA256SUMS only"}
+    assert failures(copy, release_directory / "key.pub") == {
+        "checksums": "other: found in the directory or in SHA256SUMS only"
+    }
     (copy / "other").unlink()
     (copy / "CHANGELOG.md").unlink()
-    assert "CHANGELOG.md: found in" in failures(copy, made / "key.pub")["checksums"]
+    assert "CHANGELOG.md: found in" in failures(copy, release_directory / "key.pub")["checksums"]
 
 
-def test_a_release_with_another_key_is_rejected(copy: Path, made: Path, tmp_path: Path) -> None:
+def test_a_release_with_another_key_is_rejected(copy: Path, release_directory: Path, tmp_path: Path) -> None:
     signing.generate(tmp_path / "other")
     expected = {"signature": "SHA256SUMS: the signature does not fit to the content and the key"}
     assert failures(copy, tmp_path / "other.pub") == expected
@@ -208,7 +218,7 @@ def test_a_release_with_another_key_is_rejected(copy: Path, made: Path, tmp_path
     text = artefacts.checksums(copy)
     (copy / "SHA256SUMS").write_text(text)
     (copy / "SHA256SUMS.sig").write_text(signing.sign(signing.load(tmp_path / "other"), text.encode()))
-    assert failures(copy, made / "key.pub") == expected
+    assert failures(copy, release_directory / "key.pub") == expected
 
 
 def _replace(name: str, old: str, new: str) -> Callable[[Path], None]:
@@ -272,11 +282,11 @@ SIGNED_CHANGES: dict[str, tuple[Callable[[Path], None], set[str]]] = {
 
 @pytest.mark.parametrize(("change", "expected"), SIGNED_CHANGES.values(), ids=list(SIGNED_CHANGES))
 def test_a_signed_inconsistent_release_is_detected(
-    change: Callable[[Path], None], expected: set[str], copy: Path, made: Path
+    change: Callable[[Path], None], expected: set[str], copy: Path, release_directory: Path
 ) -> None:
     change(copy)
-    sign_again(copy, made)
-    found = failures(copy, made / "key.pub")
+    sign_again(copy, release_directory)
+    found = failures(copy, release_directory / "key.pub")
     assert expected <= set(found), found
     assert set(found) <= expected | {"offline archive"}
 
@@ -328,11 +338,11 @@ def test_addresses_of_repositories_have_no_credentials(clone: Path) -> None:
     assert git.origin(clone) == "https://git.example/a.git"
 
 
-def test_images_that_differ_from_their_list_are_an_error(made: Path, tmp_path: Path) -> None:
-    shutil.copytree(made / "images", tmp_path / "images")
+def test_images_that_differ_from_their_list_are_an_error(release_directory: Path, tmp_path: Path) -> None:
+    shutil.copytree(release_directory / "images", tmp_path / "images")
     listed = artefacts.Images(VERSION, ())
     write_images(tmp_path / "images", ("accelplane",))
-    shutil.copy(made / "images/images.json", tmp_path / "images/images.json")
+    shutil.copy(release_directory / "images/images.json", tmp_path / "images/images.json")
     file = oci.blob(tmp_path / "images/accelplane", oci.root(tmp_path / "images/accelplane").digest)
     file.write_bytes(file.read_bytes() + b" ")
     with pytest.raises(ReleaseError, match="found other content"):
@@ -368,8 +378,8 @@ def test_a_layer_that_is_not_an_archive_is_an_error(tmp_path: Path) -> None:
         sbom.of_image(tmp_path, oci.put(tmp_path, oci.encoded(image), oci.MANIFEST), {})
 
 
-def test_the_wheel_lists_pinned_dependencies(made: Path) -> None:
-    document = json.loads((made / "out/sbom/python-accelplane.cdx.json").read_text())
+def test_the_wheel_lists_pinned_dependencies(release_directory: Path) -> None:
+    document = json.loads((release_directory / "out/sbom/python-accelplane.cdx.json").read_text())
     found = {each["name"] for each in document["components"]}
     assert {"msgspec", "cryptography", "cffi", "grpcio"} <= found
     assert not found & {"pytest", "ruff", "pyright"}
@@ -377,14 +387,14 @@ def test_the_wheel_lists_pinned_dependencies(made: Path) -> None:
         sbom.of_lock((REPOSITORY / "constraints.txt").read_text(), ["other"])
 
 
-def test_documents_have_the_fields_of_their_formats(made: Path) -> None:
-    spdx = json.loads((made / "out/sbom/intel-gpu-plugin.spdx.json").read_text())
+def test_documents_have_the_fields_of_their_formats(release_directory: Path) -> None:
+    spdx = json.loads((release_directory / "out/sbom/intel-gpu-plugin.spdx.json").read_text())
     identities = {each["SPDXID"] for each in spdx["packages"]} | {"SPDXRef-DOCUMENT"}
     for each in spdx["relationships"]:
         assert {each["spdxElementId"], each["relatedSpdxElement"]} <= identities
     assert (spdx["spdxVersion"], spdx["dataLicense"]) == ("SPDX-2.3", "CC0-1.0")
     assert spdx["creationInfo"]["created"] == "2030-01-02T03:04:05Z"
-    cyclonedx = json.loads((made / "out/sbom/intel-gpu-plugin.cdx.json").read_text())
+    cyclonedx = json.loads((release_directory / "out/sbom/intel-gpu-plugin.cdx.json").read_text())
     assert (cyclonedx["bomFormat"], cyclonedx["specVersion"]) == ("CycloneDX", "1.6")
     references = [each["bom-ref"] for each in cyclonedx["components"]]
     assert len(references) == len(set(references)) == 2
@@ -410,18 +420,18 @@ def test_keys_can_be_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         signing.generate(tmp_path / "key")
 
 
-def test_openssl_accepts_the_signatures(made: Path, tmp_path: Path) -> None:
+def test_openssl_accepts_the_signatures(release_directory: Path, tmp_path: Path) -> None:
     if not shutil.which("openssl"):
         pytest.skip("no openssl to verify signatures with")
-    (tmp_path / "sig").write_bytes(base64.b64decode((made / "out/SHA256SUMS.sig").read_text()))
-    command = ["openssl", "dgst", "-sha256", "-verify", made / "key.pub", "-signature", tmp_path / "sig"]
-    subprocess.run([*command, made / "out/SHA256SUMS"], check=True, capture_output=True)
+    (tmp_path / "sig").write_bytes(base64.b64decode((release_directory / "out/SHA256SUMS.sig").read_text()))
+    command = ["openssl", "dgst", "-sha256", "-verify", release_directory / "key.pub", "-signature", tmp_path / "sig"]
+    subprocess.run([*command, release_directory / "out/SHA256SUMS"], check=True, capture_output=True)
 
 
-def test_an_envelope_with_another_payload_is_rejected(made: Path) -> None:
-    key = signing.load(made / "key")
+def test_an_envelope_with_another_payload_is_rejected(release_directory: Path) -> None:
+    key = signing.load(release_directory / "key")
     envelope = json.loads(signing.envelope(key, b"{}"))
-    public = signing.load_public(made / "key.pub")
+    public = signing.load_public(release_directory / "key.pub")
     assert signing.opened(public, json.dumps(envelope).encode(), "x") == b"{}"
     for change in ({"payload": base64.b64encode(b"[]").decode()}, {"payloadType": "text/plain"}, {"signatures": []}):
         with pytest.raises(ReleaseError):
@@ -431,28 +441,28 @@ def test_an_envelope_with_another_payload_is_rejected(made: Path) -> None:
 # Registries.
 
 
-def moved(made: Path, tmp_path: Path, address: str, *, draft: bool = True) -> Path:
+def release_with_registry(release_directory: Path, tmp_path: Path, address: str, *, draft: bool = True) -> Path:
     """A copy of the release whose registry has another address."""
     out = tmp_path / "out"
-    shutil.copytree(made / "out", out)
+    shutil.copytree(release_directory / "out", out)
     for name in ("release.json", "images.txt"):
         (out / name).write_text((out / name).read_text().replace(REGISTRY, address))
     facts = json.loads((out / "release.json").read_text())
     artefacts.write_json(out / "release.json", {**facts, "draft": draft})
     shutil.rmtree(out / "signatures")
-    signatures.write(out, signing.load(made / "key"))
+    signatures.write(out, signing.load(release_directory / "key"))
     return out
 
 
 @pytest.mark.parametrize("credentials", ["", "basic", "bearer"])
 def test_a_release_is_pushed_and_verified(
-    credentials: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    credentials: str, release_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REGISTRY_USER", "user")
     monkeypatch.setenv("REGISTRY_PASSWORD", "secret")
     with ociregistry.serving(credentials) as state:
         address = f"{state.address}/accelplane"
-        out = moved(made, tmp_path, address)
+        out = release_with_registry(release_directory, tmp_path, address)
         listed = artefacts.Images(VERSION, images.load(out / "images.json").images[:2])
         artefacts.write_json(out / "images.json", artefacts.images_json(listed))
         settings = Push(out=out)
@@ -464,7 +474,9 @@ def test_a_release_is_pushed_and_verified(
         content = registry.blob(image.name, signature["layers"][0]["digest"])
         assert content == signing.payload(f"{address}/{image.name}", image.digest)
         chart = json.loads(registry.manifest("charts/accelplane", VERSION)[0])
-        assert chart["layers"][0]["digest"] == oci.file_digest(made / f"out/charts/accelplane-{VERSION}.tgz")
+        assert chart["layers"][0]["digest"] == oci.file_digest(
+            release_directory / f"out/charts/accelplane-{VERSION}.tgz"
+        )
         uploads = state.uploads
         push(settings, lambda _: None)
         assert state.uploads == uploads
@@ -472,9 +484,9 @@ def test_a_release_is_pushed_and_verified(
         assert "repository:accelplane/accelplane:pull,push" in state.scopes
 
 
-def test_tags_are_written_after_signatures(made: Path, tmp_path: Path) -> None:
+def test_tags_are_written_after_signatures(release_directory: Path, tmp_path: Path) -> None:
     with ociregistry.serving() as state:
-        out = moved(made, tmp_path, f"{state.address}/accelplane")
+        out = release_with_registry(release_directory, tmp_path, f"{state.address}/accelplane")
         push(Push(out=out), lambda _: None)
         for name in ("accelplane/accelplane", "accelplane/charts/accelplane", "accelplane/accelplane-catalog"):
             references = [reference for each, reference in state.manifests if each == name]
@@ -482,9 +494,9 @@ def test_tags_are_written_after_signatures(made: Path, tmp_path: Path) -> None:
             assert references[-2].endswith(".sig")
 
 
-def test_a_registry_with_another_release_of_the_version_is_unchanged(made: Path, tmp_path: Path) -> None:
+def test_a_registry_with_another_release_of_the_version_is_unchanged(release_directory: Path, tmp_path: Path) -> None:
     with ociregistry.serving() as state:
-        out = moved(made, tmp_path, f"{state.address}/accelplane", draft=False)
+        out = release_with_registry(release_directory, tmp_path, f"{state.address}/accelplane", draft=False)
         state.manifests["accelplane/onload-operator", VERSION] = (b"{}", oci.MANIFEST)
         with pytest.raises(ReleaseError, match=f"onload-operator:{VERSION}: found sha256:.*release a new version"):
             push(Push(out=out), lambda _: None)
@@ -495,13 +507,13 @@ def test_a_registry_with_another_release_of_the_version_is_unchanged(made: Path,
         assert (state.uploads, len(state.manifests)) == (0, 0)
 
 
-def test_a_changed_registry_is_detected(made: Path, tmp_path: Path) -> None:
+def test_a_changed_registry_is_detected(release_directory: Path, tmp_path: Path) -> None:
     with ociregistry.serving() as state:
         address = f"{state.address}/accelplane"
-        out = moved(made, tmp_path, address)
+        out = release_with_registry(release_directory, tmp_path, address)
         listed = images.load(out / "images.json")
         push(Push(out=out), lambda _: None)
-        release = verify.Release(out=out, key=made / "key.pub", registry=address)
+        release = verify.Release(out=out, key=release_directory / "key.pub", registry=address)
         assert verify.registry_digests(release).startswith(f"{len(listed.images) + 13} artefacts")
         assert verify.registry_signatures(release) == f"{len(listed.images) + 13} signatures"
         state.manifests["accelplane/accelplane", VERSION] = state.manifests["accelplane/intel-gpu-plugin", VERSION]
@@ -572,21 +584,21 @@ def test_errors_of_registries_name_the_address(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-def unpacked(made: Path, tmp_path: Path) -> Path:
-    with tarfile.open(made / f"out/{NAME}-offline.tar") as tar:
+def unpacked(release_directory: Path, tmp_path: Path) -> Path:
+    with tarfile.open(release_directory / f"out/{NAME}-offline.tar") as tar:
         tar.extractall(tmp_path, filter="data")
     return tmp_path / f"{NAME}-offline"
 
 
 def install(directory: Path, *words: object, status: int = 0) -> str:
     command = [sys.executable, "-I", directory / "install.py", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
-    assert done.returncode == status, done.stderr
-    return done.stderr if status else done.stdout
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+    assert result.returncode == status, result.stderr
+    return result.stderr if status else result.stdout
 
 
-def test_the_installer_verifies_files_and_signature(unpacked: Path, made: Path, tmp_path: Path) -> None:
-    assert "are unchanged" in install(unpacked, "verify", "--key", made / "key.pub")
+def test_the_installer_verifies_files_and_signature(unpacked: Path, release_directory: Path, tmp_path: Path) -> None:
+    assert "are unchanged" in install(unpacked, "verify", "--key", release_directory / "key.pub")
     signing.generate(tmp_path / "other")
     assert "does not fit" in install(unpacked, "verify", "--key", tmp_path / "other.pub", status=1)
     (unpacked / "manifests/gpu_plugin.yaml").write_text("x")
@@ -599,7 +611,9 @@ def test_the_installer_verifies_files_and_signature(unpacked: Path, made: Path, 
     assert "not in SHA256SUMS" in install(unpacked, "verify", status=1)
 
 
-def test_the_installer_imports_images_under_tags_and_digests(unpacked: Path, made: Path, tmp_path: Path) -> None:
+def test_the_installer_imports_images_under_tags_and_digests(
+    unpacked: Path, release_directory: Path, tmp_path: Path
+) -> None:
     program = tmp_path / "ctr"
     program.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/words\nexec cat >{tmp_path}/imported.tar\n')
     program.chmod(0o755)
@@ -611,7 +625,7 @@ def test_the_installer_imports_images_under_tags_and_digests(unpacked: Path, mad
         entries = json.loads(index.read())["manifests"]
         blobs = {name.removeprefix("blobs/sha256/") for name in tar.getnames()}
     found = {each["annotations"]["io.containerd.image.name"]: each["digest"] for each in entries}
-    digest = oci.root(made / "images/accelplane").digest
+    digest = oci.root(release_directory / "images/accelplane").digest
     assert found[f"{REGISTRY}/accelplane:{VERSION}"] == found[f"{REGISTRY}/accelplane@{digest}"] == digest
     assert {digest.removeprefix("sha256:") for digest in found.values()} <= blobs
     program.write_text("#!/bin/sh\nexit 3\n")
@@ -623,9 +637,9 @@ def test_the_installer_imports_images_under_tags_and_digests(unpacked: Path, mad
     assert "index.json" in install(unpacked, "load", "--ctr", program, status=1)
 
 
-def chart(made: Path) -> str:
+def chart(release_directory: Path) -> str:
     """The digest of the artefact of the chart accelplane."""
-    return json.loads((made / "out/release.json").read_text())["charts"]["accelplane"]
+    return json.loads((release_directory / "out/release.json").read_text())["charts"]["accelplane"]
 
 
 def test_the_installer_does_not_push_what_is_not_signed(unpacked: Path) -> None:
@@ -635,14 +649,19 @@ def test_the_installer_does_not_push_what_is_not_signed(unpacked: Path) -> None:
     assert state.manifests == {}
 
 
-def test_the_installer_pushes_to_a_registry_and_changes_manifests(unpacked: Path, made: Path, tmp_path: Path) -> None:
+def test_the_installer_pushes_to_a_registry_and_changes_manifests(
+    unpacked: Path, release_directory: Path, tmp_path: Path
+) -> None:
     with ociregistry.serving() as state:
         printed = install(unpacked, "push", f"{state.address}/mirror").splitlines()
     assert f"{state.address}/mirror/accelplane:{VERSION}" in printed
     assert len(printed) == len(names()) + 10
-    assert state.digest("mirror/accelplane", VERSION) == oci.root(made / "images/accelplane").digest
+    assert state.digest("mirror/accelplane", VERSION) == oci.root(release_directory / "images/accelplane").digest
     assert ("mirror/charts/accelplane", VERSION) in state.manifests
-    for name, digest in ("accelplane", oci.root(made / "images/accelplane").digest), ("charts/accelplane", chart(made)):
+    for name, digest in (
+        ("accelplane", oci.root(release_directory / "images/accelplane").digest),
+        ("charts/accelplane", chart(release_directory)),
+    ):
         references = [reference for each, reference in state.manifests if each == f"mirror/{name}"]
         assert references[-2:] == [signing.signature_tag(digest), VERSION]
     assert set(install(unpacked, "list").split()) == set(TREES)
@@ -657,7 +676,7 @@ def test_the_installer_pushes_to_a_registry_and_changes_manifests(unpacked: Path
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     assert container["image"].startswith("mirror.example/x/intel-deviceplugin-operator:")
     assert "--image-vendor=mirror.example/x" in container["args"]
-    assert install(unpacked, "show", "gpu_plugin") == (made / "out/manifests/gpu_plugin.yaml").read_text()
+    assert install(unpacked, "show", "gpu_plugin") == (release_directory / "out/manifests/gpu_plugin.yaml").read_text()
     assert "expected one of: gpu_plugin, onload" in install(unpacked, "show", "x", status=1)
     for address in ("https://mirror.example/x", "mirror.example/x/"):
         assert "expected a host and path" in install(unpacked, "show", "--registry", address, "gpu_plugin", status=1)
@@ -686,15 +705,15 @@ def test_archives_are_reproducible() -> None:
         assert tar.getnames() == ["a", "b", "b/c"]
 
 
-def test_bills_of_materials_follow_the_official_schemas(made: Path, tmp_path: Path) -> None:
+def test_bills_of_materials_follow_the_official_schemas(release_directory: Path, tmp_path: Path) -> None:
     python = REPOSITORY / ".venv/sbom/bin/python"
     if not python.exists():
         pytest.skip("no validators of bills of materials: make sbom-tools")
     command = [python, REPOSITORY / "tests/sbomschemas.py"]
-    done = subprocess.run([*command, made / "out/sbom"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, f"{2 * len(names()) + 2} documents, 0 problems\n"), done.stderr
+    result = subprocess.run([*command, release_directory / "out/sbom"], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, f"{2 * len(names()) + 2} documents, 0 problems\n"), result.stderr
     for name, old, new in (("cdx", '"type": "container"', '"type": "box"'), ("spdx", "CC0-1.0", "MIT")):
-        text = (made / f"out/sbom/accelplane.{name}.json").read_text()
+        text = (release_directory / f"out/sbom/accelplane.{name}.json").read_text()
         (tmp_path / f"x.{name}.json").write_text(text.replace(old, new))
         wrong = subprocess.run([*command, tmp_path / f"x.{name}.json"], capture_output=True, text=True, check=False)
         assert wrong.returncode == 1, wrong.stdout

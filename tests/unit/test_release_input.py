@@ -1,4 +1,4 @@
-"""Releases: wrong input is an error with one line, and nothing is left of what fails."""
+"""Releases: wrong input is an error with one line, and failures leave no files."""
 
 import os
 import subprocess
@@ -36,9 +36,9 @@ from release.registry import ADDRESS, Registry, RegistryError
     ],
 )
 def test_variables_that_are_not_set_are_errors(words: list[str]) -> None:
-    done = CliRunner().invoke(release, words)
-    assert done.exit_code == 2
-    assert "found an empty path; set " in done.output
+    result = CliRunner().invoke(release, words)
+    assert result.exit_code == 2
+    assert "found an empty path; set " in result.output
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,13 @@ def test_variables_that_are_not_set_are_errors(words: list[str]) -> None:
 )
 def test_errors_are_one_message(words: list[str], message: str, tmp_path: Path) -> None:
     signing.generate(tmp_path / "key")
-    given = ["--version", VERSION, "--draft", "--key", tmp_path / "key", "--out", tmp_path / "out"]
-    command = [sys.executable, "-m", "release", words[0], *given, *words[1:]]
+    arguments = ["--version", VERSION, "--draft", "--key", tmp_path / "key", "--out", tmp_path / "out"]
+    command = [sys.executable, "-m", "release", words[0], *arguments, *words[1:]]
     environment = {**os.environ, "PATH": f"{_kustomize(tmp_path)}:{os.environ['PATH']}"}
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    result = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
     assert not (tmp_path / "out").exists()
 
 

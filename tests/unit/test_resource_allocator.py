@@ -17,7 +17,7 @@ from accelplane.plugins.base import Config
 from accelplane.plugins.gpu import GpuPlugin
 
 
-class Question(list[str]):
+class ReadCounter(list[str]):
     """Counts how often it is read."""
 
     reads = 0
@@ -33,7 +33,7 @@ async def test_each_id_list_is_read_once_for_any_number_of_devices(tmp_path: Pat
     devices = {f"card{n}-0": Device(resource="i915", id=f"card{n}-0") for n in range(40)}
     cdi = CdiPublisher(context, AllocationReader(settings))
     allocator = ResourceAllocator("gpu.intel.com/i915", context, cdi, CallRecord(), lambda: devices)
-    available, fixed = Question(["stranger", *devices]), Question(["card7-0"])
+    available, fixed = ReadCounter(["stranger", *devices]), ReadCounter(["card7-0"])
     assert await allocator.preferred(available, fixed, 2) == ["card7-0", "card0-0"]
     assert (available.reads, fixed.reads) == (1, 1)
 

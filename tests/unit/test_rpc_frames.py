@@ -1,4 +1,4 @@
-"""The bytes of gRPC: frames, headers, messages and credit, each by itself."""
+"""The encoding of gRPC: frames, headers, messages and flow control."""
 
 import struct
 
@@ -19,7 +19,7 @@ from accelplane.rpc.messages import MessageReader, framed
 
 
 def parsed(data: bytes) -> Frame:
-    """One frame, as other people's code reads it."""
+    """One frame, decoded by hyperframe."""
     found, length = Frame.parse_frame_header(memoryview(data[:9]), strict=True)
     found.parse_body(memoryview(data[9:]))
     assert len(data) == 9 + length
@@ -36,9 +36,9 @@ def test_encoded_frames_are_read_by_hyperframe() -> None:
     reset = parsed(frames.rst_stream(9, Code.CANCEL))
     assert isinstance(reset, RstStreamFrame)
     assert (reset.stream_id, reset.error_code) == (9, 8)
-    goodbye = parsed(frames.goaway(11, Code.ENHANCE_YOUR_CALM, "x" * 500))
-    assert isinstance(goodbye, GoAwayFrame)
-    assert (goodbye.last_stream_id, goodbye.error_code, goodbye.additional_data) == (11, 11, b"x" * 200)
+    goaway = parsed(frames.goaway(11, Code.ENHANCE_YOUR_CALM, "x" * 500))
+    assert isinstance(goaway, GoAwayFrame)
+    assert (goaway.last_stream_id, goaway.error_code, goaway.additional_data) == (11, 11, b"x" * 200)
 
 
 FRAMES = st.lists(
@@ -46,16 +46,16 @@ FRAMES = st.lists(
 )
 
 
-@given(given=FRAMES, steps=st.lists(st.integers(1, 40), min_size=1), preface=st.sampled_from([b"", frames.PREFACE]))
-def test_frames_survive_any_segmentation(given: list[frames.Frame], steps: list[int], preface: bytes) -> None:
+@given(expected=FRAMES, steps=st.lists(st.integers(1, 40), min_size=1), preface=st.sampled_from([b"", frames.PREFACE]))
+def test_frames_survive_any_segmentation(expected: list[frames.Frame], steps: list[int], preface: bytes) -> None:
     reader = FrameReader(preface)
-    data = preface + b"".join(frames.frame(*one) for one in given)
+    data = preface + b"".join(frames.frame(*one) for one in expected)
     found: list[frames.Frame] = []
     while data:
         step = steps[len(data) % len(steps)]
         found += reader.feed(data[:step])
         data = data[step:]
-    assert found == given
+    assert found == expected
 
 
 def test_a_too_long_frame_is_rejected_by_its_header() -> None:
@@ -191,15 +191,15 @@ GRPC = {
 
 
 @pytest.mark.parametrize(
-    ("given", "seconds"),
+    ("data", "seconds"),
     [
         (b"1H", 3600), (b"99999999H", 99999999 * 3600), (b"2M", 120), (b"3S", 3), (b"4m", 0.004), (b"5u", 5e-6),
         (b"6n", 6e-9), (b"0n", 0), (b"", None), (b"1", None), (b"S", None), (b"1s", None), (b"100000000S", None),
         (b"1.5S", None), (b" 1S", None), ("\u0661S".encode(), None),
     ],
 )  # fmt: skip
-def test_a_timeout_is_a_number_and_a_unit(given: bytes, seconds: float | None) -> None:
-    found = headers.read_request({**GRPC, b"grpc-timeout": given})
+def test_a_timeout_is_a_number_and_a_unit(data: bytes, seconds: float | None) -> None:
+    found = headers.read_request({**GRPC, b"grpc-timeout": data})
     if seconds is None:
         assert found == Rejection(b"400", "INTERNAL", "malformed grpc-timeout")
     else:
@@ -219,10 +219,10 @@ def test_a_deadline_is_encoded_in_the_smallest_unit_of_eight_digits(seconds: flo
     assert (name, value) == ("grpc-timeout", text)
 
 
-@pytest.mark.parametrize("left_out", [b":method", b":scheme", b":path"])
-def test_a_request_without_a_required_pseudo_header_is_malformed(left_out: bytes) -> None:
+@pytest.mark.parametrize("omitted", [b":method", b":scheme", b":path"])
+def test_a_request_without_a_required_pseudo_header_is_malformed(omitted: bytes) -> None:
     with pytest.raises(StreamFault):
-        headers.read_request({name: value for name, value in GRPC.items() if name != left_out})
+        headers.read_request({name: value for name, value in GRPC.items() if name != omitted})
 
 
 @given(code=st.sampled_from(STATUSES[1:]), text=st.text(max_size=600))
@@ -253,19 +253,19 @@ def test_an_invalid_status_message_is_escaped_or_truncated(text: str, expected: 
 
 
 @pytest.mark.parametrize(
-    ("given", "text"), [(b"%", "%"), (b"%4", "%4"), (b"%zz%41", "%zzA"), (b"%ff", "�"), (b"a\xffb", "a�b")]
+    ("data", "text"), [(b"%", "%"), (b"%4", "%4"), (b"%zz%41", "%zzA"), (b"%ff", "�"), (b"a\xffb", "a�b")]
 )
-def test_a_status_message_with_invalid_escapes_is_decoded(given: bytes, text: str) -> None:
-    found = headers.status_error({b"grpc-status": b"1", b"grpc-message": given})
+def test_a_status_message_with_invalid_escapes_is_decoded(data: bytes, text: str) -> None:
+    found = headers.status_error({b"grpc-status": b"1", b"grpc-message": data})
     assert found is not None
     assert found.text == text
 
 
 @pytest.mark.parametrize(
-    ("given", "code"), [(b"16", "UNAUTHENTICATED"), (b"17", "UNKNOWN"), (b"005", "NOT_FOUND"), (b"0005", "UNKNOWN")]
+    ("data", "code"), [(b"16", "UNAUTHENTICATED"), (b"17", "UNKNOWN"), (b"005", "NOT_FOUND"), (b"0005", "UNKNOWN")]
 )
-def test_an_unknown_status_number_reads_as_unknown(given: bytes, code: str) -> None:
-    found = headers.status_error({b"grpc-status": given})
+def test_an_unknown_status_number_reads_as_unknown(data: bytes, code: str) -> None:
+    found = headers.status_error({b"grpc-status": data})
     assert found is not None
     assert found.code == code
 
@@ -273,14 +273,14 @@ def test_an_unknown_status_number_reads_as_unknown(given: bytes, code: str) -> N
 # Messages
 
 
-@given(given=st.lists(st.binary(max_size=50), max_size=8), step=st.integers(1, 60))
-def test_messages_survive_any_segmentation(given: list[bytes], step: int) -> None:
+@given(messages=st.lists(st.binary(max_size=50), max_size=8), step=st.integers(1, 60))
+def test_messages_survive_any_segmentation(messages: list[bytes], step: int) -> None:
     reader = MessageReader(50)
-    data = b"".join(framed(message) for message in given)
+    data = b"".join(framed(message) for message in messages)
     found: list[bytes] = []
     for at in range(0, len(data), step):
         found += reader.feed(data[at : at + step])
-    assert (found, reader.pending) == (given, 0)
+    assert (found, reader.pending) == (messages, 0)
 
 
 @pytest.mark.parametrize(

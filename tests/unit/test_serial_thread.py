@@ -1,4 +1,4 @@
-"""Blocking calls of one owner."""
+"""Blocking calls of one owner in one thread."""
 
 import asyncio
 import threading

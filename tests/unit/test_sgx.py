@@ -1,4 +1,4 @@
-"""The SGX scan on trees of plain files, and what it says where there is no SGX."""
+"""The SGX scan on trees of plain files, and its messages without SGX."""
 
 import json
 import math
@@ -41,7 +41,7 @@ def tree(root: Path, nodes: Sequence[str] = BOTH) -> Path:
 
 
 def scan(root: Path, **options: Any) -> tuple[Mapping[str, list[Device]], dict[str, Skipped]]:
-    """What is published, by resource, and what is not."""
+    """The published devices by resource, and skipped hardware."""
     inventory = Inventory.of("sgx.intel.com", SgxPlugin(SgxConfig(**options)).scan(Host(root)))
     published = {name: list(devices.values()) for name, devices in inventory.resources.items()}
     return published, {skipped.subject: skipped for skipped in inventory.skipped}
@@ -70,8 +70,8 @@ def test_the_limit_is_pods_per_core_times_cpus_up_to_the_maximum(value: str, lim
 def test_any_environment_gives_a_limit_and_an_invalid_one_a_problem(value: str, cpus: int) -> None:
     limit = default_limit(value, cpus)
     if value.isascii() and value.isdigit() and int(value) < 1 << 32:
-        wanted = int(value) * cpus
-        assert (limit.ids, bool(limit.problem)) == (min(wanted, 100_000), wanted > 100_000)
+        expected = int(value) * cpus
+        assert (limit.ids, bool(limit.problem)) == (min(expected, 100_000), expected > 100_000)
     else:
         assert (limit.ids, bool(limit.problem)) == (DEFAULT_LIMIT, bool(value))
 
@@ -91,8 +91,8 @@ def test_without_options_there_are_110_ids_of_each(tmp_path: Path) -> None:
     ],
 )
 def test_the_command_line_is_that_of_the_go_program(arguments: list[str], config: SgxConfig) -> None:
-    given_: dict[str, Value] = parse_or_exit("prog", flags_of(SgxConfig), arguments)
-    assert SgxConfig.of(given_) == config
+    values: dict[str, Value] = parse_or_exit("prog", flags_of(SgxConfig), arguments)
+    assert SgxConfig.of(values) == config
 
 
 @pytest.mark.parametrize("argument", ["-enclave-limit=-1", "-provision-limit=ten", "-enclave-limit=", "-vepc-limit=+1"])
@@ -109,7 +109,7 @@ def test_invalid_limits_are_rejected(options: dict[str, Any]) -> None:
         SgxConfig.of(options)
 
 
-# What is published
+# Published devices
 
 
 def test_an_id_has_exactly_one_device_node(tmp_path: Path) -> None:
@@ -161,9 +161,9 @@ def test_resources_depend_on_both_nodes(
     published: Mapping[str, int],
     skipped: Mapping[str, bool],
 ) -> None:
-    found, left_out = scan(tree(tmp_path, nodes), **{"enclave_limit": 3, "provision_limit": 2, **options})
+    found, omitted = scan(tree(tmp_path, nodes), **{"enclave_limit": 3, "provision_limit": 2, **options})
     assert {name: len(devices) for name, devices in found.items()} == published
-    assert {path: skip.warning for path, skip in left_out.items()} == skipped
+    assert {path: skip.warning for path, skip in omitted.items()} == skipped
 
 
 def test_a_missing_provision_node_mentions_enclave_only(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_ids_of_a_removed_device_node_stay_listed_until_it_returns() -> None:
     assert SgxPlugin.removal_delay == math.inf
 
 
-# Nodes that are not what they seem
+# Invalid device nodes
 
 
 def character_device(major: int = 10, minor: int = 125) -> os.stat_result:
@@ -206,7 +206,7 @@ def character_device(major: int = 10, minor: int = 125) -> os.stat_result:
 
 
 @pytest.mark.parametrize(
-    ("there", "registered"),
+    ("existing", "registered"),
     [
         ((), True),
         (("sys/class/misc/fuse/dev",), True),
@@ -218,8 +218,10 @@ def character_device(major: int = 10, minor: int = 125) -> os.stat_result:
         (("sys/class/misc/sgx_provision/dev", "sys/dev/char/10:1250"), False),
     ],
 )
-def test_a_node_without_an_entry_in_sysfs_has_no_driver(tmp_path: Path, there: Sequence[str], registered: bool) -> None:
-    for path in there:
+def test_a_node_without_an_entry_in_sysfs_has_no_driver(
+    tmp_path: Path, existing: Sequence[str], registered: bool
+) -> None:
+    for path in existing:
         write(tmp_path / path, "")
     assert is_registered(Host(tmp_path), ENCLAVE, character_device()) == registered
 
@@ -230,7 +232,7 @@ def test_a_node_without_a_driver_is_not_published(tmp_path: Path) -> None:
         for node in BOTH:
             os.mknod(tmp_path / node[1:], stat.S_IFCHR | 0o600, os.makedev(10, 125))
     except PermissionError:
-        pytest.skip("device nodes cannot be made here")
+        pytest.skip("device nodes cannot be created here")
     assert counts(tmp_path, enclave_limit=1, provision_limit=1) == {"enclave": 1, "provision": 1}
     write(tmp_path / "sys/class/misc/sgx_provision/dev", "10:126\n")
     write(tmp_path / "sys/dev/char/10:1/dev", "")
@@ -257,7 +259,7 @@ def test_dangling_links_are_not_device_nodes(tmp_path: Path, target: str) -> Non
     assert (published, list(skipped)) == ({}, [ENCLAVE])
 
 
-# What it says of itself
+# Explanation
 
 CPU = CpuSgx(present=True, flexible=True)
 

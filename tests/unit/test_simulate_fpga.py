@@ -1,4 +1,4 @@
-"""The emulated FPGA cards: what both drivers show, and what their ioctls do with right and wrong bytes."""
+"""The emulated FPGA cards: files of both drivers, and ioctls with valid and invalid arguments."""
 
 import asyncio
 import errno
@@ -25,7 +25,7 @@ MAGIC = {"dfl": 0xB600, "opae": 0xB500}
 PREFIX = {"dfl": "dfl-", "opae": "intel-fpga-"}
 RELEASE = {"dfl": 0x4004B681, "opae": 0xB581}
 ASSIGN = {"dfl": 0x4004B682, "opae": 0xB582}
-AT = 64  # where the bitstream lies in the memory below
+AT = 64  # the address of the bitstream in the memory below
 
 
 class Memory:
@@ -56,7 +56,7 @@ def programming(
 
 
 def call(kernel: Kernel, node: str, request: int, memory: Memory) -> int:
-    """The errno of the ioctl, 0 when it succeeds."""
+    """The errno of the ioctl, 0 for success."""
     try:
         kernel.ioctl(node, request, 0, memory)
     except OSError as error:
@@ -65,7 +65,7 @@ def call(kernel: Kernel, node: str, request: int, memory: Memory) -> int:
 
 
 def port_at(kernel: Kernel, name: str) -> str:
-    """What `afu_id` of a port says, found by its number as programs find it."""
+    """The `afu_id` of a port, found by its device number as by programs."""
     minor = name.rpartition(".")[2]
     return kernel.read(f"/sys/dev/char/240:{minor}/afu_id").strip()
 
@@ -129,7 +129,7 @@ def test_the_out_of_tree_driver_returns_the_hardware_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("driver", "node", "asked", "number"),
+    ("driver", "node", "ioctl_request", "number"),
     [
         ("dfl", "dfl-port.0", 0xB680, errno.EINVAL),
         ("dfl", "dfl-fme.0", 0xB640, errno.EINVAL),
@@ -140,20 +140,20 @@ def test_the_out_of_tree_driver_returns_the_hardware_error() -> None:
         ("opae", "intel-fpga-fme.0", 0x4004B581, errno.EINVAL),
     ],
 )
-def test_requests_for_unknown_resources_are_rejected(driver: str, node: str, asked: int, number: int) -> None:
-    assert call(card(driver), node, asked, Memory(struct.pack("<I", 64))) == number
+def test_requests_for_unknown_resources_are_rejected(driver: str, node: str, ioctl_request: int, number: int) -> None:
+    assert call(card(driver), node, ioctl_request, Memory(struct.pack("<I", 64))) == number
 
 
 @pytest.mark.parametrize(
-    ("driver", "given", "expected"),
+    ("driver", "data", "expected"),
     [
         ("dfl", struct.pack("<IIII", 16, 9, 9, 9), struct.pack("<IIII", 16, 0, 2, 0)),
         ("opae", struct.pack("<IIIIII", 24, 9, 9, 9, 9, 9), struct.pack("<IIIIII", 24, 0, 0, 2, 0, 0)),
     ],
 )
-def test_port_region_info_returns_the_regions(driver: str, given: bytes, expected: bytes) -> None:
+def test_port_region_info_returns_the_regions(driver: str, data: bytes, expected: bytes) -> None:
     kernel, node = card(driver), f"{PREFIX[driver]}port.0"
-    memory = Memory(given)
+    memory = Memory(data)
     assert call(kernel, node, MAGIC[driver] | 0x41, memory) == 0
     assert memory.content[: len(expected)] == expected
     region = Memory(struct.pack("<IIIIQQ", 32, 0, 1, 0, 0, 0))

@@ -76,7 +76,7 @@ def enable(kernel: Kernel, driver: str = "user") -> tuple[int, int]:
         ("group0.0", "read_buffers_allowed", "8", 0),
         ("group0.0", "tokens_allowed", "97", errno.EINVAL),
         ("group0.0", "use_read_buffer_limit", "1", errno.EPERM),  # the device has no limit
-        ("group0.0", "traffic_class_a", "1", errno.EPERM),  # the first hardware wants its own
+        ("group0.0", "traffic_class_a", "1", errno.EPERM),  # fixed on the first hardware
         ("dsa0", "read_buffer_limit", "96", 0),
         ("dsa0", "read_buffer_limit", "97", errno.EINVAL),
         ("dsa0", "event_log_size", "64", errno.ENOENT),
@@ -143,7 +143,7 @@ def test_an_iaa_has_no_batches_and_no_read_buffers() -> None:
         ({"mode": "shared", "threshold": "8"}, (0, 0), "0"),
         ({"driver_name": ""}, (0, errno.ENODEV), "0x80200000"),
         ({"driver_name": "dmaengine"}, (0, errno.ENODEV), "0x80200000"),
-        ({"size": ""}, (0, 0), "0"),  # the driver takes 16 then
+        ({"size": ""}, (0, 0), "0"),  # the driver uses 16 then
         ({"type": ""}, (0, 0), "0"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The emulated kernel as a whole: DLB, SGX, descriptions, and that nothing written to it confuses it."""
+"""The emulated kernel as a whole: DLB, SGX, descriptions, and any sequence of writes."""
 
 import errno
 from pathlib import Path

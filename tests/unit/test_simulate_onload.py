@@ -37,9 +37,9 @@ def problem(kernel: Kernel, **command: object) -> int:
 
 @pytest.fixture
 def kernel() -> Kernel:
-    made = Kernel(SPEC)
-    Control(made)
-    return made
+    instance = Kernel(SPEC)
+    Control(instance)
+    return instance
 
 
 def test_nics_have_interfaces_in_sysfs_on_their_numa_nodes(kernel: Kernel) -> None:

@@ -36,12 +36,12 @@ def driver(kernel: Kernel, bdf: str) -> str:
         (f"{DRIVERS}/4xxxvf/bind", VF, errno.EBUSY),  # has a driver
         (f"{VFIO}/bind", VF, errno.ENODEV),  # the driver does not know the id
         (f"{VFIO}/bind", "0000:ff:00.0", errno.ENODEV),  # no such device
-        (f"{DRIVERS}/4xxxvf/bind", f"{VF}\n\n", errno.ENODEV),  # only one newline is forgiven
+        (f"{DRIVERS}/4xxxvf/bind", f"{VF}\n\n", errno.ENODEV),  # only one newline is ignored
         (f"{VFIO}/unbind", VF, errno.ENODEV),  # another driver has it
         (f"{VFIO}/new_id", "8086", errno.EINVAL),
         (f"{VFIO}/new_id", "", errno.EINVAL),
         (f"{DRIVERS}/4xxxvf/new_id", "8086 4941", errno.EEXIST),  # in the driver's own table
-        (f"{VFIO}/remove_id", "8086 4941", errno.ENODEV),  # was never told
+        (f"{VFIO}/remove_id", "8086 4941", errno.ENODEV),  # was never added
         ("/sys/bus/pci/drivers_probe", "0000:ff:00.0", errno.ENODEV),
         (f"{DEVICES}/{VF}/driver_override", "x" * 4095, errno.EINVAL),
         (f"{DEVICES}/{VF}/vendor", "0x8086", errno.EACCES),
@@ -167,12 +167,12 @@ def test_without_an_iommu_the_group_is_noiommu() -> None:
 def test_only_drivers_with_sriov_create_virtual_functions() -> None:
     kernel = Kernel(NodeSpec(dlbs=[DlbSpec(vfs=1)]))
     kernel.write(f"{DEVICES}/0000:62:00.0/driver_override", "vfio-pci")
-    kernel.write(f"{DRIVERS}/dlb2/unbind", "0000:62:00.0")  # which takes the virtual ones away
+    kernel.write(f"{DRIVERS}/dlb2/unbind", "0000:62:00.0")  # which removes the virtual functions
     kernel.write(f"{VFIO}/bind", "0000:62:00.0")
     with refused(errno.ENOENT):  # vfio-pci makes no virtual functions
         kernel.write(f"{DEVICES}/0000:62:00.0/sriov_numvfs", "1")
     kernel.write(f"{VFIO}/unbind", "0000:62:00.0")
-    with refused(errno.ENOENT):  # and without a driver nobody does
+    with refused(errno.ENOENT):  # nor does a function without a driver
         kernel.write(f"{DEVICES}/0000:62:00.0/sriov_numvfs", "1")
 
 
@@ -265,14 +265,14 @@ def test_invalid_descriptions_are_rejected(spec: NodeSpec, message: str) -> None
         Kernel(spec)
 
 
-def _told(change: Callable[[Kernel], None]) -> list[tuple[str, str, str]]:
-    heard: list[tuple[str, str, str]] = []
+def uevents_of(change: Callable[[Kernel], None]) -> list[tuple[str, str, str]]:
+    uevents: list[tuple[str, str, str]] = []
     kernel = Kernel(
         NodeSpec(qats=[QatSpec(total_vfs=1)]),
-        listen=lambda uevent: heard.append((uevent.action, uevent.devpath, uevent.fields.get("DRIVER", ""))),
+        listen=lambda uevent: uevents.append((uevent.action, uevent.devpath, uevent.fields.get("DRIVER", ""))),
     )
     change(kernel)
-    return heard
+    return uevents
 
 
 def test_every_change_sends_a_uevent() -> None:
@@ -286,7 +286,7 @@ def test_every_change_sends_a_uevent() -> None:
         kernel.write(f"{DEVICES}/{VF}/uevent", "change")
         kernel.write(f"{DEVICES}/{QAT}/sriov_numvfs", "0")
 
-    assert _told(bind) == [
+    assert uevents_of(bind) == [
         ("add", path, ""),
         ("bind", path, "4xxxvf"),
         ("change", f"/devices/pci0000:61/{QAT}", ""),

@@ -99,10 +99,10 @@ def test_taking_a_device_down_removes_its_virtual_functions() -> None:
     assert kernel.read(f"{PF}/sriov_numvfs") == "0\n"
 
 
-@pytest.mark.parametrize("asked", ["1", "15", "16"])
-def test_any_number_enables_all_virtual_functions_and_starts_the_device(asked: str) -> None:
+@pytest.mark.parametrize("text", ["1", "15", "16"])
+def test_any_number_enables_all_virtual_functions_and_starts_the_device(text: str) -> None:
     kernel = Kernel(NodeSpec(qats=[QatSpec(state="down")]))
-    assert refusal(kernel, f"{PF}/sriov_numvfs", asked) == 0
+    assert refusal(kernel, f"{PF}/sriov_numvfs", text) == 0
     assert (kernel.read(f"{PF}/sriov_numvfs"), kernel.read(f"{PF}/qat/state")) == ("16\n", "up\n")
     assert len([name for name in kernel.list("/sys/bus/pci/drivers/4xxxvf") if ":" in name]) == 16
 

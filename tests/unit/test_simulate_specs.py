@@ -1,4 +1,4 @@
-"""Descriptions of simulated nodes: what is read, what is refused and how that is said."""
+"""Descriptions of simulated nodes: parsing, errors and messages."""
 
 import json
 import os
@@ -114,7 +114,7 @@ def test_an_unreadable_file_is_reported_with_its_path(tmp_path: Path) -> None:
     ):
         with pytest.raises(DescriptionError, match=message):
             NodeSpec.load(path)
-    assert NodeSpec.load(fifo) == NodeSpec()  # nobody writes into it: empty, and no waiting
+    assert NodeSpec.load(fifo) == NodeSpec()  # without a writer: empty, without blocking
 
 
 def test_a_description_of_the_fake_device_generator_is_read_as_a_node(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Simulated trees, seen through `Host` as a plugin sees them."""
+"""Simulated trees, read through `Host` as by plugins."""
 
 import os
 import shutil
@@ -82,15 +82,15 @@ def test_by_path_links_lead_to_the_cards_own_nodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "given", "expected"),
+    ("nodes", "numa_node", "expected"),
     [(1, None, (0,)), (2, None, (1,)), (0, None, None), (1, 3, (3,)), (2, -1, None)],
 )
 def test_numa_nodes_are_assigned_in_turn_by_default(
-    tmp_path: Path, nodes: int, given: int | None, expected: tuple[int, ...] | None
+    tmp_path: Path, nodes: int, numa_node: int | None, expected: tuple[int, ...] | None
 ) -> None:
     node = SimulatedNode(tmp_path, numa_nodes=nodes)
-    card = node.device(node.plug_gpu(GpuSpec(index=1, numa_node=given)))
-    npu = node.device(node.plug_npu(NpuSpec(index=1, numa_node=given)))
+    card = node.device(node.plug_gpu(GpuSpec(index=1, numa_node=numa_node)))
+    npu = node.device(node.plug_npu(NpuSpec(index=1, numa_node=numa_node)))
     host = Host(tmp_path)
     for found in (
         host.topology_of("/sys/class/drm/card1"),
@@ -207,14 +207,14 @@ def test_device_nodes_of_a_card_are_created_last_and_removed_first(tmp_path: Pat
     try:
         node.plug_gpu()
         node.unplug("card0")
-        seen = [(watched[event.watch], event.name) for event in inotify.read() if event.watch in watched]
+        events = [(watched[event.watch], event.name) for event in inotify.read() if event.watch in watched]
     finally:
         inotify.close()
-    seen = [(path, name) for path, name in seen if name not in ("by-path", "")]
+    events = [(path, name) for path, name in events if name not in ("by-path", "")]
     bus, card, render = ("sys/bus/pci/devices", "0000:01:00.0"), ("sys/class/drm", "card0"), ("dev/dri", "renderD128")
-    come, gone = seen[: len(seen) // 2], seen[len(seen) // 2 :]
+    come, removals = events[: len(events) // 2], events[len(events) // 2 :]
     assert come.index(bus) < come.index(card) < come.index(render)
-    assert gone.index(render) < gone.index(card) < gone.index(bus)
+    assert removals.index(render) < removals.index(card) < removals.index(bus)
 
 
 def test_a_published_card_is_complete(tmp_path: Path) -> None:

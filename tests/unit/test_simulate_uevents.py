@@ -1,4 +1,4 @@
-"""Uevents of the simulator's own making, heard by the listener that the agent has."""
+"""Uevents of the simulator, received by the agent's listener."""
 
 import os
 import shutil
@@ -46,11 +46,11 @@ for listener in listeners:
 
 def own_namespace(*wrapper: str, script: str = SCRIPT) -> str:
     command = ["unshare", "--net", *wrapper, sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    if done.returncode and "Operation not permitted" in done.stderr:
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    if result.returncode and "Operation not permitted" in result.stderr:
         pytest.skip("needs root")
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def test_a_sent_uevent_is_received_like_a_kernel_uevent() -> None:

@@ -67,12 +67,12 @@ async def test_exceptions_are_those_of_the_function_and_affect_no_other_calls() 
 
 async def test_a_function_without_waiters_is_not_called() -> None:
     queue, release = ThreadQueue(stall_timeout=60), threading.Event()
-    ran: list[int] = []
+    calls: list[int] = []
     first = queue.submit(lambda: release.wait(60))
-    second, third = queue.submit(lambda: ran.append(2)), queue.submit(lambda: ran.append(3))
+    second, third = queue.submit(lambda: calls.append(2)), queue.submit(lambda: calls.append(3))
     second.cancel()
     release.set()
     await asyncio.gather(first, third)
-    assert ran == [3]
+    assert calls == [3]
     with pytest.raises(asyncio.CancelledError):
         await second

@@ -26,14 +26,14 @@ def root(tmp_path: Path) -> Path:
 
 
 def directory(root: Path, path: str, *, numa: str | None = None, cpus: str | None = None) -> Path:
-    """A sysfs directory with what it says of its place."""
-    made = root / "sys/devices" / path
-    made.mkdir(parents=True, exist_ok=True)
+    """A sysfs directory with its NUMA attributes."""
+    path_ = root / "sys/devices" / path
+    path_.mkdir(parents=True, exist_ok=True)
     if numa is not None:
-        write(made / "numa_node", f"{numa}\n")
+        write(path_ / "numa_node", f"{numa}\n")
     if cpus is not None:
-        write(made / "local_cpulist", f"{cpus}\n")
-    return made
+        write(path_ / "local_cpulist", f"{cpus}\n")
+    return path_
 
 
 class TestPlaceOfADirectory:
@@ -76,9 +76,9 @@ class TestPlaceOfADirectory:
 
     @pytest.mark.parametrize("name", ["numa_node", "local_cpulist"])
     def test_an_unreadable_numa_node_is_reported(self, root: Path, name: str) -> None:
-        made = directory(root, "a", cpus="0", numa="0")
-        (made / name).unlink()
-        (made / name).mkdir()
+        path = directory(root, "a", cpus="0", numa="0")
+        (path / name).unlink()
+        (path / name).mkdir()
         host = Host(root)
         assert host.topology_of("/sys/devices/a") is None
         assert host.notes == [f"NUMA node of /sys/devices/a unknown: /sys/devices/a/{name}: Is a directory"]
@@ -92,7 +92,7 @@ class TestPlaceOfADirectory:
 
 
 class TestSocketInPlaceOfANode:
-    """Firmware that gives no local CPUs reports a socket number; the parents may know better."""
+    """Firmware without local CPUs reports a socket number; the parents may have the NUMA node."""
 
     def test_a_socket_number_is_replaced_by_the_numa_node_of_the_parent(self, root: Path) -> None:
         directory(root, "parent", cpus="8-15", numa="1")
@@ -196,7 +196,7 @@ class TestDevicesThatStandForOthers:
         assert host.notes == []
 
     def test_cyclic_slaves_end_the_walk(self, root: Path) -> None:
-        """Two ways to go at each step: walked twice at each, this would not end in a lifetime."""
+        """Two links at each level: visiting both each time would take exponential time."""
         for one, other in (("a", "b"), ("b", "a")):
             directory(root, one, cpus="", numa="0")
             for name in ("x", "y", "z"):

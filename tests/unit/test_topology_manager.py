@@ -1,4 +1,4 @@
-"""From devices' NUMA nodes to hints, and from hints to an admission."""
+"""Topology hints from the NUMA nodes of devices, and admission from hints."""
 
 import itertools
 
@@ -29,12 +29,12 @@ FOUR = devices(a=(0,), b=(0,), c=(1,), d=(1,))
         (FOUR, 2, "ac", "", [(BOTH, False)]),
         (FOUR, 5, "abcd", "", []),
         (FOUR, 1, "", "", []),
-        # What is reusable has to be within.
+        # Reusable devices must be included.
         (FOUR, 2, "bcd", "a", [(NODE0, True), (BOTH, False)]),
         (FOUR, 2, "d", "ac", [(BOTH, False)]),
         # A device of several nodes is on each of them.
         (devices(a=(0, 1)), 1, "a", "", [(NODE0, True), (NODE1, True), (BOTH, False)]),
-        # Devices without nodes, or with nodes that the machine has not, are on none.
+        # Devices without NUMA nodes, or with nodes that the machine does not have, are on none.
         (devices(a=(0,), x=()), 2, "ax", "", []),
         (devices(a=(7,), b=(-3,), c=(2**62,)), 1, "abc", "", []),
     ],
@@ -60,7 +60,7 @@ SQUEEZED = [Hint(BOTH, False)]
 @pytest.mark.parametrize(
     ("wishes", "affinity", "best_effort", "restricted", "single"),
     [
-        # wishes of each resource, nodes under best-effort, then who is admitted
+        # hints of each resource, nodes under best-effort, then the policies that admit
         ([], BOTH, True, True, True),
         ([None], BOTH, True, True, True),
         ([EITHER], NODE0, True, True, True),

@@ -1,4 +1,4 @@
-"""The kernel's notices: the parser on any bytes, the listener on the kernel's own, a stranger's, and too many."""
+"""Uevents: the parser with any bytes, and the listener with uevents of the kernel, of other senders, and overflow."""
 
 import shutil
 import subprocess
@@ -79,9 +79,9 @@ needs_namespace = pytest.mark.skipif(
 
 def in_own_namespace(script: str) -> list[str]:
     command = ["unshare", "--net", sys.executable, "-c", LISTEN + script]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
 
 
 @needs_namespace

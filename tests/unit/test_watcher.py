@@ -1,4 +1,4 @@
-"""The watcher in an event loop: who is notified of what, also where directories come, go and are others of one name."""
+"""The watcher in an event loop: notifications, also for created, removed and replaced directories."""
 
 import asyncio
 import os
@@ -15,27 +15,27 @@ from accelplane.node.watcher import Watcher
 
 @pytest.fixture
 async def watcher() -> AsyncIterator[Watcher]:
-    made = Watcher()
-    made.start()
-    yield made
-    made.close()
+    instance = Watcher()
+    instance.start()
+    yield instance
+    instance.close()
 
 
 class Subscriber:
-    """Counts how often it is notified."""
+    """Counts its notifications."""
 
     def __init__(self, watcher: Watcher, name: str, *directories: Path, written: bool = False) -> None:
         self.watcher, self.name, self.notified = watcher, name, 0
         self.watch(*directories, written=written)
 
     def watch(self, *directories: Path, written: bool = False) -> None:
-        self.watcher.directories(self.name, map(str, directories), self.tell, written=written)
+        self.watcher.directories(self.name, map(str, directories), self.notify, written=written)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         self.notified += 1
 
-    async def is_told(self) -> None:
-        """Waits until it is notified of what was done before, and forgets it."""
+    async def wait_notified(self) -> None:
+        """Waits until it is notified of earlier changes, and resets the count."""
         await until(lambda: self.notified > 0)
         self.notified = 0
 
@@ -46,26 +46,26 @@ async def sentry(watcher: Watcher, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 class Sentry(Subscriber):
-    """A directory of its own: when an event there arrives, all that were before it have arrived too."""
+    """A separate directory: when its event arrives, all earlier events have arrived, too."""
 
     def __init__(self, watcher: Watcher, directory: Path) -> None:
         super().__init__(watcher, "sentry", directory)
         self.directory, self.count = directory, 0
 
-    async def all_told(self) -> None:
+    async def wait_all_notified(self) -> None:
         self.count += 1
         write(self.directory / str(self.count), "")
-        await self.is_told()
+        await self.wait_notified()
 
 
 async def test_created_and_removed_entries_cause_events(watcher: Watcher, tmp_path: Path) -> None:
     subscriber = Subscriber(watcher, "a", tmp_path)
     write(tmp_path / "file", "")
-    await subscriber.is_told()
+    await subscriber.wait_notified()
     os.rename(tmp_path / "file", tmp_path / "other")
-    await subscriber.is_told()
+    await subscriber.wait_notified()
     os.unlink(tmp_path / "other")
-    await subscriber.is_told()
+    await subscriber.wait_notified()
 
 
 async def test_many_simultaneous_events_cause_one_notification(
@@ -74,7 +74,7 @@ async def test_many_simultaneous_events_cause_one_notification(
     subscriber = Subscriber(watcher, "a", tmp_path)
     for number in range(100):
         (tmp_path / f"{number}").mkdir()
-    await sentry.all_told()
+    await sentry.wait_all_notified()
     assert subscriber.notified == 1
 
 
@@ -84,33 +84,33 @@ async def test_rewritten_files_notify_subscribers_of_writes(watcher: Watcher, se
     hearing = Subscriber(watcher, "hearing", tmp_path, written=True)
     late = Subscriber(watcher, "late", tmp_path)
     write(tmp_path / "file", "new")
-    await sentry.all_told()
+    await sentry.wait_all_notified()
     assert (deaf.notified, hearing.notified, late.notified) == (0, 1, 0)
     late.watch(tmp_path, written=True)
     write(tmp_path / "file", "newer")
-    await sentry.all_told()
+    await sentry.wait_all_notified()
     assert (deaf.notified, hearing.notified, late.notified) == (0, 2, 1)
 
 
 async def test_each_parent_of_a_missing_directory_is_watched(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:
     subscriber = Subscriber(watcher, "a", tmp_path / "x/y/z")
     write(tmp_path / "other", "")
-    await sentry.all_told()
-    assert subscriber.notified == 0, "nothing on the way there has changed"
+    await sentry.wait_all_notified()
+    assert subscriber.notified == 0, "no parent directory has changed"
     for path in ("x", "x/y", "x/y/z", "x/y/z/card0"):
         (tmp_path / path).mkdir()
-        await subscriber.is_told()
+        await subscriber.wait_notified()
     write(tmp_path / "x/other", "")
-    await sentry.all_told()
-    assert subscriber.notified == 0, "the way there is not watched any more"
+    await sentry.wait_all_notified()
+    assert subscriber.notified == 0, "parent directories are no longer watched"
 
 
 async def test_a_directory_created_with_content_causes_an_event(watcher: Watcher, tmp_path: Path) -> None:
     subscriber = Subscriber(watcher, "a", tmp_path / "x/y/z")
     os.makedirs(tmp_path / "x/y/z/w")
-    await subscriber.is_told()
+    await subscriber.wait_notified()
     write(tmp_path / "x/y/z/file", "")
-    await subscriber.is_told()
+    await subscriber.wait_notified()
 
 
 @pytest.mark.parametrize("rounds", [3])
@@ -120,11 +120,11 @@ async def test_a_recreated_directory_is_watched(watcher: Watcher, tmp_path: Path
     subscriber = Subscriber(watcher, "a", directory)
     for _ in range(rounds):
         shutil.rmtree(tmp_path / "dev")
-        await subscriber.is_told()
+        await subscriber.wait_notified()
         directory.mkdir(parents=True)
-        await subscriber.is_told()
+        await subscriber.wait_notified()
         write(directory / "card0", "")
-        await subscriber.is_told()
+        await subscriber.wait_notified()
 
 
 async def test_a_directory_replaced_before_the_first_scan_is_watched(watcher: Watcher, tmp_path: Path) -> None:
@@ -133,23 +133,23 @@ async def test_a_directory_replaced_before_the_first_scan_is_watched(watcher: Wa
     subscriber = Subscriber(watcher, "a", directory)
     directory.rmdir()
     directory.mkdir()
-    await subscriber.is_told()
+    await subscriber.wait_notified()
     write(directory / "file", "")
-    await subscriber.is_told()
+    await subscriber.wait_notified()
 
 
 async def test_a_renamed_directory_is_another_one(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     subscriber = Subscriber(watcher, "a", tmp_path / "d")
     os.rename(tmp_path / "d", tmp_path / "e")
-    await subscriber.is_told()
+    await subscriber.wait_notified()
     write(tmp_path / "e/file", "")
-    await sentry.all_told()
+    await sentry.wait_all_notified()
     assert subscriber.notified == 0
     (tmp_path / "d").mkdir()
-    await subscriber.is_told()
+    await subscriber.wait_notified()
     write(tmp_path / "d/file", "")
-    await subscriber.is_told()
+    await subscriber.wait_notified()
 
 
 async def test_two_subscribers_of_one_directory_are_independent(
@@ -157,11 +157,11 @@ async def test_two_subscribers_of_one_directory_are_independent(
 ) -> None:
     one, other = Subscriber(watcher, "one", tmp_path), Subscriber(watcher, "other", tmp_path)
     write(tmp_path / "first", "")
-    await sentry.all_told()
+    await sentry.wait_all_notified()
     assert (one.notified, other.notified) == (1, 1)
     watcher.forget("one")
     write(tmp_path / "second", "")
-    await sentry.all_told()
+    await sentry.wait_all_notified()
     assert (one.notified, other.notified) == (1, 2)
 
 
@@ -173,14 +173,14 @@ async def test_one_directory_under_two_paths_is_watched_under_both(
     one = Subscriber(watcher, "one", tmp_path / "run/cdi")
     other = Subscriber(watcher, "other", tmp_path / "var/run/cdi")
     write(tmp_path / "run/cdi/first", "")
-    await sentry.all_told()
+    await sentry.wait_all_notified()
     assert (one.notified, other.notified) == (1, 1)
     watcher.forget("other")
     write(tmp_path / "run/cdi/second", "")
-    await sentry.all_told()
+    await sentry.wait_all_notified()
     assert (one.notified, other.notified) == (2, 1)
     shutil.rmtree(tmp_path / "run/cdi")
-    await one.is_told()
+    await one.wait_notified()
 
 
 async def test_a_subscriber_replaces_what_it_watches(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:
@@ -189,11 +189,11 @@ async def test_a_subscriber_replaces_what_it_watches(watcher: Watcher, sentry: S
     subscriber = Subscriber(watcher, "a", tmp_path / "old", tmp_path / "kept")
     subscriber.watch(tmp_path / "kept", tmp_path / "new", tmp_path / "old/none")
     write(tmp_path / "old/file", "")
-    await sentry.all_told()
+    await sentry.wait_all_notified()
     assert subscriber.notified == 0
     for name in ("kept", "new", "old/none"):
         write(tmp_path / name / "file", "")
-        await subscriber.is_told()
+        await subscriber.wait_notified()
 
 
 async def test_unsubscribed_callbacks_are_not_called(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ async def test_unsubscribed_callbacks_are_not_called(watcher: Watcher, sentry: S
     watcher.forget("a")
     watcher.forget("never known")
     (tmp_path / "none").mkdir()
-    await sentry.all_told()
+    await sentry.wait_all_notified()
     assert subscriber.notified == 0
 
 
@@ -218,9 +218,9 @@ async def test_a_subscriber_can_unsubscribe_during_notification(
     watcher.directories("a", [str(tmp_path)], lambda: once("a"))
     watcher.directories("b", [str(tmp_path)], lambda: once("b"))
     write(tmp_path / "file", "")
-    await sentry.all_told()
+    await sentry.wait_all_notified()
     write(tmp_path / "other", "")
-    await sentry.all_told()
+    await sentry.wait_all_notified()
     assert len(notified) == 1
 
 
@@ -231,7 +231,7 @@ async def test_paths_that_cannot_be_watched_are_ignored(watcher: Watcher, tmp_pa
     (tmp_path / "d").mkdir()
     subscriber = Subscriber(watcher, "a", tmp_path / "w" / path, tmp_path / "d")
     write(tmp_path / "d/file", "")
-    await subscriber.is_told()
+    await subscriber.wait_notified()
 
 
 async def test_a_file_at_the_path_of_a_directory_is_watched_until_it_is_a_directory(
@@ -240,11 +240,11 @@ async def test_a_file_at_the_path_of_a_directory_is_watched_until_it_is_a_direct
     write(tmp_path / "d", "")
     subscriber = Subscriber(watcher, "a", tmp_path / "d")
     os.unlink(tmp_path / "d")
-    await subscriber.is_told()
+    await subscriber.wait_notified()
     (tmp_path / "d").mkdir()
-    await subscriber.is_told()
+    await subscriber.wait_notified()
     write(tmp_path / "d/file", "")
-    await subscriber.is_told()
+    await subscriber.wait_notified()
 
 
 async def test_a_directory_replaced_while_events_were_lost_is_watched(watcher: Watcher, tmp_path: Path) -> None:
@@ -256,10 +256,10 @@ async def test_a_directory_replaced_while_events_were_lost_is_watched(watcher: W
     rename_often(tmp_path / "noise", most // 2 + 10)
     (tmp_path / "d").rmdir()
     (tmp_path / "d").mkdir()
-    await noise.is_told()
-    await subscriber.is_told()
+    await noise.wait_notified()
+    await subscriber.wait_notified()
     write(tmp_path / "d/file", "")
-    await subscriber.is_told()
+    await subscriber.wait_notified()
 
 
 async def test_a_closed_watcher_sends_no_notifications(tmp_path: Path) -> None:

@@ -265,6 +265,6 @@ def test_other_requests_are_errors(native: Native, request_line: str) -> None:
 
 def test_the_worker_process_reports_a_missing_loader() -> None:
     command = [sys.executable, "-m", "accelplane.sidecars.zeworker", "sysman", "0"]
-    done = subprocess.run(command, input="init\n", capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0
-    assert done.stdout.startswith(("! libze_loader.so.1", "= "))
+    result = subprocess.run(command, input="init\n", capture_output=True, text=True, check=False, timeout=60)
+    assert result.returncode == 0
+    assert result.stdout.startswith(("! libze_loader.so.1", "= "))

@@ -1,8 +1,8 @@
 """A proxy in front of a real API server that injects faults of networks and busy servers.
 
-It speaks plain HTTP to its client and TLS to the server, sees each request whole before it forwards it, and each answer
-whole before it hands it on, but for watches: their lines go through as they come, and the watches of a moment can be
-cut, ended in the middle of a line, or made to tell nothing any more.
+It serves plain HTTP and connects to the server with TLS. It reads each request and each response completely before it
+forwards it, except for watches: their lines are forwarded immediately. The present watches can be aborted, ended in the
+middle of a line, or muted.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from accelplane.kube.testing import Fault, RecordedRequest
 _REASONS = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "InternalError"}
 
 
-class FaultyWay:
-    """The proxy. `asked` are the received requests, `faults` those for future requests."""
+class FaultyProxy:
+    """The proxy. `requests` are the received requests, `faults` apply to future requests."""
 
     def __init__(self, kubeconfig: Path) -> None:
         config = KubeConfig.from_file(kubeconfig).get()
         assert config
-        self.asked: list[RecordedRequest] = []
+        self.requests: list[RecordedRequest] = []
         self.faults: list[Fault] = []
         self.url = ""
         self._server: asyncio.Server | None = None
@@ -50,11 +50,11 @@ class FaultyWay:
         await asyncio.gather(*self._connections, return_exceptions=True)
         await self._upstream.aclose()
 
-    # Misbehaving
+    # Faults
 
     def fault(self, pattern: str, status: int = 0, **more: object) -> Fault:
-        self.faults.append(made := Fault(pattern, status, **more))  # pyright: ignore[reportArgumentType]
-        return made
+        self.faults.append(result := Fault(pattern, status, **more))  # pyright: ignore[reportArgumentType]
+        return result
 
     def kill_watches(self) -> None:
         for writer in self._watches:
@@ -70,14 +70,14 @@ class FaultyWay:
         """Stops sending events to the present watches."""
         self._watches = dict.fromkeys(self._watches, True)
 
-    def say(self, line: bytes) -> None:
-        """Sends a line, whatever it is, to every watch."""
+    def send_line(self, line: bytes) -> None:
+        """Sends a line with any content to every watch."""
         for writer in self._watches:
             writer.write(_chunk(line + b"\n"))
 
     def count(self, pattern: str) -> int:
-        """How many requests matched."""
-        return sum(1 for asked in self.asked if re.search(pattern, str(asked)))
+        """The number of requests that match."""
+        return sum(1 for request in self.requests if re.search(pattern, str(request)))
 
     @property
     def watches(self) -> int:
@@ -108,22 +108,22 @@ class FaultyWay:
         method, target, _ = first.split(" ")
         url = urlsplit(target)
         parameters = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
-        asked = RecordedRequest(
+        record = RecordedRequest(
             method, url.path, parameters, headers.get("content-type", ""), json.loads(body) if body else None
         )
-        self.asked.append(asked)
+        self.requests.append(record)
         kept = {name: headers[name] for name in ("content-type", "accept") if name in headers}
         request = self._upstream.build_request(method, target, content=body or None, headers=kept)
-        fault = next((one for one in self.faults if one.hits(asked)), None)
+        fault = next((one for one in self.faults if one.hits(record)), None)
         if fault:
-            return await self._spoil(fault, request, reader, writer)
-        if asked.watch:
+            return await self._apply_fault(fault, request, reader, writer)
+        if record.watch:
             return await self._watch(request, reader, writer)
         answer = await self._upstream.send(request)
         _write(writer, answer.status_code, answer.content)
         return True
 
-    async def _spoil(
+    async def _apply_fault(
         self, fault: Fault, request: httpx2.Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         if fault.after:
@@ -148,7 +148,7 @@ class FaultyWay:
                 return True
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
             self._watches[writer] = False
-            telling = asyncio.create_task(self._tell(answer, writer))
+            telling = asyncio.create_task(self._send_events(answer, writer))
             # The only input of a watching client is the end of its connection.
             leaving = asyncio.create_task(reader.read())
             try:
@@ -162,7 +162,7 @@ class FaultyWay:
             await answer.aclose()
         return False
 
-    async def _tell(self, answer: httpx2.Response, writer: asyncio.StreamWriter) -> None:
+    async def _send_events(self, answer: httpx2.Response, writer: asyncio.StreamWriter) -> None:
         async for line in answer.aiter_lines():
             if not self._watches[writer]:
                 writer.write(_chunk(line.encode() + b"\n"))
@@ -171,14 +171,14 @@ class FaultyWay:
 
 
 @contextlib.asynccontextmanager
-async def faulty_way(kubeconfig: Path) -> AsyncIterator[FaultyWay]:
-    """A proxy for as long as the block lasts, as the user of a kubeconfig file."""
-    way = FaultyWay(kubeconfig)
-    await way.start()
+async def faulty_proxy(kubeconfig: Path) -> AsyncIterator[FaultyProxy]:
+    """A proxy for the duration of the block, with the user of a kubeconfig file."""
+    proxy = FaultyProxy(kubeconfig)
+    await proxy.start()
     try:
-        yield way
+        yield proxy
     finally:
-        await way.stop()
+        await proxy.stop()
 
 
 def _write(writer: asyncio.StreamWriter, status: int, text: bytes, headers: dict[str, str] | None = None) -> None:
