@@ -375,8 +375,8 @@ class Group(Part):
             for name in ("read_buffers_reserved", "tokens_reserved"):
                 files[name] = Attribute(read=lambda: self.reserved, write=self._set_reserved)
         if device.version > 0x100:
-            for what in ("desc", "batch"):
-                files[f"{what}_progress_limit"] = Attribute(read=self._progress(what), write=self._set_progress(what))
+            for kind in ("desc", "batch"):
+                files[f"{kind}_progress_limit"] = Attribute(read=self._progress(kind), write=self._set_progress(kind))
         self.core.tree.directory(self.path, files)
 
     def _free(self) -> int:
@@ -423,15 +423,15 @@ class Group(Part):
 
         return write
 
-    def _progress(self, what: str) -> Callable[[], int]:
-        return lambda: self.progress[what]
+    def _progress(self, kind: str) -> Callable[[], int]:
+        return lambda: self.progress[kind]
 
-    def _set_progress(self, what: str) -> Callable[[str], None]:
+    def _set_progress(self, kind: str) -> Callable[[str], None]:
         def write(text: str) -> None:
             value = number(text, base=10, least=-(2**31), most=2**31 - 1)
             if not 0 <= value <= 3:
                 raise oserror(errno.EINVAL)
-            self.progress[what] = value
+            self.progress[kind] = value
 
         return write
 
