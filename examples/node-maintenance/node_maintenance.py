@@ -136,8 +136,10 @@ def must_leave(pod: Pod) -> bool:
 def is_ready(plan: NodeMaintenance, pod: Pod) -> bool:
     """Whether this is the pod that runs the current script, and the script has succeeded."""
     labels, annotations = pod.metadata.labels or {}, pod.metadata.annotations or {}
-    ours = labels.get(MANAGED) == plan.metadata.uid and annotations.get(REVISION) == str(plan.metadata.generation)
-    return ours and any(each.get("type") == "Ready" and each.get("status") == "True" for each in pod.status.conditions)
+    is_current = labels.get(MANAGED) == plan.metadata.uid and annotations.get(REVISION) == str(plan.metadata.generation)
+    return is_current and any(
+        each.get("type") == "Ready" and each.get("status") == "True" for each in pod.status.conditions
+    )
 
 
 def config_map(plan: NodeMaintenance) -> ConfigMap:
@@ -218,8 +220,8 @@ class Reconciler:
         return retry
 
     def selected(self, plan: NodeMaintenance) -> list[Node]:
-        wanted = plan.spec.node_selector.items()
-        found = [node for node in self.nodes if wanted <= (node.metadata.labels or {}).items()]
+        desired = plan.spec.node_selector.items()
+        found = [node for node in self.nodes if desired <= (node.metadata.labels or {}).items()]
         return sorted(found, key=lambda node: node.metadata.name or "")
 
     async def perform(self, plan: NodeMaintenance, step: Step) -> Result | None:

@@ -186,8 +186,8 @@ class Agents:
         return [link for links in self._links.values() for link in links.values()]
 
     def _keep(self, report: Report, problem: str) -> None:
-        gone = Report(report.place, "stale", problem, report.answered, report.inventory)
-        self._departed.setdefault(report.place.node, {})[report.place.name] = gone
+        stale_report = Report(report.place, "stale", problem, report.answered, report.inventory)
+        self._departed.setdefault(report.place.node, {})[report.place.name] = stale_report
 
     def _changed(self, report: Report) -> None:
         node, found = report.place.node, report.inventory

@@ -108,8 +108,10 @@ def allocation(node: Node, resource: Resource) -> Allocation:
     """The numbers of an agent, or those of the Node status."""
     if resource.stage:
         return Allocation(resource.ids, resource.healthy, resource.allocated, known=True)
-    held = sum(holder.count for holder in node.holders if holder.resource == resource.name)
-    return Allocation(resource.capacity, resource.allocatable, held, known=node.holders_known or bool(node.holders))
+    allocated = sum(holder.count for holder in node.holders if holder.resource == resource.name)
+    return Allocation(
+        resource.capacity, resource.allocatable, allocated, known=node.holders_known or bool(node.holders)
+    )
 
 
 def overview(cluster: Cluster) -> tuple[Overview, ...]:
@@ -157,7 +159,7 @@ def supplies(cluster: Cluster) -> Mapping[str, Supply]:
 
 def shortages(cluster: Cluster) -> tuple[Shortage, ...]:
     """The shortages of each waiting pod, oldest first."""
-    there = supplies(cluster)
+    supply_by_resource = supplies(cluster)
     left = _quota_left(cluster.quotas)
     return tuple(
         Shortage(
@@ -165,7 +167,7 @@ def shortages(cluster: Cluster) -> tuple[Shortage, ...]:
             pod.name,
             resource,
             asked,
-            there.get(resource) or Supply(),
+            supply_by_resource.get(resource) or Supply(),
             left.get((pod.namespace, resource)),
         )
         for pod in oldest_first(cluster.waiting)

@@ -203,20 +203,20 @@ def decode_readings(body: bytes) -> tuple[float, tuple[DeviceReadings, ...]]:
     )
 
 
-def _decode(body: bytes, decoder: msgspec.json.Decoder[T], what: str) -> T:
+def _decode(body: bytes, decoder: msgspec.json.Decoder[T], description: str) -> T:
     """Raises `InventoryError`."""
     if len(body) > MAX_BYTES:
-        raise InventoryError(f"{what}: found more than {MAX_BYTES} bytes")
+        raise InventoryError(f"{description}: found more than {MAX_BYTES} bytes")
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         version = _version(body)
         if version is not None and version != VERSION:
             raise InventoryError(
-                f"{what}: found version {str(version)[:20]!a}, expected {VERSION}; "
+                f"{description}: found version {str(version)[:20]!a}, expected {VERSION}; "
                 "run the same version of accelplane on nodes and here"
             ) from None
-        raise InventoryError(f"{what}: {str(error)[:_MAX_PROBLEM]}") from None
+        raise InventoryError(f"{description}: {str(error)[:_MAX_PROBLEM]}") from None
 
 
 def _version(body: bytes) -> object:

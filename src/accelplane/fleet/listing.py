@@ -173,8 +173,8 @@ def requests(pod: Pod, known: Callable[[str], bool]) -> dict[str, int]:
     running: dict[str, int] = {}
     highest: dict[str, int] = {}
     for container in pod.spec.init_containers or ():
-        asked = _counts(container.resources.requests, known)
-        for resource, count in asked.items():
+        amounts = _counts(container.resources.requests, known)
+        for resource, count in amounts.items():
             total = running.get(resource, 0) + count
             highest[resource] = max(highest.get(resource, 0), total)
             if container.restart_policy == "Always":  # a sidecar continues to run
@@ -238,15 +238,15 @@ def _waiting(pods: Iterable[Pod], known: Callable[[str], bool]) -> Iterable[Wait
     for pod in pods:
         if pod.spec.node_name or pod.status.phase not in ("", "Pending"):
             continue
-        asked = {resource: count for resource, count in requests(pod, known).items() if count}
-        if asked:
+        requested = {resource: count for resource, count in requests(pod, known).items() if count}
+        if requested:
             condition = _scheduled(pod)
             created = pod.metadata.created
             yield Waiting(
                 namespace=pod.metadata.namespace,
                 name=pod.metadata.name,
                 since=created.timestamp() if created else 0.0,
-                requests=asked,
+                requests=requested,
                 message=((condition.message if condition else None) or "")[:_MAX_MESSAGE],
                 gates=tuple(gate.name for gate in pod.spec.scheduling_gates or ()),
             )

@@ -1,4 +1,4 @@
-"""A fleet that does not exist: a `FleetView` whose devices fail, recover, and change hands, for demos and tests."""
+"""A simulated fleet: a `FleetView` whose devices fail, recover and change holders, for demos and tests."""
 
 import asyncio
 import math
@@ -60,17 +60,19 @@ _KINDS = (
 
 
 class SimulatedFleet:
-    """So many nodes, the same ones for each `seed`. `change` applies a random change, `run` does so every second."""
+    """`nodes` simulated nodes, the same for equal seeds. `change` makes random changes, `run` does so every second."""
 
     def __init__(self, nodes: int = 200, *, seed: int = 7, now: float | None = None) -> None:
         self._random = random.Random(seed)  # noqa: S311 - no secret
         self._now = time.time() if now is None else now
         started = self._now
-        made = [self._node(index) for index in range(nodes)]
-        found = {node.name: node for node in made}
+        nodes_ = [self._node(index) for index in range(nodes)]
+        nodes_by_name = {node.name: node for node in nodes_}
         self._usage = Usage(started)
-        self._usage.update({}, found, started)
-        self._cluster = Cluster(int(started * 1000), started, started, found, self._waiting(), self._quotas(), "", {})
+        self._usage.update({}, nodes_by_name, started)
+        self._cluster = Cluster(
+            int(started * 1000), started, started, nodes_by_name, self._waiting(), self._quotas(), "", {}
+        )
         self._published = asyncio.Event()
 
     # FleetView
@@ -91,7 +93,7 @@ class SimulatedFleet:
         return tuple(self._holder(each.name, 1) for each in found.resources) if found is not None else ()
 
     async def readings(self, node: str) -> NodeReadings:
-        """Current values that change with the time."""
+        """Current values, which depend on the time."""
         found = self._cluster.nodes.get(node)
         now = time.time()
         if found is None or not found.units:
@@ -101,30 +103,30 @@ class SimulatedFleet:
     # Changes
 
     async def run(self, *, changes: int = 3, interval: float = 1.0) -> None:
-        """Makes changes until cancelled."""
+        """Makes `changes` changes in each interval until it is cancelled."""
         while True:
             await asyncio.sleep(interval)
             self.change(changes)
 
     def change(self, changes: int = 1) -> None:
-        """Changes some nodes, and now and then the waiting pods."""
+        """Changes one device on each of some nodes."""
         self._now = time.time()
         names = self._random.sample(sorted(self._cluster.nodes), min(changes, len(self._cluster.nodes)))
         self.replace(*(self._changed(self._cluster.nodes[name]) for name in names))
 
     def replace(self, *nodes: Node, waiting: tuple[Waiting, ...] | None = None, problem: str | None = None) -> None:
-        """Makes the next snapshot with these nodes in place of those of the same names."""
-        known = self._cluster
-        changed = {**known.nodes, **{node.name: node for node in nodes}}
-        now = max(self._now, known.time)
-        self._usage.update(known.nodes, changed, now)
+        """Publishes a snapshot in which these nodes replace those of the same names."""
+        previous = self._cluster
+        changed = {**previous.nodes, **{node.name: node for node in nodes}}
+        now = max(self._now, previous.time)
+        self._usage.update(previous.nodes, changed, now)
         self._cluster = msgspec.structs.replace(
-            known,
-            generation=known.generation + 1,
+            previous,
+            generation=previous.generation + 1,
             time=now,
             nodes=changed,
-            waiting=known.waiting if waiting is None else waiting,
-            problem=known.problem if problem is None else problem,
+            waiting=previous.waiting if waiting is None else waiting,
+            problem=previous.problem if problem is None else problem,
             held_seconds=self._usage.seconds(now),
         )
         published, self._published = self._published, asyncio.Event()
@@ -136,7 +138,7 @@ class SimulatedFleet:
         index = self._random.randrange(len(node.units))
         units = list(node.units)
         units[index] = self._next(units[index])
-        return msgspec.structs.replace(node, units=tuple(units), resources=_counted(node.resources, units))
+        return msgspec.structs.replace(node, units=tuple(units), resources=_with_counts(node.resources, units))
 
     def _next(self, unit: Unit) -> Unit:
         if unit.phase == "unhealthy":
@@ -149,14 +151,14 @@ class SimulatedFleet:
 
     def _in_phase(self, unit: Unit, phase: str) -> Unit:
         reason, text = ("", "") if phase == "healthy" else self._random.choice(_FAULTS)
-        # The phase is checked as that of an agent is.
+        # Validates the phase, as for an agent.
         change = msgspec.convert({"time": self._now, "phase": phase, "reason": reason, "text": text}, Change)
         history = (*unit.history, change)[-_HISTORY:]
         return msgspec.structs.replace(
             unit, phase=change.phase, reason=reason, text=text, since=self._now, history=history
         )
 
-    # Beginning
+    # Initial state
 
     def _node(self, index: int) -> Node:
         number, kind = index % 20, _KINDS[0]
@@ -188,7 +190,7 @@ class SimulatedFleet:
         ) if index % 31 == 5 else ()  # fmt: skip
         return Node(
             name=name, labels=labels, cordoned=index % 37 == 3, ready=index % 97 != 60, agents=(agent,),
-            resources=_counted((resource,), units), units=tuple(units), skipped=skipped,
+            resources=_with_counts((resource,), units), units=tuple(units), skipped=skipped,
         )  # fmt: skip
 
     def _unit(self, kind: Kind, number: int) -> Unit:
@@ -209,11 +211,11 @@ class SimulatedFleet:
     def _holders(self, ids: Mapping[str, int]) -> tuple[Holder, ...]:
         holders: list[Holder] = []
         for resource, count in ids.items():
-            left = count if self._random.random() < 0.72 else 0
-            while left > 0 and len(holders) < 4:
-                taken = self._random.randint(1, left)
-                holders.append(self._holder(resource, taken))
-                left -= taken
+            remaining = count if self._random.random() < 0.72 else 0
+            while remaining > 0 and len(holders) < 4:
+                amount = self._random.randint(1, remaining)
+                holders.append(self._holder(resource, amount))
+                remaining -= amount
                 if self._random.random() < 0.4:
                     break
         return tuple(holders)
@@ -225,7 +227,7 @@ class SimulatedFleet:
 
     def _waiting(self) -> tuple[Waiting, ...]:
         message = "0/200 nodes are available: 200 Insufficient {}. preemption: 0/200 nodes are available."
-        asked = (
+        examples = (
             ("vision", "train-large-0", 900.0, {"gpu.intel.com/i915": 40}, ()),
             ("genomics", "align-7f", 3600.0, {"gpu.intel.com/xe": 8}, ()),
             ("ci", "nightly-gated", 240.0, {"qat.intel.com/cy": 2}, ("example.com/budget",)),
@@ -233,27 +235,27 @@ class SimulatedFleet:
         )
         return tuple(
             Waiting(team, name, self._now - age, requests, message.format(next(iter(requests))), gates)
-            for team, name, age, requests, gates in asked
+            for team, name, age, requests, gates in examples
         )
 
     def _quotas(self) -> tuple[Quota, ...]:
         return (Quota("vision", "accelerators", "gpu.intel.com/i915", 64, 51),)
 
 
-def _counted(resources: Sequence[Resource], units: Sequence[Unit]) -> tuple[Resource, ...]:
+def _with_counts(resources: Sequence[Resource], units: Sequence[Unit]) -> tuple[Resource, ...]:
     """The resources with the numbers of their devices."""
     counted: list[Resource] = []
     for each in resources:
-        mine = [unit for unit in units if each.name in unit.ids]
-        healthy = sum(unit.ids[each.name] for unit in mine if unit.phase in ("healthy", "suspect"))
-        held = sum(holder.count for unit in mine for holder in unit.holders if holder.resource == each.name)
-        ids = sum(unit.ids[each.name] for unit in mine)
-        counted.append(msgspec.structs.replace(each, ids=ids, healthy=healthy, allocated=held))
+        own_units = [unit for unit in units if each.name in unit.ids]
+        healthy = sum(unit.ids[each.name] for unit in own_units if unit.phase in ("healthy", "suspect"))
+        allocated = sum(holder.count for unit in own_units for holder in unit.holders if holder.resource == each.name)
+        ids = sum(unit.ids[each.name] for unit in own_units)
+        counted.append(msgspec.structs.replace(each, ids=ids, healthy=healthy, allocated=allocated))
     return tuple(counted)
 
 
 def _readings(unit: Unit, now: float) -> DeviceReadings:
-    """Current values of a device; those without a holder are asleep."""
+    """Current values of a device; devices without a holder are asleep."""
     if not unit.holders:
         return DeviceReadings(unit.plugin, unit.device, unit.bdf, awake=False, outcomes={"asleep": 6})
     wave = math.sin(now / 9)

@@ -37,8 +37,8 @@ class Usage:
         # The clock may be set back.
         passed = max(0.0, now - self._updated)
         self._updated = now
-        for key, held in self._held.items():
-            self._seconds[key] += held * passed
+        for key, counts in self._held.items():
+            self._seconds[key] += counts * passed
 
     def _change(self, node: Node | None, sign: int) -> None:
         if node is None:

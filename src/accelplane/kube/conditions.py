@@ -55,9 +55,9 @@ def merge_conditions(known: Sequence[Condition] | None, new: Iterable[Condition]
 
     A condition whose status does not change keeps its transition time. So if nothing changes, the conditions are equal.
     """
-    made = with_transition_times(known, new)
-    types = {each.type for each in made}
-    return (*made, *(each for each in known or () if each.type not in types))
+    merged = with_transition_times(known, new)
+    types = {each.type for each in merged}
+    return (*merged, *(each for each in known or () if each.type not in types))
 
 
 def with_transition_times(known: Sequence[Condition] | None, new: Iterable[Condition]) -> tuple[Condition, ...]:

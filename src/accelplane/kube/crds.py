@@ -81,9 +81,9 @@ def files(definitions: Iterable[JsonObject]) -> dict[str, str]:
     import yaml  # noqa: PLC0415 - programs do not need it at start
 
     found: dict[str, str] = {}
-    for made in definitions:
-        plural, _, group = msgspec.convert(made, _Definition).metadata.name.partition(".")
-        found[f"{group}_{plural}.yaml"] = yaml.safe_dump(made, sort_keys=False, width=110)
+    for definition in definitions:
+        plural, _, group = msgspec.convert(definition, _Definition).metadata.name.partition(".")
+        found[f"{group}_{plural}.yaml"] = yaml.safe_dump(definition, sort_keys=False, width=110)
     return found
 
 

@@ -81,20 +81,20 @@ def managers_of(difference: Difference, managed_fields: Sequence[Mapping[str, ob
 
 def _differences(desired: object, found: object, path: Path) -> Iterator[Difference]:
     key = path[-1] if path else ""
-    fields, there = as_mapping(desired), as_mapping(found)
-    if fields is not None and there is not None:
+    fields, current = as_mapping(desired), as_mapping(found)
+    if fields is not None and current is not None:
         for name, value in fields.items():
             if value is None:
                 continue
-            if there.get(name) is None:
+            if current.get(name) is None:
                 # The API server omits empty strings and lists. Empty objects may mean something: `emptyDir: {}`.
                 if value in ("", [], ()):
                     continue
                 yield Difference((*path, name), expected=value, is_missing=True)
             else:
-                yield from _differences(value, there[name], (*path, name))
-        for name in sorted(there.keys() - fields.keys()) if key in _ATOMIC_MAPS else ():
-            yield Difference((*path, name), found=there[name], is_extra=True)
+                yield from _differences(value, current[name], (*path, name))
+        for name in sorted(current.keys() - fields.keys()) if key in _ATOMIC_MAPS else ():
+            yield Difference((*path, name), found=current[name], is_extra=True)
         return
     items, present = as_list(desired), as_list(found)
     if items is not None and present is not None and isinstance(key, str) and key in _LIST_KEYS:
@@ -104,13 +104,13 @@ def _differences(desired: object, found: object, path: Path) -> Iterator[Differe
 
 
 def _item_differences(desired: Sequence[object], found: Sequence[object], path: Path, key: str) -> Iterator[Difference]:
-    there = {str(item.get(key)): item for each in found if (item := as_mapping(each)) is not None}
+    current = {str(item.get(key)): item for each in found if (item := as_mapping(each)) is not None}
     for each in desired:
         item = Item(key, str((as_mapping(each) or {}).get(key)))
-        if item.value not in there:
+        if item.value not in current:
             yield Difference((*path, item), expected=each, is_missing=True)
         else:
-            yield from _differences(each, there[item.value], (*path, item))
+            yield from _differences(each, current[item.value], (*path, item))
 
 
 def _is_equal(desired: object, found: object, path: Path) -> bool:

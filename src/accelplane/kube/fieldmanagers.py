@@ -27,15 +27,17 @@ def transferred(entries: Sequence[Entry], manager: str, former: Collection[str] 
 
     None if there is nothing to transfer. Entries of subresources stay.
     """
-    theirs = [each for each in entries if not each.get("subresource") and _is_transferable(each, manager, former)]
-    if not theirs:
+    former_entries = [
+        each for each in entries if not each.get("subresource") and _is_transferable(each, manager, former)
+    ]
+    if not former_entries:
         return None
-    ours = [each for each in entries if _is_applied_by(each, manager)]
+    own_entries = [each for each in entries if _is_applied_by(each, manager)]
     owned: Mapping[str, object] = {}
-    for each in (*ours, *theirs):
+    for each in (*own_entries, *former_entries):
         owned = _united(owned, as_mapping(each.get("fieldsV1")) or {})
-    made = {**theirs[0], "manager": manager, "operation": "Apply", "fieldsV1": owned}
-    return [made, *(each for each in entries if each not in theirs and each not in ours)]
+    entry = {**former_entries[0], "manager": manager, "operation": "Apply", "fieldsV1": owned}
+    return [entry, *(each for each in entries if each not in former_entries and each not in own_entries)]
 
 
 def _is_transferable(entry: Entry, manager: str, former: Collection[str]) -> bool:
@@ -50,6 +52,6 @@ def _united(one: Mapping[str, object], other: Mapping[str, object]) -> Mapping[s
     """The union of two sets of fields."""
     united = dict(one)
     for key, value in other.items():
-        mine, theirs = as_mapping(united.get(key)), as_mapping(value)
-        united[key] = value if mine is None or theirs is None else _united(mine, theirs)
+        first, second = as_mapping(united.get(key)), as_mapping(value)
+        united[key] = value if first is None or second is None else _united(first, second)
     return united

@@ -191,20 +191,20 @@ class Informer:
             await self._delay(error.retry_after)
 
     async def _list(self) -> None:
-        seen: set[Request] = set()
+        keys: set[Request] = set()
 
         def store(page: Sequence[msgspec.Raw]) -> None:
             for raw in page:
                 for cache in self._caches:
                     try:
-                        seen.add(cache.store(raw))
+                        keys.add(cache.store(raw))
                     except NotAnObject as error:
                         raise DecodeError(f"LIST {self}", f"an item is not an object: {error}") from error
 
         self._client.metrics.cache_lists.labels(self.resource, self.selector).inc()
         version = await self._client.list_pages(self._kind, self.selection, store)
         for cache in self._caches:
-            cache.retain(seen)
+            cache.retain(keys)
         self._version = version
         self.synced_at = time.time()
         self.synced.set()

@@ -225,11 +225,11 @@ class LeaderElector:
     def _spec(self, before: LeaseSpec) -> LeaseSpec:
         election = self.election
         now = micro_time(datetime.now(UTC))
-        ours = before.holderIdentity == election.identity
+        is_holder = before.holderIdentity == election.identity
         return LeaseSpec(
             holderIdentity=election.identity,
             leaseDurationSeconds=election.lease_duration,
-            acquireTime=before.acquireTime if ours else now,
+            acquireTime=before.acquireTime if is_holder else now,
             renewTime=now,
-            leaseTransitions=(before.leaseTransitions or 0) + (0 if ours or before.holderIdentity is None else 1),
+            leaseTransitions=(before.leaseTransitions or 0) + (0 if is_holder or before.holderIdentity is None else 1),
         )

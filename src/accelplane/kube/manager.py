@@ -132,17 +132,19 @@ class Manager:
             where = (path_of(kind), selection)
             if where not in self._informers:
                 self._informers[where] = Informer(self.client, selection, watch_timeouts=self.watch_timeouts)
-            made = self._informers[where].cache(kind, transform=transform)
-            self._caches[key] = cast("Cache[Object]", made)
+            cache_ = self._informers[where].cache(kind, transform=transform)
+            self._caches[key] = cast("Cache[Object]", cache_)
         return cast("Cache[T]", self._caches[key])  # the key contains the type
 
     def controller(
         self, name: str, reconcile: Reconcile, *, workers: int = 1, resync: float = RESYNC, max_delay: float = 1000.0
     ) -> Controller:
         """Adds a controller. Its triggers are added with `for_object`, `owns` and `watches`."""
-        made = Controller(name, reconcile, workers=workers, resync=resync, max_delay=max_delay, metrics=self.metrics)
-        self._controllers.append(made)
-        return made
+        controller_ = Controller(
+            name, reconcile, workers=workers, resync=resync, max_delay=max_delay, metrics=self.metrics
+        )
+        self._controllers.append(controller_)
+        return controller_
 
     def add_context(
         self, context: AbstractAsyncContextManager[object], *, drain: Callable[[], None] | None = None

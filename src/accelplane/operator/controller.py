@@ -81,10 +81,10 @@ class PluginController:
         self._foreign = foreign
         self._backoff = DriftBackoff()
         self._shared = SharedObjects(manager.client, settings) if family == "gpu" else None
-        ours = Selection(settings.namespace, labels=f"app=intel-{family}-plugin")
+        own_pods = Selection(settings.namespace, labels=f"app=intel-{family}-plugin")
         self._resources = manager.cache(self._kind, transform=compact)
-        self._daemonsets = manager.cache(DaemonSet, ours, transform=untrimmed)
-        self._pods = manager.cache(Pod, ours, transform=place_only)
+        self._daemonsets = manager.cache(DaemonSet, own_pods, transform=untrimmed)
+        self._pods = manager.cache(Pod, own_pods, transform=place_only)
         self._nodes = nodes
         self._enqueues_all = False
         self._controller = manager.controller(self._kind.__name__.lower(), self.reconcile)
@@ -387,15 +387,15 @@ def controllers(
     `wait` is how long, in seconds, a resource waits for the ConfigMap that it names, and for the nodes.
     `requires_nodes`: other controllers of the manager do not start without the nodes; one watch serves all.
     """
-    made: dict[str, PluginController] = {}
+    controllers_by_family: dict[str, PluginController] = {}
 
     def config_map_changed(name: str, _old: ConfigMap | None, _new: ConfigMap | None) -> None:
-        for each in made.values():
+        for each in controllers_by_family.values():
             each.config_map_changed(name)
 
     def foreign_changed(name: str, old: NamedDaemonSet | None, new: NamedDaemonSet | None) -> None:
         if old is not None and (new is None or new.metadata.ownerReferences != old.metadata.ownerReferences):
-            for each in made.values():
+            for each in controllers_by_family.values():
                 each.foreign_changed(name)
 
     timeouts = manager.watch_timeouts
@@ -409,10 +409,10 @@ def controllers(
     manager.add_runnable(foreign.run)
     nodes = Nodes(manager, timeout=wait, required=requires_nodes)
     for family in families:
-        made[family] = PluginController(
+        controllers_by_family[family] = PluginController(
             manager, family, settings, config_maps=config_maps, foreign=foreign, nodes=nodes
         )
-    return made
+    return controllers_by_family
 
 
 def _version(resource: CustomResource) -> tuple[str | None, int | None]:

@@ -35,10 +35,10 @@ def overlaps_of(
 
     `others` may include the resource itself in an older state. `nodes` has the labels of each node by name.
     """
-    mine = _selected(plugin, nodes, nodes)
+    own_nodes = _selected(plugin, nodes, nodes)
     found: list[Overlap] = []
     for other in sorted(others, key=lambda each: each.name):
-        if other.name != plugin.name and (shared := _selected(other, mine, nodes)):
+        if other.name != plugin.name and (shared := _selected(other, own_nodes, nodes)):
             first, second = sorted((plugin.name, other.name))
             found.append(Overlap(plugin.kind, first, second, tuple(sorted(shared))))
     return found

@@ -99,16 +99,18 @@ def _manager(client: Client, options: Options, extend: Extension | None, *, name
         profiling=options.profiling,
         shutdown_delay=options.shutdown_delay,
     )
-    made = controllers(manager, options.families, options.settings, requires_nodes=extend is not None)
-    found = [*_hooks(manager, made, options, named=named), *(extend.add(manager) if extend is not None else ())]
+    by_family = controllers(manager, options.families, options.settings, requires_nodes=extend is not None)
+    found = [*_hooks(manager, by_family, options, named=named), *(extend.add(manager) if extend is not None else ())]
     serve(manager, found, options.certificate, tls, port=options.webhook_port)
     log.info("kinds: %s; DaemonSets in namespace %s", ", ".join(options.families), options.settings.namespace)
     return manager
 
 
-def _hooks(manager: Manager, made: Mapping[str, PluginController], options: Options, *, named: bool) -> Iterator[Hook]:
-    yield from hooks(made, options.settings.images)
-    if "sgx" in made:
+def _hooks(
+    manager: Manager, by_family: Mapping[str, PluginController], options: Options, *, named: bool
+) -> Iterator[Hook]:
+    yield from hooks(by_family, options.settings.images)
+    if "sgx" in by_family:
         yield sgx.mutator(options.sgx)
     if named:
         # Every replica knows all names before it is ready. Only the leader writes statuses.

@@ -88,14 +88,14 @@ def node_names(names: Iterable[str]) -> tuple[str, ...]:
 def status(plugin: DevicePlugin, observed: Observed, now: str) -> Status:
     """The status after a reconciliation, from the one before. `now` is the time as the API writes it."""
     before = plugin.status or Status(desired_number_scheduled=0, number_ready=0)
-    seen = observed.daemonset or SeenDaemonSet()
+    daemonset = observed.daemonset or SeenDaemonSet()
     generation = plugin.metadata.generation
     findings = (*_progress(observed), *_findings(plugin, observed))
     conditions = [condition(*each, generation=generation, now=now) for each in findings]
     effective = {each.field: each.used for each in observed.replaced}
     return Status(
-        desired_number_scheduled=seen.status.desired_number_scheduled,
-        number_ready=seen.status.number_ready,
+        desired_number_scheduled=daemonset.status.desired_number_scheduled,
+        number_ready=daemonset.status.number_ready,
         controlled_daemon_set=_reference(before.controlled_daemon_set, observed.daemonset),
         node_names=node_names(observed.nodes),
         observed_generation=plugin.metadata.generation,

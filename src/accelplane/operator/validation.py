@@ -159,10 +159,10 @@ def _gpu(spec: GpuSpec, others: Sequence[DevicePlugin]) -> Iterator[Finding]:
         yield Warned(f"preferredAllocationPolicy {policy} has no effect without sharedDevNum above 1")
     for other in others:
         if isinstance(other, GpuDevicePlugin) and other.spec.resource_manager != spec.resource_manager:
-            here, there = (str(each.resource_manager).lower() for each in (spec, other.spec))
+            own, other_text = (str(each.resource_manager).lower() for each in (spec, other.spec))
             yield (
-                f"resourceManager is {here} and {there} in GpuDevicePlugin {other.name}, expected the same in all; "
-                f"set resourceManager to {there} or change {other.name}"
+                f"resourceManager is {own} and {other_text} in GpuDevicePlugin {other.name}, expected the same in all; "
+                f"set resourceManager to {other_text} or change {other.name}"
             )
     yield from broken(spec, rules.GPU_IDS)
 

@@ -92,10 +92,10 @@ def _is_ours(path: str) -> bool:
         raise FakedevError(f"{path}: not a directory; remove it first")
     names = sorted(os.listdir(path))
     if path.endswith("/dev"):
-        ours = bool(names) and all(_OWN_DEV.fullmatch(name) for name in names)
+        is_own = bool(names) and all(_OWN_DEV.fullmatch(name) for name in names)
     else:
-        ours = len(names) <= 3 or _OWN_SYS.issuperset(names)
-    if not ours:
+        is_own = len(names) <= 3 or _OWN_SYS.issuperset(names)
+    if not is_own:
         shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
         raise FakedevError(
             f"{path}: found {shown or 'nothing'}, expected a tree of an earlier call; run in another directory"

@@ -85,32 +85,36 @@ def make_function(journal: Journal, device: SimulatedDevice, model: Model, more:
     journal.link(f"{device.path}/driver", f"/sys/bus/pci/drivers/{device.driver}")
 
 
-def make_class_device(journal: Journal, made: ClassDevice, more: Mapping[str, str]) -> None:
+def make_class_device(journal: Journal, class_device: ClassDevice, more: Mapping[str, str]) -> None:
     """Creates the directory of a class device, without links to it."""
     lines: list[str] = []
     files = dict(more)
-    if made.numbers:
-        lines = [f"MAJOR={made.numbers.major}", f"MINOR={made.numbers.minor}", f"DEVNAME={made.node[len('/dev/') :]}"]
-        files["dev"] = str(made.numbers)
-    if made.devtype:
-        lines.append(f"DEVTYPE={made.devtype}")
-    journal.directory(made.path, {**files, "uevent": "\n".join(lines)})
-    parent = os.path.dirname(made.path)
-    if os.path.basename(parent) == made.subsystem:
+    if class_device.numbers:
+        lines = [
+            f"MAJOR={class_device.numbers.major}",
+            f"MINOR={class_device.numbers.minor}",
+            f"DEVNAME={class_device.node[len('/dev/') :]}",
+        ]
+        files["dev"] = str(class_device.numbers)
+    if class_device.devtype:
+        lines.append(f"DEVTYPE={class_device.devtype}")
+    journal.directory(class_device.path, {**files, "uevent": "\n".join(lines)})
+    parent = os.path.dirname(class_device.path)
+    if os.path.basename(parent) == class_device.subsystem:
         # Class devices below a device of another kind are in a directory with the name of the class. The kernel
         # writes this link relative to the parent's directory; its last component is the PCI address.
         owner = os.path.dirname(parent)
-        journal.link_as(f"{made.path}/device", f"../../../{os.path.basename(owner)}")
+        journal.link_as(f"{class_device.path}/device", f"../../../{os.path.basename(owner)}")
     else:
-        journal.link_as(f"{made.path}/device", f"../../{os.path.basename(parent)}")
-    journal.link(f"{made.path}/subsystem", f"/sys/class/{made.subsystem}")
+        journal.link_as(f"{class_device.path}/device", f"../../{os.path.basename(parent)}")
+    journal.link(f"{class_device.path}/subsystem", f"/sys/class/{class_device.subsystem}")
 
 
-def make_class_links(journal: Journal, made: ClassDevice) -> None:
+def make_class_links(journal: Journal, class_device: ClassDevice) -> None:
     """Links a class device by number and by name."""
-    if made.numbers:
-        journal.link(f"/sys/dev/char/{made.numbers}", made.path)
-    journal.link(f"/sys/class/{made.subsystem}/{os.path.basename(made.path)}", made.path)
+    if class_device.numbers:
+        journal.link(f"/sys/dev/char/{class_device.numbers}", class_device.path)
+    journal.link(f"/sys/class/{class_device.subsystem}/{os.path.basename(class_device.path)}", class_device.path)
 
 
 def make_by_path(journal: Journal, device: SimulatedDevice) -> None:

@@ -41,7 +41,7 @@ class Journal:
     def directory(self, path: str, files: Mapping[str, str]) -> None:
         """Creates a directory with attributes. Each attribute ends with a newline. Raises `TreeError`."""
         local = self._root + path
-        with _explained(path):
+        with _tree_error(path):
             os.makedirs(os.path.dirname(local), exist_ok=True)
             os.mkdir(local)
             self._made.append(local)
@@ -58,7 +58,7 @@ class Journal:
     def link_as(self, path: str, text: str) -> None:
         """Creates a link with this text. Raises `TreeError`."""
         local = self._root + path
-        with _explained(path):
+        with _tree_error(path):
             self._parents(local, path)
             os.symlink(text, local)
             self._made.append(local)
@@ -66,7 +66,7 @@ class Journal:
     def node(self, path: str, numbers: Numbers) -> None:
         """Creates a device node, or a plain file that represents one. Raises `TreeError`."""
         local = self._root + path
-        with _explained(path):
+        with _tree_error(path):
             self._parents(local, path)
             try:
                 if self._device_nodes == "char":
@@ -81,7 +81,7 @@ class Journal:
     def keep(self, path: str, text: str) -> None:
         """Creates a file that `undo` does not remove, such as a file of a driver module. Raises `TreeError`."""
         local = self._root + path
-        with _explained(path):
+        with _tree_error(path):
             os.makedirs(os.path.dirname(local), exist_ok=True)
             if not os.path.exists(local):
                 with open(local, "w", encoding="utf-8") as file:
@@ -116,9 +116,9 @@ def _remove(local: str) -> None:
 
 
 @contextlib.contextmanager
-def _explained(path: str) -> Generator[None]:
+def _tree_error(path: str) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        what = "already exists" if isinstance(error, FileExistsError) else error.strerror or str(error)
-        raise TreeError(f"{path}: {what}") from None
+        reason = "already exists" if isinstance(error, FileExistsError) else error.strerror or str(error)
+        raise TreeError(f"{path}: {reason}") from None

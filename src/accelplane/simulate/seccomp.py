@@ -74,15 +74,15 @@ def run(command: Sequence[str], sockets: str, environment: Mapping[str, str] | N
         raise SeccompUnavailable(f"machine {platform.machine()}: expected one of {', '.join(_MACHINES)}")
     connect(sockets).close()
     install = _installer(machine)
-    ours, theirs = socket.socketpair()
+    parent_end, child_end = socket.socketpair()
     child = os.fork()
     if child == 0:
-        _execute(command, environment, install, theirs)
-    theirs.close()
+        _execute(command, environment, install, child_end)
+    child_end.close()
     before = {number: signal.signal(number, _signal_handler(child)) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        with ours:
-            listener = _receive_listener(ours)
+        with parent_end:
+            listener = _receive_listener(parent_end)
         if listener is not None:
             _Supervisor(machine, listener, sockets).respond_until_exit(child)
         _, status = os.waitpid(child, 0)
@@ -94,13 +94,13 @@ def run(command: Sequence[str], sockets: str, environment: Mapping[str, str] | N
 
 
 def _signal_handler(child: int) -> Callable[[int, object], None]:
-    def pass_on(number: int, _frame: object) -> None:
+    def forward_signal(number: int, _frame: object) -> None:
         if number == signal.SIGINT and _is_in_foreground():
             return  # the terminal has sent it to the child as well
         with suppress(ProcessLookupError):
             os.kill(child, number)
 
-    return pass_on
+    return forward_signal
 
 
 def _is_in_foreground() -> bool:
@@ -121,8 +121,8 @@ def _execute(
         try:
             listener = install()
         except OSError as error:
-            why = "; this process already has a supervisor" if error.errno == errno.EBUSY else ""
-            parent.send(f"seccomp: {error.strerror}{why}".encode())
+            hint = "; this process already has a supervisor" if error.errno == errno.EBUSY else ""
+            parent.send(f"seccomp: {error.strerror}{hint}".encode())
             os._exit(126)
         parent.sendmsg([b"ok"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [listener]))])
         os.close(listener)

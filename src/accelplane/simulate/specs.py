@@ -134,8 +134,8 @@ class NodeSpec(Described, frozen=True, kw_only=True):
 
         try:
             # YAML 1.1 parses `0000:03:00.0` as a number in base 60, so read every scalar as text.
-            given: object = yaml.load(read_limited(path).decode(), yaml.BaseLoader)  # noqa: S506 - creates only text
-            return msgspec.convert(given or {}, cls, strict=False)
+            document: object = yaml.load(read_limited(path).decode(), yaml.BaseLoader)  # noqa: S506 - creates only text
+            return msgspec.convert(document or {}, cls, strict=False)
         except yaml.YAMLError as error:
             raise DescriptionError(f"{os.fspath(path)}: not YAML: {' '.join(str(error).split())}") from None
         except RecursionError:

@@ -197,9 +197,9 @@ class SimulatedNode:
             journal.undo()
             raise
 
-    def _numa_node(self, index: int, given: int | None) -> int:
-        if given is not None:
-            return given
+    def _numa_node(self, index: int, spec_numa_node: int | None) -> int:
+        if spec_numa_node is not None:
+            return spec_numa_node
         return index % self._numa_nodes if self._numa_nodes else -1
 
     def _index(self, kind: str, number: int | None) -> int:

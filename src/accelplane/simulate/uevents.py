@@ -103,10 +103,12 @@ def _payload(action: str, devpath: str, entries: dict[str, str]) -> bytes:
     return payload
 
 
-def _check(answer: bytes, what: str) -> None:
+def _check(answer: bytes, description: str) -> None:
     kind = _HEADER.unpack_from(answer)[1] if len(answer) >= _HEADER.size + 4 else 0
     code = -struct.unpack_from("=i", answer, _HEADER.size)[0] if kind == _ERROR else errno.EPROTO
     if code in (errno.EPERM, errno.EACCES):
-        raise UeventError(f"{what}: {os.strerror(code)}; CAP_SYS_ADMIN is required in this network namespace (root)")
+        raise UeventError(
+            f"{description}: {os.strerror(code)}; CAP_SYS_ADMIN is required in this network namespace (root)"
+        )
     if code:
-        raise UeventError(f"{what}: {os.strerror(code)}")
+        raise UeventError(f"{description}: {os.strerror(code)}")

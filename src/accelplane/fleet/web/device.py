@@ -130,8 +130,10 @@ def _readings(context: Context, unit: Unit) -> Element:
 
 def _device_of(context: Context, unit: Unit) -> DeviceReadings | None:
     devices = context.readings.devices if context.readings is not None else ()
-    mine = (each for each in devices if each.plugin == unit.plugin)
-    return next((each for each in mine if each.device in (unit.device, unit.unit) or each.bdf == unit.bdf != ""), None)
+    own_devices = (each for each in devices if each.plugin == unit.plugin)
+    return next(
+        (each for each in own_devices if each.device in (unit.device, unit.unit) or each.bdf == unit.bdf != ""), None
+    )
 
 
 def _missing(found: DeviceReadings) -> list[str]:
@@ -142,14 +144,16 @@ def _missing(found: DeviceReadings) -> list[str]:
 def _value(value: Value, limits: Sequence[Value]) -> Element:
     labels = {name: text for name, text in value.labels.items() if name not in ("plugin", "device", "bdf")}
     base, unit = _unit_of(value.name)
-    mine = [
+    own_limits = [
         f"{limit.labels['limit']} {_shown(limit.value, unit)}"
         for limit in limits
         if limit.labels.get("sensor") == value.labels.get("sensor") and _limits(limit.name, value.name)
     ]
     text = ", ".join(f"{name} {text}" for name, text in labels.items())
     key = f"{value.name} {text}"
-    return row(key, text or "-", element("td", _shown(value.value, unit), class_="number"), ", ".join(mine), head=base)
+    return row(
+        key, text or "-", element("td", _shown(value.value, unit), class_="number"), ", ".join(own_limits), head=base
+    )
 
 
 def _limits(limit: str, name: str) -> bool:

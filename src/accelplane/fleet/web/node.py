@@ -112,7 +112,7 @@ def _devices(context: Context, node: Node) -> Element:
 
 def _device(context: Context, node: Node, unit: Unit) -> Element:
     ids = sum(unit.ids.values())
-    held = sum(holder.count for holder in unit.holders)
+    allocated = sum(holder.count for holder in unit.holders)
     reason = f" ({unit.reason})" if unit.reason and unit.phase != "healthy" else ""
     return row(
         f"{unit.plugin} {unit.unit}",
@@ -122,7 +122,7 @@ def _device(context: Context, node: Node, unit: Unit) -> Element:
         "-" if unit.numa is None or unit.numa < 0 else str(unit.numa),
         element("td", badge(unit), reason),
         element("td", moment(unit.since)),
-        f"{held} of {ids} held",
+        f"{allocated} of {ids} held",
         element("td", *_names(context, unit.holders)),
         head=element("a", unit.unit, href=device_link(node.name, unit)),
     )
@@ -159,16 +159,18 @@ def _others(context: Context, node: Node) -> list[Element]:
     if not node.units:
         rows = numbered([holder_row(context, each) for each in (context.holders or ())[:_MAX_UNITS]])
         empty = f"Not known: {context.holders_problem}" if context.holders is None else "No container requests any."
-        made = table("Containers that request resources", HOLDER_HEADERS, rows, block="holders", empty=empty)
+        holders = table("Containers that request resources", HOLDER_HEADERS, rows, block="holders", empty=empty)
         note = "From the pods of the API server: what they request, not which devices they have."
-        others.append(element("section", element("h2", "Holders"), element("p", note), made))
+        others.append(element("section", element("h2", "Holders"), element("p", note), holders))
     if node.skipped:
         rows = [
             row(f"{each.plugin} {each.subject}", each.plugin, each.reason, head=each.subject)
             for each in node.skipped[:_MAX_UNITS]
         ]
-        made = table("Hardware that is not advertised", ("Hardware", "Plugin", "Why"), rows, block="skipped", empty="")
-        others.append(element("section", element("h2", "Hardware that is not advertised"), made))
+        hardware = table(
+            "Hardware that is not advertised", ("Hardware", "Plugin", "Why"), rows, block="skipped", empty=""
+        )
+        others.append(element("section", element("h2", "Hardware that is not advertised"), hardware))
     labels = ", ".join(f"{name}={value}" for name, value in sorted(node.labels.items())[:100])
     if labels:
         others.append(element("details", element("summary", "Labels"), element("p", labels, class_="long")))

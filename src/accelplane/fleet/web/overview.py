@@ -28,13 +28,15 @@ def _problems(context: Context) -> Element:
         _MAX_PROBLEMS, (problem for each in summaries for problem in each.problems), key=lambda each: each.rank
     )
     rows = [_problem(index, each) for index, each in enumerate(first)]
-    made = table("Problems", ("Node", "Problem", "Since"), rows, block="problems", empty="No problem is known.")
+    problem_table = table(
+        "Problems", ("Node", "Problem", "Since"), rows, block="problems", empty="No problem is known."
+    )
     more = link("nodes", NodesQuery())
     rest = f"The {_MAX_PROBLEMS} most urgent of {counted(total, 'problem')}; "
     return element(
         "section",
         element("h2", "Problems"),
-        made,
+        problem_table,
         element("p", rest, element("a", "see the nodes with problems first", href=more), ".")
         if total > _MAX_PROBLEMS
         else None,

@@ -211,14 +211,14 @@ def table(
     """A table with a row of headers. Its rows are a live block."""
     heads = (header if isinstance(header, Element) else element("th", header, scope="col") for header in headers)
     body = rows or [keyed(element("tr", element("td", empty, colspan=len(headers), class_="empty")), "")]
-    made = element(
+    content = element(
         "table",
         element("caption", caption),
         element("thead", element("tr", *heads)),
         live(element("tbody", *body), block),
     )
     # Wide tables scroll on their own; the region can be focused, so that the keyboard scrolls it.
-    return element("div", made, class_="scroll", role="region", aria_label=caption, tabindex="0")
+    return element("div", content, class_="scroll", role="region", aria_label=caption, tabindex="0")
 
 
 def numeric(text: str) -> Element:
@@ -256,7 +256,7 @@ def pages(page: str, query: NodesQuery | ListQuery, *, shown: int, following: in
         text = f"{start + 1:,} to {start + shown:,} of {counted(total, noun)}." if total else f"Found no {noun}."
     first = msgspec.structs.replace(query, start=0)
     following_link = link(page, msgspec.structs.replace(query, start=following))
-    made = element(
+    navigation = element(
         "nav",
         element("span", text),
         element("a", "First", href=link(page, first)) if start else None,
@@ -264,7 +264,7 @@ def pages(page: str, query: NodesQuery | ListQuery, *, shown: int, following: in
         aria_label=f"Parts of the list of {noun}s",
         class_="pages",
     )
-    return live(element("div", keyed(made, "pages")), "pages")
+    return live(element("div", keyed(navigation, "pages")), "pages")
 
 
 def part(rows: Sequence[Element]) -> Sequence[Element]:

@@ -103,10 +103,10 @@ def held_share(unit: Unit) -> float:
         return 0.0
     if any(holder.via for holder in unit.holders):
         return 1.0
-    held: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for holder in unit.holders:
-        held[holder.resource] = held.get(holder.resource, 0) + holder.count
-    shares = [min(1.0, held.get(name, 0) / ids) for name, ids in unit.ids.items() if ids]
+        counts[holder.resource] = counts.get(holder.resource, 0) + holder.count
+    shares = [min(1.0, counts.get(name, 0) / ids) for name, ids in unit.ids.items() if ids]
     return max(shares, default=1.0)
 
 
@@ -174,8 +174,8 @@ def _unit_problems(node: Node, unit: Unit) -> Iterator[Problem]:
         return
     reason = unit.reason or "no reason given"
     rank = {"unhealthy": 0 if unit.holders else 1, "recovering": 5}.get(unit.phase, 6)
-    held = _pods(unit.holders)
-    text = f"{unit.plugin} {unit.unit} is {unit.phase} ({reason})" + (f", held by {held}" if held else "")
+    pods = _pods(unit.holders)
+    text = f"{unit.plugin} {unit.unit} is {unit.phase} ({reason})" + (f", held by {pods}" if pods else "")
     yield Problem(rank, node.name, text, unit.plugin, unit.unit, unit.since)
 
 

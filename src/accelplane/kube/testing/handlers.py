@@ -146,8 +146,8 @@ class Handlers:
     # Writing
 
     def _create(self, resource: Resource, request: RecordedRequest) -> JsonObject:
-        made: JsonObject = deep_copy(request.body)
-        metadata: JsonObject = made.setdefault("metadata", {})
+        created: JsonObject = deep_copy(request.body)
+        metadata: JsonObject = created.setdefault("metadata", {})
         if "name" not in metadata and "generateName" in metadata:
             metadata["name"] = f"{metadata['generateName']}{uuid.uuid4().hex[:5]}"
         if not metadata.get("name"):
@@ -156,18 +156,18 @@ class Handlers:
             raise Failure(400, "resourceVersion should not be set on objects to be created")
         if self._storage.get(resource.plural, metadata["name"], resource.namespace) is not None:
             raise Failure(409, f'{resource.plural} "{metadata["name"]}" already exists', "AlreadyExists")
-        return self._store_new(resource, request, update({"metadata": {}}, made, _manager(resource, request)))
+        return self._store_new(resource, request, update({"metadata": {}}, created, _manager(resource, request)))
 
-    def _store_new(self, resource: Resource, request: RecordedRequest, made: JsonObject) -> JsonObject:
-        metadata: JsonObject = made["metadata"]
+    def _store_new(self, resource: Resource, request: RecordedRequest, created: JsonObject) -> JsonObject:
+        metadata: JsonObject = created["metadata"]
         if resource.namespace and metadata.setdefault("namespace", resource.namespace) != resource.namespace:
             raise Failure(400, "the namespace of the object does not match the namespace of the request")
-        made.pop("status", None)
+        created.pop("status", None)
         if resource.custom:
             # Without a controller that observes it, a generation would make a DaemonSet appear unready.
             metadata["generation"] = 1
-        made = self._admit(made)
-        return made if request.dry_run else self._storage.store(resource.plural, made)
+        created = self._admit(created)
+        return created if request.dry_run else self._storage.store(resource.plural, created)
 
     def _apply(self, resource: Resource, request: RecordedRequest) -> tuple[int, JsonObject]:
         body: JsonObject = request.body
@@ -181,8 +181,8 @@ class Handlers:
         _check_preconditions(known, body.get("metadata", {}))
         manager, force = _manager(resource, request), request.parameters.get("force") == "true"
         if known is None:
-            made = apply({"metadata": {"name": resource.name}}, body, manager, force=force)
-            return 201, self._store_new(resource, request, made)
+            created = apply({"metadata": {"name": resource.name}}, body, manager, force=force)
+            return 201, self._store_new(resource, request, created)
         written: JsonObject = {**body, "metadata": body.get("metadata", {})}
         for name in list(written):
             if (name == "status") != (resource.subresource == "status") and name not in {

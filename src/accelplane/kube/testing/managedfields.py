@@ -37,7 +37,7 @@ _SELF = "."
 
 
 class Manager(NamedTuple):
-    """Who writes: a field manager, by `Apply` or `Update`, to the object or to a subresource."""
+    """A field manager, with its operation `Apply` or `Update`, and the subresource that it writes."""
 
     name: str
     operation: str

@@ -88,8 +88,8 @@ class FakeApiServer(Storage):
 
     def fault(self, pattern: str, status: int = 0, **options: Any) -> Fault:
         """Adds a `Fault`, with the options of its constructor. The first fault that matches a request applies."""
-        self.faults.append(made := Fault(pattern, status, **options))
-        return made
+        self.faults.append(created_fault := Fault(pattern, status, **options))
+        return created_fault
 
     @property
     def open_watches(self) -> int:

@@ -64,7 +64,7 @@ class Storage:
         return thing
 
     def remove(self, plural: str, name: str, namespace: str = "") -> None:
-        """Deletes an object, whatever finalizers it has."""
+        """Deletes an object, even if it has finalizers."""
         known = self.objects.pop((plural, namespace, name))
         self.version += 1
         self._record(plural, known, None)
@@ -76,12 +76,12 @@ class Storage:
         return [thing for key, thing in self.objects.items() if key[0] == plural]
 
     def copy_from(self, other: "Storage") -> None:
-        """Takes over the objects and the version of another server. Older watches get 410."""
+        """Copies the objects and the version of another server. Older watches get 410."""
         self.version = self.oldest = other.version
         self.objects = {key: deep_copy(thing) for key, thing in other.objects.items()}
 
     def compact(self) -> None:
-        """Forgets the history, as etcd does: older watches and continue tokens get 410."""
+        """Compacts the history, as etcd does: older watches and continue tokens get 410."""
         self.oldest = self.version
         self._history.clear()
 

@@ -106,7 +106,7 @@ class DlbDriver(PciDriver):
         value = number(text)
         if function.virtual[place].bound_to:
             raise oserror(errno.EPERM, function.path)
-        given = self._vf_resources[function.name][place]
-        if value > self._available(function, name) + given[name]:
+        resources = self._vf_resources[function.name][place]
+        if value > self._available(function, name) + resources[name]:
             raise oserror(errno.EINVAL, function.path)
-        given[name] = value
+        resources[name] = value

@@ -19,7 +19,7 @@ _LONGEST = 4096
 
 
 class Call(msgspec.Struct, frozen=True, tag_field="do", tag="ioctl"):
-    """An ioctl on the node below `/dev` of that name; Sent with a descriptor of `/proc/<pid>/mem` of the caller."""
+    """An ioctl on the node below `/dev` of that name; sent with a descriptor of `/proc/<pid>/mem` of the caller."""
 
     node: str
     request: int

@@ -117,7 +117,7 @@ class Kernel:
         times: int | None = None,
         text: str | None = None,
     ) -> None:
-        """Lets reads or writes of matching attributes fail with this errno, `times` times or until `clear_faults`.
+        """Makes reads or writes of matching attributes fail with this errno, `times` times or until `clear_faults`.
 
         The path may contain links and wildcards. With `text`, only writes of this text fail, apart from white space.
         """
@@ -125,7 +125,7 @@ class Kernel:
             self._faults.add(Fault(path, on, errno=number, times=times, text=text))
 
     def set_content(self, path: str, content: bytes, *, times: int | None = None) -> None:
-        """Lets reads return this content."""
+        """Makes reads return this content."""
         with self.lock:
             self._faults.add(Fault(path, "read", content=content, times=times))
 
@@ -216,12 +216,12 @@ class Kernel:
             self._hardware.load(module, first_time=first_time)
 
     def fail_load(self, module: Loadable, number: int, *, times: int = 1) -> None:
-        """Lets the next `times` attempts to load the module fail with this errno."""
+        """Makes the next `times` attempts to load the module fail with this errno."""
         with self.lock:
             self._hardware.load_faults[module] = [number] * times
 
     def create_stack(self, network_namespace: str = "") -> None:
-        """An application with Onload creates a stack. `network_namespace` is its file, empty for that of the host.
+        """Creates a stack of an application. `network_namespace` is the file, empty for the host's namespace.
 
         Raises `OSError` ENODEV if the module is not loaded.
         """

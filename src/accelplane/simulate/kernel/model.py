@@ -94,8 +94,8 @@ class Tree:
         """Creates the directory with its parents, or adds to an existing one."""
         self._ensure_directory(path)
         for name, attribute in (attributes or {}).items():
-            made = attribute if isinstance(attribute, Attribute) else Attribute(attribute)
-            self.put(f"{path}/{name}", made)
+            entry = attribute if isinstance(attribute, Attribute) else Attribute(attribute)
+            self.put(f"{path}/{name}", entry)
 
     def link(self, path: str, target: str) -> None:
         """Adds a link at `path` to the path `target`."""

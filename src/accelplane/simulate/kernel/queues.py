@@ -376,9 +376,9 @@ class Group(Part):
             for name in ("read_buffers_reserved", "tokens_reserved"):
                 files[name] = Attribute(read=lambda: self.reserved, write=self._set_reserved)
         if device.version > 0x100:
-            for what in ("desc", "batch"):
-                write = partial(self._set_progress, what)
-                files[f"{what}_progress_limit"] = Attribute(read=lambda what=what: self.progress[what], write=write)
+            for kind in ("desc", "batch"):
+                write = partial(self._set_progress, kind)
+                files[f"{kind}_progress_limit"] = Attribute(read=lambda kind=kind: self.progress[kind], write=write)
         self.core.tree.directory(self.path, files)
 
     def _free(self) -> int:
@@ -419,11 +419,11 @@ class Group(Part):
             raise oserror(errno.EINVAL)
         self.traffic[letter] = value
 
-    def _set_progress(self, what: str, text: str) -> None:
+    def _set_progress(self, kind: str, text: str) -> None:
         value = number(text, base=10, least=-(2**31), most=2**31 - 1)
         if not 0 <= value <= 3:
             raise oserror(errno.EINVAL)
-        self.progress[what] = value
+        self.progress[kind] = value
 
 
 def _members(group: Group, parts: list[WorkQueue] | list[Engine]) -> str:
