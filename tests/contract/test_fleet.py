@@ -487,8 +487,12 @@ async def test_without_the_right_to_write_events_one_warning_is_logged(
             agent.units[number]["phase"] = "unhealthy"
             agent.change()
             await until(lambda count=number + 1: api.count("POST .*events") == count)
-    warnings = [each for each in caplog.messages if "no events are written in namespace default" in each]
-    assert len(warnings) == 1
+
+        def warnings() -> list[str]:
+            return [each for each in caplog.messages if "no events are written in namespace default" in each]
+
+        await until(warnings)
+    assert len(warnings()) == 1
 
 
 async def test_metrics_show_nodes_and_agents_by_state(api: KubeApi) -> None:

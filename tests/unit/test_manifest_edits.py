@@ -253,7 +253,8 @@ def substitute_values(value: object, key: str = "") -> object:
 @given(document=VALUES, flow=st.sampled_from([True, False, None]), style=st.sampled_from([None, "'", '"']))
 def test_documents_keep_all_other_values(document: object, flow: bool | None, style: str | None) -> None:
     text = yaml.safe_dump(document, default_flow_style=flow, default_style=style, allow_unicode=True, width=10_000)
-    assert yaml.safe_load(new(text, version="2.0.0")) == substitute_values(document)
+    # PyYAML itself loses line separators in some styles.
+    assert yaml.safe_load(new(text, version="2.0.0")) == substitute_values(yaml.safe_load(text))
 
 
 @given(text=st.text(max_size=200) | st.text("ab:-#|>'\"{}[],&*! \n", max_size=60))
