@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import msgspec
+from waiting import until
 
 from accelplane.apiserver import ClientConfig
+from accelplane.http.connection import PendingResponse
 from accelplane.http.messages import HttpError, Request, Response
 from accelplane.http.server import HttpServer
 from accelplane.kube.client import Client
@@ -122,7 +124,8 @@ Rights = Callable[[str, str], bool]
 class Reviews:
     """The reviews of an API server: `users` by token, `rights` by user and request.
 
-    The tokens in `own` are valid for the audience of the API server only, other ones for all audiences.
+    The tokens in `own` are valid for the audience of the API server only, other ones for all audiences. Reviews of
+    tokens wait while `block` returns True; `blocked` is their number.
     """
 
     def __init__(self) -> None:
@@ -130,10 +133,23 @@ class Reviews:
         self.own: set[str] = set()
         self.rights: set[tuple[str, str]] = set()
         self.fails = False
+        self.block: Callable[[str], bool] = lambda _token: False
+        self.blocked = 0
         self.reviewed: list[str] = []
         self.port = 0
 
-    def __call__(self, request: Request) -> Response:
+    def __call__(self, request: Request) -> Response | PendingResponse:
+        spec = msgspec.json.decode(request.body)["spec"]
+        return self._wait(request) if self.block(spec.get("token", "")) else self._answer(request)
+
+    async def _wait(self, request: Request) -> Response:
+        self.blocked += 1
+        token = msgspec.json.decode(request.body)["spec"]["token"]
+        await until(lambda: not self.block(token), 60)
+        self.blocked -= 1
+        return self._answer(request)
+
+    def _answer(self, request: Request) -> Response:
         if self.fails:
             raise HttpError(503, "down")
         spec = msgspec.json.decode(request.body)["spec"]

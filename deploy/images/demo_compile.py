@@ -47,8 +47,8 @@ def compile_sources(demo: Demo, given: Mapping[str, GivenSource], root: Path, ca
         (work / "installed").mkdir()
         shutil.copy(DIRECTORY / f"{demo.name}.build", work / "build")
         settings = {
-            "CC": "gcc", "DESTDIR": "/work/installed", "SOURCES": "/work/sources", "SOURCE_DATE_EPOCH": _EPOCH, "HOME": "/tmp",
-            "LC_ALL": "C.UTF-8", "PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TZ": "UTC",
+            "CC": "gcc", "DESTDIR": "/work/installed", "SOURCES": "/work/sources", "SOURCE_DATE_EPOCH": _EPOCH,
+            "HOME": "/work", "LC_ALL": "C.UTF-8", "PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TZ": "UTC",
             "MAKEFLAGS": f"-j{os.cpu_count() or 1}",
         }  # fmt: skip
         variables = [f"{name}={value}" for name, value in settings.items()]

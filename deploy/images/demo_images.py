@@ -50,6 +50,8 @@ def update(demo: Demo) -> int:
     packages = newest({(demo.release, ARCHITECTURE): demo.packages}, dependencies=True)
     if demo.files:
         packages += newest({(demo.release, ARCHITECTURE): [name for name, _ in demo.files]})
+    if demo.newer[0]:
+        packages += newest({(demo.newer[0], ARCHITECTURE): demo.newer[1]}, dependencies=True)
     write_lock(packages, DIRECTORY / f"{demo.name}.lock")
     compilers: list[Package] = []
     if demo.compilers:
@@ -60,7 +62,8 @@ def update(demo: Demo) -> int:
 
 def build_root(demo: Demo, root: Path, cache: Path, given: Mapping[str, GivenSource]) -> None:
     """Makes the file system of a demo."""
-    archives = fetch(read_lock(DIRECTORY / f"{demo.name}.lock").values(), cache)
+    lock = read_lock(DIRECTORY / f"{demo.name}.lock").values()
+    archives = fetch((package for package in lock if package.release == demo.release), cache)
     make_directories(root)
     (root / "var/run").symlink_to("../run")
     partial = dict(demo.files)
@@ -73,7 +76,9 @@ def build_root(demo: Demo, root: Path, cache: Path, given: Mapping[str, GivenSou
             for file in (*partial[name], f"usr/share/doc/{name}/copyright"):
                 (root / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(Path(scratch) / file, root / file)
-    if demo.sources and not missing_sources(demo, given):
+    for archive in fetch((package for package in lock if package.release != demo.release), cache).values():
+        unpack_over(archive, root)
+    if not missing_sources(demo, given):
         _add_sources(demo, root, cache, given)
     for file, text in ACCOUNTS.items():
         (root / file).write_text(text)
@@ -86,7 +91,7 @@ def build_root(demo: Demo, root: Path, cache: Path, given: Mapping[str, GivenSou
 
 
 def _add_sources(demo: Demo, root: Path, cache: Path, given: Mapping[str, GivenSource]) -> None:
-    """Adds what an image has of files of vendors."""
+    """Adds what an image has of files of vendors, and wheels."""
     if demo.archived:
         unpack_archived(demo, given[demo.sources[0].name], root)
     if demo.compilers:

@@ -32,6 +32,8 @@ class Demo(NamedTuple):
     summary: str
     entrypoint: tuple[str, ...] = ()
     files: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    # A newer release and packages of it, whose files replace those of the image's release.
+    newer: tuple[str, tuple[str, ...]] = ("", ())
     # What Debian's alternatives would link.
     links: tuple[tuple[str, str], ...] = ()
     sources: tuple[Source, ...] = ()
@@ -85,12 +87,12 @@ _PYTORCH = Source(
     "Intel Extension for PyTorch",
     "https://github.com/intel/intel-extension-for-pytorch",
 )
-_TENSORFLOW = Source(
-    "tensorflow",
-    "an OCI archive of intel/intel-extension-for-tensorflow:2.15.0.3-xpu-pip-base",
-    "Intel Extension for TensorFlow",
-    "https://github.com/intel/intel-extension-for-tensorflow",
-)
+_AESMD = (
+    "libsgx-ae-id-enclave", "libsgx-ae-pce", "libsgx-ae-qe3", "libsgx-ae-qve", "libsgx-aesm-ecdsa-plugin",
+    "libsgx-aesm-pce-plugin", "libsgx-aesm-quote-ex-plugin", "libsgx-dcap-default-qpl", "libsgx-dcap-ql",
+    "libsgx-dcap-quote-verify", "libsgx-enclave-common", "libsgx-pce-logic", "libsgx-qe3-logic", "libsgx-urts",
+    "sgx-aesm-service",
+)  # fmt: skip
 _COMPILERS = ("bash", "coreutils", "dash", "diffutils", "findutils", "gcc", "grep", "libc6-dev", "make", "patch", "sed")
 DEMOS = (
     Demo(
@@ -157,18 +159,13 @@ DEMOS = (
         summary="The service for architectural enclaves of SGX",
         entrypoint=("run-aesmd",),
         sources=(_SGX,),
-        archived=(
-            "libsgx-ae-id-enclave", "libsgx-ae-pce", "libsgx-ae-qe3", "libsgx-ae-qve", "libsgx-aesm-ecdsa-plugin",
-            "libsgx-aesm-pce-plugin", "libsgx-aesm-quote-ex-plugin", "libsgx-dcap-default-qpl", "libsgx-dcap-ql",
-            "libsgx-dcap-quote-verify", "libsgx-enclave-common", "libsgx-pce-logic", "libsgx-qe3-logic",
-            "libsgx-urts", "sgx-aesm-service",
-        ),  # fmt: skip
+        archived=_AESMD,
     ),
     Demo(
         name="intel-npu-demo",
         tag="devel",
         release="trixie",
-        packages=(*_SHELL, "libtbb12", "libudev1", "libze1", "python3"),
+        packages=(*_SHELL, "libtbb12", "libudev1", "libze1", "ocl-icd-libopencl1", "python3"),
         summary="Queries the firmware of an NPU, and runs a model on it",
         entrypoint=("npu-demo",),
         sources=(_NPU,),
@@ -208,10 +205,12 @@ DEMOS = (
     Demo(
         name="intel-extension-for-tensorflow",
         tag="2.15.0.3-xpu-pip-base",
-        release="",
-        packages=(),
+        release="bookworm",
+        packages=(*_SHELL, "python3"),
         summary="TensorFlow for Intel GPUs",
-        sources=(_TENSORFLOW,),
-        whole=True,
+        # Debian 12 and 13 have no driver of Level Zero for GPUs.
+        newer=("sid", ("libigc2", "libigdfcl2", "libze-intel-gpu1", "libze1")),
+        # The runtime of oneAPI that this version of the extension was built with.
+        wheels=("intel-extension-for-tensorflow[xpu]==2.15.0.3", "dpcpp-cpp-rt==2024.2.1", "mkl-dpcpp==2024.2.1"),
     ),
 )

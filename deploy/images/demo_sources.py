@@ -113,7 +113,7 @@ def _check_blobs(descriptor: object, layout: Path) -> None:
     """Raises `RecipeError` unless the blob of a descriptor, and all that it refers to, have their digests."""
     digest = _DIGEST.fullmatch(str(descriptor.get("digest"))) if isinstance(descriptor, dict) else None
     if not isinstance(descriptor, dict) or not digest:
-        raise RecipeError(f"{layout.name}: found {str(descriptor)[:200]!a}, expected a descriptor with a SHA-256 digest")
+        raise RecipeError(f"image: found {str(descriptor)[:200]!a}, expected a descriptor with a SHA-256 digest")
     blob = layout / "blobs/sha256" / digest[1]
     verify(GivenSource(blob, digest[1]))
     if not str(descriptor.get("mediaType")).endswith(("manifest.v1+json", "index.v1+json", "manifest.v2+json")):

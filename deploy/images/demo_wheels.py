@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shutil
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 from debian import RecipeError, run
@@ -14,6 +17,8 @@ from demo_recipes import DIRECTORY, Demo
 # Python's version in each release of Debian.
 _PYTHON = {"bookworm": "3.11", "trixie": "3.13"}
 _TARGET = "usr/lib/python3/dist-packages"
+_LIBRARIES = "usr/lib/x86_64-linux-gnu"
+_DATA_LIBRARY = re.compile(r"[^/]+\.data/data/lib/([\w+-]+\.so[\w.]*)")
 _HEADER = "# Wheels of the image. demo_images.py update writes this file.\n"
 
 
@@ -45,6 +50,17 @@ def install_wheels(demo: Demo, root: Path, cache: Path) -> None:
             made.rename(directory)
     offline = ("--no-index", "--find-links", directory, "--no-compile", "--root-user-action=ignore")
     _pip("install", *_platform(demo), *offline, "--target", root / _TARGET, *locked)
+    for wheel in sorted(directory.iterdir()):
+        install_libraries(wheel, root / _LIBRARIES)
+
+
+def install_libraries(wheel: Path, target: Path) -> None:
+    """Installs the libraries that a wheel has for the prefix, which `pip install --target` loses."""
+    with zipfile.ZipFile(wheel) as archive:
+        for entry in archive.infolist():
+            if (match := _DATA_LIBRARY.fullmatch(entry.filename)) and not (target / match[1]).exists():
+                with archive.open(entry) as source, (target / match[1]).open("xb") as library:
+                    shutil.copyfileobj(source, library)
 
 
 def _file(demo: Demo) -> Path:

@@ -8,6 +8,7 @@ import copy
 import json
 from collections.abc import Iterator
 
+from accelplane.operator.images import RELATED_IMAGE
 from release.errors import ReleaseError
 from release.images import References
 from release.kustomize import Object
@@ -113,7 +114,12 @@ def _deployment(product: Product, deployment: Object, references: References) ->
     pod = spec["template"]["spec"]
     (container,) = pod["containers"]
     container["image"] = references.of(product.image)
-    env = [each for each in container.get("env", []) if each["name"] not in _WITHOUT_OLM | set(product.operands)]
+    # Variables of the operands take the place of RELATED_IMAGE_…: clusters with mirrors pull by digest.
+    env = [
+        each
+        for each in container.get("env", [])
+        if each["name"] not in _WITHOUT_OLM | set(product.operands) and not each["name"].startswith(RELATED_IMAGE)
+    ]
     if references.digests or product.image == "onload-operator":
         env += [{"name": name, "value": references.of(image)} for name, image in product.operands.items()]
     container["env"] = env

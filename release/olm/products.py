@@ -36,7 +36,7 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Each variable <IMAGE>_SHA of the operator replaces all images of that name (docs/operator.md).
-_PLUGIN_IMAGES = (
+PLUGIN_IMAGES = (
     *(f"intel-{kind}-plugin" for kind in ("dlb", "dsa", "fpga", "gpu", "iaa", "npu", "qat", "sgx")),
     *("intel-dlb-initcontainer", "intel-fpga-initcontainer", "intel-gpu-initcontainer", "intel-gpu-levelzero"),
     *("intel-idxd-config-initcontainer", "intel-qat-initcontainer", "intel-sgx-initcontainer"),
@@ -48,7 +48,7 @@ DEVICE_PLUGINS = Product(
     tree="operator/overlays/default-with-certmanager/installation",
     samples="operator/samples",
     image="intel-deviceplugin-operator",
-    operands={f"{name.upper().replace('-', '_')}_SHA": name for name in _PLUGIN_IMAGES},
+    operands={f"{name.upper().replace('-', '_')}_SHA": name for name in PLUGIN_IMAGES},
     channels=("stable", "alpha"),
     suggested_namespace="inteldeviceplugins-system",
     # OLM updates the operator of the Go project, whose versions are below 1.0.0, and all older versions of this one.

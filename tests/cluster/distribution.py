@@ -41,6 +41,7 @@ GROUPS = tuple(
         "gpu_fractional",
         "operator_upgrade",
         "prometheus",
+        "page_access",
         "onload_migration",
         "kube_runtime",
         "images",

@@ -24,6 +24,7 @@ from .machine import wait_until
 pytestmark = pytest.mark.cluster
 
 USER = "system:serviceaccount:default:accelplane-fleet"
+EVENTS_USER = "system:serviceaccount:default:accelplane-fleet-with-events"
 HASTE = WatchTimeouts(idle=60, duration=300, first_delay=0.1, max_delay=1)
 
 
@@ -35,21 +36,28 @@ def api(cluster_is_possible: None) -> Iterator[Cluster]:
         rule = {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["list", "watch"]}
         role = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": "fleet"}}
         reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "fleet"}
-        subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": USER}
+        subjects = [
+            {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user} for user in (USER, EVENTS_USER)
+        ]
         running.apply(
             role | {"kind": "ClusterRole", "rules": [rule]},
-            role | {"kind": "ClusterRoleBinding", "roleRef": reference, "subjects": [subject]},
+            role | {"kind": "ClusterRoleBinding", "roleRef": reference, "subjects": subjects},
         )
+        resource = "--resource=events.events.k8s.io"
+        running.kubectl("create", "clusterrole", "events", "--verb=create,patch", resource)
+        running.kubectl("create", "clusterrolebinding", "events", "--clusterrole=events", f"--user={EVENTS_USER}")
         wait_until(lambda: "yes" in running.kubectl("auth", "can-i", "list", "pods", "--as", USER), "rights")
         yield running
 
 
 @asynccontextmanager
-async def fleet_of(cluster: Cluster, directory: Path, options: FleetOptions | None = None) -> AsyncIterator[Fleet]:
-    """A fleet with the rights to list and watch nodes and pods only."""
+async def fleet_of(
+    cluster: Cluster, directory: Path, options: FleetOptions | None = None, user: str = USER
+) -> AsyncIterator[Fleet]:
+    """A fleet with the rights of a user, by default to list and watch nodes and pods only."""
     config = directory / "kubeconfig"
-    config.write_text(cluster.user(USER))
-    client = Client(load_config(str(config)), field_manager="test")
+    config.write_text(cluster.user(user))
+    client = Client(load_config(str(config)), field_manager="accelplane-fleet")
     fleet = Fleet(client, options or FleetOptions(), watch_timeouts=HASTE)
     running = asyncio.create_task(fleet.run())
     try:
@@ -122,6 +130,90 @@ async def test_an_api_server_that_is_down_for_a_while_loses_no_node(api: Cluster
         await until(lambda: fleet.cluster().nodes["kwok-1"].cordoned, 60)
         await until(lambda: not fleet.cluster().problem, 90)
         api.kubectl("uncordon", "kwok-1")
+
+
+def device_events(cluster: Cluster) -> list[tuple[str, str, str]]:
+    """Reason, kind and name of the object of all Events about devices."""
+    listed = cluster.get("/apis/events.k8s.io/v1/events")
+    assert listed
+    return [
+        (each["reason"], each["regarding"]["kind"], each["regarding"]["name"])
+        for each in listed["items"]
+        if each["reportingController"] == "accelplane-fleet"
+    ]
+
+
+async def test_events_are_written_once_per_change_and_within_the_limits(api: Cluster, tmp_path: Path) -> None:
+    """Ten a minute, and one of a device in ten minutes."""
+    names = [f"card{number}" for number in range(12)]
+    holder = gpu_pod("holder", 1)
+    holder["spec"] = {**holder["spec"], "nodeName": "kwok-0"}  # type: ignore[dict-item]
+    api.apply(holder)
+    try:
+        async with (
+            AgentDouble("kwok-0").serving() as agent,
+            fleet_of(api, tmp_path, FleetOptions(events=True), EVENTS_USER) as fleet,
+        ):
+
+            async def change(**phases: str) -> None:
+                """Changes the phases of devices, and waits until the fleet has them."""
+                holders = {"card0": ("default/holder",)}
+                agent.units = [unit(name, phases.get(name, "healthy"), holders.get(name, ())) for name in names]
+                agent.change()
+                expected = [phases.get(name, "healthy") for name in names]
+                await until(lambda: [each.phase for each in fleet.cluster().nodes["kwok-0"].units] == expected, 60)
+
+            agent.units = [unit(name) for name in names]
+            place_agent(api, agent.pod("agent"))
+            await until(lambda: len(fleet.cluster().nodes["kwok-0"].units) == 12, 60)
+            await change(card0="unhealthy")
+            first = [("DeviceUnhealthy", "Node", "kwok-0"), ("DeviceUnhealthy", "Pod", "holder")]
+            await until(lambda: sorted(device_events(api)) == first, 60)
+            for _ in range(3):
+                await change()
+                await change(card0="unhealthy")
+            # Two of ten are written, and card0 has had its Event: eight of the other eleven devices get one.
+            await change(**dict.fromkeys(names, "unhealthy"))
+            await until(lambda: len(device_events(api)) >= 10, 60)
+            await change()
+            assert sorted(device_events(api)) == sorted([*first, *[("DeviceUnhealthy", "Node", "kwok-0")] * 8])
+            described = api.kubectl("describe", "node", "kwok-0")
+            assert "gpu device card0 of node kwok-0 is unhealthy" in described
+    finally:
+        api.kubectl("delete", "pod", "holder", "--force", "--grace-period=0")
+        api.kubectl("delete", "pod", "agent", "--namespace=accelplane", "--force", "--grace-period=0")
+
+
+async def test_without_the_right_to_write_events_the_log_has_one_line(
+    api: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = device_events(api)
+    try:
+        async with (
+            AgentDouble("kwok-0").serving() as agent,
+            fleet_of(api, tmp_path, FleetOptions(events=True)) as fleet,
+        ):
+            place_agent(api, agent.pod("agent"))
+            for phase in ("healthy", "unhealthy"):
+                agent.units = [unit("card0", phase), unit("card1", phase)]
+                agent.change()
+                await until(lambda phase=phase: [  # type: ignore[misc]
+                    each.phase for each in fleet.cluster().nodes["kwok-0"].units
+                ] == [phase] * 2, 60)  # fmt: skip
+            await until(lambda: "no events are written" in caplog.text, 60)
+            agent.units = [unit(f"card{number}", "unhealthy" if number < 2 else "healthy") for number in range(4)]
+            agent.change()
+            await until(lambda: len(fleet.cluster().nodes["kwok-0"].units) == 4, 60)
+            agent.units = [unit(f"card{number}", "unhealthy") for number in range(4)]
+            agent.change()
+            await until(lambda: fleet.cluster().nodes["kwok-0"].units[3].phase == "unhealthy", 60)
+            await asyncio.sleep(1)  # for attempts that are not expected
+    finally:
+        api.kubectl("delete", "pod", "agent", "--namespace=accelplane", "--force", "--grace-period=0")
+    lines = [record.getMessage() for record in caplog.records if "event" in record.getMessage()]
+    assert len(lines) == 1, lines
+    assert 'cannot create resource "events" in API group "events.k8s.io"' in lines[0]
+    assert device_events(api) == before
 
 
 def place_agent(cluster: Cluster, pod: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import re
@@ -14,16 +15,22 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlencode
 
 import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from fleetagents import I915, AgentDouble, unit
-from fleetpages import Caller
+from fleetpages import Answer, Caller
 from manifests import DEPLOY, render
 from waiting import until
 
 from .cluster import Cluster
 from .machine import wait_until
 from .pki import Authority
+from .settings import PKI
 from .test_fleet import gpu_pod, place_agent
 
 pytestmark = pytest.mark.cluster
@@ -72,7 +79,7 @@ def page(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) ->
             yield Page(cluster, Caller(plain), secure)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as found:
         return int(found.getsockname()[1])
 
@@ -93,7 +100,7 @@ class _process:  # noqa: N801 - a context manager
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
         }  # fmt: skip
         (directory / "kubeconfig").write_text(json.dumps(config))
-        self._plain, self._secure, health = _free_port(), _free_port(), _free_port()
+        self._plain, self._secure, health = free_port(), free_port(), free_port()
         words = [
             f"-kubeconfig={directory / 'kubeconfig'}", f"-address=127.0.0.1:{self._plain}",
             f"-secure-address=127.0.0.1:{self._secure}", f"-tls-dir={directory}",
@@ -219,6 +226,76 @@ async def test_only_tokens_of_viewers_for_this_audience_open_the_page(page: Page
     reader = page.caller(page.token("reader", "--audience=accelplane-fleet"))
     assert (await reader.get("/")).status == 200
     assert (await reader.get("/metrics")).status == 403
+
+
+def signed_again(cluster: Cluster, token: str, **claims: int) -> str:
+    """A token with changed claims, signed with the key of the API server for tokens of service accounts."""
+    header, payload, _ = token.split(".")
+    found = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+    content = f"{header}.{encoded(json.dumps(found | claims).encode())}"
+    key = load_pem_private_key(cluster.control.path(f"{PKI}/service-account.key").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    numbers = decode_dss_signature(key.sign(content.encode(), ec.ECDSA(hashes.SHA256())))
+    return f"{content}.{encoded(b''.join(number.to_bytes(32, 'big') for number in numbers))}"
+
+
+def encoded(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).decode().rstrip("=")
+
+
+async def sign_in(page: Page, token: str, **fields: str) -> Answer:
+    """The response to the form with a token."""
+    caller = page.caller("")
+    origin = {"origin": f"https://127.0.0.1:{page.secure}"} | fields
+    form = urlencode({"token": token, "next": "waiting"}).encode()
+    return await caller.send("POST", "/login", form, authorization="", **origin)
+
+
+async def with_cookie(page: Page, cookie: str, path: str = "/") -> Answer:
+    return await page.caller("").get(path, authorization="", cookie=cookie)
+
+
+async def test_the_form_accepts_valid_tokens_of_this_site_only(page: Page) -> None:
+    now = int(time.time())
+    valid = page.token("reader", "--audience=accelplane-fleet")
+    same = signed_again(page.cluster, valid, exp=now + 60)
+    expired = signed_again(page.cluster, valid, iat=now - 7200, nbf=now - 7200, exp=now - 3600)
+    foreign = [await sign_in(page, valid, origin=origin) for origin in ("https://example.com", "null")]
+    assert [each.status for each in foreign] == [403, 403]
+    stranger = page.token("default", "--audience=accelplane-fleet")
+    answers = [await sign_in(page, token) for token in ("wrong", expired, page.token("reader"), stranger)]
+    assert [each.status for each in answers] == [401, 401, 401, 403]
+    assert not any("set-cookie" in each.fields for each in (*foreign, *answers))
+    accepted = await sign_in(page, same)
+    assert accepted.status == 303
+    age = int(re.search(r"Max-Age=(\d+)", accepted.fields["set-cookie"])[1])  # type: ignore[index]
+    assert age <= 60, "the session ends with the token"
+
+
+async def test_a_session_has_the_rights_of_its_own_token(page: Page) -> None:
+    page.cluster.apply(gpu_pod("large", 2))
+    accounts = ("reader", "accelplane-fleet-viewer")
+    answers = [await sign_in(page, page.token(account, "--audience=accelplane-fleet")) for account in accounts]
+    reader, viewer = (each.fields["set-cookie"].partition(";")[0] for each in answers)
+
+    async def waits() -> bool:
+        return "default/large" in (await with_cookie(page, reader, "/waiting")).text
+
+    await until(waits, 60)
+    hidden = await with_cookie(page, viewer, "/waiting")
+    assert (hidden.status, "default/large" in hidden.text, ">hidden<" in hidden.text) == (200, False, True)
+    page.cluster.kubectl("delete", "pod", "large", "--wait=false")
+    invented = f"{reader.partition('=')[0]}={'a' * 43}"
+    assert (await with_cookie(page, invented)).status == 401
+    origin = {"origin": f"https://127.0.0.1:{page.secure}"}
+    await page.caller("").send("POST", "/logout", authorization="", cookie=viewer, **origin)
+    assert [(await with_cookie(page, cookie)).status for cookie in (viewer, reader)] == [401, 200]
+
+
+async def test_wrong_tokens_are_limited_and_a_valid_one_still_opens_the_page(page: Page) -> None:
+    statuses = [(await sign_in(page, f"wrong-{number}")).status for number in range(6)]
+    assert statuses[-1] == 429
+    assert (await sign_in(page, page.token("reader", "--audience=accelplane-fleet"))).status == 303
 
 
 async def test_a_scraper_reads_the_metrics_with_the_token_of_its_account(page: Page) -> None:

@@ -173,3 +173,37 @@ def test_a_demo_without_its_device_fails(tmp_path: Path) -> None:
     result = subprocess.run(words, env={"PATH": "/usr/bin"}, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout.strip()) == (77, "No SVM support")
     assert "command not found" not in result.stderr
+
+
+LIBDLB = {
+    "Makefile": "lib:\n\t$(CC) -shared -fPIC dlb.c -o libdlb.so\n",
+    "dlb.c": "int dlb_status(void) { return 5; }\n",
+    "examples/Makefile": "all:\n\tfor e in dir ldb; do $(CC) e.c -L.. -ldlb -o $${e}_traffic; done\n",
+    "examples/e.c": "int dlb_status(void);\nint main(void) { return dlb_status(); }\n",
+}
+
+
+def test_a_demo_is_compiled_from_the_archive_of_a_vendor(tmp_path: Path) -> None:
+    archive = tmp_path / "dlb.txz"
+    with tarfile.open(archive, "w:xz") as tar:
+        for name, text in LIBDLB.items():
+            entry = tarfile.TarInfo(f"dlb/libdlb/{name}")
+            entry.size = len(text)
+            tar.addfile(entry, io.BytesIO(text.encode()))
+    source = f"dlb={archive},sha256:{hashlib.sha256(archive.read_bytes()).hexdigest()}"
+    script = REPOSITORY / "deploy/images/demo_images.py"
+    command = [sys.executable, script, "build", tmp_path / "out", "--images", "dlb-libdlb-demo"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("dlb-libdlb-demo: skipped: found no dlb, expected --source dlb=")
+    subprocess.run([*command, "--source", source], check=True, capture_output=True)
+    (content,) = layers(tmp_path / "out/dlb-libdlb-demo", "amd64")
+    with tarfile.open(fileobj=io.BytesIO(content)) as layer:
+        layer.extractall(tmp_path / "root", filter="tar")
+    words = ["/usr/sbin/chroot", tmp_path / "root", "test.sh"]
+    path = {"PATH": "/usr/local/bin:/usr/bin"}
+    without = subprocess.run(words, env=path, capture_output=True, text=True, check=False)
+    assert (without.returncode, "found 0 devices" in without.stderr) == (1, True)
+    (tmp_path / "root/dev/dlb0").touch()
+    # The status of the first example.
+    assert subprocess.run(words, env=path, check=False).returncode == 5

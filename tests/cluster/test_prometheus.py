@@ -211,6 +211,73 @@ def test_the_command_line_the_fleet_page_and_prometheus_have_the_same_numbers_at
     assert found[0][0][I915] == 4
 
 
+class InventoryReader:
+    """Reads the inventory of an agent's pod as the fleet does, from the machine of the control plane."""
+
+    _CODE = """
+import sys, urllib.error, urllib.request
+request = urllib.request.Request(sys.argv[1], headers={"If-None-Match": sys.argv[2]})
+try:
+    response = urllib.request.urlopen(request, timeout=60)
+except urllib.error.HTTPError as error:
+    response = error
+print(response.status, response.headers["ETag"], response.read().decode())
+"""
+
+    def __init__(self, setup: Setup, node: str) -> None:
+        self._setup = setup
+        (each,) = (
+            each
+            for each in setup.agent_pods()
+            if each["spec"]["nodeName"] == node and "accelplane-node" in each["metadata"]["name"]
+        )
+        self._address = f"http://{each['status']['podIP']}:9400"
+
+    def read(self, known: str = "", wait: int = 0) -> tuple[int, str, str]:
+        """Status, entity tag and body."""
+        url = f"{self._address}/api/v1/inventory?wait={wait}"
+        answer = self._setup.cluster.control.run(sys.executable, "-c", self._CODE, url, known).stdout
+        status, tag, body = answer.split(" ", 2)
+        return int(status), tag, body.strip()
+
+    def responses(self, code: int) -> float:
+        """The number of responses with the inventory and this status, by the agent's metrics."""
+        page = self._setup.cluster.control.run(sys.executable, "-c", FETCH, f"{self._address}/metrics").stdout
+        sample = f'accelplane_page_requests_total{{page="inventory",code="{code}"}} '
+        return sum(float(line.removeprefix(sample)) for line in page.splitlines() if line.startswith(sample))
+
+
+def test_the_entity_tag_changes_with_health_and_holders_and_not_with_readings(setup: Setup) -> None:
+    reader = InventoryReader(setup, "node-2")
+    status, tag, body = reader.read()
+    assert (status, json.loads(body)["node"]) == (200, "node-2")
+    assert reader.read(tag) == (304, tag, "")
+    assert reader.read('"other"')[:2] == (200, tag)
+    temperature = 'accelplane_device_temperature_celsius{node="node-2",sensor="package"} == 61'
+    assert setup.prometheus.query(temperature) == []
+    (sensor, *_) = sorted(setup.cluster.nodes["node-2"].path("/sys/devices").rglob("hwmon0/temp1_input"))
+    earlier, full = sensor.read_text(), reader.responses(200)
+    sensor.write_text("61000")
+    wait_until(lambda: setup.prometheus.query(temperature), "the scrapes have the temperature")
+    assert reader.read(tag) == (304, tag, "")
+    assert reader.read(tag, wait=2) == (304, tag, "")
+    assert reader.responses(200) == full, "the fleet has had no new inventory"
+    sensor.write_text(earlier)
+    described = pod("tagged", *IDLE, namespace=NAMESPACE, resources={I915: "1"})
+    described["spec"]["nodeSelector"] = {"kubernetes.io/hostname": "node-2"}
+    setup.create(described)
+    status, held, body = reader.read(tag, wait=50)
+    assert (status, held != tag, "tagged" in body) == (200, True, True)
+
+    def holders() -> set[str]:
+        return {holder.pod for device in setup.fleet.devices().devices for holder in device.holders}
+
+    wait_until(lambda: "tagged" in holders(), "the fleet has the new holder", 30)
+    setup.cluster.kubectl("delete", "pod", "tagged", f"--namespace={NAMESPACE}", "--force", "--grace-period=0")
+    status, free, body = reader.read(held, wait=50)
+    assert (status, free in (tag, held), "tagged" in body) == (200, False, False)
+
+
 class FleetPageReader:
     """Reads the device list of the fleet page continuously, and records the nodes of each response."""
 

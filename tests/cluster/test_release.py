@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from customresources import resource
 from manifests import kubectl
 from releases import VERSION, write_images
 
@@ -33,8 +34,9 @@ NAME = f"accelplane-{VERSION}"
 # No node can reach it: its images must be those of the archive.
 OFFLINE_REGISTRY = "registry.invalid/accelplane"
 RESOURCE = "gpu.intel.com/i915"
+SYSTEM = "inteldeviceplugins-system"
 # Images that are started.
-REAL = ("accelplane", "intel-gpu-plugin")
+REAL = ("accelplane", "intel-gpu-plugin", "intel-deviceplugin-operator")
 
 
 def program(name: str) -> Path:
@@ -216,7 +218,7 @@ def real_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def offline(real_images: Path, tmp_path: Path) -> Path:
     """The unpacked archive of a release with real images."""
     (tmp_path / "images").symlink_to(real_images)
-    plan = make(tmp_path, OFFLINE_REGISTRY)
+    plan = make(tmp_path, OFFLINE_REGISTRY, trees=("gpu_plugin", "operator/default"))
     with tarfile.open(plan.out / f"{NAME}-offline.tar") as tar:
         tar.extractall(tmp_path, filter="data")
     return tmp_path / f"{NAME}-offline"
@@ -251,6 +253,34 @@ def test_the_archive_installs_without_registry(
     (pod,) = pods["items"]
     digest = images.load(offline / "images.json").digests["intel-gpu-plugin"]
     assert pod["spec"]["containers"][0]["image"] == f"{OFFLINE_REGISTRY}/intel-gpu-plugin:{VERSION}@{digest}"
+
+
+def test_the_operator_of_a_release_fills_in_a_tag_and_runs_its_digest(
+    install: Callable[..., str], offline: Path, cluster: Cluster, node: Node, namespace: str
+) -> None:
+    ctr = node.enter([cluster.assets.program("ctr")])
+    install("load", "--ctr", shlex.join(map(str, ctr)))
+    kubectl_of_cluster = shlex.join(map(str, [cluster.assets.program("kubectl"), f"--kubeconfig={cluster.kubeconfig}"]))
+    install("apply", "--kubectl", kubectl_of_cluster, "operator/default")
+    path = "/apis/deviceplugin.intel.com/v1/gpudeviceplugins"
+    try:
+        # Until the webhooks are ready, the API server refuses the resource.
+        wait_until(lambda: cluster.request("POST", path, resource("gpu", "mine"))[0] == 201, "the resource", 120)
+        wait_until(lambda: node.allocatable(RESOURCE) == 2, "both cards", 120)
+        created = cluster.get(f"{path}/mine")
+        daemonset = cluster.get(f"/apis/apps/v1/namespaces/{SYSTEM}/daemonsets/intel-gpu-plugin-mine")
+        assert created
+        assert daemonset
+        tag = f"{OFFLINE_REGISTRY}/intel-gpu-plugin:{VERSION}"
+        digest = images.load(offline / "images.json").digests["intel-gpu-plugin"]
+        assert created["spec"]["image"] == tag
+        (container,) = daemonset["spec"]["template"]["spec"]["containers"]
+        assert container["image"] == f"{tag}@{digest}"
+    finally:
+        cluster.kubectl("delete", "gpudeviceplugin", "mine", "--ignore-not-found")
+        wait_until(lambda: not node.allocatable(RESOURCE), "the end of the cards", 60)
+        manifest = offline / "manifests/operator/default.yaml"
+        cluster.kubectl("delete", "--ignore-not-found", "--wait", f"--filename={manifest}")
 
 
 def test_helm_installs_the_chart_of_the_registry_and_the_node_pulls_its_images_by_digest(

@@ -93,7 +93,10 @@ INVALID = (
         "plugins: {tpu: {}}",
         "plugins.tpu: no such plugin is installed, expected one of dlb, dsa, fpga, gpu, iaa, npu, onload, qat, sgx",
     ),
-    ("enabled: [tpu]", "no plugin named 'tpu' is installed, expected dlb, dsa, fpga, gpu, iaa, npu, onload, qat, sgx"),
+    (
+        "enabled: [tpu]",
+        ": enabled: found 'tpu', expected installed plugins: dlb, dsa, fpga, gpu, iaa, npu, onload, qat, sgx",
+    ),
     ("health-interval: 0.5", "health-interval: found 0.5, expected 0 or 1 to 3600 seconds"),
     ("enable: [gpu]", "unknown field `enable`"),
     ("- gpu", "Expected `object`, got `array`"),

@@ -219,6 +219,60 @@ async def test_plans_are_made_once_per_scan(setup: Setup) -> None:
     assert plugin.plans == 2
 
 
+async def test_a_plan_that_was_begun_for_an_earlier_scan_is_made_again(setup: Setup) -> None:
+    """The client of the first page disconnects while the plan is made. Then a device appears."""
+
+    class Slow(Meters):
+        def readings(self, host: Host, devices: Iterable[Device]) -> Iterable[DevicePlan]:
+            found = list(super().readings(host, devices))
+            if self.plans == 1:
+                setup.hang()
+            return found
+
+    plugin = setup.add("a", Slow(m0=lambda: 1.0))
+    client = asyncio.create_task(setup.readings.plans())
+    await until(lambda: plugin.plans == 1)
+    client.cancel()
+    plugin.reads["m1"] = lambda: 2.0
+    setup.add("a", plugin)
+    setup.released.set()
+    assert await setup.levels() == ["m0 1", "m1 2"]
+
+
+async def test_a_plan_during_a_reading_keeps_what_the_reading_finds(tmp_path: Path) -> None:
+    """The file powers the device up, so it is read once a minute: the next reading repeats the value."""
+    write(tmp_path / "device/power/runtime_status", "active")
+    write(tmp_path / "device/level", "1")
+    released, started = threading.Event(), threading.Event()
+
+    class Waking(Meters):
+        def readings(self, host: Host, devices: Iterable[Device]) -> Iterable[DevicePlan]:
+            for device in devices:
+                source = Source(path="/device/level", parse=self.parse, waking=True)
+                yield DevicePlan(device=device.unit, units=(device.unit,), sources=(source,), power="/device/power")
+
+        def parse(self, text: str) -> Sequence[Value]:
+            started.set()
+            released.wait(60)
+            return (Value(LEVEL, "", float(text)),)
+
+    setup = Setup()
+    setup.readings = Readings(
+        lambda: setup.sources, str(tmp_path), held=lambda: (), read_timeout=60, clock=lambda: setup.now
+    )
+    plugin = setup.add("a", Waking(m0=lambda: 0.0))
+    reading = asyncio.create_task(setup.levels())
+    await until(started.is_set)
+    plugin.reads["m1"] = lambda: 0.0
+    setup.add("a", plugin)
+    assert [plan.device for plan in (await setup.readings.plans())["a"]] == ["m0", "m1"]
+    released.set()
+    assert await reading == ["m0 1"]
+    write(tmp_path / "device/level", "2")
+    assert await setup.levels() == ["m0 1", "m1 2"]
+    await setup.readings.close()
+
+
 async def test_a_failed_plugin_is_omitted_and_its_problem_is_logged_once(
     setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:

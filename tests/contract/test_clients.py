@@ -18,8 +18,7 @@ from trees import gpu_card, write
 from waiting import until
 
 from accelplane.cli import clients as command
-from accelplane.clients.messages import MAX_BYTES, Report
-from accelplane.clients.query import ClientsError, request_report
+from accelplane.clients.messages import MAX_BYTES, ClientsError, Report, request_report
 from accelplane.clients.service import ClientsService, serving
 from accelplane.clients.walk import Limits
 from accelplane.kubelet import checkpoint

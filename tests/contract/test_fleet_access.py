@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -12,6 +13,8 @@ import msgspec
 import pytest
 from cluster.pki import Authority
 from fleetpages import Answer, Caller, Reviews
+from hypothesis import given
+from hypothesis import strategies as st
 from waiting import until
 
 from accelplane.fleet.devicelist import decode
@@ -22,7 +25,8 @@ from accelplane.fleet.simulated import SimulatedFleet
 from accelplane.fleet.web.access import Access
 from accelplane.fleet.web.gate import SecureGate
 from accelplane.fleet.web.live import LiveLimits
-from accelplane.fleet.web.sessions import DelayedReviews, FailureLimit, Sessions, expiry
+from accelplane.fleet.web.reviewqueue import QueueLimits, ReviewQueue, is_doubtful
+from accelplane.fleet.web.sessions import FailureLimit, Sessions, expiry
 from accelplane.fleet.web.site import Screens, SiteOptions
 
 SERVER = Authority("servers")
@@ -45,6 +49,7 @@ class Setup:
         self.view = SimulatedFleet(40, now=1764000000)
         self.screens = Screens(self.view, SiteOptions(limits=LIMITS))
         self.clock = Clock()
+        self.queue = ReviewQueue()
         self.directory = directory
         self._stack = AsyncExitStack()
         self.port = 0
@@ -63,11 +68,10 @@ class Setup:
         # A listener with a clock of its own, for what changes with time.
         self.sessions = Sessions(clock=self.clock)
         gate = SecureGate(
-            Access(client.server, ("accelplane-fleet",), clock=self.clock),
+            Access(client.server, ("accelplane-fleet",), clock=self.clock, queue=self.queue),
             self.screens.assets.links,
             sessions=self.sessions,
             failures=FailureLimit(clock=self.clock),
-            delayed=DelayedReviews(interval=0.01),
         )
         self.timed = Caller(await self._stack.enter_async_context(listen(self.screens, gate, "127.0.0.1:0")))
 
@@ -312,27 +316,112 @@ async def test_concurrent_wrong_tokens_are_limited_together(setup: Setup) -> Non
     assert len(setup.reviews.reviewed) > 5, "no other client was served"
 
 
-async def test_only_some_requests_of_an_address_wait_for_a_turn() -> None:
-    delayed = DelayedReviews(interval=0.01, waiting=2)
-    turns: list[bool] = []
-    running = 0
+def web_token(name: str, expires: float = 2**40) -> str:
+    """A token of the form that Kubernetes issues."""
+    return f"h.{base64.urlsafe_b64encode(msgspec.json.encode({'exp': expires, 'sub': name})).decode().rstrip('=')}.s"
 
-    async def take(source: bytes) -> None:
-        nonlocal running
-        async with delayed.turn(source) as admitted:
-            turns.append(admitted)
-            if admitted:
-                running += 1
-                assert running == 1, "one at a time"
+
+@pytest.mark.parametrize(
+    ("token", "doubtful"),
+    [(web_token("ann"), False), (web_token("ann", 1.0), True), ("random", True), ("a.b.c", True), ("", True)],
+)
+def test_a_token_that_can_be_valid_is_not_doubtful(token: str, doubtful: bool) -> None:
+    assert is_doubtful(token) is doubtful
+
+
+_SOURCES = st.sampled_from([b"a", b"b", b"c"])
+_TOKENS = st.sampled_from(["random", web_token("ann")])
+
+
+@pytest.mark.untraced
+@given(
+    st.lists(st.tuples(_SOURCES, _TOKENS, st.integers(0, 3)), max_size=40),
+    st.lists(st.integers(0, 39), max_size=10, unique=True),
+)
+def test_a_queue_of_reviews_keeps_its_limits_and_ends_empty(
+    arrivals: list[tuple[bytes, str, int]], cancelled: list[int]
+) -> None:
+    """Arrivals are followed by a number of iterations of the event loop; some requests are cancelled."""
+    limits = QueueLimits(places=8, share=5, doubtful=2, at_once=2, rate=10_000)
+
+    async def run() -> None:
+        queue, running, waiting = ReviewQueue(limits), 0, Counter[tuple[bytes, bool]]()
+
+        async def review(source: bytes, token: str) -> bool:
+            nonlocal running
+            key = (source, is_doubtful(token))
+            own = {each: count for each, count in waiting.items() if each[0] == source}
+            full = sum(waiting.values()) >= 8 or sum(own.values()) >= 5 or (key[1] and waiting[key] >= 2)
+            waiting[key] += 1
+            try:
+                async with queue.turn(source, token) as admitted:
+                    assert admitted is not full
+                    if not admitted:
+                        return False
+                    running += 1
+                    try:
+                        assert running <= 2
+                        await asyncio.sleep(0)
+                    finally:
+                        running -= 1
+                    return True
+            finally:
+                waiting[key] -= 1
+
+        tasks: list[asyncio.Task[bool]] = []
+        for number, (source, token, iterations) in enumerate(arrivals):
+            tasks.append(asyncio.create_task(review(source, token)))
+            for _ in range(iterations + 1):
                 await asyncio.sleep(0)
-                running -= 1
+            if number in cancelled:
+                tasks[number // 2].cancel()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(each, bool | asyncio.CancelledError) for each in found), found
+        assert (queue.size, queue._by_source, queue._doubtful) == (0, Counter(), Counter())
 
-    await asyncio.gather(*(take(b"a") for _ in range(5)))
-    assert sorted(turns) == [False] * 3 + [True] * 2
-    assert not delayed._queues
-    turns.clear()
-    await asyncio.gather(*(take(b"%d" % each) for each in range(70)), return_exceptions=True)
-    assert turns.count(False) == 70 - 64
+    asyncio.run(run())
+
+
+async def test_a_flood_of_random_tokens_does_not_affect_users_and_delays_new_tokens_only(setup: Setup) -> None:
+    """The flood has the address of the users, as behind an ingress, and its reviews do not end."""
+    caller = setup.timed
+    known = {"authorization": f"Bearer {setup.user('ann', 'list pods')}"}
+    cookie = {"cookie": cookie_in(await sign_in(caller, setup.user("bob", "list pods")))}
+    new = web_token("eve")
+    setup.reviews.users[new] = "eve"
+    setup.reviews.allow("eve", "get /fleet")
+    assert (await caller.get("/nodes", **known)).status == 200
+    setup.reviews.block = lambda token: token.startswith("random")
+    bearers = [asyncio.create_task(caller.get("/", authorization=f"Bearer random-{each}")) for each in range(30)]
+    await until(lambda: setup.queue.size == 30)
+    forms = [asyncio.create_task(sign_in(caller, f"random-form-{each}")) for each in range(30)]
+    await until(lambda: sum(form.done() for form in forms) == 28)
+    assert {form.result().status for form in forms if form.done()} == {429}
+    assert setup.queue.size == 32
+    for _ in range(2):
+        assert (await caller.get("/nodes", **known)).status == 200
+        assert (await caller.get("/nodes", **cookie)).status == 200
+        setup.clock.now += 61  # the reviews have expired: the tokens are reviewed again
+    newcomer = asyncio.create_task(sign_in(caller, new))
+    await until(lambda: setup.queue.size == 33)
+    assert not newcomer.done()
+    setup.reviews.block = lambda _token: False
+    assert (await newcomer).status == 303
+    assert {(await each).status for each in bearers} <= {401, 503}
+    assert setup.queue.size == 0
+
+
+async def test_a_session_that_ends_during_its_review_admits_nobody(setup: Setup) -> None:
+    caller, token = setup.timed, setup.user("ann", "list pods")
+    cookie = {"cookie": cookie_in(await sign_in(caller, token))}
+    setup.clock.now += 61
+    setup.reviews.block = lambda found: found == token
+    page = asyncio.create_task(caller.get("/nodes", **cookie))
+    await until(lambda: setup.reviews.blocked == 1)
+    origin = {"origin": f"https://127.0.0.1:{caller.port}"}
+    assert (await caller.send("POST", "/logout", **cookie, **origin)).status == 303
+    setup.reviews.block = lambda _token: False
+    assert (await page).status == 401
 
 
 async def test_an_authenticated_proxy_forwards_the_address_whose_tokens_are_counted(setup: Setup) -> None:

@@ -15,9 +15,11 @@ from accelplane.fleet.serve import listen, open_gate
 from accelplane.fleet.simulated import SimulatedFleet
 from accelplane.fleet.web.access import Viewer
 from accelplane.fleet.web.gate import is_loopback
+from accelplane.fleet.web.html import element
 from accelplane.fleet.web.live import RELOAD, Content, Live, LiveLimits, Subject
-from accelplane.fleet.web.query import NodesQuery
+from accelplane.fleet.web.query import NodesQuery, PlaceQuery
 from accelplane.fleet.web.site import Screens, SiteOptions
+from accelplane.fleet.web.summaries import Summaries, totals
 from accelplane.http.messages import HttpError
 
 LIMITS = LiveLimits(rows=0.01, overview=0.01, keepalive=0.05, share=1)
@@ -186,6 +188,56 @@ async def test_a_reconnected_client_gets_the_changes_since_its_last_event(setup:
     assert list(rows.data["blocks"]["rows"]["set"]) == [node.name]
     async with setup.caller.events("screen=nodes&sort=name", last_event_id=rows.id) as events:
         assert (await events.next()).kind == "comment"
+
+
+async def test_a_client_with_a_newer_page_than_the_channel_gets_no_older_rows() -> None:
+    async with Setup(msgspec.structs.replace(LIMITS, rows=3600)) as setup:
+        query, live = "screen=nodes&sort=name", setup.screens.live
+        generation = setup.view.cluster().generation
+        async with setup.caller.events(f"{query}&generation={generation}") as first:
+            while (await first.next()).kind != "comment":  # the channel has content, and waits for the next update
+                pass
+            setup.fail()
+            page = await setup.caller.get("/nodes?sort=name")
+            generation = page.text.partition('data-generation="')[2].partition('"')[0]
+            async with setup.caller.events(f"{query}&generation={generation}") as second:
+                await until(lambda: live.viewers == 2)
+                kinds = [(await second.next()).kind for _ in range(3)]
+                assert "rows" not in kinds
+        await until(lambda: not live._channels)
+
+
+async def test_values_that_changed_within_a_generation_are_sent_to_new_viewers() -> None:
+    view = SimulatedFleet(2)
+    live = Live(view, msgspec.structs.replace(LIMITS, keepalive=3600))
+    subject = Subject("device", PlaceQuery(), "", refresh=0.01)
+    numbers = totals(view.cluster(), Summaries().of(view.cluster()))
+    values = {"temperature": "41", "power": "9"}
+
+    def content() -> Content:
+        rows = {name: element("p", text) for name, text in values.items()}
+        return Content(view.cluster().generation, {"readings": rows}, numbers)
+
+    async def make() -> Content:
+        return content()
+
+    async def is_admitted() -> bool:
+        return True
+
+    seen = view.cluster().generation
+    page = content()
+    live.remember(subject, page)
+    values["temperature"] = "43"
+    first = live.subscribe(Viewer(), subject, make, None, is_admitted)
+    while b"43" not in await anext(first):
+        pass
+    second = live.subscribe(Viewer(), subject, make, seen, is_admitted)
+    async with asyncio.timeout(60):
+        while b"43" not in (found := await anext(second)):
+            pass
+    assert b'"9"' not in found, "equal values are not sent"
+    await first.aclose()
+    await second.aclose()
 
 
 @pytest.mark.parametrize("generation", ["1", "9" * 18])

@@ -139,12 +139,12 @@ async def test_names_of_april_2020_are_supported(api: KubeApi, start: Start) -> 
     ("arguments", "code", "words"),
     [
         (["-resource-naming=old"], 1, "accelplane webhook fpga: -resource-naming: 'old': expected one of default, leg"),
-        (["-port=70000"], 1, "-port: 70000: expected 0 to 65535"),
+        (["-port=70000", "-kubeconfig=/nowhere"], 1, "-port: 70000: expected 0 to 65535"),
         (["-shutdown-delay=-1"], 1, "-shutdown-delay: -1: expected 0 to 60 seconds"),
         (["-shutdown-delay=NaN"], 1, "-shutdown-delay: nan: expected 0 to 60 seconds"),
         (["-cert-dir=/nowhere"], 1, "/nowhere/tls.crt"),
         (["-kubeconfig=/nowhere"], 1, "/nowhere"),
-        (["-metrics-bind-address=x"], 1, "-metrics-bind-address: 'x': expected host:port"),
+        (["-metrics-bind-address=x"], 1, "-metrics-bind-address: address 'x': expected host:port"),
         (["-nonsense"], 2, "flag provided but not defined: -nonsense"),
     ],
 )

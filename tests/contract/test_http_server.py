@@ -128,6 +128,24 @@ async def test_the_end_of_a_client_is_noticed_while_its_response_is_pending(secu
     await server.stop(0.1)
 
 
+@pytest.mark.parametrize("abort", [False, True])
+async def test_a_client_that_sends_a_further_request_and_disconnects_is_noticed(abort: bool) -> None:
+    pages = Pages()
+    async with serving(pages, HttpLimits(request=600, answer=600, handshake=1)) as (server, port):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        _, other = await asyncio.open_connection("127.0.0.1", port)
+        for each in (writer, other):
+            each.write(get("/later", "/now"))
+        await until(lambda: pages.requests == ["/later"] * 2)
+        if abort:
+            writer.transport.abort()
+        else:
+            writer.close()
+        await until(lambda: len(server.connections) == 1)
+        assert (pages.cancelled, pages.requests) == (1, ["/later"] * 2)
+        other.close()
+
+
 async def test_a_client_that_sends_more_while_its_response_is_pending_is_read_later() -> None:
     pages = Pages()
     async with serving(pages) as (server, port):

@@ -144,7 +144,7 @@ def test_an_invalid_checkpoint_and_a_failed_scan_are_reported_and_other_data_is_
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--plugins", "tpu"], "tpu"),
+        (["--plugins", "tpu"], "--plugins: found 'tpu', expected installed plugins: dlb, "),
         (["--config", "/nowhere/config.yaml"], "/nowhere/config.yaml"),
         (["--root", "/nowhere"], "/nowhere"),
     ],

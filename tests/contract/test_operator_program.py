@@ -171,9 +171,10 @@ async def test_the_program_is_ready_when_its_webhooks_are_reachable(start: Start
         (["-image-vendor=a b"], 1, "-image-vendor: 'a b': expected"),
         (["-kubeconfig=/etc/passwd"], 1, "/etc/passwd: "),
         (["-port=70000"], 1, "-port: 70000"),
+        (["-name-prefix=A_"], 1, "-name-prefix: 'A_': expected the beginning of a name"),
         (["-shutdown-delay=100"], 1, "-shutdown-delay: 100: expected 0 to 60 seconds"),
         (["-cert-dir=/nowhere"], 1, "/nowhere/tls.crt"),
-        (["-kubeconfig=/nowhere"], 1, "/nowhere"),
+        (["-kubeconfig=/nowhere"], 1, "/nowhere: No such file or directory; expected a kubeconfig; set -kubeconfig"),
         (["-nonsense"], 2, "flag provided but not defined: -nonsense"),
     ],
 )

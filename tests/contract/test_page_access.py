@@ -135,6 +135,20 @@ async def test_pages_require_an_authorized_token_and_probes_do_not(  # noqa: PLR
         assert await get(unused_tcp_port, path, token=token) == code
 
 
+async def test_pages_below_the_path_of_the_discovery_of_kubernetes_need_the_right_for_status(
+    api: KubeApi, unused_tcp_port: int
+) -> None:
+    """Every authenticated user may get `/api/*` by the role system:discovery."""
+    answers(api, TOKEN, {"authenticated": True, "user": USER})
+    answers(api, ACCESS, {"allowed": True})
+    settings = Settings(http_address="127.0.0.1:0", http_authorized=True)
+    async with serving(settings, unused_tcp_port, lambda: ApiServer(api.config)):
+        for path in ("/api/v1/inventory", "/api/v1/readings", "/api", "/apis", "/metrics"):
+            await get(unused_tcp_port, path, token="t")  # noqa: S106
+    reviews = [request.body["spec"] for request in api.requests if "subjectaccess" in request.path]
+    assert [spec["nonResourceAttributes"]["path"] for spec in reviews] == ["/status", "/apis", "/metrics"]
+
+
 @pytest.mark.parametrize(("audiences", "code"), [(["agents"], 200), (["others"], 401), ([], 401), (None, 401)])
 async def test_a_token_must_be_valid_for_the_audience(
     api: KubeApi, unused_tcp_port: int, audiences: list[str] | None, code: int

@@ -88,9 +88,8 @@ async def test_devices_of_claims_are_listed_with_their_cdi_names(directory: str)
 
 async def test_a_missing_socket_is_reported(directory: str) -> None:
     path = os.path.join(directory, "absent.sock")
-    with pytest.raises(PodResourcesError, match=path) as caught:
+    with pytest.raises(PodResourcesError, match=path):
         await list_pods(path)
-    assert caught.value.socket == path
 
 
 async def test_a_too_long_socket_path_is_reported_with_the_limit() -> None:

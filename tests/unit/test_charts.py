@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import yaml
 from charts import CHARTS, hook_objects, rejected, template
-from manifests import DEPLOY, Object, in_order, own_image, render
+from manifests import DEPLOY, Object, flag_values, in_order, own_image, render
 
 import accelplane
+from accelplane.cli.operator import FLAGS, options
 from accelplane.operator.dryrun import render_text
 from accelplane.operator.models import KINDS
 from accelplane.operator.settings import Settings
+from release.olm.products import PLUGIN_IMAGES
 
 OPERATOR = "intel-device-plugins-operator"
 NAMESPACE = "inteldeviceplugins-system"
@@ -171,6 +173,18 @@ def test_values_of_the_original_operator_chart_are_valid() -> None:
     assert pod["nodeSelector"] == {"kubernetes.io/arch": "amd64", "zone": "a"}
 
 
+def test_images_that_the_operator_fills_in_and_pins_are_of_the_hub_of_its_own_image() -> None:
+    (container,) = deployment(manager={"image": {"hub": "mirror.example/a"}})["containers"]
+    environment = {each["name"]: each.get("value", "") for each in container["env"]}
+    chosen = options(flag_values(FLAGS, container), environment)
+    related = {value for name, value in environment.items() if name.startswith("RELATED_IMAGE_")}
+    assert {chosen.settings.images.reference(name) for name in PLUGIN_IMAGES} == related
+    assert f"mirror.example/a/intel-gpu-plugin:{accelplane.__version__}" in related
+    # The operator of another version may not know the option.
+    (other,) = deployment(manager={"image": {"hub": "mirror.example/a", "tag": "0.34.0"}})["containers"]
+    assert not any("image-vendor" in word for word in other["args"])
+
+
 def test_the_private_registry_is_used_for_the_operator_and_all_plugins() -> None:
     registry = {"registryUrl": "registry.example.com", "registryUser": "user", "registrySecret": "password"}
     objects = by_name(template(OPERATOR, NAMESPACE, privateRegistry=registry, imagePullSecrets=[{"name": "other"}]))
@@ -316,6 +330,11 @@ def test_null_tolerations_of_old_values_files_are_valid(family: str) -> None:
         (OPERATOR, {"certificate": {"source": "other"}}, "certificate"),
         (OPERATOR, {"manager": {"image": {"digest": "sha256:1"}}}, "digest"),
         (OPERATOR, {"manager": {"devices": {"tpu": True}}}, "tpu"),
+        (OPERATOR, {"controllerExtraArgs": "--v=2"}, 'controllerExtraArgs: found "--v=2", expected YAML list items'),
+        # As a number, 1.10 is 1.1.
+        (OPERATOR, {"manager": {"image": {"tag": 1.1}}}, "tag"),
+        (PLUGINS["qat"], {"initImage": {"tag": 1.1}}, "tag"),
+        (PLUGINS["gpu"], {"name": "Mine_"}, "name"),
         (PLUGINS["gpu"], {"sharedDevNum": 0}, "sharedDevNum"),
         (PLUGINS["gpu"], {"allocationPolicy": "random"}, "allocationPolicy"),
         (PLUGINS["qat"], {"kernelVfDrivers": ["8xxxvf"]}, "kernelVfDrivers"),

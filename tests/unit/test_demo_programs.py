@@ -176,10 +176,11 @@ def test_generated_keys_sign_with_exponent_three() -> None:
 def test_the_measurement_depends_on_each_page_of_the_enclave() -> None:
     program = load(SGX)
     pages = program.make_pages(DATA)
-    changed = [
-        program.measure([*pages[:at], (*page[:2], page[2] ^ 2), *pages[at + 1 :]]) for at, page in enumerate(pages)
-    ]
-    assert len({program.measure(pages), program.measure(program.make_pages(DATA[::-1])), *changed}) == len(pages) + 2
+    measurements = {program.measure(pages), program.measure(program.make_pages(DATA[::-1]))}
+    for number, (offset, content, flags) in enumerate(pages):
+        changed = (offset, content, flags ^ 2)
+        measurements.add(program.measure([*pages[:number], changed, *pages[number + 1 :]]))
+    assert len(measurements) == len(pages) + 2
 
 
 def test_the_report_must_have_the_measurement_the_signer_and_the_data() -> None:

@@ -27,6 +27,8 @@ from manifests import (
 
 from accelplane.cli.operator import FLAGS, options
 from accelplane.operator.models import KINDS
+from accelplane.operator.settings import variable_of
+from release.olm.products import PLUGIN_IMAGES
 
 TREE = DEPLOY / "operator"
 DEFAULT, CERT_MANAGER, OCP = "default", "overlays/default-with-certmanager", "overlays/ocp"
@@ -154,6 +156,7 @@ def environment(prefix: str, *, own_certificate: bool = False) -> list[Object]:
         *from_fields(DEVICEPLUGIN_NAMESPACE="metadata.namespace"),
         *object_names(prefix, own_certificate=own_certificate),
         *({"name": variable, "value": value} for variable, value in own_names.items()),
+        *({"name": f"RELATED_IMAGE_{variable_of(name)[:-4]}", "value": own_image(name)} for name in PLUGIN_IMAGES),
     ]
 
 

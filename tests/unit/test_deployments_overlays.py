@@ -133,7 +133,8 @@ def check_programs(objects: list[Object]) -> None:
         }.items():
             if variable in environment:
                 assert (kind, environment.pop(variable)) in names
-        assert {*environment} <= {"HEALTH_PROBE_BIND_ADDRESS", "DEVICE_PLUGIN_IMG"}
+        others = {name for name in environment if not name.startswith("RELATED_IMAGE_")}
+        assert others <= {"HEALTH_PROBE_BIND_ADDRESS", "DEVICE_PLUGIN_IMG"}
         labels = deployment["spec"]["template"]["metadata"]["labels"]
         for service in (each for each in objects if each["kind"] == "Service"):
             assert service["spec"]["selector"].items() <= labels.items()

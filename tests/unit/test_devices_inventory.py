@@ -11,7 +11,6 @@ from accelplane.devices import (
     UNHEALTHY,
     Allocation,
     CdiDevice,
-    Changes,
     Device,
     DeviceNode,
     Inventory,
@@ -136,18 +135,6 @@ DEVICES = st.builds(
 INVENTORIES = st.lists(DEVICES | st.builds(Resource, st.sampled_from(["a", "b", "c"])), max_size=8).map(
     lambda found: Inventory.of("a.com", found)
 )
-
-
-@given(INVENTORIES, INVENTORIES)
-def test_changes_lead_from_the_old_inventory_to_the_new(old: Inventory, new: Inventory) -> None:
-    changes = Changes.between(old, new)
-    result = {name: devices for name, devices in old.resources.items() if name not in changes.removed}
-    assert not changes.added.keys() & result.keys()
-    assert changes.updated.keys() <= result.keys()
-    assert {**result, **changes.updated, **changes.added} == new.resources
-    assert all(old.resources[name] != devices for name, devices in changes.updated.items())
-    assert changes.removed <= old.resources.keys()
-    assert bool(changes) == (old.resources != new.resources)
 
 
 @given(INVENTORIES, st.lists(DEVICES, max_size=5))

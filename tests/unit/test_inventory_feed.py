@@ -26,6 +26,9 @@ class Setup:
         self.reads = 0
         self.blocked = asyncio.Event()
         self.blocked.set()
+        self.planned: list[tuple[str, ...]] = []  # the plugins at the time of each call of `plans`
+        self.planning = asyncio.Event()
+        self.planning.set()
 
     def status(self) -> NodeStatus:
         plugins = {name: PluginStatus(name=name, namespace="x", scan=ScanStatus(completed=True)) for name in self.names}
@@ -45,6 +48,8 @@ class Setup:
         return self.last
 
     async def plans(self) -> Mapping[str, Sequence[DevicePlan]]:
+        self.planned.append(tuple(self.names))
+        await self.planning.wait()
         return {}
 
 
@@ -58,6 +63,7 @@ async def feeding(setup: Setup) -> AsyncIterator[InventoryFeed]:
         yield feed
     finally:
         setup.blocked.set()
+        setup.planning.set()
         await feed.close()
 
 
@@ -87,6 +93,23 @@ async def test_a_change_while_the_holders_are_read_is_a_new_generation() -> None
         setup.add("gpu")
         setup.blocked.set()
         assert await waiting is not None
+
+
+async def test_a_change_while_plans_are_made_is_planned_too() -> None:
+    setup = Setup()
+    async with feeding(setup) as feed:
+        known = (await feed.current()).etag
+        setup.planning.clear()
+        waiting = asyncio.create_task(feed.next(known, 50.0))
+        setup.add("gpu")
+        await until(lambda: setup.planned[-1] == ("gpu",))
+        setup.add("npu")
+        setup.planning.set()
+        found = await waiting
+        assert found is not None
+        following = asyncio.create_task(feed.next(found.etag, 50.0))
+        await until(lambda: setup.planned[-1] == ("gpu", "npu"))
+        following.cancel()
 
 
 async def test_a_change_between_the_request_and_the_wait_is_a_new_generation() -> None:

@@ -256,8 +256,8 @@ def test_nodes_that_must_not_start_are_skipped(changes: dict[str, Any], reason: 
 
 def test_a_new_node_on_hold_gets_no_label() -> None:
     assert step(NodeView(name="a", held=True)) == ("Held", {})
-    begun = NodeView(name="a", held=True, module=NEW, module_loaded=True, progress=progress(NEW))
-    assert step(begun) == ("SettingGate", {"gate": NEW})
+    installing = NodeView(name="a", held=True, module=NEW, module_loaded=True, progress=progress(NEW))
+    assert step(installing) == ("SettingGate", {"gate": NEW})
     verified = working("a", NEW, held=True)
     assert step(verified) == ("Verified", {})
     assert step(NodeView(name="a", held=True, module=OLD))[0] == "RemovingModule", "the Go operator has started it"

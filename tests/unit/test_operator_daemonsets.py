@@ -23,7 +23,7 @@ from manifests import (
 
 from accelplane.operator import models
 from accelplane.operator.daemonsets import PROVISIONING_ANNOTATION, provisioning_hash, render, skeleton
-from accelplane.operator.settings import ImagePolicy, Settings
+from accelplane.operator.settings import RELEASE, ImagePolicy, Settings
 from accelplane.plugins.qat.models import MODELS
 
 SETTINGS = Settings(namespace="plugins")
@@ -250,6 +250,21 @@ def test_an_init_container_is_that_of_the_table(family: str) -> None:
     assert in_order(with_init["initContainers"]) == in_order([expected])
     plain = skeleton(family, "x").as_object()["spec"]["template"]["spec"]
     assert in_order(with_init["volumes"]) == in_order([*plain["volumes"], *host_paths(volumes), *further])
+
+
+def test_all_containers_have_the_digests_that_are_known_for_their_tags() -> None:
+    names = ("intel-gpu-plugin", "intel-gpu-levelzero", "intel-gpu-initcontainer")
+    known = {f"accelplane/{name}:{RELEASE}": f"sha256:{index}" for index, name in enumerate(names)}
+    found = pod(
+        "gpu",
+        settings=Settings(images=ImagePolicy(digests=known)),
+        healthManagement=True,
+        initImage=f"accelplane/intel-gpu-initcontainer:{RELEASE}",
+    )
+    used = [each["image"] for each in (*found["containers"], *found["initContainers"])]
+    assert used == [f"{reference}@{digest}" for reference, digest in known.items()]
+    other = pod("gpu", settings=Settings(images=ImagePolicy(digests=known)), image="mirror/intel-gpu-plugin:1.0.0")
+    assert other["containers"][0]["image"] == "mirror/intel-gpu-plugin:1.0.0"
 
 
 @pytest.mark.parametrize("family", sorted(set(models.KINDS) - {"fpga"}))

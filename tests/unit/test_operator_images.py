@@ -179,6 +179,53 @@ def test_overrides_are_the_non_empty_variables_with_the_suffix() -> None:
     assert overrides(environment) == SHA
 
 
+RELATED = {
+    "RELATED_IMAGE_INTEL_SGX_PLUGIN": f"docker.io/accelplane/intel-sgx-plugin:1.2.0@{DIGEST}",
+    "RELATED_IMAGE_INTEL_GPU_PLUGIN": f"mirror:5000/a/intel-gpu-plugin:1.2.0@{DIGEST}",
+    # Without a digest, as in a clone, or without a tag.
+    "RELATED_IMAGE_INTEL_QAT_PLUGIN": "accelplane/intel-qat-plugin:1.2.0",
+    "RELATED_IMAGE_INTEL_DLB_PLUGIN": f"accelplane/intel-dlb-plugin@{DIGEST}",
+    "OTHER_INTEL_DSA_PLUGIN": f"accelplane/intel-dsa-plugin:1.2.0@{DIGEST}",
+}
+
+
+@pytest.mark.parametrize(
+    ("reference", "pinned"),
+    [
+        ("accelplane/intel-sgx-plugin:1.2.0", True),
+        ("docker.io/accelplane/intel-sgx-plugin:1.2.0", True),
+        ("mirror:5000/a/intel-gpu-plugin:1.2.0", True),
+        ("mirror:5000/a/intel-gpu-plugin:1.2.1", False),
+        ("mirror:5000/a/intel-gpu-plugin", False),
+        ("a/intel-gpu-plugin:1.2.0", False),
+        (f"accelplane/intel-sgx-plugin:1.2.0@sha256:{'0' * 64}", False),
+        ("accelplane/intel-qat-plugin:1.2.0", False),
+        ("accelplane/intel-dlb-plugin:1.2.0", False),
+        ("accelplane/intel-dsa-plugin:1.2.0", False),
+        ("", False),
+    ],
+)
+def test_an_image_of_this_name_and_tag_is_pinned_by_its_variable(reference: str, *, pinned: bool) -> None:
+    policy = ImagePolicy(digests=images.digests(RELATED))
+    assert images.pinned(reference, policy) == (f"{reference}@{DIGEST}" if pinned else reference)
+
+
+@pytest.mark.parametrize("value", ["a/b:1@sha256:12", "a/b:1@md5:12", f"@{DIGEST}", f"a/b:1@{DIGEST}0"])
+def test_a_variable_with_an_invalid_digest_is_named(value: str) -> None:
+    with pytest.raises(ValueError, match=r"^RELATED_IMAGE_X: found '.*', expected an image with :TAG@sha256: and 64"):
+        images.digests({"RELATED_IMAGE_X": value})
+
+
+@given(st.text(), st.text())
+def test_a_pinned_image_keeps_its_name_and_tag(value: str, reference: str) -> None:
+    try:
+        digests = images.digests({"RELATED_IMAGE_X": value, "RELATED_IMAGE_Y": f"{reference}@{DIGEST}"})
+    except ValueError:
+        return
+    found = images.pinned(reference, ImagePolicy(digests=digests))
+    assert found in (reference, f"{reference}@{DIGEST}", *(f"{reference}@{each}" for each in digests.values()))
+
+
 def test_a_resource_is_upgraded_in_all_its_images() -> None:
     old = plugin("gpu", image="a/intel-gpu-plugin:0.30.0", initImage="b/intel-gpu-initcontainer:0.30.0",
                  levelZeroImage="intel-gpu-levelzero:devel", logLevel=4)  # fmt: skip

@@ -15,7 +15,7 @@ from accelplane.node.exposition import render
 from accelplane.node.hardware_metrics import hardware
 from accelplane.node.readings import NodeReadings
 from accelplane.readings import DevicePlan, InvalidText, Source, Value, dfl, families, gpu, npu, offload, pci, qat
-from accelplane.readings.plan import PowerState, waking_reads
+from accelplane.readings.plan import waking_reads
 from accelplane.readings.values import escape, number, scalar
 
 BDF = "0000:03:00.0"
@@ -277,8 +277,8 @@ def test_values_between_two_readings_of_an_unheld_device_are_repeated(tmp_path: 
 def test_waking_reads_depend_on_mode_power_state_and_holders(  # noqa: PLR0917 - cases
     mode: str, status: str, in_use: bool, since: float, autosuspend: float, decision: str
 ) -> None:
-    state = PowerState(status=status, autosuspend=autosuspend, held=in_use, since_waking=since)
-    assert waking_reads(mode, state) == decision
+    found = waking_reads(mode, status=status, autosuspend=autosuspend, held=in_use, since_waking=since)
+    assert found == decision
 
 
 @pytest.mark.parametrize("files", [{f"{FUNCTION}/power/control": "on\n"}, {f"{FUNCTION}/physfn/vendor": ""}])

@@ -15,13 +15,16 @@ import ociregistry
 import pytest
 import yaml
 from charts import KUBE_VERSION, run_helm
-from manifests import REPOSITORY, kubectl
+from manifests import REPOSITORY, flag_values, kubectl
 from releases import METADATA, STATUS, VERSION, names, write_images
 
+from accelplane.cli.operator import FLAGS, options
 from accelplane.manifests.spans import EditError
+from accelplane.operator.images import pinned
 from release import artefacts, build, git, images, oci, sbom, signatures, signing, verify
 from release.errors import ReleaseError
 from release.kustomize import load_yaml
+from release.olm.products import PLUGIN_IMAGES
 from release.push import Push, push
 from release.registry import Registry, RegistryError
 
@@ -85,6 +88,21 @@ def test_manifests_name_images_by_digest(release_directory: Path) -> None:
     assert image == f"{REGISTRY}/intel-gpu-plugin:{VERSION}@{digest}"
 
 
+def test_the_operator_of_a_release_pins_the_images_of_its_plugins(release_directory: Path) -> None:
+    objects = yaml.load_all((release_directory / "out/manifests/operator/default.yaml").read_text(), yaml.CSafeLoader)
+    (deployment,) = (each for each in objects if each["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    environment = {each["name"]: each.get("value", "") for each in container["env"]}
+    policy = options(flag_values(FLAGS, container), environment).settings.images
+    expected = {line.partition("@")[0]: line for line in (release_directory / "out/images.txt").read_text().split()}
+    for name in PLUGIN_IMAGES:
+        default = policy.reference(name)
+        assert pinned(default, policy) == expected[default]
+        # The tag in a mirror, or another tag, is that of another image.
+        for other in (f"mirror.example/{name}:{VERSION}", f"{REGISTRY}/{name}:1.0.1", f"{REGISTRY}/{name}:devel"):
+            assert pinned(other, policy) == other
+
+
 def test_charts_pin_images_by_digest_unless_another_tag_is_chosen(release_directory: Path) -> None:
     chart = release_directory / f"out/charts/accelplane-{VERSION}.tgz"
     expected = (release_directory / "out/images.txt").read_text().split()
@@ -95,7 +113,9 @@ def test_charts_pin_images_by_digest_unless_another_tag_is_chosen(release_direct
     everything = rendered("components.operator=true,components.fleet=true,components.onload=true")
     found = set(artefacts.references_of(everything, REGISTRY))
     assert found <= set(expected)
-    assert len(found) == 5
+    # With the images of the plugins, which the operator pins.
+    assert len(found) == 5 + len(PLUGIN_IMAGES)
+    assert f"--image-vendor={REGISTRY}" in everything
     mirrored = rendered("agent.image.hub=mirror.example/a")
     assert expected[0].replace(REGISTRY, "mirror.example/a") in mirrored
     other = set(artefacts.references_of(rendered("agent.image.tag=1.0.1"), REGISTRY))

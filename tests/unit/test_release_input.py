@@ -31,7 +31,7 @@ from release.registry import ADDRESS, Registry, RegistryError
         ["key", ""],
         ["build", "--version", VERSION, "--out", "", "--key", "x"],
         ["build", "--version", VERSION, "--out", "x", "--key", ""],
-        ["push", "", "--key", "x"],
+        ["push", ""],
         ["verify", "", "--key", "x"],
     ],
 )

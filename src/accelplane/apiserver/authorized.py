@@ -92,7 +92,8 @@ class SubjectAccessReview(Struct, frozen=True):
 class Authorized:
     """A handler for an `HttpServer` that calls the handler `page` for authorized clients only.
 
-    `public` are the paths that need no token. With `audiences`, a token must be valid for one of them.
+    `public` are the paths that need no token. With `audiences`, a token must be valid for one of them. `review_path`
+    returns the path whose nonResourceURL a client needs the right for, by the path of the page.
 
     Decisions are cached, for at most 256 clients: `allow_ttl` seconds if allowed, so a revoked right is effective after
     this time, and `deny_ttl` if not. A client waits at most `timeout` seconds for a decision.
@@ -105,6 +106,7 @@ class Authorized:
         *,
         audiences: Sequence[str] = (),
         public: Sequence[str] = (),
+        review_path: Callable[[str], str] = lambda path: path,
         allow_ttl: float = 60.0,
         deny_ttl: float = 10.0,
         timeout: float = 8.0,
@@ -114,6 +116,7 @@ class Authorized:
         self._page = page
         self._audiences = audiences
         self._public = public
+        self._review_path = review_path
         self._allow_ttl = allow_ttl
         self._deny_ttl = deny_ttl
         self._timeout = timeout
@@ -127,12 +130,12 @@ class Authorized:
         if request.path in self._public:
             return await self._answer(request)
         token = _token(request)
-        verb = request.method.lower()
+        verb, path = request.method.lower(), self._review_path(request.path)
         # Tokens are not stored, only their hashes.
-        key = hashlib.sha256(f"{verb} {request.path}\n{token}".encode()).digest()
+        key = hashlib.sha256(f"{verb} {path}\n{token}".encode()).digest()
         until, refusal = self._decisions.get(key, (0.0, None))
         if until <= self._clock():
-            refusal = await self._decide(token, PageAccess(request.path, verb))
+            refusal = await self._decide(token, PageAccess(path, verb))
             ttl = self._allow_ttl if refusal is None else self._deny_ttl
             self._decisions[key] = (self._clock() + ttl, refusal)
             self._decisions.move_to_end(key)

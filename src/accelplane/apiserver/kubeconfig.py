@@ -140,7 +140,7 @@ def _load(path: str) -> _Config:
             raise NoCredentials(path, f"found more than {_MAX_SIZE} bytes, expected a kubeconfig")
         return msgspec.convert(yaml.load(data, _Texts) or {}, _Config, strict=False)  # noqa: S506 - texts only
     except OSError as error:
-        raise NoCredentials(path, f"{error.strerror}; expected a kubeconfig") from None
+        raise NoCredentials(path, f"{error.strerror}; expected a kubeconfig; set -kubeconfig or KUBECONFIG") from None
     except (yaml.YAMLError, msgspec.ValidationError, RecursionError) as error:
         raise NoCredentials(path, f"invalid kubeconfig: {' '.join(str(error).split())}") from None
 

@@ -83,12 +83,7 @@ def inspect(context: click.Context, **values: object) -> None:
     _reject(context, (*_CLUSTER_FLAGS, "interval", "fleet"), "expected --cluster too")
     from accelplane.cli.inspect import run  # noqa: PLC0415
 
-    _run(
-        lambda: run(
-            os.path.abspath(str(values["root"])), os.path.abspath(str(values["kubelet_dir"])), str(values["plugins"]),
-            str(values["config"]), form, agent=str(values["agent"]),
-        )
-    )  # fmt: skip
+    _run(lambda: run(*_node(values), form, agent=str(values["agent"])))
 
 
 @click.command()
@@ -107,20 +102,24 @@ def top(context: click.Context, **values: object) -> None:
     _reject(context, _CLUSTER_FLAGS, "expected --cluster too")
     from accelplane.cli.top import run  # noqa: PLC0415
 
+    interval = _interval(values, 2.0)
+    _run(lambda: run(*_node(values), form, interval=interval, once=once, wake=bool(values["wake"])))
+
+
+def _node(values: Mapping[str, object]) -> tuple[str, str, str, str]:
+    """The root, the directory of the kubelet, the plugins and the configuration file."""
+    root, kubelet_dir, plugins, config = (str(values[name]) for name in ("root", "kubelet_dir", "plugins", "config"))
+    return os.path.abspath(root), os.path.abspath(kubelet_dir), plugins, config
+
+
+def _interval(values: Mapping[str, object], default: float) -> float:
     interval = values["interval"]
-    _run(
-        lambda: run(
-            os.path.abspath(str(values["root"])), os.path.abspath(str(values["kubelet_dir"])), str(values["plugins"]),
-            str(values["config"]), form, interval=interval if isinstance(interval, float) else 2.0, once=once,
-            wake=bool(values["wake"]),
-        )
-    )  # fmt: skip
+    return interval if isinstance(interval, float) else default
 
 
 def _cluster(values: Mapping[str, object], form: Format, *, once: bool) -> int:
     from accelplane.cli import clusterview  # noqa: PLC0415 - nodes do not need the API server
 
-    interval = values["interval"]
     return clusterview.run(
         clusterview.Request(
             kubeconfig=str(values["kubeconfig"]),
@@ -133,7 +132,7 @@ def _cluster(values: Mapping[str, object], form: Format, *, once: bool) -> int:
             waiting=bool(values["waiting"]),
         ),
         form,
-        interval=interval if isinstance(interval, float) else 10.0,
+        interval=_interval(values, 10.0),
         once=once,
     )
 
@@ -144,7 +143,6 @@ def _fleet(values: Mapping[str, object], form: Format, *, once: bool) -> int:
     fleetview.check_target(str(values["fleet_namespace"]))
     if values["namespace"] and values["all_namespaces"]:
         raise UsageError("-n and -A: found both, expected one of them")
-    interval = values["interval"]
     request = fleetview.FleetRequest(
         kubeconfig=str(values["kubeconfig"]),
         context=str(values["context_name"]),
@@ -154,7 +152,7 @@ def _fleet(values: Mapping[str, object], form: Format, *, once: bool) -> int:
         node=str(values["node"]),
         resource=str(values["resource"]),
     )
-    return fleetview.run(request, form, interval=interval if isinstance(interval, float) else 10.0, once=once)
+    return fleetview.run(request, form, interval=_interval(values, 10.0), once=once)
 
 
 def _format(values: Mapping[str, object]) -> Format:

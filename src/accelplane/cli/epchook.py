@@ -6,14 +6,16 @@ expect. It does not change while a node runs. docs/decisions/0011-epc-hook.md ex
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-import msgspec
+from msgspec import Raw
 
-from accelplane.apiserver import APPLY_PATCH, JSON_PATCH, SERVICE_ACCOUNT, ApiError, ApiServer, StatusError, object_path
+from accelplane import apiserver
+from accelplane.apiserver import APPLY_PATCH, JSON_PATCH, ApiError, ApiServer, NotFound, StatusError, object_path
 from accelplane.cli import logflags, signals, staticprint
 from accelplane.cli.goflags import Flag, Value, parse_or_exit
 from accelplane.cli.untilsignal import until_signal
@@ -67,10 +69,6 @@ class Fatal(Exception):
     """An error that ends the command with status 255."""
 
 
-class _Identity(msgspec.Struct, frozen=True):
-    """Something at the API whose content is of no interest."""
-
-
 class Hook:
     """The size that one run publishes, and where."""
 
@@ -97,10 +95,6 @@ class Hook:
             if not self.node_name:
                 raise Fatal("NODE_NAME is not set, expected the name of this pod's node (spec.nodeName)")
             self.api = ApiServer.in_cluster(environment)
-
-    @property
-    def prints(self) -> bool:
-        return self.output == "hook" and not self.register
 
     @property
     def _cleans_node(self) -> bool:
@@ -150,11 +144,8 @@ class Hook:
         if self.output == "feature-file" and self._file.remove():
             log.info("%s: removed", self._file.path)
         if self.output == "node-feature" and self.api is not None:
-            try:
+            with contextlib.suppress(NotFound):
                 await self.api.delete(self._node_feature)
-            except StatusError as error:
-                if error.code != 404:
-                    raise
 
     async def _clean_node(self, api: ApiServer) -> None:
         for tries in range(1, _CLEANUP_TRIES + 1):
@@ -211,7 +202,7 @@ class Hook:
             },
         }
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        await self.api.patch(self._node_feature, body, APPLY_PATCH, _Identity, query=query)
+        await self.api.patch(self._node_feature, body, APPLY_PATCH, Raw, query=query)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -328,7 +319,7 @@ async def _keep_published(hook: Hook) -> None:
 
 
 def _print(hook: Hook) -> None:
-    if hook.prints:
+    if hook.output == "hook" and not hook.register:
         # Without an end of the line, as NFD's hooks of this name have always done.
         sys.stdout.write(f"{RESOURCE}={hook.epc}")
         sys.stdout.flush()
@@ -340,7 +331,7 @@ def _pointer(*words: str) -> str:
 
 def _own_namespace() -> str:
     try:
-        with open(f"{SERVICE_ACCOUNT}/namespace", encoding="ascii") as file:
+        with open(f"{apiserver.SERVICE_ACCOUNT}/namespace", encoding="ascii") as file:
             return file.read(254).strip()
     except (OSError, ValueError) as error:
         raise Fatal(f"-namespace is not given, and the pod's own is not known: {error}") from None

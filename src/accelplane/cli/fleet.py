@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from accelplane.cli import logflags
-from accelplane.cli.clusterprogram import Values, run_in_cluster
+from accelplane.cli.clusterprogram import Values, address_of, run_in_cluster
 from accelplane.cli.goflags import Flag, parse_or_exit, with_defaults
 from accelplane.cli.untilsignal import until_signal
 
@@ -119,16 +119,7 @@ def page_options(values: Values) -> "PageOptions":
 
 def _address(values: Values, name: str) -> str:
     """Raises `ValueError`."""
-    from accelplane.http.listening import split_address  # noqa: PLC0415
-
-    address = str(values[name])
-    if address in ("", "0"):
-        return ""
-    try:
-        split_address(address)
-    except ValueError as error:
-        raise ValueError(f"-{name}: {error}") from None
-    return address
+    return "" if values[name] in ("", "0") else address_of(values, name)
 
 
 def _words(values: Values, name: str) -> tuple[str, ...]:

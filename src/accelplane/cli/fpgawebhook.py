@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
 from accelplane.cli import logflags
-from accelplane.cli.clusterprogram import Values, port_of, run_in_cluster, shutdown_delay_of
+from accelplane.cli.clusterprogram import Values, address_of, port_of, run_in_cluster, shutdown_delay_of
 from accelplane.cli.goflags import Flag
 from accelplane.fpga.ids import Naming
 
@@ -59,6 +59,7 @@ def naming_of(text: str, flag: str = "-resource-naming") -> Naming:
 async def _run(values: Values) -> None:
     from accelplane.kube.client import Client, load_config  # noqa: PLC0415
 
+    _check_flags(values)
     client = Client(load_config(str(values["kubeconfig"])), field_manager="accelplane-fpga-webhook")
     try:
         await _manager(client, values).run()
@@ -66,26 +67,26 @@ async def _run(values: Values) -> None:
         await client.close()
 
 
+def _check_flags(values: Values) -> None:
+    """Raises `ValueError` naming the flag that is wrong, before any file is read."""
+    port_of(values)
+    for flag in ("health-probe-bind-address", "metrics-bind-address"):
+        address_of(values, flag)
+    shutdown_delay_of(values)
+    naming_of(str(values["resource-naming"]))
+
+
 def _manager(client: "Client", values: Values) -> "Manager":
     """Raises `CertificateError` and `ValueError`."""
     from accelplane.admission.mapping_controller import add_fpga_admission  # noqa: PLC0415
-    from accelplane.http.listening import split_address  # noqa: PLC0415
     from accelplane.http.servingtls import ServingTls, TlsSettings  # noqa: PLC0415
-    from accelplane.kube.manager import OFF, Manager  # noqa: PLC0415
+    from accelplane.kube.manager import Manager  # noqa: PLC0415
     from accelplane.kube.webhooks import Certificate, serve  # noqa: PLC0415
 
-    port = port_of(values)
-    health, metrics = (str(values[f"{name}-bind-address"]) for name in ("health-probe", "metrics"))
-    for flag, address in (("health-probe", health), ("metrics", metrics)):
-        try:
-            if address != OFF:
-                split_address(address)
-        except ValueError:
-            raise ValueError(f"-{flag}-bind-address: {address!a}: expected host:port, :port or 0") from None
     manager = Manager(
         client,
-        health_address=health,
-        metrics_address=metrics,
+        health_address=str(values["health-probe-bind-address"]),
+        metrics_address=str(values["metrics-bind-address"]),
         shutdown_delay=shutdown_delay_of(values),
         # The manifests give the pod 10 s: the delay, 5 s for the last requests, and this for events.
         graceful_shutdown_timeout=2.0,
@@ -98,7 +99,7 @@ def _manager(client: "Client", values: Values) -> "Manager":
         configurations={"MutatingWebhookConfiguration": [str(values["webhook-configuration"])]},
     )
     tls = ServingTls(TlsSettings(allow_tls13=bool(values["tls-1.3"])))
-    serve(manager, add_fpga_admission(manager, naming), certificate, tls, port=port)
+    serve(manager, add_fpga_admission(manager, naming), certificate, tls, port=port_of(values))
     return manager
 
 

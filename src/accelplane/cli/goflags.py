@@ -113,11 +113,8 @@ def usage(program: str, flags: Iterable[Flag]) -> str:
     lines = [f"Usage of {program}:"]
     for flag in sorted(flags, key=lambda flag: flag.name):
         lines.append(f"  -{flag.name}" + ("" if flag.kind == "bool" else f" {flag.kind}"))
-        default = (
-            ""
-            if (flag.default in ("", 0, False) and flag.kind != "bool") or flag.default is False
-            else (f' (default "{flag.default}")' if flag.kind == "string" else f" (default {go_text(flag.default)})")
-        )
+        value = f'"{flag.default}"' if flag.kind == "string" else go_text(flag.default)
+        default = f" (default {value})" if flag.default else ""
         variable = f" (environment {flag.environment})" if flag.environment else ""
         lines.append(f"    \t{flag.help}{default}{variable}")
     return "\n".join(lines)

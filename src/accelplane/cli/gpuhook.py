@@ -44,8 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"{HOOK}: {error}", file=sys.stderr)
         return 0
-    labels = _labels(str(given.get("root", "/")))
-    if labels is not None:
+    if (labels := _labels(str(given.get("root", "/")))) is not None:
         sys.stdout.write(gpu.feature_text(labels))
         sys.stdout.flush()
     return 0

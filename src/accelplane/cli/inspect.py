@@ -15,21 +15,8 @@ from typing import Literal
 import msgspec
 
 from accelplane import __version__
-from accelplane.cli import holdertimes
-from accelplane.cli.tables import (
-    API_VERSION,
-    KIND,
-    UNKNOWN,
-    Column,
-    Document,
-    Format,
-    Row,
-    Table,
-    sort_tables,
-    structured,
-    time_text,
-    write,
-)
+from accelplane.cli import holdertimes, tables
+from accelplane.cli.tables import UNKNOWN, Column, Document, Format, Row, Table
 from accelplane.devices import Device, Inventory, Skipped, natural
 from accelplane.host import HostError
 from accelplane.kubelet import checkpoint, podresources, sockets
@@ -72,8 +59,8 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The complete result; `source` is the source of the kubelet's part."""
 
-    api_version: str = msgspec.field(default=API_VERSION, name="apiVersion")
-    kind: str = KIND
+    api_version: str = msgspec.field(default=tables.API_VERSION, name="apiVersion")
+    kind: str = tables.KIND
     source: Literal["pod-resources", "checkpoint", "none"]
     devices: Sequence[DeviceRow]
     skipped: Mapping[str, Sequence[Skipped]]
@@ -96,43 +83,46 @@ def run(root: str, kubelet_dir: str, plugins: str, config: str, form: Format, *,
 
     `agent` is the address of an agent's pages, for the times of its health history. Raises `UsageError`.
     """
-    logging.basicConfig(level=logging.ERROR, stream=sys.stderr, format="%(message)s")
-    if not os.path.isdir(root):
-        print(
-            f"accelplane inspect: --root {root}: not a directory, expected one with sys/ and dev/ in it",
-            file=sys.stderr,
-        )
-        return 1
-    settings = Settings(root=root, kubelet_dir=kubelet_dir)
     try:
-        report = asyncio.run(_report(settings, plugins, config, agent))
+        chosen = chosen_plugins(root, plugins, config)
     except ConfigurationError as error:
         print(f"accelplane inspect: {error}", file=sys.stderr)
         return 1
+    report = asyncio.run(_report(Settings(root=root, kubelet_dir=kubelet_dir), chosen, agent))
     table = _table(report, form)
     report = msgspec.structs.replace(report, devices=[row.item for row in table.rows])
     match form.output:
         case "json" | "yaml":
-            sys.stdout.write(structured(report, form.output))
+            sys.stdout.write(tables.structured(report, form.output))
         case "name" | "csv":
-            sys.stdout.write(write(Document([table]), form))
-            for problem in report.problems:
-                print(f"accelplane inspect: {problem}", file=sys.stderr)
+            sys.stdout.write(tables.write(Document([table]), form))
+            tables.print_problems("accelplane inspect", report.problems)
         case "table" | "wide":
             _print_tables(report, kubelet_dir, form)
     return 1 if report.problems else 0
 
 
-async def _report(settings: Settings, plugins: str, config: str, agent: str) -> Report:
+def chosen_plugins(root: str, plugins: str, config: str) -> Mapping[str, Plugin[Config]]:
+    """The plugins of a comma-separated list, else of the agent's file `config`. Raises `ConfigurationError`.
+
+    Then only errors are logged.
+    """
+    logging.basicConfig(level=logging.ERROR, stream=sys.stderr, format="%(message)s")
+    if not os.path.isdir(root):
+        raise ConfigurationError(f"--root {root}: not a directory, expected one with sys/ and dev/ in it")
     named = [name.strip() for name in plugins.split(",") if name.strip()]
     options = configuration.read(config) if config else configuration.AgentConfig()
-    installed_plugins = configuration.plugins(options, installed(named or options.enabled), config)
+    source = "--plugins" if named else f"{config}: enabled"
+    return configuration.plugins(options, installed(named or options.enabled, source), config)
+
+
+async def _report(settings: Settings, plugins: Mapping[str, Plugin[Config]], agent: str) -> Report:
     kubelet = await _ask_kubelet(settings)
     status = NodeStatus(
         version=__version__,
         root=settings.root,
         kubelet_dir=settings.kubelet_dir,
-        plugins={name: await _scan(name, plugin, settings.root) for name, plugin in installed_plugins.items()},
+        plugins={name: await _scan(name, plugin, settings.root) for name, plugin in plugins.items()},
     )
     problems = [f"{plugin.name}: {plugin.scan.problem}" for plugin in status.plugins.values() if plugin.scan.failing]
     changed: Mapping[tuple[str, str], float] = {}
@@ -179,7 +169,7 @@ async def _scan(name: str, plugin: Plugin[Config], root: str) -> PluginStatus:
 def _with_times(row: DeviceRow, kubelet: _Kubelet, changed: Mapping[tuple[str, str], float]) -> DeviceRow:
     held = kubelet.since.get((row.resource, row.id)) if row.held_by else None
     return msgspec.structs.replace(
-        row, held_since=time_text(held), state_since=time_text(changed.get((row.plugin, row.unit)))
+        row, held_since=tables.time_text(held), state_since=tables.time_text(changed.get((row.plugin, row.unit)))
     )
 
 
@@ -294,7 +284,7 @@ def _table(report: Report, form: Format) -> Table[DeviceRow]:
     """The devices in the order of the chosen column. Raises `UsageError`."""
     columns = [*map(Column, _COLUMNS), *(Column(title, wide=True) for title in _WIDE)]
     rows = [Row(f"{row.resource}/{row.id}", _cells(row, row.id), row) for row in report.devices]
-    return sort_tables([Table("devices", columns, rows)], form.sort_by)[0]
+    return tables.sort_tables([Table("devices", columns, rows)], form.sort_by)[0]
 
 
 def _cells(row: DeviceRow, shown: str) -> Sequence[str]:

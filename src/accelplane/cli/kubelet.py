@@ -14,17 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from accelplane.cli.untilsignal import until_signal
-from accelplane.kubelet.embedded import (
-    AdmissionError,
-    ContainerStartError,
-    EmbeddedKubelet,
-    KubeletError,
-    NoSuchPod,
-    Pod,
-    Registration,
-    ResourceStatus,
-    RunningContainer,
-)
+from accelplane.kubelet import embedded
+from accelplane.kubelet.embedded import EmbeddedKubelet, Pod, Registration, ResourceStatus, RunningContainer
 
 _HELP = """\
 pod NAME RESOURCE=N [RESOURCE=N...]   admit a pod with one container and print the allocation of the container
@@ -36,6 +27,7 @@ quit                                  exit"""
 
 
 _MAX_LINE_LENGTH = 4096
+_KUBELET_ERRORS = (embedded.AdmissionError, embedded.ContainerStartError, embedded.KubeletError, embedded.NoSuchPod)
 
 
 class CommandError(Exception):
@@ -47,7 +39,7 @@ def run(kubelet_dir: str, topology_policy: str, numa_nodes: int) -> int:
     try:
         kubelet = EmbeddedKubelet(kubelet_dir, topology_policy=topology_policy, numa_nodes=numa_nodes)
         return asyncio.run(_run(kubelet))
-    except (KubeletError, ValueError) as error:
+    except (embedded.KubeletError, ValueError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
 
@@ -106,7 +98,7 @@ async def _run_commands(kubelet: EmbeddedKubelet, lines: asyncio.Queue[str]) -> 
             return
         try:
             _print(await _execute(kubelet, words))
-        except (CommandError, AdmissionError, ContainerStartError, KubeletError, NoSuchPod) as error:
+        except (CommandError, *_KUBELET_ERRORS) as error:
             _print(str(error))
 
 

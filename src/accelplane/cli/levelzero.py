@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, parse_or_exit
 from accelplane.cli.untilsignal import until_signal
+from accelplane.kubelet import sockets
 from accelplane.logs import v
 from accelplane.rpc import RpcServer
 from accelplane.sidecars.levelzero_service import LevelZeroService
@@ -59,19 +60,11 @@ async def run(socket: str, process: ZeProcess) -> None:
         os.unlink(socket)
     server = RpcServer(LevelZeroService(process).methods())
     await server.start(socket)
-    own = _identity(socket)
+    own = sockets.identity(socket)
     log.log(v(1), "listening on %s", socket)
     try:
         await until_signal(process.run())
     finally:
-        if _identity(socket) == own:
+        if sockets.identity(socket) == own:
             os.unlink(socket)
         await server.stop()
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino

@@ -188,7 +188,7 @@ def _configured(
     given: Mapping[str, Value], config: configuration.AgentConfig, path: str, named: Sequence[str]
 ) -> tuple[Settings, Plugins]:
     plugin_names = named or config.enabled
-    types = installed(plugin_names)
+    types = installed(plugin_names, "-plugins" if named else f"{path}: enabled")
     if config.plugins:
         configuration.check_names(config, types if plugin_names is None else installed(), path)
     return _settings(given, config.settings), configuration.plugins(config, types, path)

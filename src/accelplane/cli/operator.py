@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "intel_deviceplugin_operator"
 
+_PREFIX = re.compile(r"([a-z0-9][a-z0-9.-]{0,200})?")
 _VENDOR = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?")
 _UPGRADES: Mapping[str, Upgrade] = {"spec": "spec", "daemonset": "daemonset", "off": "off"}
 
@@ -104,7 +105,10 @@ def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Opt
     from accelplane.kube.webhooks import Certificate  # noqa: PLC0415
     from accelplane.operator.program import Options  # noqa: PLC0415
 
-    named = {variable: f"{values['name-prefix']}{name}" for variable, name in _OBJECTS.items()}
+    prefix = str(values["name-prefix"])
+    if not _PREFIX.fullmatch(prefix):
+        raise ValueError(f"-name-prefix: {prefix!a}: expected the beginning of a name of a-z, 0-9, - and .")
+    named = {variable: f"{prefix}{name}" for variable, name in _OBJECTS.items()}
     named |= {variable: name for variable in _OBJECTS if (name := environment.get(variable))}
     given = {**environment, **named, **{f"-{name}": str(value) for name, value in values.items()}}
     namespace = "DEVICEPLUGIN_NAMESPACE" if environment.get("DEVICEPLUGIN_NAMESPACE") else "-deviceplugin-namespace"
@@ -161,6 +165,7 @@ def _name(given: Mapping[str, str], source: str) -> str:
 
 def _images(values: Mapping[str, Value], environment: Mapping[str, str]) -> ImagePolicy:
     from accelplane.operator import versions  # noqa: PLC0415
+    from accelplane.operator.images import digests  # noqa: PLC0415
 
     upgrade = _UPGRADES.get(str(values["image-upgrade"]))
     if upgrade is None:
@@ -176,6 +181,7 @@ def _images(values: Mapping[str, Value], environment: Mapping[str, str]) -> Imag
         target=str(values["image-target"]),
         vendor=vendor,
         overrides=overrides(environment),
+        digests=digests(environment),
         upgrade=upgrade,
         older="warn" if values["image-older-warns"] else "refuse",
     )

@@ -57,8 +57,7 @@ async def forwarded(
 async def _local_port(process: asyncio.subprocess.Process) -> int | None:
     """The port of the first line, None if kubectl ends without one."""
     while process.stdout and (line := await process.stdout.readline()):
-        match = _READY.match(line)
-        if match:
+        if match := _READY.match(line):
             return int(match[1])
     return None
 

@@ -52,6 +52,9 @@ FLAGS = (
 )  # fmt: skip
 
 
+_MAX_SHUTDOWN_DELAY = 60
+
+
 class Fatal(Exception):
     """An error that ends the command with status 1."""
 
@@ -64,6 +67,7 @@ def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     try:
         logflags.start(given, program.replace(" ", "-"))
         options = sgx_options(values)
+        _check_flags(values)
         asyncio.run(_serve(values, options))
     except (Fatal, CertificateError, ApiError, ValueError, OSError) as error:
         log.critical("%s", logflags.message_of(error))
@@ -89,6 +93,14 @@ def sgx_options(values: Mapping[str, Value]) -> SgxOptions:
         sidecar_without_epc=bool(values["aesmd-sidecar-without-epc"]),
         whole_pages=bool(values["epc-whole-pages"]),
     )
+
+
+def _check_flags(values: Mapping[str, Value]) -> None:
+    """Raises `ValueError` naming the flag that is wrong, before any file is read."""
+    limits = {"port": 65535, "shutdown-delay": _MAX_SHUTDOWN_DELAY}
+    for name, limit in limits.items():
+        if not 0 <= int(values[name]) <= limit:
+            raise ValueError(f"-{name}: {values[name]}: expected 0 to {limit}")
 
 
 async def _serve(values: Mapping[str, Value], options: SgxOptions) -> None:

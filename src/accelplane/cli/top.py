@@ -5,8 +5,6 @@ device up, unless that is requested.
 """
 
 import asyncio
-import logging
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,15 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from accelplane.cli import topreadings
-from accelplane.cli.inspect import scan_plugin
+from accelplane.cli.inspect import chosen_plugins, scan_plugin
 from accelplane.cli.refresh import show
 from accelplane.cli.tables import UNKNOWN, Column, Document, Format, Row, Table, print_problems, sort_tables
 from accelplane.devices import Device, Inventory
 from accelplane.kubelet import sockets
-from accelplane.node import config as configuration
 from accelplane.node.device_reader import DeviceReading
 from accelplane.node.holders import HolderReader, Holders, claimed_units
-from accelplane.node.plugins import installed
 from accelplane.node.readings import Readings
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.plugins import Plugin
@@ -69,15 +65,9 @@ def run(
     root: str, kubelet_dir: str, plugins: str, config: str, form: Format, *, interval: float, once: bool, wake: bool
 ) -> int:  # fmt: skip
     """Prints the devices. Returns the exit code, 1 if something could not be read. Raises `UsageError`."""
-    logging.basicConfig(level=logging.ERROR, stream=sys.stderr, format="%(message)s")
     sort_tables([Table[DeviceRow]("devices", _COLUMNS, ())], form.sort_by)
-    if not os.path.isdir(root):
-        print(f"accelplane top: --root {root}: not a directory, expected one with sys/ and dev/ in it", file=sys.stderr)
-        return 1
     try:
-        named = [name.strip() for name in plugins.split(",") if name.strip()]
-        options = configuration.read(config) if config else configuration.AgentConfig()
-        chosen = configuration.plugins(options, installed(named or options.enabled), config)
+        chosen = chosen_plugins(root, plugins, config)
     except ConfigurationError as error:
         print(f"accelplane top: {error}", file=sys.stderr)
         return 1

@@ -4,7 +4,8 @@ A connection has one request and one report.
 """
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterable, Mapping
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -26,6 +27,10 @@ MessageT = TypeVar("MessageT", bound=Struct)
 
 class MessageError(Exception):
     """The peer sent no valid message."""
+
+
+class ClientsError(Exception):
+    """The socket returned no report; the text names the socket."""
 
 
 class Request(Struct, frozen=True, rename="kebab"):
@@ -97,3 +102,28 @@ async def receive(reader: asyncio.StreamReader, kind: type[MessageT]) -> Message
         return decode(await reader.readexactly(length), kind)
     except asyncio.IncompleteReadError as error:
         raise MessageError(f"connection closed after {len(error.partial)} bytes, expected a message") from None
+
+
+async def request_report(socket: str, pods: Iterable[str], *, limit: float = TIMEOUT) -> Report:
+    """The report on the pods with these UIDs. Raises `ClientsError`."""
+    try:
+        async with asyncio.timeout(limit):
+            return await _exchange(socket, encode(Request(tuple(pods))))
+    except TimeoutError:
+        raise ClientsError(f"{socket}: no report within {limit:g} s") from None
+    except OSError as error:
+        raise ClientsError(f"{socket}: {error.strerror or error}") from error
+    except (MessageError, ValueError) as error:
+        raise ClientsError(f"{socket}: {error}") from error
+
+
+async def _exchange(socket: str, request: bytes) -> Report:
+    reader, writer = await asyncio.open_unix_connection(socket)
+    try:
+        writer.write(request)
+        await writer.drain()
+        return await receive(reader, Report)
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()

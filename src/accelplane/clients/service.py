@@ -128,12 +128,10 @@ class ClientsService:
         self._walked, self._walked_at = pods, now
         self._after = 0 if walk.complete else current.last
         self._incomplete, self._processes = not walk.complete, current.processes
-        self._report_denied(current.denied)
-
-    def _report_denied(self, denied: int) -> None:
-        if denied and not self._denied:
-            log.warning("%d processes of pods cannot be read: permission denied; add the capability SYS_PTRACE", denied)
-        self._denied = denied > 0
+        if current.denied and not self._denied:
+            problem = "%d processes of pods cannot be read: permission denied; add the capability SYS_PTRACE"
+            log.warning(problem, current.denied)
+        self._denied = current.denied > 0
 
 
 @contextlib.asynccontextmanager

@@ -129,21 +129,14 @@ class Pass:
     def _read_files(self, directory: int, pid: int, cgroup: ContainerCgroup, start: float) -> bool:
         try:
             files = os.open(f"{pid}/fdinfo", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
-        except PermissionError:
-            self.denied += 1
+            try:
+                descriptors = sorted(int(name) for name in os.listdir(files) if name.isascii() and name.isdigit())
+                return self._read_descriptors(directory, files, descriptors, _Process(pid, cgroup, start))
+            finally:
+                os.close(files)
+        except OSError as error:  # usually the process has ended
+            self.denied += isinstance(error, PermissionError)
             return True
-        except OSError:  # the process has ended
-            return True
-        try:
-            descriptors = sorted(int(name) for name in os.listdir(files) if name.isascii() and name.isdigit())
-            return self._read_descriptors(directory, files, descriptors, _Process(pid, cgroup, start))
-        except PermissionError:
-            self.denied += 1
-            return True
-        except OSError:
-            return True
-        finally:
-            os.close(files)
 
     def _read_descriptors(self, directory: int, files: int, descriptors: Sequence[int], process: "_Process") -> bool:
         container = None
@@ -166,10 +159,7 @@ class Pass:
 
 
 def order_of(pids: Sequence[int], first: Collection[int], after: int) -> Iterator[int]:
-    """Each process once: those with known GPU files, then the ones at which the last walk stopped.
-
-    With this order, walks that reach a limit read all processes in turn.
-    """
+    """Each process once: `first`, then from the end of the last walk on, so that walks with limits read all in turn."""
     known = set(first)
     yield from (pid for pid in pids if pid in known)
     yield from (pid for pid in pids if pid > after and pid not in known)
@@ -181,16 +171,14 @@ def read_bytes(path: str, limit: int, directory: int, *, parts: int = 1) -> byte
     content = b""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            for _ in range(parts):
+                part = os.read(descriptor, limit - len(content))
+                content += part
+                if not part or len(content) >= limit:
+                    break
+        finally:
+            os.close(descriptor)
     except OSError:
         return b""
-    try:
-        for _ in range(parts):
-            part = os.read(descriptor, limit - len(content))
-            content += part
-            if not part or len(content) >= limit:
-                break
-    except OSError:
-        return b""
-    finally:
-        os.close(descriptor)
     return content

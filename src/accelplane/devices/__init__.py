@@ -1,13 +1,13 @@
 """Devices as immutable values, and functions on sets of them, without side effects.
 
 A plugin's scan yields `Device` values, an `Inventory` has those of one complete scan, and publishers (the servers for
-the kubelet, CDI files, metrics) act on the `Changes` between two inventories.
+the kubelet, CDI files, metrics) act on the differences between two inventories.
 """
 
 from accelplane.devices.cdi import CdiDevice, CdiError, CdiHook, CdiMount, CdiNode
 from accelplane.devices.device import HEALTHY, UNHEALTHY, Allocation, Device, DeviceNode, Mount, Resource, Skipped
 from accelplane.devices.health import Cause, HealthPolicy, HealthState, Phase, Verdict
-from accelplane.devices.inventory import Changes, Inventory
+from accelplane.devices.inventory import Inventory
 from accelplane.devices.names import DeviceIdError, ResourceNameError, check_device_id, check_resource_name, natural
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "CdiHook",
     "CdiMount",
     "CdiNode",
-    "Changes",
     "Device",
     "DeviceIdError",
     "DeviceNode",

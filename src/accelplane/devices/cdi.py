@@ -30,10 +30,7 @@ class CdiNode(Struct, frozen=True):
 
 
 class CdiMount(Struct, frozen=True):
-    """A mount of the container runtime, with `type` and `options` as in mount(8).
-
-    `host_path` is the source of the mount. It is a word such as `tmpfs` for file systems without a source path.
-    """
+    """A mount with `type` and `options` as in mount(8). `host_path` is its source, or a word such as `tmpfs`."""
 
     host_path: str
     container_path: str

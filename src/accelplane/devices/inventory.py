@@ -1,4 +1,4 @@
-"""The result of one complete scan of a plugin, and the changes between two of them."""
+"""The result of one complete scan of a plugin."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -17,10 +17,7 @@ class Inventory(Struct, frozen=True):
 
     @classmethod
     def of(cls, namespace: str, found: Iterable[Device | Resource | Skipped]) -> "Inventory":
-        """Returns the inventory of a scan's result.
-
-        Names that the kubelet would refuse become `Skipped`. A device replaces an earlier one with the same ID.
-        """
+        """The inventory of a scan. Names that a kubelet would refuse become `Skipped`; of equal IDs the last counts."""
         resources: dict[str, dict[str, Device]] = {}
         skipped: list[Skipped] = []
         for item in found:
@@ -57,27 +54,6 @@ class Inventory(Struct, frozen=True):
         old = self.resources
         equal = len(old) == len(resources) and all(len(old[name]) == len(known) for name, known in resources.items())
         return replace(self, resources=resources if equal else _ordered(resources))
-
-
-class Changes(Struct, frozen=True):
-    """The changes of resources between two inventories. Added and updated resources have all their devices."""
-
-    added: Mapping[str, Mapping[str, Device]]
-    updated: Mapping[str, Mapping[str, Device]]
-    removed: frozenset[str]
-
-    @classmethod
-    def between(cls, old: Inventory, new: Inventory) -> "Changes":
-        """Returns the changes. A resource is updated if any field of any of its devices differs."""
-        before, after = old.resources, new.resources
-        return cls(
-            added={name: after[name] for name in after.keys() - before.keys()},
-            updated={name: after[name] for name in after.keys() & before.keys() if after[name] != before[name]},
-            removed=frozenset(before.keys() - after.keys()),
-        )
-
-    def __bool__(self) -> bool:
-        return bool(self.added or self.updated or self.removed)
 
 
 def _ordered(resources: Mapping[str, Mapping[str, Device]]) -> dict[str, dict[str, Device]]:

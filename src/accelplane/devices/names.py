@@ -23,10 +23,7 @@ class DeviceIdError(ValueError):
 
 
 def check_resource_name(namespace: str, resource: str) -> str:
-    """Returns the full name `<namespace>/<resource>`. Raises `ResourceNameError` if the kubelet would refuse it.
-
-    The rules are those of the kubelet for extended resources at registration.
-    """
+    """Returns `<namespace>/<resource>`. Raises `ResourceNameError` if the kubelet would not let it register."""
     name = f"{namespace}/{resource}"
     if len(namespace) > MAX_NAMESPACE or not _SUBDOMAIN.fullmatch(namespace):
         raise ResourceNameError(

@@ -89,8 +89,7 @@ def read_gpus(host: Host, drm: str = DRM) -> tuple[Gpu, ...]:
 def gpu_labels(gpus: Sequence[Gpu], options: LabelOptions, sizes: Mapping[str, int] | None = None) -> dict[str, str]:
     """The labels of the cards. `sizes` are the bytes of memory by PCI address that the Level-Zero service reports."""
     labels = {"tiles": str(sum(gpu.tiles for gpu in gpus))}
-    if gpus:
-        numbers = [gpu.number for gpu in gpus]
+    if numbers := [gpu.number for gpu in gpus]:
         labels["millicores"] = str(1000 * len(gpus))
         amounts = [amount for gpu in gpus if (amount := _memory(gpu, options, sizes or {})) < _TOO_LARGE]
         if amounts:
@@ -168,9 +167,8 @@ def _numa_node(host: Host, entry: str) -> int:
 
 def _memory(gpu: Gpu, options: LabelOptions, sizes: Mapping[str, int]) -> int:
     """Of all tiles. The arithmetic is that of unsigned 64-bit integers: more reserved than there is becomes huge."""
-    measured = sizes.get(gpu.bdf, 0) if gpu.bdf else 0
-    if measured > 0:
-        return measured
+    if gpu.bdf and sizes.get(gpu.bdf, 0) > 0:
+        return sizes[gpu.bdf]
     if gpu.local_memory is not None:
         return (gpu.local_memory * gpu.tiles - options.memory_reserved) % _WRAP
     if options.memory_override or not gpu.vram:

@@ -8,7 +8,7 @@ Facts: the text format 0.0.4 of Prometheus, and the metric `xpum_topology_link` 
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from io import StringIO
 from typing import NamedTuple
 
@@ -43,12 +43,6 @@ class Link(NamedTuple):
     lanes: int
 
 
-class _Sample(NamedTuple):
-    name: str
-    labels: Mapping[str, str]
-    value: float
-
-
 def links(page: str, *, allow_subdeviceless: bool = False) -> list[Link]:
     """The links of a metrics page in their order. Raises `PageError`.
 
@@ -66,15 +60,15 @@ def links(page: str, *, allow_subdeviceless: bool = False) -> list[Link]:
             if text.startswith("#"):
                 _read_comment(text, types, helped, sampled)
                 continue
-            sample = _sample(text)
-            sampled.add(sample.name)
+            name, label_texts, value = _sample(text)
+            sampled.add(name)
             if len(sampled) + len(types) + len(helped) > _MAX_METRICS:
                 raise PageError(f"found more than {_MAX_METRICS} names of metrics")
         except PageError as error:
             raise PageError(f"line {number}: {error}") from None
-        if sample.name != METRIC or sample.value != 1 or types.get(METRIC, "untyped") not in ("gauge", "untyped"):
+        if name != METRIC or value != 1 or types.get(METRIC, "untyped") not in ("gauge", "untyped"):
             continue
-        if (link := _link(sample.labels, allow_subdeviceless=allow_subdeviceless)) is not None:
+        if (link := _link(label_texts, allow_subdeviceless=allow_subdeviceless)) is not None:
             found.append(link)
     return found
 
@@ -109,7 +103,8 @@ def _read_comment(text: str, types: dict[str, str], helped: set[str], sampled: s
     types[name] = value.lower()
 
 
-def _sample(text: str) -> _Sample:
+def _sample(text: str) -> tuple[str, Mapping[str, str], float]:
+    """Name, labels and value."""
     if len(text) > _MAX_LINE:
         raise PageError(f"found {len(text)} characters, expected at most {_MAX_LINE}")
     if (name := _METRIC.match(text)) is None:
@@ -120,33 +115,26 @@ def _sample(text: str) -> _Sample:
         found, position = _labels(text, position + 1)
     if (value := _VALUE.fullmatch(text, position)) is None:
         raise PageError(f"found {text[position : position + 40]!a}, expected a number")
-    return _Sample(name[1], found, float(value[1]))
+    return name[1], found, float(value[1])
 
 
 def _labels(text: str, position: int) -> tuple[dict[str, str], int]:
     """The labels after a brace, and the position after the closing one."""
     found: dict[str, str] = {}
-    for name, value, end in _label_matches(text, position):
+    while (label := _LABEL.match(text, position)) is not None:
+        name, position = label[1], label.end()
         if name in found or name == "__name__":
             raise PageError(f"found the label {name[:40]} twice or reserved")
         if len(found) >= _MAX_LABELS:
             raise PageError(f"found more than {_MAX_LABELS} labels")
-        found[name] = value
-        position = end
+        found[name] = _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], label[2])
+        if text[position : position + 1] != ",":
+            break
+        position += 1
     rest = text[position:].lstrip(" \t")
     if not rest.startswith("}"):
         raise PageError(f"found {rest[:40]!a}, expected a label or a closing brace")
     return found, len(text) - len(rest) + 1
-
-
-def _label_matches(text: str, position: int) -> Iterator[tuple[str, str, int]]:
-    while (label := _LABEL.match(text, position)) is not None:
-        position = label.end()
-        last = text[position : position + 1] != ","
-        position += not last
-        yield label[1], _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], label[2]), position
-        if last:
-            return
 
 
 def _link(found: Mapping[str, str], *, allow_subdeviceless: bool) -> Link | None:

@@ -106,7 +106,8 @@ class DeviceEvents:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._recorder = Recorder(client, client.field_manager, socket.gethostname())
+        # The pages and the agents' logs have the same facts.
+        self._recorder = Recorder(client, client.field_manager, socket.gethostname(), log_notes=False)
         self._plan = EventPlan()
         self._nodes: Mapping[str, model.Node] = {}
         self._updated = asyncio.Event()

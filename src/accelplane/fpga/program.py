@@ -18,7 +18,7 @@ from accelplane.fpga import FpgaError, ioctl
 from accelplane.fpga.bitstream import Bitstream
 from accelplane.fpga.ids import hardware_id
 from accelplane.fpga.ioctl import Call, IoctlError, PortInfo, PortRegion, system_call
-from accelplane.fpga.statedir import STATE_DIRECTORY, open_state_directory
+from accelplane.fpga.statedir import STATE_DIRECTORY, state_directory
 from accelplane.fpga.sysfs import Fme, Port, afu_id, interface_of, port_number
 from accelplane.host import Host, HostError
 
@@ -207,12 +207,9 @@ def _move(host: Host, fme: Fme, operation: ioctl.Operation, number: int, *, call
 def _locked(host: Host, fme: Fme, deadline: float, retry: RetryPolicy) -> Generator[None]:
     path = f"{STATE_DIRECTORY}/{fme.name}.lock"
     try:
-        directory = open_state_directory(host)
-        try:
+        with state_directory(host) as directory:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             descriptor = os.open(f"{fme.name}.lock", flags, 0o600, dir_fd=directory)
-        finally:
-            os.close(directory)
     except OSError as error:
         advice = "; run as root" if error.errno in (errno.EACCES, errno.EPERM) else ""
         raise ProgramError(f"{path}: cannot be locked: {error.strerror}{advice}") from None

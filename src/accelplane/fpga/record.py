@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from accelplane.fpga import FpgaError, Json, shown
 from accelplane.fpga.drivers import DRIVERS
-from accelplane.fpga.statedir import STATE_DIRECTORY, StateDirectoryError, open_state_directory
+from accelplane.fpga.statedir import STATE_DIRECTORY, StateDirectoryError, state_directory
 from accelplane.host import Host, HostError, Missing
 
 LIMIT = 16 * 1024
@@ -150,8 +150,7 @@ def _write(host: Host, fme: str, record: Record) -> None:
     path = f"{STATE_DIRECTORY}/{fme}{_SUFFIX}"
     name, temporary = f"{fme}{_SUFFIX}", f".{fme}{_SUFFIX}.new"
     try:
-        directory = open_state_directory(host)
-        try:
+        with state_directory(host) as directory:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary, dir_fd=directory)  # of a killed process
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -159,8 +158,6 @@ def _write(host: Host, fme: str, record: Record) -> None:
                 file.write(f"{json.dumps(as_json(record), indent=1)}\n".encode())
                 os.fchmod(file.fileno(), 0o644)
             os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-        finally:
-            os.close(directory)
     except OSError as error:
         raise RecordError(f"{path}: cannot write, the programming is not counted: {error.strerror}") from None
     except (HostError, StateDirectoryError) as error:

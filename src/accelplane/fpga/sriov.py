@@ -68,10 +68,7 @@ def read_state(host: Host, fme: Fme) -> State:
 
 
 def plan(state: State, vfs: int) -> tuple[Step, ...]:
-    """Returns the steps to that number of virtual functions. The last ports are released first.
-
-    Raises `SriovError`.
-    """
+    """Returns the steps to that number of virtual functions. The last ports are released first. Raises `SriovError`."""
     most = min(state.ports, state.limit)
     if not 0 <= vfs <= most:
         raise SriovError(

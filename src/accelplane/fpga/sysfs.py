@@ -198,8 +198,7 @@ def platform_devices(host: Host) -> tuple[list[str], list[str]]:
     except HostError:
         listed = []
     for name in listed:
-        found = parse_name(name)
-        if found is not None:
+        if (found := parse_name(name)) is not None:
             names[found[1]].append(name)
     return names["fme"], names["port"]
 

@@ -160,13 +160,11 @@ class SerialThread:
 
     async def wait_idle(self, owner: str, seconds: float = _END_TIMEOUT) -> bool:
         """Waits until no function runs, at most `seconds`; returns whether none runs. Logs for `owner` if one does."""
-        if self._running is None or self._running.done():
-            return True
-        await asyncio.wait((self._running,), timeout=seconds)
-        ended = self._running.done()
-        if not ended:
+        if self._running is not None:
+            await asyncio.wait((self._running,), timeout=seconds)
+        if self.busy:
             log.warning("%s: a call blocks for more than %g s; its thread ends with the process", owner, seconds)
-        return ended
+        return not self.busy
 
 
 def retrieve_exception(future: "asyncio.Future[T]") -> None:

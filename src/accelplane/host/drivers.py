@@ -149,10 +149,7 @@ def iommu_enabled(host: Host) -> bool:
 
 
 def likely_causes(host: Host, address: str, driver: str, parameter: Sequence[str] = ("N", "")) -> list[str]:
-    """Why the driver probably rejects the function, from what sysfs shows.
-
-    `parameter` has the texts of a module parameter with which the driver rejects it; empty if it cannot be read.
-    """
+    """Why the driver probably rejects the function. `parameter`: texts of module parameters that do not allow it."""
     causes: list[str] = []
     if driver != VFIO_PCI:
         return causes

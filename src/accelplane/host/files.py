@@ -148,10 +148,7 @@ class HostFiles:
             raise Unreadable(path, f"not text: {data[:16].hex(' ')}…") from None
 
     def text(self, path: str) -> str:
-        """The file's text without surrounding white space.
-
-        Raises `Missing` or `Unreadable` (also if it is not text, not a regular file, or endless).
-        """
+        """The file's text without surrounding white space. Raises `Missing`, or `Unreadable` also if it is no text."""
         return self.raw_text(path).strip()
 
     def text_or_empty(self, path: str) -> str:

@@ -36,10 +36,7 @@ class Host(HostFiles):
         return self.link(f"{device}/driver").rstrip("/").rpartition("/")[2]
 
     def vf_count(self, device: str) -> str:
-        """The text of `sriov_numvfs` of the sysfs device directory; `-1` if there is none, as of a virtual function.
-
-        An error is noted, and the result is `-1`.
-        """
+        """The text of `sriov_numvfs` of the sysfs device directory; `-1` without one, or with a note after an error."""
         try:
             count = self.optional_text(f"{device}/sriov_numvfs")
         except HostError as error:
@@ -62,7 +59,13 @@ class Host(HostFiles):
 
     def topology_of_nodes(self, nodes: Sequence[str]) -> tuple[int, ...] | None:
         """As `topology_of`, for files under `/dev` (of any other file: for its disk)."""
-        return topology.of_nodes(self, nodes, self._hints)
+        devices: list[str] = []
+        for node in nodes:
+            try:
+                devices.append(topology.sysfs_device(self, node))
+            except HostError as error:
+                self.note(f"NUMA node of {node} unknown: {error}")
+        return topology.of_sysfs(self, devices, self._hints)
 
     def _forget(self) -> None:
         super()._forget()

@@ -41,17 +41,6 @@ def of_sysfs(host: HostFiles, devices: Iterable[str], cache: Cache) -> tuple[int
     return tuple(sorted(nodes)) or None
 
 
-def of_nodes(host: HostFiles, nodes: Iterable[str], cache: Cache) -> tuple[int, ...] | None:
-    """See `Host.topology_of_nodes`."""
-    devices: list[str] = []
-    for node in nodes:
-        try:
-            devices.append(sysfs_device(host, node))
-        except HostError as error:
-            host.note(f"NUMA node of {node} unknown: {error}")
-    return of_sysfs(host, devices, cache)
-
-
 def sysfs_device(host: HostFiles, node: str) -> str:
     """The sysfs directory of the device behind a file. Raises `HostError`."""
     status = host.status(node)

@@ -68,8 +68,7 @@ class UeventSocket:
                     yield OVERFLOW
                     continue
                 raise
-            event = parse_uevent(message) if sender == 0 else None
-            if event is not None:
+            if sender == 0 and (event := parse_uevent(message)) is not None:
                 yield event
 
     def close(self) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
+_TCP_ESTABLISHED = 1
+
 
 class Waiting(Struct, frozen=True):
     """A client that waits: its address, the time of its arrival, and whether it has sent data."""
@@ -130,3 +132,12 @@ def has_unread_data(client: socket.socket) -> bool:
     """Whether the kernel has data of the client that is not read yet."""
     unread = fcntl.ioctl(client, termios.FIONREAD, bytes(4))
     return int.from_bytes(unread, sys.byteorder) > 0
+
+
+def is_disconnected(client: socket.socket) -> bool:
+    """Whether the client has closed its side, also if data before it is not read. See tcp(7), TCP_INFO."""
+    try:
+        state = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    except OSError:  # no TCP socket, or closed
+        return False
+    return state != _TCP_ESTABLISHED

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Protocol
 
-from accelplane.http.acceptqueue import has_unread_data
+from accelplane.http.acceptqueue import has_unread_data, is_disconnected
 from accelplane.http.eviction import Candidate
 from accelplane.http.messages import END_OF_HEAD, Head, HttpError, HttpLimits, Request, Response, serialize_head
 from accelplane.http.tls import TlsSession
@@ -169,6 +169,13 @@ class Connection(asyncio.BufferedProtocol):
             return False
         return has_unread_data(self._transport.get_extra_info("socket"))
 
+    def abort_disconnected(self) -> None:
+        """Ends a pending response whose client has disconnected after a further request, which is not read."""
+        if self._response_task is None or self._streaming or not self._received or self._transport is None:
+            return
+        if is_disconnected(self._transport.get_extra_info("socket")):
+            self.abort()
+
     def evict(self) -> None:
         """Closes the connection to admit others, with an error response if a request has begun."""
         if self._write_paused or (self._tls is not None and not self._tls.handshake_done):
@@ -234,8 +241,9 @@ class Connection(asyncio.BufferedProtocol):
     def _update_reading(self) -> None:
         """Stops reading while a request waits for memory, its response cannot be sent, or another one follows it.
 
-        While a response is pending, reading continues until the client sends more, which is the only way to notice that
-        it disconnects. A client that only ends its sending direction has disconnected, too.
+        While a response is pending, reading continues until the client sends more, so that a client that disconnects is
+        noticed at once; afterwards `abort_disconnected` notices it. A client that only ends its sending direction has
+        disconnected, too.
         """
         if self._transport is None or self._transport.is_closing():
             return

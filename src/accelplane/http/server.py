@@ -409,6 +409,8 @@ class HttpServer:
         now = time.monotonic()
         for connection in [each for each in self.connections if each.deadline < now]:
             connection.on_deadline()
+        for connection in list(self.connections):
+            connection.abort_disconnected()
         self._queue.expire(now - self.limits.request)
         loop = asyncio.get_running_loop()
         waits = self.connections or self._queue

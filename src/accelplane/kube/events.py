@@ -53,13 +53,19 @@ class _Series:
 
 
 class Recorder:
-    """Records events; `run` writes them. `component` is the name of the program, `instance` that of the process."""
+    """Records events; `run` writes them. `component` is the name of the program, `instance` that of the process.
 
-    def __init__(self, client: Client, component: str, instance: str, *, every: float = 30.0) -> None:
+    Without the right to write events, the log has their notes, unless `log_notes` is False: then it has one line.
+    """
+
+    def __init__(
+        self, client: Client, component: str, instance: str, *, every: float = 30.0, log_notes: bool = True
+    ) -> None:
         self._client = client
         self._component = component
         self._instance = instance
         self._every = every
+        self._log_notes = log_notes
         self._known: OrderedDict[_Key, _Series] = OrderedDict()
         self._recorded = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -171,6 +177,11 @@ class Recorder:
         """Logs an event that could not be written. A missing right is logged once per namespace."""
         if not isinstance(error, StatusError) or error.code != 403:
             log.warning("event %s of %s: not written: %s", key.reason, key.kind, error)
+            return
+        if not self._log_notes:
+            if not self._forbidden:
+                log.warning("no events are written: %s", error)
+            self._forbidden.add(namespace)
             return
         if namespace not in self._forbidden:
             self._forbidden.add(namespace)

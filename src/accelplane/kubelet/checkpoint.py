@@ -13,7 +13,6 @@ from google.protobuf.message import DecodeError
 from msgspec import Struct, field
 
 from accelplane.devices import natural
-from accelplane.host import Host, HostError, Missing
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
 
 FILE_NAME = "kubelet_internal_checkpoint"
@@ -110,11 +109,16 @@ def read_checkpoint(directory: str) -> Checkpoint | None:
     """The directory's checkpoint, None if there is none. Raises `CheckpointError`, which names the file."""
     path = os.path.join(directory, FILE_NAME)
     try:
-        return decode_checkpoint(Host().read_bytes(path, MAX_BYTES))
-    except Missing:
+        # Neither blocking nor unlimited: the path may be a pipe.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            text = file.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise CheckpointError(f"more than {MAX_BYTES} bytes")
+        return decode_checkpoint(text)
+    except FileNotFoundError:
         return None
-    except HostError as error:
-        raise CheckpointError(str(error)) from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from error
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
 

@@ -38,9 +38,6 @@ class Notifier:
 
 
 def coalesced_deadline(now: float, seconds: float) -> float:
-    """The loop time at which a wait that starts at `now` ends.
-
-    Waits of 30 s or more end at a multiple of 5 s, so that one wake-up of the process serves many of them.
-    """
+    """The loop time at which a wait ends: from 30 s on a multiple of 5 s, so that one wake-up serves many waits."""
     end = now + seconds
     return round(end / _GRAIN) * _GRAIN if seconds >= _LONG else end

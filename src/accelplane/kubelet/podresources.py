@@ -24,10 +24,6 @@ _MAX_MESSAGE = 16 * 1024 * 1024
 class PodResourcesError(Exception):
     """The kubelet's pod-resources socket returned no usable response; the text names the socket."""
 
-    def __init__(self, socket: str, problem: str) -> None:
-        super().__init__(f"{socket}: {problem}")
-        self.socket = socket
-
 
 class Holder(Struct, frozen=True):
     """A container and the devices of one resource that it holds: IDs in natural order, NUMA nodes by ID, if any."""
@@ -67,28 +63,15 @@ async def list_pods(socket: str) -> tuple[Holder, ...]:
 async def list_holders(socket: str) -> Held:
     """The containers of this node with devices of device plugins and of claims. Raises `PodResourcesError`."""
     response = await _ask(socket, "List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
-    return Held(_devices(response), _claims(response))
-
-
-def _devices(response: pb.ListPodResourcesResponse) -> tuple[Holder, ...]:
-    holders = [
+    devices = [
         Holder(pod.namespace, pod.name, container.name, resource, ids, _numa_nodes(container.devices, resource))
         for pod in response.pod_resources
         for container in pod.containers
         for resource, ids in _summed(container.devices).items()
     ]
-    return tuple(sorted(holders, key=lambda one: (one.namespace, one.pod, one.container, one.resource)))
-
-
-def _claims(response: pb.ListPodResourcesResponse) -> tuple[ClaimHolder, ...]:
-    holders = {
+    claims = {
         ClaimHolder(
-            pod.namespace,
-            pod.name,
-            container.name,
-            each.driver_name,
-            each.pool_name,
-            each.device_name,
+            *(pod.namespace, pod.name, container.name, each.driver_name, each.pool_name, each.device_name),
             tuple(sorted({device.name for device in each.cdi_devices})),
         )
         for pod in response.pod_resources
@@ -96,14 +79,14 @@ def _claims(response: pb.ListPodResourcesResponse) -> tuple[ClaimHolder, ...]:
         for claim in container.dynamic_resources
         for each in claim.claim_resources
     }
-    return tuple(sorted(holders, key=lambda one: (one.namespace, one.pod, one.container, one.driver, one.device)))
+    return Held(
+        tuple(sorted(devices, key=lambda one: (one.namespace, one.pod, one.container, one.resource))),
+        tuple(sorted(claims, key=lambda one: (one.namespace, one.pod, one.container, one.driver, one.device))),
+    )
 
 
 async def holder_counts(socket: str, resources: Collection[str]) -> Mapping[tuple[str, str], int]:
-    """The number of containers that hold devices of the resources, for each pod by namespace and name.
-
-    It includes pods without devices. Raises `PodResourcesError`.
-    """
+    """The number of containers with devices of the resources, for each pod by name. Raises `PodResourcesError`."""
     response = await _ask(socket, "List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
     return {
         (pod.namespace, pod.name): sum(
@@ -144,4 +127,4 @@ async def _ask(socket: str, method: str, request: Message, response_type: type[r
         async with rpc.Channel(path, max_message=_MAX_MESSAGE) as channel:
             return await channel.call(_SERVICE + method, request, response_type, deadline=_DEADLINE)
     except (rpc.RpcError, sockets.SocketPathError) as error:
-        raise PodResourcesError(socket, f"{method} failed: {error}") from error
+        raise PodResourcesError(f"{socket}: {method} failed: {error}") from error

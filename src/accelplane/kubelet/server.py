@@ -136,7 +136,7 @@ class ResourceServer:
         Raises `sockets.SocketPathError` if the socket's path is too long.
         """
         self._changed = changed
-        self._stage = Stage.WAITING
+        self.stage = Stage.WAITING
         self.resource = resource
         self.endpoint = endpoint
         self.path = sockets.checked_path(os.path.join(directory, endpoint))
@@ -152,14 +152,9 @@ class ResourceServer:
         self._streams_opened = 0
         self._sent = Notifier()
 
-    @property
-    def stage(self) -> Stage:
-        return self._stage
-
-    @stage.setter
-    def stage(self, stage: Stage) -> None:
-        if stage is not self._stage:
-            self._stage = stage
+    def _enter(self, stage: Stage) -> None:
+        if stage is not self.stage:
+            self.stage = stage
             self._changed()
 
     def publish(self, devices: Iterable[Device]) -> None:
@@ -195,11 +190,11 @@ class ResourceServer:
                 await self._wait_until_free()
                 await self._serve()
         finally:
-            self.stage = Stage.STOPPED
+            self._enter(Stage.STOPPED)
 
     async def _wait_until_free(self) -> None:
         """Waits until the directory exists and no other process listens at the socket's path."""
-        self.stage = Stage.WAITING
+        self._enter(Stage.WAITING)
         start = time.monotonic()
         logged: tuple[str, bool] | None = None
         while problem := self._obstacle():
@@ -249,7 +244,7 @@ class ResourceServer:
                 )
                 await self.wake.wait(LAST_RETRY)
                 return
-            self.stage = Stage.SERVING
+            self._enter(Stage.SERVING)
             self.problem = ""
             log.log(v(1), "%s: serving at %s", self.resource, self.path)
             try:
@@ -260,7 +255,7 @@ class ResourceServer:
                     with contextlib.suppress(OSError):
                         os.unlink(self.path)
         finally:
-            self.stage = Stage.WAITING
+            self._enter(Stage.WAITING)
             await server.stop()
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
@@ -285,7 +280,7 @@ class ResourceServer:
                 )
                 state.record_attempt(time.monotonic(), accepted=accepted)
                 continue  # notifications during the attempt were not received
-            self.stage = Stage.REGISTERED if state.registered else Stage.SERVING
+            self._enter(Stage.REGISTERED if state.registered else Stage.SERVING)
             if kubelet is None and not state.registered:
                 self._report(f"waiting for {self._kubelet}", level=v(1))
             await self.wake.wait(state.next_check(time.monotonic()))

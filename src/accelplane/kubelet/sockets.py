@@ -9,7 +9,6 @@ from urllib.parse import quote
 # sun_path has 108 bytes with the final zero (unix(7)).
 MAX_PATH_BYTES = 107
 
-
 # Python peers would otherwise send the percent-encoded path as the authority.
 CHANNEL_OPTIONS = (("grpc.default_authority", "localhost"), ("grpc.enable_http_proxy", 0))
 

@@ -97,8 +97,7 @@ class AllocationReader:
         return {(pod.resource, id_): pod.numa_nodes.get(id_, ()) for pod in pods for id_ in pod.device_ids}
 
     def _from_checkpoint(self) -> Mapping[Key, Sequence[int]] | None:
-        recorded = checkpoint.read_checkpoint(self._directory)
-        if recorded is None:
+        if (recorded := checkpoint.read_checkpoint(self._directory)) is None:
             return None
         return {(one.resource, id_): one.numa_nodes(id_) for one in recorded.holdings for id_ in one.ids}
 

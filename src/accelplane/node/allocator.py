@@ -131,7 +131,7 @@ class ResourceAllocator:
     async def _with_cdi_files(self, devices: Iterable[Device], allocation: Allocation) -> Allocation:
         failed: set[str] = set()
         for device in devices:
-            if device.cdi is None or device.cdi.qualified_name in failed or self._cdi.is_current(device.cdi):
+            if device.cdi is None or device.cdi.qualified_name in failed or self._cdi.directory.is_current(device.cdi):
                 continue
             try:
                 await self._cdi.ensure(device.cdi)

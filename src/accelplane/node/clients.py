@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from accelplane.clients.messages import MAX_PODS, ContainerUse, Report
-from accelplane.clients.query import ClientsError, request_report
+from accelplane.clients.messages import MAX_PODS, ClientsError, ContainerUse, Report, request_report
 from accelplane.host.blocking import SerialThread
 from accelplane.kubelet import checkpoint
 from accelplane.kubelet.checkpoint import Holding

@@ -43,7 +43,7 @@ def read(path: str) -> AgentConfig:
     try:
         content: Any = foreign_yaml.load(Host().read_bytes(path, _SIZE_LIMIT))
     except HostError as error:
-        raise ConfigurationError(str(error)) from error
+        raise ConfigurationError(f"{error}, expected the YAML file of -config") from error
     except foreign_yaml.YamlError as error:
         raise ConfigurationError(f"{path}: not YAML: {error}") from error
     try:
@@ -55,10 +55,7 @@ def read(path: str) -> AgentConfig:
 
 
 def plugins(config: AgentConfig, types: Mapping[str, PluginType], source: str) -> dict[str, Plugin[Config]]:
-    """A plugin for each of `types`, with its options from `config`.
-
-    Raises `ConfigurationError` naming `source` (empty if there is no file), the plugin and the option.
-    """
+    """A plugin for each of `types` with its options. Raises `ConfigurationError` naming `source`, plugin and option."""
     made: dict[str, Plugin[Config]] = {}
     for name, plugin_type in types.items():
         try:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from accelplane.host import Host, HostError
 from accelplane.readings import DevicePlan, Family, InvalidText, Source, Value
 from accelplane.readings.families import AWAKE, ENERGY_GAPS, INFO, STUCK, UNIT_INFO
-from accelplane.readings.plan import PowerState, is_awake, waking_reads
+from accelplane.readings.plan import is_awake, waking_reads
 from accelplane.readings.values import labels
 
 # The file or device was removed, or the hardware lacks the value: not read again before the next scan.
@@ -84,13 +84,15 @@ class DeviceReader:
                 outcomes["asleep"] += 1
                 parts += self._earlier(source, repeat=decision == "repeat")
                 continue
-            found = self._read_source(host, source, outcomes, denied)
+            found = self._read_all(host, [source], outcomes, denied)
             parts += found
             if source.waking:
                 self._waking[source.path] = found
         if decision == "read" and self._wakes:
             self._last_waking = now
-            self._count_gap(now)
+            if self._wraps_after:
+                self._gaps += self._last_energy is not None and now - self._last_energy > self._wraps_after
+                self._last_energy = now
         parts.append(self._own_part(status))
         lines, values = self._merge(parts)
         plan = self.plan
@@ -105,13 +107,9 @@ class DeviceReader:
     def _decide(self, host: Host, mode: str, status: str, now: float, *, held: bool) -> str:
         if not self.plan.power:
             return "skip" if mode == "never" else "read"
-        state = PowerState(
-            status=status,
-            autosuspend=0.0 if held else _autosuspend(host, self.plan),
-            held=held,
-            since_waking=now - self._last_waking,
-        )
-        return waking_reads(mode, state)
+        autosuspend = 0.0 if held else _autosuspend(host, self.plan)
+        since = now - self._last_waking
+        return waking_reads(mode, status=status, autosuspend=autosuspend, held=held, since_waking=since)
 
     def _earlier(self, source: Source, *, repeat: bool) -> "Sequence[_Part]":
         """The values of an unread source: counters keep their values, gauges only if the last reading is repeated."""
@@ -126,16 +124,6 @@ class DeviceReader:
             elif counters:
                 found.append(self._part(counters))
         return found
-
-    def _read_source(self, host: Host, source: Source, outcomes: Counter[str], denied: list[str]) -> "Sequence[_Part]":
-        if source.members is not None or source.accumulates:
-            return self._read_all(host, [source], outcomes, denied)
-        part = self._read_file(host, source, outcomes, denied)
-        if part is None:
-            return ()
-        if not part.following:
-            return (part,)
-        return [part, *self._read_all(host, [*part.following], outcomes, denied)]
 
     def _read_all(
         self, host: Host, pending: list[Source], outcomes: Counter[str], denied: list[str]
@@ -222,13 +210,6 @@ class DeviceReader:
             self._own = self._part(values, earlier=self._own)
         return self._own
 
-    def _count_gap(self, now: float) -> None:
-        if not self._wraps_after:
-            return
-        if self._last_energy is not None and now - self._last_energy > self._wraps_after:
-            self._gaps += 1
-        self._last_energy = now
-
     def _merge(self, parts: "Sequence[_Part]") -> "tuple[Lines, Sequence[Value]]":
         """The lines of all parts by family, and the values. Samples with equal labels are added."""
         last = self._merged
@@ -305,11 +286,7 @@ def _by_family(parts: Iterable[_Part]) -> Lines:
     found: dict[Family, list[str]] = {}
     for part in parts:
         for (family, _labels), line in zip(part.keys, part.lines, strict=True):
-            known = found.get(family)
-            if known is None:
-                found[family] = [line]
-            else:
-                known.append(line)
+            found.setdefault(family, []).append(line)
     return found
 
 

@@ -1,12 +1,12 @@
 """The families of device readings and of holders on the metrics page."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from accelplane.node.device_reader import DeviceReading
 from accelplane.node.exposition import Family
 from accelplane.node.hardware_events import OUTCOMES
-from accelplane.node.holders import Holders, claimed_units, counts_by_unit
+from accelplane.node.holders import Holders, Key, claimed_units, counts_by_unit
 from accelplane.node.readings import NodeReadings
 from accelplane.node.status import NodeStatus, units_by_cdi
 from accelplane.readings import DevicePlan
@@ -52,7 +52,7 @@ def holding(
 
     `prefix` is that of the labels namespace, pod and container.
     """
-    units, plugins = units_of(status)
+    plugins = units_of(status)[1]
     devices = {
         (plugin, unit): (plan.device, plan.bdf)
         for plugin, plans in readings.plans.items()
@@ -62,24 +62,24 @@ def holding(
     held = Family("accelplane_container_devices", "Device IDs that a container holds, by unit.")
     allocated = Family("accelplane_resource_allocated", "Device IDs that containers hold.")
     totals: dict[str, int] = dict.fromkeys(plugins, 0)
-    for (namespace, pod, container, resource, unit), count in counts_by_unit(holders.rows, plugins, units).items():
-        plugin = plugins[resource]
+    for (*names, resource), (plugin, unit), count, via in _holdings(status, holders):
         device, bdf = devices.get((plugin, unit), ("", ""))
-        totals[resource] += count
-        labels_ = {"resource": resource, "plugin": plugin, "unit": unit, "device": device, "bdf": bdf}
-        held.add(count, {**_container(prefix, namespace, pod, container), **labels_})
-    for ((*names, driver), (plugin, unit)), count in claimed_units(holders.claims, units_by_cdi(status)).items():
-        device, bdf = devices.get((plugin, unit), ("", ""))
-        # A claim has no resource of the kubelet: its driver stands for it, and no ID of a resource is allocated.
-        labels_ = {"resource": driver, "plugin": plugin, "unit": unit, "device": device, "bdf": bdf, "via": "dra"}
+        labels_ = {"resource": resource, "plugin": plugin, "unit": unit, "device": device, "bdf": bdf, **via}
         held.add(count, {**_container(prefix, *names), **labels_})
+        if not via:
+            totals[resource] += count
     for resource, count in totals.items():
         allocated.add(count, {"resource": resource})
-    yield held
-    yield _since(holders, plugins, prefix)
-    yield allocated
-    yield _allocatable(holders, plugins)
-    yield from _source(holders, now)
+    description = "When a container was first seen with device IDs."
+    since = Family("accelplane_container_held_since_timestamp_seconds", description)
+    for (*names, resource), seconds in holders.since.items():
+        if resource in plugins:
+            since.add(seconds, {**_container(prefix, *names), "resource": resource})
+    allocatable = Family("accelplane_resource_allocatable", "Device IDs that are allocatable for the kubelet.")
+    for resource, count in holders.allocatable.items():
+        if resource in plugins:
+            allocatable.add(count, {"resource": resource})
+    yield from (held, since, allocated, allocatable, *_source(holders, now))
 
 
 def request_counts(counts: Mapping[tuple[str, str], int]) -> Family:
@@ -103,25 +103,15 @@ def units_of(status: NodeStatus) -> tuple[dict[tuple[str, str], str], dict[str, 
 
 def held_units(status: NodeStatus, holders: Holders) -> frozenset[tuple[str, str]]:
     """The plugin and unit of each device that a container holds."""
-    units, plugins = units_of(status)
-    found = {
-        (plugins[row.resource], units[row.resource, id_])
-        for row in holders.rows
-        for id_ in row.device_ids
-        if (row.resource, id_) in units
-    }
-    return frozenset(found | {unit for _, unit in claimed_units(holders.claims, units_by_cdi(status))})
+    return frozenset(place for _key, place, _count, _via in _holdings(status, holders) if place[1])
 
 
 def exclusive_labels(status: NodeStatus, holders: Holders, prefix: str) -> Mapping[tuple[str, str], str]:
     """Rendered labels of the container that holds a plugin's unit, for units that exactly one container holds."""
-    units, plugins = units_of(status)
     found: dict[tuple[str, str], set[tuple[str, str, str]]] = {}
-    for namespace, pod, container, resource, unit in counts_by_unit(holders.rows, plugins, units):
+    for (namespace, pod, container, _resource), place, _count, _via in _holdings(status, holders):
         if pod:
-            found.setdefault((plugins[resource], unit), set()).add((namespace, pod, container))
-    for (namespace, pod, container, _), place in claimed_units(holders.claims, units_by_cdi(status)):
-        found.setdefault(place, set()).add((namespace, pod, container))
+            found.setdefault(place, set()).add((namespace, pod, container))
     return {unit: labels(**_container(prefix, *next(iter(each)))) for unit, each in found.items() if len(each) == 1}
 
 
@@ -129,8 +119,21 @@ def idle(seconds: Mapping[tuple[str, str], float]) -> Family:
     """How long held units have not been used."""
     family = Family("accelplane_unit_idle_seconds", "Time since a unit that a container holds was used.")
     for (plugin, unit), value in seconds.items():
-        family.add(value, {"plugin": plugin, "unit": unit})
+        family.add(round(value, 3), {"plugin": plugin, "unit": unit})
     return family
+
+
+def _holdings(status: NodeStatus, holders: Holders) -> Iterator[tuple[Key, tuple[str, str], int, Mapping[str, str]]]:
+    """What containers hold: the holder, plugin and unit (empty if not listed), the number of IDs, further labels.
+
+    A claim has no resource of the kubelet: its driver stands for it, and no ID of a resource is allocated.
+    """
+    units, plugins = units_of(status)
+    for (*names, resource, unit), count in counts_by_unit(holders.rows, plugins, units).items():
+        namespace, pod, container = names
+        yield (namespace, pod, container, resource), (plugins[resource], unit), count, {}
+    for (key, place), count in claimed_units(holders.claims, units_by_cdi(status)).items():
+        yield key, place, count, {"via": "dra"}
 
 
 def _container(prefix: str, namespace: str, pod: str, container: str) -> dict[str, str]:
@@ -157,24 +160,6 @@ def _events(status: NodeStatus, plans: Mapping[str, Sequence[DevicePlan]]) -> It
             yield PCI_RECOVERIES, f'{PCI_RECOVERIES.name}{{{device},outcome="{outcome}"}} {count}'
         if plugin == "gpu" or plan.bdf in status.wedged:
             yield GPU_WEDGED, f"{GPU_WEDGED.name}{{{device}}} {status.wedged.get(plan.bdf, 0)}"
-
-
-def _since(holders: Holders, resources: Collection[str], prefix: str) -> Family:
-    since = Family(
-        "accelplane_container_held_since_timestamp_seconds", "When a container was first seen with device IDs."
-    )
-    for (namespace, pod, container, resource), seconds in holders.since.items():
-        if resource in resources:
-            since.add(seconds, {**_container(prefix, namespace, pod, container), "resource": resource})
-    return since
-
-
-def _allocatable(holders: Holders, resources: Collection[str]) -> Family:
-    allocatable = Family("accelplane_resource_allocatable", "Device IDs that are allocatable for the kubelet.")
-    for resource, count in holders.allocatable.items():
-        if resource in resources:
-            allocatable.add(count, {"resource": resource})
-    return allocatable
 
 
 def _source(holders: Holders, now: float) -> Sequence[Family]:

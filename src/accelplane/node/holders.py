@@ -25,7 +25,6 @@ _GRACE = 60.0
 # How long a page waits for the kubelet.
 _READ_TIMEOUT = 2.0
 
-
 Key = tuple[str, str, str, str]  # namespace, pod, container, resource
 
 
@@ -163,23 +162,16 @@ def without_stale(holders: Holders) -> Holders:
 def claimed_units(
     claims: Iterable[ClaimHolder], units: Mapping[str, tuple[str, str]]
 ) -> Mapping[tuple[Key, tuple[str, str]], int]:
-    """The number of claimed devices by holder, and by plugin and unit. `units` has the unit of each CDI name.
-
-    Devices with other CDI names are those of other drivers, and are left out.
-    """
-    counts: Counter[tuple[Key, tuple[str, str]]] = Counter()
-    for claim in claims:
-        counts.update((key_of(claim), unit) for unit in {units[name] for name in claim.cdi_names if name in units})
-    return counts
+    """The number of claimed devices by holder, plugin and unit. CDI names that `units` lacks are of other drivers."""
+    return Counter(
+        (key_of(claim), unit) for claim in claims for unit in {units[name] for name in claim.cdi_names if name in units}
+    )
 
 
 def counts_by_unit(
     rows: Iterable[Holder], resources: Collection[str], units: Mapping[tuple[str, str], str]
 ) -> dict[tuple[str, ...], int]:
-    """The number of IDs of the given resources by namespace, pod, container, resource and unit.
-
-    `units` has the unit of each listed resource and ID. Other IDs have the unit "".
-    """
+    """The number of IDs of the resources by container, resource and unit, which is "" for IDs that `units` lacks."""
     return Counter(
         (row.namespace, row.pod, row.container, row.resource, units.get((row.resource, id_), ""))
         for row in rows

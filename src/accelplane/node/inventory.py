@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from accelplane.devices import Device, Phase
 from accelplane.node.advertised import DEPARTED
 from accelplane.node.holders import Holders, Key, claimed_units, key_of
-from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, UnitHealth, units_by_cdi
+from accelplane.node.status import NodeStatus, PluginStatus, UnitHealth, units_by_cdi
 from accelplane.readings import DevicePlan
 
 VERSION = 1
@@ -157,7 +157,17 @@ def inventory_plugins(facts: Facts) -> list[InventoryPlugin]:
         plugins.append(
             InventoryPlugin(
                 _name(plugin.name),
-                [_resource(each, totals) for each in list(plugin.resources.values())[:_MAX_RESOURCES]],
+                [
+                    InventoryResource(
+                        _name(each.name),
+                        each.stage.value,
+                        _text(each.problem),
+                        len(each.devices),
+                        sum(device.healthy for device in each.devices.values()),
+                        totals[each.name],
+                    )
+                    for each in list(plugin.resources.values())[:_MAX_RESOURCES]
+                ],
                 units,
                 [InventorySkipped(_name(each.subject), _text(each.reason)) for each in plugin.skipped[:_MAX_SKIPPED]],
             )
@@ -166,10 +176,7 @@ def inventory_plugins(facts: Facts) -> list[InventoryPlugin]:
 
 
 def document(plugins: Sequence[InventoryPlugin], identity: Inventory) -> bytes:
-    """The JSON of the inventory, at most `MAX_BYTES`. `identity` has everything but the plugins.
-
-    Too large an inventory loses history first, then units.
-    """
+    """The JSON of the plugins and `identity`, at most `MAX_BYTES`: too large an inventory loses history, then units."""
     for length in _HISTORIES:
         plugins = [replace(each, units=[_shortened(unit, length) for unit in each.units]) for each in plugins]
         encoded = msgspec.json.encode(replace(identity, plugins=plugins))
@@ -250,17 +257,6 @@ def _numa(device: Device) -> int | None:
     if device.topology is None or isinstance(device.topology, UnsetType) or len(device.topology) != 1:
         return None
     return device.topology[0] if 0 <= device.topology[0] <= 65_536 else None
-
-
-def _resource(resource: ResourceStatus, totals: Counter[str]) -> InventoryResource:
-    return InventoryResource(
-        _name(resource.name),
-        resource.stage.value,
-        _text(resource.problem),
-        len(resource.devices),
-        sum(device.healthy for device in resource.devices.values()),
-        totals[resource.name],
-    )
 
 
 def _held(facts: Facts) -> dict[tuple[str, str], list[InventoryHolder]]:

@@ -160,9 +160,11 @@ class InventoryFeed:
     async def _update(self) -> Generation:
         """The present generation: a new one if the inventory has changed."""
         async with self._lock:
+            # A change while the plans are made is not in them: the next update has it.
+            seen = self._changes.count
             plans = await self._readings.plans()
             facts = Facts(status=self._status(), holders=self._holders.last, plans=plans, idle_since=self._idle_since())
-            self._seen = self._changes.count
+            self._seen = seen
             self._shown_idle, self._shown_holders = facts.idle_since, facts.holders
             plugins = inventory_plugins(facts)
             state = state_of(plugins, facts.holders.source)
@@ -171,19 +173,17 @@ class InventoryFeed:
             self._state = state
             self._counter += 1
             name = f"{self._started}.{self._counter}"
-            self._current = Generation(f'"{name}"', document(plugins, self._identity(facts, name)))
+            holders = facts.holders
+            age = None if holders.source == "none" else round(max(0.0, self._clock() - holders.began), 3)
+            identity = Inventory(
+                version=VERSION,
+                node=self._node,
+                agent=self._program,
+                versions={"accelplane": facts.status.version},
+                generation=name,
+                plugins=(),
+                holders=HoldersSource(holders.source, age),
+            )
+            self._current = Generation(f'"{name}"', document(plugins, identity))
         self._advanced.notify_all()
         return self._current
-
-    def _identity(self, facts: Facts, generation: str) -> Inventory:
-        holders = facts.holders
-        age = None if holders.source == "none" else round(max(0.0, self._clock() - holders.began), 3)
-        return Inventory(
-            version=VERSION,
-            node=self._node,
-            agent=self._program,
-            versions={"accelplane": facts.status.version},
-            generation=generation,
-            plugins=(),
-            holders=HoldersSource(holders.source, age),
-        )

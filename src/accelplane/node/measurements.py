@@ -126,18 +126,13 @@ def _measure(plugin: Plugin[Config], host: Host, inventory: Inventory) -> _Measu
         return _Measured([], {}, f"{type(error).__name__}: {error}")
     try:
         # One invalid name would make the whole page invalid.
-        _check_names(samples)
+        for name in {sample.name for sample in samples}:
+            if name.startswith(_OWN) and name not in _MEASURED_OWN:
+                raise ValueError(f"metric name {name!a}: expected another prefix than {' or '.join(_OWN)}")
         families(samples)
     except ValueError as error:
         return _Measured([], {"invalid-name": len(samples)}, f"{type(error).__name__}: {error}")
     return _limited(samples)
-
-
-def _check_names(samples: Iterable[Sample]) -> None:
-    """Raises `ValueError` for names of the agent's own families."""
-    for name in {sample.name for sample in samples}:
-        if name.startswith(_OWN) and name not in _MEASURED_OWN:
-            raise ValueError(f"metric name {name!a}: expected another prefix than {' or '.join(_OWN)}")
 
 
 def _limited(samples: Sequence[Sample]) -> _Measured:

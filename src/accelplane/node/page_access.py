@@ -13,11 +13,17 @@ from accelplane.node.settings import ConfigurationError, Settings
 PUBLIC = ("/healthz", "/readyz")
 
 
-def page_access(settings: Settings, connect: Callable[[], ApiServer] = ApiServer.in_cluster) -> Access:
-    """The access that the settings describe. `connect` returns the API server.
+def review_path(path: str) -> str:
+    """The path whose nonResourceURL a client of a page needs the right for.
 
-    Raises `ConfigurationError` for unusable files or a missing account.
+    The role system:discovery of Kubernetes permits `get` of `/api/*` to all authenticated users. Pages below this path
+    have names of pods, so they need the right for `/status`.
     """
+    return "/status" if path == "/api" or path.startswith("/api/") else path
+
+
+def page_access(settings: Settings, connect: Callable[[], ApiServer] = ApiServer.in_cluster) -> Access:
+    """The access that the settings describe. Raises `ConfigurationError` for unusable files or a missing account."""
     context = None
     try:
         if settings.http_tls_dir:
@@ -35,6 +41,6 @@ def page_access(settings: Settings, connect: Callable[[], ApiServer] = ApiServer
     audiences = (settings.http_audience,) if settings.http_audience else ()
 
     def authorize(handler: Handler) -> Handler:
-        return Authorized(server, handler, audiences=audiences, public=PUBLIC)
+        return Authorized(server, handler, audiences=audiences, public=PUBLIC, review_path=review_path)
 
     return Access(context, authorize)

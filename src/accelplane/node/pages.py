@@ -23,7 +23,7 @@ from accelplane.node import current_values, metrics
 from accelplane.node.exposition import CONTENT_TYPE, Family
 from accelplane.node.observer import Observer
 from accelplane.node.settings import ConfigurationError
-from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus
+from accelplane.node.status import NodeStatus, ResourceStatus
 
 log = logging.getLogger(__name__)
 
@@ -190,10 +190,7 @@ class _Pages:
 
 
 def _counted(handler: Handler, counts: PageCounts) -> Handler:
-    """The handler, whose answers are counted. Other paths count as one page.
-
-    A request whose client disconnects before the answer is not counted.
-    """
+    """The handler with counted answers. A request whose client disconnects before the answer is not counted."""
 
     async def handle(request: Request) -> Response:
         code = 500
@@ -224,22 +221,21 @@ def _report(status: NodeStatus) -> dict[str, object]:
         "root": status.root,
         "config-problem": status.config_problem,
         "not-ready": list(status.unready),
-        "plugins": {name: _plugin_report(plugin) for name, plugin in status.plugins.items()},
-    }
-
-
-def _plugin_report(plugin: PluginStatus) -> dict[str, object]:
-    return {
-        "namespace": plugin.namespace,
-        "scan": {
-            "problem": plugin.scan.problem,
-            "scans": plugin.scan.count,
-            "failures": plugin.scan.failures,
-            "seconds": round(plugin.scan.seconds, 6),
+        "plugins": {
+            name: {
+                "namespace": plugin.namespace,
+                "scan": {
+                    "problem": plugin.scan.problem,
+                    "scans": plugin.scan.count,
+                    "failures": plugin.scan.failures,
+                    "seconds": round(plugin.scan.seconds, 6),
+                },
+                "resources": {resource.name: _resource_report(resource) for resource in plugin.resources.values()},
+                "health": plugin.health,
+                "skipped": plugin.skipped,
+            }
+            for name, plugin in status.plugins.items()
         },
-        "resources": {resource.name: _resource_report(resource) for resource in plugin.resources.values()},
-        "health": plugin.health,
-        "skipped": plugin.skipped,
     }
 
 

@@ -13,8 +13,10 @@ GROUP = "accelplane.plugins"
 PluginType = type[Plugin[Config]]
 
 
-def installed(only: Collection[str] | None = None) -> Mapping[str, PluginType]:
+def installed(only: Collection[str] | None = None, source: str = "-plugins") -> Mapping[str, PluginType]:
     """Plugin classes by name in alphabetical order: all installed ones, or those in `only`.
+
+    `source` is the flag, or the file and key, that `only` comes from.
 
     Raises `ConfigurationError` for a name in `only` that is not installed or cannot be loaded. Without `only`, a plugin
     that cannot be loaded is logged and skipped.
@@ -25,7 +27,7 @@ def installed(only: Collection[str] | None = None) -> Mapping[str, PluginType]:
     unknown = sorted(set(only or ()) - points.keys())
     if unknown:
         raise ConfigurationError(
-            f"no plugin named {', '.join(map(ascii, unknown))} is installed, expected {', '.join(sorted(points))}"
+            f"{source}: found {', '.join(map(ascii, unknown))}, expected installed plugins: {', '.join(sorted(points))}"
         )
     found: dict[str, PluginType] = {}
     for name in sorted(points if only is None else only):
@@ -35,7 +37,7 @@ def installed(only: Collection[str] | None = None) -> Mapping[str, PluginType]:
                 raise TypeError(f"{points[name].value} is not a subclass of accelplane.plugins.Plugin")
         except Exception as error:
             if only is not None:
-                raise ConfigurationError(f"plugin {name} cannot be loaded: {error}") from error
+                raise ConfigurationError(f"{source}: plugin {name} cannot be loaded: {error}") from error
             log.exception("plugin %s cannot be loaded and is skipped", name)
             continue
         found[name] = loaded

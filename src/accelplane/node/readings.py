@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from accelplane.devices import Inventory
 from accelplane.host import Host
-from accelplane.host.blocking import ThreadQueue, start_thread
+from accelplane.host.blocking import ThreadQueue, retrieve_exception, start_thread
 from accelplane.node.device_reader import DeviceReader, DeviceReading
 from accelplane.node.measurements import Sources
 from accelplane.plugins import Config, Plugin
@@ -43,19 +43,36 @@ class NodeReadings(Struct, frozen=True):
 
 
 class _Planning(NamedTuple):
-    """A thread that makes a plan, and until when pages wait for it."""
+    """A thread that makes a plan for the devices of a scan, and until when pages wait for it."""
 
+    plugin: Plugin[Config]
+    inventory: Inventory
     result: "asyncio.Future[Sequence[DevicePlan]]"
     until: float
 
 
 class _Device(Struct, eq=False):
-    """A device with the state of blocking reads. `blocked`: a thread is in a read now, and was abandoned."""
+    """A device with the state of blocking reads.
+
+    `planned` is the reader of a newer plan, for the next reading. `blocked`: a thread is in a read now, and was
+    abandoned.
+    """
 
     reader: DeviceReader
+    planned: DeviceReader | None = None
     blocked: bool = False
     times_stuck: int = 0
     stuck_until: float = float("-inf")
+
+    @property
+    def plan(self) -> DevicePlan:
+        return (self.planned or self.reader).plan
+
+    def use_plan(self) -> None:
+        """Reads by the newest plan from now on. Call it only while no reading of the device is awaited."""
+        if self.planned is not None and not self.blocked:
+            self.planned.adopt(self.reader)
+            self.reader, self.planned = self.planned, None
 
 
 class _Plugin(Struct, eq=False):
@@ -157,6 +174,8 @@ class Readings:
         self, name: str, plugin: Plugin[Config], inventory: Inventory, held: Collection[str]
     ) -> list[DeviceReading]:
         known = await self._planned(name, plugin, inventory, exact=True)
+        for device in known.devices:
+            device.use_plan()
         now = self._clock()
         due = deque(device for device in known.devices if not device.blocked and device.stuck_until <= now)
         waiting = [device for device in known.devices if device not in due]
@@ -190,17 +209,20 @@ class Readings:
         earlier = {device.reader.plan.device: device for device in known.devices} if known else {}
         made = _Plugin(plugin, inventory, Host(self._root))
         loop = asyncio.get_running_loop()
-        planning = self._planning.get(name)
-        if planning is None:
-            host = Host(self._root)
-            thread: asyncio.Future[Sequence[DevicePlan]] = start_thread(lambda: list(plugin.readings(host, inventory)))
-            planning = self._planning[name] = _Planning(thread, loop.time() + _PLAN_TIMEOUT)
-        # Only the first pages wait for a directory that blocks. The client of the very first one may disconnect.
-        await asyncio.wait((planning.result,), timeout=max(0.0, planning.until - loop.time()))
-        if not planning.result.done():
-            self._report(name, made, f"no plan within {_PLAN_TIMEOUT:g} s")
-            return made
-        del self._planning[name]
+        while True:
+            planning = self._planning.get(name)
+            if planning is None:
+                planning = self._planning[name] = self._start_planning(plugin, inventory)
+            # Only the first pages wait for a directory that blocks. The client of the very first one may disconnect.
+            await asyncio.wait((planning.result,), timeout=max(0.0, planning.until - loop.time()))
+            if not planning.result.done():
+                self._report(name, made, f"no plan within {_PLAN_TIMEOUT:g} s")
+                return made
+            del self._planning[name]
+            if planning.plugin is plugin and planning.inventory is inventory:
+                break
+            # The plan is for the devices of an earlier scan.
+            retrieve_exception(planning.result)
         try:
             plans: Sequence[DevicePlan] = planning.result.result()
         except Exception as error:  # noqa: BLE001 - a plugin's hook may raise anything
@@ -211,12 +233,17 @@ class Readings:
             device = earlier.get(plan.device)
             if device is None:
                 device = _Device(reader)
-            elif not device.blocked:
-                reader.adopt(device.reader)
-                device.reader = reader
+            else:
+                # A thread may be reading the device now.
+                device.planned = reader
             made.devices.append(device)
         self._plugins[name] = made
         return made
+
+    def _start_planning(self, plugin: Plugin[Config], inventory: Inventory) -> _Planning:
+        host = Host(self._root)
+        thread: asyncio.Future[Sequence[DevicePlan]] = start_thread(lambda: list(plugin.readings(host, inventory)))
+        return _Planning(plugin, inventory, thread, asyncio.get_running_loop().time() + _PLAN_TIMEOUT)
 
     async def _follow(self, work: "_Work") -> _Device | None:
         """Waits for a thread that reads devices. Returns the device whose read blocks, if there is one."""
@@ -253,7 +280,7 @@ class Readings:
 
 
 def _plans(known: _Plugin) -> Sequence[DevicePlan]:
-    return [device.reader.plan for device in known.devices]
+    return [device.plan for device in known.devices]
 
 
 class _Work:
@@ -273,28 +300,25 @@ class _Work:
 
     def run(self) -> None:
         """What the thread runs."""
-        try:
-            self._read_all()
-        finally:
-            self._host.close_directories()
-
-    def _read_all(self) -> None:
-        while True:
-            with self._lock:
-                if self._abandoned or not self._due:
-                    return
-                device = self._due.popleft()
-                self._current = device, time.monotonic()
+        while (device := self._next()) is not None:
             reading, problem = self._read(device)
             with self._lock:
                 self._current = None
                 device.blocked = False
-                if self._abandoned:
-                    return
-                device.times_stuck = 0
-                self.problem = problem or self.problem
-                if reading is not None:
-                    self.results[id(device)] = reading
+                if not self._abandoned:
+                    device.times_stuck = 0
+                    self.problem = problem or self.problem
+                    if reading is not None:
+                        self.results[id(device)] = reading
+        self._host.close_directories()
+
+    def _next(self) -> _Device | None:
+        with self._lock:
+            if self._abandoned or not self._due:
+                return None
+            device = self._due.popleft()
+            self._current = device, time.monotonic()
+            return device
 
     def time_limit(self, timeout: float) -> float:
         """Seconds until the current read has taken `timeout`."""

@@ -114,8 +114,7 @@ class PluginRunner:
             self._removal_delay = Plugin.removal_delay
             until = time.monotonic() + self._removal_delay
             self._departures = {
-                key: Departure(departure.since, min(departure.until, until))
-                for key, departure in self._departures.items()
+                key: Departure(each.since, min(each.until, until)) for key, each in self._departures.items()
             }
             self._departed.set()
             if self._running:  # otherwise `run` starts it, or is cancelled before its first step

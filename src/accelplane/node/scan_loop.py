@@ -6,6 +6,7 @@ gets a fifth of one core at most, because scans consume a budget that refills at
 """
 
 import asyncio
+import functools
 import logging
 import os
 import time
@@ -123,8 +124,10 @@ class ScanLoop:
 
     async def _wait_for_request(self) -> None:
         """Returns when a scan is due: at the end of a burst of requests, or when the timer expires."""
+        settings = self._context.settings
+        interval = settings.safety_interval if self._watcher.complete else settings.unwatched_interval
         try:
-            async with asyncio.timeout(self._interval()):
+            async with asyncio.timeout(min(interval, self._retry) if self.failing else interval):
                 await self._requested.wait()
         except TimeoutError:
             return
@@ -132,11 +135,6 @@ class ScanLoop:
         while self._requested.is_set() and time.monotonic() < deadline:
             self._requested.clear()
             await asyncio.sleep(_DEBOUNCE)
-
-    def _interval(self) -> float:
-        settings = self._context.settings
-        interval = settings.safety_interval if self._watcher.complete else settings.unwatched_interval
-        return min(interval, self._retry) if self.failing else interval
 
     async def _scan_and_publish(self) -> float:
         """Returns the seconds of work, without the wait for services."""
@@ -243,7 +241,9 @@ class ScanLoop:
         name = self._context.name
         self._watcher.directories(name, paths, self._changed, written=own_tree, root=root if own_tree else "")
         self._watcher.uevents(name, subsystems, self._changed)
-        if directories <= self._directories and _includes(self._subsystems, subsystems):
+        known = self._subsystems
+        covered = known is None or (subsystems is not None and set(subsystems) <= set(known))
+        if covered and directories <= self._directories:
             self._rescans = 0
         elif self._rescans < _MAX_RESCANS:  # a scan may read other directories each time
             self._rescans += 1
@@ -278,12 +278,9 @@ def explanation(plugin: Plugin[Config], host: Host) -> bytes:
 
 
 def _with_topology(host: Host, devices: Iterable[Device]) -> Iterable[Device]:
-    known: dict[tuple[str, ...], tuple[int, ...] | None] = {}
+    topology = functools.cache(host.topology_of_nodes)
     for device in devices:
-        paths = tuple(node.host_path for node in device.nodes)
-        if paths not in known:
-            known[paths] = host.topology_of_nodes(paths)
-        yield replace(device, topology=known[paths])
+        yield replace(device, topology=topology(tuple(node.host_path for node in device.nodes)))
 
 
 def _existing_parent(host: Host, directory: str) -> str:
@@ -310,8 +307,3 @@ def _subsystems(directories: Collection[str]) -> frozenset[str] | None:
         if len(parts) > 3 and parts[2] in ("class", "bus"):
             named.add(parts[3])
     return frozenset(named) if named or not read_sysfs else None
-
-
-def _includes(old: Collection[str] | None, new: Collection[str] | None) -> bool:
-    """Whether a subscription to `old` subsystems (None: all) also covers `new` ones."""
-    return old is None or (new is not None and set(new) <= set(old))

@@ -18,6 +18,10 @@ class ConfigurationError(Exception):
     """A flag or the configuration file is invalid; the message has its name, the found and the expected value."""
 
 
+def _flag(description: str) -> Meta:
+    return Meta(description=description)
+
+
 class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
     """Each field with a description is a flag. Times are in seconds, directories are absolute paths.
 
@@ -26,64 +30,53 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
     """
 
     root: Annotated[
-        str, Meta(description="read sysfs and devfs under this directory; paths in responses to the kubelet omit it")
+        str, _flag("read sysfs and devfs under this directory; paths in responses to the kubelet omit it")
     ] = "/"
-    kubelet_dir: Annotated[
-        str, Meta(description="the kubelet's directory; sockets are in device-plugins/ below it")
-    ] = "/var/lib/kubelet"
-    cdi_dir: Annotated[str, Meta(description="directory for CDI files, created if missing")] = "/var/run/cdi"
+    kubelet_dir: Annotated[str, _flag("the kubelet's directory; sockets are in device-plugins/ below it")] = (
+        "/var/lib/kubelet"
+    )
+    cdi_dir: Annotated[str, _flag("directory for CDI files, created if missing")] = "/var/run/cdi"
     keep_cdi: Annotated[
-        bool, Meta(description="keep the CDI files at the end, for containers that restart before the next start")
+        bool, _flag("keep the CDI files at the end, for containers that restart before the next start")
     ] = True
-    nfd_dir: Annotated[
-        str, Meta(description="write node labels as files for node-feature-discovery into this directory")
-    ] = ""
-    http_address: Annotated[
-        str, Meta(description="serve /metrics, /healthz, /readyz, /status and /api/v1 at this host:port")
-    ] = ""
-    http_tls_dir: Annotated[
-        str, Meta(description="serve the pages over TLS with tls.crt and tls.key of this directory")
-    ] = ""
+    nfd_dir: Annotated[str, _flag("write node labels as files for node-feature-discovery into this directory")] = ""
+    http_address: Annotated[str, _flag("serve /metrics, /healthz, /readyz, /status and /api/v1 at this host:port")] = ""
+    http_tls_dir: Annotated[str, _flag("serve the pages over TLS with tls.crt and tls.key of this directory")] = ""
     http_client_ca: Annotated[
-        str, Meta(description="with -http-tls-dir: clients need a certificate of an authority in this PEM file")
+        str, _flag("with -http-tls-dir: clients need a certificate of an authority in this PEM file")
     ] = ""
     http_authorized: Annotated[
-        bool, Meta(description="the API server decides by a client's bearer token whether it may read a page")
+        bool, _flag("the API server decides by a client's bearer token whether it may read a page")
     ] = False
-    http_audience: Annotated[str, Meta(description="with -http-authorized: tokens must be valid for this audience")] = (
-        ""
-    )
+    http_audience: Annotated[str, _flag("with -http-authorized: tokens must be valid for this audience")] = ""
     metrics_waking: Annotated[
-        str, Meta(description="read files that power a sleeping device up: auto (while it is awake), always or never")
+        str, _flag("read files that power a sleeping device up: auto (while it is awake), always or never")
     ] = "auto"
     metrics_holders: Annotated[
         str,
-        Meta(
-            description="containers that hold devices: join (metrics of their own), attach (also labels of samples of "
+        _flag(
+            "containers that hold devices: join (metrics of their own), attach (also labels of samples of "
             "devices with one holder) or off"
         ),
     ] = "join"
     metrics_holder_labels: Annotated[
-        str,
-        Meta(description="prefix of the labels namespace, pod and container, for platforms that set these themselves"),
+        str, _flag("prefix of the labels namespace, pod and container, for platforms that set these themselves")
     ] = ""
-    metrics_node_label: Annotated[
-        bool, Meta(description="add the label node, from the variable NODE_NAME, to all samples")
-    ] = False
-    metrics_max_samples: Annotated[
-        int, Meta(description="largest number of samples of a metrics page, 100 to 1000000")
-    ] = 10_000
+    metrics_node_label: Annotated[bool, _flag("add the label node, from the variable NODE_NAME, to all samples")] = (
+        False
+    )
+    metrics_max_samples: Annotated[int, _flag("largest number of samples of a metrics page, 100 to 1000000")] = 10_000
     metrics_min_interval: Annotated[
-        float, Meta(description="seconds for which a reading of the devices is used again, 0 to 60")
+        float, _flag("seconds for which a reading of the devices is used again, 0 to 60")
     ] = 1.0
     metrics_clients: Annotated[
-        str, Meta(description="Unix socket of accelplane clients, for the GPU use of containers on the metrics page")
+        str, _flag("Unix socket of accelplane clients, for the GPU use of containers on the metrics page")
     ] = ""
     health_interval: Annotated[
-        float, Meta(description="seconds between health checks, 1 to 3600; 0: the interval of each plugin")
+        float, _flag("seconds between health checks, 1 to 3600; 0: the interval of each plugin")
     ] = 0.0
     scan_grace: Annotated[
-        float, Meta(description="seconds of failing scans after which the plugin's devices become unhealthy, 0 to 3600")
+        float, _flag("seconds of failing scans after which the plugin's devices become unhealthy, 0 to 3600")
     ] = 30.0
     safety_interval: float = 600.0
     unwatched_interval: float = 60.0

@@ -40,8 +40,7 @@ class Watcher:
         self._directories: dict[str, _Watch] = {}
         # Several paths may lead to one directory, which has one number.
         self._by_number: dict[int, set[str]] = {}
-        self._subscriptions: dict[str, tuple[frozenset[str], bool, Callable[[], None]]] = {}
-        self._roots: dict[str, str] = {}
+        self._subscriptions: dict[str, tuple[frozenset[str], bool, str, Callable[[], None]]] = {}
         self._listeners: dict[str, tuple[Collection[str] | None, Callable[[], None]]] = {}
         self._unwatchable: set[tuple[str, str]] = set()  # subscribers and paths
         self._logged: set[str] = set()
@@ -89,9 +88,8 @@ class Watcher:
         that does not exist counts as changed when it is created.
         """
         desired = frozenset(directories)
-        if self._subscriptions.get(subscriber, (None, None))[:2] != (desired, written):
-            self._subscriptions[subscriber] = (desired, written, changed)
-            self._roots[subscriber] = root
+        if self._subscriptions.get(subscriber, ())[:3] != (desired, written, root):
+            self._subscriptions[subscriber] = (desired, written, root, changed)
             self._arm(subscriber)
 
     def uevents(self, subscriber: str, subsystems: Collection[str] | None, changed: Callable[[], None]) -> None:
@@ -101,7 +99,6 @@ class Watcher:
     def forget(self, subscriber: str) -> None:
         """Ends all of a subscriber's subscriptions."""
         self._listeners.pop(subscriber, None)
-        self._roots.pop(subscriber, None)
         if self._subscriptions.pop(subscriber, None) is not None:
             self._drop(subscriber, keep={})
             self._unwatchable = {failed for failed in self._unwatchable if failed[0] != subscriber}
@@ -109,8 +106,7 @@ class Watcher:
     def _arm(self, subscriber: str) -> None:
         if self._inotify is None:
             return
-        desired, written, _changed = self._subscriptions[subscriber]
-        root = self._roots.get(subscriber, "")
+        desired, written, root, _changed = self._subscriptions[subscriber]
         interests: dict[str, set[str] | None] = {}
         self._unwatchable = {failed for failed in self._unwatchable if failed[0] != subscriber}
         for directory in desired:
@@ -139,10 +135,7 @@ class Watcher:
     def _add_ancestors(
         self, subscriber: str, root: str, directory: str, interests: dict[str, set[str] | None], *, written: bool
     ) -> None:
-        """Watches the directories from `root` down to `directory`, each for the name of the next one.
-
-        The watch of a directory gets no event when a directory above it is renamed.
-        """
+        """Watches the directories from `root` to `directory`: a watch gets no event if a directory above is renamed."""
         path = directory
         while path.startswith(f"{root}/"):
             path, _, name = path.rpartition("/")
@@ -230,7 +223,7 @@ class Watcher:
             if subscriber in self._subscriptions:
                 # Directories may have been created or replaced.
                 self._arm(subscriber)
-                self._subscriptions[subscriber][2]()
+                self._subscriptions[subscriber][3]()
 
     def _concerned(self, event: InotifyEvent, interests: Mapping[str, set[str] | None]) -> Iterator[str]:
         """The subscribers to which the event matters."""

@@ -72,10 +72,10 @@ def desired(
         made = with_node_selector(made, node_selector_of(existing.daemonset))
     if not uses_kmm(onload.spec.onload) or kmm is None:
         return DesiredObjects(None, None, made)
-    main = _retained(module(onload, version, kmm), existing.module, kmm, keeps_selector=keeps_selector)
+    main = _with_live_fields(module(onload, version, kmm), existing.module, kmm, keeps_selector=keeps_selector)
     sfc = sfc_module(onload, version, kmm) if uses_sfc(onload.spec.onload) else None
     if sfc is not None:
-        sfc = _retained(sfc, existing.sfc, kmm, keeps_selector=keeps_selector)
+        sfc = _with_live_fields(sfc, existing.sfc, kmm, keeps_selector=keeps_selector)
     return DesiredObjects(main, sfc, made)
 
 
@@ -91,7 +91,7 @@ def _adopted(made: DaemonSet, live: DaemonSet | None) -> DaemonSet:
     return adapted(made, live)
 
 
-def _retained(made: Module, live: Module | None, kmm: KmmApi, *, keeps_selector: bool) -> Module:
+def _with_live_fields(made: Module, live: Module | None, kmm: KmmApi, *, keeps_selector: bool) -> Module:
     """The Module with the fields of the existing one that must not change now."""
     if live is None:
         return made

@@ -75,11 +75,11 @@ def without_reload(made: Module, live: Module, kmm: KmmApi) -> Module:
         return made
     spec = dict(made.spec)
     if (container.get(_POLICY) or _DEFAULT_POLICY) != (before.get(_POLICY) or _DEFAULT_POLICY):
-        container = _with(container, _POLICY, before.get(_POLICY))
+        container = _with_field(container, _POLICY, before.get(_POLICY))
     loader = {**loader, "container": container}
     if not kmm.uses_worker_pods:
-        loader = _with(loader, "serviceAccountName", found.get("serviceAccountName"))
-        spec = _with(spec, "imageRepoSecret", live.spec.get("imageRepoSecret"))
+        loader = _with_field(loader, "serviceAccountName", found.get("serviceAccountName"))
+        spec = _with_field(spec, "imageRepoSecret", live.spec.get("imageRepoSecret"))
     return msgspec.structs.replace(made, spec={**spec, "moduleLoader": loader})
 
 
@@ -87,7 +87,7 @@ def _loader(made: Module) -> Mapping[str, object]:
     return as_mapping(made.spec.get("moduleLoader")) or {}
 
 
-def _with(fields: Mapping[str, object], name: str, value: object) -> dict[str, object]:
+def _with_field(fields: Mapping[str, object], name: str, value: object) -> dict[str, object]:
     """The fields with another value, or without the field if the value is None."""
     others = {key: each for key, each in fields.items() if key != name}
     return others if value is None else {**others, name: value}

@@ -2,6 +2,8 @@
 
     reference_error(reference, names)        why a reference is not an image of these names; None when it is
     version_error(reference, policy)         why its version is too low; None when it is not
+    digests(environment)                     the digests of the variables RELATED_IMAGE_…, by name and tag
+    pinned(reference, policy)                the reference with its digest, if one is known for its name and tag
     upgraded(reference, policy)              the reference to run instead, which is often the same
     upgrade(plugin, policy)                  a custom resource with all its images upgraded, and the replacements
     original_images(plugin, policy)          its images of the Go project, with those to use instead
@@ -12,7 +14,7 @@ references that it accepts are accepted here, including a digest after a name th
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -24,7 +26,10 @@ from accelplane.operator.settings import ORIGINAL_VENDOR, VENDOR, ImagePolicy, v
 Plugin = TypeVar("Plugin", bound=DevicePlugin)
 
 DEVEL = "devel"
+RELATED_IMAGE = "RELATED_IMAGE_"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+# The registry of references without a host.
+_DEFAULT_HOST = "docker.io/"
 
 
 class Reference(msgspec.Struct, frozen=True):
@@ -91,6 +96,34 @@ def version_error(reference: str, policy: ImagePolicy) -> str | None:
     if not versions.is_below(tag, policy.minimum):
         return None
     return f"version is too low: found {tag} in {reference!a}, expected {policy.minimum} or newer"
+
+
+def digests(environment: Mapping[str, str]) -> dict[str, str]:
+    """The digests of the variables RELATED_IMAGE_…, by name and tag. Raises `ValueError` naming the wrong variable.
+
+    A variable without a tag or without a digest pins nothing.
+    """
+    found: dict[str, str] = {}
+    for variable, value in environment.items():
+        parsed = parse(value)
+        if not variable.startswith(RELATED_IMAGE) or not parsed.digest:
+            continue
+        if not parsed.image or not _DIGEST.fullmatch(parsed.digest):
+            raise ValueError(f"{variable}: found {value[:300]!a}, expected an image with :TAG@sha256: and 64 digits")
+        if parsed.tag:
+            found[_key(parsed)] = parsed.digest
+    return found
+
+
+def pinned(reference: str, policy: ImagePolicy) -> str:
+    """The reference with its digest, if one is known for its name and tag. The tag stays."""
+    parsed = parse(reference)
+    digest = "" if parsed.digest else policy.digests.get(_key(parsed), "")
+    return f"{reference}@{digest}" if digest else reference
+
+
+def _key(reference: Reference) -> str:
+    return f"{reference.name.removeprefix(_DEFAULT_HOST)}:{reference.tag}"
 
 
 def upgraded(reference: str, policy: ImagePolicy) -> str:

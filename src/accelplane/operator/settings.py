@@ -27,9 +27,9 @@ class ImagePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     `minimum` is the oldest version that is accepted. Older images are replaced by `target`, or by default by `minimum`
     for images of the Go project and by `release` for others. `overrides` are the `<IMAGE>_SHA` variables of the
-    environment by name. `upgrade` selects where a replaced reference is written: to the custom resource, only to the
-    DaemonSet, or nowhere. `older` selects how admission treats a version below `minimum`; `warn` has no effect when
-    `upgrade` is off.
+    environment by name. `digests` are those of `images.digests`, by name and tag. `upgrade` selects where a replaced
+    reference is written: to the custom resource, only to the DaemonSet, or nowhere. `older` selects how admission
+    treats a version below `minimum`; `warn` has no effect when `upgrade` is off.
     """
 
     minimum: str = OLDEST
@@ -37,6 +37,7 @@ class ImagePolicy(msgspec.Struct, frozen=True, kw_only=True):
     release: str = RELEASE
     vendor: str = VENDOR
     overrides: Mapping[str, str] = {}
+    digests: Mapping[str, str] = {}
     upgrade: Upgrade = "spec"
     older: Literal["refuse", "warn"] = "refuse"
 

@@ -34,6 +34,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
 ConfigT_co = TypeVar("ConfigT_co", bound=Config, covariant=True)
 
 ScanResult: TypeAlias = Iterable[Device | Resource | Skipped]
+DevicePlans: TypeAlias = "Iterable[DevicePlan]"
 
 
 class ScanError(Exception):
@@ -244,7 +245,7 @@ class Plugin(Generic[ConfigT_co]):
         """Returns samples for the metrics page. Called for each request of the page."""
         return ()
 
-    def readings(self, host: Host, devices: Iterable[Device]) -> "Iterable[DevicePlan]":
+    def readings(self, host: Host, devices: Iterable[Device]) -> DevicePlans:
         """Returns the sources that the metrics pages read for each physical device.
 
         Called in a thread, before the first request of a page after a scan. It lists directories and reads no values.

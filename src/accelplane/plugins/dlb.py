@@ -6,14 +6,10 @@ Driver: dlb2 (out of tree), whose class directory links a node's name to its PCI
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from accelplane.devices import Device, DeviceNode, Skipped
 from accelplane.host import Host, Missing
-from accelplane.plugins.base import Config, Plugin, Watch
-
-if TYPE_CHECKING:
-    from accelplane.readings import DevicePlan
+from accelplane.plugins.base import Config, DevicePlans, Plugin, Watch
 
 _NODE = re.compile(r"dlb[0-9]+")
 
@@ -40,7 +36,7 @@ class DlbPlugin(Plugin[Config]):
             else:
                 yield Skipped(name, f"a physical function with virtual functions (sriov_numvfs is {vfs[:20]!a})")
 
-    def readings(self, host: Host, devices: Iterable[Device]) -> "Iterable[DevicePlan]":
+    def readings(self, host: Host, devices: Iterable[Device]) -> DevicePlans:
         from accelplane.readings import offload, pci  # noqa: PLC0415 - memory of agents without pages
 
         for device in devices:

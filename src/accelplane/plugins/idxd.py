@@ -9,19 +9,16 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 from msgspec import Meta
 
 from accelplane.devices import Allocation, Device, DeviceNode, Skipped
 from accelplane.host import Host, HostError, Missing, Unreadable, drivers
 from accelplane.plugins import vfio
-from accelplane.plugins.base import Config, Plugin, Watch
+from accelplane.plugins.base import Config, DevicePlans, Plugin, Watch
 from accelplane.plugins.options import check_choice
 from accelplane.plugins.policies import preferred
-
-if TYPE_CHECKING:
-    from accelplane.readings import DevicePlan
 
 # PCI device ids of DSA.
 DSA_PCI_IDS = ("0x0b25", "0x11fb", "0x1212")
@@ -83,7 +80,7 @@ class _QueuePlugin(Plugin[ConfigT]):
         # `wq0` stands for the device of the queue `wq0.1`.
         return preferred("none", available, must_include, size, in_use, group=lambda unit: unit.partition(".")[0])
 
-    def readings(self, host: Host, devices: Iterable[Device]) -> "Iterable[DevicePlan]":
+    def readings(self, host: Host, devices: Iterable[Device]) -> DevicePlans:
         from accelplane.readings import offload, pci  # noqa: PLC0415 - memory of agents without pages
 
         queues: dict[str, dict[str, None]] = {}

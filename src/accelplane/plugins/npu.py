@@ -7,19 +7,16 @@ Documentation/accel and Documentation/ABI/testing/sysfs-driver-intel_vpu (busy t
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from msgspec import Meta
 
 from accelplane.devices import Device, DeviceNode, Skipped, natural
 from accelplane.host import Host, HostError, Missing, pci_address
-from accelplane.plugins.base import Config, Plugin, Sample, Watch
+from accelplane.plugins.base import Config, DevicePlans, Plugin, Sample, Watch
 from accelplane.plugins.cdi_mode import CDI_MODES, split_by_cdi_mode
 from accelplane.plugins.options import AllocationPolicy, CdiMode, Prefix, SharedDevNum, check_choice, normal_prefix
 from accelplane.plugins.policies import POLICIES, preferred
-
-if TYPE_CHECKING:
-    from accelplane.readings import DevicePlan
 
 CDI_KIND = "intel.cdi.k8s.io/npu"
 
@@ -100,7 +97,7 @@ class NpuPlugin(Plugin[NpuConfig]):
             help_ = "Deprecated: use accelplane_npu_busy_seconds_total"
             yield Sample("npu_busy_seconds_total", help_, {"device": name}, microseconds / 1e6)
 
-    def readings(self, host: Host, devices: Iterable[Device]) -> "Iterable[DevicePlan]":
+    def readings(self, host: Host, devices: Iterable[Device]) -> DevicePlans:
         from accelplane.readings import npu, pci  # noqa: PLC0415 - memory of agents without pages
 
         for name, attributes in {device.unit: device.attributes for device in devices}.items():

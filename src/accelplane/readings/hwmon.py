@@ -28,10 +28,7 @@ _ENERGY_WRAPS = 240.0
 
 
 def sources(host: Host, path: str, *, waking: bool = False, default: str = "") -> Iterator[Source]:
-    """The sources of all hwmon devices of the device whose directory is `path`.
-
-    `default` names the first temperature and power sensor if the driver does not.
-    """
+    """The sources of all hwmon devices below `path`. `default` names first sensors that the driver does not name."""
     for name in sorted(host.entries(f"{path}/hwmon")):
         if name.startswith("hwmon"):
             yield from _sensors(host, f"{path}/hwmon/{name}", waking=waking, default=default)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from accelplane.host import Host
 from accelplane.readings import families, hwmon, pci
 from accelplane.readings.plan import Source
-from accelplane.readings.values import Family, labels, scalar
+from accelplane.readings.values import labels, scalar
 
 _INTERFACE = re.compile(r"[!-~]{1,15}", re.ASCII)  # dev_valid_name of the kernel, without other characters than ASCII
 _MAX_INTERFACES = 16
@@ -37,5 +37,5 @@ def _statistics(host: Host, path: str, interface: str) -> Iterator[Source]:
         for short, direction in _DIRECTIONS.items()
     ]
     yield from pci.existing(host, f"{path}/statistics", parsers)
-    changes: Family = families.NIC_CARRIER_CHANGES
-    yield from pci.existing(host, path, [("carrier_changes", scalar(changes, extra=labels(interface=interface)))])
+    parse = scalar(families.NIC_CARRIER_CHANGES, extra=labels(interface=interface))
+    yield from pci.existing(host, path, [("carrier_changes", parse)])

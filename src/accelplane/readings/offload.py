@@ -60,8 +60,7 @@ def _queue(host: Host, path: str, queue: str) -> Iterator[Source]:
     )
 
     # The character device of a user queue, with a directory for each open file (Linux 6.4).
-    cdev = next((name for name in sorted(host.entries(path)) if name.endswith(f"!{queue}")), "")
-    if cdev:
+    if cdev := next((name for name in sorted(host.entries(path)) if name.endswith(f"!{queue}")), ""):
         directory = f"{path}/{cdev}"
         yield Source(path=directory, parse=_nothing, members=partial(_open_files, directory, queue))
 

@@ -38,10 +38,7 @@ def plan(
     *,
     units: Sequence[str] = (),
 ) -> DevicePlan:
-    """The plan of a device whose PCI function has the directory `path`. `attributes` are those of the inventory.
-
-    The default of `units` is the device.
-    """
+    """The plan of the PCI function in `path`. `attributes` are of the inventory, `units` by default the device."""
     address = host.resolve(path).rpartition("/")[2]
     bdf = address if pci_address(address) else ""
     power = f"{path}/power" if "runtime_status" in host.entries(f"{path}/power") else ""

@@ -57,28 +57,20 @@ class DevicePlan(Struct, frozen=True, kw_only=True):
     facts: Mapping[str, str] = {}
 
 
-class PowerState(Struct, frozen=True, kw_only=True):
-    """What decides about waking reads. `autosuspend` is in seconds, `since_waking` the time since the last ones."""
-
-    status: str
-    autosuspend: float
-    held: bool
-    since_waking: float
-
-
 def is_awake(status: str) -> bool:
     return status in _AWAKE
 
 
-def waking_reads(mode: str, state: PowerState) -> Decision:
+def waking_reads(mode: str, *, status: str, autosuspend: float, held: bool, since_waking: float) -> Decision:
     """Whether to read files that wake the device, to repeat their last values, or to have no values.
 
-    `mode` is `auto` (decide by the state), `always` or `never`.
+    `mode` is `auto` (decide by the power status), `always` or `never`. Times are in seconds; `since_waking` is that
+    since the last such reads.
     """
     if mode != "auto":
         return "read" if mode == "always" else "skip"
-    if not is_awake(state.status):
+    if not is_awake(status):
         return "skip"
-    if state.held or state.status == "unsupported":
+    if held or status == "unsupported" or since_waking >= max(_UNHELD_INTERVAL, 3 * autosuspend):
         return "read"
-    return "read" if state.since_waking >= max(_UNHELD_INTERVAL, 3 * state.autosuspend) else "repeat"
+    return "repeat"

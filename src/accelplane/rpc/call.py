@@ -2,18 +2,20 @@
 
 import asyncio
 import logging
-from typing import Protocol
+from collections.abc import Callable
 
 from accelplane.rpc import frames
+from accelplane.rpc.connection import Connection
 from accelplane.rpc.errors import Code, RpcError
 from accelplane.rpc.frames import END_HEADERS, END_STREAM, HEADERS
 from accelplane.rpc.headers import EMPTY_TABLE, literal, status_fields
 from accelplane.rpc.messages import MAX_MESSAGE, framed
 from accelplane.rpc.methods import Method
-from accelplane.rpc.outbox import Outbox
 from accelplane.rpc.stream import Stream
 
 log = logging.getLogger(__name__)
+
+TrackTask = Callable[[asyncio.Task[None]], None]
 
 # The limit on requests and responses of a connection's unfinished calls in memory; a call that exceeds it fails.
 _MAX_BUFFERED = 16 * 1024 * 1024
@@ -23,30 +25,20 @@ _RESPONSE_HEADERS = EMPTY_TABLE + literal(b":status", b"200") + _CONTENT_TYPE
 _OK = literal(b"grpc-status", b"0")
 
 
-class CallConnection(Protocol):
-    """The parts of a connection that its calls use."""
-
-    @property
-    def outbox(self) -> Outbox: ...
-    @property
-    def initial_window(self) -> int: ...
-    def buffered_bytes(self) -> int: ...
-    def remove_stream(self, stream: Stream) -> None: ...
-    def reset_stream(self, stream_id: int, code: Code) -> None: ...
-    def track(self, task: asyncio.Task[None]) -> None: ...
-
-
 class Call(Stream):
-    """A call of `method`, whose deadline is in the event loop's time."""
+    """A call of `method`, whose deadline is in the event loop's time. `track` gets a cancelled task that still runs."""
 
     __slots__ = (
-        *("_connection", "_method", "_deadline", "_request", "_task", "_timer", "_sent_waiter"),
+        *("_connection", "_track", "_method", "_deadline", "_request", "_task", "_timer", "_sent_waiter"),
         *("_headers_sent", "_finished", "_closed"),
     )
 
-    def __init__(self, connection: CallConnection, stream_id: int, method: Method, deadline: float | None) -> None:
+    def __init__(
+        self, connection: "Connection[Call]", track: TrackTask, stream_id: int, method: Method, deadline: float | None
+    ) -> None:
         super().__init__(stream_id, connection.initial_window, MAX_MESSAGE)
         self._connection = connection
+        self._track = track
         self._method = method
         self._deadline = deadline
         self._request: bytes | None = None
@@ -189,7 +181,7 @@ class Call(Stream):
             self._timer.cancel()
         if self._task is not None and not self._task.done():
             self._task.cancel()
-            self._connection.track(self._task)
+            self._track(self._task)
 
 
 def rejection(stream_id: int, http_status: bytes, error: RpcError, *, ended: bool) -> bytes:

@@ -18,7 +18,6 @@ from accelplane.rpc.stream import Stream
 
 _MAX_CONTINUATIONS = 16
 
-
 AnyStream = TypeVar("AnyStream", bound=Stream)
 
 
@@ -58,14 +57,14 @@ class Connection(asyncio.Protocol, ABC, Generic[AnyStream]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if isinstance(transport, asyncio.Transport):
-            self.outbox.attach(transport)
+            self.outbox.transport = transport
         if self.ended:
             self.outbox.close(now=True)
         else:
             self.outbox.write(self._initial_frames)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.outbox.detach()
+        self.outbox.transport = None  # it is closed; its methods must not be called any more
         self.end("connection lost")
 
     def pause_writing(self) -> None:
@@ -88,6 +87,10 @@ class Connection(asyncio.Protocol, ABC, Generic[AnyStream]):
         finally:
             self.outbox.uncork()
 
+    def buffered_bytes(self) -> int:
+        """The size of unfinished calls in memory."""
+        return sum(stream.buffered_bytes for stream in self.streams.values())
+
     def remove_stream(self, stream: Stream) -> None:
         """Removes a stream that has ended. Later frames for it are ignored."""
         self.streams.pop(stream.id, None)
@@ -104,9 +107,8 @@ class Connection(asyncio.Protocol, ABC, Generic[AnyStream]):
 
     def return_window(self, stream: Stream) -> None:
         """Acknowledges received data once it is half a window."""
-        if stream.unacked_bytes < DEFAULT_WINDOW // 2 or stream.remote_ended or not stream.accepts_data:
-            return
-        if stream.id in self.streams:
+        due = stream.unacked_bytes >= DEFAULT_WINDOW // 2 and not stream.remote_ended and stream.accepts_data
+        if due and stream.id in self.streams:
             self.outbox.write(frames.window_update(stream.id, stream.unacked_bytes))
             stream.unacked_bytes = 0
 

@@ -45,21 +45,19 @@ class RpcError(Exception):
         self.text = text
 
 
-class ConnectionFault(Exception):
-    """A connection error (RFC 9113, section 5.4.1): GOAWAY is sent, and the connection ends."""
-
+class _Fault(Exception):
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(f"{code.name}: {text}")
         self.code = code
         self.text = text
 
 
-class StreamFault(Exception):
-    """A stream error (RFC 9113, section 5.4.2): the stream is reset, and the connection stays open."""
+class ConnectionFault(_Fault):
+    """A connection error (RFC 9113, section 5.4.1): GOAWAY is sent, and the connection ends."""
 
-    def __init__(self, code: Code, text: str) -> None:
-        super().__init__(f"{code.name}: {text}")
-        self.code = code
+
+class StreamFault(_Fault):
+    """A stream error (RFC 9113, section 5.4.2): the stream is reset, and the connection stays open."""
 
 
 def code_name(code: int) -> str:

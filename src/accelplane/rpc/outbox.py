@@ -17,7 +17,7 @@ class Outbox:
     def __init__(self, flood_limit: FloodLimit) -> None:
         self.write_paused = False
         self._flood_limit = flood_limit
-        self._transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport | None = None  # None before and after the connection
         self._window = DEFAULT_WINDOW
         self._pending: dict[int, Stream] = {}  # streams with unsent data
         self._frames: list[bytes] = []
@@ -25,23 +25,16 @@ class Outbox:
         self._corked = False
         self._closed = False
 
-    def attach(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-
     def close(self, *, now: bool = False) -> None:
         """Discards all further frames. Closes the transport, which first sends buffered data unless `now`."""
         self._closed = True
         self._frames.clear()
         self._pending.clear()
-        if self._transport is not None:
+        if self.transport is not None:
             if now:
-                self._transport.abort()
+                self.transport.abort()
             else:
-                self._transport.close()
-
-    def detach(self) -> None:
-        """The transport is closed; its methods must not be called any more."""
-        self._transport = None
+                self.transport.close()
 
     def pause(self) -> None:
         """Pauses writing because the peer does not read. Pauses reading too, which limits the replies in memory."""
@@ -54,12 +47,12 @@ class Outbox:
         self.send_pending()
 
     def pause_reading(self) -> None:
-        if self._transport is not None:
-            self._transport.pause_reading()
+        if self.transport is not None:
+            self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        if self._transport is not None and not self.write_paused:
-            self._transport.resume_reading()
+        if self.transport is not None and not self.write_paused:
+            self.transport.resume_reading()
 
     def cork(self) -> None:
         self._corked = True
@@ -69,11 +62,11 @@ class Outbox:
         self.flush()
 
     def flush(self) -> None:
-        if self._frames and self._transport is not None and not self._closed:
+        if self._frames and self.transport is not None and not self._closed:
             data = b"".join(self._frames)
             self._frames.clear()
             self._size = 0
-            self._transport.write(data)
+            self.transport.write(data)
 
     def write(self, data: bytes) -> None:
         """Sends frames that no window limits, in the order of the calls."""

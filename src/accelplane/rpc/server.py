@@ -94,7 +94,6 @@ class ServerConnection(Connection[Call]):
 
     def __init__(self, methods: Mapping[bytes, Method], tracker: ConnectionTracker) -> None:
         super().__init__(_INITIAL_FRAMES, frames.PREFACE)
-        self.track = tracker.track
         self._tracker = tracker
         self._methods = methods
         tracker.connections.add(self)
@@ -102,10 +101,6 @@ class ServerConnection(Connection[Call]):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._tracker.remove(self)
-
-    def buffered_bytes(self) -> int:
-        """The size of unfinished calls in memory."""
-        return sum(stream.buffered_bytes for stream in self.streams.values())
 
     def begin_shutdown(self) -> None:
         """Accepts no more calls, and ends when the last one has ended."""
@@ -149,7 +144,9 @@ class ServerConnection(Connection[Call]):
             self.outbox.write(rejection(stream_id, request.http_status, error, ended=ended))
             return
         deadline = None if request.timeout is None else asyncio.get_running_loop().time() + request.timeout
-        call = self.streams[stream_id] = Call(self, stream_id, self._methods[request.path], deadline)
+        call = self.streams[stream_id] = Call(
+            self, self._tracker.track, stream_id, self._methods[request.path], deadline
+        )
         if ended:
             call.remote_ended = True
             call.on_messages([])

@@ -32,35 +32,32 @@ class LevelZeroService:
         }
 
     async def _health(self, request: pb.DeviceId) -> pb.DeviceHealth:
-        error, values = await self._of_device("health", request, ("1", "1"))
+        error, values = await self._ask("health", ("1", "1"), request.bdfAddress)
         memory, bus = (value == "1" for value in values)
         return pb.DeviceHealth(memory_ok=memory, bus_ok=bus, soc_ok=True, error=error)
 
     async def _temperature(self, request: pb.DeviceId) -> pb.DeviceTemperature:
-        error, values = await self._of_device("temperature", request, (str(NO_TEMPERATURE),) * 3)
+        error, values = await self._ask("temperature", (str(NO_TEMPERATURE),) * 3, request.bdfAddress)
         overall, gpu, memory = map(float, values)
         response = pb.DeviceTemperature(gpu=gpu, memory=memory, error=error)
         setattr(response, "global", overall)  # a keyword of Python
         return response
 
     async def _memory(self, request: pb.DeviceId) -> pb.DeviceMemoryAmount:
-        error, (size,) = await self._of_device("memory", request, ("0",))
+        error, (size,) = await self._ask("memory", ("0",), request.bdfAddress)
         return pb.DeviceMemoryAmount(memory_size=int(size), error=error)
 
     async def _indices(self, _request: pb.GetIntelIndicesMessage) -> pb.DeviceIndices:
-        error, values = await self._ask("indices", "", ())
+        error, values = await self._ask("indices", ())
         return pb.DeviceIndices(indices=map(int, values), error=error)
 
-    async def _of_device(
-        self, request: str, device: pb.DeviceId, defaults: tuple[str, ...]
+    async def _ask(
+        self, request: str, defaults: tuple[str, ...], bdf: str | None = None
     ) -> tuple[pb.Error, tuple[str, ...]]:
-        if not _BDF.fullmatch(device.bdfAddress):
+        if bdf is not None and not _BDF.fullmatch(bdf):
             return _error(UNKNOWN), defaults
-        return await self._ask(request, device.bdfAddress, defaults)
-
-    async def _ask(self, request: str, bdf: str, defaults: tuple[str, ...]) -> tuple[pb.Error, tuple[str, ...]]:
         try:
-            code, *values = await self._process.ask(request, bdf)
+            code, *values = await self._process.ask(request, bdf or "")
         except RequestError as error:
             return _error(error.code), defaults
         return _error(int(code)), tuple(values)

@@ -34,30 +34,26 @@ class Xpumd:
     async def run(self, changed: Callable[[], None]) -> NoReturn:
         """Watches and calls `changed` after each change. Reconnects with exponential backoff until cancelled."""
         channel = rpc.Channel(self._socket, max_message=_MAX_MESSAGE)
+        method, request = "/deviceinfo.DeviceInfo/WatchDeviceHealth", pb.WatchDeviceHealthRequest()
+        pause = _FIRST_PAUSE
         try:
-            await self._watch(channel, changed)
+            while True:
+                try:
+                    async for message in channel.stream(method, request, pb.DeviceHealthResponse):
+                        pause = _FIRST_PAUSE
+                        if self._merge(states_of(message)):
+                            changed()
+                    problem = "ended its stream"
+                except rpc.RpcError as error:
+                    problem = " ".join(str(error).split())[:300]
+                connected, self.problem = not self.problem, f"xpumd at {self._socket}: {problem}"
+                if connected:
+                    changed()
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
         finally:
             channel.close()
             self.problem = f"xpumd at {self._socket}: not connected"
-
-    async def _watch(self, channel: rpc.Channel, changed: Callable[[], None]) -> NoReturn:
-        pause = _FIRST_PAUSE
-        while True:
-            try:
-                async for message in channel.stream(
-                    "/deviceinfo.DeviceInfo/WatchDeviceHealth", pb.WatchDeviceHealthRequest(), pb.DeviceHealthResponse
-                ):
-                    pause = _FIRST_PAUSE
-                    if self._merge(states_of(message)):
-                        changed()
-                problem = "ended its stream"
-            except rpc.RpcError as error:
-                problem = " ".join(str(error).split())[:300]
-            connected, self.problem = not self.problem, f"xpumd at {self._socket}: {problem}"
-            if connected:
-                changed()
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _merge(self, update: Mapping[str, str]) -> bool:
         """Whether the message changed a state, or was the first of a stream."""

@@ -77,19 +77,10 @@ class DeviceProperties(_Typed):
 
     TYPE = 0x3
     _fields_ = (
-        ("type", c_uint32),
-        ("vendorId", c_uint32),
-        ("deviceId", c_uint32),
-        ("flags", c_uint32),
-        ("subdeviceId", c_uint32),
-        ("coreClockRate", c_uint32),
+        *[(name, c_uint32) for name in ("type", "vendorId", "deviceId", "flags", "subdeviceId", "coreClockRate")],
         ("maxMemAllocSize", c_uint64),
-        ("maxHardwareContexts", c_uint32),
-        ("maxCommandQueuePriority", c_uint32),
-        ("numThreadsPerEU", c_uint32),
-        ("physicalEUSimdWidth", c_uint32),
-        ("numEUsPerSubslice", c_uint32),
-        ("numSubslicesPerSlice", c_uint32),
+        *[(name, c_uint32) for name in ("maxHardwareContexts", "maxCommandQueuePriority", "numThreadsPerEU")],
+        *[(name, c_uint32) for name in ("physicalEUSimdWidth", "numEUsPerSubslice", "numSubslicesPerSlice")],
         ("numSlices", c_uint32),
         ("timerResolution", c_uint64),
         ("timestampValidBits", c_uint32),
@@ -106,12 +97,8 @@ class SysmanProperties(_Typed):
     _fields_ = (
         ("core", DeviceProperties),
         ("numSubdevices", c_uint32),
-        ("serialNumber", c_char * 64),
-        ("boardNumber", c_char * 64),
-        ("brandName", c_char * 64),
-        ("modelName", c_char * 64),
-        ("vendorName", c_char * 64),
-        ("driverVersion", c_char * 64),
+        *[(name, c_char * 64) for name in ("serialNumber", "boardNumber", "brandName", "modelName")],
+        *[(name, c_char * 64) for name in ("vendorName", "driverVersion")],
     )
 
     def __init__(self) -> None:
@@ -123,11 +110,7 @@ class SysmanExtensionProperties(_Typed):
     """zes_device_ext_properties_t."""
 
     TYPE = 0x2D
-    _fields_ = (
-        ("uuid", c_uint8 * 16),
-        ("type", c_uint32),
-        ("flags", c_uint32),
-    )
+    _fields_ = (("uuid", c_uint8 * 16), ("type", c_uint32), ("flags", c_uint32))
 
 
 class PciSpeed(ctypes.Structure):
@@ -141,14 +124,9 @@ class PciProperties(_Typed):
 
     TYPE = 0x2
     _fields_ = (
-        ("domain", c_uint32),
-        ("bus", c_uint32),
-        ("device", c_uint32),
-        ("function", c_uint32),
+        *[(name, c_uint32) for name in ("domain", "bus", "device", "function")],
         ("maxSpeed", PciSpeed),
-        ("haveBandwidthCounters", c_uint8),
-        ("havePacketCounters", c_uint8),
-        ("haveReplayCounters", c_uint8),
+        *[(name, c_uint8) for name in ("haveBandwidthCounters", "havePacketCounters", "haveReplayCounters")],
     )
 
 
@@ -157,9 +135,7 @@ class PciState(_Typed):
 
     TYPE = 0x17
     _fields_ = (
-        ("status", c_uint32),
-        ("qualityIssues", c_uint32),
-        ("stabilityIssues", c_uint32),
+        *[(name, c_uint32) for name in ("status", "qualityIssues", "stabilityIssues")],
         ("speed", PciSpeed),
     )
 
@@ -180,9 +156,7 @@ class TemperatureProperties(_Typed):
         ("onSubdevice", c_uint8),
         ("subdeviceId", c_uint32),
         ("maxTemperature", c_double),
-        ("isCriticalTempSupported", c_uint8),
-        ("isThreshold1Supported", c_uint8),
-        ("isThreshold2Supported", c_uint8),
+        *[(name, c_uint8) for name in ("isCriticalTempSupported", "isThreshold1Supported", "isThreshold2Supported")],
     )
 
 

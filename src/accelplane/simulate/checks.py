@@ -1,6 +1,7 @@
 """Validation of descriptions of simulated devices: ranges of numbers, formats of addresses and IDs."""
 
 import re
+from collections.abc import Iterator
 
 import msgspec
 
@@ -11,12 +12,6 @@ MAX_VFS = 127
 PCI_ID = re.compile(r"0x[0-9a-f]{4}")
 PCI_CLASS = re.compile(r"0x[0-9a-f]{6}")
 BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
-
-
-def check(*problems: str | None) -> None:
-    """Raises `ValueError` with the first problem, if any."""
-    for problem in filter(None, problems):
-        raise ValueError(problem)
 
 
 def bounded(key: str, value: float | None, most: int, *, least: int = 0) -> str | None:
@@ -34,7 +29,15 @@ def spelled(key: str, value: str | None, pattern: re.Pattern[str], example: str)
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """A part of the description of a node."""
+    """A part of the description of a node. Creating it raises `ValueError` with the first of its `problems`."""
+
+    def __post_init__(self) -> None:
+        for problem in filter(None, self.problems()):
+            raise ValueError(problem)
+
+    def problems(self) -> Iterator[str | None]:
+        """A message for each invalid field, None for others."""
+        yield from ()
 
 
 class Placed(Described, frozen=True, kw_only=True):
@@ -43,8 +46,6 @@ class Placed(Described, frozen=True, kw_only=True):
     bdf: str | None = None
     numa_node: int | None = None
 
-    def __post_init__(self) -> None:
-        check(
-            spelled("bdf", self.bdf, BDF, "0000:03:00.0"),
-            bounded("numa-node", self.numa_node, MAX_NUMA_NODES - 1, least=-1),
-        )
+    def problems(self) -> Iterator[str | None]:
+        yield spelled("bdf", self.bdf, BDF, "0000:03:00.0")
+        yield bounded("numa-node", self.numa_node, MAX_NUMA_NODES - 1, least=-1)

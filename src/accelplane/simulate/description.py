@@ -5,19 +5,18 @@ additions; a description without them has the same meaning as in the Go program.
 """
 
 import os
-import re
 from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
+
+from accelplane.simulate.checks import PCI_ID
 
 MAX_SIZE = 1024 * 1024
 MAX_CARDS = 128
 MAX_TILES = 64
 MAX_LINK_ENDS = 512
 MIB = 1024 * 1024
-
-_PCI_ID = re.compile(r"0x[0-9a-f]{4}")
 
 
 class DescriptionError(ValueError):
@@ -96,7 +95,7 @@ def _problem(description: Description) -> str:
     ):
         if not least <= value <= most:
             return f"{key} is {value}, expected {least} to {most}"
-    if description.device_id and not _PCI_ID.fullmatch(description.device_id):
+    if description.device_id and not PCI_ID.fullmatch(description.device_id):
         return f"DeviceId is {description.device_id[:80]!a}, expected the form 0x56c0"
     ends = description.devcount * description.tilesperdev
     if description.capabilities.get("connection-topology") == "FULL" and ends > MAX_LINK_ENDS:

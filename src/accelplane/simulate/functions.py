@@ -85,10 +85,10 @@ def make_function(journal: Journal, device: SimulatedDevice, model: Model, more:
     journal.link(f"{device.path}/driver", f"/sys/bus/pci/drivers/{device.driver}")
 
 
-def make_class_device(journal: Journal, class_device: ClassDevice, more: Mapping[str, str] | None = None) -> None:
+def make_class_device(journal: Journal, class_device: ClassDevice, more: Mapping[str, str]) -> None:
     """Creates the directory of a class device, without links to it."""
     lines: list[str] = []
-    files: dict[str, str] = dict(more or {})
+    files = dict(more)
     if class_device.numbers:
         lines = [
             f"MAJOR={class_device.numbers.major}",
@@ -110,23 +110,11 @@ def make_class_device(journal: Journal, class_device: ClassDevice, more: Mapping
     journal.link(f"{class_device.path}/subsystem", f"/sys/class/{class_device.subsystem}")
 
 
-def make_bus_links(journal: Journal, device: SimulatedDevice) -> None:
-    """Links the function from the directories of its bus and driver."""
-    journal.link(f"/sys/bus/pci/devices/{device.bdf}", device.path)
-    journal.link(f"/sys/bus/pci/drivers/{device.driver}/{device.bdf}", device.path)
-
-
 def make_class_links(journal: Journal, class_device: ClassDevice) -> None:
     """Links a class device by number and by name."""
     if class_device.numbers:
         journal.link(f"/sys/dev/char/{class_device.numbers}", class_device.path)
     journal.link(f"/sys/class/{class_device.subsystem}/{os.path.basename(class_device.path)}", class_device.path)
-
-
-def make_node(journal: Journal, class_device: ClassDevice) -> None:
-    """Creates the device node of a class device."""
-    if class_device.numbers:
-        journal.node(class_device.node, class_device.numbers)
 
 
 def make_by_path(journal: Journal, device: SimulatedDevice) -> None:

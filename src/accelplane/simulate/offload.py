@@ -5,12 +5,12 @@ kernel's qat_*, idxd and vfio_pci drivers, and of Intel's dlb2 driver.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
-from accelplane.simulate.checks import MAX_INDEX, MAX_VFS, Described, Placed, bounded, check, spelled
+from accelplane.simulate.checks import MAX_INDEX, MAX_VFS, Described, Placed, bounded, spelled
 
 MAX_QUEUES = 8  # of one DSA or IAA device
 _SERVICES = re.compile(r"[a-z]+(;[a-z]+)*")
@@ -72,13 +72,11 @@ class QatSpec(Placed, frozen=True, kw_only=True):
     bridge: bool | None = None
     auto_reset: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(
-            spelled("services", self.services, _SERVICES, "sym;asym"),
-            bounded("vfs", self.vfs, MAX_VFS),
-            bounded("total-vfs", self.total_vfs, MAX_VFS, least=self.vfs),
-        )
+    def problems(self) -> Iterator[str | None]:
+        yield from super().problems()
+        yield spelled("services", self.services, _SERVICES, "sym;asym")
+        yield bounded("vfs", self.vfs, MAX_VFS)
+        yield bounded("total-vfs", self.total_vfs, MAX_VFS, least=self.vfs)
 
     @property
     def product(self) -> QatProduct:
@@ -99,8 +97,9 @@ class QueueSpec(Described, frozen=True, kw_only=True):
     size: int = 16
     enabled: bool = True
 
-    def __post_init__(self) -> None:
-        check(spelled("name", self.name, _NAME, "app00"), bounded("size", self.size, 128, least=1))
+    def problems(self) -> Iterator[str | None]:
+        yield spelled("name", self.name, _NAME, "app00")
+        yield bounded("size", self.size, 128, least=1)
 
 
 class _IdxdSpec(Placed, frozen=True, kw_only=True):
@@ -112,15 +111,13 @@ class _IdxdSpec(Placed, frozen=True, kw_only=True):
     max_engines: int = 4
     driver_name_file: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(
-            bounded("index", self.index, MAX_INDEX),
-            bounded("max-queues", self.max_queues, 128, least=1),
-            bounded("max-groups", self.max_groups, 128, least=1),
-            bounded("max-engines", self.max_engines, 128, least=1),
-            bounded("number of queues", len(self.queues), self.max_queues),
-        )
+    def problems(self) -> Iterator[str | None]:
+        yield from super().problems()
+        yield bounded("index", self.index, MAX_INDEX)
+        yield bounded("max-queues", self.max_queues, 128, least=1)
+        yield bounded("max-groups", self.max_groups, 128, least=1)
+        yield bounded("max-engines", self.max_engines, 128, least=1)
+        yield bounded("number of queues", len(self.queues), self.max_queues)
 
 
 class DsaSpec(_IdxdSpec, frozen=True, kw_only=True):
@@ -145,9 +142,10 @@ class DlbSpec(Placed, frozen=True, kw_only=True):
     total_vfs: int = 16
     provisioned: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(bounded("vfs", self.vfs, self.total_vfs), bounded("total-vfs", self.total_vfs, 16))
+    def problems(self) -> Iterator[str | None]:
+        yield from super().problems()
+        yield bounded("vfs", self.vfs, self.total_vfs)
+        yield bounded("total-vfs", self.total_vfs, 16)
 
 
 class SgxSpec(Described, frozen=True, kw_only=True):
@@ -157,8 +155,8 @@ class SgxSpec(Described, frozen=True, kw_only=True):
     loaded: bool = True
     provision: bool = True
 
-    def __post_init__(self) -> None:
-        check(bounded("epc", self.epc, 2**63 - 1))
+    def problems(self) -> Iterator[str | None]:
+        yield bounded("epc", self.epc, 2**63 - 1)
 
 
 class FpgaSpec(Placed, frozen=True, kw_only=True):
@@ -173,15 +171,13 @@ class FpgaSpec(Placed, frozen=True, kw_only=True):
     vfs: int = 0
     seconds: float = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(
-            spelled("interface", self.interface, _FPGA_ID, "69528db6eb31577a8c3668f9faa081f6"),
-            *(spelled("afus", afu, _FPGA_ID, "d8424dc4a4a3c413f89e433683f9040b") for afu in self.afus),
-            bounded("number of afus", len(self.afus), 16, least=1),
-            bounded("vfs", self.vfs, len(self.afus)),
-            bounded("seconds", self.seconds, 3600),
-        )
+    def problems(self) -> Iterator[str | None]:
+        yield from super().problems()
+        yield spelled("interface", self.interface, _FPGA_ID, "69528db6eb31577a8c3668f9faa081f6")
+        yield from (spelled("afus", afu, _FPGA_ID, "d8424dc4a4a3c413f89e433683f9040b") for afu in self.afus)
+        yield bounded("number of afus", len(self.afus), 16, least=1)
+        yield bounded("vfs", self.vfs, len(self.afus))
+        yield bounded("seconds", self.seconds, 3600)
 
 
 class NicSpec(Placed, frozen=True, kw_only=True):
@@ -190,9 +186,9 @@ class NicSpec(Placed, frozen=True, kw_only=True):
     model: Literal["0a03", "0b03"] = "0b03"
     interface: str | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(spelled("interface", self.interface, _INTERFACE, "ens1f0"))
+    def problems(self) -> Iterator[str | None]:
+        yield from super().problems()
+        yield spelled("interface", self.interface, _INTERFACE, "ens1f0")
 
 
 class OnloadSpec(Described, frozen=True, kw_only=True):

@@ -6,23 +6,13 @@ Defaults follow from the number of the card, so `{}` is a complete GPU.
 import os
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, Self
 
 import msgspec
 
-from accelplane.simulate.checks import (
-    MAX_INDEX,
-    MAX_NUMA_NODES,
-    MAX_VFS,
-    PCI_CLASS,
-    PCI_ID,
-    Described,
-    Placed,
-    bounded,
-    check,
-    spelled,
-)
+from accelplane.simulate import checks
+from accelplane.simulate.checks import Described, Placed, bounded, spelled
 from accelplane.simulate.description import Description, DescriptionError, read_description, read_limited
 from accelplane.simulate.offload import DlbSpec, DsaSpec, FpgaSpec, IaaSpec, NicSpec, OnloadSpec, QatSpec, SgxSpec
 
@@ -62,17 +52,15 @@ class GpuSpec(Placed, frozen=True, kw_only=True):
     by_path: bool = True
     connectors: Sequence[str] | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(
-            bounded("index", self.index, MAX_INDEX),
-            spelled("device-id", self.device_id, PCI_ID, "0x56c0"),
-            spelled("pci-class", self.pci_class, PCI_CLASS, "0x030000"),
-            bounded("vfs", self.vfs, MAX_VFS),
-            bounded("tiles", self.tiles, MAX_TILES, least=1),
-            bounded("memory", self.memory, 2**63 - 1),
-            *(spelled("connectors", name, _CONNECTOR, "DP-1") for name in self.connectors or ()),
-        )
+    def problems(self) -> Iterator[str | None]:
+        yield from super().problems()
+        yield bounded("index", self.index, checks.MAX_INDEX)
+        yield spelled("device-id", self.device_id, checks.PCI_ID, "0x56c0")
+        yield spelled("pci-class", self.pci_class, checks.PCI_CLASS, "0x030000")
+        yield bounded("vfs", self.vfs, checks.MAX_VFS)
+        yield bounded("tiles", self.tiles, MAX_TILES, least=1)
+        yield bounded("memory", self.memory, 2**63 - 1)
+        yield from (spelled("connectors", name, _CONNECTOR, "DP-1") for name in self.connectors or ())
 
     @property
     def model(self) -> Model:
@@ -95,9 +83,10 @@ class NpuSpec(Placed, frozen=True, kw_only=True):
     index: int | None = None
     device_id: str | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(bounded("index", self.index, MAX_INDEX), spelled("device-id", self.device_id, PCI_ID, "0x643e"))
+    def problems(self) -> Iterator[str | None]:
+        yield from super().problems()
+        yield bounded("index", self.index, checks.MAX_INDEX)
+        yield spelled("device-id", self.device_id, checks.PCI_ID, "0x643e")
 
     @property
     def model(self) -> Model:
@@ -127,11 +116,11 @@ class NodeSpec(Described, frozen=True, kw_only=True):
     noiommu: bool = False
     disable_denylist: bool = False
 
-    def __post_init__(self) -> None:
-        check(bounded("numa-nodes", self.numa_nodes, MAX_NUMA_NODES))
+    def problems(self) -> Iterator[str | None]:
+        yield bounded("numa-nodes", self.numa_nodes, checks.MAX_NUMA_NODES)
         lists = ("gpus", "npus", "qats", "dsas", "iaas", "dlbs", "fpgas", "nics")
         for key in lists:
-            check(bounded(f"number of {key}", len(getattr(self, key)), MAX_INDEX + 1))
+            yield bounded(f"number of {key}", len(getattr(self, key)), checks.MAX_INDEX + 1)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

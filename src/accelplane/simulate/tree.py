@@ -9,11 +9,11 @@ Sources: Documentation/ABI/testing/sysfs-bus-pci and sysfs-class-drm, the i915, 
 """
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
 from accelplane.simulate import functions
-from accelplane.simulate.functions import SimulatedDevice
+from accelplane.simulate.functions import ClassDevice, SimulatedDevice
 from accelplane.simulate.journal import Journal, Nodes, Numbers, TreeError
 from accelplane.simulate.specs import GpuSpec, Model, NodeSpec, NpuSpec, gpu_address, npu_address
 
@@ -106,13 +106,7 @@ class SimulatedNode:
             class_path=f"{path}/accel/accel{index}",
             nodes=(f"/dev/accel/accel{index}",),
         )
-        minor = functions.accel_minor(device)
-        with self._plugging(device) as journal:
-            functions.make_function(journal, device, spec.model, {"npu_busy_time_us": "0"})
-            functions.make_class_device(journal, minor)
-            functions.make_bus_links(journal, device)
-            functions.make_class_links(journal, minor)
-            functions.make_node(journal, minor)
+        self._plug(device, spec.model, {"npu_busy_time_us": "0"}, {functions.accel_minor(device): {}})
         return device.name
 
     def unplug(self, name: str) -> None:
@@ -125,46 +119,54 @@ class SimulatedNode:
                 self._mei = {number: card for number, card in self._mei.items() if card != device.name}
 
     def _plug_physical(self, spec: GpuSpec, card: SimulatedDevice) -> None:
-        minors = functions.drm_minors(card)
-        outputs = functions.connectors(card, spec.outputs)
+        primary, render = functions.drm_minors(card)
+        made = {primary: functions.card_tiles(spec), render: {}}
+        for output in functions.connectors(card, spec.outputs):
+            made[output] = {"status": "disconnected", "enabled": "disabled"}
         number = next(number for number in range(len(self._mei) + 1) if number not in self._mei)
-        mei = [functions.mei_device(card, number)] if spec.mei else []
+        if spec.mei:
+            made[functions.mei_device(card, number)] = {"kind": "gscfi"}
         sriov = {"sriov_numvfs": str(spec.vfs), "sriov_totalvfs": str(max(spec.vfs, _TOTAL_VFS))}
-        with self._plugging(card) as journal:
-            functions.make_function(journal, card, spec.model, {**sriov, **functions.function_tiles(spec)})
-            functions.make_class_device(journal, minors[0], functions.card_tiles(spec))
-            functions.make_class_device(journal, minors[1])
-            for output in outputs:
-                functions.make_class_device(journal, output, {"status": "disconnected", "enabled": "disabled"})
-            for interface in mei:
-                functions.make_class_device(journal, interface, {"kind": "gscfi"})
-            functions.make_bus_links(journal, card)
-            for made in [*minors, *outputs, *mei]:
-                functions.make_class_links(journal, made)
-            for made in [*minors, *mei]:
-                functions.make_node(journal, made)
-            if spec.by_path:
-                functions.make_by_path(journal, card)
-        if mei:
+        self._plug(card, spec.model, {**sriov, **functions.function_tiles(spec)}, made, by_path=spec.by_path)
+        if spec.mei:
             self._mei[number] = card.name
 
     def _plug_virtual(self, spec: GpuSpec, physical: SimulatedDevice, number: int, bdf: str) -> None:
         index = self._index("card", None)
         card = _card(spec, index, bdf, physical.numa_node, os.path.dirname(physical.path), physical=physical.name)
-        minors = functions.drm_minors(card)
-        with self._plugging(card) as journal:
-            functions.make_function(journal, card, spec.model, {})
-            for made in minors:
-                functions.make_class_device(journal, made)
-            journal.link(f"{card.path}/physfn", physical.path)
-            journal.link(f"{physical.path}/virtfn{number}", card.path)
-            functions.make_bus_links(journal, card)
-            for made in minors:
+        links = {f"{card.path}/physfn": physical.path, f"{physical.path}/virtfn{number}": card.path}
+        made: dict[ClassDevice, dict[str, str]] = {minor: {} for minor in functions.drm_minors(card)}
+        self._plug(card, spec.model, {}, made, links, by_path=spec.by_path)
+
+    def _plug(
+        self,
+        device: SimulatedDevice,
+        model: Model,
+        attributes: Mapping[str, str],
+        class_devices: Mapping[ClassDevice, Mapping[str, str]],
+        links: Mapping[str, str] = {},
+        *,
+        by_path: bool = False,
+    ) -> None:
+        """Creates the function and its class devices with their attributes, then all links to them, then the nodes."""
+        with self._writing() as journal:
+            if device.kind == "gpu":
+                journal.keep("/sys/class/drm/version", "drm 1.1.0 20060810")
+            functions.make_function(journal, device, model, attributes)
+            for made, files in class_devices.items():
+                functions.make_class_device(journal, made, files)
+            for path, target in links.items():
+                journal.link(path, target)
+            journal.link(f"/sys/bus/pci/devices/{device.bdf}", device.path)
+            journal.link(f"/sys/bus/pci/drivers/{device.driver}/{device.bdf}", device.path)
+            for made in class_devices:
                 functions.make_class_links(journal, made)
-            for made in minors:
-                functions.make_node(journal, made)
-            if spec.by_path:
-                functions.make_by_path(journal, card)
+            for made in class_devices:
+                if made.numbers:
+                    journal.node(made.node, made.numbers)
+            if by_path:
+                functions.make_by_path(journal, device)
+        self._plugged[device.name] = device, journal
 
     def _root_port(self, bdf: str, numa_node: int) -> str:
         """Returns the parent directory of functions on this bus. Creates the root port of the bus if missing.
@@ -185,14 +187,6 @@ class SimulatedNode:
                 journal.link(f"{path}/subsystem", "/sys/bus/pci")
                 journal.link(f"/sys/bus/pci/devices/{port}", path)
         return path
-
-    @contextmanager
-    def _plugging(self, device: SimulatedDevice) -> Generator[Journal, None, None]:
-        with self._writing() as journal:
-            if device.kind == "gpu":
-                journal.keep("/sys/class/drm/version", "drm 1.1.0 20060810")
-            yield journal
-        self._plugged[device.name] = device, journal
 
     @contextmanager
     def _writing(self) -> Generator[Journal, None, None]:

@@ -20,6 +20,8 @@ from accelplane.apiserver.authorized import PageAccess, ResourceAccess, UserInfo
 from accelplane.apiserver.client import ApiServer
 from accelplane.http.messages import HttpError
 
+from .reviewqueue import ReviewQueue
+
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -61,41 +63,63 @@ class Access:
     """Checks tokens and rights with reviews of the API server, and caches the results. Errors are not cached."""
 
     def __init__(
-        self, server: ApiServer, audiences: Sequence[str] = (), *, clock: Callable[[], float] = time.monotonic
+        self,
+        server: ApiServer,
+        audiences: Sequence[str] = (),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        queue: ReviewQueue | None = None,
     ) -> None:
+        """`queue` has the turns of tokens that were not valid before."""
         self._server = server
+        self._unlimited = server.without_rate_limit()  # the queue limits these reviews
         self._audiences = audiences
         self._clock = clock
-        # Anyone can send invalid tokens. They must not displace valid ones, nor delay reviews of rights.
+        # Anyone can send invalid tokens. They must not displace valid ones, nor delay reviews of rights and of tokens
+        # that were valid before, whose entries stay after their time.
         self._users: OrderedDict[bytes, tuple[float, UserInfo]] = OrderedDict()
         self._invalid: OrderedDict[bytes, tuple[float, None]] = OrderedDict()
         self._decisions: OrderedDict[bytes, tuple[float, bool]] = OrderedDict()
+        self._queue = queue or ReviewQueue()
         self._token_turn = asyncio.Semaphore(_AT_ONCE)
         self._access_turn = asyncio.Semaphore(_AT_ONCE)
 
-    async def user_of(self, token: str) -> UserInfo | None:
-        """The user of a token, None if it is not valid. Raises `HttpError` if the API server does not answer."""
+    async def user_of(self, token: str, source: bytes = b"") -> UserInfo | None:
+        """The user of a token of a client at `source`, None if the token is not valid.
+
+        Raises `HttpError` if the API server does not answer, and with too many unknown tokens of the address.
+        """
         key = hash_of(token)  # tokens are not stored
-        until, user = self._users.get(key) or self._invalid.get(key) or (0.0, None)
-        if until > self._clock():
-            return user
+        if (cached := self._cached(key)) is not None:
+            return cached[1]
         try:
-            async with asyncio.timeout(_TIMEOUT), self._token_turn:
-                user = await review_token(self._server, token, self._audiences)
+            if key in self._users:
+                async with asyncio.timeout(_TIMEOUT), self._token_turn:
+                    return await self._review(key, token, self._server)
+            async with self._queue.turn(source, token) as admitted:
+                if not admitted:
+                    raise HttpError(429, "too many unknown tokens of this address at once; try again later")
+                async with asyncio.timeout(_TIMEOUT):
+                    return await self._review(key, token, self._unlimited)
         except (ApiError, TimeoutError) as error:
             raise _unanswered(error) from None
+
+    def _cached(self, key: bytes) -> tuple[float, UserInfo | None] | None:
+        entry = self._users.get(key) or self._invalid.get(key)
+        return entry if entry is not None and entry[0] > self._clock() else None
+
+    async def _review(self, key: bytes, token: str, server: ApiServer) -> UserInfo | None:
+        """Raises `ApiError`."""
+        # Another request with the token may have had the turn before this one.
+        if (cached := self._cached(key)) is not None:
+            return cached[1]
+        user = await review_token(server, token, self._audiences)
         self._users.pop(key, None)
         if user is not None:
             _store(self._users, key, (self._clock() + _TTL, user))
         else:
             _store(self._invalid, key, (self._clock() + _DENY_TTL, None))
         return user
-
-    def is_reviewed(self, token: str) -> bool:
-        """Whether the answer of `user_of` is cached, so that it costs no review."""
-        key = hash_of(token)
-        until, _ = self._users.get(key) or self._invalid.get(key) or (0.0, None)
-        return until > self._clock()
 
     async def allowed(self, user: UserInfo, access: PageAccess | ResourceAccess) -> bool:
         """Whether the user may do this. Raises `HttpError` if the API server does not answer."""
@@ -150,9 +174,16 @@ class VisibleNames:
         unknown, self._unknown = self._unknown, set()
         names = sorted(name for name in unknown if name)
         user, access = self._user, self._access
-        found = await asyncio.gather(
-            *(access.allowed(user, ResourceAccess("get", "pods", namespace=name)) for name in names)
-        )
+        try:
+            # If one review fails, the others end, too.
+            async with asyncio.TaskGroup() as group:
+                reviews = [
+                    group.create_task(access.allowed(user, ResourceAccess("get", "pods", namespace=name)))
+                    for name in names
+                ]
+        except* HttpError as errors:
+            raise _first(errors) from None
+        found = [review.result() for review in reviews]
         self._decided |= dict.fromkeys(unknown, False) | dict(zip(names, found, strict=True))
         return True
 
@@ -176,6 +207,12 @@ def _store(cache: OrderedDict[bytes, tuple[float, T]], key: bytes, value: tuple[
     cache.move_to_end(key)
     if len(cache) > _MAX_CACHED:
         cache.popitem(last=False)
+
+
+def _first(errors: "ExceptionGroup[HttpError]") -> HttpError:
+    """The first error of a group."""
+    first = errors.exceptions[0]
+    return _first(first) if isinstance(first, ExceptionGroup) else first
 
 
 def _unanswered(error: Exception) -> HttpError:

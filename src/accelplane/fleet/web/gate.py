@@ -22,7 +22,7 @@ from .page import Assets, plain_document
 from .query import fields_of, link
 from .screens import PATHS, SCREENS
 from .security import page_response, redirect
-from .sessions import COOKIE, DelayedReviews, FailureLimit, Sessions, cookie_of
+from .sessions import COOKIE, FailureLimit, Sessions, cookie_of
 
 _MAX_TOKEN = 16 * 1024
 _MAX_NAME = 1024
@@ -112,7 +112,6 @@ class SecureGate:
         proxies: ProxyHeaders = ProxyHeaders(),  # noqa: B008 - a frozen value
         sessions: Sessions | None = None,
         failures: FailureLimit | None = None,
-        delayed: DelayedReviews | None = None,
     ) -> None:
         self._access = access
         self._assets = assets
@@ -120,7 +119,6 @@ class SecureGate:
         self._proxies = proxies
         self._sessions = sessions or Sessions()
         self._failures = failures or FailureLimit()
-        self._delayed = delayed or DelayedReviews()
 
     @property
     def access(self) -> Access | None:
@@ -139,7 +137,7 @@ class SecureGate:
         viewer = await self._authenticate(request)
         token = _bearer_token(request)
         if viewer is None and token and self._scrapers is not None:
-            user = await self._scrapers.user_of(token)
+            user = await self._scrapers.user_of(token, self._client(request))
             viewer = Viewer(user) if user is not None else None
         if viewer is None:
             raise HttpError(401, "expected a valid token in the header Authorization: Bearer TOKEN")
@@ -163,7 +161,7 @@ class SecureGate:
             return self._form(401, "Found no token, expected one.", target)
         client = self._client(request)
         limited = self._failures.exceeded(client)
-        user = await (self._review_later(client, token) if limited else self._review(client, token))
+        user = await (self._access.user_of(token, client) if limited else self._review(client, token))
         if user is None and limited:
             return self._form(429, "Too many wrong tokens of this address; try again in a minute.", target)
         if user is None:
@@ -179,19 +177,12 @@ class SecureGate:
         user = None
         answered = False
         try:
-            user = await self._access.user_of(token)
+            user = await self._access.user_of(token, client)
             answered = True
         finally:
             if user is not None or not answered:
                 self._failures.withdraw(client)
         return user
-
-    async def _review_later(self, client: bytes, token: str) -> UserInfo | None:
-        """The user of a token of a client with too many wrong ones; None also without a turn. Raises `HttpError`."""
-        if self._access.is_reviewed(token):
-            return await self._access.user_of(token)
-        async with self._delayed.turn(client) as admitted:
-            return await self._access.user_of(token) if admitted else None
 
     def _client(self, request: Request) -> bytes:
         """Whose wrong tokens are counted together: the address, or what a proxy with a certificate says of it."""
@@ -215,15 +206,15 @@ class SecureGate:
         """Raises `HttpError`."""
         if request.authorization:
             token = _bearer_token(request)
-            user = await self._access.user_of(token) if token else None
+            user = await self._access.user_of(token, self._client(request)) if token else None
             return Viewer(user, credential=hash_of(token).hex()) if user is not None else None
         if self._is_proxy(request) and (user := _proxy_user(request)) is not None:
             return Viewer(user)
         identifier = _cookie(request)
         user = await self._session_user(identifier) if identifier else None
-        if user is None:
-            return None
-        return Viewer(user, identifier, hash_of(self._sessions.token(identifier)).hex())
+        token = self._sessions.token(identifier)
+        # The session may have ended during the review.
+        return Viewer(user, identifier, hash_of(token).hex()) if user is not None and token else None
 
     async def _session_user(self, identifier: str) -> UserInfo | None:
         """Raises `HttpError`."""

@@ -209,13 +209,18 @@ def _shares(viewer: Viewer, limits: LiveLimits) -> dict[_Share, int]:
 
 
 class _Known:
-    """What clients have seen: the digests of screens by generation, the latest ones."""
+    """What clients have seen: the digests of screens by generation, the latest ones.
+
+    Screens with current values, or with other decisions about rights, can differ within a generation. Then the digest
+    of a row that differs is `_AMBIGUOUS`: it is unknown which one a client has.
+    """
 
     def __init__(self) -> None:
         self._digests: OrderedDict[tuple[Subject, int], Digests] = OrderedDict()
 
     def add(self, subject: Subject, generation: int, found: Digests) -> None:
-        self._digests[subject, generation] = found
+        earlier = self._digests.get((subject, generation))
+        self._digests[subject, generation] = found if earlier is None else _common(earlier, found)
         self._digests.move_to_end((subject, generation))
         if len(self._digests) > _MAX_KNOWN:
             self._digests.popitem(last=False)
@@ -223,6 +228,23 @@ class _Known:
     def get(self, subject: Subject, generation: int | None) -> Digests:
         """The digests, none if they are not known."""
         return self._digests.get((subject, generation), {}) if generation is not None else {}
+
+
+# A hash is never -1. The key stands for an order that is unknown; no row has it.
+_AMBIGUOUS = -1
+_UNKNOWN_ORDER = "\0"
+
+
+def _common(one: Digests, other: Digests) -> Digests:
+    """The digests that two contents share; what differs is ambiguous."""
+    if one == other and all(list(one[name]) == list(other[name]) for name in other):
+        return other
+    found: dict[str, Mapping[str, int]] = {}
+    for name in one.keys() | other.keys():
+        first, second = one.get(name, {}), other.get(name, {})
+        rows = {key: digest if first.get(key) == digest else _AMBIGUOUS for key, digest in second.items()}
+        found[name] = rows if list(first) == list(second) else rows | {_UNKNOWN_ORDER: _AMBIGUOUS}
+    return found
 
 
 class _Subscriber:
@@ -285,7 +307,8 @@ class _Channel:
     def add(self, subscriber: _Subscriber, seen: int | None) -> None:
         """Adds a subscriber, which gets what has changed since the generation that it has seen."""
         self._subscribers[subscriber] = seen
-        if self._content is None:
+        # The content can be older than the page of the client, which it must not replace.
+        if self._content is None or (seen is not None and seen > self._content.generation):
             self._joined.append(subscriber)
         else:
             self._send_missed(subscriber, self._content, seen)
@@ -293,6 +316,8 @@ class _Channel:
     def remove(self, subscriber: _Subscriber) -> bool:
         """Removes a subscriber. Returns whether there are others."""
         self._subscribers.pop(subscriber, None)
+        if subscriber in self._joined:
+            self._joined.remove(subscriber)
         return bool(self._subscribers)
 
     async def _run(self) -> None:
@@ -337,10 +362,7 @@ class _Channel:
             self._sent = dict(current)
             self._said = content.totals
             self._known.add(self._subject, content.generation, current)
-            for subscriber in self._joined:
-                if subscriber in self._subscribers:
-                    self._send_missed(subscriber, content, self._subscribers[subscriber])
-            self._joined.clear()
+            self._send_joined(content)
             return
         overview, rows = self._split(current)
         events = [self._event("rows", content, rows, "")] if rows else []
@@ -352,9 +374,22 @@ class _Channel:
             events.append(self._event("overview", content, overview, said))
         if events:
             self._known.add(self._subject, content.generation, dict(self._sent))
-        for each in events:
-            for subscriber in self._subscribers:
+        joined = self._send_joined(content)
+        for subscriber in self._subscribers.keys() - joined:
+            for each in events:
                 subscriber.put(each)
+
+    def _send_joined(self, content: Content) -> set[_Subscriber]:
+        """Sends what new subscribers have missed. Returns them, and those that have seen newer content."""
+        joined = set(self._joined)
+        self._joined.clear()
+        for subscriber in joined:
+            seen = self._subscribers[subscriber]
+            if seen is not None and seen > content.generation:
+                self._joined.append(subscriber)
+            else:
+                self._send_missed(subscriber, content, seen)
+        return joined
 
     def _split(self, blocks: Digests) -> tuple[Digests, Digests]:
         """The blocks that differ from the sent ones: those of `overview` events and the others."""
@@ -369,7 +404,7 @@ class _Channel:
         return event(kind, content.generation, data, said)
 
     def _send_missed(self, subscriber: _Subscriber, content: Content, seen: int | None) -> None:
-        if seen == content.generation:
+        if seen == content.generation and not self._subject.refresh:
             return
         known, current = self._known.get(self._subject, seen), digests(content.blocks)
         data = {

@@ -1,13 +1,11 @@
 """Sessions of browsers: tokens that stay at the server, under random identifiers in cookies."""
 
-import asyncio
 import base64
 import hashlib
 import secrets
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 import msgspec
 from msgspec import Struct
@@ -17,7 +15,6 @@ COOKIE = "__Secure-accelplane-fleet"
 _MAX_AGE = 12 * 3600.0
 _MAX_SESSIONS = 1024
 _MAX_ADDRESSES = 4096
-_MAX_DELAYED = 64
 
 
 class _Session(Struct):
@@ -91,45 +88,6 @@ class FailureLimit:
         """Whether an address is blocked because of too many failures."""
         times = self._failures.get(source) or deque[float]()
         return len(times) >= self._limit and times[0] > self._clock() - self._period
-
-
-class DelayedReviews:
-    """Turns of clients with too many wrong tokens: one at a time for each client, `interval` seconds apart.
-
-    Many users can have the address of one proxy. Wrong tokens of some of them delay the sign-in of the others, and do
-    not prevent it. At most `waiting` requests of a client wait, and those of 64 clients.
-    """
-
-    def __init__(self, interval: float = 1.0, waiting: int = 5) -> None:
-        self._interval = interval
-        self._waiting = waiting
-        self._queues: dict[bytes, _Queue] = {}
-
-    @asynccontextmanager
-    async def turn(self, source: bytes) -> AsyncGenerator[bool]:
-        """Waits for a turn. Yields False at once if too many others wait."""
-        queue = self._queues.get(source)
-        if queue is None and len(self._queues) < _MAX_DELAYED:
-            queue = self._queues[source] = _Queue()
-        if queue is None or queue.waiting >= self._waiting:
-            yield False
-            return
-        queue.waiting += 1
-        try:
-            async with queue.lock:
-                # Before the review: the queue of a client that is alone is forgotten after its turn.
-                await asyncio.sleep(self._interval)
-                yield True
-        finally:
-            queue.waiting -= 1
-            if not queue.waiting:
-                del self._queues[source]
-
-
-class _Queue:
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.waiting = 0
 
 
 def cookie_of(identifier: str, seconds: int) -> str:

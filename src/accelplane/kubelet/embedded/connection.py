@@ -108,15 +108,12 @@ _Result = TypeVar("_Result")
 
 
 async def _uncancelled(call: Awaitable[_Result]) -> _Result:
-    """The call's result. Raises `PluginError` if it fails.
-
-    gRPC raises CancelledError for calls on a closed channel, although the task is not cancelled.
-    """
+    """The call's result. Raises `PluginError` if it fails."""
     try:
         return await call
     except grpc.aio.AioRpcError as error:
         raise PluginError(_status(error.code().name, error.details() or "")) from error
-    except asyncio.CancelledError:
+    except asyncio.CancelledError:  # gRPC raises it for calls on a closed channel, too
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise

@@ -146,7 +146,14 @@ class Endpoints:
             raise _RegistrationError(f"failed to dial device plugin: {error}") from error
         self._connections.add(connection)
         try:
-            options = await self._ask_options(connection, path)
+            try:
+                await connection.connect(self._connect_timeout)
+            except PluginError as error:
+                raise _RegistrationError(f"failed to dial device plugin: {error}: {path}") from error
+            try:
+                options = PluginOptions.of(await connection.options())
+            except PluginError as error:
+                raise _RegistrationError(f"failed to get device plugin options: {error}") from error
         except BaseException:
             await self._close_connection(connection)
             raise
@@ -158,16 +165,6 @@ class Endpoints:
             endpoint.expiry = None
         self._spawn(self._watch(connection, endpoint))
         return options
-
-    async def _ask_options(self, connection: PluginConnection, path: str) -> PluginOptions:
-        try:
-            await connection.connect(self._connect_timeout)
-        except PluginError as error:
-            raise _RegistrationError(f"failed to dial device plugin: {error}: {path}") from error
-        try:
-            return PluginOptions.of(await connection.options())
-        except PluginError as error:
-            raise _RegistrationError(f"failed to get device plugin options: {error}") from error
 
     async def _watch(self, connection: PluginConnection, endpoint: Endpoint) -> None:
         """Receives one plugin's lists until the stream ends."""

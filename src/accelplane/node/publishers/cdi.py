@@ -14,7 +14,7 @@ _END_TIMEOUT = 2.0
 
 
 class CdiPublisher:
-    """The directory's files are read and written in a thread, `is_current` takes one stat(2)."""
+    """The directory's files are read and written in a thread."""
 
     def __init__(self, context: PluginContext, allocations: AllocationReader) -> None:
         self.directory = CdiDirectory(context.settings.cdi_dir)
@@ -25,10 +25,6 @@ class CdiPublisher:
         self._published: frozenset[str] | None = None
         self._names: dict[Key, str] = {}
         self._pruned = False
-
-    def is_current(self, device: CdiDevice) -> bool:
-        """Whether the device's file is as it should be."""
-        return self.directory.is_current(device)
 
     async def ensure(self, device: CdiDevice) -> None:
         """Writes the device's file if needed. Raises `CdiWriteError`."""
@@ -47,7 +43,7 @@ class CdiPublisher:
         desired = {device.cdi.qualified_name: device.cdi for device in listed if device.cdi is not None}
         if desired.keys() != self._published:
             self._published, self._pruned = frozenset(desired), False
-        if all(map(self.is_current, desired.values())):
+        if all(map(self.directory.is_current, desired.values())):
             return False
         async with self._lock:
             await self._thread.run(lambda: self.directory.publish(desired.values()))

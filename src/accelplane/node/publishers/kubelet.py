@@ -3,11 +3,11 @@
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
 import msgspec
 
-from accelplane.devices import Changes, Device, Inventory
+from accelplane.devices import Inventory
 from accelplane.kubelet.server import ResourceServer
 from accelplane.kubelet.sockets import SocketPathError
 from accelplane.logs import v
@@ -61,24 +61,22 @@ class KubeletPublisher:
         self._unservable = unservable
         self._ending: dict[str, asyncio.Task[None]] = {}
 
-    def publish(self, inventory: Inventory) -> Changes:
-        """Adds, updates and removes resources until the lists equal `inventory`; returns the changes."""
-        before, changes = self.inventory, Changes.between(self.inventory, inventory)
-        self.inventory = inventory
-        for resource in changes.removed:
+    def publish(self, inventory: Inventory) -> None:
+        """Adds, updates and removes resources until the lists equal `inventory`."""
+        before, self.inventory = self.inventory.resources, inventory
+        for resource in before.keys() - inventory.resources.keys():
             self._remove(resource)
-        for resource in (*changes.added, *changes.updated):
-            devices = inventory.resources[resource]
+        for resource, devices in inventory.resources.items():
+            if devices == before.get(resource):
+                continue
             served = self.served.get(resource) or self._add(resource)
             if served is not None:
                 served.server.publish(devices.values())
             log.log(
                 v(1), "%s: %s/%s devices: %d -> %d (%d unhealthy)",
                 self._context.name, self._context.plugin.namespace, resource,
-                len(before.resources.get(resource, ())), len(devices),
-                sum(not device.healthy for device in devices.values()),
+                len(before.get(resource, ())), len(devices), sum(not device.healthy for device in devices.values()),
             )  # fmt: skip
-        return changes
 
     def resend(self, resources: Collection[str]) -> None:
         """Sends the lists again. For each list that it receives the kubelet writes its checkpoint."""
@@ -94,7 +92,14 @@ class KubeletPublisher:
     def status(self) -> dict[str, ResourceStatus]:
         """The state of each resource by its name without namespace."""
         return {
-            name: _status(served.server, self.inventory.resources.get(name, {})) for name, served in self.served.items()
+            name: ResourceStatus(
+                name=served.server.resource,
+                stage=served.server.stage,
+                problem=served.server.problem,
+                devices=self.inventory.resources.get(name, {}),
+                counters=msgspec.convert(served.server.counters, ResourceCounters, from_attributes=True),
+            )
+            for name, served in self.served.items()
         }
 
     async def close(self) -> None:
@@ -151,10 +156,3 @@ async def _end(served: ServedResource, predecessor: asyncio.Task[None] | None) -
     served.task.cancel()
     tasks = (served.task,) if predecessor is None else (served.task, predecessor)
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _status(server: ResourceServer, devices: Mapping[str, Device]) -> ResourceStatus:
-    counters = msgspec.convert(server.counters, ResourceCounters, from_attributes=True)
-    return ResourceStatus(
-        name=server.resource, stage=server.stage, problem=server.problem, devices=devices, counters=counters
-    )

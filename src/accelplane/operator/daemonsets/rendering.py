@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from accelplane.operator import images
 from accelplane.operator.daemonsets.arguments import arguments
 from accelplane.operator.daemonsets.inits import Init, init
 from accelplane.operator.daemonsets.objects import (
@@ -109,8 +110,8 @@ def _pod(made: PodSpec, plugin: DevicePlugin, settings: Settings) -> PodSpec:
     manages = isinstance(spec, GpuSpec) and spec.resource_manager
     return replace(
         made,
-        containers=_pulled((container, *parts.sidecars), spec),
-        init_containers=_pulled((preparation.container,), spec) if preparation else (),
+        containers=_with_images((container, *parts.sidecars), spec, settings.images),
+        init_containers=_with_images((preparation.container,), spec, settings.images) if preparation else (),
         volumes=_with_init(volumes, preparation) if preparation else volumes,
         node_selector=effective_selector(plugin),
         tolerations=spec.tolerations,
@@ -169,8 +170,12 @@ def _parts(spec: PluginSpec, policy: ImagePolicy) -> _Parts:
     return _Parts((*mounts, _LEVEL_ZERO), (*volumes, socket), (sidecar,))
 
 
-def _pulled(containers: tuple[Container, ...], spec: PluginSpec) -> tuple[Container, ...]:
-    return tuple(replace(each, image_pull_policy=spec.image_pull_policy or PULL_POLICY) for each in containers)
+def _with_images(containers: tuple[Container, ...], spec: PluginSpec, policy: ImagePolicy) -> tuple[Container, ...]:
+    """The containers with the digests of their images, as far as they are known, and with the pull policy."""
+    pull_policy = spec.image_pull_policy or PULL_POLICY
+    return tuple(
+        replace(each, image=images.pinned(each.image, policy), image_pull_policy=pull_policy) for each in containers
+    )
 
 
 def _pull_secrets(spec: PluginSpec, settings: Settings) -> tuple[SecretReference, ...]:

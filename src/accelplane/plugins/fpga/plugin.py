@@ -12,7 +12,7 @@ from accelplane.fpga.sysfs import Port
 from accelplane.host import Host, HostError
 from accelplane.host.blocking import SerialThread
 from accelplane.logs import v
-from accelplane.plugins.base import Plugin, Sample, ScanResult, Watch
+from accelplane.plugins.base import DevicePlans, Plugin, Sample, ScanResult, Watch
 from accelplane.plugins.fpga.config import MODES, FpgaConfig
 from accelplane.plugins.fpga.nodemode import NodeMode
 from accelplane.plugins.fpga.programmings import programmings
@@ -20,7 +20,6 @@ from accelplane.plugins.fpga.scan import CDI_KIND, Known, Reading, published, re
 
 if TYPE_CHECKING:
     from accelplane.apiserver import ApiServer
-    from accelplane.readings import DevicePlan
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +103,7 @@ class FpgaPlugin(Plugin[FpgaConfig]):
         self._record_problems = found.problems
         yield from found.samples
 
-    def readings(self, host: Host, devices: Iterable[Device]) -> "Iterable[DevicePlan]":
+    def readings(self, host: Host, devices: Iterable[Device]) -> DevicePlans:
         """Sensors and errors of the DFL driver; the units of values of the OPAE driver are not documented."""
         from accelplane.readings import dfl, pci  # noqa: PLC0415 - memory of agents without pages
 

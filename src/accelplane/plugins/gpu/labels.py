@@ -49,8 +49,7 @@ class ResourceLabels:
                 # Another card may be in the same slot later.
                 self._sizes = {bdf: size for bdf, size in self._sizes.items() if bdf in present}
                 missing = sorted(present - self._sizes.keys())
-                sizes = await client.memory_sizes(missing) if missing else {}
-                if sizes:
+                if missing and (sizes := await client.memory_sizes(missing)):
                     self._sizes = {**self._sizes, **sizes}
                     request_scan()
                 await asyncio.sleep(retry)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from accelplane.devices import Allocation, Device, HealthPolicy, Resource, Skipped, Verdict
 from accelplane.host import Host
 from accelplane.host.blocking import in_thread
-from accelplane.plugins.base import HealthSource, NodePods, Plugin, PodAllocator, Watch
+from accelplane.plugins.base import DevicePlans, HealthSource, NodePods, Plugin, PodAllocator, Watch
 from accelplane.plugins.gpu.config import GpuConfig
 from accelplane.plugins.gpu.driverhealth import reports_health, verdicts
 from accelplane.plugins.gpu.scan import AFFINITY_MASK, CDI_KIND, MONITORING_ID, Scope, scan, wsl_devices
@@ -19,7 +19,6 @@ from accelplane.plugins.policies import preferred
 if TYPE_CHECKING:
     from accelplane.plugins.gpu.health import LevelZeroSource
     from accelplane.plugins.gpu.labels import ResourceLabels
-    from accelplane.readings import DevicePlan
 
 
 class GpuPlugin(Plugin[GpuConfig]):
@@ -139,7 +138,7 @@ class GpuPlugin(Plugin[GpuConfig]):
             host.note(f"cards differ in their numbers of tiles: {counts}; affinity masks use {self._tiles_per_card}")
         self._tiles_per_card = tiles.common_tile_count(counts.values(), self._tiles_per_card)
 
-    def readings(self, host: Host, devices: Iterable[Device]) -> "Iterable[DevicePlan]":
+    def readings(self, host: Host, devices: Iterable[Device]) -> DevicePlans:
         if self.config.wsl:
             return
         from accelplane.readings import gpu, pci  # noqa: PLC0415 - memory of agents without pages

@@ -170,10 +170,10 @@ def _without_card(host: Host, scope: Scope) -> Iterator[Skipped]:
         return
     for name in names:
         device = f"{scope.places.xe}/{name}"
-        if pci_address(name) is not None and not host.exists(f"{device}/drm"):
-            problem = survivability_mode(host, device)
-            if problem:
-                yield Skipped(name, problem, warning=True)
+        if pci_address(name) is None or host.exists(f"{device}/drm"):
+            continue
+        if problem := survivability_mode(host, device):
+            yield Skipped(name, problem, warning=True)
 
 
 def _card(host: Host, scope: Scope, links: "_Links", name: str) -> Card:
@@ -329,8 +329,7 @@ class _Links:
             except HostError as error:
                 host.note(f"by-path link skipped: {error}")
                 continue
-            node = resolved.get(target)
-            if node is not None:
+            if (node := resolved.get(target)) is not None:
                 yield link, node
             else:
                 host.note(f"{link} skipped: target {target[-80:]!a} is no node of {card}")

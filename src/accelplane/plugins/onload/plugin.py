@@ -7,19 +7,16 @@ have the same health. It is part of the scan, because all of its causes are file
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from msgspec.structs import replace
 
 from accelplane.devices import HEALTHY, UNHEALTHY, Allocation, Device, Resource, Skipped
 from accelplane.host import Host, HostError
-from accelplane.plugins.base import Plugin, ScanError, Watch
+from accelplane.plugins.base import DevicePlans, Plugin, ScanError, Watch
 from accelplane.plugins.onload import userland
 from accelplane.plugins.onload.config import OnloadConfig, joined
 from accelplane.plugins.onload.nics import find_functions, find_nics, numa_nodes
-
-if TYPE_CHECKING:
-    from accelplane.readings import DevicePlan
 
 NAMESPACE = "amd.com"
 RESOURCE = "onload"
@@ -62,8 +59,7 @@ class OnloadPlugin(Plugin[OnloadConfig]):
         if not self.publishes_always and (absence or files):
             yield Skipped(RESOURCE, absence or files)
             return
-        problem = absence or module or files
-        if problem:
+        if problem := absence or module or files:
             host.note(f"all devices are Unhealthy: {problem}")
         yield Resource(RESOURCE)
         yield from self._shares(problem, numa_nodes(nics))
@@ -71,13 +67,12 @@ class OnloadPlugin(Plugin[OnloadConfig]):
     async def allocate(self, devices: Sequence[Device]) -> Allocation:
         """Each container gets the same, whatever devices it has. Raises `HostError` or `ScanError`."""
         host = Host(self._root)
-        problem = userland.module_problem(host)
-        if problem:
+        if problem := userland.module_problem(host):
             raise ScanError(problem)
         mounts = userland.mounts(host, self.config)
         return Allocation(nodes=userland.NODES, mounts=mounts, envs=userland.environment(self.config))
 
-    def readings(self, host: Host, devices: Iterable[Device]) -> "Iterable[DevicePlan]":
+    def readings(self, host: Host, devices: Iterable[Device]) -> DevicePlans:
         """Sensors of all NICs. Devices stand for all of them: only a single NIC is the device of the unit."""
         from accelplane.readings import nic, pci  # noqa: PLC0415 - memory of agents without pages
 

@@ -93,12 +93,11 @@ async def status(program: str = "adf_ctl") -> str:
 
 def endpoints(text: str) -> list[Endpoint]:
     """Returns the devices in the output of `adf_ctl status`. Other lines are ignored."""
-    found: list[Endpoint] = []
-    for line in text.splitlines():
-        match = _DEVICE.search(line[:1024])
-        if match:
-            found.append(Endpoint(f"dev{match['number']}", match["kind"], match["address"], match["state"]))
-    return found
+    return [
+        Endpoint(f"dev{match['number']}", match["kind"], match["address"], match["state"])
+        for line in text.splitlines()
+        if (match := _DEVICE.search(line[:1024]))
+    ]
 
 
 def scan(host: Host, text: str) -> ScanResult:
@@ -107,8 +106,7 @@ def scan(host: Host, text: str) -> ScanResult:
     sections_of: dict[Endpoint, dict[str, Section]] = {}
     uio: list[DeviceNode] = []
     for endpoint in endpoints(text):
-        unusable = _unusable(endpoint, iommu=iommu)
-        if unusable:
+        if unusable := _unusable(endpoint, iommu=iommu):
             yield unusable
             continue
         try:
@@ -122,8 +120,7 @@ def scan(host: Host, text: str) -> ScanResult:
     running = itertools.count()
     for name in dict.fromkeys(itertools.chain.from_iterable(sections_of.values())):
         members = {endpoint: named[name] for endpoint, named in sections_of.items() if name in named}
-        problem = _disagreement(members.values(), len(sections_of))
-        if problem:
+        if problem := _disagreement(members.values(), len(sections_of)):
             yield Skipped(f"section {name[:80]!a}", problem, warning=True)
             continue
         topology = host.topology_of(*(endpoint.path for endpoint in members))

@@ -3,11 +3,10 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from accelplane.devices import Allocation, Device, HealthPolicy, Verdict, natural
 from accelplane.host import Host, HostError
-from accelplane.plugins.base import Plugin, Sample, ScanResult, Watch
+from accelplane.plugins.base import DevicePlans, Plugin, Sample, ScanResult, Watch
 from accelplane.plugins.policies import preferred
 from accelplane.plugins.qat import kernelmode
 from accelplane.plugins.qat.binding import Binder
@@ -15,9 +14,6 @@ from accelplane.plugins.qat.config import QatConfig
 from accelplane.plugins.qat.health import HeartbeatSource
 from accelplane.plugins.qat.scan import Discovery, Pf, debugfs, discover, scan
 from accelplane.plugins.vfio import numbered
-
-if TYPE_CHECKING:
-    from accelplane.readings import DevicePlan
 
 
 class QatPlugin(Plugin[QatConfig]):
@@ -83,7 +79,7 @@ class QatPlugin(Plugin[QatConfig]):
             return kernelmode.renumbered(allocation)
         return numbered("QAT", devices, allocation)
 
-    def readings(self, host: Host, devices: Iterable[Device]) -> "Iterable[DevicePlan]":
+    def readings(self, host: Host, devices: Iterable[Device]) -> DevicePlans:
         from accelplane.readings import pci, qat  # noqa: PLC0415 - memory of agents without pages
 
         for unit, attributes in {device.unit: device.attributes for device in devices}.items():

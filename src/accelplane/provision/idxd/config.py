@@ -105,7 +105,6 @@ def _of_single_devices(config_dir: str, device_type: str, node_name: str) -> dic
     templates: dict[str, Template] = {}
     for match in found:
         path = os.path.join(config_dir, match[0])
-        text = read(path)
-        if text is not None:
+        if (text := read(path)) is not None:
             templates[match[1]] = read_template(ConfigFile(path, text), device_type)
     return templates

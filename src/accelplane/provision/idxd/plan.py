@@ -37,8 +37,7 @@ def plan_changes(host: Host, setup: Setup, found: Observed, *, force: bool = Fal
     fixed, differences = _differences(setup, found)
     if fixed:
         plan = replace(plan, notes=[f"its configuration is fixed: {_format_fixed(found, fixed)}"])
-    down = _to_disable(host, setup, found, differences)
-    if down:
+    if down := _to_disable(host, setup, found, differences):
         if refusal := _locked(found):
             return replace(plan, skip_reason=refusal)
         if not force and (used := users(found)):

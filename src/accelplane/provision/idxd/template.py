@@ -82,6 +82,8 @@ class _TemplateReader:
     def __init__(self, file: str, family: str) -> None:
         self._file = file
         self._family = family
+        self._number = ""  # of the device that is read: X or digits
+        self._parts: dict[Part, dict[str, str]] = {}  # attributes of that device
         self.ignored: list[str] = []
 
     def entries(self, top: Value) -> Iterator[_Entry]:
@@ -104,12 +106,13 @@ class _TemplateReader:
                     found_twice = f"{shown(name)}, which line {lines[other]} describes already"
                     raise self._error(device, found_twice, "one description of each device")
             lines[number] = device.line
-            yield _Entry(number, self._device(members, device, number))
+            self._number = number
+            yield _Entry(number, self._device(members, device))
 
-    def _device(self, members: Mapping[str, Value], device: Value, number: str) -> Setup:
-        attributes: dict[Part, dict[str, str]] = {DEVICE: self._attributes(members, DEVICE, ("groups",))}
+    def _device(self, members: Mapping[str, Value], device: Value) -> Setup:
+        attributes = self._parts = {DEVICE: self._attributes(members, DEVICE, ("groups",))}
         for group in self._list(members.get("groups", Value([], device.line)), "a list of groups"):
-            self._group(attributes, group, number)
+            self._group(group)
         queues = {
             part: values.get("driver_name", DRIVERS[values["type"]])
             for part, values in attributes.items()
@@ -122,24 +125,21 @@ class _TemplateReader:
             attributes[part].setdefault("driver_name", driver)
         return Setup(attributes, queues)
 
-    def _group(self, attributes: dict[Part, dict[str, str]], group: Value, number: str) -> None:
+    def _group(self, group: Value) -> None:
         members = self._object(group, "a group")
-        part = self._add(attributes, group, "group", number, ("grouped_workqueues", "grouped_engines"))
+        part = self._add(group, "group", ("grouped_workqueues", "grouped_engines"))
         for queue in self._list(members.get("grouped_workqueues", Value([], group.line)), "a list of work queues"):
-            self._check_queue(queue, self._member(attributes, queue, "wq", number, part), attributes)
+            self._check_queue(queue, self._member(queue, "wq", part))
         for engine in self._list(members.get("grouped_engines", Value([], group.line)), "a list of engines"):
-            self._member(attributes, engine, "engine", number, part)
+            self._member(engine, "engine", part)
 
-    def _member(
-        self, attributes: dict[Part, dict[str, str]], value: Value, kind: Kind, number: str, group: Part
-    ) -> Part:
+    def _member(self, value: Value, kind: Kind, group: Part) -> Mapping[str, str]:
         """Adds a queue or an engine; it belongs to the group that contains it unless it names another."""
-        part = self._add(attributes, value, kind, number)
-        attributes[part].setdefault("group_id", str(group.number))
-        return part
+        values = self._parts[self._add(value, kind)]
+        values.setdefault("group_id", str(group.number))
+        return values
 
-    def _check_queue(self, queue: Value, part: Part, attributes: Mapping[Part, Mapping[str, str]]) -> None:
-        values = attributes[part]
+    def _check_queue(self, queue: Value, values: Mapping[str, str]) -> None:
         if missing := [name for name in _NEEDED if name not in values]:
             raise self._error(queue, f"a queue without {' and '.join(missing)}", "a queue with type, size and name")
         if values.get("mode") == "shared" and "threshold" not in values:
@@ -151,26 +151,20 @@ class _TemplateReader:
         if values.get("prs_disable") == values.get("block_on_fault") == "1":
             raise self._error(queue, "prs_disable and block_on_fault", "not both, faults cannot be waited for then")
 
-    def _add(
-        self,
-        attributes: dict[Part, dict[str, str]],
-        value: Value,
-        kind: Kind,
-        number: str,
-        children: Sequence[str] = (),
-    ) -> Part:
-        """Reads a part of the device of that number (X or digits)."""
+    def _add(self, value: Value, kind: Kind, children: Sequence[str] = ()) -> Part:
+        """Reads a part of the device."""
+        number = self._number
         members = self._object(value, f"a description of {kind}{number}.0 or the like")
         name = self._text(members, "dev", value)
         found = re.fullmatch(rf"{kind}{number}\.(0|[1-9][0-9]{{0,3}})", name, re.ASCII)
         if found is None:
             raise self._error(members["dev"], shown(name), f"{kind}{number}. and a number, as in {kind}{number}.0")
         part = Part(kind, int(found[1]))
-        if part in attributes:
+        if part in self._parts:
             raise self._error(members["dev"], f"{shown(name)} for the second time", "one description of each")
         if part.number >= MAX_PARTS:
             raise self._error(members["dev"], shown(name), f"a number below {MAX_PARTS}")
-        attributes[part] = self._attributes(members, part, children)
+        self._parts[part] = self._attributes(members, part, children)
         return part
 
     def _attributes(self, members: Mapping[str, Value], part: Part, children: Sequence[str]) -> dict[str, str]:

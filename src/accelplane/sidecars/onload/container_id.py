@@ -68,8 +68,11 @@ def started_container(pod: Pod, name: str, since: float = 0.0) -> str:
         running = status.state.running if status.state is not None else None
         if status.name != name or not status.ready or not status.started or running is None:
             continue
-        started = _unix_time(running.started_at or "")
-        return "" if started is not None and started < since - _TOLERANCE else status.container_id
+        try:
+            started = datetime.fromisoformat(running.started_at or "").timestamp()
+        except (ValueError, OverflowError):
+            return status.container_id
+        return "" if started < since - _TOLERANCE else status.container_id
     return ""
 
 
@@ -88,8 +91,7 @@ def id_in_cgroup(text: str) -> str:
     found: set[str] = set()
     for line in text.splitlines():
         path = line.split(":", 2)[-1]
-        match = _COMPONENT.fullmatch(path.rstrip("/").rpartition("/")[2])
-        if match:
+        if match := _COMPONENT.fullmatch(path.rstrip("/").rpartition("/")[2]):
             found.add(match[1])
     return found.pop() if len(found) == 1 else ""
 
@@ -122,8 +124,7 @@ async def _wait_started(configuration: Configuration, api: ApiServer, since: flo
     delay = _FIRST_DELAY
     while True:
         pod = await api.get(path, Pod, deadline=deadline)
-        id_ = started_container(pod, configuration.container, since)
-        if id_:
+        if id_ := started_container(pod, configuration.container, since):
             return id_
         if loop.time() + delay >= end:
             raise WorkerError(
@@ -132,13 +133,6 @@ async def _wait_started(configuration: Configuration, api: ApiServer, since: flo
             )
         await asyncio.sleep(delay)
         delay = min(2 * delay, _LAST_DELAY)
-
-
-def _unix_time(text: str) -> float | None:
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError):
-        return None
 
 
 def _own_cgroup(host: Host) -> str:

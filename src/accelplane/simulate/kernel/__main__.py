@@ -12,8 +12,6 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-import msgspec
-
 from accelplane.simulate.description import DescriptionError
 from accelplane.simulate.journal import TreeError
 from accelplane.simulate.kernel.control import Control
@@ -63,10 +61,7 @@ def run(
     kernel = Kernel(spec, listen=_send if uevents else None, usermode=usermode)
     if spec.gpus or spec.npus:
         with tempfile.TemporaryDirectory() as root:
-            plain = msgspec.structs.replace(
-                spec, qats=(), dsas=(), iaas=(), dlbs=(), fpgas=(), nics=(), onload=None, sgx=None
-            )
-            SimulatedNode(root).build(plain)
+            SimulatedNode(root).build(NodeSpec(gpus=spec.gpus, npus=spec.npus, numa_nodes=spec.numa_nodes))
             adopt_tree(kernel.tree, root)
     control = Control(kernel)
     with ExitStack() as stack:

@@ -6,7 +6,8 @@ in use are not disabled (EINVAL).
 """
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from accelplane.simulate.journal import Numbers
 from accelplane.simulate.kernel.model import Attribute, oserror
@@ -37,7 +38,6 @@ class DlbDriver(PciDriver):
 
     def __init__(self, bus: PciBus) -> None:
         super().__init__(bus)
-        self._numbers: dict[str, int] = {}
         self._vf_resources: dict[str, list[dict[str, int]]] = {}
 
     def load(self) -> None:
@@ -59,7 +59,7 @@ class DlbDriver(PciDriver):
             self.core.tree.directory(f"{device.path}/total_resources", dict(TOTAL))
             self.core.tree.directory(
                 f"{device.path}/avail_resources",
-                {name: Attribute(read=self._available(device, name)) for name in TOTAL},
+                {name: Attribute(read=partial(self._available, device, name)) for name in TOTAL},
             )
 
     def busy(self, device: PciFunction) -> bool:
@@ -86,8 +86,11 @@ class DlbDriver(PciDriver):
         self._vf_resources[function.name] = [dict.fromkeys(TOTAL, 0) for _ in range(count)]
         self.bus.enable_vfs(function, count)
         for place in range(count):
+            given = self._vf_resources[function.name][place]
             files = {
-                name: Attribute(read=self._reader(function, place, name), write=self._writer(function, place, name))
+                name: Attribute(
+                    read=partial(given.__getitem__, name), write=partial(self._set_resource, function, place, name)
+                )
                 for name in TOTAL
             }
             self.core.tree.directory(f"{function.path}/vf{place}_resources", files)
@@ -96,20 +99,14 @@ class DlbDriver(PciDriver):
         """Sets the resources of a virtual function, whether or not it is bound."""
         self._vf_resources[function.name][place] |= resources
 
-    def _available(self, function: PciFunction, name: str) -> Callable[[], int]:
-        return lambda: TOTAL[name] - sum(given[name] for given in self._vf_resources[function.name])
+    def _available(self, function: PciFunction, name: str) -> int:
+        return TOTAL[name] - sum(given[name] for given in self._vf_resources[function.name])
 
-    def _reader(self, function: PciFunction, place: int, name: str) -> Callable[[], int]:
-        return lambda: self._vf_resources[function.name][place][name]
-
-    def _writer(self, function: PciFunction, place: int, name: str) -> Callable[[str], None]:
-        def write(text: str) -> None:
-            value = number(text)
-            if function.virtual[place].bound_to:
-                raise oserror(errno.EPERM, function.path)
-            resources = self._vf_resources[function.name][place]
-            if value > self._available(function, name)() + resources[name]:
-                raise oserror(errno.EINVAL, function.path)
-            resources[name] = value
-
-        return write
+    def _set_resource(self, function: PciFunction, place: int, name: str, text: str) -> None:
+        value = number(text)
+        if function.virtual[place].bound_to:
+            raise oserror(errno.EPERM, function.path)
+        resources = self._vf_resources[function.name][place]
+        if value > self._available(function, name) + resources[name]:
+            raise oserror(errno.EINVAL, function.path)
+        resources[name] = value

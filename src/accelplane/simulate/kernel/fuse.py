@@ -63,7 +63,7 @@ class FileSystem:
             Op.LOOKUP: self._lookup,
             Op.GETATTR: self._getattr,
             Op.SETATTR: self._getattr,
-            Op.READLINK: self._readlink,
+            Op.READLINK: lambda _request, inode: os.fsencode(_text(inode)),
             Op.OPEN: self._open_file,
             Op.READ: self._read,
             Op.WRITE: self._write,
@@ -130,9 +130,6 @@ class FileSystem:
 
     def _getattr(self, _request: Request, inode: _Inode) -> bytes:
         return wire.attributes_reply(inode.entry, _text(inode))
-
-    def _readlink(self, _request: Request, inode: _Inode) -> bytes:
-        return os.fsencode(_text(inode))
 
     def _open_file(self, request: Request, inode: _Inode) -> bytes:
         entry = inode.entry

@@ -7,6 +7,7 @@ import errno
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from accelplane.simulate import offload
 from accelplane.simulate.journal import TreeError
 from accelplane.simulate.kernel.core import Core
 from accelplane.simulate.kernel.dlb import TOTAL, DlbDriver
@@ -20,23 +21,12 @@ from accelplane.simulate.kernel.qat import QatDriver, QatVfDriver
 from accelplane.simulate.kernel.sgx import Sgx
 from accelplane.simulate.kernel.usermode import Usermode
 from accelplane.simulate.kernel.vfio import IgbUio, VfioPci
-from accelplane.simulate.offload import (
-    DlbSpec,
-    DsaSpec,
-    Family,
-    FpgaSpec,
-    IaaSpec,
-    NicSpec,
-    QatSpec,
-    SgxSpec,
-    VfDriver,
-    offload_address,
-)
+from accelplane.simulate.offload import DlbSpec, DsaSpec, FpgaSpec, IaaSpec, NicSpec, QatSpec
 from accelplane.simulate.specs import Model, NodeSpec
 
 Spec = QatSpec | DsaSpec | IaaSpec | DlbSpec | FpgaSpec | NicSpec
 Loadable = Literal["vfio-pci", "igb_uio", "sgx", "sfc", "onload"]
-SPECS: Mapping[Family, type[Spec]] = {
+SPECS: Mapping[offload.Family, type[Spec]] = {
     "qat": QatSpec,
     "dsa": DsaSpec,
     "iaa": IaaSpec,
@@ -69,7 +59,7 @@ class Hardware:
         self.sfc = SfcDriver(self.pci, self._nics)
         self.onload = Onload(core, self.sfc, usermode)
         self.load_faults: dict[str, list[int]] = {}
-        self.sgx = Sgx(core, spec.sgx or SgxSpec(), spec.numa_nodes)
+        self.sgx = Sgx(core, spec.sgx or offload.SgxSpec(), spec.numa_nodes)
         devices = _specs_by_address(spec)
         for one, _numa_node in devices.values():
             self._load_for(one)
@@ -87,8 +77,8 @@ class Hardware:
                     self.load(module)
 
     def plug(self, spec: Spec) -> str:
-        family: Family = next(family for family, described in SPECS.items() if isinstance(spec, described))
-        places = (offload_address(family, index, self.numa_nodes) for index in range(_MAX_PLACES))
+        family: offload.Family = next(family for family, described in SPECS.items() if isinstance(spec, described))
+        places = (offload.offload_address(family, index, self.numa_nodes) for index in range(_MAX_PLACES))
         bdf = spec.bdf or next((place for place in places if place not in self.pci.devices), None)
         if bdf is None or bdf in self.pci.devices:
             raise TreeError(f"{bdf or 'every address'}: already in use")
@@ -241,7 +231,7 @@ class Hardware:
         self.pci.plug(function)
         return function
 
-    def _bind_driver(self, function: PciFunction, driver: VfDriver) -> None:
+    def _bind_driver(self, function: PciFunction, driver: offload.VfDriver) -> None:
         """Binds the function to the driver in the description."""
         if driver == "kernel":
             return
@@ -257,18 +247,11 @@ class Hardware:
 
 def _specs_by_address(spec: NodeSpec) -> Mapping[str, tuple[Spec, int]]:
     """Address, description and NUMA node of every device."""
-    lists: Mapping[Family, Sequence[Spec]] = {
-        "qat": spec.qats,
-        "dsa": spec.dsas,
-        "iaa": spec.iaas,
-        "dlb": spec.dlbs,
-        "fpga": spec.fpgas,
-        "nic": spec.nics,
-    }
     devices: dict[str, tuple[Spec, int]] = {}
-    for family, specs in lists.items():
+    for family in SPECS:
+        specs: Sequence[Spec] = getattr(spec, f"{family}s")
         for index, one in enumerate(specs):
-            bdf = one.bdf or offload_address(family, index, spec.numa_nodes)
+            bdf = one.bdf or offload.offload_address(family, index, spec.numa_nodes)
             if bdf in devices:
                 raise TreeError(f"{bdf}: two devices of the description have this address")
             default_numa_node = index % spec.numa_nodes if spec.numa_nodes else -1

@@ -198,10 +198,7 @@ class Kernel:
         return tuple(self._hardware.fpga.values())
 
     def plug(self, spec: Spec) -> str:
-        """Adds a device at its address, by default the first free one; returns the address.
-
-        Raises `TreeError`.
-        """
+        """Adds a device at its address, by default the first free one; returns the address. Raises `TreeError`."""
         with self.lock:
             return self._hardware.plug(spec)
 

@@ -11,10 +11,12 @@ import posixpath
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 
+import msgspec
+
 from accelplane.simulate.journal import Numbers
 
 _MAX_LINKS = 40
-_inodes = itertools.count(2)
+_new_inode = itertools.count(2).__next__
 
 
 class Attribute:
@@ -35,7 +37,7 @@ class Attribute:
         mode: int | None = None,
         raw: bool = False,
     ) -> None:
-        self.inode = next(_inodes)
+        self.inode = _new_inode()
         self.text = str(text)
         self.read = read
         self.write = write
@@ -54,34 +56,25 @@ def command(write: Callable[[str], None]) -> Attribute:
     return Attribute(write=write, mode=0o200)
 
 
-class Link:
+class Link(msgspec.Struct, eq=False):
     """A symbolic link to a path."""
 
-    __slots__ = ("inode", "target")
-
-    def __init__(self, target: str) -> None:
-        self.inode = next(_inodes)
-        self.target = target
+    target: str
+    inode: int = msgspec.field(default_factory=_new_inode)
 
 
-class DeviceNode:
+class DeviceNode(msgspec.Struct, eq=False):
     """A character device under `/dev`."""
 
-    __slots__ = ("inode", "numbers")
-
-    def __init__(self, numbers: Numbers) -> None:
-        self.inode = next(_inodes)
-        self.numbers = numbers
+    numbers: Numbers
+    inode: int = msgspec.field(default_factory=_new_inode)
 
 
-class Directory:
+class Directory(msgspec.Struct, eq=False):
     """Named entries in the order of their creation."""
 
-    __slots__ = ("entries", "inode")
-
-    def __init__(self) -> None:
-        self.inode = next(_inodes)
-        self.entries: dict[str, Entry] = {}
+    entries: "dict[str, Entry]" = {}
+    inode: int = msgspec.field(default_factory=_new_inode)
 
 
 Entry = Attribute | Link | DeviceNode | Directory

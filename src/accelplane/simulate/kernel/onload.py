@@ -159,15 +159,13 @@ class Onload:
         }
 
     def _set_path(self, text: str) -> None:
-        text = _text(text)
-        changed, self._path = text != self._path, text
-        if changed:
+        before, self._path = self._path, _text(text)
+        if self._path != before:
             self._restart_initial()
 
     def _set_arguments(self, text: str) -> None:
-        text = _text(text)
-        changed, self._arguments = text != self._arguments, text
-        if changed:
+        before, self._arguments = self._arguments, _text(text)
+        if self._arguments != before:
             self._restart_initial()
 
     def _set_spawns(self, text: str) -> None:

@@ -69,6 +69,7 @@ class PciDriver(Driver[PciFunction]):
         self.bus = bus
         self.core = bus.core
         self._dynamic_ids: list[tuple[int, int]] = []
+        self._numbers: dict[str, int] = {}  # of the nodes of bound functions, for drivers that make nodes
 
     def attributes(self) -> Mapping[str, Attribute]:
         return {"new_id": command(self._new_id), "remove_id": command(self._remove_id)}

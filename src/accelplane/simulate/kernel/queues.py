@@ -5,7 +5,7 @@ forgets), Documentation/ABI/stable/sysfs-driver-dma-idxd.
 """
 
 import errno
-from collections.abc import Callable
+from functools import partial
 
 from accelplane.simulate.kernel.core import Core, Device
 from accelplane.simulate.kernel.model import Attribute, oserror
@@ -366,7 +366,8 @@ class Group(Part):
             "engines": Attribute(read=lambda: _members(self, device.engines), raw=True),
         }
         for letter in ("a", "b"):
-            files[f"traffic_class_{letter}"] = Attribute(read=self._traffic(letter), write=self._set_traffic(letter))
+            write = partial(self._set_traffic, letter)
+            files[f"traffic_class_{letter}"] = Attribute(read=lambda letter=letter: self.traffic[letter], write=write)
         if device.kind == "dsa":
             for name in ("use_read_buffer_limit", "use_token_limit"):
                 files[name] = Attribute(read=lambda: int(self.limited), write=self._set_limited)
@@ -376,7 +377,8 @@ class Group(Part):
                 files[name] = Attribute(read=lambda: self.reserved, write=self._set_reserved)
         if device.version > 0x100:
             for kind in ("desc", "batch"):
-                files[f"{kind}_progress_limit"] = Attribute(read=self._progress(kind), write=self._set_progress(kind))
+                write = partial(self._set_progress, kind)
+                files[f"{kind}_progress_limit"] = Attribute(read=lambda kind=kind: self.progress[kind], write=write)
         self.core.tree.directory(self.path, files)
 
     def _free(self) -> int:
@@ -408,32 +410,20 @@ class Group(Part):
             raise oserror(errno.EPERM)
         self.limited = bool(value)
 
-    def _traffic(self, letter: str) -> Callable[[], int]:
-        return lambda: self.traffic[letter]
+    def _set_traffic(self, letter: str, text: str) -> None:
+        value = number(text, base=10, least=-(2**63), most=2**63 - 1)
+        self._check()
+        if self.device.version <= 0x200:
+            raise oserror(errno.EPERM)
+        if not 0 <= value <= 7:
+            raise oserror(errno.EINVAL)
+        self.traffic[letter] = value
 
-    def _set_traffic(self, letter: str) -> Callable[[str], None]:
-        def write(text: str) -> None:
-            value = number(text, base=10, least=-(2**63), most=2**63 - 1)
-            self._check()
-            if self.device.version <= 0x200:
-                raise oserror(errno.EPERM)
-            if not 0 <= value <= 7:
-                raise oserror(errno.EINVAL)
-            self.traffic[letter] = value
-
-        return write
-
-    def _progress(self, kind: str) -> Callable[[], int]:
-        return lambda: self.progress[kind]
-
-    def _set_progress(self, kind: str) -> Callable[[str], None]:
-        def write(text: str) -> None:
-            value = number(text, base=10, least=-(2**31), most=2**31 - 1)
-            if not 0 <= value <= 3:
-                raise oserror(errno.EINVAL)
-            self.progress[kind] = value
-
-        return write
+    def _set_progress(self, kind: str, text: str) -> None:
+        value = number(text, base=10, least=-(2**31), most=2**31 - 1)
+        if not 0 <= value <= 3:
+            raise oserror(errno.EINVAL)
+        self.progress[kind] = value
 
 
 def _members(group: Group, parts: list[WorkQueue] | list[Engine]) -> str:

@@ -30,7 +30,6 @@ class VfioPci(PciDriver):
         super().__init__(bus)
         self.disable_denylist = disable_denylist
         self.noiommu = noiommu
-        self._numbers: dict[str, int] = {}
         self._without_iommu: set[str] = set()
         self.described: set[str] = set()
 
@@ -67,19 +66,10 @@ class VfioPci(PciDriver):
             group = self.bus.iommu.join_new_group(device, {"name": "vfio-noiommu"})
             self._without_iommu.add(device.name)
         number = self._numbers[device.name] = lowest_free(self._numbers.values())
-        self.core.add_class_device(
-            f"/sys/devices/virtual/vfio/{self._group_name(device)}",
-            "vfio",
-            Numbers(_GROUPS, group),
-            f"vfio/{self._group_name(device)}",
-        )
-        self.core.add_class_device(
-            f"{device.path}/vfio-dev/vfio{number}",
-            "vfio-dev",
-            Numbers(_DEVICES, number),
-            f"vfio/devices/vfio{number}",
-            parent=device.path,
-        )
+        name = self._group_name(device)
+        self.core.add_class_device(f"/sys/devices/virtual/vfio/{name}", "vfio", Numbers(_GROUPS, group), f"vfio/{name}")
+        path, numbers = f"{device.path}/vfio-dev/vfio{number}", Numbers(_DEVICES, number)
+        self.core.add_class_device(path, "vfio-dev", numbers, f"vfio/devices/vfio{number}", parent=device.path)
 
     def busy(self, device: PciFunction) -> bool:
         return super().busy(device) or self.core.holds.users(f"vfio/{self._group_name(device)}") > 0
@@ -103,10 +93,6 @@ class IgbUio(PciDriver):
 
     name = "igb_uio"
     module = "igb_uio"
-
-    def __init__(self, bus: PciBus) -> None:
-        super().__init__(bus)
-        self._numbers: dict[str, int] = {}
 
     def load(self) -> None:
         self.core.add_module(self.module)
