@@ -405,7 +405,7 @@ def explanation_environment(tmp_path: Path) -> Mapping[str, str]:
     ],
 )
 def test_the_check_prints_the_devices_and_the_skipped_hardware(
-    tmp_path: Path, explanation: Mapping[str, str], files: Sequence[str], code: int, report: object
+    tmp_path: Path, explanation_environment: Mapping[str, str], files: Sequence[str], code: int, report: object
 ) -> None:
     for name in files:
         (tmp_path / "tree/dev" / name).touch()
@@ -415,7 +415,7 @@ def test_the_check_prints_the_devices_and_the_skipped_hardware(
         "-check",
         "-plugins=explained",
         f"-root={tmp_path / 'tree'}",
-        env={**os.environ, **explanation},
+        env={**os.environ, **explanation_environment},
     )
     assert (json.loads(result.stdout), result.returncode) == ({"explained": report}, code)
 
