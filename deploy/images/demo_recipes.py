@@ -211,6 +211,6 @@ DEMOS = (
         # Debian 12 and 13 have no driver of Level Zero for GPUs.
         newer=("sid", ("libigc2", "libigdfcl2", "libze-intel-gpu1", "libze1")),
         # The runtime of oneAPI that this version of the extension was built with.
-        wheels=("intel-extension-for-tensorflow[xpu]==2.15.0.3", "dpcpp-cpp-rt==2024.2.1", "mkl-dpcpp==2024.2.1"),
+        wheels=("intel-extension-for-tensorflow[xpu]==2.15.0.3", "dpcpp-cpp-rt==2025.1.*", "mkl-dpcpp==2025.1.*"),
     ),
 )
