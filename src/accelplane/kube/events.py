@@ -174,7 +174,7 @@ class Recorder:
         return soonest
 
     def _log_error(self, key: _Key, namespace: str, error: ApiError) -> None:
-        """Logs an event that could not be written. A missing right is logged once per namespace."""
+        """Logs an event that could not be written. A missing right is logged once, with notes per namespace."""
         if not isinstance(error, StatusError) or error.code != 403:
             log.warning("event %s of %s: not written: %s", key.reason, key.kind, error)
             return
