@@ -487,7 +487,7 @@ async def test_without_the_right_to_write_events_one_warning_is_logged(
             agent.units[number]["phase"] = "unhealthy"
             agent.change()
             await until(lambda count=number + 1: api.count("POST .*events") == count)
-    warnings = [each for each in caplog.messages if "no events are written in namespace default" in each]
+    warnings = [each for each in caplog.messages if "no events are written: POST" in each]
     assert len(warnings) == 1
 
 
