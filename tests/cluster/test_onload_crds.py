@@ -55,7 +55,7 @@ def test_defaults_are_those_of_the_original(cluster: Cluster, definition: None) 
     assert found["spec"]["devicePlugin"] == DEFAULTS
     assert found["spec"]["onload"]["controlPlane"] == {"parameters": ["-K"]}
     assert found["spec"]["onload"]["moduleManagement"] == "KMM"
-    assert "upgrade" not in found["spec"]
+    assert found["spec"]["upgrade"] == SPEC["upgrade"]
 
 
 @pytest.mark.parametrize(
