@@ -152,11 +152,11 @@ class Lab:
     @contextmanager
     def process(self, *flags: str, **environment: str) -> Iterator[Operator]:
         """An operator that is not started yet, and ends with the block."""
-        manifests = Operator(self.directory, self.operator_kubeconfig(), *flags, **environment)
+        running = Operator(self.directory, self.operator_kubeconfig(), *flags, **environment)
         try:
-            yield manifests
+            yield running
         finally:
-            manifests.kill()
+            running.kill()
 
     def operator_kubeconfig(self) -> str:
         """A kubeconfig with a token of the operator's service account."""
@@ -314,6 +314,7 @@ class Lab:
             self.cluster.request("DELETE", f"/apis/{group}/namespaces/{NAMESPACE}/{name}")
         self.wait(lambda: not self.items(self.path("")), "resources: gone")
         self.wait(lambda: not self.kmm.modules(), "Modules: gone")
+        self.wait(lambda: not self.items(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"), "DaemonSets: deleted")
         self.wait(lambda: not self.plugins() and not self.app_pods(), "pods: gone")
         self.wait(lambda: not self.leftovers(), "labels of nodes: gone")
 
