@@ -102,7 +102,8 @@ async def serving(
         peer.api.close()
         server.close()
         await server.wait_closed()
-        await until(lambda: _sockets() <= before)
+        # A client's connection may end by its idle timeout.
+        await until(lambda: _sockets() <= before, 60)
 
 
 def _sockets() -> set[str]:
