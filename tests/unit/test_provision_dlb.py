@@ -173,7 +173,7 @@ def cases() -> Sequence[Case]:
             vfs=["dlb2"],
             arrange=interrupted,
         ),
-        Case("a VF that was passed on is left alone", Node(bare), "unchanged", arrange=vfs_in_use, unchanged=True),
+        Case("a VF that is in use is unchanged", Node(bare), "unchanged", arrange=vfs_in_use, unchanged=True),
         Case(
             "another number of VFs stays",
             Node(DlbSpec(vfs=4)),

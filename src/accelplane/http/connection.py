@@ -241,8 +241,8 @@ class Connection(asyncio.BufferedProtocol):
     def _update_reading(self) -> None:
         """Stops reading while a request waits for memory, its response cannot be sent, or another one follows it.
 
-        While a response is pending, reading continues until the client sends more, so that a client that disconnects is
-        noticed at once; afterwards `abort_disconnected` notices it. A client that only ends its sending direction has
+        While a response is pending, reading continues until the client sends more, so that a disconnect is detected
+        immediately; afterwards `abort_disconnected` detects it. A client that only ends its sending direction has
         disconnected, too.
         """
         if self._transport is None or self._transport.is_closing():

@@ -98,7 +98,7 @@ class Access:
                     return await self._review(key, token, self._server)
             async with self._queue.turn(source, token) as admitted:
                 if not admitted:
-                    raise HttpError(429, "too many unknown tokens of this address at once; try again later")
+                    raise HttpError(429, "too many unknown tokens of this address at the same time; try again later")
                 async with asyncio.timeout(_TIMEOUT):
                     return await self._review(key, token, self._unlimited)
         except (ApiError, TimeoutError) as error:
