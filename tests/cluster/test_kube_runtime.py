@@ -112,11 +112,11 @@ def create_greeting(cluster: Cluster, name: str, greeting_name: str) -> None:
         "apiVersion": "example.com/v1",
         "kind": "Greeting",
         "metadata": {"name": name},
-        "spec": {"whom": greeting_name},
+        "spec": {"recipient": greeting_name},
     }
     found = cluster.get(f"{GREETINGS}/{name}")
     if found:
-        status, answer = cluster.request("PUT", f"{GREETINGS}/{name}", {**found, "spec": {"whom": greeting_name}})
+        status, answer = cluster.request("PUT", f"{GREETINGS}/{name}", {**found, "spec": {"recipient": greeting_name}})
     else:
         status, answer = cluster.request("POST", GREETINGS, greeting)
     assert status in {200, 201}, answer

@@ -38,10 +38,10 @@ async def test_the_example_plugin_behaves_as_documented() -> None:
             found = api.get("configmaps", "g", "n")
             return found and found["data"]["text"]
 
-        greeting = {"metadata": {"name": "g", "namespace": "n"}, "spec": {"whom": "you"}}
+        greeting = {"metadata": {"name": "g", "namespace": "n"}, "spec": {"recipient": "you"}}
         api.put("greetings", greeting)
         await until(lambda: text() == "Hello, you!")
-        api.put("greetings", {**greeting, "spec": {"whom": "all"}})
+        api.put("greetings", {**greeting, "spec": {"recipient": "all"}})
         await until(lambda: text() == "Hello, all!")
         api.remove("configmaps", "g", "n")
         await until(lambda: text() == "Hello, all!")
