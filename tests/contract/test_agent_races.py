@@ -1,15 +1,21 @@
 """What may change while a task of the agent waits: plugins are disabled, hooks end early, the kubelet restarts."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
 from gadgets import Table, gadgets
 from scripted import Setup, Shelf, ShelfConfig
-from virtualtime import in_virtual_time
+from virtualtime import Threads, VirtualTimeLoop, controlled, in_virtual_time
 
+from accelplane.devices import CdiDevice, Device
 from accelplane.host import Host
+from accelplane.kubelet import checkpoint
 from accelplane.node.agent import Agent
+from accelplane.node.allocations import AllocationReader
+from accelplane.node.context import PluginContext
+from accelplane.node.publishers.cdi import CdiPublisher
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.node.watcher import Watcher
 from accelplane.plugins import Plugin
@@ -102,3 +108,41 @@ async def test_an_agent_that_can_serve_nothing_ends_also_if_a_plugin_is_disabled
     async with asyncio.timeout(60):
         with pytest.raises(ConfigurationError, match="a socket path of"):
             await task
+
+
+class Cards(Plugin[Config]):
+    """Owns the CDI files of one kind."""
+
+    namespace = "cards.example.com"
+    cdi_kinds = ("cards.example.com/card",)
+
+    def scan(self, host: Host) -> list[Device]:
+        return []
+
+
+def test_a_device_that_returns_while_its_stale_cdi_file_is_removed_has_a_cdi_file(tmp_path: Path) -> None:
+    loop, threads = VirtualTimeLoop(), Threads()
+    settings = settings_for(str(tmp_path))
+    card = Device(resource="card", id="card0", cdi=CdiDevice(kind=Cards.cdi_kinds[0], name="card0", env=("CARD=0",)))
+    (tmp_path / "device-plugins").mkdir()
+    checkpoint.write_checkpoint(settings.sockets_dir, checkpoint.Checkpoint((), {}))  # no container holds a device
+    with contextlib.closing(loop), controlled(loop, threads):
+        publisher = CdiPublisher(PluginContext("cards", Cards(), settings), AllocationReader(settings))
+        loop.run(publisher.publish([card], [card]))
+        loop.run(publisher.publish([], []))
+        threads.immediate = False
+        pruning = loop.create_task(publisher.prune())
+        for work in ("prune", "_from_checkpoint"):
+            loop.step(10)
+            assert work in threads.running[0].work.__qualname__
+            threads.deliver()
+        loop.step(10)
+        assert len(threads.running) == 1  # the removal
+        publishing = loop.create_task(publisher.publish([card], [card]))
+        loop.step(10)
+        while threads.running:
+            threads.deliver()
+            loop.step(10)
+        assert pruning.done()
+        assert publishing.done()
+    assert [path.name for path in (tmp_path / "cdi").iterdir()] == ["cards.example.com-card-card0.yaml"]
