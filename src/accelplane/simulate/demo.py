@@ -16,6 +16,7 @@ from importlib import resources
 from msgspec import Struct
 
 from accelplane.kubelet.embedded import AdmissionError, EmbeddedKubelet, Pod, RunningContainer
+from accelplane.processes import end_process
 from accelplane.simulate.levelzero import LevelZeroService
 from accelplane.simulate.specs import GpuSpec, NodeSpec
 from accelplane.simulate.tree import SimulatedNode
@@ -93,9 +94,8 @@ class Demo:
         try:
             yield
         finally:
-            if self.agent is not None and self.agent.returncode is None:
-                self.agent.kill()
-                await self.agent.wait()
+            if self.agent is not None:
+                await end_process(self.agent)
             await self.kubelet.stop()
             await self.health.stop()
 
