@@ -64,6 +64,21 @@ def render(options: PageOptions, contents: Contents, status: NodeStatus | None =
 SHARED = holding(("a", "u0-0"), ("b", "u0-1"), ("c", "u1-0 u1-1"))
 
 
+def test_each_resource_of_a_unit_has_the_device_of_the_unit() -> None:
+    status = node(units=2)
+    plugin = status.plugins["p"]
+    more = ResourceStatus(name="x.example.com/m", devices={"u0": Device(resource="m", id="u0")})
+    status = replace(status, plugins={"p": replace(plugin, resources={**plugin.resources, "m": more})})
+    found = render(PageOptions(), Contents(readings=readings(3)), status)["accelplane_unit_info"]
+    assert [sample.labels for sample in found.samples] == [
+        {"plugin": "p", "unit": unit, "device": f"d{unit[1]}", "bdf": f"0000:0{unit[1]}:00.0"} | resource
+        for unit, resource in (
+            ("u0", {"resource": RESOURCE}), ("u0", {"resource": "x.example.com/m"}), ("u1", {"resource": RESOURCE}),
+            ("u2", {}),
+        )
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("prefix", ["", "holder_"])
 def test_attach_adds_the_pod_to_samples_of_devices_with_one_holder(prefix: str) -> None:
     contents = Contents(readings=readings(), holders=SHARED)
