@@ -288,6 +288,17 @@ async def test_an_agent_that_gets_another_address_loses_no_unit(api: KubeApi) ->
         assert (found.agents[0].state, len(found.units)) == ("connected", 2)
 
 
+async def test_an_agent_whose_pod_was_recreated_on_another_node_is_removed_from_the_first(api: KubeApi) -> None:
+    """The watch may miss the deletion, and then the new pod replaces the old one of the same name."""
+    async with agents_of(api, "n1"), fleet_of(api) as fleet, AgentDouble("n2").serving() as other:
+        await connected(fleet, "n1")
+        api.put("nodes", node("n2"))
+        api.put("pods", other.pod("agent-n1"))
+        await connected(fleet, "n2")
+        found = await node_with(fleet, "n1", lambda found: found.agents[0].state == "stale")
+        assert found.agents[0].problem == "the pod was deleted"
+
+
 async def test_a_node_that_cannot_be_read_is_shown_by_its_agent(api: KubeApi) -> None:
     async with agents_of(api, "n1") as (agent,), fleet_of(api) as fleet:
         await connected(fleet, "n1")

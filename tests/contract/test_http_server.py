@@ -577,3 +577,46 @@ async def test_requests_in_flight_are_counted_by_path() -> None:
         assert server.in_flight("/later") == 0
         for _, writer in clients:
             writer.close()
+
+
+async def test_stop_returns_after_the_cleanup_of_the_responses_that_it_cancels() -> None:
+    begun, cleaned = asyncio.Event(), asyncio.Event()
+
+    async def answer(_request: Request) -> Response:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.02)
+            cleaned.set()
+        raise AssertionError
+
+    server = HttpServer(answer)
+    port = await server.start("127.0.0.1", 0)
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(get("/"))
+    await begun.wait()
+    await server.stop(grace=0)
+    assert cleaned.is_set()
+    writer.close()
+
+
+async def test_stop_returns_after_the_end_of_open_streams() -> None:
+    ended = asyncio.Event()
+
+    async def parts() -> AsyncGenerator[bytes]:
+        try:
+            yield b"first"
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.02)
+            ended.set()
+
+    server = HttpServer(lambda _request: Response(200, b"", stream=parts()))
+    port = await server.start("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(get("/"))
+    await reader.readuntil(b"first")
+    await server.stop()
+    assert ended.is_set()
+    writer.close()

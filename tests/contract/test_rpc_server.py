@@ -41,7 +41,7 @@ from hyperframe.frame import DataFrame, GoAwayFrame, HeadersFrame, WindowUpdateF
 from waiting import until
 from wire import Wire
 
-from accelplane.rpc.server import ConnectionTracker, ServerConnection
+from accelplane.rpc.server import ConnectionTracker, RpcServer, ServerConnection
 
 NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR = 0, 1, 3, 5, 6
 REFUSED_STREAM, CANCEL, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 8, 9, 11
@@ -564,3 +564,15 @@ async def test_a_connection_accepted_while_the_server_stops_is_closed(path: str,
                 await reader.read()
                 await writer.wait_closed()
         await until(lambda: len(os.listdir("/proc/self/fd")) == descriptors - 1)  # the listening socket
+
+
+async def test_a_server_whose_start_is_cancelled_does_not_listen_after_its_stop(path: str) -> None:
+    server = RpcServer({})
+    starting = asyncio.create_task(server.start(path))
+    await asyncio.sleep(0)  # it listens, and waits for the next iteration of the event loop
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await server.stop()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_unix_connection(path)

@@ -13,7 +13,7 @@ from waiting import until
 
 from accelplane.cli import levelzero
 from accelplane.sidecars.zeapi import DEPENDENCY_UNAVAILABLE, UNKNOWN
-from accelplane.sidecars.zeprocess import InitError, Limits, RequestError, ZeProcess
+from accelplane.sidecars.zeprocess import InitError, Limits, RequestError, ZeProcess, _Child
 
 A, B = "0000:03:00.0", "0000:04:00.0"
 LIMITS = Limits(
@@ -212,3 +212,18 @@ def test_an_invalid_call_timeout_prevents_the_start(value: str) -> None:
     result = run_main(levelzero.main, f"-call-timeout={value}")
     assert result.returncode == 255
     assert "-call-timeout" in result.stderr
+
+
+async def test_a_timeout_while_the_process_ends_does_not_count_as_its_end() -> None:
+    child = await _Child.started((sys.executable, "-c", "import os, time; os.close(1); time.sleep(1000)"), os.environ)
+    try:
+        await until(lambda: child.stdout is not None and child.stdout.at_eof())
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await child.receive()
+        assert not child.exited.done()
+    finally:
+        child.transport.kill()
+        await until(child.exited.done)
+        child.transport.close()
+    assert child.exited.result() is None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from accelplane.devices import UNHEALTHY, Allocation, Device
+from accelplane.devices import UNHEALTHY, Allocation, Device, DeviceNode
 from accelplane.kubelet.server import AllocationError
 from accelplane.node.allocations import AllocationReader, CallRecord
 from accelplane.node.allocator import ResourceAllocator
@@ -52,6 +52,15 @@ class Meters(Plugin[Config]):
         return allocation
 
 
+def meters_allocator(
+    directory: Path, change: Callable[[], None], devices: Callable[[], Mapping[str, Device]]
+) -> ResourceAllocator:
+    settings = Settings(kubelet_dir=str(directory), cdi_dir=str(directory))
+    context = PluginContext("meters", Meters(change), settings)
+    cdi = CdiPublisher(context, AllocationReader(settings))
+    return ResourceAllocator("meters.example.com/meter", context, cdi, CallRecord(), devices)
+
+
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
@@ -64,12 +73,48 @@ async def test_a_device_that_changes_during_the_call_is_checked_again(
     tmp_path: Path, changed: Mapping[str, Device], problem: str
 ) -> None:
     devices = [{"m0": Device(resource="meter", id="m0")}]
-    settings = Settings(kubelet_dir=str(tmp_path), cdi_dir=str(tmp_path))
-    context = PluginContext("meters", Meters(lambda: devices.append(dict(changed))), settings)
-    cdi = CdiPublisher(context, AllocationReader(settings))
-    allocator = ResourceAllocator("meters.example.com/meter", context, cdi, CallRecord(), lambda: devices[-1])
+    allocator = meters_allocator(tmp_path, lambda: devices.append(dict(changed)), lambda: devices[-1])
     if not problem:
         assert await allocator.allocate(["m0", "m0"]) == Allocation()
         return
     with pytest.raises(AllocationError, match=problem):
         await allocator.allocate(["m0"])
+
+
+def replaced_meter(change: int) -> Mapping[str, Device]:
+    """A device of the same ID with another device node after each change."""
+    return {"m0": Device(resource="meter", id="m0", nodes=(DeviceNode(f"/dev/meter{change}"),))}
+
+
+@pytest.mark.parametrize("changes", [1, 2])
+async def test_a_device_that_is_replaced_during_the_call_is_allocated_as_the_new_one(
+    tmp_path: Path, changes: int
+) -> None:
+    devices = [replaced_meter(0)]
+
+    def change() -> None:
+        if len(devices) <= changes:
+            devices.append(replaced_meter(len(devices)))
+
+    allocator = meters_allocator(tmp_path, change, lambda: devices[-1])
+    allocation = await allocator.allocate(["m0"])
+    assert [node.host_path for node in allocation.nodes] == [f"/dev/meter{changes}"]
+
+
+async def test_a_device_that_is_replaced_again_and_again_fails_the_call(tmp_path: Path) -> None:
+    devices = [replaced_meter(0)]
+    allocator = meters_allocator(tmp_path, lambda: devices.append(replaced_meter(len(devices))), lambda: devices[-1])
+    with pytest.raises(AllocationError, match="meter: device 'm0' was replaced during the call"):
+        await allocator.allocate(["m0"])
+
+
+async def test_ten_thousand_ids_with_repetitions_are_each_allocated_once(tmp_path: Path) -> None:
+    devices = {f"m{n}": Device(resource="meter", id=f"m{n}", nodes=(DeviceNode(f"/dev/m{n}"),)) for n in range(5000)}
+    allocator = meters_allocator(tmp_path, lambda: None, lambda: devices)
+    allocation = await allocator.allocate([*devices, *reversed(devices)])
+    assert [node.host_path for node in allocation.nodes] == [f"/dev/m{n}" for n in range(5000)]
+
+
+async def test_a_container_without_ids_gets_no_device(tmp_path: Path) -> None:
+    allocator = meters_allocator(tmp_path, lambda: None, lambda: replaced_meter(0))
+    assert await allocator.allocate([]) == Allocation()

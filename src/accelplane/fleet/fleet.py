@@ -123,10 +123,13 @@ class Fleet:
     def _on_agent(self, old: Pod | None, new: Pod | None) -> None:
         before, after = (agent_place(pod) if pod is not None else None for pod in (old, new))
         allowed = self._options.agent_namespaces
-        if after is not None and (not allowed or after.namespace in allowed):
-            self._agents.set(after)
-        elif before is not None:
+        if after is not None and allowed and after.namespace not in allowed:
+            after = None
+        # A watch that was interrupted may show a new pod of the same name, on another node, as a change of the old one.
+        if before is not None and (after is None or after.node != before.node):
             self._agents.remove(before.node, before.name)
+        if after is not None:
+            self._agents.set(after)
 
     async def _publish_changes(self) -> None:
         while True:

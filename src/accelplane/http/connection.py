@@ -65,6 +65,10 @@ class ConnectionOwner(Protocol):
         """Called when the connection is closed."""
         ...
 
+    def track(self, task: asyncio.Task[None]) -> None:
+        """Called with a cancelled task that still runs."""
+        ...
+
 
 class Connection(asyncio.BufferedProtocol):
     """One client. Its requests are answered in order, one at a time."""
@@ -384,6 +388,7 @@ class Connection(asyncio.BufferedProtocol):
     def _cancel_response(self) -> None:
         if self._response_task is not None:
             self._response_task.cancel()
+            self._server.track(self._response_task)
             self._response_task = None
             self._update_reading()
 

@@ -35,6 +35,7 @@ _ACCEPT_BATCH = 64
 _ADMIT_BATCH = 8
 _RETRY_INTERVAL = 0.1
 _MIN_RETRY_INTERVAL = 0.005
+_CLEANUP_TIMEOUT = 1.0  # for cancelled responses when the server stops
 _RESERVE = 8  # the part of the memory that large requests leave to small ones
 _SMALL = 64 * 1024
 
@@ -70,6 +71,7 @@ class HttpServer:
         self._listening: list[socket.socket] = []
         self._context: ssl.SSLContext | None = None
         self._attaching: set[asyncio.Task[None]] = set()
+        self._cancelled: set[asyncio.Task[None]] = set()
         self._waiting: dict[Connection, int] = {}
         self._queue = AcceptQueue(self.limits.accept_queue)
         self._evidence = Evidence(self.limits)
@@ -132,7 +134,10 @@ class HttpServer:
         self.draining = True
 
     async def stop(self, grace: float = 5.0) -> None:
-        """Closes the listening sockets and idle connections; requests that have begun may complete within `grace`."""
+        """Closes the listening sockets and idle connections; requests that have begun may complete within `grace`.
+
+        The others are cancelled, and have a second for their cleanup.
+        """
         self.closing = True
         self._pause_accepting()
         for each in self._listening:
@@ -151,6 +156,8 @@ class HttpServer:
         for timer in (self._sweep_timer, self._retry_timer):
             if timer is not None:
                 timer.cancel()
+        if self._cancelled:
+            await asyncio.wait(self._cancelled, timeout=_CLEANUP_TIMEOUT)
 
     # Connections
 
@@ -295,6 +302,11 @@ class HttpServer:
             self._no_connections.set()
         if self._queue and not self.closing:
             self._retry_later(0)
+
+    def track(self, task: asyncio.Task[None]) -> None:
+        """Called with the task of a response that is cancelled and still runs."""
+        self._cancelled.add(task)
+        task.add_done_callback(self._cancelled.discard)
 
     # Memory
 

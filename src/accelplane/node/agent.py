@@ -191,13 +191,17 @@ class Agent:
 
     def _cannot_serve(self, error: Exception) -> None:
         self._unservable = error
-        if all(runner.scan.completed.is_set() for runner in self.runners.values()):
+        if self._all_scanned():
             self._stop_if_nothing_is_served()
 
     async def _check_startup(self, _watcher: Watcher) -> None:
-        for runner in list(self.runners.values()):
-            await runner.scan.completed.wait()
+        # A runner may be ended or replaced before its first scan completes.
+        while not self._all_scanned():
+            await self.changes.wait()
         self._stop_if_nothing_is_served()
+
+    def _all_scanned(self) -> bool:
+        return all(runner.scan.completed.is_set() for runner in self.runners.values())
 
     def _stop_if_nothing_is_served(self) -> None:
         """Stops if no resource is served and one never can be. While others are served, it is only logged."""
@@ -256,7 +260,9 @@ class Agent:
 
 
 async def _run(work: Coroutine[None, None, None]) -> BaseException | None:
-    """Runs `work` in a separate task and returns its exception. The task has ended when this function is cancelled.
+    """Runs `work` in a separate task and returns its exception, also if `work` ends by a `CancelledError` of its own.
+
+    The task has ended when this function is cancelled.
 
     A task group leaves the task in which it failed marked as cancelled (Python 3.11), so the caller must not run it.
     """
@@ -268,7 +274,7 @@ async def _run(work: Coroutine[None, None, None]) -> BaseException | None:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("crashed while the agent ended it", exc_info=error)
         raise
-    return task.exception()
+    return RuntimeError("its work was cancelled, but not by the agent") if task.cancelled() else task.exception()
 
 
 async def _end_tasks(*tasks: asyncio.Task[None]) -> None:

@@ -17,6 +17,7 @@ from accelplane.node.publishers.cdi_directory import CdiWriteError
 log = logging.getLogger(__name__)
 
 _MAX_SHOWN_IDS = 5
+_ATTEMPTS = 3
 
 
 class ResourceAllocator:
@@ -51,10 +52,7 @@ class ResourceAllocator:
             allocator = self._context.pod_allocator if alone else None
             allocation = None if allocator is None else await allocator.allocate(ids, self.devices)
             if allocation is None:
-                listed = self.devices()
-                allocation = await self._allocation(self._healthy(ids))
-                if self.devices() is not listed:  # they have changed during the await
-                    self._healthy(ids)
+                allocation = await self._current_allocation(ids)
             self._check_mounts(allocation)
             self._calls.allocated(ids)
             return allocation
@@ -89,6 +87,20 @@ class ResourceAllocator:
         if not self.pre_starts:
             raise AllocationError(f"{self.resource}: this plugin has no action before a container starts")
         await self._context.plugin.pre_start(self._known(ids))
+
+    async def _current_allocation(self, ids: Sequence[str]) -> Allocation:
+        """Of the devices as they are listed afterwards: another device may get one of the IDs during the hooks."""
+        devices, replaced = self._healthy(ids), ""
+        for _attempt in range(_ATTEMPTS):
+            listed = self.devices()
+            allocation = await self._allocation(devices)
+            if self.devices() is listed:
+                return allocation
+            earlier, devices = devices, self._healthy(ids)
+            if devices == earlier:
+                return allocation
+            replaced = _listed([new.id for new, old in zip(devices, earlier, strict=True) if new != old])
+        raise AllocationError(f"{self.resource}: device {replaced} was replaced during the call; create the pod again")
 
     async def _allocation(self, devices: Sequence[Device]) -> Allocation:
         plugin = self._context.plugin

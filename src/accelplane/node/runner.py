@@ -77,9 +77,9 @@ class PluginRunner:
         self._running = True
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(_forever(self.scan.run()))
-                group.create_task(_forever(self.health.run()))
-                group.create_task(_forever(self._release_departed()))
+                group.create_task(_checked(self.scan.run()))
+                group.create_task(_checked(self.health.run()))
+                group.create_task(_checked(self._release_departed()))
                 if self.context.plugin.overrides("explain"):
                     group.create_task(self._log_explanation())
                 self._start_background()
@@ -286,7 +286,7 @@ class PluginRunner:
         retry = FIRST_RETRY
         while True:
             try:
-                await work()
+                await _checked(work())
                 return
             except Exception:
                 log.exception("%s: background task failed, restarting it in %g s", self.context.name, retry)
@@ -305,10 +305,10 @@ def _placeholders(namespace: str, reading: Reading | None) -> Iterator[Device]:
             yield Device(resource=resource, id=id_, health=UNHEALTHY, reason=DEPARTED, topology=tuple(nodes) or None)
 
 
-async def _forever(loop: Coroutine[None, None, None]) -> None:
-    """Runs a loop. A hook that raises `CancelledError` crashes it; a task group would ignore its end."""
+async def _checked(work: Coroutine[None, None, None]) -> None:
+    """Runs a loop or a hook. A `CancelledError` that a hook raises becomes an error, not the silent end of the task."""
     try:
-        await loop
+        await work
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None and not task.cancelling():

@@ -220,7 +220,10 @@ class Plugin(Generic[ConfigT_co]):
         raise NotImplementedError
 
     async def allocate(self, devices: Sequence[Device]) -> Allocation | None:
-        """Returns the allocation of one container, or None for the default. An exception fails the pod."""
+        """Returns the allocation of one container, or None for the default. An exception fails the pod.
+
+        Called again, like `post_allocate`, if a device was replaced by another one of the same ID during the call.
+        """
         return None
 
     async def post_allocate(self, devices: Sequence[Device], allocation: Allocation) -> Allocation:

@@ -31,7 +31,11 @@ class RpcServer:
     async def start(self, path: str) -> None:
         """Binds `path` and listens. Raises `OSError`."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: ServerConnection(self._methods, self._tracker), path)
+        # In two steps: the start can be cancelled after it has begun to listen, and `stop` needs the server then.
+        self._server = await loop.create_unix_server(
+            lambda: ServerConnection(self._methods, self._tracker), path, start_serving=False
+        )
+        await self._server.start_serving()
 
     async def stop(self) -> None:
         """Stops listening and ends every connection. Does nothing if the server was not started.

@@ -108,7 +108,7 @@ class _Child(SubprocessStreamProtocol):
                 self.stdin.write(line.encode("ascii") + b"\n")
                 await self.stdin.drain()
         except OSError:
-            await self.exited
+            await asyncio.wait((self.exited,))
             raise _Broken(self.end_text) from None
 
     async def receive(self) -> str:
@@ -118,7 +118,8 @@ class _Child(SubprocessStreamProtocol):
         try:
             return (await self.stdout.readuntil()).decode("ascii").rstrip()
         except asyncio.IncompleteReadError:
-            await self.exited
+            # `await self.exited` would cancel the future at a timeout, and the process would count as ended.
+            await asyncio.wait((self.exited,))
             raise _Broken(self.end_text) from None
         except asyncio.LimitOverrunError as error:
             raise ValueError(str(error)) from None
@@ -191,7 +192,7 @@ class ZeProcess:
             if not child.exited.done() and task is not None and not task.cancelling():
                 self._refuse(DEPENDENCY_UNAVAILABLE)
                 log.error("worker process %d does not end: it is in a system call", child.transport.get_pid())
-                await child.exited
+                await asyncio.wait((child.exited,))
         finally:
             child.transport.close()
 

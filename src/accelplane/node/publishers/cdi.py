@@ -43,7 +43,8 @@ class CdiPublisher:
         desired = {device.cdi.qualified_name: device.cdi for device in listed if device.cdi is not None}
         if desired.keys() != self._published:
             self._published, self._pruned = frozenset(desired), False
-        if all(map(self.directory.is_current, desired.values())):
+        # A file that is current now may be one that `prune` is about to remove.
+        if not self._lock.locked() and all(map(self.directory.is_current, desired.values())):
             return False
         async with self._lock:
             await self._thread.run(lambda: self.directory.publish(desired.values()))
