@@ -203,10 +203,10 @@ async def test_slots_of_disconnected_readers_are_reused(
                 writers = [(await asyncio.open_connection("127.0.0.1", unused_tcp_port))[1] for _ in range(16)]
                 for writer in writers:
                     writer.write(request)
-                await until(lambda: observer._inventory._waiting == 16)
+                await until(lambda: len(observer._inventory._waiting) == 16)
                 for writer in writers:
                     writer.close()
-                await until(lambda: observer._inventory._waiting == 0)
+                await until(lambda: not observer._inventory._waiting)
             page = (await get(unused_tcp_port, "/metrics")).body.decode()
             counted = [line for line in page.splitlines() if 'page="inventory"' in line and "requests_total" in line]
             assert counted == ['accelplane_page_requests_total{code="200",page="inventory"} 1.0']

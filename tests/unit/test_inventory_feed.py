@@ -64,7 +64,7 @@ async def feeding(setup: Setup) -> AsyncIterator[InventoryFeed]:
     finally:
         setup.blocked.set()
         setup.planning.set()
-        await feed.close()
+        feed.close()
 
 
 async def test_a_reader_that_arrives_when_the_last_one_leaves_gets_the_next_generation() -> None:

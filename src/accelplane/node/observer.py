@@ -102,7 +102,7 @@ class Observer:
         return await self._inventory.next(known, seconds)
 
     async def close(self) -> None:
-        await self._inventory.close()
+        self._inventory.close()
         await asyncio.gather(self._measurements.close(), self._readings.close(), self._holders.close())
         if self._clients is not None:
             await self._clients.close()

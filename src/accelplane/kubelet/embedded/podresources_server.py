@@ -3,7 +3,7 @@
 As in the real kubelet, every device is a separate entry, once for each of its NUMA nodes.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import grpc.aio
 from google.protobuf.message import Message
@@ -79,24 +79,20 @@ def handlers(
             grpc.StatusCode.UNKNOWN, f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
         )
 
+    methods: Mapping[str, tuple[Callable[..., Awaitable[Message]], type[Message]]] = {
+        "List": (answer_list, pb.ListPodResourcesRequest),
+        "GetAllocatableResources": (answer_allocatable, pb.AllocatableResourcesRequest),
+        "Get": (answer_get, pb.GetPodResourcesRequest),
+    }
     return grpc.method_handlers_generic_handler(
         SERVICE,
         {
-            "List": grpc.unary_unary_rpc_method_handler(
-                answer_list,
-                request_deserializer=pb.ListPodResourcesRequest.FromString,
-                response_serializer=pb.ListPodResourcesResponse.SerializeToString,
-            ),
-            "GetAllocatableResources": grpc.unary_unary_rpc_method_handler(
-                answer_allocatable,
-                request_deserializer=pb.AllocatableResourcesRequest.FromString,
-                response_serializer=pb.AllocatableResourcesResponse.SerializeToString,
-            ),
-            "Get": grpc.unary_unary_rpc_method_handler(
-                answer_get,
-                request_deserializer=pb.GetPodResourcesRequest.FromString,
-                response_serializer=pb.GetPodResourcesResponse.SerializeToString,
-            ),
+            name: grpc.unary_unary_rpc_method_handler(
+                answer,
+                request_deserializer=request.FromString,
+                response_serializer=lambda response: response.SerializeToString(),
+            )
+            for name, (answer, request) in methods.items()
         },
     )
 
