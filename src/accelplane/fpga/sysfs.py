@@ -93,14 +93,6 @@ class Port(NamedTuple):
     fme: Fme
 
 
-class Region(NamedTuple):
-    """The ports of an FME that have the same interface id."""
-
-    interface: str
-    fme: Fme
-    ports: tuple[Port, ...]
-
-
 class Fault(NamedTuple):
     """A skipped port or class device, and the reason."""
 
@@ -109,19 +101,16 @@ class Fault(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """The result of a scan of all devices of a driver."""
+    """The result of a scan of all devices of a driver: ports with the interface ids of their regions."""
 
-    regions: tuple[Region, ...]
+    ports: tuple[tuple[Port, str], ...]
     faults: tuple[Fault, ...]
 
 
 def scan(host: Host, driver: Driver) -> Scan:
-    """Returns all regions with ports, and skipped devices. Does not read AFU ids.
-
-    A region has the ports of all PCI functions of an FME. Raises `HostError` if devices cannot be listed.
-    """
+    """Returns all ports, and skipped devices. Does not read AFU ids. Raises `HostError` if devices cannot be listed."""
     faults: list[Fault] = []
-    regions: dict[tuple[str, str], Region] = {}
+    ports: list[tuple[Port, str]] = []
     known: dict[str, Fme] = {}
     for name, directory in _found_ports(host, driver, faults):
         try:
@@ -129,14 +118,10 @@ def scan(host: Host, driver: Driver) -> Scan:
             if not host.exists(node):
                 raise SysfsError(f"{node}: no such device node")
             port = _port(host, driver, node, host.resolve(directory), known)
-            interface = interface_of(port)
+            ports.append((port, interface_of(port)))
         except (HostError, FpgaError) as error:
             faults.append(Fault(name, str(error)))
-            continue
-        key = (port.fme.path, interface)
-        before = regions[key].ports if key in regions else ()
-        regions[key] = Region(interface, port.fme, (*before, port))
-    return Scan(tuple(regions.values()), tuple(faults))
+    return Scan(tuple(ports), tuple(faults))
 
 
 def read_port(host: Host, text: str) -> Port:

@@ -64,13 +64,12 @@ def read(host: Host, *, afus: bool) -> Reading:
     found = sysfs.scan(host, driver)
     ports: list[Seen] = []
     faults = list(found.faults)
-    for region in found.regions:
-        for port in region.ports:
-            try:
-                ports.append(Seen(port, region.interface, sysfs.afu_id(host, port) if afus else ""))
-            except (HostError, FpgaError) as error:
-                faults.append(Fault(port.name, str(error)))
-    used = {region.fme.name for region in found.regions}
+    for port, interface in found.ports:
+        try:
+            ports.append(Seen(port, interface, sysfs.afu_id(host, port) if afus else ""))
+        except (HostError, FpgaError) as error:
+            faults.append(Fault(port.name, str(error)))
+    used = {port.fme.name for port, _interface in found.ports}
     return Reading(tuple(ports), tuple(faults), tuple(name for name in _fmes(host, driver) if name not in used))
 
 
