@@ -58,8 +58,8 @@ def unreadable(path: Path) -> None:
 
 def regions(found: Scan) -> list[tuple[str, str, list[str]]]:
     names: dict[tuple[str, str], list[str]] = {}
-    for port, interface in found.ports:
-        names.setdefault((interface, port.fme.name), []).append(port.name)
+    for each, interface in found.ports:
+        names.setdefault((interface, each.fme.name), []).append(each.name)
     return [(interface, fme_name, ports) for (interface, fme_name), ports in names.items()]
 
 
