@@ -178,11 +178,7 @@ def port_number(port: Port) -> int:
 def platform_devices(host: Host) -> tuple[list[str], list[str]]:
     """Returns the names of all FMEs and of all ports of any driver, none if they cannot be listed."""
     names: dict[Kind, list[str]] = {"fme": [], "port": []}
-    try:
-        listed = host.names(_PLATFORM_DEVICES)
-    except HostError:
-        listed = []
-    for name in listed:
+    for name in host.entries(_PLATFORM_DEVICES):
         if (found := parse_name(name)) is not None:
             names[found[1]].append(name)
     return names["fme"], names["port"]
@@ -287,23 +283,16 @@ def _function(host: Host, path: str) -> Pci:
 
 def _pci(host: Host, path: str, *, virtual: bool = True) -> Pci:
     physical = host.resolve(f"{path}/physfn") if virtual and host.exists(f"{path}/physfn") else ""
-    try:
-        driver = host.driver(path)
-    except HostError:
-        driver = ""
     texts = [_attribute(host, path, name) for name in _PCI_ATTRIBUTES]
     above = _pci(host, physical, virtual=False) if physical else None
-    pci = Pci(path.rpartition("/")[2], path, *texts, driver=driver, physical=above)
+    pci = Pci(path.rpartition("/")[2], path, *texts, driver=host.driver_or_empty(path), physical=above)
     if not pci.vendor or not pci.device:
         raise SysfsError(f"{path}: vendor or device id is missing")
     return pci
 
 
 def _attribute(host: Host, directory: str, name: str) -> str:
-    try:
-        return host.text(f"{directory}/{name}")
-    except Missing:
-        return ""
+    return host.optional_text(f"{directory}/{name}") or ""
 
 
 def _number(device: int) -> str:
