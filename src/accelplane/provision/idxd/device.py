@@ -44,11 +44,11 @@ class Place(msgspec.Struct, frozen=True):
 
     def part(self, part: Part) -> str:
         """The directory of the part."""
-        return self.path if part == DEVICE else f"{self.path}/{part.name(self.number)}"
+        return self.path if part == DEVICE else f"{self.path}/{self.part_name(part)}"
 
     def part_name(self, part: Part) -> str:
         """The kernel's name of the part."""
-        return self.name if part == DEVICE else part.name(self.number)
+        return self.name if part == DEVICE else f"{part.kind}{self.number}.{part.number}"
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
