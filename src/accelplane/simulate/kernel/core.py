@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from accelplane.simulate.journal import Numbers
 from accelplane.simulate.kernel.faults import Holds
-from accelplane.simulate.kernel.model import Attribute, DeviceNode, Tree, command, oserror
+from accelplane.simulate.kernel.model import Attribute, DeviceNode, Tree, command, oserror, variable
 
 
 class Uevent(NamedTuple):
@@ -162,7 +162,7 @@ class Bus(Generic[D]):
             self.path,
             {
                 "drivers_probe": command(self._drivers_probe),
-                "drivers_autoprobe": Attribute(read=lambda: int(self.autoprobe), write=self._set_autoprobe),
+                "drivers_autoprobe": variable(self, "autoprobe", lambda text: not text.startswith("0")),
             },
         )
 
@@ -295,9 +295,6 @@ class Bus(Generic[D]):
             raise oserror(errno.ENODEV)
         if not device.bound_to:
             self.attach(device)
-
-    def _set_autoprobe(self, text: str) -> None:
-        self.autoprobe = not text.startswith("0")
 
     def _synthetic(self, device: D, text: str) -> None:
         action = text.partition(" ")[0].strip()

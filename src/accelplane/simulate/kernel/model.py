@@ -10,6 +10,7 @@ import os
 import posixpath
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from typing import Any
 
 import msgspec
 
@@ -22,8 +23,8 @@ _new_inode = itertools.count(2).__next__
 class Attribute:
     """A small file. Its content is fixed, or returned by `read`; `write` gets the text that was written, unchanged.
 
-    A newline is appended to the content, as in almost every attribute, except with `raw`. Both functions may raise
-    `OSError`.
+    Truth values are shown as 0 and 1. A newline is appended to the content, as in almost every attribute, except with
+    `raw`. Both functions may raise `OSError`.
     """
 
     __slots__ = ("inode", "mode", "raw", "read", "text", "write")
@@ -32,7 +33,7 @@ class Attribute:
         self,
         text: str | int = "",
         *,
-        read: Callable[[], str | int] | None = None,
+        read: Callable[[], object] | None = None,
         write: Callable[[str], None] | None = None,
         mode: int | None = None,
         raw: bool = False,
@@ -46,14 +47,48 @@ class Attribute:
 
     def content(self) -> bytes:
         """The content for readers. Raises `OSError`."""
-        text = self.text if self.read is None else str(self.read())
-        content = text.encode(errors="surrogateescape")
+        value = self.text if self.read is None else self.read()
+        content = str(int(value) if isinstance(value, bool) else value).encode(errors="surrogateescape")
         return content if self.raw else content + b"\n"
 
 
 def command(write: Callable[[str], None]) -> Attribute:
     """An attribute that is only written, such as `bind`."""
     return Attribute(write=write, mode=0o200)
+
+
+def variable(
+    owner: object,
+    field: str,
+    parse: Callable[[str], Any] = str,
+    *,
+    check: Callable[[], None] = lambda: None,
+    convert: Callable[[Any], object] = lambda value: value,
+    show: Callable[[Any], object] = lambda value: value,
+) -> Attribute:
+    """An attribute that shows a field of `owner` and sets it.
+
+    A write calls `parse` with the text, then `check`, then `convert` with the parsed value: the order in which the
+    driver finds errors. Each of them may raise `OSError`.
+    """
+
+    def write(text: str) -> None:
+        value = parse(text)
+        check()
+        setattr(owner, field, convert(value))
+
+    return Attribute(read=lambda: show(getattr(owner, field)), write=write)
+
+
+def stored(value: str | int, parse: Callable[[str], object] = str, *, raw: bool = False) -> Attribute:
+    """An attribute whose content is replaced by the parsed text of a write."""
+    attribute = Attribute(value, raw=raw, mode=0o644)
+
+    def write(text: str) -> None:
+        attribute.text = str(parse(text))
+
+    attribute.write = write
+    return attribute
 
 
 class Link(msgspec.Struct, eq=False):

@@ -6,10 +6,11 @@ unloading); OpenOnload's documentation of the control plane server (when the mod
 
 import errno
 from collections.abc import Mapping
+from functools import partial
 
 from accelplane.simulate.journal import Numbers
 from accelplane.simulate.kernel.core import Core
-from accelplane.simulate.kernel.model import Attribute, oserror
+from accelplane.simulate.kernel.model import Attribute, oserror, stored, variable
 from accelplane.simulate.kernel.numbers import boolean, number
 from accelplane.simulate.kernel.pci import PciBus, PciDriver, PciFunction
 from accelplane.simulate.kernel.usermode import Usermode
@@ -22,6 +23,7 @@ _DEFAULT_SERVER = "/sbin/onload_cp_server"
 _MAJOR = 235  # assigned dynamically by the kernel
 _NODES = ("onload", "onload_epoll", "sfc_char")
 _MODULES = ("sfc_resource", "sfc_char", "onload")
+_unsigned = partial(number, most=2**31 - 1)
 
 
 class SfcDriver(PciDriver):
@@ -146,16 +148,11 @@ class Onload:
         return {
             "cplane_server_path": Attribute(read=lambda: self._path, write=self._set_path),
             "cplane_server_params": Attribute(read=lambda: self._arguments, write=self._set_arguments),
-            "cplane_spawn_server": Attribute(read=lambda: "Y" if self._spawns else "N", write=self._set_spawns),
-            **{
-                name: _number(default)
-                for name, default in {
-                    "cplane_init_timeout": 10,
-                    "cplane_server_grace_timeout": 30,
-                    "cplane_server_uid": 0,
-                    "cplane_server_gid": 0,
-                }.items()
-            },
+            "cplane_spawn_server": variable(self, "_spawns", boolean, show=lambda spawns: "Y" if spawns else "N"),
+            "cplane_init_timeout": stored(10, _unsigned),
+            "cplane_server_grace_timeout": stored(30, _unsigned),
+            "cplane_server_uid": stored(0, _unsigned),
+            "cplane_server_gid": stored(0, _unsigned),
         }
 
     def _set_path(self, text: str) -> None:
@@ -167,9 +164,6 @@ class Onload:
         before, self._arguments = self._arguments, _text(text)
         if self._arguments != before:
             self._restart_initial()
-
-    def _set_spawns(self, text: str) -> None:
-        self._spawns = boolean(text)
 
     def _restart_initial(self) -> None:
         """Restarts the server of the initial namespace, unless applications use it."""
@@ -188,13 +182,3 @@ def _text(text: str) -> str:
     if len(text) > _MAX_TEXT:
         raise oserror(errno.ENOSPC)
     return text.strip()
-
-
-def _number(default: int) -> Attribute:
-    attribute = Attribute(default)
-
-    def write(text: str) -> None:
-        attribute.text = str(number(text, most=2**31 - 1))
-
-    attribute.write, attribute.mode = write, 0o644
-    return attribute

@@ -11,7 +11,7 @@ from accelplane.simulate.functions import pci_attributes, virtual_address
 from accelplane.simulate.journal import TreeError
 from accelplane.simulate.kernel.core import Bus, Core, Device, Driver
 from accelplane.simulate.kernel.iommu import Iommu
-from accelplane.simulate.kernel.model import Attribute, command, oserror
+from accelplane.simulate.kernel.model import Attribute, command, oserror, variable
 from accelplane.simulate.kernel.numbers import boolean, number
 from accelplane.simulate.specs import Model
 
@@ -136,9 +136,7 @@ class PciBus(Bus[PciFunction]):
             function.path,
             {
                 **function.static(),
-                "driver_override": Attribute(
-                    read=lambda: function.override or "(null)", write=lambda text: _set_override(function, text)
-                ),
+                "driver_override": variable(function, "override", _override, show=lambda name: name or "(null)"),
                 "remove": command(lambda text: self._remove_one(function, text)),
             },
         )
@@ -150,9 +148,7 @@ class PciBus(Bus[PciFunction]):
                     "sriov_numvfs": Attribute(
                         read=lambda: len(function.virtual), write=lambda text: self._set_vfs(function, text)
                     ),
-                    "sriov_drivers_autoprobe": Attribute(
-                        read=lambda: int(function.vf_autoprobe), write=lambda text: _set_vf_autoprobe(function, text)
-                    ),
+                    "sriov_drivers_autoprobe": variable(function, "vf_autoprobe", boolean),
                     "sriov_vf_device": function.vf_model.device_id[2:] if function.vf_model else "0",
                 },
             )
@@ -233,11 +229,7 @@ def _ids(text: str) -> tuple[int, int]:
         raise oserror(errno.EINVAL) from None
 
 
-def _set_override(function: PciFunction, text: str) -> None:
+def _override(text: str) -> str:
     if len(text) >= _PAGE - 1:
         raise oserror(errno.EINVAL)
-    function.override = text.partition("\n")[0]
-
-
-def _set_vf_autoprobe(function: PciFunction, text: str) -> None:
-    function.vf_autoprobe = boolean(text)
+    return text.partition("\n")[0]

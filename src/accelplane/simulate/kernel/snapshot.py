@@ -5,7 +5,7 @@ import stat
 
 from accelplane.simulate.journal import Journal, Nodes, Numbers
 from accelplane.simulate.kernel.kernel import Kernel
-from accelplane.simulate.kernel.model import Attribute, DeviceNode, Directory, Tree, link_text
+from accelplane.simulate.kernel.model import Attribute, DeviceNode, Directory, Tree, link_text, stored
 
 
 def write_tree(
@@ -61,14 +61,4 @@ def adopt_tree(tree: Tree, root: str | os.PathLike[str]) -> None:
                 tree.put(place, DeviceNode(Numbers(os.major(device), os.minor(device))))
             elif not tree.has(place):
                 with open(local, encoding="utf-8", errors="surrogateescape") as file:
-                    tree.put(place, _writable_attribute(file.read()))
-
-
-def _writable_attribute(text: str) -> Attribute:
-    attribute = Attribute(text, raw=True)
-
-    def write(new: str) -> None:
-        attribute.text = new
-
-    attribute.write, attribute.mode = write, 0o644
-    return attribute
+                    tree.put(place, stored(file.read(), raw=True))
