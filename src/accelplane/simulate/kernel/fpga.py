@@ -169,16 +169,12 @@ class FpgaDriver(PciDriver):
         self.layout = LAYOUTS[kind]
         self.name = self.layout.driver
         self.module = self.layout.module
+        self.directories = (f"/sys/class/{self.layout.subsystem}",)
         self.cards: dict[str, Card] = {}
         self._kind = kind
         self._specs = specs
         self._names: set[str] = set()
         self._containers: dict[str, str] = {}
-
-    def load(self) -> None:
-        self.core.add_module(self.module)
-        self.core.tree.directory(f"/sys/class/{self.layout.subsystem}")
-        self.bus.register(self)
 
     def matches(self, device: PciFunction) -> bool:
         spec = self._specs.get((device.physfn or device).name)
@@ -357,7 +353,7 @@ class FpgaDriver(PciDriver):
         for region in card.regions:
             self.core.tree.remove(f"/sys/class/{self.layout.subsystem}/{_basename(region)}")
             self._names -= {_basename(region), region.split("/")[-3]}
-        self.core.remove_class_device(card.fme_path, "platform", bus=True)
+        self.core.remove_class_device(card.fme_path)
         self._names.discard(card.fme)
 
     def _show_port(self, card: Card, port: Port, container: str) -> None:
@@ -367,7 +363,7 @@ class FpgaDriver(PciDriver):
         self.core.tree.directory(port.path, {"id": port.index, "afu_id": Attribute(read=port.afu_id)})
 
     def _hide_port(self, port: Port) -> None:
-        self.core.remove_class_device(port.path, "platform", bus=True)
+        self.core.remove_class_device(port.path)
         self._names.discard(port.name)
         port.name = port.path = ""
 
@@ -392,7 +388,7 @@ class FpgaDriver(PciDriver):
         return next(number for number in numbers if not self.core.tree.has(f"/sys/dev/char/{number}"))
 
     def _in_use(self, name: str) -> bool:
-        return self.core.holds.users(name) > 0
+        return self.core.users[name] > 0
 
     def _nodes_of(self, device: PciFunction) -> list[str]:
         card = self.cards[(device.physfn or device).name]

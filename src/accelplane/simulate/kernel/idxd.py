@@ -101,10 +101,10 @@ class QueueDriver(Driver[Device]):
         if not isinstance(device, WorkQueue):
             return
         if device.minor >= 0:
-            self.core.remove_class_device(_node_path(device), "dsa", bus=True)
+            self.core.remove_class_device(_node_path(device))
             self._minors[device.device.kind].discard(device.minor)
             device.minor = -1
-        self.core.holds.drop(device.name)
+        del self.core.users[device.name]
         device.reset_configuration()
 
     def _check(self, queue: WorkQueue) -> None:
@@ -171,10 +171,6 @@ class IdxdDriver(PciDriver):
         if device.name not in self.configured:
             self.configured.add(device.name)
             self._configure(idxd)
-
-    def reset(self, bdf: str) -> None:
-        """A new device has this address: it will be configured as described."""
-        self.configured.discard(bdf)
 
     def busy(self, device: PciFunction) -> bool:
         return False

@@ -39,24 +39,6 @@ class SfcDriver(PciDriver):
         self._specs = specs
         self._interfaces: dict[str, str] = {}
 
-    @property
-    def loaded(self) -> bool:
-        return self.name in self.bus.drivers
-
-    def load(self) -> None:
-        """Raises `OSError` EEXIST."""
-        if self.loaded:
-            raise oserror(errno.EEXIST, self.module)
-        self.core.add_module(self.module)
-        self.bus.register(self)
-
-    def unload(self) -> None:
-        """Raises `OSError` ENOENT."""
-        if not self.loaded:
-            raise oserror(errno.ENOENT, self.module)
-        self.bus.unregister(self)
-        self.core.remove_module(self.module)
-
     def probe(self, device: PciFunction) -> None:
         spec = self._specs.get(device.name)
         name = spec.interface if spec is not None and spec.interface else f"sfc{self._free()}"
@@ -121,16 +103,14 @@ class Onload:
         self.core.add_module("onload", self._parameters())
 
     def unload(self) -> None:
-        """Raises `OSError`: ENOENT, or EBUSY while an application has a device node open."""
-        if not self.loaded:
-            raise oserror(errno.ENOENT, "onload")
-        if any(self.core.holds.users(name) for name in _NODES):
+        """Raises `OSError` EBUSY while an application has a device node open."""
+        if any(self.core.users[name] for name in _NODES):
             raise oserror(errno.EBUSY, "onload")
         self.loaded = False
         self._served.clear()
         self.core.remove_module("onload")
         for name in _NODES:
-            self.core.remove_class_device(f"/sys/devices/virtual/misc/{name}", "misc")
+            self.core.remove_class_device(f"/sys/devices/virtual/misc/{name}")
         for module in reversed(_MODULES[:-1]):
             self.core.remove_module(module)
 
@@ -167,7 +147,7 @@ class Onload:
 
     def _restart_initial(self) -> None:
         """Restarts the server of the initial namespace, unless applications use it."""
-        if not any(self.core.holds.users(name) for name in _NODES):
+        if not any(self.core.users[name] for name in _NODES):
             self._start_server("")
 
     def _start_server(self, network_namespace: str) -> None:

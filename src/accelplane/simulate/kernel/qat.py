@@ -86,7 +86,7 @@ class QatDevice:
 
     def check_unused(self) -> None:
         """Raises `OSError` EBUSY if the device is in use."""
-        if self.core.holds.users(self.function.name):
+        if self.core.users[self.function.name]:
             raise oserror(errno.EBUSY, self.function.path)
 
     def _set_state(self, text: str) -> None:
@@ -132,6 +132,11 @@ class QatDriver(PciDriver):
         self.ids = [product.device_id for product in products]
         self.devices: dict[str, QatDevice] = {}
         self._specs = specs
+
+    def load(self) -> None:
+        if not self.core.tree.has("/sys/module/intel_qat"):
+            self.core.add_module("intel_qat")
+        super().load()
 
     def probe(self, device: PciFunction) -> None:
         spec = self._specs.get(device.name, QatSpec())

@@ -59,7 +59,7 @@ class IdxdDevice(Device):
             "op_cap": _ALL_OPERATIONS,
             "gen_cap": "0x71f10901f0105",
             "configurable": 1,
-            "clients": Attribute(read=lambda: sum(self.core.holds.users(queue.name) for queue in self.queues)),
+            "clients": Attribute(read=lambda: sum(self.core.users[queue.name] for queue in self.queues)),
             "pasid_enabled": int(self.sva),
             "state": Attribute(read=lambda: "enabled" if self.enabled else "disabled"),
             "errors": ",".join(["00000000"] * 8),
@@ -168,7 +168,7 @@ class WorkQueue(Part):
     def add_files(self) -> None:
         check = self._check_disabled
         files = {
-            "clients": Attribute(read=lambda: self.core.holds.users(self.name)),
+            "clients": Attribute(read=lambda: self.core.users[self.name]),
             "state": Attribute(read=lambda: "enabled" if self.enabled else "disabled"),
             "group_id": self.group_id(check),
             "mode": Attribute(read=lambda: "dedicated" if self.dedicated else "shared", write=self._set_mode),
