@@ -25,7 +25,7 @@ class Uevent(NamedTuple):
 
 
 class _ClassDevice(NamedTuple):
-    """A device with a node: the fields of its uevents, and its entries in the tree, the node last."""
+    """A device of a class: the fields of its uevents, and its entries in sysfs."""
 
     subsystem: str
     fields: Mapping[str, str]
@@ -51,26 +51,39 @@ class Core:
             listener(uevent)
 
     def add_class_device(
-        self, path: str, subsystem: str, numbers: Numbers, node: str, *, parent: str = "", bus: bool = False
+        self,
+        path: str,
+        subsystem: str,
+        numbers: Numbers | None = None,
+        node: str = "",
+        *,
+        parent: str = "",
+        bus: bool = False,
+        **fields: str,
     ) -> None:
-        """Adds a device with a node: its directory, links to it, the node, the uevent, and udev's link.
+        """Adds a device: its directory, links to it, its node below `/dev`, the uevent, and udev's link.
 
-        `node` is below `/dev`; `parent` is the target of its `device` link.
+        `parent` is the target of its `device` link, `fields` are additional fields of its uevents.
         """
-        fields = {"MAJOR": str(numbers.major), "MINOR": str(numbers.minor), "DEVNAME": node}
+        home = f"/sys/bus/{subsystem}" if bus else f"/sys/class/{subsystem}"
+        links = [f"{home}/devices/{posixpath.basename(path)}" if bus else f"{home}/{posixpath.basename(path)}"]
+        if numbers:
+            links.append(f"/sys/dev/char/{numbers}")
+            fields |= {"MAJOR": str(numbers.major), "MINOR": str(numbers.minor), "DEVNAME": node}
+            self.tree.directory(path, {"dev": str(numbers)})
         text = "\n".join(f"{key}={value}" for key, value in fields.items())
-        home, devices = (f"/sys/bus/{subsystem}", "devices/") if bus else (f"/sys/class/{subsystem}", "")
-        links = (f"/sys/dev/char/{numbers}", f"{home}/{devices}{posixpath.basename(path)}")
-        self.tree.directory(path, {"dev": str(numbers), "uevent": Attribute(text, mode=0o644)})
+        self.tree.directory(path, {"uevent": Attribute(text, mode=0o644)})
         self.tree.link(f"{path}/subsystem", home)
         if parent:
             self.tree.link(f"{path}/device", parent)
         for link in links:
             self.tree.link(link, path)
-        self.tree.put(f"/dev/{node}", DeviceNode(numbers))
+        if numbers:
+            self.tree.put(f"/dev/{node}", DeviceNode(numbers))
         self.send_uevent("add", path, subsystem, **fields)
-        self._class_devices[path] = _ClassDevice(subsystem, fields, (*links, path, f"/dev/{node}"))
-        self._pending_links[f"/dev/char/{numbers}"] = f"/dev/{node}"
+        self._class_devices[path] = _ClassDevice(subsystem, fields, (*links, path))
+        if numbers:
+            self._pending_links[f"/dev/char/{numbers}"] = f"/dev/{node}"
         if not self.udev_paused:
             self.create_pending_links()
 
@@ -78,10 +91,12 @@ class Core:
         subsystem, fields, entries = self._class_devices.pop(path)
         for entry in entries:
             self.tree.remove(entry)
-        self.tree.prune(posixpath.dirname(entries[-1]))
-        udev_link = f"/dev/char/{fields['MAJOR']}:{fields['MINOR']}"
-        self._pending_links.pop(udev_link, None)
-        self.tree.remove(udev_link)
+        if "DEVNAME" in fields:
+            udev_link = f"/dev/char/{fields['MAJOR']}:{fields['MINOR']}"
+            self._pending_links.pop(udev_link, None)
+            self.tree.remove(udev_link)
+            self.tree.remove(f"/dev/{fields['DEVNAME']}")
+            self.tree.prune(posixpath.dirname(f"/dev/{fields['DEVNAME']}"))
         self.send_uevent("remove", path, subsystem, **fields)
 
     def create_pending_links(self) -> None:

@@ -175,7 +175,7 @@ class Tree:
             if part == "..":
                 done = done.rpartition("/")[0]
                 continue
-            entry = self._child(done, part)
+            entry = self._entry_at(f"{done}/{part}")
             if not isinstance(entry, Link):
                 if entry is None and pending:
                     raise oserror(errno.ENOENT, path)
@@ -193,7 +193,7 @@ class Tree:
         parent, name = posixpath.split(path)
         if not name:
             return self.root
-        entry = self._child(self.resolve(parent) if parent != "/" else "", name)
+        entry = self._entry_at(f"{self.resolve(parent)}/{name}")
         if entry is None:
             raise oserror(errno.ENOENT, path)
         return entry
@@ -218,7 +218,14 @@ class Tree:
         found = [""]
         for part in filter(None, pattern.split("/")):
             if any(character in part for character in "*?["):
-                found = [f"{base}/{name}" for base in found for name in self._names(base) if fnmatchcase(name, part)]
+                parents = [(base, self._entry_at(base)) for base in found]
+                found = [
+                    f"{base}/{name}"
+                    for base, parent in parents
+                    if isinstance(parent, Directory)
+                    for name in parent.entries
+                    if fnmatchcase(name, part)
+                ]
             else:
                 found = [f"{base}/{part}" for base in found]
             found = [self.resolve(path) for path in found if self.has(path)]
@@ -257,14 +264,6 @@ class Tree:
                 return None
             entry = entry.entries.get(part)
         return entry
-
-    def _names(self, path: str) -> list[str]:
-        entry = self._entry_at(path)
-        return list(entry.entries) if isinstance(entry, Directory) else []
-
-    def _child(self, canonical: str, name: str) -> Entry | None:
-        parent = self._entry_at(canonical)
-        return parent.entries.get(name) if isinstance(parent, Directory) else None
 
 
 def link_text(path: str, target: str) -> str:

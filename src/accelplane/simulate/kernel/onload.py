@@ -54,20 +54,13 @@ class SfcDriver(PciDriver):
             "operstate": "up",
             "speed": 25000,
             "type": 1,
-            "uevent": Attribute(f"INTERFACE={name}\nIFINDEX={index}", mode=0o644),
         }
         self.core.tree.directory(path, attributes)
-        self.core.tree.link(f"{path}/subsystem", "/sys/class/net")
-        self.core.tree.link(f"{path}/device", device.path)
-        self.core.tree.link(f"/sys/class/net/{name}", path)
-        self.core.send_uevent("add", path, "net", INTERFACE=name, IFINDEX=str(index))
+        self.core.add_class_device(path, "net", parent=device.path, INTERFACE=name, IFINDEX=str(index))
 
     def release(self, device: PciFunction) -> None:
-        name = self._interfaces.pop(device.name)
-        path = f"{device.path}/net/{name}"
-        self.core.tree.remove(f"/sys/class/net/{name}")
+        self.core.remove_class_device(f"{device.path}/net/{self._interfaces.pop(device.name)}")
         self.core.tree.remove(f"{device.path}/net")
-        self.core.send_uevent("remove", path, "net", INTERFACE=name)
 
     def _free(self) -> int:
         names = set(self._interfaces.values())
