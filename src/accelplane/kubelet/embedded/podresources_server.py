@@ -3,7 +3,7 @@
 As in the real kubelet, every device is a separate entry, once for each of its NUMA nodes.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import grpc.aio
 from google.protobuf.message import Message
@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from accelplane.kubelet import podresources_v1_pb2 as pb
 from accelplane.kubelet.checkpoint import NO_NODE, Holding
 from accelplane.kubelet.embedded.model import ResourceStatus, RunningPod
+from accelplane.kubelet.embedded.service import service
 
 SERVICE = "v1.PodResourcesLister"
 
@@ -79,20 +80,12 @@ def handlers(
             grpc.StatusCode.UNKNOWN, f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
         )
 
-    methods: Mapping[str, tuple[Callable[..., Awaitable[Message]], type[Message]]] = {
-        "List": (answer_list, pb.ListPodResourcesRequest),
-        "GetAllocatableResources": (answer_allocatable, pb.AllocatableResourcesRequest),
-        "Get": (answer_get, pb.GetPodResourcesRequest),
-    }
-    return grpc.method_handlers_generic_handler(
+    return service(
         SERVICE,
         {
-            name: grpc.unary_unary_rpc_method_handler(
-                answer,
-                request_deserializer=request.FromString,
-                response_serializer=lambda response: response.SerializeToString(),
-            )
-            for name, (answer, request) in methods.items()
+            "List": (answer_list, pb.ListPodResourcesRequest),
+            "GetAllocatableResources": (answer_allocatable, pb.AllocatableResourcesRequest),
+            "Get": (answer_get, pb.GetPodResourcesRequest),
         },
     )
 
