@@ -15,13 +15,13 @@ from waiting import until
 from accelplane.devices import Device
 from accelplane.host import Host
 from accelplane.kubelet.podresources import Holder
-from accelplane.node import metrics
 from accelplane.node.agent import Agent
-from accelplane.node.hardware_metrics import held_units
-from accelplane.node.holders import HolderReader, Holders, counts_by_unit, without_stale
-from accelplane.node.observer import Observer
 from accelplane.node.settings import Settings
 from accelplane.node.status import allocations
+from accelplane.pages import metrics
+from accelplane.pages.hardware_metrics import held_units
+from accelplane.pages.holders import HolderReader, Holders, counts_by_unit, without_stale
+from accelplane.pages.observer import Observer
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 

@@ -20,10 +20,10 @@ from accelplane.fleet.inventory import decode_inventory, decode_readings
 from accelplane.fleet.model import Unit
 from accelplane.fleet.options import FleetOptions
 from accelplane.host import Host
-from accelplane.node import pages
 from accelplane.node.agent import Agent
-from accelplane.node.observer import Observer
 from accelplane.node.status import NodeStatus
+from accelplane.pages import server as pages
+from accelplane.pages.observer import Observer
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 from accelplane.readings import DevicePlan, Family, Source, Value

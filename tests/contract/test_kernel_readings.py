@@ -9,8 +9,8 @@ from mountpoints import mounted_for_test
 
 from accelplane.devices import Inventory
 from accelplane.host import Host
-from accelplane.node.device_reader import DeviceReading
-from accelplane.node.readings import Readings
+from accelplane.pages.device_reader import DeviceReading
+from accelplane.pages.readings import Readings
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 from accelplane.plugins.idxd import DsaPlugin

@@ -8,10 +8,10 @@ from typing import cast
 from waiting import until
 
 from accelplane.kubelet.notifier import Notifier
-from accelplane.node.holders import HolderReader, Holders
-from accelplane.node.inventory_feed import InventoryFeed
-from accelplane.node.readings import Readings
 from accelplane.node.status import NodeStatus, PluginStatus, ScanStatus
+from accelplane.pages.holders import HolderReader, Holders
+from accelplane.pages.inventory_feed import InventoryFeed
+from accelplane.pages.readings import Readings
 from accelplane.readings import DevicePlan
 
 

@@ -12,14 +12,14 @@ from accelplane.devices import CdiDevice, Device, Inventory
 from accelplane.host import Host
 from accelplane.kubelet.podresources import ClaimHolder, Holder
 from accelplane.kubelet.server import Stage
-from accelplane.node.device_reader import DeviceReader
-from accelplane.node.hardware_metrics import held_units
-from accelplane.node.holders import Holders
-from accelplane.node.measurements import Measurements
-from accelplane.node.metrics import Contents, MetricsPage, PageOptions
-from accelplane.node.readings import NodeReadings
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus
+from accelplane.pages.device_reader import DeviceReader
+from accelplane.pages.hardware_metrics import held_units
+from accelplane.pages.holders import Holders
+from accelplane.pages.measurements import Measurements
+from accelplane.pages.metrics import Contents, MetricsPage, PageOptions
+from accelplane.pages.readings import NodeReadings
 from accelplane.plugins import Plugin, Sample
 from accelplane.plugins.base import Config
 from accelplane.readings import DevicePlan, Source

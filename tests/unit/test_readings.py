@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from accelplane.host import Host
-from accelplane.node.device_reader import DeviceReader, DeviceReading
-from accelplane.node.exposition import render
-from accelplane.node.hardware_metrics import hardware
-from accelplane.node.readings import NodeReadings
+from accelplane.pages.device_reader import DeviceReader, DeviceReading
+from accelplane.pages.exposition import render
+from accelplane.pages.hardware_metrics import hardware
+from accelplane.pages.readings import NodeReadings
 from accelplane.readings import DevicePlan, InvalidText, Source, Value, dfl, families, gpu, npu, offload, pci, qat
 from accelplane.readings.plan import waking_reads
 from accelplane.readings.values import escape, number, scalar

@@ -7,7 +7,7 @@ import pytest
 from trees import write
 
 from accelplane.host import Host
-from accelplane.node.device_reader import DeviceReader
+from accelplane.pages.device_reader import DeviceReader
 from accelplane.readings import DevicePlan, Source, dfl, families, gpu, nic, npu, offload, pci, qat
 
 FUNCTION = "/sys/devices/pci0000:00/0000:03:00.0"

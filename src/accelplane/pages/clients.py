@@ -16,9 +16,9 @@ from accelplane.host.blocking import SerialThread
 from accelplane.kubelet import checkpoint
 from accelplane.kubelet.checkpoint import Holding
 from accelplane.kubelet.podresources import Holder
-from accelplane.node.exposition import Family
-from accelplane.node.holders import Holders
 from accelplane.node.status import NodeStatus, listed_devices
+from accelplane.pages.exposition import Family
+from accelplane.pages.holders import Holders
 from accelplane.readings.plan import DevicePlan
 
 log = logging.getLogger(__name__)

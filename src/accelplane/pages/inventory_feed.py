@@ -13,8 +13,9 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from accelplane.kubelet.notifier import Notifier
-from accelplane.node.holders import HolderReader, Holders
-from accelplane.node.inventory import (
+from accelplane.node.status import NodeStatus, allocations
+from accelplane.pages.holders import HolderReader, Holders
+from accelplane.pages.inventory import (
     VERSION,
     Facts,
     HoldersSource,
@@ -24,8 +25,7 @@ from accelplane.node.inventory import (
     inventory_plugins,
     state_of,
 )
-from accelplane.node.readings import Readings
-from accelplane.node.status import NodeStatus, allocations
+from accelplane.pages.readings import Readings
 
 # Changes come in groups: a scan, the health of several devices, registrations.
 _DEBOUNCE = 0.1

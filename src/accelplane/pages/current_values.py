@@ -10,8 +10,8 @@ from functools import lru_cache
 import msgspec
 from msgspec import Struct
 
-from accelplane.node.device_reader import DeviceReading
-from accelplane.node.readings import NodeReadings
+from accelplane.pages.device_reader import DeviceReading
+from accelplane.pages.readings import NodeReadings
 from accelplane.readings.families import AWAKE, INFO, STUCK
 
 VERSION = 1

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from accelplane.node.device_reader import DeviceReading
-from accelplane.node.exposition import Family
 from accelplane.node.hardware_events import OUTCOMES
-from accelplane.node.holders import Holders, Key, claimed_units, counts_by_unit
-from accelplane.node.readings import NodeReadings
 from accelplane.node.status import NodeStatus, listed_devices, units_by_cdi
+from accelplane.pages.device_reader import DeviceReading
+from accelplane.pages.exposition import Family
+from accelplane.pages.holders import Holders, Key, claimed_units, counts_by_unit
+from accelplane.pages.readings import NodeReadings
 from accelplane.readings import DevicePlan
 from accelplane.readings import Family as ReadingFamily
 from accelplane.readings.families import FAMILIES, GPU_WEDGED, INFO, PCI_RECOVERIES, UNIT_INFO

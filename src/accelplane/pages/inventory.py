@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from accelplane.devices import Device, Phase
 from accelplane.node.advertised import DEPARTED
-from accelplane.node.holders import Holders, Key, claimed_units, counts_by_unit
 from accelplane.node.status import NodeStatus, PluginStatus, UnitHealth, listed_devices, units_by_cdi
+from accelplane.pages.holders import Holders, Key, claimed_units, counts_by_unit
 from accelplane.readings import DevicePlan
 
 VERSION = 1
