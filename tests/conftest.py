@@ -13,6 +13,7 @@ import functools
 import gc
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Generator, Mapping
@@ -41,6 +42,9 @@ settings.load_profile("accelplane")
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "fuzz: hypothesis generates its inputs")
     config.addinivalue_line("markers", "untraced: coverage is not measured")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Shells start background jobs so. Programs that tests start and interrupt would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

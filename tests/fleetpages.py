@@ -125,7 +125,8 @@ class Reviews:
     """The reviews of an API server: `users` by token, `rights` by user and request.
 
     The tokens in `own` are valid for the audience of the API server only, other ones for all audiences. Reviews of
-    tokens wait while `block` returns True; `blocked` is their number.
+    tokens wait while `block` returns True; `blocked` is their number. The issuer's keys are `keys`; without
+    them, reading is forbidden.
     """
 
     def __init__(self) -> None:
@@ -133,12 +134,15 @@ class Reviews:
         self.own: set[str] = set()
         self.rights: set[tuple[str, str]] = set()
         self.fails = False
+        self.keys: object = None
         self.block: Callable[[str], bool] = lambda _token: False
         self.blocked = 0
         self.reviewed: list[str] = []
         self.port = 0
 
     def __call__(self, request: Request) -> Response | PendingResponse:
+        if request.path == "/openid/v1/jwks":
+            return Response(200 if self.keys else 403, msgspec.json.encode(self.keys or {}))
         spec = msgspec.json.decode(request.body)["spec"]
         return self._wait(request) if self.block(spec.get("token", "")) else self._answer(request)
 

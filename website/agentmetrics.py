@@ -12,12 +12,12 @@ from accelplane.devices import Phase
 from accelplane.host import Host
 from accelplane.kubelet.podresources import Holder
 from accelplane.kubelet.server import LATENCY_BOUNDS
-from accelplane.node import metrics
-from accelplane.node.clients import ClientUse, NamedPod
-from accelplane.node.holders import Holders
-from accelplane.node.pages import PageCounts
-from accelplane.node.readings import NodeReadings
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceCounters, ResourceStatus, UnitHealth
+from accelplane.pages import metrics
+from accelplane.pages.clients import ClientUse, NamedPod
+from accelplane.pages.holders import Holders
+from accelplane.pages.readings import NodeReadings
+from accelplane.pages.server import PageCounts
 from accelplane.plugins.sgx import SgxPlugin
 from accelplane.readings import DevicePlan
 

@@ -27,6 +27,10 @@ from fleetpages import Answer, Caller
 from manifests import DEPLOY, render
 from waiting import until
 
+from accelplane.apiserver import ClientConfig
+from accelplane.apiserver.client import ApiServer
+from accelplane.fleet.web.issuer import IssuerKeys
+
 from .cluster import Cluster
 from .machine import wait_until
 from .pki import Authority
@@ -296,6 +300,21 @@ async def test_wrong_tokens_are_limited_and_a_valid_one_still_opens_the_page(pag
     statuses = [(await sign_in(page, f"wrong-{number}")).status for number in range(6)]
     assert statuses[-1] == 429
     assert (await sign_in(page, page.token("reader", "--audience=accelplane-fleet"))).status == 303
+
+
+async def test_new_tokens_of_accounts_are_distinguished_from_forged_ones_by_their_signature(page: Page) -> None:
+    """With the rights of the fleet's account: nothing has to be bound to it."""
+    account = page.token("accelplane-fleet").encode()
+    server = ApiServer(ClientConfig(server=page.cluster.server, authority=page.cluster.authority, token=account))
+    keys, audiences = IssuerKeys(server), ("accelplane-fleet",)
+    token = page.token("reader", "--audience=accelplane-fleet")
+    content, _, signature = token.rpartition(".")
+    try:
+        assert await keys.is_signed(token, audiences)
+        assert not await keys.is_signed(f"{content}.{signature[::-1]}", audiences)
+        assert not await keys.is_signed(page.token("reader"), audiences)
+    finally:
+        server.close()
 
 
 async def test_a_scraper_reads_the_metrics_with_the_token_of_its_account(page: Page) -> None:

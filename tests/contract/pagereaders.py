@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from accelplane.node.inventory_feed import Generation
-from accelplane.node.metrics import Contents
-from accelplane.node.readings import NodeReadings
+from accelplane.pages.inventory_feed import Generation
+from accelplane.pages.metrics import Contents
+from accelplane.pages.readings import NodeReadings
 from accelplane.plugins import Sample
 
 

@@ -12,8 +12,8 @@ sys.path[:0] = [{tests!r}]
 from textformat import parse
 from waiting import until
 from accelplane.node.agent import Agent
-from accelplane.node.metrics import MetricsPage
-from accelplane.node.observer import Observer
+from accelplane.pages.metrics import MetricsPage
+from accelplane.pages.observer import Observer
 from accelplane.node.settings import Settings
 from accelplane.plugins.gpu import GpuPlugin
 from accelplane.plugins.npu import NpuPlugin

@@ -15,7 +15,7 @@ from waiting import until
 from accelplane.devices import Device, Inventory
 from accelplane.host import Host
 from accelplane.host.blocking import ThreadQueue
-from accelplane.node.readings import NodeReadings, Readings
+from accelplane.pages.readings import NodeReadings, Readings
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 from accelplane.readings import DevicePlan, Family, Source, Value

@@ -22,9 +22,9 @@ from accelplane.clients.messages import MAX_BYTES, ClientsError, Report, request
 from accelplane.clients.service import ClientsService, serving
 from accelplane.clients.walk import Limits
 from accelplane.kubelet import checkpoint
-from accelplane.node import metrics
 from accelplane.node.agent import Agent
-from accelplane.node.observer import Observer
+from accelplane.pages import metrics
+from accelplane.pages.observer import Observer
 from accelplane.plugins.gpu import GpuConfig, GpuPlugin
 
 I915 = "gpu.intel.com/i915"

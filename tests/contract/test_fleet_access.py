@@ -16,6 +16,7 @@ from fleetpages import Answer, Caller, Reviews
 from hypothesis import given
 from hypothesis import strategies as st
 from waiting import until
+from webtokens import TokenIssuer, text_of
 
 from accelplane.fleet.devicelist import decode
 from accelplane.fleet.options import PageOptions
@@ -229,6 +230,36 @@ async def test_a_stream_ends_when_the_right_is_revoked(setup: Setup) -> None:
     await until(lambda: setup.screens.live.viewers == 0)
 
 
+async def test_a_stream_with_a_bearer_token_ends_when_the_token_is_no_longer_valid(setup: Setup) -> None:
+    token = setup.user("ann", "list pods")
+    async with setup.timed.events("screen=waiting", authorization=f"Bearer {token}") as events:
+        await events.of_kind("comment")
+        setup.clock.now += 61
+        reviews = len(setup.reviews.reviewed)
+        await until(lambda: len(setup.reviews.reviewed) > reviews)
+        assert setup.reviews.reviewed[reviews] == "token accelplane-fleet"
+        assert setup.screens.live.viewers == 1, "a valid token keeps the stream open"
+        del setup.reviews.users[token]
+        setup.clock.now += 61
+        await events.of_kind("reload")
+        with pytest.raises(asyncio.IncompleteReadError):
+            await events.next()
+    await until(lambda: setup.screens.live.viewers == 0)
+    assert (await setup.timed.get("/waiting", authorization=f"Bearer {token}")).status == 401
+
+
+async def test_a_stream_ends_when_the_token_belongs_to_another_user(setup: Setup) -> None:
+    """Names are shown by the rights of the first user, such as those of its groups."""
+    token = setup.user("ann", "list pods")
+    async with setup.timed.events("screen=waiting", authorization=f"Bearer {token}") as events:
+        await events.of_kind("comment")
+        setup.user("bob", "list pods")
+        setup.reviews.users[token] = "bob"
+        setup.clock.now += 61
+        await events.of_kind("reload")
+    await until(lambda: setup.screens.live.viewers == 0)
+
+
 # Sessions
 
 
@@ -408,6 +439,30 @@ async def test_a_flood_of_random_tokens_does_not_affect_users_and_delays_new_tok
     setup.reviews.block = lambda _token: False
     assert (await newcomer).status == 303
     assert {(await each).status for each in bearers} <= {401, 503}
+    assert setup.queue.size == 0
+
+
+@pytest.mark.parametrize(("published", "statuses"), [(True, (303, 200)), (False, (429, 429))])
+async def test_a_flood_of_forged_tokens_does_not_affect_new_tokens_of_the_cluster(
+    setup: Setup, *, published: bool, statuses: tuple[int, int]
+) -> None:
+    """Forged tokens have the form of those of the cluster and the address of the users, as behind an ingress."""
+    issuer, caller = TokenIssuer.elliptic(), setup.timed
+    setup.reviews.keys = issuer.document if published else None
+    tokens = [issuer.token(user) for user in ("ann", "bob")]
+    setup.reviews.users |= dict(zip(tokens, ("ann", "bob"), strict=True))
+    for user in ("ann", "bob"):
+        setup.reviews.allow(user, "get /fleet", "list pods")
+    head, claims, _ = issuer.token("eve").split(".")
+    forged = [f"{head}.{claims}.{text_of(bytes([each]) * 64)}" for each in range(65)]
+    setup.reviews.block = lambda token: token in forged
+    flood = [asyncio.create_task(caller.get("/", authorization=f"Bearer {each}")) for each in forged[:-1]]
+    await until(lambda: setup.queue.size == 64)
+    assert (await caller.get("/", authorization=f"Bearer {forged[-1]}")).status == 429
+    assert (await sign_in(caller, tokens[0])).status == statuses[0]
+    assert (await caller.get("/nodes", authorization=f"Bearer {tokens[1]}")).status == statuses[1]
+    setup.reviews.block = lambda _token: False
+    assert {(await each).status for each in flood} <= {401, 503}
     assert setup.queue.size == 0
 
 

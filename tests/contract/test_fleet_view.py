@@ -40,13 +40,13 @@ with open({log!r}, "a") as log:
     print(*sys.argv[1:], file=log)
 if {problem!r}:
     sys.exit({problem!r})
-print("Forwarding from 127.0.0.1:{port} -> 8080", flush=True)
-print("Handling connection for 8080 " * 1000, flush=True)
 def end(*_):
     with open({log!r}, "a") as log:
         print("ended", file=log)
     sys.exit(0)
 signal.signal(signal.SIGTERM, end)
+print("Forwarding from 127.0.0.1:{port} -> 8080", flush=True)
+print("Handling connection for 8080 " * 1000, flush=True)
 while True:
     signal.pause()
 """

@@ -18,13 +18,13 @@ from accelplane.devices import Device
 from accelplane.host import Host
 from accelplane.kubelet import podresources_v1_pb2 as pb
 from accelplane.kubelet.podresources import Holder
-from accelplane.node import metrics
 from accelplane.node.agent import Agent
-from accelplane.node.hardware_metrics import held_units
-from accelplane.node.holders import HolderReader, Holders, counts_by_unit, without_stale
-from accelplane.node.observer import Observer
 from accelplane.node.settings import Settings
 from accelplane.node.status import allocations
+from accelplane.pages import metrics
+from accelplane.pages.hardware_metrics import held_units
+from accelplane.pages.holders import HolderReader, Holders, counts_by_unit, without_stale
+from accelplane.pages.observer import Observer
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 
@@ -282,7 +282,6 @@ def test_ids_are_counted_by_unit_without_those_of_other_plugins() -> None:
     rows = [
         Holder("n", "a", "c", METERS, ("m0-0", "m0-1", "m1-0", "gone")), Holder("n", "b", "c", "other.com/x", ("x",)),
     ]  # fmt: skip
-    units = {(METERS, id_): id_.partition("-")[0] for id_ in ("m0-0", "m0-1", "m1-0")}
-    assert counts_by_unit(rows, {METERS}, units) == {
-        ("n", "a", "c", METERS, "m0"): 2, ("n", "a", "c", METERS, "m1"): 1, ("n", "a", "c", METERS, ""): 1,
-    }  # fmt: skip
+    devices = {id_: Device(resource="meters", id=id_, unit=id_.partition("-")[0]) for id_ in ("m0-0", "m0-1", "m1-0")}
+    key = ("n", "a", "c", METERS)
+    assert counts_by_unit(rows, {METERS: ("meter", devices)}) == {(key, "m0"): 2, (key, "m1"): 1, (key, ""): 1}

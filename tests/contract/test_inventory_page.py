@@ -20,10 +20,10 @@ from accelplane.fleet.inventory import decode_inventory, decode_readings
 from accelplane.fleet.model import Unit
 from accelplane.fleet.options import FleetOptions
 from accelplane.host import Host
-from accelplane.node import pages
 from accelplane.node.agent import Agent
-from accelplane.node.observer import Observer
 from accelplane.node.status import NodeStatus
+from accelplane.pages import server as pages
+from accelplane.pages.observer import Observer
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 from accelplane.readings import DevicePlan, Family, Source, Value
@@ -203,10 +203,10 @@ async def test_slots_of_disconnected_readers_are_reused(
                 writers = [(await asyncio.open_connection("127.0.0.1", unused_tcp_port))[1] for _ in range(16)]
                 for writer in writers:
                     writer.write(request)
-                await until(lambda: observer._inventory._waiting == 16)
+                await until(lambda: len(observer._inventory._waiting) == 16)
                 for writer in writers:
                     writer.close()
-                await until(lambda: observer._inventory._waiting == 0)
+                await until(lambda: not observer._inventory._waiting)
             page = (await get(unused_tcp_port, "/metrics")).body.decode()
             counted = [line for line in page.splitlines() if 'page="inventory"' in line and "requests_total" in line]
             assert counted == ['accelplane_page_requests_total{code="200",page="inventory"} 1.0']

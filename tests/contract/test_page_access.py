@@ -16,10 +16,10 @@ from pagereaders import Fixed
 from waiting import until
 
 from accelplane.apiserver import ApiServer
-from accelplane.node import pages
-from accelplane.node.page_access import page_access
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.node.status import NodeStatus
+from accelplane.pages import server as pages
+from accelplane.pages.access import page_access
 
 AUTHORITY, OTHER = Authority("tests"), Authority("other")
 TOKEN, ACCESS = (

@@ -18,10 +18,10 @@ from accelplane.devices import Device, Phase, Resource, Skipped
 from accelplane.host import Host
 from accelplane.http.messages import PAGE_LIMITS
 from accelplane.kubelet.server import Stage
-from accelplane.node import pages
 from accelplane.node.health_history import HealthChange, Recoveries
 from accelplane.node.settings import ConfigurationError
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceCounters, ResourceStatus, ScanStatus, UnitHealth
+from accelplane.pages import server as pages
 from accelplane.plugins import Plugin, Sample, ScanError
 from accelplane.plugins.base import Config
 

@@ -21,7 +21,7 @@ from accelplane.simulate.offload import DlbSpec, DsaSpec, IaaSpec, QatSpec
 from accelplane.simulate.specs import NodeSpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "provisioning.md"
-PROGRAMS: Mapping[str, Callable[[], object]] = {
+PROGRAMS: Mapping[str, Callable[[], int | None]] = {
     "accelplane": main.main,
     "qat-init.sh": provision_dropin.qat_init,
     "idxd-init.sh": provision_dropin.idxd_init,
@@ -42,8 +42,7 @@ def run(
     """The program with this environment, called in this process."""
 
     def command(_arguments: Sequence[str]) -> int:
-        PROGRAMS[program]()
-        return 0
+        return PROGRAMS[program]() or 0
 
     with patch.object(sys, "argv", [program, *arguments]), patch.dict(os.environ, environment or {}, clear=True):
         return run_main(command)

@@ -108,7 +108,7 @@ async def serving(
 def _sockets() -> set[str]:
     """The Internet sockets of this process, by the kernel's names for them.
 
-    Not Unix sockets: those of gRPC, which an embedded kubelet uses, stay open until the garbage collector runs.
+    Unix sockets do not count: those of gRPC, which an embedded kubelet uses, stay open until garbage is collected.
     """
     unix = {f"socket:[{line.split()[6]}]" for line in Path("/proc/self/net/unix").read_text().splitlines()[1:]}
     found: set[str] = set()

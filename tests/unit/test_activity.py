@@ -2,9 +2,9 @@
 
 import pytest
 
-from accelplane.node.activity import Activity
-from accelplane.node.device_reader import DeviceReading
-from accelplane.node.readings import NodeReadings
+from accelplane.pages.activity import Activity
+from accelplane.pages.device_reader import DeviceReading
+from accelplane.pages.readings import NodeReadings
 from accelplane.readings import Family, Value
 from accelplane.readings.families import (
     GPU_IDLE,

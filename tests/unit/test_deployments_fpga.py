@@ -311,7 +311,7 @@ def test_without_cdi_plugin_and_init_container_agree_on_the_hook() -> None:
     (container,), (init,) = pod["containers"], pod["initContainers"]
     flag_values, _ = parse(flags_of(FpgaConfig), container["args"])
     config = FpgaConfig.of(flag_values)
-    assert (config.own_mode, config.cdi_use) == ("region", "off")
+    assert (config.own_mode, config.cdi) == ("region", "off")
     values = {flag.name: flag.default for flag in fpgainit.FLAGS} | parse(fpgainit.FLAGS, init["args"])[0]
     assert values["enable"] == "hooks.d"
     assert {mount["mountPath"] for mount in init["volumeMounts"]} == {values["target"], values["hooks-dir"]}

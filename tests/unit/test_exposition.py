@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from accelplane.node import metrics
-from accelplane.node.exposition import Family, render
 from accelplane.node.status import NodeStatus
+from accelplane.pages import metrics
+from accelplane.pages.exposition import Family, render
 
 # A lone surrogate cannot be encoded; see the test of its own.
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))

@@ -18,18 +18,17 @@ from trees import link, write
 
 from accelplane.fpga.bitstream import Bitstream, BitstreamError, opened
 from accelplane.fpga.ids import IdError
-from accelplane.fpga.ioctl import IoctlError, PortInfo, PortRegion
+from accelplane.fpga.ioctl import IoctlError, PortRegion
 from accelplane.fpga.program import (
     ProgramError,
     RetryPolicy,
     TimedOut,
     api_version,
-    assign,
     limited,
-    port_info,
+    move,
     port_regions,
     program,
-    release,
+    region_count,
 )
 from accelplane.fpga.statedir import STATE_DIRECTORY, StateDirectoryError
 from accelplane.fpga.sysfs import read_fme, read_port
@@ -303,8 +302,8 @@ def test_ports_are_released_and_assigned_by_number(tmp_path: Path, family: str) 
         calls.append((node, request, bytes(argument)))
         return 0
 
-    release(host, fme, 1, call=call)
-    assign(host, fme, 1, call=call)
+    move(host, fme, "release", 1, call=call)
+    move(host, fme, "assign", 1, call=call)
     node = f"{tmp_path}/dev/{fme.name}"
     if family == "dfl":
         assert calls == [(node, 0x4004B681, b"\1\0\0\0"), (node, 0x4004B682, b"\1\0\0\0")]
@@ -313,9 +312,9 @@ def test_ports_are_released_and_assigned_by_number(tmp_path: Path, family: str) 
         assert calls == [(node, 0xB581, argument), (node, 0xB582, argument)]
     for number in (-1, 2**31):
         with pytest.raises(ProgramError, match=r"fme\.0: expected a number from 0"):
-            release(host, fme, number, call=call)
+            move(host, fme, "release", number, call=call)
     with pytest.raises(IoctlError, match=r"assigning the port failed: .*\(ENODEV\)"):
-        assign(host, fme, 7, call=Driver(card, NLB3, [errno.ENODEV]))
+        move(host, fme, "assign", 7, call=Driver(card, NLB3, [errno.ENODEV]))
 
 
 @families
@@ -337,9 +336,9 @@ def test_properties_of_a_port_are_read(tmp_path: Path, family: str) -> None:
                 struct.pack_into("<QQ", argument, 16, 0x40000, 0x1000 * number)
         return 0
 
-    info = port_info(host, port, call=call)
-    assert info == PortInfo(flags=0, regions=2, umsgs=0)
-    assert port_regions(host, port, info, call=call) == [
+    count = region_count(host, port, call=call)
+    assert count == 2
+    assert port_regions(host, port, count, call=call) == [
         PortRegion(7, 0, 0x40000, 0),
         PortRegion(7, 1, 0x40000, 0x1000),
     ]
@@ -351,7 +350,7 @@ def test_an_invalid_number_of_regions_is_limited(tmp_path: Path) -> None:
     card = one_port(tmp_path)
     host = Host(tmp_path)
     driver = Driver(card, NLB3)
-    found = port_regions(host, read_port(host, "dfl-port.0"), PortInfo(0, 2**32 - 1, 0), call=driver)
+    found = port_regions(host, read_port(host, "dfl-port.0"), 2**32 - 1, call=driver)
     assert len(found) == 64
 
 

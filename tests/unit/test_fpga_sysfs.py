@@ -57,7 +57,10 @@ def unreadable(path: Path) -> None:
 
 
 def regions(found: Scan) -> list[tuple[str, str, list[str]]]:
-    return [(region.interface, region.fme.name, [port.name for port in region.ports]) for region in found.regions]
+    names: dict[tuple[str, str], list[str]] = {}
+    for each, interface in found.ports:
+        names.setdefault((interface, each.fme.name), []).append(each.name)
+    return [(interface, fme_name, ports) for (interface, fme_name), ports in names.items()]
 
 
 class TestScan:
@@ -67,11 +70,11 @@ class TestScan:
         found = scanned(tmp_path)
         assert found.faults == ()
         assert regions(found) == [(INTERFACE, card.name("fme", 0), [card.name("port", 0)])]
-        (region,) = found.regions
-        assert region.fme.node == f"/dev/{card.name('fme', 0)}"
-        assert region.ports[0].node == f"/dev/{card.name('port', 0)}"
-        assert region.ports[0].pci.address == PF
-        assert afu_id(Host(tmp_path), region.ports[0]) == NLB0
+        ((port, _interface),) = found.ports
+        assert port.fme.node == f"/dev/{card.name('fme', 0)}"
+        assert port.node == f"/dev/{card.name('port', 0)}"
+        assert port.pci.address == PF
+        assert afu_id(Host(tmp_path), port) == NLB0
 
     @families
     def test_ports_of_one_fme_are_one_region_across_functions(self, tmp_path: Path, family: str) -> None:
@@ -79,11 +82,11 @@ class TestScan:
         found = scanned(tmp_path)
         assert found.faults == ()
         assert regions(found) == [(INTERFACE, card.name("fme", 0), [card.name("port", 0), card.name("port", 1)])]
-        (region,) = found.regions
-        assert [port.pci.address for port in region.ports] == [PF, VF]
-        assert [port_number(port) for port in region.ports] == [0, 1]
-        assert region.ports[1].pci.physical is not None
-        assert region.ports[1].pci.physical.address == region.fme.pci.address == PF
+        ports = [port for port, _interface in found.ports]
+        assert [port.pci.address for port in ports] == [PF, VF]
+        assert [port_number(port) for port in ports] == [0, 1]
+        assert ports[1].pci.physical is not None
+        assert ports[1].pci.physical.address == ports[1].fme.pci.address == PF
 
     @families
     def test_all_ports_of_a_class_device_are_found(self, tmp_path: Path, family: str) -> None:
@@ -125,15 +128,15 @@ class TestScan:
         class_device(card, 0)
         fme(card)
         port(card)
-        assert scanned(tmp_path).regions[0].fme.pci.address == "10000:81:00.0"
+        assert scanned(tmp_path).ports[0][0].fme.pci.address == "10000:81:00.0"
 
     def test_a_crashed_card_has_the_id_of_crashed_ones(self, tmp_path: Path) -> None:
         card = one_port(tmp_path)
         fme(card, interfaces=[CRASHED])
         port(card, afu=CRASHED)
-        (region,) = scanned(tmp_path).regions
-        assert region.interface == CRASHED
-        assert afu_id(Host(tmp_path), region.ports[0]) == CRASHED
+        ((found, interface),) = scanned(tmp_path).ports
+        assert interface == CRASHED
+        assert afu_id(Host(tmp_path), found) == CRASHED
 
     @pytest.mark.parametrize(
         ("break_", "problem"),
@@ -176,14 +179,14 @@ class TestScan:
         one_port(tmp_path)
         link(tmp_path / "sys/class/fpga_region/region7", "region7")
         found = scanned(tmp_path)
-        assert len(found.regions) == 1
+        assert len(found.ports) == 1
         assert [fault.name for fault in found.faults] == ["region7"]
 
     def test_a_link_of_udev_to_an_fme_is_resolved(self, tmp_path: Path) -> None:
         one_port(tmp_path)
         (tmp_path / "dev/dfl-fme.0").rename(tmp_path / "dev/fme-of-card-a")
         link(tmp_path / "dev/char/243:0", "../fme-of-card-a")
-        assert scanned(tmp_path).regions[0].fme.node == "/dev/fme-of-card-a"
+        assert scanned(tmp_path).ports[0][0].fme.node == "/dev/fme-of-card-a"
 
 
 class TestSeveralInterfaces:
@@ -210,7 +213,7 @@ class TestSeveralInterfaces:
     @pytest.mark.parametrize("ports_num", [1, 3])
     def test_the_region_is_unknown_without_one_interface_id_per_port(self, tmp_path: Path, ports_num: int) -> None:
         found = self.cards(tmp_path, [OTHER, INTERFACE], ports_num)
-        assert found.regions == ()
+        assert found.ports == ()
         assert [fault.name for fault in found.faults] == ["dfl-port.0", "dfl-port.1"]
         assert f"ambiguous interface id, dfl-fme.0 has {OTHER}, {INTERFACE}: found" in found.faults[0].problem
 
@@ -321,13 +324,11 @@ def test_no_file_content_stops_a_scan(data: st.DataObject, tmp_path: Path) -> No
         else:
             write(path, content)
     found = scanned(root)
-    assert {port.name for region in found.regions for port in region.ports} | {f.name for f in found.faults} == {
-        *("dfl-port.0", "dfl-port.1")
-    }
-    for region in found.regions:
-        for each in region.ports:
-            try:
-                afu_id(Host(root), each)
-            except (FpgaError, HostError) as error:
-                problem = str(error)
-                assert problem.isprintable()
+    names = {each.name for each, _interface in found.ports} | {fault.name for fault in found.faults}
+    assert names == {"dfl-port.0", "dfl-port.1"}
+    for each, _interface in found.ports:
+        try:
+            afu_id(Host(root), each)
+        except (FpgaError, HostError) as error:
+            problem = str(error)
+            assert problem.isprintable()

@@ -86,7 +86,7 @@ def test_node_commands_do_not_load_unneeded_modules(module: str) -> None:
 
 
 def test_pages_of_a_node_load_no_unneeded_modules() -> None:
-    loaded = loaded_by("import accelplane.node.pages, accelplane.node.measurements")
+    loaded = loaded_by("import accelplane.pages.server, accelplane.pages.measurements")
     assert "accelplane.http.server" in loaded
     assert NOT_ON_NODES & loaded == set()
 

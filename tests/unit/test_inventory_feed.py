@@ -8,10 +8,10 @@ from typing import cast
 from waiting import until
 
 from accelplane.kubelet.notifier import Notifier
-from accelplane.node.holders import HolderReader, Holders
-from accelplane.node.inventory_feed import InventoryFeed
-from accelplane.node.readings import Readings
 from accelplane.node.status import NodeStatus, PluginStatus, ScanStatus
+from accelplane.pages.holders import HolderReader, Holders
+from accelplane.pages.inventory_feed import InventoryFeed
+from accelplane.pages.readings import Readings
 from accelplane.readings import DevicePlan
 
 
@@ -64,7 +64,7 @@ async def feeding(setup: Setup) -> AsyncIterator[InventoryFeed]:
     finally:
         setup.blocked.set()
         setup.planning.set()
-        await feed.close()
+        feed.close()
 
 
 async def test_a_reader_that_arrives_when_the_last_one_leaves_gets_the_next_generation() -> None:

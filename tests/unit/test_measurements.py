@@ -9,7 +9,7 @@ from waiting import until
 
 from accelplane.devices import Device, Inventory
 from accelplane.host import Host
-from accelplane.node.measurements import Measurements
+from accelplane.pages.measurements import Measurements
 from accelplane.plugins import Plugin, Sample
 from accelplane.plugins.base import Config
 

@@ -12,14 +12,14 @@ from accelplane.devices import CdiDevice, Device, Inventory
 from accelplane.host import Host
 from accelplane.kubelet.podresources import ClaimHolder, Holder
 from accelplane.kubelet.server import Stage
-from accelplane.node.device_reader import DeviceReader
-from accelplane.node.hardware_metrics import held_units
-from accelplane.node.holders import Holders
-from accelplane.node.measurements import Measurements
-from accelplane.node.metrics import Contents, MetricsPage, PageOptions
-from accelplane.node.readings import NodeReadings
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus
+from accelplane.pages.device_reader import DeviceReader
+from accelplane.pages.hardware_metrics import held_units
+from accelplane.pages.holders import Holders
+from accelplane.pages.measurements import Measurements
+from accelplane.pages.metrics import Contents, MetricsPage, PageOptions
+from accelplane.pages.readings import NodeReadings
 from accelplane.plugins import Plugin, Sample
 from accelplane.plugins.base import Config
 from accelplane.readings import DevicePlan, Source
@@ -62,6 +62,21 @@ def render(options: PageOptions, contents: Contents, status: NodeStatus | None =
 
 
 SHARED = holding(("a", "u0-0"), ("b", "u0-1"), ("c", "u1-0 u1-1"))
+
+
+def test_each_resource_of_a_unit_has_the_device_of_the_unit() -> None:
+    status = node(units=2)
+    plugin = status.plugins["p"]
+    more = ResourceStatus(name="x.example.com/m", devices={"u0": Device(resource="m", id="u0")})
+    status = replace(status, plugins={"p": replace(plugin, resources={**plugin.resources, "m": more})})
+    found = render(PageOptions(), Contents(readings=readings(3)), status)["accelplane_unit_info"]
+    assert [sample.labels for sample in found.samples] == [
+        {"plugin": "p", "unit": unit, "device": f"d{unit[1]}", "bdf": f"0000:0{unit[1]}:00.0"} | resource
+        for unit, resource in (
+            ("u0", {"resource": RESOURCE}), ("u0", {"resource": "x.example.com/m"}), ("u1", {"resource": RESOURCE}),
+            ("u2", {}),
+        )
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("prefix", ["", "holder_"])

@@ -10,12 +10,12 @@ from thoroughness import examples
 
 from accelplane.devices import Device, Phase
 from accelplane.kubelet.podresources import Holder
-from accelplane.node import metrics
-from accelplane.node.device_reader import DeviceReading
-from accelplane.node.holders import Holders
-from accelplane.node.pages import PageCounts
-from accelplane.node.readings import NodeReadings
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, UnitHealth
+from accelplane.pages import metrics
+from accelplane.pages.device_reader import DeviceReading
+from accelplane.pages.holders import Holders
+from accelplane.pages.readings import NodeReadings
+from accelplane.pages.server import PageCounts
 from accelplane.plugins import Sample
 from accelplane.readings import DevicePlan, families
 from accelplane.readings.values import labels

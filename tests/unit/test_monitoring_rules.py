@@ -20,6 +20,7 @@ START = 10
 GPU = {"plugin": "gpu", "device": "card0", "bdf": "0000:03:00.0"}
 CARD = {"plugin": "gpu", "unit": "card0"}
 QAT = {"plugin": "qat", "device": "0000:6b:00.0", "bdf": "0000:6b:00.0"}
+FPGA = {"plugin": "fpga", "device": "intel-fpga-dev.0", "bdf": "0000:5e:00.0"}
 HOLDER = {"namespace": "ml", "pod": "train", "container": "main", "resource": "gpu.intel.com/i915"}
 I915 = {"resource": "gpu.intel.com/i915"}
 UP = {"job": "monitoring/accelplane-agent"}
@@ -279,7 +280,7 @@ def cases() -> list[Case]:
         gauge("AccelplaneQatSilent", "accelplane_qat_up", ("1", "0"), **QAT),
         silent_heartbeat(),
         queue(),
-        gauge("AccelplaneFpgaError", "accelplane_fpga_error_flags", ("0", "2"), register="fme_errors", plugin="fpga"),
+        gauge("AccelplaneFpgaError", "accelplane_fpga_error_flags", ("0", "2"), register="fme_errors", **FPGA),
         recovery(),
         counter("AccelplaneCdiWriteFailing", "accelplane_cdi_write_failures_total", **plugin),
         gauge("AccelplaneReadsStuck", "accelplane_device_stuck", ("0", "1"), **GPU),
@@ -363,6 +364,35 @@ def test_the_descriptions_name_node_device_and_holders(tmp_path: Path) -> None:
     test = as_test(case)
     test["alert_rule_test"][1]["exp_alerts"][0]["exp_annotations"] = annotations
     run(tmp_path, [test], yaml.load(RULES.read_text(), yaml.CSafeLoader))
+
+
+def test_every_alert_of_a_device_describes_its_holders(tmp_path: Path) -> None:
+    """A container holds each device of n1 in the first test, and none in the second. A device of n2 is always held."""
+    rules: Any = without_annotations()
+    texts = {name: rule["annotations"]["description"] for name, rule in alerts().items()}
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            if "alert" in rule and (found := re.search(r"\{\{- with .*", texts[rule["alert"]])):
+                rule["annotations"] = {"holders": found[0]}
+    of_devices = {case.alert for case in cases() if not {"device", "unit"}.isdisjoint(case.labels)}
+    without_holder = {name for name in of_devices if "accelplane_container_devices" not in texts[name]}
+    assert without_holder == {"AccelplaneReadsStuck"}
+    every = [case for case in cases() if "No holder is known" in texts[case.alert]]
+    tests: list[object] = []
+    for case in every:
+        place = {"unit": "card0", **case.labels}
+        labels = {name: place[name] for name in ("plugin", "unit", "device") if name in place}
+        held = {
+            series_of(node, "accelplane_container_devices", **{**HOLDER, "pod": pod}, **labels): "1x150"
+            for node, pod in (("n1", "train"), ("n1", "other"), ("n2", "stranger"))
+        }
+        for more, text in ((held, " Held by ml/other/main ml/train/main."), ({}, " No holder is known.")):
+            series = {each: values for each, values in case.series.items() if "container_devices" not in each} | more
+            test = as_test(case._replace(series=series))
+            test["alert_rule_test"] = test["alert_rule_test"][1:2]
+            test["alert_rule_test"][0]["exp_alerts"][0]["exp_annotations"] = {"holders": text}
+            tests.append(test)
+    run(tmp_path, tests, rules)
 
 
 def value_test(series: Series, values: dict[str, Sequence[tuple[Labels, float]]]) -> dict[str, Any]:

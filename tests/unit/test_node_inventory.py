@@ -14,8 +14,9 @@ from accelplane.kubelet.podresources import ClaimHolder, Holder
 from accelplane.kubelet.server import Stage
 from accelplane.node.advertised import DEPARTED
 from accelplane.node.health_history import HealthChange
-from accelplane.node.holders import Holders
-from accelplane.node.inventory import (
+from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, ScanStatus, UnitHealth
+from accelplane.pages.holders import Holders
+from accelplane.pages.inventory import (
     MAX_BYTES,
     VERSION,
     Facts,
@@ -25,7 +26,6 @@ from accelplane.node.inventory import (
     inventory_plugins,
     state_of,
 )
-from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, ScanStatus, UnitHealth
 from accelplane.readings import DevicePlan
 
 IDENTITY = Inventory(

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from accelplane.host import Host
-from accelplane.node.device_reader import DeviceReader, DeviceReading
-from accelplane.node.exposition import render
-from accelplane.node.hardware_metrics import hardware
-from accelplane.node.readings import NodeReadings
+from accelplane.pages.device_reader import DeviceReader, DeviceReading
+from accelplane.pages.exposition import render
+from accelplane.pages.hardware_metrics import hardware
+from accelplane.pages.readings import NodeReadings
 from accelplane.readings import DevicePlan, InvalidText, Source, Value, dfl, families, gpu, npu, offload, pci, qat
 from accelplane.readings.plan import waking_reads
 from accelplane.readings.values import escape, number, scalar
@@ -79,7 +79,7 @@ def samples(reading: DeviceReading) -> dict[str, float]:
     """Samples by name and labels, without the labels of the device and without its description."""
     found: dict[str, float] = {}
     for family, lines in reading.lines.items():
-        if family in (families.INFO, families.UNIT_INFO):
+        if family is families.INFO:
             continue
         for line in lines:
             name, _, value = line.rpartition(" ")
@@ -285,6 +285,25 @@ def test_waking_reads_depend_on_mode_power_state_and_holders(  # noqa: PLR0917 -
 def test_devices_that_never_sleep_are_always_read(tmp_path: Path, files: Mapping[str, str]) -> None:
     host = build(tmp_path, {**GPU_PCI, **files, f"{FUNCTION}/power/runtime_status": "suspended\n"})
     assert "pci_link_transfers_per_second" in samples(read(gpu_plan(host), host, in_use=False))
+
+
+def test_a_constant_is_read_once_for_each_plan_when_it_is_valid(tmp_path: Path) -> None:
+    path = f"{FUNCTION}/max_link_width"
+    host = build(tmp_path, {**GPU_PCI, path: "junk\n"})
+    reader = DeviceReader("gpu", gpu_plan(host))
+
+    def lanes(text: str, reader: DeviceReader = reader) -> tuple[float | None, int]:
+        (tmp_path / path[1:]).write_text(text)
+        reading = reader.read(host, "always", 0.0, held=True)
+        return samples(reading).get("pci_link_max_lanes"), sum(reading.outcomes.values())
+
+    assert lanes("junk\n")[0] is None
+    value, reads = lanes("16\n")
+    assert value == 16
+    assert lanes("8\n") == (16, reads - 1)  # the other constants are known from the first reading
+    later = DeviceReader("gpu", gpu_plan(host))
+    later.adopt(reader)
+    assert lanes("4\n", later)[0] == 4
 
 
 def test_text_that_has_not_changed_is_not_parsed_again(tmp_path: Path) -> None:

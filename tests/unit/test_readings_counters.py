@@ -6,7 +6,7 @@ from pathlib import Path
 
 from accelplane.devices import Inventory
 from accelplane.host import Host
-from accelplane.node.device_reader import DeviceReader, DeviceReading
+from accelplane.pages.device_reader import DeviceReader, DeviceReading
 from accelplane.plugins.onload import OnloadPlugin
 from accelplane.readings import DevicePlan, families, nic, offload
 

@@ -6,7 +6,7 @@ import pytest
 
 from accelplane.devices import Inventory
 from accelplane.host import Host
-from accelplane.node.device_reader import DeviceReader
+from accelplane.pages.device_reader import DeviceReader
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 from accelplane.plugins.dlb import DlbPlugin

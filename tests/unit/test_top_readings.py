@@ -8,7 +8,7 @@ from trees import write
 
 from accelplane.cli.topreadings import Counters, Rates, counters, device_value, rates, values
 from accelplane.host import Host
-from accelplane.node.device_reader import DeviceReader, DeviceReading
+from accelplane.pages.device_reader import DeviceReader, DeviceReading
 from accelplane.readings import DevicePlan, families, gpu
 from accelplane.readings.values import Value, labels
 

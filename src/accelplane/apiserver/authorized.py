@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 
 _MAX_CACHED = 256
 _MAX_CONCURRENT = 4
-
+# Seconds for which a decision is cached.
+_ALLOW_TTL, _DENY_TTL = 60.0, 10.0
 
 _TOKEN_REVIEWS = resource_path("authentication.k8s.io", "v1", "tokenreviews")
 _ACCESS_REVIEWS = resource_path("authorization.k8s.io", "v1", "subjectaccessreviews")
@@ -95,8 +96,8 @@ class Authorized:
     `public` are the paths that need no token. With `audiences`, a token must be valid for one of them. `review_path`
     returns the path whose nonResourceURL a client needs the right for, by the path of the page.
 
-    Decisions are cached, for at most 256 clients: `allow_ttl` seconds if allowed, so a revoked right is effective after
-    this time, and `deny_ttl` if not. A client waits at most `timeout` seconds for a decision.
+    Decisions are cached, for at most 256 clients: for a minute if allowed, so a revoked right is effective after this
+    time, and for 10 s if not. A client waits at most `timeout` seconds for a decision.
     """
 
     def __init__(
@@ -107,8 +108,6 @@ class Authorized:
         audiences: Sequence[str] = (),
         public: Sequence[str] = (),
         review_path: Callable[[str], str] = lambda path: path,
-        allow_ttl: float = 60.0,
-        deny_ttl: float = 10.0,
         timeout: float = 8.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -117,8 +116,6 @@ class Authorized:
         self._audiences = audiences
         self._public = public
         self._review_path = review_path
-        self._allow_ttl = allow_ttl
-        self._deny_ttl = deny_ttl
         self._timeout = timeout
         self._clock = clock
         self._decisions: OrderedDict[bytes, tuple[float, HttpError | None]] = OrderedDict()
@@ -136,7 +133,7 @@ class Authorized:
         until, refusal = self._decisions.get(key, (0.0, None))
         if until <= self._clock():
             refusal = await self._decide(token, PageAccess(path, verb))
-            ttl = self._allow_ttl if refusal is None else self._deny_ttl
+            ttl = _ALLOW_TTL if refusal is None else _DENY_TTL
             self._decisions[key] = (self._clock() + ttl, refusal)
             self._decisions.move_to_end(key)
             if len(self._decisions) > _MAX_CACHED:
@@ -153,29 +150,20 @@ class Authorized:
         """The refusal of a token, None if it is authorized. Raises `HttpError` if the API server does not decide."""
         try:
             async with asyncio.timeout(self._timeout), self._reviews:
-                refusal = await self._review(token, access)
+                user = await review_token(self._server, token, self._audiences)
+                allowed = user is not None and await review_access(self._server, user, access)
         except (ApiError, TimeoutError) as error:
-            self._log_problem(
-                f"{access.path}: cannot be authorized: {str(error) or f'no answer in {self._timeout:g} s'}"
-            )
+            problem = f"{access.path}: cannot be authorized: {str(error) or f'no answer in {self._timeout:g} s'}"
+            if problem != self._problem:  # not for each request
+                self._problem = problem
+                log.error("%s; it is served to no client until then", problem)
             if isinstance(error, StatusError) and not isinstance(error, TooManyRequests) and error.code < 500:
                 raise HttpError(500, "the API server rejected the review of the token; see the log") from None
             raise HttpError(503, "the API server did not review the token; try again later") from None
         self._problem = ""
-        return refusal
-
-    async def _review(self, token: str, access: PageAccess) -> HttpError | None:
-        user = await review_token(self._server, token, self._audiences)
         if user is None:
             return HttpError(401, "the token is not valid in this cluster")
-        allowed = await review_access(self._server, user, access)
         return None if allowed else HttpError(403, f"{user.username} may not {access.verb} {access.path}")
-
-    def _log_problem(self, problem: str) -> None:
-        """Logs a problem once, not for each request."""
-        if problem != self._problem:
-            self._problem = problem
-            log.error("%s; it is served to no client until then", problem)
 
 
 async def review_token(server: ApiServer, token: str, audiences: Sequence[str] = ()) -> UserInfo | None:

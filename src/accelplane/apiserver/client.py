@@ -10,7 +10,7 @@ import copy
 import os
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -48,6 +48,7 @@ _PAGES_AT_ONCE = 2
 _HOST = re.compile(r"[0-9A-Za-z._:%-]+")
 
 T = TypeVar("T")
+Query: TypeAlias = Mapping[str, str] | None
 
 
 class WatchEvent(msgspec.Struct, Generic[T], frozen=True):
@@ -76,7 +77,7 @@ class _Event(msgspec.Struct, frozen=True):
 class _Request(msgspec.Struct, frozen=True):
     method: str
     path: str
-    query: Mapping[str, str] | None = None
+    query: Query = None
     body: bytes | None = None
     content_type: str = JSON
     accept: str = JSON
@@ -149,7 +150,7 @@ class ApiServer:
         path: str,
         kind: type[T],
         *,
-        query: Mapping[str, str] | None = None,
+        query: Query = None,
         accept: str = JSON,
         deadline: float = DEADLINE,
         limit: int = MAX_OBJECT,
@@ -159,27 +160,24 @@ class ApiServer:
         return _decode(await self._send(request, deadline, limit), kind, request.name)
 
     async def post(
-        self, path: str, body: object, kind: type[T], *, query: Mapping[str, str] | None = None,
-        deadline: float = DEADLINE,
-    ) -> T:  # fmt: skip
+        self, path: str, body: object, kind: type[T], *, query: Query = None, deadline: float = DEADLINE
+    ) -> T:
         """Creates an object, and returns it."""
         return await self._write(_Request("POST", path, query, msgspec.json.encode(body)), kind, deadline)
 
     async def put(
-        self, path: str, body: object, kind: type[T], *, query: Mapping[str, str] | None = None,
-        deadline: float = DEADLINE,
-    ) -> T:  # fmt: skip
+        self, path: str, body: object, kind: type[T], *, query: Query = None, deadline: float = DEADLINE
+    ) -> T:
         """Replaces the object at `path`, and returns it."""
         return await self._write(_Request("PUT", path, query, msgspec.json.encode(body)), kind, deadline)
 
     async def patch(
-        self, path: str, body: object, content_type: str, kind: type[T], *, query: Mapping[str, str] | None = None,
+        self, path: str, body: object, content_type: str, kind: type[T], *, query: Query = None,
         deadline: float = DEADLINE,
     ) -> T:  # fmt: skip
         """Changes the object at `path`, and returns it."""
-        return await self._write(
-            _Request("PATCH", path, query, msgspec.json.encode(body), content_type), kind, deadline
-        )
+        request = _Request("PATCH", path, query, msgspec.json.encode(body), content_type)
+        return await self._write(request, kind, deadline)
 
     async def delete(self, path: str, *, options: object = None, deadline: float = DEADLINE) -> None:
         """Deletes the object at `path`. With `options`, its DeleteOptions, the server ignores parameters of the URL."""
@@ -191,7 +189,7 @@ class ApiServer:
         path: str,
         consume: Callable[[Sequence[msgspec.Raw]], None],
         *,
-        query: Mapping[str, str] | None = None,
+        query: Query = None,
         page: int = 100,
         accept: str = JSON,
         deadline: float = DEADLINE,
@@ -221,7 +219,7 @@ class ApiServer:
         kind: type[T],
         *,
         resource_version: str = "",
-        query: Mapping[str, str] | None = None,
+        query: Query = None,
         duration: float = 300.0,
         idle: float | None = None,
         accept: str = JSON,
@@ -321,16 +319,13 @@ class ApiServer:
 
 def _split(url: str) -> tuple[bool, str, int, str]:
     """Whether it is https, host, port and path prefix. Raises `NoCredentials`."""
-    try:
+    with contextlib.suppress(ValueError):
         parts = urlsplit(url)
         secure, host = parts.scheme == "https", parts.hostname or ""
-        port = parts.port or (443 if secure else 80)
-    except ValueError:
-        parts, secure, host, port = urlsplit(""), False, "", 0
-    unexpected = parts.query or parts.fragment or parts.username or not _HOST.fullmatch(host)
-    if parts.scheme not in ("https", "http") or unexpected:
-        raise NoCredentials("address of the API server", f"found {url[:200]!a}, expected https://host:port")
-    return secure, host, port, parts.path.rstrip("/")
+        unexpected = parts.query or parts.fragment or parts.username or not _HOST.fullmatch(host)
+        if parts.scheme in ("https", "http") and not unexpected:
+            return secure, host, parts.port or (443 if secure else 80), parts.path.rstrip("/")
+    raise NoCredentials("address of the API server", f"found {url[:200]!a}, expected https://host:port")
 
 
 def _proxy(config: ClientConfig, host: str, port: int) -> Proxy | None:

@@ -5,7 +5,6 @@ again after the expiration and after a 401.
 """
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
@@ -16,6 +15,7 @@ import msgspec
 
 from accelplane.apiserver.config import ExecPlugin
 from accelplane.apiserver.errors import NoCredentials
+from accelplane.processes import end_process
 
 log = logging.getLogger(__name__)
 
@@ -114,8 +114,5 @@ async def _output(plugin: ExecPlugin) -> tuple[int, bytes, bytes]:
     try:
         output, complaint = await process.communicate()
     finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        await end_process(process)
     return process.returncode or 0, output[:_MAX_OUTPUT], complaint

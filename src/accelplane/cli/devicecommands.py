@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import click
+import msgspec
 
 from accelplane.cli.tables import OUTPUTS, Format, Output, UsageError
 
@@ -120,21 +121,10 @@ def _interval(values: Mapping[str, object], default: float) -> float:
 def _cluster(values: Mapping[str, object], form: Format, *, once: bool) -> int:
     from accelplane.cli import clusterview  # noqa: PLC0415 - nodes do not need the API server
 
-    return clusterview.run(
-        clusterview.Request(
-            kubeconfig=str(values["kubeconfig"]),
-            context=str(values["context_name"]),
-            timeout=clusterview.timeout_of(str(values["request_timeout"])),
-            namespace=str(values["namespace"]),
-            all_namespaces=bool(values["all_namespaces"]),
-            node=str(values["node"]),
-            resource=str(values["resource"]),
-            waiting=bool(values["waiting"]),
-        ),
-        form,
-        interval=_interval(values, 10.0),
-        once=once,
-    )
+    timeout = clusterview.timeout_of(str(values["request_timeout"]))
+    flags = {**values, "context": values["context_name"], "timeout": timeout}
+    request = msgspec.convert(flags, clusterview.Request)
+    return clusterview.run(request, form, interval=_interval(values, 10.0), once=once)
 
 
 def _fleet(values: Mapping[str, object], form: Format, *, once: bool) -> int:
@@ -143,15 +133,9 @@ def _fleet(values: Mapping[str, object], form: Format, *, once: bool) -> int:
     fleetview.check_target(str(values["fleet_namespace"]))
     if values["namespace"] and values["all_namespaces"]:
         raise UsageError("-n and -A: found both, expected one of them")
-    request = fleetview.FleetRequest(
-        kubeconfig=str(values["kubeconfig"]),
-        context=str(values["context_name"]),
-        timeout=clusterview.timeout_of(str(values["request_timeout"])),
-        fleet_namespace=str(values["fleet_namespace"]),
-        namespace=str(values["namespace"]),
-        node=str(values["node"]),
-        resource=str(values["resource"]),
-    )
+    timeout = clusterview.timeout_of(str(values["request_timeout"]))
+    flags = {**values, "context": values["context_name"], "timeout": timeout}
+    request = msgspec.convert(flags, fleetview.FleetRequest)
     return fleetview.run(request, form, interval=_interval(values, 10.0), once=once)
 
 

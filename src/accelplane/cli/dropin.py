@@ -5,6 +5,7 @@ Each command installs signal handlers before it imports other modules, and impor
 
 import importlib
 import sys
+from functools import partial
 from typing import NoReturn
 
 from accelplane.cli import signals
@@ -23,46 +24,12 @@ def _run(program: str, name: str, plugin: str, *, needs_hardware: bool = False) 
     sys.exit(dropin(program, plugin_type, name, absence=plugin_type.absence if needs_hardware else None))
 
 
-def gpu() -> None:
-    """`intel_gpu_device_plugin`."""
-    _run("intel_gpu_device_plugin", "gpu", "gpu:GpuPlugin")
-
-
-def npu() -> None:
-    """`intel_npu_device_plugin`."""
-    _run("intel_npu_device_plugin", "npu", "npu:NpuPlugin")
-
-
-def dsa() -> None:
-    """`intel_dsa_device_plugin`."""
-    _run("intel_dsa_device_plugin", "dsa", "idxd:DsaPlugin")
-
-
-def iaa() -> None:
-    """`intel_iaa_device_plugin`."""
-    _run("intel_iaa_device_plugin", "iaa", "idxd:IaaPlugin")
-
-
-def dlb() -> None:
-    """`intel_dlb_device_plugin`."""
-    _run("intel_dlb_device_plugin", "dlb", "dlb:DlbPlugin")
-
-
-def qat() -> None:
-    """`intel_qat_device_plugin`."""
-    _run("intel_qat_device_plugin", "qat", "qat:QatPlugin")
-
-
-def sgx() -> None:
-    """`intel_sgx_device_plugin`."""
-    _run("intel_sgx_device_plugin", "sgx", "sgx:SgxPlugin")
-
-
-def fpga() -> None:
-    """`intel_fpga_device_plugin`."""
-    _run("intel_fpga_device_plugin", "fpga", "fpga:FpgaPlugin", needs_hardware=True)
-
-
-def onload() -> None:
-    """`onload-device-plugin`."""
-    _run("onload-device-plugin", "onload", "onload:OnloadDropin", needs_hardware=True)
+gpu = partial(_run, "intel_gpu_device_plugin", "gpu", "gpu:GpuPlugin")
+npu = partial(_run, "intel_npu_device_plugin", "npu", "npu:NpuPlugin")
+dsa = partial(_run, "intel_dsa_device_plugin", "dsa", "idxd:DsaPlugin")
+iaa = partial(_run, "intel_iaa_device_plugin", "iaa", "idxd:IaaPlugin")
+dlb = partial(_run, "intel_dlb_device_plugin", "dlb", "dlb:DlbPlugin")
+qat = partial(_run, "intel_qat_device_plugin", "qat", "qat:QatPlugin")
+sgx = partial(_run, "intel_sgx_device_plugin", "sgx", "sgx:SgxPlugin")
+fpga = partial(_run, "intel_fpga_device_plugin", "fpga", "fpga:FpgaPlugin", needs_hardware=True)
+onload = partial(_run, "onload-device-plugin", "onload", "onload:OnloadDropin", needs_hardware=True)

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Raw
 
@@ -110,7 +110,7 @@ class Hook:
         return operations
 
     async def reconcile(self, node: Node) -> bool:
-        """Writes the Node the first time, later when it is not as written. Raises `ApiError`."""
+        """Writes the Node and prints the size the first time, later when it is not as written. Raises `ApiError`."""
         as_wanted = (not self.register or node_reconciler.amount(node.capacity.get(RESOURCE)) == self.epc) and (
             not self.label or self.epc == 0 or node.labels.get(LABEL) == "true"
         )
@@ -125,9 +125,17 @@ class Hook:
         if self.label and node.metadata.labels is None:
             operations.insert(0, {"op": "add", "path": "/metadata/labels", "value": {}})
         await self._patch(operations)
+        if not self._node_patched:
+            self.print_size()
         self._node_patched = True
         log.info("node %s: patched: %s", node.metadata.name, ", ".join(str(each["path"]) for each in operations))
         return True
+
+    def print_size(self) -> None:
+        if self.output == "hook" and not self.register:
+            # Without an end of the line, as NFD's hooks of this name have always done.
+            sys.stdout.write(f"{RESOURCE}={self.epc}")
+            sys.stdout.flush()
 
     async def publish(self) -> None:
         """Writes or removes the feature file of NFD. Raises `ApiError`, or `OSError`."""
@@ -269,16 +277,17 @@ async def once(hook: Hook) -> None:
         return
     if hook.api is not None and hook.operations():
         await hook.reconcile(await node_reconciler.read(hook.api, hook.node_name))
+    else:
+        hook.print_size()
     await hook.publish()
-    _print(hook)
 
 
 async def _daemon(hook: Hook) -> None:
     if hook.api is not None and hook.operations():
-        reconciler = node_reconciler.run(hook.api, hook.node_name, _printing(hook), interval=_INTERVAL)
+        reconciler = node_reconciler.run(hook.api, hook.node_name, hook.reconcile, interval=_INTERVAL)
         await until_signal(_keep_published(hook), reconciler)
     else:
-        _print(hook)
+        hook.print_size()
         await until_signal(_keep_published(hook))
     if hook.cleanup:
         try:
@@ -286,21 +295,6 @@ async def _daemon(hook: Hook) -> None:
                 await hook.clean()
         except TimeoutError:
             raise Fatal(f"not everything could be removed within {_CLEANUP_DEADLINE:g} s") from None
-
-
-def _printing(hook: Hook) -> Callable[[Node], Awaitable[bool]]:
-    """`hook.reconcile`; prints the size after the first call."""
-    printed = False
-
-    async def reconcile(node: Node) -> bool:
-        nonlocal printed
-        changed = await hook.reconcile(node)
-        if not printed:
-            printed = True
-            _print(hook)
-        return changed
-
-    return reconcile
 
 
 async def _keep_published(hook: Hook) -> None:
@@ -316,13 +310,6 @@ async def _keep_published(hook: Hook) -> None:
                 problem = str(error)
                 log.error("%s; trying again every %g s", problem, _RETRY)
             await asyncio.sleep(_RETRY)
-
-
-def _print(hook: Hook) -> None:
-    if hook.output == "hook" and not hook.register:
-        # Without an end of the line, as NFD's hooks of this name have always done.
-        sys.stdout.write(f"{RESOURCE}={hook.epc}")
-        sys.stdout.flush()
 
 
 def _pointer(*words: str) -> str:

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from accelplane.cli import signals
 from accelplane.cli.goflags import Flag, FlagError, HelpRequested, Value, parse, usage
@@ -23,12 +23,11 @@ from accelplane.fpga.program import (
     DEFAULT_RETRY,
     TimedOut,
     api_version,
-    assign,
     limited,
-    port_info,
+    move,
     port_regions,
     program,
-    release,
+    region_count,
 )
 from accelplane.fpga.store import install, install_path
 from accelplane.fpga.sysfs import Fme, Pci, Port, afu_id, interface_of, platform_devices, read_fme, read_port
@@ -248,14 +247,14 @@ def _port_rows(given: Given, port: Port) -> list[Row]:
     ]
     if not given.has("q"):
         version = api_version(given.host, port)
-        info = port_info(given.host, port)
+        count = region_count(given.host, port)
         regions = [
             {"index": region.number, "size": region.size, "offset": region.offset}
-            for region in port_regions(given.host, port, info)
+            for region in port_regions(given.host, port, count)
         ]
         rows += [
             Row("Kernet API Version", "apiVersion", version),
-            Row("Port Regions", "portRegions", info.regions),
+            Row("Port Regions", "portRegions", count),
             Row("Port Region (Index/Size/Offset)", "regions", regions),
         ]
     return _visible(given, rows)
@@ -337,16 +336,16 @@ def _format_ids(ids: Mapping[str, str]) -> str:
     return f'Interface ID: "{ids["interfaceId"]}" AFU ID: "{ids["acceleratorId"]}"'
 
 
-def _move(given: Given, word: str) -> Json:
+def _move(given: Given, operation: Literal["release", "assign"]) -> Json:
     host, number, dry_run = given.host, given.number("p"), given.has("dry-run")
     fme = read_fme(host, given.text("d"))
     if fme.ports_num.isdecimal() and number >= int(fme.ports_num):
         raise ToolError(f"-p {number}: {fme.name} has {fme.ports_num} ports, numbered from 0")
     if dry_run:
-        given.say(f"Would {word} port {number} of {fme.name}")
+        given.say(f"Would {operation} port {number} of {fme.name}")
     else:
-        with limited(DEFAULT_RETRY.timeout, f"to {word} the port"):
-            (release if word == "release" else assign)(host, fme, number)
+        with limited(DEFAULT_RETRY.timeout, f"to {operation} the port"):
+            move(host, fme, operation, number)
     return {"fme": fme.name, "portId": number, "done": not dry_run}
 
 
@@ -384,8 +383,8 @@ COMMANDS: Mapping[str, Callable[[Given], Json]] = {
     "list-fme": _list("FME"),
     "list-port": _list("Port"),
     "pr": _program,
-    "release": partial(_move, word="release"),
-    "assign": partial(_move, word="assign"),
+    "release": partial(_move, operation="release"),
+    "assign": partial(_move, operation="assign"),
     "sriov": _sriov,
 }
 

@@ -10,14 +10,14 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
 from accelplane import __version__
 from accelplane.cli import holdertimes, tables
 from accelplane.cli.tables import UNKNOWN, Column, Document, Format, Row, Table
-from accelplane.devices import Device, Inventory, Skipped, natural
+from accelplane.devices import Inventory, Skipped, natural
 from accelplane.host import HostError
 from accelplane.kubelet import checkpoint, podresources, sockets
 from accelplane.node import config as configuration
@@ -28,9 +28,9 @@ from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, Sca
 from accelplane.plugins import Plugin, ScanError
 from accelplane.plugins.base import Config
 
+K = TypeVar("K")
+
 _MANY = 8
-
-
 _COLUMNS = ("RESOURCE", "DEVICE", "ADDRESS", "NUMA", "HEALTH", "ADVERTISED", "HELD BY")
 _WIDE = ("UNIT", "HOLDER SINCE", "STATE SINCE")
 
@@ -133,9 +133,7 @@ async def _report(settings: Settings, plugins: Mapping[str, Plugin[Config]], age
             problems.append(str(error))
     return Report(
         source=kubelet.source,
-        devices=[
-            _with_times(row, kubelet, changed) for plugin in status.plugins.values() for row in _rows(plugin, kubelet)
-        ],
+        devices=[row for plugin in status.plugins.values() for row in _rows(plugin, kubelet, changed)],
         skipped={name: plugin.skipped for name, plugin in status.plugins.items()},
         problems=[kubelet.problem, *problems] if kubelet.problem else problems,
     )
@@ -166,14 +164,8 @@ async def _scan(name: str, plugin: Plugin[Config], root: str) -> PluginStatus:
     )
 
 
-def _with_times(row: DeviceRow, kubelet: _Kubelet, changed: Mapping[tuple[str, str], float]) -> DeviceRow:
-    held = kubelet.since.get((row.resource, row.id)) if row.held_by else None
-    return msgspec.structs.replace(
-        row, held_since=tables.time_text(held), state_since=tables.time_text(changed.get((row.plugin, row.unit)))
-    )
-
-
-def _rows(plugin: PluginStatus, kubelet: _Kubelet) -> Iterator[DeviceRow]:
+def _rows(plugin: PluginStatus, kubelet: _Kubelet, changed: Mapping[tuple[str, str], float]) -> Iterator[DeviceRow]:
+    """The devices that the scan has found, or that the kubelet knows. `changed` are the times of states by unit."""
     prefix = f"{plugin.namespace}/"
     here = {
         (resource.name, id_): device
@@ -195,22 +187,22 @@ def _rows(plugin: PluginStatus, kubelet: _Kubelet) -> Iterator[DeviceRow]:
         held_by = kubelet.holders.get((resource, id_), ())
         if device is not None and device.cdi is not None:
             held_by = (*held_by, *kubelet.claims.get(device.cdi.qualified_name, ()))
-        row = DeviceRow(
-            plugin=plugin.name, resource=resource, id=id_, here=False, advertised=advertised, held_by=held_by
+        topology = device.topology if device else None
+        yield DeviceRow(
+            plugin=plugin.name,
+            resource=resource,
+            id=id_,
+            unit=device.unit if device else "",
+            health=device.health if device else "",
+            reason=device.reason if device else "",
+            numa=topology if isinstance(topology, tuple) else None,
+            attributes=device.attributes if device else {},
+            here=device is not None,
+            advertised=advertised,
+            held_by=held_by,
+            held_since=tables.time_text(kubelet.since.get((resource, id_)) if held_by else None),
+            state_since=tables.time_text(changed.get((plugin.name, device.unit if device else ""))),
         )
-        yield row if device is None else _with_device(row, device)
-
-
-def _with_device(row: DeviceRow, device: Device) -> DeviceRow:
-    return msgspec.structs.replace(
-        row,
-        here=True,
-        unit=device.unit,
-        health=device.health,
-        reason=device.reason,
-        numa=device.topology if isinstance(device.topology, tuple) else None,
-        attributes=device.attributes,
-    )
 
 
 async def _ask_kubelet(settings: Settings) -> _Kubelet:
@@ -225,9 +217,17 @@ async def _ask_kubelet(settings: Settings) -> _Kubelet:
             return _Kubelet(
                 "pod-resources",
                 {resource: frozenset(ids) for resource, ids in advertised.items()},
-                _by_id((one.resource, one.device_ids, f"{one.namespace}/{one.pod}/{one.container}") for one in holders),
+                _grouped(
+                    ((one.resource, id_), f"{one.namespace}/{one.pod}/{one.container}")
+                    for one in holders
+                    for id_ in one.device_ids
+                ),
                 _since(settings),
-                claims=_by_cdi(claims),
+                claims=_grouped(
+                    (name, f"{one.namespace}/{one.pod}/{one.container} (DRA)")
+                    for one in claims
+                    for name in one.cdi_names
+                ),
             )
     try:
         recorded = checkpoint.read_checkpoint(settings.sockets_dir)
@@ -238,7 +238,11 @@ async def _ask_kubelet(settings: Settings) -> _Kubelet:
     return _Kubelet(
         "checkpoint",
         {resource: frozenset(ids) for resource, ids in recorded.registered.items()},
-        _by_id((one.resource, one.ids, f"pod uid {one.pod_uid}/{one.container}") for one in recorded.holdings),
+        _grouped(
+            ((one.resource, id_), f"pod uid {one.pod_uid}/{one.container}")
+            for one in recorded.holdings
+            for id_ in one.ids
+        ),
         holdertimes.held_since(settings.kubelet_dir, recorded.holdings),
         problem,
     )
@@ -253,21 +257,12 @@ def _since(settings: Settings) -> Mapping[tuple[str, str], float]:
     return holdertimes.held_since(settings.kubelet_dir, recorded.holdings) if recorded else {}
 
 
-def _by_id(held: Iterator[tuple[str, Sequence[str], str]]) -> dict[tuple[str, str], Sequence[str]]:
-    holders: dict[tuple[str, str], list[str]] = {}
-    for resource, ids, holder in held:
-        for id_ in ids:
-            holders.setdefault((resource, id_), []).append(holder)
+def _grouped(held: Iterable[tuple[K, str]]) -> dict[K, Sequence[str]]:
+    """The containers by what they hold, sorted."""
+    holders: dict[K, list[str]] = {}
+    for key, holder in held:
+        holders.setdefault(key, []).append(holder)
     return {key: tuple(sorted(names)) for key, names in holders.items()}
-
-
-def _by_cdi(claims: Iterable[podresources.ClaimHolder]) -> dict[str, Sequence[str]]:
-    """The containers that have a device by a claim, by CDI name."""
-    holders: dict[str, list[str]] = {}
-    for one in claims:
-        for name in one.cdi_names:
-            holders.setdefault(name, []).append(f"{one.namespace}/{one.pod}/{one.container} (DRA)")
-    return {name: tuple(sorted(names)) for name, names in holders.items()}
 
 
 def _folded(rows: Sequence[DeviceRow]) -> Iterator[tuple[DeviceRow, str]]:

@@ -137,18 +137,18 @@ async def _serve(agent: Agent) -> None:
     sys.setswitchinterval(0.001)
     async with contextlib.AsyncExitStack() as stack:
         if agent.settings.http_address:
-            from accelplane.node import observer, pages  # noqa: PLC0415 - memory of agents without pages
+            from accelplane.pages import observer, server  # noqa: PLC0415 - memory of agents without pages
 
             readers = observer.Observer(agent)
             stack.push_async_callback(readers.close)
-            access = pages.OPEN
+            access = server.OPEN
             if agent.settings.http_tls_dir or agent.settings.http_authorized:
-                from accelplane.node.page_access import page_access  # noqa: PLC0415 - memory of plain pages
+                from accelplane.pages.access import page_access  # noqa: PLC0415 - memory of plain pages
 
                 access = page_access(agent.settings)
             address = agent.settings.http_address
             options = observer.page_options(agent.settings)
-            await stack.enter_async_context(pages.serving(address, agent.status, readers, access, options))
+            await stack.enter_async_context(server.serving(address, agent.status, readers, access, options))
         await agent.run()
 
 

@@ -9,6 +9,8 @@ import re
 import shutil
 from collections.abc import AsyncGenerator, Sequence
 
+from accelplane.processes import end_process
+
 _READY = re.compile(rb"Forwarding from 127\.0\.0\.1:([0-9]{1,5}) ->")
 _END_TIMEOUT = 5.0
 _MAX_MESSAGE = 4096
@@ -48,10 +50,10 @@ async def forwarded(
         drains = [asyncio.create_task(_drain(stream)) for stream in (process.stdout, process.stderr) if stream]
         yield local
     finally:
-        await _end(process)
         for task in drains:
             task.cancel()
         await asyncio.gather(*drains, return_exceptions=True)
+        await end_process(process, _END_TIMEOUT)
 
 
 async def _local_port(process: asyncio.subprocess.Process) -> int | None:
@@ -75,17 +77,3 @@ async def _message(process: asyncio.subprocess.Process) -> str:
 async def _drain(stream: asyncio.StreamReader) -> None:
     while await stream.read(_MAX_MESSAGE):
         pass
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is not None:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-    try:
-        async with asyncio.timeout(_END_TIMEOUT):
-            await process.wait()
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()

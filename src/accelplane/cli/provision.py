@@ -90,14 +90,12 @@ def _run(mode: _Mode, families: tuple[str, ...], output: str, force: bool, input
         if not os.path.isdir(directory):
             raise click.UsageError(f"{flag} {directory}: not a directory")
     from accelplane.cli import provisioning  # noqa: PLC0415 - each command imports its work when it is called
+    from accelplane.cli.tables import print_problems  # noqa: PLC0415
 
     families = tuple(dict.fromkeys(families)) or _FAMILIES
     config_dir = os.path.abspath(config_dir) if config_dir else ""
     desired, problems = provisioning.parts(families, config_dir, inputs, force=force)
-    for problem in problems:
-        print(f"accelplane provision: {problem}", file=sys.stderr)
     if problems:
-        if mode == "apply":
-            print("accelplane provision: nothing was written", file=sys.stderr)
-        sys.exit(provisioning.FAILED)
+        written = ["nothing was written"] if mode == "apply" else []
+        sys.exit(print_problems("accelplane provision", [*problems, *written]))
     sys.exit(provisioning.run(mode, desired, os.path.abspath(root), output))

@@ -8,43 +8,32 @@ failed. A device that is skipped because it is in use is no failure, so that the
 
 import os
 import sys
-from collections.abc import Sequence
+from functools import partial
 
 
-def qat_init() -> None:
-    """`qat-init.sh`."""
-    sys.exit(_run("qat-init.sh", "qat", "/qat-init/conf"))
-
-
-def idxd_init() -> None:
-    """`idxd-init.sh`."""
-    sys.exit(_run("idxd-init.sh", "idxd", "/idxd-init/conf"))
-
-
-def dlb_init() -> None:
-    """`dlb-init.sh`. Like the original, it provisions the first device only, unless `DLB_PFS` is `all`."""
-    sys.exit(_run("dlb-init.sh", "dlb", "/dlb-init/conf"))
-
-
-def _run(program: str, family: str, config_dir: str, arguments: Sequence[str] | None = None) -> int:
+def _run(program: str, family: str, config_dir: str) -> int:
     from accelplane.cli import provisioning
     from accelplane.cli.goflags import Flag, parse_or_exit
+    from accelplane.cli.tables import print_problems
 
     flags = (
         Flag("root", "/", "directory that contains sysfs and devfs"),
         Flag("config-dir", config_dir, "directory of the configuration files"),
     )
-    given = parse_or_exit(program, flags, arguments)
+    given = parse_or_exit(program, flags, None)
     root = os.path.abspath(str(given.get("root", "/")))
     if not os.path.isdir(root):
         print(f"{program}: -root {root}: not a directory", file=sys.stderr)
         return 2
     variables = {**os.environ, "DEVICE_TYPE": os.environ.get("DEVICE_TYPE") or "dsa"}
     config_dir = str(given.get("config-dir", config_dir))
+    # Like the original, `dlb-init.sh` provisions the first device only, unless `DLB_PFS` is `all`.
     desired, problems = provisioning.parts([family], config_dir, variables, dlb_pfs="first")
-    for problem in problems:
-        print(f"{program}: {problem}", file=sys.stderr)
     if problems:
-        print(f"{program}: nothing was written", file=sys.stderr)
-        return provisioning.FAILED
+        return print_problems(program, [*problems, "nothing was written"])
     return provisioning.run("apply", desired, root, "table")
+
+
+qat_init = partial(_run, "qat-init.sh", "qat", "/qat-init/conf")
+idxd_init = partial(_run, "idxd-init.sh", "idxd", "/idxd-init/conf")
+dlb_init = partial(_run, "dlb-init.sh", "dlb", "/dlb-init/conf")

@@ -60,12 +60,19 @@ def parts(
     families: Iterable[str], config_dir: str, variables: Mapping[str, str], *, force: bool = False, dlb_pfs: str = "all"
 ) -> tuple[list[Part], list[str]]:
     """The desired state, and the errors of the files and variables with it. Without `config_dir` no files are read."""
+    directory = config_dir or os.devnull
+    device_types = [variables["DEVICE_TYPE"]] if variables.get("DEVICE_TYPE") else ["dsa", "iaa"]
     found: list[Part] = []
     problems: list[str] = []
-    device_types = [variables["DEVICE_TYPE"]] if variables.get("DEVICE_TYPE") else ["dsa", "iaa"]
     for kind in (kind for family in families for kind in (device_types if family == "idxd" else [family])):
         try:
-            found.append(_part(kind, config_dir or os.devnull, variables, force, dlb_pfs))
+            match kind:
+                case "qat":
+                    found.append(_qat(directory, variables, force))
+                case "dlb":
+                    found.append(_dlb(directory, variables, force, dlb_pfs))
+                case _:
+                    found.append(_idxd(directory, {**variables, "DEVICE_TYPE": kind}, force))
         except ConfigError as error:
             problems.append(str(error))
     return found, list(dict.fromkeys(problems))  # DSA and IAA have variables in common
@@ -169,17 +176,6 @@ def _exclusive_lock(root: str, arrived: Sequence[signal.Signals]) -> Generator[N
         yield
     finally:
         os.close(descriptor)
-
-
-def _part(kind: str, config_dir: str, variables: Mapping[str, str], force: bool, dlb_pfs: str) -> Part:
-    """The devices of one kind, for idxd a device type. Raises `ConfigError`."""
-    match kind:
-        case "qat":
-            return _qat(config_dir, variables, force)
-        case "dlb":
-            return _dlb(config_dir, variables, force, dlb_pfs)
-        case _:
-            return _idxd(config_dir, {**variables, "DEVICE_TYPE": kind}, force)
 
 
 def _qat(config_dir: str, variables: Mapping[str, str], force: bool) -> Part:

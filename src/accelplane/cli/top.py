@@ -17,10 +17,10 @@ from accelplane.cli.refresh import show
 from accelplane.cli.tables import UNKNOWN, Column, Document, Format, Row, Table, print_problems, sort_tables
 from accelplane.devices import Device, Inventory
 from accelplane.kubelet import sockets
-from accelplane.node.device_reader import DeviceReading
-from accelplane.node.holders import HolderReader, Holders, claimed_units
-from accelplane.node.readings import Readings
 from accelplane.node.settings import ConfigurationError, Settings
+from accelplane.pages.device_reader import DeviceReading
+from accelplane.pages.holders import HolderReader, Holders, claimed_units
+from accelplane.pages.readings import Readings
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 from accelplane.readings import DevicePlan

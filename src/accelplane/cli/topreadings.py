@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from accelplane.node.device_reader import DeviceReading
+from accelplane.pages.device_reader import DeviceReading
 from accelplane.readings import Family, families
 
 _LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')

@@ -12,11 +12,13 @@ import ssl
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from accelplane.cli import logflags, signals
-from accelplane.cli.goflags import Flag, Value, parse_or_exit, with_defaults
+from accelplane.cli.goflags import Value, flags_of, parse_or_exit
 from accelplane.cli.untilsignal import until_signal
 from accelplane.features import xelink
 from accelplane.http.client import HttpClient
@@ -35,20 +37,6 @@ _TIMEOUT = 5.0
 _MAX_PAGE = 4 * 1024 * 1024
 _MAX_FILE = 1024 * 1024
 
-FLAGS = (
-    Flag("interval", 10, "seconds between reading the metrics", unsigned=True),
-    Flag("startup-delay", 10, "seconds before the metrics are read for the first time", unsigned=True),
-    Flag("xpum-port", 29999, f"port of XPU Manager on {HOST}"),
-    Flag("lane-count", 4, "minimum number of lanes of a link"),
-    Flag("label-namespace", "gpu.intel.com", "prefix of the labels"),
-    Flag("allow-subdeviceless-links", False, "accept links that are not on sub-devices, as of GPUs with one tile"),
-    Flag("cert", "", "PEM file with the only trusted certificate, of an authority or of XPU Manager; turns HTTPS on"),
-    Flag("tmp-dir-prefix", _FEATURES, "directory for the temporary directory, on the file system of the label file"),
-    Flag("dst-file-path", f"{_FEATURES}{FILE_NAME}", "label file"),
-    Flag("stale-timeout", 300, "seconds for which the labels stay when the metrics cannot be read", unsigned=True),
-    *logflags.FLAGS,
-)
-
 
 class OptionError(Exception):
     """A flag has a value that is not possible."""
@@ -59,23 +47,34 @@ class ReadError(Exception):
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """The values of the flags."""
+    """The flags and their values."""
 
-    interval: int
-    startup_delay: int
-    xpum_port: int
-    lane_count: int
-    label_namespace: str
-    allow_subdeviceless_links: bool
-    cert: str
-    tmp_dir_prefix: str
-    dst_file_path: str
-    stale_timeout: int
+    interval: Annotated[int, Meta(ge=0, description="seconds between reading the metrics")] = 10
+    startup_delay: Annotated[int, Meta(ge=0, description="seconds before the metrics are read for the first time")] = 10
+    xpum_port: Annotated[int, Meta(description=f"port of XPU Manager on {HOST}")] = 29999
+    lane_count: Annotated[int, Meta(description="minimum number of lanes of a link")] = 4
+    label_namespace: Annotated[str, Meta(description="prefix of the labels")] = "gpu.intel.com"
+    allow_subdeviceless_links: Annotated[
+        bool, Meta(description="accept links that are not on sub-devices, as of GPUs with one tile")
+    ] = False
+    cert: Annotated[
+        str,
+        Meta(
+            description="PEM file with the only trusted certificate, of an authority or of XPU Manager; turns HTTPS on"
+        ),
+    ] = ""
+    tmp_dir_prefix: Annotated[
+        str, Meta(description="directory for the temporary directory, on the file system of the label file")
+    ] = _FEATURES
+    dst_file_path: Annotated[str, Meta(description="label file")] = f"{_FEATURES}{FILE_NAME}"
+    stale_timeout: Annotated[
+        int, Meta(ge=0, description="seconds for which the labels stay when the metrics cannot be read")
+    ] = 300
 
     @classmethod
     def from_flags(cls, given: Mapping[str, Value]) -> "Options":
         """Raises `OptionError`."""
-        options = msgspec.convert(with_defaults(FLAGS, given, {}), cls)
+        options = msgspec.convert(given, cls)
         if not options.interval:
             raise OptionError("-interval: found 0, expected at least 1 second")
         if not 0 < options.xpum_port < 65536:
@@ -83,40 +82,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
         return options
 
 
-class Metrics:
-    """The metrics page of XPU Manager."""
-
-    def __init__(self, options: Options) -> None:
-        self._cert = options.cert
-        context = self._context if options.cert else None
-        # A connection for each request: XPU Manager's server closes idle ones.
-        self._client = HttpClient(HOST, options.xpum_port, context=context, idle_timeout=0)
-
-    async def read(self) -> str:
-        """Raises `ReadError`."""
-        try:
-            async with asyncio.timeout(_TIMEOUT), self._client.request("GET", "/metrics") as response:
-                body = await response.read(_MAX_PAGE)
-        except TimeoutError:
-            raise ReadError(f"{self._client.authority}: no response within {_TIMEOUT:g} s") from None
-        except HttpClientError as error:
-            raise ReadError(f"{self._client.authority}: {error}") from None
-        except (OSError, ValueError) as error:  # of the certificate
-            raise ReadError(f"-cert: {self._cert}: {error}") from None
-        if response.status != 200:
-            raise ReadError(f"{self._client.authority}: found {response.status} {response.phrase}, expected 200")
-        try:
-            return body.decode()
-        except UnicodeDecodeError:
-            raise ReadError(f"{self._client.authority}: the page is not UTF-8") from None
-
-    def _context(self) -> ssl.SSLContext:
-        """Read anew for each request, because certificates are renewed."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the file may have no certificate of an authority
-        context.load_verify_locations(self._cert)
-        return context
+FLAGS = (*flags_of(Options), *logflags.FLAGS)
 
 
 class Sidecar:
@@ -124,7 +90,9 @@ class Sidecar:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._metrics = Metrics(options)
+        # A connection for each request: XPU Manager's server closes idle ones.
+        context = self._context if options.cert else None
+        self._client = HttpClient(HOST, options.xpum_port, context=context, idle_timeout=0)
         self._last_success = time.monotonic()
         self._problem = ""
 
@@ -165,12 +133,38 @@ class Sidecar:
 
     async def _read(self) -> dict[str, str]:
         options = self._options
-        page = await self._metrics.read()
+        page = await self._page()
         found = xelink.links(page, allow_subdeviceless=options.allow_subdeviceless_links)
         labels, warnings = xelink.labels(found, options.label_namespace, min_lanes=options.lane_count)
         for warning in warnings:
             log.log(v(1), "%s", warning)
         return labels
+
+    async def _page(self) -> str:
+        """The metrics page of XPU Manager. Raises `ReadError`."""
+        try:
+            async with asyncio.timeout(_TIMEOUT), self._client.request("GET", "/metrics") as response:
+                body = await response.read(_MAX_PAGE)
+        except TimeoutError:
+            raise ReadError(f"{self._client.authority}: no response within {_TIMEOUT:g} s") from None
+        except HttpClientError as error:
+            raise ReadError(f"{self._client.authority}: {error}") from None
+        except (OSError, ValueError) as error:  # of the certificate
+            raise ReadError(f"-cert: {self._options.cert}: {error}") from None
+        if response.status != 200:
+            raise ReadError(f"{self._client.authority}: found {response.status} {response.phrase}, expected 200")
+        try:
+            return body.decode()
+        except UnicodeDecodeError:
+            raise ReadError(f"{self._client.authority}: the page is not UTF-8") from None
+
+    def _context(self) -> ssl.SSLContext:
+        """Read anew for each request, because certificates are renewed."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the file may have no certificate of an authority
+        context.load_verify_locations(self._options.cert)
+        return context
 
     def _labels_after_failure(self) -> dict[str, str] | None:
         """The labels without links, or None to keep the last ones."""

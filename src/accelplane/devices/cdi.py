@@ -4,10 +4,9 @@ Facts: the Container Device Interface specification 0.5.0.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, field, json, to_builtins
 from msgspec.structs import force_setattr
 
 VERSION = "0.5.0"
@@ -21,7 +20,7 @@ class CdiError(ValueError):
     """An invalid CDI device. It is not written."""
 
 
-class CdiNode(Struct, frozen=True):
+class CdiNode(Struct, frozen=True, rename="camel"):
     """A device node that the container runtime creates."""
 
     path: str
@@ -29,7 +28,7 @@ class CdiNode(Struct, frozen=True):
     permissions: str = "rw"
 
 
-class CdiMount(Struct, frozen=True):
+class CdiMount(Struct, frozen=True, rename="camel", omit_defaults=True):
     """A mount with `type` and `options` as in mount(8). `host_path` is its source, or a word such as `tmpfs`."""
 
     host_path: str
@@ -41,10 +40,10 @@ class CdiMount(Struct, frozen=True):
         force_setattr(self, "options", tuple(self.options))
 
 
-class CdiHook(Struct, frozen=True):
+class CdiHook(Struct, frozen=True, omit_defaults=True):
     """A program on the host that the container runtime runs as the named OCI hook, with a timeout in seconds."""
 
-    name: str
+    name: str = field(name="hookName")
     path: str
     args: Sequence[str] = ()
     env: Sequence[str] = ()
@@ -66,8 +65,8 @@ class CdiDevice(Struct, frozen=True, kw_only=True):
     env: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        for field in ("nodes", "mounts", "hooks", "env"):
-            force_setattr(self, field, tuple(getattr(self, field)))
+        for name in ("nodes", "mounts", "hooks", "env"):
+            force_setattr(self, name, tuple(getattr(self, name)))
 
     @property
     def qualified_name(self) -> str:
@@ -84,18 +83,12 @@ class CdiDevice(Struct, frozen=True, kw_only=True):
 
     def document(self) -> dict[str, object]:
         """Returns the content of the file. Keys are in alphabetical order, empty lists are omitted."""
-        edits = {
-            "deviceNodes": [
-                {"hostPath": node.host_path, "path": node.path, "permissions": node.permissions} for node in self.nodes
-            ],
-            "env": list(self.env),
-            "hooks": [_hook(hook) for hook in self.hooks],
-            "mounts": [_mount(mount) for mount in self.mounts],
-        }
+        lists = {"deviceNodes": self.nodes, "env": self.env, "hooks": self.hooks, "mounts": self.mounts}
+        edits = to_builtins({key: entries for key, entries in lists.items() if entries}, order="sorted")
         return {
             "cdiVersion": VERSION,
             "containerEdits": {},
-            "devices": [{"containerEdits": _without_empty(edits), "name": self.name}],
+            "devices": [{"containerEdits": edits, "name": self.name}],
             "kind": self.kind,
         }
 
@@ -116,23 +109,15 @@ class CdiDevice(Struct, frozen=True, kw_only=True):
             raise CdiError(
                 f"CDI device {self.qualified_name} has no container edits, expected nodes, mounts, hooks or env"
             )
-        problem = next(chain(self._undecodable(), self._problems()), None)
+        problem = next(self._problems(), None)
         if problem:
             raise CdiError(f"CDI device {self.qualified_name}: {problem}")
 
-    def _undecodable(self) -> Iterator[str]:
-        texts = list(self.env)
-        for node in self.nodes:
-            texts += (node.path, node.host_path)
-        for mount in self.mounts:
-            texts += (mount.host_path, mount.container_path, mount.type, *mount.options)
-        for hook in self.hooks:
-            texts += (hook.path, *hook.args, *hook.env)
-        for text in texts:
-            if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-                yield f"{text!a} is not UTF-8 text"
-
     def _problems(self) -> Iterator[str]:
+        try:
+            json.encode(self)
+        except UnicodeEncodeError as error:
+            yield f"{error.object!a} is not UTF-8 text"
         for entry in self.env:
             if "=" not in entry or entry.startswith("="):
                 yield f"environment entry {entry!a} expected NAME=value"
@@ -149,17 +134,3 @@ class CdiDevice(Struct, frozen=True, kw_only=True):
                 yield f"hook name is {hook.name!a}, expected one of {', '.join(sorted(_HOOKS))}"
             if not hook.path:
                 yield f"hook {hook.name} has an empty path"
-
-
-def _hook(hook: CdiHook) -> Mapping[str, object]:
-    entry = {"args": list(hook.args), "env": list(hook.env), "hookName": hook.name, "path": hook.path}
-    return _without_empty({**entry, "timeout": hook.timeout})
-
-
-def _mount(mount: CdiMount) -> Mapping[str, object]:
-    entry = {"containerPath": mount.container_path, "hostPath": mount.host_path}
-    return _without_empty({**entry, "options": list(mount.options), "type": mount.type})
-
-
-def _without_empty(entries: Mapping[str, object]) -> dict[str, object]:
-    return {key: value for key, value in entries.items() if value not in (None, "", [])}

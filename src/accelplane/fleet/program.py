@@ -16,6 +16,7 @@ from .options import FleetOptions, PageOptions
 from .serve import listen, open_gate
 from .web.access import Access
 from .web.gate import ProxyHeaders, SecureGate
+from .web.issuer import IssuerKeys
 from .web.site import Screens, SiteOptions
 
 log = logging.getLogger(__name__)
@@ -55,10 +56,11 @@ async def serving(client: Client, screens: Screens, pages: PageOptions) -> Async
             listening = listen(screens, open_gate(pages.address), pages.address, metrics=lambda: _metrics(registry))
             ports["plain"] = await _enter(stack, listening, pages.address)
         if pages.secure_address:
+            keys = IssuerKeys(client.server)
             gate = SecureGate(
-                Access(client.server, pages.audiences),
+                Access(client.server, pages.audiences, keys=keys),
                 screens.assets.links,
-                scrapers=Access(client.server) if pages.audiences else None,
+                scrapers=Access(client.server, keys=keys) if pages.audiences else None,
                 proxies=ProxyHeaders(bool(pages.proxy_ca), pages.proxy_names),
             )
             tls = ServingTls(

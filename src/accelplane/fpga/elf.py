@@ -51,11 +51,11 @@ class Window(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Structures of a class (32 or 64 bits) and byte order: the table's offset, counts in the header, a section."""
+    """Formats of a class (32 or 64 bits) and byte order: the table's offset, counts in the header, a section."""
 
-    table: struct.Struct
+    table: str
     table_at: int
-    counts: struct.Struct
+    counts: str
     counts_at: int
     section: struct.Struct
 
@@ -74,12 +74,12 @@ class _Section(NamedTuple):
 def sections(file: Window, section_names: Collection[str]) -> Mapping[str, Window]:
     """Returns the first section of each name, without missing ones. Raises `ElfError`."""
     layout = _layout(file.read(0, min(file.size, 64)))
-    header = file.read(0, layout.counts_at + layout.counts.size)
-    (table,) = layout.table.unpack_from(header, layout.table_at)
+    header = file.read(0, layout.counts_at + struct.calcsize(layout.counts))
+    (table,) = struct.unpack_from(layout.table, header, layout.table_at)
     stride: int
     count: int
     names_index: int
-    stride, count, names_index = layout.counts.unpack_from(header, layout.counts_at)
+    stride, count, names_index = struct.unpack_from(layout.counts, header, layout.counts_at)
     if not table or not count:
         return {}
     if not layout.section.size <= stride <= _ENTRY_LIMIT or count > _SECTIONS_LIMIT or names_index >= count:
@@ -109,10 +109,5 @@ def _layout(ident: bytes) -> _Layout:
     if ident[:4] != b"\x7fELF" or len(ident) < 6 or ident[4] not in (1, 2) or ident[5] not in (1, 2):
         raise ElfError(f"begins with {ident[:6].hex(' ')}, expected 7f 45 4c 46 and class and byte order (ELF)")
     order = "<" if ident[5] == 1 else ">"
-    if ident[4] == 1:
-        return _Layout(_struct(order, "I"), 32, _struct(order, "3H"), 46, _struct(order, "10I"))
-    return _Layout(_struct(order, "Q"), 40, _struct(order, "3H"), 58, _struct(order, "2I4Q2I2Q"))
-
-
-def _struct(order: str, fields: str) -> struct.Struct:
-    return struct.Struct(order + fields)
+    table, table_at, counts_at, section = ("I", 32, 46, "10I") if ident[4] == 1 else ("Q", 40, 58, "2I4Q2I2Q")
+    return _Layout(order + table, table_at, order + "3H", counts_at, struct.Struct(order + section))

@@ -8,7 +8,6 @@ the requested AFU are skipped.
 import os
 import stat
 import time
-from typing import NamedTuple
 
 from accelplane.fpga import FpgaError, shown
 from accelplane.fpga.ids import AFU_VARIABLE, CRASHED, MODE_ANNOTATION, REGION_MODE, REGION_VARIABLE
@@ -25,14 +24,6 @@ _LONGEST_PATH = 4096
 
 class HookError(FpgaError):
     """The request of the container failed; the message names the variables, the port and the reason."""
-
-
-class PairResult(NamedTuple):
-    """The port of a pair, and whether it was programmed now."""
-
-    pair: Pair
-    port: str
-    programmed: bool
 
 
 def read_request(state: bytes, *, require_mode: bool = False) -> Request:
@@ -60,22 +51,19 @@ def read_request(state: bytes, *, require_mode: bool = False) -> Request:
 
 def run(
     host: Host, request: Request, *, call: Call = system_call, store: str = STORE, retry: RetryPolicy = DEFAULT_RETRY
-) -> tuple[PairResult, ...]:
+) -> None:
     """Programs the pairs in their order. Only in the main thread. Raises `HookError`.
 
     Every pair gets a port before the first one is programmed.
     """
     deadline = time.monotonic() + retry.timeout
-    results: list[PairResult] = []
     with limited(retry.timeout, "programming for this container"):
         for pair, port in assign_ports(host, request):
             remaining = retry._replace(timeout=max(0.0, deadline - time.monotonic()))
             try:
-                programmed = _ensure(host, pair, port, call=call, store=store, retry=remaining)
+                _ensure(host, pair, port, call=call, store=store, retry=remaining)
             except (FpgaError, HostError) as error:
                 raise HookError(f"{AFU_VARIABLE}{pair.number} in {port.name}: {error}") from error
-            results.append(PairResult(pair, port.name, programmed))
-    return tuple(results)
 
 
 def assign_ports(host: Host, request: Request) -> list[tuple[Pair, Port]]:
@@ -107,12 +95,12 @@ def assign_ports(host: Host, request: Request) -> list[tuple[Pair, Port]]:
     return assigned
 
 
-def _ensure(host: Host, pair: Pair, port: Port, *, call: Call, store: str, retry: RetryPolicy) -> bool:
-    """Programs the port unless it has the AFU. Returns whether it did."""
+def _ensure(host: Host, pair: Pair, port: Port, *, call: Call, store: str, retry: RetryPolicy) -> None:
+    """Programs the port unless it has the AFU."""
     if afu_id(host, port) == pair.afu:
-        return False
+        return
     with opened_for(host, pair.region, pair.afu, store) as bitstream:
         if bitstream.unique != pair.afu:
             raise HookError(f"{bitstream.path}: found id {bitstream.unique or 'none'} in the file, expected "
                             f"{pair.afu}; was the file renamed?")  # fmt: skip
-        return program(host, port, bitstream, call=call, unless=pair.afu, retry=retry)
+        program(host, port, bitstream, call=call, unless=pair.afu, retry=retry)

@@ -7,7 +7,7 @@ fpga-dfl.h; OPAE's intel-fpga.h).
 
     buffer = pack_port_info(DFL)
     call("/dev/dfl-port.0", request(DFL, "port-info"), buffer)
-    unpack_port_info(DFL, buffer).regions
+    unpack_region_count(DFL, buffer)
 
 Opening a port has a side effect: DFL resets the port when its last descriptor is closed.
 """
@@ -36,8 +36,8 @@ _OPERATIONS: dict[Operation, tuple[int, str]] = {
 }
 _IOW = 1 << 30
 
-_INFO_DFL = struct.Struct("<4I")
-_INFO_OPAE = struct.Struct("<6I")
+_INFO_DFL = struct.Struct("<4I")  # argsz, flags, regions, user messages
+_INFO_OPAE = struct.Struct("<6I")  # argsz, flags, capability, regions, user messages, user interrupts
 _REGION = struct.Struct("<4I2Q")
 _PROGRAM_DFL = struct.Struct("<4IQ")
 _PROGRAM_OPAE = struct.Struct("<4I2Q")
@@ -48,16 +48,6 @@ _PORT_OPAE = struct.Struct("<3I")
 _PROGRAM_ERRORS = (
     "operation", "CRC", "incompatible bitstream", "IP protocol", "FIFO overflow", "timeout", "secure load",
 )  # fmt: skip
-
-
-class PortInfo(NamedTuple):
-    """The number of a port's regions and user messages (umsgs); the last two fields are 0 with DFL."""
-
-    flags: int
-    regions: int
-    umsgs: int
-    capability: int = 0
-    user_interrupts: int = 0
 
 
 class PortRegion(NamedTuple):
@@ -117,21 +107,17 @@ def perform(call: Call, driver: Driver, node: str, operation: Operation, argumen
 def pack_port_info(driver: Driver) -> bytearray:
     """Returns the structure that the driver fills for `port-info`."""
     layout = _INFO_OPAE if driver is OPAE else _INFO_DFL
-    return _packed(layout, layout.size, *[0] * (layout.size // 4 - 1))
+    return bytearray(layout.pack(layout.size, *[0] * (layout.size // 4 - 1)))
 
 
-def unpack_port_info(driver: Driver, buffer: bytearray) -> PortInfo:
-    """Returns the fields that the driver filled."""
-    if driver is OPAE:
-        _argsz, flags, capability, regions, umsgs, interrupts = _INFO_OPAE.unpack(buffer)
-        return PortInfo(flags, regions, umsgs, capability, interrupts)
-    _argsz, flags, regions, umsgs = _INFO_DFL.unpack(buffer)
-    return PortInfo(flags, regions, umsgs)
+def unpack_region_count(driver: Driver, buffer: bytearray) -> int:
+    """Returns the number of the port's regions."""
+    return int(_INFO_OPAE.unpack(buffer)[3] if driver is OPAE else _INFO_DFL.unpack(buffer)[2])
 
 
 def pack_port_region(number: int) -> bytearray:
     """Returns the structure that the driver fills for `port-region`."""
-    return _packed(_REGION, _REGION.size, 0, number, 0, 0, 0)
+    return bytearray(_REGION.pack(_REGION.size, 0, number, 0, 0, 0))
 
 
 def unpack_port_region(buffer: bytearray) -> PortRegion:
@@ -143,8 +129,8 @@ def unpack_port_region(buffer: bytearray) -> PortRegion:
 def pack_program(driver: Driver, port: int, size: int, address: int) -> bytearray:
     """Returns the structure for `program`: the port's number, size and address of the bitstream."""
     if driver is OPAE:
-        return _packed(_PROGRAM_OPAE, _PROGRAM_OPAE.size, 0, port, size, address, 0)
-    return _packed(_PROGRAM_DFL, _PROGRAM_DFL.size, 0, port, size, address)
+        return bytearray(_PROGRAM_OPAE.pack(_PROGRAM_OPAE.size, 0, port, size, address, 0))
+    return bytearray(_PROGRAM_DFL.pack(_PROGRAM_DFL.size, 0, port, size, address))
 
 
 def unpack_program_status(driver: Driver, buffer: bytearray) -> int:
@@ -154,11 +140,7 @@ def unpack_program_status(driver: Driver, buffer: bytearray) -> int:
 
 def pack_port(driver: Driver, port: int) -> bytearray:
     """Returns the structure for `release` and `assign`."""
-    return _packed(_PORT_OPAE, _PORT_OPAE.size, 0, port) if driver is OPAE else _packed(_PORT_DFL, port)
-
-
-def _packed(layout: struct.Struct, *fields: int) -> bytearray:
-    return bytearray(layout.pack(*fields))
+    return bytearray(_PORT_OPAE.pack(_PORT_OPAE.size, 0, port) if driver is OPAE else _PORT_DFL.pack(port))
 
 
 def _advice(operation: Operation, number: int) -> str:

@@ -12,12 +12,12 @@ import signal
 import time
 from array import array
 from collections.abc import Generator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from accelplane.fpga import FpgaError, ioctl
 from accelplane.fpga.bitstream import Bitstream
 from accelplane.fpga.ids import hardware_id
-from accelplane.fpga.ioctl import Call, IoctlError, PortInfo, PortRegion, system_call
+from accelplane.fpga.ioctl import Call, IoctlError, PortRegion, system_call
 from accelplane.fpga.statedir import STATE_DIRECTORY, state_directory
 from accelplane.fpga.sysfs import Fme, Port, afu_id, interface_of, port_number
 from accelplane.host import Host, HostError
@@ -89,17 +89,23 @@ def program(
     return True
 
 
-def release(host: Host, fme: Fme, number: int, *, call: Call = system_call, retry: RetryPolicy = DEFAULT_RETRY) -> None:
-    """Releases the port from the physical function, for use by a virtual function.
+def move(
+    host: Host,
+    fme: Fme,
+    operation: Literal["release", "assign"],
+    number: int,
+    *,
+    call: Call = system_call,
+    retry: RetryPolicy = DEFAULT_RETRY,
+) -> None:
+    """Releases the port from the physical function, for use by a virtual function, or assigns it to that again.
 
     Raises `ProgramError`, `TimedOut` or `IoctlError`.
     """
-    _move(host, fme, "release", number, call=call, retry=retry)
-
-
-def assign(host: Host, fme: Fme, number: int, *, call: Call = system_call, retry: RetryPolicy = DEFAULT_RETRY) -> None:
-    """Assigns the port to the physical function. Raises as `release`."""
-    _move(host, fme, "assign", number, call=call, retry=retry)
+    if not 0 <= number < _PORTS_LIMIT:
+        raise ProgramError(f"port {number} of {fme.name}: expected a number from 0")
+    with _locked(host, fme, time.monotonic() + retry.timeout, retry):
+        ioctl.perform(call, fme.driver, host.local(fme.node), operation, ioctl.pack_port(fme.driver, number))
 
 
 def api_version(host: Host, device: Port | Fme, *, call: Call = system_call) -> int:
@@ -107,17 +113,17 @@ def api_version(host: Host, device: Port | Fme, *, call: Call = system_call) -> 
     return ioctl.perform(call, device.driver, host.local(device.node), "api-version")
 
 
-def port_info(host: Host, port: Port, *, call: Call = system_call) -> PortInfo:
-    """Returns properties of the port. Raises `IoctlError`."""
+def region_count(host: Host, port: Port, *, call: Call = system_call) -> int:
+    """Returns the number of the port's memory regions. Raises `IoctlError`."""
     buffer = ioctl.pack_port_info(port.driver)
     ioctl.perform(call, port.driver, host.local(port.node), "port-info", buffer)
-    return ioctl.unpack_port_info(port.driver, buffer)
+    return ioctl.unpack_region_count(port.driver, buffer)
 
 
-def port_regions(host: Host, port: Port, info: PortInfo, *, call: Call = system_call) -> list[PortRegion]:
-    """Returns the memory regions of the port. Raises `IoctlError`."""
+def port_regions(host: Host, port: Port, count: int, *, call: Call = system_call) -> list[PortRegion]:
+    """Returns the first `count` memory regions of the port. Raises `IoctlError`."""
     regions: list[PortRegion] = []
-    for number in range(min(info.regions, _REGIONS_LIMIT)):
+    for number in range(min(count, _REGIONS_LIMIT)):
         buffer = ioctl.pack_port_region(number)
         ioctl.perform(call, port.driver, host.local(port.node), "port-region", buffer)
         regions.append(ioctl.unpack_port_region(buffer))
@@ -194,13 +200,6 @@ def _wait_for_afu(host: Host, port: Port, deadline: float, retry: RetryPolicy) -
         while (found := afu_id(host, port)) is None:
             _wait(deadline, retry)
         return found
-
-
-def _move(host: Host, fme: Fme, operation: ioctl.Operation, number: int, *, call: Call, retry: RetryPolicy) -> None:
-    if not 0 <= number < _PORTS_LIMIT:
-        raise ProgramError(f"port {number} of {fme.name}: expected a number from 0")
-    with _locked(host, fme, time.monotonic() + retry.timeout, retry):
-        ioctl.perform(call, fme.driver, host.local(fme.node), operation, ioctl.pack_port(fme.driver, number))
 
 
 @contextlib.contextmanager

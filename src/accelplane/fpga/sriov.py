@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from accelplane.fpga import FpgaError, shown
 from accelplane.fpga.ioctl import Call, system_call
-from accelplane.fpga.program import DEFAULT_RETRY, RetryPolicy, assign, limited, release
+from accelplane.fpga.program import DEFAULT_RETRY, RetryPolicy, limited, move
 from accelplane.fpga.sysfs import Fme, SysfsError
 from accelplane.host import Host, HostError
 
@@ -123,7 +123,7 @@ def _perform(host: Host, fme: Fme, step: Step, call: Call) -> None:
     if step.what == "vfs":
         host.write(_numvfs(fme), f"{step.number}\n")
     else:
-        (release if step.what == "release" else assign)(host, fme, step.number, call=call)
+        move(host, fme, step.what, step.number, call=call)
 
 
 def _numvfs(fme: Fme) -> str:

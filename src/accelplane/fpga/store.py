@@ -7,6 +7,7 @@ of the store are rejected; links within it are followed. Files are installed ato
 import contextlib
 import os
 from collections.abc import Generator
+from contextlib import AbstractContextManager
 
 from accelplane.fpga import FpgaError
 from accelplane.fpga.bitstream import EXTENSIONS, Bitstream, opened
@@ -59,12 +60,9 @@ def find(host: Host, region: str, afu: str, store: str = STORE) -> str:
     raise NotInStore(f"no bitstream for AFU {afu} in region {region}: found neither {tried}; use fpga_tool install")
 
 
-@contextlib.contextmanager
-def opened_for(host: Host, region: str, afu: str, store: str = STORE) -> Generator[Bitstream]:
+def opened_for(host: Host, region: str, afu: str, store: str = STORE) -> AbstractContextManager[Bitstream]:
     """Opens the bitstream that `find` returns. Raises as `find`, and `BitstreamError`."""
-    path = find(host, region, afu, store)
-    with opened(path, host.open) as bitstream:
-        yield bitstream
+    return opened(find(host, region, afu, store), host.open)
 
 
 def install(host: Host, bitstream: Bitstream, store: str = STORE, *, force: bool = False, dry_run: bool = False) -> str:

@@ -93,14 +93,6 @@ class Port(NamedTuple):
     fme: Fme
 
 
-class Region(NamedTuple):
-    """The ports of an FME that have the same interface id."""
-
-    interface: str
-    fme: Fme
-    ports: tuple[Port, ...]
-
-
 class Fault(NamedTuple):
     """A skipped port or class device, and the reason."""
 
@@ -109,19 +101,16 @@ class Fault(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """The result of a scan of all devices of a driver."""
+    """The result of a scan of all devices of a driver: ports with the interface ids of their regions."""
 
-    regions: tuple[Region, ...]
+    ports: tuple[tuple[Port, str], ...]
     faults: tuple[Fault, ...]
 
 
 def scan(host: Host, driver: Driver) -> Scan:
-    """Returns all regions with ports, and skipped devices. Does not read AFU ids.
-
-    A region has the ports of all PCI functions of an FME. Raises `HostError` if devices cannot be listed.
-    """
+    """Returns all ports, and skipped devices. Does not read AFU ids. Raises `HostError` if devices cannot be listed."""
     faults: list[Fault] = []
-    regions: dict[tuple[str, str], Region] = {}
+    ports: list[tuple[Port, str]] = []
     known: dict[str, Fme] = {}
     for name, directory in _found_ports(host, driver, faults):
         try:
@@ -129,14 +118,10 @@ def scan(host: Host, driver: Driver) -> Scan:
             if not host.exists(node):
                 raise SysfsError(f"{node}: no such device node")
             port = _port(host, driver, node, host.resolve(directory), known)
-            interface = interface_of(port)
+            ports.append((port, interface_of(port)))
         except (HostError, FpgaError) as error:
             faults.append(Fault(name, str(error)))
-            continue
-        key = (port.fme.path, interface)
-        before = regions[key].ports if key in regions else ()
-        regions[key] = Region(interface, port.fme, (*before, port))
-    return Scan(tuple(regions.values()), tuple(faults))
+    return Scan(tuple(ports), tuple(faults))
 
 
 def read_port(host: Host, text: str) -> Port:
@@ -193,11 +178,7 @@ def port_number(port: Port) -> int:
 def platform_devices(host: Host) -> tuple[list[str], list[str]]:
     """Returns the names of all FMEs and of all ports of any driver, none if they cannot be listed."""
     names: dict[Kind, list[str]] = {"fme": [], "port": []}
-    try:
-        listed = host.names(_PLATFORM_DEVICES)
-    except HostError:
-        listed = []
-    for name in listed:
+    for name in host.entries(_PLATFORM_DEVICES):
         if (found := parse_name(name)) is not None:
             names[found[1]].append(name)
     return names["fme"], names["port"]
@@ -302,23 +283,16 @@ def _function(host: Host, path: str) -> Pci:
 
 def _pci(host: Host, path: str, *, virtual: bool = True) -> Pci:
     physical = host.resolve(f"{path}/physfn") if virtual and host.exists(f"{path}/physfn") else ""
-    try:
-        driver = host.driver(path)
-    except HostError:
-        driver = ""
     texts = [_attribute(host, path, name) for name in _PCI_ATTRIBUTES]
     above = _pci(host, physical, virtual=False) if physical else None
-    pci = Pci(path.rpartition("/")[2], path, *texts, driver=driver, physical=above)
+    pci = Pci(path.rpartition("/")[2], path, *texts, driver=host.driver_or_empty(path), physical=above)
     if not pci.vendor or not pci.device:
         raise SysfsError(f"{path}: vendor or device id is missing")
     return pci
 
 
 def _attribute(host: Host, directory: str, name: str) -> str:
-    try:
-        return host.text(f"{directory}/{name}")
-    except Missing:
-        return ""
+    return host.optional_text(f"{directory}/{name}") or ""
 
 
 def _number(device: int) -> str:

@@ -39,10 +39,7 @@ class BindError(HostError):
 
 def driver_of(host: Host, address: str) -> str:
     """The name of the driver that the function is bound to, empty if none."""
-    try:
-        return host.driver(f"{DEVICES}/{address}")
-    except HostError:
-        return ""
+    return host.driver_or_empty(f"{DEVICES}/{address}")
 
 
 def driver_override(host: Host, address: str) -> str:

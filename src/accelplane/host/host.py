@@ -35,6 +35,13 @@ class Host(HostFiles):
         """The name of the driver bound to the sysfs device directory. Raises `Missing` or `Unreadable`."""
         return self.link(f"{device}/driver").rstrip("/").rpartition("/")[2]
 
+    def driver_or_empty(self, device: str) -> str:
+        """As `driver`, but empty without a driver or if the link cannot be read."""
+        try:
+            return self.driver(device)
+        except HostError:
+            return ""
+
     def vf_count(self, device: str) -> str:
         """The text of `sriov_numvfs` of the sysfs device directory; `-1` without one, or with a note after an error."""
         try:

@@ -14,6 +14,8 @@ from typing import Self
 import msgspec
 from msgspec import Struct
 
+from accelplane.processes import end_process
+
 CA, CA_KEY, CERTIFICATE, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 
 _TIMEOUT = 60.0
@@ -95,9 +97,7 @@ async def plan_renewal(request: RenewalRequest) -> RenewalPlan:
     except TimeoutError:
         raise RenewalError(f"{' '.join(command)}: did not exit within {_TIMEOUT:g} s") from None
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await end_process(process)
     try:
         return msgspec.json.decode(output, type=RenewalPlan)
     except msgspec.DecodeError as error:

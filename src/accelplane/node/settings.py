@@ -88,13 +88,8 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
             settings = msgspec.convert(options, cls)
         except msgspec.ValidationError as error:
             raise ConfigurationError(f"{source}{error}") from error
-        if settings.health_interval != 0 and not 1 <= settings.health_interval <= 3600:
-            found = f"{settings.health_interval:g}"
-            raise ConfigurationError(f"{source}health-interval: found {found}, expected 0 or 1 to 3600 seconds")
-        if not 0 <= settings.scan_grace <= 3600:
-            raise ConfigurationError(f"{source}scan-grace: found {settings.scan_grace:g}, expected 0 to 3600 seconds")
+        _check_values(settings, source)
         _check_pages(settings, source)
-        _check_metrics(settings, source)
         names = ("root", "kubelet_dir", "cdi_dir", "nfd_dir", "http_tls_dir", "http_client_ca", "metrics_clients")
         paths = {name: getattr(settings, name) for name in names}
         for name, path in paths.items():
@@ -124,25 +119,25 @@ def _check_pages(settings: Settings, source: str) -> None:
         )
 
 
-def _check_metrics(settings: Settings, source: str) -> None:
+def _check_values(given: Settings, source: str) -> None:
     """Raises `ConfigurationError` for an unknown word or a number out of range."""
-    for name, found, words in (
-        ("metrics-waking", settings.metrics_waking, _WAKING),
-        ("metrics-holders", settings.metrics_holders, _HOLDERS),
+    for option, valid, expected in (
+        ("health-interval", given.health_interval == 0 or 1 <= given.health_interval <= 3600, "0 or 1 to 3600 seconds"),
+        ("scan-grace", 0 <= given.scan_grace <= 3600, "0 to 3600 seconds"),
+        ("metrics-waking", given.metrics_waking in _WAKING, ", ".join(_WAKING)),
+        ("metrics-holders", given.metrics_holders in _HOLDERS, ", ".join(_HOLDERS)),
+        ("metrics-min-interval", 0 <= given.metrics_min_interval <= 60, "0 to 60 seconds"),
+        ("metrics-max-samples", 100 <= given.metrics_max_samples <= 1_000_000, "100 to 1000000"),
+        (
+            "metrics-holder-labels",
+            _LABEL_PREFIX.fullmatch(given.metrics_holder_labels),
+            "at most 32 lower-case letters and _",
+        ),
     ):
-        if found not in words:
-            raise ConfigurationError(f"{source}{name}: found {found[:20]!a}, expected {', '.join(words)}")
-    if not 0 <= settings.metrics_min_interval <= 60:
-        found = f"{settings.metrics_min_interval:g}"
-        raise ConfigurationError(f"{source}metrics-min-interval: found {found}, expected 0 to 60 seconds")
-    if not 100 <= settings.metrics_max_samples <= 1_000_000:
-        found = settings.metrics_max_samples
-        raise ConfigurationError(f"{source}metrics-max-samples: found {found}, expected 100 to 1000000")
-    if not _LABEL_PREFIX.fullmatch(settings.metrics_holder_labels):
-        found = settings.metrics_holder_labels[:40]
-        raise ConfigurationError(
-            f"{source}metrics-holder-labels: found {found!a}, expected at most 32 lower-case letters and _"
-        )
+        if not valid:
+            found: object = getattr(given, option.replace("-", "_"))
+            shown = ascii(found[:40]) if isinstance(found, str) else f"{found:g}" if isinstance(found, float) else found
+            raise ConfigurationError(f"{source}{option}: found {shown}, expected {expected}")
 
 
 def _is_loopback(address: str) -> bool:

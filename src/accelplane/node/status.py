@@ -136,6 +136,15 @@ def allocations(status: NodeStatus) -> int:
     )
 
 
+def listed_devices(status: NodeStatus) -> dict[str, tuple[str, Mapping[str, Device]]]:
+    """The plugin and the devices by ID of each resource, by the qualified name of the resource."""
+    return {
+        resource.name: (plugin.name, resource.devices)
+        for plugin in status.plugins.values()
+        for resource in plugin.resources.values()
+    }
+
+
 def units_by_cdi(status: NodeStatus) -> dict[str, tuple[str, str]]:
     """The plugin and unit of each CDI device."""
     return {

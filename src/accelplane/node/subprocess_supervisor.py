@@ -4,10 +4,11 @@ The subprocess reads a pipe from the agent as standard input. The pipe is closed
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Sequence
+
+from accelplane.processes import end_process
 
 log = logging.getLogger(__name__)
 
@@ -38,14 +39,5 @@ async def _run(command: Sequence[str]) -> int:
     try:
         return await process.wait()
     finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            try:
-                async with asyncio.timeout(_TERMINATE_TIMEOUT):
-                    await process.wait()
-            except TimeoutError:
-                log.warning("%s does not end on SIGTERM, killing it", command[0])
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
+        if await end_process(process, _TERMINATE_TIMEOUT):
+            log.warning("%s did not end within %g s after SIGTERM and was killed", command[0], _TERMINATE_TIMEOUT)

@@ -100,7 +100,7 @@ class Watcher:
         """Ends all of a subscriber's subscriptions."""
         self._listeners.pop(subscriber, None)
         if self._subscriptions.pop(subscriber, None) is not None:
-            self._drop(subscriber, keep={})
+            self._set_interests(subscriber, {})
             self._unwatchable = {failed for failed in self._unwatchable if failed[0] != subscriber}
 
     def _arm(self, subscriber: str) -> None:
@@ -113,14 +113,14 @@ class Watcher:
             self._add(subscriber, directory, interests, written=written)
             if root:
                 self._add_ancestors(subscriber, root, directory, interests, written=written)
-        self._drop(subscriber, keep=interests)
+        self._set_interests(subscriber, interests)
 
     def _add(self, subscriber: str, directory: str, interests: dict[str, set[str] | None], *, written: bool) -> None:
         """Watches `directory`, or the nearest existing ancestor for the name that leads to it."""
         awaited: str | None = None
         path = directory
         while True:
-            if self._watch(subscriber, path, awaited, written=written):
+            if self._watch(subscriber, path, written=written):
                 _note(interests, path, awaited)
                 if awaited is None or not os.path.isdir(f"{path.rstrip('/')}/{awaited}"):
                     return
@@ -139,26 +139,20 @@ class Watcher:
         path = directory
         while path.startswith(f"{root}/"):
             path, _, name = path.rpartition("/")
-            if self._watch(subscriber, path, name, written=written):
+            if self._watch(subscriber, path, written=written):
                 _note(interests, path, name)
 
-    def _watch(self, subscriber: str, path: str, awaited: str | None, *, written: bool) -> bool:
+    def _watch(self, subscriber: str, path: str, *, written: bool) -> bool:
+        """Whether a watch of the directory exists, or one of its ancestors would not help."""
         known = self._directories.get(path)
         if known is None or (written and not known.written):
             number = self._add_watch(subscriber, path, COME_OR_GONE | (WRITTEN if written else 0))
             if number is None:
-                return (subscriber, path) in self._unwatchable  # watching its ancestors instead would not help
-            interests: dict[str, set[str] | None] = {}
+                return (subscriber, path) in self._unwatchable
             if known is not None:
-                interests = known.interests
                 self._by_number[known.number].discard(path)
-            known = self._directories[path] = _Watch(number, written, interests)
+            self._directories[path] = _Watch(number, written, known.interests if known is not None else {})
             self._by_number.setdefault(number, set()).add(path)
-        names = known.interests.get(subscriber, set[str]())
-        if awaited is None or names is None:
-            known.interests[subscriber] = None
-        else:
-            known.interests[subscriber] = names | {awaited}
         return True
 
     def _add_watch(self, subscriber: str, path: str, mask: int) -> int | None:
@@ -181,16 +175,13 @@ class Watcher:
             log.warning("cannot watch %s, changes there are found by the timer only: %s", path, reason)
         return None
 
-    def _drop(self, subscriber: str, keep: dict[str, set[str] | None]) -> None:
-        """Ends the subscriber's interest in directories that are not in `keep`, and watches without interests."""
+    def _set_interests(self, subscriber: str, interests: Mapping[str, set[str] | None]) -> None:
+        """Replaces the subscriber's interests by directory, and ends watches without interests."""
         for path, watched in list(self._directories.items()):
-            if subscriber not in watched.interests:
-                continue
-            if path in keep:
-                watched.interests[subscriber] = keep[path]
-                continue
-            del watched.interests[subscriber]
-            if not watched.interests:
+            watched.interests.pop(subscriber, None)
+            if path in interests:
+                watched.interests[subscriber] = interests[path]
+            elif not watched.interests:
                 self._unwatch(path)
 
     def _unwatch(self, path: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from accelplane.devices import Allocation, Device, DeviceNode
-from accelplane.host import Host, HostError
+from accelplane.host import Host
 from accelplane.host.drivers import vfio_group
 
 CONTAINER_NODE = DeviceNode("/dev/vfio/vfio")
@@ -25,10 +25,7 @@ def iommufd_nodes(host: Host, address: str) -> tuple[DeviceNode, ...]:
 
     Documentation/userspace-api/iommufd.rst.
     """
-    try:
-        names = host.names(f"/sys/bus/pci/devices/{address}/vfio-dev")
-    except HostError:
-        return ()
+    names = host.entries(f"/sys/bus/pci/devices/{address}/vfio-dev")
     nodes = [DeviceNode(f"/dev/vfio/devices/{name}") for name in names if name.startswith("vfio")]
     return (*nodes, DeviceNode("/dev/iommu")) if nodes else ()
 

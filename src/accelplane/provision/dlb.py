@@ -161,13 +161,11 @@ def _rollback(config: DlbConfig, pf: _Pf, address: str) -> Planner:
 
 def _read(host: Host, path: str) -> _Pf:
     """Raises `HostError`."""
-    try:
-        total = read_number(host, f"{path}/sriov_totalvfs")
-    except Missing:
+    if not host.exists(f"{path}/sriov_totalvfs"):
         return _Pf(path=path)
     return _Pf(
         path=path,
-        total=total,
+        total=read_number(host, f"{path}/sriov_totalvfs"),
         count=read_number(host, f"{path}/sriov_numvfs"),
         has=_resources(host, f"{path}/total_resources"),
         vfs=[_vf(host, path, link) for link in vf_links(host, path)],

@@ -50,6 +50,7 @@ def _sensors(host: Host, path: str, *, waking: bool, default: str) -> Iterator[S
                 path=f"{path}/{name}",
                 parse=parse,
                 waking=waking,
+                constant=attribute == "rated_max",
                 wraps_after=_ENERGY_WRAPS if kind == "energy" else 0.0,
             )
 

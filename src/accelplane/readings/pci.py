@@ -13,6 +13,9 @@ _DIRECTORY = "/sys/bus/pci/devices"
 _AER = {"correctable": "COR", "nonfatal": "NONFATAL", "fatal": "FATAL"}
 _SPEED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,2})?) GT/s(?: PCIe)?", re.ASCII)
 _MAX_LANES = 32
+_CONSTANT = frozenset((
+    "max_link_speed", "max_link_width", "lmem_total_bytes", "rps_RP0_freq_mhz", "gt_RP0_freq_mhz", "rp0_freq",
+))  # fmt: skip
 _MAX_LINES = 256
 
 
@@ -74,12 +77,14 @@ def sources(host: Host, path: str) -> Iterator[Source]:
         if name in names:
             yield Source(path=f"{path}/{name}", parse=_errors(severity, f"TOTAL_ERR_{total}"))
     # Kernels from about 6.18 power the function up to read the link.
-    for name, family in (("current_link_speed", families.LINK_SPEED), ("max_link_speed", families.LINK_MAX_SPEED)):
-        if name in names:
-            yield Source(path=f"{path}/{name}", parse=partial(_speed, family), waking=True)
-    for name, family in (("current_link_width", families.LINK_LANES), ("max_link_width", families.LINK_MAX_LANES)):
-        if name in names:
-            yield Source(path=f"{path}/{name}", parse=scalar(family, lowest=1, highest=_MAX_LANES), waking=True)
+    lanes = partial(scalar, lowest=1, highest=_MAX_LANES)
+    link: Sequence[tuple[str, Parse]] = (
+        ("current_link_speed", partial(_speed, families.LINK_SPEED)),
+        ("max_link_speed", partial(_speed, families.LINK_MAX_SPEED)),
+        ("current_link_width", lanes(families.LINK_LANES)),
+        ("max_link_width", lanes(families.LINK_MAX_LANES)),
+    )
+    yield from existing(host, path, link, waking=True)
     if "power" in names:
         power = host.entries(f"{path}/power")
         for state in ("active", "suspended"):
@@ -94,7 +99,7 @@ def existing(host: Host, path: str, parsers: Sequence[tuple[str, Parse]], *, wak
     names = host.entries(path)
     for name, parse in parsers:
         if name in names:
-            yield Source(path=f"{path}/{name}", parse=parse, waking=waking)
+            yield Source(path=f"{path}/{name}", parse=parse, waking=waking, constant=name in _CONSTANT)
 
 
 def never_sleeps(host: Host, path: str) -> bool:

@@ -6,16 +6,17 @@ runs in a separate process with the command line that a user would type.
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from importlib import resources
+from pathlib import Path
 
 from msgspec import Struct
 
 from accelplane.kubelet.embedded import AdmissionError, EmbeddedKubelet, Pod, RunningContainer
+from accelplane.processes import end_process
 from accelplane.simulate.levelzero import LevelZeroService
 from accelplane.simulate.specs import GpuSpec, NodeSpec
 from accelplane.simulate.tree import SimulatedNode
@@ -77,11 +78,12 @@ class Demo:
     """The simulated node, the embedded kubelet and the agent, with all files below one directory."""
 
     def __init__(self, directory: str) -> None:
-        self.directory = directory
-        self.node = SimulatedNode(os.path.join(directory, "host"))
-        self.kubelet = EmbeddedKubelet(os.path.join(directory, "kubelet"))
-        self.health = LevelZeroService(os.path.join(directory, "host/var/lib/levelzero/server.sock"))
-        self.log = os.path.join(directory, "agent.log")
+        self.directory = Path(directory)
+        self.node = SimulatedNode(self.directory / "host")
+        self.kubelet = EmbeddedKubelet(self.directory / "kubelet")
+        self.health = LevelZeroService(self.directory / "host/var/lib/levelzero/server.sock")
+        self.log = self.directory / "agent.log"
+        self._host = Path(self.node.root)
         self.agent: asyncio.subprocess.Process | None = None
         self._fifth_gpu = ""
         self._expected_counts: dict[str, tuple[int, int]] = {}
@@ -93,9 +95,8 @@ class Demo:
         try:
             yield
         finally:
-            if self.agent is not None and self.agent.returncode is None:
-                self.agent.kill()
-                await self.agent.wait()
+            if self.agent is not None:
+                await end_process(self.agent)
             await self.kubelet.stop()
             await self.health.stop()
 
@@ -137,21 +138,22 @@ class Demo:
         return f"{_describe(spec)}; sysfs and devfs are in {self.node.root}"
 
     async def _start_agent(self) -> str:
-        config = os.path.join(self.directory, "accelplane.yaml")
-        _write(config, _CONFIG)
+        config, cdi = self.directory / "accelplane.yaml", self.directory / "cdi"
+        config.write_text(_CONFIG)
         command = [
             *(sys.executable, "-m", "accelplane", "node", "-v=2", "--plugins", "gpu,npu,qat,dsa,iaa,dlb,sgx"),
-            *("--config", config, "--root", str(self.node.root)),
-            *("--kubelet-dir", os.path.join(self.directory, "kubelet")),
-            *("--cdi-dir", os.path.join(self.directory, "cdi")),
+            *("--config", config, "--root", self._host, "--kubelet-dir", self.kubelet.directory, "--cdi-dir", cdi),
         ]
-        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
+        self.log.touch(0o600)
+        with self.log.open("w") as log:
             self.agent = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, stderr=log)
-        finally:
-            os.close(log)
-        cdi = os.path.join(self.directory, "cdi")
-        await self._wait_until(lambda: len(_listing(cdi)) == 5, "no CDI files")
+        deadline = time.monotonic() + _STEP_TIMEOUT
+        while len(list(cdi.glob("*"))) < 5:
+            if self.agent.returncode is not None:
+                raise DemoError(f"the agent ended with exit code {self.agent.returncode}: {self._end_of_log()}")
+            if time.monotonic() > deadline:
+                raise DemoError(f"no CDI files within {_STEP_TIMEOUT:g} s")
+            await asyncio.sleep(0.01)
         return f"process {self.agent.pid}, 2 shares per GPU; the agent has written 5 CDI files and waits for a kubelet"
 
     async def _start_kubelet(self) -> str:
@@ -200,7 +202,7 @@ class Demo:
     async def _disable_queue(self) -> str:
         start = time.monotonic()
         queue = self._free_queue()
-        _write(self._queue_state(queue), "disabled\n")
+        self._queue_state(queue).write_text("disabled\n")
         await self._wait_for_counts({DSA: (3, 2)})
         detected = _ms(start)
         summary = await self._wait_for_counts({DSA: (2, 2)})
@@ -208,7 +210,7 @@ class Demo:
 
     async def _stop_heartbeat(self) -> str:
         pf = self._qat_of("gateway")
-        _write(self._heartbeat(pf), "-1\n\0")
+        self._heartbeat(pf).write_text("-1\n\0")
         summary = await self._wait_for_counts({CY: (4, 0)})
         self._require_running("gateway")
         await self._require_rejected(CY)
@@ -216,20 +218,20 @@ class Demo:
 
     async def _repair(self) -> str:
         self.health.set_health(self.node.device(self._card_of("render")).bdf)
-        _write(self._heartbeat(self._qat_of("gateway")), "0\n\0")
-        _write(self._queue_state(self._free_queue()), "enabled\n")
+        self._heartbeat(self._qat_of("gateway")).write_text("0\n\0")
+        self._queue_state(self._free_queue()).write_text("enabled\n")
         return await self._wait_for_counts({I915: (6, 6), CY: (4, 4), DSA: (3, 3)})
 
     async def _remove_sgx_node(self) -> str:
         start = time.monotonic()
-        os.rename(os.path.join(self.node.root, "dev/sgx_enclave"), os.path.join(self.directory, "sgx_enclave"))
+        (self._host / "dev/sgx_enclave").rename(self.directory / "sgx_enclave")
         summary = await self._wait_for_counts({ENCLAVE: (8, 0), PROVISION: (2, 0)})
         self._require_running("gateway")
         return f"unhealthy after {_ms(start)}, still listed: {summary}"
 
     async def _restore_sgx_node(self) -> str:
         start = time.monotonic()
-        os.rename(os.path.join(self.directory, "sgx_enclave"), os.path.join(self.node.root, "dev/sgx_enclave"))
+        (self.directory / "sgx_enclave").rename(self._host / "dev/sgx_enclave")
         summary = await self._wait_for_counts({ENCLAVE: (8, 8), PROVISION: (2, 2)})
         return f"healthy after {_ms(start)}: {summary}"
 
@@ -256,9 +258,7 @@ class Demo:
         self.agent.send_signal(signal.SIGTERM)
         async with asyncio.timeout(_STEP_TIMEOUT):
             code = await self.agent.wait()
-        left = [
-            name for name in _listing(os.path.join(self.directory, "kubelet/device-plugins")) if "intel.com" in name
-        ]
+        left = [path.name for path in (self.directory / "kubelet/device-plugins").glob("*intel.com*")]
         if code or left:
             raise DemoError(f"exit code {code}, expected 0; sockets left: {left or 'none'}")
         return "exit code 0; the agent has removed its sockets"
@@ -293,14 +293,8 @@ class Demo:
             raise DemoError(str(error)) from error
         return ", ".join(f"{name} {allocatable}/{capacity}" for name, (capacity, allocatable) in changes.items())
 
-    async def _wait_until(self, condition: Callable[[], bool], problem: str) -> None:
-        deadline = time.monotonic() + _STEP_TIMEOUT
-        while not condition():
-            if self.agent is not None and self.agent.returncode is not None:
-                raise DemoError(f"the agent ended with exit code {self.agent.returncode}: {_last_bytes(self.log)}")
-            if time.monotonic() > deadline:
-                raise DemoError(f"{problem} within {_STEP_TIMEOUT:g} s")
-            await asyncio.sleep(0.01)
+    def _end_of_log(self) -> str:
+        return self.log.read_text(errors="replace")[-500:].strip()
 
     def _counts(self) -> dict[str, tuple[int, int]]:
         return {name: (one.capacity, one.allocatable) for name, one in self.kubelet.resources().items()}
@@ -314,20 +308,18 @@ class Demo:
 
     def _qat_of(self, pod: str) -> str:
         """The physical function of the virtual function that the pod holds."""
-        return os.path.basename(
-            os.readlink(os.path.join(self.node.root, "sys/bus/pci/devices", self._allocated(pod, CY), "physfn"))
-        )
+        return (self._host / "sys/bus/pci/devices" / self._allocated(pod, CY) / "physfn").readlink().name
 
-    def _heartbeat(self, pf: str) -> str:
-        return os.path.join(self.node.root, "sys/kernel/debug", f"qat_4xxx_{pf}", "heartbeat/status")
+    def _heartbeat(self, pf: str) -> Path:
+        return self._host / f"sys/kernel/debug/qat_4xxx_{pf}/heartbeat/status"
 
     def _free_queue(self) -> str:
         """A dedicated DSA queue that no pod holds. The result is the same at each call."""
         held = {id_ for resource, id_ in self.pods_by_device() if resource == DSA}
         return next(queue for queue in ("wq0.2", "wq0.1") if not any(f"-{queue}-" in id_ for id_ in held))
 
-    def _queue_state(self, queue: str) -> str:
-        return os.path.join(self.node.root, "sys/bus/dsa/devices", queue, "state")
+    def _queue_state(self, queue: str) -> Path:
+        return self._host / f"sys/bus/dsa/devices/{queue}/state"
 
 
 def _describe(spec: NodeSpec) -> str:
@@ -337,23 +329,6 @@ def _describe(spec: NodeSpec) -> str:
         f"{len(spec.gpus)} GPUs with {gpu_vfs} VFs, {len(spec.npus)} NPU, {len(spec.qats)} QAT with {qat_vfs} VFs, "
         f"{len(spec.dsas)} DSA and {len(spec.iaas)} IAA with {queues} queues, {len(spec.dlbs)} DLB, SGX"
     )
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)
-
-
-def _last_bytes(path: str) -> str:
-    with open(path, errors="replace") as file:
-        return file.read()[-500:].strip()
-
-
-def _listing(directory: str) -> list[str]:
-    try:
-        return sorted(os.listdir(directory))
-    except FileNotFoundError:
-        return []
 
 
 def _nodes(container: RunningContainer) -> str:

@@ -31,7 +31,7 @@ class Numbers(NamedTuple):
 class Journal:
     """The files of one device. Paths do not contain the root of the tree."""
 
-    def __init__(self, root: str, device_nodes: Nodes, numbers: Numbers | None) -> None:
+    def __init__(self, root: str, device_nodes: Nodes, numbers: tuple[int, int] | None) -> None:
         self._root = root
         self._device_nodes = device_nodes
         self._numbers = numbers

@@ -8,17 +8,15 @@ the faults of the service.
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Self, TypeVar
+from collections.abc import Iterable
+from typing import Self
 
-import grpc
+import grpc.aio
 import msgspec
-from google.protobuf.message import Message
 
+from accelplane.kubelet.embedded.service import service
 from accelplane.sidecars import levelzero_pb2 as messages
 from accelplane.sidecars.zeapi import UNKNOWN, error_text
-
-_Request = TypeVar("_Request", bound=Message)
 
 NO_TEMPERATURE = -999.0
 
@@ -85,12 +83,12 @@ class LevelZeroService:
         os.makedirs(os.path.dirname(self.socket) or ".", exist_ok=True)
         server = grpc.aio.server()
         handlers = {
-            "GetDeviceHealth": _unary(self._health, messages.DeviceId),
-            "GetDeviceTemperature": _unary(self._temperature, messages.DeviceId),
-            "GetIntelIndices": _unary(self._indices, messages.GetIntelIndicesMessage),
-            "GetDeviceMemoryAmount": _unary(self._memory, messages.DeviceId),
+            "GetDeviceHealth": (self._health, messages.DeviceId),
+            "GetDeviceTemperature": (self._temperature, messages.DeviceId),
+            "GetIntelIndices": (self._indices, messages.GetIntelIndicesMessage),
+            "GetDeviceMemoryAmount": (self._memory, messages.DeviceId),
         }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Levelzero", handlers),))
+        server.add_generic_rpc_handlers((service("Levelzero", handlers),))
         server.add_insecure_port(f"unix:{self.socket}")
         await server.start()
         self._server = server
@@ -146,13 +144,3 @@ def _error(code: int) -> messages.Error:
     if not code:
         return messages.Error()
     return messages.Error(description=error_text(code), errorcode=code)
-
-
-def _unary(
-    handler: Callable[[_Request, object], Awaitable[Message]], request: type[_Request]
-) -> "grpc.RpcMethodHandler[Any, Any]":
-    return grpc.unary_unary_rpc_method_handler(
-        handler,
-        request_deserializer=request.FromString,
-        response_serializer=lambda message: message.SerializeToString(),
-    )

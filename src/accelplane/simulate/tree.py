@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from accelplane.simulate import functions
 from accelplane.simulate.functions import ClassDevice, SimulatedDevice
-from accelplane.simulate.journal import Journal, Nodes, Numbers, TreeError
+from accelplane.simulate.journal import Journal, Nodes, TreeError
 from accelplane.simulate.specs import GpuSpec, Model, NodeSpec, NpuSpec, gpu_address, npu_address
 
 __all__ = ["GpuSpec", "NodeSpec", "NpuSpec", "SimulatedDevice", "SimulatedNode", "TreeError"]
@@ -41,7 +41,7 @@ class SimulatedNode:
         self.root = os.path.realpath(root)
         self._prefix = "" if self.root == "/" else self.root
         self._device_nodes: Nodes = device_nodes
-        self._numbers = Numbers(*numbers) if numbers else None
+        self._numbers = numbers
         self._numa_nodes = numa_nodes
         self._plugged: dict[str, tuple[SimulatedDevice, Journal]] = {}
         self._mei: dict[int, str] = {}

@@ -20,6 +20,7 @@ from accelplane.apiserver.authorized import PageAccess, ResourceAccess, UserInfo
 from accelplane.apiserver.client import ApiServer
 from accelplane.http.messages import HttpError
 
+from .issuer import IssuerKeys
 from .reviewqueue import ReviewQueue
 
 T = TypeVar("T")
@@ -69,8 +70,9 @@ class Access:
         *,
         clock: Callable[[], float] = time.monotonic,
         queue: ReviewQueue | None = None,
+        keys: IssuerKeys | None = None,
     ) -> None:
-        """`queue` has the turns of tokens that were not valid before."""
+        """`queue` has the turns of tokens that were not valid before, unless they have a signature of `keys`."""
         self._server = server
         self._unlimited = server.without_rate_limit()  # the queue limits these reviews
         self._audiences = audiences
@@ -81,6 +83,8 @@ class Access:
         self._invalid: OrderedDict[bytes, tuple[float, None]] = OrderedDict()
         self._decisions: OrderedDict[bytes, tuple[float, bool]] = OrderedDict()
         self._queue = queue or ReviewQueue()
+        self._signed_queue = ReviewQueue()
+        self._keys = keys or IssuerKeys(server, clock=clock)
         self._token_turn = asyncio.Semaphore(_AT_ONCE)
         self._access_turn = asyncio.Semaphore(_AT_ONCE)
 
@@ -96,7 +100,10 @@ class Access:
             if key in self._users:
                 async with asyncio.timeout(_TIMEOUT), self._token_turn:
                     return await self._review(key, token, self._server)
-            async with self._queue.turn(source, token) as admitted:
+            # Anyone can write a token, but only the cluster can sign it.
+            signed = await self._keys.is_signed(token, self._audiences)
+            queue = self._signed_queue if signed else self._queue
+            async with queue.turn(source, token) as admitted:
                 if not admitted:
                     raise HttpError(429, "too many unknown tokens of this address at the same time; try again later")
                 async with asyncio.timeout(_TIMEOUT):

@@ -45,8 +45,8 @@ class Gate(Protocol):
         """Raises `HttpError` for one who may not read the metrics."""
         ...
 
-    async def still_admitted(self, viewer: Viewer, *, everything: bool) -> bool:
-        """Whether a viewer may continue to read updates, with all names if these were shown."""
+    async def still_admitted(self, request: Request, viewer: Viewer, *, everything: bool) -> bool:
+        """Whether the viewer of a request may continue to read updates, with all names if these were shown."""
         ...
 
     async def sign_in(self, request: Request) -> Response:
@@ -79,7 +79,7 @@ class OpenGate:
     async def admit_scraper(self, request: Request) -> None:
         await self.admit(request)
 
-    async def still_admitted(self, viewer: Viewer, *, everything: bool) -> bool:
+    async def still_admitted(self, request: Request, viewer: Viewer, *, everything: bool) -> bool:
         return True
 
     async def sign_in(self, request: Request) -> Response:
@@ -143,11 +143,13 @@ class SecureGate:
             raise HttpError(401, "expected a valid token in the header Authorization: Bearer TOKEN")
         await self._authorize(viewer, METRICS)
 
-    async def still_admitted(self, viewer: Viewer, *, everything: bool) -> bool:
-        user = viewer.user
+    async def still_admitted(self, request: Request, viewer: Viewer, *, everything: bool) -> bool:
         try:
-            if user is None or (viewer.session and await self._session_user(viewer.session) is None):
+            current = await self._authenticate(request)
+            # The screen is made with the rights of the first user. A token with other groups needs another screen.
+            if current is None or current.user is None or current.user != viewer.user:
                 return False
+            user = current.user
             allowed = await self._access.allowed(user, PAGE)
             return allowed and (not everything or await self._access.allowed(user, ALL_PODS))
         except HttpError:

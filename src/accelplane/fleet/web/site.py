@@ -209,7 +209,7 @@ class Site:
             return self._screens.content(name, query, names)
 
         def still_admitted() -> Awaitable[bool]:
-            return self._gate.still_admitted(viewer, everything=everything)
+            return self._gate.still_admitted(request, viewer, everything=everything)
 
         seen = _seen(request.fields.get("last-event-id") or fields.get("generation", ""))
         stream = self._screens.live.subscribe(viewer, subject, make, seen, still_admitted)

@@ -12,6 +12,7 @@ from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
 from accelplane.kubelet import messages, sockets
 from accelplane.kubelet.embedded.connection import PluginConnection, PluginError
 from accelplane.kubelet.embedded.model import ACCEPTED, DeviceStatus, PluginOptions, Registration
+from accelplane.kubelet.embedded.service import service
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,8 @@ class Endpoint:
     of the last plugin. `expired` is set at the end of the grace period.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.devices: Mapping[str, DeviceStatus] | None = None
         self.connection: PluginConnection | None = None
         self.options = PluginOptions()
@@ -38,6 +40,12 @@ class Endpoint:
     def listed(self) -> bool:
         """Whether the kubelet counts the resource as one of a device plugin."""
         return self.devices is not None and not self.expired
+
+    def plugin(self) -> PluginConnection:
+        """The connection. Raises `PluginError` if no plugin is connected."""
+        if self.connection is None:
+            raise PluginError(f"endpoint {self.name} has been stopped")
+        return self.connection
 
 
 class _RegistrationError(Exception):
@@ -75,9 +83,9 @@ class Endpoints:
         """Replaces all endpoints by those of a checkpoint, with 0 devices until their plugins register."""
         self.by_name = {}
         for name in names:
-            endpoint = self.by_name[name] = Endpoint()
+            endpoint = self.by_name[name] = Endpoint(name)
             endpoint.devices = {}
-            self._start_grace(name, endpoint)
+            self._start_grace(endpoint)
 
     async def close(self) -> None:
         for endpoint in self.by_name.values():
@@ -102,16 +110,7 @@ class Endpoints:
                 await context.abort(grpc.StatusCode.UNKNOWN, outcome)
             return pb.Empty()
 
-        return grpc.method_handlers_generic_handler(
-            "v1beta1.Registration",
-            {
-                "Register": grpc.unary_unary_rpc_method_handler(
-                    register,
-                    request_deserializer=pb.RegisterRequest.FromString,
-                    response_serializer=pb.Empty.SerializeToString,
-                )
-            },
-        )
+        return service("v1beta1.Registration", {"Register": (register, pb.RegisterRequest)})
 
     async def _register(self, request: pb.RegisterRequest) -> str:
         options = None
@@ -157,7 +156,7 @@ class Endpoints:
         except BaseException:
             await self._close_connection(connection)
             raise
-        endpoint = self.by_name.setdefault(request.resource_name, Endpoint())
+        endpoint = self.by_name.setdefault(request.resource_name, Endpoint(request.resource_name))
         endpoint.connection = connection
         endpoint.options = options
         if endpoint.expiry is not None:
@@ -179,7 +178,7 @@ class Endpoints:
         log.info("ListAndWatch of %s ended: %s", connection.resource, reason)
         current = endpoint.connection
         if current is not None and (current is connection or self._drops_successor):
-            self._disconnected(connection.resource, endpoint)
+            self._disconnected(endpoint)
             await self._close_connection(current)
         await self._close_connection(connection)
 
@@ -195,19 +194,19 @@ class Endpoints:
         endpoint.devices = {key: devices[key] for key in sorted(devices, key=natural)}
         self._on_list()
 
-    def _disconnected(self, name: str, endpoint: Endpoint) -> None:
+    def _disconnected(self, endpoint: Endpoint) -> None:
         """Marks the devices Unhealthy and starts the grace period."""
         endpoint.connection = None
         if endpoint.devices is not None:
             endpoint.devices = {key: device._replace(health=UNHEALTHY) for key, device in endpoint.devices.items()}
-        self._start_grace(name, endpoint)
+        self._start_grace(endpoint)
         self._on_list()
 
-    def _start_grace(self, name: str, endpoint: Endpoint) -> None:
-        endpoint.expiry = asyncio.get_running_loop().call_later(self._grace, self._expire, name, endpoint)
+    def _start_grace(self, endpoint: Endpoint) -> None:
+        endpoint.expiry = asyncio.get_running_loop().call_later(self._grace, self._expire, endpoint)
 
-    def _expire(self, name: str, endpoint: Endpoint) -> None:
-        log.info("%s: no plugin for %g s, resource removed", name, self._grace)
+    def _expire(self, endpoint: Endpoint) -> None:
+        log.info("%s: no plugin for %g s, resource removed", endpoint.name, self._grace)
         endpoint.expiry = None
         endpoint.expired = True
         if endpoint.devices is not None:

@@ -8,11 +8,10 @@ import asyncio
 import contextlib
 import logging
 import os
-import random
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import grpc.aio
@@ -23,13 +22,10 @@ from accelplane.kubelet import podresources_v1_pb2 as podresources_pb2
 from accelplane.kubelet.checkpoint import Checkpoint, CheckpointError, Holding
 from accelplane.kubelet.embedded import podresources_server, topology
 from accelplane.kubelet.embedded.allocations import Allocations
-from accelplane.kubelet.embedded.connection import PluginError
-from accelplane.kubelet.embedded.device_choice import NotEnough, complete, plan
-from accelplane.kubelet.embedded.endpoints import Endpoint, Endpoints
+from accelplane.kubelet.embedded.device_manager import DeviceManager
+from accelplane.kubelet.embedded.endpoints import Endpoints
 from accelplane.kubelet.embedded.model import (
     AdmissionError,
-    ContainerStartError,
-    DeviceStatus,
     KubeletError,
     NoSuchPod,
     Pod,
@@ -37,24 +33,13 @@ from accelplane.kubelet.embedded.model import (
     ResourceStatus,
     RunningContainer,
     RunningPod,
+    healthy,
 )
 from accelplane.kubelet.notifier import Notifier
 
 log = logging.getLogger(__name__)
 
 _SOCKET = "kubelet.sock"
-
-
-class _Claim:
-    """A container in admission: its pod, its requests, and those for the device manager (`wants`)."""
-
-    def __init__(self, pod: Pod, uid: str, container: str) -> None:
-        self.pod = pod
-        self.uid = uid
-        self.container = container
-        self.name = f"pod {pod.namespace}/{pod.name}, container {container}"
-        self.requested = pod.wants(container)
-        self.wants: Mapping[str, int] = {}
 
 
 class EmbeddedKubelet:
@@ -81,7 +66,7 @@ class EmbeddedKubelet:
         drops_successor: bool = True,
     ) -> None:
         """Raises `ValueError` for an unknown policy or an impossible number of NUMA nodes."""
-        self._policy: topology.Policy = topology.checked_policy(topology_policy)
+        policy = topology.checked_policy(topology_policy)
         if not 1 <= numa_nodes <= topology.MAX_NUMA_NODES:
             raise ValueError(f"{numa_nodes} NUMA nodes, a kubelet works with 1 to {topology.MAX_NUMA_NODES}")
         self.directory = os.path.abspath(directory)
@@ -89,9 +74,6 @@ class EmbeddedKubelet:
         self.pod_resources_socket = os.path.join(self.directory, "pod-resources", _SOCKET)
         self._kubelet_socket = os.path.join(self.plugin_directory, _SOCKET)
         self._private = os.path.join(self.directory, ".embedded")
-        self._numa_nodes = numa_nodes
-        self._random = random.Random(seed)  # noqa: S311 - an order, not a secret
-
         self._endpoints = Endpoints(
             self.plugin_directory,
             grace=endpoint_grace,
@@ -101,14 +83,13 @@ class EmbeddedKubelet:
             on_list=self._on_list,
             on_registration=self._notify,
         )
-        self._allocations = Allocations()
+        self._manager = DeviceManager(self._endpoints, policy, numa_nodes, seed)
         self._pods: dict[tuple[str, str], tuple[Pod, RunningPod]] = {}
         self._admitting: dict[str, RunningPod] = {}
         self._admission = asyncio.Lock()
         self._running = False
         self._servers: list[grpc.aio.Server] = []
         self._notified: Mapping[str, ResourceStatus] = {}
-        self._crashes: list[str] = []
         # A kubelet keeps the holdings of deleted pods until the next admission or pod resources List.
         self._ended: list[Holding] = []
         # Resources of pods from before the start whose hints have not been renewed yet.
@@ -186,16 +167,16 @@ class EmbeddedKubelet:
         Two cases: Allocate is answered for an ID that left the list before the answer; topology hints are renewed for a
         pod that holds such an ID. See docs/kubelet-defects.md.
         """
-        return tuple(self._crashes)
+        return tuple(self._manager.crashes)
 
     def resources(self) -> Mapping[str, ResourceStatus]:
         """The resources as in the node's status, in the order of their names."""
         return {
             name: ResourceStatus(
                 capacity=len(endpoint.devices),
-                allocatable=len(_healthy(endpoint.devices)),
+                allocatable=len(healthy(endpoint.devices)),
                 devices=endpoint.devices,
-                in_use=tuple(sorted(self._allocations.in_use(name), key=natural)),
+                in_use=tuple(sorted(self._manager.allocations.in_use(name), key=natural)),
             )
             for name, endpoint in sorted(self._endpoints.by_name.items())
             if endpoint.devices is not None
@@ -231,7 +212,7 @@ class EmbeddedKubelet:
         names = {pod.uid: f"{pod.namespace}/{pod.name}" for pod in self.pods()}
         holders = {
             (holding.resource, key): f"{holding.container} of {names.get(holding.pod_uid, 'a deleted pod')}"
-            for holding in self._allocations
+            for holding in self._manager.allocations
             for key in holding.ids
         }
         for name, status in self.resources().items():
@@ -273,10 +254,9 @@ class EmbeddedKubelet:
         pod, running = self._pod(name, namespace)
         if container not in running.containers:
             raise NoSuchPod(f"pod {namespace}/{name} has no container {container}, only {list(running.containers)}")
-        wants = [resource for resource in pod.wants(container) if self._is_ours(resource)]
-        for resource in wants:
-            await self._pre_start(running, container, resource)
-        if not all(self._allocations.held(running.uid, container, resource) for resource in wants):
+        claim = self._manager.claim(pod, running.uid, container)
+        await self._manager.pre_start(claim)
+        if not self._manager.holds_all(claim):
             # The checkpoint was lost: a kubelet then allocates again for a running pod.
             async with self._admission:
                 running = await self._admit(pod)
@@ -291,7 +271,7 @@ class EmbeddedKubelet:
         async with self._admission:
             pod, running = self._pod(name, namespace)
             for container in running.containers:
-                await self._admit_container(_Claim(pod, running.uid, container))
+                await self._manager.admit(self._manager.claim(pod, running.uid, container))
 
     def delete_pod(self, name: str, namespace: str = "default") -> None:
         """Ends a pod; its devices are free immediately. Raises `NoSuchPod`.
@@ -301,8 +281,8 @@ class EmbeddedKubelet:
         """
         _, running = self._pod(name, namespace)
         del self._pods[namespace, name]
-        self._ended.extend(holding for holding in self._allocations if holding.pod_uid == running.uid)
-        self._allocations.forget(running.uid)
+        self._ended.extend(holding for holding in self._manager.allocations if holding.pod_uid == running.uid)
+        self._manager.allocations.forget(running.uid)
         self._notify()
 
     async def _serve(self, handlers: grpc.GenericRpcHandler, name: str, path: str) -> None:
@@ -322,7 +302,7 @@ class EmbeddedKubelet:
         uid = known[1].uid if known else str(uuid.uuid4())
         self._ended.clear()
         # The checkpoint may name pods that ended while no kubelet ran.
-        self._allocations.forget_all_but((uid, *(running.uid for _, running in self._pods.values())))
+        self._manager.allocations.forget_all_but((uid, *(running.uid for _, running in self._pods.values())))
         containers = (*pod.init_containers, *pod.containers)
         # Pod resources name a pod from the beginning of its admission on.
         self._admitting[uid] = RunningPod(
@@ -330,14 +310,14 @@ class EmbeddedKubelet:
         )
         try:
             for container in containers:
-                await self._admit_container(_Claim(pod, uid, container))
+                await self._manager.admit(self._manager.claim(pod, uid, container))
             try:
                 self._save()
             except OSError as error:
-                raise _unexpected(pod, str(error)) from error
+                raise AdmissionError.unexpected(pod.name, error) from error
         except BaseException:
             self._pods.pop((pod.namespace, pod.name), None)
-            self._allocations.forget(uid)
+            self._manager.allocations.forget(uid)
             self._save_and_notify()
             raise
         finally:
@@ -346,179 +326,22 @@ class EmbeddedKubelet:
             name=pod.name,
             namespace=pod.namespace,
             uid=uid,
-            containers={container: self._allocations.container(uid, container) for container in containers},
+            containers={container: self._manager.allocations.container(uid, container) for container in containers},
         )
         self._pods[pod.namespace, pod.name] = (pod, running)
         self._notify()
         return running
 
-    async def _admit_container(self, claim: _Claim) -> None:
-        for resource, size in claim.requested.items():
-            # A kubelet ignores resources that the node's status does not have.
-            if resource in self._endpoints.by_name and not self._is_ours(resource):
-                raise AdmissionError(
-                    claim.pod.name,
-                    f"OutOf{resource}",
-                    f"Node didn't have enough resource: {resource}, requested: {size}, used: 0, capacity: 0",
-                )
-        affinity, admitted = self._decide(claim)
-        if not admitted:
-            raise AdmissionError(
-                claim.pod.name, "TopologyAffinityError", "Resources cannot be allocated with Topology locality"
-            )
-        for resource in claim.wants:
-            await self._allocate(claim, resource, affinity)
-
-    def _decide(self, claim: _Claim) -> tuple[int | None, bool]:
-        """The topology manager's decision: NUMA nodes, and whether the container is admitted."""
-        claim.wants = {resource: size for resource, size in claim.requested.items() if self._is_ours(resource)}
-        # A kubelet without a policy computes no hints.
-        hints = [self._hints(claim, resource) for resource in claim.wants] if self._policy != "none" else ()
-        return topology.decide(self._policy, hints, self._numa_nodes)
-
-    def _hints(self, claim: _Claim, resource: str) -> Sequence[topology.Hint] | None:
-        devices = self._listed(resource)
-        if not topology.has_topology(devices):
-            return None
-        size = claim.wants[resource]
-        recorded = self._allocations.held(claim.uid, claim.container, resource)
-        if recorded is not None:
-            available, reusable = frozenset(recorded.ids), frozenset[str]()
-            if len(available) != size:
-                return ()
-        else:
-            available = _healthy(devices) - self._allocations.in_use(resource)
-            reusable = self._allocations.reusable(claim.uid, claim.pod, resource)
-            if len(available | reusable) < size:
-                return ()
-        self._check_listed(resource, available | reusable, f"renewing the topology hints of {claim.name}")
-        return topology.resource_hints(
-            devices, size, available=available, reusable=reusable, numa_nodes=self._numa_nodes
-        )
-
-    async def _allocate(self, claim: _Claim, resource: str, affinity: int | None) -> None:
-        """Allocates devices of one resource to a container that does not hold them yet."""
-        size = claim.wants[resource]
-        recorded = self._allocations.held(claim.uid, claim.container, resource)
-        if recorded is not None and len(recorded.ids) != size:
-            raise _unexpected(
-                claim.pod,
-                f'pod "{claim.uid}" container "{claim.container}" changed request for resource "{resource}" '
-                f"from {len(recorded.ids)} to {size}",
-            )
-        endpoint = self._endpoints.by_name.get(resource)
-        if endpoint is None or not endpoint.listed:
-            raise _unexpected(claim.pod, f"cannot allocate unregistered device {resource}")
-        healthy = _healthy(self._listed(resource))
-        if not healthy:
-            raise _unexpected(claim.pod, f"no healthy devices present; cannot allocate unhealthy devices {resource}")
-        if recorded is not None:
-            if not healthy.issuperset(recorded.ids):
-                raise _unexpected(
-                    claim.pod,
-                    f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}",
-                )
-            return
-        chosen = await self._choose(claim, resource, endpoint, affinity)
-        if endpoint.connection is None:
-            raise _unexpected(claim.pod, f"endpoint {resource} has been stopped")
-        try:
-            answer = await endpoint.connection.allocate(self._shuffled(chosen))
-        except PluginError as error:
-            raise _unexpected(claim.pod, str(error)) from error
-        self._check_listed(resource, chosen, f"Allocate was answered for {claim.name}")
-        self._allocations.record(
-            Holding(
-                claim.uid,
-                claim.container,
-                resource,
-                checkpoint.by_node(chosen, {id_: status.nodes for id_, status in self._listed(resource).items()}),
-                answer.SerializeToString(deterministic=True),
-            )
-        )
-
-    async def _choose(self, claim: _Claim, resource: str, endpoint: Endpoint, affinity: int | None) -> tuple[str, ...]:
-        size = claim.wants[resource]
-        try:
-            draft = plan(
-                self._listed(resource),
-                size,
-                reusable=self._allocations.reusable(claim.uid, claim.pod, resource),
-                in_use=self._allocations.in_use(resource),
-                affinity=affinity,
-                shuffled=self._shuffled,
-            )
-        except NotEnough as error:
-            raise _unexpected(
-                claim.pod,
-                f"requested number of devices unavailable for {resource}. "
-                f"Requested: {error.needed}, Available: {error.available}",
-            ) from error
-        if draft.is_complete or not endpoint.options.get_preferred_allocation_available:
-            return complete(draft, ())
-        problem = "device plugin GetPreferredAllocation rpc failed with err:"
-        if endpoint.connection is None:
-            raise _unexpected(claim.pod, f"{problem} endpoint {resource} has been stopped")
-        try:
-            preferred = await endpoint.connection.preferred(
-                self._shuffled((*draft.selected, *draft.choice)), self._shuffled(draft.selected), size
-            )
-        except PluginError as error:
-            raise _unexpected(claim.pod, f"{problem} {error}") from error
-        return complete(draft, preferred)
-
-    async def _pre_start(self, running: RunningPod, container: str, resource: str) -> None:
-        endpoint = self._endpoints.by_name.get(resource)
-        holding = self._allocations.held(running.uid, container, resource)
-        problem = ""
-        if endpoint is None or endpoint.expired:
-            problem = f"endpoint not found in cache for a registered resource: {resource}"
-        elif not endpoint.options.pre_start_required:
-            return
-        elif holding is None:
-            problem = f"no devices found allocated in local cache for resource {resource}"
-        elif endpoint.connection is None:
-            problem = f"endpoint {resource} has been stopped"
-        else:
-            try:
-                await endpoint.connection.pre_start(self._shuffled(holding.ids))
-            except PluginError as error:
-                problem = f"device plugin PreStartContainer rpc failed with err: {error}"
-        if problem:
-            raise ContainerStartError(f"pod {running.namespace}/{running.name}, container {container}: {problem}")
-
-    def _listed(self, resource: str) -> Mapping[str, DeviceStatus]:
-        endpoint = self._endpoints.by_name.get(resource)
-        return endpoint.devices or {} if endpoint else {}
-
-    def _check_listed(self, resource: str, ids: Iterable[str], event: str) -> None:
-        """Records a crash if one of the IDs is not listed."""
-        devices = self._listed(resource)
-        if unlisted := sorted((id_ for id_ in ids if id_ not in devices), key=natural):
-            self._crashes.append(f"{resource}: {event}, but {', '.join(unlisted)} is not listed")
-            log.error("a real kubelet would crash: %s", self._crashes[-1])
-
     def _list_pods(self) -> podresources_pb2.ListPodResourcesResponse:
         self._ended.clear()
         known = [pod for pod in self.pods() if pod.uid not in self._admitting]
-        return podresources_server.pod_list((*known, *self._admitting.values()), self._allocations)
-
-    def _is_ours(self, resource: str) -> bool:
-        """Whether the device manager counts a resource as its own: it is listed, or pods hold devices of it."""
-        endpoint = self._endpoints.by_name.get(resource)
-        return bool((endpoint and endpoint.listed) or self._allocations.in_use(resource))
+        return podresources_server.pod_list((*known, *self._admitting.values()), self._manager.allocations)
 
     def _pod(self, name: str, namespace: str) -> tuple[Pod, RunningPod]:
         try:
             return self._pods[namespace, name]
         except KeyError:
             raise NoSuchPod(f"no pod {namespace}/{name} runs here") from None
-
-    def _shuffled(self, ids: Iterable[str]) -> list[str]:
-        """IDs in random order, like a Go map's keys."""
-        order = sorted(ids, key=natural)
-        self._random.shuffle(order)
-        return order
 
     def _restore(self) -> None:
         """Restores the state from the checkpoint."""
@@ -527,20 +350,20 @@ class EmbeddedKubelet:
         except CheckpointError as error:
             log.warning("starting without a checkpoint: %s", error)
             found = Checkpoint()
-        self._allocations = Allocations(found.holdings)
-        self._renewals_due = {one.resource for one in found.holdings} if self._policy != "none" else set()
+        self._manager.allocations = Allocations(found.holdings)
+        self._renewals_due = {one.resource for one in found.holdings} if self._manager.policy != "none" else set()
         self._endpoints.restore(found.registered)
 
     def _save(self) -> None:
         """Raises `OSError`."""
         if self._running:
             registered = {
-                name: tuple(sorted(_healthy(endpoint.devices or {}), key=natural))
+                name: tuple(sorted(healthy(endpoint.devices or {}), key=natural))
                 for name, endpoint in self._endpoints.by_name.items()
                 if endpoint.listed
             }
             checkpoint.write_checkpoint(
-                self.plugin_directory, Checkpoint((*self._allocations, *self._ended), registered)
+                self.plugin_directory, Checkpoint((*self._manager.allocations, *self._ended), registered)
             )
 
     def _on_list(self) -> None:
@@ -549,11 +372,13 @@ class EmbeddedKubelet:
         A real kubelet does this once after its start, usually a moment after the plugins have registered.
         """
         self._save_and_notify()
-        for resource in [each for each in self._renewals_due if topology.has_topology(self._listed(each))]:
+        for resource in [each for each in self._renewals_due if topology.has_topology(self._manager.listed(each))]:
             self._renewals_due.remove(resource)
             for pod, running in [*self._pods.values()]:
-                holding = [name for name in running.containers if self._allocations.held(running.uid, name, resource)]
-                if not all(self._decide(_Claim(pod, running.uid, name))[1] for name in holding):
+                holding = [
+                    name for name in running.containers if self._manager.allocations.held(running.uid, name, resource)
+                ]
+                if not all(self._manager.decide(self._manager.claim(pod, running.uid, name))[1] for name in holding):
                     log.warning("pod %s/%s: TopologyAffinityError after the restart", pod.namespace, pod.name)
                     self.delete_pod(pod.name, pod.namespace)
 
@@ -574,16 +399,6 @@ class EmbeddedKubelet:
     def _require_running(self) -> None:
         if not self._running:
             raise KubeletError(f"{self.directory}: the kubelet is not running")
-
-
-def _unexpected(pod: Pod, problem: str) -> AdmissionError:
-    return AdmissionError(
-        pod.name, "UnexpectedAdmissionError", f"Allocate failed due to {problem}, which is unexpected"
-    )
-
-
-def _healthy(devices: Mapping[str, DeviceStatus]) -> frozenset[str]:
-    return frozenset(key for key, device in devices.items() if device.healthy)
 
 
 def _remove_sockets(directory: str) -> None:

@@ -1,7 +1,7 @@
 """Values of the embedded kubelet's interface: pods, containers, resources, registrations, errors."""
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from msgspec import Struct
 
@@ -32,6 +32,10 @@ class AdmissionError(Exception):
         self.pod = pod
         self.reason = reason
         self.message = message
+
+    @classmethod
+    def unexpected(cls, pod: str, problem: Exception) -> Self:
+        return cls(pod, "UnexpectedAdmissionError", f"Allocate failed due to {problem}, which is unexpected")
 
 
 class ContainerStartError(Exception):
@@ -123,6 +127,11 @@ class DeviceStatus(NamedTuple):
     @property
     def healthy(self) -> bool:
         return self.health == HEALTHY
+
+
+def healthy(devices: Mapping[str, DeviceStatus]) -> frozenset[str]:
+    """The IDs of the healthy devices."""
+    return frozenset(key for key, device in devices.items() if device.healthy)
 
 
 class ResourceStatus(Struct, frozen=True):

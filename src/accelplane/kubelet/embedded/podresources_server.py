@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from accelplane.kubelet import podresources_v1_pb2 as pb
 from accelplane.kubelet.checkpoint import NO_NODE, Holding
 from accelplane.kubelet.embedded.model import ResourceStatus, RunningPod
+from accelplane.kubelet.embedded.service import service
 
 SERVICE = "v1.PodResourcesLister"
 
@@ -79,24 +80,12 @@ def handlers(
             grpc.StatusCode.UNKNOWN, f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
         )
 
-    return grpc.method_handlers_generic_handler(
+    return service(
         SERVICE,
         {
-            "List": grpc.unary_unary_rpc_method_handler(
-                answer_list,
-                request_deserializer=pb.ListPodResourcesRequest.FromString,
-                response_serializer=pb.ListPodResourcesResponse.SerializeToString,
-            ),
-            "GetAllocatableResources": grpc.unary_unary_rpc_method_handler(
-                answer_allocatable,
-                request_deserializer=pb.AllocatableResourcesRequest.FromString,
-                response_serializer=pb.AllocatableResourcesResponse.SerializeToString,
-            ),
-            "Get": grpc.unary_unary_rpc_method_handler(
-                answer_get,
-                request_deserializer=pb.GetPodResourcesRequest.FromString,
-                response_serializer=pb.GetPodResourcesResponse.SerializeToString,
-            ),
+            "List": (answer_list, pb.ListPodResourcesRequest),
+            "GetAllocatableResources": (answer_allocatable, pb.AllocatableResourcesRequest),
+            "Get": (answer_get, pb.GetPodResourcesRequest),
         },
     )
 

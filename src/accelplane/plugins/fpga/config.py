@@ -11,11 +11,9 @@ from accelplane.plugins.base import Config
 from accelplane.plugins.options import check_choice
 
 Mode: TypeAlias = Literal["af", "region", "regiondevel"]
-CdiUse: TypeAlias = Literal["auto", "only", "off"]
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 NAMINGS: tuple[Naming, ...] = get_args(Naming)
-CDI_USES: tuple[CdiUse, ...] = get_args(CdiUse)
 
 
 def as_mode(text: str) -> Mode | None:
@@ -57,17 +55,12 @@ class FpgaConfig(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_choice("mode", self.mode, MODES)
         check_choice("resource-naming", self.resource_naming, NAMINGS)
-        check_choice("cdi", self.cdi, CDI_USES)
+        check_choice("cdi", self.cdi, ("auto", "only", "off"))
 
     @property
     def own_mode(self) -> Mode:
         """The validated option `mode`."""
         return as_mode(self.mode) or "af"
-
-    @property
-    def cdi_use(self) -> CdiUse:
-        """The validated option `cdi`."""
-        return next(use for use in CDI_USES if use == self.cdi)
 
     @property
     def naming(self) -> Naming:

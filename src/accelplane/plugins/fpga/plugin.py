@@ -50,7 +50,7 @@ class FpgaPlugin(Plugin[FpgaConfig]):
         self._prepared: Host | None = None  # for the scan after `prepare`, which has read it
         # With whether it has AFU ids: of the other modes it would be incomplete.
         self._known: tuple[bool, Mapping[str, Known]] = (False, {})
-        self._record_problems: frozenset[str] = frozenset()
+        self._record_problems: set[str] = set()
 
     async def refresh(self, host: Host) -> None:
         """Reads the mode of the node once a driver is loaded."""
@@ -70,12 +70,11 @@ class FpgaPlugin(Plugin[FpgaConfig]):
     def scan(self, host: Host) -> ScanResult:
         mode = self._node.mode
         afus = mode == "af"
-        config = self.config
         # The mode may have changed since `prepare`.
         reading = self._reading if self._prepared is host and self._known[0] == afus else read(host, afus=afus)
         self._prepared = None
         known, obstacle = self._known_of(afus), self._node.obstacle
-        return published(host, reading, known, mode, config.naming, cdi_use=config.cdi_use, obstacle=obstacle)
+        return published(host, reading, known, self.config, mode, obstacle=obstacle)
 
     async def background(self, host: Host, request_scan: Callable[[], None]) -> None:
         await self._present.wait()
@@ -97,11 +96,11 @@ class FpgaPlugin(Plugin[FpgaConfig]):
             yield Sample("fpga_mode", help_, {"mode": mode}, float(mode == self._node.mode))
         for fme, number in ports.items():
             yield Sample("fpga_ports", "Ports published of an FPGA", {"device": fme}, float(number))
-        found = programmings(host)
-        for problem in found.problems - self._record_problems:
+        samples, problems = programmings(host)
+        for problem in problems - self._record_problems:
             log.warning("%s; its metrics are missing", problem)
-        self._record_problems = found.problems
-        yield from found.samples
+        self._record_problems = problems
+        yield from samples
 
     def readings(self, host: Host, devices: Iterable[Device]) -> DevicePlans:
         """Sensors and errors of the DFL driver; the units of values of the OPAE driver are not documented."""

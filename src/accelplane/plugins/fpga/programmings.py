@@ -1,33 +1,25 @@
 """Metrics of FPGA programming, which the hook and the tool count on this host (`accelplane.fpga.record`)."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from accelplane.fpga.record import OUTCOMES, Record, RecordError, read_all
 from accelplane.host import Host
 from accelplane.plugins.base import Sample
 
 
-class Programmings(NamedTuple):
-    """The samples, and the errors of invalid records."""
-
-    samples: tuple[Sample, ...] = ()
-    problems: frozenset[str] = frozenset()
-
-
-def programmings(host: Host) -> Programmings:
-    """Returns the metrics of all FMEs that were programmed since boot. They are empty without readable records."""
+def programmings(host: Host) -> tuple[list[Sample], set[str]]:
+    """Returns the metrics of all FMEs that were programmed since boot, and the errors of invalid records."""
     samples: list[Sample] = []
-    problems: list[str] = []
+    problems: set[str] = set()
     try:
         for fme, record in read_all(host):
             if isinstance(record, RecordError):
-                problems.append(str(record))
+                problems.add(str(record))
             else:
                 samples += _samples(fme, record)
     except RecordError as error:
-        problems.append(str(error))
-    return Programmings(tuple(samples), frozenset(problems))
+        problems.add(str(error))
+    return samples, problems
 
 
 def _samples(fme: str, record: Record) -> Iterator[Sample]:

@@ -20,7 +20,7 @@ from accelplane.fpga.drivers import Driver, detect
 from accelplane.fpga.ids import CRASHED, MODE_ANNOTATION, REGION_MODE, IdError, Naming, af_type, region_type
 from accelplane.fpga.sysfs import Fault, Port
 from accelplane.host import Host, HostError
-from accelplane.plugins.fpga.config import CdiUse, Mode
+from accelplane.plugins.fpga.config import FpgaConfig, Mode
 
 CDI_KIND = "intel.cdi.k8s.io/fpga"
 HOOK = "/opt/intel/fpga-sw/intel-fpga-crihook"
@@ -64,13 +64,12 @@ def read(host: Host, *, afus: bool) -> Reading:
     found = sysfs.scan(host, driver)
     ports: list[Seen] = []
     faults = list(found.faults)
-    for region in found.regions:
-        for port in region.ports:
-            try:
-                ports.append(Seen(port, region.interface, sysfs.afu_id(host, port) if afus else ""))
-            except (HostError, FpgaError) as error:
-                faults.append(Fault(port.name, str(error)))
-    used = {region.fme.name for region in found.regions}
+    for port, interface in found.ports:
+        try:
+            ports.append(Seen(port, interface, sysfs.afu_id(host, port) if afus else ""))
+        except (HostError, FpgaError) as error:
+            faults.append(Fault(port.name, str(error)))
+    used = {port.fme.name for port, _interface in found.ports}
     return Reading(tuple(ports), tuple(faults), tuple(name for name in _fmes(host, driver) if name not in used))
 
 
@@ -105,10 +104,9 @@ def published(
     host: Host,
     reading: Reading,
     known: Mapping[str, Known],
+    config: FpgaConfig,
     mode: Mode,
-    naming: Naming,
     *,
-    cdi_use: CdiUse,
     obstacle: str,
 ) -> Iterator[Device | Skipped]:
     """The devices of a reading, whose ports were `known` as given before.
@@ -118,7 +116,10 @@ def published(
     ports = recalled(known, reading)
     # As sysfs lists them, whether they were read or recalled.
     in_order = sorted(ports.values(), key=lambda known: (known.container, known.port.name))
-    devices = _functions(host, in_order, naming) if mode == "af" else _regions(host, in_order, mode, cdi_use, obstacle)
+    if mode == "af":
+        devices = _functions(host, in_order, config.naming)
+    else:
+        devices = _regions(host, in_order, mode, config.cdi, obstacle)
     for device in devices:
         if isinstance(device, Device) and not device.healthy:
             host.note(f"{device.id} is unhealthy: {device.reason}")
@@ -160,10 +161,10 @@ def _functions(host: Host, ports: list[Known], naming: Naming) -> Iterator[Devic
         )
 
 
-def _regions(host: Host, ports: list[Known], mode: Mode, cdi_use: CdiUse, obstacle: str) -> Iterator[Device]:
+def _regions(host: Host, ports: list[Known], mode: Mode, cdi: str, obstacle: str) -> Iterator[Device]:
     programmed = mode == "region"
-    hooked = programmed and cdi_use != "off"
-    by_cdi = programmed and cdi_use == "only"
+    hooked = programmed and cdi != "off"
+    by_cdi = programmed and cdi == "only"
     regions: dict[tuple[str, str], list[Known]] = {}
     for known in ports:
         regions.setdefault((known.port.fme.path, known.interface), []).append(known)
@@ -176,7 +177,7 @@ def _regions(host: Host, ports: list[Known], mode: Mode, cdi_use: CdiUse, obstac
         nodes = [known.port.node for known in members]
         if not programmed:
             nodes.append(fme.node)
-        cdi = CdiDevice(
+        device = CdiDevice(
             kind=CDI_KIND,
             name=f"{fme.name}-{interface}" if by_cdi and regions_of[path] > 1 else fme.name,
             nodes=[CdiNode(node, node) for node in nodes if by_cdi],
@@ -190,7 +191,7 @@ def _regions(host: Host, ports: list[Known], mode: Mode, cdi_use: CdiUse, obstac
             reason=problem,
             nodes=() if by_cdi else [DeviceNode(node) for node in nodes],
             annotations={MODE_ANNOTATION: REGION_MODE} if programmed else {},
-            cdi=cdi if hooked else None,
+            cdi=device if hooked else None,
             topology=host.topology_of(*functions),
             attributes={
                 "driver": fme.driver.name,

@@ -7,7 +7,7 @@ show it. `survivability_mode` exists, and is not empty, while the firmware has t
 from collections.abc import Iterable, Mapping
 
 from accelplane.devices import Verdict
-from accelplane.host import Host, HostError
+from accelplane.host import Host
 
 _VERDICTS: Mapping[str, Verdict] = {
     "ok": Verdict("good"),
@@ -24,10 +24,7 @@ def reports_health(host: Host, drm: str, card: str) -> bool:
 
 def survivability_mode(host: Host, device: str) -> str:
     """Why the GPU in this directory cannot be used until its firmware is flashed, empty if it can."""
-    try:
-        mode = host.text(f"{device}/survivability_mode")
-    except HostError:
-        return ""
+    mode = host.text_or_empty(f"{device}/survivability_mode")
     return f"survivability mode {mode.splitlines()[0][:_SHOWN]!a}: flash the firmware of the GPU" if mode else ""
 
 
@@ -38,11 +35,6 @@ def verdicts(host: Host, drm: str, cards: Iterable[str]) -> dict[str, Verdict]:
         device = f"{drm}/{card}/device"
         if problem := survivability_mode(host, device):
             found[card] = Verdict("bad", problem, "firmware")
-            continue
-        try:
-            word = host.text(f"{device}/gpu_health")
-        except HostError:
-            continue
-        if word in _VERDICTS:
-            found[card] = _VERDICTS[word]
+        elif verdict := _VERDICTS.get(host.text_or_empty(f"{device}/gpu_health")):
+            found[card] = verdict
     return found

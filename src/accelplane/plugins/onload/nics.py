@@ -53,23 +53,14 @@ def _interfaces(host: Host) -> list[Nic]:
 
 
 def _bound(host: Host) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    for function in host.pci_devices(VENDOR):
-        if not function.cls.startswith(_NETWORK_CONTROLLER):
-            continue
-        try:
-            driver = host.driver(function.path)
-        except HostError:
-            continue  # no driver
+    return [
+        (function.path, function.address)
+        for function in host.pci_devices(VENDOR)
         # A function that a virtual machine or DPDK uses is bound to another driver.
-        if driver.startswith(_DRIVERS):
-            found.append((function.path, function.address))
-    return found
+        if function.cls.startswith(_NETWORK_CONTROLLER) and host.driver_or_empty(function.path).startswith(_DRIVERS)
+    ]
 
 
 def _numa_node(host: Host, device: str) -> int:
-    try:
-        text = host.text(f"{device}/numa_node")
-    except HostError:
-        return -1
+    text = host.text_or_empty(f"{device}/numa_node")
     return int(text) if _NUMBER.fullmatch(text) else -1

@@ -70,13 +70,8 @@ def _verdict(host: Host, address: str) -> Verdict:
     except HostError as error:
         return Verdict("unknown", str(error))
     try:
-        if host.text(f"{pf.path}/qat/state") == "down":
+        if host.optional_text(f"{pf.path}/qat/state") == "down":  # the file exists since Linux 6.0
             return Verdict("bad", f"{address} is down (qat/state)", "firmware")
-    except Missing:
-        pass  # the file exists since Linux 6.0
-    except HostError as error:
-        return Verdict("unknown", str(error))
-    try:
         # The response ends in a newline and a zero byte. If both were stripped, other responses would look like it.
         line = host.raw_text(f"{directory}/heartbeat/status").partition("\n")[0]
     except HostError as error:

@@ -70,11 +70,11 @@ def discover(host: Host, config: QatConfig) -> Discovery:
 def scan(host: Host, config: QatConfig, found: Discovery, bind_problem: Callable[[str], str]) -> ScanResult:
     """Devices of the discovered VFs. `bind_problem` is why the VF at an address cannot be bound, empty if it can."""
     yield from found.skipped
-    facts = _Facts(host)
+    service_of = functools.cache(functools.partial(_configured, host))  # several VFs have the same PF
     for vf in found.vfs:
         problem = bind_problem(vf.address)
         try:
-            yield _device(host, config, facts, vf, problem)
+            yield _device(host, config, service_of, vf, problem)
         except HostError as error:
             # Every change of services removes all VFs, also during a scan.
             yield Skipped(vf.address, problem or str(error), warning=host.exists(vf.path))
@@ -149,15 +149,7 @@ def _passed_through(host: Host, models: Sequence[QatModel], skipped: list[Skippe
     return found
 
 
-class _Facts:
-    """Properties that several VFs share, read once per scan."""
-
-    def __init__(self, host: Host) -> None:
-        self.place = functools.cache(host.topology_of)
-        self.service = functools.cache(functools.partial(_configured, host))
-
-
-def _device(host: Host, config: QatConfig, facts: _Facts, vf: Vf, problem: str) -> Device:
+def _device(host: Host, config: QatConfig, service_of: Callable[[Pf], str], vf: Vf, problem: str) -> Device:
     """One VF. Raises `HostError`."""
     device_id = host.text(f"{vf.path}/device")
     model = model_of_vf(device_id)
@@ -166,7 +158,7 @@ def _device(host: Host, config: QatConfig, facts: _Facts, vf: Vf, problem: str) 
         if vf.pf is None:
             host.note(f"the services of QAT are not visible in a virtual machine, so its resource is {GENERIC}")
         else:
-            resource = facts.service(vf.pf)
+            resource = service_of(vf.pf)
     mounts: tuple[Mount, ...] = ()
     if config.dpdk_driver == IGB_UIO:
         uio = _uio(host, vf)
@@ -186,7 +178,7 @@ def _device(host: Host, config: QatConfig, facts: _Facts, vf: Vf, problem: str) 
         reason=problem,
         nodes=nodes,
         mounts=mounts,
-        topology=facts.place(vf.pf.path if vf.pf else vf.path),
+        topology=host.topology_of(vf.pf.path if vf.pf else vf.path),
         attributes=attributes,
     )
 

@@ -4,7 +4,7 @@ Facts: the kernel's Documentation/ABI/stable/sysfs-driver-dma-idxd, and when its
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
 from accelplane.provision.idxd.jsonc import Plain
@@ -18,10 +18,6 @@ class Part(NamedTuple):
 
     kind: Kind
     number: int = 0
-
-    def name(self, device: int) -> str:
-        """The kernel's name of the part of the device with that number; the device itself has no such name."""
-        return f"{self.kind}{device}.{self.number}"
 
     def needs_device_disabled(self, attribute: str) -> bool:
         """Whether the device must be disabled for the attribute to be written; else its queue must be."""
@@ -59,39 +55,34 @@ class Number(NamedTuple):
 
 
 class Word(NamedTuple):
-    """A text that matches a pattern."""
+    """A text that matches a pattern. Texts with the same `value`, which raises `ValueError`, are the same."""
 
     form: str
     expected: str
+    value: Callable[[str], object] = str
 
     def text(self, plain: Plain) -> str | None:
         return plain if isinstance(plain, str) and re.fullmatch(self.form, plain) else None
 
     def same(self, desired: str, found: str) -> bool:
-        return desired == found
+        try:
+            return self.value(desired) == self.value(found)
+        except ValueError:
+            return False
 
     def __str__(self) -> str:
         return self.expected
 
 
-class Bitmap(NamedTuple):
-    """A bitmap in the kernel's format: words of 32 bits in hexadecimal, separated by commas."""
-
-    def text(self, plain: Plain) -> str | None:
-        form = r"[0-9a-fA-F]{1,8}(,[0-9a-fA-F]{1,8}){0,7}"
-        return plain if isinstance(plain, str) and re.fullmatch(form, plain, re.ASCII) else None
-
-    def same(self, desired: str, found: str) -> bool:
-        try:
-            return _bits(desired) == _bits(found)
-        except ValueError:
-            return False
-
-    def __str__(self) -> str:
-        return "up to 8 hexadecimal words with commas between them"
+def _bits(text: str) -> int:
+    """The bitmap in the kernel's format: words of 32 bits in hexadecimal, separated by commas."""
+    bits = 0
+    for word in text.split(","):
+        bits = bits << 32 | int(word, 16)
+    return bits
 
 
-Rule: TypeAlias = Number | Word | Bitmap
+Rule: TypeAlias = Number | Word
 
 _FLAG = Number(0, 1)
 
@@ -121,7 +112,9 @@ RULES: Mapping[Kind, Mapping[str, Rule]] = {
         "block_on_fault": _FLAG,
         "max_batch_size": Number(1, rounded=True),
         "max_transfer_size": Number(1, rounded=True),
-        "op_config": Bitmap(),
+        "op_config": Word(
+            r"[0-9a-fA-F]{1,8}(,[0-9a-fA-F]{1,8}){0,7}", "up to 8 hexadecimal words with commas between them", _bits
+        ),
         "threshold": Number(),
     },
     "engine": {"group_id": Number()},
@@ -166,10 +159,3 @@ def rounded(part: Part, attribute: str, text: str) -> int:
     """The number that the kernel stores for the text."""
     rule = RULES[part.kind][attribute]
     return rule.kept(int(text)) if isinstance(rule, Number) else int(text)
-
-
-def _bits(text: str) -> int:
-    bits = 0
-    for word in text.split(","):
-        bits = bits << 32 | int(word, 16)
-    return bits

@@ -16,7 +16,7 @@ import msgspec
 
 from accelplane.host.drivers import VFIO_PCI
 from accelplane.provision.config import ConfigError, ConfigFile, find, read, shown
-from accelplane.provision.idxd.template import MAX_DEVICES, Setup, Template, read_template
+from accelplane.provision.idxd.template import FAMILIES, MAX_DEVICES, Setup, Template, read_template
 
 IDXD = "idxd"
 _PCI_IDS = "0b25 11fb 1212"
@@ -39,8 +39,7 @@ class IdxdConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def family(self) -> str:
-        """The kernel's name of the devices, without the number."""
-        return "dsa" if self.device_type == "dsa" else "iax"
+        return FAMILIES[self.device_type]
 
     @property
     def notes(self) -> list[str]:
@@ -59,7 +58,7 @@ def read_config(config_dir: str, environment: Mapping[str, str], *, force: bool 
     Raises `ConfigError`.
     """
     device_type = environment.get("DEVICE_TYPE", "").strip() or "dsa"
-    if device_type not in ("dsa", "iaa"):
+    if device_type not in FAMILIES:
         raise ConfigError("DEVICE_TYPE", 0, shown(device_type), "dsa or iaa")
     driver = environment.get("DSA_DRIVER", "").strip() or IDXD
     if driver not in (IDXD, VFIO_PCI):
@@ -90,8 +89,8 @@ def _built_in(device_type: str) -> ConfigFile:
 
 def _of_single_devices(config_dir: str, device_type: str, node_name: str) -> dict[str, Template]:
     """The templates of devices that have their own on this node, by the devices' names."""
-    family = "dsa" if device_type == "dsa" else "iax"
-    form = re.compile(rf"{device_type}-{re.escape(node_name)}-({family}(?:0|[1-9][0-9]{{0,3}}))\.conf", re.ASCII)
+    prefix = f"{device_type}-{re.escape(node_name)}"
+    form = re.compile(rf"{prefix}-({FAMILIES[device_type]}(?:0|[1-9][0-9]{{0,3}}))\.conf", re.ASCII)
     try:
         found = [match for name in sorted(os.listdir(config_dir)) if (match := form.fullmatch(name))]
     except (FileNotFoundError, NotADirectoryError):

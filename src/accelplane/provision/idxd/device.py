@@ -44,11 +44,11 @@ class Place(msgspec.Struct, frozen=True):
 
     def part(self, part: Part) -> str:
         """The directory of the part."""
-        return self.path if part == DEVICE else f"{self.path}/{part.name(self.number)}"
+        return self.path if part == DEVICE else f"{self.path}/{self.part_name(part)}"
 
     def part_name(self, part: Part) -> str:
         """The kernel's name of the part."""
-        return self.name if part == DEVICE else part.name(self.number)
+        return self.name if part == DEVICE else f"{part.kind}{self.number}.{part.number}"
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ def observe(host: Host, place: Place) -> Observed:
         attributes=attributes,
         errors=faults,
         states={part: host.text(f"{place.part(part)}/state") for part in stateful},
-        drivers={part: driver for part in stateful if (driver := _driver(host, place.part(part)))},
+        drivers={part: driver for part in stateful if (driver := host.driver_or_empty(place.part(part)))},
         clients={part: _clients(host, place.part(part)) for part in stateful if part.kind == "wq"},
         limits={name: value for name in _LIMITS if (value := _limit(host, place, name)) is not None},
         configurable=_limit(host, place, "configurable") != 0,
@@ -143,13 +143,6 @@ def _read(
         return
 
 
-def _driver(host: Host, path: str) -> str:
-    try:
-        return host.driver(path)
-    except HostError:
-        return ""
-
-
 def _clients(host: Host, path: str) -> int | None:
     try:
         return int(host.text(f"{path}/clients"))
@@ -163,9 +156,8 @@ def _limit(host: Host, place: Place, name: str) -> int | None:
     """The limit that the device reports, None if it reports none."""
     for file in filter(None, (name, _OLD_NAMES.get(name))):
         path = f"{place.path}/{file}"
-        try:
-            text = host.text(path)
-        except Missing:
+        text = host.optional_text(path)
+        if text is None:
             continue
         try:
             return int(text, 0)

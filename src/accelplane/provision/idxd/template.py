@@ -14,11 +14,12 @@ from accelplane.provision.config import ConfigError, ConfigFile, shown
 from accelplane.provision.idxd.attributes import ALIASES, DEVICE, DRIVERS, RULES, Kind, Part
 from accelplane.provision.idxd.jsonc import Value, parse
 
+# The kernel's names of the devices of each type, without the number.
+FAMILIES = {"dsa": "dsa", "iaa": "iax"}
 MAX_DEVICES = 256
 MAX_PARTS = 128  # groups, queues or engines of one device
 _MAX_NOTES = 20
 
-_FAMILIES = {"dsa": "dsa", "iaa": "iax"}
 _DEVICE = re.compile(r"(dsa|iax)(X|0|[1-9][0-9]{0,3})", re.ASCII)
 _NUMBER_IN_NAME = re.compile(r"(?<![A-WYZ])X(?![A-WYZ])")
 _NEEDED = ("type", "size", "name")
@@ -60,7 +61,7 @@ class Template(msgspec.Struct, frozen=True):
 
 def read_template(file: ConfigFile, device_type: str) -> Template:
     """The configuration of devices of the type, `dsa` or `iaa`. Raises `ConfigError`."""
-    reader = _TemplateReader(file.path, _FAMILIES[device_type])
+    reader = _TemplateReader(file.path, FAMILIES[device_type])
     entries = list(reader.entries(parse(file.text, file.path)))
     unknown = list(dict.fromkeys(reader.ignored))
     if len(unknown) > _MAX_NOTES:

@@ -8,8 +8,9 @@ Reading it returns the result of the last command. Only root can write it.
 """
 
 import errno
-from collections.abc import Callable, Sequence
-from typing import Literal
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Union, get_type_hints
 
 import msgspec
 
@@ -23,151 +24,85 @@ from accelplane.simulate.offload import Family
 CONTROL = "/control"
 
 
-class _Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="do", tag=str.lower, forbid_unknown_fields=True):
-    def execute(self, kernel: Kernel) -> str | None:
-        """Executes the command; returns its result, if it has one. Raises `TreeError` or `OSError`."""
-        raise NotImplementedError
+def _fail(
+    kernel: Kernel,
+    path: str,
+    errno: str,
+    *,
+    on: Literal["read", "write"] = "write",
+    times: int | None = None,
+    text: str | None = None,
+) -> None:
+    kernel.fail(path, _number(errno), on=on, times=times, text=text)
 
 
-class Fail(_Command, frozen=True, kw_only=True):
-    """See `Kernel.fail`; `errno` is a name such as EIO."""
-
-    path: str
-    errno: str
-    on: Literal["read", "write"] = "write"
-    times: int | None = None
-    text: str | None = None
-
-    def execute(self, kernel: Kernel) -> None:
-        kernel.fail(self.path, _number(self.errno), on=self.on, times=self.times, text=self.text)
+def _set_qat(kernel: Kernel, bdf: str, healthy: bool | None = None, starts: bool | None = None) -> None:
+    """Sets the state of a QAT device: its heartbeat, and whether it starts."""
+    device = kernel.qat(bdf)
+    device.healthy = device.healthy if healthy is None else healthy
+    device.refuses_to_start = device.refuses_to_start if starts is None else not starts
 
 
-class SetContent(_Command, frozen=True, kw_only=True, tag="set_content"):
-    """See `Kernel.set_content`; `content` is in base64."""
-
-    path: str
-    content: bytes
-    times: int | None = None
-
-    def execute(self, kernel: Kernel) -> None:
-        kernel.set_content(self.path, self.content, times=self.times)
-
-
-class ClearFaults(_Command, frozen=True, kw_only=True, tag="clear_faults"):
-    path: str | None = None
-
-    def execute(self, kernel: Kernel) -> None:
-        kernel.clear_faults(self.path)
+def _set_fpga(
+    kernel: Kernel, bdf: str, outcomes: Sequence[Outcome] = (), resume: bool = False, crash: bool = False
+) -> None:
+    """Adds results of programming operations; `resume` ends those that hang, `crash` crashes the firmware."""
+    card = kernel.fpga(bdf)
+    card.outcomes.extend(outcomes)
+    if resume:
+        card.resume.set()
+    if crash:
+        card.crash()
 
 
-class Hold(_Command, frozen=True, kw_only=True):
-    name: str
-
-    def execute(self, kernel: Kernel) -> None:
-        kernel.hold(self.name)
+def _plug(kernel: Kernel, family: Family, spec: msgspec.Raw = msgspec.Raw(b"{}")) -> str:  # noqa: B008 - immutable
+    return kernel.plug(msgspec.json.decode(spec, type=SPECS[family]))
 
 
-class Release(_Command, frozen=True, kw_only=True):
-    name: str
-
-    def execute(self, kernel: Kernel) -> None:
-        kernel.release(self.name)
-
-
-class Udev(_Command, frozen=True, kw_only=True):
-    wait: bool
-
-    def execute(self, kernel: Kernel) -> None:
-        kernel.pause_udev(wait=self.wait)
+def _load(kernel: Kernel, module: Loadable, first_time: bool = False, errno: str = "", times: int = 1) -> None:
+    """Loads a module. With `errno`, the next `times` attempts fail instead."""
+    if errno:
+        kernel.fail_load(module, _number(errno), times=times)
+    else:
+        kernel.load(module, first_time=first_time)
 
 
-class Qat(_Command, frozen=True, kw_only=True):
-    """The state of a QAT device: its heartbeat, and whether it starts."""
-
-    bdf: str
-    healthy: bool | None = None
-    starts: bool | None = None
-
-    def execute(self, kernel: Kernel) -> None:
-        device = kernel.qat(self.bdf)
-        device.healthy = device.healthy if self.healthy is None else self.healthy
-        device.refuses_to_start = device.refuses_to_start if self.starts is None else not self.starts
+def _list_calls(kernel: Kernel) -> str:
+    return msgspec.json.encode(kernel.usermode_calls()).decode()
 
 
-class Fpga(_Command, frozen=True, kw_only=True):
-    """The results of the next programming operations; `resume` ends those that hang, `crash` crashes the firmware."""
-
-    bdf: str
-    outcomes: Sequence[Outcome] = ()
-    resume: bool = False
-    crash: bool = False
-
-    def execute(self, kernel: Kernel) -> None:
-        card = kernel.fpga(self.bdf)
-        card.outcomes.extend(self.outcomes)
-        if self.resume:
-            card.resume.set()
-        if self.crash:
-            card.crash()
-
-
-class Plug(_Command, frozen=True, kw_only=True):
-    """See `Kernel.plug`; the result is the address."""
-
-    family: Family
-    spec: msgspec.Raw = msgspec.Raw(b"{}")
-
-    def execute(self, kernel: Kernel) -> str:
-        return kernel.plug(msgspec.json.decode(self.spec, type=SPECS[self.family]))
+# The keys of a command are the parameters of its function; bytes are in base64, an errno is a name such as EIO.
+_COMMANDS: Mapping[str, Callable[..., str | None]] = {
+    "fail": _fail,
+    "set_content": Kernel.set_content,
+    "clear_faults": Kernel.clear_faults,
+    "hold": Kernel.hold,
+    "release": Kernel.release,
+    "udev": Kernel.pause_udev,
+    "qat": _set_qat,
+    "fpga": _set_fpga,
+    "plug": _plug,
+    "unplug": Kernel.unplug,
+    "load": _load,
+    "unload": Kernel.unload,
+    "stack": Kernel.create_stack,
+    "calls": _list_calls,
+}
 
 
-class Unplug(_Command, frozen=True, kw_only=True):
-    bdf: str
-
-    def execute(self, kernel: Kernel) -> None:
-        kernel.unplug(self.bdf)
-
-
-class Load(_Command, frozen=True, kw_only=True):
-    """See `Kernel.load`. With `errno`, the next `times` attempts fail instead."""
-
-    module: Loadable
-    first_time: bool = False
-    errno: str = ""
-    times: int = 1
-
-    def execute(self, kernel: Kernel) -> None:
-        if self.errno:
-            kernel.fail_load(self.module, _number(self.errno), times=self.times)
-        else:
-            kernel.load(self.module, first_time=self.first_time)
+def _message(name: str, function: Callable[..., object]) -> type[msgspec.Struct]:
+    """The JSON object of a command. Its result is that of the function, or `done`."""
+    types = get_type_hints(function)
+    _kernel, *parameters = inspect.signature(function).parameters.values()
+    fields = [
+        (each.name, types[each.name], msgspec.NODEFAULT if each.default is each.empty else each.default)
+        for each in parameters
+    ]
+    return msgspec.defstruct(name, fields, tag_field="do", tag=name, kw_only=True, forbid_unknown_fields=True)
 
 
-class Unload(_Command, frozen=True, kw_only=True):
-    module: Loadable
-
-    def execute(self, kernel: Kernel) -> None:
-        kernel.unload(self.module)
-
-
-class Stack(_Command, frozen=True, kw_only=True):
-    network_namespace: str = ""
-
-    def execute(self, kernel: Kernel) -> None:
-        kernel.create_stack(self.network_namespace)
-
-
-class Calls(_Command, frozen=True, kw_only=True):
-    """See `Kernel.usermode_calls`; the result is a JSON list."""
-
-    def execute(self, kernel: Kernel) -> str:
-        return msgspec.json.encode(kernel.usermode_calls()).decode()
-
-
-Command = (
-    Fail | SetContent | ClearFaults | Hold | Release | Udev | Qat | Fpga | Plug | Unplug | Load | Unload | Stack | Calls
-)
-_decoder: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
+_messages = tuple(_message(name, function) for name, function in _COMMANDS.items())
+_decoder = msgspec.json.Decoder[Any](Union[_messages])  # noqa: UP007 - the types do not exist before
 
 
 class Control:
@@ -194,7 +129,8 @@ class Control:
 
 def execute(kernel: Kernel, text: str) -> str:
     """Executes a command; returns its result. Raises `msgspec.DecodeError`, `TreeError` or `OSError`."""
-    return _decoder.decode(text).execute(kernel) or "done"
+    command: msgspec.Struct = _decoder.decode(text)
+    return _COMMANDS[type(command).__name__](kernel, **msgspec.structs.asdict(command)) or "done"
 
 
 def _number(name: str) -> int:

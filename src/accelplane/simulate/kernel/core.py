@@ -6,13 +6,13 @@ udev's rule that makes `/dev/char/M:m`.
 
 import errno
 import posixpath
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Generic, NamedTuple, TypeVar
 
 from accelplane.simulate.journal import Numbers
-from accelplane.simulate.kernel.faults import Holds
-from accelplane.simulate.kernel.model import Attribute, DeviceNode, Tree, command, oserror
+from accelplane.simulate.kernel.model import Attribute, DeviceNode, Tree, command, oserror, variable
 
 
 class Uevent(NamedTuple):
@@ -24,15 +24,24 @@ class Uevent(NamedTuple):
     fields: Mapping[str, str]
 
 
+class _ClassDevice(NamedTuple):
+    """A device of a class: the fields of its uevents, and its entries in sysfs."""
+
+    subsystem: str
+    fields: Mapping[str, str]
+    entries: Sequence[str]
+
+
 class Core:
     """The base of all parts of the kernel: files, uevents, device nodes, and users of devices."""
 
     def __init__(self) -> None:
         self.tree = Tree()
-        self.holds = Holds()
+        self.users = Counter[str]()  # of devices, queues and VFIO groups: `0000:61:00.1`, `wq0.0`, `vfio/12`
         self.listeners: list[Callable[[Uevent], None]] = []
         self.udev_paused = False
         self._pending_links: dict[str, str] = {}
+        self._class_devices: dict[str, _ClassDevice] = {}
         self.tree.directory("/dev/char")
 
     def send_uevent(self, action: str, path: str, subsystem: str, **fields: str) -> None:
@@ -42,42 +51,53 @@ class Core:
             listener(uevent)
 
     def add_class_device(
-        self, path: str, subsystem: str, numbers: Numbers, node: str, *, parent: str = "", bus: bool = False
+        self,
+        path: str,
+        subsystem: str,
+        numbers: Numbers | None = None,
+        node: str = "",
+        *,
+        parent: str = "",
+        bus: bool = False,
+        **fields: str,
     ) -> None:
-        """Adds a device with a node: its directory, links to it, the node, the uevent, and udev's link.
+        """Adds a device: its directory, links to it, its node below `/dev`, the uevent, and udev's link.
 
-        `node` is below `/dev`; `parent` is the target of its `device` link.
+        `parent` is the target of its `device` link, `fields` are additional fields of its uevents.
         """
-        name = posixpath.basename(path)
-        text = f"MAJOR={numbers.major}\nMINOR={numbers.minor}\nDEVNAME={node}"
-        self.tree.directory(path, {"dev": str(numbers), "uevent": Attribute(text, mode=0o644)})
         home = f"/sys/bus/{subsystem}" if bus else f"/sys/class/{subsystem}"
+        links = [f"{home}/devices/{posixpath.basename(path)}" if bus else f"{home}/{posixpath.basename(path)}"]
+        if numbers:
+            links.append(f"/sys/dev/char/{numbers}")
+            fields |= {"MAJOR": str(numbers.major), "MINOR": str(numbers.minor), "DEVNAME": node}
+            self.tree.directory(path, {"dev": str(numbers)})
+        text = "\n".join(f"{key}={value}" for key, value in fields.items())
+        self.tree.directory(path, {"uevent": Attribute(text, mode=0o644)})
         self.tree.link(f"{path}/subsystem", home)
         if parent:
             self.tree.link(f"{path}/device", parent)
-        self.tree.link(f"{home}/devices/{name}" if bus else f"{home}/{name}", path)
-        self.tree.link(f"/sys/dev/char/{numbers}", path)
-        self.tree.put(f"/dev/{node}", DeviceNode(numbers))
-        fields = {"MAJOR": str(numbers.major), "MINOR": str(numbers.minor), "DEVNAME": node}
+        for link in links:
+            self.tree.link(link, path)
+        if numbers:
+            self.tree.put(f"/dev/{node}", DeviceNode(numbers))
         self.send_uevent("add", path, subsystem, **fields)
-        self._pending_links[f"/dev/char/{numbers}"] = f"/dev/{node}"
+        self._class_devices[path] = _ClassDevice(subsystem, fields, (*links, path))
+        if numbers:
+            self._pending_links[f"/dev/char/{numbers}"] = f"/dev/{node}"
         if not self.udev_paused:
             self.create_pending_links()
 
-    def remove_class_device(self, path: str, subsystem: str, *, bus: bool = False) -> None:
-        name = posixpath.basename(path)
-        numbers = self.tree.attribute(f"{path}/dev").text
-        node = self.tree.attribute(f"{path}/uevent").text.rpartition("DEVNAME=")[2]
-        home = f"/sys/bus/{subsystem}" if bus else f"/sys/class/{subsystem}"
-        self.tree.remove(f"/sys/dev/char/{numbers}")
-        self.tree.remove(f"{home}/devices/{name}" if bus else f"{home}/{name}")
-        self.tree.remove(path)
-        self.tree.remove(f"/dev/{node}")
-        self.tree.prune(f"/dev/{posixpath.dirname(node)}")
-        self._pending_links.pop(f"/dev/char/{numbers}", None)
-        self.tree.remove(f"/dev/char/{numbers}")
-        major, minor = numbers.split(":")
-        self.send_uevent("remove", path, subsystem, MAJOR=major, MINOR=minor, DEVNAME=node)
+    def remove_class_device(self, path: str) -> None:
+        subsystem, fields, entries = self._class_devices.pop(path)
+        for entry in entries:
+            self.tree.remove(entry)
+        if "DEVNAME" in fields:
+            udev_link = f"/dev/char/{fields['MAJOR']}:{fields['MINOR']}"
+            self._pending_links.pop(udev_link, None)
+            self.tree.remove(udev_link)
+            self.tree.remove(f"/dev/{fields['DEVNAME']}")
+            self.tree.prune(posixpath.dirname(f"/dev/{fields['DEVNAME']}"))
+        self.send_uevent("remove", path, subsystem, **fields)
 
     def create_pending_links(self) -> None:
         """Creates the pending links of udev."""
@@ -85,7 +105,11 @@ class Core:
             link, node = self._pending_links.popitem()
             self.tree.link(link, node)
 
-    def add_module(self, name: str, parameters: Mapping[str, Attribute | str] | None = None) -> None:
+    def add_module(
+        self,
+        name: str,
+        parameters: Mapping[str, Attribute | str] | None = None,
+    ) -> None:
         """Adds `/sys/module/<name>` of a loaded module."""
         path = f"/sys/module/{name}"
         self.tree.directory(path, {"initstate": "live", "refcnt": "0"})
@@ -162,7 +186,7 @@ class Bus(Generic[D]):
             self.path,
             {
                 "drivers_probe": command(self._drivers_probe),
-                "drivers_autoprobe": Attribute(read=lambda: int(self.autoprobe), write=self._set_autoprobe),
+                "drivers_autoprobe": variable(self, "autoprobe", lambda text: not text.startswith("0")),
             },
         )
 
@@ -295,9 +319,6 @@ class Bus(Generic[D]):
             raise oserror(errno.ENODEV)
         if not device.bound_to:
             self.attach(device)
-
-    def _set_autoprobe(self, text: str) -> None:
-        self.autoprobe = not text.startswith("0")
 
     def _synthetic(self, device: D, text: str) -> None:
         action = text.partition(" ")[0].strip()

@@ -35,15 +35,11 @@ class DlbDriver(PciDriver):
     name = "dlb2"
     module = "dlb2"
     ids: Sequence[str] = ("2710", "2711")
+    directories: Sequence[str] = ("/sys/class/dlb2",)
 
     def __init__(self, bus: PciBus) -> None:
         super().__init__(bus)
         self._vf_resources: dict[str, list[dict[str, int]]] = {}
-
-    def load(self) -> None:
-        self.core.add_module(self.module)
-        self.core.tree.directory("/sys/class/dlb2")
-        self.bus.register(self)
 
     def node(self, function: PciFunction) -> str | None:
         """The name of the function's node, such as dlb0, while it is bound."""
@@ -63,7 +59,7 @@ class DlbDriver(PciDriver):
             )
 
     def busy(self, device: PciFunction) -> bool:
-        return super().busy(device) or self.core.holds.users(self.node(device) or "") > 0
+        return super().busy(device) or self.core.users[self.node(device) or ""] > 0
 
     def release(self, device: PciFunction) -> None:
         if device.physfn is None:
@@ -71,7 +67,7 @@ class DlbDriver(PciDriver):
             del self._vf_resources[device.name]
             self.core.tree.remove(f"{device.path}/total_resources")
             self.core.tree.remove(f"{device.path}/avail_resources")
-        self.core.remove_class_device(f"{device.path}/dlb2/dlb{self._numbers.pop(device.name)}", "dlb2")
+        self.core.remove_class_device(f"{device.path}/dlb2/dlb{self._numbers.pop(device.name)}")
         self.core.tree.remove(f"{device.path}/dlb2")
 
     def configure_vfs(self, function: PciFunction, count: int) -> None:

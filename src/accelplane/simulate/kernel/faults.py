@@ -1,10 +1,5 @@
-"""Injected faults: attributes that fail or have invalid content, and devices in use.
+"""Injected faults: attributes that fail or have invalid content."""
 
-faults.fail("/sys/bus/pci/devices/0000:61:00.0/qat/state", errno.EIO, on="write", times=1)
-holds.hold("wq0.0")                      # increments its `clients`
-"""
-
-from collections import Counter
 from typing import Literal
 
 import msgspec
@@ -54,24 +49,3 @@ class Faults:
                 raise oserror(fault.errno, canonical)
             return fault.content
         return None
-
-
-class Holds:
-    """The number of users of devices, queues and VFIO groups by name: `0000:61:00.1`, `wq0.0`, `vfio/12`."""
-
-    def __init__(self) -> None:
-        self._users = Counter[str]()
-
-    def hold(self, name: str) -> None:
-        self._users[name] += 1
-
-    def release(self, name: str) -> None:
-        """Removes a user, if there is one."""
-        self._users[name] = max(0, self._users[name] - 1)
-
-    def drop(self, name: str) -> None:
-        """Removes all users."""
-        del self._users[name]
-
-    def users(self, name: str) -> int:
-        return self._users[name]

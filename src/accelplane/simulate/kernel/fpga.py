@@ -9,6 +9,7 @@ A bitstream for these cards begins with the 16 bytes of its AFU ID; others fail 
 """
 
 import errno
+import posixpath
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -169,16 +170,12 @@ class FpgaDriver(PciDriver):
         self.layout = LAYOUTS[kind]
         self.name = self.layout.driver
         self.module = self.layout.module
+        self.directories = (f"/sys/class/{self.layout.subsystem}",)
         self.cards: dict[str, Card] = {}
         self._kind = kind
         self._specs = specs
         self._names: set[str] = set()
         self._containers: dict[str, str] = {}
-
-    def load(self) -> None:
-        self.core.add_module(self.module)
-        self.core.tree.directory(f"/sys/class/{self.layout.subsystem}")
-        self.bus.register(self)
 
     def matches(self, device: PciFunction) -> bool:
         spec = self._specs.get((device.physfn or device).name)
@@ -187,7 +184,7 @@ class FpgaDriver(PciDriver):
     def probe(self, device: PciFunction) -> None:
         name = self._allocate_name(self.layout.container)
         container = f"{device.path}/{self.layout.subsystem}/{name}"
-        self._class_device(container)
+        self.core.add_class_device(container, self.layout.subsystem)
         self._containers[device.name] = container
         if device.physfn is not None:
             card = self.cards[device.physfn.name]
@@ -200,7 +197,11 @@ class FpgaDriver(PciDriver):
             self._show_port(card, port, container)
 
     def busy(self, device: PciFunction) -> bool:
-        return super().busy(device) or any(map(self._in_use, self._nodes_of(device)))
+        card = self.cards[(device.physfn or device).name]
+        names = [port.name for port in card.ports if port.path.startswith(f"{self._containers[device.name]}/")]
+        if device.physfn is None:
+            names.append(card.fme)
+        return super().busy(device) or any(self.core.users[name] for name in names)
 
     def release(self, device: PciFunction) -> None:
         card = self.cards[(device.physfn or device).name]
@@ -213,10 +214,9 @@ class FpgaDriver(PciDriver):
         if device.physfn is None:
             self._hide_fme(card)
             del self.cards[device.name]
-        self.core.tree.remove(f"/sys/class/{self.layout.subsystem}/{_basename(container)}")
+        self.core.remove_class_device(container)
         self.core.tree.remove(f"{device.path}/{self.layout.subsystem}")
-        self.core.send_uevent("remove", container, self.layout.subsystem)
-        self._names.discard(_basename(self._containers.pop(device.name)))
+        self._names.discard(posixpath.basename(self._containers.pop(device.name)))
 
     def configure_vfs(self, function: PciFunction, count: int) -> None:
         released = sum(port.released for port in self.cards[function.name].ports)
@@ -308,7 +308,7 @@ class FpgaDriver(PciDriver):
         port = card.ports[index]
         function = next(self.bus.devices[name] for name, one in self.cards.items() if one is card)
         if number == _RELEASE:
-            if port.released or self._in_use(port.name):
+            if port.released or self.core.users[port.name]:
                 raise oserror(errno.EBUSY)
             self._hide_port(port)
             port.released = True
@@ -350,14 +350,14 @@ class FpgaDriver(PciDriver):
                 f"{card.fme_path}/{self._allocate_name('dfl-fme-region.')}/fpga_region/{self._allocate_name('region')}"
             )
             card.regions.append(region)
-            self._class_device(region)
+            self.core.add_class_device(region, self.layout.subsystem)
             self.core.tree.directory(region, {"compat_id": Attribute(read=lambda: card.interface)})
 
     def _hide_fme(self, card: Card) -> None:
         for region in card.regions:
-            self.core.tree.remove(f"/sys/class/{self.layout.subsystem}/{_basename(region)}")
-            self._names -= {_basename(region), region.split("/")[-3]}
-        self.core.remove_class_device(card.fme_path, "platform", bus=True)
+            self.core.remove_class_device(region)
+            self._names -= {posixpath.basename(region), region.split("/")[-3]}
+        self.core.remove_class_device(card.fme_path)
         self._names.discard(card.fme)
 
     def _show_port(self, card: Card, port: Port, container: str) -> None:
@@ -367,17 +367,9 @@ class FpgaDriver(PciDriver):
         self.core.tree.directory(port.path, {"id": port.index, "afu_id": Attribute(read=port.afu_id)})
 
     def _hide_port(self, port: Port) -> None:
-        self.core.remove_class_device(port.path, "platform", bus=True)
+        self.core.remove_class_device(port.path)
         self._names.discard(port.name)
         port.name = port.path = ""
-
-    def _class_device(self, path: str) -> None:
-        """Adds a device of the driver's class without a node."""
-        home = f"/sys/class/{self.layout.subsystem}"
-        self.core.tree.directory(path, {"uevent": Attribute("", mode=0o644)})
-        self.core.tree.link(f"{path}/subsystem", home)
-        self.core.tree.link(f"{home}/{_basename(path)}", path)
-        self.core.send_uevent("add", path, self.layout.subsystem)
 
     def _allocate_name(self, prefix: str) -> str:
         """Returns the first unused name with the prefix."""
@@ -391,15 +383,6 @@ class FpgaDriver(PciDriver):
         numbers = (Numbers(_MAJOR, minor) for minor in minors)
         return next(number for number in numbers if not self.core.tree.has(f"/sys/dev/char/{number}"))
 
-    def _in_use(self, name: str) -> bool:
-        return self.core.holds.users(name) > 0
-
-    def _nodes_of(self, device: PciFunction) -> list[str]:
-        card = self.cards[(device.physfn or device).name]
-        container = self._containers[device.name]
-        found = [port.name for port in card.ports if port.path.startswith(f"{container}/")]
-        return [*found, card.fme] if device.physfn is None else found
-
 
 def _region_info(argument: int, memory: Memory) -> int:
     size, flags, index, padding = struct.unpack("<IIII", memory.read(argument, 16))
@@ -408,7 +391,3 @@ def _region_info(argument: int, memory: Memory) -> int:
     # Readable, writable and mappable; the signal tap is behind the AFU's registers.
     memory.write(argument + 4, struct.pack("<IIIQQ", 7, index, 0, 0x40000, index * 0x40000))
     return 0
-
-
-def _basename(path: str) -> str:
-    return path.rpartition("/")[2]

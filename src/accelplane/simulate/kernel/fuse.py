@@ -11,7 +11,6 @@ import ctypes
 import errno
 import os
 import select
-import stat
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -171,9 +170,8 @@ class FileSystem:
     def _open_directory(self, _request: Request, inode: _Inode) -> bytes:
         if not isinstance(inode.entry, Directory):
             raise oserror(errno.ENOTDIR)
-        dots = [(".", inode.entry.inode, stat.S_IFDIR >> 12), ("..", inode.entry.inode, stat.S_IFDIR >> 12)]
-        entries = [(name, entry.inode, wire.kind(entry)) for name, entry in inode.entry.entries.items()]
-        return wire.opened(self._handle(dots + entries))
+        present = {".": inode.entry, "..": inode.entry, **inode.entry.entries}
+        return wire.opened(self._handle([(name, entry.inode, wire.kind(entry)) for name, entry in present.items()]))
 
     def _readdir(self, request: Request, _inodes: _Inode) -> bytes:
         handle, offset, size = wire.HANDLE_OFFSET_SIZE.unpack_from(request.body)

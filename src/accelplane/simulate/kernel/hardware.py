@@ -4,6 +4,7 @@ At boot, devices are added in the order of their PCI addresses, which numbers DS
 """
 
 import errno
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -11,15 +12,15 @@ from accelplane.simulate import offload
 from accelplane.simulate.journal import TreeError
 from accelplane.simulate.kernel.core import Core
 from accelplane.simulate.kernel.dlb import TOTAL, DlbDriver
-from accelplane.simulate.kernel.fpga import FpgaDriver
+from accelplane.simulate.kernel.fpga import Card, FpgaDriver, Memory
 from accelplane.simulate.kernel.idxd import IdxdDriver
 from accelplane.simulate.kernel.iommu import Iommu
 from accelplane.simulate.kernel.model import oserror
 from accelplane.simulate.kernel.onload import VENDOR, Onload, SfcDriver
-from accelplane.simulate.kernel.pci import PciBus, PciFunction
-from accelplane.simulate.kernel.qat import QatDriver, QatVfDriver
+from accelplane.simulate.kernel.pci import PciBus, PciDriver, PciFunction
+from accelplane.simulate.kernel.qat import QatDevice, QatDriver, QatVfDriver
 from accelplane.simulate.kernel.sgx import Sgx
-from accelplane.simulate.kernel.usermode import Usermode
+from accelplane.simulate.kernel.usermode import Call, Usermode
 from accelplane.simulate.kernel.vfio import IgbUio, VfioPci
 from accelplane.simulate.offload import DlbSpec, DsaSpec, FpgaSpec, IaaSpec, NicSpec, QatSpec
 from accelplane.simulate.specs import Model, NodeSpec
@@ -34,16 +35,21 @@ SPECS: Mapping[offload.Family, type[Spec]] = {
     "fpga": FpgaSpec,
     "nic": NicSpec,
 }
-_CO_PROCESSOR, _SYSTEM_PERIPHERAL, _ACCELERATOR = "0x0b4000", "0x088000", "0x120000"
-_ETHERNET = "0x020000"
+_CO_PROCESSOR, _SYSTEM_PERIPHERAL, _ACCELERATOR, _ETHERNET = "0x0b4000", "0x088000", "0x120000", "0x020000"
+_DLB, _DLB_VF = Model("0x2710", _CO_PROCESSOR), Model("0x2711", _CO_PROCESSOR)
+_FPGA, _FPGA_VF = Model("0x09c4", _ACCELERATOR), Model("0x09c5", _ACCELERATOR)
 _MAX_PLACES = 1024
 
 
 class Hardware:
-    """The buses, drivers and devices of one node."""
+    """The buses, drivers and devices of one node: hot-plug, modules, and state that tests set. Calls are serialized."""
 
-    def __init__(self, core: Core, spec: NodeSpec, usermode: Usermode) -> None:
-        self.core = core
+    def __init__(self, spec: NodeSpec, usermode: Usermode) -> None:
+        self.lock = threading.RLock()
+        self.core = core = Core()
+        self.tree = core.tree
+        # Directories with changing entries, which cannot be mounted separately.
+        self.mounted_directories: Sequence[str] = ("/sys/module",) if spec.onload else ()
         self.numa_nodes = spec.numa_nodes
         self.iommu = Iommu(core, spec.iommu)
         self.pci = PciBus(core, self.iommu)
@@ -54,12 +60,22 @@ class Hardware:
         self.uio = IgbUio(self.pci)
         self.idxd = IdxdDriver(self.pci, self._idxds)
         self.dlb = DlbDriver(self.pci)
-        self.fpga = {"dfl": FpgaDriver(self.pci, "dfl", self._fpgas), "opae": FpgaDriver(self.pci, "opae", self._fpgas)}
+        self._fpga_drivers = {
+            "dfl": FpgaDriver(self.pci, "dfl", self._fpgas),
+            "opae": FpgaDriver(self.pci, "opae", self._fpgas),
+        }
         self._nics: dict[str, NicSpec] = {}
         self.sfc = SfcDriver(self.pci, self._nics)
-        self.onload = Onload(core, self.sfc, usermode)
-        self.load_faults: dict[str, list[int]] = {}
         self.sgx = Sgx(core, spec.sgx or offload.SgxSpec(), spec.numa_nodes)
+        self.onload = Onload(core, self.sfc, usermode)
+        self._modules: Mapping[Loadable, PciDriver | Onload | Sgx] = {
+            "vfio-pci": self.vfio,
+            "igb_uio": self.uio,
+            "sgx": self.sgx,
+            "sfc": self.sfc,
+            "onload": self.onload,
+        }
+        self._load_faults: dict[str, list[int]] = {}
         devices = _specs_by_address(spec)
         for one, _numa_node in devices.values():
             self._load_for(one)
@@ -77,80 +93,130 @@ class Hardware:
                     self.load(module)
 
     def plug(self, spec: Spec) -> str:
+        """Adds a device at its address, by default the first free one; returns the address. Raises `TreeError`."""
         family: offload.Family = next(family for family, described in SPECS.items() if isinstance(spec, described))
         places = (offload.offload_address(family, index, self.numa_nodes) for index in range(_MAX_PLACES))
-        bdf = spec.bdf or next((place for place in places if place not in self.pci.devices), None)
-        if bdf is None or bdf in self.pci.devices:
-            raise TreeError(f"{bdf or 'every address'}: already in use")
-        self._load_for(spec)
-        self._plug(bdf, spec, 0 if self.numa_nodes else -1)
+        with self.lock:
+            bdf = spec.bdf or next((place for place in places if place not in self.pci.devices), None)
+            if bdf is None or bdf in self.pci.devices:
+                raise TreeError(f"{bdf or 'every address'}: already in use")
+            self._load_for(spec)
+            self._plug(bdf, spec, 0 if self.numa_nodes else -1)
         return bdf
 
     def unplug(self, bdf: str) -> None:
         """Removes a function, also one in use. Raises `TreeError` if there is none."""
-        function = self.pci.devices.get(bdf)
-        if function is None:
-            raise TreeError(f"{bdf[:80]!a}: no PCI function")
-        for one in (*function.virtual, function):
-            group = self.iommu.group(one)
-            for name in (one.name, f"vfio/{group}", f"vfio/noiommu-{group}", self.dlb.node(one) or ""):
-                self.core.holds.drop(name)
-        self.pci.unplug(function)
+        with self.lock:
+            function = self.pci.devices.get(bdf)
+            if function is None:
+                raise TreeError(f"{bdf[:80]!a}: no PCI function")
+            for one in (*function.virtual, function):
+                group = self.iommu.group(one)
+                for name in (one.name, f"vfio/{group}", f"vfio/noiommu-{group}", self.dlb.node(one) or ""):
+                    del self.core.users[name]
+            self.pci.unplug(function)
 
-    def exists(self, name: str) -> bool:
+    def has_device(self, name: str) -> bool:
         """Whether a function, a queue, or a node below `/dev` has this name."""
         return name in self.pci.devices or name in self.idxd.parts.devices or self.core.tree.has(f"/dev/{name}")
 
     def load(self, module: Loadable, *, first_time: bool = False) -> None:
-        """Loads a module. A loaded module is an error only with `first_time`. Raises `OSError`."""
-        if self.load_faults.get(module):
-            raise oserror(self.load_faults[module].pop(), module)
-        if module == "sgx":
-            self.sgx.load()
-        elif module in ("sfc", "onload"):
-            which = self.sfc if module == "sfc" else self.onload
-            if first_time or not which.loaded:
-                which.load()
-        elif module not in self.pci.drivers:
-            (self.vfio if module == "vfio-pci" else self.uio).load()
+        """Loads a module. A loaded module is an error only with `first_time`, as in modprobe(8).
+
+        Raises `OSError`, EEXIST for a loaded module.
+        """
+        with self.lock:
+            if self._load_faults.get(module):
+                raise oserror(self._load_faults[module].pop(), module)
+            if first_time or not self._modules[module].loaded:
+                self._modules[module].load()
+
+    def fail_load(self, module: Loadable, number: int, *, times: int = 1) -> None:
+        """Makes the next `times` attempts to load the module fail with this errno."""
+        with self.lock:
+            self._load_faults[module] = [number] * times
 
     def unload(self, module: Loadable) -> None:
-        """Unloads a module. Raises `OSError`: EBUSY if a device is in use, EWOULDBLOCK if another module uses it."""
-        if module == "sgx":
-            self.sgx.unload()
-        elif module == "onload":
-            self.onload.unload()
-        elif module == "sfc":
-            if self.onload.loaded:
+        """Unloads a module. Raises `OSError` as delete_module(2).
+
+        ENOENT if it is not loaded, EBUSY if a device is in use, EWOULDBLOCK if another module uses it.
+        """
+        with self.lock:
+            if not self._modules[module].loaded:
+                raise oserror(errno.ENOENT, module)
+            if module == "sfc" and self.onload.loaded:
                 raise oserror(errno.EWOULDBLOCK, module)
-            self.sfc.unload()
-        elif module in self.pci.drivers:
-            (self.vfio if module == "vfio-pci" else self.uio).unload()
+            self._modules[module].unload()
+
+    def create_stack(self, network_namespace: str = "") -> None:
+        """Creates a stack of an application. `network_namespace` is the file, empty for the host's namespace.
+
+        Raises `OSError` ENODEV if the module is not loaded.
+        """
+        with self.lock:
+            self.onload.create_stack(network_namespace)
+
+    def usermode_calls(self) -> Sequence[Call]:
+        """The programs that the kernel has started."""
+        with self.lock:
+            return self.onload.usermode.calls()
+
+    def qat(self, bdf: str) -> QatDevice:
+        """The QAT device, whose `healthy` and `refuses_to_start` may be set. Raises `TreeError`."""
+        for driver in self.pci.drivers.values():
+            if isinstance(driver, QatDriver) and bdf in driver.devices:
+                return driver.devices[bdf]
+        raise TreeError(f"{bdf[:80]!a}: not a QAT function bound to its driver")
+
+    def fpga(self, bdf: str) -> Card:
+        """The FPGA card, whose result of programming can be set. Raises `TreeError`."""
+        for driver in self._fpga_drivers.values():
+            if bdf in driver.cards:
+                return driver.cards[bdf]
+        raise TreeError(f"{bdf[:80]!a}: not an FPGA card bound to its driver")
+
+    def fpgas(self) -> Sequence[Card]:
+        return [card for driver in self._fpga_drivers.values() for card in driver.cards.values()]
+
+    def has_node(self, node: str) -> bool:
+        """Whether a node below `/dev` has this name and supports ioctls."""
+        with self.lock:
+            return any(driver.has(node) for driver in self._fpga_drivers.values())
+
+    def ioctl(self, node: str, request: int, argument: int, memory: Memory) -> int:
+        """An ioctl on the node below `/dev` of that name; `argument` is a number, or an address in `memory`.
+
+        Other calls continue meanwhile. Raises `OSError`.
+        """
+        with self.lock:
+            driver = next((driver for driver in self._fpga_drivers.values() if driver.has(node)), None)
+            if driver is None:
+                raise oserror(errno.ENOTTY, node)
+            answer = driver.ioctl(node, request, argument, memory)
+        if isinstance(answer, int):
+            return answer
+        answer.wait()
+        with self.lock:
+            return answer.finish()
 
     def _load_for(self, spec: Spec) -> None:
         """Loads the drivers that udev would load for the device."""
-        loaded = self.pci.drivers
-        if isinstance(spec, DlbSpec):
-            if self.dlb.name not in loaded:
-                self.dlb.load()
-        elif isinstance(spec, NicSpec):
-            if not self.sfc.loaded:
-                self.sfc.load()
-        elif isinstance(spec, FpgaSpec):
-            if self.fpga[spec.driver].name not in loaded:
-                self.fpga[spec.driver].load()
-        elif not isinstance(spec, QatSpec):
-            if self.idxd.name not in loaded:
-                self.idxd.load()
-        elif spec.product.driver not in loaded:
-            if not any(isinstance(driver, QatDriver) for driver in loaded.values()):
-                self.core.add_module("intel_qat")
-            for driver in (
-                QatDriver(self.pci, spec.product.driver, self._qats),
-                QatVfDriver(self.pci, spec.product.vf_driver),
-            ):
-                self.core.add_module(driver.module)
-                self.pci.register(driver)
+        for driver in self._drivers_for(spec):
+            if not driver.loaded:
+                driver.load()
+
+    def _drivers_for(self, spec: Spec) -> Sequence[PciDriver]:
+        match spec:
+            case QatSpec(product=product):
+                return QatDriver(self.pci, product.driver, self._qats), QatVfDriver(self.pci, product.vf_driver)
+            case DlbSpec():
+                return (self.dlb,)
+            case FpgaSpec(driver=driver):
+                return (self._fpga_drivers[driver],)
+            case NicSpec():
+                return (self.sfc,)
+            case _:
+                return (self.idxd,)
 
     def _plug(self, bdf: str, spec: Spec, numa_node: int) -> None:
         try:
@@ -162,7 +228,7 @@ class Hardware:
                 self._plug_fpga(bdf, spec, numa_node)
             elif isinstance(spec, NicSpec):
                 self._nics[bdf] = spec
-                self._function(bdf, spec.model, numa_node, pci_class=_ETHERNET, vendor=VENDOR)
+                self._function(bdf, Model(f"0x{spec.model}", _ETHERNET, VENDOR), numa_node)
             else:
                 self._plug_idxd(bdf, spec, numa_node)
         except OSError as error:
@@ -173,10 +239,10 @@ class Hardware:
         self._qats[bdf] = spec
         function = self._function(
             bdf,
-            product.device_id,
+            Model(f"0x{product.device_id}", _CO_PROCESSOR),
             numa_node,
             bridge=product.generation < 4 if spec.bridge is None else spec.bridge,
-            vf_device_id=product.vf_device_id,
+            vf_model=Model(f"0x{product.vf_device_id}", _CO_PROCESSOR),
             total_vfs=spec.could_have,
         )
         if spec.vfs:
@@ -187,12 +253,11 @@ class Hardware:
     def _plug_idxd(self, bdf: str, spec: DsaSpec | IaaSpec, numa_node: int) -> None:
         self._idxds[bdf] = spec
         self.idxd.configured.discard(bdf)
-        self.idxd.reset(bdf)
-        function = self._function(bdf, spec.model, numa_node, pci_class=_SYSTEM_PERIPHERAL)
+        function = self._function(bdf, Model(f"0x{spec.model}", _SYSTEM_PERIPHERAL), numa_node)
         self._bind_driver(function, "kernel" if spec.driver == "idxd" else spec.driver)
 
     def _plug_dlb(self, bdf: str, spec: DlbSpec, numa_node: int) -> None:
-        function = self._function(bdf, "2710", numa_node, vf_device_id="2711", total_vfs=spec.total_vfs)
+        function = self._function(bdf, _DLB, numa_node, vf_model=_DLB_VF, total_vfs=spec.total_vfs)
         if spec.vfs:
             self.dlb.configure_vfs(function, spec.vfs)
         if spec.provisioned:
@@ -201,33 +266,22 @@ class Hardware:
 
     def _plug_fpga(self, bdf: str, spec: FpgaSpec, numa_node: int) -> None:
         self._fpgas[bdf] = spec
-        function = self._function(
-            bdf, "09c4", numa_node, pci_class=_ACCELERATOR, vf_device_id="09c5", total_vfs=len(spec.afus)
-        )
+        function = self._function(bdf, _FPGA, numa_node, vf_model=_FPGA_VF, total_vfs=len(spec.afus))
         if spec.vfs:
-            self.fpga[spec.driver].enable_vfs(function, spec.vfs)
+            self._fpga_drivers[spec.driver].enable_vfs(function, spec.vfs)
 
     def _function(
         self,
         bdf: str,
-        device_id: str,
+        model: Model,
         numa_node: int,
         *,
-        pci_class: str = _CO_PROCESSOR,
-        vendor: str = "0x8086",
         bridge: bool = False,
-        vf_device_id: str = "",
+        vf_model: Model | None = None,
         total_vfs: int = 0,
     ) -> PciFunction:
-        function = PciFunction(
-            self.core,
-            bdf,
-            self.pci.place(bdf, bridge=bridge, numa_node=numa_node),
-            Model(f"0x{device_id}", pci_class, vendor),
-            numa_node,
-            vf_model=Model(f"0x{vf_device_id}", pci_class) if vf_device_id else None,
-            total_vfs=total_vfs,
-        )
+        parent = self.pci.place(bdf, bridge=bridge, numa_node=numa_node)
+        function = PciFunction(self.core, bdf, parent, model, numa_node, vf_model=vf_model, total_vfs=total_vfs)
         self.pci.plug(function)
         return function
 

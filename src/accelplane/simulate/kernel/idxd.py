@@ -44,11 +44,10 @@ class DeviceDriver(Driver[Device]):
         if device.enabled:
             device.status = DEV_ENABLED
             raise oserror(errno.ENXIO, device.path)
-        if device.configurable:
-            try:
-                device.check_configuration()
-            except OSError:
-                raise oserror(errno.ENXIO, device.path) from None
+        try:
+            device.check_configuration()
+        except OSError:
+            raise oserror(errno.ENXIO, device.path) from None
         device.enabled = True
         device.status = 0
 
@@ -57,8 +56,7 @@ class DeviceDriver(Driver[Device]):
             for queue in device.queues:
                 self.bus.detach(queue)
             device.enabled = False
-            if device.configurable:
-                device.reset_configuration()
+            device.reset_configuration()
 
 
 class QueueDriver(Driver[Device]):
@@ -103,17 +101,17 @@ class QueueDriver(Driver[Device]):
         if not isinstance(device, WorkQueue):
             return
         if device.minor >= 0:
-            self.core.remove_class_device(_node_path(device), "dsa", bus=True)
+            self.core.remove_class_device(_node_path(device))
             self._minors[device.device.kind].discard(device.minor)
             device.minor = -1
-        self.core.holds.drop(device.name)
+        del self.core.users[device.name]
         device.reset_configuration()
 
     def _check(self, queue: WorkQueue) -> None:
         parent = queue.device
         problems = (
             (queue.enabled, WQ_ENABLED, errno.EBUSY),
-            (queue.group is None, WQ_NO_GROUP, errno.ENXIO),
+            (not queue.has_group, WQ_NO_GROUP, errno.ENXIO),
             (not queue.name_text, WQ_NO_NAME, errno.ENXIO),
             (not queue.dedicated and not parent.sva, WQ_NO_SVM, errno.ENXIO),
             (not queue.dedicated and queue.threshold == 0, WQ_NO_THRESHOLD, errno.ENXIO),
@@ -122,8 +120,7 @@ class QueueDriver(Driver[Device]):
             if found:
                 parent.status = status
                 raise oserror(code, queue.path)
-        if parent.configurable:
-            parent.check_configuration()
+        parent.check_configuration()
 
     def _add_node(self, queue: WorkQueue) -> None:
         kind = queue.device.kind
@@ -174,10 +171,6 @@ class IdxdDriver(PciDriver):
         if device.name not in self.configured:
             self.configured.add(device.name)
             self._configure(idxd)
-
-    def reset(self, bdf: str) -> None:
-        """A new device has this address: it will be configured as described."""
-        self.configured.discard(bdf)
 
     def busy(self, device: PciFunction) -> bool:
         return False

@@ -10,6 +10,7 @@ import os
 import posixpath
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from typing import Any
 
 import msgspec
 
@@ -22,8 +23,8 @@ _new_inode = itertools.count(2).__next__
 class Attribute:
     """A small file. Its content is fixed, or returned by `read`; `write` gets the text that was written, unchanged.
 
-    A newline is appended to the content, as in almost every attribute, except with `raw`. Both functions may raise
-    `OSError`.
+    Truth values are shown as 0 and 1. A newline is appended to the content, as in almost every attribute, except with
+    `raw`. Both functions may raise `OSError`.
     """
 
     __slots__ = ("inode", "mode", "raw", "read", "text", "write")
@@ -32,7 +33,7 @@ class Attribute:
         self,
         text: str | int = "",
         *,
-        read: Callable[[], str | int] | None = None,
+        read: Callable[[], object] | None = None,
         write: Callable[[str], None] | None = None,
         mode: int | None = None,
         raw: bool = False,
@@ -46,14 +47,48 @@ class Attribute:
 
     def content(self) -> bytes:
         """The content for readers. Raises `OSError`."""
-        text = self.text if self.read is None else str(self.read())
-        content = text.encode(errors="surrogateescape")
+        value = self.text if self.read is None else self.read()
+        content = str(int(value) if isinstance(value, bool) else value).encode(errors="surrogateescape")
         return content if self.raw else content + b"\n"
 
 
 def command(write: Callable[[str], None]) -> Attribute:
     """An attribute that is only written, such as `bind`."""
     return Attribute(write=write, mode=0o200)
+
+
+def variable(
+    owner: object,
+    field: str,
+    parse: Callable[[str], Any] = str,
+    *,
+    check: Callable[[], None] = lambda: None,
+    convert: Callable[[Any], object] = lambda value: value,
+    show: Callable[[Any], object] = lambda value: value,
+) -> Attribute:
+    """An attribute that shows a field of `owner` and sets it.
+
+    A write calls `parse` with the text, then `check`, then `convert` with the parsed value: the order in which the
+    driver finds errors. Each of them may raise `OSError`.
+    """
+
+    def write(text: str) -> None:
+        value = parse(text)
+        check()
+        setattr(owner, field, convert(value))
+
+    return Attribute(read=lambda: show(getattr(owner, field)), write=write)
+
+
+def stored(value: str | int, parse: Callable[[str], object] = str, *, raw: bool = False) -> Attribute:
+    """An attribute whose content is replaced by the parsed text of a write."""
+    attribute = Attribute(value, raw=raw, mode=0o644)
+
+    def write(text: str) -> None:
+        attribute.text = str(parse(text))
+
+    attribute.write = write
+    return attribute
 
 
 class Link(msgspec.Struct, eq=False):
@@ -140,7 +175,7 @@ class Tree:
             if part == "..":
                 done = done.rpartition("/")[0]
                 continue
-            entry = self._child(done, part)
+            entry = self._entry_at(f"{done}/{part}")
             if not isinstance(entry, Link):
                 if entry is None and pending:
                     raise oserror(errno.ENOENT, path)
@@ -158,7 +193,7 @@ class Tree:
         parent, name = posixpath.split(path)
         if not name:
             return self.root
-        entry = self._child(self.resolve(parent) if parent != "/" else "", name)
+        entry = self._entry_at(f"{self.resolve(parent)}/{name}")
         if entry is None:
             raise oserror(errno.ENOENT, path)
         return entry
@@ -183,7 +218,14 @@ class Tree:
         found = [""]
         for part in filter(None, pattern.split("/")):
             if any(character in part for character in "*?["):
-                found = [f"{base}/{name}" for base in found for name in self._names(base) if fnmatchcase(name, part)]
+                parents = [(base, self._entry_at(base)) for base in found]
+                found = [
+                    f"{base}/{name}"
+                    for base, parent in parents
+                    if isinstance(parent, Directory)
+                    for name in parent.entries
+                    if fnmatchcase(name, part)
+                ]
             else:
                 found = [f"{base}/{part}" for base in found]
             found = [self.resolve(path) for path in found if self.has(path)]
@@ -222,14 +264,6 @@ class Tree:
                 return None
             entry = entry.entries.get(part)
         return entry
-
-    def _names(self, path: str) -> list[str]:
-        entry = self._entry_at(path)
-        return list(entry.entries) if isinstance(entry, Directory) else []
-
-    def _child(self, canonical: str, name: str) -> Entry | None:
-        parent = self._entry_at(canonical)
-        return parent.entries.get(name) if isinstance(parent, Directory) else None
 
 
 def link_text(path: str, target: str) -> str:

@@ -8,11 +8,12 @@ import os
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 
-from accelplane.simulate.journal import Journal, Nodes, Numbers
+from accelplane.simulate.journal import Journal, Nodes
 from accelplane.simulate.kernel.control import CONTROL, Control
 from accelplane.simulate.kernel.fuse import FuseUnavailable, bind_mount, serve_fuse
 from accelplane.simulate.kernel.kernel import Kernel
-from accelplane.simulate.kernel.model import DeviceNode, Directory, Entry, Link, link_text
+from accelplane.simulate.kernel.model import Attribute, Entry
+from accelplane.simulate.kernel.snapshot import create_entry
 
 
 class DeviceDirectory:
@@ -21,7 +22,7 @@ class DeviceDirectory:
     def __init__(self, kernel: Kernel, prefix: str, device_nodes: Nodes, numbers: tuple[int, int] | None) -> None:
         self._kernel = kernel
         self._prefix = prefix
-        self._journal = Journal(prefix, device_nodes, Numbers(*numbers) if numbers else None)
+        self._journal = Journal(prefix, device_nodes, numbers)
 
     @contextmanager
     def synchronized(self) -> Generator[None, None, None]:
@@ -30,30 +31,23 @@ class DeviceDirectory:
         os.makedirs(f"{self._prefix}/dev", exist_ok=True)
         with self._kernel.lock:
             for path, entry in tree.walk("/dev"):
-                self._put(path, entry)
-            tree.watchers.append(self._changed)
+                self._update(path, entry)
+            tree.watchers.append(self._update)
         try:
             yield
         finally:
             with self._kernel.lock:
-                tree.watchers.remove(self._changed)
+                tree.watchers.remove(self._update)
                 for path, _entry in reversed(list(tree.walk("/dev"))):
                     self._remove(path)
 
-    def _changed(self, path: str, entry: Entry | None) -> None:
-        if path.startswith("/dev/"):
-            if entry is None:
-                self._remove(path)
-            else:
-                self._put(path, entry)
-
-    def _put(self, path: str, entry: Entry) -> None:
-        if isinstance(entry, Directory):
-            os.makedirs(self._prefix + path, exist_ok=True)
-        elif isinstance(entry, DeviceNode):
-            self._journal.node(path, entry.numbers)
-        elif isinstance(entry, Link):
-            self._journal.link_as(path, link_text(path, entry.target))
+    def _update(self, path: str, entry: Entry | None) -> None:
+        if not path.startswith("/dev/"):
+            return
+        if entry is None:
+            self._remove(path)
+        elif not isinstance(entry, Attribute):
+            create_entry(self._journal, self._prefix, path, entry)
 
     def _remove(self, path: str) -> None:
         local = self._prefix + path

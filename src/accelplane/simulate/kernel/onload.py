@@ -6,10 +6,11 @@ unloading); OpenOnload's documentation of the control plane server (when the mod
 
 import errno
 from collections.abc import Mapping
+from functools import partial
 
 from accelplane.simulate.journal import Numbers
 from accelplane.simulate.kernel.core import Core
-from accelplane.simulate.kernel.model import Attribute, oserror
+from accelplane.simulate.kernel.model import Attribute, oserror, stored, variable
 from accelplane.simulate.kernel.numbers import boolean, number
 from accelplane.simulate.kernel.pci import PciBus, PciDriver, PciFunction
 from accelplane.simulate.kernel.usermode import Usermode
@@ -22,6 +23,7 @@ _DEFAULT_SERVER = "/sbin/onload_cp_server"
 _MAJOR = 235  # assigned dynamically by the kernel
 _NODES = ("onload", "onload_epoll", "sfc_char")
 _MODULES = ("sfc_resource", "sfc_char", "onload")
+_unsigned = partial(number, most=2**31 - 1)
 
 
 class SfcDriver(PciDriver):
@@ -36,24 +38,6 @@ class SfcDriver(PciDriver):
         super().__init__(bus)
         self._specs = specs
         self._interfaces: dict[str, str] = {}
-
-    @property
-    def loaded(self) -> bool:
-        return self.name in self.bus.drivers
-
-    def load(self) -> None:
-        """Raises `OSError` EEXIST."""
-        if self.loaded:
-            raise oserror(errno.EEXIST, self.module)
-        self.core.add_module(self.module)
-        self.bus.register(self)
-
-    def unload(self) -> None:
-        """Raises `OSError` ENOENT."""
-        if not self.loaded:
-            raise oserror(errno.ENOENT, self.module)
-        self.bus.unregister(self)
-        self.core.remove_module(self.module)
 
     def probe(self, device: PciFunction) -> None:
         spec = self._specs.get(device.name)
@@ -70,20 +54,13 @@ class SfcDriver(PciDriver):
             "operstate": "up",
             "speed": 25000,
             "type": 1,
-            "uevent": Attribute(f"INTERFACE={name}\nIFINDEX={index}", mode=0o644),
         }
         self.core.tree.directory(path, attributes)
-        self.core.tree.link(f"{path}/subsystem", "/sys/class/net")
-        self.core.tree.link(f"{path}/device", device.path)
-        self.core.tree.link(f"/sys/class/net/{name}", path)
-        self.core.send_uevent("add", path, "net", INTERFACE=name, IFINDEX=str(index))
+        self.core.add_class_device(path, "net", parent=device.path, INTERFACE=name, IFINDEX=str(index))
 
     def release(self, device: PciFunction) -> None:
-        name = self._interfaces.pop(device.name)
-        path = f"{device.path}/net/{name}"
-        self.core.tree.remove(f"/sys/class/net/{name}")
+        self.core.remove_class_device(f"{device.path}/net/{self._interfaces.pop(device.name)}")
         self.core.tree.remove(f"{device.path}/net")
-        self.core.send_uevent("remove", path, "net", INTERFACE=name)
 
     def _free(self) -> int:
         names = set(self._interfaces.values())
@@ -119,16 +96,14 @@ class Onload:
         self.core.add_module("onload", self._parameters())
 
     def unload(self) -> None:
-        """Raises `OSError`: ENOENT, or EBUSY while an application has a device node open."""
-        if not self.loaded:
-            raise oserror(errno.ENOENT, "onload")
-        if any(self.core.holds.users(name) for name in _NODES):
+        """Raises `OSError` EBUSY while an application has a device node open."""
+        if any(self.core.users[name] for name in _NODES):
             raise oserror(errno.EBUSY, "onload")
         self.loaded = False
         self._served.clear()
         self.core.remove_module("onload")
         for name in _NODES:
-            self.core.remove_class_device(f"/sys/devices/virtual/misc/{name}", "misc")
+            self.core.remove_class_device(f"/sys/devices/virtual/misc/{name}")
         for module in reversed(_MODULES[:-1]):
             self.core.remove_module(module)
 
@@ -146,16 +121,11 @@ class Onload:
         return {
             "cplane_server_path": Attribute(read=lambda: self._path, write=self._set_path),
             "cplane_server_params": Attribute(read=lambda: self._arguments, write=self._set_arguments),
-            "cplane_spawn_server": Attribute(read=lambda: "Y" if self._spawns else "N", write=self._set_spawns),
-            **{
-                name: _number(default)
-                for name, default in {
-                    "cplane_init_timeout": 10,
-                    "cplane_server_grace_timeout": 30,
-                    "cplane_server_uid": 0,
-                    "cplane_server_gid": 0,
-                }.items()
-            },
+            "cplane_spawn_server": variable(self, "_spawns", boolean, show=lambda spawns: "Y" if spawns else "N"),
+            "cplane_init_timeout": stored(10, _unsigned),
+            "cplane_server_grace_timeout": stored(30, _unsigned),
+            "cplane_server_uid": stored(0, _unsigned),
+            "cplane_server_gid": stored(0, _unsigned),
         }
 
     def _set_path(self, text: str) -> None:
@@ -168,12 +138,9 @@ class Onload:
         if self._arguments != before:
             self._restart_initial()
 
-    def _set_spawns(self, text: str) -> None:
-        self._spawns = boolean(text)
-
     def _restart_initial(self) -> None:
         """Restarts the server of the initial namespace, unless applications use it."""
-        if not any(self.core.holds.users(name) for name in _NODES):
+        if not any(self.core.users[name] for name in _NODES):
             self._start_server("")
 
     def _start_server(self, network_namespace: str) -> None:
@@ -188,13 +155,3 @@ def _text(text: str) -> str:
     if len(text) > _MAX_TEXT:
         raise oserror(errno.ENOSPC)
     return text.strip()
-
-
-def _number(default: int) -> Attribute:
-    attribute = Attribute(default)
-
-    def write(text: str) -> None:
-        attribute.text = str(number(text, most=2**31 - 1))
-
-    attribute.write, attribute.mode = write, 0o644
-    return attribute

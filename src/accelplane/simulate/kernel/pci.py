@@ -11,7 +11,7 @@ from accelplane.simulate.functions import pci_attributes, virtual_address
 from accelplane.simulate.journal import TreeError
 from accelplane.simulate.kernel.core import Bus, Core, Device, Driver
 from accelplane.simulate.kernel.iommu import Iommu
-from accelplane.simulate.kernel.model import Attribute, command, oserror
+from accelplane.simulate.kernel.model import Attribute, command, oserror, variable
 from accelplane.simulate.kernel.numbers import boolean, number
 from accelplane.simulate.specs import Model
 
@@ -60,16 +60,38 @@ class PciFunction(Device):
 
 
 class PciDriver(Driver[PciFunction]):
-    """A driver with a table of ids and `new_id`. With `any_by_override` it binds any function by `driver_override`."""
+    """A driver with a table of ids and `new_id`. `directories` of sysfs exist while its module is loaded."""
 
     vendor = _INTEL
     ids: Sequence[str] = ()
+    directories: Sequence[str] = ()
+    parameters: Mapping[str, str] = {}
 
     def __init__(self, bus: "PciBus") -> None:
         self.bus = bus
         self.core = bus.core
         self._dynamic_ids: list[tuple[int, int]] = []
         self._numbers: dict[str, int] = {}  # of the nodes of bound functions, for drivers that make nodes
+
+    @property
+    def loaded(self) -> bool:
+        return self.name in self.bus.drivers
+
+    def load(self) -> None:
+        """Loads the module. Raises `OSError` EEXIST if it is loaded."""
+        if self.loaded:
+            raise oserror(errno.EEXIST, self.module)
+        self.core.add_module(self.module, self.parameters)
+        for path in self.directories:
+            self.core.tree.directory(path)
+        self.bus.register(self)
+
+    def unload(self) -> None:
+        """Unloads the module. Raises `OSError` EBUSY if a device is in use."""
+        self.bus.unregister(self)
+        for path in self.directories:
+            self.core.tree.remove(path)
+        self.core.remove_module(self.module)
 
     def attributes(self) -> Mapping[str, Attribute]:
         return {"new_id": command(self._new_id), "remove_id": command(self._remove_id)}
@@ -86,7 +108,7 @@ class PciDriver(Driver[PciFunction]):
         return known or (vendor, device_id) in self._dynamic_ids
 
     def busy(self, device: PciFunction) -> bool:
-        return self.core.holds.users(device.name) > 0 or any(map(self.bus.busy, device.virtual))
+        return self.core.users[device.name] > 0 or any(map(self.bus.busy, device.virtual))
 
     def configure_vfs(self, function: PciFunction, count: int) -> None:
         """Enables `count` virtual functions, or disables them. Raises `OSError`, ENOENT for drivers that cannot."""
@@ -136,9 +158,7 @@ class PciBus(Bus[PciFunction]):
             function.path,
             {
                 **function.static(),
-                "driver_override": Attribute(
-                    read=lambda: function.override or "(null)", write=lambda text: _set_override(function, text)
-                ),
+                "driver_override": variable(function, "override", _override, show=lambda name: name or "(null)"),
                 "remove": command(lambda text: self._remove_one(function, text)),
             },
         )
@@ -150,9 +170,7 @@ class PciBus(Bus[PciFunction]):
                     "sriov_numvfs": Attribute(
                         read=lambda: len(function.virtual), write=lambda text: self._set_vfs(function, text)
                     ),
-                    "sriov_drivers_autoprobe": Attribute(
-                        read=lambda: int(function.vf_autoprobe), write=lambda text: _set_vf_autoprobe(function, text)
-                    ),
+                    "sriov_drivers_autoprobe": variable(function, "vf_autoprobe", boolean),
                     "sriov_vf_device": function.vf_model.device_id[2:] if function.vf_model else "0",
                 },
             )
@@ -233,11 +251,7 @@ def _ids(text: str) -> tuple[int, int]:
         raise oserror(errno.EINVAL) from None
 
 
-def _set_override(function: PciFunction, text: str) -> None:
+def _override(text: str) -> str:
     if len(text) >= _PAGE - 1:
         raise oserror(errno.EINVAL)
-    function.override = text.partition("\n")[0]
-
-
-def _set_vf_autoprobe(function: PciFunction, text: str) -> None:
-    function.vf_autoprobe = boolean(text)
+    return text.partition("\n")[0]

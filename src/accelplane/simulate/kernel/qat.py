@@ -11,13 +11,13 @@ changing services of a device that is up fails with EINVAL, not EBUSY.
 import errno
 from collections.abc import Sequence
 
-from accelplane.simulate.kernel.model import Attribute, oserror
-from accelplane.simulate.kernel.numbers import boolean, number
+from accelplane.simulate.kernel.model import Attribute, oserror, variable
+from accelplane.simulate.kernel.numbers import boolean, decimal, within, word_of
 from accelplane.simulate.kernel.pci import PciBus, PciDriver, PciFunction
 from accelplane.simulate.offload import QAT_PRODUCTS, QatSpec
 
 _ORDER = ("asym", "sym", "dc", "decomp", "dcc")  # the order of the driver's service mask
-_RING_PAIRS = {4: 64, 6: 64}
+_RING_PAIRS = 64  # in the fourth and sixth generation
 
 
 class QatDevice:
@@ -49,10 +49,10 @@ class QatDevice:
             {
                 "state": Attribute(read=lambda: "up" if self.up else "down", write=self._set_state),
                 "cfg_services": Attribute(read=lambda: self.services, write=self._set_services),
-                "pm_idle_enabled": Attribute(read=lambda: int(self.idle_power), write=self._set_idle_power),
-                "auto_reset": Attribute(read=lambda: "on" if self.auto_reset else "off", write=self._set_auto_reset),
-                "rp2srv": Attribute(read=self._ring_service, write=self._set_ring),
-                "num_rps": _RING_PAIRS[self.product.generation],
+                "pm_idle_enabled": variable(self, "idle_power", boolean, check=self._check_down),
+                "auto_reset": variable(self, "auto_reset", boolean, show=lambda on: "on" if on else "off"),
+                "rp2srv": variable(self, "ring", decimal, convert=within(0, _RING_PAIRS - 1), show=self._ring_service),
+                "num_rps": _RING_PAIRS,
             },
         )
 
@@ -86,19 +86,15 @@ class QatDevice:
 
     def check_unused(self) -> None:
         """Raises `OSError` EBUSY if the device is in use."""
-        if self.core.holds.users(self.function.name):
+        if self.core.users[self.function.name]:
             raise oserror(errno.EBUSY, self.function.path)
 
     def _set_state(self, text: str) -> None:
         self.check_unused()
-        word = text.removesuffix("\n")
-        if word == "down":
-            if self.up:
-                self.stop()
-        elif word == "up":
+        if word_of("up", "down")(text) == "up":
             self.start()
-        else:
-            raise oserror(errno.EINVAL)
+        elif self.up:
+            self.stop()
 
     def _set_services(self, text: str) -> None:
         services = text.removesuffix("\n").split(";")
@@ -107,30 +103,18 @@ class QatDevice:
             raise oserror(errno.EINVAL)
         if ("dcc" in chosen and len(chosen) > 1) or ("decomp" in chosen and self.product.generation < 6):
             raise oserror(errno.EINVAL)
-        if self.up:
-            raise oserror(errno.EINVAL)
+        self._check_down()
         self.services = ";".join(word for word in _ORDER if word in chosen)
 
-    def _set_auto_reset(self, text: str) -> None:
-        self.auto_reset = boolean(text)
-
-    def _set_idle_power(self, text: str) -> None:
-        value = boolean(text)
+    def _check_down(self) -> None:
         if self.up:
             raise oserror(errno.EINVAL)
-        self.idle_power = value
 
-    def _set_ring(self, text: str) -> None:
-        ring = number(text, base=10)
-        if ring >= _RING_PAIRS[self.product.generation]:
-            raise oserror(errno.EINVAL)
-        self.ring = ring
-
-    def _ring_service(self) -> str:
-        if self.ring < 0:
+    def _ring_service(self, ring: int) -> str:
+        if ring < 0:
             raise oserror(errno.EINVAL)
         services = [word.replace("decomp", "dc").replace("dcc", "dc") for word in self.services.split(";")]
-        return services[self.ring % len(services)]
+        return services[ring % len(services)]
 
     def _configuration(self) -> str:
         enabled = f"ServicesEnabled = {self.services}\n" if self.product.generation >= 4 else ""
@@ -148,6 +132,11 @@ class QatDriver(PciDriver):
         self.ids = [product.device_id for product in products]
         self.devices: dict[str, QatDevice] = {}
         self._specs = specs
+
+    def load(self) -> None:
+        if not self.core.tree.has("/sys/module/intel_qat"):
+            self.core.add_module("intel_qat")
+        super().load()
 
     def probe(self, device: PciFunction) -> None:
         spec = self._specs.get(device.name, QatSpec())

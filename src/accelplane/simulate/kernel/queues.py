@@ -5,11 +5,11 @@ forgets), Documentation/ABI/stable/sysfs-driver-dma-idxd.
 """
 
 import errno
-from functools import partial
+from collections.abc import Callable
 
 from accelplane.simulate.kernel.core import Core, Device
-from accelplane.simulate.kernel.model import Attribute, oserror
-from accelplane.simulate.kernel.numbers import boolean, number
+from accelplane.simulate.kernel.model import Attribute, oserror, variable
+from accelplane.simulate.kernel.numbers import boolean, decimal, number, signed_int, signed_long, within, word_of
 from accelplane.simulate.kernel.pci import PciFunction
 from accelplane.simulate.offload import DsaSpec, IaaSpec
 
@@ -17,8 +17,11 @@ NO_SHARED_SUPPORT, NONE_CONFIGURED = 0x800C0000, 0x800D0000  # in `cmd_status`
 VERSIONS = {"0b25": 0x100, "11fb": 0x200, "1212": 0x300, "0cfe": 0x100, "1216": 0x200}
 MAJORS = {"dsa": 234, "iax": 235}  # the kernel assigns these dynamically
 
-_MAX_NAME, _MAX_DRIVER_NAME = 1024, 128
+_MAX_SIZE, _MAX_BUFFERS = 128, 96  # shared by the queues and by the groups of a device
+_MAX_TRANSFER, _MAX_BATCH = 2**31, 1024
 _DEFAULT_TRANSFER, _DEFAULT_BATCH = 2 * 1024**2, 32
+_MAX_NAME, _MAX_DRIVER_NAME = 1024, 128
+_NO_GROUP = -1
 _ALL_OPERATIONS = ",".join(["00000000"] * 6 + ["00000001", "003f03ff"])
 
 
@@ -33,15 +36,10 @@ class IdxdDevice(Device):
         self.index = index
         self.sva = sva
         self.version = VERSIONS[spec.model]
-        self.configurable = True
         self.enabled = False
         self.status = 0
         self.buffer_limit = 0
         self.event_log_size = 64
-        self.max_size = 128
-        self.max_transfer = 2**31
-        self.max_batch = 1024
-        self.max_buffers = 96
         self.groups = [Group(core, self, number) for number in range(spec.max_groups)]
         self.queues = [WorkQueue(core, self, number) for number in range(spec.max_queues)]
         self.engines = [Engine(core, self, number) for number in range(spec.max_engines)]
@@ -54,85 +52,70 @@ class IdxdDevice(Device):
             "version": f"{self.version:#x}",
             "max_groups": len(self.groups),
             "max_work_queues": len(self.queues),
-            "max_work_queues_size": self.max_size,
+            "max_work_queues_size": _MAX_SIZE,
             "max_engines": len(self.engines),
             "numa_node": self.function.numa_node,
-            "max_transfer_size": self.max_transfer,
-            "op_cap": self.queues[0].operations,
+            "max_transfer_size": _MAX_TRANSFER,
+            "op_cap": _ALL_OPERATIONS,
             "gen_cap": "0x71f10901f0105",
-            "configurable": Attribute(read=lambda: int(self.configurable)),
-            "clients": Attribute(read=lambda: sum(self.core.holds.users(queue.name) for queue in self.queues)),
+            "configurable": 1,
+            "clients": Attribute(read=lambda: sum(self.core.users[queue.name] for queue in self.queues)),
             "pasid_enabled": int(self.sva),
             "state": Attribute(read=lambda: "enabled" if self.enabled else "disabled"),
             "errors": ",".join(["00000000"] * 8),
             "cdev_major": MAJORS[self.kind],
-            "cmd_status": Attribute(read=lambda: f"{self.status:#x}" if self.status else "0", write=self._clear_status),
+            # Any text clears it.
+            "cmd_status": variable(
+                self, "status", lambda _text: 0, show=lambda status: f"{status:#x}" if status else 0
+            ),
         }
         if self.kind == "dsa":
-            files["max_batch_size"] = self.max_batch
-            files |= dict.fromkeys(("max_read_buffers", "max_tokens"), self.max_buffers)
+            files["max_batch_size"] = _MAX_BATCH
+            files |= dict.fromkeys(("max_read_buffers", "max_tokens"), _MAX_BUFFERS)
             for name in ("read_buffer_limit", "token_limit"):
-                files[name] = Attribute(read=lambda: self.buffer_limit, write=self._set_buffer_limit)
+                files[name] = variable(
+                    self, "buffer_limit", decimal, check=self.check_disabled, convert=within(0, _MAX_BUFFERS)
+                )
         elif self.version > 0x100:
             files["iaa_cap"] = "0x3"
         if self.version > 0x100:
-            files["event_log_size"] = Attribute(read=lambda: self.event_log_size, write=self._set_event_log_size)
+            files["event_log_size"] = variable(
+                self, "event_log_size", decimal, check=self.check_disabled, convert=within(0x40, 0xFFFF)
+            )
         self.core.tree.directory(self.path, files)
         for part in (*self.queues, *self.engines, *self.groups):
             part.add_files()
 
-    def group_number(self, written: int) -> int | None:
-        """The group of a written number, None for -1. Raises `OSError` EINVAL."""
-        if not -1 <= written < len(self.groups):
-            raise oserror(errno.EINVAL, self.path)
-        return None if written == -1 else written
+    def check_disabled(self) -> None:
+        """Raises `OSError` EPERM if the device is enabled."""
+        if self.enabled:
+            raise oserror(errno.EPERM, self.path)
 
     def check_configuration(self) -> None:
         """Checks the configuration, as the driver does before enabling. Raises `OSError` EINVAL, and sets `status`."""
-        grouped = [queue for queue in self.queues if queue.group is not None]
+        grouped = [queue for queue in self.queues if queue.has_group]
         if any(not queue.dedicated for queue in grouped) and not self.sva:
             self.status = NO_SHARED_SUPPORT
             raise oserror(errno.EINVAL, self.path)
         if not grouped:
             self.status = NONE_CONFIGURED
             raise oserror(errno.EINVAL, self.path)
-        if all(engine.group is None for engine in self.engines):
+        if all(engine.group == _NO_GROUP for engine in self.engines):
             raise oserror(errno.EINVAL, self.path)
 
     def reset_configuration(self) -> None:
         """Resets the configuration, as disabling the device does."""
         for queue in self.queues:
             queue.reset_configuration()
-            queue.size, queue.group = 0, None
+            queue.size, queue.group = 0, _NO_GROUP
         for engine in self.engines:
-            engine.group = None
+            engine.group = _NO_GROUP
         for group in self.groups:
             group.reset_configuration()
 
-    def _clear_status(self, _text: str) -> None:
-        self.status = 0
-
-    def _set_buffer_limit(self, text: str) -> None:
-        value = number(text, base=10)
-        self._check()
-        if value > self.max_buffers:
-            raise oserror(errno.EINVAL)
-        self.buffer_limit = value
-
-    def _set_event_log_size(self, text: str) -> None:
-        value = number(text, base=10)
-        self._check()
-        if not 0x40 <= value <= 0xFFFF:
-            raise oserror(errno.EINVAL)
-        self.event_log_size = value
-
-    def _check(self) -> None:
-        if self.enabled or not self.configurable:
-            raise oserror(errno.EPERM, self.path)
-
 
 class Part(Device):
-    """A numbered part of a device."""
+    """A numbered part of a device. `group` is the number of the group of a queue or engine, -1 without one."""
 
     def __init__(self, core: Core, device: IdxdDevice, kind: str, index: int) -> None:
         name = f"{kind}{device.index}.{index}"
@@ -140,19 +123,16 @@ class Part(Device):
         self.device = device
         self.kind = kind
         self.index = index
+        self.group = _NO_GROUP
 
     def fields(self) -> dict[str, str]:
         return {"DEVTYPE": self.kind}
 
-    def check_configurable(self) -> None:
-        """Raises `OSError` EPERM if the configuration is read-only."""
-        if not self.device.configurable:
-            raise oserror(errno.EPERM, self.path)
-
-    def check_device_disabled(self) -> None:
-        """Raises `OSError` EPERM if the device is enabled."""
-        if self.device.enabled:
-            raise oserror(errno.EPERM, self.path)
+    def group_id(self, check: Callable[[], None] = lambda: None) -> Attribute:
+        """The file `group_id` of a queue or engine."""
+        return variable(
+            self, "group", signed_long, check=check, convert=within(_NO_GROUP, self.device.spec.max_groups - 1)
+        )
 
 
 class WorkQueue(Part):
@@ -160,10 +140,8 @@ class WorkQueue(Part):
 
     def __init__(self, core: Core, device: IdxdDevice, index: int) -> None:
         super().__init__(core, device, "wq", index)
-        self.enabled = False
         self.minor = -1
         self.size = 0
-        self.group: int | None = None
         self.driver_name = ""
         self.reset_configuration()
 
@@ -183,133 +161,79 @@ class WorkQueue(Part):
         self.max_batch = _DEFAULT_BATCH
         self.operations = _ALL_OPERATIONS
 
+    @property
+    def has_group(self) -> bool:
+        return self.group != _NO_GROUP
+
     def add_files(self) -> None:
+        check = self._check_disabled
         files = {
-            "clients": Attribute(read=lambda: self.core.holds.users(self.name)),
+            "clients": Attribute(read=lambda: self.core.users[self.name]),
             "state": Attribute(read=lambda: "enabled" if self.enabled else "disabled"),
-            "group_id": Attribute(read=lambda: -1 if self.group is None else self.group, write=self._set_group),
+            "group_id": self.group_id(check),
             "mode": Attribute(read=lambda: "dedicated" if self.dedicated else "shared", write=self._set_mode),
-            "size": Attribute(read=lambda: self.size, write=self._set_size),
-            "priority": Attribute(read=lambda: self.priority, write=self._set_priority),
-            "block_on_fault": Attribute(read=lambda: int(self.block_on_fault), write=self._set_block_on_fault),
+            "size": variable(self, "size", decimal, check=self.device.check_disabled, convert=self._size),
+            "priority": variable(self, "priority", decimal, check=check, convert=within(0, 15)),
+            "block_on_fault": Attribute(read=lambda: self.block_on_fault, write=self._set_block_on_fault),
             "threshold": Attribute(read=lambda: self.threshold, write=self._set_threshold),
             "type": Attribute(read=lambda: self.type, write=self._set_type),
-            "name": Attribute(read=lambda: self.name_text, write=self._set_name),
+            "name": variable(self, "name_text", check=check, convert=_text_up_to(_MAX_NAME)),
             "cdev_minor": Attribute(read=self._cdev_minor),
-            "max_transfer_size": Attribute(read=lambda: self.max_transfer, write=self._set_max_transfer),
-            "ats_disable": Attribute(read=lambda: int(self.ats_disable), write=self._set_ats_disable),
-            "occupancy": Attribute(read=lambda: 0),
+            "max_transfer_size": variable(self, "max_transfer", check=check, convert=_power_of_two(_MAX_TRANSFER)),
+            "ats_disable": variable(self, "ats_disable", check=check, convert=boolean),
+            "occupancy": 0,
             "enqcmds_retries": Attribute(read=self._retries, write=self._set_retries),
-            "op_config": Attribute(read=lambda: self.operations, write=self._set_operations),
+            "op_config": variable(self, "operations", check=check, convert=_operations),
         }
         if self.device.kind == "dsa":
-            files["max_batch_size"] = Attribute(read=lambda: self.max_batch, write=self._set_max_batch)
+            files["max_batch_size"] = variable(self, "max_batch", check=check, convert=_power_of_two(_MAX_BATCH))
         if self.device.version > 0x100:
-            files["prs_disable"] = Attribute(read=lambda: int(self.prs_disable), write=self._set_prs_disable)
+            files["prs_disable"] = Attribute(read=lambda: self.prs_disable, write=self._set_prs_disable)
         if self.device.spec.driver_name_file:
-            files["driver_name"] = Attribute(read=lambda: self.driver_name, write=self._set_driver_name)
+            files["driver_name"] = variable(self, "driver_name", check=check, convert=_text_up_to(_MAX_DRIVER_NAME))
         self.core.tree.directory(self.path, files)
-
-    def _check(self, busy: int = errno.EPERM) -> None:
-        self.check_configurable()
-        self._check_disabled(busy)
 
     def _check_disabled(self, busy: int = errno.EPERM) -> None:
         if self.enabled:
             raise oserror(busy, self.path)
 
-    def _set_group(self, text: str) -> None:
-        group = number(text, base=10, least=-(2**63), most=2**63 - 1)
-        self._check()
-        self.group = self.device.group_number(group)
-
     def _set_mode(self, text: str) -> None:
-        self._check()
-        word = text.removesuffix("\n")
-        if word not in ("dedicated", "shared"):
-            raise oserror(errno.EINVAL)
-        self.dedicated = word == "dedicated"
+        self._check_disabled()
+        self.dedicated = word_of("dedicated", "shared")(text) == "dedicated"
         if self.dedicated:
             self.threshold = 0
 
-    def _set_size(self, text: str) -> None:
-        size = number(text, base=10)
-        self.check_configurable()
-        self.check_device_disabled()
-        if size + sum(queue.size for queue in self.device.queues if queue is not self) > self.device.max_size:
+    def _size(self, size: int) -> int:
+        if size + sum(queue.size for queue in self.device.queues if queue is not self) > _MAX_SIZE:
             raise oserror(errno.EINVAL)
-        self.size = size
-
-    def _set_priority(self, text: str) -> None:
-        priority = number(text, base=10)
-        self._check()
-        if priority > 15:
-            raise oserror(errno.EINVAL)
-        self.priority = priority
+        return size
 
     def _set_block_on_fault(self, text: str) -> None:
-        self._check(errno.ENXIO)
+        self._check_disabled(errno.ENXIO)
         block = boolean(text)
         if block and self.prs_disable:
             raise oserror(errno.EOPNOTSUPP)
         self.block_on_fault = block
 
     def _set_threshold(self, text: str) -> None:
-        threshold = number(text)
-        if not 0 < threshold <= self.size:
-            raise oserror(errno.EINVAL)
-        self._check(errno.ENXIO)
+        threshold = within(1, self.size)(number(text))
+        self._check_disabled(errno.ENXIO)
         if self.dedicated:
             raise oserror(errno.EINVAL)
         self.threshold = threshold
 
     def _set_type(self, text: str) -> None:
         self._check_disabled()
-        word = text.removesuffix("\n")
-        if word not in ("none", "kernel", "user"):
-            raise oserror(errno.EINVAL)
+        word = word_of("none", "kernel", "user")(text)
         if word != self.type:
             self.name_text = ""
         self.type = word
-
-    def _set_name(self, text: str) -> None:
-        self._check_disabled()
-        self.name_text = _short(text, _MAX_NAME)
-
-    def _set_driver_name(self, text: str) -> None:
-        self._check_disabled()
-        self.driver_name = _short(text, _MAX_DRIVER_NAME)
-
-    def _set_max_transfer(self, text: str) -> None:
-        self._check()
-        self.max_transfer = _power_of_two(text, self.device.max_transfer)
-
-    def _set_max_batch(self, text: str) -> None:
-        self._check()
-        self.max_batch = _power_of_two(text, self.device.max_batch)
-
-    def _set_ats_disable(self, text: str) -> None:
-        self._check()
-        self.ats_disable = boolean(text)
 
     def _set_prs_disable(self, text: str) -> None:
         self._check_disabled()
         self.prs_disable = boolean(text)
         if self.prs_disable:
             self.block_on_fault = False
-
-    def _set_operations(self, text: str) -> None:
-        self._check_disabled()
-        words = text.strip().split(",")
-        try:
-            mask = [int(word, 16) for word in words]
-        except ValueError:
-            raise oserror(errno.EINVAL) from None
-        known = [int(word, 16) for word in _ALL_OPERATIONS.split(",")]
-        padded = [0] * (len(known) - len(mask)) + mask
-        if len(padded) > len(known) or any(one & ~other for one, other in zip(padded, known, strict=True)):
-            raise oserror(errno.EINVAL)
-        self.operations = ",".join(f"{word:08x}" for word in padded)
 
     def _retries(self) -> int:
         if self.dedicated:
@@ -318,7 +242,7 @@ class WorkQueue(Part):
 
     def _set_retries(self, text: str) -> None:
         self._retries()
-        self.retries = min(number(text, base=10), 64)
+        self.retries = min(decimal(text), 64)
 
     def _cdev_minor(self) -> int:
         if self.minor < 0:
@@ -331,16 +255,9 @@ class Engine(Part):
 
     def __init__(self, core: Core, device: IdxdDevice, index: int) -> None:
         super().__init__(core, device, "engine", index)
-        self.group: int | None = None
 
     def add_files(self) -> None:
-        read = Attribute(read=lambda: -1 if self.group is None else self.group, write=self._set_group)
-        self.core.tree.directory(self.path, {"group_id": read})
-
-    def _set_group(self, text: str) -> None:
-        group = number(text, base=10, least=-(2**63), most=2**63 - 1)
-        self.check_configurable()
-        self.group = self.device.group_number(group)
+        self.core.tree.directory(self.path, {"group_id": self.group_id()})
 
 
 class Group(Part):
@@ -356,92 +273,80 @@ class Group(Part):
         self.allowed = 0
         self.limited = False
         # The first versions of the hardware have traffic class 1; later ones have -1 until it is set.
-        self.traffic = {"a": 1, "b": 1} if self.device.version <= 0x200 else {"a": -1, "b": -1}
-        self.progress = {"desc": 0, "batch": 0}
+        self.traffic_class_a = self.traffic_class_b = 1 if self.device.version <= 0x200 else -1
+        self.desc_progress_limit = self.batch_progress_limit = 0
 
     def add_files(self) -> None:
-        device = self.device
+        device, check = self.device, self.device.check_disabled
         files = {
-            "work_queues": Attribute(read=lambda: _members(self, device.queues), raw=True),
-            "engines": Attribute(read=lambda: _members(self, device.engines), raw=True),
+            "work_queues": Attribute(read=lambda: self._members(device.queues), raw=True),
+            "engines": Attribute(read=lambda: self._members(device.engines), raw=True),
         }
-        for letter in ("a", "b"):
-            write = partial(self._set_traffic, letter)
-            files[f"traffic_class_{letter}"] = Attribute(read=lambda letter=letter: self.traffic[letter], write=write)
+        for name in ("traffic_class_a", "traffic_class_b"):
+            files[name] = variable(self, name, signed_long, check=check, convert=self._traffic_class)
         if device.kind == "dsa":
             for name in ("use_read_buffer_limit", "use_token_limit"):
-                files[name] = Attribute(read=lambda: int(self.limited), write=self._set_limited)
+                files[name] = variable(self, "limited", decimal, check=check, convert=self._limited)
             for name in ("read_buffers_allowed", "tokens_allowed"):
-                files[name] = Attribute(read=lambda: self.allowed, write=self._set_allowed)
+                files[name] = variable(self, "allowed", decimal, check=check, convert=self._allowed)
             for name in ("read_buffers_reserved", "tokens_reserved"):
-                files[name] = Attribute(read=lambda: self.reserved, write=self._set_reserved)
+                files[name] = variable(self, "reserved", decimal, check=check, convert=self._reserved)
         if device.version > 0x100:
-            for kind in ("desc", "batch"):
-                write = partial(self._set_progress, kind)
-                files[f"{kind}_progress_limit"] = Attribute(read=lambda kind=kind: self.progress[kind], write=write)
+            for name in ("desc_progress_limit", "batch_progress_limit"):
+                files[name] = variable(self, name, signed_int, convert=within(0, 3))
         self.core.tree.directory(self.path, files)
 
     def _free(self) -> int:
-        return self.device.max_buffers - sum(group.reserved for group in self.device.groups)
+        """The read buffers that no other group has reserved."""
+        return _MAX_BUFFERS - sum(group.reserved for group in self.device.groups if group is not self)
 
-    def _check(self) -> None:
-        self.check_configurable()
-        self.check_device_disabled()
+    def _reserved(self, value: int) -> int:
+        return within(0, self._free())(value)
 
-    def _set_reserved(self, text: str) -> None:
-        value = number(text, base=10)
-        self._check()
-        if value > self._free() + self.reserved:
-            raise oserror(errno.EINVAL)
-        self.reserved = value
-
-    def _set_allowed(self, text: str) -> None:
-        value = number(text, base=10)
-        self._check()
+    def _allowed(self, value: int) -> int:
         engines = sum(engine.group == self.index for engine in self.device.engines)
-        if not 4 * engines <= value <= self.reserved + self._free():
-            raise oserror(errno.EINVAL)
-        self.allowed = value
+        return within(4 * engines, self._free())(value)
 
-    def _set_limited(self, text: str) -> None:
-        value = number(text, base=10)
-        self._check()
+    def _limited(self, value: int) -> bool:
         if not self.device.buffer_limit:
             raise oserror(errno.EPERM)
-        self.limited = bool(value)
+        return bool(value)
 
-    def _set_traffic(self, letter: str, text: str) -> None:
-        value = number(text, base=10, least=-(2**63), most=2**63 - 1)
-        self._check()
+    def _traffic_class(self, value: int) -> int:
         if self.device.version <= 0x200:
             raise oserror(errno.EPERM)
-        if not 0 <= value <= 7:
+        return within(0, 7)(value)
+
+    def _members(self, parts: list[WorkQueue] | list[Engine]) -> str:
+        names = [part.name for part in parts if part.group == self.index]
+        return " ".join(names) + "\n" if names else ""
+
+
+def _text_up_to(most: int) -> Callable[[str], str]:
+    def convert(text: str) -> str:
+        if not 0 < len(text) <= most:
             raise oserror(errno.EINVAL)
-        self.traffic[letter] = value
+        return text.strip()
 
-    def _set_progress(self, kind: str, text: str) -> None:
-        value = number(text, base=10, least=-(2**31), most=2**31 - 1)
-        if not 0 <= value <= 3:
-            raise oserror(errno.EINVAL)
-        self.progress[kind] = value
+    return convert
 
 
-def _members(group: Group, parts: list[WorkQueue] | list[Engine]) -> str:
-    names = [part.name for part in parts if part.group == group.index]
-    return " ".join(names) + "\n" if names else ""
+def _power_of_two(most: int) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        value = number(text)
+        return within(1, most)(1 << (value - 1).bit_length() if value else 0)
+
+    return convert
 
 
-def _short(text: str, most: int) -> str:
-    if not 0 < len(text) <= most:
+def _operations(text: str) -> str:
+    """The operation mask with all its words. Raises `OSError` EINVAL for unknown operations."""
+    known = _ALL_OPERATIONS.split(",")
+    try:
+        mask = [int(word, 16) for word in text.strip().split(",")]
+    except ValueError:
+        raise oserror(errno.EINVAL) from None
+    padded = [0] * (len(known) - len(mask)) + mask
+    if len(padded) > len(known) or any(one & ~int(other, 16) for one, other in zip(padded, known, strict=True)):
         raise oserror(errno.EINVAL)
-    return text.strip()
-
-
-def _power_of_two(text: str, most: int) -> int:
-    value = number(text)
-    if value == 0:
-        raise oserror(errno.EINVAL)
-    rounded = 1 << (value - 1).bit_length()
-    if rounded > most:
-        raise oserror(errno.EINVAL)
-    return rounded
+    return ",".join(f"{word:08x}" for word in padded)

@@ -21,8 +21,6 @@ class Sgx:
         self.loaded = False
 
     def load(self) -> None:
-        if self.loaded:
-            return
         self.loaded = True
         for name, numbers in self._nodes().items():
             self.core.add_class_device(f"/sys/devices/virtual/misc/{name}", "misc", numbers, name)
@@ -30,11 +28,9 @@ class Sgx:
             self.core.tree.directory(f"/sys/devices/system/node/node{node}/x86", {"sgx_total_bytes": self.spec.epc})
 
     def unload(self) -> None:
-        if not self.loaded:
-            return
         self.loaded = False
         for name in self._nodes():
-            self.core.remove_class_device(f"/sys/devices/virtual/misc/{name}", "misc")
+            self.core.remove_class_device(f"/sys/devices/virtual/misc/{name}")
         for node in range(self.numa_nodes):
             self.core.tree.remove(f"/sys/devices/system/node/node{node}/x86")
 

@@ -5,7 +5,7 @@ import stat
 
 from accelplane.simulate.journal import Journal, Nodes, Numbers
 from accelplane.simulate.kernel.kernel import Kernel
-from accelplane.simulate.kernel.model import Attribute, DeviceNode, Directory, Tree, link_text
+from accelplane.simulate.kernel.model import Attribute, DeviceNode, Directory, Link, Tree, link_text, stored
 
 
 def write_tree(
@@ -22,22 +22,29 @@ def write_tree(
     """
     top = os.path.realpath(root)
     prefix = "" if top == "/" else top
-    journal = Journal(prefix, device_nodes, Numbers(*numbers) if numbers else None)
+    journal = Journal(prefix, device_nodes, numbers)
     os.makedirs(top, exist_ok=True)
     for path, entry in (*kernel.tree.walk("/sys"), *kernel.tree.walk("/dev")):
-        if isinstance(entry, Directory):
-            os.makedirs(prefix + path, exist_ok=True)
-        elif isinstance(entry, Attribute):
+        if isinstance(entry, Attribute):
             try:
                 content = kernel.read_attribute(path, entry)
             except OSError:
                 content = b""
             with open(prefix + path, "wb") as file:
                 file.write(content)
-        elif isinstance(entry, DeviceNode):
-            journal.node(path, entry.numbers)
         else:
-            journal.link_as(path, link_text(path, entry.target))
+            create_entry(journal, prefix, path, entry)
+
+
+def create_entry(journal: Journal, prefix: str, path: str, entry: Directory | DeviceNode | Link) -> None:
+    """Creates a directory, node or link below `prefix`, which is that of the journal. Raises `TreeError`."""
+    match entry:
+        case Directory():
+            os.makedirs(prefix + path, exist_ok=True)
+        case DeviceNode(numbers=numbers):
+            journal.node(path, numbers)
+        case Link(target=target):
+            journal.link_as(path, link_text(path, target))
 
 
 def adopt_tree(tree: Tree, root: str | os.PathLike[str]) -> None:
@@ -61,14 +68,4 @@ def adopt_tree(tree: Tree, root: str | os.PathLike[str]) -> None:
                 tree.put(place, DeviceNode(Numbers(os.major(device), os.minor(device))))
             elif not tree.has(place):
                 with open(local, encoding="utf-8", errors="surrogateescape") as file:
-                    tree.put(place, _writable_attribute(file.read()))
-
-
-def _writable_attribute(text: str) -> Attribute:
-    attribute = Attribute(text, raw=True)
-
-    def write(new: str) -> None:
-        attribute.text = new
-
-    attribute.write, attribute.mode = write, 0o644
-    return attribute
+                    tree.put(place, stored(file.read(), raw=True))

@@ -8,6 +8,7 @@ test that blocks in the kernel cannot be ended.
 """
 
 import errno
+from collections.abc import Sequence
 
 from accelplane.simulate.journal import Numbers
 from accelplane.simulate.kernel.model import oserror
@@ -25,10 +26,12 @@ class VfioPci(PciDriver):
 
     name = "vfio-pci"
     module = "vfio_pci"
+    directories: Sequence[str] = ("/sys/class/vfio", "/sys/class/vfio-dev")
 
     def __init__(self, bus: PciBus, *, disable_denylist: bool, noiommu: bool) -> None:
         super().__init__(bus)
         self.disable_denylist = disable_denylist
+        self.parameters = {"disable_denylist": "NY"[disable_denylist], "ids": "", "enable_sriov": "N"}
         self.noiommu = noiommu
         self._without_iommu: set[str] = set()
         self.described: set[str] = set()
@@ -36,22 +39,13 @@ class VfioPci(PciDriver):
     def load(self) -> None:
         """Loads the modules and adds the container node."""
         self.core.add_module("vfio", {"enable_unsafe_noiommu_mode": "NY"[self.noiommu]})
-        self.core.add_module(
-            self.module, {"disable_denylist": "NY"[self.disable_denylist], "ids": "", "enable_sriov": "N"}
-        )
-        self.core.tree.directory("/sys/class/vfio")
-        self.core.tree.directory("/sys/class/vfio-dev")
         self.core.add_class_device("/sys/devices/virtual/misc/vfio", "misc", _CONTAINER, "vfio/vfio")
-        self.bus.register(self)
+        super().load()
 
     def unload(self) -> None:
-        """Unloads the modules. Raises `OSError` EBUSY if a device is in use."""
-        self.bus.unregister(self)
-        self.core.remove_class_device("/sys/devices/virtual/misc/vfio", "misc")
-        for name in ("/sys/class/vfio", "/sys/class/vfio-dev"):
-            self.core.tree.remove(name)
-        for module in (self.module, "vfio"):
-            self.core.remove_module(module)
+        super().unload()
+        self.core.remove_class_device("/sys/devices/virtual/misc/vfio")
+        self.core.remove_module("vfio")
 
     def probe(self, device: PciFunction) -> None:
         allowed = self.disable_denylist or device.name in self.described
@@ -72,13 +66,13 @@ class VfioPci(PciDriver):
         self.core.add_class_device(path, "vfio-dev", numbers, f"vfio/devices/vfio{number}", parent=device.path)
 
     def busy(self, device: PciFunction) -> bool:
-        return super().busy(device) or self.core.holds.users(f"vfio/{self._group_name(device)}") > 0
+        return super().busy(device) or self.core.users[f"vfio/{self._group_name(device)}"] > 0
 
     def release(self, device: PciFunction) -> None:
         number = self._numbers.pop(device.name)
-        self.core.remove_class_device(f"{device.path}/vfio-dev/vfio{number}", "vfio-dev")
+        self.core.remove_class_device(f"{device.path}/vfio-dev/vfio{number}")
         self.core.tree.remove(f"{device.path}/vfio-dev")
-        self.core.remove_class_device(f"/sys/devices/virtual/vfio/{self._group_name(device)}", "vfio")
+        self.core.remove_class_device(f"/sys/devices/virtual/vfio/{self._group_name(device)}")
         if device.name in self._without_iommu:
             self._without_iommu.remove(device.name)
             self.bus.iommu.leave_group(device)
@@ -93,17 +87,7 @@ class IgbUio(PciDriver):
 
     name = "igb_uio"
     module = "igb_uio"
-
-    def load(self) -> None:
-        self.core.add_module(self.module)
-        self.core.tree.directory("/sys/class/uio")
-        self.bus.register(self)
-
-    def unload(self) -> None:
-        """Unloads the module. Raises `OSError` EBUSY if a device is in use."""
-        self.bus.unregister(self)
-        self.core.tree.remove("/sys/class/uio")
-        self.core.remove_module(self.module)
+    directories: Sequence[str] = ("/sys/class/uio",)
 
     def probe(self, device: PciFunction) -> None:
         number = self._numbers[device.name] = lowest_free(self._numbers.values())
@@ -112,5 +96,5 @@ class IgbUio(PciDriver):
         self.core.tree.directory(path, {"name": "igb_uio", "version": "0.1"})
 
     def release(self, device: PciFunction) -> None:
-        self.core.remove_class_device(f"{device.path}/uio/uio{self._numbers.pop(device.name)}", "uio")
+        self.core.remove_class_device(f"{device.path}/uio/uio{self._numbers.pop(device.name)}")
         self.core.tree.remove(f"{device.path}/uio")

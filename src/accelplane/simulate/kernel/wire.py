@@ -97,16 +97,10 @@ def init(body: bytes) -> bytes:
 
 def attributes(entry: Entry, text: str = "") -> bytes:
     """The result of stat(2); `text` is that of a link. The size of an attribute is one page, as in sysfs."""
-    size, links, device = 0, 1, 0
-    if isinstance(entry, Directory):
-        mode, links = stat.S_IFDIR | 0o755, 2
-    elif isinstance(entry, Attribute):
-        mode, size = stat.S_IFREG | entry.mode, PAGE
-    elif isinstance(entry, DeviceNode):
-        mode, device = stat.S_IFCHR | 0o600, entry.numbers.minor & 0xFF | entry.numbers.major << 8
-    else:
-        mode, size = stat.S_IFLNK | 0o777, len(text.encode())
-    return _ATTRIBUTES.pack(entry.inode, size, 0, 0, 0, 0, 0, 0, 0, mode, links, 0, 0, device, PAGE, 0)
+    size = PAGE if isinstance(entry, Attribute) else len(text.encode())
+    links = 2 if isinstance(entry, Directory) else 1
+    device = entry.numbers.minor & 0xFF | entry.numbers.major << 8 if isinstance(entry, DeviceNode) else 0
+    return _ATTRIBUTES.pack(entry.inode, size, 0, 0, 0, 0, 0, 0, 0, _mode(entry), links, 0, 0, device, PAGE, 0)
 
 
 def found(entry: Entry, text: str) -> bytes:
@@ -148,10 +142,16 @@ def directory_entries(entries: list[tuple[str, int, int]], offset: int, size: in
 
 def kind(entry: Entry) -> int:
     """The type of an entry in a directory's list."""
-    if isinstance(entry, Directory):
-        mode = stat.S_IFDIR
-    elif isinstance(entry, Link):
-        mode = stat.S_IFLNK
-    else:
-        mode = stat.S_IFCHR if isinstance(entry, DeviceNode) else stat.S_IFREG
-    return mode >> 12
+    return _mode(entry) >> 12
+
+
+def _mode(entry: Entry) -> int:
+    match entry:
+        case Directory():
+            return stat.S_IFDIR | 0o755
+        case Attribute():
+            return stat.S_IFREG | entry.mode
+        case DeviceNode():
+            return stat.S_IFCHR | 0o600
+        case Link():
+            return stat.S_IFLNK | 0o777

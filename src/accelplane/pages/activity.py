@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from accelplane.node.readings import NodeReadings
+from accelplane.pages.readings import NodeReadings
 from accelplane.readings import Family, Value
 from accelplane.readings.families import GPU_IDLE, IDXD_QUEUE_CLIENTS, IDXD_QUEUE_ENTRIES, NPU_BUSY, QAT_REQUESTS
 from accelplane.readings.values import labels

@@ -16,10 +16,9 @@ from accelplane.host.blocking import SerialThread
 from accelplane.kubelet import checkpoint
 from accelplane.kubelet.checkpoint import Holding
 from accelplane.kubelet.podresources import Holder
-from accelplane.node.exposition import Family
-from accelplane.node.hardware_metrics import units_of
-from accelplane.node.holders import Holders
-from accelplane.node.status import NodeStatus
+from accelplane.node.status import NodeStatus, listed_devices
+from accelplane.pages.exposition import Family
+from accelplane.pages.holders import Holders
 from accelplane.readings.plan import DevicePlan
 
 log = logging.getLogger(__name__)
@@ -118,7 +117,7 @@ class ClientReader:
         """The pods by UID. The checkpoint is read again when the holders were. Raises `CheckpointError`."""
         if holders is self._joined[0]:
             return self._joined[1]
-        gpus = {resource for resource, plugin in units_of(status)[1].items() if plugin == _GPU_PLUGIN}
+        gpus = {resource for resource, (plugin, _) in listed_devices(status).items() if plugin == _GPU_PLUGIN}
         rows = [row for row in holders.rows if row.pod and row.resource in gpus]
         pods: Mapping[str, NamedPod] = {}
         if rows:

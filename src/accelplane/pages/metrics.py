@@ -12,13 +12,13 @@ from msgspec import Struct
 
 from accelplane.devices import HEALTHY, UNHEALTHY, Phase
 from accelplane.kubelet.server import LATENCY_BOUNDS, Stage
-from accelplane.node.exposition import Family, render
-from accelplane.node.hardware_metrics import exclusive_labels, hardware, holding, idle, request_counts, with_samples
 from accelplane.node.health_history import RECOVERY_BOUNDS
-from accelplane.node.holders import Holders
-from accelplane.node.measurements import families
-from accelplane.node.readings import NodeReadings
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus
+from accelplane.pages.exposition import Family, render
+from accelplane.pages.hardware_metrics import exclusive_labels, hardware, holding, idle, request_counts, with_samples
+from accelplane.pages.holders import Holders
+from accelplane.pages.measurements import families
+from accelplane.pages.readings import NodeReadings
 from accelplane.plugins import Sample
 from accelplane.readings.values import labels
 

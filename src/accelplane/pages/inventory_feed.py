@@ -1,7 +1,7 @@
 """The inventory as generations: a reader has one, and waits for the next.
 
-While a reader waits, one task follows the agent's changes and reads the holders after allocations and at intervals.
-Without a reader nothing runs.
+While readers wait, they follow the agent's changes and read the holders after allocations and at intervals. Without a
+reader nothing runs.
 """
 
 import asyncio
@@ -13,8 +13,9 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from accelplane.kubelet.notifier import Notifier
-from accelplane.node.holders import HolderReader, Holders
-from accelplane.node.inventory import (
+from accelplane.node.status import NodeStatus, allocations
+from accelplane.pages.holders import HolderReader, Holders
+from accelplane.pages.inventory import (
     VERSION,
     Facts,
     HoldersSource,
@@ -24,8 +25,7 @@ from accelplane.node.inventory import (
     inventory_plugins,
     state_of,
 )
-from accelplane.node.readings import Readings
-from accelplane.node.status import NodeStatus, allocations
+from accelplane.pages.readings import Readings
 
 # Changes come in groups: a scan, the health of several devices, registrations.
 _DEBOUNCE = 0.1
@@ -75,11 +75,10 @@ class InventoryFeed:
         self._shown_idle: IdleSince = {}
         self._shown_holders = Holders()
         self._current: Generation | None = None
-        self._waiting = 0
-        self._advanced = Notifier()
-        self._follower: asyncio.Task[None] | None = None
-        # Also those that are cancelled and have not ended.
-        self._followers: set[asyncio.Task[None]] = set()
+        self._waiting: set[asyncio.Timeout] = set()  # the time limits of the readers
+        # The number of allocations when a reader last counted them, and when the holders are read again.
+        self._allocated = 0
+        self._holders_due = 0.0
         self._lock = asyncio.Lock()
 
     async def current(self) -> Generation:
@@ -91,63 +90,40 @@ class InventoryFeed:
         """A generation other than that with the entity tag `known`; None if there is none within `seconds`."""
         if self._current is not None and self._current.etag != known:
             return self._current
-        if seconds <= 0 or self._waiting >= _MAX_WAITING:
+        if seconds <= 0 or len(self._waiting) >= _MAX_WAITING:
             return None
-        self._waiting += 1
-        try:
-            follower = self._running_follower()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    while (self._current is None or self._current.etag == known) and not follower.cancelled():
-                        await self._wait_for_follower(follower)
-            return self._current if self._current is not None and self._current.etag != known else None
-        finally:
-            self._waiting -= 1
-            if not self._waiting and self._follower is not None:
-                self._follower.cancel()
+        if not self._waiting:
+            self._allocated, self._holders_due = allocations(self._status()), self._clock() + _HOLDERS_INTERVAL
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds) as limit:
+                self._waiting.add(limit)
+                try:
+                    while self._current is None or self._current.etag == known:
+                        await self._follow()
+                finally:
+                    self._waiting.discard(limit)
+        return self._current if self._current is not None and self._current.etag != known else None
 
-    async def close(self) -> None:
-        """Ends the task. Readers that wait get None."""
-        for follower in self._followers:
-            follower.cancel()
-        if self._followers:
-            await asyncio.wait(self._followers)
-
-    def _running_follower(self) -> "asyncio.Task[None]":
-        """The task that follows the changes: a new one if the last one has ended or is ending."""
-        if self._follower is None or self._follower.done() or self._follower.cancelling():
-            self._follower = asyncio.create_task(self._follow())
-            self._followers.add(self._follower)
-            self._follower.add_done_callback(self._followers.discard)
-        return self._follower
-
-    async def _wait_for_follower(self, follower: "asyncio.Task[None]") -> None:
-        """Returns at the next generation. Raises the exception that ended the follower."""
-        advanced = asyncio.ensure_future(self._advanced.wait())
-        try:
-            await asyncio.wait((advanced, follower), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            advanced.cancel()
-        if follower.done() and not follower.cancelled():
-            follower.result()
+    def close(self) -> None:
+        """Ends the waits of all readers, which get None."""
+        for limit in self._waiting:
+            if not limit.expired():
+                limit.reschedule(asyncio.get_running_loop().time())
 
     async def _follow(self) -> None:
-        """Updates the generation after changes, until cancelled."""
-        allocated = allocations(self._status())
-        due = self._clock() + _HOLDERS_INTERVAL
-        while True:
-            # Notifications while this task did not wait are in the count.
-            if self._changes.count != self._seen or await self._changes.wait(max(0.0, due - self._clock())):
-                await asyncio.sleep(_DEBOUNCE)
-            now = self._clock()
-            if (count := allocations(self._status())) != allocated:
-                allocated = count
-                due = min(due, now + _AFTER_ALLOCATION)
-            if now >= due:
-                await self._holders.read(max_age=0.0, allocatable=False)
-                due = now + _HOLDERS_INTERVAL
-            if self._is_outdated():
-                await self._update()
+        """Waits for a change, or until the holders are due. Updates the generation."""
+        # Notifications while no reader waited are in the count.
+        if self._changes.count != self._seen or await self._changes.wait(max(0.0, self._holders_due - self._clock())):
+            await asyncio.sleep(_DEBOUNCE)
+        now = self._clock()
+        if (count := allocations(self._status())) != self._allocated:
+            self._allocated = count
+            self._holders_due = min(self._holders_due, now + _AFTER_ALLOCATION)
+        if now >= self._holders_due:
+            await self._holders.read(max_age=0.0, allocatable=False)
+            self._holders_due = now + _HOLDERS_INTERVAL
+        if self._is_outdated():
+            await self._update()
 
     def _is_outdated(self) -> bool:
         holders, shown = self._holders.last, self._shown_holders
@@ -185,5 +161,7 @@ class InventoryFeed:
                 holders=HoldersSource(holders.source, age),
             )
             self._current = Generation(f'"{name}"', document(plugins, identity))
-        self._advanced.notify_all()
-        return self._current
+            # Wakes the other readers. It is no change of the input.
+            self._seen += 1
+            self._changes.notify_all()
+            return self._current

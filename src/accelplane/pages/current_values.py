@@ -10,9 +10,9 @@ from functools import lru_cache
 import msgspec
 from msgspec import Struct
 
-from accelplane.node.device_reader import DeviceReading
-from accelplane.node.readings import NodeReadings
-from accelplane.readings.families import AWAKE, INFO, STUCK, UNIT_INFO
+from accelplane.pages.device_reader import DeviceReading
+from accelplane.pages.readings import NodeReadings
+from accelplane.readings.families import AWAKE, INFO, STUCK
 
 VERSION = 1
 MAX_BYTES = 2 * 1024 * 1024
@@ -87,9 +87,7 @@ def parse_labels(text: str) -> dict[str, str]:
 
 
 def _device(reading: DeviceReading) -> DeviceValues:
-    values = [
-        value for family, lines in reading.lines.items() if family not in (INFO, UNIT_INFO) for value in _values(lines)
-    ]
+    values = [value for family, lines in reading.lines.items() if family is not INFO for value in _values(lines)]
     return DeviceValues(
         reading.device,
         reading.bdf,

@@ -7,12 +7,13 @@ minute, and then the checkpoint of the device manager, which has pod UIDs instea
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from accelplane.devices import Device
 from accelplane.host.blocking import SerialThread
 from accelplane.kubelet import checkpoint, podresources
 from accelplane.kubelet.podresources import ClaimHolder, Holder
@@ -185,12 +186,13 @@ def claimed_units(
 
 
 def counts_by_unit(
-    rows: Iterable[Holder], resources: Collection[str], units: Mapping[tuple[str, str], str]
-) -> dict[tuple[str, ...], int]:
-    """The number of IDs of the resources by container, resource and unit, which is "" for IDs that `units` lacks."""
+    rows: Iterable[Holder], listed: Mapping[str, tuple[str, Mapping[str, Device]]]
+) -> dict[tuple[Key, str], int]:
+    """The number of IDs of the `listed` resources by container and unit, which is "" for IDs that are not listed."""
     return Counter(
-        (row.namespace, row.pod, row.container, row.resource, units.get((row.resource, id_), ""))
+        (key_of(row), devices[id_].unit if id_ in devices else "")
         for row in rows
-        if row.resource in resources
+        if row.resource in listed
+        for devices in (listed[row.resource][1],)
         for id_ in row.device_ids
     )

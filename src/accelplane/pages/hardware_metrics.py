@@ -3,12 +3,12 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from accelplane.node.device_reader import DeviceReading
-from accelplane.node.exposition import Family
 from accelplane.node.hardware_events import OUTCOMES
-from accelplane.node.holders import Holders, Key, claimed_units, counts_by_unit
-from accelplane.node.readings import NodeReadings
-from accelplane.node.status import NodeStatus, units_by_cdi
+from accelplane.node.status import NodeStatus, listed_devices, units_by_cdi
+from accelplane.pages.device_reader import DeviceReading
+from accelplane.pages.exposition import Family
+from accelplane.pages.holders import Holders, Key, claimed_units, counts_by_unit
+from accelplane.pages.readings import NodeReadings
 from accelplane.readings import DevicePlan
 from accelplane.readings import Family as ReadingFamily
 from accelplane.readings.families import FAMILIES, GPU_WEDGED, INFO, PCI_RECOVERIES, UNIT_INFO
@@ -29,9 +29,10 @@ def hardware(
     for reading in readings.devices:
         for family, rendered in reading.lines.items():
             lines.setdefault(family, []).extend(
-                _attached(reading, rendered, attached) if attached and family not in (INFO, UNIT_INFO) else rendered
+                _attached(reading, rendered, attached) if attached and family is not INFO else rendered
             )
     if status is not None:
+        lines[UNIT_INFO] = [*_unit_info(readings, status)]
         for family, line in _events(status, readings.plans):
             lines.setdefault(family, []).append(line)
     for family in sorted(lines, key=lambda one: (_ORDER.get(one, len(_ORDER)), one.name)):
@@ -52,7 +53,7 @@ def holding(
 
     `prefix` is that of the labels namespace, pod and container.
     """
-    plugins = units_of(status)[1]
+    listed = listed_devices(status)
     devices = {
         (plugin, unit): (plan.device, plan.bdf)
         for plugin, plans in readings.plans.items()
@@ -61,7 +62,7 @@ def holding(
     }
     held = Family("accelplane_container_devices", "Device IDs that a container holds, by unit.")
     allocated = Family("accelplane_resource_allocated", "Device IDs that containers hold.")
-    totals: dict[str, int] = dict.fromkeys(plugins, 0)
+    totals: dict[str, int] = dict.fromkeys(listed, 0)
     for (*names, resource), (plugin, unit), count, via in _holdings(status, holders):
         device, bdf = devices.get((plugin, unit), ("", ""))
         labels_ = {"resource": resource, "plugin": plugin, "unit": unit, "device": device, "bdf": bdf, **via}
@@ -73,11 +74,11 @@ def holding(
     description = "When a container was first seen with device IDs."
     since = Family("accelplane_container_held_since_timestamp_seconds", description)
     for (*names, resource), seconds in holders.since.items():
-        if resource in plugins:
+        if resource in listed:
             since.add(seconds, {**_container(prefix, *names), "resource": resource})
     allocatable = Family("accelplane_resource_allocatable", "Device IDs that are allocatable for the kubelet.")
     for resource, count in holders.allocatable.items():
-        if resource in plugins:
+        if resource in listed:
             allocatable.add(count, {"resource": resource})
     yield from (held, since, allocated, allocatable, *_source(holders, now))
 
@@ -88,17 +89,6 @@ def request_counts(counts: Mapping[tuple[str, str], int]) -> Family:
     for (method, outcome), count in sorted(counts.items()):
         family.add(count, {"method": method, "outcome": outcome})
     return family
-
-
-def units_of(status: NodeStatus) -> tuple[dict[tuple[str, str], str], dict[str, str]]:
-    """The unit of each resource and ID, and the plugin of each resource."""
-    units: dict[tuple[str, str], str] = {}
-    plugins: dict[str, str] = {}
-    for plugin in status.plugins.values():
-        for resource in plugin.resources.values():
-            plugins[resource.name] = plugin.name
-            units.update({(resource.name, id_): device.unit for id_, device in resource.devices.items()})
-    return units, plugins
 
 
 def held_units(status: NodeStatus, holders: Holders) -> frozenset[tuple[str, str]]:
@@ -128,12 +118,12 @@ def _holdings(status: NodeStatus, holders: Holders) -> Iterator[tuple[Key, tuple
 
     A claim has no resource of the kubelet: its driver stands for it, and no ID of a resource is allocated.
     """
-    units, plugins = units_of(status)
-    for (*names, resource, unit), count in counts_by_unit(holders.rows, plugins, units).items():
-        namespace, pod, container = names
-        yield (namespace, pod, container, resource), (plugins[resource], unit), count, {}
-    for (key, place), count in claimed_units(holders.claims, units_by_cdi(status)).items():
-        yield key, place, count, {"via": "dra"}
+    listed = listed_devices(status)
+    for (key, unit), count in counts_by_unit(holders.rows, listed).items():
+        yield key, (listed[key[3]][0], unit), count, {}
+    if holders.claims:
+        for (key, place), count in claimed_units(holders.claims, units_by_cdi(status)).items():
+            yield key, place, count, {"via": "dra"}
 
 
 def _container(prefix: str, namespace: str, pod: str, container: str) -> dict[str, str]:
@@ -149,6 +139,21 @@ def _attached(reading: DeviceReading, lines: Iterable[str], attached: Mapping[tu
         extra = by_unit.get(unit[1], "") if unit is not None else whole
         head, _, value = line.rpartition("} ")
         yield f"{head},{extra}}} {value}" if extra else line
+
+
+def _unit_info(readings: NodeReadings, status: NodeStatus) -> Iterator[str]:
+    """A sample for each resource of each unit."""
+    resources: dict[tuple[str, str], dict[str, str]] = {}
+    for resource, (plugin, devices) in listed_devices(status).items():
+        label = f",{labels(resource=resource)}"
+        for device in devices.values():
+            resources.setdefault((plugin, device.unit), {})[resource] = label
+    for reading in readings.devices:
+        bdf = f",{labels(bdf=reading.bdf)}" if reading.bdf else ""
+        for unit in reading.units:
+            text = labels(plugin=reading.plugin, unit=unit, device=reading.device)
+            for resource in resources.get((reading.plugin, unit), {"": ""}).values():
+                yield f"{UNIT_INFO.name}{{{text}{bdf}{resource}}} 1"
 
 
 def _events(status: NodeStatus, plans: Mapping[str, Sequence[DevicePlan]]) -> Iterator[tuple[ReadingFamily, str]]:

@@ -18,8 +18,8 @@ from msgspec import Struct
 from accelplane.devices import Inventory
 from accelplane.host import Host
 from accelplane.host.blocking import ThreadQueue, retrieve_exception, start_thread
-from accelplane.node.device_reader import DeviceReader, DeviceReading
-from accelplane.node.measurements import Sources
+from accelplane.pages.device_reader import DeviceReader, DeviceReading
+from accelplane.pages.measurements import Sources
 from accelplane.plugins import Config, Plugin
 from accelplane.readings.plan import DevicePlan
 

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from accelplane.devices import Device, Phase
 from accelplane.node.advertised import DEPARTED
-from accelplane.node.holders import Holders, Key, claimed_units, key_of
-from accelplane.node.status import NodeStatus, PluginStatus, UnitHealth, units_by_cdi
+from accelplane.node.status import NodeStatus, PluginStatus, UnitHealth, listed_devices, units_by_cdi
+from accelplane.pages.holders import Holders, Key, claimed_units, counts_by_unit
 from accelplane.readings import DevicePlan
 
 VERSION = 1
@@ -261,11 +261,7 @@ def _numa(device: Device) -> int | None:
 
 def _held(facts: Facts) -> dict[tuple[str, str], list[InventoryHolder]]:
     """The holders of each plugin and unit. IDs that are not listed have no unit and are left out."""
-    places = {
-        resource.name: (plugin.name, resource.devices)
-        for plugin in facts.status.plugins.values()
-        for resource in plugin.resources.values()
-    }
+    listed = listed_devices(facts.status)
     held: dict[tuple[str, str], list[InventoryHolder]] = {}
     room = _MAX_HOLDERS
 
@@ -278,11 +274,9 @@ def _held(facts: Facts) -> dict[tuple[str, str], list[InventoryHolder]]:
             since = facts.holders.since.get(key, 0.0)
             known.append(InventoryHolder(namespace, pod, container, resource, count, since, via))
 
-    for row in facts.holders.rows:
-        plugin, devices = places.get(row.resource, ("", {}))
-        counts = Counter(devices[id_].unit for id_ in row.device_ids if id_ in devices)
-        for unit, count in counts.items():
-            add((plugin, unit), key_of(row), count)
+    for (key, unit), count in counts_by_unit(facts.holders.rows, listed).items():
+        if unit:
+            add((listed[key[3]][0], unit), key, count)
     for (key, place), count in claimed_units(facts.holders.claims, units_by_cdi(facts.status)).items():
         add(place, key, count, "dra")
     return held

@@ -6,8 +6,8 @@ from accelplane.apiserver import ApiServer, NoCredentials
 from accelplane.apiserver.authorized import Authorized
 from accelplane.http.connection import Handler
 from accelplane.http.servingtls import CertificateError, ServingTls, TlsSettings
-from accelplane.node.pages import Access
 from accelplane.node.settings import ConfigurationError, Settings
+from accelplane.pages.server import Access
 
 # Probes of the kubelet have no token.
 PUBLIC = ("/healthz", "/readyz")

@@ -6,18 +6,18 @@ import time
 from typing import TYPE_CHECKING
 
 from accelplane.host.blocking import ThreadQueue
-from accelplane.node.activity import Activity
 from accelplane.node.agent import Agent
-from accelplane.node.hardware_metrics import held_units
-from accelplane.node.holders import HolderReader, Holders
-from accelplane.node.inventory_feed import Generation, InventoryFeed
-from accelplane.node.measurements import Measurements
-from accelplane.node.metrics import Contents, PageOptions
-from accelplane.node.readings import HeldUnits, NodeReadings, Readings
 from accelplane.node.settings import ConfigurationError, Settings
+from accelplane.pages.activity import Activity
+from accelplane.pages.hardware_metrics import held_units
+from accelplane.pages.holders import HolderReader, Holders
+from accelplane.pages.inventory_feed import Generation, InventoryFeed
+from accelplane.pages.measurements import Measurements
+from accelplane.pages.metrics import Contents, PageOptions
+from accelplane.pages.readings import HeldUnits, NodeReadings, Readings
 
 if TYPE_CHECKING:
-    from accelplane.node.clients import ClientUse
+    from accelplane.pages.clients import ClientUse
 
 _LAG_PAUSE = 0.002
 
@@ -54,7 +54,7 @@ class Observer:
         self._holder_labels = settings.metrics_holder_labels
         self._clients = None
         if settings.metrics_clients:
-            from accelplane.node.clients import ClientReader  # noqa: PLC0415 - memory of agents without this option
+            from accelplane.pages.clients import ClientReader  # noqa: PLC0415 - memory of agents without this option
 
             self._clients = ClientReader(settings.metrics_clients, settings.sockets_dir)
 
@@ -102,7 +102,7 @@ class Observer:
         return await self._inventory.next(known, seconds)
 
     async def close(self) -> None:
-        await self._inventory.close()
+        self._inventory.close()
         await asyncio.gather(self._measurements.close(), self._readings.close(), self._holders.close())
         if self._clients is not None:
             await self._clients.close()

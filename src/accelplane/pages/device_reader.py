@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from accelplane.host import Host, HostError
 from accelplane.readings import DevicePlan, Family, InvalidText, Source, Value
-from accelplane.readings.families import AWAKE, ENERGY_GAPS, INFO, STUCK, UNIT_INFO
+from accelplane.readings.families import AWAKE, ENERGY_GAPS, INFO, STUCK
 from accelplane.readings.plan import is_awake, waking_reads
 from accelplane.readings.values import labels
 
@@ -49,6 +49,8 @@ class DeviceReader:
         self._use(plan.sources)
         # By path the last text with its meaning: most files seldom change.
         self._parsed: dict[str, _Part] = {}
+        # By path the parts of constant sources.
+        self._constant: dict[str, Sequence[_Part]] = {}
         # By path the parts of the last reading of waking sources.
         self._waking: dict[str, Sequence[_Part]] = {}
         self._own = _Part()
@@ -84,7 +86,11 @@ class DeviceReader:
                 outcomes["asleep"] += 1
                 parts += self._earlier(source, repeat=decision == "repeat")
                 continue
-            found = self._read_all(host, [source], outcomes, denied)
+            found = self._constant.get(source.path)
+            if found is None:
+                found = self._read_all(host, [source], outcomes, denied)
+                if source.constant and found and found[0].valid:
+                    self._constant[source.path] = found
             parts += found
             if source.waking:
                 self._waking[source.path] = found
@@ -227,11 +233,7 @@ class DeviceReader:
     def _identity(self) -> Lines:
         facts = labels(**self.plan.facts)
         info = f"{INFO.name}{{{self.labels}{',' if facts else ''}{facts}}} 1"
-        units = [
-            f"{UNIT_INFO.name}{{{labels(plugin=self._plugin, unit=unit)},{self.labels.partition(',')[2]}}} 1"
-            for unit in self.plan.units
-        ]
-        return {INFO: [info], UNIT_INFO: units}
+        return {INFO: [info]}
 
 
 class _Increases:

@@ -17,7 +17,7 @@ import msgspec
 from accelplane.devices import Inventory
 from accelplane.host import Host
 from accelplane.host.blocking import ThreadQueue
-from accelplane.node.exposition import Family
+from accelplane.pages.exposition import Family
 from accelplane.plugins import Config, Plugin, Sample
 
 log = logging.getLogger(__name__)

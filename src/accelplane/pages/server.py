@@ -19,11 +19,11 @@ from accelplane.http.connection import Handler, PendingResponse
 from accelplane.http.listening import split_address
 from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response
 from accelplane.http.server import HttpServer
-from accelplane.node import current_values, metrics
-from accelplane.node.exposition import CONTENT_TYPE, Family
-from accelplane.node.observer import Observer
 from accelplane.node.settings import ConfigurationError
 from accelplane.node.status import NodeStatus, ResourceStatus
+from accelplane.pages import current_values, metrics
+from accelplane.pages.exposition import CONTENT_TYPE, Family
+from accelplane.pages.observer import Observer
 
 log = logging.getLogger(__name__)
 
