@@ -8,7 +8,7 @@ from typing import cast
 from waiting import until
 
 from accelplane.kubelet.notifier import Notifier
-from accelplane.node.status import NodeStatus, PluginStatus, ScanStatus
+from accelplane.node.status import NodeStatus, PluginStatus, ResourceCounters, ResourceStatus, ScanStatus
 from accelplane.pages.holders import HolderReader, Holders
 from accelplane.pages.inventory_feed import InventoryFeed
 from accelplane.pages.readings import Readings
@@ -21,6 +21,7 @@ class Setup:
     def __init__(self) -> None:
         self.changes = Notifier()
         self.names: list[str] = []
+        self.allocations = 0
         self.last = Holders()
         self.now, self.step = 100.0, 0.0
         self.reads = 0
@@ -32,6 +33,10 @@ class Setup:
 
     def status(self) -> NodeStatus:
         plugins = {name: PluginStatus(name=name, namespace="x", scan=ScanStatus(completed=True)) for name in self.names}
+        served = ResourceStatus(name="x/y", counters=ResourceCounters(allocations=self.allocations))
+        plugins["served"] = PluginStatus(
+            name="served", namespace="x", scan=ScanStatus(completed=True), resources={"y": served}
+        )
         return NodeStatus(version="1", root="/", kubelet_dir="/k", plugins=plugins)
 
     def clock(self) -> float:
@@ -119,6 +124,16 @@ async def test_a_change_between_the_request_and_the_wait_is_a_new_generation() -
         waiting = asyncio.create_task(feed.next(known, 50.0))
         setup.add("gpu")
         assert await waiting is not None
+
+
+async def test_the_holders_are_read_after_an_allocation_just_before_a_reader_waits() -> None:
+    setup = Setup()
+    async with feeding(setup) as feed:
+        known = (await feed.current()).etag
+        setup.allocations, setup.step = 1, 0.5
+        waiting = asyncio.create_task(feed.next(known, 50.0))
+        await until(lambda: setup.reads == 1)
+        waiting.cancel()
 
 
 async def test_readers_that_wait_at_the_end_get_no_generation() -> None:

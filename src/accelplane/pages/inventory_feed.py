@@ -93,7 +93,10 @@ class InventoryFeed:
         if seconds <= 0 or len(self._waiting) >= _MAX_WAITING:
             return None
         if not self._waiting:
-            self._allocated, self._holders_due = allocations(self._status()), self._clock() + _HOLDERS_INTERVAL
+            count = allocations(self._status())
+            # If there was an allocation without a reader, the kubelet may not have known its pod in `current`.
+            due = _HOLDERS_INTERVAL if count == self._allocated else _AFTER_ALLOCATION
+            self._allocated, self._holders_due = count, self._clock() + due
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds) as limit:
                 self._waiting.add(limit)
