@@ -4,6 +4,7 @@ import _thread
 import asyncio
 import threading
 from functools import partial
+from typing import Any
 
 import pytest
 from waiting import until
@@ -76,3 +77,49 @@ async def test_a_function_without_waiters_is_not_called() -> None:
     assert calls == [3]
     with pytest.raises(asyncio.CancelledError):
         await second
+
+
+async def test_functions_wait_until_a_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start, attempts = _thread.start_new_thread, []
+
+    def limited(*arguments: Any) -> int:
+        attempts.append(1)
+        if len(attempts) <= 3:
+            raise RuntimeError("can't start new thread")
+        return start(*arguments)
+
+    monkeypatch.setattr(_thread, "start_new_thread", limited)
+    queue = ThreadQueue(stall_timeout=0.01)
+    waiting = [queue.submit(lambda n=n: n) for n in range(2)]
+    async with asyncio.timeout(60):
+        assert await asyncio.gather(*waiting) == [0, 1]
+    assert caplog.messages == ["blocking calls wait: can't start new thread; trying again"]
+
+
+async def test_functions_behind_one_that_blocks_wait_until_a_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue, release, entered = ThreadQueue(stall_timeout=0.01), threading.Event(), threading.Event()
+    start, failures = _thread.start_new_thread, [RuntimeError("can't start new thread")] * 3
+
+    def block() -> bool:
+        entered.set()
+        return release.wait(60)
+
+    def limited(*arguments: Any) -> int:
+        if failures:
+            raise failures.pop()
+        return start(*arguments)
+
+    blocked = queue.submit(block)
+    await until(entered.is_set)
+    monkeypatch.setattr(_thread, "start_new_thread", limited)
+    try:
+        async with asyncio.timeout(60):
+            assert await queue.submit(lambda: 1) == 1
+        assert failures == []
+    finally:
+        release.set()
+    assert await blocked

@@ -79,6 +79,7 @@ class ThreadQueue:
         self._threads: dict[object, float] = {}  # the monotonic times at which their present functions began
         self._lock = threading.Lock()
         self._timer: asyncio.TimerHandle | None = None
+        self._exhausted = False  # whether the last thread could not be started
 
     def submit(self, work: Callable[[], T]) -> "asyncio.Future[T]":
         """Adds `work` to the queue; the future gets its result."""
@@ -101,10 +102,23 @@ class ThreadQueue:
             late = bool(self._waiting) and all(since <= now - self._stall_timeout for since in self._threads.values())
             if late:
                 self._threads[thread] = now
-        if late:
-            _thread.start_new_thread(self._run, (thread, loop))
-        if self._threads and self._timer is None:
+        if late and not self._start(thread, loop):
+            with self._lock:
+                del self._threads[thread]
+        if (self._threads or self._waiting) and self._timer is None:
             self._timer = loop.call_later(self._stall_timeout, self._check, loop)
+
+    def _start(self, thread: object, loop: asyncio.AbstractEventLoop) -> bool:
+        """Returns whether a thread was started; at the limit of threads the timer tries again."""
+        try:
+            _thread.start_new_thread(self._run, (thread, loop))
+        except RuntimeError as error:
+            if not self._exhausted:
+                log.warning("blocking calls wait: %s; trying again", error)
+            self._exhausted = True
+        else:
+            self._exhausted = False
+        return not self._exhausted
 
     def _check(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
@@ -127,7 +141,7 @@ class ThreadQueue:
     def _set_results(self) -> None:
         while self._finished:
             self._finished.popleft()()
-        if self._timer is not None and not self._threads:
+        if self._timer is not None and not self._threads and not self._waiting:
             self._timer.cancel()
             self._timer = None
 
