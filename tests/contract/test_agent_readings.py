@@ -1,5 +1,6 @@
 """Readings of devices by an agent: shared by readers, none delayed by a device that does not answer."""
 
+import _thread
 import asyncio
 import os
 import threading
@@ -7,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from trees import write
@@ -164,6 +166,24 @@ async def test_concurrent_readers_share_one_read_and_one_may_be_cancelled(setup:
     assert isinstance(results[0], asyncio.CancelledError)
     assert results[1] is results[2]
     assert plugin.count["m0"] == 1
+
+
+async def test_at_the_limit_of_threads_devices_are_left_out_until_the_next_reading(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup.add("a", Meters(m0=lambda: 1.0))
+    setup.add("b", Meters(m1=lambda: 2.0))
+    start, failures = _thread.start_new_thread, [RuntimeError("can't start new thread")]
+
+    def limited(*arguments: Any) -> int:
+        if failures:
+            raise failures.pop()
+        return start(*arguments)
+
+    monkeypatch.setattr(_thread, "start_new_thread", limited)
+    assert await setup.levels() == ["m1 2"]
+    assert caplog.messages == ["a: readings are left out of the metrics page: RuntimeError: can't start new thread"]
+    assert await setup.levels() == ["m0 1", "m1 2"]
 
 
 async def test_a_blocked_read_marks_its_device_and_other_devices_are_read(

@@ -212,7 +212,11 @@ class Readings:
         while True:
             planning = self._planning.get(name)
             if planning is None:
-                planning = self._planning[name] = self._start_planning(plugin, inventory)
+                try:
+                    planning = self._planning[name] = self._start_planning(plugin, inventory)
+                except RuntimeError as error:  # the limit of threads is reached
+                    self._report(name, made, f"{type(error).__name__}: {error}")
+                    return made
             # Only the first pages wait for a directory that blocks. The client of the very first one may disconnect.
             await asyncio.wait((planning.result,), timeout=max(0.0, planning.until - loop.time()))
             if not planning.result.done():
