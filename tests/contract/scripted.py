@@ -347,6 +347,7 @@ class Setup:
 
     def complete_work(self) -> None:
         """Completes all running work."""
+        self.kubelet.answers_register = True
         self.threads.immediate = self.immediate_replies = True
         self.threads.deliver_all()
         while self.replies:

@@ -318,6 +318,14 @@ class AgentMachine(RuleBasedStateMachine):
     def restart_kubelet(self) -> None:
         self.setup.restart_kubelet()
 
+    @rule(name=names)
+    def delete_socket(self, name: str) -> None:
+        Path(self.setup.kubelet.directory, f"{name}.example.com-thing.sock").unlink(missing_ok=True)
+
+    @rule(answers=st.booleans())
+    def set_registration(self, answers: bool) -> None:
+        self.setup.kubelet.answers_register = answers
+
     @rule(name=names, data=st.data())
     def allocate(self, name: str, data: st.DataObject) -> None:
         resource = f"{name}.example.com/thing"
