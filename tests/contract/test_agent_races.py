@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from gadgets import Table, gadgets
 from scripted import Setup, Shelf, ShelfConfig
+from threadlimit import ThreadLimit
 from virtualtime import Threads, VirtualTimeLoop, controlled, in_virtual_time
 
 from accelplane import rpc
@@ -19,6 +20,7 @@ from accelplane.node.agent import Agent
 from accelplane.node.allocations import AllocationReader
 from accelplane.node.context import PluginContext
 from accelplane.node.publishers.cdi import CdiPublisher
+from accelplane.node.publishers.cdi_directory import CdiWriteError
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.node.watcher import Watcher
 from accelplane.plugins import Plugin
@@ -152,6 +154,28 @@ def test_a_device_that_returns_while_its_stale_cdi_file_is_removed_has_a_cdi_fil
         assert pruning.done()
         assert publishing.done()
     assert [path.name for path in (tmp_path / "cdi").iterdir()] == ["cards.example.com-card-card0.yaml"]
+
+
+async def test_at_the_limit_of_threads_all_ids_stay_and_cdi_files_are_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settings_for(str(tmp_path))
+    card = CdiDevice(kind=Cards.cdi_kinds[0], name="card0", env=("CARD=0",))
+    device = Device(resource="card", id="card0", cdi=card)
+    allocations = AllocationReader(settings)
+    publisher = CdiPublisher(PluginContext("cards", Cards(), settings), allocations)
+    ThreadLimit(monkeypatch, failures=4)
+    assert (await allocations.read(0.0)).record == "unreadable"
+    assert await publisher.publish([device], [device])
+    await publisher.prune()
+    assert publisher.needs_prune
+    with pytest.raises(CdiWriteError, match=r"cannot write .*card0\.yaml: can't start new thread"):
+        await publisher.ensure(card)
+    assert await publisher.publish([device], [device])
+    assert publisher.directory.is_current(card)
+    assert caplog.messages == [
+        "cards: CDI files not written: can't start new thread; each is written when a container gets its device"
+    ]
 
 
 # The kubelet.

@@ -1,6 +1,5 @@
 """Readings of devices by an agent: shared by readers, none delayed by a device that does not answer."""
 
-import _thread
 import asyncio
 import os
 import threading
@@ -8,9 +7,9 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
+from threadlimit import ThreadLimit
 from trees import write
 from waiting import until
 
@@ -173,16 +172,9 @@ async def test_at_the_limit_of_threads_devices_are_left_out_until_the_next_readi
 ) -> None:
     setup.add("a", Meters(m0=lambda: 1.0))
     setup.add("b", Meters(m1=lambda: 2.0))
-    start, failures = _thread.start_new_thread, [RuntimeError("can't start new thread")]
-
-    def limited(*arguments: Any) -> int:
-        if failures:
-            raise failures.pop()
-        return start(*arguments)
-
-    monkeypatch.setattr(_thread, "start_new_thread", limited)
+    ThreadLimit(monkeypatch, failures=1)
     assert await setup.levels() == ["m1 2"]
-    assert caplog.messages == ["a: readings are left out of the metrics page: RuntimeError: can't start new thread"]
+    assert caplog.messages == ["a: readings are left out of the metrics page: can't start new thread"]
     assert await setup.levels() == ["m0 1", "m1 2"]
 
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 
 import pytest
+from threadlimit import ThreadLimit
 from waiting import until
 
 from accelplane.devices import Device, HealthPolicy, Inventory, Verdict
@@ -198,3 +199,13 @@ async def test_devices_that_are_seldom_checked_are_not_watched() -> None:
         found.loop.request()
         await until(lambda: found.plugin.checks == 2)
         assert not found.loop.watch_thread.busy
+
+
+async def test_at_the_limit_of_threads_the_loop_checks_until_a_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limit = ThreadLimit(monkeypatch, failures=2)
+    async with running() as found:
+        await until(lambda: found.plugin.watched >= 2)
+        assert limit.failures == 0
+        assert found.plugin.checks >= 3

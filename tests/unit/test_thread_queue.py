@@ -4,9 +4,9 @@ import _thread
 import asyncio
 import threading
 from functools import partial
-from typing import Any
 
 import pytest
+from threadlimit import ThreadLimit
 from waiting import until
 
 from accelplane.host.blocking import ThreadQueue
@@ -82,15 +82,7 @@ async def test_a_function_without_waiters_is_not_called() -> None:
 async def test_functions_wait_until_a_thread_can_be_started(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    start, attempts = _thread.start_new_thread, []
-
-    def limited(*arguments: Any) -> int:
-        attempts.append(1)
-        if len(attempts) <= 3:
-            raise RuntimeError("can't start new thread")
-        return start(*arguments)
-
-    monkeypatch.setattr(_thread, "start_new_thread", limited)
+    ThreadLimit(monkeypatch, failures=3)
     queue = ThreadQueue(stall_timeout=0.01)
     waiting = [queue.submit(lambda n=n: n) for n in range(2)]
     async with asyncio.timeout(60):
@@ -102,24 +94,18 @@ async def test_functions_behind_one_that_blocks_wait_until_a_thread_can_be_start
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     queue, release, entered = ThreadQueue(stall_timeout=0.01), threading.Event(), threading.Event()
-    start, failures = _thread.start_new_thread, [RuntimeError("can't start new thread")] * 3
 
     def block() -> bool:
         entered.set()
         return release.wait(60)
 
-    def limited(*arguments: Any) -> int:
-        if failures:
-            raise failures.pop()
-        return start(*arguments)
-
     blocked = queue.submit(block)
     await until(entered.is_set)
-    monkeypatch.setattr(_thread, "start_new_thread", limited)
+    limit = ThreadLimit(monkeypatch, failures=3)
     try:
         async with asyncio.timeout(60):
             assert await queue.submit(lambda: 1) == 1
-        assert failures == []
+        assert limit.failures == 0
     finally:
         release.set()
     assert await blocked

@@ -22,13 +22,17 @@ T = TypeVar("T")
 _END_TIMEOUT = 5.0
 
 
+class ThreadLimitError(RuntimeError):
+    """No thread can be started: the limit of the process, of its cgroup or of the machine is reached."""
+
+
 async def in_thread(work: Callable[[], T]) -> T:
     """Runs `work` in a new thread; returns or raises its result."""
     return await start_thread(work)
 
 
 def start_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
-    """Runs `work` in a new thread; the future gets its result."""
+    """Runs `work` in a new thread; the future gets its result. Raises `ThreadLimitError`."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
 
@@ -37,9 +41,17 @@ def start_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(set_result)
 
-    # `threading.Thread.start` blocks the loop until the new thread has run.
-    _thread.start_new_thread(run, ())
+    _start_thread(run)
     return outcome
+
+
+def _start_thread(run: Callable[..., None], *arguments: object) -> None:
+    """Raises `ThreadLimitError`."""
+    try:
+        # `threading.Thread.start` blocks the loop until the new thread has run.
+        _thread.start_new_thread(run, arguments)
+    except RuntimeError as error:
+        raise ThreadLimitError(str(error)) from None
 
 
 def _call(work: Callable[[], T], outcome: "asyncio.Future[T]") -> Callable[[], None]:
@@ -111,8 +123,8 @@ class ThreadQueue:
     def _start(self, thread: object, loop: asyncio.AbstractEventLoop) -> bool:
         """Returns whether a thread was started; at the limit of threads the timer tries again."""
         try:
-            _thread.start_new_thread(self._run, (thread, loop))
-        except RuntimeError as error:
+            _start_thread(self._run, thread, loop)
+        except ThreadLimitError as error:
             if not self._exhausted:
                 log.warning("blocking calls wait: %s; trying again", error)
             self._exhausted = True
@@ -157,14 +169,17 @@ class SerialThread:
         self._running: asyncio.Future[Any] | None = None
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Returns the result of `work`, or raises its exception."""
+        """Returns the result of `work`, or raises its exception. Raises `ThreadLimitError`."""
         while self._running is not None and not self._running.done():
             await asyncio.wait((self._running,))
         running = self._running = start_thread(work)
         return await asyncio.shield(running)
 
     def start(self, work: Callable[[], None]) -> "asyncio.Future[None]":
-        """Runs `work`, which raises nothing, without waiting for it. Call it only if no other function runs."""
+        """Runs `work`, which raises nothing, without waiting for it. Call it only if no other function runs.
+
+        Raises `ThreadLimitError`.
+        """
         running = self._running = start_thread(work)
         return running
 

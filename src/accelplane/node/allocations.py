@@ -15,7 +15,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from accelplane.host.blocking import SerialThread
+from accelplane.host.blocking import SerialThread, ThreadLimitError
 from accelplane.kubelet import checkpoint, podresources, sockets
 from accelplane.logs import v
 from accelplane.node.settings import Settings
@@ -75,7 +75,7 @@ class AllocationReader:
         answered = running is not None
         try:
             recorded = await self._thread.run(self._from_checkpoint)
-        except checkpoint.CheckpointError as error:
+        except (checkpoint.CheckpointError, ThreadLimitError) as error:
             log.log(v(2), "allocations: %s", error)
             if not running:  # a restarted kubelet names no pods at first
                 return Reading(began, "unreadable", answered)

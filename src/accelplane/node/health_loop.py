@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from accelplane.devices import Device, Inventory, Verdict
 from accelplane.host import Host
-from accelplane.host.blocking import SerialThread
+from accelplane.host.blocking import SerialThread, ThreadLimitError
 from accelplane.kubelet.notifier import coalesced_deadline
 from accelplane.node.context import PluginContext
 from accelplane.node.health import HealthTracker
@@ -156,8 +156,12 @@ class HealthLoop:
             self._stop_watch()
         # A thread that hangs is not replaced.
         if wanted and self._watch is None and not self.watch_thread.busy:
-            watch = self._watch = _Watch(plugin, interval, lambda: self._is_healthy(plugin))
-            ended = self.watch_thread.start(watch.run)
+            watch = _Watch(plugin, interval, lambda: self._is_healthy(plugin))
+            try:
+                ended = self.watch_thread.start(watch.run)
+            except ThreadLimitError:
+                return  # the event loop checks the devices until a thread can be started
+            self._watch = watch
             ended.add_done_callback(lambda _ended: self.request() if watch is self._watch else None)
 
     def _stop_watch(self) -> None:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from accelplane.devices import Device, Inventory, Skipped
 from accelplane.host import Host, HostError
-from accelplane.host.blocking import SerialThread, retrieve_exception
+from accelplane.host.blocking import SerialThread, ThreadLimitError, retrieve_exception
 from accelplane.node.context import PluginContext
 from accelplane.node.status import ScanStatus
 from accelplane.node.watcher import Watcher
@@ -208,7 +208,7 @@ class ScanLoop:
             self._failing_since = time.monotonic()
         else:
             self._retry = min(2 * self._retry, LAST_RETRY)
-        expected = isinstance(error, (HostError, ScanError, OSError))
+        expected = isinstance(error, (HostError, ScanError, OSError, ThreadLimitError))
         problem = str(error) or type(error).__name__
         if problem != self.problem:
             self.problem = problem

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from accelplane.devices import Inventory
 from accelplane.host import Host
-from accelplane.host.blocking import ThreadQueue, retrieve_exception, start_thread
+from accelplane.host.blocking import ThreadLimitError, ThreadQueue, retrieve_exception, start_thread
 from accelplane.pages.device_reader import DeviceReader, DeviceReading
 from accelplane.pages.measurements import Sources
 from accelplane.plugins import Config, Plugin
@@ -214,8 +214,8 @@ class Readings:
             if planning is None:
                 try:
                     planning = self._planning[name] = self._start_planning(plugin, inventory)
-                except RuntimeError as error:  # the limit of threads is reached
-                    self._report(name, made, f"{type(error).__name__}: {error}")
+                except ThreadLimitError as error:
+                    self._report(name, made, str(error))
                     return made
             # Only the first pages wait for a directory that blocks. The client of the very first one may disconnect.
             await asyncio.wait((planning.result,), timeout=max(0.0, planning.until - loop.time()))

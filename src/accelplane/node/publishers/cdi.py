@@ -1,14 +1,17 @@
 """Publishes the CDI files of one plugin's devices, and removes those that no device and no container needs."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable
 
 from accelplane.devices import CdiDevice, Device
-from accelplane.host.blocking import SerialThread
+from accelplane.host.blocking import SerialThread, ThreadLimitError
 from accelplane.node.allocations import AllocationReader, Key
 from accelplane.node.context import PluginContext
-from accelplane.node.publishers.cdi_directory import CdiDirectory
+from accelplane.node.publishers.cdi_directory import CdiDirectory, CdiWriteError
+
+log = logging.getLogger(__name__)
 
 _END_TIMEOUT = 2.0
 
@@ -28,7 +31,10 @@ class CdiPublisher:
 
     async def ensure(self, device: CdiDevice) -> None:
         """Writes the device's file if needed. Raises `CdiWriteError`."""
-        await self._thread.run(lambda: self.directory.ensure(device))
+        try:
+            await self._thread.run(lambda: self.directory.ensure(device))
+        except ThreadLimitError as error:
+            raise CdiWriteError(f"cannot write {device.file_name}: {error}") from error
 
     async def publish(self, found: Iterable[Device], listed: Iterable[Device]) -> bool:
         """Writes the files of all `listed` devices; returns whether that took time.
@@ -47,7 +53,11 @@ class CdiPublisher:
         if not self._lock.locked() and all(map(self.directory.is_current, desired.values())):
             return False
         async with self._lock:
-            await self._thread.run(lambda: self.directory.publish(desired.values()))
+            try:
+                await self._thread.run(lambda: self.directory.publish(desired.values()))
+            except ThreadLimitError as error:
+                problem = "%s: CDI files not written: %s; each is written when a container gets its device"
+                log.warning(problem, self._context.name, error)
         return True
 
     @property
@@ -57,6 +67,12 @@ class CdiPublisher:
 
     async def prune(self) -> None:
         """Removes files of the plugin's CDI kinds that belong to no listed device and that no container uses."""
+        try:
+            await self._prune()
+        except ThreadLimitError:
+            self._pruned = False
+
+    async def _prune(self) -> None:
         kinds = self._context.plugin.cdi_kinds
         self._pruned = True  # a change of the published names during the awaits resets it
         published = self._published or frozenset()
