@@ -41,6 +41,8 @@ class ScriptedKubelet:
         self.allocated: dict[str, set[str]] = {}
         self.crashes: list[str] = []
         self.records = True  # whether it writes its checkpoint
+        self.answers_register = True  # else it neither answers nor opens a stream
+        self.registrations = 0
         self.ends_streams = 0  # the number of streams that end after their first list, while Register is unanswered
         self._unanswered: list[tuple[str, str]] = []
         self._streams: set[asyncio.Task[None]] = set()
@@ -94,6 +96,9 @@ class ScriptedKubelet:
         return os.path.join(self.directory, resource.replace("/", "-") + ".sock")
 
     async def _register(self, request: pb.RegisterRequest) -> pb.Empty:
+        self.registrations += 1
+        if not self.answers_register:
+            await asyncio.Event().wait()
         stream = asyncio.create_task(self._watch(request.resource_name))
         self._streams.add(stream)
         stream.add_done_callback(self._streams.discard)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ from gadgets import Table, gadgets
 from scripted import Setup, Shelf, ShelfConfig
 from virtualtime import Threads, VirtualTimeLoop, controlled, in_virtual_time
 
+from accelplane import rpc
 from accelplane.devices import CdiDevice, Device
 from accelplane.host import Host
 from accelplane.kubelet import checkpoint
+from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
 from accelplane.node.agent import Agent
 from accelplane.node.allocations import AllocationReader
 from accelplane.node.context import PluginContext
@@ -20,6 +23,9 @@ from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.node.watcher import Watcher
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
+
+THING = "a.example.com/thing"
+SOCKET = "a.example.com-thing.sock"
 
 
 def settings_for(directory: str) -> Settings:
@@ -146,3 +152,86 @@ def test_a_device_that_returns_while_its_stale_cdi_file_is_removed_has_a_cdi_fil
         assert pruning.done()
         assert publishing.done()
     assert [path.name for path in (tmp_path / "cdi").iterdir()] == ["cards.example.com-card-card0.yaml"]
+
+
+# The kubelet.
+
+
+@pytest.fixture
+def setup() -> Iterator[Setup]:
+    """With one device listed."""
+    instance = Setup()
+    instance.plug("a", "u0", "d0")
+    instance.complete_work()
+    yield instance
+    instance.close()
+
+
+def test_a_socket_that_is_deleted_while_register_is_unanswered_is_created_and_registered_again(setup: Setup) -> None:
+    setup.kubelet.answers_register = False
+    for _ in range(3):
+        before = setup.kubelet.registrations
+        (Path(setup.kubelet.directory) / SOCKET).unlink()
+        setup.advance(1)
+        assert setup.kubelet.registrations == before + 1
+    setup.kubelet.answers_register = True
+    (Path(setup.kubelet.directory) / SOCKET).unlink()
+    setup.advance(1)
+    setup.check_rest()
+    assert setup.kubelet.lists[THING] == {"d0": True}
+
+
+def test_a_kubelet_that_restarts_while_register_is_unanswered_gets_the_list(setup: Setup) -> None:
+    setup.kubelet.answers_register = False
+    setup.restart_kubelet()
+    setup.advance(1)
+    setup.kubelet.answers_register = True
+    setup.restart_kubelet()
+    setup.advance(1)
+    setup.check_rest()
+    assert setup.kubelet.lists[THING] == {"d0": True}
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 4, 8, 16, 32])
+def test_restarts_of_the_kubelet_in_quick_succession_end_with_the_list(setup: Setup, steps: int) -> None:
+    for _ in range(3):
+        setup.restart_kubelet()
+        setup.step(steps)
+    setup.advance(2)
+    setup.check_rest()
+    assert setup.kubelet.lists[THING] == {"d0": True}
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8, 13, 21])
+@pytest.mark.parametrize("method", ["GetDevicePluginOptions", "Allocate"])
+def test_a_call_during_the_shutdown_is_answered_or_fails_as_unavailable(setup: Setup, method: str, steps: int) -> None:
+    async def call() -> str:
+        request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=["d0"])])
+        messages = {
+            "GetDevicePluginOptions": (pb.Empty(), pb.DevicePluginOptions),
+            "Allocate": (request, pb.AllocateResponse),
+        }
+        async with rpc.Channel(f"{setup.kubelet.directory}/{SOCKET}") as plugin:
+            try:
+                await plugin.call(f"/v1beta1.DevicePlugin/{method}", *messages[method], deadline=60)
+            except rpc.RpcError as error:
+                return error.code
+        return "OK"
+
+    calling = setup.loop.create_task(call())
+    setup.step(steps // 2)
+    setup.agent.stop()
+    setup.step(steps)
+    setup.advance(5)
+    assert calling.result() in ("OK", "UNAVAILABLE")
+
+
+def test_a_machine_that_was_suspended_for_days_keeps_its_list(setup: Setup) -> None:
+    setup.unplug("a", "u0", "d0")
+    setup.plug("a", "u0", "d1")
+    setup.step(20)
+    setup.loop.now += 10 * 24 * 3600
+    setup.set_health("u0", good=False)
+    setup.complete_work()
+    setup.check_rest()
+    assert setup.kubelet.lists[THING] == {"d1": False}

@@ -10,10 +10,13 @@ import pytest
 from conftest import Start
 from kubelets import Embedded, Kubelet, embedded_only
 from prometheus_client.parser import text_string_to_metric_families
+from virtualtime import in_virtual_time
 from waiting import until
 
+from accelplane import rpc
 from accelplane.devices import Device
 from accelplane.host import Host
+from accelplane.kubelet import podresources_v1_pb2 as pb
 from accelplane.kubelet.podresources import Holder
 from accelplane.node.agent import Agent
 from accelplane.node.settings import Settings
@@ -133,6 +136,77 @@ async def test_a_read_without_allocatable_ids_is_not_reused_for_a_read_with_them
 
 
 @embedded_only("the real kubelet has no socket while it is killed, too, but takes seconds to start")
+@asynccontextmanager
+async def slow_lists(settings: Settings, *answers: pb.ListPodResourcesResponse) -> AsyncIterator[list[asyncio.Event]]:
+    """A kubelet that gives these answers, each when the test sets the event of its call."""
+    calls: list[asyncio.Event] = []
+
+    async def list_pods(_request: pb.ListPodResourcesRequest) -> pb.ListPodResourcesResponse:
+        calls.append(asyncio.Event())
+        answer = answers[len(calls) - 1]
+        await calls[-1].wait()
+        return answer
+
+    async def allocatable(_request: pb.AllocatableResourcesRequest) -> pb.AllocatableResourcesResponse:
+        return pb.AllocatableResourcesResponse(devices=[pb.ContainerDevices(resource_name=METERS, device_ids=["m0-0"])])
+
+    os.makedirs(os.path.dirname(settings.pod_resources_socket))
+    server = rpc.RpcServer(
+        {
+            "/v1.PodResourcesLister/List": rpc.unary(
+                pb.ListPodResourcesRequest, pb.ListPodResourcesResponse, list_pods
+            ),
+            "/v1.PodResourcesLister/GetAllocatableResources": rpc.unary(
+                pb.AllocatableResourcesRequest, pb.AllocatableResourcesResponse, allocatable
+            ),
+        }
+    )
+    await server.start(settings.pod_resources_socket)
+    try:
+        yield calls
+    finally:
+        await server.stop()
+
+
+HELD = pb.ListPodResourcesResponse(
+    pod_resources=[
+        pb.PodResources(
+            name="a",
+            namespace="default",
+            containers=[
+                pb.ContainerResources(
+                    name="main", devices=[pb.ContainerDevices(resource_name=METERS, device_ids=["m0-0"])]
+                )
+            ],
+        )
+    ]
+)
+
+
+@pytest.mark.parametrize("change", ["an allocation", "allocatable IDs"])
+@in_virtual_time()
+async def test_a_reading_that_lacks_what_a_later_reader_needs_is_not_shared_with_it(
+    directory: str, change: str
+) -> None:
+    settings = Settings(kubelet_dir=directory)
+    allocated = [0]
+    reader = HolderReader(settings, lambda: allocated[0])
+    async with slow_lists(settings, pb.ListPodResourcesResponse(), HELD) as calls:
+        first = asyncio.create_task(reader.read(allocatable=False))
+        await until(lambda: len(calls) == 1)
+        allocated[0] = int(change == "an allocation")
+        later = [asyncio.create_task(reader.read(allocatable=change == "allocatable IDs")) for _ in range(2)]
+        await asyncio.sleep(0)
+        calls[0].set()
+        assert (await first).rows == ()
+        await until(lambda: len(calls) == 2)
+        calls[1].set()
+        for found in [await each for each in later]:
+            assert [row.pod for row in found.rows] == ["a"]
+            assert bool(found.allocatable) == (change == "allocatable IDs")
+        await reader.close()
+
+
 async def test_the_last_answer_is_used_for_a_minute_and_then_the_checkpoint(
     start_agent: Start, kubelet: Embedded
 ) -> None:

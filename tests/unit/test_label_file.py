@@ -116,6 +116,22 @@ class TestLabelPublisher:
         publisher.close()
         assert os.listdir(tmp_path) == []
 
+    @pytest.mark.parametrize("label", ["1", "2"])
+    def test_an_agent_that_ends_does_not_remove_the_labels_of_its_successor(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, label: str
+    ) -> None:
+        old, _context = self.publisher(Labelled(), tmp_path)
+        old.publish(Inventory())
+        monkeypatch.setattr(Labelled, "labels", lambda _self, _devices: {"a": label})
+        new, _context = self.publisher(Labelled(), tmp_path)
+        new.publish(Inventory())
+        if label == "1":
+            old.publish(Inventory())
+        old.close()
+        assert (tmp_path / "accelplane-test.txt").read_text() == f"a={label}\n"
+        new.close()
+        assert os.listdir(tmp_path) == []
+
     def test_without_a_directory_nothing_is_written(self) -> None:
         publisher, _context = self.publisher(Labelled())
         publisher.publish(Inventory())

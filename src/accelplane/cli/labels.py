@@ -195,14 +195,17 @@ async def _follow(options: Options, api: ApiServer | None) -> None:
 
 
 async def into_file(root: str, directory: str, watcher: Watcher) -> None:
-    """Keeps a feature file in `directory` up to date for the agent, and removes it at the end."""
+    """Keeps a feature file in `directory` up to date for the agent, and removes it at the end.
+
+    The file of another agent, which replaces this one, is not removed.
+    """
     file = LabelFile(os.path.join(directory, FEATURE_FILE))
     outputs = periodic_scan("labels", root, evaluate_host, watcher, subsystems=SUBSYSTEMS, interval=SAFETY_INTERVAL)
     try:
         async with contextlib.aclosing(outputs):
             await _follow_into_file(outputs, file, epc=False)
     finally:
-        file.remove()
+        file.withdraw()
 
 
 async def _follow_into_file(outputs: AsyncGenerator[RuleOutput, None], file: LabelFile, *, epc: bool) -> None:

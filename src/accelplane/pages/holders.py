@@ -60,6 +60,8 @@ class HolderReader:
         self._clock = clock
         self._thread = SerialThread()
         self._running: asyncio.Task[None] | None = None
+        # Of the running reading: the number of Allocate calls before it, and whether it has allocatable IDs.
+        self._running_for = (-1, False)
         self.last = Holders()  # the last answer, which may be old
         self._counted = -1
         # When the numbers of allocatable IDs were requested last.
@@ -78,15 +80,19 @@ class HolderReader:
         allocatable_age = self._clock() - self._allocatable_began if allocatable else 0.0
         if self._counted == count and self.last.source != "none" and max(self._age(), allocatable_age) < max_age:
             return self.last
-        if self._running is None or self._running.done():
-            self._running = asyncio.create_task(self._update(count, allocatable=allocatable))
-        # A caller that is cancelled does not end the reading of the others.
-        await asyncio.wait((self._running,), timeout=_READ_TIMEOUT)
-        if self._running.done():
-            self._running.result()
-        elif self.last.source == "podresources" and self._age() >= _GRACE:
-            self.last = Holders(began=self._clock())
-        return self.last
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _READ_TIMEOUT
+        while True:
+            running, serves = self._shared_reading(count, allocatable=allocatable)
+            # A caller that is cancelled does not end the reading of the others.
+            await asyncio.wait((running,), timeout=max(0.0, deadline - loop.time()))
+            if not running.done():
+                if self.last.source == "podresources" and self._age() >= _GRACE:
+                    self.last = Holders(began=self._clock())
+                return self.last
+            if serves:
+                running.result()
+                return self.last
 
     async def close(self) -> None:
         """Ends the reading, and waits for the thread that reads the checkpoint."""
@@ -94,6 +100,16 @@ class HolderReader:
             self._running.cancel()
             await asyncio.wait((self._running,))
         await self._thread.wait_idle("holders")
+
+    def _shared_reading(self, count: int, *, allocatable: bool) -> tuple[asyncio.Task[None], bool]:
+        """The running reading, started if there is none, and whether it has what the caller needs.
+
+        One that began before the last Allocate call, or without allocatable IDs, may lack that.
+        """
+        if self._running is None or self._running.done():
+            self._running_for = count, allocatable
+            self._running = asyncio.create_task(self._update(count, allocatable=allocatable))
+        return self._running, self._running_for[0] == count and (self._running_for[1] or not allocatable)
 
     async def _update(self, count: int, *, allocatable: bool) -> None:
         self.last = await self._read(self._clock(), allocatable=allocatable)

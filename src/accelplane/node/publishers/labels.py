@@ -6,27 +6,38 @@ from collections.abc import Mapping
 
 from accelplane.devices import Inventory
 from accelplane.node import atomic_file
+from accelplane.node.atomic_file import stamp_of
 from accelplane.node.context import PluginContext
 
 log = logging.getLogger(__name__)
 
 
 class LabelFile:
-    """One label file. It is replaced atomically, and only if the labels differ from its content."""
+    """One label file. It is replaced atomically, and only if the labels differ from its content.
+
+    During an update two processes may write the same file. Then it belongs to the one that began last.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._stamp = stamp_of(path)  # of the file as this process has found or written it
+        self._owned = False
 
     def write(self, labels: Mapping[str, str]) -> bool:
         """Writes `labels`, or removes the file if there are none. Returns whether it changed. Raises `OSError`."""
         if not labels:
             return self.remove()
         text = "".join(f"{key}={value}\n" for key, value in sorted(labels.items())).encode()
-        if atomic_file.content(self.path, len(text)) == text:
+        known = atomic_file.content(self.path, len(text)) == text
+        if known and self._owned:
             return False
-        # NFD ignores names that start with a dot, so it never reads a half-written file.
-        atomic_file.replace(self.path, text, prefix=".labels")
-        return True
+        if known:
+            os.utime(self.path)  # so that a process that ends does not remove it
+        else:
+            # NFD ignores names that start with a dot, so it never reads a half-written file.
+            atomic_file.replace(self.path, text, prefix=".labels")
+        self._stamp, self._owned = stamp_of(self.path), True
+        return not known
 
     def remove(self) -> bool:
         """Removes the file; returns whether it existed."""
@@ -35,6 +46,11 @@ class LabelFile:
         except FileNotFoundError:
             return False
         return True
+
+    def withdraw(self) -> None:
+        """Removes the file at the end of this process, unless another one has written it since. Raises `OSError`."""
+        if stamp_of(self.path) == self._stamp:
+            self.remove()
 
 
 class LabelPublisher:
@@ -63,10 +79,10 @@ class LabelPublisher:
         self._problem = problem
 
     def close(self) -> None:
-        """Removes the file. Errors are logged."""
+        """Removes the file unless another process has written it. Errors are logged."""
         try:
             if self._file is not None:
-                self._file.remove()
+                self._file.withdraw()
         except OSError as error:
             log.warning("%s: labels not removed: %s", self._context.name, error)
         self._file = None
