@@ -90,8 +90,6 @@ class ConnectionTracker:
 
 
 class ServerConnection(Connection[Call]):
-    """A client's connection."""
-
     def __init__(self, methods: Mapping[bytes, Method], tracker: ConnectionTracker) -> None:
         super().__init__(_INITIAL_FRAMES, frames.PREFACE)
         self._tracker = tracker
