@@ -322,12 +322,8 @@ class EmbeddedKubelet:
             raise
         finally:
             del self._admitting[uid]
-        running = RunningPod(
-            name=pod.name,
-            namespace=pod.namespace,
-            uid=uid,
-            containers={container: self._manager.allocations.container(uid, container) for container in containers},
-        )
+        found = {container: self._manager.allocations.container(uid, container) for container in containers}
+        running = RunningPod(name=pod.name, namespace=pod.namespace, uid=uid, containers=found)
         self._pods[pod.namespace, pod.name] = (pod, running)
         self._notify()
         return running
