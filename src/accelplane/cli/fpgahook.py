@@ -22,7 +22,6 @@ MAX_TIMEOUT = 3600.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status."""
     signals.end_as_usual()
     words = sys.argv[1:] if arguments is None else arguments
     given = _given(words)

@@ -42,7 +42,6 @@ _DEFINITION_LIMIT = 64 * 1024
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status."""
     given = parse_or_exit(PROGRAM, FLAGS, arguments)
     signals.end_as_usual()
     try:

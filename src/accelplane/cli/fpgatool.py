@@ -90,7 +90,6 @@ class Row(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
-    """Returns the exit status."""
     signals.end_as_usual()
     try:
         flags, words = _parse(sys.argv[1:] if arguments is None else arguments)
@@ -204,6 +203,7 @@ def _programmings(given: Given, fme: Fme) -> dict[str, Json]:
 
 
 def _show(given: Given, kind: str, rows: Sequence[Row]) -> dict[str, Json]:
+    rows = [row for row in rows if not (row.detail and given.has("q"))]
     if not given.has("json"):
         print(f"//****** {kind} ******//")
         for row in rows:
@@ -230,7 +230,7 @@ def _fme_rows(given: Given, fme: Fme) -> list[Row]:
             Row("Bitstream Id", "bitstreamId", fme.bitstream_id),
             Row("Bitstream Metadata", "bitstreamMetadata", fme.bitstream_metadata),
         ]
-    return _visible(given, rows)
+    return rows
 
 
 def _port_rows(given: Given, port: Port) -> list[Row]:
@@ -253,7 +253,7 @@ def _port_rows(given: Given, port: Port) -> list[Row]:
             Row("Port Regions", "portRegions", count),
             Row("Port Region (Index/Size/Offset)", "regions", regions),
         ]
-    return _visible(given, rows)
+    return rows
 
 
 def _device_rows(name: str, node: str, path: str, pci: Pci) -> Iterator[Row]:
@@ -271,10 +271,6 @@ def _device_rows(name: str, node: str, path: str, pci: Pci) -> Iterator[Row]:
         yield Row("SR-IOV Virtual Functions", "virtualFunctions", pci.vfs, detail=True)
     if pci.vfs_limit:
         yield Row("SR-IOV maximum Virtual Functions", "maximumVirtualFunctions", pci.vfs_limit, detail=True)
-
-
-def _visible(given: Given, rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if not (row.detail and given.has("q"))]
 
 
 def _list(*kinds: str) -> Callable[[Given], Json]:

@@ -56,8 +56,6 @@ _CLEANUP_DEADLINE = 20.0
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """The values of the flags."""
-
     output: str
     daemon: bool
     cleanup: bool

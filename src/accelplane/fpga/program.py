@@ -85,13 +85,7 @@ def program(
 
 
 def move(
-    host: Host,
-    fme: Fme,
-    operation: Literal["release", "assign"],
-    number: int,
-    *,
-    call: Call = system_call,
-    retry: RetryPolicy = DEFAULT_RETRY,
+    host: Host, fme: Fme, operation: Literal["release", "assign"], number: int, *, call: Call = system_call
 ) -> None:
     """Releases the port from the physical function, for use by a virtual function, or assigns it to that again.
 
@@ -99,7 +93,7 @@ def move(
     """
     if not 0 <= number < _PORTS_LIMIT:
         raise FpgaError(f"port {number} of {fme.name}: expected a number from 0")
-    with _locked(host, fme, time.monotonic() + retry.timeout, retry):
+    with _locked(host, fme, time.monotonic() + DEFAULT_RETRY.timeout, DEFAULT_RETRY):
         ioctl.perform(call, fme.driver, host.local(fme.node), operation, ioctl.pack_port(fme.driver, number))
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from accelplane.fpga import FpgaError, shown
 from accelplane.fpga.drivers import DRIVERS, Driver, Kind, kind_of, node_path, parse_name
 from accelplane.fpga.ids import hardware_id
-from accelplane.host import Host, HostError, Missing, pci_address
+from accelplane.host import Host, HostError, pci_address
 
 _PCI_DEVICES = "/sys/devices/pci"
 _PLATFORM_DEVICES = "/sys/bus/platform/devices"
@@ -186,9 +186,7 @@ def _found_ports(host: Host, driver: Driver, faults: list[Fault]) -> Iterator[tu
             continue
         directory = f"{driver.class_directory}/{device}"
         try:
-            names = host.names(directory)
-        except Missing:
-            continue  # it was removed during the scan
+            names = host.optional_names(directory)  # empty if it was removed during the scan
         except HostError as error:
             faults.append(Fault(device, str(error)))
             continue

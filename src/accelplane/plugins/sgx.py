@@ -64,8 +64,6 @@ def _from_environment() -> Limit:
 
 
 class SgxConfig(Config, frozen=True, kw_only=True):
-    """Options of the SGX plugin."""
-
     enclave_limit: Annotated[
         int, Meta(ge=0, description="number of containers on the node that may use /dev/sgx_enclave")
     ] = msgspec.field(default_factory=lambda: _from_environment().ids)
