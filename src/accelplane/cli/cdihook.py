@@ -42,7 +42,6 @@ class HookError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status."""
     try:
         links = parse_links(sys.argv[1:] if arguments is None else arguments)
     except UsageError as error:
@@ -187,17 +186,14 @@ def _configured_root(config: str) -> str:
 
 
 def _read(descriptor: int, limit: int, what: str) -> bytes:
-    pieces: list[bytes] = []
-    room = limit + 1
     try:
-        while room > 0 and (piece := os.read(descriptor, min(room, 64 * 1024))):
-            pieces.append(piece)
-            room -= len(piece)
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read(limit + 1) or b""
     except OSError as error:
         raise HookError(_shown(error, what)) from None
-    if room <= 0:
+    if len(data) > limit:
         raise HookError(f"{what}: more than {limit} bytes")
-    return b"".join(pieces)
+    return data
 
 
 def _object(data: bytes, what: str) -> dict[str, Json]:

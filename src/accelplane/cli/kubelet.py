@@ -70,7 +70,6 @@ def _read_lines(descriptor: int, loop: asyncio.AbstractEventLoop, lines: asyncio
 
 
 async def _print_events(kubelet: EmbeddedKubelet) -> None:
-    """Prints registrations and changes of resources."""
     printed = 0
     before: Mapping[str, ResourceStatus] = {}
     while True:

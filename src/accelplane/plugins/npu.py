@@ -35,8 +35,6 @@ _ACCEL = re.compile(r"accel[0-9]+")
 
 
 class NpuConfig(Config, frozen=True, kw_only=True):
-    """Options of the NPU plugin."""
-
     prefix: Prefix = ""
     shared_dev_num: SharedDevNum = 1
     allocation_policy: AllocationPolicy = "none"
@@ -71,11 +69,7 @@ class NpuPlugin(Plugin[NpuConfig]):
         self.watch = Watch(frozenset(("accel", "pci")), (self._class, self._dev))
 
     def scan(self, host: Host) -> Iterator[Device | Skipped]:
-        try:
-            entries = host.names(self._class)
-        except Missing:
-            return
-        for name in entries:
+        for name in host.optional_names(self._class):
             if not _ACCEL.fullmatch(name):
                 continue
             try:
