@@ -37,8 +37,8 @@ from accelplane.host import Host, HostError
 PROGRAM = "fpga_tool"
 
 FLAGS = (
-    Flag("b", "", "bitstream file, GBS or AOCX"),
-    Flag("d", "", "device node of an FME or a port, or its name in /dev"),
+    Flag("b", "", "a bitstream file, GBS or AOCX"),
+    Flag("d", "", "the device node of an FME or a port, or its name in /dev"),
     Flag("p", 0, "number of the port to release or assign", unsigned=True),
     Flag("n", 0, "number of virtual functions for sriov", unsigned=True),
     Flag("dry-run", False, "check everything and change nothing"),
@@ -68,7 +68,9 @@ class Given(NamedTuple):
         """Returns the value of a required flag. Raises `ToolError`."""
         found = str(self.flags.get(name, ""))
         if not found:
-            raise ToolError(f"-{name} is missing: {next(flag.help for flag in FLAGS if flag.name == name)}")
+            raise ToolError(
+                f"-{name}: found nothing, expected {next(flag.help for flag in FLAGS if flag.name == name)}"
+            )
         return found
 
     def number(self, name: str) -> int:
@@ -108,9 +110,9 @@ def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
     given = Given(Host(str(flags.get("root", "/"))), flags)
     try:
         if not words:
-            raise ToolError(f"no command, expected one of {', '.join(COMMANDS)}")
+            raise ToolError(f"found no command, expected one of {', '.join(COMMANDS)}")
         if words[0] not in COMMANDS:
-            raise ToolError(f"command {shown(words[0])}: expected one of {', '.join(COMMANDS)}")
+            raise ToolError(f"found command {shown(words[0])}, expected one of {', '.join(COMMANDS)}")
         if words[1:]:
             print(f"{name}: ignored: {' '.join(map(shown, words[1:]))}", file=sys.stderr)
         document = COMMANDS[words[0]](given)
@@ -187,7 +189,7 @@ def _device_info(given: Given) -> Json:
     text = given.text("d")
     found = kind_of(given.host, text)
     if found is None:
-        raise ToolError(f"-d {shown(text)}: expected the name of an FME or a port")
+        raise ToolError(f"-d: found {shown(text)}, expected the name of an FME or a port")
     if found[1] == "fme":
         fme = read_fme(given.host, text)
         return {**_show(given, "FME", _fme_rows(given, fme)), **_programmings(given, fme)}
@@ -356,7 +358,7 @@ def _sriov(given: Given) -> Json:
     host, dry_run = given.host, given.has("dry-run")
     fme = read_fme(host, given.text("d"))
     if "n" not in given.flags:
-        raise ToolError("-n is missing: number of virtual functions for sriov")
+        raise ToolError("-n: found nothing, expected the number of virtual functions")
     vfs = given.number("n")
     steps = sriov.plan(sriov.read_state(host, fme), vfs)
     if not steps:

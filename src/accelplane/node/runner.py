@@ -289,7 +289,7 @@ class PluginRunner:
                 await work()
                 return
             except Exception:
-                log.exception("%s: background task failed, restarting it in %g s", self.context.name, retry)
+                log.exception("%s: background task failed; retrying in %g s", self.context.name, retry)
             await asyncio.sleep(retry)
             retry = min(2 * retry, LAST_RETRY)
 

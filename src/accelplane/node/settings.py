@@ -9,6 +9,8 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from accelplane.node.option_messages import option_message
+
 _WAKING = ("auto", "always", "never")
 _HOLDERS = ("join", "attach", "off")
 _LABEL_PREFIX = re.compile(r"(?:[a-z][a-z_]{0,31})?")
@@ -87,7 +89,7 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
         try:
             settings = msgspec.convert(options, cls)
         except msgspec.ValidationError as error:
-            raise ConfigurationError(f"{source}{error}") from error
+            raise ConfigurationError(option_message(source, error, cls)) from error
         if settings.health_interval != 0 and not 1 <= settings.health_interval <= 3600:
             found = f"{settings.health_interval:g}"
             raise ConfigurationError(f"{source}health-interval: found {found}, expected 0 or 1 to 3600 seconds")
@@ -114,9 +116,11 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
 def _check_pages(settings: Settings, source: str) -> None:
     """Raises `ConfigurationError` for options of the pages that contradict each other."""
     if settings.http_client_ca and not settings.http_tls_dir:
-        raise ConfigurationError(f"{source}http-client-ca: expected http-tls-dir too: client certificates need TLS")
+        raise ConfigurationError(
+            f"{source}http-client-ca: found without http-tls-dir, expected both: client certificates need TLS"
+        )
     if settings.http_audience and not settings.http_authorized:
-        raise ConfigurationError(f"{source}http-audience: expected http-authorized too")
+        raise ConfigurationError(f"{source}http-audience: found without http-authorized, expected both")
     if settings.http_authorized and not settings.http_tls_dir and not _is_loopback(settings.http_address):
         raise ConfigurationError(
             f"{source}http-authorized: found http-address {settings.http_address!a} without TLS, expected http-tls-dir "
@@ -131,7 +135,7 @@ def _check_metrics(settings: Settings, source: str) -> None:
         ("metrics-holders", settings.metrics_holders, _HOLDERS),
     ):
         if found not in words:
-            raise ConfigurationError(f"{source}{name}: found {found[:20]!a}, expected {', '.join(words)}")
+            raise ConfigurationError(f"{source}{name}: found {found[:20]!a}, expected one of {', '.join(words)}")
     if not 0 <= settings.metrics_min_interval <= 60:
         found = f"{settings.metrics_min_interval:g}"
         raise ConfigurationError(f"{source}metrics-min-interval: found {found}, expected 0 to 60 seconds")
