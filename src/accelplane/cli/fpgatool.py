@@ -287,7 +287,7 @@ def _visible(given: Given, rows: Sequence[Row]) -> list[Row]:
 def _list(*kinds: str) -> Callable[[Given], Json]:
     """The command that lists devices of these kinds, `FME` and `Port`."""
 
-    def list_(given: Given) -> Json:
+    def print_devices(given: Given) -> Json:
         fmes, ports = platform_devices(given.host)
         found = {f"{kind.lower()}s": fmes if kind == "FME" else ports for kind in kinds}
         for kind, names in zip(kinds, found.values(), strict=True):
@@ -296,7 +296,7 @@ def _list(*kinds: str) -> Callable[[Given], Json]:
                 print(*names, sep="\n", end="\n" if names else "")
         return found
 
-    return list_
+    return print_devices
 
 
 # Commands that change hardware

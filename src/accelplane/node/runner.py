@@ -226,7 +226,7 @@ class PluginRunner:
             unknown = reading is not None and reading.record == "unreadable"
             read = reading.began if reading is not None else -math.inf
             until = [departure.until for departure in self._departures.values() if departure.until < math.inf]
-            unread = [time_ for time_ in until if time_ > read]
+            unread = [deadline for deadline in until if deadline > read]
             if unread:
                 interval = _FIRST_RECHECK
                 wait = max(0.0, min(unread) - time.monotonic())
