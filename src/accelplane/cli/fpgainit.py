@@ -57,12 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(given: Mapping[str, Value]) -> None:
     source, target, hooks = (str(given[name]) for name in ("source", "target", "hooks-dir"))
     if given["enable"] not in WAYS:
-        raise FpgaError(f"-enable {given['enable']}: expected one of {', '.join(WAYS)}")
+        raise FpgaError(f"-enable: found {str(given['enable'])!a}, expected one of {', '.join(WAYS)}")
     for directory, flag in ((source, "source"), (target, "target")):
         if not os.path.isdir(directory):
-            raise FpgaError(f"-{flag} {directory}: no such directory; is it mounted?")
+            raise FpgaError(f"-{flag}: {directory}: not a directory; mount it")
     if given["enable"] == "hooks.d" and not os.path.isdir(hooks):
-        raise FpgaError(f"-hooks-dir {hooks}: no such directory; is it mounted?")
+        raise FpgaError(f"-hooks-dir: {hooks}: not a directory; mount it")
     with locked(target):
         _install(source, target)
         if given["enable"] == "hooks.d":

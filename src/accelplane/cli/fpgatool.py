@@ -36,8 +36,8 @@ from accelplane.host import Host, HostError
 PROGRAM = "fpga_tool"
 
 FLAGS = (
-    Flag("b", "", "bitstream file, GBS or AOCX"),
-    Flag("d", "", "device node of an FME or a port, or its name in /dev"),
+    Flag("b", "", "a bitstream file, GBS or AOCX"),
+    Flag("d", "", "the device node of an FME or a port, or its name in /dev"),
     Flag("p", 0, "number of the port to release or assign", unsigned=True),
     Flag("n", 0, "number of virtual functions for sriov", unsigned=True),
     Flag("dry-run", False, "check everything and change nothing"),
@@ -63,7 +63,9 @@ class Given(NamedTuple):
         """Returns the value of a required flag. Raises `FpgaError`."""
         found = str(self.flags.get(name, ""))
         if not found:
-            raise FpgaError(f"-{name} is missing: {next(flag.help for flag in FLAGS if flag.name == name)}")
+            raise FpgaError(
+                f"-{name}: found nothing, expected {next(flag.help for flag in FLAGS if flag.name == name)}"
+            )
         return found
 
     def number(self, name: str) -> int:
@@ -102,9 +104,9 @@ def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
     given = Given(Host(str(flags.get("root", "/"))), flags)
     try:
         if not words:
-            raise FpgaError(f"no command, expected one of {', '.join(COMMANDS)}")
+            raise FpgaError(f"found no command, expected one of {', '.join(COMMANDS)}")
         if words[0] not in COMMANDS:
-            raise FpgaError(f"command {shown(words[0])}: expected one of {', '.join(COMMANDS)}")
+            raise FpgaError(f"found command {shown(words[0])}, expected one of {', '.join(COMMANDS)}")
         if words[1:]:
             print(f"{name}: ignored: {' '.join(map(shown, words[1:]))}", file=sys.stderr)
         document = COMMANDS[words[0]](given)
@@ -181,7 +183,7 @@ def _device_info(given: Given) -> Json:
     text = given.text("d")
     found = kind_of(given.host, text)
     if found is None:
-        raise FpgaError(f"-d {shown(text)}: expected the name of an FME or a port")
+        raise FpgaError(f"-d: found {shown(text)}, expected the name of an FME or a port")
     if found[1] == "fme":
         fme = read_fme(given.host, text)
         return {**_show(given, "FME", _fme_rows(given, fme)), **_programmings(given, fme)}
@@ -276,7 +278,7 @@ def _device_rows(name: str, node: str, path: str, pci: Pci) -> Iterator[Row]:
 def _list(*kinds: str) -> Callable[[Given], Json]:
     """The command that lists devices of these kinds, `FME` and `Port`."""
 
-    def list_(given: Given) -> Json:
+    def print_devices(given: Given) -> Json:
         fmes, ports = platform_devices(given.host)
         found = {f"{kind.lower()}s": fmes if kind == "FME" else ports for kind in kinds}
         for kind, names in zip(kinds, found.values(), strict=True):
@@ -285,7 +287,7 @@ def _list(*kinds: str) -> Callable[[Given], Json]:
                 print(*names, sep="\n", end="\n" if names else "")
         return found
 
-    return list_
+    return print_devices
 
 
 # Commands that change hardware
@@ -347,7 +349,7 @@ def _sriov(given: Given) -> Json:
     host, dry_run = given.host, given.has("dry-run")
     fme = read_fme(host, given.text("d"))
     if "n" not in given.flags:
-        raise FpgaError("-n is missing: number of virtual functions for sriov")
+        raise FpgaError("-n: found nothing, expected the number of virtual functions")
     vfs = given.number("n")
     steps = sriov.plan(sriov.read_state(host, fme), vfs)
     if not steps:

@@ -77,11 +77,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
             root=os.path.abspath(options.root),
         )
         if options.output not in OUTPUTS:
-            raise ValueError(f"-output: {options.output!a}: expected one of {', '.join(OUTPUTS)}")
+            raise ValueError(f"-output: found {options.output!a}, expected one of {', '.join(OUTPUTS)}")
         if (options.daemon or options.cleanup) and options.output not in ("nfd", "node"):
-            raise ValueError("-daemon and -cleanup: expected -output=nfd or -output=node")
+            raise ValueError(f"-daemon, -cleanup: found -output={options.output}, expected -output=nfd or -output=node")
         if options.output == "node" and not options.node_name:
-            raise ValueError("-node-name is not given and NODE_NAME not set, expected the name of this node")
+            raise ValueError("-node-name: found nothing and NODE_NAME is not set, expected the name of this node")
         if not os.path.isdir(options.root):
             raise ValueError(f"-root: {options.root}: not a directory, expected one with sys/ and proc/ in it")
         return options

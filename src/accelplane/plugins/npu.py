@@ -88,8 +88,8 @@ class NpuPlugin(Plugin[NpuConfig]):
                 microseconds = int(host.text(f"{self._class}/{name}/device/npu_busy_time_us"))
             except (HostError, ValueError):
                 continue  # the file exists since Linux 6.11
-            help_ = "Deprecated: use accelplane_npu_busy_seconds_total"
-            yield Sample("npu_busy_seconds_total", help_, {"device": name}, microseconds / 1e6)
+            description = "Deprecated: use accelplane_npu_busy_seconds_total"
+            yield Sample("npu_busy_seconds_total", description, {"device": name}, microseconds / 1e6)
 
     def readings(self, host: Host, devices: Iterable[Device]) -> DevicePlans:
         from accelplane.readings import npu, pci  # noqa: PLC0415 - memory of agents without pages

@@ -151,9 +151,9 @@ class SgxPlugin(Plugin[SgxConfig]):
 
     def measure(self, host: Host, devices: Iterable[Device]) -> Iterator[Sample]:
         sizes, _problems = numa_epc(host)
-        for name, help_ in _EPC_METRICS.items():
+        for name, description in _EPC_METRICS.items():
             for node, size in sizes.items():
-                yield Sample(name, help_, {"numa_node": str(node)}, float(size))
+                yield Sample(name, description, {"numa_node": str(node)}, float(size))
 
     def _skipped(self, path: str, fault: str, faults: Collection[str]) -> Skipped:
         if path != PROVISION or ENCLAVE in faults:
