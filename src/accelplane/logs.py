@@ -32,7 +32,7 @@ def threshold(name: str) -> int:
     key = name.upper()
     index = int(key) if key.isdecimal() else names.index(key) if key in names else -1
     if not 0 <= index < len(names):
-        raise ValueError(f"severity {name!a}: expected one of {', '.join(names)} or 0 to {len(names) - 1}")
+        raise ValueError(f"found severity {name!a}, expected one of {', '.join(names)} or 0 to {len(names) - 1}")
     return (v(MAX_VERBOSITY), logging.WARNING, logging.ERROR, logging.CRITICAL)[index]
 
 

@@ -154,9 +154,14 @@ async def test_a_device_that_becomes_unhealthy_changes_the_open_page(page: Page)
                 rows = (await events.of_kind("rows")).data["blocks"].get("rows", {})
                 if "card0 is unhealthy (temperature)" in json.dumps(rows):
                     break
-        device = (await page.plain.get("/device?node=kwok-0&plugin=gpu&unit=card0")).text
-        assert "default/job" in device
-        assert "temperature" in device
+            device = (await page.plain.get("/device?node=kwok-0&plugin=gpu&unit=card0")).text
+            assert "default/job" in device
+            assert "temperature" in device
+            assert "card0 is unhealthy (temperature), held by 1 container" in (await page.plain.get("/")).text
+            agent.units = [unit("card0", "healthy", ("default/job",))]
+            agent.change()
+            while "gpu card0: healthy" not in json.dumps((await events.of_kind("rows")).data):
+                pass
         page.cluster.kubectl("delete", "pod", "agent", "--namespace=accelplane", "--force", "--grace-period=0")
 
 

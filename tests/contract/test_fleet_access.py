@@ -24,7 +24,7 @@ from accelplane.fleet.program import serving
 from accelplane.fleet.serve import listen
 from accelplane.fleet.simulated import SimulatedFleet
 from accelplane.fleet.web.access import Access
-from accelplane.fleet.web.gate import SecureGate
+from accelplane.fleet.web.gate import SecureGate, token_command_of
 from accelplane.fleet.web.live import LiveLimits
 from accelplane.fleet.web.reviewqueue import QueueLimits, ReviewQueue, is_doubtful
 from accelplane.fleet.web.sessions import FailureLimit, Sessions, expiry
@@ -268,8 +268,22 @@ async def test_a_browser_without_a_session_gets_a_form(setup: Setup) -> None:
     assert found.status == 401
     assert 'action="login"' in found.text
     assert 'value="nodes?state=held"' in found.text
-    assert "kubectl create token accelplane-fleet-viewer --duration 8h --audience accelplane-fleet" in found.text
+    command = (
+        "kubectl create token accelplane-fleet-viewer --duration 8h --audience accelplane-fleet --namespace default"
+    )
+    assert command in found.text
     assert (await setup.caller().get("/api/v1/events?screen=nodes")).fields["content-type"].startswith("text/plain")
+
+
+@pytest.mark.parametrize(
+    ("namespace", "audiences", "options"),
+    [("", (), ""), ("ns", (), " --namespace ns"), ("ns", ("a b", "c"), " --audience 'a b' --namespace ns")],
+)
+def test_the_command_for_a_token_has_the_namespace_and_the_first_audience(
+    namespace: str, audiences: tuple[str, ...], options: str
+) -> None:
+    command = token_command_of(namespace, audiences)
+    assert command == f"kubectl create token accelplane-fleet-viewer --duration 8h{options}"
 
 
 async def test_a_token_in_the_form_begins_a_session_and_sign_out_ends_it(setup: Setup) -> None:

@@ -253,14 +253,17 @@ async def test_a_failing_labeller_does_not_stop_the_agent(run: Run) -> None:
     clean = {"KUBERNETES_SERVICE_HOST": "", "NODE_NAME": "one"}
     process = run("accelplane", "node", "--labels=node", "--plugins=npu", env=clean)
     await process.wait_for_log("accelplane labels: not in a cluster")
-    await process.wait_for_log("labels: exited with 1, restarting it in 1 s")
-    await process.wait_for_log("restarting it in 2 s")
+    await process.wait_for_log("labels: exited with status 1; retrying in 1 s")
+    await process.wait_for_log("retrying in 2 s")
     assert await process.terminate() == 0
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["--labels=paper"], "expected one of off, nfd, node"), (["--labels=nfd"], "-nfd-dir is not given")],
+    [
+        (["--labels=paper"], "expected one of off, nfd, node"),
+        (["--labels=nfd"], "found without -nfd-dir"),
+    ],
 )
 async def test_invalid_label_options_are_rejected(run: Run, words: list[str], message: str) -> None:
     process = run("accelplane", "node", *words)
@@ -285,8 +288,10 @@ async def test_a_supervised_process_is_restarted_and_stopped_with_its_supervisor
 
 
 async def test_a_missing_supervised_program_is_retried(caplog: pytest.LogCaptureFixture) -> None:
-    task = asyncio.create_task(supervise("nobody", ["/nowhere/at-all"]))
-    await until(lambda: "nobody: cannot be started" in caplog.text)
+    task = asyncio.create_task(supervise("labels", ["/nowhere/at-all"]))
+    await until(
+        lambda: "labels: cannot start /nowhere/at-all: No such file or directory; retrying in 1 s" in caplog.text
+    )
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -165,8 +165,11 @@ async def test_a_token_must_be_valid_for_the_audience(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"http-client-ca": "/x"}, "-http-client-ca: expected http-tls-dir too: client certificates need TLS"),
-        ({"http-audience": "x"}, "-http-audience: expected http-authorized too"),
+        (
+            {"http-client-ca": "/x"},
+            "-http-client-ca: found without http-tls-dir, expected both: client certificates need TLS",
+        ),
+        ({"http-audience": "x"}, "-http-audience: found without http-authorized, expected both"),
         (
             {"http-authorized": True, "http-address": ":9400"},
             (

@@ -159,7 +159,7 @@ def test_unreadable_data_is_reported_and_other_data_is_shown(tmp_path: Path, dir
         (("top", "--interval", "0"), "--interval"),
         (("top", "--waiting"), "--waiting: expected --cluster too"),
         (("inspect", "--cluster", "--root", "/"), "--root: found with --cluster"),
-        (("inspect", "--cluster", "--interval", "2"), "--interval: expected --watch too"),
+        (("inspect", "--cluster", "--interval", "2"), "--interval: found without --watch, expected both"),
         (("inspect", "-o", "xml"), "'xml'"),
     ],
 )

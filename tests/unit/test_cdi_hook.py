@@ -170,7 +170,7 @@ def test_default_paths_apply_without_bundle_or_configuration(bundle: Bundle) -> 
     ("state", "message"),
     [
         ("", "the container's state: not JSON"),
-        ("[]", "the container's state: expected a JSON object"),
+        ("[]", "the container's state: not a JSON object"),
         ('{"bundle": 3}', "bundle is '3', expected a string"),
         ('{"bundle": "/nowhere"}', "root file system /nowhere/rootfs: No such file"),
         ('{"bundle": "/dev/null"}', "/dev/null/config.json: Not a directory"),
@@ -218,22 +218,28 @@ def test_a_fifo_or_endless_configuration_does_not_block(bundle: Bundle) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "expected the command create-symlinks"),
-        (["make-coffee"], "expected the command create-symlinks"),
+        ([], "found the command '', expected create-symlinks"),
+        (["remove"], "found the command 'remove', expected create-symlinks"),
         (["create-symlinks", "--link"], "expected --link TARGET::LINKPATH"),
         (["create-symlinks", "--force"], "found '--force'"),
-        (["create-symlinks", "--link", "x"], "--link x: expected TARGET::/LINKPATH"),
+        (["create-symlinks", "--link", "x"], "--link: found 'x', expected TARGET::/LINKPATH"),
         (["create-symlinks", "--link", "::/x"], "expected TARGET::/LINKPATH"),
         (["create-symlinks", "--link", "x::y"], "expected TARGET::/LINKPATH"),
-        (["create-symlinks", "--link", "x::/y/"], "the path must end in the link's name"),
-        (["create-symlinks", "--link", "x::/y/.."], "the path must end in the link's name"),
+        (["create-symlinks", "--link", "x::/y/"], "expected a path that ends in the name of the link"),
+        (["create-symlinks", "--link", "x::/y/.."], "expected a path that ends in the name of the link"),
     ],
 )
 def test_an_invalid_command_line_exits_with_2(bundle: Bundle, arguments: Sequence[str], message: str) -> None:
     result = bundle.hook(*arguments)
     assert result.returncode == 2
     assert message in result.stderr
-    assert "usage: accelplane-cdi-hook create-symlinks" in result.stderr
+    assert "Usage: accelplane-cdi-hook create-symlinks" in result.stderr
+
+
+def test_help_is_printed_to_standard_output(bundle: Bundle) -> None:
+    result = bundle.hook("--help")
+    assert result.returncode == 0
+    assert result.stdout.startswith("Usage: accelplane-cdi-hook create-symlinks --link TARGET::LINKPATH")
 
 
 def test_only_the_standard_library_is_imported() -> None:

@@ -3,8 +3,7 @@
 import pytest
 from click.testing import CliRunner
 
-from accelplane.cli.commands import accelplane
-from accelplane.cli.completion import SHELLS
+from accelplane.cli.commands import SHELLS, accelplane
 from accelplane.cli.kubectl import answer
 
 

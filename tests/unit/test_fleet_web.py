@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 from collections.abc import Callable, Coroutine, Iterator
 from html.parser import HTMLParser
 from typing import Any, TypeVar
@@ -300,6 +301,35 @@ def test_the_overview_lists_held_unhealthy_devices_first() -> None:
     assert "2 unhealthy" in output
 
 
+@pytest.mark.parametrize(("without_agent", "shown"), [(0, False), (2, True), (3, False)])
+def test_nodes_without_agent_are_a_problem_if_others_have_one(without_agent: int, *, shown: bool) -> None:
+    found = cluster(
+        *(node(name, agents=()) for name in "abc"[:without_agent]), *(node(name) for name in "abc"[without_agent:])
+    )
+    assert names_of(page("overview", found), "problems") == (["without agent"] if shown else [""])
+    assert ('<a href="nodes?state=no-agent">2 nodes</a>' in html("overview", found)) is shown
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "cells"),
+    [
+        ("pci_link_transfers_per_second", {}, ["PCI link speed", "-", "16 GT/s"]),
+        ("pci_link_max_transfers_per_second", {}, ["PCI link max speed", "-", "16 GT/s"]),
+        ("pci_link_lanes", {}, ["PCI link width", "-", "16,000,000,000 lanes"]),
+        ("gpu_frequency_hertz", {"gt": "gt0", "kind": "actual"}, ["GPU frequency", "gt0, actual", "16 GHz"]),
+        ("device_energy_joules_total", {"sensor": "card"}, ["Energy", "card", "16 GJ"]),
+        ("qat_up", {}, ["QAT up", "-", "16,000,000,000"]),
+    ],
+)
+def test_values_have_names_in_words_and_units(name: str, labels: dict[str, str], cells: list[str]) -> None:
+    values = (Value(f"accelplane_{name}", labels, 16e9),)
+    readings = NodeReadings(5, (DeviceReadings("gpu", "card0", values=values),))
+    query = PlaceQuery(node="a", plugin="gpu", unit="card0")
+    output = html("device", cluster(node("a", unit())), query, readings=readings)
+    row = output.partition('aria-label="Current values"')[2].partition("<tbody")[2].partition("</tbody>")[0]
+    assert re.findall(r">([^<>]+)</t[hd]>", row) == cells
+
+
 def test_a_warning_of_a_healthy_device_is_a_minor_problem() -> None:
     warned = unit("card0", reason="driver", text="gpu_health warning")
     found = cluster(node("a", warned), node("b", unit("card1", text="no answer", known=False)))
@@ -403,7 +433,7 @@ def test_a_node_shows_resources_devices_skipped_hardware_and_agents() -> None:
         node("a", unit("card0", holders=(holder(),)), skipped=(Skipped("gpu", "card9", "no driver"),), cordoned=True)
     )
     output = text("node", found, PlaceQuery(node="a"))
-    for expected in ("team/p", "card9", "no driver", "accelplane/a", "podresources", "cordoned", "1 of 2 held", I915):
+    for expected in ("team/p", "card9", "no driver", "accelplane/a", "podresources", "cordoned", "1 of 2", I915):
         assert expected in output
 
 

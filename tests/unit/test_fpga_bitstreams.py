@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trees import write
 
+from accelplane.fpga import FpgaError
 from accelplane.fpga.aocx import AocxError, unpacked
-from accelplane.fpga.bitstream import Bitstream, BitstreamError, extra, opened
+from accelplane.fpga.bitstream import Bitstream, extra, opened
 from accelplane.fpga.elf import ElfError, Window, sections
 from accelplane.fpga.gbs import HEAD_LIMIT, parse
 
@@ -42,7 +43,7 @@ class TestGbs:
         head = bytes.fromhex("58656f6e46504741 b747425376303031 10000000".replace(" ", ""))
         text = b'{"afu-image":{}}'
         assert head[:16] == GBS_MAGIC
-        with pytest.raises(BitstreamError, match="0 accelerator clusters"):
+        with pytest.raises(FpgaError, match="0 accelerator clusters"):
             parse(head + text, "x")
 
     @pytest.mark.parametrize("length", [1, 100, 4095])
@@ -92,7 +93,7 @@ class TestGbs:
     )
     def test_broken_files_are_rejected(self, tmp_path: Path, content: bytes, problem: str) -> None:
         path = put(tmp_path, "broken.gbs", content)
-        with pytest.raises(BitstreamError, match=problem) as caught, opened(path):
+        with pytest.raises(FpgaError, match=problem) as caught, opened(path):
             pass
         assert str(caught.value).startswith(path)
 
@@ -104,14 +105,14 @@ class TestGbs:
     def test_a_bitstream_larger_than_any_card_is_rejected(self, tmp_path: Path) -> None:
         path = put(tmp_path, "x.gbs", gbs())
         os.truncate(path, 1 << 40)
-        with pytest.raises(BitstreamError, match="at most 536870912"), opened(path):
+        with pytest.raises(FpgaError, match="at most 536870912"), opened(path):
             pass
 
     def test_a_file_truncated_while_it_is_read_is_detected(self, tmp_path: Path) -> None:
         path = put(tmp_path, "x.gbs", gbs())
         with opened(path) as bitstream:
             os.truncate(path, len(gbs()) - 1)
-            with pytest.raises(BitstreamError, match="was truncated"):
+            with pytest.raises(FpgaError, match="was truncated"):
                 bitstream.read()
 
     @hostile
@@ -119,7 +120,7 @@ class TestGbs:
     def test_any_bytes_are_parsed_or_rejected(self, text: bytes, raw: bytes, length: int | None) -> None:
         try:
             found = parse(gbs(text, raw, length=length)[:HEAD_LIMIT], "x")
-        except BitstreamError as error:
+        except FpgaError as error:
             refused = str(error)
             assert refused.startswith("x: ")
             return
@@ -163,7 +164,7 @@ class TestAocx:
             assert (bitstream.interface, bitstream.accelerator, bitstream.unique) == ("", "", "")
             assert extra(bitstream) == {"Board": "pac_a10", "Target": "", "Hash": "", "Version": ""}
             for ask in (bitstream.read, bitstream.size):
-                with pytest.raises(BitstreamError, match=r"no section \.acl\.fpga\.bin, expected"):
+                with pytest.raises(FpgaError, match=r"no section \.acl\.fpga\.bin, expected"):
                     ask()
 
     @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ class TestAocx:
     )
     def test_broken_files_are_rejected(self, tmp_path: Path, content: bytes, problem: str) -> None:
         path = put(tmp_path, "x.aocx", content)
-        with pytest.raises(BitstreamError, match=problem) as caught, opened(path):
+        with pytest.raises(FpgaError, match=problem) as caught, opened(path):
             pass
         assert str(caught.value).startswith(path)
 
@@ -203,7 +204,7 @@ class TestAocx:
         packed[-6] ^= 1
         with opened(put(tmp_path, "x.aocx", elf({".acl.fpga.bin": elf({".acl.gbs.gz": bytes(packed)})}))) as bitstream:
             for ask in (bitstream.read, bitstream.size):
-                with pytest.raises(BitstreamError, match=r"x\.aocx: its section \.acl\.gbs\.gz cannot be unpacked"):
+                with pytest.raises(FpgaError, match=r"x\.aocx: its section \.acl\.gbs\.gz cannot be unpacked"):
                     ask()
 
     def test_decompression_is_limited(self, tmp_path: Path) -> None:
@@ -239,7 +240,7 @@ def read_or_refuse(path: str) -> bytes | None:
         with opened(path) as bitstream:
             found: Bitstream = bitstream
             return found.read().tobytes()
-    except BitstreamError as error:
+    except FpgaError as error:
         message = str(error)
     assert message.startswith(path)
     return None
@@ -307,7 +308,7 @@ class TestElf:
 def test_other_files_are_rejected(tmp_path: Path, name: str, problem: str) -> None:
     if not name.startswith("none"):
         write(tmp_path / name, gbs())
-    with pytest.raises(BitstreamError, match=problem), opened(str(tmp_path / name)):
+    with pytest.raises(FpgaError, match=problem), opened(str(tmp_path / name)):
         pass
 
 
@@ -315,14 +316,14 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo.gbs")
     (tmp_path / "directory.gbs").mkdir()
     for name in ("fifo.gbs", "directory.gbs"):
-        with pytest.raises(BitstreamError, match="not a regular file"), opened(str(tmp_path / name)):
+        with pytest.raises(FpgaError, match="not a regular file"), opened(str(tmp_path / name)):
             pass
-    with pytest.raises(BitstreamError, match="null"), opened("a\0b.gbs"):
+    with pytest.raises(FpgaError, match="null"), opened("a\0b.gbs"):
         pass
 
 
 def test_messages_about_unusual_file_names_have_one_line() -> None:
-    with pytest.raises(BitstreamError) as caught, opened("/a\n\x1b[1m\udcff\u00e9.gbs"):
+    with pytest.raises(FpgaError) as caught, opened("/a\n\x1b[1m\udcff\u00e9.gbs"):
         pass
     assert str(caught.value) == "/a\\n\\x1b[1m\\udcff\u00e9.gbs: No such file or directory"
 
@@ -331,11 +332,11 @@ def test_a_bitstream_larger_than_memory_is_reported(tmp_path: Path) -> None:
     path = put(tmp_path, "x.gbs", gbs())
     os.truncate(path, 500 << 20)
     code = (
-        "import resource, sys; from accelplane.fpga.bitstream import BitstreamError, opened\n"
+        "import resource, sys; from accelplane.fpga import FpgaError; from accelplane.fpga.bitstream import opened\n"
         "resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))\n"
         "with opened(sys.argv[1]) as bitstream:\n"
         "    try: bitstream.read()\n"
-        "    except BitstreamError as error: print(error)\n"
+        "    except FpgaError as error: print(error)\n"
     )
     result = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
     assert result.stdout.startswith(f"{path}: not enough memory")

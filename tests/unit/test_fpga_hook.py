@@ -15,7 +15,8 @@ from fpgadriver import Driver
 from fpgatrees import Card, fme, one_port, port, with_vf
 from trees import write
 
-from accelplane.fpga.hook import HookError, assign_ports, read_request, run
+from accelplane.fpga import FpgaError
+from accelplane.fpga.hook import assign_ports, read_request, run
 from accelplane.fpga.ids import CRASHED
 from accelplane.fpga.program import RetryPolicy, TimedOut
 from accelplane.fpga.request import Pair, Request
@@ -105,7 +106,7 @@ class TestRun:
         stored(tmp_path, "c" * 32, gbs(metadata(OTHER, "c" * 32)))
         stored(tmp_path, "d" * 32)
         stored(tmp_path, HASH, aocx(rand_hash="b" * 40), ".aocx")
-        with pytest.raises(HookError, match=problem) as caught:
+        with pytest.raises(FpgaError, match=problem) as caught:
             run(Host(tmp_path), oci_state(afu), call=Driver(card, "e" * 32, answers), retry=QUICK)
         assert str(caught.value).isprintable()
 
@@ -115,7 +116,7 @@ class TestRun:
         driver = Driver(card, NLB3)
         request = Request((Pair(1, INTERFACE, NLB3), Pair(2, OTHER, NLB3)), ("dfl-port.0", "dfl-port.1"))
         with pytest.raises(
-            HookError,
+            FpgaError,
             match=rf"^FPGA_REGION_2: found no port of region {OTHER} in the container: dfl-port\.0 has region "
             rf"{INTERFACE}; dfl-port\.1 has region {INTERFACE}; dfl-port\.0 is assigned to FPGA_REGION_1$",
         ):
@@ -126,13 +127,13 @@ class TestRun:
         one_port(tmp_path)
         request = Request((Pair(1, OTHER, NLB3),), ("dfl-port.7", "dfl-port.0"))
         with pytest.raises(
-            HookError, match=r"in the container: /dev/dfl-port\.7: no such device node.*; dfl-port\.0 has reg"
+            FpgaError, match=r"in the container: /dev/dfl-port\.7: no such device node.*; dfl-port\.0 has reg"
         ):
             run(Host(tmp_path), request)
 
     def test_a_crashed_card_is_reported_as_crashed(self, tmp_path: Path) -> None:
         fme(one_port(tmp_path), interfaces=[CRASHED])
-        with pytest.raises(HookError, match=r"dfl-port\.0 has region f{32} \(the card has crashed\)$"):
+        with pytest.raises(FpgaError, match=r"dfl-port\.0 has region f{32} \(the card has crashed\)$"):
             assign_ports(Host(tmp_path), oci_state(NLB0))
 
     def test_ports_of_different_regions_are_distinguished(self, tmp_path: Path) -> None:
@@ -147,7 +148,7 @@ class TestRun:
         stored(tmp_path, NLB3)
         read_end, write_end = os.pipe()
         try:
-            with pytest.raises(HookError, match=r"^FPGA_AFU_1 in dfl-port\.0: programming .* took more than 0\.2 s"):
+            with pytest.raises(FpgaError, match=r"^FPGA_AFU_1 in dfl-port\.0: programming .* took more than 0\.2 s"):
                 run(
                     Host(tmp_path),
                     oci_state(NLB3),
@@ -164,14 +165,14 @@ class TestRun:
         lock = write(tmp_path / STATE_DIRECTORY[1:] / "dfl-fme.0.lock", "")
         with lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            with pytest.raises(HookError, match=r"0: dfl-fme\.0: locked by another process for \S+ s \(/run"):
+            with pytest.raises(FpgaError, match=r"0: dfl-fme\.0: locked by another process for \S+ s \(/run"):
                 run(Host(tmp_path), oci_state(NLB3), retry=RetryPolicy(2, 1, 60))
 
     def test_a_driver_that_stays_busy_is_reported(self, tmp_path: Path) -> None:
         driver = Driver(one_port(tmp_path), NLB3, [errno.EBUSY] * 9)
         stored(tmp_path, NLB3)
         with pytest.raises(
-            HookError, match=r"^FPGA_AFU_1 in dfl-port\.0: .*dfl-fme\.0: programming failed: .*\(EBUSY\)"
+            FpgaError, match=r"^FPGA_AFU_1 in dfl-port\.0: .*dfl-fme\.0: programming failed: .*\(EBUSY\)"
         ):
             run(Host(tmp_path), oci_state(NLB3), call=driver, retry=RetryPolicy(60, 9, 0))
 
@@ -209,19 +210,19 @@ class TestReadRequest:
         bundle = self.bundle(tmp_path)
         annotations = {"com.intel.fpga.mode": "fpga.intel.com/region"}
         assert read_request(self.state(bundle, annotations=annotations), require_mode=True) == oci_state(NLB3)
-        with pytest.raises(HookError, match=r"annotation com\.intel\.fpga\.mode is '', expected fpga\.intel\.com/reg"):
+        with pytest.raises(FpgaError, match=r"annotation com\.intel\.fpga\.mode is '', expected fpga\.intel\.com/reg"):
             read_request(self.state(bundle), require_mode=True)
 
     def test_an_invalid_bundle_is_reported(self, tmp_path: Path) -> None:
         tmp_path /= "as-long-as-the-runtime-has-it" * 4
         tmp_path.mkdir()
-        with pytest.raises(HookError, match=r"bundle .*: no such directory"):
+        with pytest.raises(FpgaError, match=r"bundle .*: no such directory"):
             read_request(self.state(tmp_path / "none"))
-        with pytest.raises(HookError, match=r"config\.json': No such file"):
+        with pytest.raises(FpgaError, match=r"config\.json': No such file"):
             read_request(self.state(tmp_path))
         os.mkfifo(tmp_path / "config.json")
         writer = os.open(tmp_path / "config.json", os.O_RDWR)  # a writer that writes nothing
-        with pytest.raises(HookError, match=r"config\.json': not a regular file"):
+        with pytest.raises(FpgaError, match=r"config\.json': not a regular file"):
             read_request(self.state(tmp_path))
         os.close(writer)
 

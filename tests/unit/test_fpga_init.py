@@ -121,10 +121,10 @@ def test_definitions_of_other_hooks_stay(host: Path, other: str) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["-enable=podman"], "-enable podman: expected one of cdi, hooks.d"),
-        (["-source=/nowhere"], "-source /nowhere: no such directory; is it mounted?"),
-        (["-target=/nowhere"], "-target /nowhere: no such directory; is it mounted?"),
-        (["-enable=hooks.d", "-hooks-dir=/nowhere"], "-hooks-dir /nowhere: no such directory; is it mounted?"),
+        (["-enable=podman"], "-enable: found 'podman', expected one of cdi, hooks.d"),
+        (["-source=/nowhere"], "-source: /nowhere: not a directory; mount it"),
+        (["-target=/nowhere"], "-target: /nowhere: not a directory; mount it"),
+        (["-enable=hooks.d", "-hooks-dir=/nowhere"], "-hooks-dir: /nowhere: not a directory; mount it"),
     ],
 )
 def test_missing_directories_are_reported(

@@ -16,11 +16,11 @@ from fpgadriver import Driver
 from fpgatrees import Card, one_port, with_vf
 from trees import link, write
 
-from accelplane.fpga.bitstream import Bitstream, BitstreamError, opened
+from accelplane.fpga import FpgaError
+from accelplane.fpga.bitstream import Bitstream, opened
 from accelplane.fpga.ids import IdError
 from accelplane.fpga.ioctl import IoctlError, PortRegion
 from accelplane.fpga.program import (
-    ProgramError,
     RetryPolicy,
     TimedOut,
     api_version,
@@ -87,7 +87,7 @@ def test_a_dry_run_checks_and_does_not_program(tmp_path: Path) -> None:
     port = read_port(host, "dfl-port.0")
     with bitstream_of(tmp_path) as bitstream:
         assert not program(host, port, bitstream, call=driver, dry_run=True)
-    with bitstream_of(tmp_path, gbs(metadata("0" * 32, NLB3))) as bitstream, pytest.raises(ProgramError):
+    with bitstream_of(tmp_path, gbs(metadata("0" * 32, NLB3))) as bitstream, pytest.raises(FpgaError):
         program(host, port, bitstream, call=driver, dry_run=True)
     assert driver.calls == []
     assert not (tmp_path / "run").exists()
@@ -132,7 +132,7 @@ def test_no_attempt_starts_after_the_timeout(tmp_path: Path) -> None:
 
 def test_the_afu_id_is_verified_after_programming(tmp_path: Path) -> None:
     driver = Driver(one_port(tmp_path), NLB0)
-    with pytest.raises(ProgramError, match=rf"dfl-port\.0: AFU id is {NLB0} after .*nlb3\.gbs, expected {NLB3}"):
+    with pytest.raises(FpgaError, match=rf"dfl-port\.0: AFU id is {NLB0} after .*nlb3\.gbs, expected {NLB3}"):
         run(driver.card, driver)
 
 
@@ -141,10 +141,10 @@ def test_the_afu_id_is_verified_after_programming(tmp_path: Path) -> None:
     [
         (
             gbs(metadata("0" * 32, NLB3)),
-            ProgramError,
+            FpgaError,
             rf"made for regions with interface id 0{{32}}, .* is {INTERFACE}",
         ),
-        (gbs(metadata("", NLB3)), ProgramError, "made for regions with interface id unknown"),
+        (gbs(metadata("", NLB3)), FpgaError, "made for regions with interface id unknown"),
         (gbs(metadata(afu="")), IdError, "accelerator type id '': expected 32"),
     ],
 )
@@ -163,7 +163,7 @@ def test_an_unreadable_bitstream_is_not_sent_to_a_driver(tmp_path: Path) -> None
     with bitstream_of(tmp_path) as bitstream:
         os.truncate(bitstream.path, 300)
         os.truncate(bitstream.path, 30)
-        with pytest.raises(BitstreamError, match="was truncated"):
+        with pytest.raises(FpgaError, match="was truncated"):
             program(host, read_port(host, "dfl-port.0"), bitstream, call=driver)
     assert driver.calls == []
 
@@ -201,7 +201,7 @@ class TestLock:
             link(lock, write(tmp_path / "precious", ""))
         else:
             lock.mkdir(parents=True)
-        with pytest.raises(ProgramError, match=r"^/run/accelplane-fpga/dfl-fme\.0\.lock: cannot be locked: "):
+        with pytest.raises(FpgaError, match=r"^/run/accelplane-fpga/dfl-fme\.0\.lock: cannot be locked: "):
             run(driver.card, driver)
         assert driver.calls == []
 
@@ -248,7 +248,7 @@ class TestLock:
         elsewhere = tmp_path / "elsewhere"
         elsewhere.mkdir(mode=0o700)
         link(tmp_path / STATE_DIRECTORY[1:], elsewhere)
-        with pytest.raises(ProgramError, match="cannot be locked: Not a directory"):
+        with pytest.raises(FpgaError, match="cannot be locked: Not a directory"):
             run(driver.card, driver)
         assert driver.calls == []
         assert list(elsewhere.iterdir()) == []
@@ -311,7 +311,7 @@ def test_ports_are_released_and_assigned_by_number(tmp_path: Path, family: str) 
         argument = b"\x0c\0\0\0" + bytes(4) + b"\1\0\0\0"
         assert calls == [(node, 0xB581, argument), (node, 0xB582, argument)]
     for number in (-1, 2**31):
-        with pytest.raises(ProgramError, match=r"fme\.0: expected a number from 0"):
+        with pytest.raises(FpgaError, match=r"fme\.0: expected a number from 0"):
             move(host, fme, "release", number, call=call)
     with pytest.raises(IoctlError, match=r"assigning the port failed: .*\(ENODEV\)"):
         move(host, fme, "assign", 7, call=Driver(card, NLB3, [errno.ENODEV]))

@@ -16,7 +16,6 @@ from accelplane.fpga.request import (
     Json,
     Pair,
     Request,
-    RequestError,
     State,
     parse_config,
     parse_state,
@@ -70,7 +69,7 @@ def test_annotations_may_be_missing(annotations: str) -> None:
     ids=["empty", "cut", "no text", "deep", "a list", "nothing", "no bundle", "bundles", "zero byte", "long"],
 )
 def test_invalid_states_are_rejected(state: bytes, problem: str) -> None:
-    with pytest.raises(RequestError, match=problem):
+    with pytest.raises(FpgaError, match=problem):
         parse_state(state)
 
 
@@ -118,7 +117,7 @@ def test_pairs_are_ordered_by_their_numbers(environment: list[str], pairs: list[
     ],
 )  # fmt: skip
 def test_invalid_variables_are_rejected(environment: list[str], problem: str) -> None:
-    with pytest.raises(RequestError, match=problem):
+    with pytest.raises(FpgaError, match=problem):
         requested_pairs(environment)
 
 
@@ -153,7 +152,7 @@ def test_values_that_are_no_ids_are_rejected(value: str) -> None:
          "no path", "texts", "no port", "more pairs than ports", "long"],
 )  # fmt: skip
 def test_invalid_configurations_are_rejected(content: bytes, problem: str) -> None:
-    with pytest.raises(RequestError, match=problem):
+    with pytest.raises(FpgaError, match=problem):
         parse_config(content, "/b/config.json")
 
 

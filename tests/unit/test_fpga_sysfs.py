@@ -19,7 +19,6 @@ from accelplane.fpga.drivers import DFL, OPAE, Driver, detect
 from accelplane.fpga.ids import CRASHED, IdError
 from accelplane.fpga.sysfs import (
     Scan,
-    SysfsError,
     afu_id,
     interface_of,
     platform_devices,
@@ -222,7 +221,7 @@ class TestSeveralInterfaces:
         (Card(tmp_path).device(0) / "dfl-port.1/id").unlink()
         found = scanned(tmp_path)
         assert regions(found) == [(OTHER, "dfl-fme.0", ["dfl-port.0"])]
-        with pytest.raises(SysfsError, match="no such file, expected the port's number"):
+        with pytest.raises(FpgaError, match="no such file, expected the port's number"):
             port_number(read_port(Host(tmp_path), "dfl-port.1"))
 
 
@@ -271,7 +270,7 @@ class TestOneDevice:
         one_port(tmp_path)
         write(tmp_path / "dev/dfl-port.8", "")
         os.mkfifo(tmp_path / "dev/dfl-port.9")
-        with pytest.raises(SysfsError, match=problem):
+        with pytest.raises(FpgaError, match=problem):
             read_port(Host(tmp_path), text)
 
     def test_a_directory_replaces_a_device_node_below_a_root(self, tmp_path: Path) -> None:
@@ -293,7 +292,7 @@ class TestOneDevice:
         assert read_port(host, "dfl-port.4").name == "dfl-port.0"
         assert read_port(host, "dfl-port.0").name == "dfl-port.0"  # by its name: the tree has no number for it
         write(card.device(0) / "dfl-port.0/dev", "244:9")
-        with pytest.raises(SysfsError, match="with device number 244:0"):
+        with pytest.raises(FpgaError, match="with device number 244:0"):
             read_port(host, "dfl-port.0")
 
     @pytest.mark.parametrize("text", ["", "0" * 31, "zz" * 16, "0x" + NLB0])

@@ -153,12 +153,12 @@ class TestFiles:
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("-vmodule=cdi", "-vmodule: 'cdi': expected pattern=N"),
-        ("-vmodule==4", "-vmodule: '=4': expected pattern=N"),
-        ("-vmodule=cdi=-1", "-vmodule: 'cdi=-1': expected pattern=N"),
-        ("-log-format=xml", "-log-format: 'xml': expected text or json"),
-        ("-stderrthreshold=LOUD", "-stderrthreshold: severity 'LOUD': expected one of INFO"),
-        ("-stderrthreshold=4", "-stderrthreshold: severity '4'"),
+        ("-vmodule=cdi", "-vmodule: found 'cdi', expected PATTERN=LEVEL"),
+        ("-vmodule==4", "-vmodule: found '=4', expected PATTERN=LEVEL"),
+        ("-vmodule=cdi=-1", "-vmodule: found 'cdi=-1', expected PATTERN=LEVEL"),
+        ("-log-format=xml", "-log-format: found 'xml', expected text or json"),
+        ("-stderrthreshold=LOUD", "-stderrthreshold: found severity 'LOUD', expected one of INFO"),
+        ("-stderrthreshold=4", "-stderrthreshold: found severity '4'"),
     ],
 )  # fmt: skip
 def test_an_invalid_value_is_reported_with_its_flag(tmp_path: Path, argument: str, message: str) -> None:

@@ -270,8 +270,8 @@ def test_names_of_pods_cannot_break_the_page(pod: str, container: str, sample: s
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"metrics-holders": "all"}, "metrics-holders: found 'all', expected join, attach, off"),
-        ({"metrics-waking": "no"}, "metrics-waking: found 'no', expected auto, always, never"),
+        ({"metrics-holders": "all"}, "metrics-holders: found 'all', expected one of join, attach, off"),
+        ({"metrics-waking": "no"}, "metrics-waking: found 'no', expected one of auto, always, never"),
         ({"metrics-max-samples": 99}, "metrics-max-samples: found 99, expected 100 to 1000000"),
         ({"metrics-min-interval": 61.0}, "metrics-min-interval: found 61, expected 0 to 60 seconds"),
         ({"metrics-holder-labels": "A-"}, "metrics-holder-labels: found 'A-', expected at most 32 lower-case"),

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -31,11 +31,6 @@ _ALLOW_TTL, _DENY_TTL = 60.0, 10.0
 
 _TOKEN_REVIEWS = resource_path("authentication.k8s.io", "v1", "tokenreviews")
 _ACCESS_REVIEWS = resource_path("authorization.k8s.io", "v1", "subjectaccessreviews")
-
-
-class TokenSpec(Struct, omit_defaults=True, frozen=True):
-    token: str = ""
-    audiences: Sequence[str] = ()
 
 
 class UserInfo(Struct, rename="camel", omit_defaults=True, frozen=True):
@@ -71,15 +66,6 @@ class ResourceAccess(Struct, omit_defaults=True, frozen=True):
     resource: str
     group: str = ""
     namespace: str = ""
-
-
-class AccessSpec(Struct, rename="camel", omit_defaults=True, frozen=True):
-    user: str = ""
-    uid: str = ""
-    groups: list[str] | None = None
-    extra: dict[str, list[str]] | None = None
-    non_resource_attributes: PageAccess | None = None
-    resource_attributes: ResourceAccess | None = None
 
 
 class AccessStatus(Struct, frozen=True):
@@ -168,7 +154,7 @@ class Authorized:
 
 async def review_token(server: ApiServer, token: str, audiences: Sequence[str] = ()) -> UserInfo | None:
     """The user of a token, None if it is not valid for one of the audiences. Raises `ApiError`."""
-    request = _review("authentication.k8s.io/v1", "TokenReview", TokenSpec(token, audiences))
+    request = _review("authentication.k8s.io/v1", "TokenReview", {"token": token, "audiences": audiences})
     found = (await server.post(_TOKEN_REVIEWS, request, TokenReview)).status or TokenStatus()
     # A server that does not know audiences returns none.
     accepted = not audiences or bool(set(found.audiences or ()) & set(audiences))
@@ -177,15 +163,15 @@ async def review_token(server: ApiServer, token: str, audiences: Sequence[str] =
 
 async def review_access(server: ApiServer, user: UserInfo, access: PageAccess | ResourceAccess) -> bool:
     """Whether a user may do this. Raises `ApiError`."""
-    page, resource = (access, None) if isinstance(access, PageAccess) else (None, access)
-    spec = AccessSpec(user.username, user.uid, user.groups, user.extra, page, resource)
+    attributes = "nonResourceAttributes" if isinstance(access, PageAccess) else "resourceAttributes"
+    spec = {"user": user.username, "uid": user.uid, "groups": user.groups, "extra": user.extra, attributes: access}
     request = _review("authorization.k8s.io/v1", "SubjectAccessReview", spec)
     reviewed = await server.post(_ACCESS_REVIEWS, request, SubjectAccessReview)
     return (reviewed.status or AccessStatus()).allowed
 
 
-def _review(api_version: str, kind: str, spec: TokenSpec | AccessSpec) -> dict[str, object]:
-    return {"apiVersion": api_version, "kind": kind, "spec": spec}
+def _review(api_version: str, kind: str, spec: Mapping[str, object]) -> dict[str, object]:
+    return {"apiVersion": api_version, "kind": kind, "spec": {key: value for key, value in spec.items() if value}}
 
 
 def _token(request: Request) -> str:

@@ -52,8 +52,6 @@ Query: TypeAlias = Mapping[str, str] | None
 
 
 class WatchEvent(msgspec.Struct, Generic[T], frozen=True):
-    """One event of a watch."""
-
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
     object: T
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 
 class Credentials:
-    """The credentials of one configuration."""
-
     def __init__(self, config: ClientConfig) -> None:
         self._config = config
         self._context: ssl.SSLContext | None = None

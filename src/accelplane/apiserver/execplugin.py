@@ -54,7 +54,10 @@ class ExecCredentials:
             self.token = status.token
             pair = status.client_certificate_data.encode(), status.client_key_data.encode()
             self.certificate = pair if all(pair) else None
-            self._valid_until = _time_of(status.expiration_timestamp)
+            expiration = status.expiration_timestamp
+            if expiration is not None and expiration.tzinfo is None:
+                expiration = expiration.replace(tzinfo=UTC)
+            self._valid_until = math.inf if expiration is None else expiration.timestamp()
 
     def expire(self) -> bool:
         """Makes `refresh` run the command; returns whether there were credentials that it replaces."""
@@ -89,12 +92,6 @@ class ExecCredentials:
             raise NoCredentials(name, "found no token and no certificate with its key in status")
         log.debug("%s: new credentials", name)
         return status
-
-
-def _time_of(expiration: datetime | None) -> float:
-    if expiration is None:
-        return math.inf
-    return (expiration if expiration.tzinfo else expiration.replace(tzinfo=UTC)).timestamp()
 
 
 async def _output(plugin: ExecPlugin) -> tuple[int, bytes, bytes]:

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 
 PROGRAM = "accelplane-cdi-hook"
-USAGE = f"usage: {PROGRAM} create-symlinks --link TARGET::LINKPATH …   (the container's OCI state on standard input)"
+USAGE = f"Usage: {PROGRAM} create-symlinks --link TARGET::LINKPATH …   (the container's OCI state on standard input)"
 
 _STATE_LIMIT = 1024 * 1024
 _CONFIG_LIMIT = 16 * 1024 * 1024
@@ -43,8 +43,12 @@ class HookError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if {"-h", "-help", "--help"} & {*words[:1]}:
+        print(USAGE)
+        return 0
     try:
-        links = parse_links(sys.argv[1:] if arguments is None else arguments)
+        links = parse_links(words)
     except UsageError as error:
         print(f"{PROGRAM}: {error}\n{USAGE}", file=sys.stderr)
         return 2
@@ -69,18 +73,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse_links(arguments: Sequence[str]) -> list[tuple[str, str]]:
     """Returns target and path of each link. Raises `UsageError`."""
     words = list(arguments)
-    if not words or words.pop(0) != "create-symlinks":
-        raise UsageError("expected the command create-symlinks")
+    command = words.pop(0) if words else ""
+    if command != "create-symlinks":
+        raise UsageError(f"found the command {command[:80]!a}, expected create-symlinks")
     links: list[tuple[str, str]] = []
     while words:
         word, equals, value = words.pop(0).partition("=")
         if word not in ("--link", "-link") or not (equals or words):
-            raise UsageError(f"expected --link TARGET::LINKPATH, found {word[:80]!a}")
+            raise UsageError(f"found {word[:80]!a}, expected --link TARGET::LINKPATH")
         target, separator, path = (value if equals else words.pop(0)).partition("::")
         if not separator or not target or not path.startswith("/"):
-            raise UsageError(f"--link {target[:80]}{separator}{path[:80]}: expected TARGET::/LINKPATH")
+            raise UsageError(f"--link: found {f'{target[:80]}{separator}{path[:80]}'!a}, expected TARGET::/LINKPATH")
         if path.rpartition("/")[2] in ("", ".", "..") or max(len(target), len(path)) >= _PATH_LIMIT:
-            raise UsageError(f"--link {target[:80]}::{path[:80]}: the path must end in the link's name")
+            raise UsageError(f"--link: found the path {path[:80]!a}, expected a path that ends in the name of the link")
         links.append((target, path))
     return links
 
@@ -182,22 +187,19 @@ def _configured_root(config: str) -> str:
     finally:
         os.close(descriptor)
     if not isinstance(root, dict):
-        raise HookError(f"{config}: no object root, expected one with the path of the root file system")
+        raise HookError(f"{config}: found no object root, expected one with the path of the root file system")
     return _text(root, "path")
 
 
 def _read(descriptor: int, limit: int, what: str) -> bytes:
-    pieces: list[bytes] = []
-    room = limit + 1
     try:
-        while room > 0 and (piece := os.read(descriptor, min(room, 64 * 1024))):
-            pieces.append(piece)
-            room -= len(piece)
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read(limit + 1) or b""
     except OSError as error:
         raise HookError(_shown(error, what)) from None
-    if room <= 0:
+    if len(data) > limit:
         raise HookError(f"{what}: more than {limit} bytes")
-    return b"".join(pieces)
+    return data
 
 
 def _object(data: bytes, what: str) -> dict[str, Json]:
@@ -206,7 +208,7 @@ def _object(data: bytes, what: str) -> dict[str, Json]:
     except (ValueError, RecursionError) as error:
         raise HookError(f"{what}: not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise HookError(f"{what}: expected a JSON object")
+        raise HookError(f"{what}: not a JSON object")
     return found
 
 

@@ -6,16 +6,18 @@ import sys
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import get_completion_class
 
 from accelplane import __version__
 from accelplane.cli import programs
-from accelplane.cli.completion import completion
 from accelplane.cli.devicecommands import inspect, top
 from accelplane.cli.manifests import manifests
 from accelplane.cli.provision import provision
 
 if TYPE_CHECKING:
     from accelplane.simulate.kernel.fpga import Outcome
+
+SHELLS = ("bash", "zsh", "fish")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -89,6 +91,22 @@ def onload() -> None:
     """Tools for Onload."""
 
 
+@accelplane.command()
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the completion script of a shell.
+
+    Load it with source <(accelplane completion bash) in ~/.bashrc, source <(accelplane completion zsh) in ~/.zshrc, or
+    accelplane completion fish > ~/.config/fish/completions/accelplane.fish.
+    """
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise click.UsageError(f"no completion for {shell}")
+    # The script calls `accelplane` with the variable `_ACCELPLANE_COMPLETE`, which click answers.
+    click.echo(kind(context.find_root().command, {}, "accelplane", "_ACCELPLANE_COMPLETE").source())
+
+
 def _add_program(command: str, text: str) -> None:
     """Adds a command that `main` runs without click, for help and completion."""
     group, _, name = command.rpartition(" ")
@@ -99,7 +117,7 @@ def _add_program(command: str, text: str) -> None:
 
 for _command, _program in programs.PROGRAMS.items():
     _add_program(_command, _program.help)
-for _other in (inspect, top, completion, provision, manifests):
+for _other in (inspect, top, provision, manifests):
     accelplane.add_command(_other)
 
 

@@ -76,7 +76,7 @@ def inspect(context: click.Context, **values: object) -> None:
     if values["cluster"]:
         _reject(context, _NODE_FLAGS, "found with --cluster, which does not use it")
         if values["interval"] is not None and not values["watch"]:
-            raise click.UsageError("--interval: expected --watch too")
+            raise click.UsageError("--interval: found without --watch, expected both")
         if values["fleet"]:
             _reject(context, ("waiting",), "found with --fleet, which does not use it")
             _run(lambda: _fleet(values, form, once=not values["watch"]))

@@ -223,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         logflags.start(given, HOOK)
         if given.get("output", "hook") not in OUTPUTS:
-            raise Fatal(f"-output: {given['output']!a}: expected one of {', '.join(OUTPUTS)}")
+            raise Fatal(f"-output: found {given['output']!a}, expected one of {', '.join(OUTPUTS)}")
         log.info("starting")
         epc = _epc(str(given.get("root", "/")))
         if epc == 0 and given.get("affirm"):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from accelplane.cli import signals
 from accelplane.fpga import FpgaError
-from accelplane.fpga.hook import HookError, read_request, run
+from accelplane.fpga.hook import read_request, run
 from accelplane.fpga.program import DEFAULT_RETRY, limited
 from accelplane.fpga.request import STATE_LIMIT
 from accelplane.host import Host, HostError
@@ -22,7 +22,6 @@ MAX_TIMEOUT = 3600.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status."""
     signals.end_as_usual()
     words = sys.argv[1:] if arguments is None else arguments
     given = _given(words)
@@ -30,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     host = Host(str(given.get("root", "/")))
     try:
         if not 0 < seconds <= MAX_TIMEOUT:
-            raise HookError(f"-timeout {seconds:g}: expected more than 0 and at most {MAX_TIMEOUT:g} seconds")
+            raise FpgaError(f"-timeout {seconds:g}: expected more than 0 and at most {MAX_TIMEOUT:g} seconds")
         begun = time.monotonic()
         with limited(seconds, "reading the container's state from standard input"):
             state = _state()
@@ -47,13 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _state() -> bytes:
-    """Reads standard input. Not from `sys.stdin`, which is None if it is closed. Raises `HookError`."""
+    """Reads standard input. Not from `sys.stdin`, which is None if it is closed. Raises `FpgaError`."""
     try:
         os.set_blocking(0, True)  # the parent process may have made it non-blocking
         with open(0, "rb", closefd=False) as file:
             return file.read(STATE_LIMIT + 1)
     except OSError as error:
-        raise HookError(f"the container's state: standard input: {error.strerror}") from None
+        raise FpgaError(f"the container's state: standard input: {error.strerror}") from None
 
 
 def _given(words: Sequence[str]) -> Mapping[str, str | int | float | bool]:

@@ -41,23 +41,12 @@ _HOOK_DEFINITION = {"hook": HOOK, "stage": ["prestart"], "annotation": [REGION_M
 _DEFINITION_LIMIT = 64 * 1024
 
 
-class _Definition(msgspec.Struct):
-    """The field of a hook's definition that identifies this hook."""
-
-    hook: str = ""
-
-
-class InitError(FpgaError):
-    """A file cannot be installed."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status."""
     given = parse_or_exit(PROGRAM, FLAGS, arguments)
     signals.end_as_usual()
     try:
         _run({flag.name: flag.default for flag in FLAGS} | given)
-    except (InitError, OSError) as error:
+    except (FpgaError, OSError) as error:
         if isinstance(error, OSError):
             error = f"{error.filename2 or error.filename or 'standard output'}: {error.strerror}"
         print(f"{PROGRAM}: {error}", file=sys.stderr)
@@ -68,12 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(given: Mapping[str, Value]) -> None:
     source, target, hooks = (str(given[name]) for name in ("source", "target", "hooks-dir"))
     if given["enable"] not in WAYS:
-        raise InitError(f"-enable {given['enable']}: expected one of {', '.join(WAYS)}")
+        raise FpgaError(f"-enable: found {str(given['enable'])!a}, expected one of {', '.join(WAYS)}")
     for directory, flag in ((source, "source"), (target, "target")):
         if not os.path.isdir(directory):
-            raise InitError(f"-{flag} {directory}: no such directory; is it mounted?")
+            raise FpgaError(f"-{flag}: {directory}: not a directory; mount it")
     if given["enable"] == "hooks.d" and not os.path.isdir(hooks):
-        raise InitError(f"-hooks-dir {hooks}: no such directory; is it mounted?")
+        raise FpgaError(f"-hooks-dir: {hooks}: not a directory; mount it")
     with locked(target):
         _install(source, target)
         if given["enable"] == "hooks.d":
@@ -149,7 +138,7 @@ def _runs_the_hook(path: str) -> bool:
     with open(path, "rb") as file:
         text = file.read(_DEFINITION_LIMIT)
     try:
-        return msgspec.json.decode(text, type=_Definition).hook == HOOK
+        return msgspec.json.decode(text, type=dict[str, object]).get("hook") == HOOK
     except (msgspec.DecodeError, RecursionError):
         return False
 
@@ -167,7 +156,7 @@ def _replacing(path: str) -> Generator[str]:
     except OSError as error:
         with contextlib.suppress(OSError):
             os.unlink(new)
-        raise error if error.filename else InitError(f"{new}: {error.strerror}") from None
+        raise error if error.filename else FpgaError(f"{new}: {error.strerror}") from None
 
 
 def _sync(path: str) -> None:
@@ -176,7 +165,7 @@ def _sync(path: str) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        raise InitError(f"{path}: {error.strerror}") from None
+        raise FpgaError(f"{path}: {error.strerror}") from None
     finally:
         os.close(descriptor)
 

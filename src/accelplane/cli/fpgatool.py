@@ -36,8 +36,8 @@ from accelplane.host import Host, HostError
 PROGRAM = "fpga_tool"
 
 FLAGS = (
-    Flag("b", "", "bitstream file, GBS or AOCX"),
-    Flag("d", "", "device node of an FME or a port, or its name in /dev"),
+    Flag("b", "", "a bitstream file, GBS or AOCX"),
+    Flag("d", "", "the device node of an FME or a port, or its name in /dev"),
     Flag("p", 0, "number of the port to release or assign", unsigned=True),
     Flag("n", 0, "number of virtual functions for sriov", unsigned=True),
     Flag("dry-run", False, "check everything and change nothing"),
@@ -53,10 +53,6 @@ _DEVICE_WIDTH = 33
 _BITSTREAM_WIDTH = 22
 
 
-class ToolError(FpgaError):
-    """An invalid command line."""
-
-
 class Given(NamedTuple):
     """The command line."""
 
@@ -64,10 +60,12 @@ class Given(NamedTuple):
     flags: Mapping[str, Value]
 
     def text(self, name: str) -> str:
-        """Returns the value of a required flag. Raises `ToolError`."""
+        """Returns the value of a required flag. Raises `FpgaError`."""
         found = str(self.flags.get(name, ""))
         if not found:
-            raise ToolError(f"-{name} is missing: {next(flag.help for flag in FLAGS if flag.name == name)}")
+            raise FpgaError(
+                f"-{name}: found nothing, expected {next(flag.help for flag in FLAGS if flag.name == name)}"
+            )
         return found
 
     def number(self, name: str) -> int:
@@ -94,7 +92,6 @@ class Row(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
-    """Returns the exit status."""
     signals.end_as_usual()
     try:
         flags, words = _parse(sys.argv[1:] if arguments is None else arguments)
@@ -107,9 +104,9 @@ def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
     given = Given(Host(str(flags.get("root", "/"))), flags)
     try:
         if not words:
-            raise ToolError(f"no command, expected one of {', '.join(COMMANDS)}")
+            raise FpgaError(f"found no command, expected one of {', '.join(COMMANDS)}")
         if words[0] not in COMMANDS:
-            raise ToolError(f"command {shown(words[0])}: expected one of {', '.join(COMMANDS)}")
+            raise FpgaError(f"found command {shown(words[0])}, expected one of {', '.join(COMMANDS)}")
         if words[1:]:
             print(f"{name}: ignored: {' '.join(map(shown, words[1:]))}", file=sys.stderr)
         document = COMMANDS[words[0]](given)
@@ -186,7 +183,7 @@ def _device_info(given: Given) -> Json:
     text = given.text("d")
     found = kind_of(given.host, text)
     if found is None:
-        raise ToolError(f"-d {shown(text)}: expected the name of an FME or a port")
+        raise FpgaError(f"-d: found {shown(text)}, expected the name of an FME or a port")
     if found[1] == "fme":
         fme = read_fme(given.host, text)
         return {**_show(given, "FME", _fme_rows(given, fme)), **_programmings(given, fme)}
@@ -208,6 +205,7 @@ def _programmings(given: Given, fme: Fme) -> dict[str, Json]:
 
 
 def _show(given: Given, kind: str, rows: Sequence[Row]) -> dict[str, Json]:
+    rows = [row for row in rows if not (row.detail and given.has("q"))]
     if not given.has("json"):
         print(f"//****** {kind} ******//")
         for row in rows:
@@ -234,7 +232,7 @@ def _fme_rows(given: Given, fme: Fme) -> list[Row]:
             Row("Bitstream Id", "bitstreamId", fme.bitstream_id),
             Row("Bitstream Metadata", "bitstreamMetadata", fme.bitstream_metadata),
         ]
-    return _visible(given, rows)
+    return rows
 
 
 def _port_rows(given: Given, port: Port) -> list[Row]:
@@ -257,7 +255,7 @@ def _port_rows(given: Given, port: Port) -> list[Row]:
             Row("Port Regions", "portRegions", count),
             Row("Port Region (Index/Size/Offset)", "regions", regions),
         ]
-    return _visible(given, rows)
+    return rows
 
 
 def _device_rows(name: str, node: str, path: str, pci: Pci) -> Iterator[Row]:
@@ -277,14 +275,10 @@ def _device_rows(name: str, node: str, path: str, pci: Pci) -> Iterator[Row]:
         yield Row("SR-IOV maximum Virtual Functions", "maximumVirtualFunctions", pci.vfs_limit, detail=True)
 
 
-def _visible(given: Given, rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if not (row.detail and given.has("q"))]
-
-
 def _list(*kinds: str) -> Callable[[Given], Json]:
     """The command that lists devices of these kinds, `FME` and `Port`."""
 
-    def list_(given: Given) -> Json:
+    def print_devices(given: Given) -> Json:
         fmes, ports = platform_devices(given.host)
         found = {f"{kind.lower()}s": fmes if kind == "FME" else ports for kind in kinds}
         for kind, names in zip(kinds, found.values(), strict=True):
@@ -293,7 +287,7 @@ def _list(*kinds: str) -> Callable[[Given], Json]:
                 print(*names, sep="\n", end="\n" if names else "")
         return found
 
-    return list_
+    return print_devices
 
 
 # Commands that change hardware
@@ -340,7 +334,7 @@ def _move(given: Given, operation: Literal["release", "assign"]) -> Json:
     host, number, dry_run = given.host, given.number("p"), given.has("dry-run")
     fme = read_fme(host, given.text("d"))
     if fme.ports_num.isdecimal() and number >= int(fme.ports_num):
-        raise ToolError(f"-p {number}: {fme.name} has {fme.ports_num} ports, numbered from 0")
+        raise FpgaError(f"-p {number}: {fme.name} has {fme.ports_num} ports, numbered from 0")
     if dry_run:
         given.say(f"Would {operation} port {number} of {fme.name}")
     else:
@@ -355,7 +349,7 @@ def _sriov(given: Given) -> Json:
     host, dry_run = given.host, given.has("dry-run")
     fme = read_fme(host, given.text("d"))
     if "n" not in given.flags:
-        raise ToolError("-n is missing: number of virtual functions for sriov")
+        raise FpgaError("-n: found nothing, expected the number of virtual functions")
     vfs = given.number("n")
     steps = sriov.plan(sriov.read_state(host, fme), vfs)
     if not steps:

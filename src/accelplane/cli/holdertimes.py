@@ -50,15 +50,13 @@ class _Status(Struct, frozen=True):
 
 def held_since(kubelet_dir: str, holdings: Sequence[checkpoint.Holding]) -> dict[Key, float]:
     """The Unix time since which a pod holds each resource and ID; IDs of pods without directories are not in it."""
-    times: dict[Key, float] = {}
-    admitted: dict[str, float] = {}
-    for holding in holdings:
-        uid = holding.pod_uid
-        if uid not in admitted:
-            admitted[uid] = _admission(kubelet_dir, uid)
-        if admitted[uid]:
-            times.update({(holding.resource, id_): admitted[uid] for id_ in holding.ids})
-    return times
+    admitted = {uid: _admission(kubelet_dir, uid) for uid in {holding.pod_uid for holding in holdings}}
+    return {
+        (holding.resource, id_): admitted[holding.pod_uid]
+        for holding in holdings
+        if admitted[holding.pod_uid]
+        for id_ in holding.ids
+    }
 
 
 async def state_since(address: str) -> dict[UnitKey, float]:

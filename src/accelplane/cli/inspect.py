@@ -206,14 +206,21 @@ def _rows(plugin: PluginStatus, kubelet: _Kubelet, changed: Mapping[tuple[str, s
 
 
 async def _ask_kubelet(settings: Settings) -> _Kubelet:
-    problem = ""
+    recorded, since, problem = None, dict[tuple[str, str], float](), ""
+    try:
+        recorded = checkpoint.read_checkpoint(settings.sockets_dir)
+    except checkpoint.CheckpointError as error:
+        problem = str(error)
+    if recorded is not None:
+        since = holdertimes.held_since(settings.kubelet_dir, recorded.holdings)
     if sockets.identity(settings.pod_resources_socket) is not None:
         try:
             holders, claims = await podresources.list_holders(settings.pod_resources_socket)
             advertised = await podresources.allocatable(settings.pod_resources_socket)
         except podresources.PodResourcesError as error:
-            problem = str(error)
+            problem = f"{error}; {problem}" if problem else str(error)
         else:
+            # Without a readable checkpoint the times are unknown, which is not a problem.
             return _Kubelet(
                 "pod-resources",
                 {resource: frozenset(ids) for resource, ids in advertised.items()},
@@ -222,17 +229,13 @@ async def _ask_kubelet(settings: Settings) -> _Kubelet:
                     for one in holders
                     for id_ in one.device_ids
                 ),
-                _since(settings),
+                since,
                 claims=_grouped(
                     (name, f"{one.namespace}/{one.pod}/{one.container} (DRA)")
                     for one in claims
                     for name in one.cdi_names
                 ),
             )
-    try:
-        recorded = checkpoint.read_checkpoint(settings.sockets_dir)
-    except checkpoint.CheckpointError as error:
-        return _Kubelet("none", problem=f"{problem}; {error}" if problem else str(error))
     if recorded is None:
         return _Kubelet("none", problem=problem)
     return _Kubelet(
@@ -243,18 +246,9 @@ async def _ask_kubelet(settings: Settings) -> _Kubelet:
             for one in recorded.holdings
             for id_ in one.ids
         ),
-        holdertimes.held_since(settings.kubelet_dir, recorded.holdings),
+        since,
         problem,
     )
-
-
-def _since(settings: Settings) -> Mapping[tuple[str, str], float]:
-    """Since when pods hold IDs. Without a readable checkpoint this is unknown, which is not a problem."""
-    try:
-        recorded = checkpoint.read_checkpoint(settings.sockets_dir)
-    except checkpoint.CheckpointError:
-        return {}
-    return holdertimes.held_since(settings.kubelet_dir, recorded.holdings) if recorded else {}
 
 
 def _grouped(held: Iterable[tuple[K, str]]) -> dict[K, Sequence[str]]:

@@ -40,7 +40,7 @@ def run(kubelet_dir: str, topology_policy: str, numa_nodes: int) -> int:
         kubelet = EmbeddedKubelet(kubelet_dir, topology_policy=topology_policy, numa_nodes=numa_nodes)
         return asyncio.run(_run(kubelet))
     except (embedded.KubeletError, ValueError) as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"accelplane kubelet: {error}\n")
         return 1
 
 
@@ -70,7 +70,6 @@ def _read_lines(descriptor: int, loop: asyncio.AbstractEventLoop, lines: asyncio
 
 
 async def _print_events(kubelet: EmbeddedKubelet) -> None:
-    """Prints registrations and changes of resources."""
     printed = 0
     before: Mapping[str, ResourceStatus] = {}
     while True:

@@ -55,13 +55,7 @@ _API_INTERVAL = 300.0
 _CLEANUP_DEADLINE = 20.0
 
 
-class UsageError(Exception):
-    """The command line is invalid."""
-
-
 class Options(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """The values of the flags."""
-
     output: str
     daemon: bool
     cleanup: bool
@@ -74,7 +68,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
     @classmethod
     def from_flags(cls, given: Mapping[str, Value], environment: Mapping[str, str]) -> "Options":
-        """Raises `UsageError`."""
+        """Raises `ValueError` for an invalid command line."""
         options = msgspec.convert(with_defaults(FLAGS, given, {}), cls)
         options = replace(
             options,
@@ -83,13 +77,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
             root=os.path.abspath(options.root),
         )
         if options.output not in OUTPUTS:
-            raise UsageError(f"-output: {options.output!a}: expected one of {', '.join(OUTPUTS)}")
+            raise ValueError(f"-output: found {options.output!a}, expected one of {', '.join(OUTPUTS)}")
         if (options.daemon or options.cleanup) and options.output not in ("nfd", "node"):
-            raise UsageError("-daemon and -cleanup: expected -output=nfd or -output=node")
+            raise ValueError(f"-daemon, -cleanup: found -output={options.output}, expected -output=nfd or -output=node")
         if options.output == "node" and not options.node_name:
-            raise UsageError("-node-name is not given and NODE_NAME not set, expected the name of this node")
+            raise ValueError("-node-name: found nothing and NODE_NAME is not set, expected the name of this node")
         if not os.path.isdir(options.root):
-            raise UsageError(f"-root: {options.root}: not a directory, expected one with sys/ and proc/ in it")
+            raise ValueError(f"-root: {options.root}: not a directory, expected one with sys/ and proc/ in it")
         return options
 
 
@@ -108,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             api = ApiServer.in_cluster() if options.output == "node" else None
             asyncio.run(run(options, api))
-    except (UsageError, ApiError, ValueError) as error:
+    except (ApiError, ValueError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 1
     except OSError as error:
@@ -128,7 +122,7 @@ async def run(options: Options, api: ApiServer | None) -> None:
             async with asyncio.timeout(_CLEANUP_DEADLINE):
                 await _write_once(options, api)
         except TimeoutError:
-            raise UsageError(f"cleanup is incomplete after {_CLEANUP_DEADLINE:g} s") from None
+            raise ValueError(f"cleanup is incomplete after {_CLEANUP_DEADLINE:g} s") from None
 
 
 async def _end_of_input() -> None:

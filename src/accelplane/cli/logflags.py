@@ -28,13 +28,15 @@ FLAGS = (
     Flag("alsologtostderrthreshold", "INFO", "logs at or above this threshold go to stderr with -alsologtostderr"),
     Flag("log-format", "text", "text (klog's format) or json"),
 )
+_THRESHOLDS = ("stderrthreshold", "alsologtostderrthreshold")
 
 
 def start(given: Mapping[str, Value], program: str) -> None:
     """Configures logging. Raises `ValueError` with the name of an invalid flag, and `OSError` for a log file."""
     values = with_defaults(FLAGS, given, {})
+    thresholds = {name: _threshold(name, str(values[name])) for name in _THRESHOLDS}
     if values["log-format"] not in ("text", "json"):
-        raise ValueError(f"-log-format: {values['log-format']!a}: expected text or json")
+        raise ValueError(f"-log-format: found {values['log-format']!a}, expected text or json")
     formatter = (
         logs.JsonFormatter()
         if values["log-format"] == "json"
@@ -44,7 +46,7 @@ def start(given: Mapping[str, Value], program: str) -> None:
         verbosity=max(0, int(values["v"])),
         formatter=formatter,
         modules=_modules(str(values["vmodule"])),
-        outputs=_outputs(values, program),
+        outputs=_outputs(values, thresholds, program),
     )
 
 
@@ -55,18 +57,21 @@ def message_of(error: Exception) -> str:
     return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
 
 
-def _outputs(values: Mapping[str, Value], program: str) -> list[logging.Handler]:
+def _threshold(name: str, severity: str) -> int:
+    try:
+        return logs.threshold(severity)
+    except ValueError as error:
+        raise ValueError(f"-{name}: {error}") from None
+
+
+def _outputs(values: Mapping[str, Value], thresholds: Mapping[str, int], program: str) -> list[logging.Handler]:
     console = logging.StreamHandler(sys.stderr)
     path = str(values["log_file"])
     if not path and values["log_dir"]:
         path = os.path.join(str(values["log_dir"]), f"{program}.log")
     if values["logtostderr"] or not path:
         return [console]
-    name = "alsologtostderrthreshold" if values["alsologtostderr"] else "stderrthreshold"
-    try:
-        console.setLevel(logs.threshold(str(values[name])))
-    except ValueError as error:
-        raise ValueError(f"-{name}: {error}") from None
+    console.setLevel(thresholds["alsologtostderrthreshold" if values["alsologtostderr"] else "stderrthreshold"])
     megabytes = int(values["log_file_max_size"])
     file = RotatingFileHandler(
         path, maxBytes=megabytes * 1024 * 1024, backupCount=1, encoding="utf-8", errors="backslashreplace"
@@ -81,6 +86,6 @@ def _modules(text: str) -> Callable[[str], int | None] | None:
     for entry in filter(None, text.split(",")):
         pattern, equals, number = entry.partition("=")
         if not equals or not pattern or not number.isdecimal():
-            raise ValueError(f"-vmodule: {entry!a}: expected pattern=N")
+            raise ValueError(f"-vmodule: found {entry!a}, expected PATTERN=LEVEL, for example runner=4")
         patterns.append((pattern, int(number)))
     return lambda module: next((level for pattern, level in patterns if fnmatch.fnmatchcase(module, pattern)), None)

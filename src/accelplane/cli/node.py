@@ -17,6 +17,7 @@ from accelplane.devices import Inventory, Skipped
 from accelplane.host import Host, HostError
 from accelplane.node import config as configuration
 from accelplane.node.agent import Agent, Plugins, Service
+from accelplane.node.option_messages import option_message
 from accelplane.node.plugins import installed
 from accelplane.node.scan_loop import explanation, scan_once
 from accelplane.node.settings import ConfigurationError, Settings
@@ -53,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = configuration.read(path) if path else configuration.AgentConfig()
         return _configured(given, config, path, named)
 
-    return run("accelplane-node", given, load, config_file=path or None, labels=str(given.get("labels", "off")))
+    labels = str(given.get("labels", "off"))
+    return run("accelplane-node", given, load, config_file=path or None, labels=labels, command="accelplane node")
 
 
 def dropin(
@@ -76,8 +78,9 @@ def dropin(
         try:
             config = plugin_type.config_type.of({key: value for key, value in given.items() if key in own})
             settings, plugin = _settings(given, {}), plugin_type(config)
-        except (msgspec.ValidationError, ValueError) as error:
-            raise ConfigurationError(f"Argument check failed: {error}") from error
+        except ValueError as error:
+            message = option_message("-", error, plugin_type.config_type).removeprefix("-: ")
+            raise ConfigurationError(f"Argument check failed: {message}") from error
         serves = not any(given.get(flag) for flag in ("once", "dry-run", "check"))
         if absence is not None and serves and os.path.isdir(settings.root):
             problem = absence(plugin, Host(settings.root))
@@ -95,8 +98,13 @@ def run(
     *,
     config_file: str | None = None,
     labels: str = "off",
+    command: str = "",
 ) -> int:
-    """Runs an agent until SIGTERM or SIGINT; the process's exit code. `labels` is the flag of that name."""
+    """Runs an agent until SIGTERM or SIGINT. Returns the exit code.
+
+    `program` is the name of the agent on its pages and of its log file. `command` is the name in messages, if it
+    differs. `labels` is the flag of that name.
+    """
     if given.get("version"):
         print(f"accelplane {__version__}")
         return 0
@@ -104,7 +112,7 @@ def run(
         logflags.start(given, program)
         settings, plugins = load()
         if not os.path.isdir(settings.root):
-            raise ConfigurationError(f"-root: {settings.root}: not a directory, expected one with sys/ and dev/")
+            raise ConfigurationError(f"-root: {settings.root}: not a directory, expected one with sys/ and dev/ in it")
         if given.get("once") or given.get("dry-run"):
             signals.end_as_usual()
             return asyncio.run(_print_devices(settings, plugins))
@@ -116,12 +124,12 @@ def run(
             settings, plugins, config_file=config_file, reload=load, services=services, pods=_pods, program=program
         )
     except (ConfigurationError, ValueError, OSError) as error:
-        print(f"{program}: {logflags.message_of(error)}", file=sys.stderr)
+        print(f"{command or program}: {logflags.message_of(error)}", file=sys.stderr)
         return 1
     try:
         asyncio.run(_serve(agent))
     except ConfigurationError as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        print(f"{command or program}: {error}", file=sys.stderr)
         return 1
     return 0
 
@@ -162,11 +170,13 @@ def _pods(settings: Settings) -> NodePods:
 def _label_services(labels: str, settings: Settings, given: Mapping[str, Value]) -> Mapping[str, Service]:
     """The service that labels the node, if any. Raises `ConfigurationError`."""
     if labels not in _LABELS:
-        raise ConfigurationError(f"-labels: {labels!a}: expected one of {', '.join(_LABELS)}")
+        raise ConfigurationError(f"-labels: found {labels!a}, expected one of {', '.join(_LABELS)}")
     if labels == "off":
         return {}
     if labels == "nfd" and not settings.nfd_dir:
-        raise ConfigurationError("-labels=nfd: -nfd-dir is not given, expected node-feature-discovery's features.d")
+        raise ConfigurationError(
+            "-labels=nfd: found without -nfd-dir, expected both; set it to features.d of node-feature-discovery"
+        )
     if labels == "nfd":
         from accelplane.cli.labels import into_file  # noqa: PLC0415 - memory of agents without labels
 

@@ -23,7 +23,6 @@ class _Options(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None, program: str = DROP_IN) -> int:
-    """Returns the exit status."""
     from accelplane.onload.profiles.errors import ProfileError  # noqa: PLC0415 - not needed for the usage
 
     words = sys.argv[1:] if arguments is None else arguments

@@ -32,9 +32,9 @@ async def show(
     return problems
 
 
-async def refresh(frame: Frame, interval: float, *, once: bool, stream: TextIO | None = None) -> None:
+async def refresh(frame: Frame, interval: float, *, once: bool) -> None:
     """Writes `await frame()` now and, unless `once`, after each `interval` seconds until it is cancelled."""
-    output = stream or sys.stdout
+    output = sys.stdout
     in_place = not once and can_redraw(output, os.environ)
     if in_place:
         output.write(_ERASE_ALL)

@@ -130,7 +130,6 @@ class _Node:
         return any(each.idle or each.energy or each.busy is not None for each in self._counters.values())
 
     def problems(self) -> list[str]:
-        """The read errors."""
         found = [f"{name}: {problem}" for name, problem in self._scan_problems.items()]
         for device, paths in sorted(self._denied.items()):
             others = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""

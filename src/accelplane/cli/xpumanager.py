@@ -38,10 +38,6 @@ _MAX_PAGE = 4 * 1024 * 1024
 _MAX_FILE = 1024 * 1024
 
 
-class OptionError(Exception):
-    """A flag has a value that is not possible."""
-
-
 class ReadError(Exception):
     """The metrics cannot be read."""
 
@@ -73,12 +69,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
     @classmethod
     def from_flags(cls, given: Mapping[str, Value]) -> "Options":
-        """Raises `OptionError`."""
+        """Raises `ValueError` for a value that is not possible."""
         options = msgspec.convert(given, cls)
         if not options.interval:
-            raise OptionError("-interval: found 0, expected at least 1 second")
+            raise ValueError("-interval: found 0, expected at least 1 second")
         if not 0 < options.xpum_port < 65536:
-            raise OptionError(f"-xpum-port: found {options.xpum_port}, expected 1 to 65535")
+            raise ValueError(f"-xpum-port: found {options.xpum_port}, expected 1 to 65535")
         return options
 
 
@@ -200,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         logflags.start(given, PROGRAM)
         asyncio.run(run(Options.from_flags(given)))
-    except (OptionError, ValueError, OSError) as error:
+    except (ValueError, OSError) as error:
         log.critical("%s", logflags.message_of(error))
         return FATAL
     return 0

@@ -15,22 +15,14 @@ _TO_LAST_ALPHANUMERIC = re.compile(r".*[A-Za-z0-9]", re.DOTALL)
 
 def split(text: str, length: int = LENGTH, mark: str = MARK) -> list[str]:
     """The parts of a text. Empty if a part would have no letter or digit, or no room beside the mark."""
-    if length <= len(mark):
-        return []
     parts: list[str] = []
-    prefix = ""
     while len(text) > length:
-        # The first part has no mark, all others have room for it.
         cut = _TO_LAST_ALPHANUMERIC.match(text[:length])
-        if cut is None:
+        if cut is None or (parts and cut.end() <= len(mark)):
             return []
-        parts.append(prefix + cut[0])
-        text = text[cut.end() :]
-        if not prefix:
-            prefix = mark
-            length -= len(mark)
-    parts.append(prefix + text)
-    return parts
+        parts.append(cut[0])
+        text = mark + text[cut.end() :]
+    return [*parts, text]
 
 
 def numbered(key: str, text: str) -> Mapping[str, str]:

@@ -127,7 +127,7 @@ class Labels:
         ):
             return False
         try:
-            await self._apply(node, self._labels)
+            await _server_side_apply(self._api, node, self._manager, "", {"labels": self._labels})
             self._conflicts = frozenset()
         except StatusError as error:
             conflicts = frozenset(
@@ -142,14 +142,12 @@ class Labels:
                     "label %s: found %r of another field manager, expected %r; unchanged",
                     key, node.labels.get(key, ""), self._labels.get(key, ""),
                 )  # fmt: skip
-            await self._apply(node, {key: value for key, value in self._labels.items() if key not in conflicts})
+            labels = {key: value for key, value in self._labels.items() if key not in conflicts}
+            await _server_side_apply(self._api, node, self._manager, "", {"labels": labels})
             self._conflicts = conflicts
         self._applied = True
         log.info("node %s: applied %d labels", node.metadata.name, len(self._labels) - len(self._conflicts))
         return True
-
-    async def _apply(self, node: Node, labels: Mapping[str, str]) -> None:
-        await _server_side_apply(self._api, node, self._manager, "", {"labels": labels})
 
 
 class Resources:

@@ -48,8 +48,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuleOutput(msgspec.Struct, frozen=True):
-    """A node's labels and extended resources."""
-
     labels: Mapping[str, str]
     resources: Mapping[str, str]
 

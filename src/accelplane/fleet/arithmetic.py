@@ -183,23 +183,23 @@ def oldest_first(waiting: Iterable[Waiting]) -> list[Waiting]:
 def explain(shortage: Shortage) -> str:
     """The numbers of a shortage as sentences."""
     supply = shortage.supply
-    words = [f"Asks for {shortage.asked} of {shortage.resource}."]
+    words = [f"Asks for {shortage.asked:,} of {shortage.resource}."]
     if not (supply.free or supply.allocated or supply.unhealthy or supply.cordoned or supply.unready):
         words.append("No node has any.")
     else:
         at = f", on {supply.most_free_node}" if supply.most_free_node else ""
-        words.append(f"{supply.free} free in the cluster, at most {supply.most_free} on one node{at}.")
+        words.append(f"{supply.free:,} free in the cluster, at most {supply.most_free:,} on one node{at}.")
     others = [
         (supply.unhealthy, "unhealthy"),
         (supply.cordoned, "on cordoned nodes"),
         (supply.unready, "on nodes that are not ready"),
         (supply.unregistered, "on nodes whose agent is not registered"),
     ]
-    counted = [f"{count} {where}" for count, where in others if count]
+    counted = [f"{count:,} {where}" for count, where in others if count]
     if counted:
         words.append(f"Not usable: {', '.join(counted)}.")
     if shortage.quota_left is not None:
-        words.append(f"The quota of the namespace leaves {shortage.quota_left}.")
+        words.append(f"The quota of the namespace leaves {shortage.quota_left:,}.")
     if supply.estimated:
         nodes = "1 node" if supply.estimated == 1 else f"{supply.estimated} nodes"
         words.append(f"The allocation is not known on {nodes}.")

@@ -15,7 +15,7 @@ from .metrics import ViewerMetrics
 from .options import FleetOptions, PageOptions
 from .serve import listen, open_gate
 from .web.access import Access
-from .web.gate import ProxyHeaders, SecureGate
+from .web.gate import ProxyHeaders, SecureGate, token_command_of
 from .web.issuer import IssuerKeys
 from .web.site import Screens, SiteOptions
 
@@ -62,6 +62,7 @@ async def serving(client: Client, screens: Screens, pages: PageOptions) -> Async
                 screens.assets.links,
                 scrapers=Access(client.server, keys=keys) if pages.audiences else None,
                 proxies=ProxyHeaders(bool(pages.proxy_ca), pages.proxy_names),
+                token_command=token_command_of(client.namespace, pages.audiences),
             )
             tls = ServingTls(
                 TlsSettings(allow_tls13=pages.allow_tls13, client_authority=pages.proxy_ca, client_optional=True)

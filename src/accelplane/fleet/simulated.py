@@ -66,8 +66,7 @@ class SimulatedFleet:
         self._random = random.Random(seed)  # noqa: S311 - no secret
         self._now = time.time() if now is None else now
         started = self._now
-        nodes_ = [self._node(index) for index in range(nodes)]
-        nodes_by_name = {node.name: node for node in nodes_}
+        nodes_by_name = {node.name: node for node in map(self._node, range(nodes))}
         self._usage = Usage(started)
         self._usage.update({}, nodes_by_name, started)
         self._cluster = Cluster(

@@ -14,8 +14,7 @@ from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import NamedTuple
 
-from accelplane.fpga import gbs
-from accelplane.fpga.gbs import BitstreamError
+from accelplane.fpga import FpgaError, gbs
 from accelplane.host import HostError
 
 EXTENSIONS = (".gbs", ".aocx")
@@ -26,7 +25,7 @@ class Bitstream(NamedTuple):
 
     `accelerator` is the port's AFU id after programming; `unique` is the id in requests and in the store: the same, or
     the hash of an OpenCL design. `size` and `read` return the bitstream for the hardware, as an array, whose address is
-    known; both raise `BitstreamError`. `descriptor` is the file itself.
+    known; both raise `FpgaError`. `descriptor` is the file itself.
     """
 
     path: str
@@ -43,26 +42,26 @@ class Bitstream(NamedTuple):
 
 @contextlib.contextmanager
 def opened(path: str, open_file: Callable[[str, int], int] = os.open) -> Generator[Bitstream]:
-    """Opens the file with `open_file`, which may be a host's `open`. Raises `BitstreamError`."""
+    """Opens the file with `open_file`, which may be a host's `open`. Raises `FpgaError`."""
     extension = os.path.splitext(path)[1]
     if extension not in EXTENSIONS:
-        raise BitstreamError(f"{path}: extension {extension!a}, expected {' or '.join(EXTENSIONS)}")
+        raise FpgaError(f"{path}: extension {extension!a}, expected {' or '.join(EXTENSIONS)}")
     try:
         # O_NONBLOCK: a FIFO must not block.
         descriptor = open_file(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except (OSError, ValueError, HostError) as error:
-        raise BitstreamError(f"{path}: {error.strerror if isinstance(error, OSError) else error}") from None
+        raise FpgaError(f"{path}: {error.strerror if isinstance(error, OSError) else error}") from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise BitstreamError(f"{path}: not a regular file")
+            raise FpgaError(f"{path}: not a regular file")
         yield (_gbs if extension == ".gbs" else _aocx)(path, descriptor, status.st_size)
     finally:
         os.close(descriptor)
 
 
 def extra(bitstream: Bitstream) -> dict[str, str]:
-    """Returns details for users. Raises `BitstreamError`."""
+    """Returns details for users. Raises `FpgaError`."""
     return {**bitstream.texts, **({"Size": str(bitstream.size())} if bitstream.programmable else {})}
 
 
@@ -82,16 +81,16 @@ def _aocx(name: str, descriptor: int, file_size: int) -> Bitstream:
     try:
         file = aocx.parse(elf.Window(descriptor, 0, file_size))
     except aocx.AocxError as error:
-        raise BitstreamError(f"{name}: {error}") from None
+        raise FpgaError(f"{name}: {error}") from None
     packed = file.packed
 
     def pieces() -> Iterator[bytes]:
         if packed is None:
-            raise BitstreamError(f"{name}: no section .acl.fpga.bin, expected an FPGA design")
+            raise FpgaError(f"{name}: no section .acl.fpga.bin, expected an FPGA design")
         try:
             yield from aocx.unpacked(packed)
         except aocx.AocxError as error:
-            raise BitstreamError(f"{name}: {error}") from None
+            raise FpgaError(f"{name}: {error}") from None
 
     inner = f"{name} (.acl.gbs.gz)"
     header = gbs.Gbs("", "", 0)
@@ -113,7 +112,7 @@ def _aocx(name: str, descriptor: int, file_size: int) -> Bitstream:
             for piece in pieces():
                 data.frombytes(piece)
         except MemoryError:
-            raise BitstreamError(f"{inner}: not enough memory after {len(data)} bytes") from None
+            raise FpgaError(f"{inner}: not enough memory after {len(data)} bytes") from None
         del data[: header.offset]
         return data
 
@@ -125,24 +124,24 @@ def _aocx(name: str, descriptor: int, file_size: int) -> Bitstream:
 
 def _check_size(name: str, size: int) -> None:
     if size <= 0:
-        raise BitstreamError(f"{name}: no bitstream after the metadata; is the file complete?")
+        raise FpgaError(f"{name}: no bitstream after the metadata; is the file complete?")
     if size > gbs.BITSTREAM_LIMIT:
-        raise BitstreamError(f"{name}: bitstream of {size} bytes, expected at most {gbs.BITSTREAM_LIMIT}")
+        raise FpgaError(f"{name}: bitstream of {size} bytes, expected at most {gbs.BITSTREAM_LIMIT}")
 
 
 def _read(name: str, descriptor: int, offset: int, size: int) -> "array[int]":
     try:
         data = array("B", b"\0") * size
     except MemoryError:
-        raise BitstreamError(f"{name}: not enough memory for {size} bytes") from None
+        raise FpgaError(f"{name}: not enough memory for {size} bytes") from None
     view = memoryview(data)
     done = 0
     while done < size:
         try:
             count = os.preadv(descriptor, [view[done:]], offset + done)
         except OSError as error:
-            raise BitstreamError(f"{name}: cannot be read: {error.strerror}") from None
+            raise FpgaError(f"{name}: cannot be read: {error.strerror}") from None
         if not count:
-            raise BitstreamError(f"{name}: was truncated while it was read")
+            raise FpgaError(f"{name}: was truncated while it was read")
         done += count
     return data

@@ -28,10 +28,6 @@ BITSTREAM_LIMIT = 512 * 1024 * 1024
 _HEADER = struct.Struct("<16sI")
 
 
-class BitstreamError(FpgaError):
-    """Not a bitstream, or one that cannot be programmed; the message names the file."""
-
-
 class Gbs(NamedTuple):
     """Canonical ids of a GBS file, empty if it has none, and the offset of its bitstream."""
 
@@ -41,24 +37,24 @@ class Gbs(NamedTuple):
 
 
 def parse(head: bytes | bytearray, name: str) -> Gbs:
-    """Parses the first `HEAD_LIMIT` bytes of the file `name`. Raises `BitstreamError`."""
+    """Parses the first `HEAD_LIMIT` bytes of the file `name`. Raises `FpgaError`."""
     if len(head) < _HEADER.size:
-        raise BitstreamError(f"{name}: {len(head)} bytes, expected a GBS header of {_HEADER.size}")
+        raise FpgaError(f"{name}: {len(head)} bytes, expected a GBS header of {_HEADER.size}")
     magic, length = _HEADER.unpack_from(head)
     if magic != MAGIC:
-        raise BitstreamError(f"{name}: begins with {magic.hex(' ')}, expected {MAGIC.hex(' ')} (GBS)")
+        raise FpgaError(f"{name}: begins with {magic.hex(' ')}, expected {MAGIC.hex(' ')} (GBS)")
     if not 1 <= length <= METADATA_LIMIT:
-        raise BitstreamError(f"{name}: {length} bytes of metadata, expected 1 to {METADATA_LIMIT}")
+        raise FpgaError(f"{name}: {length} bytes of metadata, expected 1 to {METADATA_LIMIT}")
     offset = _HEADER.size + length
     if len(head) < offset:
-        raise BitstreamError(f"{name}: truncated in the metadata; is the file complete?")
+        raise FpgaError(f"{name}: truncated in the metadata; is the file complete?")
     image = _metadata(head[_HEADER.size : offset], name).get("afu-image")
     if not isinstance(image, dict):
-        raise BitstreamError(f"{name}: no object afu-image in the metadata")
+        raise FpgaError(f"{name}: no object afu-image in the metadata")
     clusters = image.get("accelerator-clusters")
     if not isinstance(clusters, list) or len(clusters) != 1:
         found = len(clusters) if isinstance(clusters, list) else 0
-        raise BitstreamError(f"{name}: {found} accelerator clusters in the metadata, expected 1")
+        raise FpgaError(f"{name}: {found} accelerator clusters in the metadata, expected 1")
     cluster = clusters[0] if isinstance(clusters[0], dict) else {}
     return Gbs(_id(image, "interface-uuid", name), _id(cluster, "accelerator-type-uuid", name), offset)
 
@@ -68,14 +64,14 @@ def _metadata(data: bytes | bytearray, name: str) -> Mapping[str, Json]:
     try:
         found: Json = json.JSONDecoder().raw_decode(text)[0]
     except (ValueError, RecursionError) as error:
-        raise BitstreamError(f"{name}: invalid JSON in the metadata: {error}") from None
+        raise FpgaError(f"{name}: invalid JSON in the metadata: {error}") from None
     if not isinstance(found, dict):
-        raise BitstreamError(f"{name}: metadata is {shown(str(found))}, expected a JSON object")
+        raise FpgaError(f"{name}: metadata is {shown(str(found))}, expected a JSON object")
     return found
 
 
 def _id(found: Mapping[str, Json], key: str, name: str) -> str:
     value = found.get(key, "")
     if not isinstance(value, str):
-        raise BitstreamError(f"{name}: {key} in the metadata is {shown(str(value))}, expected a string")
+        raise FpgaError(f"{name}: {key} in the metadata is {shown(str(value))}, expected a string")
     return canonical(value)

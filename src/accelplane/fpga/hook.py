@@ -22,37 +22,33 @@ from accelplane.host import Host, HostError
 _LONGEST_PATH = 4096
 
 
-class HookError(FpgaError):
-    """The request of the container failed; the message names the variables, the port and the reason."""
-
-
 def read_request(state: bytes, *, require_mode: bool = False) -> Request:
-    """Returns the request in the container's bundle. Raises `HookError`, `RequestError` or `IdError`.
+    """Returns the request in the container's bundle. Raises `FpgaError`.
 
     With `require_mode` the annotation of the plugin's region mode is required.
     """
     found = parse_state(state)
     if require_mode and found.mode != REGION_MODE:
-        raise HookError(f"annotation {MODE_ANNOTATION} is {shown(found.mode)}, expected {REGION_MODE}")
+        raise FpgaError(f"annotation {MODE_ANNOTATION} is {shown(found.mode)}, expected {REGION_MODE}")
     if not os.path.isdir(found.bundle):
-        raise HookError(f"bundle {shown(found.bundle, _LONGEST_PATH)}: no such directory")
+        raise FpgaError(f"bundle {shown(found.bundle, _LONGEST_PATH)}: no such directory")
     path = os.path.join(found.bundle, "config.json")
     try:
         # O_NONBLOCK: a FIFO must not block the runtime.
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise HookError(f"{shown(path, _LONGEST_PATH)}: not a regular file")
+                raise FpgaError(f"{shown(path, _LONGEST_PATH)}: not a regular file")
             data = file.read(min(status.st_size, CONFIG_LIMIT) + 1)
     except OSError as error:
-        raise HookError(f"{shown(path, _LONGEST_PATH)}: {error.strerror}") from None
+        raise FpgaError(f"{shown(path, _LONGEST_PATH)}: {error.strerror}") from None
     return parse_config(data, path)
 
 
 def run(
     host: Host, request: Request, *, call: Call = system_call, store: str = STORE, retry: RetryPolicy = DEFAULT_RETRY
 ) -> None:
-    """Programs the pairs in their order. Only in the main thread. Raises `HookError`.
+    """Programs the pairs in their order. Only in the main thread. Raises `FpgaError`.
 
     Every pair gets a port before the first one is programmed.
     """
@@ -63,11 +59,11 @@ def run(
             try:
                 _ensure(host, pair, port, call=call, store=store, retry=remaining)
             except (FpgaError, HostError) as error:
-                raise HookError(f"{AFU_VARIABLE}{pair.number} in {port.name}: {error}") from error
+                raise FpgaError(f"{AFU_VARIABLE}{pair.number} in {port.name}: {error}") from error
 
 
 def assign_ports(host: Host, request: Request) -> list[tuple[Pair, Port]]:
-    """Assigns each pair the first unassigned port of its region. Raises `HookError`."""
+    """Assigns each pair the first unassigned port of its region. Raises `FpgaError`."""
     available: dict[str, tuple[str, Port]] = {}
     found: list[str] = []
     for name in request.ports:
@@ -87,7 +83,7 @@ def assign_ports(host: Host, request: Request) -> list[tuple[Pair, Port]]:
         name = next((name for name, (interface, _port) in available.items() if interface == pair.region), None)
         if name is None:
             used = "".join(f"; {port.name} is assigned to {REGION_VARIABLE}{other.number}" for other, port in assigned)
-            raise HookError(
+            raise FpgaError(
                 f"{REGION_VARIABLE}{pair.number}: found no port of region {pair.region} in the container: "
                 f"{'; '.join(found)}{used}"
             )
@@ -101,6 +97,6 @@ def _ensure(host: Host, pair: Pair, port: Port, *, call: Call, store: str, retry
         return
     with opened_for(host, pair.region, pair.afu, store) as bitstream:
         if bitstream.unique != pair.afu:
-            raise HookError(f"{bitstream.path}: found id {bitstream.unique or 'none'} in the file, expected "
+            raise FpgaError(f"{bitstream.path}: found id {bitstream.unique or 'none'} in the file, expected "
                             f"{pair.afu}; was the file renamed?")  # fmt: skip
         program(host, port, bitstream, call=call, unless=pair.afu, retry=retry)

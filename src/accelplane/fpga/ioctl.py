@@ -86,7 +86,6 @@ def system_call(node: str, request: int, argument: bytearray | int) -> int:
 
 
 def request(driver: Driver, operation: Operation) -> int:
-    """Returns the number of the ioctl."""
     number = driver.magic << 8 | _OPERATIONS[operation][0]
     if driver is DFL and operation in ("release", "assign"):
         number |= _IOW | _PORT_DFL.size << 16
@@ -111,7 +110,6 @@ def pack_port_info(driver: Driver) -> bytearray:
 
 
 def unpack_region_count(driver: Driver, buffer: bytearray) -> int:
-    """Returns the number of the port's regions."""
     return int(_INFO_OPAE.unpack(buffer)[3] if driver is OPAE else _INFO_DFL.unpack(buffer)[2])
 
 
@@ -121,7 +119,6 @@ def pack_port_region(number: int) -> bytearray:
 
 
 def unpack_port_region(buffer: bytearray) -> PortRegion:
-    """Returns the fields that the driver filled."""
     _argsz, flags, number, _padding, size, offset = _REGION.unpack(buffer)
     return PortRegion(flags, number, size, offset)
 

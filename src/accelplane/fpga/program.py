@@ -27,11 +27,7 @@ _REGIONS_LIMIT = 64
 _PORTS_LIMIT = 1 << 31
 
 
-class ProgramError(FpgaError):
-    """A port was not programmed, or has another AFU than expected."""
-
-
-class TimedOut(ProgramError):
+class TimedOut(FpgaError):
     """A timeout expired."""
 
 
@@ -60,12 +56,11 @@ def program(
 
     Does nothing if the AFU id is `unless`. A dry run performs all checks only. Programming is counted in `record`;
     a failure to count is a note of `host`.
-    Raises `ProgramError`, `TimedOut`, `IoctlError`, `BitstreamError`, `IdError`, `SysfsError` or
-    `HostError`.
+    Raises `FpgaError` or `HostError`.
     """
     interface = interface_of(port)
     if bitstream.interface != interface:
-        raise ProgramError(
+        raise FpgaError(
             f"{bitstream.path}: made for regions with interface id {bitstream.interface or 'unknown'}, "
             f"that of {port.name} is {interface}"
         )
@@ -83,28 +78,22 @@ def program(
             _program(call, port, node, data, deadline=deadline, retry=retry)
             found = _wait_for_afu(host, port, deadline, retry)
             if found != expected:
-                raise ProgramError(
+                raise FpgaError(
                     f"{port.name}: AFU id is {found} after programming {bitstream.path}, expected {expected}"
                 )
     return True
 
 
 def move(
-    host: Host,
-    fme: Fme,
-    operation: Literal["release", "assign"],
-    number: int,
-    *,
-    call: Call = system_call,
-    retry: RetryPolicy = DEFAULT_RETRY,
+    host: Host, fme: Fme, operation: Literal["release", "assign"], number: int, *, call: Call = system_call
 ) -> None:
     """Releases the port from the physical function, for use by a virtual function, or assigns it to that again.
 
-    Raises `ProgramError`, `TimedOut` or `IoctlError`.
+    Raises `FpgaError`.
     """
     if not 0 <= number < _PORTS_LIMIT:
-        raise ProgramError(f"port {number} of {fme.name}: expected a number from 0")
-    with _locked(host, fme, time.monotonic() + retry.timeout, retry):
+        raise FpgaError(f"port {number} of {fme.name}: expected a number from 0")
+    with _locked(host, fme, time.monotonic() + DEFAULT_RETRY.timeout, DEFAULT_RETRY):
         ioctl.perform(call, fme.driver, host.local(fme.node), operation, ioctl.pack_port(fme.driver, number))
 
 
@@ -211,7 +200,7 @@ def _locked(host: Host, fme: Fme, deadline: float, retry: RetryPolicy) -> Genera
             descriptor = os.open(f"{fme.name}.lock", flags, 0o600, dir_fd=directory)
     except OSError as error:
         advice = "; run as root" if error.errno in (errno.EACCES, errno.EPERM) else ""
-        raise ProgramError(f"{path}: cannot be locked: {error.strerror}{advice}") from None
+        raise FpgaError(f"{path}: cannot be locked: {error.strerror}{advice}") from None
     try:
         with _timeout_message(f"{fme.name}: locked by another process for {retry.timeout:.3g} s ({path})"):
             while not _try_lock(descriptor, path):
@@ -230,7 +219,7 @@ def _try_lock(descriptor: int, path: str) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        raise ProgramError(f"{path}: cannot be locked: {error.strerror}") from None
+        raise FpgaError(f"{path}: cannot be locked: {error.strerror}") from None
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 from accelplane.fpga import FpgaError, Json, shown
 from accelplane.fpga.drivers import DRIVERS
 from accelplane.fpga.statedir import STATE_DIRECTORY, StateDirectoryError, state_directory
-from accelplane.host import Host, HostError, Missing
+from accelplane.host import Host, HostError
 
 LIMIT = 16 * 1024
 
@@ -98,9 +98,7 @@ def read(host: Host, fme: str) -> Record | None:
 def read_all(host: Host) -> Iterator[tuple[str, Record | RecordError]]:
     """Yields names of FMEs with their record or its error. Raises `RecordError` if the directory cannot be listed."""
     try:
-        names = host.names(STATE_DIRECTORY)
-    except Missing:
-        return
+        names = host.optional_names(STATE_DIRECTORY)
     except HostError as error:
         raise RecordError(str(error)) from None
     fmes = [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]

@@ -21,10 +21,6 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,3}")
 _STATE = "the container's state"
 
 
-class RequestError(FpgaError):
-    """An invalid request or document."""
-
-
 class State(NamedTuple):
     """The directory of the bundle, and the mode annotation, empty without one."""
 
@@ -48,23 +44,23 @@ class Request(NamedTuple):
 
 
 def parse_state(data: bytes) -> State:
-    """Raises `RequestError`."""
+    """Raises `FpgaError`."""
     state = _document(data, _STATE, STATE_LIMIT)
     bundle = state.get("bundle")
     if not isinstance(bundle, str) or not bundle or "\0" in bundle:
-        raise RequestError(f"{_STATE}: bundle is {shown(str(bundle))}, expected the path of a directory")
+        raise FpgaError(f"{_STATE}: bundle is {shown(str(bundle))}, expected the path of a directory")
     annotations = state.get("annotations")
     mode = annotations.get(MODE_ANNOTATION) if isinstance(annotations, dict) else None
     return State(bundle, mode if isinstance(mode, str) else "")
 
 
 def parse_config(data: bytes, name: str) -> Request:
-    """Parses the configuration called `name`. Raises `RequestError` or `IdError`."""
+    """Parses the configuration called `name`. Raises `FpgaError`."""
     config = _document(data, name, CONFIG_LIMIT)
     pairs = requested_pairs(_strings(_section(config, "process", name).get("env"), f"{name}: process.env"))
     ports = _ports(_section(config, "linux", name).get("devices"), f"{name}: linux.devices")
     if len(pairs) > len(ports):
-        raise RequestError(
+        raise FpgaError(
             f"AFUs requested: {len(pairs)} (up to {REGION_VARIABLE}{len(pairs)}), FPGA ports of the container: "
             f"{len(ports)} ({', '.join(ports) or 'none'}); expected at least as many"
         )
@@ -72,24 +68,24 @@ def parse_config(data: bytes, name: str) -> Request:
 
 
 def requested_pairs(environment: Sequence[str]) -> tuple[Pair, ...]:
-    """Returns the pairs in the variables (`NAME=value`), at least one. Raises `RequestError` or `IdError`."""
+    """Returns the pairs in the variables (`NAME=value`), at least one. Raises `FpgaError`."""
     regions = _variables(environment, REGION_VARIABLE)
     afus = _variables(environment, AFU_VARIABLE)
     if not regions:
-        raise RequestError(f"no variable {REGION_VARIABLE}1; is the FPGA admission webhook running, and does the pod "
+        raise FpgaError(f"no variable {REGION_VARIABLE}1; is the FPGA admission webhook running, and does the pod "
                            "request the region by the name of a mapping?")  # fmt: skip
     for suffix in regions:
         if not _NUMBER.fullmatch(suffix):
-            raise RequestError(f"variable {shown(REGION_VARIABLE + suffix)}: expected a number from 1 at its end")
+            raise FpgaError(f"variable {shown(REGION_VARIABLE + suffix)}: expected a number from 1 at its end")
     numbers = sorted(map(int, regions))
     if numbers != list(range(1, len(numbers) + 1)):
         found = ", ".join(f"{REGION_VARIABLE}{number}" for number in numbers[:20])
-        raise RequestError(f"variables {found}: expected them numbered from 1 without gaps")
+        raise FpgaError(f"variables {found}: expected them numbered from 1 without gaps")
     pairs: list[Pair] = []
     for number in numbers:
         region, afu = f"{REGION_VARIABLE}{number}", f"{AFU_VARIABLE}{number}"
         if str(number) not in afus:
-            raise RequestError(f"variable {region} without {afu}, expected both")
+            raise FpgaError(f"variable {region} without {afu}, expected both")
         pairs.append(Pair(number, requested_id(regions[str(number)], region), requested_id(afus[str(number)], afu)))
     return tuple(pairs)
 
@@ -102,20 +98,20 @@ def _variables(environment: Sequence[str], prefix: str) -> dict[str, str]:
         if not name.startswith(prefix):
             continue
         if not equals:
-            raise RequestError(f"variable {shown(name)} has no value")
+            raise FpgaError(f"variable {shown(name)} has no value")
         if found.setdefault(name.removeprefix(prefix), value) != value:
-            raise RequestError(f"variable {shown(name)} is set twice with different values")
+            raise FpgaError(f"variable {shown(name)} is set twice with different values")
     return found
 
 
 def _ports(found: "Json", where: str) -> tuple[str, ...]:
     if not isinstance(found, list) or not found:
-        raise RequestError(f"{where}: expected a list of devices, found {_word(found)}")
+        raise FpgaError(f"{where}: expected a list of devices, found {_word(found)}")
     ports: dict[str, None] = {}
     for device in found:
         path = device.get("path") if isinstance(device, dict) else None
         if not isinstance(path, str):
-            raise RequestError(f"{where}: a device without a path")
+            raise FpgaError(f"{where}: a device without a path")
         name = path.rpartition("/")[2]
         kind = parse_name(name)
         if kind is not None and kind[1] == "port":
@@ -125,29 +121,29 @@ def _ports(found: "Json", where: str) -> tuple[str, ...]:
 
 def _document(data: bytes, name: str, limit: int) -> Mapping[str, "Json"]:
     if len(data) > limit:
-        raise RequestError(f"{name}: more than {limit} bytes")
+        raise FpgaError(f"{name}: more than {limit} bytes")
     try:
         found: Json = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{name}: not JSON: {error}") from None
+        raise FpgaError(f"{name}: not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise RequestError(f"{name}: expected a JSON object, found {_word(found)}")
+        raise FpgaError(f"{name}: expected a JSON object, found {_word(found)}")
     return found
 
 
 def _section(found: Mapping[str, "Json"], key: str, name: str) -> Mapping[str, "Json"]:
     value = found.get(key)
     if not isinstance(value, dict):
-        raise RequestError(f"{name}: {key} is {_word(value)}, expected an object")
+        raise FpgaError(f"{name}: {key} is {_word(value)}, expected an object")
     return value
 
 
 def _strings(found: "Json", where: str) -> list[str]:
     if not isinstance(found, list) or not found:
-        raise RequestError(f"{where}: expected a list of strings, found {_word(found)}")
+        raise FpgaError(f"{where}: expected a list of strings, found {_word(found)}")
     strings = [entry for entry in found if isinstance(entry, str)]
     if len(strings) != len(found):
-        raise RequestError(f"{where}: expected only strings")
+        raise FpgaError(f"{where}: expected only strings")
     return strings
 
 

@@ -15,12 +15,8 @@ from typing import Literal, NamedTuple
 from accelplane.fpga import FpgaError, shown
 from accelplane.fpga.ioctl import Call, system_call
 from accelplane.fpga.program import DEFAULT_RETRY, RetryPolicy, limited, move
-from accelplane.fpga.sysfs import Fme, SysfsError
+from accelplane.fpga.sysfs import Fme
 from accelplane.host import Host, HostError
-
-
-class SriovError(FpgaError):
-    """The number of virtual functions is invalid, or a step failed and the steps before it are rolled back."""
 
 
 class State(NamedTuple):
@@ -52,7 +48,7 @@ class Step(NamedTuple):
 
 
 def read_state(host: Host, fme: Fme) -> State:
-    """Reads the state of the card. Raises `SysfsError` or `HostError`."""
+    """Reads the state of the card. Raises `FpgaError` or `HostError`."""
     home = os.path.dirname(fme.path)
     physical = [
         _count(host.text(f"{home}/{name}/id"), f"{home}/{name}/id")
@@ -68,10 +64,10 @@ def read_state(host: Host, fme: Fme) -> State:
 
 
 def plan(state: State, vfs: int) -> tuple[Step, ...]:
-    """Returns the steps to that number of virtual functions. The last ports are released first. Raises `SriovError`."""
+    """Returns the steps to that number of virtual functions. The last ports are released first. Raises `FpgaError`."""
     most = min(state.ports, state.limit)
     if not 0 <= vfs <= most:
-        raise SriovError(
+        raise FpgaError(
             f"{vfs} virtual functions: expected 0 to {most}, the card has {state.ports} ports and can have "
             f"{state.limit} virtual functions"
         )
@@ -92,7 +88,7 @@ def plan(state: State, vfs: int) -> tuple[Step, ...]:
 def apply(
     host: Host, fme: Fme, steps: Sequence[Step], *, call: Call = system_call, retry: RetryPolicy = DEFAULT_RETRY
 ) -> None:
-    """Performs the steps. If one fails, rolls back those before it and raises `SriovError`.
+    """Performs the steps. If one fails, rolls back those before it and raises `FpgaError`.
 
     Steps and rollback each have the timeout of `retry`. Only in the main thread.
     """
@@ -104,7 +100,7 @@ def apply(
                 done.append(step)
     except (FpgaError, HostError) as error:
         problems = _rollback(host, fme, done[::-1], call, retry)
-        raise SriovError(f"{error}; {problems or 'rolled back'}") from error
+        raise FpgaError(f"{error}; {problems or 'rolled back'}") from error
 
 
 def _rollback(host: Host, fme: Fme, done: Sequence[Step], call: Call, retry: RetryPolicy) -> str:
@@ -132,5 +128,5 @@ def _numvfs(fme: Fme) -> str:
 
 def _count(text: str, path: str) -> int:
     if not text.isdecimal() or not text.isascii() or len(text) > 9:
-        raise SysfsError(f"{path}: {shown(text)}, expected a number")
+        raise FpgaError(f"{path}: {shown(text)}, expected a number")
     return int(text)

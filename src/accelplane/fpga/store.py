@@ -19,18 +19,6 @@ STORE = "/srv/intel.com/fpga"
 _COPIED_AT_ONCE = 1024 * 1024
 
 
-class StoreError(FpgaError):
-    """The store cannot be read or written."""
-
-
-class NotInStore(StoreError):
-    """No bitstream for that region and AFU."""
-
-
-class AlreadyInStore(StoreError):
-    """The file exists, and overwriting was not requested."""
-
-
 def install_path(bitstream: Bitstream, store: str = STORE) -> str:
     """Returns the path of the bitstream in the store, empty if it has no valid ids."""
     try:
@@ -40,10 +28,7 @@ def install_path(bitstream: Bitstream, store: str = STORE) -> str:
 
 
 def find(host: Host, region: str, afu: str, store: str = STORE) -> str:
-    """Returns the path of the bitstream of `afu` for the region; GBS before AOCX.
-
-    Raises `IdError`, `NotInStore`, or `StoreError`.
-    """
+    """Returns the path of the bitstream of `afu` for the region; GBS before AOCX. Raises `FpgaError`."""
     for extension in EXTENSIONS:
         path = _path(store, region, afu, extension)
         try:
@@ -51,28 +36,28 @@ def find(host: Host, region: str, afu: str, store: str = STORE) -> str:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise StoreError(f"{path}: {error.strerror}") from None
+            raise FpgaError(f"{path}: {error.strerror}") from None
         home, found = host.resolve(store), host.resolve(path)
         if not found.startswith(f"{home}/"):
-            raise StoreError(f"{path}: resolves to {found}, expected a file within the store")
+            raise FpgaError(f"{path}: resolves to {found}, expected a file within the store")
         return path
     tried = " nor ".join(_path(store, region, afu, extension) for extension in EXTENSIONS)
-    raise NotInStore(f"no bitstream for AFU {afu} in region {region}: found neither {tried}; use fpga_tool install")
+    raise FpgaError(f"no bitstream for AFU {afu} in region {region}: found neither {tried}; use fpga_tool install")
 
 
 def opened_for(host: Host, region: str, afu: str, store: str = STORE) -> AbstractContextManager[Bitstream]:
-    """Opens the bitstream that `find` returns. Raises as `find`, and `BitstreamError`."""
+    """Opens the bitstream that `find` returns. Raises `FpgaError`."""
     return opened(find(host, region, afu, store), host.open)
 
 
 def install(host: Host, bitstream: Bitstream, store: str = STORE, *, force: bool = False, dry_run: bool = False) -> str:
     """Copies the file into the store and returns its path. Overwrites an existing file only with `force`.
 
-    Raises `AlreadyInStore`, `StoreError`, or `BitstreamError` for a damaged file.
+    Raises `FpgaError`, also for a damaged file.
     """
     path = install_path(bitstream, store)
     if not path:
-        raise StoreError(
+        raise FpgaError(
             f"{bitstream.path}: cannot install: interface id is {bitstream.interface!a} and unique id "
             f"{bitstream.unique!a}; expected 8 to 40 hexadecimal digits each"
         )
@@ -88,7 +73,7 @@ def install(host: Host, bitstream: Bitstream, store: str = STORE, *, force: bool
     except FileExistsError:
         raise _exists(path) from None
     except OSError as error:
-        raise StoreError(f"{path}: cannot install: {error.strerror}") from None
+        raise FpgaError(f"{path}: cannot install: {error.strerror}") from None
     return path
 
 
@@ -106,8 +91,8 @@ def locked(directory: str) -> Generator[int]:
         os.close(descriptor)
 
 
-def _exists(path: str) -> AlreadyInStore:
-    return AlreadyInStore(f"{path}: file exists; use -force to overwrite it")
+def _exists(path: str) -> FpgaError:
+    return FpgaError(f"{path}: file exists; use -force to overwrite it")
 
 
 def _path(store: str, region: str, afu: str, extension: str) -> str:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from accelplane.fpga import FpgaError, shown
 from accelplane.fpga.drivers import DRIVERS, Driver, Kind, kind_of, node_path, parse_name
 from accelplane.fpga.ids import hardware_id
-from accelplane.host import Host, HostError, Missing, pci_address
+from accelplane.host import Host, HostError, pci_address
 
 _PCI_DEVICES = "/sys/devices/pci"
 _PLATFORM_DEVICES = "/sys/bus/platform/devices"
@@ -29,10 +29,6 @@ _ACCELERATOR = "0x120000"  # PCI class
 _DEVICE_NUMBER = re.compile(r"[0-9]{1,10}:[0-9]{1,10}")
 _PORT_NUMBER = re.compile(r"[0-9]{1,9}")
 _DIGITS = re.compile(r"[0-9]+")
-
-
-class SysfsError(FpgaError):
-    """Attributes of a device are missing or invalid."""
 
 
 _PCI_ATTRIBUTES = (
@@ -116,7 +112,7 @@ def scan(host: Host, driver: Driver) -> Scan:
         try:
             node = f"/dev/{name}"
             if not host.exists(node):
-                raise SysfsError(f"{node}: no such device node")
+                raise FpgaError(f"{node}: no such device node")
             port = _port(host, driver, node, host.resolve(directory), known)
             ports.append((port, interface_of(port)))
         except (HostError, FpgaError) as error:
@@ -125,13 +121,13 @@ def scan(host: Host, driver: Driver) -> Scan:
 
 
 def read_port(host: Host, text: str) -> Port:
-    """Returns the port of a node's path or a name in `/dev`. Raises `SysfsError` or `HostError`."""
+    """Returns the port of a node's path or a name in `/dev`. Raises `FpgaError` or `HostError`."""
     driver, node, path = _device(host, text, "port")
     return _port(host, driver, node, path, {})
 
 
 def read_fme(host: Host, text: str) -> Fme:
-    """Returns the FME of a node's path or a name in `/dev`. Raises `SysfsError` or `HostError`."""
+    """Returns the FME of a node's path or a name in `/dev`. Raises `FpgaError` or `HostError`."""
     driver, node, path = _device(host, text, "fme")
     return _fme(host, driver, node, path, _function(host, path))
 
@@ -139,7 +135,7 @@ def read_fme(host: Host, text: str) -> Fme:
 def afu_id(host: Host, port: Port) -> str | None:
     """Returns the id of the programmed function, None while the port is being programmed.
 
-    Raises `SysfsError`, `IdError` or `HostError`.
+    Raises `FpgaError` or `HostError`.
     """
     path = f"{port.path}/afu_id"
     try:
@@ -152,16 +148,16 @@ def afu_id(host: Host, port: Port) -> str | None:
 
 
 def interface_of(port: Port) -> str:
-    """Returns the interface id of the port's region. Raises `SysfsError` or `IdError`."""
+    """Returns the interface id of the port's region. Raises `FpgaError`."""
     fme = port.fme
     ids = [hardware_id(text, f"{fme.path}: interface id") for text in fme.interfaces]
     if not ids:
-        raise SysfsError(f"{fme.path}: no interface id, expected one in {fme.driver.interface_glob}")
+        raise FpgaError(f"{fme.path}: no interface id, expected one in {fme.driver.interface_glob}")
     if len(set(ids)) == 1:
         return ids[0]
     # One region per port, in the order of the ports (drivers/fpga/dfl-fme-pr.c, pr_mgmt_init).
     if fme.ports_num != str(len(ids)) or not port.number or int(port.number) >= len(ids):
-        raise SysfsError(
+        raise FpgaError(
             f"{port.path}: ambiguous interface id, {fme.name} has {', '.join(ids)}: found port id "
             f"{shown(port.number)} and ports_num {shown(fme.ports_num)}, expected {len(ids)} ports from 0"
         )
@@ -169,9 +165,9 @@ def interface_of(port: Port) -> str:
 
 
 def port_number(port: Port) -> int:
-    """Returns the number of the port in the FPGA. Raises `SysfsError`."""
+    """Returns the number of the port in the FPGA. Raises `FpgaError`."""
     if not port.number:
-        raise SysfsError(f"{port.path}/id: no such file, expected the port's number")
+        raise FpgaError(f"{port.path}/id: no such file, expected the port's number")
     return int(port.number)
 
 
@@ -190,9 +186,7 @@ def _found_ports(host: Host, driver: Driver, faults: list[Fault]) -> Iterator[tu
             continue
         directory = f"{driver.class_directory}/{device}"
         try:
-            names = host.names(directory)
-        except Missing:
-            continue  # it was removed during the scan
+            names = host.optional_names(directory)  # empty if it was removed during the scan
         except HostError as error:
             faults.append(Fault(device, str(error)))
             continue
@@ -207,11 +201,11 @@ def _device(host: Host, text: str, kind: Kind) -> tuple[Driver, str, str]:
     found = kind_of(host, text)
     if found is None or found[1] != kind:
         expected = " or ".join(("intel-fpga-" if driver.name == "OPAE" else "dfl-") + f"{kind}.N" for driver in DRIVERS)
-        raise SysfsError(f"{shown(node)}: not an FPGA {_word(kind)}, expected a device node called {expected}")
+        raise FpgaError(f"{shown(node)}: not an FPGA {_word(kind)}, expected a device node called {expected}")
     driver = found[0]
     status = host.status(node)
     if status is None:
-        raise SysfsError(f"{node}: no such device node; is the FPGA driver loaded?")
+        raise FpgaError(f"{node}: no such device node; is the FPGA driver loaded?")
     if stat.S_ISCHR(status.st_mode):
         number = _number(status.st_rdev)
         path = host.resolve(f"/sys/dev/char/{number}")
@@ -220,14 +214,14 @@ def _device(host: Host, text: str, kind: Kind) -> tuple[Driver, str, str]:
     elif host.is_plain_stand_in(status):
         number = ""
     else:
-        raise SysfsError(f"{node}: not a character device")
+        raise FpgaError(f"{node}: not a character device")
     # A test tree may lack /sys/dev.
     name = host.resolve(node).rpartition("/")[2]
     for place in host.glob(f"{driver.class_directory}/*/{name}"):
         path = host.resolve(place)
         if not number or _attribute(host, path, "dev") in ("", number):
             return driver, node, path
-    raise SysfsError(f"{node}: no FPGA {_word(kind)} {name} with device number {number} in sysfs".rstrip())
+    raise FpgaError(f"{node}: no FPGA {_word(kind)} {name} with device number {number} in sysfs".rstrip())
 
 
 def _port(host: Host, driver: Driver, node: str, path: str, known: dict[str, Fme]) -> Port:
@@ -236,13 +230,13 @@ def _port(host: Host, driver: Driver, node: str, path: str, known: dict[str, Fme
     places = [place for place in host.glob(f"{home.path}/{driver.fme_glob}") if parse_name(place) == (driver, "fme")]
     if len(places) != 1:
         found = ", ".join(place.rpartition("/")[2] for place in places) or "none"
-        raise SysfsError(f"{path}: FMEs below {home.path}: {found}; expected exactly one ({driver.fme_glob})")
+        raise FpgaError(f"{path}: FMEs below {home.path}: {found}; expected exactly one ({driver.fme_glob})")
     place = host.resolve(places[0])
     if place not in known:
         known[place] = _fme(host, driver, "", place, _function(host, place))
     number = _attribute(host, path, "id")
     if number and not _PORT_NUMBER.fullmatch(number):
-        raise SysfsError(f"{path}/id: {shown(number)}, expected a number")
+        raise FpgaError(f"{path}/id: {shown(number)}, expected a number")
     return Port(driver, path.rpartition("/")[2], node, path, pci, _attribute(host, path, "dev"), number, known[place])
 
 
@@ -264,21 +258,21 @@ def _fme_node(host: Host, name: str, dev: str) -> str:
     by_number = f"/dev/char/{dev}"
     if _DEVICE_NUMBER.fullmatch(dev) and host.exists(by_number):
         return host.resolve(by_number)
-    raise SysfsError(f"{node}: found neither this device node with number {shown(dev)} nor {shown(by_number)}")
+    raise FpgaError(f"{node}: found neither this device node with number {shown(dev)} nor {shown(by_number)}")
 
 
 def _function(host: Host, path: str) -> Pci:
-    """Returns the PCI function above a directory. Raises `SysfsError` unless it is an accelerator."""
+    """Returns the PCI function above a directory. Raises `FpgaError` unless it is an accelerator."""
     place = path
     while place.startswith(_PCI_DEVICES):
         above, _, name = place.rpartition("/")
         if pci_address(name) is not None:
             pci = _pci(host, place)
             if pci.cls != _ACCELERATOR:
-                raise SysfsError(f"{place}/class: {shown(pci.cls)}, expected {_ACCELERATOR} (processing accelerators)")
+                raise FpgaError(f"{place}/class: {shown(pci.cls)}, expected {_ACCELERATOR} (processing accelerators)")
             return pci
         place = above
-    raise SysfsError(f"{path}: not below a PCI function")
+    raise FpgaError(f"{path}: not below a PCI function")
 
 
 def _pci(host: Host, path: str, *, virtual: bool = True) -> Pci:
@@ -287,7 +281,7 @@ def _pci(host: Host, path: str, *, virtual: bool = True) -> Pci:
     above = _pci(host, physical, virtual=False) if physical else None
     pci = Pci(path.rpartition("/")[2], path, *texts, driver=host.driver_or_empty(path), physical=above)
     if not pci.vendor or not pci.device:
-        raise SysfsError(f"{path}: vendor or device id is missing")
+        raise FpgaError(f"{path}: vendor or device id is missing")
     return pci
 
 

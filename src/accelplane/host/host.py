@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from accelplane.host import topology
-from accelplane.host.errors import HostError
+from accelplane.host.errors import HostError, Missing
 from accelplane.host.files import HostFiles
 from accelplane.host.pci import PciDevice, pci_address
 
@@ -30,6 +30,13 @@ class Host(HostFiles):
             except HostError as error:
                 self.note(f"PCI function {name} left out: {error}")
         return found
+
+    def optional_names(self, path: str) -> list[str]:
+        """As `names`, but empty if the directory does not exist. Raises `Unreadable`."""
+        try:
+            return self.names(path)
+        except Missing:
+            return []
 
     def driver(self, device: str) -> str:
         """The name of the driver bound to the sysfs device directory. Raises `Missing` or `Unreadable`."""

@@ -132,19 +132,19 @@ class Manager:
             where = (path_of(kind), selection)
             if where not in self._informers:
                 self._informers[where] = Informer(self.client, selection, watch_timeouts=self.watch_timeouts)
-            cache_ = self._informers[where].cache(kind, transform=transform)
-            self._caches[key] = cast("Cache[Object]", cache_)
+            informer_cache = self._informers[where].cache(kind, transform=transform)
+            self._caches[key] = cast("Cache[Object]", informer_cache)
         return cast("Cache[T]", self._caches[key])  # the key contains the type
 
     def controller(
         self, name: str, reconcile: Reconcile, *, workers: int = 1, resync: float = RESYNC, max_delay: float = 1000.0
     ) -> Controller:
         """Adds a controller. Its triggers are added with `for_object`, `owns` and `watches`."""
-        controller_ = Controller(
+        new_controller = Controller(
             name, reconcile, workers=workers, resync=resync, max_delay=max_delay, metrics=self.metrics
         )
-        self._controllers.append(controller_)
-        return controller_
+        self._controllers.append(new_controller)
+        return new_controller
 
     def add_context(
         self, context: AbstractAsyncContextManager[object], *, drain: Callable[[], None] | None = None

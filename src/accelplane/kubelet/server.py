@@ -299,8 +299,9 @@ class ResourceServer:
 
     async def _register(self, level: int) -> bool:
         """Whether the kubelet accepted the registration; an error is logged at `level`."""
+        options = await self._get_options(pb.Empty())
         request = pb.RegisterRequest(
-            version=messages.VERSION, endpoint=self.endpoint, resource_name=self.resource, options=self._options()
+            version=messages.VERSION, endpoint=self.endpoint, resource_name=self.resource, options=options
         )
         async with rpc.Channel(self._kubelet) as channel:
             try:
@@ -323,11 +324,6 @@ class ResourceServer:
             log.log(level, "%s: %s", self.resource, problem)
             self._changed()
 
-    def _options(self) -> pb.DevicePluginOptions:
-        return pb.DevicePluginOptions(
-            pre_start_required=self._allocator.pre_starts, get_preferred_allocation_available=self._allocator.prefers
-        )
-
     def _methods(self) -> Mapping[str, rpc.Method]:
         service = "/v1beta1.DevicePlugin"
         return {
@@ -343,7 +339,9 @@ class ResourceServer:
         }
 
     async def _get_options(self, _request: pb.Empty) -> pb.DevicePluginOptions:
-        return self._options()
+        return pb.DevicePluginOptions(
+            pre_start_required=self._allocator.pre_starts, get_preferred_allocation_available=self._allocator.prefers
+        )
 
     async def _list_and_watch(self, _request: pb.Empty) -> AsyncGenerator[pb.ListAndWatchResponse, None]:
         stream = object()

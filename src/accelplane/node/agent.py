@@ -138,7 +138,7 @@ class Agent:
     async def _supervise_service(self, name: str, service: Service) -> None:
         """Runs a service; restarts it after an internal error."""
         while (error := await _run(service(self._watcher))) is not None:
-            log.error("%s crashed, restarting it in %g s", name, _RESTART_DELAY, exc_info=error)
+            log.error("%s crashed; retrying in %g s", name, _RESTART_DELAY, exc_info=error)
             await asyncio.sleep(_RESTART_DELAY)
 
     async def _supervise_plugin(self, name: str) -> None:
@@ -146,7 +146,7 @@ class Agent:
         while True:
             self._crashed.discard(name)
             error = await _run(self.runners[name].run())
-            log.error("plugin %s crashed, restarting it in %g s", name, _RESTART_DELAY, exc_info=error)
+            log.error("plugin %s crashed; retrying in %g s", name, _RESTART_DELAY, exc_info=error)
             self._crashed.add(name)
             self.changes.notify_all()
             await asyncio.sleep(_RESTART_DELAY)
@@ -304,10 +304,13 @@ def check_kubelet_directory(settings: Settings) -> None:
             log.warning("%s does not exist, waiting for the kubelet to create it", directory)
             return
         if not os.path.isdir(directory):
-            raise ConfigurationError(f"{directory}: not a directory, expected the kubelet's (see --kubelet-dir)")
+            raise ConfigurationError(f"-kubelet-dir: {directory}: not a directory, expected the kubelet's directory")
         if not os.access(directory, os.R_OK | os.X_OK):
-            raise ConfigurationError(f"{directory}: not readable by uid {os.geteuid()}, expected the kubelet's sockets")
+            raise ConfigurationError(
+                f"-kubelet-dir: {directory}: not readable by uid {os.geteuid()}; check its owner and mode"
+            )
     if not os.access(settings.sockets_dir, os.W_OK):
         raise ConfigurationError(
-            f"{settings.sockets_dir}: not writable by uid {os.geteuid()}; a plugin creates its sockets there"
+            f"-kubelet-dir: {settings.sockets_dir}: not writable by uid {os.geteuid()}, expected a directory in which "
+            "the agent can create sockets; check its owner and mode"
         )

@@ -4,7 +4,10 @@ import contextlib
 import os
 import stat
 import tempfile
-from typing import NamedTuple
+from typing import TypeAlias
+
+# Inode, size and time of modification: differs between a file and its later content.
+Stamp: TypeAlias = tuple[int, int, int]
 
 
 def replace(path: str, data: bytes, prefix: str, mode: int = 0o644) -> None:
@@ -33,18 +36,10 @@ def content(path: str, limit: int, *, follow: bool = False) -> bytes | None:
     return data if data is not None and len(data) <= limit else None
 
 
-class Stamp(NamedTuple):
-    """Differs between a file and its later content."""
-
-    inode: int
-    size: int
-    modified: int
-
-
 def stamp_of(path: str, *, follow: bool = False) -> Stamp | None:
     """The stamp of the file at `path`, None if there is none."""
     try:
         status = os.stat(path, follow_symlinks=follow)
     except OSError:
         return None
-    return Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from accelplane.host import Host, HostError
+from accelplane.node.option_messages import option_message
 from accelplane.node.plugins import PluginType
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.plugins import Config, Plugin
@@ -49,7 +50,7 @@ def read(path: str) -> AgentConfig:
     try:
         config = msgspec.convert({} if content is None else content, AgentConfig)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{path}: {error}") from error
+        raise ConfigurationError(option_message(f"{path}: ", error, AgentConfig)) from error
     Settings.of(config.settings, f"{path}: ")
     return config
 
@@ -58,12 +59,13 @@ def plugins(config: AgentConfig, types: Mapping[str, PluginType], source: str) -
     """A plugin for each of `types` with its options. Raises `ConfigurationError` naming `source`, plugin and option."""
     made: dict[str, Plugin[Config]] = {}
     for name, plugin_type in types.items():
+        where = f"{source}: plugins.{name}" if source else f"plugins.{name}"
         try:
             made[name] = plugin_type(plugin_type.config_type.of(config.plugins.get(name) or {}))
+        except ValueError as error:
+            raise ConfigurationError(option_message(where, error, plugin_type.config_type)) from error
         except Exception as error:  # a plugin's own checks may raise anything
-            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            where = f"{source}: " if source else ""
-            raise ConfigurationError(f"{where}plugins.{name}: {kind}{error}") from error
+            raise ConfigurationError(f"{where}: {type(error).__name__}: {error}") from error
     return made
 
 

@@ -47,7 +47,7 @@ def load(data: bytes) -> Any:
         finally:
             loader.dispose()
     except YAMLError as error:
-        raise YamlError(" ".join(str(error).split())) from error
+        raise YamlError(" ".join(str(error).split()).replace(' in "<byte string>",', " in")) from error
     except Exception as error:  # KeyError, IndexError, AttributeError… of tags like `!!int ""`
         raise YamlError(f"a tag does not fit its value: {error}") from error
 

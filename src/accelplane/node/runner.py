@@ -226,7 +226,7 @@ class PluginRunner:
             unknown = reading is not None and reading.record == "unreadable"
             read = reading.began if reading is not None else -math.inf
             until = [departure.until for departure in self._departures.values() if departure.until < math.inf]
-            unread = [time_ for time_ in until if time_ > read]
+            unread = [deadline for deadline in until if deadline > read]
             if unread:
                 interval = _FIRST_RECHECK
                 wait = max(0.0, min(unread) - time.monotonic())
@@ -289,7 +289,7 @@ class PluginRunner:
                 await _checked(work())
                 return
             except Exception:
-                log.exception("%s: background task failed, restarting it in %g s", self.context.name, retry)
+                log.exception("%s: background task failed; retrying in %g s", self.context.name, retry)
             await asyncio.sleep(retry)
             retry = min(2 * retry, LAST_RETRY)
 

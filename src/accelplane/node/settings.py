@@ -9,6 +9,8 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from accelplane.node.option_messages import option_message
+
 _WAKING = ("auto", "always", "never")
 _HOLDERS = ("join", "attach", "off")
 _LABEL_PREFIX = re.compile(r"(?:[a-z][a-z_]{0,31})?")
@@ -87,7 +89,7 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
         try:
             settings = msgspec.convert(options, cls)
         except msgspec.ValidationError as error:
-            raise ConfigurationError(f"{source}{error}") from error
+            raise ConfigurationError(option_message(source, error, cls)) from error
         _check_values(settings, source)
         _check_pages(settings, source)
         names = ("root", "kubelet_dir", "cdi_dir", "nfd_dir", "http_tls_dir", "http_client_ca", "metrics_clients")
@@ -109,9 +111,11 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
 def _check_pages(settings: Settings, source: str) -> None:
     """Raises `ConfigurationError` for options of the pages that contradict each other."""
     if settings.http_client_ca and not settings.http_tls_dir:
-        raise ConfigurationError(f"{source}http-client-ca: expected http-tls-dir too: client certificates need TLS")
+        raise ConfigurationError(
+            f"{source}http-client-ca: found without http-tls-dir, expected both: client certificates need TLS"
+        )
     if settings.http_audience and not settings.http_authorized:
-        raise ConfigurationError(f"{source}http-audience: expected http-authorized too")
+        raise ConfigurationError(f"{source}http-audience: found without http-authorized, expected both")
     if settings.http_authorized and not settings.http_tls_dir and not _is_loopback(settings.http_address):
         raise ConfigurationError(
             f"{source}http-authorized: found http-address {settings.http_address!a} without TLS, expected http-tls-dir "
@@ -124,8 +128,8 @@ def _check_values(given: Settings, source: str) -> None:
     for option, valid, expected in (
         ("health-interval", given.health_interval == 0 or 1 <= given.health_interval <= 3600, "0 or 1 to 3600 seconds"),
         ("scan-grace", 0 <= given.scan_grace <= 3600, "0 to 3600 seconds"),
-        ("metrics-waking", given.metrics_waking in _WAKING, ", ".join(_WAKING)),
-        ("metrics-holders", given.metrics_holders in _HOLDERS, ", ".join(_HOLDERS)),
+        ("metrics-waking", given.metrics_waking in _WAKING, f"one of {', '.join(_WAKING)}"),
+        ("metrics-holders", given.metrics_holders in _HOLDERS, f"one of {', '.join(_HOLDERS)}"),
         ("metrics-min-interval", 0 <= given.metrics_min_interval <= 60, "0 to 60 seconds"),
         ("metrics-max-samples", 100 <= given.metrics_max_samples <= 1_000_000, "100 to 1000000"),
         (

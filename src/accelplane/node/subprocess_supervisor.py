@@ -23,12 +23,12 @@ async def supervise(name: str, command: Sequence[str]) -> None:
     while True:
         start = time.monotonic()
         try:
-            end = f"exited with {await _run(command)}"
+            end = f"exited with status {await _run(command)}"
         except OSError as error:
-            end = f"cannot be started: {error}"
+            end = f"cannot start {error.filename or command[0]}: {error.strerror}"
         if time.monotonic() - start > _STABLE_AFTER:
             retry = _FIRST_RETRY
-        log.error("%s: %s, restarting it in %g s", name, end, retry)
+        log.error("%s: %s; retrying in %g s", name, end, retry)
         await asyncio.sleep(retry)
         retry = min(2 * retry, _LAST_RETRY)
 

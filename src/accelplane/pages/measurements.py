@@ -138,13 +138,8 @@ def _measure(plugin: Plugin[Config], host: Host, inventory: Inventory) -> _Measu
 def _limited(samples: Sequence[Sample]) -> _Measured:
     """The samples of the first families, as many as the limit allows. A family is complete or left out."""
     counts = Counter(sample.name for sample in samples)
-    kept: set[str] = set()
-    total = 0
-    for name, count in counts.items():
-        total += count
-        if total > _MAX_SAMPLES:
-            break
-        kept.add(name)
+    totals = zip(counts, itertools.accumulate(counts.values()), strict=True)
+    kept = {name for name, total in totals if total <= _MAX_SAMPLES}
     found = [sample for sample in samples if sample.name in kept]
     left_out = len(samples) - len(found)
     if not left_out:

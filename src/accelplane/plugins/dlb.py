@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from accelplane.devices import Device, DeviceNode, Skipped
-from accelplane.host import Host, Missing
+from accelplane.host import Host
 from accelplane.plugins.base import Config, DevicePlans, Plugin, Watch
 
 _NODE = re.compile(r"dlb[0-9]+")
@@ -22,11 +22,7 @@ class DlbPlugin(Plugin[Config]):
     watch = Watch(frozenset(("dlb2", "pci")), ("/dev", "/sys/class/dlb2"))
 
     def scan(self, host: Host) -> Iterator[Device | Skipped]:
-        try:
-            names = host.names("/dev")
-        except Missing:
-            return
-        for name in names:
+        for name in host.optional_names("/dev"):
             if not _NODE.fullmatch(name):
                 continue
             vfs = host.vf_count(f"/sys/class/dlb2/{name}/device")

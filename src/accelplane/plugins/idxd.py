@@ -29,8 +29,6 @@ _WORD = re.compile(r"[a-z]{1,20}")
 
 
 class IaaConfig(Config, frozen=True, kw_only=True):
-    """Options of the IAA plugin."""
-
     shared_dev_num: Annotated[int, Meta(description="number of containers that may share one shared work queue")] = 1
     user_queues_only: Annotated[
         bool, Meta(description="do not publish work queues of other types than user: containers cannot open them")
@@ -42,8 +40,6 @@ class IaaConfig(Config, frozen=True, kw_only=True):
 
 
 class DsaConfig(IaaConfig, frozen=True, kw_only=True):
-    """Options of the DSA plugin."""
-
     driver: Annotated[
         str,
         Meta(description="what is published: idxd (work queues) or vfio-pci (functions that are bound to that driver)"),

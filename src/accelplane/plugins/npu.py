@@ -35,8 +35,6 @@ _ACCEL = re.compile(r"accel[0-9]+")
 
 
 class NpuConfig(Config, frozen=True, kw_only=True):
-    """Options of the NPU plugin."""
-
     prefix: Prefix = ""
     shared_dev_num: SharedDevNum = 1
     allocation_policy: AllocationPolicy = "none"
@@ -71,11 +69,7 @@ class NpuPlugin(Plugin[NpuConfig]):
         self.watch = Watch(frozenset(("accel", "pci")), (self._class, self._dev))
 
     def scan(self, host: Host) -> Iterator[Device | Skipped]:
-        try:
-            entries = host.names(self._class)
-        except Missing:
-            return
-        for name in entries:
+        for name in host.optional_names(self._class):
             if not _ACCEL.fullmatch(name):
                 continue
             try:
@@ -94,8 +88,8 @@ class NpuPlugin(Plugin[NpuConfig]):
                 microseconds = int(host.text(f"{self._class}/{name}/device/npu_busy_time_us"))
             except (HostError, ValueError):
                 continue  # the file exists since Linux 6.11
-            help_ = "Deprecated: use accelplane_npu_busy_seconds_total"
-            yield Sample("npu_busy_seconds_total", help_, {"device": name}, microseconds / 1e6)
+            description = "Deprecated: use accelplane_npu_busy_seconds_total"
+            yield Sample("npu_busy_seconds_total", description, {"device": name}, microseconds / 1e6)
 
     def readings(self, host: Host, devices: Iterable[Device]) -> DevicePlans:
         from accelplane.readings import npu, pci  # noqa: PLC0415 - memory of agents without pages

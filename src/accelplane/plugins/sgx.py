@@ -36,6 +36,12 @@ _EFIVARFS = CdiDevice(
     name="efivarfs",
     mounts=(CdiMount("efivarfs", "/run/efivars", "efivarfs", ("rw", "nosuid", "nodev", "noexec", "relatime")),),
 )
+_BOTH_NODES = (DeviceNode(ENCLAVE), DeviceNode(PROVISION))
+# The device of the quoting daemon and that of the registration tool. Each has one ID.
+_INFRASTRUCTURE = (
+    Device(resource="qe", id="qe-1", nodes=_BOTH_NODES, topology=None),
+    Device(resource="registration", id="registration-1", nodes=_BOTH_NODES, cdi=_EFIVARFS, topology=None),
+)
 
 
 class Limit(NamedTuple):
@@ -64,8 +70,6 @@ def _from_environment() -> Limit:
 
 
 class SgxConfig(Config, frozen=True, kw_only=True):
-    """Options of the SGX plugin."""
-
     enclave_limit: Annotated[
         int, Meta(ge=0, description="number of containers on the node that may use /dev/sgx_enclave")
     ] = msgspec.field(default_factory=lambda: _from_environment().ids)
@@ -109,7 +113,6 @@ class SgxPlugin(Plugin[SgxConfig]):
         self._enclaves = _shares("enclave", ENCLAVE, self.config.enclave_limit)
         self._provisions = _shares("provision", PROVISION, self.config.provision_limit)
         self._vepcs = _shares("vepc", VEPC, self.config.vepc_limit)
-        self._infrastructure = _infrastructure() if self.config.dcap_infra_resources else ()
 
     def scan(self, host: Host) -> Iterator[Device | Skipped]:
         if self._default.problem:
@@ -121,7 +124,8 @@ class SgxPlugin(Plugin[SgxConfig]):
         if ENCLAVE not in faults and PROVISION not in faults:
             yield from self._enclaves
             yield from self._provisions
-            yield from self._infrastructure
+            if self.config.dcap_infra_resources:
+                yield from _INFRASTRUCTURE
         elif ENCLAVE not in faults and self.config.enclave_only:
             yield from self._enclaves
         if all(faults.get(path) == _ABSENT for path in paths):
@@ -147,9 +151,9 @@ class SgxPlugin(Plugin[SgxConfig]):
 
     def measure(self, host: Host, devices: Iterable[Device]) -> Iterator[Sample]:
         sizes, _problems = numa_epc(host)
-        for name, help_ in _EPC_METRICS.items():
+        for name, description in _EPC_METRICS.items():
             for node, size in sizes.items():
-                yield Sample(name, help_, {"numa_node": str(node)}, float(size))
+                yield Sample(name, description, {"numa_node": str(node)}, float(size))
 
     def _skipped(self, path: str, fault: str, faults: Collection[str]) -> Skipped:
         if path != PROVISION or ENCLAVE in faults:
@@ -200,12 +204,3 @@ def likely_cause(epc: Epc, faulty: Collection[str]) -> str:
 def _shares(resource: str, path: str, count: int) -> tuple[Device, ...]:
     device = Device(resource=resource, id=f"sgx-{resource}", nodes=(DeviceNode(path),), topology=None)
     return tuple(device.shared(count))
-
-
-def _infrastructure() -> tuple[Device, Device]:
-    """Returns the device of the quoting daemon and that of the registration tool. Each has one ID."""
-    nodes = (DeviceNode(ENCLAVE), DeviceNode(PROVISION))
-    return (
-        Device(resource="qe", id="qe-1", nodes=nodes, topology=None),
-        Device(resource="registration", id="registration-1", nodes=nodes, cdi=_EFIVARFS, topology=None),
-    )

@@ -112,10 +112,7 @@ def parse(path: str, text: str, pfs: str = "all") -> DlbConfig:
 
 def planners(host: Host, config: DlbConfig) -> list[Planner]:
     """A planner for each PF that the configuration covers. Raises `Unreadable`."""
-    try:
-        names = host.names(_DRIVERS)
-    except Missing:
-        return []
+    names = host.optional_names(_DRIVERS)
     addresses = [name for name in names if pci_address(name) and not host.is_vf(f"{_DRIVERS}/{name}")]
     if config.pfs == "first":
         addresses = addresses[:1]

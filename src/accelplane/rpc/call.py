@@ -8,7 +8,7 @@ from accelplane.rpc import frames
 from accelplane.rpc.connection import Connection
 from accelplane.rpc.errors import Code, RpcError
 from accelplane.rpc.frames import END_HEADERS, END_STREAM, HEADERS
-from accelplane.rpc.headers import EMPTY_TABLE, literal, status_fields
+from accelplane.rpc.headers import EMPTY_TABLE, Rejection, literal, status_fields
 from accelplane.rpc.messages import MAX_MESSAGE, framed
 from accelplane.rpc.methods import Method
 from accelplane.rpc.stream import Stream
@@ -184,9 +184,10 @@ class Call(Stream):
             self._track(self._task)
 
 
-def rejection(stream_id: int, http_status: bytes, error: RpcError, *, ended: bool) -> bytes:
+def rejection(stream_id: int, error: Rejection, *, ended: bool) -> bytes:
     """The complete response to headers that are not a valid call."""
-    fields = EMPTY_TABLE + literal(b":status", http_status) + _CONTENT_TYPE + status_fields(error.code, error.text)
+    status = literal(b":status", error.http_status)
+    fields = EMPTY_TABLE + status + _CONTENT_TYPE + status_fields(error.code, error.text)
     response = frames.frame(HEADERS, END_HEADERS | END_STREAM, stream_id, fields)
     return response if ended else response + frames.rst_stream(stream_id, Code.NO_ERROR)
 

@@ -134,8 +134,6 @@ class Channel:
 
 
 class ClientConnection(Connection["_ClientCall"]):
-    """A connection to a server."""
-
     def __init__(self) -> None:
         super().__init__(_INITIAL_FRAMES, b"")
         self.last_stream = -1

@@ -6,7 +6,6 @@ Encoding uses neither Huffman codes nor the dynamic table, and so needs no state
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from hpack import Decoder, HPACKError
 
@@ -35,19 +34,12 @@ _HTTP_STATUSES = {
 }  # fmt: skip
 
 
-class Request(NamedTuple):
-    """The headers of a call."""
+class Rejection(RpcError):
+    """Headers that are not a valid call, and the status of the response."""
 
-    path: bytes
-    timeout: float | None  # seconds
-
-
-class Rejection(NamedTuple):
-    """The response to headers that are not a valid call."""
-
-    http_status: bytes
-    code: str
-    text: str
+    def __init__(self, http_status: bytes, code: str, text: str) -> None:
+        super().__init__(code, text)
+        self.http_status = http_status
 
 
 class HeaderDecoder:
@@ -93,23 +85,23 @@ class HeaderDecoder:
         return table.dynamic_entries[0] if table.dynamic_entries else None, len(table.dynamic_entries), table.maxsize
 
 
-def read_request(headers: Headers) -> Request | Rejection:
-    """Validates the headers of a call. Raises `StreamFault` for headers that are not an HTTP request."""
+def read_request(headers: Headers) -> tuple[bytes, float | None]:
+    """Returns path and timeout of a call. Raises `Rejection`, or `StreamFault` if it is no HTTP request."""
     if b":status" in headers or not (b":method" in headers and b":scheme" in headers and headers.get(b":path")):
         raise StreamFault(Code.PROTOCOL_ERROR, "invalid request, expected :method, :scheme and :path")
     if headers[b":method"] != b"POST":
-        return Rejection(b"405", "UNIMPLEMENTED", "unexpected method, expected POST")
+        raise Rejection(b"405", "UNIMPLEMENTED", "unexpected method, expected POST")
     if not _is_grpc(headers):
-        return Rejection(b"415", "UNKNOWN", "unexpected content-type, expected application/grpc")
+        raise Rejection(b"415", "UNKNOWN", "unexpected content-type, expected application/grpc")
     if headers.get(b"te") != b"trailers":
-        return Rejection(b"400", "INTERNAL", "missing header, expected te: trailers")
+        raise Rejection(b"400", "INTERNAL", "missing header, expected te: trailers")
     text = headers.get(b"grpc-timeout")
     if text is None:
-        return Request(headers[b":path"], None)
+        return headers[b":path"], None
     timeout = _TIMEOUT.fullmatch(text)
     if not timeout:
-        return Rejection(b"400", "INTERNAL", "malformed grpc-timeout")
-    return Request(headers[b":path"], int(timeout[1]) * _SECONDS[timeout[2]])
+        raise Rejection(b"400", "INTERNAL", "malformed grpc-timeout")
+    return headers[b":path"], int(timeout[1]) * _SECONDS[timeout[2]]
 
 
 def response_error(headers: Headers) -> RpcError | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from accelplane.rpc import frames
 from accelplane.rpc.call import Call, rejection
 from accelplane.rpc.connection import Connection
-from accelplane.rpc.errors import Code, ConnectionFault, RpcError, StreamFault
+from accelplane.rpc.errors import Code, ConnectionFault, StreamFault
 from accelplane.rpc.frames import Setting
 from accelplane.rpc.headers import MAX_HEADERS, Headers, Rejection, read_request
 from accelplane.rpc.methods import Method
@@ -94,8 +94,6 @@ class ConnectionTracker:
 
 
 class ServerConnection(Connection[Call]):
-    """A client's connection."""
-
     def __init__(self, methods: Mapping[bytes, Method], tracker: ConnectionTracker) -> None:
         super().__init__(_INITIAL_FRAMES, frames.PREFACE)
         self._tracker = tracker
@@ -140,17 +138,15 @@ class ServerConnection(Connection[Call]):
             return
         if self.draining or len(self.streams) >= MAX_STREAMS:
             raise StreamFault(Code.REFUSED_STREAM, "no more calls are accepted")
-        request = read_request(headers)
-        if not isinstance(request, Rejection) and request.path not in self._methods:
-            request = Rejection(b"200", "UNIMPLEMENTED", "unknown method")
-        if isinstance(request, Rejection):
-            error = RpcError(request.code, request.text)
-            self.outbox.write(rejection(stream_id, request.http_status, error, ended=ended))
+        try:
+            path, timeout = read_request(headers)
+            if (method := self._methods.get(path)) is None:
+                raise Rejection(b"200", "UNIMPLEMENTED", "unknown method")
+        except Rejection as error:
+            self.outbox.write(rejection(stream_id, error, ended=ended))
             return
-        deadline = None if request.timeout is None else asyncio.get_running_loop().time() + request.timeout
-        call = self.streams[stream_id] = Call(
-            self, self._tracker.track, stream_id, self._methods[request.path], deadline
-        )
+        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        call = self.streams[stream_id] = Call(self, self._tracker.track, stream_id, method, deadline)
         if ended:
             call.remote_ended = True
             call.on_messages([])

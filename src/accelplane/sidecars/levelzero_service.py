@@ -18,8 +18,6 @@ _BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2,8}:[0-9a-f]{2,8}\.[0-9a-f]{1,8}")
 
 
 class LevelZeroService:
-    """The methods of the service."""
-
     def __init__(self, process: ZeProcess) -> None:
         self._process = process
 

@@ -4,7 +4,7 @@ Each function performs one step and writes through the journal of the device. `t
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -35,31 +35,31 @@ class SimulatedDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClassDevice(msgspec.Struct, frozen=True):
-    """A class device below its parent. Without `numbers` it has no device node."""
+    """A class device below its parent, with its attributes. Without `numbers` it has no device node."""
 
     path: str
     subsystem: str
     numbers: Numbers | None = None
     node: str = ""
     devtype: str = ""
+    files: Mapping[str, str] = {}
 
 
-def drm_minors(device: SimulatedDevice) -> list[ClassDevice]:
-    """Returns the primary node and the render node of a card."""
+def drm_minors(device: SimulatedDevice, files: Mapping[str, str]) -> list[ClassDevice]:
+    """Returns the primary node, which has the files, and the render node of a card."""
     index = int(device.name.removeprefix("card"))
     # The first 64 cards have fixed minors. Later ones use the range after the render nodes.
     minors = (index, 128 + index) if index < 64 else (192 + 2 * (index - 64), 193 + 2 * (index - 64))
     return [
-        ClassDevice(f"{device.path}/drm/{os.path.basename(node)}", "drm", Numbers(_DRM, minor), node, "drm_minor")
-        for node, minor in zip(device.nodes, minors, strict=True)
+        ClassDevice(f"{device.path}/drm/{os.path.basename(node)}", "drm", Numbers(_DRM, minor), node, "drm_minor", more)
+        for node, minor, more in zip(device.nodes, minors, (files, {}), strict=True)
     ]
 
 
-def connectors(device: SimulatedDevice, outputs: Sequence[str]) -> list[ClassDevice]:
-    """Returns the display connectors of a card."""
-    return [
-        ClassDevice(f"{device.class_path}/{device.name}-{output}", "drm", devtype="drm_connector") for output in outputs
-    ]
+def connector(device: SimulatedDevice, output: str) -> ClassDevice:
+    """Returns a display connector of a card."""
+    files = {"status": "disconnected", "enabled": "disabled"}
+    return ClassDevice(f"{device.class_path}/{device.name}-{output}", "drm", devtype="drm_connector", files=files)
 
 
 def accel_minor(device: SimulatedDevice) -> ClassDevice:
@@ -74,31 +74,30 @@ def mei_device(device: SimulatedDevice, number: int) -> ClassDevice:
     slot, function = place.split(".")
     place_number = int(domain, 16) << 16 | int(bus, 16) << 8 | int(slot, 16) << 3 | int(function)
     path = f"{device.path}/{device.driver}.mei-gscfi.{place_number}/mei/mei{number}"
-    return ClassDevice(path, "mei", Numbers(_MEI, number), f"/dev/mei{number}")
+    files = {"kind": "gscfi"}
+    return ClassDevice(path, "mei", Numbers(_MEI, number), f"/dev/mei{number}", files=files)
 
 
-def make_function(journal: Journal, device: SimulatedDevice, model: Model, more: Mapping[str, str]) -> None:
-    """Creates the directory of the function with its attributes."""
-    attributes = pci_attributes(device.bdf, model, device.numa_node, device.driver)
-    journal.directory(device.path, {**attributes, **more})
-    journal.link(f"{device.path}/subsystem", "/sys/bus/pci")
-    journal.link(f"{device.path}/driver", f"/sys/bus/pci/drivers/{device.driver}")
+def make_function(
+    journal: Journal, path: str, model: Model, numa_node: int, *, driver: str, files: Mapping[str, str]
+) -> None:
+    """Creates the directory of a function with its attributes."""
+    fields = {"DRIVER": driver, **pci_uevent(os.path.basename(path), model)}
+    journal.directory(path, {**pci_attributes(model, numa_node), "uevent": _lines(fields), **files})
+    journal.link(f"{path}/subsystem", "/sys/bus/pci")
 
 
-def make_class_device(journal: Journal, class_device: ClassDevice, more: Mapping[str, str]) -> None:
+def make_class_device(journal: Journal, class_device: ClassDevice) -> None:
     """Creates the directory of a class device, without links to it."""
-    lines: list[str] = []
-    files = dict(more)
+    fields: dict[str, str] = {}
+    files = dict(class_device.files)
     if class_device.numbers:
-        lines = [
-            f"MAJOR={class_device.numbers.major}",
-            f"MINOR={class_device.numbers.minor}",
-            f"DEVNAME={class_device.node[len('/dev/') :]}",
-        ]
+        major, minor = map(str, class_device.numbers)
+        fields = {"MAJOR": major, "MINOR": minor, "DEVNAME": class_device.node.removeprefix("/dev/")}
         files["dev"] = str(class_device.numbers)
     if class_device.devtype:
-        lines.append(f"DEVTYPE={class_device.devtype}")
-    journal.directory(class_device.path, {**files, "uevent": "\n".join(lines)})
+        fields["DEVTYPE"] = class_device.devtype
+    journal.directory(class_device.path, {**files, "uevent": _lines(fields)})
     parent = os.path.dirname(class_device.path)
     if os.path.basename(parent) == class_device.subsystem:
         # Class devices below a device of another kind are in a directory with the name of the class. The kernel
@@ -117,26 +116,25 @@ def make_class_links(journal: Journal, class_device: ClassDevice) -> None:
     journal.link(f"/sys/class/{class_device.subsystem}/{os.path.basename(class_device.path)}", class_device.path)
 
 
-def make_by_path(journal: Journal, device: SimulatedDevice) -> None:
-    """Creates udev's by-path links to the DRM nodes."""
-    for node, kind in zip(device.nodes, ("card", "render"), strict=True):
-        journal.link(f"/dev/dri/by-path/pci-{device.bdf}-{kind}", node)
+def _lines(fields: Mapping[str, str]) -> str:
+    return "\n".join(f"{key}={value}" for key, value in fields.items())
 
 
-def pci_attributes(bdf: str, model: Model, numa_node: int, driver: str) -> dict[str, str]:
-    """Returns the attributes of a PCI function."""
-    first = max(numa_node, 0) * _CPUS_PER_NODE
-    device, cls = model.device_id[2:].upper(), model.pci_class[2:].upper()
-    vendor = model.vendor[2:].upper()
-    alias = f"pci:v0000{vendor}d0000{device}sv0000{vendor}sd00000000bc{cls[:2]}sc{cls[2:4]}i{cls[4:]}"
-    uevent = {
-        "DRIVER": driver,
+def pci_uevent(bdf: str, model: Model) -> dict[str, str]:
+    """Returns the fields of the uevents of a PCI function, without the driver."""
+    device, cls, vendor = (text[2:].upper() for text in (model.device_id, model.pci_class, model.vendor))
+    return {
         "PCI_CLASS": cls.lstrip("0"),
         "PCI_ID": f"{vendor}:{device}",
         "PCI_SUBSYS_ID": f"{vendor}:0000",
         "PCI_SLOT_NAME": bdf,
-        "MODALIAS": alias,
+        "MODALIAS": f"pci:v0000{vendor}d0000{device}sv0000{vendor}sd00000000bc{cls[:2]}sc{cls[2:4]}i{cls[4:]}",
     }
+
+
+def pci_attributes(model: Model, numa_node: int) -> dict[str, str]:
+    """Returns the attributes of a PCI function, except `uevent`."""
+    first = max(numa_node, 0) * _CPUS_PER_NODE
     return {
         "vendor": model.vendor,
         "device": model.device_id,
@@ -147,8 +145,7 @@ def pci_attributes(bdf: str, model: Model, numa_node: int, driver: str) -> dict[
         "enable": "1",
         "numa_node": str(numa_node),
         "local_cpulist": f"{first}-{first + _CPUS_PER_NODE - 1}",
-        "modalias": alias,
-        "uevent": "\n".join(f"{key}={value}" for key, value in uevent.items()),
+        "modalias": pci_uevent("", model)["MODALIAS"],
     }
 
 

@@ -9,7 +9,7 @@ Sources: Documentation/ABI/testing/sysfs-bus-pci and sysfs-class-drm, the i915, 
 """
 
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 
 from accelplane.simulate import functions
@@ -106,7 +106,7 @@ class SimulatedNode:
             class_path=f"{path}/accel/accel{index}",
             nodes=(f"/dev/accel/accel{index}",),
         )
-        self._plug(device, spec.model, {"npu_busy_time_us": "0"}, {functions.accel_minor(device): {}})
+        self._plug(device, spec.model, {"npu_busy_time_us": "0"}, [functions.accel_minor(device)])
         return device.name
 
     def unplug(self, name: str) -> None:
@@ -119,15 +119,13 @@ class SimulatedNode:
                 self._mei = {number: card for number, card in self._mei.items() if card != device.name}
 
     def _plug_physical(self, spec: GpuSpec, card: SimulatedDevice) -> None:
-        primary, render = functions.drm_minors(card)
-        made = {primary: functions.card_tiles(spec), render: {}}
-        for output in functions.connectors(card, spec.outputs):
-            made[output] = {"status": "disconnected", "enabled": "disabled"}
+        class_devices = functions.drm_minors(card, functions.card_tiles(spec))
+        class_devices += [functions.connector(card, output) for output in spec.outputs]
         number = next(number for number in range(len(self._mei) + 1) if number not in self._mei)
         if spec.mei:
-            made[functions.mei_device(card, number)] = {"kind": "gscfi"}
+            class_devices.append(functions.mei_device(card, number))
         sriov = {"sriov_numvfs": str(spec.vfs), "sriov_totalvfs": str(max(spec.vfs, _TOTAL_VFS))}
-        self._plug(card, spec.model, {**sriov, **functions.function_tiles(spec)}, made, by_path=spec.by_path)
+        self._plug(card, spec.model, {**sriov, **functions.function_tiles(spec)}, class_devices, by_path=spec.by_path)
         if spec.mei:
             self._mei[number] = card.name
 
@@ -135,37 +133,39 @@ class SimulatedNode:
         index = self._index("card", None)
         card = _card(spec, index, bdf, physical.numa_node, os.path.dirname(physical.path), physical=physical.name)
         links = {f"{card.path}/physfn": physical.path, f"{physical.path}/virtfn{number}": card.path}
-        made: dict[ClassDevice, dict[str, str]] = {minor: {} for minor in functions.drm_minors(card)}
-        self._plug(card, spec.model, {}, made, links, by_path=spec.by_path)
+        self._plug(card, spec.model, {}, functions.drm_minors(card, {}), links, by_path=spec.by_path)
 
     def _plug(
         self,
         device: SimulatedDevice,
         model: Model,
-        attributes: Mapping[str, str],
-        class_devices: Mapping[ClassDevice, Mapping[str, str]],
+        files: Mapping[str, str],
+        class_devices: Sequence[ClassDevice],
         links: Mapping[str, str] = {},
         *,
         by_path: bool = False,
     ) -> None:
-        """Creates the function and its class devices with their attributes, then all links to them, then the nodes."""
+        """Creates the function and its class devices with their files, then all links to them, then the nodes."""
         with self._writing() as journal:
             if device.kind == "gpu":
                 journal.keep("/sys/class/drm/version", "drm 1.1.0 20060810")
-            functions.make_function(journal, device, model, attributes)
-            for made, files in class_devices.items():
-                functions.make_class_device(journal, made, files)
+            functions.make_function(journal, device.path, model, device.numa_node, driver=device.driver, files=files)
+            driver = f"/sys/bus/pci/drivers/{device.driver}"
+            journal.link(f"{device.path}/driver", driver)
+            for class_device in class_devices:
+                functions.make_class_device(journal, class_device)
             for path, target in links.items():
                 journal.link(path, target)
             journal.link(f"/sys/bus/pci/devices/{device.bdf}", device.path)
-            journal.link(f"/sys/bus/pci/drivers/{device.driver}/{device.bdf}", device.path)
-            for made in class_devices:
-                functions.make_class_links(journal, made)
-            for made in class_devices:
-                if made.numbers:
-                    journal.node(made.node, made.numbers)
-            if by_path:
-                functions.make_by_path(journal, device)
+            journal.link(f"{driver}/{device.bdf}", device.path)
+            for class_device in class_devices:
+                functions.make_class_links(journal, class_device)
+            for class_device in class_devices:
+                if class_device.numbers:
+                    journal.node(class_device.node, class_device.numbers)
+            if by_path:  # as udev does
+                for node, kind in zip(device.nodes, ("card", "render"), strict=True):
+                    journal.link(f"/dev/dri/by-path/pci-{device.bdf}-{kind}", node)
         self._plugged[device.name] = device, journal
 
     def _root_port(self, bdf: str, numa_node: int) -> str:
@@ -183,8 +183,7 @@ class SimulatedNode:
         path = f"{host_bridge}/{port}"
         if not os.path.isdir(self._prefix + path):
             with self._writing() as journal:
-                journal.directory(path, functions.pci_attributes(port, _ROOT_PORT, numa_node, "pcieport"))
-                journal.link(f"{path}/subsystem", "/sys/bus/pci")
+                functions.make_function(journal, path, _ROOT_PORT, numa_node, driver="pcieport", files={})
                 journal.link(f"/sys/bus/pci/devices/{port}", path)
         return path
 

@@ -17,6 +17,9 @@ _UNITS = (
     ("_amperes", "A"), ("_rpm", "rpm"), ("_seconds_total", "s"), ("_seconds", "s"), ("_transfers_per_second", "T/s"),
     ("_bytes_per_second", "B/s"), ("_lanes", "lanes"), ("_ratio", ""), ("_total", ""),
 )  # fmt: skip
+_ACRONYMS = frozenset({"dlb", "fpga", "gpu", "nic", "npu", "pci", "qat", "sgx"})
+# Two values of a link have the same words without these.
+_QUANTITIES: Mapping[str, str] = {"T/s": "speed", "lanes": "width"}
 _PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 _OUTCOMES: Mapping[str, str] = {
     "missing": "not provided by the driver", "denied": "denied", "asleep": "asleep", "invalid": "not a valid value",
@@ -53,7 +56,7 @@ def _state(unit: Unit) -> Element:
             ("State", badge(unit)),
             ("Known", "" if unit.known else "no: the source of the health does not answer"),
             ("Reason", unit.reason if not healthy else ""),
-            ("In words", unit.text if not healthy else ""),
+            ("Message", unit.text if not healthy else ""),
             ("Warning", f"{unit.reason}: {unit.text}" if warning else ""),
             ("Since", moment(unit.since)),
             ("Idle since", moment(unit.idle_since) if unit.holders and unit.idle_since else ""),
@@ -95,7 +98,7 @@ def _history(unit: Unit) -> Element:
         "section",
         element("h2", "History"),
         table(
-            "Changes of the state", ("Time", "State", "Reason", "In words"), rows, block="history",
+            "Changes of the state", ("Time", "State", "Reason", "Message"), rows, block="history",
             empty="No change since the start of the agent.",
         ),
     )  # fmt: skip
@@ -123,7 +126,7 @@ def _readings(context: Context, unit: Unit) -> Element:
     return element(
         "section",
         element("h2", "Current values"),
-        table("Current values", ("Value", "Labels", numeric("Now"), "Limits"), rows, block="readings", empty=empty),
+        table("Current values", ("Value", "Part", numeric("Now"), "Limits"), rows, block="readings", empty=empty),
         element("p", *_missing(found), class_="quiet") if found is not None else None,
     )
 
@@ -149,7 +152,7 @@ def _value(value: Value, limits: Sequence[Value]) -> Element:
         for limit in limits
         if limit.labels.get("sensor") == value.labels.get("sensor") and _limits(limit.name, value.name)
     ]
-    text = ", ".join(f"{name} {text}" for name, text in labels.items())
+    text = ", ".join(labels.values())
     key = f"{value.name} {text}"
     return row(
         key, text or "-", element("td", _shown(value.value, unit), class_="number"), ", ".join(own_limits), head=base
@@ -168,7 +171,11 @@ def _unit_of(name: str) -> tuple[str, str]:
         if base.endswith(suffix):
             base, unit = base.removesuffix(suffix), symbol
             break
-    return base.removeprefix("device_").replace("_", " "), unit
+    words = base.removeprefix("device_").split("_")
+    if unit in _QUANTITIES:
+        words.append(_QUANTITIES[unit])
+    words = [word.upper() if word in _ACRONYMS else word for word in words]
+    return " ".join([words[0][:1].upper() + words[0][1:], *words[1:]]), unit
 
 
 def _shown(value: float, unit: str) -> str:

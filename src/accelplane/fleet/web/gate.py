@@ -6,7 +6,8 @@ proxy with a client certificate. They need the right to `get` the path `/fleet`.
 
 import contextlib
 import ipaddress
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 from urllib.parse import unquote_plus
 
@@ -100,7 +101,7 @@ class SecureGate:
     """Admits users that the API server authorizes.
 
     `scrapers` reviews tokens of scrapers that are not valid for users: Prometheus sends that of its account, whose
-    audience is the API server.
+    audience is the API server. `token_command` is shown beside the form as an example.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class SecureGate:
         proxies: ProxyHeaders = ProxyHeaders(),  # noqa: B008 - a frozen value
         sessions: Sessions | None = None,
         failures: FailureLimit | None = None,
+        token_command: str = "",
     ) -> None:
         self._access = access
         self._assets = assets
@@ -119,6 +121,7 @@ class SecureGate:
         self._proxies = proxies
         self._sessions = sessions or Sessions()
         self._failures = failures or FailureLimit()
+        self._token_command = token_command or token_command_of("", ())
 
     @property
     def access(self) -> Access | None:
@@ -236,9 +239,7 @@ class SecureGate:
             element("p", "Paste a token of this cluster, for example of this command:"),
             element(
                 "pre",
-                element(
-                    "code", "kubectl create token accelplane-fleet-viewer --duration 8h --audience accelplane-fleet"
-                ),
+                element("code", self._token_command),
                 tabindex="0",
                 role="group",
                 aria_label="Command",
@@ -260,6 +261,14 @@ class SecureGate:
         )  # fmt: skip
         notice = (element("p", problem, id="problem", role="alert", class_="notice"),) if problem else ()
         return page_response(status, plain_document("Sign in", (*notice, *content), self._assets))
+
+
+def token_command_of(namespace: str, audiences: Sequence[str]) -> str:
+    """The command for a token of the viewers' account, which the manifests create in the namespace of the server."""
+    words = ["kubectl create token accelplane-fleet-viewer --duration 8h"]
+    words += [f"--audience {shlex.quote(audiences[0])}"] if audiences else []
+    words += [f"--namespace {namespace}"] if namespace else []
+    return " ".join(words)
 
 
 def is_loopback(host: str) -> bool:

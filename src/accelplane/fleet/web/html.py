@@ -28,12 +28,12 @@ def element(tag: str, *children: "Element | str | None", **attributes: "str | in
 
     In names of attributes `_` stands for `-`, and a `_` at the end is removed.
     """
-    attributes_ = {
+    attribute_texts = {
         name.rstrip("_").replace("_", "-"): "" if value is True else str(value)
         for name, value in attributes.items()
         if value is not None and value is not False
     }
-    return Element(tag, attributes_, tuple(child for child in children if child is not None))
+    return Element(tag, attribute_texts, tuple(child for child in children if child is not None))
 
 
 def live(container: Element, name: str) -> Element:

@@ -36,7 +36,7 @@ def _facts(node: Node) -> Element:
         (
             ("Ready", "yes" if node.ready else "no"),
             ("Scheduling", "disabled (cordoned)" if node.cordoned else "enabled"),
-            ("Numbers", "of the agents" if node.units else "of the API server; the devices are not known"),
+            ("Source of the numbers", "agents" if node.units else "API server; the devices are not known"),
         ),
         block="node",
     )
@@ -56,7 +56,7 @@ def _agents(node: Node) -> Element:
 
 def _agent(agent: Agent) -> Element:
     source = f"from {agent.holders_source}" if agent.holders_source else "not known"
-    age = f", {agent.holders_age:.0f} s old when it was sent" if agent.holders_source else ""
+    age = f", {agent.holders_age:.0f} s old when sent" if agent.holders_source else ""
     state = f"{agent.state}: {agent.problem}" if agent.problem else agent.state
     return row(
         agent.pod,
@@ -83,13 +83,14 @@ def _resources(node: Node) -> Element:
 def _resource(node: Node, each: Resource) -> Element:
     numbers = allocation(node, each)
     failed = each.stage not in ("", REGISTERED)
+    unknown = element("td", "not known", class_="number quiet")
     return row(
         each.name,
         element("td", each.stage or "no agent", class_="bad" if failed else None),
         number(numbers.ids),
         number(numbers.healthy),
-        number(numbers.allocated) if numbers.known else "not known",
-        number(numbers.free) if numbers.known else "not known",
+        number(numbers.allocated) if numbers.known else unknown,
+        number(numbers.free) if numbers.known else unknown,
         number(each.allocatable),
         each.problem,
         head=each.name,
@@ -97,7 +98,7 @@ def _resource(node: Node, each: Resource) -> Element:
 
 
 def _devices(context: Context, node: Node) -> Element:
-    headers = ("Device", "Plugin", "Model", "PCI address", "NUMA", "State", "Since", "IDs", "Holders")
+    headers = ("Device", "Plugin", "Model", "PCI address", "NUMA", "State", "Since", numeric("Held IDs"), "Holders")
     rows = [_device(context, node, each) for each in node.units[:_MAX_UNITS]]
     rest = len(node.units) - len(rows)
     return element(
@@ -122,7 +123,7 @@ def _device(context: Context, node: Node, unit: Unit) -> Element:
         "-" if unit.numa is None or unit.numa < 0 else str(unit.numa),
         element("td", badge(unit), reason),
         element("td", moment(unit.since)),
-        f"{allocated} of {ids} held",
+        element("td", f"{allocated} of {ids}", class_="number"),
         element("td", *_names(context, unit.holders)),
         head=element("a", unit.unit, href=device_link(node.name, unit)),
     )

@@ -155,7 +155,7 @@ def _filters(context: Context, query: NodesQuery, problem: str) -> Element:
         _choice("model", "Model", [(each, each) for each in models], query.model),
         _input("labels", "Node labels", query.labels, hint="zone=a,!test", problem=problem),
         _input("holder", "Holder", query.holder, hint="namespace/pod"),
-        _input("text", "Text", query.text, hint="name, BDF, reason"),
+        _input("text", "Text", query.text, hint="name or reason"),
         _choice("sort", "Order", [("name", "name"), ("free", "free IDs")], query.sort, first=("problem", "problem")),
         element("button", "Apply", type="submit"),
         element("a", "Clear", href="nodes"),

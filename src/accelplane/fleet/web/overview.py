@@ -13,7 +13,7 @@ _MAX_PROBLEMS = 12
 _NUMBERS = (
     "Nodes", "Devices", "IDs", "Held IDs", "Free IDs", "Unhealthy", "Unhealthy and held", "Unknown", "Idle",
 )  # fmt: skip
-_HEADERS = ("Resource", "Family", *(numeric(name) for name in _NUMBERS), "Remarks")
+_HEADERS = ("Resource", *(numeric(name) for name in _NUMBERS), "Remarks")
 
 
 def screen(context: Context, _query: ListQuery) -> Page:
@@ -27,7 +27,7 @@ def _problems(context: Context) -> Element:
     first = heapq.nsmallest(
         _MAX_PROBLEMS, (problem for each in summaries for problem in each.problems), key=lambda each: each.rank
     )
-    rows = [_problem(index, each) for index, each in enumerate(first)]
+    rows = [*map(_problem, first), *_missing_agents(context)]
     problem_table = table(
         "Problems", ("Node", "Problem", "Since"), rows, block="problems", empty="No problem is known."
     )
@@ -43,7 +43,17 @@ def _problems(context: Context) -> Element:
     )
 
 
-def _problem(_index: int, problem: Problem) -> Element:
+def _missing_agents(context: Context) -> Iterator[Element]:
+    """A problem if some nodes have an agent and others do not. A cluster without agents is a supported setup."""
+    missing = sum("no-agent" in each.states for each in context.summaries.values())
+    if 0 < missing < len(context.summaries):
+        address = link("nodes", NodesQuery(state="no-agent"))
+        head = element("a", counted(missing, "node"), href=address)
+        problem = "no agent with pages: the state of the devices is not known"
+        yield row("without agent", element("td", problem, class_="minor"), "-", head=head)
+
+
+def _problem(problem: Problem) -> Element:
     text: Element | str = problem.text
     if problem.unit:
         place = PlaceQuery(node=problem.node, plugin=problem.plugin, unit=problem.unit)
@@ -71,8 +81,7 @@ def _resource(each: Overview) -> Element:
     return keyed(
         element(
             "tr",
-            element("th", each.resource, scope="row"),
-            element("td", element("a", family, href=of(""))),
+            element("th", element("a", each.resource, href=of("")), scope="row"),
             number(each.nodes, of("")),
             number(each.units, of("")),
             number(each.ids),

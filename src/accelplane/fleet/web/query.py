@@ -98,8 +98,8 @@ def link(page: str, query: "Query | None" = None, **fields: str) -> str:
     """A relative link to a screen."""
     # Fields with default values are left out, by the types of queries.
     own: dict[str, str | int] = msgspec.to_builtins(query) if query is not None else {}
-    fields_ = own | fields
-    quoted = {name: quote(str(value), _UNQUOTED, errors="replace") for name, value in fields_.items() if value != ""}
+    all_fields = own | fields
+    quoted = {name: quote(str(value), _UNQUOTED, errors="replace") for name, value in all_fields.items() if value != ""}
     text = "&".join(f"{name}={value}" for name, value in quoted.items())
     return f"{page}?{text}" if text else page
 

@@ -103,7 +103,7 @@ class EmbeddedKubelet:
         Raises `KubeletError` when another kubelet serves the directory or the sockets cannot be made.
         """
         if self._running:
-            raise KubeletError(f"{self.directory}: this kubelet is running already")
+            raise KubeletError(f"{self.directory}: this kubelet is already running")
         try:
             for path in (self._kubelet_socket, self.pod_resources_socket):
                 sockets.checked_path(path)
@@ -127,9 +127,14 @@ class EmbeddedKubelet:
                 "p",
                 self.pod_resources_socket,
             )
-        except (OSError, RuntimeError, sockets.SocketPathError) as error:
+        except OSError as error:
             await self.stop()
-            raise KubeletError(f"{self.directory}: cannot start a kubelet here: {error}") from error
+            raise KubeletError(
+                f"cannot start a kubelet: {error.filename or self.directory}: {error.strerror}"
+            ) from error
+        except (RuntimeError, sockets.SocketPathError) as error:
+            await self.stop()
+            raise KubeletError(f"cannot start a kubelet: {self.directory}: {error}") from error
         self._notify()
 
     async def stop(self) -> None:
@@ -322,12 +327,8 @@ class EmbeddedKubelet:
             raise
         finally:
             del self._admitting[uid]
-        running = RunningPod(
-            name=pod.name,
-            namespace=pod.namespace,
-            uid=uid,
-            containers={container: self._manager.allocations.container(uid, container) for container in containers},
-        )
+        found = {container: self._manager.allocations.container(uid, container) for container in containers}
+        running = RunningPod(name=pod.name, namespace=pod.namespace, uid=uid, containers=found)
         self._pods[pod.namespace, pod.name] = (pod, running)
         self._notify()
         return running

@@ -144,8 +144,6 @@ class ResourceStatus(Struct, frozen=True):
 
 
 class PluginOptions(NamedTuple):
-    """A plugin's options."""
-
     pre_start_required: bool = False
     get_preferred_allocation_available: bool = False
 

@@ -42,7 +42,7 @@ class ServedResource:
             except SocketPathError:
                 raise
             except Exception:
-                log.exception("%s: server crashed, restarting it in %g s", self.server.resource, _RESTART_DELAY)
+                log.exception("%s: server crashed; retrying in %g s", self.server.resource, _RESTART_DELAY)
                 await asyncio.sleep(_RESTART_DELAY)
 
 

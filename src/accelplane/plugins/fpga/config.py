@@ -22,8 +22,6 @@ def as_mode(text: str) -> Mode | None:
 
 
 class FpgaConfig(Config, frozen=True, kw_only=True):
-    """Options of the FPGA plugin."""
-
     mode: Annotated[
         str,
         Meta(

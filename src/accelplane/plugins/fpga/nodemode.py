@@ -97,10 +97,6 @@ class NodeMode:
         before = self.mode, self.obstacle
         runtime = node.status.node_info.container_runtime_version
         self.obstacle = _obstacle(runtime) if _NO_CDI.fullmatch(runtime) else ""
-        self._take_mode(node)
-        return (self.mode, self.obstacle) != before
-
-    def _take_mode(self, node: "Node") -> None:
         text = (node.metadata.annotations or {}).get(ANNOTATION)
         mode = self._config.own_mode if text is None else as_mode(text)
         if mode is None:
@@ -110,12 +106,13 @@ class NodeMode:
                     self._config.node_name, ANNOTATION, shown(text or ""), ", ".join(MODES), self.mode,
                 )  # fmt: skip
             self._invalid = text
-            return
-        self._invalid = None
-        self.source = "-mode" if text is None else f"node {self._config.node_name}'s annotation"
-        if mode != self.mode:
-            log.info("mode changed from %s to %s by %s", self.mode, mode, self.source)
+        else:
+            self._invalid = None
+            self.source = "-mode" if text is None else f"node {self._config.node_name}'s annotation"
+            if mode != self.mode:
+                log.info("mode changed from %s to %s by %s", self.mode, mode, self.source)
             self.mode = mode
+        return (self.mode, self.obstacle) != before
 
 
 def _obstacle(runtime: str) -> str:

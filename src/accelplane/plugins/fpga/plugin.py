@@ -92,8 +92,8 @@ class FpgaPlugin(Plugin[FpgaConfig]):
             fme = device.attributes.get("fme", device.id)
             ports[fme] = ports.get(fme, 0) + len(device.attributes.get("ports", device.id).split(", "))
         for mode in MODES if ports else ():
-            help_ = "1 for the current mode of the FPGA plugin"
-            yield Sample("fpga_mode", help_, {"mode": mode}, float(mode == self._node.mode))
+            description = "1 for the current mode of the FPGA plugin"
+            yield Sample("fpga_mode", description, {"mode": mode}, float(mode == self._node.mode))
         for fme, number in ports.items():
             yield Sample("fpga_ports", "Ports published of an FPGA", {"device": fme}, float(number))
         samples, problems = programmings(host)

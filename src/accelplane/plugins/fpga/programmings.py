@@ -28,9 +28,9 @@ def _samples(fme: str, record: Record) -> Iterator[Sample]:
         number = float(record.outcomes.get(outcome, 0))
         yield Sample("fpga_programmings_total", "Programmings of an FPGA", {**device, "outcome": outcome}, number)
     for error, number in record.errors.items():
-        help_ = "Programmings of an FPGA that failed in the driver"
-        yield Sample("fpga_programming_errors_total", help_, {**device, "error": error}, float(number))
+        description = "Programmings of an FPGA that failed in the driver"
+        yield Sample("fpga_programming_errors_total", description, {**device, "error": error}, float(number))
     yield Sample("fpga_programming_seconds_total", "Time spent programming an FPGA", device, record.seconds)
     if record.last is not None:
-        help_ = "Time when the last programming of an FPGA ended"
-        yield Sample("fpga_last_programming_timestamp_seconds", help_, device, record.last.time)
+        description = "Time when the last programming of an FPGA ended"
+        yield Sample("fpga_last_programming_timestamp_seconds", description, device, record.last.time)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from accelplane.host import Host, HostError, Missing
+from accelplane.host import Host, HostError
 
 _CARD = re.compile(r"card[0-9]+")
 _INTEL = "0x8086"
@@ -35,9 +35,7 @@ def common_tile_count(counts: Iterable[int], before: int) -> int:
 
 def _names(host: Host, directory: str) -> list[str]:
     try:
-        return host.names(directory)
-    except Missing:
-        return []
+        return host.optional_names(directory)
     except HostError as error:
         host.note(f"tiles not counted: {error}")
         return []

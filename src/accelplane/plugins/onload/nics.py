@@ -26,12 +26,17 @@ class Nic(NamedTuple):
 
 def find_nics(host: Host) -> list[Nic]:
     """The NICs in the order of their names. Unreadable ones are noted. Raises `Unreadable`."""
-    return _interfaces(host) or [Nic(address, _numa_node(host, path)) for path, address in _bound(host)]
+    return _interfaces(host) or [Nic(path.rpartition("/")[2], _numa_node(host, path)) for path in find_functions(host)]
 
 
 def find_functions(host: Host) -> list[str]:
     """The directories of the PCI functions with a driver for NICs, in the order of their addresses."""
-    return [path for path, _ in _bound(host)]
+    return [
+        function.path
+        for function in host.pci_devices(VENDOR)
+        # A function that a virtual machine or DPDK uses is bound to another driver.
+        if function.cls.startswith(_NETWORK_CONTROLLER) and host.driver_or_empty(function.path).startswith(_DRIVERS)
+    ]
 
 
 def numa_nodes(nics: list[Nic]) -> tuple[int, ...] | None:
@@ -50,15 +55,6 @@ def _interfaces(host: Host) -> list[Nic]:
         except HostError as error:
             host.note(f"network interface {name[:40]!a} left out: {error}")
     return found
-
-
-def _bound(host: Host) -> list[tuple[str, str]]:
-    return [
-        (function.path, function.address)
-        for function in host.pci_devices(VENDOR)
-        # A function that a virtual machine or DPDK uses is bound to another driver.
-        if function.cls.startswith(_NETWORK_CONTROLLER) and host.driver_or_empty(function.path).startswith(_DRIVERS)
-    ]
 
 
 def _numa_node(host: Host, device: str) -> int:

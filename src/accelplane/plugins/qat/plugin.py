@@ -102,5 +102,5 @@ class QatPlugin(Plugin[QatConfig]):
             labels = {"device": unit, "resource": resource}
             yield Sample("qat_virtual_functions", "Virtual functions published of a QAT device", labels, float(count))
         for unit in sorted({unit for unit, _resource in vfs} & self._unknown.keys(), key=natural):
-            help_ = "1 while the health of a QAT device is unknown"
-            yield Sample("qat_health_unknown", help_, {"device": unit}, float(self._unknown[unit]))
+            description = "1 while the health of a QAT device is unknown"
+            yield Sample("qat_health_unknown", description, {"device": unit}, float(self._unknown[unit]))

@@ -98,9 +98,7 @@ def _physical_functions(host: Host, models: Iterable[QatModel], skipped: list[Sk
     for model in models:
         directory = f"{DRIVERS}/{model.pf_driver}"
         try:
-            names = host.names(directory)
-        except Missing:
-            continue  # not loaded
+            names = host.optional_names(directory)  # empty if it is not loaded
         except HostError as error:
             skipped.append(Skipped(model.pf_driver, str(error), warning=True))
             continue

@@ -125,7 +125,7 @@ def users(found: Observed) -> list[str]:
 def _differences(setup: Setup, found: Observed) -> tuple[list[_Difference], list[_Difference]]:
     """The differences from the setup: those that cannot be changed, and the others."""
     fixed: list[_Difference] = []
-    open_: list[_Difference] = []
+    remaining: list[_Difference] = []
     for part, values in setup.attributes.items():
         there = found.attributes.get(part, {})
         for name, desired in values.items():
@@ -133,12 +133,12 @@ def _differences(setup: Setup, found: Observed) -> tuple[list[_Difference], list
                 continue
             if _has_effect(setup, found, part, name, desired):
                 difference = _Difference(part, name, desired, there[name])
-                (open_ if found.configurable or name in NEVER_FIXED else fixed).append(difference)
-    for part in [part for part, name, *_ in open_ if name == "type"]:
+                (remaining if found.configurable or name in NEVER_FIXED else fixed).append(difference)
+    for part in [part for part, name, *_ in remaining if name == "type"]:
         name = setup.attributes[part].get("name")
-        if name and not any(difference[:2] == (part, "name") for difference in open_):
-            open_.append(_Difference(part, "name", name, ""))  # the kernel drops it with the type
-    return fixed, open_
+        if name and not any(difference[:2] == (part, "name") for difference in remaining):
+            remaining.append(_Difference(part, "name", name, ""))  # the kernel drops it with the type
+    return fixed, remaining
 
 
 def _has_effect(setup: Setup, found: Observed, part: Part, name: str, desired: str) -> bool:

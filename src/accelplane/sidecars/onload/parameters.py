@@ -15,8 +15,6 @@ ARGUMENTS = f"{MODULE}/parameters/cplane_server_params"
 
 
 class Values(NamedTuple):
-    """The program and its arguments."""
-
     path: str
     arguments: str
 

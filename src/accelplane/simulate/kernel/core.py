@@ -9,6 +9,7 @@ import posixpath
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from accelplane.simulate.journal import Numbers
@@ -121,23 +122,25 @@ class Core:
         self.send_uevent("remove", f"/sys/module/{name}", "module")
 
 
+@dataclass(eq=False)
 class Device:
     """A device on a bus, with a sysfs directory; `bound_to` names its driver."""
 
-    def __init__(self, core: Core, name: str, path: str) -> None:
-        self.core = core
-        self.name = name
-        self.path = path
-        self.bound_to = ""
+    core: Core
+    name: str
+    path: str
+    bound_to: str = field(default="", init=False)
 
     def fields(self) -> dict[str, str]:
         """The fields of its uevents and its `uevent` file, without the driver."""
         return {}
 
+    def uevent_fields(self) -> dict[str, str]:
+        return ({"DRIVER": self.bound_to} if self.bound_to else {}) | self.fields()
+
     def uevent_text(self) -> str:
         """The content of its `uevent` file."""
-        driver = {"DRIVER": self.bound_to} if self.bound_to else {}
-        return "\n".join(f"{key}={value}" for key, value in (driver | self.fields()).items())
+        return "\n".join(f"{key}={value}" for key, value in self.uevent_fields().items())
 
 
 D = TypeVar("D", bound=Device)
@@ -294,8 +297,7 @@ class Bus(Generic[D]):
         device.bound_to = ""
 
     def _send_uevent(self, action: str, device: D) -> None:
-        driver = {"DRIVER": device.bound_to} if device.bound_to else {}
-        self.core.send_uevent(action, device.path, self.name, **driver, **device.fields())
+        self.core.send_uevent(action, device.path, self.name, **device.uevent_fields())
 
     def _named(self, text: str) -> D | None:
         # Only one trailing newline is ignored (lib/string_helpers.c, sysfs_streq).

@@ -13,6 +13,7 @@ import posixpath
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from accelplane.simulate.journal import Numbers
@@ -73,16 +74,16 @@ LAYOUTS: Mapping[str, Layout] = {
 }  # fmt: skip
 
 
+@dataclass(eq=False)
 class Port:
     """One port of a card. `path` is its sysfs directory, empty while no function has it."""
 
-    def __init__(self, index: int, afu: str) -> None:
-        self.index = index
-        self.afu = afu
-        self.disabled = False
-        self.released = False
-        self.name = ""
-        self.path = ""
+    index: int
+    afu: str
+    disabled: bool = False
+    released: bool = False
+    name: str = ""
+    path: str = ""
 
     def afu_id(self) -> str:
         """The content of `afu_id`. Raises `OSError` EBUSY."""
@@ -137,27 +138,22 @@ class Programming:
         self._port.disabled = False
         match self._outcome:
             case None | "hang":
-                pass
+                afu, error = self._afu, "" if self._afu else "EIO"
             case "other":
-                self._port.afu = f"{int(self._afu, 16) ^ 1:032x}"
-                return 0
+                afu, error = f"{int(self._afu, 16) ^ 1:032x}", ""
             case "half":
-                self._port.afu = "0" * 32
-                self._fail(errno.EIO)
+                afu, error = "0" * 32, "EIO"
             case "crash":
                 self._card.crash()
-                self._fail(errno.EIO)
-            case number:
-                self._fail(getattr(errno, number))
-        if not self._afu:
-            self._fail(errno.EIO)
-        self._port.afu = self._afu
-        return 0
-
-    def _fail(self, number: int) -> None:
-        if number == errno.EIO:
+                afu, error = CRASHED, "EIO"
+            case error:
+                afu = self._port.afu
+        self._port.afu = afu or self._port.afu
+        if error == "EIO":
             self._on_result(_HARDWARE_ERROR)
-        raise oserror(number, self._port.path)
+        if error:
+            raise oserror(getattr(errno, error), self._port.path)
+        return 0
 
 
 class FpgaDriver(PciDriver):

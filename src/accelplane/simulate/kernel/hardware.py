@@ -280,8 +280,8 @@ class Hardware:
         vf_model: Model | None = None,
         total_vfs: int = 0,
     ) -> PciFunction:
-        parent = self.pci.place(bdf, bridge=bridge, numa_node=numa_node)
-        function = PciFunction(self.core, bdf, parent, model, numa_node, vf_model=vf_model, total_vfs=total_vfs)
+        path = f"{self.pci.place(bdf, bridge=bridge, numa_node=numa_node)}/{bdf}"
+        function = PciFunction(self.core, bdf, path, model, numa_node, vf_model=vf_model, total_vfs=total_vfs)
         self.pci.plug(function)
         return function
 

@@ -31,7 +31,7 @@ class SfcDriver(PciDriver):
 
     name = "sfc"
     module = "sfc"
-    vendor = int(VENDOR, 16)
+    vendor = VENDOR
     ids = ("0903", "0923", "0a03", "0b03", "1a03", "1b03")
 
     def __init__(self, bus: PciBus, specs: Mapping[str, NicSpec]) -> None:

@@ -5,9 +5,11 @@ of writes), Documentation/ABI/testing/sysfs-bus-pci.
 """
 
 import errno
+import posixpath
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from accelplane.simulate.functions import pci_attributes, virtual_address
+from accelplane.simulate.functions import pci_attributes, pci_uevent, virtual_address
 from accelplane.simulate.journal import TreeError
 from accelplane.simulate.kernel.core import Bus, Core, Device, Driver
 from accelplane.simulate.kernel.iommu import Iommu
@@ -15,54 +17,35 @@ from accelplane.simulate.kernel.model import Attribute, command, oserror, variab
 from accelplane.simulate.kernel.numbers import boolean, number
 from accelplane.simulate.specs import Model
 
-_INTEL = 0x8086
 _ROOT_PORT = Model("0x352a", "0x060400")
 _PAGE = 4096
 
 
+@dataclass(eq=False)
 class PciFunction(Device):
     """One function. `total_vfs` is 0 without SR-IOV; `physfn` is the physical function of a virtual one."""
 
-    def __init__(
-        self,
-        core: Core,
-        bdf: str,
-        parent: str,
-        model: Model,
-        numa_node: int,
-        *,
-        vf_model: Model | None = None,
-        total_vfs: int = 0,
-        physfn: "PciFunction | None" = None,
-    ) -> None:
-        super().__init__(core, bdf, f"{parent}/{bdf}")
-        self.parent = parent
-        self.model = model
-        self.device_id = int(model.device_id, 16)
-        self.vendor_id = int(model.vendor, 16)
-        self.numa_node = numa_node
-        self.vf_model = vf_model
-        self.total_vfs = total_vfs
-        self.physfn = physfn
-        self.override = ""
-        self.vf_autoprobe = True
-        self.virtual: list[PciFunction] = []
+    model: Model
+    numa_node: int
+    vf_model: Model | None = None
+    total_vfs: int = 0
+    physfn: "PciFunction | None" = None
+    override: str = field(default="", init=False)
+    vf_autoprobe: bool = field(default=True, init=False)
+    virtual: "list[PciFunction]" = field(default_factory=list["PciFunction"], init=False)
 
     def fields(self) -> dict[str, str]:
-        lines = pci_attributes(self.name, self.model, self.numa_node, "")["uevent"].splitlines()
-        return dict(line.split("=", 1) for line in lines if not line.startswith("DRIVER="))
+        return pci_uevent(self.name, self.model)
 
     def static(self) -> dict[str, str]:
         """The attributes that never change."""
-        attributes = pci_attributes(self.name, self.model, self.numa_node, "")
-        del attributes["uevent"]
-        return attributes
+        return pci_attributes(self.model, self.numa_node)
 
 
 class PciDriver(Driver[PciFunction]):
     """A driver with a table of ids and `new_id`. `directories` of sysfs exist while its module is loaded."""
 
-    vendor = _INTEL
+    vendor = "0x8086"
     ids: Sequence[str] = ()
     directories: Sequence[str] = ()
     parameters: Mapping[str, str] = {}
@@ -70,7 +53,7 @@ class PciDriver(Driver[PciFunction]):
     def __init__(self, bus: "PciBus") -> None:
         self.bus = bus
         self.core = bus.core
-        self._dynamic_ids: list[tuple[int, int]] = []
+        self._dynamic_ids: list[tuple[str, str]] = []
         self._numbers: dict[str, int] = {}  # of the nodes of bound functions, for drivers that make nodes
 
     @property
@@ -100,12 +83,12 @@ class PciDriver(Driver[PciFunction]):
         if device.override:
             # The named driver is probed, whether or not its table has the ID.
             return device.override == self.name
-        return self.knows(device.vendor_id, device.device_id)
+        return self._supports(device.model.vendor, device.model.device_id)
 
-    def knows(self, vendor: int, device_id: int) -> bool:
-        """Whether the id is in the driver's table or was added by `new_id`."""
-        known = vendor == self.vendor and device_id in (int(known, 16) for known in self.ids)
-        return known or (vendor, device_id) in self._dynamic_ids
+    def _supports(self, vendor: str, device_id: str) -> bool:
+        """Whether the ID is in the driver's table or was added by `new_id`."""
+        in_table = vendor == self.vendor and device_id.removeprefix("0x") in self.ids
+        return in_table or (vendor, device_id) in self._dynamic_ids
 
     def busy(self, device: PciFunction) -> bool:
         return self.core.users[device.name] > 0 or any(map(self.bus.busy, device.virtual))
@@ -114,15 +97,12 @@ class PciDriver(Driver[PciFunction]):
         """Enables `count` virtual functions, or disables them. Raises `OSError`, ENOENT for drivers that cannot."""
         raise oserror(errno.ENOENT, function.path)
 
-    def add_id(self, vendor: int, device_id: int) -> None:
-        """Adds an ID, as `new_id` does. Raises `OSError` EEXIST."""
-        if self.knows(vendor, device_id):
-            raise oserror(errno.EEXIST)
-        self._dynamic_ids.append((vendor, device_id))
-        self.bus.attach_all(self)
-
     def _new_id(self, text: str) -> None:
-        self.add_id(*_ids(text))
+        pair = _ids(text)
+        if self._supports(*pair):
+            raise oserror(errno.EEXIST)
+        self._dynamic_ids.append(pair)
+        self.bus.attach_all(self)
 
     def _remove_id(self, text: str) -> None:
         pair = _ids(text)
@@ -144,7 +124,8 @@ class PciBus(Bus[PciFunction]):
         if not bridge or int(bus, 16) == 0:
             return f"/sys/devices/pci{domain}:{bus}"
         above = f"{domain}:{int(bus, 16) - 1:02x}"
-        port = PciFunction(self.core, f"{above}:1f.0", f"/sys/devices/pci{above}", _ROOT_PORT, numa_node)
+        name = f"{above}:1f.0"
+        port = PciFunction(self.core, name, f"/sys/devices/pci{above}/{name}", _ROOT_PORT, numa_node)
         if port.name not in self.devices:
             self.core.tree.directory(port.path, port.static())
             self.add(port)
@@ -202,9 +183,8 @@ class PciBus(Bus[PciFunction]):
                 bdf = virtual_address(function.name, place)
             except TreeError:
                 raise oserror(errno.ENOMEM, function.path) from None
-            virtual = PciFunction(
-                self.core, bdf, function.parent, function.vf_model, function.numa_node, physfn=function
-            )
+            path = f"{posixpath.dirname(function.path)}/{bdf}"
+            virtual = PciFunction(self.core, bdf, path, function.vf_model, function.numa_node, physfn=function)
             self.core.tree.link(f"{virtual.path}/physfn", function.path)
             self.core.tree.link(f"{function.path}/virtfn{place}", virtual.path)
             function.virtual.append(virtual)
@@ -243,10 +223,11 @@ class PciBus(Bus[PciFunction]):
                 self.core.tree.remove(f"{function.physfn.path}/virtfn{place}")
 
 
-def _ids(text: str) -> tuple[int, int]:
+def _ids(text: str) -> tuple[str, str]:
+    """The vendor and the device ID in the text, as in `Model`."""
     words = text.split()
     try:
-        return int(words[0], 16), int(words[1], 16)
+        return f"0x{int(words[0], 16):04x}", f"0x{int(words[1], 16):04x}"
     except (IndexError, ValueError):
         raise oserror(errno.EINVAL) from None
 

@@ -16,7 +16,7 @@ from accelplane.simulate.kernel.numbers import lowest_free
 from accelplane.simulate.kernel.pci import PciBus, PciDriver, PciFunction
 
 # Older QAT generations, and the DSA and IAA of the first processors with them.
-DENYLIST = frozenset({0x19E2, 0x19E3, 0x37C8, 0x37C9, 0x0435, 0x0443, 0x0B25, 0x0CFE})
+DENYLIST = frozenset({"0x19e2", "0x19e3", "0x37c8", "0x37c9", "0x0435", "0x0443", "0x0b25", "0x0cfe"})
 _CONTAINER = Numbers(10, 196)
 _GROUPS, _DEVICES = 238, 239  # assigned dynamically by the kernel
 
@@ -49,7 +49,7 @@ class VfioPci(PciDriver):
 
     def probe(self, device: PciFunction) -> None:
         allowed = self.disable_denylist or device.name in self.described
-        if device.device_id in DENYLIST and not allowed:
+        if device.model.device_id in DENYLIST and not allowed:
             raise oserror(errno.EINVAL, device.path)
         if device.virtual:
             raise oserror(errno.EBUSY, device.path)
