@@ -212,7 +212,8 @@ async def test_a_pending_pod_is_explained_and_its_name_is_shown_to_authorized_vi
     async def is_explained() -> bool:
         return "Insufficient gpu.intel.com/i915" in (await page.plain.get("/waiting")).text
 
-    await until(is_explained, 60)
+    # The scheduler retries slowly after the API server was away in the test before this one.
+    await until(is_explained, 180)
     text = (await page.plain.get("/waiting")).text
     assert "default/large" in text
     assert "Asks for 2 of gpu.intel.com/i915." in text

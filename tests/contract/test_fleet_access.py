@@ -158,6 +158,9 @@ async def test_a_token_for_the_api_server_reads_the_metrics_but_opens_no_page(se
     caller = setup.caller(authorization=f"Bearer {token}")
     assert "accelplane_fleet_viewers 0.0" in (await caller.get("/metrics")).text
     assert [(await caller.get(path)).status for path in ("/", "/api/v1/devices", "/nodes")] == [401] * 3
+    reviews = len(setup.reviews.reviewed)
+    assert (await caller.get("/metrics")).status == 200
+    assert len(setup.reviews.reviewed) == reviews, "its account was reviewed before"
     other = setup.user("eve")
     setup.reviews.own.add(other)
     assert (await setup.caller(authorization=f"Bearer {other}").get("/metrics")).status == 403

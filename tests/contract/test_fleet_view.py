@@ -35,11 +35,15 @@ DEVICES = (
     DeviceItem(node="two", plugin="qat", unit="0000:6b:00.0", ids={"qat.intel.com/cy": 16}),
 )  # fmt: skip
 KUBECTL = """#!{python}
-import os, signal, sys
+import os, signal, sys, time
 with open({log!r}, "a") as log:
     print(*sys.argv[1:], file=log)
 if {problem!r}:
-    sys.exit({problem!r})
+    os.close(1)
+    for part in ({problem!r}[:20], {problem!r}[20:]):  # a reader gets the first part alone
+        os.write(2, part.encode())
+        time.sleep(0.2)
+    sys.exit(1)
 def end(*_):
     with open({log!r}, "a") as log:
         print("ended", file=log)

@@ -288,6 +288,13 @@ def test_an_empty_cluster_is_shown(name: ScreenName) -> None:
     assert found.found is (name not in ("node", "device"))
 
 
+def test_numbers_of_the_cluster_have_nouns_in_singular_or_plural() -> None:
+    waiting = (Waiting("team", "p", 5, {I915: 1}),)
+    one = text("overview", cluster(node("a", unit()), waiting=waiting))
+    assert "1 node1 device0 held0 unhealthy0 agents not answering1 waiting pod" in one
+    assert "2 nodes2 devices" in text("overview", cluster(node("a", unit()), node("b", unit())))
+
+
 def test_the_overview_lists_held_unhealthy_devices_first() -> None:
     found = cluster(
         node("a", unit("card0", phase="unhealthy", reason="bus")),

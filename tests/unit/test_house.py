@@ -6,6 +6,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
@@ -83,6 +84,43 @@ def test_node_commands_do_not_load_unneeded_modules(module: str) -> None:
     loaded = loaded_by(f"import {module}")
     assert module in loaded
     assert NOT_ON_NODES & loaded == set()
+
+
+RUNNING_AGENT = """
+import asyncio, os
+from accelplane.cli import node
+from accelplane.node.agent import Agent
+from accelplane.node.settings import Settings
+from accelplane.plugins.gpu import GpuPlugin
+from accelplane.simulate.specs import GpuSpec, NodeSpec
+from accelplane.simulate.tree import SimulatedNode
+
+os.makedirs("{directory}/device-plugins")
+SimulatedNode("{directory}/root").build(NodeSpec(gpus=[GpuSpec()]))
+settings = Settings(root="{directory}/root", kubelet_dir="{directory}", cdi_dir="{directory}/cdi")
+agent = Agent(settings, dict(gpu=GpuPlugin()))
+
+async def stop_when_served():
+    async with asyncio.timeout(60):
+        while not all(runner.publisher.served for runner in agent.runners.values()):
+            await asyncio.sleep(0.01)
+    agent.stop()
+
+async def main():
+    await asyncio.gather(node._serve(agent), stop_when_served())
+
+asyncio.run(main())
+"""
+
+
+def test_a_running_agent_without_pages_loads_no_http_and_no_metrics() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # the path of a socket is limited to 107 bytes
+        loaded = loaded_by(RUNNING_AGENT.format(directory=directory))
+    assert "accelplane.plugins.gpu.scan" in loaded
+    pages = ("accelplane.http", "accelplane.apiserver", "accelplane.readings", *(
+        f"accelplane.node.{name}" for name in ("exposition", "measurements", "metrics", "observer", "pages", "readings")
+    ))  # fmt: skip
+    assert sorted(name for name in loaded if name.startswith(pages)) == []
 
 
 def test_pages_of_a_node_load_no_unneeded_modules() -> None:

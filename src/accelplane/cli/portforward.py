@@ -66,12 +66,15 @@ async def _local_port(process: asyncio.subprocess.Process) -> int | None:
 
 async def _message(process: asyncio.subprocess.Process) -> str:
     """The last line that kubectl has written to standard error."""
+    content, status = b"", ""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_END_TIMEOUT):
-            content = await process.stderr.read(_MAX_MESSAGE) if process.stderr else b""
-            lines = content.decode("utf-8", "replace").strip().splitlines()
-            return lines[-1] if lines else f"ended with {await process.wait()}"
-    return "no message"
+            # One read may have a part of the line only.
+            while process.stderr and (part := await process.stderr.read(_MAX_MESSAGE - len(content))):
+                content += part
+            status = f"ended with {await process.wait()}"
+    lines = content.decode("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else status or "no message"
 
 
 async def _drain(stream: asyncio.StreamReader) -> None:

@@ -340,21 +340,21 @@ def _header(frame: Frame) -> Element:
 
 def _summary(found: Totals) -> list[Element]:
     parts = (
-        ("nodes", found.nodes, "nodes", "nodes", False),
-        ("devices", found.devices, "devices", "nodes", False),
-        ("held", found.held, "held", "nodes?state=held", False),
-        ("unhealthy", found.unhealthy, "unhealthy", "nodes?state=unhealthy", True),
-        ("silent", found.silent, "agents not answering", "nodes?state=unanswered", True),
-        ("waiting", found.waiting, "waiting pods", "waiting", False),
+        ("nodes", found.nodes, "node", "nodes", "nodes", False),
+        ("devices", found.devices, "device", "devices", "nodes", False),
+        ("held", found.held, "held", "held", "nodes?state=held", False),
+        ("unhealthy", found.unhealthy, "unhealthy", "unhealthy", "nodes?state=unhealthy", True),
+        ("silent", found.silent, "agent not answering", "agents not answering", "nodes?state=unanswered", True),
+        ("waiting", found.waiting, "waiting pod", "waiting pods", "waiting", False),
     )
     return [
         keyed(
             element(
                 "li",
-                element("a", element("b", f"{value:,}"), f" {text}", href=href),
+                element("a", element("b", f"{value:,}"), f" {one if value == 1 else several}", href=href),
                 class_="alert" if alert and value else None,
             ),
             key,
         )
-        for key, value, text, href, alert in parts
+        for key, value, one, several, href, alert in parts
     ]
