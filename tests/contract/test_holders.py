@@ -21,7 +21,6 @@ from accelplane.node.hardware_metrics import held_units
 from accelplane.node.holders import HolderReader, Holders, counts_by_unit, without_stale
 from accelplane.node.observer import Observer
 from accelplane.node.settings import Settings
-from accelplane.node.status import allocations
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 
@@ -43,7 +42,7 @@ class Meters(Plugin[Config]):
 
 @asynccontextmanager
 async def reading(agent: Agent, now: list[float]) -> AsyncIterator[HolderReader]:
-    reader = HolderReader(agent.settings, lambda: allocations(agent.status()), clock=lambda: now[0])
+    reader = HolderReader(agent.settings, agent.allocations, clock=lambda: now[0])
     try:
         yield reader
     finally:

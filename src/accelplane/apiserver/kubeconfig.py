@@ -125,7 +125,8 @@ def read_kubeconfig(*paths: str, server: str = "", context: str = "") -> ClientC
         insecure=cluster.insecure_skip_tls_verify,
         server_name=cluster.tls_server_name,
         proxy=cluster.proxy_url,
-        token=_token(user_path, user),
+        # A file takes precedence, as in client-go.
+        token=_absolute(user_path, user.token_file) if user.token_file else user.token.encode() or None,
         certificate=_certificate(user_path, user, chosen.user),
         password=(user.username, user.password) if user.username else None,
         exec_plugin=_exec_plugin(user_path, user.exec, cluster) if user.exec else None,
@@ -150,13 +151,6 @@ def _entry(path: str, kind: str, name: str, entries: Mapping[str, T]) -> T:
         known = ", ".join(f"{each[:80]!a}" for each in entries) or "none"
         raise NoCredentials(path, f"found no {kind} {name[:80]!a}, expected one of: {known}")
     return entries[name]
-
-
-def _token(path: str, user: _User) -> Source | None:
-    # A file takes precedence, as in client-go.
-    if user.token_file:
-        return _absolute(path, user.token_file)
-    return user.token.encode() if user.token else None
 
 
 def _certificate(path: str, user: _User, name: str) -> tuple[Source, Source] | None:

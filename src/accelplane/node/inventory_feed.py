@@ -25,7 +25,7 @@ from accelplane.node.inventory import (
     state_of,
 )
 from accelplane.node.readings import Readings
-from accelplane.node.status import NodeStatus, allocations
+from accelplane.node.status import NodeStatus
 
 # Changes come in groups: a scan, the health of several devices, registrations.
 _DEBOUNCE = 0.1
@@ -93,7 +93,7 @@ class InventoryFeed:
         if seconds <= 0 or len(self._waiting) >= _MAX_WAITING:
             return None
         if not self._waiting:
-            self._allocated, self._holders_due = allocations(self._status()), self._clock() + _HOLDERS_INTERVAL
+            self._allocated, self._holders_due = self._holders.allocations(), self._clock() + _HOLDERS_INTERVAL
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds) as limit:
                 self._waiting.add(limit)
@@ -116,7 +116,7 @@ class InventoryFeed:
         if self._changes.count != self._seen or await self._changes.wait(max(0.0, self._holders_due - self._clock())):
             await asyncio.sleep(_DEBOUNCE)
         now = self._clock()
-        if (count := allocations(self._status())) != self._allocated:
+        if (count := self._holders.allocations()) != self._allocated:
             self._allocated = count
             self._holders_due = min(self._holders_due, now + _AFTER_ALLOCATION)
         if now >= self._holders_due:
