@@ -92,6 +92,7 @@ class EmbeddedKubelet:
         self._numa_nodes = numa_nodes
         self._random = random.Random(seed)  # noqa: S311 - an order, not a secret
 
+        self._state_changed = Notifier()
         self._endpoints = Endpoints(
             self.plugin_directory,
             grace=endpoint_grace,
@@ -99,7 +100,7 @@ class EmbeddedKubelet:
             call_timeout=call_timeout,
             drops_successor=drops_successor,
             on_list=self._on_list,
-            on_registration=self._notify,
+            on_registration=self._state_changed.notify_all,
         )
         self._allocations = Allocations()
         self._pods: dict[tuple[str, str], tuple[Pod, RunningPod]] = {}
@@ -107,14 +108,11 @@ class EmbeddedKubelet:
         self._admission = asyncio.Lock()
         self._running = False
         self._servers: list[grpc.aio.Server] = []
-        self._notified: Mapping[str, ResourceStatus] = {}
         self._crashes: list[str] = []
         # A kubelet keeps the holdings of deleted pods until the next admission or pod resources List.
         self._ended: list[Holding] = []
         # Resources of pods from before the start whose hints have not been renewed yet.
         self._renewals_due: set[str] = set()
-        self._state_changed = Notifier()
-        self._resources_changed = Notifier()
 
     async def start(self) -> None:
         """Starts like a kubelet: reads the checkpoint, removes all sockets of plugins, creates its own.
@@ -149,7 +147,7 @@ class EmbeddedKubelet:
         except (OSError, RuntimeError, sockets.SocketPathError) as error:
             await self.stop()
             raise KubeletError(f"{self.directory}: cannot start a kubelet here: {error}") from error
-        self._notify()
+        self._state_changed.notify_all()
 
     async def stop(self) -> None:
         """Ends like a killed kubelet: streams break, the sockets and the checkpoint stay."""
@@ -204,10 +202,6 @@ class EmbeddedKubelet:
     def pods(self) -> Sequence[RunningPod]:
         """The admitted pods, oldest first."""
         return tuple(running for _, running in self._pods.values())
-
-    async def changed(self) -> None:
-        """Returns at the next change of anything in `resources()`."""
-        await self._resources_changed.wait()
 
     async def until(
         self,
@@ -303,7 +297,7 @@ class EmbeddedKubelet:
         del self._pods[namespace, name]
         self._ended.extend(holding for holding in self._allocations if holding.pod_uid == running.uid)
         self._allocations.forget(running.uid)
-        self._notify()
+        self._state_changed.notify_all()
 
     async def _serve(self, handlers: grpc.GenericRpcHandler, name: str, path: str) -> None:
         """Serves at a hard link `path`: gRPC removes its own path at the end, but a killed kubelet's sockets stay."""
@@ -345,7 +339,7 @@ class EmbeddedKubelet:
         found = {container: self._allocations.container(uid, container) for container in containers}
         running = RunningPod(name=pod.name, namespace=pod.namespace, uid=uid, containers=found)
         self._pods[pod.namespace, pod.name] = (pod, running)
-        self._notify()
+        self._state_changed.notify_all()
         return running
 
     async def _admit_container(self, claim: _Claim) -> None:
@@ -558,14 +552,7 @@ class EmbeddedKubelet:
             self._save()
         except OSError as error:
             log.warning("%s: checkpoint not written: %s", self.plugin_directory, error)
-        self._notify()
-
-    def _notify(self) -> None:
         self._state_changed.notify_all()
-        shown = self.resources()
-        if shown != self._notified:
-            self._notified = shown
-            self._resources_changed.notify_all()
 
     def _require_running(self) -> None:
         if not self._running:
