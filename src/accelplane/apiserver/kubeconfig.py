@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import yaml
+from msgspec.structs import replace
 
 from accelplane.apiserver.config import ClientConfig, ExecPlugin, Source, read_source
 from accelplane.apiserver.errors import NoCredentials
@@ -20,7 +21,7 @@ _MAX_SIZE = 1024 * 1024
 _EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 
 
-class _Cluster(msgspec.Struct, rename="kebab"):
+class _Cluster(msgspec.Struct, rename="kebab", omit_defaults=True):
     server: str = ""
     certificate_authority: str = ""
     certificate_authority_data: str = ""
@@ -170,20 +171,15 @@ def _exec_plugin(path: str, plugin: _Exec, cluster: _Cluster) -> ExecPlugin:
     if plugin.interactive_mode == "Always":
         raise NoCredentials(path, "exec plugin with interactiveMode Always, expected IfAvailable or Never")
     authority = _source(path, cluster.certificate_authority, cluster.certificate_authority_data)
-    described = {
-        "server": cluster.server,
-        "tls-server-name": cluster.tls_server_name,
-        "insecure-skip-tls-verify": cluster.insecure_skip_tls_verify,
-        "proxy-url": cluster.proxy_url,
-        "certificate-authority-data": base64.b64encode(read_source(authority)).decode() if authority else "",
-    }
+    data = base64.b64encode(read_source(authority)).decode() if authority else ""
+    described = replace(cluster, certificate_authority="", certificate_authority_data=data)
     return ExecPlugin(
         # A command without a directory is found in PATH.
         command=_absolute(path, plugin.command) if "/" in plugin.command else plugin.command,
         api_version=plugin.api_version,
         arguments=tuple(plugin.args),
         variables={each.name: each.value for each in plugin.env},
-        cluster={key: value for key, value in described.items() if value} if plugin.provide_cluster_info else None,
+        cluster=msgspec.to_builtins(described) if plugin.provide_cluster_info else None,
         install_hint=plugin.install_hint,
     )
 
