@@ -61,8 +61,9 @@ class _ListMetadata(msgspec.Struct, frozen=True):
     continue_token: str | None = msgspec.field(name="continue", default=None)
 
 
-class _List(msgspec.Struct, frozen=True):
-    # The API writes null for an empty list.
+class ObjectList(msgspec.Struct, frozen=True):
+    """A page of a collection with undecoded objects. The API writes null for an empty list."""
+
     items: list[msgspec.Raw] | None = None
     metadata: _ListMetadata = _ListMetadata()
 
@@ -204,7 +205,7 @@ class ApiServer:
         while True:
             request = _Request("GET", path, parameters, accept=accept)
             content = await self._send(request, deadline, limit, self._reads)
-            found = _decode(content, _List, request.name)
+            found = _decode(content, ObjectList, request.name)
             consume(found.items or ())
             if not found.metadata.continue_token:
                 return found.metadata.resource_version
