@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Generic, Literal, TypeAlias, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
@@ -26,7 +26,6 @@ from accelplane.apiserver.errors import (
     WatchIdleTimeout,
     status_error,
 )
-from accelplane.apiserver.paths import with_query
 from accelplane.apiserver.ratelimit import RateLimit
 from accelplane.http.client import HttpClient, HttpClientError, ProtocolError, Proxy, Response
 
@@ -296,7 +295,8 @@ class ApiServer:
         if request.body is not None:
             fields.append(("Content-Type", request.content_type))
         before_send = self._before_write if request.method != "GET" else lambda: None
-        target = self._prefix + with_query(request.path, request.query)
+        query = f"?{urlencode(request.query)}" if request.query else ""
+        target = self._prefix + request.path + query
         status = "<error>"
         try:
             if authorization := await self._credentials.authorization():
