@@ -201,17 +201,6 @@ async def test_every_list_replaces_the_previous_one(kubelet: EmbeddedKubelet) ->
     await plugin.abort()
 
 
-async def test_changed_returns_at_a_change_and_not_at_a_repetition(kubelet: EmbeddedKubelet) -> None:
-    plugin = await joined(kubelet, FakePlugin(kubelet.directory))
-    change = asyncio.create_task(kubelet.changed())
-    await plugin.send(listing("a", "b", "c"))
-    async with FakePlugin(kubelet.directory, endpoint="other.sock", resource=GIZMO) as other:
-        await other.register(resource=GIZMO)
-        await change
-    assert GIZMO in kubelet.resources()
-    await plugin.abort()
-
-
 async def test_a_timeout_error_has_the_state(kubelet: EmbeddedKubelet) -> None:
     plugin = await joined(kubelet, FakePlugin(kubelet.directory, devices=listing(("a", "Healthy", [0]))))
     await kubelet.run_pod(request_pod(1, name="holder"))

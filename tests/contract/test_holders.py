@@ -20,7 +20,6 @@ from accelplane.kubelet import podresources_v1_pb2 as pb
 from accelplane.kubelet.podresources import Holder
 from accelplane.node.agent import Agent
 from accelplane.node.settings import Settings
-from accelplane.node.status import allocations
 from accelplane.pages import metrics
 from accelplane.pages.hardware_metrics import held_units
 from accelplane.pages.holders import HolderReader, Holders, counts_by_unit, without_stale
@@ -46,7 +45,7 @@ class Meters(Plugin[Config]):
 
 @asynccontextmanager
 async def reading(agent: Agent, now: list[float]) -> AsyncIterator[HolderReader]:
-    reader = HolderReader(agent.settings, lambda: allocations(agent.status()), clock=lambda: now[0])
+    reader = HolderReader(agent.settings, agent.allocations, clock=lambda: now[0])
     try:
         yield reader
     finally:

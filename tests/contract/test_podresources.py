@@ -21,7 +21,6 @@ from accelplane.kubelet.podresources import (
     PodResourcesError,
     allocatable,
     list_holders,
-    list_pods,
 )
 
 GADGET = "example.com/gadget"
@@ -40,7 +39,7 @@ async def test_holders_have_each_device_once_whatever_its_nodes(directory: str) 
         await plugin.register()
         await kubelet.until(lambda k: GADGET in k.resources())
         await kubelet.run_pod(Pod("pod", "team", containers={"main": {GADGET: 3}, "idle": {}}))
-        assert await list_pods(kubelet.pod_resources_socket) == (
+        assert (await list_holders(kubelet.pod_resources_socket)).devices == (
             Holder("team", "pod", "main", GADGET, ("d1", "d2", "s"), {"d1": (0,), "d2": (0, 1)}),
         )
         assert await allocatable(kubelet.pod_resources_socket) == {GADGET: ("d1", "d2", "s")}
@@ -77,7 +76,7 @@ async def test_devices_of_claims_are_listed_with_their_cdi_names(directory: str)
     path = os.path.join(directory, "list.sock")
     async with answering(path, List=answer.SerializeToString()):
         found = await list_holders(path)
-        assert found.devices == await list_pods(path) == (Holder("team", "pod", "main", GADGET, ("d1",)),)
+        assert found.devices == (Holder("team", "pod", "main", GADGET, ("d1",)),)
     names = ("intel.com/gpu=a", "intel.com/gpu=b")
     assert found.claims == tuple(
         ClaimHolder("team", "pod", container, driver, "node-1", device, cdi)
@@ -89,7 +88,7 @@ async def test_devices_of_claims_are_listed_with_their_cdi_names(directory: str)
 async def test_a_missing_socket_is_reported(directory: str) -> None:
     path = os.path.join(directory, "absent.sock")
     with pytest.raises(PodResourcesError, match=path):
-        await list_pods(path)
+        await list_holders(path)
 
 
 async def test_a_too_long_socket_path_is_reported_with_the_limit() -> None:
@@ -108,7 +107,7 @@ async def test_an_invalid_server_response_is_an_error(directory: str, answer: by
     path = os.path.join(directory, "liar.sock")
     async with answering(path, List=answer):
         with pytest.raises(PodResourcesError, match=f"{path}: {problem}"):
-            await list_pods(path)
+            await list_holders(path)
 
 
 async def ask(path: str, method: str, request: Any) -> bytes:

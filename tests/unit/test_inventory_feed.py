@@ -43,6 +43,9 @@ class Setup:
         self.now += self.step
         return self.now
 
+    def allocations(self) -> int:
+        return 0
+
     def add(self, name: str) -> None:
         self.names.append(name)
         self.changes.notify_all()

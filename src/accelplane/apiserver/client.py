@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Generic, Literal, TypeAlias, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
@@ -26,7 +26,6 @@ from accelplane.apiserver.errors import (
     WatchIdleTimeout,
     status_error,
 )
-from accelplane.apiserver.paths import with_query
 from accelplane.apiserver.ratelimit import RateLimit
 from accelplane.http.client import HttpClient, HttpClientError, ProtocolError, Proxy, Response
 
@@ -61,8 +60,9 @@ class _ListMetadata(msgspec.Struct, frozen=True):
     continue_token: str | None = msgspec.field(name="continue", default=None)
 
 
-class _List(msgspec.Struct, frozen=True):
-    # The API writes null for an empty list.
+class ObjectList(msgspec.Struct, frozen=True):
+    """A page of a collection with undecoded objects. The API writes null for an empty list."""
+
     items: list[msgspec.Raw] | None = None
     metadata: _ListMetadata = _ListMetadata()
 
@@ -204,7 +204,7 @@ class ApiServer:
         while True:
             request = _Request("GET", path, parameters, accept=accept)
             content = await self._send(request, deadline, limit, self._reads)
-            found = _decode(content, _List, request.name)
+            found = _decode(content, ObjectList, request.name)
             consume(found.items or ())
             if not found.metadata.continue_token:
                 return found.metadata.resource_version
@@ -295,7 +295,8 @@ class ApiServer:
         if request.body is not None:
             fields.append(("Content-Type", request.content_type))
         before_send = self._before_write if request.method != "GET" else lambda: None
-        target = self._prefix + with_query(request.path, request.query)
+        query = f"?{urlencode(request.query)}" if request.query else ""
+        target = self._prefix + request.path + query
         status = "<error>"
         try:
             if authorization := await self._credentials.authorization():

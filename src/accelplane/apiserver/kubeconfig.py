@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import yaml
+from msgspec.structs import replace
 
 from accelplane.apiserver.config import ClientConfig, ExecPlugin, Source, read_source
 from accelplane.apiserver.errors import NoCredentials
@@ -20,7 +21,7 @@ _MAX_SIZE = 1024 * 1024
 _EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 
 
-class _Cluster(msgspec.Struct, rename="kebab"):
+class _Cluster(msgspec.Struct, rename="kebab", omit_defaults=True):
     server: str = ""
     certificate_authority: str = ""
     certificate_authority_data: str = ""
@@ -125,7 +126,8 @@ def read_kubeconfig(*paths: str, server: str = "", context: str = "") -> ClientC
         insecure=cluster.insecure_skip_tls_verify,
         server_name=cluster.tls_server_name,
         proxy=cluster.proxy_url,
-        token=_token(user_path, user),
+        # A file takes precedence, as in client-go.
+        token=_absolute(user_path, user.token_file) if user.token_file else user.token.encode() or None,
         certificate=_certificate(user_path, user, chosen.user),
         password=(user.username, user.password) if user.username else None,
         exec_plugin=_exec_plugin(user_path, user.exec, cluster) if user.exec else None,
@@ -152,13 +154,6 @@ def _entry(path: str, kind: str, name: str, entries: Mapping[str, T]) -> T:
     return entries[name]
 
 
-def _token(path: str, user: _User) -> Source | None:
-    # A file takes precedence, as in client-go.
-    if user.token_file:
-        return _absolute(path, user.token_file)
-    return user.token.encode() if user.token else None
-
-
 def _certificate(path: str, user: _User, name: str) -> tuple[Source, Source] | None:
     certificate = _source(path, user.client_certificate, user.client_certificate_data)
     key = _source(path, user.client_key, user.client_key_data)
@@ -176,20 +171,15 @@ def _exec_plugin(path: str, plugin: _Exec, cluster: _Cluster) -> ExecPlugin:
     if plugin.interactive_mode == "Always":
         raise NoCredentials(path, "exec plugin with interactiveMode Always, expected IfAvailable or Never")
     authority = _source(path, cluster.certificate_authority, cluster.certificate_authority_data)
-    described = {
-        "server": cluster.server,
-        "tls-server-name": cluster.tls_server_name,
-        "insecure-skip-tls-verify": cluster.insecure_skip_tls_verify,
-        "proxy-url": cluster.proxy_url,
-        "certificate-authority-data": base64.b64encode(read_source(authority)).decode() if authority else "",
-    }
+    data = base64.b64encode(read_source(authority)).decode() if authority else ""
+    described = replace(cluster, certificate_authority="", certificate_authority_data=data)
     return ExecPlugin(
         # A command without a directory is found in PATH.
         command=_absolute(path, plugin.command) if "/" in plugin.command else plugin.command,
         api_version=plugin.api_version,
         arguments=tuple(plugin.args),
         variables={each.name: each.value for each in plugin.env},
-        cluster={key: value for key, value in described.items() if value} if plugin.provide_cluster_info else None,
+        cluster=msgspec.to_builtins(described) if plugin.provide_cluster_info else None,
         install_hint=plugin.install_hint,
     )
 

@@ -1,7 +1,6 @@
 """Paths of the API. Facts: Kubernetes API concepts (resource URIs), names of path segments in the API server."""
 
-from collections.abc import Mapping
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 
 def resource_path(
@@ -20,10 +19,6 @@ def resource_path(
 def object_path(collection: str, name: str) -> str:
     """The path of the object `name` of a collection. Raises `ValueError` for a name that cannot be one segment."""
     return f"{collection}/{_segment(name)}"
-
-
-def with_query(path: str, query: Mapping[str, str] | None) -> str:
-    return f"{path}?{urlencode(query)}" if query else path
 
 
 def _segment(text: str) -> str:

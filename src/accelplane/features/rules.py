@@ -96,8 +96,12 @@ def _either(*names: str) -> tuple[tuple[Term, ...], ...]:
     return tuple(terms for name in names for terms in (_loaded(name.replace("-", "_")), _enabled(name)))
 
 
-def _plugin(name: str) -> dict[str, str]:
-    return {f"{_DEVICES}/{name}": "true"}
+def _plugin(
+    name: str, classes: Sequence[str], devices: Sequence[str] = (), any_of: Sequence[Sequence[Term]] = ()
+) -> Rule:
+    """The rule of the nodes that a plugin runs on."""
+    labels = {f"{_DEVICES}/{name}": "true"}
+    return Rule(name=f"intel.{name}", labels=labels, classes=classes, devices=devices, any_of=any_of)
 
 
 _MAX_SERIES = ("0bda", "0bd5", "0bd9", "0bdb", "0bd7", "0bd6", "0bd0")
@@ -119,29 +123,16 @@ def _product(name: str, device: str, **labels: str) -> Rule:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(name="intel.dlb", labels=_plugin("dlb"), classes=("0b40",), devices=("2710",), any_of=_either("dlb2")),
-    Rule(
-        name="intel.dsa",
-        labels=_plugin("dsa"),
-        classes=("0880",),
-        devices=("0b25", "11fb", "1212"),
-        any_of=_either("idxd"),
-    ),
-    Rule(
-        name="intel.fpga-arria10",
-        labels=_plugin("fpga-arria10"),
-        classes=("1200",),
-        devices=("09c4",),
-        any_of=_either("dfl-pci", "intel-fpga-pci"),
-    ),
-    Rule(name="intel.gpu", labels=_plugin("gpu"), classes=("0300", "0380"), any_of=_either("i915", "xe")),
-    Rule(name="intel.iaa", labels=_plugin("iaa"), classes=("0880",), devices=("0cfe", "1216"), any_of=_either("idxd")),
-    Rule(
-        name="intel.qat",
-        labels=_plugin("qat"),
-        classes=("0b40",),
-        devices=("37c8", "4940", "4942", "4944", "4946", "4948"),
-        any_of=tuple(
+    _plugin("dlb", ("0b40",), ("2710",), _either("dlb2")),
+    _plugin("dsa", ("0880",), ("0b25", "11fb", "1212"), _either("idxd")),
+    _plugin("fpga-arria10", ("1200",), ("09c4",), _either("dfl-pci", "intel-fpga-pci")),
+    _plugin("gpu", ("0300", "0380"), (), _either("i915", "xe")),
+    _plugin("iaa", ("0880",), ("0cfe", "1216"), _either("idxd")),
+    _plugin(
+        "qat",
+        ("0b40",),
+        ("37c8", "4940", "4942", "4944", "4946", "4948"),
+        tuple(
             qat + vfio
             for qat in (_loaded("intel_qat"), _enabled("intel_qat"))
             for vfio in (_loaded("vfio_pci"), _enabled("vfio-pci"))
@@ -149,7 +140,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="intel.sgx",
-        labels=_plugin("sgx"),
+        labels={f"{_DEVICES}/sgx": "true"},
         resources={"sgx.intel.com/epc": "@cpu.security.sgx.epc"},
         terms=(
             Term("cpu.cpuid", "SGX"),
@@ -158,13 +149,7 @@ RULES: tuple[Rule, ...] = (
             Term("kernel.config", "X86_SGX"),
         ),
     ),
-    Rule(
-        name="intel.npu",
-        labels=_plugin("npu"),
-        classes=("1200",),
-        devices=("7e4c", "643e", "ad1d", "7d1d", "b03e", "fd3e", "d71d"),
-        any_of=_either("intel_vpu"),
-    ),
+    _plugin("npu", ("1200",), ("7e4c", "643e", "ad1d", "7d1d", "b03e", "fd3e", "d71d"), _either("intel_vpu")),
     Rule(
         name="intel.gpu.fractionalresources",
         resources={f"{_GPU}/{name}": f"@local.label.{_GPU}/{name}" for name in FRACTIONS},

@@ -11,6 +11,7 @@ The size comes from the first of these sources that has one:
 Machines without SGX have 0 bytes. The flags `sgx` and `sgx_lc` come from `/proc/cpuinfo`.
 """
 
+import contextlib
 import os
 import re
 import stat
@@ -142,23 +143,16 @@ def device(read: Callable[[int, int], bytes]) -> Cpuid:
 def _cpu(host: Host, cpuid: Cpuid | None) -> CpuSgx | None:
     """SGX of the CPU; None if CPUID cannot be read."""
     if cpuid is not None:
-        try:
+        with contextlib.suppress(OSError):
             return cpu_sgx(cpuid)
-        except OSError:
-            return None
+        return None
     # CPUID reports the sections of the complete platform on every CPU; an offline CPU returns ENXIO.
     for path in host.glob(_CPUID_DEVICES) if host.root == "/" else ():
-        try:
+        with contextlib.suppress(OSError, HostError), contextlib.ExitStack() as stack:
             descriptor = host.open(path, os.O_RDONLY)
-        except (OSError, HostError):
-            continue
-        try:
+            stack.callback(os.close, descriptor)
             if stat.S_ISCHR(os.fstat(descriptor).st_mode):
                 return cpu_sgx(device(partial(os.pread, descriptor)))
-        except OSError:
-            continue
-        finally:
-            os.close(descriptor)
     return None
 
 

@@ -117,10 +117,9 @@ def read_checkpoint(directory: str) -> Checkpoint | None:
         return decode_checkpoint(text)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from error
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    except (OSError, CheckpointError) as error:
+        problem = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{path}: {problem}") from error
 
 
 def write_checkpoint(directory: str, checkpoint: Checkpoint) -> None:

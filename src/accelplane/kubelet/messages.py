@@ -18,7 +18,10 @@ def device_list(devices: Iterable[Device]) -> tuple[pb.ListAndWatchResponse, int
     response = pb.ListAndWatchResponse()
     size = left_out = 0
     for device in devices:
-        entry = listed(device)
+        entry = pb.Device(ID=device.id, health=device.health)
+        # Older kubelets interpret an empty topology as a constraint.
+        if not isinstance(device.topology, UnsetType) and device.topology:
+            entry.topology.nodes.extend(pb.NUMANode(ID=node) for node in device.topology)
         # Tag and length prefix of an entry take at most 6 bytes.
         size += entry.ByteSize() + 6
         if size > MAX_LIST_BYTES:
@@ -26,14 +29,6 @@ def device_list(devices: Iterable[Device]) -> tuple[pb.ListAndWatchResponse, int
             continue
         response.devices.append(entry)
     return response, left_out
-
-
-def listed(device: Device) -> pb.Device:
-    """One entry, without an empty topology: older kubelets interpret that as a constraint."""
-    entry = pb.Device(ID=device.id, health=device.health)
-    if not isinstance(device.topology, UnsetType) and device.topology:
-        entry.topology.nodes.extend(pb.NUMANode(ID=node) for node in device.topology)
-    return entry
 
 
 def container_response(allocation: Allocation) -> pb.ContainerAllocateResponse:

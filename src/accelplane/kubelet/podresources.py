@@ -55,11 +55,6 @@ class Held(NamedTuple):
     claims: tuple[ClaimHolder, ...]
 
 
-async def list_pods(socket: str) -> tuple[Holder, ...]:
-    """The containers of this node that hold devices, ordered by name. Raises `PodResourcesError`."""
-    return (await list_holders(socket)).devices
-
-
 async def list_holders(socket: str) -> Held:
     """The containers of this node with devices of device plugins and of claims. Raises `PodResourcesError`."""
     response = await _ask(socket, "List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)

@@ -90,11 +90,11 @@ class AllocationReader:
         if sockets.identity(self._socket) is None:
             return None
         try:
-            pods = await podresources.list_pods(self._socket)
+            held = await podresources.list_holders(self._socket)
         except podresources.PodResourcesError as error:
             log.log(v(2), "allocations: %s", error)
             return None
-        return {(pod.resource, id_): pod.numa_nodes.get(id_, ()) for pod in pods for id_ in pod.device_ids}
+        return {(one.resource, id_): one.numa_nodes.get(id_, ()) for one in held.devices for id_ in one.device_ids}
 
     def _from_checkpoint(self) -> Mapping[Key, Sequence[int]] | None:
         if (recorded := checkpoint.read_checkpoint(self._directory)) is None:

@@ -2,7 +2,7 @@
 
 import time
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
@@ -30,22 +30,16 @@ class Recoveries(Struct, frozen=True):
     seconds: float = 0.0
 
 
-class _Unit:
-    """`unhealthy_since` is the monotonic time at which the unit became unhealthy, None while it is not."""
-
-    def __init__(self) -> None:
-        self.changes: deque[HealthChange] = deque(maxlen=_MAX_CHANGES)
-        self.unhealthy_since: float | None = None
-        self.unhealthy_before = 0.0
-
-
 class HealthHistory:
     """The history of the units of one plugin. It ends with the unit; the counters of the plugin do not."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.failures: Counter[Cause] = Counter()
         self._clock = clock
-        self._units: dict[str, _Unit] = {}
+        # By unit: the last changes, since when it is unhealthy, and for how long it was before.
+        self._changes: defaultdict[str, deque[HealthChange]] = defaultdict(lambda: deque(maxlen=_MAX_CHANGES))
+        self._unhealthy_since: dict[str, float] = {}
+        self._unhealthy_before: defaultdict[str, float] = defaultdict(float)
         self._recoveries = [0] * (len(RECOVERY_BOUNDS) + 1)
         self._recovery_seconds = 0.0
 
@@ -54,34 +48,30 @@ class HealthHistory:
         if old is not None and old.phase is new.phase:
             return
         now = self._clock()
-        known = self._units.setdefault(unit, _Unit())
-        known.changes.append(HealthChange(time.time(), new.phase, new.cause, new.reason))
-        if new.phase is Phase.UNHEALTHY and known.unhealthy_since is None:
-            known.unhealthy_since = now
-        if new.phase is Phase.UNHEALTHY and (old is None or old.usable):
-            self.failures[new.cause] += 1
-        if new.usable and known.unhealthy_since is not None:
-            seconds = now - known.unhealthy_since
-            known.unhealthy_since = None
-            known.unhealthy_before += seconds
+        self._changes[unit].append(HealthChange(time.time(), new.phase, new.cause, new.reason))
+        if new.phase is Phase.UNHEALTHY:
+            self._unhealthy_since.setdefault(unit, now)
+            if old is None or old.usable:
+                self.failures[new.cause] += 1
+        elif new.usable and unit in self._unhealthy_since:
+            seconds = now - self._unhealthy_since.pop(unit)
+            self._unhealthy_before[unit] += seconds
             self._recoveries[bisect_left(RECOVERY_BOUNDS, seconds)] += 1
             self._recovery_seconds += seconds
 
     def forget(self, unit: str) -> None:
-        self._units.pop(unit, None)
+        for by_unit in (self._changes, self._unhealthy_since, self._unhealthy_before):
+            by_unit.pop(unit, None)
 
     def changes(self, unit: str) -> tuple[HealthChange, ...]:
         """The last changes of a unit, oldest first."""
-        known = self._units.get(unit)
-        return tuple(known.changes) if known else ()
+        return tuple(self._changes.get(unit, ()))
 
     def unhealthy_seconds(self, unit: str) -> float:
         """The time that the unit has been unhealthy, with the present period."""
-        known = self._units.get(unit)
-        if known is None:
-            return 0.0
-        present = self._clock() - known.unhealthy_since if known.unhealthy_since is not None else 0.0
-        return known.unhealthy_before + present
+        since = self._unhealthy_since.get(unit)
+        present = self._clock() - since if since is not None else 0.0
+        return self._unhealthy_before.get(unit, 0.0) + present
 
     @property
     def recoveries(self) -> Recoveries:

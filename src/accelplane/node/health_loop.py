@@ -9,6 +9,7 @@ import logging
 import math
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import lru_cache
 
 from accelplane.devices import Device, Inventory, Verdict
 from accelplane.host import Host
@@ -40,7 +41,7 @@ class HealthLoop:
         # The PCI addresses of the units of an inventory, read when there is an event.
         self._addresses: tuple[Inventory, Mapping[str, str]] | None = None
         self._problem = ""
-        self._host: tuple[str, Host] | None = None  # of the root in the settings, which is resolved once
+        self._host = lru_cache(maxsize=1)(Host)  # resolves the root in the settings once
         self._watch: _Watch | None = None
         self._units: tuple[Inventory, Sequence[Device]] | None = None  # a device of each unit, for the watch
         # Read addresses, and watch healthy devices; the owner waits for both at its end.
@@ -89,10 +90,7 @@ class HealthLoop:
                 self.request()  # the watch is for healthy devices only
 
     def _fresh_host(self) -> Host:
-        root = self._context.settings.root
-        if self._host is None or self._host[0] != root:
-            self._host = root, Host(root)
-        return self._host[1].fresh()
+        return self._host(self._context.settings.root).fresh()
 
     def _checks(self, plugin: Plugin[Config]) -> bool:
         """Whether there is a source of health, or a unit whose health an event has changed."""

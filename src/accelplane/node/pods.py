@@ -16,6 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from accelplane.apiserver import SERVICE_ACCOUNT, ApiError, ApiServer, NoCredentials
+from accelplane.apiserver.client import ObjectList
 from accelplane.apiserver.config import read_source
 from accelplane.apiserver.credentials import trust_context
 from accelplane.apiserver.discovery import in_cluster as api_server_of_pod
@@ -48,11 +49,6 @@ class KubeletTimeoutError(KubeletError):
     """The kubelet did not answer in time, or the network did."""
 
 
-class _List(msgspec.Struct):
-    # The API writes null for an empty list.
-    items: list[msgspec.Raw] | None = None
-
-
 class Kubelet:
     """The kubelet's API at `host`. `trust` and `token` are files, which are read for each request."""
 
@@ -74,7 +70,7 @@ class Kubelet:
         except TimeoutError:
             raise KubeletTimeoutError(f"{self.name}: no complete response within {self._timeout:g} s") from None
         try:
-            return msgspec.json.decode(content, type=_List).items or ()
+            return msgspec.json.decode(content, type=ObjectList).items or ()
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise KubeletError(f"{self.name}: expected a list of pods in JSON: {error}") from None
 

@@ -129,13 +129,6 @@ class NodeStatus(Struct, frozen=True, kw_only=True):
                     yield f"{resource.name}: {resource.stage}: {resource.problem or 'not yet registered'}"
 
 
-def allocations(status: NodeStatus) -> int:
-    """The number of Allocate calls that the kubelet has sent."""
-    return sum(
-        resource.counters.allocations for plugin in status.plugins.values() for resource in plugin.resources.values()
-    )
-
-
 def listed_devices(status: NodeStatus) -> dict[str, tuple[str, Mapping[str, Device]]]:
     """The plugin and the devices by ID of each resource, by the qualified name of the resource."""
     return {

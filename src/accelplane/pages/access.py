@@ -1,10 +1,10 @@
 """Access to the agent's pages: TLS, client certificates, and the cluster's authorization."""
 
 from collections.abc import Callable
+from functools import partial
 
 from accelplane.apiserver import ApiServer, NoCredentials
 from accelplane.apiserver.authorized import Authorized
-from accelplane.http.connection import Handler
 from accelplane.http.servingtls import CertificateError, ServingTls, TlsSettings
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.pages.server import Access
@@ -39,8 +39,4 @@ def page_access(settings: Settings, connect: Callable[[], ApiServer] = ApiServer
     except NoCredentials as error:
         raise ConfigurationError(f"-http-authorized: {error}") from error
     audiences = (settings.http_audience,) if settings.http_audience else ()
-
-    def authorize(handler: Handler) -> Handler:
-        return Authorized(server, handler, audiences=audiences, public=PUBLIC, review_path=review_path)
-
-    return Access(context, authorize)
+    return Access(context, partial(Authorized, server, audiences=audiences, public=PUBLIC, review_path=review_path))

@@ -56,7 +56,7 @@ class HolderReader:
         self._off = settings.metrics_holders == "off"
         self._socket = settings.pod_resources_socket
         self._directory = settings.sockets_dir
-        self._allocations = allocations
+        self.allocations = allocations
         self._clock = clock
         self._thread = SerialThread()
         self._running: asyncio.Task[None] | None = None
@@ -76,7 +76,7 @@ class HolderReader:
         """
         if self._off:
             return self.last
-        count = self._allocations()
+        count = self.allocations()
         allocatable_age = self._clock() - self._allocatable_began if allocatable else 0.0
         if self._counted == count and self.last.source != "none" and max(self._age(), allocatable_age) < max_age:
             return self.last

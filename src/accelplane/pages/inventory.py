@@ -254,9 +254,8 @@ def _phase(health: UnitHealth | None, devices: Sequence[Device]) -> tuple[str, s
 
 def _numa(device: Device) -> int | None:
     """The NUMA node if there is exactly one."""
-    if device.topology is None or isinstance(device.topology, UnsetType) or len(device.topology) != 1:
-        return None
-    return device.topology[0] if 0 <= device.topology[0] <= 65_536 else None
+    nodes = () if isinstance(device.topology, UnsetType) else device.topology or ()
+    return nodes[0] if len(nodes) == 1 and 0 <= nodes[0] <= 65_536 else None
 
 
 def _held(facts: Facts) -> dict[tuple[str, str], list[InventoryHolder]]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from accelplane.kubelet.notifier import Notifier
-from accelplane.node.status import NodeStatus, allocations
+from accelplane.node.status import NodeStatus
 from accelplane.pages.holders import HolderReader, Holders
 from accelplane.pages.inventory import (
     VERSION,
@@ -93,7 +93,7 @@ class InventoryFeed:
         if seconds <= 0 or len(self._waiting) >= _MAX_WAITING:
             return None
         if not self._waiting:
-            count = allocations(self._status())
+            count = self._holders.allocations()
             # If there was an allocation without a reader, the kubelet may not have known its pod in `current`.
             due = _HOLDERS_INTERVAL if count == self._allocated else _AFTER_ALLOCATION
             self._allocated, self._holders_due = count, self._clock() + due
@@ -119,7 +119,7 @@ class InventoryFeed:
         if self._changes.count != self._seen or await self._changes.wait(max(0.0, self._holders_due - self._clock())):
             await asyncio.sleep(_DEBOUNCE)
         now = self._clock()
-        if (count := allocations(self._status())) != self._allocated:
+        if (count := self._holders.allocations()) != self._allocated:
             self._allocated = count
             self._holders_due = min(self._holders_due, now + _AFTER_ALLOCATION)
         if now >= self._holders_due:

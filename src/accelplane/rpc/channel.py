@@ -197,9 +197,6 @@ class ClientConnection(Connection["_ClientCall"]):
         super().end(text, now=now)
         self._stream_available.set()
 
-    def goaway(self, code: Code, text: str = "") -> bytes:
-        return frames.goaway(0, code, text)  # the number of a server's stream; it opens none
-
     def on_goaway(self, last_stream: int, reason: str) -> None:
         self.draining = True
         for call in tuple(self.streams.values()):

@@ -29,6 +29,7 @@ class Connection(asyncio.Protocol, ABC, Generic[AnyStream]):
         self.outbox = Outbox(self.flood_limit)
         self.streams: dict[int, AnyStream] = {}
         self.last_stream = 0  # the highest opened one
+        self.last_peer_stream = 0  # the highest one that the peer opened
         self.max_peer_streams = MAX_WINDOW  # concurrent streams that the peer accepts
         self.initial_window = DEFAULT_WINDOW
         self.draining = False  # GOAWAY is sent or received: the connection ends with its last stream
@@ -51,9 +52,6 @@ class Connection(asyncio.Protocol, ABC, Generic[AnyStream]):
 
     @abstractmethod
     def on_goaway(self, last_stream: int, reason: str) -> None: ...
-
-    @abstractmethod
-    def goaway(self, code: Code, text: str = "") -> bytes: ...
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if isinstance(transport, asyncio.Transport):
@@ -81,7 +79,7 @@ class Connection(asyncio.Protocol, ABC, Generic[AnyStream]):
                 if self.ended:
                     break
         except ConnectionFault as fault:
-            self.outbox.write(self.goaway(fault.code, fault.text))
+            self.outbox.write(frames.goaway(self.last_peer_stream, fault.code, fault.text))
             self.outbox.flush()
             self.end(f"connection ended: {fault}")
         finally:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 
 from hpack import Decoder, HPACKError
+from hpack.hpack import encode_integer
 
 from accelplane.rpc.errors import STATUSES, Code, ConnectionFault, RpcError, StreamFault
 
@@ -24,9 +25,9 @@ _INVALID_IN_VALUE = re.compile(rb"[\0\r\n]")
 _CONNECTION_HEADERS = {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 _COLON = 0x3A
 _PSEUDO_HEADERS = {b":method", b":scheme", b":path", b":authority", b":status"}
+_ESCAPE = re.compile(rb"%([0-9a-fA-F]{2})")
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
-_ESCAPE = re.compile(rb"%([0-9a-fA-F]{2})")
 # Status codes for a response without grpc-status.
 _HTTP_STATUSES = {
     b"400": "INTERNAL", b"401": "UNAUTHENTICATED", b"403": "PERMISSION_DENIED", b"404": "UNIMPLEMENTED",
@@ -139,20 +140,7 @@ EMPTY_TABLE = b"\x20"
 
 def literal(name: bytes, value: bytes) -> bytes:
     """Encodes a header as a literal without indexing."""
-    return b"\0" + _length(name) + name + _length(value) + value
-
-
-def _length(text: bytes) -> bytes:
-    number = len(text)
-    if number < 0x7F:
-        return bytes((number,))
-    number -= 0x7F
-    encoded = bytearray((0x7F,))
-    while number >= 0x80:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
+    return b"\0" + encode_integer(len(name), 7) + name + encode_integer(len(value), 7) + value
 
 
 def status_fields(code: str, text: str) -> bytes:

@@ -107,13 +107,10 @@ class ServerConnection(Connection[Call]):
     def begin_shutdown(self) -> None:
         """Accepts no more calls, and ends when the last one has ended."""
         self.draining = True
-        self.outbox.write(self.goaway(Code.NO_ERROR))
+        self.outbox.write(frames.goaway(self.last_peer_stream, Code.NO_ERROR))
         for call in tuple(self.streams.values()):
             call.begin_shutdown(_STOPPED)
         self.end_if_idle()
-
-    def goaway(self, code: Code, text: str = "") -> bytes:
-        return frames.goaway(self.last_stream, code, text)
 
     def on_goaway(self, last_stream: int, reason: str) -> None:
         """The client opens no more streams; open ones continue."""
@@ -125,7 +122,7 @@ class ServerConnection(Connection[Call]):
             raise ConnectionFault(Code.PROTOCOL_ERROR, f"stream {stream_id} of a client, expected an odd number")
         if stream_id <= self.last_stream:
             raise ConnectionFault(Code.STREAM_CLOSED, f"headers for stream {stream_id}, which is closed")
-        self.last_stream = stream_id
+        self.last_stream = self.last_peer_stream = stream_id
 
     def on_headers(self, stream_id: int, headers: Headers, *, ended: bool) -> None:
         if call := self.streams.get(stream_id):

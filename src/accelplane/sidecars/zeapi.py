@@ -12,7 +12,6 @@ from typing import Final
 
 LIBRARY: Final = "libze_loader.so.1"
 
-SUCCESS: Final = 0x0
 DEVICE_LOST: Final = 0x7000_0001
 REQUIRES_RESET: Final = 0x7000_0006
 NOT_AVAILABLE: Final = 0x7001_0001

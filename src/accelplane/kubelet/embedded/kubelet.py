@@ -74,6 +74,7 @@ class EmbeddedKubelet:
         self.pod_resources_socket = os.path.join(self.directory, "pod-resources", _SOCKET)
         self._kubelet_socket = os.path.join(self.plugin_directory, _SOCKET)
         self._private = os.path.join(self.directory, ".embedded")
+        self._state_changed = Notifier()
         self._endpoints = Endpoints(
             self.plugin_directory,
             grace=endpoint_grace,
@@ -81,7 +82,7 @@ class EmbeddedKubelet:
             call_timeout=call_timeout,
             drops_successor=drops_successor,
             on_list=self._on_list,
-            on_registration=self._notify,
+            on_registration=self._state_changed.notify_all,
         )
         self._manager = DeviceManager(self._endpoints, policy, numa_nodes, seed)
         self._pods: dict[tuple[str, str], tuple[Pod, RunningPod]] = {}
@@ -89,13 +90,10 @@ class EmbeddedKubelet:
         self._admission = asyncio.Lock()
         self._running = False
         self._servers: list[grpc.aio.Server] = []
-        self._notified: Mapping[str, ResourceStatus] = {}
         # A kubelet keeps the holdings of deleted pods until the next admission or pod resources List.
         self._ended: list[Holding] = []
         # Resources of pods from before the start whose hints have not been renewed yet.
         self._renewals_due: set[str] = set()
-        self._state_changed = Notifier()
-        self._resources_changed = Notifier()
 
     async def start(self) -> None:
         """Starts like a kubelet: reads the checkpoint, removes all sockets of plugins, creates its own.
@@ -135,7 +133,7 @@ class EmbeddedKubelet:
         except (RuntimeError, sockets.SocketPathError) as error:
             await self.stop()
             raise KubeletError(f"cannot start a kubelet: {self.directory}: {error}") from error
-        self._notify()
+        self._state_changed.notify_all()
 
     async def stop(self) -> None:
         """Ends like a killed kubelet: streams break, the sockets and the checkpoint stay."""
@@ -190,10 +188,6 @@ class EmbeddedKubelet:
     def pods(self) -> Sequence[RunningPod]:
         """The admitted pods, oldest first."""
         return tuple(running for _, running in self._pods.values())
-
-    async def changed(self) -> None:
-        """Returns at the next change of anything in `resources()`."""
-        await self._resources_changed.wait()
 
     async def until(
         self,
@@ -288,7 +282,7 @@ class EmbeddedKubelet:
         del self._pods[namespace, name]
         self._ended.extend(holding for holding in self._manager.allocations if holding.pod_uid == running.uid)
         self._manager.allocations.forget(running.uid)
-        self._notify()
+        self._state_changed.notify_all()
 
     async def _serve(self, handlers: grpc.GenericRpcHandler, name: str, path: str) -> None:
         """Serves at a hard link `path`: gRPC removes its own path at the end, but a killed kubelet's sockets stay."""
@@ -330,7 +324,7 @@ class EmbeddedKubelet:
         found = {container: self._manager.allocations.container(uid, container) for container in containers}
         running = RunningPod(name=pod.name, namespace=pod.namespace, uid=uid, containers=found)
         self._pods[pod.namespace, pod.name] = (pod, running)
-        self._notify()
+        self._state_changed.notify_all()
         return running
 
     def _list_pods(self) -> podresources_pb2.ListPodResourcesResponse:
@@ -388,14 +382,7 @@ class EmbeddedKubelet:
             self._save()
         except OSError as error:
             log.warning("%s: checkpoint not written: %s", self.plugin_directory, error)
-        self._notify()
-
-    def _notify(self) -> None:
         self._state_changed.notify_all()
-        shown = self.resources()
-        if shown != self._notified:
-            self._notified = shown
-            self._resources_changed.notify_all()
 
     def _require_running(self) -> None:
         if not self._running:

@@ -8,6 +8,7 @@ atomically. A name that a file of another program defines is not written: runtim
 import logging
 import os
 from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -34,7 +35,7 @@ class CdiDirectory:
         self.writes = 0
         self.write_failures = 0
         self._written: dict[str, tuple[CdiDevice, Stamp]] = {}
-        self._foreign: dict[str, tuple[Stamp, frozenset[str]]] = {}
+        self._names_in = lru_cache(maxsize=_FILES_LIMIT)(_names_in)
         self._reported: dict[str, str] = {}
 
     def publish(self, devices: Iterable[CdiDevice]) -> None:
@@ -137,10 +138,7 @@ class CdiDirectory:
 
     def _names_in_other_files(self, own: Collection[str]) -> dict[str, str]:
         names: dict[str, str] = {}
-        listing = self._listing()
-        for file_name in self._foreign.keys() - set(listing):
-            del self._foreign[file_name]
-        for file_name in listing:
+        for file_name in self._listing():
             if file_name not in own:
                 names.update(dict.fromkeys(self._defined_in(file_name), os.path.join(self.directory, file_name)))
         return names
@@ -149,13 +147,7 @@ class CdiDirectory:
         """The qualified names that a file defines, none if it is no valid CDI file. Symbolic links are followed."""
         path = os.path.join(self.directory, file_name)
         stamp = stamp_of(path, follow=True)
-        if stamp is None:
-            return frozenset()
-        known = self._foreign.get(file_name)
-        if known is None or known[0] != stamp:
-            names = _parsed_names(atomic_file.content(path, _FILE_LIMIT, follow=True))
-            known = self._foreign[file_name] = stamp, names
-        return known[1]
+        return self._names_in(path, stamp) if stamp is not None else frozenset()
 
     def _report(self, name: str, problem: str) -> None:
         if self._reported.get(name) != problem:
@@ -174,11 +166,12 @@ class _Spec(msgspec.Struct):
     devices: list[_NamedDevice] = []
 
 
-def _parsed_names(data: bytes | None) -> frozenset[str]:
+def _names_in(path: str, _stamp: Stamp) -> frozenset[str]:
+    """The names that a file defines. The stamp is for a cache: a file with another one is read again."""
     from accelplane.node import foreign_yaml  # noqa: PLC0415 - memory of a node without CDI devices
 
     try:
-        content: Any = foreign_yaml.load(data or b"")
+        content: Any = foreign_yaml.load(atomic_file.content(path, _FILE_LIMIT, follow=True) or b"")
         spec = msgspec.convert(content, _Spec)
     except (foreign_yaml.YamlError, msgspec.ValidationError):
         return frozenset()
