@@ -245,7 +245,10 @@ def _fme(host: Host, driver: Driver, node: str, path: str, pci: Pci) -> Fme:
     dev = _attribute(host, path, "dev")
     node = node or _fme_node(host, name, dev)
     texts = [_attribute(host, path, each) for each in _FME_ATTRIBUTES]
-    ids = sorted(host.glob(f"{path}/{driver.interface_glob}"), key=_numbers)
+    ids = sorted(
+        host.glob(f"{path}/{driver.interface_glob}"),
+        key=lambda place: [int(digits[:20]) for digits in _DIGITS.findall(place)],
+    )
     return Fme(driver, name, node, path, pci, dev, *texts, interfaces=tuple(host.text(place) for place in ids))
 
 
@@ -291,10 +294,6 @@ def _attribute(host: Host, directory: str, name: str) -> str:
 
 def _number(device: int) -> str:
     return f"{os.major(device)}:{os.minor(device)}"
-
-
-def _numbers(path: str) -> list[int]:
-    return [int(digits[:20]) for digits in _DIGITS.findall(path)]
 
 
 def _word(kind: Kind) -> str:
