@@ -30,12 +30,7 @@ _DEVICE_NUMBER = re.compile(r"[0-9]{1,10}:[0-9]{1,10}")
 _PORT_NUMBER = re.compile(r"[0-9]{1,9}")
 _DIGITS = re.compile(r"[0-9]+")
 
-
-_PCI_ATTRIBUTES = (
-    *("vendor", "device", "class", "subsystem_vendor", "subsystem_device"),
-    *("local_cpulist", "numa_node", "sriov_numvfs", "sriov_totalvfs"),
-)
-
+_PCI_ATTRIBUTES = ("vendor", "device", "class", "local_cpulist", "numa_node", "sriov_numvfs", "sriov_totalvfs")
 _FME_ATTRIBUTES = ("bitstream_id", "bitstream_metadata", "ports_num", "socket_id")
 
 
@@ -47,8 +42,6 @@ class Pci(NamedTuple):
     vendor: str
     device: str
     cls: str
-    subsystem_vendor: str
-    subsystem_device: str
     cpus: str
     numa: str
     vfs: str
