@@ -83,7 +83,7 @@ class NodeMode:
         from accelplane.apiserver import ApiError  # noqa: PLC0415
         from accelplane.features import node_reconciler  # noqa: PLC0415
 
-        async def settle(node: "Node") -> bool:
+        async def reconcile(node: "Node") -> bool:
             if self._take(node):
                 changed()
             return False
@@ -94,7 +94,7 @@ class NodeMode:
             return  # logged by `ask`
         if api is None:
             return
-        await node_reconciler.run(api, self._config.node_name, settle, interval=_WATCH)
+        await node_reconciler.run(api, self._config.node_name, reconcile, interval=_WATCH)
 
     def _take(self, node: "Node") -> bool:
         """Updates the mode and the obstacle. Returns whether one of them changed."""
