@@ -33,10 +33,6 @@ _STATE = "the container's state"
 Json = dict[str, "Json"] | list["Json"] | str | float | None
 
 
-class UsageError(Exception):
-    """An invalid command line."""
-
-
 class HookError(Exception):
     """A failure; the message names the file."""
 
@@ -44,7 +40,7 @@ class HookError(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
         links = parse_links(sys.argv[1:] if arguments is None else arguments)
-    except UsageError as error:
+    except ValueError as error:
         print(f"{PROGRAM}: {error}\n{USAGE}", file=sys.stderr)
         return 2
     problems: list[str] = []
@@ -66,20 +62,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse_links(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """Returns target and path of each link. Raises `UsageError`."""
+    """Returns target and path of each link. Raises `ValueError`."""
     words = list(arguments)
     if not words or words.pop(0) != "create-symlinks":
-        raise UsageError("expected the command create-symlinks")
+        raise ValueError("expected the command create-symlinks")
     links: list[tuple[str, str]] = []
     while words:
         word, equals, value = words.pop(0).partition("=")
         if word not in ("--link", "-link") or not (equals or words):
-            raise UsageError(f"expected --link TARGET::LINKPATH, found {word[:80]!a}")
+            raise ValueError(f"expected --link TARGET::LINKPATH, found {word[:80]!a}")
         target, separator, path = (value if equals else words.pop(0)).partition("::")
         if not separator or not target or not path.startswith("/"):
-            raise UsageError(f"--link {target[:80]}{separator}{path[:80]}: expected TARGET::/LINKPATH")
+            raise ValueError(f"--link {target[:80]}{separator}{path[:80]}: expected TARGET::/LINKPATH")
         if path.rpartition("/")[2] in ("", ".", "..") or max(len(target), len(path)) >= _PATH_LIMIT:
-            raise UsageError(f"--link {target[:80]}::{path[:80]}: the path must end in the link's name")
+            raise ValueError(f"--link {target[:80]}::{path[:80]}: the path must end in the link's name")
         links.append((target, path))
     return links
 

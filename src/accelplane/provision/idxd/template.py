@@ -47,7 +47,16 @@ class Template(msgspec.Struct, frozen=True):
     def setup(self, number: int) -> Setup | None:
         """The desired state of the device with that number, None if the template has none."""
         setup = self.setups.get("X") or self.setups.get(str(number))
-        return None if setup is None else _numbered(setup, number)
+        if setup is None:
+            return None
+        attributes = {
+            part: {
+                name: _NUMBER_IN_NAME.sub(str(number), text) if name == "name" else text
+                for name, text in values.items()
+            }
+            for part, values in setup.attributes.items()
+        }
+        return msgspec.structs.replace(setup, attributes=attributes)
 
 
 def read_template(file: ConfigFile, device_type: str) -> Template:
@@ -58,16 +67,6 @@ def read_template(file: ConfigFile, device_type: str) -> Template:
     if len(unknown) > _MAX_NOTES:
         unknown[_MAX_NOTES:] = [f"and {len(unknown) - _MAX_NOTES} more ignored"]
     return Template(file.path, setups, [f"{file.path}: {note}" for note in unknown])
-
-
-def _numbered(setup: Setup, number: int) -> Setup:
-    attributes = {
-        part: {
-            name: _NUMBER_IN_NAME.sub(str(number), text) if name == "name" else text for name, text in values.items()
-        }
-        for part, values in setup.attributes.items()
-    }
-    return msgspec.structs.replace(setup, attributes=attributes)
 
 
 class _TemplateReader:
