@@ -247,7 +247,6 @@ class TestOneDevice:
         assert (vf.address, vf.vendor, vf.device, vf.cls, vf.cpus, vf.numa, vf.driver, vf.vfs) == (
             *(VF, "0x8086", "0x09c4", "0x120000", "0-7", "1", "dfl-pci", ""),
         )
-        assert (vf.subsystem_vendor, vf.subsystem_device) == ("0x8086", "0x0000")
         assert vf.physical is not None
         assert (vf.physical.address, vf.physical.vfs, vf.physical.vfs_limit) == (PF, "0", "1")
         found = read_fme(Host(tmp_path), "dfl-fme.0")

@@ -99,7 +99,7 @@ def test_a_file_of_a_mounted_configmap_is_read_through_its_links(tmp_path: Path)
     (tmp_path / "..2026" / "qat.conf").write_text("dc")
     (tmp_path / "..data").symlink_to("..2026")
     (tmp_path / "qat.conf").symlink_to("..data/qat.conf")
-    assert read(str(tmp_path / "qat.conf")) == "dc"
+    assert read(f"{tmp_path}/qat.conf") == ConfigFile(f"{tmp_path}/qat.conf", "dc")
 
 
 @given(st.text())

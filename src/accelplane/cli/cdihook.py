@@ -33,10 +33,6 @@ _STATE = "the container's state"
 Json = dict[str, "Json"] | list["Json"] | str | float | None
 
 
-class UsageError(Exception):
-    """An invalid command line."""
-
-
 class HookError(Exception):
     """A failure; the message names the file."""
 
@@ -49,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         links = parse_links(words)
-    except UsageError as error:
+    except ValueError as error:
         print(f"{PROGRAM}: {error}\n{USAGE}", file=sys.stderr)
         return 2
     problems: list[str] = []
@@ -71,21 +67,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse_links(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """Returns target and path of each link. Raises `UsageError`."""
+    """Returns target and path of each link. Raises `ValueError`."""
     words = list(arguments)
     command = words.pop(0) if words else ""
     if command != "create-symlinks":
-        raise UsageError(f"found the command {command[:80]!a}, expected create-symlinks")
+        raise ValueError(f"found the command {command[:80]!a}, expected create-symlinks")
     links: list[tuple[str, str]] = []
     while words:
         word, equals, value = words.pop(0).partition("=")
         if word not in ("--link", "-link") or not (equals or words):
-            raise UsageError(f"found {word[:80]!a}, expected --link TARGET::LINKPATH")
+            raise ValueError(f"found {word[:80]!a}, expected --link TARGET::LINKPATH")
         target, separator, path = (value if equals else words.pop(0)).partition("::")
         if not separator or not target or not path.startswith("/"):
-            raise UsageError(f"--link: found {f'{target[:80]}{separator}{path[:80]}'!a}, expected TARGET::/LINKPATH")
+            raise ValueError(f"--link: found {f'{target[:80]}{separator}{path[:80]}'!a}, expected TARGET::/LINKPATH")
         if path.rpartition("/")[2] in ("", ".", "..") or max(len(target), len(path)) >= _PATH_LIMIT:
-            raise UsageError(f"--link: found the path {path[:80]!a}, expected a path that ends in the name of the link")
+            raise ValueError(f"--link: found the path {path[:80]!a}, expected a path that ends in the name of the link")
         links.append((target, path))
     return links
 

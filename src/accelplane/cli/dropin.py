@@ -11,17 +11,14 @@ from typing import NoReturn
 from accelplane.cli import signals
 
 
-def _run(program: str, name: str, plugin: str, *, needs_hardware: bool = False) -> NoReturn:
-    """Runs the plugin, a class `module:Class` of `accelplane.plugins`.
-
-    With `needs_hardware` its method `absence` has the reason why the command must not run on this host.
-    """
+def _run(program: str, name: str, plugin: str) -> NoReturn:
+    """Runs the plugin, a class `module:Class` of `accelplane.plugins`. Its method `absence`, if any, may prevent it."""
     signals.end_at_once()
     from accelplane.cli.node import dropin  # noqa: PLC0415 - after the signal handlers
 
     module, _, class_name = plugin.partition(":")
     plugin_type = getattr(importlib.import_module(f"accelplane.plugins.{module}"), class_name)
-    sys.exit(dropin(program, plugin_type, name, absence=plugin_type.absence if needs_hardware else None))
+    sys.exit(dropin(program, plugin_type, name, absence=getattr(plugin_type, "absence", None)))
 
 
 gpu = partial(_run, "intel_gpu_device_plugin", "gpu", "gpu:GpuPlugin")
@@ -31,5 +28,5 @@ iaa = partial(_run, "intel_iaa_device_plugin", "iaa", "idxd:IaaPlugin")
 dlb = partial(_run, "intel_dlb_device_plugin", "dlb", "dlb:DlbPlugin")
 qat = partial(_run, "intel_qat_device_plugin", "qat", "qat:QatPlugin")
 sgx = partial(_run, "intel_sgx_device_plugin", "sgx", "sgx:SgxPlugin")
-fpga = partial(_run, "intel_fpga_device_plugin", "fpga", "fpga:FpgaPlugin", needs_hardware=True)
-onload = partial(_run, "onload-device-plugin", "onload", "onload:OnloadDropin", needs_hardware=True)
+fpga = partial(_run, "intel_fpga_device_plugin", "fpga", "fpga:FpgaPlugin")
+onload = partial(_run, "onload-device-plugin", "onload", "onload:OnloadDropin")

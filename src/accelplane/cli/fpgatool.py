@@ -275,19 +275,15 @@ def _device_rows(name: str, node: str, path: str, pci: Pci) -> Iterator[Row]:
         yield Row("SR-IOV maximum Virtual Functions", "maximumVirtualFunctions", pci.vfs_limit, detail=True)
 
 
-def _list(*kinds: str) -> Callable[[Given], Json]:
-    """The command that lists devices of these kinds, `FME` and `Port`."""
-
-    def print_devices(given: Given) -> Json:
-        fmes, ports = platform_devices(given.host)
-        found = {f"{kind.lower()}s": fmes if kind == "FME" else ports for kind in kinds}
-        for kind, names in zip(kinds, found.values(), strict=True):
-            given.say(f"Detected FPGA {kind}s: {len(names)}")
-            if not given.has("json"):
-                print(*names, sep="\n", end="\n" if names else "")
-        return found
-
-    return print_devices
+def _list(given: Given, kinds: Sequence[Literal["FME", "Port"]]) -> Json:
+    """Lists the devices of these kinds."""
+    fmes, ports = platform_devices(given.host)
+    found = {f"{kind.lower()}s": fmes if kind == "FME" else ports for kind in kinds}
+    for kind, names in zip(kinds, found.values(), strict=True):
+        given.say(f"Detected FPGA {kind}s: {len(names)}")
+        if not given.has("json"):
+            print(*names, sep="\n", end="\n" if names else "")
+    return found
 
 
 # Commands that change hardware
@@ -373,9 +369,9 @@ COMMANDS: Mapping[str, Callable[[Given], Json]] = {
     "fpgainfo": _device_info,
     "fmeinfo": _device_info,
     "portinfo": _device_info,
-    "list": _list("FME", "Port"),
-    "list-fme": _list("FME"),
-    "list-port": _list("Port"),
+    "list": partial(_list, kinds=("FME", "Port")),
+    "list-fme": partial(_list, kinds=("FME",)),
+    "list-port": partial(_list, kinds=("Port",)),
     "pr": _program,
     "release": partial(_move, operation="release"),
     "assign": partial(_move, operation="assign"),

@@ -52,7 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def load() -> tuple[Settings, Plugins]:
         config = configuration.read(path) if path else configuration.AgentConfig()
-        return _configured(given, config, path, named)
+        plugin_names = named or config.enabled
+        types = installed(plugin_names, "-plugins" if named else f"{path}: enabled")
+        if config.plugins:
+            configuration.check_names(config, types if plugin_names is None else installed(), path)
+        return _settings(given, config.settings), configuration.plugins(config, types, path)
 
     labels = str(given.get("labels", "off"))
     return run("accelplane-node", given, load, config_file=path or None, labels=labels, command="accelplane node")
@@ -192,16 +196,6 @@ def _label_services(labels: str, settings: Settings, given: Mapping[str, Value])
         "-until-stdin-ends", f"-root={settings.root}", *log_flags,
     )  # fmt: skip
     return {"labels": lambda _watcher: supervise("labels", command)}
-
-
-def _configured(
-    given: Mapping[str, Value], config: configuration.AgentConfig, path: str, named: Sequence[str]
-) -> tuple[Settings, Plugins]:
-    plugin_names = named or config.enabled
-    types = installed(plugin_names, "-plugins" if named else f"{path}: enabled")
-    if config.plugins:
-        configuration.check_names(config, types if plugin_names is None else installed(), path)
-    return _settings(given, config.settings), configuration.plugins(config, types, path)
 
 
 def _settings(given: Mapping[str, Value], configured: Mapping[str, float]) -> Settings:

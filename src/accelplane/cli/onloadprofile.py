@@ -12,10 +12,6 @@ from typing import NamedTuple
 DROP_IN = "profile_to_configmap.sh"
 
 
-class _UsageError(Exception):
-    """The command line is wrong."""
-
-
 class _Options(NamedTuple):
     profiles: tuple[str, ...]
     strict: bool
@@ -31,7 +27,7 @@ def main(arguments: Sequence[str] | None = None, program: str = DROP_IN) -> int:
         return 0
     try:
         options = _parse(words)
-    except _UsageError as error:
+    except ValueError as error:
         sys.stderr.write(f"{error}\n{_usage(program)}")
         return 1
     try:
@@ -57,7 +53,7 @@ def _usage(program: str) -> str:
 
 
 def _parse(words: Sequence[str]) -> _Options:
-    """Words that are no options are ignored, as the script that this replaces does."""
+    """Words that are no options are ignored, as the script that this replaces does. Raises `ValueError`."""
     profiles: list[str] = []
     strict = execute = False
     rest = iter(words)
@@ -71,18 +67,18 @@ def _parse(words: Sequence[str]) -> _Options:
         elif word == "--exec":
             execute = True
         elif word.startswith("-"):
-            raise _UsageError(f"{word}: unknown option")
+            raise ValueError(f"{word}: unknown option")
     if not profiles:
-        raise _UsageError("no profile is given")
+        raise ValueError("no profile is given")
     if strict and execute:
-        raise _UsageError("--strict and --exec: found both, expected one of them")
+        raise ValueError("--strict and --exec: found both, expected one of them")
     return _Options(tuple(profiles), strict, execute)
 
 
 def _names(text: str) -> list[str]:
     names = text.split(",")
     if not all(names):
-        raise _UsageError(f"--profile: found {text!a}, expected names separated by commas")
+        raise ValueError(f"--profile: found {text!a}, expected names separated by commas")
     return names
 
 

@@ -1,55 +1,42 @@
-"""Shows a text or tables again and again: in place on a terminal, one after the other elsewhere."""
+"""Shows tables again and again: in place on a terminal, one after the other elsewhere."""
 
 import asyncio
 import os
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import TextIO, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TypeVar
 
-from accelplane.cli.tables import Document, Format, with_problems, write
+from accelplane.cli.tables import Document, Format, printable, write
 
 # Cursor home; erase to the end of the line; erase to the end of the screen (ECMA-48).
 _HOME, _ERASE_LINE, _ERASE_BELOW, _ERASE_ALL = "\x1b[H", "\x1b[K", "\x1b[J", "\x1b[2J"
 
-Frame = Callable[[], Awaitable[str]]
 T = TypeVar("T")
 
 
 async def show(
     read: Callable[[], Awaitable[tuple[Document[T], Sequence[str]]]], form: Format, interval: float, *, once: bool
 ) -> Sequence[str]:
-    """Shows the document of `read`, with its problems unless `once`, as `refresh` does. Returns the last problems."""
-    problems: Sequence[str] = ()
+    """Writes the document of `read` now and, unless `once`, after each `interval` seconds until it is cancelled.
 
-    async def frame() -> str:
-        nonlocal problems
+    The problems of `read` are below the document unless `once`. Returns the problems.
+    """
+    # Only in a terminal that has a cursor.
+    in_place = not once and sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+    if in_place:
+        sys.stdout.write(_ERASE_ALL)
+    while True:
         document, problems = await read()
         text = write(document, form)
-        return text if once else with_problems(text, problems, form)
-
-    await refresh(frame, interval, once=once)
-    return problems
-
-
-async def refresh(frame: Frame, interval: float, *, once: bool) -> None:
-    """Writes `await frame()` now and, unless `once`, after each `interval` seconds until it is cancelled."""
-    output = sys.stdout
-    in_place = not once and can_redraw(output, os.environ)
-    if in_place:
-        output.write(_ERASE_ALL)
-    while True:
-        text = await frame()
-        output.write("".join(screen(text, *shutil.get_terminal_size())) if in_place else text)
-        output.flush()
+        if not once and form.output in ("table", "wide"):
+            # On a screen standard error would overwrite the table.
+            text += "".join(f"{printable(problem)}\n" for problem in problems)
+        sys.stdout.write("".join(screen(text, *shutil.get_terminal_size())) if in_place else text)
+        sys.stdout.flush()
         if once:
-            return
+            return problems
         await asyncio.sleep(interval)
-
-
-def can_redraw(stream: TextIO, environment: Mapping[str, str]) -> bool:
-    """Whether the stream is a terminal that has a cursor."""
-    return stream.isatty() and environment.get("TERM", "") not in ("", "dumb")
 
 
 def screen(text: str, columns: int, rows: int) -> Iterator[str]:

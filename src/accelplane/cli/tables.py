@@ -97,13 +97,6 @@ def print_problems(program: str, problems: Sequence[str]) -> int:
     return 1 if problems else 0
 
 
-def with_problems(text: str, problems: Sequence[str], form: Format) -> str:
-    """A table with problems below it, for a screen, where standard error would overwrite the table."""
-    if form.output not in ("table", "wide"):
-        return text
-    return text + "".join(f"{printable(problem)}\n" for problem in problems)
-
-
 def structured(content: object, output: Output) -> str:
     """The content as JSON or YAML."""
     if output == "json":

@@ -7,7 +7,6 @@ file is limited.
 
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from accelplane.fpga.elf import ElfError, Window, sections
 from accelplane.fpga.gbs import BITSTREAM_LIMIT, HEAD_LIMIT
@@ -24,29 +23,25 @@ class AocxError(Exception):
     """Not an AOCX file, or its design cannot be decompressed."""
 
 
-class Aocx(NamedTuple):
-    """The texts Board, Target, Hash and Version, and the window of the compressed GBS file, None without a design."""
+def parse(file: Window) -> tuple[Mapping[str, str], Window | None]:
+    """Returns the texts Board, Target, Hash and Version, and the compressed GBS file, None without a design.
 
-    texts: Mapping[str, str]
-    packed: Window | None
-
-
-def parse(file: Window) -> Aocx:
-    """Reads texts and design of the file. Raises `AocxError`."""
+    Raises `AocxError`.
+    """
     try:
         outer = sections(file, (*_TEXTS, _DESIGN))
         texts = {word: _text(outer, section) for section, word in _TEXTS.items()}
     except ElfError as error:
         raise AocxError(str(error)) from None
     if _DESIGN not in outer:
-        return Aocx(texts, None)
+        return texts, None
     try:
         packed = sections(outer[_DESIGN], (_PACKED,)).get(_PACKED)
     except ElfError as error:
         raise AocxError(f"its section {_DESIGN} {error}") from None
     if packed is None:
         raise AocxError(f"its section {_DESIGN} has no section {_PACKED}")
-    return Aocx(texts, packed)
+    return texts, packed
 
 
 def unpacked(packed: Window) -> Iterator[bytes]:

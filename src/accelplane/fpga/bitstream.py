@@ -79,10 +79,9 @@ def _aocx(name: str, descriptor: int, file_size: int) -> Bitstream:
     from accelplane.fpga import aocx, elf  # noqa: PLC0415 - most bitstreams are GBS files
 
     try:
-        file = aocx.parse(elf.Window(descriptor, 0, file_size))
+        texts, packed = aocx.parse(elf.Window(descriptor, 0, file_size))
     except aocx.AocxError as error:
         raise FpgaError(f"{name}: {error}") from None
-    packed = file.packed
 
     def pieces() -> Iterator[bytes]:
         if packed is None:
@@ -117,7 +116,7 @@ def _aocx(name: str, descriptor: int, file_size: int) -> Bitstream:
         return data
 
     return Bitstream(
-        name, ".aocx", header.interface, header.accelerator, file.texts["Hash"], file.texts,
+        name, ".aocx", header.interface, header.accelerator, texts["Hash"], texts,
         programmable=packed is not None, descriptor=descriptor, size=size, read=read,
     )  # fmt: skip
 

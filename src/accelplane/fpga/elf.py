@@ -50,16 +50,6 @@ class Window(NamedTuple):
         return b"".join(pieces)
 
 
-class _Layout(NamedTuple):
-    """Formats of a class (32 or 64 bits) and byte order: the table's offset, counts in the header, a section."""
-
-    table: str
-    table_at: int
-    counts: str
-    counts_at: int
-    section: struct.Struct
-
-
 class _Section(NamedTuple):
     """The first fields of a section header; `name` is an offset in the section of names."""
 
@@ -73,19 +63,15 @@ class _Section(NamedTuple):
 
 def sections(file: Window, section_names: Collection[str]) -> Mapping[str, Window]:
     """Returns the first section of each name, without missing ones. Raises `ElfError`."""
-    layout = _layout(file.read(0, min(file.size, 64)))
-    header = file.read(0, layout.counts_at + struct.calcsize(layout.counts))
-    (table,) = struct.unpack_from(layout.table, header, layout.table_at)
-    stride: int
-    count: int
-    names_index: int
-    stride, count, names_index = struct.unpack_from(layout.counts, header, layout.counts_at)
+    header, section = _layout(file.read(0, min(file.size, 64)))
+    fields: tuple[int, ...] = header.unpack(file.read(0, header.size))
+    table, stride, count, names_index = fields
     if not table or not count:
         return {}
-    if not layout.section.size <= stride <= _ENTRY_LIMIT or count > _SECTIONS_LIMIT or names_index >= count:
+    if not section.size <= stride <= _ENTRY_LIMIT or count > _SECTIONS_LIMIT or names_index >= count:
         raise ElfError(f"invalid section table: {count} sections of {stride} bytes, names in section {names_index}")
     data = file.read(table, stride * count)
-    entries = [_Section(*layout.section.unpack_from(data, stride * index)[:6]) for index in range(count)]
+    entries = [_Section(*section.unpack_from(data, stride * index)[:6]) for index in range(count)]
     strings = entries[names_index]
     if strings.size > _STRINGS_LIMIT:
         raise ElfError(f"{strings.size} bytes of section names, expected at most {_STRINGS_LIMIT}")
@@ -103,11 +89,12 @@ def sections(file: Window, section_names: Collection[str]) -> Mapping[str, Windo
     return found
 
 
-def _layout(ident: bytes) -> _Layout:
+def _layout(ident: bytes) -> tuple[struct.Struct, struct.Struct]:
+    """The table's offset and the counts in the header, and a section, of the class (32 or 64 bits) and byte order."""
     if not ident:
         raise ElfError("is empty, expected an ELF file")
     if ident[:4] != b"\x7fELF" or len(ident) < 6 or ident[4] not in (1, 2) or ident[5] not in (1, 2):
         raise ElfError(f"begins with {ident[:6].hex(' ')}, expected 7f 45 4c 46 and class and byte order (ELF)")
     order = "<" if ident[5] == 1 else ">"
-    table, table_at, counts_at, section = ("I", 32, 46, "10I") if ident[4] == 1 else ("Q", 40, 58, "2I4Q2I2Q")
-    return _Layout(order + table, table_at, order + "3H", counts_at, struct.Struct(order + section))
+    header, section = ("32xI10x3H", "10I") if ident[4] == 1 else ("40xQ10x3H", "2I4Q2I2Q")
+    return struct.Struct(order + header), struct.Struct(order + section)

@@ -57,7 +57,15 @@ def run(
         for pair, port in assign_ports(host, request):
             remaining = retry._replace(timeout=max(0.0, deadline - time.monotonic()))
             try:
-                _ensure(host, pair, port, call=call, store=store, retry=remaining)
+                if afu_id(host, port) == pair.afu:
+                    continue
+                with opened_for(host, pair.region, pair.afu, store) as bitstream:
+                    if bitstream.unique != pair.afu:
+                        raise FpgaError(
+                            f"{bitstream.path}: found id {bitstream.unique or 'none'} in the file, expected "
+                            f"{pair.afu}; was the file renamed?"
+                        )
+                    program(host, port, bitstream, call=call, unless=pair.afu, retry=remaining)
             except (FpgaError, HostError) as error:
                 raise FpgaError(f"{AFU_VARIABLE}{pair.number} in {port.name}: {error}") from error
 
@@ -89,14 +97,3 @@ def assign_ports(host: Host, request: Request) -> list[tuple[Pair, Port]]:
             )
         assigned.append((pair, available.pop(name)[1]))
     return assigned
-
-
-def _ensure(host: Host, pair: Pair, port: Port, *, call: Call, store: str, retry: RetryPolicy) -> None:
-    """Programs the port unless it has the AFU."""
-    if afu_id(host, port) == pair.afu:
-        return
-    with opened_for(host, pair.region, pair.afu, store) as bitstream:
-        if bitstream.unique != pair.afu:
-            raise FpgaError(f"{bitstream.path}: found id {bitstream.unique or 'none'} in the file, expected "
-                            f"{pair.afu}; was the file renamed?")  # fmt: skip
-        program(host, port, bitstream, call=call, unless=pair.afu, retry=retry)

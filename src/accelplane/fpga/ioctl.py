@@ -60,18 +60,16 @@ class PortRegion(NamedTuple):
 
 
 class IoctlError(FpgaError):
-    """An ioctl failed with `errno`; `bitmap` is OPAE's status of a bitstream that the hardware rejected."""
+    """An ioctl failed with `errno`."""
 
     def __init__(self, node: str, operation: Operation, number: int, bitmap: int = 0) -> None:
+        """`bitmap` is OPAE's status of a bitstream that the hardware rejected."""
         reason = f"{os.strerror(number)} ({errno.errorcode.get(number, number)})"
         if bitmap:
             bits = [word for place, word in enumerate(_PROGRAM_ERRORS) if bitmap >> place & 1] or ["unknown"]
             reason += f", hardware errors {bitmap:#x} ({', '.join(bits)})"
         super().__init__(f"{node}: {_OPERATIONS[operation][1]} failed: {reason}{_advice(operation, number)}")
-        self.node = node
-        self.operation = operation
         self.errno = number
-        self.bitmap = bitmap
 
 
 def system_call(node: str, request: int, argument: bytearray | int) -> int:

@@ -76,7 +76,10 @@ def program(
         node, data = host.local(port.fme.node), bitstream.read()
         with _recorded(host, port, interface, expected):
             _program(call, port, node, data, deadline=deadline, retry=retry)
-            found = _wait_for_afu(host, port, deadline, retry)
+            problem = f"{port.name}: port is still disabled {retry.timeout:.3g} s after programming started"
+            with _timeout_message(problem):
+                while (found := afu_id(host, port)) is None:
+                    _wait(deadline, retry)
             if found != expected:
                 raise FpgaError(
                     f"{port.name}: AFU id is {found} after programming {bitstream.path}, expected {expected}"
@@ -182,13 +185,6 @@ def _program(call: Call, port: Port, node: str, data: "array[int]", *, deadline:
             _pause(deadline, retry)
     except TimedOut as error:
         raise TimedOut(f"{error}; last error: {last_error}" if last_error else str(error)) from None
-
-
-def _wait_for_afu(host: Host, port: Port, deadline: float, retry: RetryPolicy) -> str:
-    with _timeout_message(f"{port.name}: port is still disabled {retry.timeout:.3g} s after programming started"):
-        while (found := afu_id(host, port)) is None:
-            _wait(deadline, retry)
-        return found
 
 
 @contextlib.contextmanager

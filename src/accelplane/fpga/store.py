@@ -66,12 +66,12 @@ def install(host: Host, bitstream: Bitstream, store: str = STORE, *, force: bool
         directory, _, name = path.rpartition("/")
         local = f"{host.local(directory)}/{name}"  # a link at the path itself is replaced, not followed
         if not force and os.path.lexists(local):
-            raise _exists(path)
+            raise FileExistsError
         if not dry_run:
             _make_directories(os.path.dirname(local))
             _copy(bitstream.descriptor, local, force=force)
     except FileExistsError:
-        raise _exists(path) from None
+        raise FpgaError(f"{path}: file exists; use -force to overwrite it") from None
     except OSError as error:
         raise FpgaError(f"{path}: cannot install: {error.strerror}") from None
     return path
@@ -89,10 +89,6 @@ def locked(directory: str) -> Generator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _exists(path: str) -> FpgaError:
-    return FpgaError(f"{path}: file exists; use -force to overwrite it")
 
 
 def _path(store: str, region: str, afu: str, extension: str) -> str:

@@ -30,12 +30,7 @@ _DEVICE_NUMBER = re.compile(r"[0-9]{1,10}:[0-9]{1,10}")
 _PORT_NUMBER = re.compile(r"[0-9]{1,9}")
 _DIGITS = re.compile(r"[0-9]+")
 
-
-_PCI_ATTRIBUTES = (
-    *("vendor", "device", "class", "subsystem_vendor", "subsystem_device"),
-    *("local_cpulist", "numa_node", "sriov_numvfs", "sriov_totalvfs"),
-)
-
+_PCI_ATTRIBUTES = ("vendor", "device", "class", "local_cpulist", "numa_node", "sriov_numvfs", "sriov_totalvfs")
 _FME_ATTRIBUTES = ("bitstream_id", "bitstream_metadata", "ports_num", "socket_id")
 
 
@@ -47,8 +42,6 @@ class Pci(NamedTuple):
     vendor: str
     device: str
     cls: str
-    subsystem_vendor: str
-    subsystem_device: str
     cpus: str
     numa: str
     vfs: str
@@ -245,7 +238,10 @@ def _fme(host: Host, driver: Driver, node: str, path: str, pci: Pci) -> Fme:
     dev = _attribute(host, path, "dev")
     node = node or _fme_node(host, name, dev)
     texts = [_attribute(host, path, each) for each in _FME_ATTRIBUTES]
-    ids = sorted(host.glob(f"{path}/{driver.interface_glob}"), key=_numbers)
+    ids = sorted(
+        host.glob(f"{path}/{driver.interface_glob}"),
+        key=lambda place: [int(digits[:20]) for digits in _DIGITS.findall(place)],
+    )
     return Fme(driver, name, node, path, pci, dev, *texts, interfaces=tuple(host.text(place) for place in ids))
 
 
@@ -291,10 +287,6 @@ def _attribute(host: Host, directory: str, name: str) -> str:
 
 def _number(device: int) -> str:
     return f"{os.major(device)}:{os.minor(device)}"
-
-
-def _numbers(path: str) -> list[int]:
-    return [int(digits[:20]) for digits in _DIGITS.findall(path)]
 
 
 def _word(kind: Kind) -> str:

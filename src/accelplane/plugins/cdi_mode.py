@@ -1,19 +1,10 @@
 """The option `cdi`: whether a container gets a device's files by the Allocate response, by CDI, or by both."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from accelplane.devices import CdiDevice, CdiHook, CdiMount, CdiNode, DeviceNode, Mount
 
 CDI_MODES = ("auto", "all", "only", "off")
-
-
-class DeviceFiles(NamedTuple):
-    """The fields of a `Device` that give files to a container."""
-
-    nodes: tuple[DeviceNode, ...]
-    mounts: tuple[Mount, ...]
-    cdi: CdiDevice | None
 
 
 def split_by_cdi_mode(
@@ -25,10 +16,13 @@ def split_by_cdi_mode(
     mounts: tuple[Mount, ...] = (),
     hooks: Sequence[CdiHook] = (),
     cdi_by_default: bool = False,
-) -> DeviceFiles:
-    """Returns the files as the mode divides them. The mode `auto` is `all` with `cdi_by_default`, else `off`."""
+) -> tuple[tuple[DeviceNode, ...], tuple[Mount, ...], CdiDevice | None]:
+    """Returns nodes, mounts and CDI device of a `Device` as the mode divides the files.
+
+    The mode `auto` is `all` with `cdi_by_default`, else `off`.
+    """
     if mode == "off" or (mode == "auto" and not cdi_by_default):
-        return DeviceFiles(nodes, mounts, None)
+        return nodes, mounts, None
     cdi = CdiDevice(
         kind=kind,
         name=name,
@@ -36,7 +30,7 @@ def split_by_cdi_mode(
         mounts=tuple([_bind_mount(mount) for mount in mounts]),
         hooks=hooks,
     )
-    return DeviceFiles((), (), cdi) if mode == "only" else DeviceFiles(nodes, mounts, cdi)
+    return ((), (), cdi) if mode == "only" else (nodes, mounts, cdi)
 
 
 def _bind_mount(mount: Mount) -> CdiMount:

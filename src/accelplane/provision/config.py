@@ -49,13 +49,13 @@ def find(config_dir: str, name: str, node_name: str) -> ConfigFile | None:
     if node_name:
         paths.insert(0, os.path.join(config_dir, f"{name}-{node_name}.conf"))
     for path in paths:
-        if (text := read(path)) is not None:
-            return ConfigFile(path, text)
+        if (file := read(path)) is not None:
+            return file
     return None
 
 
-def read(path: str) -> str | None:
-    """The text of a configuration file, None if it does not exist. Raises `ConfigError`."""
+def read(path: str) -> ConfigFile | None:
+    """The configuration file, None if it does not exist. Raises `ConfigError`."""
     try:
         # O_NONBLOCK: a FIFO without a writer must not block.
         with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
@@ -71,7 +71,7 @@ def read(path: str) -> str | None:
     if len(data) > CONFIG_LIMIT:
         raise ConfigError(path, 0, f"more than {CONFIG_LIMIT} bytes", "a text file of less")
     try:
-        return data.decode()
+        return ConfigFile(path, data.decode())
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError(

@@ -51,13 +51,8 @@ class QatConfig(msgspec.Struct, frozen=True, kw_only=True):
     force: bool = False
 
 
-class _Vf(msgspec.Struct, frozen=True):
-    address: str
-    driver: str
-
-
 class _Pf(msgspec.Struct, frozen=True, kw_only=True):
-    """A PF in sysfs. Attributes that do not exist are None."""
+    """A PF in sysfs. Attributes that do not exist are None. `vfs` are the drivers by PCI address."""
 
     address: str
     path: str
@@ -68,7 +63,7 @@ class _Pf(msgspec.Struct, frozen=True, kw_only=True):
     state: str | None
     services: str | None
     auto_reset: str | None
-    vfs: Sequence[_Vf]
+    vfs: Mapping[str, str]
     vf_driver_is_loaded: bool
 
 
@@ -137,10 +132,10 @@ def plan(config: QatConfig, address: str, host: Host) -> Plan:
     except HostError as error:
         return Plan(device=address, failure=str(error))
     made = Plan(device=address, now=_properties(pf))
-    unbound = [vf for vf in pf.vfs if config.vf_driver not in ("", vf.driver)]
+    unbound = [vf for vf, driver in pf.vfs.items() if config.vf_driver not in ("", driver)]
     # Only groups of VFs that would be unbound are opened: while one is open here, no other process can open it.
-    in_use = {vf.address: why for vf in unbound if (why := _use(config, host, vf))}
-    free = [vf for vf in unbound if vf.address not in in_use]
+    in_use = {vf: why for vf in unbound if (why := _use(config, host, vf, pf.vfs[vf]))}
+    free = [vf for vf in unbound if vf not in in_use]
     if failure := _failure(config, pf, binds=bool(free)):
         return replace(made, failure=failure)
     if pf.driver != pf.model.pf_driver:
@@ -148,7 +143,8 @@ def plan(config: QatConfig, address: str, host: Host) -> Plan:
     change = _change(config, pf)
     replaced = bool(pf.count) and (bool(change) or (config.force and pf.count != pf.total))
     if replaced:
-        in_use |= {vf.address: why for vf in pf.vfs if vf not in unbound and (why := _use(config, host, vf))}
+        others = [vf for vf in pf.vfs if vf not in unbound]
+        in_use |= {vf: why for vf in others if (why := _use(config, host, vf, pf.vfs[vf]))}
     if replaced and in_use:
         return replace(made, skip_reason=f"{change or f'{pf.total} VFs'} needed, but {'; '.join(_uses(in_use))}")
 
@@ -163,7 +159,7 @@ def plan(config: QatConfig, address: str, host: Host) -> Plan:
         notes += _remaining_differences(pf, in_use)
         what = f"driver of {len(free)} VF{'s' * (len(free) > 1)} -> {config.vf_driver}"
         for vf in free:
-            steps += bind_steps(host, vf.address, config.vf_driver, what, part=vf.address)
+            steps += bind_steps(host, vf, config.vf_driver, what, part=vf)
     if pf.model.detects_services and config.auto_reset not in ("", pf.auto_reset):
         if pf.auto_reset is None:
             notes.append("auto-reset cannot be set: no qat/auto_reset (Linux 6.9 or newer)")
@@ -174,7 +170,7 @@ def plan(config: QatConfig, address: str, host: Host) -> Plan:
 
 def _rollback(config: QatConfig, pf: _Pf) -> Planner:
     """The rollback planner: VFs that are disabled and enabled again are bound to the kernel's own driver."""
-    had_it = any(vf.driver == config.vf_driver for vf in pf.vfs)
+    had_it = config.vf_driver in pf.vfs.values()
     before = replace(
         config,
         services=pf.services or "",
@@ -206,7 +202,7 @@ def _read(config: QatConfig, address: str, host: Host) -> _Pf:
         state=state,
         services=host.optional_text(f"{path}/qat/cfg_services"),
         auto_reset=host.optional_text(f"{path}/qat/auto_reset"),
-        vfs=[_Vf(vf, drivers.driver_of(host, vf)) for vf in vfs],
+        vfs={vf: drivers.driver_of(host, vf) for vf in vfs},
         vf_driver_is_loaded=not config.vf_driver or drivers.is_loaded(host, config.vf_driver),
     )
 
@@ -219,7 +215,7 @@ def _properties(pf: _Pf) -> dict[str, str]:
     if pf.total is not None:
         now["VFs"] = f"{pf.count} of {pf.total}"
     if pf.vfs:
-        now["VFs on"] = vf_drivers(vf.driver for vf in pf.vfs)
+        now["VFs on"] = vf_drivers(pf.vfs.values())
     return now
 
 
@@ -255,15 +251,15 @@ def _change(config: QatConfig, pf: _Pf) -> str:
     return f"services {pf.services} -> {config.services}"
 
 
-def _use(config: QatConfig, host: Host, vf: _Vf) -> str:
+def _use(config: QatConfig, host: Host, vf: str, driver: str) -> str:
     """Why the VF must not be unbound; empty if it may.
 
     An open group prevents it even with `force`: the kernel would wait for the group's user without a timeout.
     """
-    if drivers.vfio_group_is_open(host, vf.address):
+    if drivers.vfio_group_is_open(host, vf):
         return "in use: its VFIO group is open"
-    if vf.driver in _UIO and not config.force:
-        return f"possibly in use: {vf.driver} does not report its users"
+    if driver in _UIO and not config.force:
+        return f"possibly in use: {driver} does not report its users"
     return ""
 
 

@@ -28,6 +28,10 @@ _WATCH = 300.0
 
 # CDI exists since containerd 1.7. There it is off by default, which the Node object does not show.
 _NO_CDI = re.compile(r"containerd://(0|1\.[0-6])\..*")
+_OBSTACLE = (
+    "the container runtime {} has no CDI, so no hook would program the region; expected containerd 1.7 or newer, mode "
+    "af or regiondevel, or -cdi=off if the runtime runs the hook by other means"
+)
 
 
 class NodeMode:
@@ -79,7 +83,7 @@ class NodeMode:
         from accelplane.apiserver import ApiError  # noqa: PLC0415
         from accelplane.features import node_reconciler  # noqa: PLC0415
 
-        async def settle(node: "Node") -> bool:
+        async def reconcile(node: "Node") -> bool:
             if self._take(node):
                 changed()
             return False
@@ -90,13 +94,13 @@ class NodeMode:
             return  # logged by `ask`
         if api is None:
             return
-        await node_reconciler.run(api, self._config.node_name, settle, interval=_WATCH)
+        await node_reconciler.run(api, self._config.node_name, reconcile, interval=_WATCH)
 
     def _take(self, node: "Node") -> bool:
         """Updates the mode and the obstacle. Returns whether one of them changed."""
         before = self.mode, self.obstacle
         runtime = node.status.node_info.container_runtime_version
-        self.obstacle = _obstacle(runtime) if _NO_CDI.fullmatch(runtime) else ""
+        self.obstacle = _OBSTACLE.format(shown(runtime)) if _NO_CDI.fullmatch(runtime) else ""
         text = (node.metadata.annotations or {}).get(ANNOTATION)
         mode = self._config.own_mode if text is None else as_mode(text)
         if mode is None:
@@ -113,13 +117,6 @@ class NodeMode:
                 log.info("mode changed from %s to %s by %s", self.mode, mode, self.source)
             self.mode = mode
         return (self.mode, self.obstacle) != before
-
-
-def _obstacle(runtime: str) -> str:
-    return (
-        f"the container runtime {shown(runtime)} has no CDI, so no hook would program the region; expected containerd "
-        "1.7 or newer, mode af or regiondevel, or -cdi=off if the runtime runs the hook by other means"
-    )
 
 
 def _api(config: FpgaConfig) -> "ApiServer | None":

@@ -101,13 +101,7 @@ def recalled(known: Mapping[str, Known], reading: Reading) -> Mapping[str, Known
 
 
 def published(
-    host: Host,
-    reading: Reading,
-    known: Mapping[str, Known],
-    config: FpgaConfig,
-    mode: Mode,
-    *,
-    obstacle: str,
+    host: Host, reading: Reading, known: Mapping[str, Known], config: FpgaConfig, mode: Mode, *, obstacle: str
 ) -> Iterator[Device | Skipped]:
     """The devices of a reading, whose ports were `known` as given before.
 

@@ -81,10 +81,10 @@ def read_config(config_dir: str, environment: Mapping[str, str], *, force: bool 
 
 def _built_in(device_type: str) -> ConfigFile:
     path = os.path.join(_PROFILES, f"{device_type}.conf")
-    text = read(path)
-    if text is None:
+    file = read(path)
+    if file is None:
         raise ConfigError(path, 0, "nothing", "the built-in profile, which belongs to this package")
-    return ConfigFile(path, text)
+    return file
 
 
 def _of_single_devices(config_dir: str, device_type: str, node_name: str) -> dict[str, Template]:
@@ -103,7 +103,6 @@ def _of_single_devices(config_dir: str, device_type: str, node_name: str) -> dic
         raise ConfigError(config_dir, 0, f"files for {len(found)} single devices", f"at most {MAX_DEVICES}")
     templates: dict[str, Template] = {}
     for match in found:
-        path = os.path.join(config_dir, match[0])
-        if (text := read(path)) is not None:
-            templates[match[1]] = read_template(ConfigFile(path, text), device_type)
+        if (file := read(os.path.join(config_dir, match[0]))) is not None:
+            templates[match[1]] = read_template(file, device_type)
     return templates

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from accelplane.host import Host, HostError, Missing
+from accelplane.host import Host, HostError
 from accelplane.provision.idxd.attributes import ALIASES, DEVICE, KINDS, RULES, Kind, Part
 
 _BUSES = ("dsa", "iax")
@@ -96,9 +96,13 @@ def observe(host: Host, place: Place) -> Observed:
     attributes: dict[Part, dict[str, str]] = {}
     faults: dict[Part, dict[str, str]] = {}
     for part in (DEVICE, *_parts(host, place)):
-        files[part], attributes[part], faults[part] = {}, {}, {}
-        for name in RULES[part.kind]:
-            _read(host, place, part, name, (files[part], attributes[part], faults[part]))
+        files[part] = {name: path for name in RULES[part.kind] if (path := _file(host, place.part(part), name))}
+        attributes[part], faults[part] = {}, {}
+        for name, path in files[part].items():
+            try:
+                attributes[part][name] = host.text(path)
+            except HostError as error:
+                faults[part][name] = str(error)
     stateful = [part for part in files if part.kind in ("device", "wq")]
     return Observed(
         place=place,
@@ -127,40 +131,26 @@ def _parts(host: Host, place: Place) -> Iterator[Part]:
         yield from (Part(kind, index) for index in sorted(int(match[2]) for match in found if match[1] == kind))
 
 
-def _read(
-    host: Host, place: Place, part: Part, name: str, into: tuple[dict[str, str], dict[str, str], dict[str, str]]
-) -> None:
-    files, attributes, faults = into
-    for file in filter(None, (name, _OLD_NAMES.get(name))):
-        path = f"{place.part(part)}/{file}"
-        try:
-            attributes[name] = host.text(path)
-        except Missing:
-            continue
-        except HostError as error:
-            faults[name] = str(error)
-        files[name] = path
-        return
+def _file(host: Host, directory: str, name: str) -> str:
+    """The attribute's path, which may have its old name; empty if the device does not have it."""
+    paths = [f"{directory}/{file}" for file in (name, _OLD_NAMES.get(name)) if file]
+    return next(filter(host.exists, paths), "")
 
 
 def _clients(host: Host, path: str) -> int | None:
     try:
-        return int(host.text(f"{path}/clients"))
-    except Missing:
-        return 0
+        text = host.optional_text(f"{path}/clients")
+        return 0 if text is None else int(text)
     except (HostError, ValueError):
         return None
 
 
 def _limit(host: Host, place: Place, name: str) -> int | None:
     """The limit that the device reports, None if it reports none."""
-    for file in filter(None, (name, _OLD_NAMES.get(name))):
-        path = f"{place.path}/{file}"
-        text = host.optional_text(path)
-        if text is None:
-            continue
-        try:
-            return int(text, 0)
-        except ValueError:
-            raise HostError(path, f"reads {text[:80]!a}, expected a number") from None
-    return None
+    if not (path := _file(host, place.path, name)):
+        return None
+    text = host.text(path)
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise HostError(path, f"reads {text[:80]!a}, expected a number") from None

@@ -36,7 +36,11 @@ def plan_changes(host: Host, setup: Setup, found: Observed, *, force: bool = Fal
     plan = Plan(device=found.place.name)
     fixed, differences = _differences(setup, found)
     if fixed:
-        plan = replace(plan, notes=[f"its configuration is fixed: {_format_fixed(found, fixed)}"])
+        values = (
+            f"{found.place.part_name(part)} {attribute} stays {now[:_MAX_SHOWN]} (not {desired})"
+            for part, attribute, desired, now in fixed
+        )
+        plan = replace(plan, notes=[f"its configuration is fixed: {', '.join(values)}"])
     if down := _to_disable(host, setup, found, differences):
         if refusal := _locked(found):
             return replace(plan, skip_reason=refusal)
@@ -296,13 +300,6 @@ def _step(found: Observed, what: str, path: str, text: str) -> Step:
 def _what(found: Observed, difference: _Difference) -> str:
     part, attribute, desired, now = difference
     return f"{found.place.part_name(part)} {attribute} {now[:_MAX_SHOWN] or 'none'} -> {desired or 'none'}"
-
-
-def _format_fixed(found: Observed, differences: Sequence[_Difference]) -> str:
-    return ", ".join(
-        f"{found.place.part_name(part)} {attribute} stays {now[:_MAX_SHOWN]} (not {desired})"
-        for part, attribute, desired, now in differences
-    )
 
 
 def _later_steps(setup: Setup, found: Observed, down: Sequence[Part]) -> Iterator[str]:

@@ -37,46 +37,36 @@ class Setup(msgspec.Struct, frozen=True):
     enabled: bool = True
 
 
-class _Entry(msgspec.Struct, frozen=True):
-    """The part of a template for one device; `number` is X or digits."""
-
-    number: str
-    setup: Setup
-
-
 class Template(msgspec.Struct, frozen=True):
-    """One file. `notes` are about ignored keys."""
+    """One file. `setups` are those of devices by number, or of any device by `X`; `notes` are about ignored keys."""
 
     file: str
-    entries: Sequence[_Entry]
+    setups: Mapping[str, Setup]
     notes: Sequence[str] = ()
 
     def setup(self, number: int) -> Setup | None:
         """The desired state of the device with that number, None if the template has none."""
-        for entry in self.entries:
-            if entry.number == "X" or int(entry.number) == number:
-                return _numbered(entry.setup, number)
-        return None
+        setup = self.setups.get("X") or self.setups.get(str(number))
+        if setup is None:
+            return None
+        attributes = {
+            part: {
+                name: _NUMBER_IN_NAME.sub(str(number), text) if name == "name" else text
+                for name, text in values.items()
+            }
+            for part, values in setup.attributes.items()
+        }
+        return msgspec.structs.replace(setup, attributes=attributes)
 
 
 def read_template(file: ConfigFile, device_type: str) -> Template:
     """The configuration of devices of the type, `dsa` or `iaa`. Raises `ConfigError`."""
     reader = _TemplateReader(file.path, FAMILIES[device_type])
-    entries = list(reader.entries(parse(file.text, file.path)))
+    setups = dict(reader.setups(parse(file.text, file.path)))
     unknown = list(dict.fromkeys(reader.ignored))
     if len(unknown) > _MAX_NOTES:
         unknown[_MAX_NOTES:] = [f"and {len(unknown) - _MAX_NOTES} more ignored"]
-    return Template(file.path, entries, [f"{file.path}: {note}" for note in unknown])
-
-
-def _numbered(setup: Setup, number: int) -> Setup:
-    attributes = {
-        part: {
-            name: _NUMBER_IN_NAME.sub(str(number), text) if name == "name" else text for name, text in values.items()
-        }
-        for part, values in setup.attributes.items()
-    }
-    return msgspec.structs.replace(setup, attributes=attributes)
+    return Template(file.path, setups, [f"{file.path}: {note}" for note in unknown])
 
 
 class _TemplateReader:
@@ -87,7 +77,7 @@ class _TemplateReader:
         self._parts: dict[Part, dict[str, str]] = {}  # attributes of that device
         self.ignored: list[str] = []
 
-    def entries(self, top: Value) -> Iterator[_Entry]:
+    def setups(self, top: Value) -> Iterator[tuple[str, Setup]]:
         devices = self._list(top, "a list of devices")
         if len(devices) > MAX_DEVICES:
             raise self._error(top, f"{len(devices)} devices", f"at most {MAX_DEVICES}")
@@ -108,7 +98,7 @@ class _TemplateReader:
                     raise self._error(device, found_twice, "one description of each device")
             lines[number] = device.line
             self._number = number
-            yield _Entry(number, self._device(members, device))
+            yield number, self._device(members, device)
 
     def _device(self, members: Mapping[str, Value], device: Value) -> Setup:
         attributes = self._parts = {DEVICE: self._attributes(members, DEVICE, ("groups",))}
