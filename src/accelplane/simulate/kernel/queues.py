@@ -129,7 +129,6 @@ class Part(Device):
         return {"DEVTYPE": self.kind}
 
     def group_id(self, check: Callable[[], None] = lambda: None) -> Attribute:
-        """The file `group_id` of a queue or engine."""
         return variable(
             self, "group", signed_long, check=check, convert=within(_NO_GROUP, self.device.spec.max_groups - 1)
         )
@@ -251,8 +250,6 @@ class WorkQueue(Part):
 
 
 class Engine(Part):
-    """One engine."""
-
     def __init__(self, core: Core, device: IdxdDevice, index: int) -> None:
         super().__init__(core, device, "engine", index)
 
