@@ -39,7 +39,7 @@ class Core:
     def __init__(self) -> None:
         self.tree = Tree()
         self.users = Counter[str]()  # of devices, queues and VFIO groups: `0000:61:00.1`, `wq0.0`, `vfio/12`
-        self.listeners: list[Callable[[Uevent], None]] = []
+        self.listen: Callable[[Uevent], None] | None = None
         self.udev_paused = False
         self._pending_links: dict[str, str] = {}
         self._class_devices: dict[str, _ClassDevice] = {}
@@ -47,9 +47,8 @@ class Core:
 
     def send_uevent(self, action: str, path: str, subsystem: str, **fields: str) -> None:
         """Sends a uevent about the sysfs directory."""
-        uevent = Uevent(action, path.removeprefix("/sys"), subsystem, fields)
-        for listener in self.listeners:
-            listener(uevent)
+        if self.listen:
+            self.listen(Uevent(action, path.removeprefix("/sys"), subsystem, fields))
 
     def add_class_device(
         self,
