@@ -298,28 +298,28 @@ class Bus(Generic[D]):
     def _send_uevent(self, action: str, device: D) -> None:
         self.core.send_uevent(action, device.path, self.name, **device.uevent_fields())
 
-    def _named(self, text: str) -> D | None:
+    def _named(self, text: str) -> D:
+        """The device of the written name. Raises `OSError` ENODEV."""
         # Only one trailing newline is ignored (lib/string_helpers.c, sysfs_streq).
-        return self.devices.get(text.removesuffix("\n"))
+        device = self.devices.get(text.removesuffix("\n"))
+        if device is None:
+            raise oserror(errno.ENODEV)
+        return device
 
     def _bind(self, driver: Driver[D], text: str) -> None:
         device = self._named(text)
-        if device is None or not driver.matches(device):
+        if not driver.matches(device):
             raise oserror(errno.ENODEV)
         self.probe(driver, device)
 
     def _unbind(self, driver: Driver[D], text: str) -> None:
         device = self._named(text)
-        if device is None or device.bound_to != driver.name:
+        if device.bound_to != driver.name:
             raise oserror(errno.ENODEV)
         self.detach(device)
 
     def _drivers_probe(self, text: str) -> None:
-        device = self._named(text)
-        if device is None:
-            raise oserror(errno.ENODEV)
-        if not device.bound_to:
-            self.attach(device)
+        self.attach(self._named(text))
 
     def _synthetic(self, device: D, text: str) -> None:
         action = text.partition(" ")[0].strip()

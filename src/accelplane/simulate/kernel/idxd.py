@@ -165,7 +165,7 @@ class IdxdDriver(PciDriver):
         idxd = IdxdDevice(self.core, device, spec, index, sva=self.bus.iommu.mode == "scalable")
         self.devices[device.name] = idxd
         idxd.add_files()
-        for part in (idxd, *idxd.queues, *idxd.engines, *idxd.groups):
+        for part in (idxd, *idxd.parts):
             self.parts.add(part)
         if device.name not in self.configured:
             self.configured.add(device.name)
@@ -176,7 +176,7 @@ class IdxdDriver(PciDriver):
 
     def release(self, device: PciFunction) -> None:
         idxd = self.devices.pop(device.name)
-        for part in (*idxd.queues, *idxd.engines, *idxd.groups):
+        for part in idxd.parts:
             self.parts.remove(part)
         self.parts.remove(idxd)
 
