@@ -56,7 +56,6 @@ class Hardware:
         self._qats: dict[str, QatSpec] = {}
         self._fpgas: dict[str, FpgaSpec] = {}
         self.vfio = VfioPci(self.pci, disable_denylist=spec.disable_denylist, noiommu=spec.noiommu)
-        self.uio = IgbUio(self.pci)
         self.idxd = IdxdDriver(self.pci)
         self.dlb = DlbDriver(self.pci)
         self._fpga_drivers = {
@@ -64,12 +63,11 @@ class Hardware:
             "opae": FpgaDriver(self.pci, "opae", self._fpgas),
         }
         self.sfc = SfcDriver(self.pci)
-        self.sgx = Sgx(core, spec.sgx or offload.SgxSpec(), spec.numa_nodes)
         self.onload = Onload(core, self.sfc, usermode)
         self._modules: Mapping[Loadable, PciDriver | Onload | Sgx] = {
             "vfio-pci": self.vfio,
-            "igb_uio": self.uio,
-            "sgx": self.sgx,
+            "igb_uio": IgbUio(self.pci),
+            "sgx": Sgx(core, spec.sgx or offload.SgxSpec(), spec.numa_nodes),
             "sfc": self.sfc,
             "onload": self.onload,
         }

@@ -29,7 +29,6 @@ class QatDevice:
         self.core = driver.core
         self.function = function
         self.product = spec.product
-        self.number = number
         self.services = spec.services or ("dc" if number % 2 else "sym;asym")
         self.auto_reset = spec.auto_reset
         self.idle_power = True
