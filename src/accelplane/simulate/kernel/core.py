@@ -100,16 +100,11 @@ class Core:
         self.send_uevent("remove", path, subsystem, **fields)
 
     def create_pending_links(self) -> None:
-        """Creates the pending links of udev."""
         while self._pending_links:
             link, node = self._pending_links.popitem()
             self.tree.link(link, node)
 
-    def add_module(
-        self,
-        name: str,
-        parameters: Mapping[str, Attribute | str] | None = None,
-    ) -> None:
+    def add_module(self, name: str, parameters: Mapping[str, Attribute | str] | None = None) -> None:
         """Adds `/sys/module/<name>` of a loaded module."""
         path = f"/sys/module/{name}"
         self.tree.directory(path, {"initstate": "live", "refcnt": "0"})

@@ -133,16 +133,17 @@ class Hardware:
             self._load_faults[module] = [number] * times
 
     def unload(self, module: Loadable) -> None:
-        """Unloads a module. Raises `OSError` as delete_module(2).
+        """Unloads a module. Raises `OSError`: EBUSY if a device is in use, EWOULDBLOCK if another module uses it.
 
-        ENOENT if it is not loaded, EBUSY if a device is in use, EWOULDBLOCK if another module uses it.
+        A module that is not loaded is an error, ENOENT, only for those of Onload.
         """
         with self.lock:
-            if not self._modules[module].loaded:
-                raise oserror(errno.ENOENT, module)
             if module == "sfc" and self.onload.loaded:
                 raise oserror(errno.EWOULDBLOCK, module)
-            self._modules[module].unload()
+            if self._modules[module].loaded:
+                self._modules[module].unload()
+            elif module in ("sfc", "onload"):
+                raise oserror(errno.ENOENT, module)
 
     def create_stack(self, network_namespace: str = "") -> None:
         """Creates a stack of an application. `network_namespace` is the file, empty for the host's namespace.
