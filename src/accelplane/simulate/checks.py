@@ -1,7 +1,9 @@
 """Validation of descriptions of simulated devices: ranges of numbers, formats of addresses and IDs."""
 
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Annotated, NamedTuple, get_type_hints
 
 import msgspec
 
@@ -14,18 +16,31 @@ PCI_CLASS = re.compile(r"0x[0-9a-f]{6}")
 BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 
 
-def bounded(key: str, value: float | None, most: int, *, least: int = 0) -> str | None:
-    """Returns a message if the number is out of range, else None."""
-    if value is None or least <= value <= most:
-        return None
-    return f"{key} is {value}, expected {least} to {most}"
+class Range(NamedTuple):
+    """The range of a number. Annotates a field."""
+
+    least: int
+    most: int
+
+    def problem(self, key: str, value: float | None) -> str | None:
+        """Returns a message if the number is out of range, else None."""
+        if value is None or self.least <= value <= self.most:
+            return None
+        return f"{key} is {value}, expected {self.least} to {self.most}"
 
 
-def spelled(key: str, value: str | None, pattern: re.Pattern[str], example: str) -> str | None:
-    """Returns a message if the text has another format, else None."""
-    if value is None or pattern.fullmatch(value):
+class Form(NamedTuple):
+    """The format of a text, or of each one of a list. Annotates a field."""
+
+    pattern: re.Pattern[str]
+    example: str
+
+    def problem(self, key: str, value: str | Sequence[str] | None) -> str | None:
+        """Returns a message if a text has another format, else None."""
+        for text in (value,) if isinstance(value, str) else value or ():
+            if not self.pattern.fullmatch(text):
+                return f"{key} is {text[:80]!a}, expected the form {self.example}"
         return None
-    return f"{key} is {value[:80]!a}, expected the form {example}"
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
@@ -37,15 +52,18 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbi
 
     def problems(self) -> Iterator[str | None]:
         """A message for each invalid field, None for others."""
-        yield from ()
+        for field, rule in _rules(type(self)):
+            yield rule.problem(field.replace("_", "-"), getattr(self, field))
 
 
 class Placed(Described, frozen=True, kw_only=True):
     """A PCI device in it, with an address and a NUMA node; the defaults follow from the number of the device."""
 
-    bdf: str | None = None
-    numa_node: int | None = None
+    bdf: Annotated[str | None, Form(BDF, "0000:03:00.0")] = None
+    numa_node: Annotated[int | None, Range(-1, MAX_NUMA_NODES - 1)] = None
 
-    def problems(self) -> Iterator[str | None]:
-        yield spelled("bdf", self.bdf, BDF, "0000:03:00.0")
-        yield bounded("numa-node", self.numa_node, MAX_NUMA_NODES - 1, least=-1)
+
+@functools.cache
+def _rules(described: type[Described]) -> list[tuple[str, Range | Form]]:
+    hints = get_type_hints(described, include_extras=True).items()
+    return [(field, rule) for field, hint in hints for rule in getattr(hint, "__metadata__", ())]

@@ -203,10 +203,7 @@ class Demo:
         start = time.monotonic()
         queue = self._free_queue()
         self._queue_state(queue).write_text("disabled\n")
-        await self._wait_for_counts({DSA: (3, 2)})
-        detected = _ms(start)
-        summary = await self._wait_for_counts({DSA: (2, 2)})
-        return f"{queue} is unhealthy after {detected} and then removed: {summary}"
+        return f"{queue} {await self._wait_for_removal(start, DSA, 3, 2)}"
 
     async def _stop_heartbeat(self) -> str:
         pf = self._qat_of("gateway")
@@ -247,10 +244,7 @@ class Demo:
     async def _unplug_gpu(self) -> str:
         start = time.monotonic()
         self.node.unplug(self._fifth_gpu)
-        await self._wait_for_counts({XE: (6, 4)})
-        detected = _ms(start)
-        summary = await self._wait_for_counts({XE: (4, 4)})
-        return f"{self._fifth_gpu} is unhealthy after {detected} and then removed: {summary}"
+        return f"{self._fifth_gpu} {await self._wait_for_removal(start, XE, 6, 4)}"
 
     async def _stop_agent(self) -> str:
         if self.agent is None:
@@ -292,6 +286,14 @@ class Demo:
         except TimeoutError as error:
             raise DemoError(str(error)) from error
         return ", ".join(f"{name} {allocatable}/{capacity}" for name, (capacity, allocatable) in changes.items())
+
+    async def _wait_for_removal(self, start: float, resource: str, before: int, after: int) -> str:
+        """Waits until the removed devices are unhealthy, and then until they are not listed."""
+        await self._wait_for_counts({resource: (before, after)})
+        detected = _ms(start)
+        return (
+            f"is unhealthy after {detected} and then removed: {await self._wait_for_counts({resource: (after, after)})}"
+        )
 
     def _end_of_log(self) -> str:
         return self.log.read_text(errors="replace")[-500:].strip()

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from accelplane.simulate.checks import PCI_ID
+from accelplane.simulate.checks import PCI_ID, Form, Range
 
 MAX_SIZE = 1024 * 1024
 MAX_CARDS = 128
@@ -93,10 +93,10 @@ def _problem(description: Description) -> str:
         ("VfsPerPf", description.vfsperpf, 0, description.devcount - 1),
         ("Npus", description.npus, 0, MAX_CARDS),
     ):
-        if not least <= value <= most:
-            return f"{key} is {value}, expected {least} to {most}"
-    if description.device_id and not PCI_ID.fullmatch(description.device_id):
-        return f"DeviceId is {description.device_id[:80]!a}, expected the form 0x56c0"
+        if problem := Range(least, most).problem(key, value):
+            return problem
+    if problem := Form(PCI_ID, "0x56c0").problem("DeviceId", description.device_id or None):
+        return problem
     ends = description.devcount * description.tilesperdev
     if description.capabilities.get("connection-topology") == "FULL" and ends > MAX_LINK_ENDS:
         return f"connection-topology is FULL with {ends} tiles, expected at most {MAX_LINK_ENDS}"

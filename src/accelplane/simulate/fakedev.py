@@ -112,7 +112,6 @@ def _class_layout(description: Description, directory: str, index: int) -> None:
     driver = description.driver or "i915"
     card = f"{directory}/sys/class/drm/card{index}"
     names = (f"card{index}", f"renderD{128 + index}")
-    _make_directory(card)
     _write(f"{card}/lmem_total_bytes", str(description.devmemsize))
     for name in names:
         _make_directory(f"{card}/device/drm/{name}")
@@ -123,8 +122,6 @@ def _class_layout(description: Description, directory: str, index: int) -> None:
     if description.driver:
         os.symlink(f"../../../../bus/pci/drivers/{driver}", f"{card}/device/driver")
     function = f"{directory}/sys/bus/pci/drivers/{driver}/0000:00:0{index}.0"
-    _make_directory(f"{function}/drm")
-    _make_directory(f"{directory}/dev/dri")
     _write(f"{function}/device", description.device_id or _DEVICE_ID)
     for name in names:
         _node(f"{directory}/dev/dri/{name}", description)
@@ -144,9 +141,7 @@ def _capabilities(description: Description, directory: str, index: int) -> None:
     lines = [f"{key}: {value}\n" for key, value in description.capabilities.items()]
     if description.seed is not None:
         random.Random(description.seed + index).shuffle(lines)  # noqa: S311 - a reproducible order, no secret
-    debug = f"{directory}/sys/kernel/debug/dri/{index}"
-    _make_directory(debug)
-    _write(f"{debug}/i915_capabilities", "".join(lines), mode="x")
+    _write(f"{directory}/sys/kernel/debug/dri/{index}/i915_capabilities", "".join(lines), mode="x")
 
 
 def _make_directory(directory: str) -> None:
@@ -154,6 +149,7 @@ def _make_directory(directory: str) -> None:
 
 
 def _write(path: str, text: str, mode: str = "w") -> None:
+    _make_directory(os.path.dirname(path))
     with open(path, mode, encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o644)) as file:
         file.write(text)
 
@@ -162,6 +158,7 @@ def _node(path: str, description: Description) -> None:
     if description.unprivileged:
         _write(path, "", mode="x")
         return
+    _make_directory(os.path.dirname(path))
     try:
         os.mknod(path, stat.S_IFCHR | 0o644, os.makedev(*_NULL))
     except OSError as error:

@@ -57,13 +57,11 @@ def drm_minors(device: SimulatedDevice, files: Mapping[str, str]) -> list[ClassD
 
 
 def connector(device: SimulatedDevice, output: str) -> ClassDevice:
-    """Returns a display connector of a card."""
     files = {"status": "disconnected", "enabled": "disabled"}
     return ClassDevice(f"{device.class_path}/{device.name}-{output}", "drm", devtype="drm_connector", files=files)
 
 
 def accel_minor(device: SimulatedDevice) -> ClassDevice:
-    """Returns the class device of an NPU."""
     minor = int(device.name.removeprefix("accel"))
     return ClassDevice(device.class_path, "accel", Numbers(_ACCEL, minor), device.nodes[0], "accel_minor")
 

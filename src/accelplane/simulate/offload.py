@@ -6,17 +6,18 @@ kernel's qat_*, idxd and vfio_pci drivers, and of Intel's dlb2 driver.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from accelplane.simulate.checks import MAX_INDEX, MAX_VFS, Described, Placed, bounded, spelled
+from accelplane.simulate.checks import MAX_INDEX, MAX_VFS, Described, Form, Placed, Range
 
 MAX_QUEUES = 8  # of one DSA or IAA device
 _SERVICES = re.compile(r"[a-z]+(;[a-z]+)*")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _INTERFACE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,14}")
 _FPGA_ID = re.compile(r"[0-9a-f]{32}")
+_INTERFACE_ID, _AFU_ID = "69528db6eb31577a8c3668f9faa081f6", "d8424dc4a4a3c413f89e433683f9040b"
 
 QatModel = Literal["4xxx", "401xx", "402xx", "420xx", "6xxx", "c6xx", "c3xxx", "d15xx", "dh895xcc", "c4xxx"]
 DsaModel = Literal["0b25", "11fb", "1212"]
@@ -64,9 +65,9 @@ class QatSpec(Placed, frozen=True, kw_only=True):
     """
 
     model: QatModel = "4xxx"
-    services: str | None = None
+    services: Annotated[str | None, Form(_SERVICES, "sym;asym")] = None
     state: Literal["up", "down"] = "up"
-    vfs: int = 0
+    vfs: Annotated[int, Range(0, MAX_VFS)] = 0
     total_vfs: int | None = None
     vf_driver: VfDriver = "kernel"
     bridge: bool | None = None
@@ -74,9 +75,7 @@ class QatSpec(Placed, frozen=True, kw_only=True):
 
     def problems(self) -> Iterator[str | None]:
         yield from super().problems()
-        yield spelled("services", self.services, _SERVICES, "sym;asym")
-        yield bounded("vfs", self.vfs, MAX_VFS)
-        yield bounded("total-vfs", self.total_vfs, MAX_VFS, least=self.vfs)
+        yield Range(self.vfs, MAX_VFS).problem("total-vfs", self.total_vfs)
 
     @property
     def product(self) -> QatProduct:
@@ -93,31 +92,23 @@ class QueueSpec(Described, frozen=True, kw_only=True):
 
     type: Literal["user", "kernel"] = "user"
     mode: Literal["dedicated", "shared"] = "dedicated"
-    name: str | None = None
-    size: int = 16
+    name: Annotated[str | None, Form(_NAME, "app00")] = None
+    size: Annotated[int, Range(1, 128)] = 16
     enabled: bool = True
-
-    def problems(self) -> Iterator[str | None]:
-        yield spelled("name", self.name, _NAME, "app00")
-        yield bounded("size", self.size, 128, least=1)
 
 
 class _IdxdSpec(Placed, frozen=True, kw_only=True):
-    index: int | None = None
+    index: Annotated[int | None, Range(0, MAX_INDEX)] = None
     queues: Sequence[QueueSpec] = ()
     driver: Literal["idxd", "vfio-pci", "none"] = "idxd"
-    max_queues: int = MAX_QUEUES
-    max_groups: int = 4
-    max_engines: int = 4
+    max_queues: Annotated[int, Range(1, 128)] = MAX_QUEUES
+    max_groups: Annotated[int, Range(1, 128)] = 4
+    max_engines: Annotated[int, Range(1, 128)] = 4
     driver_name_file: bool = True
 
     def problems(self) -> Iterator[str | None]:
         yield from super().problems()
-        yield bounded("index", self.index, MAX_INDEX)
-        yield bounded("max-queues", self.max_queues, 128, least=1)
-        yield bounded("max-groups", self.max_groups, 128, least=1)
-        yield bounded("max-engines", self.max_engines, 128, least=1)
-        yield bounded("number of queues", len(self.queues), self.max_queues)
+        yield Range(0, self.max_queues).problem("number of queues", len(self.queues))
 
 
 class DsaSpec(_IdxdSpec, frozen=True, kw_only=True):
@@ -139,24 +130,20 @@ class DlbSpec(Placed, frozen=True, kw_only=True):
     """One DLB physical function with `vfs` enabled VFs. VFs have device nodes once they have resources."""
 
     vfs: int = 0
-    total_vfs: int = 16
+    total_vfs: Annotated[int, Range(0, 16)] = 16
     provisioned: bool = True
 
     def problems(self) -> Iterator[str | None]:
         yield from super().problems()
-        yield bounded("vfs", self.vfs, self.total_vfs)
-        yield bounded("total-vfs", self.total_vfs, 16)
+        yield Range(0, self.total_vfs).problem("vfs", self.vfs)
 
 
 class SgxSpec(Described, frozen=True, kw_only=True):
     """SGX of the machine. `epc` is in bytes per NUMA node. Without `loaded` the driver has failed to start."""
 
-    epc: int = 64 * 1024**2
+    epc: Annotated[int, Range(0, 2**63 - 1)] = 64 * 1024**2
     loaded: bool = True
     provision: bool = True
-
-    def problems(self) -> Iterator[str | None]:
-        yield bounded("epc", self.epc, 2**63 - 1)
 
 
 class FpgaSpec(Placed, frozen=True, kw_only=True):
@@ -166,29 +153,22 @@ class FpgaSpec(Placed, frozen=True, kw_only=True):
     """
 
     driver: Literal["dfl", "opae"] = "dfl"
-    interface: str = "69528db6eb31577a8c3668f9faa081f6"
-    afus: Sequence[str] = ("d8424dc4a4a3c413f89e433683f9040b",)
+    interface: Annotated[str, Form(_FPGA_ID, _INTERFACE_ID)] = _INTERFACE_ID
+    afus: Annotated[Sequence[str], Form(_FPGA_ID, _AFU_ID)] = (_AFU_ID,)
     vfs: int = 0
-    seconds: float = 0.0
+    seconds: Annotated[float, Range(0, 3600)] = 0.0
 
     def problems(self) -> Iterator[str | None]:
         yield from super().problems()
-        yield spelled("interface", self.interface, _FPGA_ID, "69528db6eb31577a8c3668f9faa081f6")
-        yield from (spelled("afus", afu, _FPGA_ID, "d8424dc4a4a3c413f89e433683f9040b") for afu in self.afus)
-        yield bounded("number of afus", len(self.afus), 16, least=1)
-        yield bounded("vfs", self.vfs, len(self.afus))
-        yield bounded("seconds", self.seconds, 3600)
+        yield Range(1, 16).problem("number of afus", len(self.afus))
+        yield Range(0, len(self.afus)).problem("vfs", self.vfs)
 
 
 class NicSpec(Placed, frozen=True, kw_only=True):
     """One Solarflare NIC with one port. The default of `interface` is `sfcN` with the lowest free number."""
 
     model: Literal["0a03", "0b03"] = "0b03"
-    interface: str | None = None
-
-    def problems(self) -> Iterator[str | None]:
-        yield from super().problems()
-        yield spelled("interface", self.interface, _INTERFACE, "ens1f0")
+    interface: Annotated[str | None, Form(_INTERFACE, "ens1f0")] = None
 
 
 class OnloadSpec(Described, frozen=True, kw_only=True):

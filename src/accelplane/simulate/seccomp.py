@@ -7,7 +7,6 @@ descriptor, also in children. The command can be any program.
 Facts: seccomp_unotify(2), seccomp(2); linux/seccomp.h, linux/audit.h.
 """
 
-import array
 import ctypes
 import errno
 import fcntl
@@ -18,10 +17,12 @@ import select
 import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from accelplane.simulate.kernel.fpga import LAYOUTS
 from accelplane.simulate.kernel.ioctls import Call, HasNode, ProcessMemory, call, connect
@@ -73,23 +74,28 @@ def run(command: Sequence[str], sockets: str, environment: Mapping[str, str] | N
     if machine is None:
         raise SeccompUnavailable(f"machine {platform.machine()}: expected one of {', '.join(_MACHINES)}")
     connect(sockets).close()
-    install = _installer(machine)
     parent_end, child_end = socket.socketpair()
-    child = os.fork()
-    if child == 0:
-        _execute(command, environment, install, child_end)
-    child_end.close()
-    before = {number: signal.signal(number, _signal_handler(child)) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        with parent_end:
-            listener = _receive_listener(parent_end)
-        if listener is not None:
-            _Supervisor(machine, listener, sockets).respond_until_exit(child)
-        _, status = os.waitpid(child, 0)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    code = os.waitstatus_to_exitcode(status)
+    with parent_end:
+        with child_end:
+            install = _installer(machine, child_end)
+            try:
+                # Closing descriptors opens a directory, which would block before the supervisor responds.
+                process = subprocess.Popen(command, env=environment, close_fds=False, preexec_fn=install)  # noqa: PLW1509
+            except subprocess.SubprocessError:
+                raise SeccompUnavailable(parent_end.recv(256).decode(errors="replace")) from None
+            except OSError as error:
+                print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+                return 127 if error.errno == errno.ENOENT else 126
+        handler = _signal_handler(process.pid)
+        before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            _data, listeners, _flags, _address = socket.recv_fds(parent_end, 256, 1)
+            for listener in listeners:  # none if the child has been killed
+                _Supervisor(machine, listener, sockets).respond_until_exit(process.pid)
+            code = process.wait()
+        finally:
+            for number, previous in before.items():
+                signal.signal(number, previous)
     return 128 - code if code < 0 else code
 
 
@@ -114,34 +120,14 @@ def _is_in_foreground() -> bool:
 # In the child, before exec.
 
 
-def _execute(
-    command: Sequence[str], environment: Mapping[str, str] | None, install: Callable[[], int], parent: socket.socket
-) -> NoReturn:
-    try:
-        try:
-            listener = install()
-        except OSError as error:
-            hint = "; this process already has a supervisor" if error.errno == errno.EBUSY else ""
-            parent.send(f"seccomp: {error.strerror}{hint}".encode())
-            os._exit(126)
-        parent.sendmsg([b"ok"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [listener]))])
-        os.close(listener)
-        os.execvpe(command[0], list(command), environment if environment is not None else os.environ)  # noqa: S606
-    except OSError as error:
-        os.write(2, f"{command[0]}: {error.strerror}\n".encode())
-        os._exit(127 if error.errno == errno.ENOENT else 126)
-    finally:
-        os._exit(126)
-
-
-def _installer(machine: _Machine) -> Callable[[], int]:
-    """Returns a function that installs the filter in its process and returns the listener. It raises `OSError`."""
+def _installer(machine: _Machine, connection: socket.socket) -> Callable[[], None]:
+    """Returns a function that installs the filter in its process and sends the listener, or the text of an error."""
     library = ctypes.CDLL(None, use_errno=True)
     program = _filter(machine)
     instructions = ctypes.create_string_buffer(program, len(program))
     parent = os.getpid()
 
-    def install() -> int:
+    def install() -> None:
         # Without the supervisor, its system calls would block.
         library.prctl(_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:
@@ -152,8 +138,11 @@ def _installer(machine: _Machine) -> Callable[[], int]:
             library.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         listener: int = library.syscall(machine.seccomp, _SET_MODE_FILTER, _NEW_LISTENER, pointer)
         if listener < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        return listener
+            hint = "; this process already has a supervisor" if ctypes.get_errno() == errno.EBUSY else ""
+            connection.send(f"seccomp: {os.strerror(ctypes.get_errno())}{hint}".encode())
+            raise OSError
+        socket.send_fds(connection, [b"ok"], [listener])
+        os.close(listener)
 
     return install
 
@@ -182,16 +171,6 @@ def _filter(machine: _Machine) -> bytes:
         jumps = (ends[jump] - place - 1 if isinstance(jump, str) else jump for jump in (if_true, if_false))
         code += struct.pack("<HBBI", operation, *jumps, value)
     return bytes(code)
-
-
-def _receive_listener(parent: socket.socket) -> int | None:
-    """The listener's descriptor; None if the child has exited. Raises `SeccompUnavailable`."""
-    data, ancillary, _flags, _address = parent.recvmsg(256, socket.CMSG_SPACE(4))
-    for _level, _kind, content in ancillary:
-        return array.array("i", content[:4])[0]
-    if data:
-        raise SeccompUnavailable(data.decode(errors="replace"))
-    return None
 
 
 # In the parent.

@@ -7,12 +7,12 @@ import os
 import random
 import re
 from collections.abc import Iterator, Sequence
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import msgspec
 
 from accelplane.simulate import checks
-from accelplane.simulate.checks import Described, Placed, bounded, spelled
+from accelplane.simulate.checks import Described, Form, Placed, Range
 from accelplane.simulate.description import Description, DescriptionError, read_description, read_limited
 from accelplane.simulate.offload import DlbSpec, DsaSpec, FpgaSpec, IaaSpec, NicSpec, OnloadSpec, QatSpec, SgxSpec
 
@@ -42,25 +42,15 @@ class GpuSpec(Placed, frozen=True, kw_only=True):
     """
 
     driver: Literal["i915", "xe"] = "i915"
-    index: int | None = None
-    device_id: str | None = None
-    pci_class: str | None = None
-    vfs: int = 0
-    tiles: int = 1
-    memory: int = 16 * 1024**3
+    index: Annotated[int | None, Range(0, checks.MAX_INDEX)] = None
+    device_id: Annotated[str | None, Form(checks.PCI_ID, "0x56c0")] = None
+    pci_class: Annotated[str | None, Form(checks.PCI_CLASS, "0x030000")] = None
+    vfs: Annotated[int, Range(0, checks.MAX_VFS)] = 0
+    tiles: Annotated[int, Range(1, MAX_TILES)] = 1
+    memory: Annotated[int, Range(0, 2**63 - 1)] = 16 * 1024**3
     mei: bool = True
     by_path: bool = True
-    connectors: Sequence[str] | None = None
-
-    def problems(self) -> Iterator[str | None]:
-        yield from super().problems()
-        yield bounded("index", self.index, checks.MAX_INDEX)
-        yield spelled("device-id", self.device_id, checks.PCI_ID, "0x56c0")
-        yield spelled("pci-class", self.pci_class, checks.PCI_CLASS, "0x030000")
-        yield bounded("vfs", self.vfs, checks.MAX_VFS)
-        yield bounded("tiles", self.tiles, MAX_TILES, least=1)
-        yield bounded("memory", self.memory, 2**63 - 1)
-        yield from (spelled("connectors", name, _CONNECTOR, "DP-1") for name in self.connectors or ())
+    connectors: Annotated[Sequence[str] | None, Form(_CONNECTOR, "DP-1")] = None
 
     @property
     def model(self) -> Model:
@@ -80,13 +70,8 @@ class NpuSpec(Placed, frozen=True, kw_only=True):
     """One NPU. `index` is the number in `accelN`, default the lowest free one."""
 
     driver: Literal["intel_vpu"] = "intel_vpu"
-    index: int | None = None
-    device_id: str | None = None
-
-    def problems(self) -> Iterator[str | None]:
-        yield from super().problems()
-        yield bounded("index", self.index, checks.MAX_INDEX)
-        yield spelled("device-id", self.device_id, checks.PCI_ID, "0x643e")
+    index: Annotated[int | None, Range(0, checks.MAX_INDEX)] = None
+    device_id: Annotated[str | None, Form(checks.PCI_ID, "0x643e")] = None
 
     @property
     def model(self) -> Model:
@@ -110,17 +95,17 @@ class NodeSpec(Described, frozen=True, kw_only=True):
     nics: Sequence[NicSpec] = ()
     onload: OnloadSpec | None = None
     sgx: SgxSpec | None = None
-    numa_nodes: int = 1
+    numa_nodes: Annotated[int, Range(0, checks.MAX_NUMA_NODES)] = 1
     iommu: Literal["scalable", "legacy", "off"] = "scalable"
     loaded: Sequence[Literal["vfio-pci", "igb_uio"]] = ("vfio-pci",)
     noiommu: bool = False
     disable_denylist: bool = False
 
     def problems(self) -> Iterator[str | None]:
-        yield bounded("numa-nodes", self.numa_nodes, checks.MAX_NUMA_NODES)
+        yield from super().problems()
         lists = ("gpus", "npus", "qats", "dsas", "iaas", "dlbs", "fpgas", "nics")
         for key in lists:
-            yield bounded(f"number of {key}", len(getattr(self, key)), checks.MAX_INDEX + 1)
+            yield Range(0, checks.MAX_INDEX + 1).problem(f"number of {key}", len(getattr(self, key)))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

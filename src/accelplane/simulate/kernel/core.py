@@ -39,7 +39,7 @@ class Core:
     def __init__(self) -> None:
         self.tree = Tree()
         self.users = Counter[str]()  # of devices, queues and VFIO groups: `0000:61:00.1`, `wq0.0`, `vfio/12`
-        self.listeners: list[Callable[[Uevent], None]] = []
+        self.listen: Callable[[Uevent], None] | None = None
         self.udev_paused = False
         self._pending_links: dict[str, str] = {}
         self._class_devices: dict[str, _ClassDevice] = {}
@@ -47,9 +47,8 @@ class Core:
 
     def send_uevent(self, action: str, path: str, subsystem: str, **fields: str) -> None:
         """Sends a uevent about the sysfs directory."""
-        uevent = Uevent(action, path.removeprefix("/sys"), subsystem, fields)
-        for listener in self.listeners:
-            listener(uevent)
+        if self.listen:
+            self.listen(Uevent(action, path.removeprefix("/sys"), subsystem, fields))
 
     def add_class_device(
         self,
@@ -101,16 +100,11 @@ class Core:
         self.send_uevent("remove", path, subsystem, **fields)
 
     def create_pending_links(self) -> None:
-        """Creates the pending links of udev."""
         while self._pending_links:
             link, node = self._pending_links.popitem()
             self.tree.link(link, node)
 
-    def add_module(
-        self,
-        name: str,
-        parameters: Mapping[str, Attribute | str] | None = None,
-    ) -> None:
+    def add_module(self, name: str, parameters: Mapping[str, Attribute | str] | None = None) -> None:
         """Adds `/sys/module/<name>` of a loaded module."""
         path = f"/sys/module/{name}"
         self.tree.directory(path, {"initstate": "live", "refcnt": "0"})
@@ -299,28 +293,28 @@ class Bus(Generic[D]):
     def _send_uevent(self, action: str, device: D) -> None:
         self.core.send_uevent(action, device.path, self.name, **device.uevent_fields())
 
-    def _named(self, text: str) -> D | None:
+    def _named(self, text: str) -> D:
+        """The device of the written name. Raises `OSError` ENODEV."""
         # Only one trailing newline is ignored (lib/string_helpers.c, sysfs_streq).
-        return self.devices.get(text.removesuffix("\n"))
+        device = self.devices.get(text.removesuffix("\n"))
+        if device is None:
+            raise oserror(errno.ENODEV)
+        return device
 
     def _bind(self, driver: Driver[D], text: str) -> None:
         device = self._named(text)
-        if device is None or not driver.matches(device):
+        if not driver.matches(device):
             raise oserror(errno.ENODEV)
         self.probe(driver, device)
 
     def _unbind(self, driver: Driver[D], text: str) -> None:
         device = self._named(text)
-        if device is None or device.bound_to != driver.name:
+        if device.bound_to != driver.name:
             raise oserror(errno.ENODEV)
         self.detach(device)
 
     def _drivers_probe(self, text: str) -> None:
-        device = self._named(text)
-        if device is None:
-            raise oserror(errno.ENODEV)
-        if not device.bound_to:
-            self.attach(device)
+        self.attach(self._named(text))
 
     def _synthetic(self, device: D, text: str) -> None:
         action = text.partition(" ")[0].strip()

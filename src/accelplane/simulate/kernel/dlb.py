@@ -51,7 +51,6 @@ class DlbDriver(PciDriver):
         path = f"{device.path}/dlb2/dlb{index}"
         self.core.add_class_device(path, "dlb2", Numbers(_MAJOR, index), f"dlb{index}", parent=device.path)
         if device.physfn is None:
-            self._vf_resources[device.name] = []
             self.core.tree.directory(f"{device.path}/total_resources", dict(TOTAL))
             self.core.tree.directory(
                 f"{device.path}/avail_resources",
@@ -64,7 +63,6 @@ class DlbDriver(PciDriver):
     def release(self, device: PciFunction) -> None:
         if device.physfn is None:
             self.configure_vfs(device, 0)
-            del self._vf_resources[device.name]
             self.core.tree.remove(f"{device.path}/total_resources")
             self.core.tree.remove(f"{device.path}/avail_resources")
         self.core.remove_class_device(f"{device.path}/dlb2/dlb{self._numbers.pop(device.name)}")
@@ -76,7 +74,7 @@ class DlbDriver(PciDriver):
                 raise oserror(errno.EINVAL, function.path)
             for place in range(len(function.virtual)):
                 self.core.tree.remove(f"{function.path}/vf{place}_resources")
-            self._vf_resources[function.name] = []
+            self._vf_resources.pop(function.name, None)
             self.bus.disable_vfs(function)
             return
         self._vf_resources[function.name] = [dict.fromkeys(TOTAL, 0) for _ in range(count)]
@@ -96,7 +94,7 @@ class DlbDriver(PciDriver):
         self._vf_resources[function.name][place] |= resources
 
     def _available(self, function: PciFunction, name: str) -> int:
-        return TOTAL[name] - sum(given[name] for given in self._vf_resources[function.name])
+        return TOTAL[name] - sum(given[name] for given in self._vf_resources.get(function.name, ()))
 
     def _set_resource(self, function: PciFunction, place: int, name: str, text: str) -> None:
         value = number(text)

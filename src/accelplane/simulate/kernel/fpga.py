@@ -41,13 +41,9 @@ Outcome = Literal["EIO", "EBUSY", "EAGAIN", "EINVAL", "ENODEV", "hang", "half", 
 class Memory(Protocol):
     """The memory of the calling process. Both methods raise `OSError` EFAULT."""
 
-    def read(self, address: int, length: int) -> bytes:
-        """Reads `length` bytes."""
-        ...
+    def read(self, address: int, length: int) -> bytes: ...
 
-    def write(self, address: int, data: bytes) -> None:
-        """Writes the bytes."""
-        ...
+    def write(self, address: int, data: bytes) -> None: ...
 
 
 class Layout(NamedTuple):

@@ -13,7 +13,7 @@ import os
 import select
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import msgspec
 
@@ -193,25 +193,22 @@ def serve_fuse(kernel: Kernel, where: str) -> Generator[None, None, None]:
 
     Raises `FuseUnavailable`.
     """
-    try:
-        device = os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise FuseUnavailable(f"{_DEVICE}: {error.strerror}") from None
-    try:
+    with ExitStack() as undo:
+        try:
+            device = os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise FuseUnavailable(f"{_DEVICE}: {error.strerror}") from None
+        undo.callback(os.close, device)
         options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other"
         try:
             mount("accelplane", where, "fuse.accelplane", _NOSUID | _NODEV, options)
         except OSError as error:
             hint = "; mounting needs root (CAP_SYS_ADMIN)" if error.errno == errno.EPERM else ""
             raise FuseUnavailable(f"{where}: cannot mount: {error.strerror}{hint}") from None
-        try:
-            with _serving(FileSystem(kernel), device):
-                _end_flushing(kernel, where)
-                yield
-        finally:
-            unmount(where)
-    finally:
-        os.close(device)
+        undo.callback(unmount, where)
+        undo.enter_context(_serving(FileSystem(kernel), device))
+        _end_flushing(kernel, where)
+        yield
 
 
 @contextmanager
@@ -243,15 +240,14 @@ def unmount(target: str) -> None:
 def _serving(files: FileSystem, device: int) -> Generator[None, None, None]:
     """Serves the device in a thread. Raises the first exception of the thread at the end."""
     failures: list[Exception] = []
-    stopped, stop = os.pipe2(os.O_CLOEXEC)
+    stopped = os.eventfd(0, os.EFD_CLOEXEC)
     thread = threading.Thread(target=_serve, args=(files, device, stopped, failures), name="fuse", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        os.write(stop, b"\0")
+        os.eventfd_write(stopped, 1)
         thread.join()
-        os.close(stop)
         os.close(stopped)
     if failures:
         raise failures[0]

@@ -54,24 +54,20 @@ class Hardware:
         self.iommu = Iommu(core, spec.iommu)
         self.pci = PciBus(core, self.iommu)
         self._qats: dict[str, QatSpec] = {}
-        self._idxds: dict[str, DsaSpec | IaaSpec] = {}
         self._fpgas: dict[str, FpgaSpec] = {}
         self.vfio = VfioPci(self.pci, disable_denylist=spec.disable_denylist, noiommu=spec.noiommu)
-        self.uio = IgbUio(self.pci)
-        self.idxd = IdxdDriver(self.pci, self._idxds)
+        self.idxd = IdxdDriver(self.pci)
         self.dlb = DlbDriver(self.pci)
         self._fpga_drivers = {
             "dfl": FpgaDriver(self.pci, "dfl", self._fpgas),
             "opae": FpgaDriver(self.pci, "opae", self._fpgas),
         }
-        self._nics: dict[str, NicSpec] = {}
-        self.sfc = SfcDriver(self.pci, self._nics)
-        self.sgx = Sgx(core, spec.sgx or offload.SgxSpec(), spec.numa_nodes)
+        self.sfc = SfcDriver(self.pci)
         self.onload = Onload(core, self.sfc, usermode)
         self._modules: Mapping[Loadable, PciDriver | Onload | Sgx] = {
             "vfio-pci": self.vfio,
-            "igb_uio": self.uio,
-            "sgx": self.sgx,
+            "igb_uio": IgbUio(self.pci),
+            "sgx": Sgx(core, spec.sgx or offload.SgxSpec(), spec.numa_nodes),
             "sfc": self.sfc,
             "onload": self.onload,
         }
@@ -137,16 +133,17 @@ class Hardware:
             self._load_faults[module] = [number] * times
 
     def unload(self, module: Loadable) -> None:
-        """Unloads a module. Raises `OSError` as delete_module(2).
+        """Unloads a module. Raises `OSError`: EBUSY if a device is in use, EWOULDBLOCK if another module uses it.
 
-        ENOENT if it is not loaded, EBUSY if a device is in use, EWOULDBLOCK if another module uses it.
+        A module that is not loaded is an error, ENOENT, only for those of Onload.
         """
         with self.lock:
-            if not self._modules[module].loaded:
-                raise oserror(errno.ENOENT, module)
             if module == "sfc" and self.onload.loaded:
                 raise oserror(errno.EWOULDBLOCK, module)
-            self._modules[module].unload()
+            if self._modules[module].loaded:
+                self._modules[module].unload()
+            elif module in ("sfc", "onload"):
+                raise oserror(errno.ENOENT, module)
 
     def create_stack(self, network_namespace: str = "") -> None:
         """Creates a stack of an application. `network_namespace` is the file, empty for the host's namespace.
@@ -227,7 +224,7 @@ class Hardware:
             elif isinstance(spec, FpgaSpec):
                 self._plug_fpga(bdf, spec, numa_node)
             elif isinstance(spec, NicSpec):
-                self._nics[bdf] = spec
+                self.sfc.specs[bdf] = spec
                 self._function(bdf, Model(f"0x{spec.model}", _ETHERNET, VENDOR), numa_node)
             else:
                 self._plug_idxd(bdf, spec, numa_node)
@@ -251,7 +248,7 @@ class Hardware:
             self._bind_driver(virtual, spec.vf_driver)
 
     def _plug_idxd(self, bdf: str, spec: DsaSpec | IaaSpec, numa_node: int) -> None:
-        self._idxds[bdf] = spec
+        self.idxd.specs[bdf] = spec
         self.idxd.configured.discard(bdf)
         function = self._function(bdf, Model(f"0x{spec.model}", _SYSTEM_PERIPHERAL), numa_node)
         self._bind_driver(function, "kernel" if spec.driver == "idxd" else spec.driver)

@@ -8,7 +8,7 @@ configuration.
 """
 
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from accelplane.simulate.journal import Numbers
 from accelplane.simulate.kernel.core import Bus, Core, Device, Driver
@@ -20,7 +20,6 @@ from accelplane.simulate.offload import DsaSpec, IaaSpec
 
 DEV_ENABLED, DEV_NOT_ENABLED, WQ_ENABLED = 0x80000010, 0x80000020, 0x80000021
 WQ_NO_GROUP, WQ_NO_NAME, WQ_NO_SVM, WQ_NO_THRESHOLD = 0x80030000, 0x80040000, 0x80050000, 0x80060000
-CDEV_ERROR = 0x800B0000
 USER_NO_IOMMU, NO_DRIVER_NAME = 0x80110000, 0x80200000
 
 _DEFAULT_SIZE = 16
@@ -140,9 +139,9 @@ class IdxdDriver(PciDriver):
     module = "idxd"
     ids: Sequence[str] = tuple(VERSIONS)
 
-    def __init__(self, bus: PciBus, specs: Mapping[str, DsaSpec | IaaSpec]) -> None:
+    def __init__(self, bus: PciBus) -> None:
         super().__init__(bus)
-        self._specs = specs
+        self.specs: dict[str, DsaSpec | IaaSpec] = {}
         self.configured: set[str] = set()
         self.devices: dict[str, IdxdDevice] = {}
         self.parts: Bus[Device] = Bus(self.core, "dsa")
@@ -157,16 +156,16 @@ class IdxdDriver(PciDriver):
         self.bus.register(self)
 
     def probe(self, device: PciFunction) -> None:
-        spec = self._specs.get(device.name) or _unknown(device)
+        spec = self.specs.get(device.name) or _unknown(device)
         used = {idxd.index for idxd in self.devices.values()}
         index = spec.index
         if index is None or index in used:
-            reserved = used | {other.index for other in self._specs.values() if other.index is not None}
+            reserved = used | {other.index for other in self.specs.values() if other.index is not None}
             index = lowest_free(reserved)
         idxd = IdxdDevice(self.core, device, spec, index, sva=self.bus.iommu.mode == "scalable")
         self.devices[device.name] = idxd
         idxd.add_files()
-        for part in (idxd, *idxd.queues, *idxd.engines, *idxd.groups):
+        for part in (idxd, *idxd.parts):
             self.parts.add(part)
         if device.name not in self.configured:
             self.configured.add(device.name)
@@ -177,7 +176,7 @@ class IdxdDriver(PciDriver):
 
     def release(self, device: PciFunction) -> None:
         idxd = self.devices.pop(device.name)
-        for part in (*idxd.queues, *idxd.engines, *idxd.groups):
+        for part in idxd.parts:
             self.parts.remove(part)
         self.parts.remove(idxd)
 

@@ -1,7 +1,8 @@
 """Ioctls of other processes, which the emulated kernel receives on a socket.
 
 The client (`simulate.seccomp`) supervises the calling process, and sends a descriptor of its memory with each ioctl.
-A connection carries one call at a time; each packet is one MessagePack message.
+A connection carries one call, in one MessagePack message. The answer is the return value of the call, or the negative
+errno, as of a system call.
 """
 
 import errno
@@ -30,13 +31,6 @@ class HasNode(msgspec.Struct, frozen=True, tag_field="do", tag="known"):
     """Requests whether a node supports ioctls; the result is 1 or 0."""
 
     node: str
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """The return value of the call, and the errno or 0."""
-
-    value: int = 0
-    errno: int = 0
 
 
 _decoder: msgspec.msgpack.Decoder[Call | HasNode] = msgspec.msgpack.Decoder(Call | HasNode)
@@ -85,10 +79,10 @@ def call(path: str, request: Call | HasNode, memory: ProcessMemory) -> int:
         data = connection.recv(_LONGEST)
     if not data:
         raise OSError(errno.ENODEV, "the emulated kernel has exited")
-    answer = msgspec.msgpack.decode(data, type=Answer)
-    if answer.errno:
-        raise OSError(answer.errno, os.strerror(answer.errno))
-    return answer.value
+    answer = msgspec.msgpack.decode(data, type=int)
+    if answer < 0:
+        raise OSError(-answer, os.strerror(-answer))
+    return answer
 
 
 @contextmanager
@@ -126,12 +120,12 @@ def _serve(kernel: Kernel, connection: socket.socket) -> None:
         try:
             match _decoder.decode(data):
                 case HasNode(node=node):
-                    answer = Answer(int(kernel.has_node(node)))
+                    answer = int(kernel.has_node(node))
                 case Call(node=node, request=request, argument=argument):
                     try:
-                        answer = Answer(kernel.ioctl(node, request, argument, ProcessMemory(*descriptors)))
+                        answer = kernel.ioctl(node, request, argument, ProcessMemory(*descriptors))
                     except OSError as error:
-                        answer = Answer(errno=error.errno or errno.EIO)
+                        answer = -(error.errno or errno.EIO)
             connection.send(msgspec.msgpack.encode(answer))
         finally:
             for descriptor in descriptors:

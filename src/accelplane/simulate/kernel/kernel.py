@@ -8,13 +8,29 @@ import posixpath
 from collections.abc import Callable
 from typing import Literal
 
+import msgspec
+
 from accelplane.simulate.journal import TreeError
 from accelplane.simulate.kernel.core import Uevent
-from accelplane.simulate.kernel.faults import Fault, Faults
 from accelplane.simulate.kernel.hardware import Hardware
 from accelplane.simulate.kernel.model import Attribute, Link, link_text, oserror
 from accelplane.simulate.kernel.usermode import Usermode
 from accelplane.simulate.specs import NodeSpec
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """A fault of reads or writes of the attributes that `path` matches; `times` None is always.
+
+    `path` may contain links and wildcards. A read fails with `errno`, or returns `content` if it is set. With `text`,
+    only writes of this text fail.
+    """
+
+    path: str
+    on: Literal["read", "write"]
+    errno: int = 0
+    content: bytes | None = None
+    times: int | None = None
+    text: str | None = None
 
 
 class Kernel(Hardware):
@@ -31,9 +47,8 @@ class Kernel(Hardware):
         usermode: Usermode | None = None,
     ) -> None:
         super().__init__(spec or NodeSpec(), usermode or Usermode())
-        self._faults = Faults(self.tree)
-        if listen:
-            self.core.listeners.append(listen)
+        self._faults: list[Fault] = []  # the latest first
+        self.core.listen = listen
 
     def read(self, path: str) -> str:
         """The text of the attribute. Raises `OSError`."""
@@ -51,7 +66,7 @@ class Kernel(Hardware):
         with self.lock:
             if not attribute.mode & 0o444:
                 raise oserror(errno.EACCES, canonical)
-            content = self._faults.apply(canonical, "read")
+            content = self._apply_fault(canonical, "read")
             return attribute.content() if content is None else content
 
     def write(self, path: str, text: str) -> None:
@@ -65,7 +80,7 @@ class Kernel(Hardware):
         with self.lock:
             if attribute.write is None:
                 raise oserror(errno.EACCES, canonical)
-            self._faults.apply(canonical, "write", text)
+            self._apply_fault(canonical, "write", text)
             attribute.write(text)
 
     def exists(self, path: str) -> bool:
@@ -106,17 +121,17 @@ class Kernel(Hardware):
         The path may contain links and wildcards. With `text`, only writes of this text fail, apart from white space.
         """
         with self.lock:
-            self._faults.add(Fault(path, on, errno=number, times=times, text=text))
+            self._faults.insert(0, Fault(path, on, errno=number, times=times, text=text))
 
     def set_content(self, path: str, content: bytes, *, times: int | None = None) -> None:
         """Makes reads return this content."""
         with self.lock:
-            self._faults.add(Fault(path, "read", content=content, times=times))
+            self._faults.insert(0, Fault(path, "read", content=content, times=times))
 
     def clear_faults(self, path: str | None = None) -> None:
         """Removes the faults with this path, or all."""
         with self.lock:
-            self._faults.clear(path)
+            self._faults = [fault for fault in self._faults if path not in (None, fault.path)]
 
     def hold(self, name: str) -> None:
         """Marks as used the device, queue or VFIO group: `0000:61:00.0`, `wq0.1`, `vfio/12`, `dlb3`.
@@ -139,3 +154,17 @@ class Kernel(Hardware):
             self.core.udev_paused = wait
             if not wait:
                 self.core.create_pending_links()
+
+    def _apply_fault(self, canonical: str, on: Literal["read", "write"], text: str = "") -> bytes | None:
+        """Returns the content that replaces that of the attribute, or None. Raises the `OSError` of a fault."""
+        for place, fault in enumerate(self._faults):
+            if fault.on != on or fault.text not in (None, text.strip()) or canonical not in self.tree.glob(fault.path):
+                continue
+            if fault.times is not None:
+                self._faults[place : place + 1] = (
+                    [msgspec.structs.replace(fault, times=fault.times - 1)] if fault.times > 1 else []
+                )
+            if fault.errno:
+                raise oserror(fault.errno, canonical)
+            return fault.content
+        return None

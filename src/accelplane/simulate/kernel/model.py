@@ -92,8 +92,6 @@ def stored(value: str | int, parse: Callable[[str], object] = str, *, raw: bool 
 
 
 class Link(msgspec.Struct, eq=False):
-    """A symbolic link to a path."""
-
     target: str
     inode: int = msgspec.field(default_factory=_new_inode)
 
@@ -133,7 +131,6 @@ class Tree:
             self.put(f"{path}/{name}", entry)
 
     def link(self, path: str, target: str) -> None:
-        """Adds a link at `path` to the path `target`."""
         self.put(path, Link(target))
 
     def put(self, path: str, entry: Entry) -> None:

@@ -9,11 +9,10 @@ import tempfile
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from accelplane.simulate.kernel.control import Control
-from accelplane.simulate.kernel.fuse import FuseUnavailable, bind_mount, mount, serve_fuse, unmount
+from accelplane.simulate.kernel.fuse import FuseUnavailable, bind_mount, mount, unmount
 from accelplane.simulate.kernel.ioctls import serve_ioctls
 from accelplane.simulate.kernel.kernel import Kernel
-from accelplane.simulate.kernel.mounting import DeviceDirectory
+from accelplane.simulate.kernel.mounting import mounted
 
 _NEW_MOUNTS = 0x00020000
 _PRIVATE, _RECURSIVE, _NO_SUID = 1 << 18, 1 << 14, 1 << 1
@@ -32,20 +31,17 @@ def emulated_namespace(kernel: Kernel) -> Generator[str, None, None]:
     with ExitStack() as undo:
         mount("none", "/", "", _PRIVATE | _RECURSIVE, "")
         place = undo.enter_context(tempfile.TemporaryDirectory(prefix="accelplane-machine-"))
-        mount_point, devices, sockets = f"{place}/kernel", f"{place}/dev", f"{place}/ioctls"
-        os.mkdir(mount_point)
+        devices, sockets = f"{place}/dev", f"{place}/ioctls"
         os.mkdir(devices)
-        Control(kernel)
-        undo.enter_context(serve_fuse(kernel, mount_point))
         mount("accelplane", devices, "tmpfs", _NO_SUID, "mode=755")
         undo.callback(unmount, devices)
         for name in _SHARED:
             _bind_device(undo, f"/dev/{name}", f"{devices}/{name}")
         os.symlink("/proc/self/fd", f"{devices}/fd")
+        undo.enter_context(mounted(kernel, place, device_nodes="char"))
         undo.enter_context(serve_ioctls(kernel, sockets))
-        undo.enter_context(bind_mount(devices, "/dev"))
-        undo.enter_context(DeviceDirectory(kernel, "", "char", None).synchronized())
-        undo.enter_context(bind_mount(f"{mount_point}/sys", "/sys"))
+        for directory in ("dev", "sys"):
+            undo.enter_context(bind_mount(f"{place}/{directory}", f"/{directory}"))
         yield sockets
 
 

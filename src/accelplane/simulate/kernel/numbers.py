@@ -1,7 +1,7 @@
 """Parsing of written attributes as by the kernel's kstrto functions (lib/kstrtox.c)."""
 
 import errno
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import partial
 
 from accelplane.simulate.kernel.model import oserror
@@ -29,27 +29,19 @@ signed_int = partial(number, base=10, least=-(2**31), most=2**31 - 1)
 signed_long = partial(number, base=10, least=-(2**63), most=2**63 - 1)
 
 
-def within(least: int, most: int) -> Callable[[int], int]:
-    """Returns a function that returns a number in this range, and raises `OSError` EINVAL for others."""
-
-    def check(value: int) -> int:
-        if not least <= value <= most:
-            raise oserror(errno.EINVAL)
-        return value
-
-    return check
+def within(least: int, most: int, value: int) -> int:
+    """Returns the value. Raises `OSError` EINVAL if it is out of range."""
+    if not least <= value <= most:
+        raise oserror(errno.EINVAL)
+    return value
 
 
-def word_of(*words: str) -> Callable[[str], str]:
-    """Returns a function that returns the written word, and raises `OSError` EINVAL if it is none of `words`."""
-
-    def check(text: str) -> str:
-        word = text.removesuffix("\n")
-        if word not in words:
-            raise oserror(errno.EINVAL)
-        return word
-
-    return check
+def word_of(words: Collection[str], text: str) -> str:
+    """Returns the written word. Raises `OSError` EINVAL if it is none of `words`."""
+    word = text.removesuffix("\n")
+    if word not in words:
+        raise oserror(errno.EINVAL)
+    return word
 
 
 def lowest_free(used: Collection[int]) -> int:

@@ -34,13 +34,13 @@ class SfcDriver(PciDriver):
     vendor = VENDOR
     ids = ("0903", "0923", "0a03", "0b03", "1a03", "1b03")
 
-    def __init__(self, bus: PciBus, specs: Mapping[str, NicSpec]) -> None:
+    def __init__(self, bus: PciBus) -> None:
         super().__init__(bus)
-        self._specs = specs
+        self.specs: dict[str, NicSpec] = {}
         self._interfaces: dict[str, str] = {}
 
     def probe(self, device: PciFunction) -> None:
-        spec = self._specs.get(device.name)
+        spec = self.specs.get(device.name)
         name = spec.interface if spec is not None and spec.interface else f"sfc{self._free()}"
         if self.core.tree.has(f"/sys/class/net/{name}"):
             raise oserror(errno.EEXIST, device.path)

@@ -37,10 +37,6 @@ class PciFunction(Device):
     def fields(self) -> dict[str, str]:
         return pci_uevent(self.name, self.model)
 
-    def static(self) -> dict[str, str]:
-        """The attributes that never change."""
-        return pci_attributes(self.model, self.numa_node)
-
 
 class PciDriver(Driver[PciFunction]):
     """A driver with a table of ids and `new_id`. `directories` of sysfs exist while its module is loaded."""
@@ -127,7 +123,7 @@ class PciBus(Bus[PciFunction]):
         name = f"{above}:1f.0"
         port = PciFunction(self.core, name, f"/sys/devices/pci{above}/{name}", _ROOT_PORT, numa_node)
         if port.name not in self.devices:
-            self.core.tree.directory(port.path, port.static())
+            self.core.tree.directory(port.path, pci_attributes(port.model, numa_node))
             self.add(port)
         return port.path
 
@@ -138,7 +134,7 @@ class PciBus(Bus[PciFunction]):
         self.core.tree.directory(
             function.path,
             {
-                **function.static(),
+                **pci_attributes(function.model, function.numa_node),
                 "driver_override": variable(function, "override", _override, show=lambda name: name or "(null)"),
                 "remove": command(lambda text: self._remove_one(function, text)),
             },

@@ -10,6 +10,7 @@ changing services of a device that is up fails with EINVAL, not EBUSY.
 
 import errno
 from collections.abc import Sequence
+from functools import partial
 
 from accelplane.simulate.kernel.model import Attribute, oserror, variable
 from accelplane.simulate.kernel.numbers import boolean, decimal, within, word_of
@@ -28,7 +29,6 @@ class QatDevice:
         self.core = driver.core
         self.function = function
         self.product = spec.product
-        self.number = number
         self.services = spec.services or ("dc" if number % 2 else "sym;asym")
         self.auto_reset = spec.auto_reset
         self.idle_power = True
@@ -51,7 +51,9 @@ class QatDevice:
                 "cfg_services": Attribute(read=lambda: self.services, write=self._set_services),
                 "pm_idle_enabled": variable(self, "idle_power", boolean, check=self._check_down),
                 "auto_reset": variable(self, "auto_reset", boolean, show=lambda on: "on" if on else "off"),
-                "rp2srv": variable(self, "ring", decimal, convert=within(0, _RING_PAIRS - 1), show=self._ring_service),
+                "rp2srv": variable(
+                    self, "ring", decimal, convert=partial(within, 0, _RING_PAIRS - 1), show=self._ring_service
+                ),
                 "num_rps": _RING_PAIRS,
             },
         )
@@ -91,7 +93,7 @@ class QatDevice:
 
     def _set_state(self, text: str) -> None:
         self.check_unused()
-        if word_of("up", "down")(text) == "up":
+        if word_of(("up", "down"), text) == "up":
             self.start()
         elif self.up:
             self.stop()

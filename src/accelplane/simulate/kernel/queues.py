@@ -6,6 +6,7 @@ forgets), Documentation/ABI/stable/sysfs-driver-dma-idxd.
 
 import errno
 from collections.abc import Callable
+from functools import partial
 
 from accelplane.simulate.kernel.core import Core, Device
 from accelplane.simulate.kernel.model import Attribute, oserror, variable
@@ -25,7 +26,16 @@ _NO_GROUP = -1
 _ALL_OPERATIONS = ",".join(["00000000"] * 6 + ["00000001", "003f03ff"])
 
 
-class IdxdDevice(Device):
+class _DsaBusDevice(Device):
+    """A device of the bus `dsa`."""
+
+    kind: str
+
+    def fields(self) -> dict[str, str]:
+        return {"DEVTYPE": self.kind}
+
+
+class IdxdDevice(_DsaBusDevice):
     """One DSA (`dsaN`) or IAA (`iaxN`)."""
 
     def __init__(self, core: Core, function: PciFunction, spec: DsaSpec | IaaSpec, index: int, *, sva: bool) -> None:
@@ -44,8 +54,9 @@ class IdxdDevice(Device):
         self.queues = [WorkQueue(core, self, number) for number in range(spec.max_queues)]
         self.engines = [Engine(core, self, number) for number in range(spec.max_engines)]
 
-    def fields(self) -> dict[str, str]:
-        return {"DEVTYPE": self.kind}
+    @property
+    def parts(self) -> "tuple[Part, ...]":
+        return (*self.queues, *self.engines, *self.groups)
 
     def add_files(self) -> None:
         files: dict[str, Attribute | str | int] = {
@@ -74,16 +85,16 @@ class IdxdDevice(Device):
             files |= dict.fromkeys(("max_read_buffers", "max_tokens"), _MAX_BUFFERS)
             for name in ("read_buffer_limit", "token_limit"):
                 files[name] = variable(
-                    self, "buffer_limit", decimal, check=self.check_disabled, convert=within(0, _MAX_BUFFERS)
+                    self, "buffer_limit", decimal, check=self.check_disabled, convert=partial(within, 0, _MAX_BUFFERS)
                 )
         elif self.version > 0x100:
             files["iaa_cap"] = "0x3"
         if self.version > 0x100:
             files["event_log_size"] = variable(
-                self, "event_log_size", decimal, check=self.check_disabled, convert=within(0x40, 0xFFFF)
+                self, "event_log_size", decimal, check=self.check_disabled, convert=partial(within, 0x40, 0xFFFF)
             )
         self.core.tree.directory(self.path, files)
-        for part in (*self.queues, *self.engines, *self.groups):
+        for part in self.parts:
             part.add_files()
 
     def check_disabled(self) -> None:
@@ -105,48 +116,45 @@ class IdxdDevice(Device):
 
     def reset_configuration(self) -> None:
         """Resets the configuration, as disabling the device does."""
+        for part in self.parts:
+            part.reset_configuration()
+            part.group = _NO_GROUP
         for queue in self.queues:
-            queue.reset_configuration()
-            queue.size, queue.group = 0, _NO_GROUP
-        for engine in self.engines:
-            engine.group = _NO_GROUP
-        for group in self.groups:
-            group.reset_configuration()
+            queue.size = 0
 
 
-class Part(Device):
+class Part(_DsaBusDevice):
     """A numbered part of a device. `group` is the number of the group of a queue or engine, -1 without one."""
 
-    def __init__(self, core: Core, device: IdxdDevice, kind: str, index: int) -> None:
-        name = f"{kind}{device.index}.{index}"
+    def __init__(self, core: Core, device: IdxdDevice, index: int) -> None:
+        name = f"{self.kind}{device.index}.{index}"
         super().__init__(core, name, f"{device.path}/{name}")
         self.device = device
-        self.kind = kind
         self.index = index
         self.group = _NO_GROUP
+        self.reset_configuration()
 
-    def fields(self) -> dict[str, str]:
-        return {"DEVTYPE": self.kind}
+    def add_files(self) -> None:
+        raise NotImplementedError
+
+    def reset_configuration(self) -> None:
+        """Resets the part, as the driver does when disabling it or its device."""
 
     def group_id(self, check: Callable[[], None] = lambda: None) -> Attribute:
-        """The file `group_id` of a queue or engine."""
         return variable(
-            self, "group", signed_long, check=check, convert=within(_NO_GROUP, self.device.spec.max_groups - 1)
+            self, "group", signed_long, check=check, convert=partial(within, _NO_GROUP, self.device.spec.max_groups - 1)
         )
 
 
 class WorkQueue(Part):
     """One work queue. Disabling it resets everything except size and group; disabling the device resets these too."""
 
-    def __init__(self, core: Core, device: IdxdDevice, index: int) -> None:
-        super().__init__(core, device, "wq", index)
-        self.minor = -1
-        self.size = 0
-        self.driver_name = ""
-        self.reset_configuration()
+    kind = "wq"
+    minor = -1
+    size = 0
+    driver_name = ""
 
     def reset_configuration(self) -> None:
-        """Resets the queue, as the driver does when disabling it."""
         self.enabled = False
         self.type = "none"
         self.name_text = ""
@@ -173,24 +181,28 @@ class WorkQueue(Part):
             "group_id": self.group_id(check),
             "mode": Attribute(read=lambda: "dedicated" if self.dedicated else "shared", write=self._set_mode),
             "size": variable(self, "size", decimal, check=self.device.check_disabled, convert=self._size),
-            "priority": variable(self, "priority", decimal, check=check, convert=within(0, 15)),
+            "priority": variable(self, "priority", decimal, check=check, convert=partial(within, 0, 15)),
             "block_on_fault": Attribute(read=lambda: self.block_on_fault, write=self._set_block_on_fault),
             "threshold": Attribute(read=lambda: self.threshold, write=self._set_threshold),
             "type": Attribute(read=lambda: self.type, write=self._set_type),
-            "name": variable(self, "name_text", check=check, convert=_text_up_to(_MAX_NAME)),
+            "name": variable(self, "name_text", check=check, convert=partial(_text, _MAX_NAME)),
             "cdev_minor": Attribute(read=self._cdev_minor),
-            "max_transfer_size": variable(self, "max_transfer", check=check, convert=_power_of_two(_MAX_TRANSFER)),
+            "max_transfer_size": variable(
+                self, "max_transfer", check=check, convert=partial(_power_of_two, _MAX_TRANSFER)
+            ),
             "ats_disable": variable(self, "ats_disable", check=check, convert=boolean),
             "occupancy": 0,
             "enqcmds_retries": Attribute(read=self._retries, write=self._set_retries),
             "op_config": variable(self, "operations", check=check, convert=_operations),
         }
         if self.device.kind == "dsa":
-            files["max_batch_size"] = variable(self, "max_batch", check=check, convert=_power_of_two(_MAX_BATCH))
+            files["max_batch_size"] = variable(
+                self, "max_batch", check=check, convert=partial(_power_of_two, _MAX_BATCH)
+            )
         if self.device.version > 0x100:
             files["prs_disable"] = Attribute(read=lambda: self.prs_disable, write=self._set_prs_disable)
         if self.device.spec.driver_name_file:
-            files["driver_name"] = variable(self, "driver_name", check=check, convert=_text_up_to(_MAX_DRIVER_NAME))
+            files["driver_name"] = variable(self, "driver_name", check=check, convert=partial(_text, _MAX_DRIVER_NAME))
         self.core.tree.directory(self.path, files)
 
     def _check_disabled(self, busy: int = errno.EPERM) -> None:
@@ -199,7 +211,7 @@ class WorkQueue(Part):
 
     def _set_mode(self, text: str) -> None:
         self._check_disabled()
-        self.dedicated = word_of("dedicated", "shared")(text) == "dedicated"
+        self.dedicated = word_of(("dedicated", "shared"), text) == "dedicated"
         if self.dedicated:
             self.threshold = 0
 
@@ -216,7 +228,7 @@ class WorkQueue(Part):
         self.block_on_fault = block
 
     def _set_threshold(self, text: str) -> None:
-        threshold = within(1, self.size)(number(text))
+        threshold = within(1, self.size, number(text))
         self._check_disabled(errno.ENXIO)
         if self.dedicated:
             raise oserror(errno.EINVAL)
@@ -224,7 +236,7 @@ class WorkQueue(Part):
 
     def _set_type(self, text: str) -> None:
         self._check_disabled()
-        word = word_of("none", "kernel", "user")(text)
+        word = word_of(("none", "kernel", "user"), text)
         if word != self.type:
             self.name_text = ""
         self.type = word
@@ -251,10 +263,7 @@ class WorkQueue(Part):
 
 
 class Engine(Part):
-    """One engine."""
-
-    def __init__(self, core: Core, device: IdxdDevice, index: int) -> None:
-        super().__init__(core, device, "engine", index)
+    kind = "engine"
 
     def add_files(self) -> None:
         self.core.tree.directory(self.path, {"group_id": self.group_id()})
@@ -263,12 +272,9 @@ class Engine(Part):
 class Group(Part):
     """One group. The read buffers of a device are shared by its groups; an IAA has none."""
 
-    def __init__(self, core: Core, device: IdxdDevice, index: int) -> None:
-        super().__init__(core, device, "group", index)
-        self.reset_configuration()
+    kind = "group"
 
     def reset_configuration(self) -> None:
-        """Resets the group, as the driver does when disabling the device."""
         self.reserved = 0
         self.allowed = 0
         self.limited = False
@@ -293,7 +299,7 @@ class Group(Part):
                 files[name] = variable(self, "reserved", decimal, check=check, convert=self._reserved)
         if device.version > 0x100:
             for name in ("desc_progress_limit", "batch_progress_limit"):
-                files[name] = variable(self, name, signed_int, convert=within(0, 3))
+                files[name] = variable(self, name, signed_int, convert=partial(within, 0, 3))
         self.core.tree.directory(self.path, files)
 
     def _free(self) -> int:
@@ -301,11 +307,11 @@ class Group(Part):
         return _MAX_BUFFERS - sum(group.reserved for group in self.device.groups if group is not self)
 
     def _reserved(self, value: int) -> int:
-        return within(0, self._free())(value)
+        return within(0, self._free(), value)
 
     def _allowed(self, value: int) -> int:
         engines = sum(engine.group == self.index for engine in self.device.engines)
-        return within(4 * engines, self._free())(value)
+        return within(4 * engines, self._free(), value)
 
     def _limited(self, value: int) -> bool:
         if not self.device.buffer_limit:
@@ -315,28 +321,22 @@ class Group(Part):
     def _traffic_class(self, value: int) -> int:
         if self.device.version <= 0x200:
             raise oserror(errno.EPERM)
-        return within(0, 7)(value)
+        return within(0, 7, value)
 
     def _members(self, parts: list[WorkQueue] | list[Engine]) -> str:
         names = [part.name for part in parts if part.group == self.index]
         return " ".join(names) + "\n" if names else ""
 
 
-def _text_up_to(most: int) -> Callable[[str], str]:
-    def convert(text: str) -> str:
-        if not 0 < len(text) <= most:
-            raise oserror(errno.EINVAL)
-        return text.strip()
-
-    return convert
+def _text(most: int, text: str) -> str:
+    if not 0 < len(text) <= most:
+        raise oserror(errno.EINVAL)
+    return text.strip()
 
 
-def _power_of_two(most: int) -> Callable[[str], int]:
-    def convert(text: str) -> int:
-        value = number(text)
-        return within(1, most)(1 << (value - 1).bit_length() if value else 0)
-
-    return convert
+def _power_of_two(most: int, text: str) -> int:
+    value = number(text)
+    return within(1, most, 1 << (value - 1).bit_length() if value else 0)
 
 
 def _operations(text: str) -> str:

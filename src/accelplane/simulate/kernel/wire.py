@@ -35,8 +35,6 @@ WRITE_SIZE = 40
 
 
 class Op(IntEnum):
-    """The operation of a request."""
-
     LOOKUP = 1
     FORGET = 2
     GETATTR = 3
