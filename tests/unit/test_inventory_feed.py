@@ -21,7 +21,7 @@ class Setup:
     def __init__(self) -> None:
         self.changes = Notifier()
         self.names: list[str] = []
-        self.allocations = 0
+        self.calls = 0  # of Allocate
         self.last = Holders()
         self.now, self.step = 100.0, 0.0
         self.reads = 0
@@ -33,7 +33,7 @@ class Setup:
 
     def status(self) -> NodeStatus:
         plugins = {name: PluginStatus(name=name, namespace="x", scan=ScanStatus(completed=True)) for name in self.names}
-        served = ResourceStatus(name="x/y", counters=ResourceCounters(allocations=self.allocations))
+        served = ResourceStatus(name="x/y", counters=ResourceCounters(allocations=self.calls))
         plugins["served"] = PluginStatus(
             name="served", namespace="x", scan=ScanStatus(completed=True), resources={"y": served}
         )
@@ -44,7 +44,7 @@ class Setup:
         return self.now
 
     def allocations(self) -> int:
-        return 0
+        return self.calls
 
     def add(self, name: str) -> None:
         self.names.append(name)
@@ -133,7 +133,7 @@ async def test_the_holders_are_read_after_an_allocation_just_before_a_reader_wai
     setup = Setup()
     async with feeding(setup) as feed:
         known = (await feed.current()).etag
-        setup.allocations, setup.step = 1, 0.5
+        setup.calls, setup.step = 1, 0.5
         waiting = asyncio.create_task(feed.next(known, 50.0))
         await until(lambda: setup.reads == 1)
         waiting.cancel()
