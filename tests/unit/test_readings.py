@@ -1,5 +1,6 @@
 """Readings of device files: from trees of files to samples."""
 
+import errno
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from accelplane.host import Host
+from accelplane.host import Host, HostError
 from accelplane.pages.device_reader import DeviceReader, DeviceReading
 from accelplane.pages.exposition import render
 from accelplane.pages.hardware_metrics import hardware
@@ -304,6 +305,51 @@ def test_a_constant_is_read_once_for_each_plan_when_it_is_valid(tmp_path: Path) 
     later = DeviceReader("gpu", gpu_plan(host))
     later.adopt(reader)
     assert lanes("4\n", later)[0] == 4
+
+
+def test_the_link_of_a_card_with_a_switch_is_that_of_its_upstream_port(tmp_path: Path) -> None:
+    root = "/sys/devices/pci0000:00/0000:00:01.0"
+    upstream = f"{root}/0000:01:00.0"
+    downstream = f"{upstream}/0000:02:01.0"
+    function = f"{downstream}/{BDF}"
+    files: dict[str, str] = {}
+    for path, device, speed, lanes in (
+        (root, "0x460d", "32.0", 16), (upstream, "0x4fa1", "16.0", 8), (downstream, "0x4fa4", "2.5", 1),
+        (function, "0x56c0", "2.5", 1),
+    ):  # fmt: skip
+        files |= {
+            f"{path}/vendor": "0x8086\n", f"{path}/device": f"{device}\n",
+            f"{path}/current_link_speed": f"{speed} GT/s PCIe\n", f"{path}/current_link_width": f"{lanes}\n",
+        }  # fmt: skip
+    host = build(tmp_path, files)
+    found = samples(read(pci.plan(host, "card0", function, pci.sources(host, function), {}), host))
+    assert found == {"pci_link_transfers_per_second": 16e9, "pci_link_lanes": 8}
+    (tmp_path / upstream[1:] / "device").write_text("0x1234\n")  # a switch of the machine
+    found = samples(read(pci.plan(host, "card0", function, pci.sources(host, function), {}), host))
+    assert found == {"pci_link_transfers_per_second": 2.5e9, "pci_link_lanes": 1}
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EOPNOTSUPP, errno.ENOENT])
+def test_a_further_file_that_is_unreadable_is_read_once_unless_it_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    host = build(tmp_path, {"/f/state": "up\n", "/f/counters": "1\n"})
+    further = Source(path="/f/counters", parse=scalar(families.TEMPERATURE))
+    source = Source(path="/f/state", parse=lambda _text: (), follow=lambda _text: [further])
+    reader = DeviceReader("gpu", DevicePlan(device="card0", units=("card0",), sources=(source,)))
+    read_once, tried = host.read_once, list[str]()
+
+    def read(path: str, size: int) -> bytes:
+        if path == further.path and not tried:
+            tried.append(path)
+            raise HostError(path, os.strerror(code), code)
+        return read_once(path, size)
+
+    monkeypatch.setattr(host, "read_once", read)
+    outcome = "denied" if code == errno.EACCES else "missing"
+    assert reader.read(host, "auto", 0.0, held=True).outcomes == {"ok": 1, outcome: 1}
+    later = reader.read(host, "auto", 1.0, held=True)
+    assert later.outcomes == ({"ok": 2} if code == errno.ENOENT else {"ok": 1})
 
 
 def test_text_that_has_not_changed_is_not_parsed_again(tmp_path: Path) -> None:

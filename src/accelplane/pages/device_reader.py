@@ -17,6 +17,8 @@ from accelplane.readings.values import labels
 # The file or device was removed, or the hardware lacks the value: not read again before the next scan.
 _GONE = {errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.ENOTDIR, errno.EOPNOTSUPP}
 _DENIED = {errno.EACCES, errno.EPERM}
+# A file that another one or a directory led to may exist again under the same name.
+_ABSENT = {errno.ENOENT, errno.ENOTDIR}
 _MAX_FOLLOWING = 64
 _STATUS_LIMIT = 64
 
@@ -47,6 +49,8 @@ class DeviceReader:
         self.labels = labels(plugin=plugin, device=plan.device, **({"bdf": plan.bdf} if plan.bdf else {}))
         self._plugin = plugin
         self._use(plan.sources)
+        # Paths of further sources that are not read again.
+        self._unreadable: set[str] = set()
         # By path the last text with its meaning: most files seldom change.
         self._parsed: dict[str, _Part] = {}
         # By path the parts of constant sources.
@@ -145,7 +149,7 @@ class DeviceReader:
                 else:
                     pending += now.members(names)[:_MAX_FOLLOWING]
                 continue
-            part = self._read_file(host, now, outcomes, denied)
+            part = None if now.path in self._unreadable else self._read_file(host, now, outcomes, denied)
             if part is None:
                 self._increases.keep(now.path)
                 continue
@@ -167,8 +171,10 @@ class DeviceReader:
             outcomes[outcome] += 1
             if outcome == "denied":
                 denied.append(source.path)
-            if outcome in ("missing", "denied") and source in self._sources:
+            if outcome != "error" and source in self._sources:
                 self._use([each for each in self._sources if each is not source])
+            elif outcome != "error" and error.errno not in _ABSENT:
+                self._unreadable.add(source.path)
             return None
         if len(text) > source.limit or not text.isascii():
             outcomes["invalid"] += 1

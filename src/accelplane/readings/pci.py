@@ -13,6 +13,9 @@ _DIRECTORY = "/sys/bus/pci/devices"
 _AER = {"correctable": "COR", "nonfatal": "NONFATAL", "fatal": "FATAL"}
 _SPEED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,2})?) GT/s(?: PCIe)?", re.ASCII)
 _MAX_LANES = 32
+# The switch on cards with DG2 and Battlemage GPUs. Ports inside the card always have one lane with 2.5 GT/s.
+_INTEL = "0x8086"
+_CARD_SWITCH = frozenset(("0x4fa0", "0x4fa1", "0x4fa4", "0xe2f0", "0xe2f1", "0xe2ff"))
 _CONSTANT = frozenset((
     "max_link_speed", "max_link_width", "lmem_total_bytes", "rps_RP0_freq_mhz", "gt_RP0_freq_mhz", "rp0_freq",
 ))  # fmt: skip
@@ -84,7 +87,7 @@ def sources(host: Host, path: str) -> Iterator[Source]:
         ("current_link_width", lanes(families.LINK_LANES)),
         ("max_link_width", lanes(families.LINK_MAX_LANES)),
     )
-    yield from existing(host, path, link, waking=True)
+    yield from existing(host, _slot_port(host, path), link, waking=True)
     if "power" in names:
         power = host.entries(f"{path}/power")
         for state in ("active", "suspended"):
@@ -92,6 +95,20 @@ def sources(host: Host, path: str) -> Iterator[Source]:
             if name in power:
                 parse = scalar(families.RUNTIME, scale=1e-3, extra=labels(state=state))
                 yield Source(path=f"{path}/power/{name}", parse=parse)
+
+
+def _slot_port(host: Host, path: str) -> str:
+    """The function whose link leads to the slot: the upstream port of the switch on the card, if it has one."""
+    found, above = path, canonical(host, path).rpartition("/")[0]
+    while _is_card_switch(host, above):
+        found, above = above, above.rpartition("/")[0]
+    return found
+
+
+def _is_card_switch(host: Host, path: str) -> bool:
+    if pci_address(path.rpartition("/")[2]) is None or host.text_or_empty(f"{path}/vendor") != _INTEL:
+        return False
+    return host.text_or_empty(f"{path}/device") in _CARD_SWITCH
 
 
 def existing(host: Host, path: str, parsers: Sequence[tuple[str, Parse]], *, waking: bool = False) -> Iterator[Source]:
