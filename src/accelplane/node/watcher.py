@@ -56,12 +56,12 @@ class Watcher:
         loop = asyncio.get_running_loop()
         try:
             self._inotify = Inotify()
-            loop.add_reader(self._inotify.fileno(), self._read_inotify)
+            loop.add_reader(self._inotify.fileno(), self._read_inotify, self._inotify)
         except OSError as error:
             log.warning("inotify is not available, changes in directories are found by the timer only: %s", error)
         try:
             self._uevents = UeventSocket()
-            loop.add_reader(self._uevents.fileno(), self._read_uevents)
+            loop.add_reader(self._uevents.fileno(), self._read_uevents, self._uevents)
         except OSError as error:
             log.warning("uevents are not available, hot-plug is found by the timer only: %s", error)
 
@@ -194,11 +194,9 @@ class Watcher:
             if self._inotify is not None:
                 self._inotify.remove(number)
 
-    def _read_inotify(self) -> None:
-        if self._inotify is None:
-            return
+    def _read_inotify(self, inotify: Inotify) -> None:
         touched: set[str] = set()
-        for event in self._inotify.read():
+        for event in inotify.read():
             if event.watch == -1:
                 # Lost events may be of a watched directory that was replaced: all watches are created again.
                 touched.update(self._subscriptions)
@@ -224,10 +222,8 @@ class Watcher:
             if names is None or not event.name or event.name in names:
                 yield subscriber
 
-    def _read_uevents(self) -> None:
-        if self._uevents is None:
-            return
-        for event in self._uevents.read():
+    def _read_uevents(self, uevents: UeventSocket) -> None:
+        for event in uevents.read():
             log.log(v(5), "uevent %s %s (%s)", event.action, event.devpath, event.subsystem)
             self._dispatch(event)
 
