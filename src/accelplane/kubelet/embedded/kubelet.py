@@ -439,11 +439,8 @@ class EmbeddedKubelet:
                 shuffled=self._shuffled,
             )
         except NotEnough as error:
-            raise _unexpected(
-                claim.pod,
-                f"requested number of devices unavailable for {resource}. "
-                f"Requested: {error.needed}, Available: {error.available}",
-            ) from error
+            problem = f"requested number of devices unavailable for {resource}. {error}"
+            raise _unexpected(claim.pod, problem) from error
         if draft.is_complete or not endpoint.options.get_preferred_allocation_available:
             return complete(draft, ())
         problem = "device plugin GetPreferredAllocation rpc failed with err:"
