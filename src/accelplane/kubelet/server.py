@@ -274,10 +274,7 @@ class ResourceServer:
             if state.should_register(now):
                 # A starting kubelet creates its socket before it listens: the first attempt often fails.
                 level = logging.WARNING if state.rejections else v(1)
-                accepted = await self._register_unless(
-                    level,
-                    lambda at=kubelet: (sockets.identity(self.path), sockets.identity(self._kubelet)) != (own, at),
-                )
+                accepted = await self._register_while((own, kubelet), level)
                 state.record_attempt(time.monotonic(), accepted=accepted)
                 continue  # notifications during the attempt were not received
             self._enter(Stage.REGISTERED if state.registered else Stage.SERVING)
@@ -285,12 +282,12 @@ class ResourceServer:
                 self._report(f"waiting for {self._kubelet}", level=v(1))
             await self.wake.wait(state.next_check(time.monotonic()))
 
-    async def _register_unless(self, level: int, obsolete: Callable[[], bool]) -> bool:
-        """Registers; gives up as soon as the attempt is `obsolete`, because a stopping kubelet may never answer."""
+    async def _register_while(self, identities: tuple[sockets.Identity | None, ...], level: int) -> bool:
+        """Registers while the own and the kubelet's socket are these: a stopping kubelet may never answer."""
         attempt = asyncio.create_task(self._register(level))
         attempt.add_done_callback(lambda _attempt: self.wake.notify_all())
         try:
-            while not attempt.done() and not obsolete():
+            while not attempt.done() and identities == tuple(map(sockets.identity, (self.path, self._kubelet))):
                 await self.wake.wait(MAX_CHECK_INTERVAL)
             return attempt.done() and attempt.result()
         finally:

@@ -56,12 +56,12 @@ class Watcher:
         loop = asyncio.get_running_loop()
         try:
             self._inotify = Inotify()
-            loop.add_reader(self._inotify.fileno(), self._read_inotify)
+            loop.add_reader(self._inotify.fileno(), self._read_inotify, self._inotify)
         except OSError as error:
             log.warning("inotify is not available, changes in directories are found by the timer only: %s", error)
         try:
             self._uevents = UeventSocket()
-            loop.add_reader(self._uevents.fileno(), self._read_uevents)
+            loop.add_reader(self._uevents.fileno(), self._read_uevents, self._uevents)
         except OSError as error:
             log.warning("uevents are not available, hot-plug is found by the timer only: %s", error)
 
@@ -120,8 +120,7 @@ class Watcher:
         awaited: str | None = None
         path = directory
         while True:
-            if self._watch(subscriber, path, written=written):
-                _note(interests, path, awaited)
+            if self._watch(subscriber, path, awaited, interests, written=written):
                 if awaited is None or not os.path.isdir(f"{path.rstrip('/')}/{awaited}"):
                     return
                 # It was created meanwhile: start again.
@@ -139,20 +138,27 @@ class Watcher:
         path = directory
         while path.startswith(f"{root}/"):
             path, _, name = path.rpartition("/")
-            if self._watch(subscriber, path, written=written):
-                _note(interests, path, name)
+            self._watch(subscriber, path, name, interests, written=written)
 
-    def _watch(self, subscriber: str, path: str, *, written: bool) -> bool:
-        """Whether a watch of the directory exists, or one of its ancestors would not help."""
+    def _watch(
+        self, subscriber: str, path: str, name: str | None, interests: dict[str, set[str] | None], *, written: bool
+    ) -> bool:
+        """Watches a directory for a name, None for all names. Returns False if it does not exist."""
         known = self._directories.get(path)
         if known is None or (written and not known.written):
             number = self._add_watch(subscriber, path, COME_OR_GONE | (WRITTEN if written else 0))
-            if number is None:
-                return (subscriber, path) in self._unwatchable
-            if known is not None:
-                self._by_number[known.number].discard(path)
-            self._directories[path] = _Watch(number, written, known.interests if known is not None else {})
-            self._by_number.setdefault(number, set()).add(path)
+            if number is not None:
+                if known is not None:
+                    self._by_number[known.number].discard(path)
+                self._directories[path] = _Watch(number, written, known.interests if known is not None else {})
+                self._by_number.setdefault(number, set()).add(path)
+            elif (subscriber, path) not in self._unwatchable:  # otherwise watching its ancestors would not help
+                return False
+        names = interests.setdefault(path, set())
+        if name is None:
+            interests[path] = None
+        elif names is not None:
+            names.add(name)
         return True
 
     def _add_watch(self, subscriber: str, path: str, mask: int) -> int | None:
@@ -194,11 +200,9 @@ class Watcher:
             if self._inotify is not None:
                 self._inotify.remove(number)
 
-    def _read_inotify(self) -> None:
-        if self._inotify is None:
-            return
+    def _read_inotify(self, inotify: Inotify) -> None:
         touched: set[str] = set()
-        for event in self._inotify.read():
+        for event in inotify.read():
             if event.watch == -1:
                 # Lost events may be of a watched directory that was replaced: all watches are created again.
                 touched.update(self._subscriptions)
@@ -224,10 +228,8 @@ class Watcher:
             if names is None or not event.name or event.name in names:
                 yield subscriber
 
-    def _read_uevents(self) -> None:
-        if self._uevents is None:
-            return
-        for event in self._uevents.read():
+    def _read_uevents(self, uevents: UeventSocket) -> None:
+        for event in uevents.read():
             log.log(v(5), "uevent %s %s (%s)", event.action, event.devpath, event.subsystem)
             self._dispatch(event)
 
@@ -239,12 +241,3 @@ class Watcher:
         for subsystems, changed in list(self._listeners.values()):
             if subsystems is None or event.subsystem in subsystems or overflow:
                 changed()
-
-
-def _note(interests: dict[str, set[str] | None], path: str, name: str | None) -> None:
-    """Adds a name of interest in `path`, None for all names."""
-    names = interests.setdefault(path, set())
-    if name is None:
-        interests[path] = None
-    elif names is not None:
-        names.add(name)

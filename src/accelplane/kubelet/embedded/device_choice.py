@@ -15,12 +15,7 @@ Shuffled = Callable[[Iterable[str]], list[str]]
 
 
 class NotEnough(Exception):
-    """Fewer devices are free than requested."""
-
-    def __init__(self, needed: int, available: int) -> None:
-        super().__init__(f"requested: {needed}, available: {available}")
-        self.needed = needed
-        self.available = available
+    """Fewer devices are free than requested. The text is part of the kubelet's."""
 
 
 class Plan(Struct, frozen=True):
@@ -56,7 +51,7 @@ def plan(
         return Plan(size, tuple(selected))
     available = [key for key, device in devices.items() if device.healthy and key not in in_use]
     if len(available) < needed:
-        raise NotEnough(needed, len(available))
+        raise NotEnough(f"Requested: {needed}, Available: {len(available)}")
     aligned, unaligned, unplaced = _by_affinity(devices, available, affinity)
     if needed < len(aligned):
         return Plan(size, tuple(selected), tuple(shuffled(aligned)), tuple(shuffled(aligned)))

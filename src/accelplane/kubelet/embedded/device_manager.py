@@ -171,10 +171,7 @@ class DeviceManager:
                 shuffled=self._shuffled,
             )
         except NotEnough as error:
-            raise _AllocationError(
-                f"requested number of devices unavailable for {resource}. "
-                f"Requested: {error.needed}, Available: {error.available}"
-            ) from error
+            raise _AllocationError(f"requested number of devices unavailable for {resource}. {error}") from error
         if draft.is_complete or not endpoint.options.get_preferred_allocation_available:
             return complete(draft, ())
         try:
