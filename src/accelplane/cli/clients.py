@@ -51,9 +51,5 @@ def _problem(error: OSError, socket: str) -> str:
 
 async def run(socket: str, service: ClientsService) -> None:
     """Serves until SIGTERM or SIGINT, and removes the socket. Raises `OSError` or `ValueError` if it cannot listen."""
-
-    async def serve() -> None:
-        async with serving(socket, service):
-            await asyncio.Event().wait()
-
-    await until_signal(serve())
+    async with serving(socket, service):
+        await until_signal()

@@ -80,15 +80,6 @@ def scan(host: Host, config: QatConfig, found: Discovery, bind_problem: Callable
             yield Skipped(vf.address, problem or str(error), warning=host.exists(vf.path))
 
 
-def physical_function(host: Host, vf: str) -> Pf | None:
-    """The PF of the VF at the PCI address, None in a virtual machine, which has no PFs."""
-    link = f"{DEVICES}/{vf}/physfn"
-    if not host.exists(link):
-        return None
-    path = host.resolve(link)
-    return Pf(path.rpartition("/")[2], path)
-
-
 def debugfs(host: Host, pf: Pf) -> str:
     """The PF's directory in debugfs. Raises `HostError` if no driver is bound to the PF."""
     return f"/sys/kernel/debug/qat_{host.driver(pf.path)}_{pf.address}"
@@ -141,7 +132,8 @@ def _passed_through(host: Host, models: Sequence[QatModel], skipped: list[Skippe
             host.note(f"PCI function {name} left out: {error}")
             continue
         if vendor in (None, "", f"0x{VENDOR}"):
-            found.append((name, Vf(name, physical_function(host, name))))
+            pf = host.resolve(f"{path}/physfn") if host.is_vf(path) else ""
+            found.append((name, Vf(name, Pf(pf.rpartition("/")[2], pf) if pf else None)))
         else:
             skipped.append(Skipped(name, f"has the device id of a QAT, but the vendor is {vendor[:20]!a}"))
     return found
