@@ -81,7 +81,7 @@ def make_function(
 ) -> None:
     """Creates the directory of a function with its attributes."""
     fields = {"DRIVER": driver, **pci_uevent(os.path.basename(path), model)}
-    journal.directory(path, {**pci_attributes(model, numa_node), "uevent": _lines(fields), **files})
+    journal.directory(path, {**pci_attributes(model, numa_node), "uevent": _join_fields(fields), **files})
     journal.link(f"{path}/subsystem", "/sys/bus/pci")
 
 
@@ -95,7 +95,7 @@ def make_class_device(journal: Journal, class_device: ClassDevice) -> None:
         files["dev"] = str(class_device.numbers)
     if class_device.devtype:
         fields["DEVTYPE"] = class_device.devtype
-    journal.directory(class_device.path, {**files, "uevent": _lines(fields)})
+    journal.directory(class_device.path, {**files, "uevent": _join_fields(fields)})
     parent = os.path.dirname(class_device.path)
     if os.path.basename(parent) == class_device.subsystem:
         # Class devices below a device of another kind are in a directory with the name of the class. The kernel
@@ -114,7 +114,7 @@ def make_class_links(journal: Journal, class_device: ClassDevice) -> None:
     journal.link(f"/sys/class/{class_device.subsystem}/{os.path.basename(class_device.path)}", class_device.path)
 
 
-def _lines(fields: Mapping[str, str]) -> str:
+def _join_fields(fields: Mapping[str, str]) -> str:
     return "\n".join(f"{key}={value}" for key, value in fields.items())
 
 

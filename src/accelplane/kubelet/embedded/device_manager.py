@@ -16,7 +16,7 @@ from accelplane.kubelet.embedded.allocations import Allocations
 from accelplane.kubelet.embedded.connection import PluginError
 from accelplane.kubelet.embedded.device_choice import NotEnough, complete, plan
 from accelplane.kubelet.embedded.endpoints import Endpoint, Endpoints
-from accelplane.kubelet.embedded.model import AdmissionError, ContainerStartError, DeviceStatus, Pod, healthy
+from accelplane.kubelet.embedded.model import AdmissionError, ContainerStartError, DeviceStatus, Pod, healthy_ids
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class DeviceManager:
             if len(available) != size:
                 return ()
         else:
-            available = healthy(devices) - self.allocations.in_use(resource)
+            available = healthy_ids(devices) - self.allocations.in_use(resource)
             reusable = self.allocations.reusable(claim.uid, claim.pod, resource)
             if len(available | reusable) < size:
                 return ()
@@ -142,11 +142,11 @@ class DeviceManager:
         endpoint = self._endpoints.by_name.get(resource)
         if endpoint is None or not endpoint.listed:
             raise _AllocationError(f"cannot allocate unregistered device {resource}")
-        healthy_ids = healthy(self.listed(resource))
-        if not healthy_ids:
+        allocatable = healthy_ids(self.listed(resource))
+        if not allocatable:
             raise _AllocationError(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
         if recorded is not None:
-            if not healthy_ids.issuperset(recorded.ids):
+            if not allocatable.issuperset(recorded.ids):
                 raise _AllocationError(
                     f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}"
                 )

@@ -33,7 +33,7 @@ from accelplane.kubelet.embedded.model import (
     ResourceStatus,
     RunningContainer,
     RunningPod,
-    healthy,
+    healthy_ids,
 )
 from accelplane.kubelet.notifier import Notifier
 
@@ -177,7 +177,7 @@ class EmbeddedKubelet:
         return {
             name: ResourceStatus(
                 capacity=len(endpoint.devices),
-                allocatable=len(healthy(endpoint.devices)),
+                allocatable=len(healthy_ids(endpoint.devices)),
                 devices=endpoint.devices,
                 in_use=tuple(sorted(self._manager.allocations.in_use(name), key=natural)),
             )
@@ -353,7 +353,7 @@ class EmbeddedKubelet:
         """Raises `OSError`."""
         if self._running:
             registered = {
-                name: tuple(sorted(healthy(endpoint.devices or {}), key=natural))
+                name: tuple(sorted(healthy_ids(endpoint.devices or {}), key=natural))
                 for name, endpoint in self._endpoints.by_name.items()
                 if endpoint.listed
             }

@@ -129,7 +129,7 @@ class DeviceStatus(NamedTuple):
         return self.health == HEALTHY
 
 
-def healthy(devices: Mapping[str, DeviceStatus]) -> frozenset[str]:
+def healthy_ids(devices: Mapping[str, DeviceStatus]) -> frozenset[str]:
     """The IDs of the healthy devices."""
     return frozenset(key for key, device in devices.items() if device.healthy)
 

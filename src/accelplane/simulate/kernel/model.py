@@ -80,7 +80,7 @@ def variable(
     return Attribute(read=lambda: show(getattr(owner, field)), write=write)
 
 
-def stored(value: str | int, parse: Callable[[str], object] = str, *, raw: bool = False) -> Attribute:
+def stored_value(value: str | int, parse: Callable[[str], object] = str, *, raw: bool = False) -> Attribute:
     """An attribute whose content is replaced by the parsed text of a write."""
     attribute = Attribute(value, raw=raw, mode=0o644)
 

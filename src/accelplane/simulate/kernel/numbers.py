@@ -26,17 +26,17 @@ def number(text: str, *, base: int = 0, least: int = 0, most: int = 2**64 - 1) -
 
 decimal = partial(number, base=10)
 signed_int = partial(number, base=10, least=-(2**31), most=2**31 - 1)
-signed_long = partial(number, base=10, least=-(2**63), most=2**63 - 1)
+signed = partial(number, base=10, least=-(2**63), most=2**63 - 1)
 
 
-def within(least: int, most: int, value: int) -> int:
+def check_range(least: int, most: int, value: int) -> int:
     """Returns the value. Raises `OSError` EINVAL if it is out of range."""
     if not least <= value <= most:
         raise oserror(errno.EINVAL)
     return value
 
 
-def word_of(words: Collection[str], text: str) -> str:
+def check_word(words: Collection[str], text: str) -> str:
     """Returns the written word. Raises `OSError` EINVAL if it is none of `words`."""
     word = text.removesuffix("\n")
     if word not in words:

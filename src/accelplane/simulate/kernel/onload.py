@@ -10,7 +10,7 @@ from functools import partial
 
 from accelplane.simulate.journal import Numbers
 from accelplane.simulate.kernel.core import Core
-from accelplane.simulate.kernel.model import Attribute, oserror, stored, variable
+from accelplane.simulate.kernel.model import Attribute, oserror, stored_value, variable
 from accelplane.simulate.kernel.numbers import boolean, number
 from accelplane.simulate.kernel.pci import PciBus, PciDriver, PciFunction
 from accelplane.simulate.kernel.usermode import Usermode
@@ -122,10 +122,10 @@ class Onload:
             "cplane_server_path": Attribute(read=lambda: self._path, write=self._set_path),
             "cplane_server_params": Attribute(read=lambda: self._arguments, write=self._set_arguments),
             "cplane_spawn_server": variable(self, "_spawns", boolean, show=lambda spawns: "Y" if spawns else "N"),
-            "cplane_init_timeout": stored(10, _unsigned),
-            "cplane_server_grace_timeout": stored(30, _unsigned),
-            "cplane_server_uid": stored(0, _unsigned),
-            "cplane_server_gid": stored(0, _unsigned),
+            "cplane_init_timeout": stored_value(10, _unsigned),
+            "cplane_server_grace_timeout": stored_value(30, _unsigned),
+            "cplane_server_uid": stored_value(0, _unsigned),
+            "cplane_server_gid": stored_value(0, _unsigned),
         }
 
     def _set_path(self, text: str) -> None:

@@ -135,7 +135,7 @@ class PciBus(Bus[PciFunction]):
             function.path,
             {
                 **pci_attributes(function.model, function.numa_node),
-                "driver_override": variable(function, "override", _override, show=lambda name: name or "(null)"),
+                "driver_override": variable(function, "override", _parse_override, show=lambda name: name or "(null)"),
                 "remove": command(lambda text: self._remove_one(function, text)),
             },
         )
@@ -228,7 +228,7 @@ def _ids(text: str) -> tuple[str, str]:
         raise oserror(errno.EINVAL) from None
 
 
-def _override(text: str) -> str:
+def _parse_override(text: str) -> str:
     if len(text) >= _PAGE - 1:
         raise oserror(errno.EINVAL)
     return text.partition("\n")[0]

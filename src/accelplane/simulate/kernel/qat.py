@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from accelplane.simulate.kernel.model import Attribute, oserror, variable
-from accelplane.simulate.kernel.numbers import boolean, decimal, within, word_of
+from accelplane.simulate.kernel.numbers import boolean, check_range, check_word, decimal
 from accelplane.simulate.kernel.pci import PciBus, PciDriver, PciFunction
 from accelplane.simulate.offload import QAT_PRODUCTS, QatSpec
 
@@ -52,7 +52,7 @@ class QatDevice:
                 "pm_idle_enabled": variable(self, "idle_power", boolean, check=self._check_down),
                 "auto_reset": variable(self, "auto_reset", boolean, show=lambda on: "on" if on else "off"),
                 "rp2srv": variable(
-                    self, "ring", decimal, convert=partial(within, 0, _RING_PAIRS - 1), show=self._ring_service
+                    self, "ring", decimal, convert=partial(check_range, 0, _RING_PAIRS - 1), show=self._ring_service
                 ),
                 "num_rps": _RING_PAIRS,
             },
@@ -93,7 +93,7 @@ class QatDevice:
 
     def _set_state(self, text: str) -> None:
         self.check_unused()
-        if word_of(("up", "down"), text) == "up":
+        if check_word(("up", "down"), text) == "up":
             self.start()
         elif self.up:
             self.stop()

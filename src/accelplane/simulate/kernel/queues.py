@@ -10,7 +10,7 @@ from functools import partial
 
 from accelplane.simulate.kernel.core import Core, Device
 from accelplane.simulate.kernel.model import Attribute, oserror, variable
-from accelplane.simulate.kernel.numbers import boolean, decimal, number, signed_int, signed_long, within, word_of
+from accelplane.simulate.kernel.numbers import boolean, check_range, check_word, decimal, number, signed, signed_int
 from accelplane.simulate.kernel.pci import PciFunction
 from accelplane.simulate.offload import DsaSpec, IaaSpec
 
@@ -85,13 +85,17 @@ class IdxdDevice(_DsaBusDevice):
             files |= dict.fromkeys(("max_read_buffers", "max_tokens"), _MAX_BUFFERS)
             for name in ("read_buffer_limit", "token_limit"):
                 files[name] = variable(
-                    self, "buffer_limit", decimal, check=self.check_disabled, convert=partial(within, 0, _MAX_BUFFERS)
+                    self,
+                    "buffer_limit",
+                    decimal,
+                    check=self.check_disabled,
+                    convert=partial(check_range, 0, _MAX_BUFFERS),
                 )
         elif self.version > 0x100:
             files["iaa_cap"] = "0x3"
         if self.version > 0x100:
             files["event_log_size"] = variable(
-                self, "event_log_size", decimal, check=self.check_disabled, convert=partial(within, 0x40, 0xFFFF)
+                self, "event_log_size", decimal, check=self.check_disabled, convert=partial(check_range, 0x40, 0xFFFF)
             )
         self.core.tree.directory(self.path, files)
         for part in self.parts:
@@ -142,7 +146,11 @@ class Part(_DsaBusDevice):
 
     def group_id(self, check: Callable[[], None] = lambda: None) -> Attribute:
         return variable(
-            self, "group", signed_long, check=check, convert=partial(within, _NO_GROUP, self.device.spec.max_groups - 1)
+            self,
+            "group",
+            signed,
+            check=check,
+            convert=partial(check_range, _NO_GROUP, self.device.spec.max_groups - 1),
         )
 
 
@@ -180,29 +188,27 @@ class WorkQueue(Part):
             "state": Attribute(read=lambda: "enabled" if self.enabled else "disabled"),
             "group_id": self.group_id(check),
             "mode": Attribute(read=lambda: "dedicated" if self.dedicated else "shared", write=self._set_mode),
-            "size": variable(self, "size", decimal, check=self.device.check_disabled, convert=self._size),
-            "priority": variable(self, "priority", decimal, check=check, convert=partial(within, 0, 15)),
+            "size": variable(self, "size", decimal, check=self.device.check_disabled, convert=self._check_size),
+            "priority": variable(self, "priority", decimal, check=check, convert=partial(check_range, 0, 15)),
             "block_on_fault": Attribute(read=lambda: self.block_on_fault, write=self._set_block_on_fault),
             "threshold": Attribute(read=lambda: self.threshold, write=self._set_threshold),
             "type": Attribute(read=lambda: self.type, write=self._set_type),
-            "name": variable(self, "name_text", check=check, convert=partial(_text, _MAX_NAME)),
+            "name": variable(self, "name_text", check=check, convert=partial(_check_length, _MAX_NAME)),
             "cdev_minor": Attribute(read=self._cdev_minor),
-            "max_transfer_size": variable(
-                self, "max_transfer", check=check, convert=partial(_power_of_two, _MAX_TRANSFER)
-            ),
+            "max_transfer_size": variable(self, "max_transfer", check=check, convert=partial(_round_up, _MAX_TRANSFER)),
             "ats_disable": variable(self, "ats_disable", check=check, convert=boolean),
             "occupancy": 0,
             "enqcmds_retries": Attribute(read=self._retries, write=self._set_retries),
-            "op_config": variable(self, "operations", check=check, convert=_operations),
+            "op_config": variable(self, "operations", check=check, convert=_parse_operations),
         }
         if self.device.kind == "dsa":
-            files["max_batch_size"] = variable(
-                self, "max_batch", check=check, convert=partial(_power_of_two, _MAX_BATCH)
-            )
+            files["max_batch_size"] = variable(self, "max_batch", check=check, convert=partial(_round_up, _MAX_BATCH))
         if self.device.version > 0x100:
             files["prs_disable"] = Attribute(read=lambda: self.prs_disable, write=self._set_prs_disable)
         if self.device.spec.driver_name_file:
-            files["driver_name"] = variable(self, "driver_name", check=check, convert=partial(_text, _MAX_DRIVER_NAME))
+            files["driver_name"] = variable(
+                self, "driver_name", check=check, convert=partial(_check_length, _MAX_DRIVER_NAME)
+            )
         self.core.tree.directory(self.path, files)
 
     def _check_disabled(self, busy: int = errno.EPERM) -> None:
@@ -211,11 +217,11 @@ class WorkQueue(Part):
 
     def _set_mode(self, text: str) -> None:
         self._check_disabled()
-        self.dedicated = word_of(("dedicated", "shared"), text) == "dedicated"
+        self.dedicated = check_word(("dedicated", "shared"), text) == "dedicated"
         if self.dedicated:
             self.threshold = 0
 
-    def _size(self, size: int) -> int:
+    def _check_size(self, size: int) -> int:
         if size + sum(queue.size for queue in self.device.queues if queue is not self) > _MAX_SIZE:
             raise oserror(errno.EINVAL)
         return size
@@ -228,7 +234,7 @@ class WorkQueue(Part):
         self.block_on_fault = block
 
     def _set_threshold(self, text: str) -> None:
-        threshold = within(1, self.size, number(text))
+        threshold = check_range(1, self.size, number(text))
         self._check_disabled(errno.ENXIO)
         if self.dedicated:
             raise oserror(errno.EINVAL)
@@ -236,7 +242,7 @@ class WorkQueue(Part):
 
     def _set_type(self, text: str) -> None:
         self._check_disabled()
-        word = word_of(("none", "kernel", "user"), text)
+        word = check_word(("none", "kernel", "user"), text)
         if word != self.type:
             self.name_text = ""
         self.type = word
@@ -289,57 +295,58 @@ class Group(Part):
             "engines": Attribute(read=lambda: self._members(device.engines), raw=True),
         }
         for name in ("traffic_class_a", "traffic_class_b"):
-            files[name] = variable(self, name, signed_long, check=check, convert=self._traffic_class)
+            files[name] = variable(self, name, signed, check=check, convert=self._check_traffic_class)
         if device.kind == "dsa":
             for name in ("use_read_buffer_limit", "use_token_limit"):
-                files[name] = variable(self, "limited", decimal, check=check, convert=self._limited)
+                files[name] = variable(self, "limited", decimal, check=check, convert=self._check_limited)
             for name in ("read_buffers_allowed", "tokens_allowed"):
-                files[name] = variable(self, "allowed", decimal, check=check, convert=self._allowed)
+                files[name] = variable(self, "allowed", decimal, check=check, convert=self._check_allowed)
             for name in ("read_buffers_reserved", "tokens_reserved"):
-                files[name] = variable(self, "reserved", decimal, check=check, convert=self._reserved)
+                files[name] = variable(self, "reserved", decimal, check=check, convert=self._check_reserved)
         if device.version > 0x100:
             for name in ("desc_progress_limit", "batch_progress_limit"):
-                files[name] = variable(self, name, signed_int, convert=partial(within, 0, 3))
+                files[name] = variable(self, name, signed_int, convert=partial(check_range, 0, 3))
         self.core.tree.directory(self.path, files)
 
     def _free(self) -> int:
         """The read buffers that no other group has reserved."""
         return _MAX_BUFFERS - sum(group.reserved for group in self.device.groups if group is not self)
 
-    def _reserved(self, value: int) -> int:
-        return within(0, self._free(), value)
+    def _check_reserved(self, value: int) -> int:
+        return check_range(0, self._free(), value)
 
-    def _allowed(self, value: int) -> int:
+    def _check_allowed(self, value: int) -> int:
         engines = sum(engine.group == self.index for engine in self.device.engines)
-        return within(4 * engines, self._free(), value)
+        return check_range(4 * engines, self._free(), value)
 
-    def _limited(self, value: int) -> bool:
+    def _check_limited(self, value: int) -> bool:
         if not self.device.buffer_limit:
             raise oserror(errno.EPERM)
         return bool(value)
 
-    def _traffic_class(self, value: int) -> int:
+    def _check_traffic_class(self, value: int) -> int:
         if self.device.version <= 0x200:
             raise oserror(errno.EPERM)
-        return within(0, 7, value)
+        return check_range(0, 7, value)
 
     def _members(self, parts: list[WorkQueue] | list[Engine]) -> str:
         names = [part.name for part in parts if part.group == self.index]
         return " ".join(names) + "\n" if names else ""
 
 
-def _text(most: int, text: str) -> str:
+def _check_length(most: int, text: str) -> str:
     if not 0 < len(text) <= most:
         raise oserror(errno.EINVAL)
     return text.strip()
 
 
-def _power_of_two(most: int, text: str) -> int:
+def _round_up(most: int, text: str) -> int:
+    """The next power of two."""
     value = number(text)
-    return within(1, most, 1 << (value - 1).bit_length() if value else 0)
+    return check_range(1, most, 1 << (value - 1).bit_length() if value else 0)
 
 
-def _operations(text: str) -> str:
+def _parse_operations(text: str) -> str:
     """The operation mask with all its words. Raises `OSError` EINVAL for unknown operations."""
     known = _ALL_OPERATIONS.split(",")
     try:

@@ -5,7 +5,7 @@ import stat
 
 from accelplane.simulate.journal import Journal, Nodes, Numbers
 from accelplane.simulate.kernel.kernel import Kernel
-from accelplane.simulate.kernel.model import Attribute, DeviceNode, Directory, Link, Tree, link_text, stored
+from accelplane.simulate.kernel.model import Attribute, DeviceNode, Directory, Link, Tree, link_text, stored_value
 
 
 def write_tree(
@@ -68,4 +68,4 @@ def adopt_tree(tree: Tree, root: str | os.PathLike[str]) -> None:
                 tree.put(place, DeviceNode(Numbers(os.major(device), os.minor(device))))
             elif not tree.has(place):
                 with open(local, encoding="utf-8", errors="surrogateescape") as file:
-                    tree.put(place, stored(file.read(), raw=True))
+                    tree.put(place, stored_value(file.read(), raw=True))
