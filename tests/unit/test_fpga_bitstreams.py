@@ -171,13 +171,13 @@ class TestAocx:
         [
             (b"", "is empty, expected an ELF file"),
             (gbs(), r"begins with 58 65 6f 6e 46 50, expected 7f 45 4c 46 .*\(ELF\)"),
-            (aocx()[:50], "is the file complete"),
-            (aocx()[:-100], "is the file complete"),
+            (aocx()[:50], "the file is incomplete"),
+            (aocx()[:-100], "the file is incomplete"),
             (elf({".acl.fpga.bin": b""}), r"its section \.acl\.fpga\.bin is empty, expected an ELF file"),
             (elf({".acl.fpga.bin": elf({})}), r"its section \.acl\.fpga\.bin has no section \.acl\.gbs\.gz"),
             (elf({".acl.fpga.bin": elf({".acl.gbs.gz": b"x" * 40})}), "gbs.gz cannot be unpacked: .*header"),
-            (elf({".acl.fpga.bin": elf({".acl.gbs.gz": b""})}), "gbs.gz ends too early"),
-            (elf({".acl.fpga.bin": elf({".acl.gbs.gz": gzip.compress(gbs())[:-9]})}), "gbs.gz ends too early"),
+            (elf({".acl.fpga.bin": elf({".acl.gbs.gz": b""})}), "gbs.gz ends early"),
+            (elf({".acl.fpga.bin": elf({".acl.gbs.gz": gzip.compress(gbs())[:-9]})}), "gbs.gz ends early"),
             (
                 elf({".acl.fpga.bin": elf({".acl.gbs.gz": gzip.compress(gbs()) + b"\0"})}),
                 "data after the end of the gzip member",
@@ -269,7 +269,7 @@ class TestElf:
         ("at", "value", "problem"),
         [
             (4, b"\x03", "expected 7f 45 4c 46 and class and byte order"),
-            (40, struct.pack("<Q", 2**63), "is the file complete"),
+            (40, struct.pack("<Q", 2**63), "the file is incomplete"),
             (58, struct.pack("<H", 8), "invalid section table"),
             (58, struct.pack("<H", 65535), "invalid section table"),
             (60, struct.pack("<H", 65535), "65535 sections of"),

@@ -314,7 +314,7 @@ async def _keep_published(hook: Hook) -> None:
         except (ApiError, OSError) as error:
             if str(error) != problem:
                 problem = str(error)
-                log.error("%s; trying again every %g s", problem, _RETRY)
+                log.error("%s; retrying every %g s", problem, _RETRY)
             await asyncio.sleep(_RETRY)
 
 

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -28,8 +28,14 @@ from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, Sca
 from accelplane.plugins import Plugin, ScanError
 from accelplane.plugins.base import Config
 
-_MANY = 8
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
 
+_MANY = 8
+_KUBELET_NOTES = {
+    "none": "No kubelet found under {}: advertised and held devices are not known.",
+    "checkpoint": "From the checkpoint under {}: its pod-resources socket does not answer.",
+}
 
 _COLUMNS = ("RESOURCE", "DEVICE", "ADDRESS", "NUMA", "HEALTH", "ADVERTISED", "HELD BY")
 _WIDE = ("UNIT", "HOLDER SINCE", "STATE SINCE")
@@ -304,17 +310,13 @@ def _cells(row: DeviceRow, shown: str) -> Sequence[str]:
 
 
 def _print_tables(report: Report, kubelet_dir: str, form: Format) -> None:
-    from rich import box  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table as RichTable  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     # Without a terminal lines are not folded to its width, for grep.
     console = Console(width=None if sys.stdout.isatty() else 200 + 60 * (form.output == "wide"))
     titles = _COLUMNS + (_WIDE if form.output == "wide" else ())
-    table = RichTable(box=box.SIMPLE_HEAD, title=None, show_header=form.headers)
-    for column in titles:
-        table.add_column(column, overflow="fold")
+    table = _screen_table(titles, headers=form.headers)
     for row, shown in _folded(report.devices):
         cells = [Text(cell) for cell in _cells(row, shown)[: len(titles)]]
         health = Text(row.health or "gone", style="green" if row.health == "Healthy" else "red")
@@ -328,15 +330,22 @@ def _print_tables(report: Report, kubelet_dir: str, form: Format) -> None:
         console.print("No devices found.")
     skipped_devices = [(name, skip) for name, skips in report.skipped.items() for skip in skips]
     if skipped_devices and form.headers:
-        skipped = RichTable(box=box.SIMPLE_HEAD)
-        for column in ("PLUGIN", "NOT PUBLISHED", "WHY"):
-            skipped.add_column(column, overflow="fold")
+        console.print()
+        skipped = _screen_table(("PLUGIN", "NOT PUBLISHED", "WHY"), headers=True)
         for name, skip in skipped_devices:
             skipped.add_row(name, skip.subject, skip.reason)
         console.print(skipped)
-    if form.headers and report.source == "none":
-        console.print(f"No kubelet found under {kubelet_dir}: advertised and held devices are not known.")
-    elif form.headers and report.source == "checkpoint":
-        console.print(f"From the checkpoint under {kubelet_dir}: its pod-resources socket does not answer.")
+    if form.headers and report.source != "pod-resources":
+        console.print(f"\n{_KUBELET_NOTES[report.source].format(kubelet_dir)}")
     for problem in report.problems:
         console.print(Text(problem, style="red"))
+
+
+def _screen_table(titles: Sequence[str], *, headers: bool) -> "RichTable":
+    """An empty table in the layout of the other commands, whose cells are folded to the width of the terminal."""
+    from rich.table import Table as RichTable  # noqa: PLC0415
+
+    table = RichTable(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="", show_header=headers)
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    return table

@@ -51,7 +51,7 @@ def parse(head: bytes | bytearray, name: str) -> Gbs:
         raise BitstreamError(f"{name}: {length} bytes of metadata, expected 1 to {METADATA_LIMIT}")
     offset = _HEADER.size + length
     if len(head) < offset:
-        raise BitstreamError(f"{name}: truncated in the metadata; is the file complete?")
+        raise BitstreamError(f"{name}: truncated in the metadata; the file is incomplete")
     image = _metadata(head[_HEADER.size : offset], name).get("afu-image")
     if not isinstance(image, dict):
         raise BitstreamError(f"{name}: no object afu-image in the metadata")

@@ -114,5 +114,5 @@ def _ensure(host: Host, pair: Pair, port: Port, *, call: Call, store: str, retry
     with opened_for(host, pair.region, pair.afu, store) as bitstream:
         if bitstream.unique != pair.afu:
             raise HookError(f"{bitstream.path}: found id {bitstream.unique or 'none'} in the file, expected "
-                            f"{pair.afu}; was the file renamed?")  # fmt: skip
+                            f"{pair.afu}; the file was renamed or replaced")  # fmt: skip
         return program(host, port, bitstream, call=call, unless=pair.afu, retry=retry)

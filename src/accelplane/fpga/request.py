@@ -76,8 +76,8 @@ def requested_pairs(environment: Sequence[str]) -> tuple[Pair, ...]:
     regions = _variables(environment, REGION_VARIABLE)
     afus = _variables(environment, AFU_VARIABLE)
     if not regions:
-        raise RequestError(f"no variable {REGION_VARIABLE}1; is the FPGA admission webhook running, and does the pod "
-                           "request the region by the name of a mapping?")  # fmt: skip
+        raise RequestError(f"no variable {REGION_VARIABLE}1; check that the FPGA admission webhook runs, and that the "
+                           "pod requests the region by the name of a mapping")  # fmt: skip
     for suffix in regions:
         if not _NUMBER.fullmatch(suffix):
             raise RequestError(f"variable {shown(REGION_VARIABLE + suffix)}: expected a number from 1 at its end")

@@ -230,7 +230,7 @@ def _device(host: Host, text: str, kind: Kind) -> tuple[Driver, str, str]:
     driver = found[0]
     status = host.status(node)
     if status is None:
-        raise SysfsError(f"{node}: no such device node; is the FPGA driver loaded?")
+        raise SysfsError(f"{node}: no such device node; load the FPGA driver")
     if stat.S_ISCHR(status.st_mode):
         number = _number(status.st_rdev)
         path = host.resolve(f"/sys/dev/char/{number}")

@@ -76,6 +76,6 @@ class Inotify:
         if result < 0:
             code = ctypes.get_errno()
             limited = code in (errno.EMFILE, errno.ENOSPC)
-            hint = " (fs.inotify.max_user_instances or max_user_watches reached?)" if limited else ""
+            hint = "; raise fs.inotify.max_user_instances or max_user_watches" if limited else ""
             raise OSError(code, os.strerror(code) + hint, subject)
         return result

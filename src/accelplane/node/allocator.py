@@ -126,7 +126,7 @@ class ResourceAllocator:
         for mount in allocation.mounts:
             path = mount.host_path
             if path.startswith("/dev/") and not os.path.lexists(root + path):
-                raise AllocationError(f"{self.resource}: {path} does not exist, the device is gone")
+                raise AllocationError(f"{self.resource}: {path} does not exist, the device was removed")
 
     async def _with_cdi_files(self, devices: Iterable[Device], allocation: Allocation) -> Allocation:
         failed: set[str] = set()

@@ -99,7 +99,7 @@ def parse(path: str, text: str, pfs: str = "all") -> DlbConfig:
         if not equals or key not in ("VFs", "PFs", *ONE_VF):
             raise ConfigError(path, number, shown(line), f"VFs=, PFs=, or one of {', '.join(ONE_VF)} with =")
         if key in found:
-            raise ConfigError(path, number, f"{shown(line)} as one more line with {key}", "one only")
+            raise ConfigError(path, number, f"{shown(line)} as a second line with {key}", "one line")
         found[key] = value
         if key == "VFs":
             vfs = _within(path, number, line, value, MAX_VFS, least=1)

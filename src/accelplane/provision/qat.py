@@ -117,7 +117,7 @@ def parse(path: str, text: str) -> tuple[str, str]:
             keys = "" if equals and key == _SERVICES else f" (or {_AUTO_RESET}=on or off)"
             raise ConfigError(path, number, shown(line), f"{_SERVICES}= and one of {', '.join(SERVICES)}{keys}")
         if what in found:
-            raise ConfigError(path, number, f"{shown(line)} as one more line with {what}", "one only")
+            raise ConfigError(path, number, f"{shown(line)} as a second line with {what}", "one line")
         found[what] = value
     return found.get(_SERVICES, ""), found.get(_AUTO_RESET, "")
 
@@ -190,7 +190,7 @@ def _read(config: QatConfig, address: str, host: Host) -> _Pf:
     path = f"{DEVICES}/{address}"
     model = model_of_pf(host.text(f"{path}/device"))
     if model is None:
-        raise Unreadable(f"{path}/device", "not a QAT physical function any more")
+        raise Unreadable(f"{path}/device", "no longer a QAT physical function")
     state = host.optional_text(f"{path}/qat/state")
     if state not in (None, "up", "down"):
         raise Unreadable(f"{path}/qat/state", f"found {shown(state)}, expected up or down")

@@ -140,7 +140,7 @@ def _passed_through(host: Host, models: Sequence[QatModel], skipped: list[Skippe
                 continue
             vendor = host.optional_text(f"{path}/vendor")
         except HostError as error:
-            host.note(f"PCI function {name} left out: {error}")
+            host.note(f"PCI function {name} skipped: {error}")
             continue
         if vendor in (None, "", f"0x{VENDOR}"):
             found.append((name, Vf(name, physical_function(host, name))))

@@ -56,7 +56,7 @@ def parse(text: str, file: str) -> Value:
     reader = _Reader(text, file)
     value = reader.value(0)
     if (after := reader.take()).text:
-        raise ConfigError(file, after.line, str(after), "nothing more")
+        raise ConfigError(file, after.line, str(after), "the end of the file")
     return value
 
 
@@ -77,7 +77,7 @@ class _Reader:
     def value(self, depth: int) -> Value:
         token = self.take()
         if token.text in ("[", "{") and depth == _MAX_DEPTH:
-            raise ConfigError(self._file, token.line, f"more than {_MAX_DEPTH} brackets in each other", "fewer")
+            raise ConfigError(self._file, token.line, f"more than {_MAX_DEPTH} nested brackets", "fewer")
         if token.text == "[":
             return Value(self._list(depth), token.line)
         if token.text == "{":

@@ -103,7 +103,7 @@ class _TemplateReader:
             number = found[2]
             for other in (number, "X") if number != "X" else lines:
                 if other in lines:
-                    found_twice = f"{shown(name)}, which line {lines[other]} describes already"
+                    found_twice = f"{shown(name)}, which is already in line {lines[other]}"
                     raise self._error(device, found_twice, "one description of each device")
             lines[number] = device.line
             self._number = number
