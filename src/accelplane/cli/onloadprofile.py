@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None, program: str = DROP_IN) -> int:
 
 def _usage(program: str) -> str:
     return (
-        f"Usage: {program} [-p|--profile] PROFILE[,PROFILE...] [--strict] [--exec]\n"
+        f"Usage: {program} -p|--profile PROFILE[,PROFILE...] [--strict] [--exec]\n"
         "\n"
         "Prints a ConfigMap for each Onload profile: a name or the path of an .opf file.\n"
         "\n"
@@ -74,7 +74,7 @@ def _parse(words: Sequence[str]) -> _Options:
         elif word.startswith("-"):
             raise _UsageError(f"{word}: unknown option")
     if not profiles:
-        raise _UsageError("no profile is given")
+        raise _UsageError("found no profile, expected --profile PROFILE")
     if strict and execute:
         raise _UsageError("--strict and --exec: found both, expected one of them")
     return _Options(tuple(profiles), strict, execute)

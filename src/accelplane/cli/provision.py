@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Literal, TypeAlias, TypeVar
 
 import click
+from click.core import ParameterSource
 
 _FAMILIES = ("qat", "idxd", "dlb")
 # Each is an environment variable of the init containers, and a flag, which has precedence.
@@ -88,16 +89,28 @@ def _run(mode: _Mode, families: tuple[str, ...], output: str, force: bool, input
     root, config_dir = inputs.pop("root"), inputs.pop("config_dir")
     for flag, directory in (("--root", root), ("--config-dir", config_dir or root)):
         if not os.path.isdir(directory):
-            raise click.UsageError(f"{flag} {directory}: not a directory")
+            raise click.UsageError(f"{flag}: {directory}: not a directory")
     from accelplane.cli import provisioning  # noqa: PLC0415 - each command imports its work when it is called
 
     families = tuple(dict.fromkeys(families)) or _FAMILIES
     config_dir = os.path.abspath(config_dir) if config_dir else ""
     desired, problems = provisioning.parts(families, config_dir, inputs, force=force)
+    flags = _flags_by_variable()
     for problem in problems:
-        print(f"accelplane provision: {problem}", file=sys.stderr)
+        variable, colon, text = str(problem).partition(":")
+        print(f"accelplane provision: {flags.get(variable, variable)}{colon}{text}", file=sys.stderr)
     if problems:
         if mode == "apply":
             print("accelplane provision: nothing was written", file=sys.stderr)
         sys.exit(provisioning.FAILED)
     sys.exit(provisioning.run(mode, desired, os.path.abspath(root), output))
+
+
+def _flags_by_variable() -> dict[str, str]:
+    """The flags on the command line, by the environment variables that they replace."""
+    context = click.get_current_context()
+    return {
+        str(option.envvar): option.opts[0]
+        for option in context.command.params
+        if option.envvar and option.name and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    }
