@@ -231,9 +231,11 @@ async def _ask_kubelet(settings: Settings) -> _Kubelet:
             return _Kubelet(
                 "pod-resources",
                 {resource: frozenset(ids) for resource, ids in advertised.items()},
-                _by_id((one.resource, one.device_ids, f"{one.namespace}/{one.pod}/{one.container}") for one in holders),
+                _group_by_id(
+                    (one.resource, one.device_ids, f"{one.namespace}/{one.pod}/{one.container}") for one in holders
+                ),
                 _since(settings),
-                claims=_by_cdi(claims),
+                claims=_group_by_cdi_name(claims),
             )
     try:
         recorded = checkpoint.read_checkpoint(settings.sockets_dir)
@@ -244,7 +246,7 @@ async def _ask_kubelet(settings: Settings) -> _Kubelet:
     return _Kubelet(
         "checkpoint",
         {resource: frozenset(ids) for resource, ids in recorded.registered.items()},
-        _by_id((one.resource, one.ids, f"pod uid {one.pod_uid}/{one.container}") for one in recorded.holdings),
+        _group_by_id((one.resource, one.ids, f"pod uid {one.pod_uid}/{one.container}") for one in recorded.holdings),
         holdertimes.held_since(settings.kubelet_dir, recorded.holdings),
         problem,
     )
@@ -259,7 +261,7 @@ def _since(settings: Settings) -> Mapping[tuple[str, str], float]:
     return holdertimes.held_since(settings.kubelet_dir, recorded.holdings) if recorded else {}
 
 
-def _by_id(held: Iterator[tuple[str, Sequence[str], str]]) -> dict[tuple[str, str], Sequence[str]]:
+def _group_by_id(held: Iterator[tuple[str, Sequence[str], str]]) -> dict[tuple[str, str], Sequence[str]]:
     holders: dict[tuple[str, str], list[str]] = {}
     for resource, ids, holder in held:
         for id_ in ids:
@@ -267,7 +269,7 @@ def _by_id(held: Iterator[tuple[str, Sequence[str], str]]) -> dict[tuple[str, st
     return {key: tuple(sorted(names)) for key, names in holders.items()}
 
 
-def _by_cdi(claims: Iterable[podresources.ClaimHolder]) -> dict[str, Sequence[str]]:
+def _group_by_cdi_name(claims: Iterable[podresources.ClaimHolder]) -> dict[str, Sequence[str]]:
     """The containers that have a device by a claim, by CDI name."""
     holders: dict[str, list[str]] = {}
     for one in claims:
@@ -276,7 +278,7 @@ def _by_cdi(claims: Iterable[podresources.ClaimHolder]) -> dict[str, Sequence[st
     return {name: tuple(sorted(names)) for name, names in holders.items()}
 
 
-def _folded(rows: Sequence[DeviceRow]) -> Iterator[tuple[DeviceRow, str]]:
+def _fold_rows(rows: Sequence[DeviceRow]) -> Iterator[tuple[DeviceRow, str]]:
     """The rows with the names to show: one row for many free devices in sequence that differ by their IDs only."""
     for row, alike in itertools.groupby(rows, lambda row: msgspec.structs.replace(row, id="", unit="")):
         devices = list(alike)
@@ -317,7 +319,7 @@ def _print_tables(report: Report, kubelet_dir: str, form: Format) -> None:
     console = Console(width=None if sys.stdout.isatty() else 200 + 60 * (form.output == "wide"))
     titles = _COLUMNS + (_WIDE if form.output == "wide" else ())
     table = _screen_table(titles, headers=form.headers)
-    for row, shown in _folded(report.devices):
+    for row, shown in _fold_rows(report.devices):
         cells = [Text(cell) for cell in _cells(row, shown)[: len(titles)]]
         health = Text(row.health or "gone", style="green" if row.health == "Healthy" else "red")
         if row.reason:

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def load() -> tuple[Settings, Plugins]:
         config = configuration.read(path) if path else configuration.AgentConfig()
-        return _configured(given, config, path, named)
+        return _configure(given, config, path, named)
 
     labels = str(given.get("labels", "off"))
     return run("accelplane-node", given, load, config_file=path or None, labels=labels, command="accelplane node")
@@ -194,7 +194,7 @@ def _label_services(labels: str, settings: Settings, given: Mapping[str, Value])
     return {"labels": lambda _watcher: supervise("labels", command)}
 
 
-def _configured(
+def _configure(
     given: Mapping[str, Value], config: configuration.AgentConfig, path: str, named: Sequence[str]
 ) -> tuple[Settings, Plugins]:
     plugin_names = named or config.enabled
@@ -218,7 +218,7 @@ async def _print_devices(settings: Settings, plugins: Plugins) -> int:
             inventory = await scan_once(plugin, settings.root)
         except Exception as error:  # noqa: BLE001 - a plugin's own scan may raise anything
             failed = True
-            report[name] = {"error": _shown(error)}
+            report[name] = {"error": _message(error)}
             continue
         report[name] = {
             "resources": {
@@ -241,24 +241,24 @@ class _Checked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 async def _print_check(settings: Settings, plugins: Plugins) -> int:
-    report = {name: await _checked(settings, plugin) for name, plugin in plugins.items()}
+    report = {name: await _check_plugin(settings, plugin) for name, plugin in plugins.items()}
     _print_json(report)
     return 0 if all(checked.ok for checked in report.values()) else 1
 
 
-async def _checked(settings: Settings, plugin: Plugin[Config]) -> _Checked:
+async def _check_plugin(settings: Settings, plugin: Plugin[Config]) -> _Checked:
     errors: list[str] = []
     inventory = Inventory()
     explained = None
     try:
         inventory = await scan_once(plugin, settings.root)
     except Exception as error:  # noqa: BLE001 - a plugin's own scan may raise anything
-        errors.append(_shown(error))
+        errors.append(_message(error))
     try:
         if plugin.overrides("explain"):
             explained = msgspec.Raw(explanation(plugin, Host(settings.root)))
     except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
-        errors.append(_shown(error))
+        errors.append(_message(error))
     devices = {
         f"{plugin.namespace}/{resource}": sum(device.healthy for device in devices.values())
         for resource, devices in inventory.resources.items()
@@ -272,7 +272,7 @@ async def _checked(settings: Settings, plugin: Plugin[Config]) -> _Checked:
     )
 
 
-def _shown(error: Exception) -> str:
+def _message(error: Exception) -> str:
     expected = isinstance(error, (HostError, ScanError, OSError))
     return str(error) if expected else f"{type(error).__name__}: {error}"
 

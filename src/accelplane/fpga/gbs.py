@@ -15,7 +15,7 @@ import struct
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from accelplane.fpga import FpgaError, Json, shown
+from accelplane.fpga import FpgaError, Json, quote
 from accelplane.fpga.ids import canonical
 
 MAGIC = b"XeonFPGA\xb7GBSv001"
@@ -70,12 +70,12 @@ def _metadata(data: bytes | bytearray, name: str) -> Mapping[str, Json]:
     except (ValueError, RecursionError) as error:
         raise BitstreamError(f"{name}: invalid JSON in the metadata: {error}") from None
     if not isinstance(found, dict):
-        raise BitstreamError(f"{name}: metadata is {shown(str(found))}, expected a JSON object")
+        raise BitstreamError(f"{name}: metadata is {quote(str(found))}, expected a JSON object")
     return found
 
 
 def _id(found: Mapping[str, Json], key: str, name: str) -> str:
     value = found.get(key, "")
     if not isinstance(value, str):
-        raise BitstreamError(f"{name}: {key} in the metadata is {shown(str(value))}, expected a string")
+        raise BitstreamError(f"{name}: {key} in the metadata is {quote(str(value))}, expected a string")
     return canonical(value)

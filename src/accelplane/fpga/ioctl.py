@@ -117,7 +117,7 @@ def perform(call: Call, driver: Driver, node: str, operation: Operation, argumen
 def pack_port_info(driver: Driver) -> bytearray:
     """Returns the structure that the driver fills for `port-info`."""
     layout = _INFO_OPAE if driver is OPAE else _INFO_DFL
-    return _packed(layout, layout.size, *[0] * (layout.size // 4 - 1))
+    return _pack(layout, layout.size, *[0] * (layout.size // 4 - 1))
 
 
 def unpack_port_info(driver: Driver, buffer: bytearray) -> PortInfo:
@@ -131,7 +131,7 @@ def unpack_port_info(driver: Driver, buffer: bytearray) -> PortInfo:
 
 def pack_port_region(number: int) -> bytearray:
     """Returns the structure that the driver fills for `port-region`."""
-    return _packed(_REGION, _REGION.size, 0, number, 0, 0, 0)
+    return _pack(_REGION, _REGION.size, 0, number, 0, 0, 0)
 
 
 def unpack_port_region(buffer: bytearray) -> PortRegion:
@@ -143,8 +143,8 @@ def unpack_port_region(buffer: bytearray) -> PortRegion:
 def pack_program(driver: Driver, port: int, size: int, address: int) -> bytearray:
     """Returns the structure for `program`: the port's number, size and address of the bitstream."""
     if driver is OPAE:
-        return _packed(_PROGRAM_OPAE, _PROGRAM_OPAE.size, 0, port, size, address, 0)
-    return _packed(_PROGRAM_DFL, _PROGRAM_DFL.size, 0, port, size, address)
+        return _pack(_PROGRAM_OPAE, _PROGRAM_OPAE.size, 0, port, size, address, 0)
+    return _pack(_PROGRAM_DFL, _PROGRAM_DFL.size, 0, port, size, address)
 
 
 def unpack_program_status(driver: Driver, buffer: bytearray) -> int:
@@ -154,10 +154,10 @@ def unpack_program_status(driver: Driver, buffer: bytearray) -> int:
 
 def pack_port(driver: Driver, port: int) -> bytearray:
     """Returns the structure for `release` and `assign`."""
-    return _packed(_PORT_OPAE, _PORT_OPAE.size, 0, port) if driver is OPAE else _packed(_PORT_DFL, port)
+    return _pack(_PORT_OPAE, _PORT_OPAE.size, 0, port) if driver is OPAE else _pack(_PORT_DFL, port)
 
 
-def _packed(layout: struct.Struct, *fields: int) -> bytearray:
+def _pack(layout: struct.Struct, *fields: int) -> bytearray:
     return bytearray(layout.pack(*fields))
 
 

@@ -75,11 +75,11 @@ def program(
     if dry_run:
         bitstream.read()
         return False
-    with _locked(host, port.fme, deadline, retry):
+    with _lock(host, port.fme, deadline, retry):
         if unless and afu_id(host, port) == unless:
             return False
         node, data = host.local(port.fme.node), bitstream.read()
-        with _recorded(host, port, interface, expected):
+        with _count_programming(host, port, interface, expected):
             _program(call, port, node, data, deadline=deadline, retry=retry)
             found = _wait_for_afu(host, port, deadline, retry)
             if found != expected:
@@ -146,7 +146,7 @@ def limited(seconds: float, what: str) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def _recorded(host: Host, port: Port, interface: str, afu: str) -> Generator[None]:
+def _count_programming(host: Host, port: Port, interface: str, afu: str) -> Generator[None]:
     """Counts the programming in the block, with its outcome."""
     from accelplane.fpga import record  # noqa: PLC0415 - not needed if all ports have their AFU
 
@@ -199,12 +199,12 @@ def _wait_for_afu(host: Host, port: Port, deadline: float, retry: RetryPolicy) -
 def _move(host: Host, fme: Fme, operation: ioctl.Operation, number: int, *, call: Call, retry: RetryPolicy) -> None:
     if not 0 <= number < _PORTS_LIMIT:
         raise ProgramError(f"port {number} of {fme.name}: expected a number from 0")
-    with _locked(host, fme, time.monotonic() + retry.timeout, retry):
+    with _lock(host, fme, time.monotonic() + retry.timeout, retry):
         ioctl.perform(call, fme.driver, host.local(fme.node), operation, ioctl.pack_port(fme.driver, number))
 
 
 @contextlib.contextmanager
-def _locked(host: Host, fme: Fme, deadline: float, retry: RetryPolicy) -> Generator[None]:
+def _lock(host: Host, fme: Fme, deadline: float, retry: RetryPolicy) -> Generator[None]:
     path = f"{STATE_DIRECTORY}/{fme.name}.lock"
     try:
         with state_directory(host) as directory:

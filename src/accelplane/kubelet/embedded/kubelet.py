@@ -382,7 +382,7 @@ class EmbeddedKubelet:
         return topology.decide(self._policy, hints, self._numa_nodes)
 
     def _hints(self, claim: _Claim, resource: str) -> Sequence[topology.Hint] | None:
-        devices = self._listed(resource)
+        devices = self._devices_of(resource)
         if not topology.has_topology(devices):
             return None
         size = claim.wants[resource]
@@ -414,7 +414,7 @@ class EmbeddedKubelet:
         endpoint = self._endpoints.by_name.get(resource)
         if endpoint is None or not endpoint.listed:
             raise _unexpected(claim.pod, f"cannot allocate unregistered device {resource}")
-        healthy = _healthy(self._listed(resource))
+        healthy = _healthy(self._devices_of(resource))
         if not healthy:
             raise _unexpected(claim.pod, f"no healthy devices present; cannot allocate unhealthy devices {resource}")
         if recorded is not None:
@@ -428,7 +428,7 @@ class EmbeddedKubelet:
         if endpoint.connection is None:
             raise _unexpected(claim.pod, f"endpoint {resource} has been stopped")
         try:
-            answer = await endpoint.connection.allocate(self._shuffled(chosen))
+            answer = await endpoint.connection.allocate(self._shuffle(chosen))
         except PluginError as error:
             raise _unexpected(claim.pod, str(error)) from error
         self._check_listed(resource, chosen, f"Allocate was answered for {claim.name}")
@@ -437,7 +437,7 @@ class EmbeddedKubelet:
                 claim.uid,
                 claim.container,
                 resource,
-                checkpoint.by_node(chosen, {id_: status.nodes for id_, status in self._listed(resource).items()}),
+                checkpoint.by_node(chosen, {id_: status.nodes for id_, status in self._devices_of(resource).items()}),
                 answer.SerializeToString(deterministic=True),
             )
         )
@@ -446,12 +446,12 @@ class EmbeddedKubelet:
         size = claim.wants[resource]
         try:
             draft = plan(
-                self._listed(resource),
+                self._devices_of(resource),
                 size,
                 reusable=self._allocations.reusable(claim.uid, claim.pod, resource),
                 in_use=self._allocations.in_use(resource),
                 affinity=affinity,
-                shuffled=self._shuffled,
+                shuffled=self._shuffle,
             )
         except NotEnough as error:
             raise _unexpected(
@@ -466,7 +466,7 @@ class EmbeddedKubelet:
             raise _unexpected(claim.pod, f"{problem} endpoint {resource} has been stopped")
         try:
             preferred = await endpoint.connection.preferred(
-                self._shuffled((*draft.selected, *draft.choice)), self._shuffled(draft.selected), size
+                self._shuffle((*draft.selected, *draft.choice)), self._shuffle(draft.selected), size
             )
         except PluginError as error:
             raise _unexpected(claim.pod, f"{problem} {error}") from error
@@ -486,19 +486,19 @@ class EmbeddedKubelet:
             problem = f"endpoint {resource} has been stopped"
         else:
             try:
-                await endpoint.connection.pre_start(self._shuffled(holding.ids))
+                await endpoint.connection.pre_start(self._shuffle(holding.ids))
             except PluginError as error:
                 problem = f"device plugin PreStartContainer rpc failed with err: {error}"
         if problem:
             raise ContainerStartError(f"pod {running.namespace}/{running.name}, container {container}: {problem}")
 
-    def _listed(self, resource: str) -> Mapping[str, DeviceStatus]:
+    def _devices_of(self, resource: str) -> Mapping[str, DeviceStatus]:
         endpoint = self._endpoints.by_name.get(resource)
         return endpoint.devices or {} if endpoint else {}
 
     def _check_listed(self, resource: str, ids: Iterable[str], event: str) -> None:
         """Records a crash if one of the IDs is not listed."""
-        devices = self._listed(resource)
+        devices = self._devices_of(resource)
         if unlisted := sorted((id_ for id_ in ids if id_ not in devices), key=natural):
             self._crashes.append(f"{resource}: {event}, but {', '.join(unlisted)} is not listed")
             log.error("a real kubelet would crash: %s", self._crashes[-1])
@@ -519,7 +519,7 @@ class EmbeddedKubelet:
         except KeyError:
             raise NoSuchPod(f"no pod {namespace}/{name} runs here") from None
 
-    def _shuffled(self, ids: Iterable[str]) -> list[str]:
+    def _shuffle(self, ids: Iterable[str]) -> list[str]:
         """IDs in random order, like a Go map's keys."""
         order = sorted(ids, key=natural)
         self._random.shuffle(order)
@@ -554,7 +554,7 @@ class EmbeddedKubelet:
         A real kubelet does this once after its start, usually a moment after the plugins have registered.
         """
         self._save_and_notify()
-        for resource in [each for each in self._renewals_due if topology.has_topology(self._listed(each))]:
+        for resource in [each for each in self._renewals_due if topology.has_topology(self._devices_of(each))]:
             self._renewals_due.remove(resource)
             for pod, running in [*self._pods.values()]:
                 holding = [name for name in running.containers if self._allocations.held(running.uid, name, resource)]

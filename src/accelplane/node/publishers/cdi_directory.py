@@ -101,7 +101,7 @@ class CdiDirectory:
         path = self._path(device)
         try:
             device.check()
-            text = _rendered(device)
+            text = _render(device)
             if atomic_file.content(path, _FILE_LIMIT) != text:
                 os.makedirs(self.directory, mode=0o755, exist_ok=True)
                 atomic_file.replace(path, text, prefix="spec.")
@@ -153,7 +153,7 @@ class CdiDirectory:
             return frozenset()
         known = self._foreign.get(file_name)
         if known is None or known[0] != stamp:
-            names = _parsed_names(atomic_file.content(path, _FILE_LIMIT, follow=True))
+            names = _parse_names(atomic_file.content(path, _FILE_LIMIT, follow=True))
             known = self._foreign[file_name] = stamp, names
         return known[1]
 
@@ -174,7 +174,7 @@ class _Spec(msgspec.Struct):
     devices: list[_NamedDevice] = []
 
 
-def _parsed_names(data: bytes | None) -> frozenset[str]:
+def _parse_names(data: bytes | None) -> frozenset[str]:
     from accelplane.node import foreign_yaml  # noqa: PLC0415 - memory of a node without CDI devices
 
     try:
@@ -185,7 +185,7 @@ def _parsed_names(data: bytes | None) -> frozenset[str]:
     return frozenset(f"{spec.kind}={device.name}" for device in spec.devices)
 
 
-def _rendered(device: CdiDevice) -> bytes:
+def _render(device: CdiDevice) -> bytes:
     import yaml  # noqa: PLC0415 - memory of a node without CDI devices
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

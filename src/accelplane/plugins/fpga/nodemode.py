@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from accelplane.fpga import shown
+from accelplane.fpga import quote
 from accelplane.fpga.ids import NAMESPACE
 from accelplane.plugins.fpga.config import MODES, FpgaConfig, Mode, as_mode
 
@@ -107,7 +107,7 @@ class NodeMode:
             if text != self._invalid:
                 log.error(
                     "node %s: annotation %s is %s, expected one of %s; the mode stays %s",
-                    self._config.node_name, ANNOTATION, shown(text or ""), ", ".join(MODES), self.mode,
+                    self._config.node_name, ANNOTATION, quote(text or ""), ", ".join(MODES), self.mode,
                 )  # fmt: skip
             self._invalid = text
             return
@@ -120,7 +120,7 @@ class NodeMode:
 
 def _obstacle(runtime: str) -> str:
     return (
-        f"the container runtime {shown(runtime)} has no CDI, so no hook would program the region; expected containerd "
+        f"the container runtime {quote(runtime)} has no CDI, so no hook would program the region; expected containerd "
         "1.7 or newer, mode af or regiondevel, or -cdi=off if the runtime runs the hook by other means"
     )
 

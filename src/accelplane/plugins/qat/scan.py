@@ -154,7 +154,7 @@ class _Facts:
 
     def __init__(self, host: Host) -> None:
         self.place = functools.cache(host.topology_of)
-        self.service = functools.cache(functools.partial(_configured, host))
+        self.service = functools.cache(functools.partial(_resource_of, host))
 
 
 def _device(host: Host, config: QatConfig, facts: _Facts, vf: Vf, problem: str) -> Device:
@@ -191,7 +191,7 @@ def _device(host: Host, config: QatConfig, facts: _Facts, vf: Vf, problem: str) 
     )
 
 
-def _configured(host: Host, pf: Pf) -> str:
+def _resource_of(host: Host, pf: Pf) -> str:
     """The resource of the PF's VFs."""
     try:
         found = _service(host, pf)
