@@ -66,7 +66,7 @@ class FaultyProxy:
             writer.write((_chunk(rest) if rest else b"") + b"0\r\n\r\n")
             writer.close()
 
-    def mute_watches(self) -> None:
+    def pause_watches(self) -> None:
         """Stops sending events to the present watches."""
         self._watches = dict.fromkeys(self._watches, True)
 

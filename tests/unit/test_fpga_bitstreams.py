@@ -162,9 +162,9 @@ class TestAocx:
         with opened(put(tmp_path, "x.aocx", elf({".acl.board": b"pac_a10\0"}))) as bitstream:
             assert (bitstream.interface, bitstream.accelerator, bitstream.unique) == ("", "", "")
             assert extra(bitstream) == {"Board": "pac_a10", "Target": "", "Hash": "", "Version": ""}
-            for ask in (bitstream.read, bitstream.size):
+            for method in (bitstream.read, bitstream.size):
                 with pytest.raises(BitstreamError, match=r"no section \.acl\.fpga\.bin, expected"):
-                    ask()
+                    method()
 
     @pytest.mark.parametrize(
         ("content", "problem"),
@@ -202,9 +202,9 @@ class TestAocx:
         packed = bytearray(gzip.compress(gbs(raw=random.Random(1).randbytes(600_000))))  # noqa: S311
         packed[-6] ^= 1
         with opened(put(tmp_path, "x.aocx", elf({".acl.fpga.bin": elf({".acl.gbs.gz": bytes(packed)})}))) as bitstream:
-            for ask in (bitstream.read, bitstream.size):
+            for method in (bitstream.read, bitstream.size):
                 with pytest.raises(BitstreamError, match=r"x\.aocx: its section \.acl\.gbs\.gz cannot be unpacked"):
-                    ask()
+                    method()
 
     def test_decompression_is_limited(self, tmp_path: Path) -> None:
         packer = zlib.compressobj(1, wbits=31)
