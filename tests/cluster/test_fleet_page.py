@@ -206,13 +206,13 @@ async def test_a_pending_pod_is_explained_and_its_name_is_shown_to_authorized_vi
     await until(is_explained, 60)
     text = (await page.plain.get("/waiting")).text
     assert "default/large" in text
-    assert "Asks for 2 of gpu.intel.com/i915." in text
+    assert "Requests 2 of gpu.intel.com/i915." in text
     other_user = page.token("accelplane-fleet-viewer", "--audience=accelplane-fleet")
     hidden = await page.caller(other_user).get("/waiting")
     assert hidden.status == 200
     assert ">hidden<" in hidden.text
     assert "large" not in hidden.text
-    assert "Asks for 2 of gpu.intel.com/i915." in hidden.text
+    assert "Requests 2 of gpu.intel.com/i915." in hidden.text
     reader = page.token("reader", "--audience=accelplane-fleet")
     assert "default/large" in (await page.caller(reader).get("/waiting")).text
     page.cluster.kubectl("delete", "pod", "large", "--wait=false")

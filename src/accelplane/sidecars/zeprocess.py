@@ -2,7 +2,7 @@
 
 One task, `ZeProcess.run`, owns the process and sends it one request at a time. A request that takes too long or crashes
 the process is answered with an error, the process is killed and started again, at first soon and then less often. The
-device that caused it is not asked again for some time, so that the others stay readable.
+device that caused it is skipped for some time, so that the others stay readable.
 """
 
 import asyncio
