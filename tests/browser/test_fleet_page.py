@@ -116,7 +116,7 @@ def test_an_administrator_reads_why_a_pod_is_pending(page_server: Served, tab_of
     tab.page.goto(f"{page_server.url}waiting?text=train-large")
     row = tab.page.get_by_role("row").filter(has_text="vision/train-large-0")
     text = row.text_content()
-    assert f"Asks for 40 of {I915}." in text
+    assert f"Requests 40 of {I915}." in text
     assert "at most" in text
     assert "The quota of the namespace leaves 13." in text
     assert f"Insufficient {I915}" in text

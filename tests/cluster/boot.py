@@ -184,9 +184,9 @@ def main() -> None:
     # With SIGCHLD ignored, the kernel reaps orphans of pid 1. The setting survives the exec below.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     os.write(1, b"ready\n")
-    quiet = os.open("/dev/null", os.O_RDWR)
+    null_device = os.open("/dev/null", os.O_RDWR)
     for descriptor in (1, 2):
-        os.dup2(quiet, descriptor)
+        os.dup2(null_device, descriptor)
     # Standard input is a pipe whose other end only the owner has, so cat ends with the owner in any case.
     command = ["cat"] if plan["owned"] else ["sleep", "infinity"]
     os.execvp(command[0], command)  # noqa: S606  no shell is wanted here

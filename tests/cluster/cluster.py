@@ -199,7 +199,9 @@ class Node(Machine):
 class Cluster:
     """One cluster. Start it with ``Cluster.running``; the methods below are for tests while it runs."""
 
-    def __init__(self, claim: Claim, shares: Sequence[Path] = (), silence: int = settings.SILENCE) -> None:
+    def __init__(
+        self, claim: Claim, shares: Sequence[Path] = (), silence: int = settings.NODE_MONITOR_GRACE_PERIOD
+    ) -> None:
         self.directory = claim.directory
         self.number = claim.number
         self.name = claim.name
@@ -241,7 +243,7 @@ class Cluster:
         name: str = "",
         owned: bool = True,
         shares: Sequence[Path] = (),
-        silence: int = settings.SILENCE,
+        silence: int = settings.NODE_MONITOR_GRACE_PERIOD,
     ) -> Iterator[Cluster]:
         """A cluster whose nodes are Ready, for the duration of the block.
 

@@ -352,7 +352,7 @@ class Families:
         device = self.node.path(node).stat().st_rdev
         return f"{os.major(device)}:{os.minor(device)}"
 
-    def life(self, name: str) -> tuple[str, int]:
+    def container_state(self, name: str) -> tuple[str, int]:
         """The ID of a pod's container, and its restart count."""
         (status,) = self.running(name)["status"]["containerStatuses"]
         return status["containerID"], status["restartCount"]

@@ -2,7 +2,7 @@
 
 It serves plain HTTP and connects to the server with TLS. It reads each request and each response completely before it
 forwards it, except for watches: their lines are forwarded immediately. The present watches can be aborted, ended in the
-middle of a line, or muted.
+middle of a line, or paused.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class FaultyProxy:
             writer.write((_chunk(rest) if rest else b"") + b"0\r\n\r\n")
             writer.close()
 
-    def mute_watches(self) -> None:
+    def pause_watches(self) -> None:
         """Stops sending events to the present watches."""
         self._watches = dict.fromkeys(self._watches, True)
 

@@ -28,7 +28,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 _CGROUPS = Path("/sys/fs/cgroup")
 _CLONE_NEWNET = 0x40000000
 _NETLINK_KOBJECT_UEVENT = 15
-_ASK = 1 | 4  # NLM_F_REQUEST | NLM_F_ACK
+_ACK_FLAGS = 1 | 4  # NLM_F_REQUEST | NLM_F_ACK
 _uevent_numbers = itertools.count(1)
 # Garbage collection uses a sixth of the processor time of a short-lived control plane. The limit is a soft one.
 _GO = {"GOGC": "400", "GOMEMLIMIT": "1GiB"}
@@ -216,7 +216,7 @@ class Machine:
         payload = b"".join(word.encode() + b"\0" for word in words)
         header = b"".join(
             number.to_bytes(size, sys.byteorder)
-            for number, size in ((16 + len(payload), 4), (0x10, 2), (_ASK, 2), (next(_uevent_numbers), 4), (0, 4))
+            for number, size in ((16 + len(payload), 4), (0x10, 2), (_ACK_FLAGS, 2), (next(_uevent_numbers), 4), (0, 4))
         )
         with self.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_KOBJECT_UEVENT) as kernel:
             kernel.settimeout(5)

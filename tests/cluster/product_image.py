@@ -35,7 +35,7 @@ RECIPES = REPOSITORY / "deploy/images"
 ORGANISATION = "accelplane"
 TAG = accelplane.__version__
 _SOURCES = ("LICENSE", "README.md", "constraints.txt", "pyproject.toml", "src", "deploy/images")
-_KEPT = 4
+_CACHED_IMAGES = 4
 _EXIT_PACKAGE_GONE = 3  # of the scripts in deploy/images
 # File systems of the archive: base and product are one, the others go over it.
 _LAYERS = {"base": 0, "product": 0, "operator": 1, "fpga": 2, "shell": 3, "levelzero": 4}
@@ -150,7 +150,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 def _forget_old(directory: Path) -> None:
     archives = sorted(directory.glob("accelplane-*.tar"), key=lambda archive: archive.stat().st_mtime)
-    for archive in archives[:-_KEPT]:
+    for archive in archives[:-_CACHED_IMAGES]:
         archive.unlink()
 
 

@@ -32,7 +32,7 @@ BUSYBOX_IMAGE = "localhost/accelplane-test/busybox:1"
 PKI = "/etc/kubernetes/pki"
 _SYS_OPTIONS = ("rbind", "ro", "nosuid", "noexec", "nodev")
 # The node monitor grace period in seconds: shorter than the default.
-SILENCE = 12
+NODE_MONITOR_GRACE_PERIOD = 12
 # With the default 20 requests a second the controllers alone take five seconds to start.
 _UNTHROTTLED = ("--kube-api-qps=500", "--kube-api-burst=1000")
 

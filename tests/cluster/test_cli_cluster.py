@@ -89,7 +89,7 @@ def test_sums_are_those_of_pods_and_a_pending_pod_has_its_reason(cluster: Cluste
     assert (used["pods"], used["allocated"], used["nodes"]) == (2, 2, list(NODES))
 
     (waiting,) = list_rows(cluster, "--waiting", "-n", namespace)["waiting"]
-    assert (waiting["asked"], waiting["free"], waiting["most_free_on_one_node"]) == (2, 2, 1)
+    assert (waiting["requested"], waiting["free"], waiting["most_free_on_one_node"]) == (2, 2, 1)
     assert f"Insufficient {I915}" in waiting["message"]
     wide = run(cluster, "accelplane", "inspect", "--cluster", "-A", "-o", "wide")
     assert f"{namespace}/on-cards-0" in wide.stdout

@@ -73,7 +73,7 @@ def workers(families: Families) -> set[str]:
     return {each["metadata"]["name"] for each in listed} - plugins
 
 
-SAID = {
+PROVISIONING_LOG = {
     "qat": (
         "qat: desired: services any, auto-reset any, all VFs on vfio-pci",
         f"{QAT0} applied",
@@ -93,14 +93,14 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("family", SAID)
+@pytest.mark.parametrize("family", PROVISIONING_LOG)
 def test_an_init_container_reports_its_result_for_each_device(deployed: Deployed, family: str) -> None:
     daemonset = deployed.daemonsets[family]
     ended = daemonset.init()
     assert ended
     assert (ended["exitCode"], ended["reason"]) == (0, "Completed")
     log = daemonset.init_log()
-    assert [words for words in SAID[family] if words not in log] == [], log
+    assert [words for words in PROVISIONING_LOG[family] if words not in log] == [], log
 
 
 def test_the_node_has_exactly_the_resources_of_the_provisioned_devices(deployed: Deployed) -> None:
@@ -241,13 +241,13 @@ def test_our_demos_run_to_their_ends(families: Families) -> None:
 
 def test_pods_outlive_the_kubelet_with_their_devices(families: Families) -> None:
     families.run("worker", {CY: 2, DSA: 1, IAA: 1, VF: 1, ENCLAVE: 1}, restart="Always")
-    before = families.life("worker"), families.container_devices("worker")
+    before = families.container_state("worker"), families.container_devices("worker")
     families.node.kubelet.restart()
     families.node.wait_ready()
     families.wait(EVERYTHING)
     # Only free devices, no allocated ones.
     families.run("late", {CY: 2, DSA: 3, IAA: 3, PF: 1})
-    assert (families.life("worker"), families.container_devices("worker")) == before
+    assert (families.container_state("worker"), families.container_devices("worker")) == before
     late = families.container_devices("late")
     assert not set(before[1].variables.values()) & set(late.variables.values())
     assert before[1].nodes & late.nodes == {"/dev/vfio/vfio"}
@@ -255,7 +255,7 @@ def test_pods_outlive_the_kubelet_with_their_devices(families: Families) -> None
 
 def test_restarts_of_plugins_and_init_containers_change_nothing(families: Families, deployed: Deployed) -> None:
     families.run("worker", {CY: 2, DSA: 1, IAA: 1, VF: 1, ENCLAVE: 1}, restart="Always")
-    before = families.life("worker"), families.container_devices("worker"), families.snapshot()
+    before = families.container_state("worker"), families.container_devices("worker"), families.snapshot()
     for family in (*TREES, "sgx"):
         deployed.daemonsets[family].restart()
     for family in (*TREES, "sgx"):
@@ -267,5 +267,5 @@ def test_restarts_of_plugins_and_init_containers_change_nothing(families: Famili
         assert f"{count} device{'s' * (count > 1)}: {count} unchanged" in logs[family], logs[family]
         assert "applied:" not in logs[family]
     families.wait(EVERYTHING)
-    assert (families.life("worker"), families.container_devices("worker"), families.snapshot()) == before
+    assert (families.container_state("worker"), families.container_devices("worker"), families.snapshot()) == before
     families.run("late", {CY: 2, DSA: 3, IAA: 3, PF: 1})

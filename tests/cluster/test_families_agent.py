@@ -52,10 +52,10 @@ def running(shared_families: Families) -> Iterator[tuple[Families, DaemonSet]]:
 def families(running: tuple[Families, DaemonSet]) -> Iterator[Families]:
     """The node with the agent, and a pod with a device of every family. No test may affect them."""
     families, agent = running
-    before = families.life("worker"), families.container_devices("worker"), agent.restarts
+    before = families.container_state("worker"), families.container_devices("worker"), agent.restarts
     yield families
     families.wait(ALL)
-    assert (families.life("worker"), families.container_devices("worker"), agent.restarts) == before
+    assert (families.container_state("worker"), families.container_devices("worker"), agent.restarts) == before
 
 
 def test_one_agent_publishes_all_devices_of_the_node(running: tuple[Families, DaemonSet]) -> None:

@@ -95,7 +95,7 @@ async def test_a_pending_pod_is_explained_in_numbers_with_the_message_of_the_sch
         assert "2 Insufficient gpu.intel.com/i915" in waiting.message
         (shortage,) = shortages(fleet.cluster())
         assert explain(shortage).startswith(
-            "Asks for 2 of gpu.intel.com/i915. 1 free in the cluster, at most 1 on one node"
+            "Requests 2 of gpu.intel.com/i915. 1 free in the cluster, at most 1 on one node"
         )
         (holder,) = [each for node in fleet.cluster().nodes.values() for each in node.holders]
         assert (holder.pod, holder.count) == ("small", 1)

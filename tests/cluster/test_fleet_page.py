@@ -41,7 +41,7 @@ pytestmark = pytest.mark.cluster
 
 SPACE = "accelplane-fleet"
 SERVER = Authority("servers")
-_AWAY = 30.0  # seconds for which the last state must be shown
+_DISCONNECTED = 30.0  # seconds for which the last state must be shown
 # The rights of every authenticated account: reviews of itself.
 OF_EVERYONE = {"selfsubjectreviews.authentication.k8s.io", "selfsubjectaccessreviews.authorization.k8s.io",
                "selfsubjectrulesreviews.authorization.k8s.io"}  # fmt: skip
@@ -190,15 +190,15 @@ async def test_an_unreachable_api_server_leaves_the_last_state_with_its_age(page
         agent.units = [unit("card0", "unhealthy", reason="temperature"), unit("card1")]
         agent.change()
         await until(lambda: page_has("card0 is unhealthy (temperature)"), 60)
-        away, times = time.monotonic() + _AWAY, set[str]()
-        while time.monotonic() < away:
+        deadline, times = time.monotonic() + _DISCONNECTED, set[str]()
+        while time.monotonic() < deadline:
             text = await nodes()
             assert all(word in text for word in ("card0 is unhealthy", "card1", "kwok-0", "kwok-1"))
             found = re.search(since, text)
             assert found, text
             times.add(found[0])
             await asyncio.sleep(1)
-        assert len(times) == 1, "the time since when it is away does not change"
+        assert len(times) == 1, "the time since when it is deadline does not change"
         cluster.apiserver.start()
         cluster.kubectl("cordon", "kwok-1")
         await until(lambda: page_has("cordoned", "card0", "card1", without="This may be old"), 120)
@@ -216,13 +216,13 @@ async def test_a_pending_pod_is_explained_and_its_name_is_shown_to_authorized_vi
     await until(is_explained, 180)
     text = (await page.plain.get("/waiting")).text
     assert "default/large" in text
-    assert "Asks for 2 of gpu.intel.com/i915." in text
-    stranger = page.token("accelplane-fleet-viewer", "--audience=accelplane-fleet")
-    hidden = await page.caller(stranger).get("/waiting")
+    assert "Requests 2 of gpu.intel.com/i915." in text
+    other_user = page.token("accelplane-fleet-viewer", "--audience=accelplane-fleet")
+    hidden = await page.caller(other_user).get("/waiting")
     assert hidden.status == 200
     assert ">hidden<" in hidden.text
     assert "large" not in hidden.text
-    assert "Asks for 2 of gpu.intel.com/i915." in hidden.text
+    assert "Requests 2 of gpu.intel.com/i915." in hidden.text
     reader = page.token("reader", "--audience=accelplane-fleet")
     assert "default/large" in (await page.caller(reader).get("/waiting")).text
     page.cluster.kubectl("delete", "pod", "large", "--wait=false")
@@ -231,8 +231,8 @@ async def test_a_pending_pod_is_explained_and_its_name_is_shown_to_authorized_vi
 async def test_only_tokens_of_viewers_for_this_audience_open_the_page(page: Page) -> None:
     assert (await page.caller("junk").get("/")).status == 401
     assert (await page.caller(page.token("reader")).get("/")).status == 401
-    stranger = page.token("default", "--audience=accelplane-fleet")
-    assert (await page.caller(stranger).get("/")).status == 403
+    other_user = page.token("default", "--audience=accelplane-fleet")
+    assert (await page.caller(other_user).get("/")).status == 403
     reader = page.caller(page.token("reader", "--audience=accelplane-fleet"))
     assert (await reader.get("/")).status == 200
     assert (await reader.get("/metrics")).status == 403
@@ -272,8 +272,8 @@ async def test_the_form_accepts_valid_tokens_of_this_site_only(page: Page) -> No
     expired = signed_again(page.cluster, valid, iat=now - 7200, nbf=now - 7200, exp=now - 3600)
     foreign = [await sign_in(page, valid, origin=origin) for origin in ("https://example.com", "null")]
     assert [each.status for each in foreign] == [403, 403]
-    stranger = page.token("default", "--audience=accelplane-fleet")
-    answers = [await sign_in(page, token) for token in ("wrong", expired, page.token("reader"), stranger)]
+    other_user = page.token("default", "--audience=accelplane-fleet")
+    answers = [await sign_in(page, token) for token in ("wrong", expired, page.token("reader"), other_user)]
     assert [each.status for each in answers] == [401, 401, 401, 403]
     assert not any("set-cookie" in each.fields for each in (*foreign, *answers))
     accepted = await sign_in(page, same)

@@ -84,7 +84,7 @@ class Setup:
     def running(self, name: str) -> Object:
         return self.cluster.wait_pod(name, namespace=self.namespace)
 
-    def life(self, name: str) -> tuple[str, int]:
+    def container_state(self, name: str) -> tuple[str, int]:
         """The container ID of a pod and its restart count, which show whether the pod was disturbed."""
         (status,) = self.running(name)["status"]["containerStatuses"]
         return status["containerID"], status["restartCount"]
@@ -198,7 +198,7 @@ def test_plugging_and_unplugging_cards_does_not_affect_pods(setup: Setup) -> Non
     setup.plugin()
     setup.wait(I915, CARDS)
     setup.run("worker", {I915: 2}, restart="Always")
-    before = setup.life("worker")
+    before = setup.container_state("worker")
     card = setup.hardware.device(setup.hardware.plug_gpu())
     setup.node.copy_tree(setup.tree)
     setup.node.uevent("add", card.class_path, "drm")
@@ -209,7 +209,7 @@ def test_plugging_and_unplugging_cards_does_not_affect_pods(setup: Setup) -> Non
     setup.node.copy_tree(setup.tree)
     setup.node.uevent("remove", card.class_path, "drm")
     setup.wait(I915, CARDS)
-    assert setup.life("worker") == before
+    assert setup.container_state("worker") == before
 
 
 SERVICE = """
@@ -236,7 +236,7 @@ def test_an_unhealthy_card_keeps_its_pod_gets_no_new_one_and_recovers(setup: Set
     setup.wait(I915, CARDS)
     setup.run("patient", {I915: 1}, restart="Always")
     assert setup.cards("patient") == ["card0"]
-    before = setup.life("patient")
+    before = setup.container_state("patient")
 
     service.kill(signal.SIGUSR1, wait=False)
     setup.wait(I915, CARDS - 1)
@@ -249,10 +249,10 @@ def test_an_unhealthy_card_keeps_its_pod_gets_no_new_one_and_recovers(setup: Set
         return any(each.get("reason") == "Unschedulable" for each in pod["status"].get("conditions", ()))
 
     wait_until(waits, "the pod without a card")
-    assert setup.life("patient") == before
+    assert setup.container_state("patient") == before
     # A restarted container gets the devices of its pod, healthy or not.
     setup.cluster.kill_container("patient", namespace=setup.namespace)
-    wait_until(lambda: setup.life("patient")[1] == 1, "the restart of the pod's container")
+    wait_until(lambda: setup.container_state("patient")[1] == 1, "the restart of the pod's container")
     assert setup.cards("patient") == ["card0"]
 
     service.kill(signal.SIGUSR2, wait=False)
@@ -264,15 +264,15 @@ def test_an_unhealthy_card_keeps_its_pod_gets_no_new_one_and_recovers(setup: Set
 # Restarts of programs
 
 
-@pytest.mark.parametrize("away", ["a moment", "until the node is not Ready"])
-def test_pods_outlive_the_kubelet_with_their_devices(setup: Setup, away: str) -> None:
+@pytest.mark.parametrize("downtime", ["a moment", "until the node is not Ready"])
+def test_pods_outlive_the_kubelet_with_their_devices(setup: Setup, downtime: str) -> None:
     setup.plugin("-enable-monitoring")
     setup.wait(I915, CARDS)
     setup.run("worker", {I915: 2}, restart="Always")
-    before = setup.life("worker"), setup.cards("worker")
+    before = setup.container_state("worker"), setup.cards("worker")
     known = setup.node.kubelet.log.stat().st_size
     setup.node.kubelet.kill()
-    if away != "a moment":
+    if downtime != "a moment":
         # No timeout is longer than this until pods are evicted after five minutes.
         wait_until(lambda: not setup.node.ready, "node-1: not Ready", 60)
         setup.request("early", {I915: 1})
@@ -280,10 +280,10 @@ def test_pods_outlive_the_kubelet_with_their_devices(setup: Setup, away: str) ->
     setup.node.wait_ready()
     _wait_registered(setup.node, {I915: CARDS, MONITORING: 1}, known)
     setup.wait(I915, CARDS)
-    if away == "a moment":
+    if downtime == "a moment":
         setup.request("early", {I915: 1})
     setup.running("early")
-    assert (setup.life("worker"), setup.cards("worker")) == before
+    assert (setup.container_state("worker"), setup.cards("worker")) == before
     assert not set(setup.cards("early")) & set(before[1])
 
 
@@ -294,9 +294,9 @@ def test_pods_outlive_the_plugin_and_can_restart_without_it(setup: Setup) -> Non
     cards = setup.cards("worker")
     plugin.kill()
     setup.wait(I915, 0)
-    assert setup.life("worker")[1] == 0
+    assert setup.container_state("worker")[1] == 0
     setup.cluster.kill_container("worker", namespace=setup.namespace)
-    wait_until(lambda: setup.life("worker")[1] == 1, "the restart of the worker's container")
+    wait_until(lambda: setup.container_state("worker")[1] == 1, "the restart of the worker's container")
     assert setup.cards("worker") == cards
     setup.request("late", {I915: 1})
     plugin.start()
@@ -309,11 +309,11 @@ def test_a_restart_of_containerd_does_not_affect_pods_and_agents(setup: Setup) -
     setup.plugin("-cdi=all")
     setup.wait(I915, CARDS)
     setup.run("worker", {I915: 2}, restart="Always")
-    before = setup.life("worker")
+    before = setup.container_state("worker")
     setup.node.runtime.kill()
     setup.node.runtime.start()
     setup.run("late", {I915: 1})
-    assert setup.life("worker") == before
+    assert setup.container_state("worker") == before
     assert sorted(setup.cards("worker") + setup.cards("late")) == ["card0", "card1", "card2"]
 
 
@@ -330,7 +330,7 @@ def test_after_a_reboot_pods_restart_with_their_devices_if_the_plugin_registers_
         setup.node.reboot()
     finally:
         setup.node.hardware.remove(start)
-    wait_until(lambda: setup.life("worker")[1] == 1, "the restart of the worker's container", 60)
+    wait_until(lambda: setup.container_state("worker")[1] == 1, "the restart of the worker's container", 60)
     assert setup.cards("worker") == cards
     setup.wait(I915, CARDS)
 
@@ -387,7 +387,7 @@ def test_a_second_plugin_of_the_same_name_waits_until_the_first_is_gone(setup: S
     setup.run("worker", {I915: 1}, restart="Always")
     first.stop()
     setup.wait(I915, 2 * CARDS, 90)
-    assert setup.life("worker")[1] == 0
+    assert setup.container_state("worker")[1] == 0
     assert second.running
 
 
@@ -411,7 +411,7 @@ def test_a_registration_by_another_process_applies_until_the_plugin_registers_ag
     plugin = setup.plugin()
     setup.wait(I915, CARDS)
     setup.run("worker", {I915: 1}, restart="Always")
-    before = setup.life("worker")
+    before = setup.container_state("worker")
     contract = Path(__file__).parents[1] / "contract"
     rival = setup.daemon("rival", sys.executable, "-c", RIVAL, contract)
     setup.wait(I915, 7)
@@ -421,7 +421,7 @@ def test_a_registration_by_another_process_applies_until_the_plugin_registers_ag
     plugin.restart()
     setup.wait(I915, CARDS)
     setup.run("late", {I915: 2})
-    assert setup.life("worker") == before
+    assert setup.container_state("worker") == before
 
 
 # Endurance
@@ -435,7 +435,7 @@ def test_a_hundred_kubelet_restarts_lose_no_devices_or_allocations_and_leak_no_m
     setup.wait(MONITORING, 1)
     setup.run("worker", {I915: 3}, restart="Always")
     setup.run("monitor", {MONITORING: 1}, restart="Always")
-    before = [setup.life(name) for name in ("worker", "monitor")]
+    before = [setup.container_state(name) for name in ("worker", "monitor")]
     allocations = {holding.resource: (holding.ids, holding.response) for holding in setup.holdings()}
     pods = {holding.pod_uid for holding in setup.holdings()}
     devices = {I915: 2 * CARDS, MONITORING: 1}
@@ -458,7 +458,7 @@ def test_a_hundred_kubelet_restarts_lose_no_devices_or_allocations_and_leak_no_m
     setup.node.wait_ready()
     setup.wait(I915, 2 * CARDS)
     setup.wait(MONITORING, 1)
-    assert [setup.life(name) for name in ("worker", "monitor")] == before
+    assert [setup.container_state(name) for name in ("worker", "monitor")] == before
     assert plugin.pid == pid
     middle, longest = statistics.median(seconds) * 1000, max(seconds) * 1000
     print(

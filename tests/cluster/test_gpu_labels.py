@@ -180,5 +180,5 @@ def test_an_overlay_becomes_ready(
     cluster.kubectl("label", "node", "node-1", f"{SELECTED}=true", "--overwrite")
     deploy(*rendered(cluster, OVERLAYS / tree, namespace))
     for name, expected in PUBLISHED[tree].items():
-        wait_until(lambda name=name, wanted=expected: node.allocatable(f"{GPU}/{name}") == wanted, name)
+        wait_until(lambda name=name, quantity=expected: node.allocatable(f"{GPU}/{name}") == quantity, name)
     cluster.kubectl("label", "node", "node-1", f"{SELECTED}-")

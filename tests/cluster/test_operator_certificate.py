@@ -123,9 +123,10 @@ def test_certificates_and_authorities_change_under_load_and_every_resource_is_ad
             assert is_signed_by(second, following.authorities)
 
             # An authority in the last third of its own lifetime: a new one is published, but does not sign yet.
-            worn, now = certificates_of_age(1250), stored_certificates(installation)
+            aging, now = certificates_of_age(1250), stored_certificates(installation)
             store_certificates(
-                installation, CertificateSet(worn.authorities + both, worn.authority_key, now.certificate, now.key)
+                installation,
+                CertificateSet(aging.authorities + both, aging.authority_key, now.certificate, now.key),
             )
             wait_until(lambda: count(stored_certificates(installation).authorities) == 4, "a new authority", 60)
             assert served_certificate(installation, operator) == second

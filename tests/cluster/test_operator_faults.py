@@ -283,7 +283,7 @@ async def test_idle_watches_hide_no_changes(setup: Setup) -> None:
     task = asyncio.create_task(manager.run())
     try:
         await until(lambda: setup.proxy.watches >= watches, 60)
-        setup.proxy.mute_watches()
+        setup.proxy.pause_watches()
         for change in SCENARIOS[name].changes:
             setup.do(change)
         await wait_final_state(setup, name)

@@ -39,7 +39,7 @@ class LargeCluster:
 
 
 @pytest.fixture(scope="module")
-def crowd(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LargeCluster]:
+def large(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LargeCluster]:
     """A thousand nodes with the samples and an operator, after all pods are ready."""
     with large_cluster.installed(tmp_path_factory.mktemp("crowd")) as installation:
         cluster = installation.cluster
@@ -67,52 +67,52 @@ def places(cluster: Cluster, family: str) -> list[str]:
     return sorted(each["spec"]["nodeName"] for each in found["items"])
 
 
-def test_each_status_names_every_node_that_is_selected_and_no_other(crowd: LargeCluster) -> None:
-    assert len(crowd.nodes[EVERYWHERE]) == 1000
-    for family, resource in large_cluster.samples(crowd.cluster).items():
-        names = sorted(crowd.nodes[family])
+def test_each_status_names_every_node_that_is_selected_and_no_other(large: LargeCluster) -> None:
+    assert len(large.nodes[EVERYWHERE]) == 1000
+    for family, resource in large_cluster.samples(large.cluster).items():
+        names = sorted(large.nodes[family])
         assert resource["status"]["nodeNames"] == names
         assert resource["status"]["numberReady"] == len(names)
         assert resource["status"]["desiredNumberScheduled"] == len(names)
-        assert places(crowd.cluster, family) == names
+        assert places(large.cluster, family) == names
 
 
-def test_a_status_is_written_once_a_second_however_many_pods_become_ready(crowd: LargeCluster) -> None:
+def test_a_status_is_written_once_a_second_however_many_pods_become_ready(large: LargeCluster) -> None:
     # In addition: one at the creation of resource and DaemonSet.
-    most = crowd.seconds + 10
-    assert set(crowd.status_writes) == {f"{family}deviceplugins" for family in models.KINDS}
-    assert all(count <= most for count in crowd.status_writes.values()), (
-        crowd.status_writes,
-        crowd.seconds,
+    most = large.seconds + 10
+    assert set(large.status_writes) == {f"{family}deviceplugins" for family in models.KINDS}
+    assert all(count <= most for count in large.status_writes.values()), (
+        large.status_writes,
+        large.seconds,
     )
     # Two for each DaemonSet, and one for the status of each mapping. Events and Leases are not patched.
-    assert crowd.requests["PATCH"] <= crowd.status_writes.total() + 2 * len(models.KINDS) + crowd.mapping_writes.total()
+    assert large.requests["PATCH"] <= large.status_writes.total() + 2 * len(models.KINDS) + large.mapping_writes.total()
 
 
-def test_deselected_nodes_are_removed_from_the_status_until_selected_again(crowd: LargeCluster) -> None:
+def test_deselected_nodes_are_removed_from_the_status_until_selected_again(large: LargeCluster) -> None:
     family = FAMILIES[0]
-    names = crowd.nodes[family]
+    names = large.nodes[family]
     labels = {name: value for name, value in large_cluster.selected_by(EVERYWHERE, family).items() if "feature" in name}
-    counts = {each: len(found) for each, found in crowd.nodes.items()}
+    counts = {each: len(found) for each, found in large.nodes.items()}
 
-    large_cluster.label(crowd.cluster, names, dict.fromkeys(labels))
+    large_cluster.label(large.cluster, names, dict.fromkeys(labels))
     fewer = counts | {family: 0, EVERYWHERE: counts[EVERYWHERE] - len(names)}
-    large_cluster.wait_for_statuses(crowd.cluster, fewer, TIMEOUT)
-    remaining = sorted({*crowd.nodes[EVERYWHERE]} - {*names})
-    assert large_cluster.samples(crowd.cluster)[EVERYWHERE]["status"]["nodeNames"] == remaining
-    assert places(crowd.cluster, family) == []
+    large_cluster.wait_for_statuses(large.cluster, fewer, TIMEOUT)
+    remaining = sorted({*large.nodes[EVERYWHERE]} - {*names})
+    assert large_cluster.samples(large.cluster)[EVERYWHERE]["status"]["nodeNames"] == remaining
+    assert places(large.cluster, family) == []
 
-    large_cluster.label(crowd.cluster, names, labels)
-    large_cluster.wait_for_statuses(crowd.cluster, counts, TIMEOUT)
-    assert large_cluster.samples(crowd.cluster)[family]["status"]["nodeNames"] == sorted(names)
+    large_cluster.label(large.cluster, names, labels)
+    large_cluster.wait_for_statuses(large.cluster, counts, TIMEOUT)
+    assert large_cluster.samples(large.cluster)[family]["status"]["nodeNames"] == sorted(names)
 
 
-def test_deleting_resources_removes_all_owned_objects(crowd: LargeCluster) -> None:
-    crowd.cluster.kubectl("delete", "--kustomize", large_cluster.SAMPLES)
+def test_deleting_resources_removes_all_owned_objects(large: LargeCluster) -> None:
+    large.cluster.kubectl("delete", "--kustomize", large_cluster.SAMPLES)
 
     def is_removed() -> bool:
         lists = (f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", f"{PODS}?limit=1")
-        found = [crowd.cluster.get(path) for path in lists]
+        found = [large.cluster.get(path) for path in lists]
         return all(each is not None and not each["items"] for each in found)
 
     wait_until(is_removed, "DaemonSets and pods: deleted", TIMEOUT, every=1)

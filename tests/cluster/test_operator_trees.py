@@ -89,7 +89,7 @@ def wait_for_it(cluster: Cluster) -> None:
 # The node has no FPGA.
 PRESENT = [family for family in models.KINDS if family != "fpga"]
 # The fields of the samples limit the numbers: ten shares per GPU, one virtual function of QAT.
-WANTED = {
+ALLOCATABLE = {
     "dlb.intel.com/pf": 1,
     "dlb.intel.com/vf": 1,
     "dsa.intel.com/wq-user-dedicated": 4,
@@ -127,7 +127,7 @@ def operator_cluster(shared_families: Families) -> Iterator[Families]:
 
 def test_the_samples_publish_devices_without_an_edited_file(operator_cluster: Families) -> None:
     operator_cluster.cluster.kubectl("apply", "--kustomize", SAMPLES)
-    operator_cluster.wait(WANTED, 120)
+    operator_cluster.wait(ALLOCATABLE, 120)
     operator_cluster.run("asking", {"gpu.intel.com/i915": 1})
     assert any(node.startswith("/dev/dri/") for node in operator_cluster.container_devices("asking").nodes)
     operator_cluster.delete("asking")
@@ -222,14 +222,14 @@ def test_all_samples_are_reconciled_unchanged_and_deleted_completely(installed: 
     wait_until(lambda: not daemonsets(installed), "DaemonSets to be deleted", 60)
 
 
-ASKED, DEFINED = 'admission webhook "v{}deviceplugin.kb.io" denied the request: ', "is invalid: spec: "
+DENIED, INVALID = 'admission webhook "v{}deviceplugin.kb.io" denied the request: ', "is invalid: spec: "
 REFUSALS: list[tuple[str, dict[str, Any], str, str]] = [
-    ("gpu", {"image": "intel/intel-qat-plugin:0.31.1"}, ASKED, "incorrect image name"),
-    ("dlb", {"image": "intel/intel-dlb-plugin:0.30.0"}, ASKED, "0.31.1"),
-    ("npu", {"image": "intel/intel-npu-plugin"}, ASKED, "field is incorrect"),
-    ("gpu", {"sharedDevNum": 1, "preferredAllocationPolicy": "packed"}, ASKED, "preferredAllocationPolicy is packed"),
-    ("dsa", {"provisioningConfig": "mine"}, ASKED, "initImage is empty"),
-    ("npu", {"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}, DEFINED, "remove maxSurge"),
+    ("gpu", {"image": "intel/intel-qat-plugin:0.31.1"}, DENIED, "incorrect image name"),
+    ("dlb", {"image": "intel/intel-dlb-plugin:0.30.0"}, DENIED, "0.31.1"),
+    ("npu", {"image": "intel/intel-npu-plugin"}, DENIED, "field is incorrect"),
+    ("gpu", {"sharedDevNum": 1, "preferredAllocationPolicy": "packed"}, DENIED, "preferredAllocationPolicy is packed"),
+    ("dsa", {"provisioningConfig": "mine"}, DENIED, "initImage is empty"),
+    ("npu", {"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}, INVALID, "remove maxSurge"),
 ]
 
 

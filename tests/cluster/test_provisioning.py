@@ -109,10 +109,10 @@ def test_functions_of_the_kernel_driver_are_bound_with_only_new_id_writable(fami
     families.kernel.plug(QatSpec(bdf="0000:69:00.0", vfs=1))
     families.wait({CY: VFS + 1, DC: VFS})
     families.run("worker", {CY: 2, DC: 1})
-    before = families.life("worker"), families.container_devices("worker")
+    before = families.container_state("worker"), families.container_devices("worker")
     plugin.restart().wait_running()
     families.wait({CY: VFS + 1, DC: VFS})
-    assert (families.life("worker"), families.container_devices("worker")) == before
+    assert (families.container_state("worker"), families.container_devices("worker")) == before
 
 
 def test_trees_without_init_containers_publish_devices_provisioned_before(families: Families) -> None:
@@ -123,7 +123,7 @@ def test_trees_without_init_containers_publish_devices_provisioned_before(famili
     families.wait(expected)
     assert families.devices() == expected
     families.run("worker", {DSA: 1, SHARED: 1, IAA: 1, VF: 2, PF: 1, ENCLAVE: 1})
-    before = families.life("worker"), families.container_devices("worker")
+    before = families.container_state("worker"), families.container_devices("worker")
     # Two queues with two links each, one IAA queue, three DLB nodes, one SGX node.
     assert len(before[1].nodes) == 10
     for each in families.deployed:
@@ -134,7 +134,7 @@ def test_trees_without_init_containers_publish_devices_provisioned_before(famili
     families.node.kubelet.restart()
     families.node.wait_ready()
     families.wait(expected)
-    assert (families.life("worker"), families.container_devices("worker")) == before
+    assert (families.container_state("worker"), families.container_devices("worker")) == before
 
 
 def test_complete_dsa_devices_are_published_by_vfio(families: Families) -> None:
@@ -173,7 +173,7 @@ def test_nothing_is_written_to_a_node_in_the_desired_state(families: Families) -
         families.deploy(TREES[family], config=EXAMPLES.get(family))
     families.wait({CY: VFS, DC: VFS, DSA: 4, IAA: 4, VF: 1, PF: 1})
     families.run("worker", {CY: 1, DSA: 1, IAA: 1, VF: 1})
-    before = families.snapshot(), families.life("worker")
+    before = families.snapshot(), families.container_state("worker")
     files = {family: data(family)[f"{family}.conf"] for family in EXAMPLES}
     for family in ("qat", "idxd"):
         result = provision(families, "apply", family, **files)
@@ -181,7 +181,7 @@ def test_nothing_is_written_to_a_node_in_the_desired_state(families: Families) -
         assert {name: each["state"] for name, each in result.items()} == dict.fromkeys(result, "unchanged"), result
         assert len(result) == 2
         assert provision(families, "status", family, **files)[""] == {"code": 0}
-    assert (families.snapshot(), families.life("worker")) == before
+    assert (families.snapshot(), families.container_state("worker")) == before
 
 
 def data(family: str) -> Mapping[str, str]:
@@ -196,7 +196,7 @@ def test_devices_in_use_are_skipped_until_they_are_free(families: Families) -> N
     (dlb,) = families.deploy(TREES["dlb"])
     families.wait({CY: VFS, DC: VFS, DSA: 4, VF: 1, PF: 1})
     families.run("worker", {CY: 1, DSA: 1, VF: 1}, restart="Always")
-    before = families.life("worker"), families.container_devices("worker")
+    before = families.container_state("worker"), families.container_devices("worker")
     nodes = [node.removeprefix("/dev/") for node in before[1].nodes if node != "/dev/vfio/vfio" and "char" not in node]
     for name in nodes:
         # The kernel names a queue only by its own name.
@@ -214,7 +214,7 @@ def test_devices_in_use_are_skipped_until_they_are_free(families: Families) -> N
     assert "in use: 1 client of wq0." in log
     assert "1 unchanged" in dlb.init_log()
     families.wait({CY: VFS, DC: VFS, DSA: 4, VF: 1, PF: 1})
-    assert (families.life("worker"), families.container_devices("worker")) == before
+    assert (families.container_state("worker"), families.container_devices("worker")) == before
 
     for name in nodes:
         families.kernel.release(name.removeprefix("dsa/"))

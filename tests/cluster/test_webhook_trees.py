@@ -17,7 +17,7 @@ pytestmark = pytest.mark.cluster
 OVERLAYS = REPOSITORY / "deploy/sgx_admissionwebhook/overlays"
 NAMESPACE = "intelsgxwebhook-system"
 SECRET = f"/api/v1/namespaces/{NAMESPACE}/secrets/intelsgxwebhook-own-certificate"
-ASKS = {"sgx.intel.com/epc": "512Ki"}
+EPC_REQUEST = {"sgx.intel.com/epc": "512Ki"}
 
 
 def webhook(cluster: Cluster) -> Any:
@@ -30,7 +30,7 @@ def webhook(cluster: Cluster) -> Any:
 
 def is_mutated(cluster: Cluster, namespace: str) -> bool:
     """Whether the webhook adds the device to a pod that requests EPC."""
-    requesting_pod = pod("asking", namespace=namespace, resources=ASKS)
+    requesting_pod = pod("asking", namespace=namespace, resources=EPC_REQUEST)
     status, answer = cluster.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", requesting_pod)
     assert status == 201, answer
     return "sgx.intel.com/enclave" in answer["spec"]["containers"][0]["resources"]["limits"]

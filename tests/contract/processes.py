@@ -43,7 +43,7 @@ class Process:
         try:
             await until(lambda: text in self.log() or self._process.poll() is not None, seconds)
         except TimeoutError:
-            raise TimeoutError(f"not said: {text}\n{self.log()}") from None
+            raise TimeoutError(f"not in the log: {text}\n{self.log()}") from None
         assert text in self.log(), f"ended without {text!r}:\n{self.log()}"
 
     def send(self, number: signal.Signals) -> None:

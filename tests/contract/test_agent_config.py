@@ -119,7 +119,7 @@ async def test_an_invalid_configuration_is_rejected_and_the_previous_one_stays_a
     config.write_text(shares(2))
     process = run("accelplane", "node", f"--config={config}")
     await kubelet.until(lambda resources: resources == {I915: (2, 2), ACCEL: (1, 1)})
-    rejected = "new configuration rejected, the present one stays in force: "
+    rejected = "new configuration rejected, the previous one stays active: "
     for count, (text, message) in enumerate(INVALID, start=1):
         config.write_text(text)
         await until(lambda count=count: process.log().count(rejected) == count, 30)
@@ -137,7 +137,7 @@ async def test_a_removed_file_keeps_the_previous_configuration_active(run: Run, 
     process = run("accelplane", "node", f"--config={config}")
     await kubelet.until(lambda resources: resources == {I915: (2, 2), ACCEL: (1, 1)})
     config.unlink()
-    await process.wait_for_log(f"stays in force: {config}: No such file or directory")
+    await process.wait_for_log(f"stays active: {config}: No such file or directory")
     config.write_text(shares(3))
     await kubelet.until(lambda resources: resources == {I915: (3, 3), ACCEL: (1, 1)})
 

@@ -200,7 +200,7 @@ async def test_a_flood_of_events_neither_delays_allocation_nor_causes_continuous
     runner = agent.runners["shelf"]
     over = threading.Event()
 
-    def storm() -> None:
+    def change_directory() -> None:
         while not over.is_set():
             for number in range(200):
                 (shelf / f"cup-{number}").touch()
@@ -210,7 +210,7 @@ async def test_a_flood_of_events_neither_delays_allocation_nor_causes_continuous
     before = runner.scan.count
     loop = asyncio.get_running_loop()
     started = loop.time()
-    thread = threading.Thread(target=storm)
+    thread = threading.Thread(target=change_directory)
     thread.start()
     try:
         async with Peer(f"{directory}/device-plugins/shelf.example.com-gadget.sock") as peer:

@@ -18,7 +18,8 @@ from accelplane.kube.manager import OFF, Manager
 
 AUTHORITY = Authority("tests")
 READER = {"username": "system:serviceaccount:m:p", "uid": "u", "groups": ["g"], "extra": {"k": ["v"]}}
-WHO, MAY = "POST /apis/authentication.k8s.io/v1/tokenreviews", "POST /apis/authorization.k8s.io/v1/subjectaccessreviews"
+AUTHENTICATION = "POST /apis/authentication.k8s.io/v1/tokenreviews"
+AUTHORIZATION = "POST /apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
 class Clock:
@@ -35,10 +36,10 @@ def answer_review(api: KubeApi, group: str, status: dict[str, Any]) -> Fault:
 
 
 def accept_token(api: KubeApi) -> Fault:
-    return answer_review(api, WHO, {"authenticated": True, "user": READER})
+    return answer_review(api, AUTHENTICATION, {"authenticated": True, "user": READER})
 
 
-def wanting(whose: str = "t") -> Request:
+def request_with(whose: str = "t") -> Request:
     return Request("GET", "/metrics", "", b"", f"Bearer {whose}")
 
 
@@ -61,8 +62,8 @@ async def test_without_a_token_access_is_denied_without_a_review(api: KubeApi, c
 
 async def test_clients_authorized_by_the_cluster_can_read(api: KubeApi, client: Client) -> None:
     accept_token(api)
-    answer_review(api, MAY, {"allowed": True})
-    assert (await gate(client)(wanting())).body == b"42"
+    answer_review(api, AUTHORIZATION, {"allowed": True})
+    assert (await gate(client)(request_with())).body == b"42"
     token_review, may = [request.body for request in api.requests]
     assert (token_review["kind"], token_review["spec"]) == ("TokenReview", {"token": "t"})
     assert may["spec"] == {
@@ -76,14 +77,14 @@ async def test_clients_authorized_by_the_cluster_can_read(api: KubeApi, client: 
 
 
 async def test_clients_are_authenticated_and_then_authorized(api: KubeApi, client: Client) -> None:
-    stranger = answer_review(api, WHO, {"authenticated": False, "error": "invalid bearer token"})
-    assert await status_of(gate(client), wanting()) == 401
-    assert api.count(MAY) == 0
+    stranger = answer_review(api, AUTHENTICATION, {"authenticated": False, "error": "invalid bearer token"})
+    assert await status_of(gate(client), request_with()) == 401
+    assert api.count(AUTHORIZATION) == 0
     stranger.times = 0
     accept_token(api)
-    answer_review(api, MAY, {"allowed": False, "reason": "no"})
+    answer_review(api, AUTHORIZATION, {"allowed": False, "reason": "no"})
     with pytest.raises(HttpError, match="system:serviceaccount:m:p may not get /metrics") as refused:
-        await gate(client)(wanting())
+        await gate(client)(request_with())
     assert refused.value.status == 403
 
 
@@ -91,48 +92,48 @@ async def test_reviews_are_cached_for_a_limited_time(api: KubeApi, client: Clien
     clock = Clock()
     page = gate(client, clock)
     accept_token(api)
-    answer = answer_review(api, MAY, {"allowed": True})
+    answer = answer_review(api, AUTHORIZATION, {"allowed": True})
     for _ in range(3):
-        assert await status_of(page, wanting()) == 200
-    assert api.count(WHO) == 1
+        assert await status_of(page, request_with()) == 200
+    assert api.count(AUTHENTICATION) == 1
     answer.times = 0
-    answer = answer_review(api, MAY, {"allowed": False})
+    answer = answer_review(api, AUTHORIZATION, {"allowed": False})
     clock.now += 59
-    assert await status_of(page, wanting()) == 200
+    assert await status_of(page, request_with()) == 200
     clock.now += 2
-    assert [await status_of(page, wanting()) for _ in range(3)] == [403] * 3
-    assert api.count(WHO) == 2
+    assert [await status_of(page, request_with()) for _ in range(3)] == [403] * 3
+    assert api.count(AUTHENTICATION) == 2
     answer.times = 0
-    answer_review(api, MAY, {"allowed": True})
+    answer_review(api, AUTHORIZATION, {"allowed": True})
     clock.now += 11
-    assert await status_of(page, wanting()) == 200
+    assert await status_of(page, request_with()) == 200
 
 
 async def test_cached_reviews_apply_to_their_token_only(api: KubeApi, client: Client) -> None:
     page = gate(client)
     accept_token(api)
-    allowed = answer_review(api, MAY, {"allowed": True})
-    assert await status_of(page, wanting("one")) == 200
+    allowed = answer_review(api, AUTHORIZATION, {"allowed": True})
+    assert await status_of(page, request_with("one")) == 200
     allowed.times = 0
-    answer_review(api, MAY, {"allowed": False})
-    assert await status_of(page, wanting("two")) == 403
+    answer_review(api, AUTHORIZATION, {"allowed": False})
+    assert await status_of(page, request_with("two")) == 403
     assert await status_of(page, Request("GET", "/other", "", b"", "Bearer one")) == 403
-    assert await status_of(page, wanting("one")) == 200
+    assert await status_of(page, request_with("one")) == 200
 
 
 async def test_the_number_of_cached_answers_is_limited(api: KubeApi, client: Client) -> None:
     page = gate(client.without_rate_limit())
-    answer_review(api, WHO, {"authenticated": False})
+    answer_review(api, AUTHENTICATION, {"authenticated": False})
     for number in range(257):
-        assert await status_of(page, wanting(f"t{number}")) == 401
-    assert await status_of(page, wanting("t256")) == 401
-    assert api.count(WHO) == 257
-    assert await status_of(page, wanting("t0")) == 401
-    assert api.count(WHO) == 258
+        assert await status_of(page, request_with(f"t{number}")) == 401
+    assert await status_of(page, request_with("t256")) == 401
+    assert api.count(AUTHENTICATION) == 257
+    assert await status_of(page, request_with("t0")) == 401
+    assert api.count(AUTHENTICATION) == 258
 
 
 @pytest.mark.parametrize(
-    ("trouble", "status"),
+    ("failure", "status"),
     [
         ({"status": 403}, 500),
         ({"status": 404}, 500),
@@ -143,33 +144,33 @@ async def test_the_number_of_cached_answers_is_limited(api: KubeApi, client: Cli
         ({"status": 200, "body": b"{"}, 503),
     ],
 )
-@pytest.mark.parametrize("group", [WHO, MAY])
+@pytest.mark.parametrize("group", [AUTHENTICATION, AUTHORIZATION])
 async def test_without_a_review_access_is_denied(  # noqa: PLR0917 - fixtures and cases
-    api: KubeApi, client: Client, caplog: pytest.LogCaptureFixture, trouble: dict[str, Any], status: int, group: str
+    api: KubeApi, client: Client, caplog: pytest.LogCaptureFixture, failure: dict[str, Any], status: int, group: str
 ) -> None:
-    page = gate(client, timeout=0.3 if "hang" in trouble else 10)
-    fault = api.fault(group, times=1_000_000, **trouble)
+    page = gate(client, timeout=0.3 if "hang" in failure else 10)
+    fault = api.fault(group, times=1_000_000, **failure)
     accept_token(api)
-    answer_review(api, MAY, {"allowed": True})
+    answer_review(api, AUTHORIZATION, {"allowed": True})
     for _ in range(2):
-        assert await status_of(page, wanting()) == status
+        assert await status_of(page, request_with()) == status
     assert caplog.text.count("/metrics: cannot be authorized") == 1
     fault.times = 0
 
     async def is_shown() -> bool:
-        return await status_of(page, wanting()) == 200
+        return await status_of(page, request_with()) == 200
 
     await until(is_shown)
 
 
 async def test_a_flood_of_tokens_causes_a_limited_number_of_concurrent_reviews(api: KubeApi, client: Client) -> None:
     page = gate(client)
-    api.fault(WHO, hang=True, times=1_000_000)
-    flood = [asyncio.create_task(page(wanting(f"t{number}"))) for number in range(50)]
-    await until(lambda: api.count(WHO) == 4)
+    api.fault(AUTHENTICATION, hang=True, times=1_000_000)
+    flood = [asyncio.create_task(page(request_with(f"t{number}"))) for number in range(50)]
+    await until(lambda: api.count(AUTHENTICATION) == 4)
     for _ in range(5):
         await asyncio.sleep(0.01)
-    assert api.count(WHO) == 4
+    assert api.count(AUTHENTICATION) == 4
     for one in flood:
         one.cancel()
     await asyncio.gather(*flood, return_exceptions=True)
@@ -183,7 +184,7 @@ async def test_metrics_are_served_over_tls_to_authorized_clients_only(api: KubeA
         client, health_address=OFF, metrics_address="127.0.0.1:0", metrics_tls=tls.context, metrics_authorized=True
     )
     accept_token(api)
-    answer_review(api, MAY, {"allowed": True})
+    answer_review(api, AUTHORIZATION, {"allowed": True})
     context = ssl.create_default_context(cadata=AUTHORITY.credentials.certificate.decode())
 
     async def page(field: str) -> str:

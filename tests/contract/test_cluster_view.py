@@ -111,7 +111,7 @@ async def test_the_namespace_is_that_of_the_context_by_default(kubeconfig: str) 
 async def test_a_pending_pod_shows_the_available_devices(kubeconfig: str) -> None:
     (found,) = (await report(kubeconfig, "--waiting"))["waiting"]
     assert found == {
-        "namespace": "red", "pod": "large", "resource": I915, "asked": 5, "free": 2, "most_free_on_one_node": 1,
+        "namespace": "red", "pod": "large", "resource": I915, "requested": 5, "free": 2, "most_free_on_one_node": 1,
         "most_free_node": "one", "unhealthy": 1, "cordoned": 2, "not_ready": 0, "quota_left": 3,
         "since": "2026-01-02T03:04:05Z", "message": "no card", "scheduling_gates": [],
     }  # fmt: skip

@@ -337,7 +337,7 @@ def test_a_feature_file_is_written_if_its_directory_exists(tmp_path: Path) -> No
 def test_the_installation_fails_without_a_writable_directory(tmp_path: Path) -> None:
     result = installed(tmp_path)
     assert result.returncode == 1
-    assert "expected one of them to be mounted" in result.stderr
+    assert "is a directory; mount one of them" in result.stderr
 
 
 @on_x86

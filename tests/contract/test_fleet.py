@@ -335,7 +335,7 @@ async def test_a_pending_pod_is_explained_in_numbers(api: KubeApi) -> None:
         assert (waiting.name, waiting.requests, waiting.message) == ("big", {I915: 2}, message)
         assert abs(waiting.since - time.time()) < 60
         (shortage,) = shortages(fleet.cluster())
-        assert (shortage.asked, shortage.supply.free, shortage.supply.most_free) == (2, 2, 1)
+        assert (shortage.requested, shortage.supply.free, shortage.supply.most_free) == (2, 2, 1)
         assert shortage.quota_left == 1
         api.put("pods", pod("big", 2, node="n1"))
         await until(lambda: not fleet.cluster().waiting)

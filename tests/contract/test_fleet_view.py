@@ -182,8 +182,8 @@ async def test_the_fleet_page_serves_the_devices_of_its_snapshot(fleet: Fleet) -
     ("arguments", "message"),
     [
         (["--cluster", "--fleet", "--waiting"], "--waiting: found with --fleet"),
-        (["--fleet"], "--fleet: expected --cluster too"),
-        (["--cluster", "--fleet-namespace=x"], "--fleet-namespace: expected --fleet too"),
+        (["--fleet"], "--fleet: found without --cluster, expected both"),
+        (["--cluster", "--fleet-namespace=x"], "--fleet-namespace: found without --fleet, expected both"),
         (["--cluster", "--fleet", "--fleet-namespace=--x"], "expected the name of a namespace"),
         (["--cluster", "--fleet", "-A", "-n", "x"], "-n and -A: found both"),
         (["--cluster", "--fleet", "--sort-by=SPEED"], "--sort-by: found 'SPEED'"),

@@ -125,7 +125,7 @@ class TestHook:
     @pytest.mark.parametrize(
         ("outcome", "problem"),
         [
-            ("EIO", "dfl-fme.0: programming failed: Input/output error (EIO); is the bitstream made for this card"),
+            ("EIO", "dfl-fme.0: programming failed: Input/output error (EIO); the bitstream is for another card"),
             ("half", "dfl-fme.0: programming failed: Input/output error (EIO)"),
             ("ENODEV", "dfl-fme.0: programming failed: No such device (ENODEV)"),
             ("other", f"expected {NLB3}"),
@@ -316,7 +316,7 @@ class TestTool:
         port = node.root / "sys/class/fpga_region/region0/dfl-port.1"
         assert node.tool("-d", "dfl-fme.0", "-p", "1", "release") == (0, "", "")
         assert not port.exists()
-        assert "is it in use, or already in that state?" in node.tool("-d", "dfl-fme.0", "-p", "1", "release")[2]
+        assert "it is in use, or already in that state" in node.tool("-d", "dfl-fme.0", "-p", "1", "release")[2]
         assert node.tool("-d", "dfl-fme.0", "-p", "1", "assign") == (0, "", "")
         assert port.exists()
 

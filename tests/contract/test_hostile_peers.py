@@ -60,7 +60,7 @@ class PluginPeer:
 
 
 @pytest.fixture
-async def victim(directory: str) -> AsyncIterator[PluginPeer]:
+async def plugin_peer(directory: str) -> AsyncIterator[PluginPeer]:
     os.mkdir(f"{directory}/device-plugins")
     plugin = Table(gadgets("a"))
     agent = Agent(Settings(root=directory, kubelet_dir=directory, cdi_dir=f"{directory}/cdi"), {"table": plugin})
@@ -78,33 +78,33 @@ async def victim(directory: str) -> AsyncIterator[PluginPeer]:
 # Invalid gRPC
 
 
-async def test_a_message_over_the_limit_is_rejected_with_its_size(victim: PluginPeer) -> None:
-    code, text = await refusal(victim.peer.allocate(["x" * (4 * 1024 * 1024)]))
+async def test_a_message_over_the_limit_is_rejected_with_its_size(plugin_peer: PluginPeer) -> None:
+    code, text = await refusal(plugin_peer.peer.allocate(["x" * (4 * 1024 * 1024)]))
     assert code == "RESOURCE_EXHAUSTED"
     assert "expected at most 4194304" in text
-    await victim.answers()
+    await plugin_peer.answers()
 
 
-async def test_a_message_just_below_the_limit_is_read(victim: PluginPeer) -> None:
-    code, text = await refusal(victim.peer.allocate(["x" * (4 * 1024 * 1024 - 1000)]))
+async def test_a_message_just_below_the_limit_is_read(plugin_peer: PluginPeer) -> None:
+    code, text = await refusal(plugin_peer.peer.allocate(["x" * (4 * 1024 * 1024 - 1000)]))
     assert (code, "unknown device" in text) == ("UNKNOWN", True)
 
 
-async def test_a_compressed_message_is_rejected_with_a_message(victim: PluginPeer) -> None:
-    code, text = await refusal(victim.peer.allocate(["a" * 5000], compression=grpc.Compression.Gzip))
+async def test_a_compressed_message_is_rejected_with_a_message(plugin_peer: PluginPeer) -> None:
+    code, text = await refusal(plugin_peer.peer.allocate(["a" * 5000], compression=grpc.Compression.Gzip))
     assert (code, text) == ("UNIMPLEMENTED", "compressed messages are not supported")
-    await victim.answers()
+    await plugin_peer.answers()
 
 
 @pytest.mark.parametrize("method", ["Deallocate", "/v1.DevicePlugin/Allocate", "/", "/v1beta1.Registration/Register"])
-async def test_a_method_that_does_not_exist_is_unimplemented(victim: PluginPeer, method: str) -> None:
-    assert (await refusal(victim.peer.call(method, pb.Empty(), pb.Empty)))[0] == "UNIMPLEMENTED"
-    await victim.answers()
+async def test_a_method_that_does_not_exist_is_unimplemented(plugin_peer: PluginPeer, method: str) -> None:
+    assert (await refusal(plugin_peer.peer.call(method, pb.Empty(), pb.Empty)))[0] == "UNIMPLEMENTED"
+    await plugin_peer.answers()
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\x0a\x05abc", b"\x0a" + b"\xff" * 20])
-async def test_invalid_messages_are_an_invalid_argument(victim: PluginPeer, data: bytes) -> None:
-    assert await refusal(victim.peer.call("Allocate", data, pb.AllocateResponse)) == (
+async def test_invalid_messages_are_an_invalid_argument(plugin_peer: PluginPeer, data: bytes) -> None:
+    assert await refusal(plugin_peer.peer.call("Allocate", data, pb.AllocateResponse)) == (
         "INVALID_ARGUMENT", "cannot decode the request, expected AllocateRequest",
     )  # fmt: skip
 
@@ -163,28 +163,28 @@ def _text(value: str | bytes) -> str:
 
 
 @pytest.fixture
-async def frames(victim: PluginPeer) -> AsyncIterator[Frames]:
-    reader, writer = await asyncio.open_unix_connection(victim.path)
+async def frames(plugin_peer: PluginPeer) -> AsyncIterator[Frames]:
+    reader, writer = await asyncio.open_unix_connection(plugin_peer.path)
     yield Frames(reader, writer)
     writer.close()
     with contextlib.suppress(ConnectionError):
         await writer.wait_closed()
 
 
-async def test_a_stream_that_ends_within_a_message_gets_an_error(victim: PluginPeer, frames: Frames) -> None:
+async def test_a_stream_that_ends_within_a_message_gets_an_error(plugin_peer: PluginPeer, frames: Frames) -> None:
     stream = frames.request()
     frames.connection.send_data(stream, struct.pack(">BI", 0, 100) + b"too few", end_stream=True)
     assert (await frames.answer(stream))["grpc-status"] in ("3", "13")
-    await victim.answers()
+    await plugin_peer.answers()
 
 
-async def test_a_stream_without_a_message_gets_an_error(victim: PluginPeer, frames: Frames) -> None:
+async def test_a_stream_without_a_message_gets_an_error(plugin_peer: PluginPeer, frames: Frames) -> None:
     headers = await frames.answer(frames.request(end=True))
     assert (headers["grpc-status"], headers["grpc-message"]) == ("3", "no message in the request")
 
 
 async def test_a_message_with_a_too_large_length_prefix_is_rejected_before_its_data(
-    victim: PluginPeer, frames: Frames
+    plugin_peer: PluginPeer, frames: Frames
 ) -> None:
     stream = frames.request()
     frames.connection.send_data(stream, struct.pack(">BI", 0, 0xFFFF_FFFF))
@@ -192,12 +192,12 @@ async def test_a_message_with_a_too_large_length_prefix_is_rejected_before_its_d
 
 
 async def test_a_request_without_its_message_is_cancelled_with_its_connection(
-    victim: PluginPeer, frames: Frames
+    plugin_peer: PluginPeer, frames: Frames
 ) -> None:
     for _ in range(50):
         frames.connection.send_data(frames.request(), struct.pack(">BI", 0, 10))
     await frames.flush()
-    await victim.answers()
+    await plugin_peer.answers()
 
 
 @pytest.mark.parametrize(
@@ -210,45 +210,45 @@ async def test_a_request_without_its_message_is_cancelled_with_its_connection(
     ids=lambda change: f"{change[0][:20]}={change[1]}",
 )  # fmt: skip
 async def test_invalid_headers_end_the_call_or_the_connection(
-    victim: PluginPeer, frames: Frames, change: tuple[str, str | None]
+    plugin_peer: PluginPeer, frames: Frames, change: tuple[str, str | None]
 ) -> None:
     stream = frames.request(change)
     frames.connection.send_data(stream, struct.pack(">BI", 0, 0), end_stream=True)
     headers = await frames.answer(stream)
     assert frames.ended or headers.get(":status") != "200" or "grpc-status" in headers
-    await victim.answers()
+    await plugin_peer.answers()
 
 
 @pytest.mark.parametrize("omitted", [":method", ":path"])
-async def test_an_empty_request_affects_no_others(victim: PluginPeer, frames: Frames, omitted: str) -> None:
+async def test_an_empty_request_affects_no_others(plugin_peer: PluginPeer, frames: Frames, omitted: str) -> None:
     frames.request((omitted, None), end=True)
     await frames.flush()
-    await victim.answers()
+    await plugin_peer.answers()
 
 
-async def test_a_stream_that_is_reset_twice_affects_no_others(victim: PluginPeer, frames: Frames) -> None:
+async def test_a_stream_that_is_reset_twice_affects_no_others(plugin_peer: PluginPeer, frames: Frames) -> None:
     stream = frames.request((":path", f"{SERVICE}ListAndWatch"))
     frames.connection.send_data(stream, struct.pack(">BI", 0, 0), end_stream=True)
     await frames.flush()
-    await until(lambda: len(victim.server._streams) == 1)
+    await until(lambda: len(plugin_peer.server._streams) == 1)
     reset = struct.pack(">I", 4)[1:] + bytes((3, 0)) + struct.pack(">II", stream, 8)
     frames.writer.write(reset * 3)
     await frames.writer.drain()
-    await until(lambda: len(victim.server._streams) == 0)
-    await victim.answers()
+    await until(lambda: len(plugin_peer.server._streams) == 0)
+    await plugin_peer.answers()
 
 
 async def test_a_peer_without_flow_control_window_delays_only_its_own_responses(
-    victim: PluginPeer, frames: Frames
+    plugin_peer: PluginPeer, frames: Frames
 ) -> None:
     frames.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
     stream = frames.request((":path", f"{SERVICE}ListAndWatch"))
     frames.connection.send_data(stream, struct.pack(">BI", 0, 0), end_stream=True)
     await frames.flush()
-    await until(lambda: len(victim.server._streams) == 1)
-    await victim.answers()
+    await until(lambda: len(plugin_peer.server._streams) == 1)
+    await plugin_peer.answers()
     frames.writer.close()
-    await until(lambda: len(victim.server._streams) == 0)
+    await until(lambda: len(plugin_peer.server._streams) == 0)
 
 
 # Any bytes
@@ -267,15 +267,15 @@ async def test_a_peer_without_flow_control_window_delays_only_its_own_responses(
     ],
     ids=["HTTP/1 GET", "HTTP/1 POST", "TLS", "zeros", "preface and junk", "endless frame", "window of nothing"],
 )
-async def test_invalid_grpc_affects_only_its_connection(victim: PluginPeer, data: bytes) -> None:
-    await victim.send_and_receive(data)
-    await victim.answers()
+async def test_invalid_grpc_affects_only_its_connection(plugin_peer: PluginPeer, data: bytes) -> None:
+    await plugin_peer.send_and_receive(data)
+    await plugin_peer.answers()
 
 
-async def test_frames_of_unknown_types_are_ignored(victim: PluginPeer) -> None:
+async def test_frames_of_unknown_types_are_ignored(plugin_peer: PluginPeer) -> None:
     unknown = bytes((0, 0, 3, 0xEE, 0, 0, 0, 0, 0)) + b"abc"
     ping = bytes((0, 0, 8, 6, 0, 0, 0, 0, 0)) + b"are-you?"
-    reader, writer = await asyncio.open_unix_connection(victim.path)
+    reader, writer = await asyncio.open_unix_connection(plugin_peer.path)
     writer.write(PREFACE + SETTINGS + unknown + ping)
     answer = b""
     async with asyncio.timeout(5):
@@ -284,52 +284,52 @@ async def test_frames_of_unknown_types_are_ignored(victim: PluginPeer) -> None:
             assert data, "the connection was ended"
             answer += data
     writer.close()
-    await victim.answers()
+    await plugin_peer.answers()
 
 
 @HYPOTHESIS
 @given(data=st.binary(max_size=300), prefix=st.sampled_from([b"", PREFACE, PREFACE + SETTINGS]))
-async def test_any_bytes_leave_the_plugin_responsive(victim: PluginPeer, data: bytes, prefix: bytes) -> None:
-    _reader, writer = await asyncio.open_unix_connection(victim.path)
+async def test_any_bytes_leave_the_plugin_responsive(plugin_peer: PluginPeer, data: bytes, prefix: bytes) -> None:
+    _reader, writer = await asyncio.open_unix_connection(plugin_peer.path)
     with contextlib.suppress(ConnectionError):
         writer.write(prefix + data)
         await writer.drain()
         writer.close()
         await writer.wait_closed()
-    await victim.answers()
+    await plugin_peer.answers()
 
 
 # Many connections
 
 
 async def test_hundreds_of_idle_connections_leave_the_plugin_responsive_and_are_closed_with_it(
-    victim: PluginPeer,
+    plugin_peer: PluginPeer,
 ) -> None:
-    connections = [await asyncio.open_unix_connection(victim.path) for _ in range(300)]
-    await victim.answers()
+    connections = [await asyncio.open_unix_connection(plugin_peer.path) for _ in range(300)]
+    await plugin_peer.answers()
     for _reader, writer in connections[:150]:
         writer.close()
-    await victim.answers()
+    await plugin_peer.answers()
     for _reader, writer in connections[150:]:
         writer.transport.abort()
     await asyncio.sleep(0)
 
 
-async def test_hundreds_of_streams_all_get_the_list_and_leak_nothing(victim: PluginPeer) -> None:
-    peers = [Peer(victim.path) for _ in range(100)]
+async def test_hundreds_of_streams_all_get_the_list_and_leak_nothing(plugin_peer: PluginPeer) -> None:
+    peers = [Peer(plugin_peer.path) for _ in range(100)]
     calls = [peer.stream() for peer in peers for _ in range(3)]
     async with asyncio.timeout(30):
         messages = await asyncio.gather(*(call.read() for call in calls))
     assert {message.devices[0].ID for message in messages} == {"a"}
-    await victim.answers()
+    await plugin_peer.answers()
     for call in calls:
         call.cancel()
     await asyncio.gather(*(peer.close() for peer in peers))
-    await until(lambda: len(victim.server._streams) == 0)
+    await until(lambda: len(plugin_peer.server._streams) == 0)
 
 
-async def test_a_client_that_never_reads_does_not_delay_others(victim: PluginPeer) -> None:
-    _reader, writer = await asyncio.open_unix_connection(victim.path)
+async def test_a_client_that_never_reads_does_not_delay_others(plugin_peer: PluginPeer) -> None:
+    _reader, writer = await asyncio.open_unix_connection(plugin_peer.path)
     writer.transport.pause_reading()  # type: ignore[attr-defined]
     ping = bytes((0, 0, 8, 6, 0, 0, 0, 0, 0)) + b"are-you?"
     writer.write(PREFACE + SETTINGS)
@@ -338,17 +338,17 @@ async def test_a_client_that_never_reads_does_not_delay_others(victim: PluginPee
         with contextlib.suppress(TimeoutError, ConnectionError):  # the server may end it
             async with asyncio.timeout(0.01):
                 await writer.drain()
-    await victim.answers()
+    await plugin_peer.answers()
     writer.transport.abort()
 
 
 async def test_connections_leave_no_descriptors_behind(
-    victim: PluginPeer, count_descriptors: Callable[[], int]
+    plugin_peer: PluginPeer, count_descriptors: Callable[[], int]
 ) -> None:
-    await victim.answers()
+    await plugin_peer.answers()
     before = count_descriptors()
     for _ in range(50):
-        _reader, writer = await asyncio.open_unix_connection(victim.path)
+        _reader, writer = await asyncio.open_unix_connection(plugin_peer.path)
         writer.write(PREFACE + SETTINGS)
         writer.close()
         await writer.wait_closed()

@@ -136,7 +136,7 @@ async def test_a_pod_missing_in_the_cache_prevents_unloading_a_module(api: KubeA
     setup.create()
     async with running(setup), operator(api):
         await until(lambda: setup.is_ready(VERSION))
-        api.mute_watches()
+        api.pause_watches()
         api.put("pods", app("app", "node-0"))
     async with running(setup), operator(api):
         fault = api.fault("GET /api/v1/pods", 500, skip=1, times=3)
@@ -154,7 +154,7 @@ async def test_a_new_pod_of_the_same_name_on_another_node_is_not_evicted(api: Ku
         fault = api.fault("POST .*/eviction", **PDB)
         setup.create(onload__version=NEW)
         await until(lambda: setup.status()["onload"]["blockingPods"] == ["apps/app"])
-        api.mute_watches()
+        api.pause_watches()
         api.remove("pods", "app", "apps")
         moved = app("app", "node-1")
         api.put("pods", {**moved, "metadata": {**moved["metadata"], "uid": "another"}})

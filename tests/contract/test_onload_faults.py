@@ -140,7 +140,7 @@ async def prepared() -> KubeApi:
     return _prepared[0]
 
 
-async def run(scenario: Scenario, trouble: Callable[[KubeApi, Operator], Fault | None]) -> tuple[int, bool]:
+async def run(scenario: Scenario, inject: Callable[[KubeApi, Operator], Fault | None]) -> tuple[int, bool]:
     """One run. Returns the number of writes, and whether the fault happened."""
     before = await prepared() if scenario.before else None
     async with kube_api() as api:
@@ -150,7 +150,7 @@ async def run(scenario: Scenario, trouble: Callable[[KubeApi, Operator], Fault |
         async with running_operator(api, setup) as operator:
             await until(lambda: api.open_watches >= WATCHES, 60)
             writes = api.count(WRITES)
-            fault = trouble(api, operator)
+            fault = inject(api, operator)
             scenario.change(api, setup)
             await until(lambda: scenario.is_done(setup), 60)
             writes = api.count(WRITES) - writes
@@ -160,14 +160,14 @@ async def run(scenario: Scenario, trouble: Callable[[KubeApi, Operator], Fault |
         return writes, fault is not None and not fault.times
 
 
-async def at_every_second_write(name: str, first: int, trouble: Callable[[KubeApi, Operator, int], Fault]) -> None:
+async def at_every_second_write(name: str, first: int, inject: Callable[[KubeApi, Operator, int], Fault]) -> None:
     scenario = SCENARIOS[name]
     writes, _ = await run(scenario, lambda _api, _operator: None)
     slots = asyncio.Semaphore(AT_A_TIME)
 
     async def one(position: int) -> bool:
         async with slots:
-            return (await run(scenario, lambda api, operator: trouble(api, operator, position)))[1]
+            return (await run(scenario, lambda api, operator: inject(api, operator, position)))[1]
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(position)) for position in places(writes, first, 2)]
@@ -187,7 +187,7 @@ async def test_a_fault_at_any_write_does_not_change_the_final_state(name: str, f
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
 @pytest.mark.parametrize("name", SCENARIOS)
 async def test_an_operator_killed_at_any_write_continues(name: str, after: bool) -> None:
-    def trouble(api: KubeApi, operator: Operator, position: int) -> Fault:
+    def inject(api: KubeApi, operator: Operator, position: int) -> Fault:
         return api.fault(WRITES, skip=position, hang=True, after=after, then=operator.kill)
 
-    await at_every_second_write(name, int(after), trouble)
+    await at_every_second_write(name, int(after), inject)

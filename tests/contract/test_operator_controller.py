@@ -131,11 +131,11 @@ async def test_status_names_the_nodes_of_pods(api: KubeApi) -> None:
         for name, place in (("one", "node-b"), ("two", "node-a"), ("three", "")):
             put_pod(api, result, name, place)
 
-        def told() -> bool:
+        def has_status() -> bool:
             status = (api.get("gpudeviceplugins", "mine") or {})["status"]
             return status.get("nodeNames") == ["node-a", "node-b"] and status["desiredNumberScheduled"] == 2
 
-        await until(told)
+        await until(has_status)
         assert has_condition(api, "Available", "False")
 
 

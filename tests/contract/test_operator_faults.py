@@ -164,7 +164,7 @@ def missing_in(api: KubeApi) -> str:
     return differences_to_desired({plural: api.all(plural) for plural in (*JUDGED, "nodes", "configmaps")})
 
 
-async def wait_quiet(api: KubeApi, many: int = 30) -> None:
+async def wait_idle(api: KubeApi, many: int = 30) -> None:
     """Waits until there were no requests during many iterations of the loop that client and server share."""
     request_count, turns = -1, 0
     async with asyncio.timeout(60):
@@ -201,13 +201,13 @@ async def recorded(name: str) -> FaultFreeRun:
             async with operator(api, *scenario.families):
                 for change in scenario.before:
                     do(api, change)
-                await wait_quiet(api, many)
+                await wait_idle(api, many)
                 prepared = KubeApi()
                 prepared.copy_from(api)
                 watches, counts = api.open_watches, api.count(ANY)
                 for change in scenario.changes:
                     do(api, change)
-                await wait_quiet(api, many)
+                await wait_idle(api, many)
             assert not missing_in(api)
             _recorded[name] = FaultFreeRun(prepared, end_of(api), api.count(ANY) - counts, watches)
     return _recorded[name]
@@ -233,14 +233,14 @@ async def wait_final_state(api: KubeApi, name: str) -> None:
     assert not difference(end_of(api), expected)
 
 
-async def run_with_fault(name: str, trouble: Callable[[KubeApi, Operator], Fault], **more: Any) -> bool:
+async def run_with_fault(name: str, inject: Callable[[KubeApi, Operator], Fault], **more: Any) -> bool:
     """Runs a scenario with a fault during its changes; checks the final state. Returns whether the fault occurred."""
     scenario, record = SCENARIOS[name], await recorded(name)
     async with kube_api() as api:
         api.copy_from(record.prepared)
         async with operator(api, *scenario.families, **more) as running:
             await until(lambda: api.open_watches >= record.watches, 60)
-            fault = trouble(api, running)
+            fault = inject(api, running)
             for change in scenario.changes:
                 do(api, change)
             await wait_final_state(api, name)
@@ -284,10 +284,10 @@ async def test_a_fault_at_any_request_does_not_change_the_final_state(name: str,
 @pytest.mark.parametrize("name", SCENARIOS)
 async def test_an_operator_killed_at_any_request_continues(name: str, after: bool) -> None:
     async def run(position: int) -> bool:
-        def trouble(api: KubeApi, running: Operator) -> Fault:
+        def inject(api: KubeApi, running: Operator) -> Fault:
             return api.fault(ANY, skip=position, hang=True, after=after, then=running.kill)
 
-        return await run_with_fault(name, trouble)
+        return await run_with_fault(name, inject)
 
     await each(places((await recorded(name)).requests, int(after)), run)
 
@@ -305,7 +305,7 @@ WATCHES: dict[str, Callable[[KubeApi], object]] = {
     "too old": lambda api: (api.compact(), api.send(EXPIRED)),
     "ended": KubeApi.end_watches,
     "ended in a line": lambda api: api.end_watches(b'{"type":"MODIFIED","object":{"metadata":{"na'),
-    "silent": KubeApi.mute_watches,
+    "silent": KubeApi.pause_watches,
     "not to be had": unanswered,
 }
 
@@ -421,9 +421,9 @@ def test_after_any_fault_the_final_state_is_that_of_the_last_edit(steps: list[tu
                 for each in steps:
                     await step(api, running, *each)
                 # Work for a resource that was deleted meanwhile is completed, too.
-                await wait_quiet(api, 10)
+                await wait_idle(api, 10)
                 await wait_until_true(api, lambda: not missing_in(api))
-                await wait_quiet(api, 10)
+                await wait_idle(api, 10)
             assert not missing_in(api)
 
     asyncio.run(live())

@@ -160,8 +160,8 @@ def test_a_failed_device_is_reported_and_sets_the_exit_code(node: MakeNode) -> N
     ("arguments", "environment", "message"),
     [
         (("plan", "gpu"), {}, "'gpu' is not one of 'qat', 'idxd', 'dlb'"),
-        (("plan", "--root", "/nowhere"), {}, "--root /nowhere: not a directory"),
-        (("plan", "--config-dir", "/nowhere"), {}, "--config-dir /nowhere: not a directory"),
+        (("plan", "--root", "/nowhere"), {}, "--root: /nowhere: not a directory"),
+        (("plan", "--config-dir", "/nowhere"), {}, "--config-dir: /nowhere: not a directory"),
         (("aply",), {}, "No such command 'aply'"),
         (("status", "--force"), {}, "No such option"),
     ],
@@ -172,6 +172,22 @@ def test_an_invalid_command_line_is_reported_in_one_line(
     result = provision(*arguments, environment=environment)
     assert (result.returncode, result.stdout) == (2, "")
     assert message in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "name"),
+    [
+        (("--qat-vf-driver=x",), {}, "--qat-vf-driver"),
+        ((), {"QAT_VF_DRIVER": "x"}, "QAT_VF_DRIVER"),
+        (("--qat-vf-driver=y",), {"QAT_VF_DRIVER": "x"}, "--qat-vf-driver"),
+    ],
+)
+def test_an_invalid_value_is_reported_with_its_flag_or_variable(
+    tree: str, arguments: tuple[str, ...], environment: Mapping[str, str], name: str
+) -> None:
+    result = provision("plan", "qat", "--root", tree, *arguments, environment=environment)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"accelplane provision: {name}: found ")
 
 
 def test_an_invalid_file_prevents_all_writes(tree: str, conf: Path) -> None:

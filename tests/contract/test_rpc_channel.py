@@ -289,10 +289,10 @@ async def test_a_missing_socket_is_unavailable(directory: str) -> None:
 
 
 async def test_a_lost_connection_fails_its_calls_and_the_next_call_reconnects(double: Double, channel: Channel) -> None:
-    async def go(raw: Raw) -> None:
+    async def lose_connection(raw: Raw) -> None:
         await raw.until(lambda one: "END_STREAM" in one.flags)
 
-    double.scripts += [go, respond_with(good())]
+    double.scripts += [lose_connection, respond_with(good())]
     task = asyncio.current_task()
     assert await failure(channel) == ("UNAVAILABLE", "connection lost")
     assert task is not None

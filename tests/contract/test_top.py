@@ -157,7 +157,7 @@ def test_unreadable_data_is_reported_and_other_data_is_shown(tmp_path: Path, dir
         (("top", "--sort-by", "AGE"), "--sort-by: found 'AGE'"),
         (("inspect", "--sort-by", "AGE"), "--sort-by: found 'AGE'"),
         (("top", "--interval", "0"), "--interval"),
-        (("top", "--waiting"), "--waiting: expected --cluster too"),
+        (("top", "--waiting"), "--waiting: found without --cluster, expected both"),
         (("inspect", "--cluster", "--root", "/"), "--root: found with --cluster"),
         (("inspect", "--cluster", "--interval", "2"), "--interval: found without --watch, expected both"),
         (("inspect", "-o", "xml"), "'xml'"),

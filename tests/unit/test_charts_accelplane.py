@@ -109,14 +109,14 @@ def test_a_webhook_with_a_certificate_of_cert_manager_is_that_of_the_kustomizati
     text = json.dumps(kustomized(name, tree))
     for secret in ("webhook-ca-cert", "webhook-server-cert"):
         text = text.replace(f'"secretName": "{secret}"', f'"secretName": "{prefix}{secret}"')
-    wanted = by_name(json.loads(text))
+    desired = by_name(json.loads(text))
     if name == "sgxWebhook":
         # The limits of the tree are those of the original. The chart has one default for both certificates.
-        (container,) = wanted["Deployment", f"{prefix}webhook"]["spec"]["template"]["spec"]["containers"]
+        (container,) = desired["Deployment", f"{prefix}webhook"]["spec"]["template"]["spec"]["containers"]
         container["resources"] = workload(name)["containers"][0]["resources"]
     found = by_name(component(name, **{name: CERT_MANAGER}))
-    assert {*found} == {*wanted}
-    for key, each in wanted.items():
+    assert {*found} == {*desired}
+    for key, each in desired.items():
         assert found[key] == each, key
 
 

@@ -215,7 +215,7 @@ def test_wrong_descriptions_are_rejected_with_status_1(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "-json is missing; it names the file with the description"),
+        ([], "-json: found nothing, expected the file with the description"),
         (["-json"], "flag needs an argument"),
         (["-json", "absent.json"], "'absent.json': cannot be read: No such file"),
         (["-jsn", "x"], "not defined: -jsn"),

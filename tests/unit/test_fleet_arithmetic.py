@@ -107,17 +107,17 @@ def test_a_shortage_has_the_numbers_of_the_cluster_and_of_the_strictest_quota() 
     )
     quotas = (Quota("a", "q1", I915, 8, 7), Quota("a", "q2", I915, 4, 1), Quota("a", "q3", QAT, 1, 3))
     found = shortages(cluster(node("n1", 1), node("n2", 1), waiting=waiting, quotas=quotas))
-    assert [(each.pod, each.resource, each.asked, each.quota_left, each.fits) for each in found] == [
+    assert [(each.pod, each.resource, each.requested, each.quota_left, each.fits) for each in found] == [
         ("old", I915, 2, 1, False),
         ("old", QAT, 1, 0, False),
         ("young", I915, 2, None, False),
     ]
     assert explain(found[0]) == (
-        "Asks for 2 of gpu.intel.com/i915. 2 free in the cluster, at most 1 on one node, on n1. "
+        "Requests 2 of gpu.intel.com/i915. 2 free in the cluster, at most 1 on one node, on n1. "
         "The quota of the namespace leaves 1."
     )
     assert explain(found[1]) == (
-        "Asks for 1 of qat.intel.com/generic. No node has any. The quota of the namespace leaves 0."
+        "Requests 1 of qat.intel.com/generic. No node has any. The quota of the namespace leaves 0."
     )
 
 
@@ -125,7 +125,7 @@ def test_an_explanation_lists_unusable_and_unknown_properties() -> None:
     nodes = (node("n1", 4, unhealthy=1, cordoned=True), bare("n2", 2, 2))
     (found,) = shortages(cluster(*nodes, waiting=(Waiting("a", "p", 1.0, {I915: 2}),)))
     assert explain(found) == (
-        "Asks for 2 of gpu.intel.com/i915. 2 free in the cluster, at most 2 on one node, on n2. "
+        "Requests 2 of gpu.intel.com/i915. 2 free in the cluster, at most 2 on one node, on n2. "
         "Not usable: 1 unhealthy, 3 on cordoned nodes. The allocation is not known on 1 node. "
         "Enough is free on one node: the pod waits for something else."
     )

@@ -163,22 +163,22 @@ class TestAocx:
         with opened(put(tmp_path, "x.aocx", elf({".acl.board": b"pac_a10\0"}))) as bitstream:
             assert (bitstream.interface, bitstream.accelerator, bitstream.unique) == ("", "", "")
             assert extra(bitstream) == {"Board": "pac_a10", "Target": "", "Hash": "", "Version": ""}
-            for ask in (bitstream.read, bitstream.size):
+            for method in (bitstream.read, bitstream.size):
                 with pytest.raises(FpgaError, match=r"no section \.acl\.fpga\.bin, expected"):
-                    ask()
+                    method()
 
     @pytest.mark.parametrize(
         ("content", "problem"),
         [
             (b"", "is empty, expected an ELF file"),
             (gbs(), r"begins with 58 65 6f 6e 46 50, expected 7f 45 4c 46 .*\(ELF\)"),
-            (aocx()[:50], "is the file complete"),
-            (aocx()[:-100], "is the file complete"),
+            (aocx()[:50], "the file is incomplete"),
+            (aocx()[:-100], "the file is incomplete"),
             (elf({".acl.fpga.bin": b""}), r"its section \.acl\.fpga\.bin is empty, expected an ELF file"),
             (elf({".acl.fpga.bin": elf({})}), r"its section \.acl\.fpga\.bin has no section \.acl\.gbs\.gz"),
             (elf({".acl.fpga.bin": elf({".acl.gbs.gz": b"x" * 40})}), "gbs.gz cannot be unpacked: .*header"),
-            (elf({".acl.fpga.bin": elf({".acl.gbs.gz": b""})}), "gbs.gz ends too early"),
-            (elf({".acl.fpga.bin": elf({".acl.gbs.gz": gzip.compress(gbs())[:-9]})}), "gbs.gz ends too early"),
+            (elf({".acl.fpga.bin": elf({".acl.gbs.gz": b""})}), "gbs.gz ends early"),
+            (elf({".acl.fpga.bin": elf({".acl.gbs.gz": gzip.compress(gbs())[:-9]})}), "gbs.gz ends early"),
             (
                 elf({".acl.fpga.bin": elf({".acl.gbs.gz": gzip.compress(gbs()) + b"\0"})}),
                 "data after the end of the gzip member",
@@ -203,9 +203,9 @@ class TestAocx:
         packed = bytearray(gzip.compress(gbs(raw=random.Random(1).randbytes(600_000))))  # noqa: S311
         packed[-6] ^= 1
         with opened(put(tmp_path, "x.aocx", elf({".acl.fpga.bin": elf({".acl.gbs.gz": bytes(packed)})}))) as bitstream:
-            for ask in (bitstream.read, bitstream.size):
+            for method in (bitstream.read, bitstream.size):
                 with pytest.raises(FpgaError, match=r"x\.aocx: its section \.acl\.gbs\.gz cannot be unpacked"):
-                    ask()
+                    method()
 
     def test_decompression_is_limited(self, tmp_path: Path) -> None:
         packer = zlib.compressobj(1, wbits=31)
@@ -270,7 +270,7 @@ class TestElf:
         ("at", "value", "problem"),
         [
             (4, b"\x03", "expected 7f 45 4c 46 and class and byte order"),
-            (40, struct.pack("<Q", 2**63), "is the file complete"),
+            (40, struct.pack("<Q", 2**63), "the file is incomplete"),
             (58, struct.pack("<H", 8), "invalid section table"),
             (58, struct.pack("<H", 65535), "invalid section table"),
             (60, struct.pack("<H", 65535), "65535 sections of"),

@@ -321,7 +321,7 @@ NAMESPACES = st.tuples(
 
 RESOURCES = [f"{PREFIX}{name}" for name in ("r", "", "x/y~1", f"region-{OTHER}", af_type(INTERFACE, NLB0))]
 QUANTITIES = [0, "1000m", "3e0", 1.5, -1, "1k", "many", "1e999999999", 10**30]
-ASKED = st.dictionaries(
+REQUESTS = st.dictionaries(
     st.sampled_from(
         [
             *[f"{PREFIX}a", f"{PREFIX}b", "cpu"] * 4,
@@ -345,8 +345,8 @@ CONTAINERS = st.fixed_dictionaries(
         "name": st.just("c"),
         "resources": st.builds(
             lambda limits, requests, same: {"limits": limits, "requests": dict(limits if same else requests)},
-            ASKED,
-            ASKED,
+            REQUESTS,
+            REQUESTS,
             st.sampled_from([*[True] * 9, False]),
         ),
     },

@@ -41,7 +41,7 @@ def content(directory: Path) -> dict[str, str]:
 
 
 PROGRAMS = {"fpga_tool": "new", "fpgatool": "new", "intel-fpga-crihook": "new"}
-TOLD = {"hook": HOOK, "stage": ["prestart"], "annotation": ["fpga.intel.com/region"]}
+HOOK_DEFINITION = {"hook": HOOK, "stage": ["prestart"], "annotation": ["fpga.intel.com/region"]}
 
 
 def test_programs_are_installed_as_one_file(host: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_program_without_execute_permission_is_replaced(host: Path) -> None:
 
 def test_hooks_d_gets_the_definition_for_crio_without_cdi(host: Path) -> None:
     assert init(host, "-enable=hooks.d") == 0
-    assert json.loads((host / "fpga-sw" / DEFINITION).read_text()) == TOLD
+    assert json.loads((host / "fpga-sw" / DEFINITION).read_text()) == HOOK_DEFINITION
     assert content(host / "hooks.d") == {DEFINITION: f"-> {HOME}/{DEFINITION}"}
     assert init(host, "-enable=hooks.d") == 0
 

@@ -104,8 +104,8 @@ def test_a_busy_driver_is_retried(tmp_path: Path, code: int) -> None:
     ("answers", "attempts", "problem"),
     [
         ([errno.EBUSY] * 9, 4, r"dfl-fme\.0: programming failed: .*\(EBUSY\)"),
-        ([errno.EIO], 1, r"\(EIO\); is the bitstream made for this card"),
-        ([errno.EINVAL], 1, r"\(EINVAL\); does the FME have that port"),
+        ([errno.EIO], 1, r"\(EIO\); the bitstream is for another card"),
+        ([errno.EINVAL], 1, r"\(EINVAL\); the FME has no such port"),
         ([errno.ENODEV], 1, r"\(ENODEV\)"),
         ([errno.EBUSY, errno.EIO], 2, r"\(EIO\)"),
     ],

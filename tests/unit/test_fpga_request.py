@@ -101,7 +101,7 @@ def test_pairs_are_ordered_by_their_numbers(environment: list[str], pairs: list[
 @pytest.mark.parametrize(
     ("environment", "problem"),
     [
-        (["PATH=/bin"], "no variable FPGA_REGION_1; is the FPGA admission webhook running"),
+        (["PATH=/bin"], "no variable FPGA_REGION_1; check that the FPGA admission webhook runs"),
         ([f"FPGA_AFU_1={NLB0}"], "no variable FPGA_REGION_1"),
         ([f"FPGA_REGION_1={INTERFACE}"], "variable FPGA_REGION_1 without FPGA_AFU_1, expected both"),
         ([*ENVIRONMENT, f"FPGA_REGION_2={INTERFACE}"], "variable FPGA_REGION_2 without FPGA_AFU_2"),

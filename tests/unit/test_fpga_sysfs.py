@@ -259,7 +259,7 @@ class TestOneDevice:
         [
             ("null", r"/dev/null': not an FPGA port, expected a device node called intel-fpga-port\.N or dfl-port\.N"),
             ("/dev/dfl-fme.0", "not an FPGA port"),
-            ("dfl-port.7", "/dev/dfl-port.7: no such device node; is the FPGA driver loaded?"),
+            ("dfl-port.7", "/dev/dfl-port.7: no such device node; load the FPGA driver"),
             ("dfl-port.8", "/dev/dfl-port.8: no FPGA port dfl-port.8"),
             ("dfl-port.9", "/dev/dfl-port.9: not a character device"),
             ("", "not an FPGA port"),

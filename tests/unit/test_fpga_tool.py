@@ -195,7 +195,7 @@ class TestDryRuns:
         (["fpgainfo", "-d", "null"], 1, "-d: found 'null', expected the name of an FME or a port"),
         (["release", "-d", "dfl-port.0"], 1, "not an FPGA FME"),
         (["pr", "-b", "x", "-d", "dfl-fme.0"], 1, "not an FPGA port"),
-        (["portinfo", "-d", "dfl-port.7"], 1, "no such device node; is the FPGA driver loaded?"),
+        (["portinfo", "-d", "dfl-port.7"], 1, "no such device node; load the FPGA driver"),
         (["info", "-b", "/nowhere/x.gbs"], 1, "/nowhere/x.gbs: No such file or directory"),
         (["info", "-b", "x.bin"], 1, "extension '.bin', expected .gbs or .aocx"),
         (["-flash", "info"], 2, "flag provided but not defined: -flash"),

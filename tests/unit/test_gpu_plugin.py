@@ -28,7 +28,7 @@ async def test_the_service_is_not_queried_without_health_or_wsl(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("config", "asks"),
+    ("config", "queried"),
     [
         (GpuConfig(), False),
         (GpuConfig(wsl=True), False),
@@ -36,8 +36,8 @@ async def test_the_service_is_not_queried_without_health_or_wsl(tmp_path: Path) 
         (GpuConfig(xpumd_endpoint="/run/xpumd.sock"), True),
     ],
 )
-def test_health_is_queried_only_with_a_service(config: GpuConfig, asks: bool) -> None:
-    assert GpuPlugin(config).overrides("health") is asks
+def test_health_is_queried_only_with_a_service(config: GpuConfig, queried: bool) -> None:
+    assert GpuPlugin(config).overrides("health") is queried
 
 
 def dxg(*indices: int, cdi: str = "auto", shares: int = 1) -> list[Device]:

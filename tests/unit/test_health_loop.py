@@ -67,7 +67,7 @@ async def test_a_wedged_device_stays_unhealthy_while_its_files_block(
         for _ in range(3):
             assert await check() == {"card0": "unhealthy"}
         assert plugin.reads == 2  # one thread is blocked
-        assert caplog.text.count("the devices of events are unknown") == 1
+        assert caplog.text.count("cannot read the PCI addresses of devices for kernel events") == 1
     finally:
         plugin.files.set()
         assert await loop.thread.wait_idle("gpu", 60)

@@ -79,7 +79,7 @@ async def test_a_good_verdict_with_a_reason_is_a_warning_until_the_next_one(capl
         assert (checks.tracker.warnings, checks.phases) == (warnings, {"card0": "healthy"})
         assert checks.tracker.apply(card(0)).healthy
     assert caplog.text.count("gadgets: warning of card0: warm") == 1
-    assert caplog.text.count("gadgets: the warning of card0 is over") == 1
+    assert caplog.text.count("gadgets: the warning of card0 has ended") == 1
     await checks.run(card(0), card0=warm)
     await checks.run(card(0), card0=BAD)
     assert (checks.tracker.warnings, checks.phases) == ({}, {"card0": "unhealthy"})

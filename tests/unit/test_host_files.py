@@ -616,8 +616,8 @@ class TestSysfs:
             ("10000:e1:00.0", "0x8086", "0x0b60", "0x010802"),
         ]
         assert [note.partition(":/")[0] for note in host.notes] == [
-            "PCI function 0000:04:00.0 left out: /sys/bus/pci/devices/0000:04:00.0/vendor: No such file or directory",
-            "PCI function 0000:05:00.0 left out: /sys/bus/pci/devices/0000:05:00.0/class: No such file or directory",
+            "PCI function 0000:04:00.0 skipped: /sys/bus/pci/devices/0000:04:00.0/vendor: No such file or directory",
+            "PCI function 0000:05:00.0 skipped: /sys/bus/pci/devices/0000:05:00.0/class: No such file or directory",
         ]
         assert [function.address for function in host.pci_devices("0x10de")] == ["0000:03:00.1"]
         assert host.pci_devices("0xffff") == []

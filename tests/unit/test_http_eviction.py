@@ -33,7 +33,7 @@ def order(candidates: Sequence[Candidate], *, attacked: bool = False) -> list[Ca
     return [candidates[index] for index in eviction_order(candidates, LIMITS, NOW, attacked=attacked)]
 
 
-def silent_client(seconds: float, source: bytes = b"a") -> Candidate:
+def unused_client(seconds: float, source: bytes = b"a") -> Candidate:
     return Candidate(source, NOW - seconds)
 
 
@@ -41,41 +41,44 @@ def idle_client(seconds: float, source: bytes = b"a", *, idle: bool = True) -> C
     return Candidate(source, NOW - seconds, has_requested=True, idle=idle)
 
 
-def test_the_client_that_is_silent_for_longest_is_first() -> None:
-    assert order([silent_client(6), silent_client(8), silent_client(7)]) == [
-        silent_client(8),
-        silent_client(7),
-        silent_client(6),
+def test_the_client_without_request_for_longest_is_first() -> None:
+    assert order([unused_client(6), unused_client(8), unused_client(7)]) == [
+        unused_client(8),
+        unused_client(7),
+        unused_client(6),
     ]
 
 
 def test_a_connection_without_request_is_closed_before_one_that_had_requests() -> None:
-    assert order([idle_client(1000), silent_client(6)]) == [silent_client(6), idle_client(1000)]
+    assert order([idle_client(1000), unused_client(6)]) == [unused_client(6), idle_client(1000)]
 
 
 def test_the_address_with_the_most_connections_without_request_is_first() -> None:
-    crowd = [silent_client(6, b"b"), silent_client(5.5, b"b")]
-    kept_by_one = [idle_client(30, b"a") for _ in range(3)]
-    assert order([silent_client(60, b"a"), *crowd, *kept_by_one])[:3] == [*crowd, silent_client(60, b"a")]
+    most_connections = [unused_client(6, b"b"), unused_client(5.5, b"b")]
+    idle_connections = [idle_client(30, b"a") for _ in range(3)]
+    assert order([unused_client(60, b"a"), *most_connections, *idle_connections])[:3] == [
+        *most_connections,
+        unused_client(60, b"a"),
+    ]
 
 
 def test_a_connection_with_its_last_response_is_first() -> None:
     closing = Candidate(b"a", NOW, has_requested=True, closing=True)
-    assert order([silent_client(1000, b"b"), silent_client(1000, b"b"), closing])[0] is closing
+    assert order([unused_client(1000, b"b"), unused_client(1000, b"b"), closing])[0] is closing
 
 
-def test_silent_clients_have_five_seconds_and_fewer_during_an_attack() -> None:
-    assert order([silent_client(4.9), silent_client(0.06), silent_client(0.04)]) == []
-    assert order([silent_client(4.9), silent_client(0.06), silent_client(0.04)], attacked=True) == [
-        silent_client(4.9),
-        silent_client(0.06),
+def test_clients_without_request_have_five_seconds_and_fewer_during_an_attack() -> None:
+    assert order([unused_client(4.9), unused_client(0.06), unused_client(0.04)]) == []
+    assert order([unused_client(4.9), unused_client(0.06), unused_client(0.04)], attacked=True) == [
+        unused_client(4.9),
+        unused_client(0.06),
     ]
 
 
 def test_an_address_with_few_connections_has_five_seconds_during_an_attack() -> None:
-    crowd = [silent_client(0.06, b"b")] * 3
-    assert order([silent_client(4), *crowd], attacked=True) == crowd
-    assert order([silent_client(4), silent_client(3), *crowd[:2]], attacked=True)[0] == silent_client(4)
+    most_connections = [unused_client(0.06, b"b")] * 3
+    assert order([unused_client(4), *most_connections], attacked=True) == most_connections
+    assert order([unused_client(4), unused_client(3), *most_connections[:2]], attacked=True)[0] == unused_client(4)
 
 
 def test_kept_connections_are_idle_for_long_unless_one_address_has_half_of_them() -> None:
@@ -89,7 +92,7 @@ def test_kept_connections_are_idle_for_long_unless_one_address_has_half_of_them(
 
 @pytest.mark.parametrize("seconds", [1.99, 2.0])
 def test_half_of_the_connections_silent_for_two_seconds_are_an_attack(seconds: float) -> None:
-    clients = [silent_client(seconds, source) for source in (b"a", b"b", b"c", b"d")]
+    clients = [unused_client(seconds, source) for source in (b"a", b"b", b"c", b"d")]
     assert is_attack(clients, LIMITS, NOW) == (seconds == 2)
     assert not is_attack(clients[1:], LIMITS, NOW)
 

@@ -155,7 +155,7 @@ def nested_blocks(count: int) -> str:
 
 def test_blocks_in_blocks_have_a_limit() -> None:
     assert "1.2.0" in new(nested_blocks(10), version="1.2.0")
-    with pytest.raises(EditError, match="found more than 10 blocks in each other"):
+    with pytest.raises(EditError, match="found more than 10 nested blocks"):
         new(nested_blocks(11), version="1.2.0")
 
 

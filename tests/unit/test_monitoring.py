@@ -135,7 +135,7 @@ def test_every_alert_has_a_runbook_with_all_parts() -> None:
         assert rule["annotations"]["runbook"] == f"{URL}#{name.lower()}"
         assert {*rule["annotations"]} == {"summary", "description", "runbook"}
         parts = re.findall(r"^\*\*(\w+)\.\*\*", sections[name], re.MULTILINE)
-        assert parts == ["Meaning", "Impact", "Look", "Do", "Over"], name
+        assert parts == ["Meaning", "Impact", "Diagnosis", "Mitigation", "Resolved"], name
 
 
 def rule_object(objects: Sequence[Object]) -> dict[str, Any]:

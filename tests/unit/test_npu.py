@@ -52,7 +52,7 @@ def test_every_known_npu_is_published(tmp_path: Path, device_id: str) -> None:
     ("facts", "warning", "reason"),
     [
         ({"vendor": "0x1da3"}, False, "vendor '0x1da3' is not Intel"),
-        ({"device_id": "0x1234"}, True, "accept-unknown-ids publishes it"),
+        ({"device_id": "0x1234"}, True, "set accept-unknown-ids to publish it"),
         ({"device_id": ""}, True, "unknown PCI id ''"),
         ({"node": False}, True, "/dev/accel/accel0: no such device node"),
     ],

@@ -90,7 +90,7 @@ def test_an_unreadable_interface_is_reported(tmp_path: Path) -> None:
     (tmp_path / "sys/class/net/eth0/device/vendor").mkdir(parents=True)
     host = Host(tmp_path)
     assert find_nics(host) == []
-    assert "network interface 'eth0' left out" in host.notes[0]
+    assert "network interface 'eth0' skipped" in host.notes[0]
 
 
 def test_an_unreadable_list_of_interfaces_fails_the_scan(tmp_path: Path) -> None:

@@ -327,12 +327,12 @@ def test_a_document_larger_than_a_configmap_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        ([], 1, "no profile"),
+        ([], 1, "found no profile, expected --profile PROFILE"),
         (["-p"], 1, "expected names"),
         (["--profile="], 1, "expected names"),
         (["-p", "a,,b"], 1, "expected names"),
         (["-x", "-p", "a"], 1, "-x: unknown option"),
-        (["word"], 1, "no profile"),
+        (["word"], 1, "found no profile, expected --profile PROFILE"),
         (["-p", "a", "--strict", "--exec"], 1, "expected one of them"),
         (["-p", "first,missing"], 3, "profile 'missing': not found; looked for "),
         (["-p", "first,bad"], 1, "bad.opf: line 1: if"),

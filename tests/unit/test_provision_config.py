@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelplane.provision.config import CONFIG_LIMIT, ConfigError, ConfigFile, find, read, shown
+from accelplane.provision.config import CONFIG_LIMIT, ConfigError, ConfigFile, find, quote, read
 
 
 @pytest.mark.parametrize(
@@ -104,5 +104,5 @@ def test_a_file_of_a_mounted_configmap_is_read_through_its_links(tmp_path: Path)
 
 @given(st.text())
 def test_quoted_texts_are_short_and_printable(text: str) -> None:
-    assert len(shown(text)) <= 81 * 10 + 2
-    assert shown(text).isprintable()
+    assert len(quote(text)) <= 81 * 10 + 2
+    assert quote(text).isprintable()

@@ -162,7 +162,7 @@ def test_each_node_and_each_device_may_have_a_file_of_its_own(node: MakeNode) ->
     assert states(outcomes)["dsa10"] == "applied"
     assert machine.read("wq10.0/name") == "shared10"
     assert outcomes[0].state == "skipped"
-    assert outcomes[0].reason.endswith("/dsa.conf does not describe it")
+    assert outcomes[0].reason.endswith("/dsa.conf has no configuration for it")
 
 
 def test_every_option_of_a_template_is_applied(node: MakeNode) -> None:

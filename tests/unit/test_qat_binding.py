@@ -187,7 +187,7 @@ class TestNewId:
         host = host_of(NodeSpec(qats=QATS, loaded=[]))
         binder = Binder(QatConfig(new_id="always", kernel_vf_drivers="420xxvf"))
         binder.bind(host, [])
-        assert "is the module of vfio-pci loaded?" in host.notes[0]
+        assert "load the module of vfio-pci" in host.notes[0]
         host.kernel.load("vfio-pci")
         binder.bind(host, [])
         assert host.writes == [(NEW_ID, "8086 4947")]

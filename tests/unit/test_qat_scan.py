@@ -118,7 +118,7 @@ class TestVirtualMachine:
         vf(tmp_path, "0000:00:06.0")
         result = QatScan(tmp_path)
         assert list(result.devices) == ["0000:00:06.0"]
-        assert "0000:00:05.0 left out" in result.notes
+        assert "0000:00:05.0 skipped" in result.notes
 
     def test_an_unbound_physical_function_is_the_unit_of_its_virtual_functions(self, tmp_path: Path) -> None:
         function = pf(tmp_path, vfs=[0, 1])

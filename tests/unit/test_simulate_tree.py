@@ -212,8 +212,8 @@ def test_device_nodes_of_a_card_are_created_last_and_removed_first(tmp_path: Pat
         inotify.close()
     events = [(path, name) for path, name in events if name not in ("by-path", "")]
     bus, card, render = ("sys/bus/pci/devices", "0000:01:00.0"), ("sys/class/drm", "card0"), ("dev/dri", "renderD128")
-    come, removals = events[: len(events) // 2], events[len(events) // 2 :]
-    assert come.index(bus) < come.index(card) < come.index(render)
+    additions, removals = events[: len(events) // 2], events[len(events) // 2 :]
+    assert additions.index(bus) < additions.index(card) < additions.index(render)
     assert removals.index(render) < removals.index(card) < removals.index(bus)
 
 

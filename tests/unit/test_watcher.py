@@ -80,16 +80,16 @@ async def test_many_simultaneous_events_cause_one_notification(
 
 async def test_rewritten_files_notify_subscribers_of_writes(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:
     write(tmp_path / "file", "old")
-    deaf = Subscriber(watcher, "deaf", tmp_path)
-    hearing = Subscriber(watcher, "hearing", tmp_path, written=True)
+    entries_only = Subscriber(watcher, "entries", tmp_path)
+    with_writes = Subscriber(watcher, "writes", tmp_path, written=True)
     late = Subscriber(watcher, "late", tmp_path)
     write(tmp_path / "file", "new")
     await sentry.wait_all_notified()
-    assert (deaf.notified, hearing.notified, late.notified) == (0, 1, 0)
+    assert (entries_only.notified, with_writes.notified, late.notified) == (0, 1, 0)
     late.watch(tmp_path, written=True)
     write(tmp_path / "file", "newer")
     await sentry.wait_all_notified()
-    assert (deaf.notified, hearing.notified, late.notified) == (0, 2, 1)
+    assert (entries_only.notified, with_writes.notified, late.notified) == (0, 2, 1)
 
 
 async def test_each_parent_of_a_missing_directory_is_watched(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 try:
                     make_link(root, target, path)
                 except (HookError, OSError) as error:
-                    problems.append(_shown(error, path))
+                    problems.append(_message(error, path))
         finally:
             os.close(root)
     except HookError as error:
@@ -93,7 +93,7 @@ def open_root(state: int) -> int:
     try:
         return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
-        raise HookError(f"root file system {_shown(error, path)}") from None
+        raise HookError(f"root file system {_message(error, path)}") from None
 
 
 def make_link(root: int, target: str, path: str) -> None:
@@ -177,7 +177,7 @@ def _configured_root(config: str) -> str:
     except FileNotFoundError:
         return ""
     except (OSError, ValueError) as error:
-        raise HookError(_shown(error, config)) from None
+        raise HookError(_message(error, config)) from None
     try:
         root = _object(_read(descriptor, _CONFIG_LIMIT, config), config).get("root")
     finally:
@@ -192,7 +192,7 @@ def _read(descriptor: int, limit: int, what: str) -> bytes:
         with open(descriptor, "rb", closefd=False) as file:
             data = file.read(limit + 1) or b""
     except OSError as error:
-        raise HookError(_shown(error, what)) from None
+        raise HookError(_message(error, what)) from None
     if len(data) > limit:
         raise HookError(f"{what}: more than {limit} bytes")
     return data
@@ -215,5 +215,5 @@ def _text(found: dict[str, Json], key: str) -> str:
     return value
 
 
-def _shown(error: Exception, path: str) -> str:
+def _message(error: Exception, path: str) -> str:
     return f"{path}: {error.strerror or error}" if isinstance(error, OSError) else str(error)

@@ -43,9 +43,9 @@ _NAMESPACES = (
     Column("NAMESPACE"), Column("RESOURCE"), Column("PODS"), Column("ALLOCATED"), Column("NODES", wide=True),
 )  # fmt: skip
 _WAITING = (
-    Column("NAMESPACE"), Column("POD"), Column("RESOURCE"), Column("ASKED"), Column("FREE"), Column("MOST ON ONE NODE"),
-    Column("UNHEALTHY"), Column("CORDONED"), Column("NOT READY"), Column("QUOTA LEFT"), Column("WAITING SINCE"),
-    Column("REASON"),
+    Column("NAMESPACE"), Column("POD"), Column("RESOURCE"), Column("REQUESTED"), Column("FREE"),
+    Column("MOST ON ONE NODE"), Column("UNHEALTHY"), Column("CORDONED"), Column("NOT READY"), Column("QUOTA LEFT"),
+    Column("WAITING SINCE"), Column("REASON"),
 )  # fmt: skip
 
 
@@ -93,7 +93,7 @@ class WaitingItem(Struct, frozen=True):
     namespace: str
     pod: str
     resource: str
-    asked: int
+    requested: int
     free: int | None
     most_free_on_one_node: int | None
     most_free_node: str | None
@@ -234,7 +234,7 @@ def waiting_items(listed: Listed) -> Iterator[WaitingItem]:
             namespace=each.namespace,
             pod=each.pod,
             resource=each.resource,
-            asked=each.asked,
+            requested=each.requested,
             free=supply.free if known else None,
             most_free_on_one_node=supply.most_free if known else None,
             most_free_node=supply.most_free_node or None if known else None,
@@ -288,7 +288,7 @@ def _waiting_row(item: WaitingItem) -> Row[Item]:
         item.namespace,
         item.pod,
         item.resource,
-        str(item.asked),
+        str(item.requested),
         _number(item.free),
         f"{most} ({item.most_free_node})" if item.most_free_node else most,
         _number(item.unhealthy),

@@ -80,7 +80,7 @@ class Screen:
             if index == expanded:
                 report, style = (self.failure, "red") if self.failure else (self.results[index], "cyan")
                 # A separate segment for the indent: some SVG viewers drop leading spaces of a text element.
-                folded = _folded(report, width - 2)[:_MAX_RESULT_LINES]
+                folded = _fold(report, width - 2)[:_MAX_RESULT_LINES]
                 lines.extend(Text.assemble("  ", (line, style)) for line in folded)
                 current = len(lines) - 1
         for line in lines:
@@ -164,7 +164,7 @@ async def _run_steps(screen: Screen, min_seconds: float, svg: str) -> bool:
         if min_seconds:
             await asyncio.sleep(max(0.0, min_seconds - (time.monotonic() - begin)))
         else:
-            print(f"ok  {step.title}", *_indented(_folded(result, _PLAIN_WIDTH - 6)), sep="\n", flush=True)
+            print(f"ok  {step.title}", *_indent(_fold(result, _PLAIN_WIDTH - 6)), sep="\n", flush=True)
             if step.show_resources:
                 _print_plain(screen)
     return False
@@ -173,14 +173,14 @@ async def _run_steps(screen: Screen, min_seconds: float, svg: str) -> bool:
 def _print_plain(screen: Screen) -> None:
     text = io.StringIO()
     Console(file=text, width=_PLAIN_WIDTH - 6, color_system=None).print(screen.resources())
-    print("", *_indented(text.getvalue().splitlines()), "", sep="\n", flush=True)
+    print("", *_indent(text.getvalue().splitlines()), "", sep="\n", flush=True)
 
 
-def _indented(lines: Sequence[str]) -> list[str]:
+def _indent(lines: Sequence[str]) -> list[str]:
     return [f"      {line}".rstrip() for line in lines]
 
 
-def _folded(text: str, width: int) -> list[str]:
+def _fold(text: str, width: int) -> list[str]:
     wrapped = (textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.splitlines())
     return [line for lines in wrapped for line in lines]
 

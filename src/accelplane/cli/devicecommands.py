@@ -72,7 +72,7 @@ def inspect(context: click.Context, **values: object) -> None:
     """Show the devices of this node and the pods that use them, or those of a cluster."""
     form = _format(values)
     if not values["fleet"]:
-        _reject(context, ("fleet_namespace",), "expected --fleet too")
+        _reject(context, ("fleet_namespace",), "found without --fleet, expected both")
     if values["cluster"]:
         _reject(context, _NODE_FLAGS, "found with --cluster, which does not use it")
         if values["interval"] is not None and not values["watch"]:
@@ -81,7 +81,7 @@ def inspect(context: click.Context, **values: object) -> None:
             _reject(context, ("waiting",), "found with --fleet, which does not use it")
             _run(lambda: _fleet(values, form, once=not values["watch"]))
         _run(lambda: _cluster(values, form, once=not values["watch"]))
-    _reject(context, (*_CLUSTER_FLAGS, "interval", "fleet"), "expected --cluster too")
+    _reject(context, (*_CLUSTER_FLAGS, "interval", "fleet"), "found without --cluster, expected both")
     from accelplane.cli.inspect import run  # noqa: PLC0415
 
     _run(lambda: run(*_node(values), form, agent=str(values["agent"])))
@@ -100,7 +100,7 @@ def top(context: click.Context, **values: object) -> None:
     if values["cluster"]:
         _reject(context, _NODE_FLAGS, "found with --cluster, which does not use it")
         _run(lambda: _cluster(values, form, once=once))
-    _reject(context, _CLUSTER_FLAGS, "expected --cluster too")
+    _reject(context, _CLUSTER_FLAGS, "found without --cluster, expected both")
     from accelplane.cli.top import run  # noqa: PLC0415
 
     interval = _interval(values, 2.0)

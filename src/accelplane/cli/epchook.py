@@ -117,7 +117,7 @@ class Hook:
         if as_wanted and self._node_patched:
             return False
         if self._node_patched:
-            log.warning("node %s: EPC is not as it was registered, registering again", node.metadata.name)
+            log.warning("node %s: capacity or label differs, applying again", node.metadata.name)
         operations = self.operations()
         # A patch cannot add a member to a missing object, as in a Node that has just been created.
         if self.register and node.status.capacity is None:
@@ -247,12 +247,12 @@ def install(arguments: Sequence[str] | None = None) -> int:
         epc = _epc(str(values["root"]))
         places = [place for place in (sources, features) if os.path.isdir(place)]
         if not places:
-            raise Fatal(f"neither {sources} nor {features} is a directory, expected one of them to be mounted")
+            raise Fatal(f"neither {sources} nor {features} is a directory; mount one of them")
         if sources in places:
             staticprint.install(os.path.join(sources, HOOK), f"{RESOURCE}={epc}")
         if features in places:
             file = LabelFile(os.path.join(features, FEATURE_FILE))
-            log.info("%s: %s", file.path, "written" if file.write({RESOURCE: str(epc)}) else "is as it should be")
+            log.info("%s: %s", file.path, "written" if file.write({RESOURCE: str(epc)}) else "unchanged")
     except (Fatal, ValueError, OSError) as error:
         log.critical("%s", logflags.message_of(error))
         return 1
@@ -294,7 +294,7 @@ async def _daemon(hook: Hook) -> None:
             async with asyncio.timeout(_CLEANUP_DEADLINE):
                 await hook.clean()
         except TimeoutError:
-            raise Fatal(f"not everything could be removed within {_CLEANUP_DEADLINE:g} s") from None
+            raise Fatal(f"could not remove everything within {_CLEANUP_DEADLINE:g} s") from None
 
 
 async def _keep_published(hook: Hook) -> None:
@@ -308,7 +308,7 @@ async def _keep_published(hook: Hook) -> None:
         except (ApiError, OSError) as error:
             if str(error) != problem:
                 problem = str(error)
-                log.error("%s; trying again every %g s", problem, _RETRY)
+                log.error("%s; retrying every %g s", problem, _RETRY)
             await asyncio.sleep(_RETRY)
 
 
@@ -321,7 +321,7 @@ def _own_namespace() -> str:
         with open(f"{apiserver.SERVICE_ACCOUNT}/namespace", encoding="ascii") as file:
             return file.read(254).strip()
     except (OSError, ValueError) as error:
-        raise Fatal(f"-namespace is not given, and the pod's own is not known: {error}") from None
+        raise Fatal(f"-namespace: found nothing, and the namespace of the pod is not known: {error}") from None
 
 
 if __name__ == "__main__":

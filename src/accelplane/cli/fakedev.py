@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words:
             raise FlagError(f"unexpected argument {words[0]!a}: flags only")
         if not given.get("json"):
-            raise FlagError("-json is missing; it names the file with the description")
+            raise FlagError("-json: found nothing, expected the file with the description")
         description = read_description(str(given["json"]))
         description = msgspec.structs.replace(
             description,

@@ -74,7 +74,7 @@ def fleet_options(values: Values) -> "FleetOptions":
         raise ValueError(f"-pods: {pods!a}: expected waiting or all")
     if values["agent-token"] and not values["agent-ca"]:
         raise ValueError("-agent-token: found no -agent-ca; a token is sent to verified agents only")
-    prefixes = _words(values, "resource-prefixes")
+    prefixes = _split(values, "resource-prefixes")
     for prefix in prefixes:
         if not prefix.endswith("/"):
             raise ValueError(f"-resource-prefixes: {prefix!a}: expected a domain and /, such as example.com/")
@@ -82,7 +82,7 @@ def fleet_options(values: Values) -> "FleetOptions":
         pods="all" if pods == "all" else "waiting",
         quotas=bool(values["quotas"]),
         events=bool(values["events"]),
-        agent_namespaces=_words(values, "agent-namespaces"),
+        agent_namespaces=_split(values, "agent-namespaces"),
         agent_ca=str(values["agent-ca"]),
         agent_server_name=str(values["agent-server-name"]),
         agent_token=str(values["agent-token"]),
@@ -110,9 +110,9 @@ def page_options(values: Values) -> "PageOptions":
         secure_address=secure,
         health_address=_address(values, "health-probe-bind-address"),
         tls_directory=directory,
-        audiences=_words(values, "audience"),
+        audiences=_split(values, "audience"),
         proxy_ca=str(values["requestheader-client-ca"]),
-        proxy_names=_words(values, "requestheader-allowed-names"),
+        proxy_names=_split(values, "requestheader-allowed-names"),
         grafana_url=grafana,
     )
 
@@ -122,7 +122,7 @@ def _address(values: Values, name: str) -> str:
     return "" if values[name] in ("", "0") else address_of(values, name)
 
 
-def _words(values: Values, name: str) -> tuple[str, ...]:
+def _split(values: Values, name: str) -> tuple[str, ...]:
     return tuple(word for each in str(values[name]).split(",") if (word := each.strip()))
 
 

@@ -119,13 +119,13 @@ def problems_of(listed: DeviceList) -> Sequence[str]:
 
 def document(listed: DeviceList, request: FleetRequest) -> Document[DeviceItem]:
     """The table of the devices that the request selects."""
-    rows = [_row(item) for item in listed.devices if _selected(item, request)]
+    rows = [_row(item) for item in listed.devices if _matches(item, request)]
     empty = "" if problems_of(listed) else "No node has devices."
     table = Table("devices", _COLUMNS, rows, empty=empty)
     return Document((table,), {"source": "fleet", "problems": list(problems_of(listed))})
 
 
-def _selected(item: DeviceItem, request: FleetRequest) -> bool:
+def _matches(item: DeviceItem, request: FleetRequest) -> bool:
     return (
         request.node in ("", item.node)
         and any(resource.startswith(request.resource) for resource in item.ids or ("",))

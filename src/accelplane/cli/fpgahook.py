@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     host = Host(str(given.get("root", "/")))
     try:
         if not 0 < seconds <= MAX_TIMEOUT:
-            raise FpgaError(f"-timeout {seconds:g}: expected more than 0 and at most {MAX_TIMEOUT:g} seconds")
+            raise FpgaError(f"-timeout: found {seconds:g}, expected more than 0 and at most {MAX_TIMEOUT:g} seconds")
         begun = time.monotonic()
         with limited(seconds, "reading the container's state from standard input"):
             state = _state()

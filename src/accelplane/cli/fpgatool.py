@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from accelplane.cli import signals
 from accelplane.cli.goflags import Flag, FlagError, HelpRequested, Value, parse, usage
-from accelplane.fpga import FpgaError, shown
+from accelplane.fpga import FpgaError, quote
 from accelplane.fpga.bitstream import extra, opened
 from accelplane.fpga.drivers import kind_of
 from accelplane.fpga.program import (
@@ -106,9 +106,9 @@ def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
         if not words:
             raise FpgaError(f"found no command, expected one of {', '.join(COMMANDS)}")
         if words[0] not in COMMANDS:
-            raise FpgaError(f"found command {shown(words[0])}, expected one of {', '.join(COMMANDS)}")
+            raise FpgaError(f"found command {quote(words[0])}, expected one of {', '.join(COMMANDS)}")
         if words[1:]:
-            print(f"{name}: ignored: {' '.join(map(shown, words[1:]))}", file=sys.stderr)
+            print(f"{name}: ignored: {' '.join(map(quote, words[1:]))}", file=sys.stderr)
         document = COMMANDS[words[0]](given)
         if given.has("json"):
             print(json.dumps(document, indent=2))
@@ -183,7 +183,7 @@ def _device_info(given: Given) -> Json:
     text = given.text("d")
     found = kind_of(given.host, text)
     if found is None:
-        raise FpgaError(f"-d: found {shown(text)}, expected the name of an FME or a port")
+        raise FpgaError(f"-d: found {quote(text)}, expected the name of an FME or a port")
     if found[1] == "fme":
         fme = read_fme(given.host, text)
         return {**_show(given, "FME", _fme_rows(given, fme)), **_programmings(given, fme)}
@@ -218,7 +218,7 @@ def _shown_value(value: Json) -> str:
     if isinstance(value, dict):
         return " / ".join(str(part) for part in value.values())
     text = "" if value is None else str(value)
-    return text if text.isprintable() else shown(text)
+    return text if text.isprintable() else quote(text)
 
 
 def _fme_rows(given: Given, fme: Fme) -> list[Row]:

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
@@ -28,9 +28,17 @@ from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, Sca
 from accelplane.plugins import Plugin, ScanError
 from accelplane.plugins.base import Config
 
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
 K = TypeVar("K")
 
 _MANY = 8
+_KUBELET_NOTES = {
+    "none": "No kubelet found under {}: advertised and held devices are not known.",
+    "checkpoint": "From the checkpoint under {}: its pod-resources socket does not answer.",
+}
+
 _COLUMNS = ("RESOURCE", "DEVICE", "ADDRESS", "NUMA", "HEALTH", "ADVERTISED", "HELD BY")
 _WIDE = ("UNIT", "HOLDER SINCE", "STATE SINCE")
 
@@ -224,13 +232,13 @@ async def _ask_kubelet(settings: Settings) -> _Kubelet:
             return _Kubelet(
                 "pod-resources",
                 {resource: frozenset(ids) for resource, ids in advertised.items()},
-                _grouped(
+                _group_by_key(
                     ((one.resource, id_), f"{one.namespace}/{one.pod}/{one.container}")
                     for one in holders
                     for id_ in one.device_ids
                 ),
                 since,
-                claims=_grouped(
+                claims=_group_by_key(
                     (name, f"{one.namespace}/{one.pod}/{one.container} (DRA)")
                     for one in claims
                     for name in one.cdi_names
@@ -241,7 +249,7 @@ async def _ask_kubelet(settings: Settings) -> _Kubelet:
     return _Kubelet(
         "checkpoint",
         {resource: frozenset(ids) for resource, ids in recorded.registered.items()},
-        _grouped(
+        _group_by_key(
             ((one.resource, id_), f"pod uid {one.pod_uid}/{one.container}")
             for one in recorded.holdings
             for id_ in one.ids
@@ -251,7 +259,7 @@ async def _ask_kubelet(settings: Settings) -> _Kubelet:
     )
 
 
-def _grouped(held: Iterable[tuple[K, str]]) -> dict[K, Sequence[str]]:
+def _group_by_key(held: Iterable[tuple[K, str]]) -> dict[K, Sequence[str]]:
     """The containers by what they hold, sorted."""
     holders: dict[K, list[str]] = {}
     for key, holder in held:
@@ -259,7 +267,7 @@ def _grouped(held: Iterable[tuple[K, str]]) -> dict[K, Sequence[str]]:
     return {key: tuple(sorted(names)) for key, names in holders.items()}
 
 
-def _folded(rows: Sequence[DeviceRow]) -> Iterator[tuple[DeviceRow, str]]:
+def _fold_rows(rows: Sequence[DeviceRow]) -> Iterator[tuple[DeviceRow, str]]:
     """The rows with the names to show: one row for many free devices in sequence that differ by their IDs only."""
     for row, alike in itertools.groupby(rows, lambda row: msgspec.structs.replace(row, id="", unit="")):
         devices = list(alike)
@@ -293,18 +301,14 @@ def _cells(row: DeviceRow, shown: str) -> Sequence[str]:
 
 
 def _print_tables(report: Report, kubelet_dir: str, form: Format) -> None:
-    from rich import box  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table as RichTable  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     # Without a terminal lines are not folded to its width, for grep.
     console = Console(width=None if sys.stdout.isatty() else 200 + 60 * (form.output == "wide"))
     titles = _COLUMNS + (_WIDE if form.output == "wide" else ())
-    table = RichTable(box=box.SIMPLE_HEAD, title=None, show_header=form.headers)
-    for column in titles:
-        table.add_column(column, overflow="fold")
-    for row, shown in _folded(report.devices):
+    table = _screen_table(titles, headers=form.headers)
+    for row, shown in _fold_rows(report.devices):
         cells = [Text(cell) for cell in _cells(row, shown)[: len(titles)]]
         health = Text(row.health or "gone", style="green" if row.health == "Healthy" else "red")
         if row.reason:
@@ -317,15 +321,22 @@ def _print_tables(report: Report, kubelet_dir: str, form: Format) -> None:
         console.print("No devices found.")
     skipped_devices = [(name, skip) for name, skips in report.skipped.items() for skip in skips]
     if skipped_devices and form.headers:
-        skipped = RichTable(box=box.SIMPLE_HEAD)
-        for column in ("PLUGIN", "NOT PUBLISHED", "WHY"):
-            skipped.add_column(column, overflow="fold")
+        console.print()
+        skipped = _screen_table(("PLUGIN", "NOT PUBLISHED", "WHY"), headers=True)
         for name, skip in skipped_devices:
             skipped.add_row(name, skip.subject, skip.reason)
         console.print(skipped)
-    if form.headers and report.source == "none":
-        console.print(f"No kubelet found under {kubelet_dir}: advertised and held devices are not known.")
-    elif form.headers and report.source == "checkpoint":
-        console.print(f"From the checkpoint under {kubelet_dir}: its pod-resources socket does not answer.")
+    if form.headers and report.source != "pod-resources":
+        console.print(f"\n{_KUBELET_NOTES[report.source].format(kubelet_dir)}")
     for problem in report.problems:
         console.print(Text(problem, style="red"))
+
+
+def _screen_table(titles: Sequence[str], *, headers: bool) -> "RichTable":
+    """An empty table in the layout of the other commands, whose cells are folded to the width of the terminal."""
+    from rich.table import Table as RichTable  # noqa: PLC0415
+
+    table = RichTable(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="", show_header=headers)
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    return table

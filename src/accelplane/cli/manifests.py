@@ -50,7 +50,7 @@ def list_images(selected: str, paths: tuple[Path, ...]) -> None:
 @click.option(
     "--pull-policy",
     default="",
-    type=click.Choice(["", "Always", "IfNotPresent", "Never"]),
+    type=click.Choice(["Always", "IfNotPresent", "Never"]),
     metavar="POLICY",
     help="New pull policy: Always, IfNotPresent or Never. Containers with Never keep it.",
 )

@@ -212,7 +212,7 @@ async def _print_devices(settings: Settings, plugins: Plugins) -> int:
             inventory = await scan_once(plugin, settings.root)
         except Exception as error:  # noqa: BLE001 - a plugin's own scan may raise anything
             failed = True
-            report[name] = {"error": _shown(error)}
+            report[name] = {"error": _message(error)}
             continue
         report[name] = {
             "resources": {
@@ -235,24 +235,24 @@ class _Checked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 async def _print_check(settings: Settings, plugins: Plugins) -> int:
-    report = {name: await _checked(settings, plugin) for name, plugin in plugins.items()}
+    report = {name: await _check_plugin(settings, plugin) for name, plugin in plugins.items()}
     _print_json(report)
     return 0 if all(checked.ok for checked in report.values()) else 1
 
 
-async def _checked(settings: Settings, plugin: Plugin[Config]) -> _Checked:
+async def _check_plugin(settings: Settings, plugin: Plugin[Config]) -> _Checked:
     errors: list[str] = []
     inventory = Inventory()
     explained = None
     try:
         inventory = await scan_once(plugin, settings.root)
     except Exception as error:  # noqa: BLE001 - a plugin's own scan may raise anything
-        errors.append(_shown(error))
+        errors.append(_message(error))
     try:
         if plugin.overrides("explain"):
             explained = msgspec.Raw(explanation(plugin, Host(settings.root)))
     except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
-        errors.append(_shown(error))
+        errors.append(_message(error))
     devices = {
         f"{plugin.namespace}/{resource}": sum(device.healthy for device in devices.values())
         for resource, devices in inventory.resources.items()
@@ -266,7 +266,7 @@ async def _checked(settings: Settings, plugin: Plugin[Config]) -> _Checked:
     )
 
 
-def _shown(error: Exception) -> str:
+def _message(error: Exception) -> str:
     expected = isinstance(error, (HostError, ScanError, OSError))
     return str(error) if expected else f"{type(error).__name__}: {error}"
 

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None, program: str = DROP_IN) -> int:
 
 def _usage(program: str) -> str:
     return (
-        f"Usage: {program} [-p|--profile] PROFILE[,PROFILE...] [--strict] [--exec]\n"
+        f"Usage: {program} -p|--profile PROFILE[,PROFILE...] [--strict] [--exec]\n"
         "\n"
         "Prints a ConfigMap for each Onload profile: a name or the path of an .opf file.\n"
         "\n"
@@ -69,7 +69,7 @@ def _parse(words: Sequence[str]) -> _Options:
         elif word.startswith("-"):
             raise ValueError(f"{word}: unknown option")
     if not profiles:
-        raise ValueError("no profile is given")
+        raise ValueError("found no profile, expected --profile PROFILE")
     if strict and execute:
         raise ValueError("--strict and --exec: found both, expected one of them")
     return _Options(tuple(profiles), strict, execute)

@@ -6,10 +6,11 @@ line.
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias, TypeVar
 
 import click
+from click.core import ParameterSource
 
 _FAMILIES = ("qat", "idxd", "dlb")
 # Each is an environment variable of the init containers, and a flag, which has precedence.
@@ -88,7 +89,7 @@ def _run(mode: _Mode, families: tuple[str, ...], output: str, force: bool, input
     root, config_dir = inputs.pop("root"), inputs.pop("config_dir")
     for flag, directory in (("--root", root), ("--config-dir", config_dir or root)):
         if not os.path.isdir(directory):
-            raise click.UsageError(f"{flag} {directory}: not a directory")
+            raise click.UsageError(f"{flag}: {directory}: not a directory")
     from accelplane.cli import provisioning  # noqa: PLC0415 - each command imports its work when it is called
     from accelplane.cli.tables import print_problems  # noqa: PLC0415
 
@@ -97,5 +98,17 @@ def _run(mode: _Mode, families: tuple[str, ...], output: str, force: bool, input
     desired, problems = provisioning.parts(families, config_dir, inputs, force=force)
     if problems:
         written = ["nothing was written"] if mode == "apply" else []
-        sys.exit(print_problems("accelplane provision", [*problems, *written]))
+        sys.exit(print_problems("accelplane provision", [*_name_flags(problems), *written]))
     sys.exit(provisioning.run(mode, desired, os.path.abspath(root), output))
+
+
+def _name_flags(problems: Sequence[str]) -> list[str]:
+    """The problems with the name of the flag where a flag on the command line replaces an environment variable."""
+    context = click.get_current_context()
+    flags = {
+        str(option.envvar): option.opts[0]
+        for option in context.command.params
+        if option.envvar and option.name and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    }
+    parts = [problem.partition(":") for problem in problems]
+    return [f"{flags.get(variable, variable)}{colon}{text}" for variable, colon, text in parts]

@@ -23,7 +23,7 @@ def _run(program: str, family: str, config_dir: str) -> int:
     given = parse_or_exit(program, flags, None)
     root = os.path.abspath(str(given.get("root", "/")))
     if not os.path.isdir(root):
-        print(f"{program}: -root {root}: not a directory", file=sys.stderr)
+        print(f"{program}: -root: {root}: not a directory", file=sys.stderr)
         return 2
     variables = {**os.environ, "DEVICE_TYPE": os.environ.get("DEVICE_TYPE") or "dsa"}
     config_dir = str(given.get("config-dir", config_dir))

@@ -87,7 +87,7 @@ def write(document: Document[T], form: Format) -> str:
         case "csv":
             return _csv(tables[0], headers=form.headers)
         case "table" | "wide":
-            return "\n".join(_aligned(table, wide=form.output == "wide", headers=form.headers) for table in tables)
+            return "\n".join(_align(table, wide=form.output == "wide", headers=form.headers) for table in tables)
 
 
 def print_problems(program: str, problems: Sequence[str]) -> int:
@@ -115,7 +115,7 @@ def sort_tables(tables: Sequence[Table[T]], sort_by: str) -> Sequence[Table[T]]:
     if column not in titles:
         known = ", ".join(dict.fromkeys(titles))
         raise UsageError(f"--sort-by: found {sort_by[:80]!a}, expected one of {known}")
-    return [_sorted(table, column) for table in tables]
+    return [_sort(table, column) for table in tables]
 
 
 def time_text(seconds: float | None) -> str | None:
@@ -130,7 +130,7 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
 
 
-def _sorted(table: Table[T], column: str) -> Table[T]:
+def _sort(table: Table[T], column: str) -> Table[T]:
     titles = [column.title for column in table.columns]
     if column not in titles:
         return table
@@ -147,7 +147,7 @@ def _csv(table: Table[T], *, headers: bool) -> str:
     return text.getvalue()
 
 
-def _aligned(table: Table[T], *, wide: bool, headers: bool) -> str:
+def _align(table: Table[T], *, wide: bool, headers: bool) -> str:
     if not table.rows:
         return f"{table.empty}\n" if table.empty and headers else ""
     shown = [index for index, column in enumerate(table.columns) if wide or not column.wide]

@@ -37,7 +37,7 @@ class Inventory(Struct, frozen=True):
             devices = resources.setdefault(resource, {})
             if isinstance(item, Device):
                 devices[item.id] = item
-        return cls(_ordered(resources), tuple(skipped))
+        return cls(_sort(resources), tuple(skipped))
 
     def __iter__(self) -> Iterator[Device]:
         for devices in self.resources.values():
@@ -53,10 +53,10 @@ class Inventory(Struct, frozen=True):
             resources.setdefault(device.resource, {})[device.id] = device
         old = self.resources
         equal = len(old) == len(resources) and all(len(old[name]) == len(known) for name, known in resources.items())
-        return replace(self, resources=resources if equal else _ordered(resources))
+        return replace(self, resources=resources if equal else _sort(resources))
 
 
-def _ordered(resources: Mapping[str, Mapping[str, Device]]) -> dict[str, dict[str, Device]]:
+def _sort(resources: Mapping[str, Mapping[str, Device]]) -> dict[str, dict[str, Device]]:
     return {
         name: {key: resources[name][key] for key in sorted(resources[name], key=natural)}
         for name in sorted(resources, key=natural)

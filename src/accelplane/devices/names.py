@@ -27,14 +27,14 @@ def check_resource_name(namespace: str, resource: str) -> str:
     name = f"{namespace}/{resource}"
     if len(namespace) > MAX_NAMESPACE or not _SUBDOMAIN.fullmatch(namespace):
         raise ResourceNameError(
-            f"resource {_shown(name)}: the part before the slash must be a lower-case DNS name of at most "
+            f"resource {_format(name)}: the part before the slash must be a lower-case DNS name of at most "
             f"{MAX_NAMESPACE} characters"
         )
     if namespace.endswith("kubernetes.io") or namespace.startswith("requests."):
-        raise ResourceNameError(f"resource {_shown(name)}: the prefix is reserved by Kubernetes, use your own domain")
+        raise ResourceNameError(f"resource {_format(name)}: the prefix is reserved by Kubernetes, use your own domain")
     if len(resource) > MAX_TYPE or not _NAME.fullmatch(resource):
         raise ResourceNameError(
-            f"resource {_shown(name)}: the part after the slash must have 1 to {MAX_TYPE} characters of "
+            f"resource {_format(name)}: the part after the slash must have 1 to {MAX_TYPE} characters of "
             "[A-Za-z0-9_.-] and begin and end with a letter or digit"
         )
     return name
@@ -46,10 +46,10 @@ def check_device_id(device_id: str) -> str:
         raise DeviceIdError("a device id is empty, expected 1 or more characters")
     if len(device_id) > MAX_DEVICE_ID:
         raise DeviceIdError(
-            f"device id {_shown(device_id)} has {len(device_id)} characters, expected at most {MAX_DEVICE_ID}"
+            f"device id {_format(device_id)} has {len(device_id)} characters, expected at most {MAX_DEVICE_ID}"
         )
     if not device_id.isprintable():
-        raise DeviceIdError(f"device id {_shown(device_id)} has unprintable characters")
+        raise DeviceIdError(f"device id {_format(device_id)} has unprintable characters")
     return device_id
 
 
@@ -64,5 +64,5 @@ def natural(text: str) -> tuple[tuple[int, str], ...]:
     )
 
 
-def _shown(text: str) -> str:
+def _format(text: str) -> str:
     return ascii(text if len(text) <= 120 else text[:117] + "...")

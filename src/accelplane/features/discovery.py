@@ -115,7 +115,7 @@ def _options(host: Host, release: str, epc: Epc) -> set[str]:
         if data is None:
             continue
         if place.endswith(".gz"):
-            data = _unpacked(host, place, data)
+            data = _unpack(host, place, data)
         # The file may be empty or something else.
         if b"CONFIG_" in data:
             return set(_OPTION.findall(_text(data)))
@@ -124,7 +124,7 @@ def _options(host: Host, release: str, epc: Epc) -> set[str]:
     return set()
 
 
-def _unpacked(host: Host, path: str, data: bytes) -> bytes:
+def _unpack(host: Host, path: str, data: bytes) -> bytes:
     import zlib  # noqa: PLC0415 - saves memory in programs without feature discovery
 
     try:

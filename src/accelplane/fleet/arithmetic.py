@@ -66,15 +66,15 @@ class Shortage(Struct, frozen=True):
     namespace: str
     pod: str
     resource: str
-    asked: int
+    requested: int
     supply: Supply
     quota_left: int | None = None
 
     @property
     def fits(self) -> bool:
         """Whether one node has enough; then something else is missing: memory, a toleration, another resource."""
-        within_quota = self.quota_left is None or self.asked <= self.quota_left
-        return self.asked <= self.supply.most_free and within_quota
+        within_quota = self.quota_left is None or self.requested <= self.quota_left
+        return self.requested <= self.supply.most_free and within_quota
 
 
 class NamespaceUse(Struct, frozen=True):
@@ -166,12 +166,12 @@ def shortages(cluster: Cluster) -> tuple[Shortage, ...]:
             pod.namespace,
             pod.name,
             resource,
-            asked,
+            requested,
             supply_by_resource.get(resource) or Supply(),
             left.get((pod.namespace, resource)),
         )
         for pod in oldest_first(cluster.waiting)
-        for resource, asked in sorted(pod.requests.items())
+        for resource, requested in sorted(pod.requests.items())
     )
 
 
@@ -183,7 +183,7 @@ def oldest_first(waiting: Iterable[Waiting]) -> list[Waiting]:
 def explain(shortage: Shortage) -> str:
     """The numbers of a shortage as sentences."""
     supply = shortage.supply
-    words = [f"Asks for {shortage.asked:,} of {shortage.resource}."]
+    words = [f"Requests {shortage.requested:,} of {shortage.resource}."]
     if not (supply.free or supply.allocated or supply.unhealthy or supply.cordoned or supply.unready):
         words.append("No node has any.")
     else:

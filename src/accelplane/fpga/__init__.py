@@ -18,6 +18,6 @@ class FpgaError(Exception):
         return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def shown(text: str, most: int = 80) -> str:
+def quote(text: str, most: int = 80) -> str:
     """Quotes untrusted text for a message, truncated and on one line."""
     return ascii(text if len(text) <= most else f"{text[: most - 3]}...")

@@ -67,7 +67,7 @@ def unpacked(packed: Window) -> Iterator[bytes]:
     except ElfError as error:
         raise AocxError(f"its section {_PACKED} {error}") from None
     if not member.eof:
-        raise AocxError(f"its section {_PACKED} ends too early, is the file complete?")
+        raise AocxError(f"its section {_PACKED} ends early; the file is incomplete")
     if member.unused_data:
         raise AocxError(f"its section {_PACKED} has data after the end of the gzip member")
 

@@ -123,7 +123,7 @@ def _aocx(name: str, descriptor: int, file_size: int) -> Bitstream:
 
 def _check_size(name: str, size: int) -> None:
     if size <= 0:
-        raise FpgaError(f"{name}: no bitstream after the metadata; is the file complete?")
+        raise FpgaError(f"{name}: no bitstream after the metadata; the file is incomplete")
     if size > gbs.BITSTREAM_LIMIT:
         raise FpgaError(f"{name}: bitstream of {size} bytes, expected at most {gbs.BITSTREAM_LIMIT}")
 

@@ -31,7 +31,7 @@ class Window(NamedTuple):
     def part(self, offset: int, size: int) -> "Window":
         """Returns a range of the window. Raises `ElfError` if it exceeds the window."""
         if offset + size > self.size:
-            raise ElfError(f"{size} bytes at {offset} exceed its size of {self.size}; is the file complete?")
+            raise ElfError(f"{size} bytes at {offset} exceed its size of {self.size}; the file is incomplete")
         return Window(self.descriptor, self.start + offset, size)
 
     def read(self, offset: int, size: int) -> bytes:

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from accelplane.fpga import FpgaError, Json, shown
+from accelplane.fpga import FpgaError, Json, quote
 from accelplane.fpga.ids import canonical
 
 MAGIC = b"XeonFPGA\xb7GBSv001"
@@ -47,7 +47,7 @@ def parse(head: bytes | bytearray, name: str) -> Gbs:
         raise FpgaError(f"{name}: {length} bytes of metadata, expected 1 to {METADATA_LIMIT}")
     offset = _HEADER.size + length
     if len(head) < offset:
-        raise FpgaError(f"{name}: truncated in the metadata; is the file complete?")
+        raise FpgaError(f"{name}: truncated in the metadata; the file is incomplete")
     image = _metadata(head[_HEADER.size : offset], name).get("afu-image")
     if not isinstance(image, dict):
         raise FpgaError(f"{name}: no object afu-image in the metadata")
@@ -66,12 +66,12 @@ def _metadata(data: bytes | bytearray, name: str) -> Mapping[str, Json]:
     except (ValueError, RecursionError) as error:
         raise FpgaError(f"{name}: invalid JSON in the metadata: {error}") from None
     if not isinstance(found, dict):
-        raise FpgaError(f"{name}: metadata is {shown(str(found))}, expected a JSON object")
+        raise FpgaError(f"{name}: metadata is {quote(str(found))}, expected a JSON object")
     return found
 
 
 def _id(found: Mapping[str, Json], key: str, name: str) -> str:
     value = found.get(key, "")
     if not isinstance(value, str):
-        raise FpgaError(f"{name}: {key} in the metadata is {shown(str(value))}, expected a string")
+        raise FpgaError(f"{name}: {key} in the metadata is {quote(str(value))}, expected a string")
     return canonical(value)

@@ -9,7 +9,7 @@ import os
 import stat
 import time
 
-from accelplane.fpga import FpgaError, shown
+from accelplane.fpga import FpgaError, quote
 from accelplane.fpga.ids import AFU_VARIABLE, CRASHED, MODE_ANNOTATION, REGION_MODE, REGION_VARIABLE
 from accelplane.fpga.ioctl import Call, system_call
 from accelplane.fpga.program import DEFAULT_RETRY, RetryPolicy, TimedOut, limited, program
@@ -29,19 +29,19 @@ def read_request(state: bytes, *, require_mode: bool = False) -> Request:
     """
     found = parse_state(state)
     if require_mode and found.mode != REGION_MODE:
-        raise FpgaError(f"annotation {MODE_ANNOTATION} is {shown(found.mode)}, expected {REGION_MODE}")
+        raise FpgaError(f"annotation {MODE_ANNOTATION} is {quote(found.mode)}, expected {REGION_MODE}")
     if not os.path.isdir(found.bundle):
-        raise FpgaError(f"bundle {shown(found.bundle, _LONGEST_PATH)}: no such directory")
+        raise FpgaError(f"bundle {quote(found.bundle, _LONGEST_PATH)}: no such directory")
     path = os.path.join(found.bundle, "config.json")
     try:
         # O_NONBLOCK: a FIFO must not block the runtime.
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise FpgaError(f"{shown(path, _LONGEST_PATH)}: not a regular file")
+                raise FpgaError(f"{quote(path, _LONGEST_PATH)}: not a regular file")
             data = file.read(min(status.st_size, CONFIG_LIMIT) + 1)
     except OSError as error:
-        raise FpgaError(f"{shown(path, _LONGEST_PATH)}: {error.strerror}") from None
+        raise FpgaError(f"{quote(path, _LONGEST_PATH)}: {error.strerror}") from None
     return parse_config(data, path)
 
 
@@ -63,7 +63,7 @@ def run(
                     if bitstream.unique != pair.afu:
                         raise FpgaError(
                             f"{bitstream.path}: found id {bitstream.unique or 'none'} in the file, expected "
-                            f"{pair.afu}; was the file renamed?"
+                            f"{pair.afu}; the file was renamed or replaced"
                         )
                     program(host, port, bitstream, call=call, unless=pair.afu, retry=remaining)
             except (FpgaError, HostError) as error:

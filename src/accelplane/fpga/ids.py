@@ -13,7 +13,7 @@ The second one is the scheme of April 2020. Its names are too long for a socket 
 import re
 from typing import Literal, TypeAlias
 
-from accelplane.fpga import FpgaError, shown
+from accelplane.fpga import FpgaError, quote
 
 Naming: TypeAlias = Literal["default", "legacy63"]
 
@@ -46,7 +46,7 @@ def hardware_id(text: str, what: str = "id") -> str:
     """Returns the canonical form of a driver's id, 32 hexadecimal digits. Raises `IdError`."""
     found = canonical(text)
     if not _HARDWARE.fullmatch(found):
-        raise IdError(f"{what} {shown(text)}: expected 32 hexadecimal digits")
+        raise IdError(f"{what} {quote(text)}: expected 32 hexadecimal digits")
     return found
 
 
@@ -54,7 +54,7 @@ def requested_id(text: str, what: str = "id") -> str:
     """Returns the canonical form of a requested id, 8 to 40 hexadecimal digits. Raises `IdError`."""
     found = canonical(text)
     if not _WANTED.fullmatch(found):
-        raise IdError(f"{what} {shown(text)}: expected 8 to 40 hexadecimal digits")
+        raise IdError(f"{what} {quote(text)}: expected 8 to 40 hexadecimal digits")
     return found
 
 
@@ -88,7 +88,7 @@ def resource(device_type: str) -> str:
 
 def _digits(text: str, what: str) -> str:
     if len(text) < 3 or not _DIGITS.fullmatch(text):
-        raise IdError(f"{what} {shown(text)}: expected at least 3 lower-case hexadecimal digits")
+        raise IdError(f"{what} {quote(text)}: expected at least 3 lower-case hexadecimal digits")
     return text
 
 

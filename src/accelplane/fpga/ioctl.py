@@ -142,11 +142,11 @@ def _advice(operation: Operation, number: int) -> str:
     if number in (errno.EACCES, errno.EPERM):
         return "; run as root"
     if number in (errno.ENOENT, errno.ENXIO):
-        return "; is the FPGA driver loaded?"
+        return "; load the FPGA driver"
     if operation == "program" and number == errno.EIO:
-        return "; is the bitstream made for this card, and the card healthy (dmesg)?"
+        return "; the bitstream is for another card, or the card failed: see the kernel log (dmesg)"
     if operation == "program" and number == errno.EINVAL:
-        return "; does the FME have that port?"
+        return "; the FME has no such port"
     if number == errno.EBUSY:
-        return "; is it in use, or already in that state?"
+        return "; it is in use, or already in that state"
     return ""

@@ -70,11 +70,11 @@ def program(
     if dry_run:
         bitstream.read()
         return False
-    with _locked(host, port.fme, deadline, retry):
+    with _lock(host, port.fme, deadline, retry):
         if unless and afu_id(host, port) == unless:
             return False
         node, data = host.local(port.fme.node), bitstream.read()
-        with _recorded(host, port, interface, expected):
+        with _count_programming(host, port, interface, expected):
             _program(call, port, node, data, deadline=deadline, retry=retry)
             problem = f"{port.name}: port is still disabled {retry.timeout:.3g} s after programming started"
             with _timeout_message(problem):
@@ -96,7 +96,7 @@ def move(
     """
     if not 0 <= number < _PORTS_LIMIT:
         raise FpgaError(f"port {number} of {fme.name}: expected a number from 0")
-    with _locked(host, fme, time.monotonic() + DEFAULT_RETRY.timeout, DEFAULT_RETRY):
+    with _lock(host, fme, time.monotonic() + DEFAULT_RETRY.timeout, DEFAULT_RETRY):
         ioctl.perform(call, fme.driver, host.local(fme.node), operation, ioctl.pack_port(fme.driver, number))
 
 
@@ -144,7 +144,7 @@ def limited(seconds: float, what: str) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def _recorded(host: Host, port: Port, interface: str, afu: str) -> Generator[None]:
+def _count_programming(host: Host, port: Port, interface: str, afu: str) -> Generator[None]:
     """Counts the programming in the block, with its outcome."""
     from accelplane.fpga import record  # noqa: PLC0415 - not needed if all ports have their AFU
 
@@ -188,7 +188,7 @@ def _program(call: Call, port: Port, node: str, data: "array[int]", *, deadline:
 
 
 @contextlib.contextmanager
-def _locked(host: Host, fme: Fme, deadline: float, retry: RetryPolicy) -> Generator[None]:
+def _lock(host: Host, fme: Fme, deadline: float, retry: RetryPolicy) -> Generator[None]:
     path = f"{STATE_DIRECTORY}/{fme.name}.lock"
     try:
         with state_directory(host) as directory:

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
-from accelplane.fpga import FpgaError, Json, shown
+from accelplane.fpga import FpgaError, Json, quote
 from accelplane.fpga.drivers import DRIVERS
 from accelplane.fpga.statedir import STATE_DIRECTORY, StateDirectoryError, state_directory
 from accelplane.host import Host, HostError
@@ -176,7 +176,7 @@ def _counts(value: Json, where: str) -> Mapping[str, int]:
     counts: dict[str, int] = {}
     for key, number in _object({} if value is None else value, where).items():
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= _MOST:
-            raise RecordError(f"{where}: {shown(key, 16)}: expected a count")
+            raise RecordError(f"{where}: {quote(key, 16)}: expected a count")
         counts[key] = number
     return counts
 
@@ -196,7 +196,7 @@ def _last(fields: Mapping[str, Json], where: str) -> Last:
         texts[key] = value
     outcome: Outcome | None = next((each for each in OUTCOMES if texts["outcome"] == each), None)
     if outcome is None:
-        raise RecordError(f"{where}: outcome {shown(texts['outcome'])}: expected one of {', '.join(OUTCOMES)}")
+        raise RecordError(f"{where}: outcome {quote(texts['outcome'])}: expected one of {', '.join(OUTCOMES)}")
     error = texts["error"] if texts["error"] in _ERRORS else ""
     when = _number(fields.get("time"), f"{where}: time")
     return Last(when, texts["port"], texts["interface"], texts["afu"], outcome, error)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from accelplane.fpga import FpgaError, Json, shown
+from accelplane.fpga import FpgaError, Json, quote
 from accelplane.fpga.drivers import parse_name
 from accelplane.fpga.ids import AFU_VARIABLE, MODE_ANNOTATION, REGION_VARIABLE, requested_id
 
@@ -48,7 +48,7 @@ def parse_state(data: bytes) -> State:
     state = _document(data, _STATE, STATE_LIMIT)
     bundle = state.get("bundle")
     if not isinstance(bundle, str) or not bundle or "\0" in bundle:
-        raise FpgaError(f"{_STATE}: bundle is {shown(str(bundle))}, expected the path of a directory")
+        raise FpgaError(f"{_STATE}: bundle is {quote(str(bundle))}, expected the path of a directory")
     annotations = state.get("annotations")
     mode = annotations.get(MODE_ANNOTATION) if isinstance(annotations, dict) else None
     return State(bundle, mode if isinstance(mode, str) else "")
@@ -72,11 +72,11 @@ def requested_pairs(environment: Sequence[str]) -> tuple[Pair, ...]:
     regions = _variables(environment, REGION_VARIABLE)
     afus = _variables(environment, AFU_VARIABLE)
     if not regions:
-        raise FpgaError(f"no variable {REGION_VARIABLE}1; is the FPGA admission webhook running, and does the pod "
-                           "request the region by the name of a mapping?")  # fmt: skip
+        raise FpgaError(f"no variable {REGION_VARIABLE}1; check that the FPGA admission webhook runs, and that the "
+                           "pod requests the region by the name of a mapping")  # fmt: skip
     for suffix in regions:
         if not _NUMBER.fullmatch(suffix):
-            raise FpgaError(f"variable {shown(REGION_VARIABLE + suffix)}: expected a number from 1 at its end")
+            raise FpgaError(f"variable {quote(REGION_VARIABLE + suffix)}: expected a number from 1 at its end")
     numbers = sorted(map(int, regions))
     if numbers != list(range(1, len(numbers) + 1)):
         found = ", ".join(f"{REGION_VARIABLE}{number}" for number in numbers[:20])
@@ -98,9 +98,9 @@ def _variables(environment: Sequence[str], prefix: str) -> dict[str, str]:
         if not name.startswith(prefix):
             continue
         if not equals:
-            raise FpgaError(f"variable {shown(name)} has no value")
+            raise FpgaError(f"variable {quote(name)} has no value")
         if found.setdefault(name.removeprefix(prefix), value) != value:
-            raise FpgaError(f"variable {shown(name)} is set twice with different values")
+            raise FpgaError(f"variable {quote(name)} is set twice with different values")
     return found
 
 
@@ -150,4 +150,4 @@ def _strings(found: "Json", where: str) -> list[str]:
 def _word(found: "Json") -> str:
     if found is None:
         return "nothing"
-    return "an empty list" if found == [] else shown(str(found))
+    return "an empty list" if found == [] else quote(str(found))

@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from accelplane.fpga import FpgaError, shown
+from accelplane.fpga import FpgaError, quote
 from accelplane.fpga.ioctl import Call, system_call
 from accelplane.fpga.program import DEFAULT_RETRY, RetryPolicy, limited, move
 from accelplane.fpga.sysfs import Fme
@@ -128,5 +128,5 @@ def _numvfs(fme: Fme) -> str:
 
 def _count(text: str, path: str) -> int:
     if not text.isdecimal() or not text.isascii() or len(text) > 9:
-        raise FpgaError(f"{path}: {shown(text)}, expected a number")
+        raise FpgaError(f"{path}: {quote(text)}, expected a number")
     return int(text)

@@ -18,7 +18,7 @@ import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from accelplane.fpga import FpgaError, shown
+from accelplane.fpga import FpgaError, quote
 from accelplane.fpga.drivers import DRIVERS, Driver, Kind, kind_of, node_path, parse_name
 from accelplane.fpga.ids import hardware_id
 from accelplane.host import Host, HostError, pci_address
@@ -152,7 +152,7 @@ def interface_of(port: Port) -> str:
     if fme.ports_num != str(len(ids)) or not port.number or int(port.number) >= len(ids):
         raise FpgaError(
             f"{port.path}: ambiguous interface id, {fme.name} has {', '.join(ids)}: found port id "
-            f"{shown(port.number)} and ports_num {shown(fme.ports_num)}, expected {len(ids)} ports from 0"
+            f"{quote(port.number)} and ports_num {quote(fme.ports_num)}, expected {len(ids)} ports from 0"
         )
     return ids[int(port.number)]
 
@@ -194,11 +194,11 @@ def _device(host: Host, text: str, kind: Kind) -> tuple[Driver, str, str]:
     found = kind_of(host, text)
     if found is None or found[1] != kind:
         expected = " or ".join(("intel-fpga-" if driver.name == "OPAE" else "dfl-") + f"{kind}.N" for driver in DRIVERS)
-        raise FpgaError(f"{shown(node)}: not an FPGA {_word(kind)}, expected a device node called {expected}")
+        raise FpgaError(f"{quote(node)}: not an FPGA {_word(kind)}, expected a device node called {expected}")
     driver = found[0]
     status = host.status(node)
     if status is None:
-        raise FpgaError(f"{node}: no such device node; is the FPGA driver loaded?")
+        raise FpgaError(f"{node}: no such device node; load the FPGA driver")
     if stat.S_ISCHR(status.st_mode):
         number = _number(status.st_rdev)
         path = host.resolve(f"/sys/dev/char/{number}")
@@ -229,7 +229,7 @@ def _port(host: Host, driver: Driver, node: str, path: str, known: dict[str, Fme
         known[place] = _fme(host, driver, "", place, _function(host, place))
     number = _attribute(host, path, "id")
     if number and not _PORT_NUMBER.fullmatch(number):
-        raise FpgaError(f"{path}/id: {shown(number)}, expected a number")
+        raise FpgaError(f"{path}/id: {quote(number)}, expected a number")
     return Port(driver, path.rpartition("/")[2], node, path, pci, _attribute(host, path, "dev"), number, known[place])
 
 
@@ -254,7 +254,7 @@ def _fme_node(host: Host, name: str, dev: str) -> str:
     by_number = f"/dev/char/{dev}"
     if _DEVICE_NUMBER.fullmatch(dev) and host.exists(by_number):
         return host.resolve(by_number)
-    raise FpgaError(f"{node}: found neither this device node with number {shown(dev)} nor {shown(by_number)}")
+    raise FpgaError(f"{node}: found neither this device node with number {quote(dev)} nor {quote(by_number)}")
 
 
 def _function(host: Host, path: str) -> Pci:
@@ -265,7 +265,7 @@ def _function(host: Host, path: str) -> Pci:
         if pci_address(name) is not None:
             pci = _pci(host, place)
             if pci.cls != _ACCELERATOR:
-                raise FpgaError(f"{place}/class: {shown(pci.cls)}, expected {_ACCELERATOR} (processing accelerators)")
+                raise FpgaError(f"{place}/class: {quote(pci.cls)}, expected {_ACCELERATOR} (processing accelerators)")
             return pci
         place = above
     raise FpgaError(f"{path}: not below a PCI function")

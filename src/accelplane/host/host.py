@@ -28,7 +28,7 @@ class Host(HostFiles):
                     ids = made_by, self.text(f"{path}/device"), self.text(f"{path}/class")
                     found.append(PciDevice(name, path, *ids))
             except HostError as error:
-                self.note(f"PCI function {name} left out: {error}")
+                self.note(f"PCI function {name} skipped: {error}")
         return found
 
     def optional_names(self, path: str) -> list[str]:

@@ -34,7 +34,7 @@ class Inotify:
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._descriptor = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), "inotify")
+        self._descriptor = self._check(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), "inotify")
 
     def fileno(self) -> int:
         return self._descriptor
@@ -44,7 +44,7 @@ class Inotify:
         path = os.fsencode(directory)
         if b"\0" in path:
             raise OSError(errno.EINVAL, "zero byte in path", directory)
-        return self._checked(
+        return self._check(
             self._libc.inotify_add_watch(self._descriptor, path, ctypes.c_uint32(mask | _ONLYDIR | _MASK_ADD)),
             directory,
         )
@@ -72,10 +72,10 @@ class Inotify:
     def close(self) -> None:
         os.close(self._descriptor)
 
-    def _checked(self, result: int, subject: str) -> int:
+    def _check(self, result: int, subject: str) -> int:
         if result < 0:
             code = ctypes.get_errno()
             limited = code in (errno.EMFILE, errno.ENOSPC)
-            hint = " (fs.inotify.max_user_instances or max_user_watches reached?)" if limited else ""
+            hint = "; raise fs.inotify.max_user_instances or max_user_watches" if limited else ""
             raise OSError(code, os.strerror(code) + hint, subject)
         return result

@@ -62,7 +62,7 @@ async def list_holders(socket: str) -> Held:
         Holder(pod.namespace, pod.name, container.name, resource, ids, _numa_nodes(container.devices, resource))
         for pod in response.pod_resources
         for container in pod.containers
-        for resource, ids in _summed(container.devices).items()
+        for resource, ids in _sum_ids(container.devices).items()
     ]
     claims = {
         ClaimHolder(
@@ -97,10 +97,10 @@ async def allocatable(socket: str) -> Mapping[str, tuple[str, ...]]:
     response = await _ask(
         socket, "GetAllocatableResources", pb.AllocatableResourcesRequest(), pb.AllocatableResourcesResponse
     )
-    return _summed(response.devices)
+    return _sum_ids(response.devices)
 
 
-def _summed(entries: Iterable[pb.ContainerDevices]) -> dict[str, tuple[str, ...]]:
+def _sum_ids(entries: Iterable[pb.ContainerDevices]) -> dict[str, tuple[str, ...]]:
     ids: dict[str, set[str]] = {}
     for entry in entries:
         ids.setdefault(entry.resource_name, set()).update(entry.device_ids)

@@ -215,12 +215,12 @@ class ResourceServer:
                 raise sockets.SocketPathError(
                     f"{self._directory}: not a directory, expected the kubelet's device plugin directory"
                 )
-            return f"{self._directory} does not exist (no kubelet?)"
+            return f"{self._directory} does not exist, expected the kubelet to create it"
         owner = sockets.listener(self.path)
         if owner is None:
             return ""
         process = f"process {owner}" if owner else "another process"
-        return f"{self.path} is in use by {process}; is a second plugin for this resource running?"
+        return f"{self.path} is in use by {process}; end the other plugin for this resource"
 
     async def _serve(self) -> None:
         """Creates the socket and serves until it or the kubelet's is removed or replaced."""
@@ -268,7 +268,7 @@ class ResourceServer:
                 return "the socket was removed or replaced"
             kubelet, now = sockets.identity(self._kubelet), time.monotonic()
             if state.observe(kubelet, open_streams=len(self._streams), opened=self._streams_opened, now=now):
-                self._report("the kubelet does not watch, registering again", level=v(1))
+                self._report("the kubelet has opened no ListAndWatch stream; registering again", level=v(1))
             if state.moved:
                 return "the kubelet has a new socket"
             if state.should_register(now):
@@ -410,7 +410,7 @@ def _method(
             log.warning("%s", error)
             raise rpc.RpcError("UNKNOWN", str(error)) from error
         except Exception as error:  # a plugin's own hook may raise anything; the text goes to the pod's events
-            log.exception("answering the kubelet failed")
+            log.exception("response to the kubelet failed")
             raise rpc.RpcError("UNKNOWN", f"{type(error).__name__}: {error}") from error
 
     return rpc.unary(request_type, response_type, handler)

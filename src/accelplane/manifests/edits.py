@@ -214,7 +214,7 @@ def _is_block(key: str, node: yaml.ScalarNode, settings: Settings) -> bool:
 def _block(text: str, key: str, node: yaml.ScalarNode, settings: Settings, blocks: int) -> Iterator[_Found]:
     """YAML in a literal block. Its lines are edited and indented again."""
     if blocks == MAX_BLOCKS:
-        raise EditError(f"line {line_of(node)}: found more than {MAX_BLOCKS} blocks in each other")
+        raise EditError(f"line {line_of(node)}: found more than {MAX_BLOCKS} nested blocks")
     try:
         documents(string(node))
     except EditError:

@@ -231,7 +231,7 @@ class Agent:
             except ConfigurationError as error:
                 if str(error) != self.config_problem:
                     self.config_problem = str(error)
-                    log.error("new configuration rejected, the present one stays in force: %s", error)
+                    log.error("new configuration rejected, the previous one stays active: %s", error)
             else:
                 self.config_problem = ""
                 await self._apply(settings, plugins)

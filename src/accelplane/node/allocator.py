@@ -99,7 +99,7 @@ class ResourceAllocator:
             earlier, devices = devices, self._healthy(ids)
             if devices == earlier:
                 return allocation
-            replaced = _listed([new.id for new, old in zip(devices, earlier, strict=True) if new != old])
+            replaced = _format_ids([new.id for new, old in zip(devices, earlier, strict=True) if new != old])
         raise AllocationError(f"{self.resource}: device {replaced} was replaced during the call; create the pod again")
 
     async def _allocation(self, devices: Sequence[Device]) -> Allocation:
@@ -119,13 +119,13 @@ class ResourceAllocator:
             return [devices[id_] for id_ in dict.fromkeys(ids)]
         except KeyError:
             unknown = [id_ for id_ in ids if id_ not in devices]
-        raise AllocationError(f"{self.resource}: unknown device {_listed(unknown)} requested", "unknown-id")
+        raise AllocationError(f"{self.resource}: unknown device {_format_ids(unknown)} requested", "unknown-id")
 
     def _healthy(self, ids: Sequence[str]) -> list[Device]:
         devices = self._known(ids)
         unhealthy = [device for device in devices if not device.healthy]
         if unhealthy:
-            shown = _listed([f"{device.id} ({device.reason or 'no reason given'})" for device in unhealthy])
+            shown = _format_ids([f"{device.id} ({device.reason or 'no reason given'})" for device in unhealthy])
             raise AllocationError(f"{self.resource}: unhealthy device {shown} requested", "unhealthy")
         return devices
 
@@ -138,7 +138,7 @@ class ResourceAllocator:
         for mount in allocation.mounts:
             path = mount.host_path
             if path.startswith("/dev/") and not os.path.lexists(root + path):
-                raise AllocationError(f"{self.resource}: {path} does not exist, the device is gone")
+                raise AllocationError(f"{self.resource}: {path} does not exist, the device was removed")
 
     async def _with_cdi_files(self, devices: Iterable[Device], allocation: Allocation) -> Allocation:
         failed: set[str] = set()
@@ -157,6 +157,6 @@ class ResourceAllocator:
         return replace(allocation, cdi_devices=[name for name in allocation.cdi_devices if name not in failed])
 
 
-def _listed(ids: Sequence[str]) -> str:
+def _format_ids(ids: Sequence[str]) -> str:
     shown = ", ".join(ascii(id_[:100]) for id_ in ids[:_MAX_SHOWN_IDS])
     return shown if len(ids) <= _MAX_SHOWN_IDS else f"{shown} and {len(ids) - _MAX_SHOWN_IDS} more"

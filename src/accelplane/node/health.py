@@ -177,7 +177,7 @@ class HealthTracker:
                     log.warning("%s: warning of %s: %s", self._name, unit, verdict.reason)
                 self.warnings[unit] = verdict
             elif verdict.answer != "unknown" and self.warnings.pop(unit, None) is not None:
-                log.info("%s: the warning of %s is over", self._name, unit)
+                log.info("%s: the warning of %s has ended", self._name, unit)
 
     def _log_notes(self, notes: frozenset[str], *, complete: bool) -> None:
         """Logs new notes. A complete check also shows which notes are obsolete."""

@@ -124,7 +124,9 @@ class HealthLoop:
 
     def _report(self, problem: str) -> None:
         if problem and problem != self._problem:
-            log.warning("%s: the devices of events are unknown: %s", self._context.name, problem)
+            log.warning(
+                "%s: cannot read the PCI addresses of devices for kernel events: %s", self._context.name, problem
+            )
         self._problem = problem
 
     async def _wait_for_request(self) -> None:

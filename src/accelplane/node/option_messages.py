@@ -39,15 +39,15 @@ def option_message(source: str, error: Exception, options: type[msgspec.Struct] 
 
 def _problem(text: str, options: type[msgspec.Struct] | None) -> str:
     if match := _TYPE.fullmatch(text):
-        return f"found {_described(match[2])}, expected {_described(match[1])}"
+        return f"found {_describe(match[2])}, expected {_describe(match[1])}"
     if match := _UNKNOWN.fullmatch(text):
         known = ", ".join(field.encode_name for field in msgspec.structs.fields(options)) if options else ""
         return f"found the unknown option {match[1][:80]!a}" + (f", expected one of {known}" if known else "")
     if match := _RANGE.fullmatch(text):
-        return f"expected {_described(match[1])} {match[2]}"
+        return f"expected {_describe(match[1])} {match[2]}"
     return text
 
 
-def _described(types: str) -> str:
+def _describe(types: str) -> str:
     """Returns words for the types of a message, which are separated by |."""
     return " or ".join(_WORDS.get(name, name) for name in types.split(" | "))

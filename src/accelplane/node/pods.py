@@ -115,7 +115,7 @@ class NodePods:
         async with self._lock:
             if self._kubelet is not None:
                 try:
-                    return _projected(await _with_retries(self._kubelet), project)
+                    return _project(await _with_retries(self._kubelet), project)
                 except KubeletError as error:
                     log.warning("%s; the pods are read from the API server from now on", error)
                     self._kubelet = None
@@ -133,7 +133,7 @@ class NodePods:
         try:
             await self._api.list(
                 "/api/v1/pods",
-                lambda items: found.extend(_projected(items, project)),
+                lambda items: found.extend(_project(items, project)),
                 query=query,
                 page=PAGE,
                 limit=MAX_LIST,
@@ -172,7 +172,7 @@ async def _with_retries(kubelet: Kubelet) -> Sequence[msgspec.Raw]:
     return await kubelet.pods()
 
 
-def _projected(items: Sequence[msgspec.Raw], project: Callable[[memoryview], T | None]) -> list[T]:
+def _project(items: Sequence[msgspec.Raw], project: Callable[[memoryview], T | None]) -> list[T]:
     found: list[T] = []
     for item in items:
         try:

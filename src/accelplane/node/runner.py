@@ -50,7 +50,7 @@ class PluginRunner:
         self.context = context
         self.cdi = CdiPublisher(context, allocations)
         self.publisher = KubeletPublisher(context, self.cdi, unservable)
-        self.scan = ScanLoop(context, watcher, thread, turn, changed=self.request_check, publish=self._scanned)
+        self.scan = ScanLoop(context, watcher, thread, turn, changed=self.request_check, publish=self._apply_scan)
         self.health = HealthLoop(context, lambda: self.scan.inventory, self._publish)
         self._labels = LabelPublisher(context)
         self._watcher = watcher
@@ -153,7 +153,7 @@ class PluginRunner:
             cdi_write_failures=directory.write_failures,
         )
 
-    async def _scanned(self) -> float:
+    async def _apply_scan(self) -> float:
         await self.health.check_new_devices()
         start = time.monotonic()
         self._inventory = self.scan.inventory  # new devices are listed only after their check
@@ -168,9 +168,9 @@ class PluginRunner:
                 self._reading = await self._allocations.read(self._created, ask_kubelet=False)
                 self._departed.set()
             inventory = self._inventory  # a scan may replace it during the await: its CDI files are not written then
-            listed, departures = self._listed(inventory)
+            listed, departures = self._add_departed(inventory)
             if await self.cdi.publish(inventory, listed):
-                listed, departures = self._listed(inventory)  # health and calls may have changed during the await
+                listed, departures = self._add_departed(inventory)  # health and calls may have changed during the await
             for resource, id_ in self._departures.keys() - departures.keys():
                 if id_ not in listed.resources.get(resource, {}):
                     self.publisher.calls[resource].forget(id_)
@@ -184,7 +184,7 @@ class PluginRunner:
             # In the background: it waits for the kubelet.
             self._prune = asyncio.create_task(self.cdi.prune())
 
-    def _listed(self, inventory: Inventory) -> tuple[Inventory, Departures]:
+    def _add_departed(self, inventory: Inventory) -> tuple[Inventory, Departures]:
         """The devices to list, and those of them that are not in `inventory`."""
         tracker, plugin = self.health.tracker, self.context.plugin
         outdated = f"scan fails: {self.scan.problem}" if self.scan.outdated else ""

@@ -178,7 +178,7 @@ def inventory_plugins(facts: Facts) -> list[InventoryPlugin]:
 def document(plugins: Sequence[InventoryPlugin], identity: Inventory) -> bytes:
     """The JSON of the plugins and `identity`, at most `MAX_BYTES`: too large an inventory loses history, then units."""
     for length in _HISTORIES:
-        plugins = [replace(each, units=[_shortened(unit, length) for unit in each.units]) for each in plugins]
+        plugins = [replace(each, units=[_shorten(unit, length) for unit in each.units]) for each in plugins]
         encoded = msgspec.json.encode(replace(identity, plugins=plugins))
         if len(encoded) <= MAX_BYTES:
             return encoded
@@ -195,7 +195,7 @@ def state_of(plugins: Sequence[InventoryPlugin], source: Source) -> bytes:
     return msgspec.json.encode((plugins, source))
 
 
-def _shortened(unit: InventoryUnit, length: int) -> InventoryUnit:
+def _shorten(unit: InventoryUnit, length: int) -> InventoryUnit:
     excess = len(unit.history) - length
     return replace(unit, history=unit.history[excess:]) if excess > 0 else unit
 
@@ -281,10 +281,10 @@ def _held(facts: Facts) -> dict[tuple[str, str], list[InventoryHolder]]:
     return held
 
 
-def _clipped(text: str, limit: int) -> str:
+def _clip(text: str, limit: int) -> str:
     """The text without lone surrogates, which JSON cannot hold."""
     return text[:limit] if text.isascii() else text[:limit].encode(errors="replace").decode()
 
 
-_name = partial(_clipped, limit=_MAX_NAME)
-_text = partial(_clipped, limit=_MAX_TEXT)
+_name = partial(_clip, limit=_MAX_NAME)
+_text = partial(_clip, limit=_MAX_TEXT)

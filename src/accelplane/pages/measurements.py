@@ -132,10 +132,10 @@ def _measure(plugin: Plugin[Config], host: Host, inventory: Inventory) -> _Measu
         families(samples)
     except ValueError as error:
         return _Measured([], {"invalid-name": len(samples)}, f"{type(error).__name__}: {error}")
-    return _limited(samples)
+    return _limit(samples)
 
 
-def _limited(samples: Sequence[Sample]) -> _Measured:
+def _limit(samples: Sequence[Sample]) -> _Measured:
     """The samples of the first families, as many as the limit allows. A family is complete or left out."""
     counts = Counter(sample.name for sample in samples)
     totals = zip(counts, itertools.accumulate(counts.values()), strict=True)

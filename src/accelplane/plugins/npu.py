@@ -107,7 +107,7 @@ class NpuPlugin(Plugin[NpuConfig]):
             return
         pci_id = host.text(f"{device}/device").partition("\n")[0]
         if pci_id not in PRODUCTS and not self.config.accept_unknown_ids:
-            reason = f"unknown PCI id {pci_id[:20]!a}, expected that of an NPU; accept-unknown-ids publishes it"
+            reason = f"unknown PCI id {pci_id[:20]!a}, expected that of an NPU; set accept-unknown-ids to publish it"
             yield Skipped(name, reason, warning=True)
             return
         path = f"{self._dev}/{name}"

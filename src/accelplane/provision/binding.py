@@ -13,7 +13,7 @@ from functools import partial
 from accelplane.host import Host, HostError, Unreadable
 from accelplane.host.drivers import DRIVERS, driver_of, driver_override, likely_causes
 from accelplane.host.pci import DEVICES
-from accelplane.provision.config import shown
+from accelplane.provision.config import quote
 from accelplane.provision.steps import Step
 
 
@@ -68,5 +68,5 @@ def read_number(host: Host, path: str) -> int:
     """The attribute's number. Raises `HostError`."""
     text = host.text(path)
     if not (text.isascii() and text.isdecimal() and len(text) < 11):
-        raise Unreadable(path, f"found {shown(text)}, expected a number")
+        raise Unreadable(path, f"found {quote(text)}, expected a number")
     return int(text)

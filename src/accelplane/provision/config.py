@@ -44,7 +44,7 @@ def find(config_dir: str, name: str, node_name: str) -> ConfigFile | None:
     Raises `ConfigError` if it cannot be read.
     """
     if len(node_name) > _NODE_NAME_LIMIT or "/" in node_name or "\0" in node_name:
-        raise ConfigError("NODE_NAME", 0, shown(node_name), "the name of a Kubernetes node")
+        raise ConfigError("NODE_NAME", 0, quote(node_name), "the name of a Kubernetes node")
     paths = [os.path.join(config_dir, f"{name}.conf")]
     if node_name:
         paths.insert(0, os.path.join(config_dir, f"{name}-{node_name}.conf"))
@@ -79,6 +79,6 @@ def read(path: str) -> ConfigFile | None:
         ) from None
 
 
-def shown(text: str) -> str:
+def quote(text: str) -> str:
     """The text quoted for messages: short and printable."""
     return ascii(text if len(text) <= 80 else f"{text[:80]}…")

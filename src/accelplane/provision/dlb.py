@@ -16,7 +16,7 @@ from accelplane.host import Host, HostError, Missing, pci_address
 from accelplane.host.drivers import vf_address, vf_links
 from accelplane.provision import config as files
 from accelplane.provision.binding import missing_vfs, read_number, vf_count_step, vf_drivers
-from accelplane.provision.config import ConfigError, shown
+from accelplane.provision.config import ConfigError, quote
 from accelplane.provision.steps import Plan, Planner, Step
 
 # The resources that the original init container writes to its single VF.
@@ -97,9 +97,9 @@ def parse(path: str, text: str, pfs: str = "all") -> DlbConfig:
             continue
         key, equals, value = (part.strip() for part in line.partition("="))
         if not equals or key not in ("VFs", "PFs", *ONE_VF):
-            raise ConfigError(path, number, shown(line), f"VFs=, PFs=, or one of {', '.join(ONE_VF)} with =")
+            raise ConfigError(path, number, quote(line), f"VFs=, PFs=, or one of {', '.join(ONE_VF)} with =")
         if key in found:
-            raise ConfigError(path, number, f"{shown(line)} as one more line with {key}", "one only")
+            raise ConfigError(path, number, f"{quote(line)} as a second line with {key}", "one line")
         found[key] = value
         if key == "VFs":
             vfs = _within(path, number, line, value, MAX_VFS, least=1)
@@ -137,7 +137,7 @@ def plan(config: DlbConfig, address: str, host: Host) -> Plan:
     if replaced or not pf.count:
         steps = [vf_count_step(pf.path, pf.count, 0, skip_on=SKIP_ERRNOS)] if replaced else []
         steps.append(vf_count_step(pf.path, 0, config.vfs, skip_on=SKIP_ERRNOS))
-        later = [f"resources of each VF: {_listed(share)}"]
+        later = [f"resources of each VF: {_format(share)}"]
         return replace(made, steps=steps, later=later, rollback=_rollback(config, pf, address) if replaced else None)
     if pf.count != config.vfs:
         return replace(
@@ -146,7 +146,7 @@ def plan(config: DlbConfig, address: str, host: Host) -> Plan:
     shown_vfs = len(pf.vfs)
     notes = [missing_vfs(pf.count, shown_vfs)] if shown_vfs != pf.count else []
     bare = [vf for vf in pf.vfs if _is_bare(vf, share)]
-    what = f"resources of {len(bare)} VF{'s' * (len(bare) > 1)}: {_listed(share)}"
+    what = f"resources of {len(bare)} VF{'s' * (len(bare) > 1)}: {_format(share)}"
     return replace(made, steps=[step for vf in bare for step in _setup_steps(vf, share, what)], notes=notes)
 
 
@@ -192,12 +192,12 @@ def _properties(pf: _Pf) -> dict[str, str]:
         now["VFs"] = f"{pf.count} of {pf.total}"
     if pf.vfs:
         now["VFs on"] = vf_drivers(vf.driver for vf in pf.vfs)
-        given = [_listed({name: value for name, value in vf.has.items() if value}) or "nothing" for vf in pf.vfs]
+        given = [_format({name: value for name, value in vf.has.items() if value}) or "nothing" for vf in pf.vfs]
         now["VFs have"] = "; ".join(f"{one} ({given.count(one)})" for one in dict.fromkeys(given))
     return now
 
 
-def _listed(resources: Mapping[str, int]) -> str:
+def _format(resources: Mapping[str, int]) -> str:
     return ", ".join(f"{name.removeprefix('num_')} {value}" for name, value in resources.items())
 
 
@@ -239,11 +239,11 @@ def _setup_steps(vf: _Vf, share: Mapping[str, int], what: str) -> Iterator[Step]
 
 def _within(file: str, line: int, found: str, value: str, most: int, *, least: int = 0) -> int:
     if not (value.isascii() and value.isdecimal() and len(value) < 11 and least <= int(value) <= most):
-        raise ConfigError(file, line, shown(found), f"a number from {least} to {most}")
+        raise ConfigError(file, line, quote(found), f"a number from {least} to {most}")
     return int(value)
 
 
 def _choice(file: str, line: int, found: str, value: str) -> str:
     if value not in PFS:
-        raise ConfigError(file, line, shown(found), f"one of {', '.join(PFS)}")
+        raise ConfigError(file, line, quote(found), f"one of {', '.join(PFS)}")
     return value

@@ -19,7 +19,7 @@ from accelplane.host.pci import DEVICES
 from accelplane.plugins.qat.models import VENDOR, QatModel, model_of_pf
 from accelplane.provision import config as files
 from accelplane.provision.binding import bind_steps, missing_vfs, read_number, vf_count_step, vf_drivers
-from accelplane.provision.config import ConfigError, shown
+from accelplane.provision.config import ConfigError, quote
 from accelplane.provision.steps import Plan, Planner, Step
 
 DEFAULT_PF_IDS = ("37c8", "4940", "4942", "4944", "4946", "4948")
@@ -76,11 +76,11 @@ def read_config(config_dir: str, environment: Mapping[str, str], *, force: bool 
     for number in pf_ids:
         if model_of_pf(number) is None:
             raise ConfigError(
-                "ENABLED_QAT_PF_PCIIDS", 0, shown(number), "PCI ids of QAT physical functions, as in 4940"
+                "ENABLED_QAT_PF_PCIIDS", 0, quote(number), "PCI ids of QAT physical functions, as in 4940"
             )
     vf_driver = environment.get("QAT_VF_DRIVER") or VFIO_PCI
     if vf_driver not in VF_DRIVERS:
-        raise ConfigError("QAT_VF_DRIVER", 0, shown(vf_driver), f"one of {', '.join(VF_DRIVERS)}")
+        raise ConfigError("QAT_VF_DRIVER", 0, quote(vf_driver), f"one of {', '.join(VF_DRIVERS)}")
     file = files.find(config_dir, "qat", environment.get("NODE_NAME", ""))
     services, auto_reset = parse(file.path, file.text) if file else ("", "")
     return QatConfig(
@@ -107,12 +107,12 @@ def parse(path: str, text: str) -> tuple[str, str]:
             continue
         what = _AUTO_RESET if equals and key == _AUTO_RESET else _SERVICES
         if what == _AUTO_RESET and value not in ("on", "off"):
-            raise ConfigError(path, number, shown(line), f"{_AUTO_RESET}=on or {_AUTO_RESET}=off")
+            raise ConfigError(path, number, quote(line), f"{_AUTO_RESET}=on or {_AUTO_RESET}=off")
         if what == _SERVICES and not _is_accepted(value):
             keys = "" if equals and key == _SERVICES else f" (or {_AUTO_RESET}=on or off)"
-            raise ConfigError(path, number, shown(line), f"{_SERVICES}= and one of {', '.join(SERVICES)}{keys}")
+            raise ConfigError(path, number, quote(line), f"{_SERVICES}= and one of {', '.join(SERVICES)}{keys}")
         if what in found:
-            raise ConfigError(path, number, f"{shown(line)} as one more line with {what}", "one only")
+            raise ConfigError(path, number, f"{quote(line)} as a second line with {what}", "one line")
         found[what] = value
     return found.get(_SERVICES, ""), found.get(_AUTO_RESET, "")
 
@@ -186,10 +186,10 @@ def _read(config: QatConfig, address: str, host: Host) -> _Pf:
     path = f"{DEVICES}/{address}"
     model = model_of_pf(host.text(f"{path}/device"))
     if model is None:
-        raise Unreadable(f"{path}/device", "not a QAT physical function any more")
+        raise Unreadable(f"{path}/device", "no longer a QAT physical function")
     state = host.optional_text(f"{path}/qat/state")
     if state not in (None, "up", "down"):
-        raise Unreadable(f"{path}/qat/state", f"found {shown(state)}, expected up or down")
+        raise Unreadable(f"{path}/qat/state", f"found {quote(state)}, expected up or down")
     total = read_number(host, f"{path}/sriov_totalvfs") if host.exists(f"{path}/sriov_totalvfs") else None
     vfs = [drivers.vf_address(host, f"{path}/{link}") for link in drivers.vf_links(host, path)]
     return _Pf(
@@ -230,7 +230,7 @@ def _failure(config: QatConfig, pf: _Pf, *, binds: bool) -> str:
     if not pf.total:
         return "sriov_totalvfs is 0, expected at least 1"
     if _change(config, pf):
-        services, most = _words(config.services), _AT_ONCE.get(pf.driver, 2)
+        services, most = _split(config.services), _AT_ONCE.get(pf.driver, 2)
         if pf.services is None:
             return f"services {config.services} cannot be set: no qat/cfg_services (Linux 6.0 or newer)"
         if len(services) > most:
@@ -246,7 +246,7 @@ def _failure(config: QatConfig, pf: _Pf, *, binds: bool) -> str:
 
 def _change(config: QatConfig, pf: _Pf) -> str:
     """The description of the change of services; empty if there is none."""
-    if not pf.model.detects_services or not config.services or _words(pf.services or "") == _words(config.services):
+    if not pf.model.detects_services or not config.services or _split(pf.services or "") == _split(config.services):
         return ""
     return f"services {pf.services} -> {config.services}"
 
@@ -308,9 +308,9 @@ def _explain_einval(host: Host, error: HostError) -> str:
     )
 
 
-def _words(services: str) -> frozenset[str]:
+def _split(services: str) -> frozenset[str]:
     return frozenset(word.strip() for word in services.split(";"))
 
 
 def _is_accepted(services: str) -> bool:
-    return _words(services) in _ACCEPTED and services.count(";") == len(_words(services)) - 1
+    return _split(services) in _ACCEPTED and services.count(";") == len(_split(services)) - 1

@@ -30,7 +30,7 @@ def unary(
     """A method with one request and one response. An `RpcError` of `answer` becomes the call's status."""
 
     async def handle(data: bytes, _send: Send) -> bytes:
-        response = await answer(_parsed(data, request_type))
+        response = await answer(_parse(data, request_type))
         return response.SerializeToString()
 
     return Method(handle, streams=False)
@@ -44,14 +44,14 @@ def streaming(
     """A method with one request and a stream of responses. The generator is closed when the call ends."""
 
     async def handle(data: bytes, send: Send) -> None:
-        async with contextlib.aclosing(answer(_parsed(data, request_type))) as responses:
+        async with contextlib.aclosing(answer(_parse(data, request_type))) as responses:
             async for response in responses:
                 await send(response.SerializeToString())
 
     return Method(handle, streams=True)
 
 
-def _parsed(data: bytes, request_type: type[Request]) -> Request:
+def _parse(data: bytes, request_type: type[Request]) -> Request:
     try:
         return request_type.FromString(data)
     except DecodeError as error:

@@ -2,7 +2,7 @@
 
 One task, `ZeProcess.run`, owns the process and sends it one request at a time. A request that takes too long or crashes
 the process is answered with an error, the process is killed and started again, at first soon and then less often. The
-device that caused it is not asked again for some time, so that the others stay readable.
+device that caused it is skipped for some time, so that the others stay readable.
 """
 
 import asyncio
@@ -177,7 +177,7 @@ class ZeProcess:
             except (_Broken, OSError) as error:
                 problem, code = str(error), DEPENDENCY_UNAVAILABLE
             delay = backoff.failed()
-            log.error("%s; starting the worker process again in %g s", problem, delay)
+            log.error("%s; restarting the worker process in %g s", problem, delay)
             if delay >= self._limits.request:  # else requests can wait
                 self._refuse(code)
             await asyncio.sleep(delay)
@@ -191,7 +191,7 @@ class ZeProcess:
             task = asyncio.current_task()
             if not child.exited.done() and task is not None and not task.cancelling():
                 self._refuse(DEPENDENCY_UNAVAILABLE)
-                log.error("worker process %d does not end: it is in a system call", child.transport.get_pid())
+                log.error("worker process %d has not ended: it is blocked in a system call", child.transport.get_pid())
                 await asyncio.wait((child.exited,))
         finally:
             child.transport.close()
@@ -275,7 +275,7 @@ class ZeProcess:
             self._waits.clear()
         backoff = _Backoff(self._limits.first_device_retry, self._limits.last_device_retry)
         delay = self._waits.setdefault(device, backoff).failed()
-        log.error("%s: not asked for %g s", device, delay)
+        log.error("%s: skipped for %g s", device, delay)
 
     def _refuse(self, code: int) -> None:
         """Responds to requests with an error, until the process is initialized again."""

@@ -106,7 +106,7 @@ class FakeApiServer(Storage):
             writer.write((_chunk(rest) if rest else b"") + b"0\r\n\r\n")
             writer.close()
 
-    def mute_watches(self) -> None:
+    def pause_watches(self) -> None:
         """Sends nothing more to the watches that are open now."""
         self._muted |= self._watchers
 

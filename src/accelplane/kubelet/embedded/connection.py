@@ -46,7 +46,7 @@ class PluginConnection:
         """Waits until the plugin answers on its socket. Raises `PluginError` after `seconds`."""
         try:
             async with asyncio.timeout(seconds):
-                await _uncancelled(self._channel.channel_ready())
+                await _await_call(self._channel.channel_ready())
         except TimeoutError:
             raise PluginError("context deadline exceeded") from None
 
@@ -61,10 +61,10 @@ class PluginConnection:
         messages = aiter(start(pb.Empty()))
         while True:
             try:
-                message: bytes = await _uncancelled(anext(messages))
+                message: bytes = await _await_call(anext(messages))
             except StopAsyncIteration:
                 return
-            yield _decoded(message, pb.ListAndWatchResponse)
+            yield _decode(message, pb.ListAndWatchResponse)
 
     async def preferred(self, available: Collection[str], selected: Collection[str], size: int) -> tuple[str, ...]:
         """The IDs of the first container response; empty if there is none."""
@@ -98,16 +98,16 @@ class PluginConnection:
             _SERVICE + method, request_serializer=type(request).SerializeToString, response_deserializer=bytes
         )
         try:
-            data: bytes = await _uncancelled(call(request, timeout=self._call_timeout))
+            data: bytes = await _await_call(call(request, timeout=self._call_timeout))
         except grpc.aio.UsageError as error:
             raise PluginError(_status("CANCELLED", str(error))) from error
-        return _decoded(data, response_type)
+        return _decode(data, response_type)
 
 
 _Result = TypeVar("_Result")
 
 
-async def _uncancelled(call: Awaitable[_Result]) -> _Result:
+async def _await_call(call: Awaitable[_Result]) -> _Result:
     """The call's result. Raises `PluginError` if it fails."""
     try:
         return await call
@@ -120,7 +120,7 @@ async def _uncancelled(call: Awaitable[_Result]) -> _Result:
         raise PluginError(_status("CANCELLED", "the client connection is closing")) from None
 
 
-def _decoded(data: bytes, response_type: type[_Response]) -> _Response:
+def _decode(data: bytes, response_type: type[_Response]) -> _Response:
     try:
         return response_type.FromString(data)
     except DecodeError as error:

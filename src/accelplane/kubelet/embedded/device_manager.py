@@ -56,7 +56,7 @@ class DeviceManager:
         sizes = {resource: size for resource, size in pod.wants(container).items() if self._is_ours(resource)}
         return Claim(pod, uid, container, sizes)
 
-    def listed(self, resource: str) -> Mapping[str, DeviceStatus]:
+    def devices_of(self, resource: str) -> Mapping[str, DeviceStatus]:
         endpoint = self._endpoints.by_name.get(resource)
         return endpoint.devices or {} if endpoint else {}
 
@@ -101,7 +101,7 @@ class DeviceManager:
                 problem = f"no devices found allocated in local cache for resource {resource}"
             else:
                 try:
-                    await endpoint.plugin().pre_start(self._shuffled(holding.ids))
+                    await endpoint.plugin().pre_start(self._shuffle(holding.ids))
                     continue
                 except PluginError as error:
                     problem = f"device plugin PreStartContainer rpc failed with err: {error}"
@@ -113,7 +113,7 @@ class DeviceManager:
         return bool((endpoint and endpoint.listed) or self.allocations.in_use(resource))
 
     def _hints(self, claim: Claim, resource: str, size: int) -> Sequence[topology.Hint] | None:
-        devices = self.listed(resource)
+        devices = self.devices_of(resource)
         if not topology.has_topology(devices):
             return None
         recorded = self.allocations.held(claim.uid, claim.container, resource)
@@ -142,7 +142,7 @@ class DeviceManager:
         endpoint = self._endpoints.by_name.get(resource)
         if endpoint is None or not endpoint.listed:
             raise _AllocationError(f"cannot allocate unregistered device {resource}")
-        allocatable = healthy_ids(self.listed(resource))
+        allocatable = healthy_ids(self.devices_of(resource))
         if not allocatable:
             raise _AllocationError(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
         if recorded is not None:
@@ -152,9 +152,9 @@ class DeviceManager:
                 )
             return
         chosen = await self._choose(claim, resource, size, endpoint, affinity)
-        answer = await endpoint.plugin().allocate(self._shuffled(chosen))
+        answer = await endpoint.plugin().allocate(self._shuffle(chosen))
         self._check_listed(resource, chosen, f"Allocate was answered for {claim.name}")
-        devices = by_node(chosen, {id_: status.nodes for id_, status in self.listed(resource).items()})
+        devices = by_node(chosen, {id_: status.nodes for id_, status in self.devices_of(resource).items()})
         response = answer.SerializeToString(deterministic=True)
         self.allocations.record(Holding(claim.uid, claim.container, resource, devices, response))
 
@@ -163,12 +163,12 @@ class DeviceManager:
     ) -> tuple[str, ...]:
         try:
             draft = plan(
-                self.listed(resource),
+                self.devices_of(resource),
                 size,
                 reusable=self.allocations.reusable(claim.uid, claim.pod, resource),
                 in_use=self.allocations.in_use(resource),
                 affinity=affinity,
-                shuffled=self._shuffled,
+                shuffled=self._shuffle,
             )
         except NotEnough as error:
             raise _AllocationError(f"requested number of devices unavailable for {resource}. {error}") from error
@@ -176,7 +176,7 @@ class DeviceManager:
             return complete(draft, ())
         try:
             preferred = await endpoint.plugin().preferred(
-                self._shuffled((*draft.selected, *draft.choice)), self._shuffled(draft.selected), size
+                self._shuffle((*draft.selected, *draft.choice)), self._shuffle(draft.selected), size
             )
         except PluginError as error:
             raise _AllocationError(f"device plugin GetPreferredAllocation rpc failed with err: {error}") from error
@@ -184,12 +184,12 @@ class DeviceManager:
 
     def _check_listed(self, resource: str, ids: Iterable[str], event: str) -> None:
         """Records a crash if one of the IDs is not listed."""
-        devices = self.listed(resource)
+        devices = self.devices_of(resource)
         if unlisted := sorted((id_ for id_ in ids if id_ not in devices), key=natural):
             self.crashes.append(f"{resource}: {event}, but {', '.join(unlisted)} is not listed")
             log.error("a real kubelet would crash: %s", self.crashes[-1])
 
-    def _shuffled(self, ids: Iterable[str]) -> list[str]:
+    def _shuffle(self, ids: Iterable[str]) -> list[str]:
         """IDs in random order, like a Go map's keys."""
         order = sorted(ids, key=natural)
         self._random.shuffle(order)

@@ -172,17 +172,17 @@ class Endpoints:
             async for message in connection.list_and_watch():
                 # Kubelets that identify plugins by resource name only still accept lists of a predecessor.
                 if self._drops_successor or endpoint.connection is connection:
-                    self._listed(endpoint, message)
+                    self._update_devices(endpoint, message)
         except PluginError as error:
             reason = str(error)
         log.info("ListAndWatch of %s ended: %s", connection.resource, reason)
         current = endpoint.connection
         if current is not None and (current is connection or self._drops_successor):
-            self._disconnected(endpoint)
+            self._on_disconnect(endpoint)
             await self._close_connection(current)
         await self._close_connection(connection)
 
-    def _listed(self, endpoint: Endpoint, message: pb.ListAndWatchResponse) -> None:
+    def _update_devices(self, endpoint: Endpoint, message: pb.ListAndWatchResponse) -> None:
         devices = {
             device.ID: DeviceStatus(
                 HEALTHY if device.health == HEALTHY else UNHEALTHY,
@@ -194,7 +194,7 @@ class Endpoints:
         endpoint.devices = {key: devices[key] for key in sorted(devices, key=natural)}
         self._on_list()
 
-    def _disconnected(self, endpoint: Endpoint) -> None:
+    def _on_disconnect(self, endpoint: Endpoint) -> None:
         """Marks the devices Unhealthy and starts the grace period."""
         endpoint.connection = None
         if endpoint.devices is not None:

@@ -367,7 +367,7 @@ class EmbeddedKubelet:
         A real kubelet does this once after its start, usually a moment after the plugins have registered.
         """
         self._save_and_notify()
-        for resource in [each for each in self._renewals_due if topology.has_topology(self._manager.listed(each))]:
+        for resource in [each for each in self._renewals_due if topology.has_topology(self._manager.devices_of(each))]:
             self._renewals_due.remove(resource)
             for pod, running in [*self._pods.values()]:
                 holding = [

@@ -88,7 +88,7 @@ def decide(policy: Policy, hints: Sequence[Sequence[Hint] | None], numa_nodes: i
     merged = [[ANYWHERE] if each is None else list(each) or [NOWHERE] for each in hints]
     if policy == "single-numa-node":
         merged = [[hint for hint in each if _on_one_node(hint)] for each in merged]
-    affinity, preferred = _merged(merged, everywhere)
+    affinity, preferred = _best_intersection(merged, everywhere)
     if policy == "best-effort":
         return affinity, True
     if policy == "single-numa-node" and affinity == everywhere:
@@ -108,7 +108,7 @@ def _on_one_node(hint: Hint) -> bool:
     return hint.preferred and (hint.affinity is None or hint.affinity.bit_count() == 1)
 
 
-def _merged(hints: Sequence[Sequence[Hint]], everywhere: int) -> tuple[int, bool]:
+def _best_intersection(hints: Sequence[Sequence[Hint]], everywhere: int) -> tuple[int, bool]:
     """The best intersection of one hint of each resource.
 
     An intersection is preferred if all its hints are preferred and have the same nodes. For each resource only the

@@ -35,7 +35,7 @@ class CdiDirectory:
         self.writes = 0
         self.write_failures = 0
         self._written: dict[str, tuple[CdiDevice, Stamp]] = {}
-        self._names_in = lru_cache(maxsize=_FILES_LIMIT)(_names_in)
+        self._read_names = lru_cache(maxsize=_FILES_LIMIT)(_read_names)
         self._reported: dict[str, str] = {}
 
     def publish(self, devices: Iterable[CdiDevice]) -> None:
@@ -102,7 +102,7 @@ class CdiDirectory:
         path = self._path(device)
         try:
             device.check()
-            text = _rendered(device)
+            text = _render(device)
             if atomic_file.content(path, _FILE_LIMIT) != text:
                 os.makedirs(self.directory, mode=0o755, exist_ok=True)
                 atomic_file.replace(path, text, prefix="spec.")
@@ -147,7 +147,7 @@ class CdiDirectory:
         """The qualified names that a file defines, none if it is no valid CDI file. Symbolic links are followed."""
         path = os.path.join(self.directory, file_name)
         stamp = stamp_of(path, follow=True)
-        return self._names_in(path, stamp) if stamp is not None else frozenset()
+        return self._read_names(path, stamp) if stamp is not None else frozenset()
 
     def _report(self, name: str, problem: str) -> None:
         if self._reported.get(name) != problem:
@@ -166,7 +166,7 @@ class _Spec(msgspec.Struct):
     devices: list[_NamedDevice] = []
 
 
-def _names_in(path: str, _stamp: Stamp) -> frozenset[str]:
+def _read_names(path: str, _stamp: Stamp) -> frozenset[str]:
     """The names that a file defines. The stamp is for a cache: a file with another one is read again."""
     from accelplane.node import foreign_yaml  # noqa: PLC0415 - memory of a node without CDI devices
 
@@ -178,7 +178,7 @@ def _names_in(path: str, _stamp: Stamp) -> frozenset[str]:
     return frozenset(f"{spec.kind}={device.name}" for device in spec.devices)
 
 
-def _rendered(device: CdiDevice) -> bytes:
+def _render(device: CdiDevice) -> bytes:
     import yaml  # noqa: PLC0415 - memory of a node without CDI devices
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

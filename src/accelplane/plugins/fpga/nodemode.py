@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from accelplane.fpga import shown
+from accelplane.fpga import quote
 from accelplane.fpga.ids import NAMESPACE
 from accelplane.plugins.fpga.config import MODES, FpgaConfig, Mode, as_mode
 
@@ -100,14 +100,14 @@ class NodeMode:
         """Updates the mode and the obstacle. Returns whether one of them changed."""
         before = self.mode, self.obstacle
         runtime = node.status.node_info.container_runtime_version
-        self.obstacle = _OBSTACLE.format(shown(runtime)) if _NO_CDI.fullmatch(runtime) else ""
+        self.obstacle = _OBSTACLE.format(quote(runtime)) if _NO_CDI.fullmatch(runtime) else ""
         text = (node.metadata.annotations or {}).get(ANNOTATION)
         mode = self._config.own_mode if text is None else as_mode(text)
         if mode is None:
             if text != self._invalid:
                 log.error(
                     "node %s: annotation %s is %s, expected one of %s; the mode stays %s",
-                    self._config.node_name, ANNOTATION, shown(text or ""), ", ".join(MODES), self.mode,
+                    self._config.node_name, ANNOTATION, quote(text or ""), ", ".join(MODES), self.mode,
                 )  # fmt: skip
             self._invalid = text
         else:

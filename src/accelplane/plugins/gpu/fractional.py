@@ -143,9 +143,9 @@ def project(document: memoryview) -> Pod | None:
         metadata.uid,
         pending,
         containers if pending else (),
-        _limited(annotations.cards),
-        _limited(annotations.tiles),
-        _limited(annotations.timestamp),
+        _drop_if_long(annotations.cards),
+        _drop_if_long(annotations.tiles),
+        _drop_if_long(annotations.timestamp),
     )
 
 
@@ -260,5 +260,5 @@ def _positive(quantity: str | float | None) -> bool:
     return quantity is not None and quantity > 0
 
 
-def _limited(annotation: str | None) -> str | None:
+def _drop_if_long(annotation: str | None) -> str | None:
     return annotation if annotation is None or len(annotation) <= _MAX_ANNOTATION else None

@@ -100,7 +100,7 @@ class FractionalAllocator:
             async with asyncio.timeout(self._deadline):
                 found = await self._find()
                 if not isinstance(found, Candidate) and found.retry:
-                    log.log(v(2), "resource manager: %s, trying again", found.reason)
+                    log.log(v(2), "resource manager: %s; retrying", found.reason)
                     await asyncio.sleep(RETRY_DELAY)
                     found = await self._find()
         except PodsError as error:

@@ -53,7 +53,7 @@ def _interfaces(host: Host) -> list[Nic]:
         except Missing:
             continue
         except HostError as error:
-            host.note(f"network interface {name[:40]!a} left out: {error}")
+            host.note(f"network interface {name[:40]!a} skipped: {error}")
     return found
 
 

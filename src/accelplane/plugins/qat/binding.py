@@ -75,6 +75,6 @@ class Binder:
                 host.write(f"/sys/bus/pci/drivers/{self._config.dpdk_driver}/new_id", f"{VENDOR} {number}")
             except HostError as error:
                 if error.errno != errno.EEXIST:
-                    host.note(f"{error}; is the module of {self._config.dpdk_driver} loaded?")
+                    host.note(f"{error}; load the module of {self._config.dpdk_driver}")
                     remaining.append(number)
         self._new_ids = remaining

@@ -70,7 +70,7 @@ def discover(host: Host, config: QatConfig) -> Discovery:
 def scan(host: Host, config: QatConfig, found: Discovery, bind_problem: Callable[[str], str]) -> ScanResult:
     """Devices of the discovered VFs. `bind_problem` is why the VF at an address cannot be bound, empty if it can."""
     yield from found.skipped
-    service_of = functools.cache(functools.partial(_configured, host))  # several VFs have the same PF
+    service_of = functools.cache(functools.partial(_resource_of, host))  # several VFs have the same PF
     for vf in found.vfs:
         problem = bind_problem(vf.address)
         try:
@@ -129,7 +129,7 @@ def _passed_through(host: Host, models: Sequence[QatModel], skipped: list[Skippe
                 continue
             vendor = host.optional_text(f"{path}/vendor")
         except HostError as error:
-            host.note(f"PCI function {name} left out: {error}")
+            host.note(f"PCI function {name} skipped: {error}")
             continue
         if vendor in (None, "", f"0x{VENDOR}"):
             pf = host.resolve(f"{path}/physfn") if host.is_vf(path) else ""
@@ -173,7 +173,7 @@ def _device(host: Host, config: QatConfig, service_of: Callable[[Pf], str], vf: 
     )
 
 
-def _configured(host: Host, pf: Pf) -> str:
+def _resource_of(host: Host, pf: Pf) -> str:
     """The resource of the PF's VFs."""
     try:
         found = _service(host, pf)

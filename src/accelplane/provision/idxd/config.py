@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from accelplane.host.drivers import VFIO_PCI
-from accelplane.provision.config import ConfigError, ConfigFile, find, read, shown
+from accelplane.provision.config import ConfigError, ConfigFile, find, quote, read
 from accelplane.provision.idxd.template import FAMILIES, MAX_DEVICES, Setup, Template, read_template
 
 IDXD = "idxd"
@@ -59,15 +59,15 @@ def read_config(config_dir: str, environment: Mapping[str, str], *, force: bool 
     """
     device_type = environment.get("DEVICE_TYPE", "").strip() or "dsa"
     if device_type not in FAMILIES:
-        raise ConfigError("DEVICE_TYPE", 0, shown(device_type), "dsa or iaa")
+        raise ConfigError("DEVICE_TYPE", 0, quote(device_type), "dsa or iaa")
     driver = environment.get("DSA_DRIVER", "").strip() or IDXD
     if driver not in (IDXD, VFIO_PCI):
-        raise ConfigError("DSA_DRIVER", 0, shown(driver), f"{IDXD} or {VFIO_PCI}")
+        raise ConfigError("DSA_DRIVER", 0, quote(driver), f"{IDXD} or {VFIO_PCI}")
     node_name = environment.get("NODE_NAME", "")
     ids = (environment.get("DSA_PCI_IDS", "").strip() or _PCI_IDS).lower().split()
     for one in ids:
         if not re.fullmatch(r"(0x)?[0-9a-f]{4}", one):
-            raise ConfigError("DSA_PCI_IDS", 0, shown(one), "PCI device ids such as 0b25, blanks between them")
+            raise ConfigError("DSA_PCI_IDS", 0, quote(one), "PCI device ids such as 0b25, blanks between them")
     file = find(config_dir, device_type, node_name) or _built_in(device_type)
     return IdxdConfig(
         device_type=device_type,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
-from accelplane.provision.config import ConfigError, shown
+from accelplane.provision.config import ConfigError, quote
 
 _MAX_DEPTH = 16
 _MAX_DIGITS = 20
@@ -39,7 +39,7 @@ class Value(NamedTuple):
             return "a list"
         if isinstance(self.plain, dict):
             return "an object"
-        return shown(self.plain) if isinstance(self.plain, str) else json.dumps(self.plain)
+        return quote(self.plain) if isinstance(self.plain, str) else json.dumps(self.plain)
 
 
 class _Token(NamedTuple):
@@ -48,7 +48,7 @@ class _Token(NamedTuple):
     line: int
 
     def __str__(self) -> str:
-        return shown(self.text) if self.text else "the end of the file"
+        return quote(self.text) if self.text else "the end of the file"
 
 
 def parse(text: str, file: str) -> Value:
@@ -56,7 +56,7 @@ def parse(text: str, file: str) -> Value:
     reader = _Reader(text, file)
     value = reader.value(0)
     if (after := reader.take()).text:
-        raise ConfigError(file, after.line, str(after), "nothing more")
+        raise ConfigError(file, after.line, str(after), "the end of the file")
     return value
 
 
@@ -77,7 +77,7 @@ class _Reader:
     def value(self, depth: int) -> Value:
         token = self.take()
         if token.text in ("[", "{") and depth == _MAX_DEPTH:
-            raise ConfigError(self._file, token.line, f"more than {_MAX_DEPTH} brackets in each other", "fewer")
+            raise ConfigError(self._file, token.line, f"more than {_MAX_DEPTH} nested brackets", "fewer")
         if token.text == "[":
             return Value(self._list(depth), token.line)
         if token.text == "{":
@@ -128,7 +128,7 @@ def _tokens(text: str, file: str) -> Iterator[_Token]:
     while place < len(text):
         found = _TOKEN.match(text, place)
         if found is None:
-            raise ConfigError(file, line, shown(text[place : place + 20]), "JSON")
+            raise ConfigError(file, line, quote(text[place : place + 20]), "JSON")
         if found.lastgroup != "space":
             yield _Token(found.lastgroup or "", found[0], line)
         line += found[0].count("\n")

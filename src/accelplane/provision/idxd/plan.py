@@ -42,21 +42,21 @@ def plan_changes(host: Host, setup: Setup, found: Observed, *, force: bool = Fal
         )
         plan = replace(plan, notes=[f"its configuration is fixed: {', '.join(values)}"])
     if down := _to_disable(host, setup, found, differences):
-        if refusal := _locked(found):
+        if refusal := _lock_reason(found):
             return replace(plan, skip_reason=refusal)
         if not force and (used := users(found)):
             return replace(plan, skip_reason=f"in use: {', '.join(used)}")
-        changes = [_what(found, difference) for difference in _in_order(setup, found, differences)]
+        changes = [_describe(found, difference) for difference in _in_order(setup, found, differences)]
         later = [*changes, *_later_steps(setup, found, down)]
         return replace(plan, steps=[_disabling(found, part) for part in down], later=later)
     differences += _sizes_to_release(setup, found)
     if differences:
         steps = list(_writing(setup, found, differences))
-        return _unless_locked(plan, found, steps, list(_later_steps(setup, found, ())))
+        return _skip_if_locked(plan, found, steps, list(_later_steps(setup, found, ())))
     if setup.enabled and not found.enabled:
-        return _unless_locked(plan, found, [_enabling(host, found, DEVICE, "idxd")], _later_queues(setup, found, ()))
+        return _skip_if_locked(plan, found, [_enabling(host, found, DEVICE, "idxd")], _later_queues(setup, found, ()))
     disabled = [part for part in sorted(setup.queues) if found.states.get(part) not in (None, "enabled")]
-    return _unless_locked(plan, found, [_enabling(host, found, part, setup.queues[part]) for part in disabled], ())
+    return _skip_if_locked(plan, found, [_enabling(host, found, part, setup.queues[part]) for part in disabled], ())
 
 
 def current_setup(found: Observed) -> Setup:
@@ -204,13 +204,13 @@ def _driver(found: Observed, queue: Part) -> str:
     return found.drivers.get(queue) or values.get("driver_name") or DRIVERS.get(values.get("type", ""), "user")
 
 
-def _locked(found: Observed) -> str:
+def _lock_reason(found: Observed) -> str:
     states = {part: state for part, state in found.states.items() if state not in ("enabled", "disabled")}
     return "; ".join(f"{found.place.part_name(part)} is {state[:_MAX_SHOWN]}" for part, state in states.items())
 
 
-def _unless_locked(plan: Plan, found: Observed, steps: Sequence[Step], later: Iterable[str]) -> Plan:
-    if steps and (refusal := _locked(found)):
+def _skip_if_locked(plan: Plan, found: Observed, steps: Sequence[Step], later: Iterable[str]) -> Plan:
+    if steps and (refusal := _lock_reason(found)):
         return replace(plan, skip_reason=refusal)
     return replace(plan, steps=steps, later=list(later))
 
@@ -280,7 +280,7 @@ def _less(one: str, other: str) -> bool:
 
 def _write(found: Observed, difference: _Difference) -> Step:
     path = found.files[difference.part][difference.attribute]
-    return _step(found, _what(found, difference), path, difference.desired or "\n")  # an empty write is ignored
+    return _step(found, _describe(found, difference), path, difference.desired or "\n")  # an empty write is ignored
 
 
 def _disabling(found: Observed, part: Part) -> Step:
@@ -297,7 +297,7 @@ def _step(found: Observed, what: str, path: str, text: str) -> Step:
     return Step(what=what, path=path, text=text, explain=partial(explained, found.place.path))
 
 
-def _what(found: Observed, difference: _Difference) -> str:
+def _describe(found: Observed, difference: _Difference) -> str:
     part, attribute, desired, now = difference
     return f"{found.place.part_name(part)} {attribute} {now[:_MAX_SHOWN] or 'none'} -> {desired or 'none'}"
 

@@ -47,7 +47,7 @@ def _device_plan(place: Place, config: IdxdConfig, host: Host) -> Plan:
     file, setup = config.setup(place.number)
     now = describe(setup, found)
     if setup is None:
-        return Plan(device=place.name, now=now, skip_reason=f"{file} does not describe it")
+        return Plan(device=place.name, now=now, skip_reason=f"{file} has no configuration for it")
     if wrong := list(problems(host, setup, found)):
         return Plan(device=place.name, now=now, failure=f"cannot be set up from {file}: {'; '.join(wrong)}")
     plan = plan_changes(host, setup, found, force=config.force)

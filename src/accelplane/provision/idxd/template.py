@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from accelplane.provision.config import ConfigError, ConfigFile, shown
+from accelplane.provision.config import ConfigError, ConfigFile, quote
 from accelplane.provision.idxd.attributes import ALIASES, DEVICE, DRIVERS, RULES, Kind, Part
 from accelplane.provision.idxd.jsonc import Value, parse
 
@@ -87,14 +87,14 @@ class _TemplateReader:
             name = self._text(members, "dev", device)
             found = _DEVICE.fullmatch(name)
             if found is None:
-                raise self._error(members["dev"], shown(name), f"{self._family}X, or {self._family} and a number")
+                raise self._error(members["dev"], quote(name), f"{self._family}X, or {self._family} and a number")
             if found[1] != self._family:
                 self.ignored.append(f"{name} ignored, the devices here are {self._family}*")
                 continue
             number = found[2]
             for other in (number, "X") if number != "X" else lines:
                 if other in lines:
-                    found_twice = f"{shown(name)}, which line {lines[other]} describes already"
+                    found_twice = f"{quote(name)}, which is already in line {lines[other]}"
                     raise self._error(device, found_twice, "one description of each device")
             lines[number] = device.line
             self._number = number
@@ -149,12 +149,12 @@ class _TemplateReader:
         name = self._text(members, "dev", value)
         found = re.fullmatch(rf"{kind}{number}\.(0|[1-9][0-9]{{0,3}})", name, re.ASCII)
         if found is None:
-            raise self._error(members["dev"], shown(name), f"{kind}{number}. and a number, as in {kind}{number}.0")
+            raise self._error(members["dev"], quote(name), f"{kind}{number}. and a number, as in {kind}{number}.0")
         part = Part(kind, int(found[1]))
         if part in self._parts:
-            raise self._error(members["dev"], f"{shown(name)} for the second time", "one description of each")
+            raise self._error(members["dev"], f"{quote(name)} for the second time", "one description of each")
         if part.number >= MAX_PARTS:
-            raise self._error(members["dev"], shown(name), f"a number below {MAX_PARTS}")
+            raise self._error(members["dev"], quote(name), f"a number below {MAX_PARTS}")
         self._parts[part] = self._attributes(members, part, children)
         return part
 
@@ -166,7 +166,7 @@ class _TemplateReader:
             rule = RULES[part.kind].get(name)
             if rule is None:
                 if key != "dev" and key not in children:
-                    self.ignored.append(f"{shown(key)} of a {part.kind} is unknown and ignored")
+                    self.ignored.append(f"{quote(key)} of a {part.kind} is unknown and ignored")
                 continue
             text = rule.text(value.plain)
             if text is None:
@@ -179,7 +179,7 @@ class _TemplateReader:
     def _text(self, members: Mapping[str, Value], name: str, whole: Value) -> str:
         value = members.get(name)
         if value is None:
-            raise self._error(whole, f"an object without {shown(name)}", f"{shown(name)} in each")
+            raise self._error(whole, f"an object without {quote(name)}", f"{quote(name)} in each")
         if not isinstance(value.plain, str):
             raise self._error(value, f"{name} {value}", "a text")
         return value.plain

@@ -35,7 +35,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
             namespace=_name(environment, "POD_NAMESPACE"),
             container=_name(environment, "CONTAINER_NAME"),
             server_path=absolute_path("ONLOAD_CP_SERVER_PATH", environment.get("ONLOAD_CP_SERVER_PATH", "")),
-            server_parameters=_words("ONLOAD_CP_SERVER_PARAMS", environment.get("ONLOAD_CP_SERVER_PARAMS", "")),
+            server_parameters=_ascii_text("ONLOAD_CP_SERVER_PARAMS", environment.get("ONLOAD_CP_SERVER_PARAMS", "")),
         )
 
     def arguments(self, container_id: str) -> str:
@@ -73,7 +73,7 @@ def _name(environment: Mapping[str, str], variable: str) -> str:
     return text
 
 
-def _words(name: str, text: str) -> str:
+def _ascii_text(name: str, text: str) -> str:
     if not _plain(text):
         raise WorkerError(f"{name}: found {text[:80]!a}, expected printable ASCII characters")
     return text.strip()

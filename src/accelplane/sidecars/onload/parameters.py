@@ -50,7 +50,7 @@ def write(root: str, values: Values) -> None:
             files.write(file, text or "\n")  # a write of no bytes does not reach the module
     found = read(root)
     if found != values:
-        raise WorkerError(f"{MODULE}/parameters: found {_shown(found)} after a write, expected {_shown(values)}")
+        raise WorkerError(f"{MODULE}/parameters: found {_format(found)} after a write, expected {_format(values)}")
 
 
 def restored(previous: Values) -> Values:
@@ -58,5 +58,5 @@ def restored(previous: Values) -> Values:
     return DEFAULTS if previous.arguments.startswith("exec ") else previous
 
 
-def _shown(values: Values) -> str:
+def _format(values: Values) -> str:
     return f"{values.path[:200]!a} with {values.arguments[:400]!a}"
