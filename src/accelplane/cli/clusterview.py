@@ -44,8 +44,8 @@ _NAMESPACES = (
 )  # fmt: skip
 _WAITING = (
     Column("NAMESPACE"), Column("POD"), Column("RESOURCE"), Column("REQUESTED"), Column("FREE"),
-    Column("MOST ON ONE NODE"), Column("UNHEALTHY"), Column("CORDONED"), Column("NOT READY"), Column("QUOTA LEFT"), Column("WAITING SINCE"),
-    Column("REASON"),
+    Column("MOST ON ONE NODE"), Column("UNHEALTHY"), Column("CORDONED"), Column("NOT READY"), Column("QUOTA LEFT"),
+    Column("WAITING SINCE"), Column("REASON"),
 )  # fmt: skip
 
 
