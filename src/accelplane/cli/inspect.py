@@ -42,7 +42,7 @@ _WIDE = ("UNIT", "HOLDER SINCE", "STATE SINCE")
 
 
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One device ID. `advertised` is None if the kubelet does not answer, `here` whether the scan has found it.
+    """One device ID. `advertised` is None if the kubelet does not answer, `present` whether the scan has found it.
 
     Times are RFC 3339 texts, None if they are not known.
     """
@@ -55,7 +55,7 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     numa: Sequence[int] | None = None
     attributes: Mapping[str, str] = {}
-    here: bool = True
+    present: bool = True
     advertised: bool | None = None
     held_by: Sequence[str] = ()
     held_since: str | None = None
@@ -181,20 +181,20 @@ def _with_times(row: DeviceRow, kubelet: _Kubelet, changed: Mapping[tuple[str, s
 
 def _rows(plugin: PluginStatus, kubelet: _Kubelet) -> Iterator[DeviceRow]:
     prefix = f"{plugin.namespace}/"
-    here = {
+    devices = {
         (resource.name, id_): device
         for resource in plugin.resources.values()
         for id_, device in resource.devices.items()
     }
-    elsewhere = {key for key in kubelet.holders if key[0].startswith(prefix)}
-    elsewhere.update(
+    kubelet_ids = {key for key in kubelet.holders if key[0].startswith(prefix)}
+    kubelet_ids.update(
         (resource, id_)
         for resource, ids in (kubelet.advertised or {}).items()
         if resource.startswith(prefix)
         for id_ in ids
     )
-    for resource, id_ in sorted(here.keys() | elsewhere, key=lambda key: (natural(key[0]), natural(key[1]))):
-        device = here.get((resource, id_))
+    for resource, id_ in sorted(devices.keys() | kubelet_ids, key=lambda key: (natural(key[0]), natural(key[1]))):
+        device = devices.get((resource, id_))
         advertised = None
         if kubelet.advertised is not None:
             advertised = id_ in kubelet.advertised.get(resource, ())
@@ -202,7 +202,7 @@ def _rows(plugin: PluginStatus, kubelet: _Kubelet) -> Iterator[DeviceRow]:
         if device is not None and device.cdi is not None:
             held_by = (*held_by, *kubelet.claims.get(device.cdi.qualified_name, ()))
         row = DeviceRow(
-            plugin=plugin.name, resource=resource, id=id_, here=False, advertised=advertised, held_by=held_by
+            plugin=plugin.name, resource=resource, id=id_, present=False, advertised=advertised, held_by=held_by
         )
         yield row if device is None else _with_device(row, device)
 
@@ -210,7 +210,7 @@ def _rows(plugin: PluginStatus, kubelet: _Kubelet) -> Iterator[DeviceRow]:
 def _with_device(row: DeviceRow, device: Device) -> DeviceRow:
     return msgspec.structs.replace(
         row,
-        here=True,
+        present=True,
         unit=device.unit,
         health=device.health,
         reason=device.reason,
