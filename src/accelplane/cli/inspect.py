@@ -44,7 +44,7 @@ _WIDE = ("UNIT", "HOLDER SINCE", "STATE SINCE")
 
 
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One device ID. `advertised` is None if the kubelet does not answer, `here` whether the scan has found it.
+    """One device ID. `advertised` is None if the kubelet does not answer, `present` whether the scan has found it.
 
     Times are RFC 3339 texts, None if they are not known.
     """
@@ -57,7 +57,7 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     numa: Sequence[int] | None = None
     attributes: Mapping[str, str] = {}
-    here: bool = True
+    present: bool = True
     advertised: bool | None = None
     held_by: Sequence[str] = ()
     held_since: str | None = None
@@ -175,20 +175,20 @@ async def _scan(name: str, plugin: Plugin[Config], root: str) -> PluginStatus:
 def _rows(plugin: PluginStatus, kubelet: _Kubelet, changed: Mapping[tuple[str, str], float]) -> Iterator[DeviceRow]:
     """The devices that the scan has found, or that the kubelet knows. `changed` are the times of states by unit."""
     prefix = f"{plugin.namespace}/"
-    here = {
+    devices = {
         (resource.name, id_): device
         for resource in plugin.resources.values()
         for id_, device in resource.devices.items()
     }
-    elsewhere = {key for key in kubelet.holders if key[0].startswith(prefix)}
-    elsewhere.update(
+    kubelet_ids = {key for key in kubelet.holders if key[0].startswith(prefix)}
+    kubelet_ids.update(
         (resource, id_)
         for resource, ids in (kubelet.advertised or {}).items()
         if resource.startswith(prefix)
         for id_ in ids
     )
-    for resource, id_ in sorted(here.keys() | elsewhere, key=lambda key: (natural(key[0]), natural(key[1]))):
-        device = here.get((resource, id_))
+    for resource, id_ in sorted(devices.keys() | kubelet_ids, key=lambda key: (natural(key[0]), natural(key[1]))):
+        device = devices.get((resource, id_))
         advertised = None
         if kubelet.advertised is not None:
             advertised = id_ in kubelet.advertised.get(resource, ())
@@ -205,7 +205,7 @@ def _rows(plugin: PluginStatus, kubelet: _Kubelet, changed: Mapping[tuple[str, s
             reason=device.reason if device else "",
             numa=topology if isinstance(topology, tuple) else None,
             attributes=device.attributes if device else {},
-            here=device is not None,
+            present=device is not None,
             advertised=advertised,
             held_by=held_by,
             held_since=tables.time_text(kubelet.since.get((resource, id_)) if held_by else None),

@@ -6,7 +6,7 @@ line.
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -49,7 +49,7 @@ def list_images(selected: str, paths: tuple[Path, ...]) -> None:
 @click.option("--registry", default="", metavar="REGISTRY", help="New registry and path, as in mirror.example/tools.")
 @click.option(
     "--pull-policy",
-    default="",
+    default=None,
     type=click.Choice(["Always", "IfNotPresent", "Never"]),
     metavar="POLICY",
     help="New pull policy: Always, IfNotPresent or Never. Containers with Never keep it.",
@@ -68,7 +68,7 @@ def set_images(
     *,
     version: str,
     registry: str,
-    pull_policy: str,
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] | None,
     digests: Path | None,
     check: bool,
     selected: str,
@@ -88,7 +88,7 @@ def set_images(
         settings = Settings(
             version=version,
             registry=registry,
-            pull_policy=pull_policy,  # pyright: ignore[reportArgumentType] - one of the choices above
+            pull_policy=pull_policy or "",
             digests=_digests(digests, version) if digests else {},
             selected=selected,
         )

@@ -151,11 +151,11 @@ class HealthLoop:
     def _update_watch(self, plugin: Plugin[Config], interval: float) -> None:
         """Starts a watch while all devices are healthy and the plugin supports it, and stops one that is obsolete."""
         supported = plugin.overrides("health") and plugin.overrides("all_healthy") and interval < _WATCHED_INTERVAL
-        wanted = supported and self.tracker.all_healthy
-        if self._watch is not None and not (wanted and self._watch.serves(plugin, interval)):
+        needed = supported and self.tracker.all_healthy
+        if self._watch is not None and not (needed and self._watch.serves(plugin, interval)):
             self._stop_watch()
         # A thread that hangs is not replaced.
-        if wanted and self._watch is None and not self.watch_thread.busy:
+        if needed and self._watch is None and not self.watch_thread.busy:
             watch = _Watch(plugin, interval, lambda: self._is_healthy(plugin))
             try:
                 ended = self.watch_thread.start(watch.run)

@@ -43,10 +43,10 @@ class CdiDirectory:
         desired = {device.qualified_name: device for device in devices}
         if not desired:
             return
-        elsewhere = self._names_in_other_files({device.file_name for device in desired.values()})
+        other_names = self._names_in_other_files({device.file_name for device in desired.values()})
         for name, device in desired.items():
-            if name in elsewhere:
-                self._report(name, f"CDI device {name} is already defined in {elsewhere[name]}; that file is used")
+            if name in other_names:
+                self._report(name, f"CDI device {name} is already defined in {other_names[name]}; that file is used")
                 self._written.pop(name, None)
                 self._remove(device.file_name)
                 continue

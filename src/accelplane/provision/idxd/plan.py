@@ -131,12 +131,12 @@ def _differences(setup: Setup, found: Observed) -> tuple[list[_Difference], list
     fixed: list[_Difference] = []
     remaining: list[_Difference] = []
     for part, values in setup.attributes.items():
-        there = found.attributes.get(part, {})
+        current = found.attributes.get(part, {})
         for name, desired in values.items():
-            if name not in there or same(part, name, desired, there[name]):
+            if name not in current or same(part, name, desired, current[name]):
                 continue
             if _has_effect(setup, found, part, name, desired):
-                difference = _Difference(part, name, desired, there[name])
+                difference = _Difference(part, name, desired, current[name])
                 (remaining if found.configurable or name in NEVER_FIXED else fixed).append(difference)
     for part in [part for part, name, *_ in remaining if name == "type"]:
         name = setup.attributes[part].get("name")

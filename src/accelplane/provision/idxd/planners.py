@@ -33,9 +33,9 @@ def planners(host: Host, config: IdxdConfig) -> Iterator[Planner]:
     for address in functions:
         if config.driver != IDXD or driver_of(host, address) != IDXD:
             yield partial(_function_plan, address, config)
-    elsewhere = functions if config.driver != IDXD else ()
+    planned_functions = functions if config.driver != IDXD else ()
     for place in places(host, config.family):
-        if _function(host, place) not in elsewhere:
+        if _function(host, place) not in planned_functions:
             yield partial(_device_plan, place, config)
 
 
