@@ -13,7 +13,7 @@ from mountpoints import mounted_for_test
 from accelplane.fpga.bitstream import opened
 from accelplane.fpga.drivers import DFL
 from accelplane.fpga.program import RetryPolicy, TimedOut, program
-from accelplane.fpga.sysfs import afu_id, interface_of, read_port, scan
+from accelplane.fpga.sysfs import afu_id, read_port, scan
 from accelplane.host import Host, HostError
 from accelplane.simulate import NodeSpec
 from accelplane.simulate.kernel import Kernel
@@ -61,7 +61,7 @@ def test_a_scan_does_not_read_the_program(kernel: Kernel, root: Path) -> None:
     kernel.fail(AFU, errno.EBUSY, on="read")
     found = scan(Host(root), DFL)
     assert found.faults == ()
-    assert [interface_of(port) for region in found.regions for port in region.ports] == [INTERFACE]
+    assert [interface for _port, interface in found.ports] == [INTERFACE]
 
 
 def test_other_errors_are_errors_of_that_device(kernel: Kernel, root: Path) -> None:

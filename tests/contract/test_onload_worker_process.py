@@ -147,7 +147,7 @@ async def test_the_path_of_crictl_may_be_in_the_environment(tmp_path: Path, envi
     [
         (["-h"], 0, "Usage of onload-worker"),
         (["-nonsense"], 2, "flag provided but not defined: -nonsense"),
-        (["-log-format=xml"], 1, "onload-worker: -log-format: 'xml'"),
+        (["-log-format=xml"], 1, "onload-worker: -log-format: found 'xml'"),
         (["-crictl-path=x"], 1, "-crictl-path: found 'x', expected an absolute path"),
     ],
 )
