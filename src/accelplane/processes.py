@@ -27,6 +27,7 @@ async def end_process(process: asyncio.subprocess.Process, term_timeout: float =
                 await asyncio.wait((end,), timeout=limit)
     finally:
         end.cancel()
+        await asyncio.gather(end, return_exceptions=True)
     return sent == signal.SIGKILL
 
 

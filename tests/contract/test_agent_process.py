@@ -300,7 +300,7 @@ def test_print_devices_reports_a_failed_scan_and_shows_the_other_plugins(tmp_pat
     result = run_main(node.main, "-once", f"-root={tmp_path}")
     assert result.returncode == 1
     report = json.loads(result.stdout)
-    assert "do they loop?" in report["gpu"]["error"]
+    assert "check for a loop" in report["gpu"]["error"]
     assert list(report["npu"]["resources"]) == [ACCEL]
 
 

@@ -144,7 +144,7 @@ async def test_names_of_april_2020_are_supported(api: KubeApi, start: Start) -> 
         (["-shutdown-delay=NaN"], 1, "-shutdown-delay: nan: expected 0 to 60 seconds"),
         (["-cert-dir=/nowhere"], 1, "/nowhere/tls.crt"),
         (["-kubeconfig=/nowhere"], 1, "/nowhere"),
-        (["-metrics-bind-address=x"], 1, "-metrics-bind-address: address 'x': expected host:port"),
+        (["-metrics-bind-address=x"], 1, "-metrics-bind-address: found 'x', expected host:port"),
         (["-nonsense"], 2, "flag provided but not defined: -nonsense"),
     ],
 )

@@ -15,7 +15,7 @@ from cluster.pki import Authority
 from waiting import until
 
 from accelplane.http.connection import PendingResponse
-from accelplane.http.listening import split_address
+from accelplane.http.listening import bind, split_address
 from accelplane.http.messages import HttpError, HttpLimits, Request, Response
 from accelplane.http.server import HttpServer
 from accelplane.http.servingtls import ServingTls
@@ -310,6 +310,12 @@ def test_addresses_have_the_syntax_of_go_programs(address: str, found: tuple[str
 def test_an_invalid_address_is_rejected(address: str) -> None:
     with pytest.raises(ValueError, match="expected host:port"):
         split_address(address)
+
+
+def test_a_port_in_use_is_an_error_with_the_text_of_the_kernel() -> None:
+    (first,) = bind("127.0.0.1", 0, 1)
+    with first, pytest.raises(OSError, match=r"^\[Errno \d+\] Address already in use$"):
+        bind("127.0.0.1", first.getsockname()[1], 1)
 
 
 async def test_request_heads_cannot_fill_the_memory() -> None:

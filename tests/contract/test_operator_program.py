@@ -163,7 +163,7 @@ async def test_the_program_is_ready_when_its_webhooks_are_reachable(start: Start
         (
             ["-metrics-bind-address=x"],
             1,
-            "-metrics-bind-address: address 'x': expected host:port, for example :8080, or 0",
+            "-metrics-bind-address: found 'x', expected host:port, for example :8080, or 0",
         ),
         (["-health-probe-bind-address=nowhere.invalid:80"], 1, "health at nowhere.invalid:80: "),
         (["-deviceplugin-namespace=A/b"], 1, "-deviceplugin-namespace: 'A/b': expected a name"),

@@ -131,7 +131,7 @@ async def test_the_program_is_also_a_subcommand(certificates: Path, tmp_path: Pa
         ([], 1, "tls.crt: No such file"),
         (["-aesmd-volume=cloud"], 1, "-aesmd-volume: 'cloud': expected one of auto, hostPath, emptyDir"),
         (["-aesmd-socket-dir=run"], 1, "-aesmd-socket-dir: 'run': expected an absolute path"),
-        (["-metrics-bind-address=x"], 1, "-metrics-bind-address: 'x'"),
+        (["-metrics-bind-address=x"], 1, "-metrics-bind-address: found 'x'"),
         (["-certificate-secret=x"], 1, "-certificate-secret"),
         (["-port=-7", "-cert-dir=/nowhere"], 1, "-port: -7: expected 0 to 65535"),
         (["-shutdown-delay=61", "-cert-dir=/nowhere"], 1, "-shutdown-delay: 61: expected 0 to 60"),

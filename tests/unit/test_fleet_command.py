@@ -51,7 +51,7 @@ def test_flags_become_options() -> None:
         (["-secure-address=:8443"], "-secure-address and -tls-dir: found one of them"),
         (["-tls-dir=d"], "-secure-address and -tls-dir: found one of them"),
         (["-address=0"], "-address: found no address of pages"),
-        (["-address=8080"], "-address: address '8080': expected host:port"),
+        (["-address=8080"], "-address: found '8080', expected host:port"),
         (["-grafana-url=javascript:x"], "-grafana-url: 'javascript:x': expected https://"),
         (["-requestheader-client-ca=f"], "-requestheader-client-ca: found no -secure-address"),
     ],

@@ -104,8 +104,8 @@ def test_a_drm_class_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
     ("facts", "reason"),
     [
         ({"vendor": "0x10de"}, "vendor '0x10de' is not Intel"),
-        ({"vfs": "7"}, "physical function with '7' virtual functions"),
-        ({"vfs": ""}, "physical function with '' virtual functions"),
+        ({"vfs": "7"}, "sriov_numvfs is '7': the virtual functions are published"),
+        ({"vfs": ""}, "sriov_numvfs is '': the virtual functions are published"),
     ],
 )
 def test_a_card_that_is_excluded_by_design_is_skipped_without_a_warning(

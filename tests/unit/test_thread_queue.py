@@ -87,7 +87,7 @@ async def test_functions_wait_until_a_thread_can_be_started(
     waiting = [queue.submit(lambda n=n: n) for n in range(2)]
     async with asyncio.timeout(60):
         assert await asyncio.gather(*waiting) == [0, 1]
-    assert caplog.messages == ["blocking calls wait: can't start new thread; trying again"]
+    assert caplog.messages == ["blocking calls wait: can't start new thread; retrying"]
 
 
 async def test_functions_behind_one_that_blocks_wait_until_a_thread_can_be_started(

@@ -183,7 +183,7 @@ async def _metrics(address: str, server: AdmissionServer) -> AsyncGenerator[None
     try:
         await pages.start(*split_address(address))
     except ValueError:
-        raise Fatal(f"-metrics-bind-address: {address!a}: expected host:port, :port or 0") from None
+        raise Fatal(f"-metrics-bind-address: found {address!a}, expected host:port, :port or 0") from None
     except OSError as error:
         raise Fatal(f"-metrics-bind-address: {address!a}: {error}") from error
     try:

@@ -126,7 +126,7 @@ class ThreadQueue:
             _start_thread(self._run, thread, loop)
         except ThreadLimitError as error:
             if not self._exhausted:
-                log.warning("blocking calls wait: %s; trying again", error)
+                log.warning("blocking calls wait: %s; retrying", error)
             self._exhausted = True
         else:
             self._exhausted = False

@@ -368,7 +368,7 @@ class HostFiles:
                 continue
             hops += 1
             if hops > _MAX_LINKS:
-                raise Unreadable(path, f"more than {_MAX_LINKS} symbolic links, do they loop?")
+                raise Unreadable(path, f"more than {_MAX_LINKS} symbolic links; check for a loop")
             if target.startswith("/"):
                 done = ""
                 if self._prefix and f"{target}/".startswith(f"{self._prefix}/"):

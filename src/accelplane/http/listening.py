@@ -1,6 +1,7 @@
 """Addresses and listening sockets of HTTP servers."""
 
 import contextlib
+import os
 import socket
 
 
@@ -8,14 +9,22 @@ def split_address(address: str) -> tuple[str | None, int]:
     """Host and port of `host:port` as in Go; an empty host means every address. Raises `ValueError`."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"address {address!a}: expected host:port, for example :8080")
+        raise ValueError(f"found {address!a}, expected host:port, for example :8080")
     return host.removeprefix("[").removesuffix("]") or None, int(port)
 
 
 def bind(host: str | None, port: int, backlog: int) -> list[socket.socket]:
     """Listening sockets for each address of `host`; one for IPv4 and IPv6 without a host. Raises `OSError`."""
-    if not host:
-        return [_bind_any(port, backlog)]
+    try:
+        return _bind(host, port, backlog) if host else [_bind_any(port, backlog)]
+    except socket.gaierror:
+        raise
+    except OSError as error:
+        # `create_server` adds the address to the text, which callers have already.
+        raise OSError(error.errno, os.strerror(error.errno or 0)) from None
+
+
+def _bind(host: str, port: int, backlog: int) -> list[socket.socket]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     bound: list[socket.socket] = []
     problem: OSError | None = None

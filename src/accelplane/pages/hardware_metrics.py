@@ -65,8 +65,8 @@ def holding(
     totals: dict[str, int] = dict.fromkeys(listed, 0)
     for (*names, resource), (plugin, unit), count, via in _holdings(status, holders):
         device, bdf = devices.get((plugin, unit), ("", ""))
-        labels_ = {"resource": resource, "plugin": plugin, "unit": unit, "device": device, "bdf": bdf, **via}
-        held.add(count, {**_container(prefix, *names), **labels_})
+        place = {"resource": resource, "plugin": plugin, "unit": unit, "device": device, "bdf": bdf}
+        held.add(count, {**_container(prefix, *names), **place, **via})
         if not via:
             totals[resource] += count
     for resource, count in totals.items():

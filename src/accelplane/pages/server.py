@@ -72,7 +72,7 @@ async def serving(
     try:
         await server.start(*split_address(address), access.tls)
     except ValueError as error:
-        raise ConfigurationError(f"-http-address: {address!a}: expected host:port") from error
+        raise ConfigurationError(f"-http-address: found {address!a}, expected host:port") from error
     except OSError as error:
         raise ConfigurationError(f"-http-address: {address}: {error.strerror or error}") from error
     scheme = "https" if access.tls else "http"

@@ -195,7 +195,7 @@ def _card(host: Host, scope: Scope, links: "_Links", name: str) -> Card:
         raise _CardSkipped(mismatch)
     vfs = host.vf_count(device)
     if vfs not in ("0", "-1"):
-        raise _CardSkipped(f"physical function with {vfs[:20]!a} virtual functions, which are published instead")
+        raise _CardSkipped(f"sriov_numvfs is {vfs[:20]!a}: the virtual functions are published instead")
     nodes = tuple(_drm_nodes(host, places, name, node_names))
     if not nodes:
         # Not a warning: udev makes the nodes of a new card shortly after the kernel makes its sysfs directory.

@@ -183,7 +183,7 @@ function connect() {
     status.textContent = "Updated live.";
   });
   opened.addEventListener("error", () => {
-    status.textContent = "No connection; trying again.";
+    status.textContent = "No connection; retrying.";
     // After an error response, such as with too many viewers, the browser does not try again: the page is polled.
     if (opened.readyState === EventSource.CLOSED) {
       disconnect();
@@ -199,7 +199,7 @@ async function reload() {
     retry = Math.min(retry + 1, 6);
   } catch {
     retry = 6;
-    status.textContent = "No connection; trying again.";
+    status.textContent = "No connection; retrying.";
   }
   poll = setTimeout(connect, 500 * 2 ** retry);
 }
