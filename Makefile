@@ -34,8 +34,7 @@ demo-fleet: $(ready)
 test: export PYTHONDONTWRITEBYTECODE :=  # without compiled modules every process compiles them anew
 test: $(ready)
 	rm -f .coverage .coverage.*
-	TMPDIR="$$($(PY) tests/temporary_directory.py)" \
-		$(PY) -m pytest --numprocesses "$$((2 * $$(nproc)))" --maxprocesses 8 --dist worksteal --timeout 180 \
+	$(PY) -m pytest --numprocesses "$$((2 * $$(nproc)))" --maxprocesses 8 --dist worksteal --timeout 180 \
 		--ignore tests/cluster --ignore tests/browser -m "not cluster and not browser" $(ARGS)
 
 ## coverage: run the same tests and fail below 90 % coverage. Tracing nearly doubles the processor time
