@@ -4,6 +4,7 @@ Creating a file takes a tenth of the time there, and what many tests read is bui
 Programs that bind sockets with long paths, or that mount their own /dev, need directories elsewhere.
 """
 
+import atexit
 import fcntl
 import os
 import shutil
@@ -39,7 +40,9 @@ def _has_room(directory: Path) -> bool:
 
 
 def path() -> Path:
-    """The directory."""
+    """The directory. Programs that are no tests create it when they need it."""
+    if VARIABLE not in os.environ:
+        atexit.register(create())
     return Path(os.environ[VARIABLE])
 
 
