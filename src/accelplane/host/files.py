@@ -33,6 +33,7 @@ _MAX_LINKS = 40  # as the kernel's own limit (path_resolution(7))
 _MAX_OPEN_DIRECTORIES = 64
 _OPEN_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_TO_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_OPEN_AGAIN = _OPEN_TO_READ | os.O_NOFOLLOW
 _NO_NAMES = ("", ".", "..")
 _PIECE = ATTRIBUTE_LIMIT + 1  # a sysctl allocates the requested size of a read
 _PROCESS_ROOT = re.compile(r"/proc/[0-9]+/root")
@@ -382,11 +383,10 @@ class HostFiles:
         try:
             recent = self._recent
             if recent is None or recent[0] != directory:
-                place = self._place(path)[1]
-                if place is None or name in _NO_NAMES:
+                if name in _NO_NAMES:
                     return self.open(path, os.O_RDONLY)
-                recent = self._recent = directory, place
-            return os.open(name, _OPEN_TO_READ | os.O_NOFOLLOW, dir_fd=recent[1].descriptor)
+                recent = self._recent = directory, self._directory(self._canonical_directory(directory))
+            return os.open(name, _OPEN_AGAIN, dir_fd=recent[1].descriptor)
         except OSError as error:
             if error.errno not in _MOVED:
                 raise

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from accelplane.host import Host, HostError
 from accelplane.readings import DevicePlan, Family, InvalidText, Source, Value
-from accelplane.readings.families import AWAKE, ENERGY_GAPS, INFO, STUCK
+from accelplane.readings.families import ACTIVITY, AWAKE, ENERGY_GAPS, INFO, STUCK
 from accelplane.readings.plan import is_awake, waking_reads
 from accelplane.readings.values import labels
 
@@ -25,7 +25,7 @@ Lines = Mapping[Family, Sequence[str]]
 
 
 class DeviceReading(Struct, frozen=True):
-    """The rendered samples of one device by family, and the number of reads by outcome.
+    """The rendered samples of one device by family, the number of reads by outcome, and the values of its activity.
 
     Outcomes: ok, missing, denied, asleep, invalid, error, timeout.
     """
@@ -37,7 +37,7 @@ class DeviceReading(Struct, frozen=True):
     device: str = ""
     bdf: str = ""
     units: Sequence[str] = ()
-    values: Sequence[Value] = ()
+    activity: Sequence[Value] = ()
 
 
 class DeviceReader:
@@ -96,9 +96,9 @@ class DeviceReader:
         own = self._own_part(status)
         if changed or decision != self._merged.decision or own is not self._merged.own:
             self._merged = self._merge(decision, own)
-        lines, values, plan = self._merged.lines, self._merged.values, self.plan
+        lines, activity, plan = self._merged.lines, self._merged.activity, self.plan
         return DeviceReading(
-            lines, reads.outcomes, reads.denied, self._plugin, plan.device, plan.bdf, plan.units, values
+            lines, reads.outcomes, reads.denied, self._plugin, plan.device, plan.bdf, plan.units, activity
         )
 
     def stuck(self) -> DeviceReading:
@@ -219,6 +219,9 @@ class DeviceReader:
         earlier: "_Part | None" = None,
     ) -> "_Part":
         keys: Sequence[tuple[Family, str]] = tuple([value[:2] for value in values])
+        if len(set(keys)) < len(keys):
+            values = _added(values)
+            keys = tuple([value[:2] for value in values])
         keys = earlier.keys if earlier is not None and keys == earlier.keys else _shared(keys)
         lines = tuple([self._line(*value) for value in values])
         return _Part(text=text, values=values, valid=valid, following=following, keys=keys, lines=lines)
@@ -238,7 +241,7 @@ class DeviceReader:
         return self._own
 
     def _merge(self, decision: str, own: "_Part") -> "_Merged":
-        """The lines of all parts by family, and the values. Samples with equal labels are added."""
+        """The lines of all parts by family, and the values of activity. Samples with equal labels are added."""
         last = self._merged
         parts = [*(part for state in self._states for part in self._shown(state, decision)), own]
         keys = [part.keys for part in parts]
@@ -248,12 +251,13 @@ class DeviceReader:
         values = [value for part in parts for value in part.values]
         shown = parts if distinct else [self._part(_added(values))]
         lines = {**self._identity_lines, **_by_family(shown)}
-        return _Merged(decision, own, keys, lines, values, distinct)
+        activity = tuple([value for value in values if value.family in ACTIVITY])
+        return _Merged(decision, own, keys, lines, activity, distinct)
 
     def _identity(self) -> Lines:
         facts = labels(**self.plan.facts)
         info = f"{INFO.name}{{{self.labels}{',' if facts else ''}{facts}}} 1"
-        return {INFO: [info]}
+        return {INFO: (info,)}
 
 
 class _Increases:
@@ -325,7 +329,7 @@ class _Merged(Struct, frozen=True):
     own: _Part = _Part()
     keys: Sequence[Sequence[tuple[Family, str]]] = ()
     lines: Lines = {}
-    values: Sequence[Value] = ()
+    activity: Sequence[Value] = ()
     distinct: bool = True
 
 
@@ -334,7 +338,7 @@ def _by_family(parts: Iterable[_Part]) -> Lines:
     for part in parts:
         for (family, _labels), line in zip(part.keys, part.lines, strict=True):
             found.setdefault(family, []).append(line)
-    return found
+    return {family: tuple(lines) for family, lines in found.items()}
 
 
 @lru_cache(maxsize=1024)
