@@ -1,6 +1,7 @@
 """Reads the sources of one device in a thread, and stores the state for the next reading."""
 
 import errno
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -139,8 +140,8 @@ class DeviceReader:
         state.complete = source.constant and valid
         # The next reading with the same text has the same part, unless further sources follow it.
         state.text = text if valid and not source.accumulates and not parts[0].following else None
-        state.parts = parts
-        return True
+        last, state.parts = state.parts, parts
+        return len(parts) != len(last) or any(map(operator.is_not, parts, last))
 
     def _parts(self, reads: "_Reads", source: Source, text: bytes | None) -> "Sequence[_Part]":
         """The parts of a source with this text and of those that follow it; without those that accumulate."""

@@ -26,11 +26,9 @@ class Family:
 
     def __init__(self, name: str, description: str, kind: Literal["counter", "gauge", "histogram"] = "gauge") -> None:
         """Raises `ValueError` if the name is invalid."""
-        if not _METRIC_NAME.fullmatch(name):
-            raise ValueError(f"metric name {name!a}: expected letters, digits, _ and :, and no digit first")
         self.name = name
         self._series: set[str] = set()
-        self._lines = [f"# HELP {name} {description.translate(_HELP)}", f"# TYPE {name} {kind}"]
+        self._lines = [*_head(name, description, kind)]
 
     def add(self, value: float, labels: Mapping[str, str] | None = None, suffix: str = "") -> None:
         """Adds a sample, unless one has the same labels, which are cut. Raises `ValueError` for invalid names."""
@@ -61,14 +59,10 @@ class Family:
         self, bounds: Iterable[float], counts: Iterable[int], total: float, labels: Mapping[str, str]
     ) -> None:
         """Adds a histogram: `counts` has one number for each of `bounds` and one above them, `total` is the sum."""
-        pairs = _pairs(self.name, labels)
-        place = sum(name < "le" for name in labels)
-        before = "".join(f"{pair}," for pair in pairs[:place])
-        after = "".join(f",{pair}" for pair in pairs[place:])
         cumulative = 0
-        for bound, count in zip((*bounds, math.inf), counts, strict=True):
+        for series, count in zip(_buckets(self.name, tuple(bounds), **labels), counts, strict=True):
             cumulative += count
-            self._add(f'{self.name}_bucket{{{before}le="{_number(bound)}"{after}}}', cumulative)
+            self._add(series, cumulative)
         self.add(cumulative, labels, "_count")
         self.add(total, labels, "_sum")
 
@@ -89,6 +83,20 @@ def render(families: Iterable[Family]) -> bytes:
     """The page. Characters that UTF-8 cannot encode become `?`."""
     lines = itertools.chain.from_iterable(family.lines for family in families)
     return "\n".join((*lines, "")).encode(errors="replace")
+
+
+@lru_cache(maxsize=256)
+def _head(name: str, description: str, kind: str) -> Sequence[str]:
+    """The lines before the samples of a family. Raises `ValueError` if the name is invalid."""
+    if not _METRIC_NAME.fullmatch(name):
+        raise ValueError(f"metric name {name!a}: expected letters, digits, _ and :, and no digit first")
+    return f"# HELP {name} {description.translate(_HELP)}", f"# TYPE {name} {kind}"
+
+
+@lru_cache(maxsize=256)
+def _buckets(metric: str, bounds: tuple[float, ...], /, **labels: str) -> Sequence[str]:
+    """The series of a histogram's buckets. Raises `ValueError` if the name of a label is invalid."""
+    return [_series(f"{metric}_bucket", le=_number(bound), **labels) for bound in (*bounds, math.inf)]
 
 
 @lru_cache(maxsize=2048)  # most series are on every page
