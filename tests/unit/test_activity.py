@@ -20,7 +20,7 @@ U = ("p", "u")
 
 def reading(*values: Value, units: tuple[str, ...] = ("u",), asleep: bool = False) -> NodeReadings:
     outcomes = {"asleep": 1} if asleep else {"ok": 1}
-    return NodeReadings([DeviceReading({}, outcomes, plugin="p", device="d", units=units, values=values)])
+    return NodeReadings([DeviceReading({}, outcomes, plugin="p", device="d", units=units, activity=values)])
 
 
 @pytest.mark.parametrize(

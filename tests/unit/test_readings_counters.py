@@ -9,6 +9,7 @@ from accelplane.host import Host
 from accelplane.pages.device_reader import DeviceReader, DeviceReading
 from accelplane.plugins.onload import OnloadPlugin
 from accelplane.readings import DevicePlan, families, nic, offload
+from accelplane.readings.values import labels
 
 QUEUE = "/sys/bus/dsa/devices/dsa0/wq0.1"
 NIC = "/sys/bus/pci/devices/0000:03:00.0"
@@ -24,11 +25,11 @@ def build(root: Path, files: Mapping[str, str]) -> Host:
 
 def samples(reading: DeviceReading, prefix: str) -> dict[str, float]:
     """The values of families whose names begin so, by the labels beside those of the device."""
-    return {
-        f"{value.family.name.removeprefix('accelplane_')}{{{value.labels}}}": value.value
-        for value in reading.values
-        if value.family.name.startswith(f"accelplane_{prefix}")
-    }
+    device = f"{{{labels(plugin=reading.plugin, device=reading.device)}"
+    lines = [line for family, found in reading.lines.items() if family is not families.INFO for line in found]
+    parts = (line.replace(f"{device},", "{").replace(device, "{").rpartition(" ") for line in lines)
+    found = {series.removeprefix("accelplane_"): float(value) for series, _, value in parts}
+    return {series: value for series, value in found.items() if series.startswith(prefix)}
 
 
 class Faults:

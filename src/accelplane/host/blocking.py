@@ -91,6 +91,7 @@ class ThreadQueue:
         self._threads: dict[object, float] = {}  # the monotonic times at which their present functions began
         self._lock = threading.Lock()
         self._timer: asyncio.TimerHandle | None = None
+        self._start_scheduled = False
         self._exhausted = False  # whether the last thread could not be started
 
     def submit(self, work: Callable[[], T]) -> "asyncio.Future[T]":
@@ -104,8 +105,14 @@ class ThreadQueue:
 
         with self._lock:
             self._waiting.append(run)
-        self._start_if_late(loop)
+        if not self._start_scheduled:  # after the functions that callers submit now: their thread needs the same lock
+            self._start_scheduled = True
+            loop.call_soon(self._start_scheduled_thread, loop)
         return outcome
+
+    def _start_scheduled_thread(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._start_scheduled = False
+        self._start_if_late(loop)
 
     def _start_if_late(self, loop: asyncio.AbstractEventLoop) -> None:
         """Starts a thread if functions wait and all threads are in functions that take longer than `stall_timeout`."""

@@ -12,13 +12,12 @@ from typing import NamedTuple
 
 from accelplane.pages.readings import NodeReadings
 from accelplane.readings import Family, Value
-from accelplane.readings.families import GPU_IDLE, IDXD_QUEUE_CLIENTS, IDXD_QUEUE_ENTRIES, NPU_BUSY, QAT_REQUESTS
+from accelplane.readings.families import ACTIVITY, GPU_IDLE, IDXD_QUEUE_CLIENTS, IDXD_QUEUE_ENTRIES
 from accelplane.readings.values import labels
 
 # A GT that is busy for a smaller part of the time does housekeeping.
 _IDLE_SHARE = 0.98
 _QUEUE = frozenset((IDXD_QUEUE_CLIENTS, IDXD_QUEUE_ENTRIES))
-_SIGNALS = frozenset((GPU_IDLE, NPU_BUSY, QAT_REQUESTS, *_QUEUE))
 # Shorter pauses are no change of the inventory.
 _IDLE_STATE = 600.0
 
@@ -52,7 +51,7 @@ class Activity:
             key = (reading.plugin, reading.device)
             counters = self._counters.get(key)
             fresh = not reading.outcomes.get("asleep")
-            active, present = signals(reading.values if fresh else (), reading.units, counters, now)
+            active, present = signals(reading.activity if fresh else (), reading.units, counters, now)
             for unit in reading.units:
                 place = (reading.plugin, unit)
                 if place in held and (unit in active or place in self._active_at):
@@ -101,7 +100,7 @@ def signals(
     counters: dict[tuple[Family, str], float] = {}
     queues: dict[str, float] = {}
     for family, extra, value in values:
-        if family not in _SIGNALS:
+        if family not in ACTIVITY:
             continue
         if family in _QUEUE:
             queues[extra] = queues.get(extra, 0.0) + value

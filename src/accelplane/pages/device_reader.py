@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from accelplane.host import Host, HostError
 from accelplane.readings import DevicePlan, Family, InvalidText, Source, Value
-from accelplane.readings.families import AWAKE, ENERGY_GAPS, INFO, STUCK
+from accelplane.readings.families import ACTIVITY, AWAKE, ENERGY_GAPS, INFO, STUCK
 from accelplane.readings.plan import is_awake, waking_reads
 from accelplane.readings.values import labels
 
@@ -26,7 +26,7 @@ Lines = Mapping[Family, Sequence[str]]
 
 
 class DeviceReading(Struct, frozen=True):
-    """The rendered samples of one device by family, and the number of reads by outcome.
+    """The rendered samples of one device by family, the number of reads by outcome, and the values of its activity.
 
     Outcomes: ok, missing, denied, asleep, invalid, error, timeout.
     """
@@ -38,7 +38,7 @@ class DeviceReading(Struct, frozen=True):
     device: str = ""
     bdf: str = ""
     units: Sequence[str] = ()
-    values: Sequence[Value] = ()
+    activity: Sequence[Value] = ()
 
 
 class DeviceReader:
@@ -48,15 +48,11 @@ class DeviceReader:
         self.plan = plan
         self.labels = labels(plugin=plugin, device=plan.device, **({"bdf": plan.bdf} if plan.bdf else {}))
         self._plugin = plugin
-        self._use(plan.sources)
+        self._use([_SourceState(source) for source in plan.sources])
         # Paths of further sources that are not read again.
         self._unreadable: set[str] = set()
         # By path the last text with its meaning: most files seldom change.
         self._parsed: dict[str, _Part] = {}
-        # By path the parts of constant sources.
-        self._constant: dict[str, Sequence[_Part]] = {}
-        # By path the parts of the last reading of waking sources.
-        self._waking: dict[str, Sequence[_Part]] = {}
         self._own = _Part()
         self._merged = _Merged()
         self._identity_lines = self._identity()
@@ -65,14 +61,18 @@ class DeviceReader:
         self._gaps = 0
         self._increases = _Increases()
 
-    def _use(self, sources: Sequence[Source]) -> None:
-        self._sources = sources
+    def _use(self, states: "Sequence[_SourceState]") -> None:
+        sources = [state.source for state in states]
+        self._states = states
         self._wakes = any(source.waking for source in sources)
         self._wraps_after = min((source.wraps_after for source in sources if source.wraps_after), default=0.0)
 
     def adopt(self, earlier: "DeviceReader") -> None:
         """Takes over the readings of an earlier plan of the same device, so that counters do not decrease."""
-        self._waking = {path: [self._part(part.values) for part in parts] for path, parts in earlier._waking.items()}
+        known = {state.source.path: state.parts for state in earlier._states}
+        for state in self._states:
+            if state.source.waking:
+                state.parts = [self._part(part.values) for part in known.get(state.source.path, ())]
         self._last_waking = earlier._last_waking
         self._last_energy = earlier._last_energy
         self._gaps = earlier._gaps
@@ -80,33 +80,27 @@ class DeviceReader:
 
     def read(self, host: Host, mode: str, now: float, *, held: bool) -> DeviceReading:
         """Reads the sources that are due at `now`, the monotonic time. Raises exceptions of a plugin's parser."""
-        outcomes: Counter[str] = Counter()
-        denied: list[str] = []
+        reads = _Reads(host)
         status = _power_status(host, self.plan)
         decision = "read" if self.plan.never_sleeps else self._decide(host, mode, status, now, held=held)
-        parts: list[_Part] = []
-        for source in self._sources:
-            if source.waking and decision != "read":
-                outcomes["asleep"] += 1
-                parts += self._earlier(source, repeat=decision == "repeat")
-                continue
-            found = self._constant.get(source.path)
-            if found is None:
-                found = self._read_all(host, [source], outcomes, denied)
-                if source.constant and found and found[0].valid:
-                    self._constant[source.path] = found
-            parts += found
-            if source.waking:
-                self._waking[source.path] = found
+        changed = False
+        for state in self._states:
+            if state.source.waking and decision != "read":
+                reads.outcomes["asleep"] += 1
+            elif not state.complete and self._update(reads, state):
+                changed = True
         if decision == "read" and self._wakes:
             self._last_waking = now
             if self._wraps_after:
                 self._gaps += self._last_energy is not None and now - self._last_energy > self._wraps_after
                 self._last_energy = now
-        parts.append(self._own_part(status))
-        lines, values = self._merge(parts)
-        plan = self.plan
-        return DeviceReading(lines, outcomes, denied, self._plugin, plan.device, plan.bdf, plan.units, values)
+        own = self._own_part(status)
+        if changed or decision != self._merged.decision or own is not self._merged.own:
+            self._merged = self._merge(decision, own)
+        lines, activity, plan = self._merged.lines, self._merged.activity, self.plan
+        return DeviceReading(
+            lines, reads.outcomes, reads.denied, self._plugin, plan.device, plan.bdf, plan.units, activity
+        )
 
     def stuck(self) -> DeviceReading:
         """The reading while the device is not read because a read blocks."""
@@ -121,13 +115,12 @@ class DeviceReader:
         since = now - self._last_waking
         return waking_reads(mode, status=status, autosuspend=autosuspend, held=held, since_waking=since)
 
-    def _earlier(self, source: Source, *, repeat: bool) -> "Sequence[_Part]":
-        """The values of an unread source: counters keep their values, gauges only if the last reading is repeated."""
-        known = self._waking.get(source.path, ())
-        if repeat:
-            return known
+    def _shown(self, state: "_SourceState", decision: str) -> "Sequence[_Part]":
+        """The parts of a source. Unread counters keep their values, gauges only if the last reading is repeated."""
+        if decision != "skip" or not state.source.waking:
+            return state.parts
         found: list[_Part] = []
-        for part in known:
+        for part in state.parts:
             counters = [value for value in part.values if value.family.kind == "counter"]
             if len(counters) == len(part.values):
                 found.append(part)
@@ -135,54 +128,77 @@ class DeviceReader:
                 found.append(self._part(counters))
         return found
 
-    def _read_all(
-        self, host: Host, pending: list[Source], outcomes: Counter[str], denied: list[str]
-    ) -> "Sequence[_Part]":
-        """The parts of sources and of those that follow them; without those that accumulate."""
+    def _update(self, reads: "_Reads", state: "_SourceState") -> bool:
+        """Reads a source and those that follow it. Returns whether that changes the reading."""
+        source = state.source
+        text = None if source.members is not None else self._read_text(reads, source)
+        if text is not None and text == state.text:
+            reads.outcomes["ok"] += 1
+            return False
+        parts = self._parts(reads, source, text)
+        valid = bool(parts) and parts[0].valid
+        state.complete = source.constant and valid
+        # The next reading with the same text has the same part, unless further sources follow it.
+        state.text = text if valid and not source.accumulates and not parts[0].following else None
+        last, state.parts = state.parts, parts
+        return len(parts) != len(last) or any(map(operator.is_not, parts, last))
+
+    def _parts(self, reads: "_Reads", source: Source, text: bytes | None) -> "Sequence[_Part]":
+        """The parts of a source with this text and of those that follow it; without those that accumulate."""
         parts: list[_Part] = []
+        pending = [*self._add(reads, source, text, parts)]
         while pending:
             now = pending.pop(0)
-            if now.members is not None:
-                names = _names(host, now.path)
-                if names is None:
-                    self._increases.keep(f"{now.path}/")
-                else:
-                    pending += now.members(names)[:_MAX_FOLLOWING]
-                continue
-            part = None if now.path in self._unreadable else self._read_file(host, now, outcomes, denied)
-            if part is None:
-                self._increases.keep(now.path)
-                continue
-            if now.accumulates and part.valid:
-                self._increases.add(now.path, part.values)
-            elif now.accumulates:
-                self._increases.keep(now.path)
-            else:
-                parts.append(part)
-            pending += part.following
+            known = now.members is not None or now.path in self._unreadable
+            pending += self._add(reads, now, None if known else self._read_text(reads, now), parts)
         return parts
 
-    def _read_file(self, host: Host, source: Source, outcomes: Counter[str], denied: list[str]) -> "_Part | None":
-        """What the file contains now, None if that is no ASCII text."""
+    def _add(self, reads: "_Reads", source: Source, text: bytes | None, parts: "list[_Part]") -> Sequence[Source]:
+        """Adds the part of one source, or its increase, unless it cannot be read. Returns the sources that follow."""
+        if source.members is not None:
+            names = _names(reads.host, source.path)
+            if names is None:
+                self._increases.keep(f"{source.path}/")
+            return () if names is None else source.members(names)[:_MAX_FOLLOWING]
+        part = None if text is None else self._interpret(reads, source, text)
+        if part is None or (source.accumulates and not part.valid):
+            self._increases.keep(source.path)
+        elif source.accumulates:
+            self._increases.add(source.path, part.values)
+        else:
+            parts.append(part)
+        return () if part is None else part.following
+
+    def _read_text(self, reads: "_Reads", source: Source) -> bytes | None:
+        """What the file contains now, with one byte more than allowed if it is too long; None if it is unreadable."""
         try:
-            text = host.read_once(source.path, source.limit + 1)
+            return reads.host.read_once(source.path, source.limit + 1)
         except HostError as error:
             outcome = "missing" if error.errno in _GONE else "denied" if error.errno in _DENIED else "error"
-            outcomes[outcome] += 1
+            reads.outcomes[outcome] += 1
             if outcome == "denied":
-                denied.append(source.path)
-            if outcome != "error" and source in self._sources:
-                self._use([each for each in self._sources if each is not source])
-            elif outcome != "error" and error.errno not in _ABSENT:
-                self._unreadable.add(source.path)
+                reads.denied.append(source.path)
+            if outcome != "error":
+                self._drop(source, error)
             return None
-        if len(text) > source.limit or not text.isascii():
-            outcomes["invalid"] += 1
-            return None
+
+    def _drop(self, source: Source, error: HostError) -> None:
+        """Does not read the source again, unless it is a further one that may exist again."""
+        states = [state for state in self._states if state.source is not source]
+        if len(states) < len(self._states):
+            self._use(states)
+        elif error.errno not in _ABSENT:
+            self._unreadable.add(source.path)
+
+    def _interpret(self, reads: "_Reads", source: Source, text: bytes) -> "_Part | None":
+        """The meaning of the text, None if it is too long or no ASCII text."""
         part = self._parsed.get(source.path)
         if part is None or part.text != text:
+            if len(text) > source.limit or not text.isascii():
+                reads.outcomes["invalid"] += 1
+                return None
             part = self._parsed[source.path] = self._parse(source, text, part)
-        outcomes["ok" if part.valid else "invalid"] += 1
+        reads.outcomes["ok" if part.valid else "invalid"] += 1
         return part
 
     def _parse(self, source: Source, text: bytes, earlier: "_Part | None") -> "_Part":
@@ -204,6 +220,9 @@ class DeviceReader:
         earlier: "_Part | None" = None,
     ) -> "_Part":
         keys: Sequence[tuple[Family, str]] = tuple([value[:2] for value in values])
+        if len(set(keys)) < len(keys):
+            values = _added(values)
+            keys = tuple([value[:2] for value in values])
         keys = earlier.keys if earlier is not None and keys == earlier.keys else _shared(keys)
         lines = tuple([self._line(*value) for value in values])
         return _Part(text=text, values=values, valid=valid, following=following, keys=keys, lines=lines)
@@ -222,24 +241,24 @@ class DeviceReader:
             self._own = self._part(values, earlier=self._own)
         return self._own
 
-    def _merge(self, parts: "Sequence[_Part]") -> "tuple[Lines, Sequence[Value]]":
-        """The lines of all parts by family, and the values. Samples with equal labels are added."""
+    def _merge(self, decision: str, own: "_Part") -> "_Merged":
+        """The lines of all parts by family, and the values of activity. Samples with equal labels are added."""
         last = self._merged
-        if len(parts) == len(last.parts) and all(map(operator.is_, parts, last.parts)):
-            return last.lines, last.values
+        parts = [*(part for state in self._states for part in self._shown(state, decision)), own]
         keys = [part.keys for part in parts]
         distinct = last.distinct
         if keys != last.keys:
             distinct = len({key for each in keys for key in each}) == sum(map(len, keys))
         values = [value for part in parts for value in part.values]
         shown = parts if distinct else [self._part(_added(values))]
-        merged = self._merged = _Merged(parts, keys, {**self._identity_lines, **_by_family(shown)}, values, distinct)
-        return merged.lines, values
+        lines = {**self._identity_lines, **_by_family(shown)}
+        activity = tuple([value for value in values if value.family in ACTIVITY])
+        return _Merged(decision, own, keys, lines, activity, distinct)
 
     def _identity(self) -> Lines:
         facts = labels(**self.plan.facts)
         info = f"{INFO.name}{{{self.labels}{',' if facts else ''}{facts}}} 1"
-        return {INFO: [info]}
+        return {INFO: (info,)}
 
 
 class _Increases:
@@ -280,13 +299,38 @@ class _Part(Struct, frozen=True):
     lines: Sequence[str] = ()
 
 
-class _Merged(Struct, frozen=True):
-    """The parts of a reading and what they are together. `distinct`: no two values have the same labels."""
+class _SourceState(Struct, eq=False):
+    """A source of the plan with its last parts.
 
+    `text` is the last text if its repetition changes nothing. A `complete` source is not read again.
+    """
+
+    source: Source
     parts: Sequence[_Part] = ()
+    text: bytes | None = None
+    complete: bool = False
+
+
+class _Reads:
+    """The reads of one reading: their number by outcome, and the paths without permission."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.outcomes: Counter[str] = Counter()
+        self.denied: list[str] = []
+
+
+class _Merged(Struct, frozen=True):
+    """A reading: the decision on waking reads, the part that is in no file, and what all parts are together.
+
+    `distinct`: no two values have the same labels.
+    """
+
+    decision: str = ""
+    own: _Part = _Part()
     keys: Sequence[Sequence[tuple[Family, str]]] = ()
     lines: Lines = {}
-    values: Sequence[Value] = ()
+    activity: Sequence[Value] = ()
     distinct: bool = True
 
 
@@ -295,7 +339,7 @@ def _by_family(parts: Iterable[_Part]) -> Lines:
     for part in parts:
         for (family, _labels), line in zip(part.keys, part.lines, strict=True):
             found.setdefault(family, []).append(line)
-    return found
+    return {family: tuple(lines) for family, lines in found.items()}
 
 
 @lru_cache(maxsize=1024)

@@ -1,11 +1,13 @@
 """The families of device readings and of holders on the metrics page."""
 
+import itertools
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from accelplane.node.hardware_events import OUTCOMES
 from accelplane.node.status import NodeStatus, listed_devices, units_by_cdi
-from accelplane.pages.device_reader import DeviceReading
+from accelplane.pages.device_reader import DeviceReading, Lines
 from accelplane.pages.exposition import Family
 from accelplane.pages.holders import Holders, Key, claimed_units, counts_by_unit
 from accelplane.pages.readings import NodeReadings
@@ -25,16 +27,15 @@ def hardware(
 
     `attached` has labels of the container that alone holds a plugin's unit.
     """
-    lines: dict[ReadingFamily, list[str]] = {}
-    for reading in readings.devices:
-        for family, rendered in reading.lines.items():
-            lines.setdefault(family, []).extend(
-                _attached(reading, rendered, attached) if attached and family is not INFO else rendered
-            )
+    lines: dict[ReadingFamily, list[str]] = defaultdict(list)
+    found = [_attached(reading, attached) if attached else reading.lines for reading in readings.devices]
+    for families, devices in itertools.groupby(found, key=tuple):  # the next devices often have the same families
+        for family, rendered in zip(families, zip(*(device.values() for device in devices), strict=True), strict=True):
+            lines[family] += itertools.chain.from_iterable(rendered)
     if status is not None:
         lines[UNIT_INFO] = [*_unit_info(readings, status)]
         for family, line in _events(status, readings.plans):
-            lines.setdefault(family, []).append(line)
+            lines[family].append(line)
     for family in sorted(lines, key=lambda one: (_ORDER.get(one, len(_ORDER)), one.name)):
         made = Family(family.name, family.help, family.kind)
         made.add_lines(lines[family])
@@ -130,15 +131,20 @@ def _container(prefix: str, namespace: str, pod: str, container: str) -> dict[st
     return {f"{prefix}namespace": namespace, f"{prefix}pod": pod, f"{prefix}container": container}
 
 
-def _attached(reading: DeviceReading, lines: Iterable[str], attached: Mapping[tuple[str, str], str]) -> Iterator[str]:
+def _attached(reading: DeviceReading, attached: Mapping[tuple[str, str], str]) -> Lines:
     """The lines with the labels of the container that alone holds their unit, or the device with all its units."""
     by_unit = {unit: attached.get((reading.plugin, unit), "") for unit in reading.units}
     whole = next(iter(by_unit.values())) if len(set(by_unit.values())) == 1 else ""
-    for line in lines:
+
+    def extended(line: str) -> str:
         unit = _UNIT.search(line)
         extra = by_unit.get(unit[1], "") if unit is not None else whole
         head, _, value = line.rpartition("} ")
-        yield f"{head},{extra}}} {value}" if extra else line
+        return f"{head},{extra}}} {value}" if extra else line
+
+    return {
+        family: rendered if family is INFO else [*map(extended, rendered)] for family, rendered in reading.lines.items()
+    }
 
 
 def _unit_info(readings: NodeReadings, status: NodeStatus) -> Iterator[str]:
@@ -146,8 +152,8 @@ def _unit_info(readings: NodeReadings, status: NodeStatus) -> Iterator[str]:
     resources: dict[tuple[str, str], dict[str, str]] = {}
     for resource, (plugin, devices) in listed_devices(status).items():
         label = f",{labels(resource=resource)}"
-        for device in devices.values():
-            resources.setdefault((plugin, device.unit), {})[resource] = label
+        for unit in {device.unit for device in devices.values()}:
+            resources.setdefault((plugin, unit), {})[resource] = label
     for reading in readings.devices:
         bdf = f",{labels(bdf=reading.bdf)}" if reading.bdf else ""
         for unit in reading.units:

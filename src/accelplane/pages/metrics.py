@@ -211,7 +211,7 @@ def _resources(resources: Iterable[ResourceStatus]) -> Iterable[Family]:
     now = time.time()
     for each in resources:
         labels, counters = {"resource": each.name}, each.counters
-        healthy = sum(device.healthy for device in each.devices.values())
+        healthy = [device.health for device in each.devices.values()].count(HEALTHY)
         devices.add(healthy, {**labels, "health": HEALTHY})
         devices.add(len(each.devices) - healthy, {**labels, "health": UNHEALTHY})
         registered.add(each.stage == Stage.REGISTERED, labels)

@@ -177,9 +177,9 @@ class Readings:
         for device in known.devices:
             device.use_plan()
         now = self._clock()
-        due = deque(device for device in known.devices if not device.blocked and device.stuck_until <= now)
-        waiting = [device for device in known.devices if device not in due]
+        waiting = [device for device in known.devices if device.blocked or device.stuck_until > now]
         found = {id(device): device.reader.stuck() for device in waiting}
+        due = deque(device for device in known.devices if id(device) not in found)
         while due:
             work = _Work(due, known.host, self._waking, now, held)
             stuck = await self._follow(work)
@@ -271,7 +271,8 @@ class Readings:
     def _count(self, name: str, readings: Iterable[DeviceReading]) -> None:
         counts = self._outcomes.setdefault(name, Counter())
         for reading in readings:
-            counts.update(reading.outcomes)
+            for outcome, count in reading.outcomes.items():
+                counts[outcome] += count
             for path in reading.denied:
                 if path not in self._denied:
                     self._denied.add(path)

@@ -101,4 +101,6 @@ NIC_CARRIER_CHANGES = Family(
     "accelplane_nic_carrier_changes_total", "Times that a network interface got or lost its carrier.", "counter"
 )
 
+# The families whose values show whether a device is used.
+ACTIVITY = frozenset((GPU_IDLE, NPU_BUSY, QAT_REQUESTS, IDXD_QUEUE_CLIENTS, IDXD_QUEUE_ENTRIES))
 FAMILIES = tuple(family for family in globals().values() if isinstance(family, Family))

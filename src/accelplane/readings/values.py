@@ -47,6 +47,7 @@ class InvalidText(ValueError):
 Parse = Callable[[str], Sequence[Value]]
 
 
+@lru_cache(maxsize=4096)
 def labels(**texts: str) -> str:
     """Renders labels in the given order, for example `sensor="card",limit="burst"`."""
     return ",".join(f'{name}="{escape(text)}"' for name, text in texts.items())
