@@ -8,7 +8,7 @@ Below a root other than `/`, links are followed inside that root, absolute ones 
 absolute link to the root's own real path leads to the same place as one without that prefix. A device node may be a
 plain file or a directory there, because trees without hardware have no others. Another process may replace a directory
 of the tree by a link at any time, so every component is opened relative to the directory above it, without following
-links (openat(2), O_NOFOLLOW; for repeated reads openat2(2)): nothing outside the root is read or written.
+links (openat(2), O_NOFOLLOW): nothing outside the root is read or written.
 """
 
 import contextlib
@@ -23,7 +23,6 @@ from functools import partial
 from typing import NamedTuple, Self, TypeVar
 
 from accelplane.host.errors import HostError, Missing, Unreadable, WriteError, host_error
-from accelplane.host.openat2 import open_directory
 
 T = TypeVar("T")
 
@@ -311,25 +310,10 @@ class HostFiles:
             name = names.pop()
             found = _Directory(os.open(name, _OPEN_DIRECTORY, dir_fd=found.descriptor))
             canonical = f"{canonical}/{name}"
-            self._keep(canonical, found)
+            if len(self._directories) >= _MAX_OPEN_DIRECTORIES:
+                self._directories.clear()
+            self._directories[canonical] = found
         return found
-
-    def _leaf_directory(self, canonical: str) -> _Directory:
-        """As `_directory`, if possible without opening the directories above it."""
-        found = self._directories.get(canonical)
-        if found is None:
-            descriptor = open_directory(self._directory("").descriptor, canonical[1:])
-            if descriptor < 0:
-                return self._directory(canonical)
-            found = _Directory(descriptor)
-            self._keep(canonical, found)
-        return found
-
-    def _keep(self, canonical: str, directory: _Directory) -> None:
-        """Keeps the open directory. Closes all others that nothing uses if there are too many."""
-        if len(self._directories) >= _MAX_OPEN_DIRECTORIES:
-            self._directories.clear()
-        self._directories[canonical] = directory
 
     def _link(self, path: str) -> str | None:
         """The text of the link at a path whose directory has no links; None if it is no link, `_ABSENT` if nothing."""
@@ -401,7 +385,7 @@ class HostFiles:
             if recent is None or recent[0] != directory:
                 if name in _NO_NAMES:
                     return self.open(path, os.O_RDONLY)
-                recent = self._recent = directory, self._leaf_directory(self._canonical_directory(directory))
+                recent = self._recent = directory, self._directory(self._canonical_directory(directory))
             return os.open(name, _OPEN_AGAIN, dir_fd=recent[1].descriptor)
         except OSError as error:
             if error.errno not in _MOVED:
