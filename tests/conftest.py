@@ -4,6 +4,8 @@ Hypothesis generates 25 inputs per test, 50 with `ACCELPLANE_THOROUGH`, or `ACCE
 except for tests that set a number of their own. All of them have the marker `fuzz`. With `ACCELPLANE_FUZZ`, the report
 shows the number of inputs.
 
+The directory `tmp_path` of tests with the marker `memory` is in memory if possible (`memorydirectory`).
+
 Coverage is measured in the processes that tests start, too. It is not measured in tests with the marker `untraced`,
 which include all hypothesis tests: they execute code that other tests cover, a thousand times, and tracing makes Python
 3.11 several times slower. (The marker `no_cover` of pytest-cov has no effect in workers of xdist.)
@@ -11,18 +13,23 @@ which include all hypothesis tests: they execute code that other tests cover, a 
 
 import functools
 import gc
+import itertools
 import logging
 import os
+import re
+import shutil
 import signal
 import sys
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
+from memorydirectory import memory_directory
 from thoroughness import FUZZ, examples
 
 _INPUTS = "inputs"
@@ -42,6 +49,7 @@ settings.load_profile("accelplane")
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "fuzz: hypothesis generates its inputs")
     config.addinivalue_line("markers", "untraced: coverage is not measured")
+    config.addinivalue_line("markers", "memory: `tmp_path` is in memory if possible")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Shells start background jobs so. Programs that tests start and interrupt would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -76,6 +84,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker(pytest.mark.fuzz)
             item.add_marker(pytest.mark.untraced)
+
+
+@pytest.fixture(scope="session")
+def memory_paths() -> Iterator[Iterator[Path]]:
+    """Paths for directories of tests in memory, without end. Without memory for files there are none."""
+    with memory_directory() as directory:
+        yield map(directory.joinpath, map(str, itertools.count())) if directory else iter(())
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, memory_paths: Iterator[Path]) -> Iterator[Path]:
+    """An empty directory, for tests with the marker `memory` in memory. It is kept if the test fails."""
+    path = next(memory_paths, None) if request.node.get_closest_marker("memory") else None
+    if path is None:
+        yield request.getfixturevalue("tmp_path")  # that of pytest
+        return
+    path = path.with_name(f"{path.name}-{re.sub(r'[^a-z0-9_]', '_', request.node.name)[:30]}")
+    path.mkdir()
+    failures = request.session.testsfailed
+    yield path
+    if request.session.testsfailed == failures:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -22,6 +22,8 @@ from waiting import until
 from accelplane.cli import node
 from accelplane.simulate.tree import GpuSpec, SimulatedNode
 
+pytestmark = pytest.mark.memory
+
 I915, ACCEL = "gpu.intel.com/i915", "npu.intel.com/accel"
 
 

@@ -22,6 +22,8 @@ from accelplane.plugins.gpu import GpuPlugin
 from accelplane.plugins.npu import NpuPlugin
 from accelplane.simulate.tree import GpuSpec, SimulatedNode
 
+pytestmark = pytest.mark.memory
+
 I915, XE, ACCEL = "gpu.intel.com/i915", "gpu.intel.com/xe", "npu.intel.com/accel"
 # No timer expires within a test.
 PATIENT = {"safety_interval": 3600.0}

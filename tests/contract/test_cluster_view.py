@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from kubeapi import KubeApi, Object
 
+pytestmark = pytest.mark.memory
+
 I915, EXAMPLE = "gpu.intel.com/i915", "example.com/card"
 
 

@@ -21,6 +21,8 @@ from accelplane.fleet.web.site import Screens
 from accelplane.http.messages import PAGE_LIMITS, Request, Response
 from accelplane.http.server import HttpServer
 
+pytestmark = pytest.mark.memory
+
 I915 = "gpu.intel.com/i915"
 HOLDER = HolderItem(namespace="research", pod="train", container="main", resource=I915, count=2, since=1.7e9)
 DEVICES = (

@@ -19,6 +19,8 @@ from accelplane.simulate.kernel.ioctls import serve_ioctls
 from accelplane.simulate.offload import FpgaSpec
 from accelplane.simulate.specs import NodeSpec
 
+pytestmark = pytest.mark.memory
+
 CARD = "0000:63:00.0"
 OTHER = "ce48969398f05f33946d560708be108a"
 SUPERVISOR = "import sys; from accelplane.simulate.seccomp import run; sys.exit(run(sys.argv[2:], sys.argv[1]))"

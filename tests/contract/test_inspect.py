@@ -18,6 +18,8 @@ from accelplane.kubelet import podresources_v1_pb2 as pb
 from accelplane.plugins.gpu import GpuPlugin
 from accelplane.simulate import GpuSpec, SimulatedNode
 
+pytestmark = pytest.mark.memory
+
 I915 = "gpu.intel.com/i915"
 
 

@@ -15,6 +15,8 @@ from accelplane.kube.client import Client
 from accelplane.kube.trust import SecretMissing, Trust, TrustError, TrustSettings
 from accelplane.kube.truststore import ClusterTrustStore
 
+pytestmark = pytest.mark.memory
+
 SETTINGS = TrustSettings(service="hooks", namespace="n")
 OURS = {"service": {"name": "hooks", "namespace": "n"}}
 

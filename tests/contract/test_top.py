@@ -25,6 +25,8 @@ from accelplane.plugins.gpu import GpuPlugin
 from accelplane.simulate import GpuSpec, NodeSpec, SimulatedNode
 from accelplane.simulate.offload import FpgaSpec
 
+pytestmark = pytest.mark.memory
+
 I915 = "gpu.intel.com/i915"
 EVERY_KIND = Path(simulate.__file__).with_name("configs") / "demo.yaml"
 
