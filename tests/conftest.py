@@ -13,13 +13,13 @@ which include all hypothesis tests: they execute code that other tests cover, a 
 
 import functools
 import gc
-import itertools
 import logging
 import os
 import re
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -87,21 +87,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def memory_paths() -> Iterator[Iterator[Path]]:
-    """Paths for directories of tests in memory, without end. Without memory for files there are none."""
+def memory_base() -> Iterator[Path | None]:
+    """The directory for the files of tests in memory, if possible."""
     with memory_directory() as directory:
-        yield map(directory.joinpath, map(str, itertools.count())) if directory else iter(())
+        yield directory
 
 
 @pytest.fixture
-def tmp_path(request: pytest.FixtureRequest, memory_paths: Iterator[Path]) -> Iterator[Path]:
+def tmp_path(request: pytest.FixtureRequest, memory_base: Path | None) -> Iterator[Path]:
     """An empty directory, for tests with the marker `memory` in memory. It is kept if the test fails."""
-    path = next(memory_paths, None) if request.node.get_closest_marker("memory") else None
-    if path is None:
+    if memory_base is None or not request.node.get_closest_marker("memory"):
         yield request.getfixturevalue("tmp_path")  # that of pytest
         return
-    path = path.with_name(f"{path.name}-{re.sub(r'[^a-z0-9_]', '_', request.node.name)[:30]}")
-    path.mkdir()
+    name = re.sub(r"[^a-z0-9_]", "_", request.node.name)
+    path = Path(tempfile.mkdtemp(prefix=f"{name[:30]}-", dir=memory_base))
     failures = request.session.testsfailed
     yield path
     if request.session.testsfailed == failures:

@@ -28,6 +28,7 @@ _MAX_REQUEST = 200_000
 _PRELOADED = (
     *("accelplane.cli.commands", "accelplane.cli.node", "accelplane.cli.dropin", "accelplane.cli.top"),
     *("accelplane.cli.clusterview", "accelplane.cli.fleetview", "accelplane.node.agent"),
+    *(f"accelplane.plugins.{name}" for name in ("dlb", "fpga", "gpu", "idxd", "npu", "onload", "qat", "sgx")),
     *("accelplane.readings.dfl", "accelplane.readings.gpu", "accelplane.readings.nic", "accelplane.readings.npu"),
     *("accelplane.readings.offload", "accelplane.readings.qat", "rich.console", "rich.table"),
 )
@@ -57,6 +58,9 @@ class ForkedProcess:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, number)
 
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
@@ -74,10 +78,11 @@ class ForkedProcess:
 class ForkServer:
     """The server, which is started at once. The owner calls `close`."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Sequence[str] = (), wrapper: Sequence[str] = ()) -> None:
+        """The server imports the modules, and those of each command. `wrapper` is a command that runs the server."""
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, os.path.abspath(__file__), str(theirs.fileno())]
+            command = [*wrapper, sys.executable, os.path.abspath(__file__), str(theirs.fileno()), *modules]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
 
     def start(
@@ -106,7 +111,7 @@ class ForkServer:
 @functools.cache
 def fork_server() -> ForkServer:
     """The server of this process."""
-    server = ForkServer()
+    server = ForkServer(_PRELOADED)
     atexit.register(server.close)
     return server
 
@@ -197,10 +202,8 @@ def _run(command: Callable[[], object]) -> NoReturn:
 def _main() -> NoReturn:
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         sys.path.pop(0)  # the directory of this file
-        for name in _PRELOADED:
+        for name in sys.argv[2:]:
             importlib.import_module(name)
-        for plugin in importlib.metadata.entry_points(group="accelplane.plugins"):
-            plugin.load()
         gc.freeze()
         command = _serve(requests)
     if command:

@@ -114,8 +114,9 @@ def _path(command: str) -> str:
 
 
 def _is_forkable(command: str, env: Mapping[str, str]) -> bool:
-    """Whether the command is one of this project and its process needs no variables when it starts, as for coverage."""
-    return command in _commands() and "LD_PRELOAD" not in env and "COVERAGE_PROCESS_START" not in os.environ
+    """Whether the command is one of this project, and no variables are for the start of Python, as for coverage."""
+    at_start = [name for name in env if name == "LD_PRELOAD" or name.startswith("PYTHON") and name != "PYTHONPATH"]
+    return command in _commands() and not at_start and "COVERAGE_PROCESS_START" not in os.environ
 
 
 @functools.cache
