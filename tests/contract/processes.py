@@ -115,7 +115,7 @@ def _path(command: str) -> str:
 
 def _is_forkable(command: str, env: Mapping[str, str]) -> bool:
     """Whether the command is one of this project, and no variables are for the start of Python, as for coverage."""
-    at_start = [name for name in env if name == "LD_PRELOAD" or name.startswith("PYTHON") and name != "PYTHONPATH"]
+    at_start = [name for name in env if name == "LD_PRELOAD" or (name.startswith("PYTHON") and name != "PYTHONPATH")]
     return command in _commands() and not at_start and "COVERAGE_PROCESS_START" not in os.environ
 
 
