@@ -43,6 +43,7 @@ class ForkedProcess:
         self.returncode: int | None = None
         self._handle = handle
         self._status = status
+        self._lock = threading.Lock()
 
     def poll(self) -> int | None:
         return self._read_status(0)
@@ -54,9 +55,10 @@ class ForkedProcess:
         return code
 
     def send_signal(self, number: int) -> None:
-        if self.poll() is None and self._handle >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._handle, number)
+        if self.poll() is None:
+            with self._lock, contextlib.suppress(ProcessLookupError):
+                if self.returncode is None and self._handle >= 0:
+                    signal.pidfd_send_signal(self._handle, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
@@ -65,13 +67,20 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
     def _read_status(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
-            content = self._status.recv(64)
-            assert content, "the fork server ended"
-            self.returncode = int(content)
-            self._status.close()
-            if self._handle >= 0:
-                os.close(self._handle)
+        if self.returncode is None:
+            with contextlib.suppress(ValueError):  # another thread has read the status
+                poll = select.poll()
+                poll.register(self._status, select.POLLIN)
+                if not poll.poll(None if timeout is None else timeout * 1000):
+                    return None
+            with self._lock:
+                if self.returncode is None:
+                    content = self._status.recv(64)
+                    assert content, "the fork server ended"
+                    self.returncode = int(content)
+                    self._status.close()
+                    if self._handle >= 0:
+                        os.close(self._handle)
         return self.returncode
 
 
