@@ -34,12 +34,12 @@ _NAMES = {
 
 
 def measure(scale: Scale) -> Result:
-    count = scale.of(50, 10)
+    count = scale.of(50, 2)
     with gpu_npu_node(cards=_CARDS, npus=0) as setup:
         cards = _times(GpuPlugin(GpuConfig(shared_dev_num=_SHARES)), setup, count, expected=_CARDS * _SHARES)
     with large_node() as setup:
         families = {name: _times(plugin, setup, count, _FOUND[name]) for name, plugin in _offload_plugins().items()}
-        cycles = asyncio.run(_scan_cycles(setup, scale.of(30, 2)))
+        cycles = asyncio.run(_scan_cycles(setup, scale.of(30, 1)))
     return Result(
         figures=(
             median(f"scan of {_CARDS} cards shared {_SHARES} ways", cards, "ms", budget=15),

@@ -12,7 +12,7 @@ from benchmarks.reference_kubelet import ReferenceKubelet
 
 
 def measure(scale: Scale) -> Result:
-    count = scale.of(15, 2)
+    count = scale.of(15, 1)
     python = [_bare_python() for _ in range(count)]
     cards = [_registration_times(gpu_npu_node) for _ in range(count)]
     families = [_registration_times(large_node) for _ in range(count)]

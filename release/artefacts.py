@@ -120,12 +120,23 @@ def references_of(text: str, registry: str) -> list[str]:
 
 def checksums(directory: Path) -> str:
     """SHA-256 digests of all files below a directory, in the format of sha256sum."""
-    lines = [
-        f"{oci.file_digest(file).removeprefix('sha256:')}  {file.relative_to(directory)}"
-        for file in sorted(directory.rglob("*"))
-        if file.is_file() and not file.is_symlink()
-    ]
-    return "".join(f"{line}\n" for line in lines)
+    return checksum_lines(
+        {
+            str(file.relative_to(directory)): oci.file_digest(file)
+            for file in directory.rglob("*")
+            if file.is_file() and not file.is_symlink()
+        }
+    )
+
+
+def checksum_lines(digests: Mapping[str, str]) -> str:
+    """Digests of files by name, in the format and order of `checksums`."""
+    return "".join(f"{digests[name].removeprefix('sha256:')}  {name}\n" for name in sorted(digests, key=path_order))
+
+
+def path_order(name: str) -> list[str]:
+    """The sort key of the path of a file: directories sort like files."""
+    return name.split("/")
 
 
 def write_json(file: Path, value: object) -> None:

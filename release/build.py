@@ -4,6 +4,7 @@ The directory appears by one rename when it is complete.
 """
 
 import base64
+import io
 import json
 import os
 import re
@@ -107,8 +108,6 @@ def _write(plan: Plan, key: ec.EllipticCurvePrivateKey, notes: str, work: Path, 
     listed = images.load(built / "images.json")
     if listed.version != plan.version:
         raise ReleaseError(f"{built}/images.json: found version {listed.version}, expected {plan.version}")
-    say("wheel and source distribution")
-    _python_packages(plan, work)
     say("images, manifests, charts and bundles")
     artefacts.merge_images(built, plan.out / "images", listed, plan.registry)
     artefacts.write_json(plan.out / "images.json", artefacts.images_json(listed))
@@ -120,13 +119,16 @@ def _write(plan: Plan, key: ec.EllipticCurvePrivateKey, notes: str, work: Path, 
     _deploy_archive(plan, deploy)
     charts = artefacts.write_charts(deploy, plan.out / "charts", plan.version)
     bundles = _bundles(plan)
+    # Last, because these take the longest, and errors in manifests and images are found without them.
+    say("wheel and source distribution")
+    _python_packages(plan, work)
     say("bills of materials")
     _boms(plan, built, listed)
     (plan.out / "CHANGELOG.md").write_text(notes)
     _facts(plan, charts, bundles)
     signatures.write(plan.out, key)
     say("offline archive")
-    offline(plan, key, work)
+    _offline(plan, key)
     say("provenance and signatures")
     _sign(plan, key, listed, started)
 
@@ -182,26 +184,35 @@ def _images(plan: Plan, work: Path, say: Say) -> Path:
 
 
 def _python_packages(plan: Plan, work: Path) -> None:
-    """Builds from a copy, because builds write into the tree."""
+    """Builds the source distribution from a copy, because builds write into the tree, and the wheel from the former."""
     copy = work / "source"
     copy.mkdir()
     for name in ("src", "LICENSE", "README.md", "pyproject.toml"):
         source = plan.root / name
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
         if source.is_dir():
-            shutil.copytree(source, copy / name, ignore=ignored)
+            shutil.copytree(source, copy / name, ignore=ignored, copy_function=shutil.copyfile)
         else:
             shutil.copy(source, copy / name)
     # The umask of the clone must not decide the modes in the wheel.
     for path in (copy, *copy.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     environment = {"SOURCE_DATE_EPOCH": str(commands.epoch(plan.root))}
-    built = work / "python"
-    _run([sys.executable, "-m", "build", "--quiet", "--no-isolation", "--outdir", built, copy], work, environment)
-    for file in built.iterdir():
-        if file.name.endswith(".tar.gz"):
-            _normalize(file)
-        shutil.copy(file, plan.out / file.name)
+    archive = _built("sdist", copy, plan.out, environment)
+    _normalize(archive)
+    unpacked = work / "sdist"
+    with tarfile.open(archive) as tar:
+        tar.extractall(unpacked, filter="data")
+    _built("wheel", unpacked / archive.name.removesuffix(".tar.gz"), plan.out, environment)
+
+
+def _built(distribution: str, source: Path, target: Path, environment: Mapping[str, str]) -> Path:
+    """Builds a `wheel` or an `sdist` with the build backend of the project, and returns the file."""
+    call = f"import sys; from setuptools.build_meta import build_{distribution} as build; build(sys.argv[1])"
+    before = set(target.iterdir())
+    _run([sys.executable, "-P", "-c", call, target], source, environment)
+    (built,) = set(target.iterdir()) - before
+    return built
 
 
 def _normalize(archive: Path) -> None:
@@ -291,27 +302,31 @@ def _facts(plan: Plan, charts: Mapping[str, str], bundles: Mapping[str, str]) ->
     artefacts.write_json(plan.out / "release.json", facts)
 
 
-def offline(plan: Plan, key: ec.EllipticCurvePrivateKey, work: Path) -> None:
+def _offline(plan: Plan, key: ec.EllipticCurvePrivateKey) -> None:
     """Writes the offline archive: images, charts, manifests and the installer, with checksums of their own."""
-    name = f"accelplane-{plan.version}-offline"
-    tree = work / name
-    tree.mkdir()
-    for each in ("images", "charts", "manifests", signatures.LAYOUT):
-        shutil.copytree(plan.out / each, tree / each, copy_function=os.link)
-    for each in ("images.json", "images.txt", "release.json", "CHANGELOG.md"):
-        shutil.copy(plan.out / each, tree / each)
-    for each in ("install.py", "registry.py"):
-        shutil.copy(Path(__file__).parent / each, tree / each)
-    sums = artefacts.checksums(tree)
-    (tree / SUMS).write_text(sums)
-    (tree / f"{SUMS}.der").write_bytes(base64.b64decode(signing.sign(key, sums.encode())))
-    with tarfile.open(plan.out / f"{name}.tar", "w", format=tarfile.PAX_FORMAT) as tar:
-        for file in sorted(path for path in tree.rglob("*") if path.is_file()):
-            member = tarfile.TarInfo(f"{name}/{file.relative_to(tree)}")
-            member.size = file.stat().st_size
-            member.mode = 0o755 if file.name == "install.py" else 0o644
-            member.mtime = commands.epoch(plan.root)
-            with file.open("rb") as stream:
+    prefix = f"accelplane-{plan.version}-offline"
+    files: dict[str, Path | bytes] = {
+        str(file.relative_to(plan.out)): file
+        for each in ("images", "charts", "manifests", signatures.LAYOUT)
+        for file in (plan.out / each).rglob("*")
+        if file.is_file()
+    }
+    files |= {each: plan.out / each for each in ("images.json", "images.txt", "release.json", "CHANGELOG.md")}
+    files |= {each: Path(__file__).parent / each for each in ("install.py", "registry.py")}
+    digests = {name: oci.file_digest(file) for name, file in files.items() if isinstance(file, Path)}
+    sums = artefacts.checksum_lines(digests).encode()
+    files[SUMS] = sums
+    files[f"{SUMS}.der"] = base64.b64decode(signing.sign(key, sums))
+    epoch = commands.epoch(plan.root)
+    with tarfile.open(plan.out / f"{prefix}.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        for name in sorted(files, key=artefacts.path_order):
+            file = files[name]
+            member = tarfile.TarInfo(f"{prefix}/{name}")
+            member.mode = 0o755 if name == "install.py" else 0o644
+            member.mtime = epoch
+            with io.BytesIO(file) if isinstance(file, bytes) else file.open("rb") as stream:
+                member.size = stream.seek(0, os.SEEK_END)
+                stream.seek(0)
                 tar.addfile(member, stream)
 
 

@@ -108,7 +108,7 @@ def push(address, plain_http, ca_file):
             raise InstallError(f"signatures: found none of {name}@{entry['digest']}; unpack the archive again")
         registry.push(name, HERE / layout, entry, [])
         registry.push(name, HERE / "signatures", signature, [signature_tag])
-        registry.push(name, HERE / layout, entry, [tag])
+        registry.tag(name, HERE / layout, entry, tag)
         print(f"{address}/{name}:{tag}")
 
 

@@ -23,7 +23,11 @@ def command() -> list[str]:
 
 def render_text(directory: Path) -> str:
     """The YAML of a kustomization."""
-    done = subprocess.run([*command(), str(directory)], capture_output=True, text=True, check=False, timeout=120)
+    # With less garbage collection, a rendering takes a fifth less processor time.
+    environment = {"GOGC": "400", **os.environ}
+    done = subprocess.run(
+        [*command(), str(directory)], env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
     if done.returncode:
         raise ReleaseError(f"{directory}: kustomize failed: {done.stderr.strip()[-2000:]}")
     return done.stdout

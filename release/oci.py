@@ -11,7 +11,7 @@ import shutil
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -51,7 +51,15 @@ def digest_of(content: bytes) -> str:
 def file_digest(file: Path) -> str:
     """The digest of a file, which is read in parts."""
     with file.open("rb") as stream:
-        return f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
+        return stream_digest(stream)
+
+
+def stream_digest(stream: IO[bytes]) -> str:
+    """The digest of the rest of a stream, which is read in parts."""
+    digest = hashlib.sha256()
+    while part := stream.read(1 << 20):
+        digest.update(part)
+    return f"sha256:{digest.hexdigest()}"
 
 
 def blob(layout: Path, digest: str) -> Path:

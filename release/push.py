@@ -48,7 +48,7 @@ def push(settings: Push, say: Say) -> None:
         registry.push(name, layout, descriptor, [])
         tag = signing.signature_tag(digest)
         registry.push(name, settings.out / signatures.LAYOUT, signature.json, [tag])
-        registry.push(name, layout, descriptor, [facts["version"]])
+        registry.tag(name, layout, descriptor, facts["version"])
 
 
 def _check_tag(registry: Registry, name: str, tag: str, digest: str) -> None:

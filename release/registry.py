@@ -103,6 +103,10 @@ class Registry:
         for tag in tags:
             self._put_manifest(name, tag, content, str(descriptor["mediaType"]))
 
+    def tag(self, name: str, layout: Path, descriptor: Mapping[str, Any], tag: str) -> None:
+        """Gives a manifest or index that `push` has pushed a tag."""
+        self._put_manifest(name, tag, _file(layout, descriptor["digest"]).read_bytes(), str(descriptor["mediaType"]))
+
     def _push_manifest(self, name: str, layout: Path, descriptor: Mapping[str, Any]) -> bytes:
         content = _file(layout, descriptor["digest"]).read_bytes()
         parsed = json.loads(content)

@@ -3,7 +3,6 @@
 import base64
 import json
 import tarfile
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from email.parser import HeaderParser
@@ -284,11 +283,12 @@ def origin(release: Release) -> str:
 def artefact_signatures(release: Release) -> str:
     """Every artefact has a signature by the trusted key, under its own name and digest, and no others exist."""
     layout, known = release.out / signatures.LAYOUT, signatures.load(release.out)
+    registry, key = release.facts["registry"], release.public_key
     for name, _, digest in artefacts.registry_artefacts(release.out):
         descriptor = signatures.find(known, name, digest)
         manifest = oci.checked(layout, descriptor)
         content = oci.blob(layout, json.loads(manifest)["layers"][0]["digest"]).read_bytes()
-        signatures.check(release.public_key, manifest, content, f"{release.facts['registry']}/{name}", digest)
+        signatures.check(key, manifest, content, f"{registry}/{name}", digest)
     stored = {f"sha256:{file.name}" for file in (layout / "blobs/sha256").iterdir()}
     if others := stored ^ set(signatures.blobs(release.out, known)):
         raise ReleaseError(f"{signatures.LAYOUT}: found the blob {min(others)} without use, or did not find it")
@@ -298,22 +298,28 @@ def artefact_signatures(release: Release) -> str:
 def offline_archive(release: Release) -> str:
     """The archive for installations without network has the same files, and its own checksums are signed."""
     name = f"accelplane-{release.facts['version']}-offline"
-    with tempfile.TemporaryDirectory() as scratch, tarfile.open(release.out / f"{name}.tar") as tar:
-        tar.extractall(scratch, filter="data")
-        tree = Path(scratch) / name
-        sums = (tree / SUMS).read_bytes()
-        encoded = (tree / f"{SUMS}.der").read_bytes()
-        signing.verify(release.public_key, sums, base64.b64encode(encoded).decode(), f"{name}/{SUMS}")
-        (tree / SUMS).unlink()
-        (tree / f"{SUMS}.der").unlink()
-        if artefacts.checksums(tree).encode() != sums:
-            raise ReleaseError(f"{name}: found other files than in its {SUMS}")
-        own = {"install.py", "registry.py"}
-        for file in sorted(path for path in tree.rglob("*") if path.is_file()):
-            relative = file.relative_to(tree)
-            if str(relative) not in own and oci.file_digest(file) != oci.file_digest(release.out / relative):
-                raise ReleaseError(f"{name}/{relative}: found other content than in the release")
-    return f"{name}.tar, {len(sums.splitlines())} files"
+    digests: dict[str, str] = {}
+    signed: dict[str, bytes] = {}
+    with tarfile.open(release.out / f"{name}.tar") as tar:
+        for member in tar:
+            file = member.name.removeprefix(f"{name}/")
+            stream = tar.extractfile(member) if member.isreg() else None
+            if stream is None or file == member.name or file in digests | signed or ".." in file.split("/"):
+                raise ReleaseError(f"{name}.tar: found the member {member.name!a}, expected files below {name}, once")
+            if file in {SUMS, f"{SUMS}.der"}:
+                signed[file] = stream.read()
+            else:
+                digests[file] = oci.stream_digest(stream)
+    if len(signed) < 2:
+        raise ReleaseError(f"{name}.tar: found {sorted(signed)}, expected {SUMS} and its signature")
+    sums, encoded = signed[SUMS], signed[f"{SUMS}.der"]
+    signing.verify(release.public_key, sums, base64.b64encode(encoded).decode(), f"{name}/{SUMS}")
+    if artefacts.checksum_lines(digests).encode() != sums:
+        raise ReleaseError(f"{name}: found other files than in its {SUMS}")
+    for file, digest in digests.items():
+        if file not in {"install.py", "registry.py"} and digest != oci.file_digest(release.out / file):
+            raise ReleaseError(f"{name}/{file}: found other content than in the release")
+    return f"{name}.tar, {len(digests)} files"
 
 
 def _registry(release: Release) -> Registry:

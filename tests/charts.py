@@ -1,10 +1,12 @@
 """Helm charts as objects, rendered by Helm."""
 
 import json
+import re
 import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -38,15 +40,33 @@ def _words(chart: str, namespace: str) -> list[str | Path]:
 
 def template(chart: str, namespace: str = "default", /, **values: object) -> list[Object]:
     """The objects of a chart with these values, without those of `helm test`."""
-    text = run_helm(*_words(chart, namespace), "--skip-tests", "--values=-", text=json.dumps(values))
-    return [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
+    return _objects(_template(chart, namespace, json.dumps(values), "--skip-tests"))
 
 
 def hook_objects(chart: str, namespace: str = "default", /, **values: object) -> list[Object]:
     """The objects of `helm test`."""
-    text = run_helm(*_words(chart, namespace), "--values=-", text=json.dumps(values))
-    objects = [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
+    objects = _objects(_template(chart, namespace, json.dumps(values)))
     return [each for each in objects if each["metadata"].get("annotations", {}).get("helm.sh/hook") == "test"]
+
+
+@cache
+def _template(chart: str, namespace: str, values: str, *options: str) -> str:
+    return run_helm(*_words(chart, namespace), *options, "--values=-", text=values)
+
+
+def _objects(text: str) -> list[Object]:
+    return [found for each in re.split("^---$", text, flags=re.MULTILINE) if (found := json.loads(_as_json(each)))]
+
+
+@cache
+def _as_json(text: str) -> str:
+    """An object as JSON, which is read ten times as fast: most objects are the same with other values."""
+    return json.dumps(yaml.load(text, yaml.CSafeLoader))
+
+
+def read(chart: str, name: str) -> Any:
+    """The content of a YAML file of a chart."""
+    return yaml.load((CHARTS / chart / name).read_text(), yaml.CSafeLoader)
 
 
 def rejected(chart: str, **values: object) -> str:

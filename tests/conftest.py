@@ -28,6 +28,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import shareddirectory
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 from memorydirectory import memory_directory
 from thoroughness import FUZZ, examples
@@ -47,12 +48,20 @@ settings.load_profile("accelplane")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.add_cleanup(shareddirectory.create())
     config.addinivalue_line("markers", "fuzz: hypothesis generates its inputs")
     config.addinivalue_line("markers", "untraced: coverage is not measured")
     config.addinivalue_line("markers", "memory: `tmp_path` is in memory if possible")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Shells start background jobs so. Programs that tests start and interrupt would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def memory_path() -> Iterator[Path]:
+    """An empty directory in memory, for tests that create many files."""
+    with tempfile.TemporaryDirectory(dir=shareddirectory.path()) as path:
+        yield Path(path)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import shareddirectory
 import yaml
 from cluster.build import assets
 
@@ -39,7 +40,11 @@ def kubectl() -> str:
 
 
 def run_kubectl(*words: str | Path, text: str = "") -> str:
-    result = subprocess.run([kubectl(), *words], input=text, capture_output=True, text=True, check=False)
+    # With less garbage collection, a rendering takes a fifth less processor time.
+    environment = {"GOGC": "400", **os.environ}
+    result = subprocess.run(
+        [kubectl(), *words], input=text, env=environment, capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -55,9 +60,14 @@ def trees() -> list[str]:
 
 def overlay(directory: Path, **fields: object) -> list[Object]:
     """Renders a kustomization with these fields, written to `directory`. The path of the trees is `deploy`."""
+    write_overlay(directory, **fields)
+    return list(yaml.load_all(run_kubectl("kustomize", directory), yaml.CSafeLoader))
+
+
+def write_overlay(directory: Path, **fields: object) -> None:
+    """Writes a kustomization with these fields, for which the path of the trees is `deploy`."""
     (directory / "deploy").symlink_to(DEPLOY)
     (directory / "kustomization.yaml").write_text(json.dumps(fields))
-    return list(yaml.load_all(run_kubectl("kustomize", directory), yaml.CSafeLoader))
 
 
 def render(directory: Path) -> list[Object]:
@@ -83,15 +93,20 @@ def _render(directory: Path) -> str:
 
 @cache
 def _store() -> Path:
-    digest = hashlib.sha256(kubectl().encode())
-    for file in sorted(path for path in DEPLOY.rglob("*") if path.is_file() and path.suffix != ".pyc"):
-        digest.update(f"{file.relative_to(DEPLOY)}\0".encode() + file.read_bytes() + b"\0")
-    store = REPOSITORY / "build" / f"rendered-{digest.hexdigest()[:12]}"
+    store = REPOSITORY / "build" / (shareddirectory.build_once("manifests", _write_digest) / "digest").read_text()
     for other in store.parent.glob("rendered-*"):
         if other != store:
             shutil.rmtree(other, ignore_errors=True)
     store.mkdir(parents=True, exist_ok=True)
     return store
+
+
+def _write_digest(directory: Path) -> None:
+    """Writes the name of the store, which changes with all files that renderings depend on."""
+    digest = hashlib.sha256(kubectl().encode())
+    for file in sorted(path for path in DEPLOY.rglob("*") if path.is_file() and path.suffix != ".pyc"):
+        digest.update(f"{file.relative_to(DEPLOY)}\0".encode() + file.read_bytes() + b"\0")
+    (directory / "digest").write_text(f"rendered-{digest.hexdigest()[:12]}")
 
 
 def in_order(value: Any) -> Any:

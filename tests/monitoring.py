@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 from typing import Any
 
 import yaml
@@ -20,7 +21,12 @@ _METRIC = re.compile(r"\b(?:accelplane[_:]|kube_|fpga_|npu_|sgx_|controller_runt
 
 
 def groups() -> list[Any]:
-    return yaml.load(RULES.read_text(), yaml.CSafeLoader)["groups"]
+    return json.loads(_groups())
+
+
+@cache
+def _groups() -> str:
+    return json.dumps(yaml.load(RULES.read_text(), yaml.CSafeLoader)["groups"])
 
 
 def alerts() -> dict[str, Any]:

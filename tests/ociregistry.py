@@ -110,7 +110,7 @@ def serving(credentials: str = "") -> Iterator[State]:
     handler = type("RegistryHandler", (Handler,), {"state": state})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     state.address = f"127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
         yield state

@@ -22,7 +22,9 @@ def program(name: str) -> Path:
 def promtool(*words: str | Path, text: str = "") -> str:
     """The output of promtool, which must succeed."""
     command = [program("promtool"), *words]
-    result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    # With less garbage collection, an evaluation takes a fifth less processor time.
+    environment = {"GOGC": "400", **os.environ}
+    result = subprocess.run(command, input=text, env=environment, capture_output=True, text=True, check=False)
     output = f"{result.stdout}{result.stderr}"
     assert result.returncode == 0, output
     return output

@@ -1,8 +1,10 @@
 """Small images and lists of images for the tests of releases."""
 
 import json
+from functools import cache
 from pathlib import Path
 
+import shareddirectory
 from manifests import DEPLOY, REPOSITORY
 
 from accelplane.manifests import files
@@ -18,10 +20,16 @@ STATUS = "Package: libc6\nStatus: install ok installed\nVersion: 2.36-9\nArchite
 METADATA = "Metadata-Version: 2.4\nName: msgspec\nVersion: 0.20.0\nLicense-Expression: BSD-3-Clause\n\n"
 
 
+@cache
 def names() -> tuple[str, ...]:
-    """The images that bundles and manifests refer to."""
+    """The images that bundles and manifests refer to. All manifests are read once for all processes."""
+    return tuple((shareddirectory.build_once("image-names", _write_names) / "names").read_text().split())
+
+
+def _write_names(directory: Path) -> None:
     expected = {name for product in PRODUCTS.values() for name in (product.image, *product.operands.values())}
-    return tuple(sorted(expected | {parse(each).image for _, _, each in files.images([DEPLOY], Settings())}))
+    expected |= {parse(each).image for _, _, each in files.images([DEPLOY], Settings())}
+    (directory / "names").write_text("\n".join(sorted(expected)))
 
 
 def digest_of(name: str) -> str:

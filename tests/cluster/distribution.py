@@ -27,6 +27,8 @@ GROUPS = tuple(
             "deployments release"
         ),
         "framework_scenarios",
+        # It waits for five minutes while the API server is stopped.
+        "fleet_page",
         "vanished_devices",
         "operator_life",
         "operator_edits",

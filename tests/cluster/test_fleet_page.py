@@ -41,7 +41,7 @@ pytestmark = pytest.mark.cluster
 
 SPACE = "accelplane-fleet"
 SERVER = Authority("servers")
-_DISCONNECTED = 30.0  # seconds for which the last state must be shown
+_DISCONNECTED = 300.0  # seconds for which the last state must be shown
 # The rights of every authenticated account: reviews of itself.
 OF_EVERYONE = {"selfsubjectreviews.authentication.k8s.io", "selfsubjectaccessreviews.authorization.k8s.io",
                "selfsubjectrulesreviews.authorization.k8s.io"}  # fmt: skip
@@ -198,7 +198,7 @@ async def test_an_unreachable_api_server_leaves_the_last_state_with_its_age(page
             assert found, text
             times.add(found[0])
             await asyncio.sleep(1)
-        assert len(times) == 1, "the time since when it is deadline does not change"
+        assert len(times) == 1, "the time of the last state does not change"
         cluster.apiserver.start()
         cluster.kubectl("cordon", "kwok-1")
         await until(lambda: page_has("cordoned", "card0", "card1", without="This may be old"), 120)

@@ -7,6 +7,7 @@ import shutil
 import socket
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Start
@@ -432,6 +433,33 @@ async def test_a_file_that_replaces_the_directory_stops_the_agent_with_its_path(
     async with asyncio.timeout(10):
         with pytest.raises(ConfigurationError, match=f"^{path}/device-plugins: not a directory"):
             await task
+
+
+async def test_a_directory_that_the_kubelet_creates_at_any_moment_is_used(
+    directory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = os.path.join(directory, "kubelet")
+    os.mkdir(path)
+    real_stat = os.stat
+
+    def stat_then_create(file: Any, **options: Any) -> os.stat_result:
+        try:
+            return real_stat(file, **options)
+        finally:
+            if file == plugins_dir(path) and agent.runners and agent.runners["table"].publisher.served:
+                Path(file).mkdir(exist_ok=True)  # right after the first check of the server
+
+    agent = Agent(
+        Settings(root=directory, kubelet_dir=path, cdi_dir=f"{directory}/cdi"), {"table": Table(gadgets("a"))}
+    )
+    monkeypatch.setattr(os, "stat", stat_then_create)
+    task = asyncio.create_task(agent.run())
+    try:
+        await until(lambda: os.path.exists(own_socket(path)) or task.done())
+        assert not task.done()
+    finally:
+        agent.stop()
+        await task
 
 
 async def test_an_agent_whose_only_socket_path_is_too_long_exits_with_that_path(directory: str) -> None:

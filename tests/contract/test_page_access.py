@@ -169,6 +169,8 @@ async def test_a_token_must_be_valid_for_the_audience(
             {"http-client-ca": "/x"},
             "-http-client-ca: found without http-tls-dir, expected both: client certificates need TLS",
         ),
+        ({"http-tls-dir": "/x"}, "-http-tls-dir: found without http-address, expected both"),
+        ({"http-authorized": True}, "-http-authorized: found without http-address, expected both"),
         ({"http-audience": "x"}, "-http-audience: found without http-authorized, expected both"),
         (
             {"http-authorized": True, "http-address": ":9400"},

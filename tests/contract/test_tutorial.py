@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import shareddirectory
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "tutorial.md"
@@ -97,8 +98,8 @@ class Terminal:
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """A directory with a short path, because paths of sockets are limited to 107 bytes."""
-    with tempfile.TemporaryDirectory() as path:
+    """A directory in memory with a short path, because paths of sockets are limited to 107 bytes."""
+    with tempfile.TemporaryDirectory(dir=shareddirectory.path().parent) as path:
         yield Path(path)
 
 
@@ -109,7 +110,7 @@ def terminals(directory: Path) -> Iterator[dict[str, Terminal]]:
     # The clone may belong to another user than the one that runs the tests.
     environment |= {
         "REPOSITORY": str(ROOT), "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory",
-        "GIT_CONFIG_VALUE_0": "*", "COLUMNS": "120",
+        "GIT_CONFIG_VALUE_0": "*", "COLUMNS": "120", "TMPDIR": str(directory),
     }  # fmt: skip
     documents = {name: Terminal(name, directory, environment) for name in ("terminal-1", "terminal-2")}
     try:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from charts import CHARTS, hook_objects, rejected, template
+from charts import CHARTS, hook_objects, read, rejected, template
 from manifests import DEPLOY, Object, flag_values, in_order, own_image, render
 
 import accelplane
@@ -24,10 +24,6 @@ CERT_MANAGER: Object = {"certificate": {"source": "cert-manager"}}
 KEEP = {"helm.sh/resource-policy": "keep"}
 
 
-def read(chart: str, name: str) -> Any:
-    return yaml.safe_load((CHARTS / chart / name).read_text())
-
-
 def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
     found = {(each["kind"], each["metadata"]["name"]): in_order(each) for each in objects}
     assert len(found) == len(objects)
@@ -37,7 +33,7 @@ def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
 def custom_resource(family: str, **values: object) -> Object:
     """The custom resource that a plugin chart renders. The operator accepts it."""
     (found,) = template(PLUGINS[family], nodeFeatureRule=False, **values)
-    render_text(yaml.safe_dump(found), Settings())
+    render_text(json.dumps(found), Settings())
     return found
 
 
@@ -66,7 +62,8 @@ def test_the_definitions_of_the_chart_are_those_of_the_kustomization() -> None:
 def test_the_rules_of_the_charts_are_those_of_the_kustomization() -> None:
     found: dict[str, list[Object]] = {}
     for chart in PLUGINS.values():
-        for each in yaml.safe_load_all((CHARTS / chart / "files" / "node-feature-rules.yaml").read_text()):
+        text = (CHARTS / chart / "files" / "node-feature-rules.yaml").read_text()
+        for each in yaml.load_all(text, yaml.CSafeLoader):
             found[each["metadata"]["name"]] = each["spec"]["rules"]
     expected = {
         each["metadata"]["name"]: each["spec"]["rules"] for each in render(DEPLOY / "nfd/overlays/node-feature-rules")
@@ -252,7 +249,7 @@ def test_a_plugin_chart_renders_the_sample_with_the_defaults_of_the_original(fam
 def test_a_plugin_chart_renders_its_rules(family: str) -> None:
     file = CHARTS / PLUGINS[family] / "files" / "node-feature-rules.yaml"
     found = [each for each in template(PLUGINS[family]) if each["kind"] == "NodeFeatureRule"]
-    assert found == [*yaml.safe_load_all(file.read_text())]
+    assert found == [*yaml.load_all(file.read_text(), yaml.CSafeLoader)]
 
 
 @pytest.mark.parametrize("family", KINDS)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from manifests import DEPLOY, Object, flag_values, overlay, render, trees
+from manifests import DEPLOY, Object, flag_values, overlay, render, trees, write_overlay
 from podsecurity import ENFORCE, pod_template, violations
 
 from accelplane.cli import fpgawebhook, operator, sgxwebhook
@@ -166,7 +166,7 @@ def test_references_resolve_in_an_overlay_with_prefix_suffix_and_namespace(tree:
 @pytest.mark.parametrize("tree", CERT_MANAGER)
 def test_cert_manager_gets_the_names_of_an_overlay_with_the_component(tree: str, tmp_path: Path) -> None:
     (tmp_path / "renamed").mkdir()
-    overlay(tmp_path / "renamed", resources=[f"deploy/{tree}"], **RENAMED)
+    write_overlay(tmp_path / "renamed", resources=[f"deploy/{tree}"], **RENAMED)
     objects = overlay(tmp_path, resources=["renamed"], components=["deploy/components/certmanager-references"])
     check_references(objects)
     check_programs(objects)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tarfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -206,6 +207,29 @@ def test_messages_report_an_unexpected_file_format(signed: verify.Release) -> No
     assert found["images"].endswith("run make images to write it")
 
 
+@pytest.mark.parametrize("name", ["../a", "x-offline/a", "accelplane-1.0.0-offline/../a", "accelplane-1.0.0-offline/b"])
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.REGTYPE])
+def test_offline_archives_have_only_regular_files_in_their_directory(name: str, kind: bytes, tmp_path: Path) -> None:
+    (tmp_path / "release.json").write_text('{"version": "1.0.0"}')
+    with tarfile.open(tmp_path / "accelplane-1.0.0-offline.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("accelplane-1.0.0-offline/b"))
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = kind, "/etc"
+        tar.addfile(member)
+    with pytest.raises(
+        ReleaseError, match=r"found the member .*, expected files below accelplane-1\.0\.0-offline, once"
+    ):
+        verify.offline_archive(verify.Release(out=tmp_path, key=tmp_path / "key.pub"))
+
+
+def test_an_offline_archive_without_signed_checksums_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "release.json").write_text('{"version": "1.0.0"}')
+    with tarfile.open(tmp_path / "accelplane-1.0.0-offline.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("accelplane-1.0.0-offline/SHA256SUMS"))
+    with pytest.raises(ReleaseError, match=r"found \['SHA256SUMS'\], expected SHA256SUMS and its signature"):
+        verify.offline_archive(verify.Release(out=tmp_path, key=tmp_path / "key.pub"))
+
+
 # Registries.
 
 
@@ -252,7 +276,7 @@ def answering(status: int, content: bytes, **headers: str) -> Iterator[str]:
             self.wfile.write(content)
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
         yield f"127.0.0.1:{server.server_port}/x"

@@ -1,9 +1,12 @@
 """The documentation site: links, versions and references. `make docs-check` builds all pages."""
 
+import json
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import shareddirectory
 import yaml
 
 from website import reference
@@ -65,8 +68,18 @@ def test_files_from_other_servers_are_detected(tmp_path: Path) -> None:
     ]
 
 
-def test_the_reference_lists_every_described_field_of_custom_resources() -> None:
-    text = reference.pages(ROOT)["reference/custom-resources.md"]
+@pytest.fixture(scope="module")
+def reference_pages() -> Mapping[str, str]:
+    """The pages of the reference, which are made once for all processes."""
+
+    def build(directory: Path) -> None:
+        (directory / "pages.json").write_text(json.dumps(reference.pages(ROOT)))
+
+    return json.loads((shareddirectory.build_once("reference", build) / "pages.json").read_text())
+
+
+def test_the_reference_lists_every_described_field_of_custom_resources(reference_pages: Mapping[str, str]) -> None:
+    text = reference_pages["reference/custom-resources.md"]
     for directory in reference.DEFINITIONS:
         for file in (ROOT / directory).glob("*.yaml"):
             definition = yaml.load(file.read_text(), yaml.CSafeLoader)
@@ -92,15 +105,15 @@ def _described_fields(schema: object) -> int:
     return sum(count(schema["properties"].get(part)) for part in ("spec", "status"))
 
 
-def test_the_reference_lists_every_command_with_flags() -> None:
-    text = reference.pages(ROOT)["reference/flags.md"]
+def test_the_reference_lists_every_command_with_flags(reference_pages: Mapping[str, str]) -> None:
+    text = reference_pages["reference/flags.md"]
     for command in ("accelplane node", "accelplane webhook fpga", "accelplane inspect", "intel_qat_device_plugin"):
         assert f"\n## {command}\n" in text
     assert "| `-dpdk-driver` | string | `vfio-pci` |" in text
 
 
-def test_the_reference_has_a_section_for_each_installed_program() -> None:
-    text = reference.pages(ROOT)["reference/flags.md"]
+def test_the_reference_has_a_section_for_each_installed_program(reference_pages: Mapping[str, str]) -> None:
+    text = reference_pages["reference/flags.md"]
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     sections = {line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")}
     assert {*scripts} - sections == {*reference.NO_SECTION}
@@ -114,8 +127,8 @@ def test_the_reference_has_a_section_for_each_installed_program() -> None:
         assert words in text.partition(f"\n## {script}\n")[2].partition("\n## ")[0], script
 
 
-def test_the_reference_lists_the_metrics_of_fleet_and_webhook() -> None:
-    text = reference.pages(ROOT)["reference/metrics.md"]
+def test_the_reference_lists_the_metrics_of_fleet_and_webhook(reference_pages: Mapping[str, str]) -> None:
+    text = reference_pages["reference/metrics.md"]
     fleet = text.partition("\n## Fleet page\n")[2].partition("\n## ")[0]
     for name in ("generation", "nodes", "agents", "inventory_seconds", "inventory_bytes", "viewers"):
         assert f"| `accelplane_fleet_{name}` |" in fleet

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import os
 import secrets
+import stat
 import time
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -210,12 +211,14 @@ class ResourceServer:
         self.problem = ""
 
     def _obstacle(self) -> str:
-        if not os.path.isdir(self._directory):
-            if os.path.exists(self._directory):
-                raise sockets.SocketPathError(
-                    f"{self._directory}: not a directory, expected the kubelet's device plugin directory"
-                )
+        try:
+            mode = os.stat(self._directory).st_mode  # once: the kubelet may create the directory at any time
+        except OSError:
             return f"{self._directory} does not exist, expected the kubelet to create it"
+        if not stat.S_ISDIR(mode):
+            raise sockets.SocketPathError(
+                f"{self._directory}: not a directory, expected the kubelet's device plugin directory"
+            )
         owner = sockets.listener(self.path)
         if owner is None:
             return ""

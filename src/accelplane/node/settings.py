@@ -110,6 +110,9 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
 
 def _check_pages(settings: Settings, source: str) -> None:
     """Raises `ConfigurationError` for options of the pages that contradict each other."""
+    for option in ("http-tls-dir", "http-authorized"):
+        if getattr(settings, option.replace("-", "_")) and not settings.http_address:
+            raise ConfigurationError(f"{source}{option}: found without http-address, expected both")
     if settings.http_client_ca and not settings.http_tls_dir:
         raise ConfigurationError(
             f"{source}http-client-ca: found without http-tls-dir, expected both: client certificates need TLS"

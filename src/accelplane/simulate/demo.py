@@ -284,7 +284,7 @@ class Demo:
         try:
             await self.kubelet.until(lambda _kubelet: self._counts() == self._expected_counts, _STEP_TIMEOUT)
         except TimeoutError as error:
-            raise DemoError(str(error)) from error
+            raise DemoError(f"{error}\nend of the agent's log: {self._end_of_log()}") from error
         return ", ".join(f"{name} {allocatable}/{capacity}" for name, (capacity, allocatable) in changes.items())
 
     async def _wait_for_removal(self, start: float, resource: str, before: int, after: int) -> str:
