@@ -4,6 +4,8 @@ Hypothesis generates 25 inputs per test, 50 with `ACCELPLANE_THOROUGH`, or `ACCE
 except for tests that set a number of their own. All of them have the marker `fuzz`. With `ACCELPLANE_FUZZ`, the report
 shows the number of inputs.
 
+The directory `tmp_path` of tests with the marker `memory` is in memory if possible (`memorydirectory`).
+
 Coverage is measured in the processes that tests start, too. It is not measured in tests with the marker `untraced`,
 which include all hypothesis tests: they execute code that other tests cover, a thousand times, and tracing makes Python
 3.11 several times slower. (The marker `no_cover` of pytest-cov has no effect in workers of xdist.)
@@ -13,6 +15,8 @@ import functools
 import gc
 import logging
 import os
+import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -26,6 +30,7 @@ from unittest.mock import patch
 import pytest
 import shareddirectory
 from hypothesis import HealthCheck, is_hypothesis_test, settings
+from memorydirectory import memory_directory
 from thoroughness import FUZZ, examples
 
 _INPUTS = "inputs"
@@ -46,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(shareddirectory.create())
     config.addinivalue_line("markers", "fuzz: hypothesis generates its inputs")
     config.addinivalue_line("markers", "untraced: coverage is not measured")
+    config.addinivalue_line("markers", "memory: `tmp_path` is in memory if possible")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Shells start background jobs so. Programs that tests start and interrupt would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -87,6 +93,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker(pytest.mark.fuzz)
             item.add_marker(pytest.mark.untraced)
+
+
+@pytest.fixture(scope="session")
+def memory_base() -> Iterator[Path | None]:
+    """The directory for the files of tests in memory, if possible."""
+    with memory_directory() as directory:
+        yield directory
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, memory_base: Path | None) -> Iterator[Path]:
+    """An empty directory, for tests with the marker `memory` in memory. It is kept if the test fails."""
+    if memory_base is None or not request.node.get_closest_marker("memory"):
+        yield request.getfixturevalue("tmp_path")  # that of pytest
+        return
+    name = re.sub(r"[^a-z0-9_]", "_", request.node.name)
+    path = Path(tempfile.mkdtemp(prefix=f"{name[:30]}-", dir=memory_base))
+    failures = request.session.testsfailed
+    yield path
+    if request.session.testsfailed == failures:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from kubelets import Embedded, Kubelet
+from memorydirectory import MEMORY
 from processes import Process
 
 from accelplane.node.agent import Agent
@@ -26,9 +27,10 @@ Run = Callable[..., Process]
 
 
 @pytest.fixture
-def directory() -> Iterator[str]:
-    """A kubelet's directory, with short socket paths."""
-    path = tempfile.mkdtemp(prefix="ak")
+def directory(request: pytest.FixtureRequest, memory_base: Path | None) -> Iterator[str]:
+    """A kubelet's directory, with short socket paths, for tests with the marker `memory` in memory if possible."""
+    in_memory = memory_base is not None and request.node.get_closest_marker("memory")
+    path = tempfile.mkdtemp(prefix="ak", dir=MEMORY if in_memory else None)
     yield path
     shutil.rmtree(path, ignore_errors=True)
 

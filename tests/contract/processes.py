@@ -2,15 +2,19 @@
 
 import asyncio
 import contextlib
+import functools
+import importlib.metadata
 import io
 import logging
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from forkserver import ForkedProcess, fork_server
 from waiting import until
 
 
@@ -18,21 +22,32 @@ class Process:
     """A running command. `log()` returns its output."""
 
     def __init__(
-        self, command: str, *arguments: str, log: Path, env: Mapping[str, str] | None = None, powerless: bool = False
+        self,
+        command: str,
+        *arguments: str,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        powerless: bool = False,
+        interpreter: bool = False,
     ) -> None:
-        """`powerless`: file permissions also apply to root."""
+        """`powerless`: file permissions also apply to root. `interpreter`: it starts Python itself."""
         without_capabilities = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"]
         wrapper = without_capabilities if powerless and os.geteuid() == 0 else []
-        program = os.path.join(os.path.dirname(sys.executable), command)
+        environment = {**os.environ, **(env or {})}
         self._log = log
-        with open(log, "ab") as output:
-            self._process = subprocess.Popen(
-                [*wrapper, program, *arguments],
-                stdout=output,
-                stderr=output,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **(env or {})},
-            )
+        with open(log, "ab") as output, open(os.devnull, "rb") as nothing:
+            self._process: subprocess.Popen[bytes] | ForkedProcess
+            if wrapper or interpreter or not _is_forkable(command, env or {}):
+                self._process = subprocess.Popen(
+                    [*wrapper, _path(command), *arguments],
+                    stdout=output,
+                    stderr=output,
+                    stdin=nothing,
+                    env=environment,
+                )
+            else:
+                streams = nothing.fileno(), output.fileno(), output.fileno()
+                self._process = fork_server().start(command, arguments, environment, streams)
         self.pid = self._process.pid
 
     def log(self) -> str:
@@ -62,6 +77,52 @@ class Process:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
+
+
+def run_command(
+    command: str, *arguments: str, env: Mapping[str, str] | None = None, interpreter: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a process of its own until it ends. `interpreter` is that of `Process`."""
+    environment = {**os.environ, **(env or {})}
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors, open(os.devnull, "rb") as nothing:
+        if interpreter or not _is_forkable(command, env or {}):
+            code = subprocess.run(
+                [_path(command), *arguments],
+                stdout=output,
+                stderr=errors,
+                stdin=nothing,
+                env=environment,
+                timeout=60,
+                check=False,
+            ).returncode
+        else:
+            streams = nothing.fileno(), output.fileno(), errors.fileno()
+            process = fork_server().start(command, arguments, environment, streams)
+            try:
+                code = process.wait(60)
+            finally:
+                process.kill()
+        texts: list[str] = []
+        for file in (output, errors):
+            file.seek(0)
+            texts.append(file.read().decode())
+    return subprocess.CompletedProcess([command, *arguments], code, *texts)
+
+
+def _path(command: str) -> str:
+    return os.path.join(os.path.dirname(sys.executable), command)
+
+
+def _is_forkable(command: str, env: Mapping[str, str]) -> bool:
+    """Whether the command is one of this project, and no variables are for the start of Python, as for coverage."""
+    at_start = [name for name in env if name == "LD_PRELOAD" or (name.startswith("PYTHON") and name != "PYTHONPATH")]
+    return command in _commands() and not at_start and "COVERAGE_PROCESS_START" not in os.environ
+
+
+@functools.cache
+def _commands() -> frozenset[str]:
+    points = importlib.metadata.entry_points(group="console_scripts")
+    return frozenset(point.name for point in points if point.module.startswith("accelplane."))
 
 
 def run_main(main: Callable[[Sequence[str]], int], *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -20,6 +20,8 @@ from accelplane.devices import CdiDevice, CdiHook, CdiMount, CdiNode, Device
 from accelplane.node.agent import Agent
 from accelplane.simulate.tree import SimulatedNode
 
+pytestmark = pytest.mark.memory
+
 KIND = "example.com/gadget"
 PATIENT = {"safety_interval": 3600.0}
 

@@ -20,6 +20,8 @@ from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 from accelplane.simulate.tree import SimulatedNode
 
+pytestmark = pytest.mark.memory
+
 I915, ACCEL = "gpu.intel.com/i915", "npu.intel.com/accel"
 MONITORING = ("gpu.intel.com/i915_monitoring", "gpu.intel.com/monitoring")
 

@@ -29,6 +29,8 @@ from accelplane.plugins.base import PodsError
 from accelplane.plugins.gpu import GpuConfig, GpuPlugin
 from accelplane.plugins.gpu.podallocator import FractionalAllocator
 
+pytestmark = pytest.mark.memory
+
 T = TypeVar("T")
 MASK = "ZE_AFFINITY_MASK"
 COMPOSITE = [{"name": "ZE_FLAT_DEVICE_HIERARCHY", "value": "COMPOSITE"}]

@@ -12,6 +12,8 @@ from trees import link, write
 
 from accelplane.plugins.onload import OnloadConfig, OnloadDropin, OnloadPlugin
 
+pytestmark = pytest.mark.memory
+
 # Longer than any test: changes are detected by events.
 PATIENT = {"safety_interval": 3600.0}
 ONLOAD = "amd.com/onload"

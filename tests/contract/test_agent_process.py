@@ -7,20 +7,20 @@ import shutil
 import signal
 import socket
 import stat
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from conftest import Run
 from kubelets import Kubelet
-from processes import Process, installed_plugin, run_main
+from processes import Process, installed_plugin, run_command, run_main
 from trees import gpu_card, npu
 from waiting import until
 
 from accelplane.cli import node
 from accelplane.simulate.tree import GpuSpec, SimulatedNode
+
+pytestmark = pytest.mark.memory
 
 I915, ACCEL = "gpu.intel.com/i915", "npu.intel.com/accel"
 
@@ -40,11 +40,6 @@ def own_sockets(directory: str) -> list[str]:
     return sorted(name for name in names if name.endswith(".sock") and name != "kubelet.sock")
 
 
-def run_command(*command: str, **more: object) -> subprocess.CompletedProcess[str]:
-    program = os.path.join(os.path.dirname(sys.executable), command[0])
-    return subprocess.run([program, *command[1:]], capture_output=True, text=True, check=False, timeout=60, **more)  # type: ignore[call-overload]
-
-
 # Start and shutdown
 
 
@@ -52,7 +47,7 @@ def run_command(*command: str, **more: object) -> subprocess.CompletedProcess[st
 async def test_a_signal_ends_the_process_with_0_and_removes_its_sockets(
     run: Run, kubelet: Kubelet, tree: Path, number: signal.Signals
 ) -> None:
-    process = run("accelplane", "node")
+    process = run("accelplane", "node", interpreter=True)
     await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 1)})
     assert own_sockets(kubelet.directory) == ["gpu.intel.com-i915.sock", "npu.intel.com-accel.sock"]
     process.send(number)
@@ -73,7 +68,7 @@ async def test_a_signal_during_the_import_of_plugins_ends_the_process_with_0_and
     run: Run, tmp_path: Path, number: signal.Signals
 ) -> None:
     source = "import sys, time\nprint('importing', file=sys.stderr, flush=True)\ntime.sleep(60)\n"
-    process = run("accelplane", "node", env=installed_plugin(tmp_path, "sluggard", source))
+    process = run("accelplane", "node", env=installed_plugin(tmp_path, "sluggard", source), interpreter=True)
     await process.wait_for_log("importing\n")  # Python writes the line and its end one after the other
     process.send(number)
     assert await process.exit_code() == 0
@@ -86,7 +81,7 @@ async def test_a_signal_during_the_import_of_plugins_ends_the_process_with_0_and
 async def test_a_drop_in_command_serves_its_own_family_only(
     run: Run, kubelet: Kubelet, tree: Path, command: str, resource: str
 ) -> None:
-    process = run(command, "-v", "1", "-shared-dev-num=3")
+    process = run(command, "-v", "1", "-shared-dev-num=3", interpreter=True)
     await kubelet.until(lambda resources: resources == {resource: (3, 3)})
     await process.wait_for_log(f"{resource}: registered")
     assert await process.terminate() == 0
@@ -203,8 +198,9 @@ def test_invalid_arguments_are_rejected_in_one_line(
 
 def test_invalid_options_are_rejected_as_by_the_drop_in_command(directory: str, tmp_path: Path) -> None:
     result = run_command(
-        "intel_gpu_device_plugin", f"--root={tmp_path}", f"--kubelet-dir={directory}", "-shared-dev-num=0"
-    )
+        "intel_gpu_device_plugin", f"--root={tmp_path}", f"--kubelet-dir={directory}", "-shared-dev-num=0",
+        interpreter=True,
+    )  # fmt: skip
     assert result.returncode == 1
     assert "Argument check failed: " in result.stderr
     assert len(result.stderr.splitlines()) == 1
@@ -266,7 +262,7 @@ async def test_a_plugin_that_cannot_be_loaded_is_skipped_unless_it_is_requested(
     await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 1)})
     await process.wait_for_log("plugin broken cannot be loaded and is skipped")
     assert await process.terminate() == 0
-    process = run("accelplane", "node", "--plugins=broken", env=env)
+    process = run("accelplane", "node", "--plugins=broken", env=env, interpreter=True)
     assert await process.exit_code() == 1
     assert process.log().endswith("plugin broken cannot be loaded: no libgadget here\n")
 
@@ -314,7 +310,7 @@ class ThePlugin(Plugin):
     def scan(self, host):
         return 1 / 0
 """
-    env = {**os.environ, **installed_plugin(tmp_path / "site", "broken", source)}
+    env = installed_plugin(tmp_path / "site", "broken", source)
     npu(tmp_path / "tree", 0)
     result = run_command("accelplane", "node", "-once", f"-root={tmp_path / 'tree'}", env=env)
     assert result.returncode == 1
@@ -340,7 +336,7 @@ class ThePlugin(Plugin):
 @pytest.mark.parametrize("command", [["node", "-once"], ["node", "-check"], ["inspect"]])
 def test_hardware_that_is_only_scanned_is_not_prepared(directory: str, tmp_path: Path, command: Sequence[str]) -> None:
     (tmp_path / "tree/sys").mkdir(parents=True)
-    env = {**os.environ, **installed_plugin(tmp_path / "site", "prepared", PREPARED)}
+    env = installed_plugin(tmp_path / "site", "prepared", PREPARED)
     places = (f"--root={tmp_path / 'tree'}", f"--kubelet-dir={directory}", "--plugins=prepared")
     result = run_command("accelplane", *command, *places, env=env)
     assert "prepared.example.com/gadget" in result.stdout, result.stderr
@@ -418,7 +414,7 @@ def test_the_check_prints_the_devices_and_the_skipped_hardware(
         "-check",
         "-plugins=explained",
         f"-root={tmp_path / 'tree'}",
-        env={**os.environ, **explanation_environment},
+        env=explanation_environment,
     )
     assert (json.loads(result.stdout), result.returncode) == ({"explained": report}, code)
 

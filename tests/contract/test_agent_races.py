@@ -26,6 +26,8 @@ from accelplane.node.watcher import Watcher
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 
+pytestmark = pytest.mark.memory
+
 THING = "a.example.com/thing"
 SOCKET = "a.example.com-thing.sock"
 

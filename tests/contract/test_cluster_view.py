@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 from kubeapi import KubeApi, Object
+from processes import run_command
+
+pytestmark = pytest.mark.memory
 
 I915, EXAMPLE = "gpu.intel.com/i915", "example.com/card"
 
@@ -79,11 +82,7 @@ def kubeconfig(cluster_objects: KubeApi, tmp_path: Path) -> str:
 
 async def call(kubeconfig: str, *arguments: str, program: str = "kubectl-accelplane") -> Any:
     """The result of the command; this process serves the API meanwhile."""
-    command = os.path.join(os.path.dirname(sys.executable), program)
-    environment = os.environ | {"KUBECONFIG": kubeconfig}
-    return await asyncio.to_thread(
-        subprocess.run, [command, *arguments], env=environment, capture_output=True, text=True, check=False
-    )
+    return await asyncio.to_thread(run_command, program, *arguments, env={"KUBECONFIG": kubeconfig})
 
 
 async def report(kubeconfig: str, *arguments: str) -> Any:

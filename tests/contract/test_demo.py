@@ -16,6 +16,8 @@ from accelplane.cli import demo as command
 from accelplane.simulate import demo
 from accelplane.simulate.demo import Demo, DemoError
 
+pytestmark = pytest.mark.memory
+
 PROGRAM = os.path.join(os.path.dirname(sys.executable), "accelplane")
 
 

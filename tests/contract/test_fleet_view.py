@@ -4,7 +4,6 @@ import asyncio
 import csv
 import io
 import json
-import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from processes import run_command
 
 from accelplane.fleet.devicelist import DeviceItem, DeviceList, HolderItem, NodeProblem
 from accelplane.fleet.serve import listen, open_gate
@@ -20,6 +20,8 @@ from accelplane.fleet.simulated import SimulatedFleet
 from accelplane.fleet.web.site import Screens
 from accelplane.http.messages import PAGE_LIMITS, Request, Response
 from accelplane.http.server import HttpServer
+
+pytestmark = pytest.mark.memory
 
 I915 = "gpu.intel.com/i915"
 HOLDER = HolderItem(namespace="research", pod="train", container="main", resource=I915, count=2, since=1.7e9)
@@ -81,11 +83,8 @@ class Fleet:
 
     async def inspect(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """The command, while this process serves."""
-        command = os.path.join(os.path.dirname(sys.executable), "accelplane")
-        words = [command, "inspect", "--cluster", "--fleet", *arguments]
-        return await asyncio.to_thread(
-            subprocess.run, words, env=os.environ | {"PATH": str(self.bin)}, capture_output=True, text=True, check=False
-        )
+        words = ("inspect", "--cluster", "--fleet", *arguments)
+        return await asyncio.to_thread(run_command, "accelplane", *words, env={"PATH": str(self.bin)})
 
     async def report(self, *arguments: str) -> Any:
         answer = await self.inspect("-o", "json", *arguments)
@@ -190,9 +189,6 @@ async def test_the_fleet_page_serves_the_devices_of_its_snapshot(fleet: Fleet) -
     ],
 )
 async def test_contradictory_flags_are_rejected(arguments: list[str], message: str) -> None:
-    command = os.path.join(os.path.dirname(sys.executable), "accelplane")
-    answer = await asyncio.to_thread(
-        subprocess.run, [command, "inspect", *arguments], capture_output=True, text=True, check=False
-    )
+    answer = await asyncio.to_thread(run_command, "accelplane", "inspect", *arguments)
     assert answer.returncode == 2
     assert message in answer.stderr

@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import pytest
 from bitstreams import INTERFACE, NLB0, NLB3, gbs, metadata
+from forkserver import ForkedProcess, ForkServer
 from mountpoints import mounted_for_test
 from waiting import until
 
@@ -19,39 +21,51 @@ from accelplane.simulate.kernel.ioctls import serve_ioctls
 from accelplane.simulate.offload import FpgaSpec
 from accelplane.simulate.specs import NodeSpec
 
+pytestmark = pytest.mark.memory
+
+HOOK, TOOL = "intel-fpga-crihook", "fpga_tool"
 CARD = "0000:63:00.0"
 OTHER = "ce48969398f05f33946d560708be108a"
 SUPERVISOR = "import sys; from accelplane.simulate.seccomp import run; sys.exit(run(sys.argv[2:], sys.argv[1]))"
 STORE = f"srv/intel.com/fpga/{INTERFACE}"
 
 
+class Command(NamedTuple):
+    """A process and its files."""
+
+    process: "subprocess.Popen[bytes] | ForkedProcess"
+    output: IO[bytes]
+    errors: IO[bytes]
+
+
 class Node(NamedTuple):
-    """A machine with a card: its kernel and its mount point."""
+    """A machine with a card: its kernel and its mount point. `server` forks commands that have a supervisor."""
 
     kernel: Kernel
     root: Path
+    ioctls: str
+    server: ForkServer
 
-    def start(self, command: str, *words: str, state: str = "") -> "subprocess.Popen[str]":
-        """Runs a command under a supervisor in a separate process, because the pytest process has threads."""
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-c", SUPERVISOR, str(self.root / "ioctls")),
-                *(sys.executable, "-m", f"accelplane.cli.{command}", f"--root={self.root}", *words),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdin is not None
-        process.stdin.write(state)
-        process.stdin.close()
-        process.stdin = None
-        return process
+    def start(self, command: str, *words: str, state: str = "", interpreter: bool = False) -> Command:
+        """Runs a command under a supervisor. `interpreter`: both start Python, as with coverage."""
+        files = [tempfile.TemporaryFile() for _ in range(3)]  # noqa: SIM115
+        files[0].write(state.encode())
+        files[0].seek(0)
+        arguments = [f"--root={self.root}", *words]
+        if interpreter or "COVERAGE_PROCESS_START" in os.environ:
+            program = os.path.join(os.path.dirname(sys.executable), command)
+            process: subprocess.Popen[bytes] | ForkedProcess = subprocess.Popen(
+                [*supervisor(self.ioctls), program, *arguments], stdin=files[0], stdout=files[1], stderr=files[2]
+            )
+        else:
+            streams = files[0].fileno(), files[1].fileno(), files[2].fileno()
+            process = self.server.start(command, arguments, os.environ, streams)
+        files[0].close()
+        return Command(process, *files[1:])
 
-    def tool(self, *words: str) -> tuple[int, str, str]:
+    def tool(self, *words: str, interpreter: bool = False) -> tuple[int, str, str]:
         """Runs `fpga_tool`; returns its exit status and output."""
-        return ended(self.start("fpgatool", *words))
+        return ended(self.start(TOOL, *words, interpreter=interpreter))
 
     def container(self, *afus: str, ports: int = 1, name: str = "bundle") -> str:
         """The OCI state of a container that requests these AFUs."""
@@ -66,9 +80,11 @@ class Node(NamedTuple):
         (bundle / "config.json").write_text(json.dumps({"process": {"env": env}, "linux": {"devices": devices}}))
         return json.dumps({"ociVersion": "1.0.2", "bundle": str(bundle), "annotations": {}})
 
-    def hook(self, *afus: str, words: tuple[str, ...] = (), ports: int = 1) -> tuple[int, str, str]:
+    def hook(
+        self, *afus: str, words: tuple[str, ...] = (), ports: int = 1, interpreter: bool = False
+    ) -> tuple[int, str, str]:
         """Runs the hook for such a container; returns its exit status and output."""
-        return ended(self.start("fpgahook", *words, state=self.container(*afus, ports=ports)))
+        return ended(self.start(HOOK, *words, state=self.container(*afus, ports=ports), interpreter=interpreter))
 
     def store(self, afu: str, content: bytes = b"") -> Path:
         """Writes a bitstream of the card's region to the store."""
@@ -87,19 +103,44 @@ def bitstream(afu: str, interface: str = INTERFACE) -> bytes:
     return gbs(metadata(interface, afu), bytes.fromhex(afu) + b"the rest")
 
 
-def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
+def ended(command: Command) -> tuple[int, str, str]:
+    """The exit status of the command and its output."""
+    try:
+        status = command.process.wait(120)
+    finally:
+        command.process.kill()
+    texts: list[str] = []
+    for file in (command.output, command.errors):
+        with file:
+            file.seek(0)
+            texts.append(file.read().decode())
+    return status, texts[0], texts[1]
+
+
+def supervisor(ioctls: str) -> list[str]:
+    """The command that runs another one under a supervisor, in a separate process, because pytest's has threads."""
+    return [sys.executable, "-c", SUPERVISOR, ioctls]
+
+
+@pytest.fixture(scope="module")
+def supervised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ForkServer]]:
+    """The socket at which tests serve ioctls, and a server whose processes have a supervisor that sends them there."""
+    ioctls = str(tmp_path_factory.mktemp("fpga") / "ioctls")
+    with serve_ioctls(Kernel(NodeSpec()), ioctls), open(os.devnull, "r+b") as nothing:
+        server = ForkServer(wrapper=supervisor(ioctls))
+        assert server.start(TOOL, ["-h"], os.environ, (nothing.fileno(),) * 3).wait(60) == 0
+    yield ioctls, server
+    server.close()
 
 
 @pytest.fixture
-def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
+def node(request: pytest.FixtureRequest, tmp_path: Path, supervised: tuple[str, ForkServer]) -> Iterator[Node]:
     """A node with one card; parametrized by what is special about it. Skipped where nothing can be mounted."""
     kernel = Kernel(NodeSpec(fpgas=[getattr(request, "param", FpgaSpec())]))
     with mounted_for_test(kernel, tmp_path) as root:
         try:
-            with serve_ioctls(kernel, str(tmp_path / "ioctls")):
-                yield Node(kernel, root)
+            with serve_ioctls(kernel, supervised[0]):
+                yield Node(kernel, root, *supervised)
         finally:
             kernel.fpga(CARD).resume.set()
 
@@ -110,7 +151,7 @@ TWO_PORTS = pytest.mark.parametrize("node", [FpgaSpec(afus=(NLB0, NLB0))], indir
 class TestHook:
     def test_a_region_is_programmed_once(self, node: Node) -> None:
         node.store(NLB3)
-        assert node.hook(NLB3) == (0, "", "")
+        assert node.hook(NLB3, interpreter=True) == (0, "", "")
         assert node.afus() == [NLB3]
         # The runtime runs it once more for each further region device.
         assert node.hook(NLB3) == (0, "", "")
@@ -161,7 +202,7 @@ class TestHook:
     def test_a_card_that_hangs_does_not_block_the_runtime(self, node: Node) -> None:
         node.store(NLB3)
         node.kernel.fpga(CARD).outcomes.append("hang")
-        process = node.start("fpgahook", "-timeout=2", state=node.container(NLB3))
+        process = node.start(HOOK, "-timeout=2", state=node.container(NLB3))
         status, _out, err = ended(process)
         assert status == 1
         assert "took more than 2 s; check the kernel log (dmesg) for the FPGA driver" in err
@@ -169,7 +210,7 @@ class TestHook:
     @pytest.mark.parametrize("node", [FpgaSpec(seconds=0.5)], indirect=True, ids=["slow"])
     def test_two_hooks_for_one_region_program_it_once(self, node: Node) -> None:
         node.store(NLB3)
-        both = [node.start("fpgahook", state=node.container(NLB3, name=name)) for name in ("one", "two")]
+        both = [node.start(HOOK, state=node.container(NLB3, name=name)) for name in ("one", "two")]
         assert [ended(process) for process in both] == [(0, "", "")] * 2
         assert (node.afus(), node.kernel.fpga(CARD).attempts) == ([NLB3], 1)
 
@@ -177,9 +218,9 @@ class TestHook:
         node.store(NLB3)
         card = node.kernel.fpga(CARD)
         card.outcomes.append("hang")
-        process = node.start("fpgahook", state=node.container(NLB3))
+        process = node.start(HOOK, state=node.container(NLB3))
         await until(lambda: card.attempts == 1, 60)
-        process.terminate()
+        process.process.terminate()
         assert ended(process)[0] != 0
         card.resume.set()
         await until(lambda: not card.ports[0].disabled, 60)
@@ -187,7 +228,7 @@ class TestHook:
         assert node.afus() == [NLB3]
 
     def test_an_endless_oci_state_is_not_read_completely(self, node: Node) -> None:
-        status, _out, err = ended(node.start("fpgahook", state="[" * 1_048_577))
+        status, _out, err = ended(node.start(HOOK, state="[" * 1_048_577))
         assert (status, err) == (1, "intel-fpga-crihook: the container's state: more than 1048576 bytes\n")
 
     @pytest.mark.parametrize("blocking", [True, False])
@@ -222,7 +263,7 @@ class TestHook:
             "intel-fpga-crihook: annotation com.intel.fpga.mode is '', expected fpga.intel.com/region\n",
         )
         state = json.loads(node.container(NLB0)) | {"annotations": {"com.intel.fpga.mode": "fpga.intel.com/region"}}
-        assert ended(node.start("fpgahook", "-require-annotation", state=json.dumps(state))) == (0, "", "")
+        assert ended(node.start(HOOK, "-require-annotation", state=json.dumps(state))) == (0, "", "")
 
 
 class TestTool:
@@ -252,7 +293,7 @@ class TestTool:
     def test_a_failed_command_exits_with_an_error(self, node: Node) -> None:
         path = node.store(NLB3)
         node.kernel.fpga(CARD).outcomes.append("other")
-        status, out, err = node.tool("-b", str(path), "-d", "dfl-port.0", "pr")
+        status, out, err = node.tool("-b", str(path), "-d", "dfl-port.0", "pr", interpreter=True)
         assert status == 1
         assert '": FAILED\nAfter : ' in out
         assert err.startswith("fpga_tool: dfl-port.0: AFU id is f7df405cbd7acf7222f144b0b93acd19 after programming")

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,14 @@ import pytest
 from conftest import Start
 from kubelets import Embedded
 from podlists import answering, claim, pods_with_claim
+from processes import run_command
 from trees import write
 
 from accelplane.kubelet import podresources_v1_pb2 as pb
 from accelplane.plugins.gpu import GpuPlugin
 from accelplane.simulate import GpuSpec, SimulatedNode
+
+pytestmark = pytest.mark.memory
 
 I915 = "gpu.intel.com/i915"
 
@@ -31,8 +33,7 @@ def node(tmp_path: Path) -> SimulatedNode:
 
 
 def inspect(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = os.path.join(os.path.dirname(sys.executable), "accelplane")
-    return subprocess.run([command, "inspect", *arguments], capture_output=True, text=True, check=False)
+    return run_command("accelplane", "inspect", *arguments)
 
 
 def as_json(*arguments: str) -> Any:
@@ -76,10 +77,7 @@ async def test_a_container_with_a_claim_is_reported_for_the_cdi_device(node: Sim
     words = ("--root", str(node.root), "--kubelet-dir", directory)
     async with answering(f"{directory}/pod-resources/kubelet.sock", **encoded):
         report = json.loads((await in_background(*words, "--output", "json")).stdout)
-        command = os.path.join(os.path.dirname(sys.executable), "accelplane")
-        result = await asyncio.to_thread(
-            subprocess.run, [command, "top", *words, "--once", "-o", "json"], capture_output=True, text=True, check=True
-        )
+        result = await asyncio.to_thread(run_command, "accelplane", "top", *words, "--once", "-o", "json")
     assert {row["id"]: row["held_by"] for row in report["devices"]} == {
         "card1-0": ["team/pod/main (DRA)"], "card2-0": [],
     }  # fmt: skip
@@ -123,8 +121,10 @@ def test_equal_free_ids_share_a_line(tmp_path: Path, directory: str) -> None:
     assert sum("sgx.intel.com/" in line for line in lines) == 2
 
 
-def test_a_node_without_devices_is_not_an_error(tmp_path: Path, directory: str) -> None:
-    answer = inspect("--root", str(tmp_path), "--kubelet-dir", directory)
+@pytest.mark.parametrize("interpreter", [False, True])
+def test_a_node_without_devices_is_not_an_error(tmp_path: Path, directory: str, interpreter: bool) -> None:
+    words = ("inspect", "--root", str(tmp_path), "--kubelet-dir", directory)
+    answer = run_command("accelplane", *words, interpreter=interpreter)
     assert (answer.returncode, answer.stderr) == (0, "")
     assert "No devices found" in answer.stdout
 

@@ -11,6 +11,7 @@ from kubeapi import KubeApi
 from waiting import until
 
 from accelplane.http.servingtls import ServingTls
+from accelplane.kube.authority import plan_renewal_in_process
 from accelplane.kube.client import Client
 from accelplane.kube.trust import SecretMissing, Trust, TrustError, TrustSettings
 from accelplane.kube.truststore import ClusterTrustStore
@@ -29,6 +30,11 @@ async def store(api: KubeApi) -> AsyncIterator[ClusterTrustStore]:
     }
     yield ClusterTrustStore(client, "n", "own", names)  # type: ignore[arg-type]
     await client.close()
+
+
+def trust(store: ClusterTrustStore, settings: TrustSettings = SETTINGS) -> Trust:
+    """Without a child process for each renewal."""
+    return Trust(store, ServingTls(), settings, planner=plan_renewal_in_process)
 
 
 async def test_missing_secret_is_created_once(api: KubeApi, store: ClusterTrustStore) -> None:
@@ -64,10 +70,10 @@ async def test_failed_request_is_a_trust_error_and_the_next_pass_succeeds(
     api: KubeApi, store: ClusterTrustStore, description: str, status: int
 ) -> None:
     api.fault(description, status)
-    trust = Trust(store, ServingTls(), SETTINGS)
+    each = trust(store)
     with pytest.raises(TrustError, match=str(status)):
-        await trust.reconcile()
-    await trust.reconcile()
+        await each.reconcile()
+    await each.reconcile()
 
 
 @pytest.mark.parametrize("status", [404, 409])
@@ -76,7 +82,7 @@ async def test_conflicting_write_is_repeated_from_a_new_read(
 ) -> None:
     api.put("secrets", {"metadata": {"name": "own", "namespace": "n"}, "data": {}})
     api.fault("PATCH .*secrets", status)
-    await Trust(store, ServingTls(), SETTINGS).reconcile()
+    await trust(store).reconcile()
     assert api.count("PATCH .*secrets") == 2
 
 
@@ -84,7 +90,7 @@ async def test_secret_that_changes_during_each_write_is_reported(api: KubeApi, s
     api.put("secrets", {"metadata": {"name": "own", "namespace": "n"}, "data": {}})
     api.fault("PATCH .*secrets", 409, times=100)
     with pytest.raises(TrustError, match="changed during each"):
-        await Trust(store, ServingTls(), SETTINGS).reconcile()
+        await trust(store).reconcile()
 
 
 async def test_invalid_base64_is_reported_with_the_secret(api: KubeApi, store: ClusterTrustStore) -> None:
@@ -96,7 +102,7 @@ async def test_invalid_base64_is_reported_with_the_secret(api: KubeApi, store: C
 async def test_other_data_of_the_secret_is_preserved(api: KubeApi, store: ClusterTrustStore) -> None:
     encoded = base64.b64encode(b"mine").decode()
     api.put("secrets", {"metadata": {"name": "own", "namespace": "n"}, "data": {"note": encoded}})
-    await Trust(store, ServingTls(), SETTINGS).reconcile()
+    await trust(store).reconcile()
     secret = api.get("secrets", "own", "n")
     assert secret is not None
     assert secret["data"]["note"] == encoded
@@ -128,7 +134,7 @@ async def test_secret_that_may_not_be_created_is_reported_with_the_remedy(
 async def running(store: ClusterTrustStore) -> AsyncIterator[None]:
     """A `Trust` that would poll after an hour only."""
     settings = msgspec.structs.replace(SETTINGS, poll_interval=3600, resync=3600, min_interval=0.01)
-    task = asyncio.create_task(Trust(store, ServingTls(), settings).run())
+    task = asyncio.create_task(trust(store, settings).run())
     try:
         yield
     finally:
@@ -174,7 +180,7 @@ async def test_watches_request_only_metadata_of_the_named_objects(api: KubeApi, 
 async def test_an_account_without_the_right_to_list_polls(api: KubeApi, store: ClusterTrustStore) -> None:
     api.fault("(GET|WATCH) .*(secrets|configurations|definitions)$", 403, times=1000)
     settings = msgspec.structs.replace(SETTINGS, poll_interval=0.05, min_interval=0.01)
-    task = asyncio.create_task(Trust(store, ServingTls(), settings).run())
+    task = asyncio.create_task(trust(store, settings).run())
     try:
         await until(lambda: bool(api.get("secrets", "own", "n")), 30)
         api.put("mutatingwebhookconfigurations", configuration())

@@ -26,6 +26,8 @@ from accelplane.node.periodic_scan import periodic_scan
 from accelplane.node.subprocess_supervisor import supervise
 from accelplane.node.watcher import Watcher
 
+pytestmark = pytest.mark.memory
+
 GPU = "intel.feature.node.kubernetes.io/gpu"
 SGX = "intel.feature.node.kubernetes.io/sgx"
 EPC = 98566144

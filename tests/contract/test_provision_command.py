@@ -20,6 +20,8 @@ from accelplane.simulate.kernel import Kernel, write_tree
 from accelplane.simulate.offload import DlbSpec, DsaSpec, IaaSpec, QatSpec
 from accelplane.simulate.specs import NodeSpec
 
+pytestmark = pytest.mark.memory
+
 PAGE = Path(__file__).parents[2] / "docs" / "provisioning.md"
 PROGRAMS: Mapping[str, Callable[[], int | None]] = {
     "accelplane": main.main,

@@ -16,6 +16,8 @@ from accelplane.simulate.kernel.ioctls import serve_ioctls
 from accelplane.simulate.offload import FpgaSpec
 from accelplane.simulate.specs import NodeSpec
 
+pytestmark = pytest.mark.memory
+
 NLB3 = "f7df405cbd7acf7222f144b0b93acd18"
 CARD = "0000:63:00.0"
 

@@ -16,6 +16,7 @@ import yaml
 from conftest import Start
 from kubelets import Embedded
 from msgspec.structs import replace
+from processes import run_command
 from trees import write
 
 from accelplane import simulate
@@ -25,15 +26,14 @@ from accelplane.plugins.gpu import GpuPlugin
 from accelplane.simulate import GpuSpec, NodeSpec, SimulatedNode
 from accelplane.simulate.offload import FpgaSpec
 
+pytestmark = pytest.mark.memory
+
 I915 = "gpu.intel.com/i915"
 EVERY_KIND = Path(simulate.__file__).with_name("configs") / "demo.yaml"
 
 
-def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = os.path.join(os.path.dirname(sys.executable), "accelplane")
-    return subprocess.run(
-        [command, *arguments], env=os.environ | environment, capture_output=True, text=True, check=False
-    )
+def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_command("accelplane", *arguments)
 
 
 def top(root: Path, directory: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,5 +1,6 @@
 """The DLB scan on trees of plain files."""
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from trees import write
 from accelplane.devices import Device, DeviceNode, Skipped
 from accelplane.host import Host
 from accelplane.plugins.dlb import DlbPlugin
+
+pytestmark = pytest.mark.memory
 
 
 def dlb(root: Path, name: str, vfs: str | None = "0") -> None:
@@ -66,8 +69,8 @@ def test_a_root_without_dev_has_no_device_nodes(tmp_path: Path) -> None:
 
 
 @given(text=st.binary(max_size=100))
-def test_no_content_of_sriov_numvfs_breaks_the_scan(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
-    root = tmp_path_factory.mktemp("node")
+def test_no_content_of_sriov_numvfs_breaks_the_scan(tmp_path: Path, text: bytes) -> None:
+    root = Path(tempfile.mkdtemp(dir=tmp_path))
     dlb(root, "dlb0", None)
     write(root / "sys/class/dlb2/dlb0/device/sriov_numvfs", text)
     assert len(scan(root)) == 1

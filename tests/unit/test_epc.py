@@ -2,6 +2,7 @@
 
 import os
 import struct
+import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,8 @@ from trees import write
 
 from accelplane.host import Host
 from accelplane.host.epc import Cpuid, CpuSgx, Epc, cpu_sgx, device, numa_epc, read_epc
+
+pytestmark = pytest.mark.memory
 
 MIB = 1 << 20
 Registers = tuple[int, int, int, int]
@@ -155,8 +158,8 @@ def test_an_invalid_number_of_bytes_is_reported_with_its_file(tmp_path: Path, te
 
 
 @given(text=st.one_of(st.binary(max_size=40), st.text(max_size=30).map(str.encode)))
-def test_any_content_is_a_size_or_a_problem(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
-    root = tmp_path_factory.mktemp("tree")
+def test_any_content_is_a_size_or_a_problem(tmp_path: Path, text: bytes) -> None:
+    root = Path(tempfile.mkdtemp(dir=tmp_path))
     numa_node(root, 0, text)
     numa, problems = numa_epc(Host(root))
     assert len(numa) + len(problems) == 1

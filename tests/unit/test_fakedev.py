@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from thoroughness import examples
 from accelplane.host import Host
 from accelplane.simulate.description import Description, DescriptionError, read_description
 from accelplane.simulate.fakedev import FakedevError, generate, label_lines, links
+
+pytestmark = pytest.mark.memory
 
 CONFIGS = Path(__file__).parents[2] / "src/accelplane/simulate/configs"
 
@@ -328,10 +331,8 @@ keys = st.sampled_from(["DevCount", "TilesPerDev", "DevMemSize", "DevsPerNode", 
         max_size=5,
     )
 )
-def test_any_description_makes_a_tree_or_a_clear_error(
-    tmp_path_factory: pytest.TempPathFactory, description: dict[str, object]
-) -> None:
-    directory = tmp_path_factory.mktemp("any")
+def test_any_description_makes_a_tree_or_a_clear_error(tmp_path: Path, description: dict[str, object]) -> None:
+    directory = Path(tempfile.mkdtemp(dir=tmp_path))
     path = directory / "d.json"
     path.write_text(json.dumps({"DevCount": 2, **description, "Unprivileged": True}))
     try:

@@ -17,6 +17,8 @@ from accelplane.host import Host, HostError
 from accelplane.simulate.specs import GpuSpec, NodeSpec
 from accelplane.simulate.tree import SimulatedNode
 
+pytestmark = pytest.mark.memory
+
 GIB = 1024**3
 NOTHING = LabelOptions()
 
@@ -320,9 +322,9 @@ OPTIONS = st.builds(LabelOptions, *(st.integers(0, 2**64 - 1) | st.integers(0, 9
 )
 @settings(max_examples=150, deadline=None)
 def test_a_hostile_tree_has_valid_labels_or_an_error(
-    changes: list[tuple[str, Callable[[Path], None]]], options: LabelOptions, sizes: dict[str, int]
+    tmp_path: Path, changes: list[tuple[str, Callable[[Path], None]]], options: LabelOptions, sizes: dict[str, int]
 ) -> None:
-    with tempfile.TemporaryDirectory() as root:
+    with tempfile.TemporaryDirectory(dir=tmp_path) as root:
         card(Path(root), 0, memory="4096", gts=2)
         card(Path(root), 1, driver="xe", tiles=1, vfs="0")
         for location, change in changes:

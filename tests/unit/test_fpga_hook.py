@@ -23,6 +23,8 @@ from accelplane.fpga.request import Pair, Request
 from accelplane.fpga.statedir import STATE_DIRECTORY
 from accelplane.host import Host
 
+pytestmark = pytest.mark.memory
+
 OTHER = "ce48969398f05f33946d560708be108a"
 QUICK = RetryPolicy(timeout=30, attempts=4, interval=0.001)
 

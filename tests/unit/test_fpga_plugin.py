@@ -20,6 +20,8 @@ from accelplane.plugins.fpga import FpgaPlugin
 from accelplane.plugins.fpga.config import FpgaConfig
 from accelplane.plugins.fpga.scan import read, recalled
 
+pytestmark = pytest.mark.memory
+
 AF_NLB0 = "af-695.d84.aVKNtusxV3qMNmj5-qCB9thCTcSko8QT-J5DNoP5BAs"
 AF_CRASHED = "af-fff.fff.__________________________________________8"
 REGION = f"region-{INTERFACE}"

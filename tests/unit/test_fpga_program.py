@@ -34,6 +34,8 @@ from accelplane.fpga.statedir import STATE_DIRECTORY, StateDirectoryError
 from accelplane.fpga.sysfs import read_fme, read_port
 from accelplane.host import Host
 
+pytestmark = pytest.mark.memory
+
 QUICK = RetryPolicy(timeout=30, attempts=4, interval=0.001)
 families = pytest.mark.parametrize("family", ["dfl", "opae"])
 

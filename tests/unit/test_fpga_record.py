@@ -39,6 +39,8 @@ from accelplane.host import Host
 from accelplane.plugins.base import Sample
 from accelplane.plugins.fpga import FpgaPlugin
 
+pytestmark = pytest.mark.memory
+
 QUICK = RetryPolicy(timeout=30, attempts=2, interval=0.001)
 FME = "dfl-fme.0"
 LAST = Last(1700000000.5, "dfl-port.0", INTERFACE, NLB3, "failed", "EIO")

@@ -15,6 +15,8 @@ from accelplane.fpga.ids import IdError
 from accelplane.fpga.store import find, install, install_path, opened_for
 from accelplane.host import Host, HostError
 
+pytestmark = pytest.mark.memory
+
 STORE = "srv/intel.com/fpga"
 
 

@@ -29,6 +29,8 @@ from accelplane.fpga.sysfs import (
 )
 from accelplane.host import Host, HostError
 
+pytestmark = pytest.mark.memory
+
 OTHER = "ce48969398f05f33946d560708be108a"
 families = pytest.mark.parametrize("family", ["dfl", "opae"])
 

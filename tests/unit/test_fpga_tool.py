@@ -18,6 +18,8 @@ from accelplane.fpga.sriov import State, Step, apply, plan
 from accelplane.fpga.sysfs import read_fme
 from accelplane.host import Host
 
+pytestmark = pytest.mark.memory
+
 STORE = f"/srv/intel.com/fpga/{INTERFACE}"
 
 OPAE = "fpga/intel-fpga-dev.0/intel-fpga-fme.0"

@@ -11,6 +11,8 @@ from accelplane.plugins.gpu import GpuPlugin
 from accelplane.simulate.specs import GpuSpec, NodeSpec
 from accelplane.simulate.tree import SimulatedNode
 
+pytestmark = pytest.mark.memory
+
 ADDRESSES = ("0000:03:00.0", "0000:04:00.0")
 
 

@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thoroughness import examples
@@ -15,6 +16,8 @@ from accelplane.host import Host, HostError
 from accelplane.plugins.base import Config, Plugin, ScanError
 from accelplane.plugins.gpu import GpuConfig, GpuPlugin
 from accelplane.plugins.npu import NpuConfig, NpuPlugin
+
+pytestmark = pytest.mark.memory
 
 SPOTS = st.sampled_from(
     [
@@ -128,9 +131,9 @@ CONFIGS = st.builds(
 @given(st.lists(st.tuples(SPOTS, DEEDS), min_size=1, max_size=5), CONFIGS)
 @settings(max_examples=examples(150), deadline=None)
 def test_an_inconsistent_tree_raises_no_exception(
-    changes: list[tuple[str, Callable[[str], None]]], config: GpuConfig
+    tmp_path: Path, changes: list[tuple[str, Callable[[str], None]]], config: GpuConfig
 ) -> None:
-    with tempfile.TemporaryDirectory() as root:
+    with tempfile.TemporaryDirectory(dir=tmp_path) as root:
         gpu_card(Path(root), 0, mei=("mei0",))
         gpu_card(Path(root), 1, driver="xe")
         npu(Path(root), 0, busy_us=7)

@@ -10,6 +10,8 @@ from accelplane.devices import CdiDevice, CdiHook, CdiMount, CdiNode, Device, De
 from accelplane.host import Host, Unreadable
 from accelplane.plugins.gpu import GpuConfig, GpuPlugin
 
+pytestmark = pytest.mark.memory
+
 
 class Scan:
     """The result of one scan."""

@@ -17,6 +17,8 @@ from trees import link, write
 from accelplane.host import Host, HostError, Missing, Unreadable, WriteError, files
 from accelplane.host.files import ATTRIBUTE_LIMIT
 
+pytestmark = pytest.mark.memory
+
 ROOT = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not ROOT, reason="only root makes device nodes and becomes another user")
 

@@ -8,10 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from accelplane.host import Host, HostError
+
+pytestmark = pytest.mark.memory
 
 CANARY = "the canary outside has been read"
 
@@ -139,9 +142,9 @@ DEEDS = st.one_of(
 
 @given(st.lists(DEEDS, max_size=15), st.lists(PATHS.map("/{}".format), min_size=1, max_size=5))
 def test_a_hostile_tree_causes_only_documented_errors_and_no_access_outside(
-    changes: list[tuple[str, str, str | bytes]], paths: list[str]
+    tmp_path: Path, changes: list[tuple[str, str, str | bytes]], paths: list[str]
 ) -> None:
-    with tempfile.TemporaryDirectory() as directory, at_most(60):
+    with tempfile.TemporaryDirectory(dir=tmp_path) as directory, at_most(60):
         base = os.path.realpath(directory)
         root, outside = f"{base}/root", f"{base}/outside"
         for path in (root, outside, f"{outside}/{CANARY}"):
@@ -173,8 +176,8 @@ def test_a_hostile_tree_causes_only_documented_errors_and_no_access_outside(
 
 
 @given(st.lists(st.tuples(NAMES, NAMES), max_size=30))
-def test_each_slave_is_visited_once(links: list[tuple[str, str]]) -> None:
-    with tempfile.TemporaryDirectory() as root, at_most(60):
+def test_each_slave_is_visited_once(tmp_path: Path, links: list[tuple[str, str]]) -> None:
+    with tempfile.TemporaryDirectory(dir=tmp_path) as root, at_most(60):
         for start, end in links:
             create_entry(root, root, "link", f"sys/devices/{start}/slaves/{end}", f"/sys/devices/{end}")
             create_entry(root, root, "file", f"sys/devices/{end}/numa_node", b"1")

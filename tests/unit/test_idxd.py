@@ -2,6 +2,7 @@
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from accelplane.devices import Allocation, Device, DeviceNode, Skipped
 from accelplane.host import Host
 from accelplane.plugins.base import Plugin
 from accelplane.plugins.idxd import DsaConfig, DsaPlugin, IaaConfig, IaaPlugin
+
+pytestmark = pytest.mark.memory
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="making device nodes needs root")
 
@@ -253,10 +256,8 @@ def test_options_out_of_range_are_rejected(options: dict[str, Any], problem: str
 
 @settings(max_examples=examples(60))
 @given(texts=st.tuples(*[st.binary(max_size=60)] * 2))
-def test_no_content_of_a_queues_attributes_breaks_the_scan(
-    tmp_path_factory: pytest.TempPathFactory, texts: tuple[bytes, ...]
-) -> None:
-    root = tmp_path_factory.mktemp("node")
+def test_no_content_of_a_queues_attributes_breaks_the_scan(tmp_path: Path, texts: tuple[bytes, ...]) -> None:
+    root = Path(tempfile.mkdtemp(dir=tmp_path))
     directory = queue(root)
     for attribute, text in zip(("type", "mode"), texts, strict=True):
         write(directory / attribute, text)

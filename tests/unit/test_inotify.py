@@ -11,6 +11,8 @@ from trees import link, rename_often, write
 
 from accelplane.host.inotify import COME_OR_GONE, WRITTEN, Inotify, InotifyEvent
 
+pytestmark = pytest.mark.memory
+
 
 @pytest.fixture
 def inotify() -> Iterator[Inotify]:

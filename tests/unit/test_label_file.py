@@ -18,6 +18,8 @@ from accelplane.plugins import Plugin, ScanError
 from accelplane.plugins.base import Config
 from accelplane.plugins.gpu import GpuConfig, GpuPlugin
 
+pytestmark = pytest.mark.memory
+
 
 class TestLabelFile:
     def test_the_file_has_one_line_per_label(self, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from accelplane import logs
 from accelplane.cli import logflags
 from accelplane.cli.goflags import parse
 
+pytestmark = pytest.mark.memory
+
 HEADER = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d{6} +(\d+) (\S+):(\d+)\] (.*)")
 
 # The messages of a program with two modules: `cdi.py` and `watch.py` of a package `node`.

@@ -10,6 +10,8 @@ from accelplane.devices import Device, DeviceNode, Skipped
 from accelplane.host import Host, Unreadable
 from accelplane.plugins.npu import PRODUCTS, NpuConfig, NpuPlugin
 
+pytestmark = pytest.mark.memory
+
 
 def scan(root: Path, **options: Any) -> tuple[list[Device], dict[str, Skipped]]:
     items = list(NpuPlugin(NpuConfig(**options)).scan(Host(root)))

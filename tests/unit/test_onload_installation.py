@@ -8,6 +8,8 @@ import pytest
 
 from accelplane.onload.installation import SCRIPT, installation_name
 
+pytestmark = pytest.mark.memory
+
 
 class Host:
     """A node, the image of the userland, and the volume of the worker, below one directory."""

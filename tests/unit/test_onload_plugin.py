@@ -22,6 +22,8 @@ from accelplane.plugins.onload import OnloadConfig, OnloadDropin, OnloadPlugin
 from accelplane.plugins.onload.config import joined
 from accelplane.plugins.onload.nics import Nic, find_nics, numa_nodes
 
+pytestmark = pytest.mark.memory
+
 NODES = tuple(DeviceNode(f"/dev/{name}", permissions="mrw") for name in ("onload", "onload_epoll", "sfc_char"))
 
 

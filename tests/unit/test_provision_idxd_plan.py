@@ -15,6 +15,8 @@ from accelplane.simulate.kernel import Kernel, write_tree
 from accelplane.simulate.offload import DsaSpec, IaaSpec, QueueSpec
 from accelplane.simulate.specs import NodeSpec
 
+pytestmark = pytest.mark.memory
+
 IAA = {"DEVICE_TYPE": "iaa"}
 
 

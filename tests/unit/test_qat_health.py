@@ -18,6 +18,8 @@ from accelplane.host import Host
 from accelplane.host.blocking import in_thread
 from accelplane.plugins.qat import QatPlugin
 
+pytestmark = pytest.mark.memory
+
 PF = "0000:6b:00.0"
 
 

@@ -16,6 +16,8 @@ from accelplane.host import Host, Missing
 from accelplane.plugins.base import ScanError
 from accelplane.plugins.qat import QatConfig, QatPlugin, kernelmode
 
+pytestmark = pytest.mark.memory
+
 VFS = [f"0000:{bus:02x}:00.{function}" for bus in range(3, 7) for function in range(5)]
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from accelplane.devices import Device, DeviceNode, Inventory, Mount, Skipped
 from accelplane.host import Host
 from accelplane.plugins.qat import QatConfig, QatPlugin
 from accelplane.plugins.qat.scan import discover, scan
+
+pytestmark = pytest.mark.memory
 
 VFIO = DeviceNode("/dev/vfio/vfio")
 
@@ -292,9 +295,9 @@ DAMAGE = st.sampled_from(["gone", "directory", "loop", "dangling", "junk", "long
 @settings(max_examples=examples(150), deadline=None)
 @given(location=SPOTS, damage=DAMAGE, uio=st.booleans())
 def test_a_device_with_invalid_attributes_does_not_affect_others(
-    tmp_path_factory: pytest.TempPathFactory, location: str, damage: str, uio: bool
+    tmp_path: Path, location: str, damage: str, uio: bool
 ) -> None:
-    root = tmp_path_factory.mktemp("tree")
+    root = Path(tempfile.mkdtemp(dir=tmp_path))
     pf(root, "0000:6b:00.0", vfs=[0, 1], dev_cfg="")
     pf(root, "0000:70:00.0", driver="420xx", vfs=[0], vf_id="0x4947", services="dc")
     path = root / location

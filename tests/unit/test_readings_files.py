@@ -10,6 +10,8 @@ from accelplane.host import Host
 from accelplane.pages.device_reader import DeviceReader
 from accelplane.readings import DevicePlan, Source, dfl, families, gpu, nic, npu, offload, pci, qat
 
+pytestmark = pytest.mark.memory
+
 FUNCTION = "/sys/devices/pci0000:00/0000:03:00.0"
 CARD = f"{FUNCTION}/drm/card0"
 TABLES = "/sys/kernel/debug/qat_4xxx_0000:03:00.0"

@@ -1,5 +1,7 @@
 """The reading plans of the plugins on a simulated node with every family."""
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,10 +33,10 @@ NODE = NodeSpec(
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("node")
-    SimulatedNode(path).build(NODE)
-    return path
+def root(memory_base: Path | None) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=memory_base) as path:
+        SimulatedNode(path).build(NODE)
+        yield Path(path)
 
 
 @pytest.mark.parametrize(

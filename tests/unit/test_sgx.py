@@ -31,6 +31,8 @@ from accelplane.plugins.sgx import (
     likely_cause,
 )
 
+pytestmark = pytest.mark.memory
+
 BOTH = (ENCLAVE, PROVISION)
 
 

@@ -10,6 +10,8 @@ from accelplane.simulate import NodeSpec, QatSpec
 from accelplane.simulate.kernel import Kernel, write_tree
 from accelplane.simulate.offload import QAT_PRODUCTS
 
+pytestmark = pytest.mark.memory
+
 BDF = "0000:61:00.0"
 PF = f"/sys/bus/pci/devices/{BDF}"
 DEBUG = f"/sys/kernel/debug/qat_4xxx_{BDF}"

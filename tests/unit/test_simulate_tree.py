@@ -3,6 +3,7 @@
 import os
 import shutil
 import stat
+import tempfile
 import threading
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from thoroughness import examples
 from accelplane.host import Host
 from accelplane.host.inotify import Inotify
 from accelplane.simulate import GpuSpec, NodeSpec, NpuSpec, SimulatedNode, TreeError
+
+pytestmark = pytest.mark.memory
 
 CONFIGS = Path(__file__).parents[2] / "src/accelplane/simulate/configs"
 
@@ -358,10 +361,8 @@ steps = st.lists(
 
 @settings(max_examples=examples(25), deadline=None)
 @given(steps=steps)
-def test_any_sequence_of_plugging_leaves_no_dangling_link(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[GpuSpec | NpuSpec | int]
-) -> None:
-    root = tmp_path_factory.mktemp("node")
+def test_any_sequence_of_plugging_leaves_no_dangling_link(tmp_path: Path, steps: list[GpuSpec | NpuSpec | int]) -> None:
+    root = Path(tempfile.mkdtemp(dir=tmp_path))
     node = SimulatedNode(root)
     for step in steps:
         if isinstance(step, GpuSpec):

@@ -10,6 +10,8 @@ from trees import link, write
 
 from accelplane.host import Host
 
+pytestmark = pytest.mark.memory
+
 CHAR, BLOCK = 0o020600, 0o060600
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nodes")
 

@@ -12,6 +12,8 @@ from waiting import until
 
 from accelplane.node.watcher import Watcher
 
+pytestmark = pytest.mark.memory
+
 
 @pytest.fixture
 async def watcher() -> AsyncIterator[Watcher]:
