@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import memorydirectory
 import pytest
-import shareddirectory
 from hypothesis import HealthCheck, is_hypothesis_test, settings
-from memorydirectory import memory_directory
 from thoroughness import FUZZ, examples
 
 _INPUTS = "inputs"
@@ -48,20 +47,13 @@ settings.load_profile("accelplane")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.add_cleanup(shareddirectory.create())
+    config.add_cleanup(memorydirectory.create())
     config.addinivalue_line("markers", "fuzz: hypothesis generates its inputs")
     config.addinivalue_line("markers", "untraced: coverage is not measured")
     config.addinivalue_line("markers", "memory: `tmp_path` is in memory if possible")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Shells start background jobs so. Programs that tests start and interrupt would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.fixture
-def memory_path() -> Iterator[Path]:
-    """An empty directory in memory, for tests that create many files."""
-    with tempfile.TemporaryDirectory(dir=shareddirectory.path()) as path:
-        yield Path(path)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -95,21 +87,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.untraced)
 
 
-@pytest.fixture(scope="session")
-def memory_base() -> Iterator[Path | None]:
-    """The directory for the files of tests in memory, if possible."""
-    with memory_directory() as directory:
-        yield directory
-
-
 @pytest.fixture
-def tmp_path(request: pytest.FixtureRequest, memory_base: Path | None) -> Iterator[Path]:
+def tmp_path(request: pytest.FixtureRequest) -> Iterator[Path]:
     """An empty directory, for tests with the marker `memory` in memory. It is kept if the test fails."""
-    if memory_base is None or not request.node.get_closest_marker("memory"):
+    if not request.node.get_closest_marker("memory") or not memorydirectory.in_memory():
         yield request.getfixturevalue("tmp_path")  # that of pytest
         return
     name = re.sub(r"[^a-z0-9_]", "_", request.node.name)
-    path = Path(tempfile.mkdtemp(prefix=f"{name[:30]}-", dir=memory_base))
+    path = Path(tempfile.mkdtemp(prefix=f"{name[:30]}-", dir=memorydirectory.path()))
     failures = request.session.testsfailed
     yield path
     if request.session.testsfailed == failures:

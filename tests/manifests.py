@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import memorydirectory
 import pytest
-import shareddirectory
 import yaml
 from cluster.build import assets
 
@@ -93,7 +93,7 @@ def _render(directory: Path) -> str:
 
 @cache
 def _store() -> Path:
-    store = REPOSITORY / "build" / (shareddirectory.build_once("manifests", _write_digest) / "digest").read_text()
+    store = REPOSITORY / "build" / (memorydirectory.build_once("manifests", _write_digest) / "digest").read_text()
     for other in store.parent.glob("rendered-*"):
         if other != store:
             shutil.rmtree(other, ignore_errors=True)

@@ -4,7 +4,7 @@ import json
 from functools import cache
 from pathlib import Path
 
-import shareddirectory
+import memorydirectory
 from manifests import DEPLOY, REPOSITORY
 
 from accelplane.manifests import files
@@ -23,7 +23,7 @@ METADATA = "Metadata-Version: 2.4\nName: msgspec\nVersion: 0.20.0\nLicense-Expre
 @cache
 def names() -> tuple[str, ...]:
     """The images that bundles and manifests refer to. All manifests are read once for all processes."""
-    return tuple((shareddirectory.build_once("image-names", _write_names) / "names").read_text().split())
+    return tuple((memorydirectory.build_once("image-names", _write_names) / "names").read_text().split())
 
 
 def _write_names(directory: Path) -> None:

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import memorydirectory
 import pytest
 from kubelets import Embedded, Kubelet
-from memorydirectory import MEMORY
 from processes import Process
 
 from accelplane.node.agent import Agent
@@ -27,10 +27,10 @@ Run = Callable[..., Process]
 
 
 @pytest.fixture
-def directory(request: pytest.FixtureRequest, memory_base: Path | None) -> Iterator[str]:
+def directory(request: pytest.FixtureRequest) -> Iterator[str]:
     """A kubelet's directory, with short socket paths, for tests with the marker `memory` in memory if possible."""
-    in_memory = memory_base is not None and request.node.get_closest_marker("memory")
-    path = tempfile.mkdtemp(prefix="ak", dir=MEMORY if in_memory else None)
+    memory = request.node.get_closest_marker("memory") and memorydirectory.in_memory()
+    path = tempfile.mkdtemp(prefix="ak", dir=memorydirectory.MEMORY if memory else None)
     yield path
     shutil.rmtree(path, ignore_errors=True)
 

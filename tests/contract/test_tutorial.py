@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import memorydirectory
 import pytest
-import shareddirectory
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "tutorial.md"
@@ -99,7 +99,7 @@ class Terminal:
 @pytest.fixture
 def directory() -> Iterator[Path]:
     """A directory in memory with a short path, because paths of sockets are limited to 107 bytes."""
-    with tempfile.TemporaryDirectory(dir=shareddirectory.path().parent) as path:
+    with tempfile.TemporaryDirectory(dir=memorydirectory.path().parent) as path:
         yield Path(path)
 
 

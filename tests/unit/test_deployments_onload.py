@@ -256,17 +256,18 @@ def test_roles_for_users_are_in_no_tree(name: str, verbs: str) -> None:
     assert ("ClusterRole", f"{PREFIX}onload-{name}-role") not in by_name(render(CONFIG / "default-with-metrics"))
 
 
-def test_images_can_be_replaced_where_the_original_replaces_them(memory_path: Path) -> None:
+@pytest.mark.memory
+def test_images_can_be_replaced_where_the_original_replaces_them(tmp_path: Path) -> None:
     """`kustomize edit set image` in config/manager, and `images` of an overlay."""
-    shutil.copytree(DEPLOY, memory_path / "tree")
-    file = memory_path / "tree/onload/config/manager/kustomization.yaml"
+    shutil.copytree(DEPLOY, tmp_path / "tree")
+    file = tmp_path / "tree/onload/config/manager/kustomization.yaml"
     document = yaml.safe_load(file.read_text())
     assert [each["name"] for each in document["images"]] == ["controller", "deviceplugin"]
     document["images"] = [
         {"name": name, "newName": f"mine/{name}", "newTag": "7"} for name in ("controller", "deviceplugin")
     ]
     file.write_text(yaml.safe_dump(document))
-    assert images_of(render(memory_path / "tree/onload/config/default")) == ("mine/controller:7", "mine/deviceplugin:7")
+    assert images_of(render(tmp_path / "tree/onload/config/default")) == ("mine/controller:7", "mine/deviceplugin:7")
     assert images_of(render(SAMPLES / "default-clusterlocal")) == (
         f"{REGISTRY}/onload-operator:3.0",
         f"{REGISTRY}/onload-device-plugin:3.0",

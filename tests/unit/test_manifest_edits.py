@@ -17,6 +17,8 @@ from accelplane.manifests.spans import EditError
 from release import version
 from release.errors import ReleaseError
 
+pytestmark = pytest.mark.memory
+
 ROOT = Path(__file__).parents[2]
 DIGEST, OTHER = f"sha256:{'a' * 64}", f"sha256:{'b' * 64}"
 
@@ -270,9 +272,9 @@ def test_any_text_is_edited_or_an_error(text: str) -> None:
 
 
 @pytest.fixture
-def tree(memory_path: Path) -> Path:
-    shutil.copytree(ROOT / "deploy", memory_path / "deploy", symlinks=True)
-    return memory_path / "deploy"
+def tree(tmp_path: Path) -> Path:
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy", symlinks=True)
+    return tmp_path / "deploy"
 
 
 def command(*words: object) -> Result:
@@ -363,19 +365,19 @@ def test_wrong_paths_and_options_are_errors(tmp_path: Path) -> None:
 # make version
 
 
-def test_the_version_changes_everywhere(memory_path: Path) -> None:
+def test_the_version_changes_everywhere(tmp_path: Path) -> None:
     for name in ("deploy", "demo", "docs"):
-        shutil.copytree(ROOT / name, memory_path / name, symlinks=True)
-    (memory_path / "src/accelplane").mkdir(parents=True)
-    shutil.copy(ROOT / "src/accelplane/__init__.py", memory_path / "src/accelplane/__init__.py")
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True)
+    (tmp_path / "src/accelplane").mkdir(parents=True)
+    shutil.copy(ROOT / "src/accelplane/__init__.py", tmp_path / "src/accelplane/__init__.py")
     old = version.current(ROOT)
-    assert list(version.change(memory_path, old)) == []
-    changed = {str(path.relative_to(memory_path)) for path in version.change(memory_path, "7.8.9")}
-    assert version.current(memory_path) == "7.8.9"
+    assert list(version.change(tmp_path, old)) == []
+    changed = {str(path.relative_to(tmp_path)) for path in version.change(tmp_path, "7.8.9")}
+    assert version.current(tmp_path) == "7.8.9"
     assert {"docs/images.md", "deploy/charts/accelplane/Chart.yaml", "demo/dsa-copy-pod.yaml"} <= changed
     found = [
-        f"{file.relative_to(memory_path)}: {match[0]}"
-        for file in memory_path.rglob("*")
+        f"{file.relative_to(tmp_path)}: {match[0]}"
+        for file in tmp_path.rglob("*")
         if file.is_file() and file.suffix in {".yaml", ".md"}
         for match in re.finditer(
             rf"accelplane/[\w-]+:{re.escape(old)}|newTag: {re.escape(old)}$", file.read_text(), re.MULTILINE

@@ -1,13 +1,27 @@
-"""The directory in memory for the files of tests."""
+"""The directory for files of a test run."""
 
 import os
+import tempfile
 import time
 from pathlib import Path
 
+import memorydirectory
 import pytest
-from memorydirectory import is_suitable, memory_directory
 
 GIBIBYTES = 2**30 // 4096
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a process without a directory."""
+    monkeypatch.delenv(memorydirectory.VARIABLE)
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> Path:
+    if not memorydirectory.is_suitable(os.statvfs(tmp_path)):
+        pytest.skip("no room")
+    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -22,26 +36,54 @@ GIBIBYTES = 2**30 // 4096
 )
 def test_a_filesystem_needs_room_for_all_kinds_of_files(blocks: int, flags: int, suitable: bool) -> None:
     status = os.statvfs_result((4096, 4096, blocks, blocks, blocks, 0, 0, 0, flags, 255))
-    assert is_suitable(status) is suitable
+    assert memorydirectory.is_suitable(status) is suitable
 
 
-def test_without_a_filesystem_in_memory_there_is_no_directory(tmp_path: Path) -> None:
-    with memory_directory(tmp_path / "missing") as directory:
-        assert directory is None
+def test_without_a_filesystem_in_memory_the_default_directory_is_used(tmp_path: Path) -> None:
+    remove = memorydirectory.create(tmp_path / "missing")
+    directory = memorydirectory.path()
+    assert directory.parent == Path(tempfile.gettempdir())
+    assert not memorydirectory.in_memory()
+    remove()
+    assert not directory.exists()
 
 
-def test_files_of_failed_tests_are_kept_for_a_day(tmp_path: Path) -> None:
-    if not is_suitable(os.statvfs(tmp_path)):
-        pytest.skip("no room")
-    with memory_directory(tmp_path) as directory:
-        assert directory is not None
-    assert not directory.exists(), "empty"
-    with memory_directory(tmp_path) as directory:
-        assert directory is not None
-        (directory / "file").touch()
-    with memory_directory(tmp_path):
-        assert (directory / "file").exists()
+def test_a_child_uses_the_directory_of_its_parent(parent: Path) -> None:
+    remove = memorydirectory.create(parent)
+    directory = memorydirectory.path()
+    memorydirectory.create(parent)()
+    assert memorydirectory.path() == directory
+    assert directory.exists()
+    remove()
+
+
+def test_a_directory_is_built_once_and_again_after_a_failure(parent: Path) -> None:
+    remove = memorydirectory.create(parent)
+    calls: list[Path] = []
+
+    def build(directory: Path) -> None:
+        calls.append(directory)
+        (directory / f"file-{len(calls)}").touch()
+        if len(calls) == 1:
+            raise ValueError("the first call fails")
+
+    with pytest.raises(ValueError, match="first call"):
+        memorydirectory.build_once("things", build)
+    built = memorydirectory.build_once("things", build)
+    assert memorydirectory.build_once("things", build) == built
+    assert [file.name for file in built.iterdir()] == ["file-2"]
+    remove()
+    assert not built.exists()
+
+
+def test_files_of_failed_tests_are_kept_for_a_day(parent: Path) -> None:
+    remove = memorydirectory.create(parent)
+    directory = memorydirectory.path()
+    (directory / "file").touch()
+    remove()
+    memorydirectory.create(parent)()
+    assert (directory / "file").exists()
     old = time.time() - 25 * 3600
     os.utime(directory, (old, old))
-    with memory_directory(tmp_path):
-        assert not directory.exists()
+    memorydirectory.create(parent)()
+    assert not directory.exists()

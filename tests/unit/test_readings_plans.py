@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import memorydirectory
 import pytest
 
 from accelplane.devices import Inventory
@@ -33,8 +34,8 @@ NODE = NodeSpec(
 
 
 @pytest.fixture(scope="module")
-def root(memory_base: Path | None) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir=memory_base) as path:
+def root() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=memorydirectory.path()) as path:
         SimulatedNode(path).build(NODE)
         yield Path(path)
 

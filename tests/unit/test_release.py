@@ -11,9 +11,9 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
+import memorydirectory
 import ociregistry
 import pytest
-import shareddirectory
 import yaml
 from charts import KUBE_VERSION, run_helm
 from manifests import REPOSITORY, flag_values, kubectl
@@ -29,6 +29,8 @@ from release.olm.products import PLUGIN_IMAGES
 from release.push import Push, push
 from release.registry import Registry, RegistryError
 
+pytestmark = pytest.mark.memory
+
 # No registry listens there.
 REGISTRY = "localhost:1/accelplane"
 TREES = ("gpu_plugin", "operator/default", "onload/config/default")
@@ -43,7 +45,7 @@ def plan(root: Path, out: Path, **fields: object) -> build.Plan:
 @pytest.fixture(scope="module")
 def release_directory() -> Path:
     """A directory with images, a key, and the release `out`. It is the same one in all processes."""
-    return shareddirectory.build_once("release", _build_release)
+    return memorydirectory.build_once("release", _build_release)
 
 
 def _build_release(root: Path) -> None:
@@ -56,9 +58,9 @@ def _build_release(root: Path) -> None:
 
 
 @pytest.fixture
-def copy(release_directory: Path, memory_path: Path) -> Path:
-    shutil.copytree(release_directory / "out", memory_path / "out")
-    return memory_path / "out"
+def copy(release_directory: Path, tmp_path: Path) -> Path:
+    shutil.copytree(release_directory / "out", tmp_path / "out")
+    return tmp_path / "out"
 
 
 def failures(out: Path, key: Path, **fields: object) -> dict[str, str]:
@@ -147,7 +149,7 @@ def test_charts_have_the_registry(release_directory: Path) -> None:
 
 
 def test_two_releases_differ_only_in_times_and_signatures(
-    release_directory: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch
+    release_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECTL", kubectl())
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1893553445")
@@ -156,11 +158,11 @@ def test_two_releases_differ_only_in_times_and_signatures(
     try:
         # The release is complete before anything is pushed.
         with pytest.raises(ReleaseError, match="is complete, but not all of it was pushed; run make push-release"):
-            build.make(plan(release_directory, memory_path / "again", push=True), lambda _: None)
+            build.make(plan(release_directory, tmp_path / "again", push=True), lambda _: None)
     finally:
         os.umask(before)
     first, second = (
-        (each / "SHA256SUMS").read_text().splitlines() for each in (release_directory / "out", memory_path / "again")
+        (each / "SHA256SUMS").read_text().splitlines() for each in (release_directory / "out", tmp_path / "again")
     )
     different = {line.split("  ")[1] for line in set(first) ^ set(second)}
     # The offline archive has a signature, and ECDSA signatures are random.
@@ -169,13 +171,13 @@ def test_two_releases_differ_only_in_times_and_signatures(
 
 
 def test_a_failed_release_leaves_no_files(
-    release_directory: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch
+    release_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECTL", kubectl())
-    write_images(memory_path / "images", ("accelplane",))
+    write_images(tmp_path / "images", ("accelplane",))
     with pytest.raises(EditError, match="found no digest"):
-        build.make(plan(release_directory, memory_path / "out/new", prebuilt=memory_path / "images"), lambda _: None)
-    assert list((memory_path / "out").iterdir()) == []
+        build.make(plan(release_directory, tmp_path / "out/new", prebuilt=tmp_path / "images"), lambda _: None)
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 # Detection by verify-release.
@@ -442,9 +444,9 @@ def test_an_envelope_with_another_payload_is_rejected(release_directory: Path) -
 # Registries.
 
 
-def release_with_registry(release_directory: Path, memory_path: Path, address: str, *, draft: bool = True) -> Path:
+def release_with_registry(release_directory: Path, tmp_path: Path, address: str, *, draft: bool = True) -> Path:
     """A copy of the release whose registry has another address."""
-    out = memory_path / "out"
+    out = tmp_path / "out"
     shutil.copytree(release_directory / "out", out)
     for name in ("release.json", "images.txt"):
         (out / name).write_text((out / name).read_text().replace(REGISTRY, address))
@@ -464,13 +466,13 @@ def list_first_images(out: Path) -> artefacts.Images:
 
 @pytest.mark.parametrize("credentials", ["", "basic", "bearer"])
 def test_a_release_is_pushed_and_verified(
-    credentials: str, release_directory: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch
+    credentials: str, release_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REGISTRY_USER", "user")
     monkeypatch.setenv("REGISTRY_PASSWORD", "secret")
     with ociregistry.serving(credentials) as state:
         address = f"{state.address}/accelplane"
-        out = release_with_registry(release_directory, memory_path, address)
+        out = release_with_registry(release_directory, tmp_path, address)
         listed = list_first_images(out)
         settings = Push(out=out)
         push(settings, lambda _: None)
@@ -491,9 +493,9 @@ def test_a_release_is_pushed_and_verified(
         assert "repository:accelplane/accelplane:pull,push" in state.scopes
 
 
-def test_tags_are_written_after_signatures(release_directory: Path, memory_path: Path) -> None:
+def test_tags_are_written_after_signatures(release_directory: Path, tmp_path: Path) -> None:
     with ociregistry.serving() as state:
-        out = release_with_registry(release_directory, memory_path, f"{state.address}/accelplane")
+        out = release_with_registry(release_directory, tmp_path, f"{state.address}/accelplane")
         list_first_images(out)
         push(Push(out=out), lambda _: None)
         for name in ("accelplane/accelplane", "accelplane/charts/accelplane", "accelplane/accelplane-catalog"):
@@ -502,11 +504,9 @@ def test_tags_are_written_after_signatures(release_directory: Path, memory_path:
             assert references[-2].endswith(".sig")
 
 
-def test_a_registry_with_another_release_of_the_version_is_unchanged(
-    release_directory: Path, memory_path: Path
-) -> None:
+def test_a_registry_with_another_release_of_the_version_is_unchanged(release_directory: Path, tmp_path: Path) -> None:
     with ociregistry.serving() as state:
-        out = release_with_registry(release_directory, memory_path, f"{state.address}/accelplane", draft=False)
+        out = release_with_registry(release_directory, tmp_path, f"{state.address}/accelplane", draft=False)
         state.manifests["accelplane/onload-operator", VERSION] = (b"{}", oci.MANIFEST)
         with pytest.raises(ReleaseError, match=f"onload-operator:{VERSION}: found sha256:.*release a new version"):
             push(Push(out=out), lambda _: None)
@@ -517,10 +517,10 @@ def test_a_registry_with_another_release_of_the_version_is_unchanged(
         assert (state.uploads, len(state.manifests)) == (0, 0)
 
 
-def test_a_changed_registry_is_detected(release_directory: Path, memory_path: Path) -> None:
+def test_a_changed_registry_is_detected(release_directory: Path, tmp_path: Path) -> None:
     with ociregistry.serving() as state:
         address = f"{state.address}/accelplane"
-        out = release_with_registry(release_directory, memory_path, address)
+        out = release_with_registry(release_directory, tmp_path, address)
         listed = images.load(out / "images.json")
         push(Push(out=out), lambda _: None)
         release = verify.Release(out=out, key=release_directory / "key.pub", registry=address)
@@ -594,10 +594,10 @@ def test_errors_of_registries_name_the_address(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-def unpacked(release_directory: Path, memory_path: Path) -> Path:
+def unpacked(release_directory: Path, tmp_path: Path) -> Path:
     with tarfile.open(release_directory / f"out/{NAME}-offline.tar") as tar:
-        tar.extractall(memory_path, filter="data")
-    return memory_path / f"{NAME}-offline"
+        tar.extractall(tmp_path, filter="data")
+    return tmp_path / f"{NAME}-offline"
 
 
 def install(directory: Path, *words: object, status: int = 0) -> str:

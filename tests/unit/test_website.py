@@ -5,8 +5,8 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
+import memorydirectory
 import pytest
-import shareddirectory
 import yaml
 
 from website import reference
@@ -75,7 +75,7 @@ def reference_pages() -> Mapping[str, str]:
     def build(directory: Path) -> None:
         (directory / "pages.json").write_text(json.dumps(reference.pages(ROOT)))
 
-    return json.loads((shareddirectory.build_once("reference", build) / "pages.json").read_text())
+    return json.loads((memorydirectory.build_once("reference", build) / "pages.json").read_text())
 
 
 def test_the_reference_lists_every_described_field_of_custom_resources(reference_pages: Mapping[str, str]) -> None:
