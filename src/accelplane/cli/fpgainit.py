@@ -19,6 +19,7 @@ import msgspec
 
 from accelplane.cli import signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit
+from accelplane.descriptors import closing
 from accelplane.fpga import FpgaError
 from accelplane.fpga.ids import REGION_MODE
 from accelplane.fpga.store import locked
@@ -161,13 +162,11 @@ def _replacing(path: str) -> Generator[str]:
 
 def _sync(path: str) -> None:
     """Writes the file to disk, before its installation is reported."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        raise FpgaError(f"{path}: {error.strerror}") from None
-    finally:
-        os.close(descriptor)
+    with closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            raise FpgaError(f"{path}: {error.strerror}") from None
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import NamedTuple
 
+from accelplane.descriptors import closing
 from accelplane.fpga import FpgaError, gbs
 from accelplane.host import HostError
 
@@ -51,13 +52,11 @@ def opened(path: str, open_file: Callable[[str, int], int] = os.open) -> Generat
         descriptor = open_file(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except (OSError, ValueError, HostError) as error:
         raise FpgaError(f"{path}: {error.strerror if isinstance(error, OSError) else error}") from None
-    try:
+    with closing(descriptor):
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise FpgaError(f"{path}: not a regular file")
         yield (_gbs if extension == ".gbs" else _aocx)(path, descriptor, status.st_size)
-    finally:
-        os.close(descriptor)
 
 
 def extra(bitstream: Bitstream) -> dict[str, str]:

@@ -6,9 +6,9 @@ the requested AFU are skipped.
 """
 
 import os
-import stat
 import time
 
+from accelplane.descriptors import read_limited
 from accelplane.fpga import FpgaError, quote
 from accelplane.fpga.ids import AFU_VARIABLE, CRASHED, MODE_ANNOTATION, REGION_MODE, REGION_VARIABLE
 from accelplane.fpga.ioctl import Call, system_call
@@ -34,15 +34,9 @@ def read_request(state: bytes, *, require_mode: bool = False) -> Request:
         raise FpgaError(f"bundle {quote(found.bundle, _LONGEST_PATH)}: no such directory")
     path = os.path.join(found.bundle, "config.json")
     try:
-        # O_NONBLOCK: a FIFO must not block the runtime.
-        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise FpgaError(f"{quote(path, _LONGEST_PATH)}: not a regular file")
-            data = file.read(min(status.st_size, CONFIG_LIMIT) + 1)
+        return parse_config(read_limited(path, CONFIG_LIMIT), path)
     except OSError as error:
         raise FpgaError(f"{quote(path, _LONGEST_PATH)}: {error.strerror}") from None
-    return parse_config(data, path)
 
 
 def run(

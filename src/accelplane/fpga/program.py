@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Generator
 from typing import Literal, NamedTuple
 
+from accelplane.descriptors import closing
 from accelplane.fpga import FpgaError, ioctl
 from accelplane.fpga.bitstream import Bitstream
 from accelplane.fpga.ids import hardware_id
@@ -197,13 +198,11 @@ def _lock(host: Host, fme: Fme, deadline: float, retry: RetryPolicy) -> Generato
     except OSError as error:
         advice = "; run as root" if error.errno in (errno.EACCES, errno.EPERM) else ""
         raise FpgaError(f"{path}: cannot be locked: {error.strerror}{advice}") from None
-    try:
+    with closing(descriptor):
         with _timeout_message(f"{fme.name}: locked by another process for {retry.timeout:.3g} s ({path})"):
             while not _try_lock(descriptor, path):
                 _wait(deadline, retry)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _try_lock(descriptor: int, path: str) -> bool:

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
+from accelplane.descriptors import closing
 from accelplane.fpga import FpgaError, Json, quote
 from accelplane.fpga.drivers import DRIVERS
 from accelplane.fpga.statedir import STATE_DIRECTORY, StateDirectoryError, state_directory
@@ -79,13 +80,10 @@ def read(host: Host, fme: str) -> Record | None:
     """Returns the record of the FME, None if there is none. Raises `RecordError`."""
     path = f"{STATE_DIRECTORY}/{fme}{_SUFFIX}"
     try:
-        descriptor = host.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
+        with closing(host.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as descriptor:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise RecordError(f"{path}: not a regular file, expected a record of programmings")
             data = os.read(descriptor, LIMIT + 1)
-        finally:
-            os.close(descriptor)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

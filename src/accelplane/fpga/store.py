@@ -9,6 +9,7 @@ import os
 from collections.abc import Generator
 from contextlib import AbstractContextManager
 
+from accelplane.descriptors import closing
 from accelplane.fpga import FpgaError
 from accelplane.fpga.bitstream import EXTENSIONS, Bitstream, opened
 from accelplane.fpga.ids import IdError, requested_id
@@ -82,13 +83,10 @@ def locked(directory: str) -> Generator[int]:
     """Opens the directory and locks it against other installing processes."""
     import fcntl  # noqa: PLC0415 - only to install
 
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
         with contextlib.suppress(OSError):  # NFS does not lock directories
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _path(store: str, region: str, afu: str, extension: str) -> str:
@@ -123,8 +121,7 @@ def _copy(source: int, path: str, *, force: bool) -> None:
 
 
 def _write(source: int, path: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
+    with closing(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)) as descriptor:
         done = 0
         while data := os.pread(source, _COPIED_AT_ONCE, done):
             rest = memoryview(data)
@@ -133,5 +130,3 @@ def _write(source: int, path: str) -> None:
             done += len(data)
         os.fchmod(descriptor, 0o644)
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
