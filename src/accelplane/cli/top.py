@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from accelplane.cli import topreadings
-from accelplane.cli.inspect import chosen_plugins, scan_plugin
+from accelplane.cli.inspect import chosen_plugins
 from accelplane.cli.refresh import show
 from accelplane.cli.tables import UNKNOWN, Column, Document, Format, Row, Table, print_problems, sort_tables
 from accelplane.devices import Device, Inventory
 from accelplane.kubelet import sockets
+from accelplane.node.scan_loop import try_scan
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.pages.device_reader import DeviceReading
 from accelplane.pages.holders import HolderReader, Holders, claimed_units
@@ -180,7 +181,7 @@ class _Node:
     async def _scan(self) -> None:
         self._scanned = time.monotonic()
         for name, plugin in self._plugins.items():
-            inventory, problem = await scan_plugin(plugin, self._settings.root)
+            inventory, problem = await try_scan(plugin, self._settings.root)
             if problem:
                 self._scan_problems[name] = problem
             else:
