@@ -79,7 +79,7 @@ def _aocx(name: str, descriptor: int, file_size: int) -> Bitstream:
 
     try:
         texts, packed = aocx.parse(elf.Window(descriptor, 0, file_size))
-    except aocx.AocxError as error:
+    except elf.ElfError as error:
         raise FpgaError(f"{name}: {error}") from None
 
     def pieces() -> Iterator[bytes]:
@@ -87,7 +87,7 @@ def _aocx(name: str, descriptor: int, file_size: int) -> Bitstream:
             raise FpgaError(f"{name}: no section .acl.fpga.bin, expected an FPGA design")
         try:
             yield from aocx.unpacked(packed)
-        except aocx.AocxError as error:
+        except elf.ElfError as error:
             raise FpgaError(f"{name}: {error}") from None
 
     inner = f"{name} (.acl.gbs.gz)"
