@@ -99,6 +99,11 @@ class Core:
             self.tree.prune(posixpath.dirname(f"/dev/{fields['DEVNAME']}"))
         self.send_uevent("remove", path, subsystem, **fields)
 
+    def unused_name(self, prefix: str) -> str:
+        """The first name with the prefix that no class device and no directory above one has."""
+        used = {part for path in self._class_devices for part in path.split("/")}
+        return next(name for index in range(len(used) + 1) if (name := f"{prefix}{index}") not in used)
+
     def create_pending_links(self) -> None:
         while self._pending_links:
             link, node = self._pending_links.popitem()
@@ -182,7 +187,7 @@ class Bus(Generic[D]):
         core.tree.directory(
             self.path,
             {
-                "drivers_probe": command(self._drivers_probe),
+                "drivers_probe": command(lambda text: self.attach(self._named(text))),
                 "drivers_autoprobe": variable(self, "autoprobe", lambda text: not text.startswith("0")),
             },
         )
@@ -312,9 +317,6 @@ class Bus(Generic[D]):
         if device.bound_to != driver.name:
             raise oserror(errno.ENODEV)
         self.detach(device)
-
-    def _drivers_probe(self, text: str) -> None:
-        self.attach(self._named(text))
 
     def _synthetic(self, device: D, text: str) -> None:
         action = text.partition(" ")[0].strip()
