@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from accelplane.features.labelvalues import numbered, split
-from accelplane.host import Host, HostError, Missing, Unreadable, pci_address
+from accelplane.host import Host, HostError, Unreadable, pci_address
 
 PREFIX = "gpu.intel.com"
 DRM = "/sys/class/drm"
@@ -71,12 +71,8 @@ def read_gpus(host: Host, drm: str = DRM) -> tuple[Gpu, ...]:
 
     Raises `HostError` if a card of Intel has no readable directory `drm`: its driver may be starting.
     """
-    try:
-        names = host.names(drm)
-    except Missing:
-        return ()
     found: list[Gpu] = []
-    for name in names:
+    for name in host.optional_names(drm):
         card = _CARD.fullmatch(name)
         if card is None or not _counts(host, f"{drm}/{name}"):
             continue
