@@ -12,10 +12,10 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from accelplane.host.uevent import Uevent
 from accelplane.simulate.description import DescriptionError
 from accelplane.simulate.journal import TreeError
 from accelplane.simulate.kernel.control import Control
-from accelplane.simulate.kernel.core import Uevent
 from accelplane.simulate.kernel.fuse import FuseUnavailable
 from accelplane.simulate.kernel.ioctls import serve_ioctls
 from accelplane.simulate.kernel.kernel import Kernel

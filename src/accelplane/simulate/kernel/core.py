@@ -12,17 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
+from accelplane.host.uevent import Uevent
 from accelplane.simulate.journal import Numbers
 from accelplane.simulate.kernel.model import Attribute, DeviceNode, Tree, command, oserror, variable
-
-
-class Uevent(NamedTuple):
-    """A uevent; `devpath` is below `/sys`."""
-
-    action: str
-    devpath: str
-    subsystem: str
-    fields: Mapping[str, str]
 
 
 class _ClassDevice(NamedTuple):
