@@ -100,7 +100,7 @@ def run(root: str, kubelet_dir: str, plugins: str, config: str, form: Format, *,
     report = msgspec.structs.replace(report, devices=[row.item for row in table.rows])
     match form.output:
         case "json" | "yaml":
-            sys.stdout.write(tables.structured(report, form.output))
+            sys.stdout.write(tables.format_content(report, form.output))
         case "name" | "csv":
             sys.stdout.write(tables.write(Document([table]), form))
             tables.print_problems("accelplane inspect", report.problems)

@@ -92,7 +92,7 @@ class Pass:
             pids = sorted(int(name) for name in os.listdir(directory) if name.isascii() and name.isdigit())
             self._present = frozenset(pids)
             for count, pid in enumerate(order_of(pids, first, after)):
-                if self.abandoned or count >= self._limits.processes or self._exceeded(start):
+                if self.abandoned or count >= self._limits.processes or self._is_over_limit(start):
                     self._complete = False
                     break
                 if pid not in first:
@@ -140,7 +140,7 @@ class Pass:
         for count, descriptor in enumerate(descriptors):
             if self.abandoned or count >= self._limits.descriptors or found >= self._limits.files:
                 return False
-            if count % _CPU_CHECK == 0 and self._exceeded(process.start):
+            if count % _CPU_CHECK == 0 and self._is_over_limit(process.start):
                 return False
             content = read_bytes(str(descriptor), _FDINFO_LIMIT, files)
             client = parse_fdinfo(content.decode("ascii", "replace")) if MARK in content else None
@@ -150,7 +150,7 @@ class Pass:
                 self._found.append(Found(container, process.pid, client, time.monotonic()))
         return True
 
-    def _exceeded(self, start: float) -> bool:
+    def _is_over_limit(self, start: float) -> bool:
         return time.thread_time() - start > self._limits.cpu
 
 

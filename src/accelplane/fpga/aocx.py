@@ -37,7 +37,7 @@ def parse(file: Window) -> tuple[Mapping[str, str], Window | None]:
     return texts, packed
 
 
-def unpacked(packed: Window) -> Iterator[bytes]:
+def unpack(packed: Window) -> Iterator[bytes]:
     """Yields the GBS file in pieces. Raises `ElfError`, for an incomplete file at the end."""
     room = HEAD_LIMIT + BITSTREAM_LIMIT
     member = zlib.decompressobj(_GZIP)

@@ -1,6 +1,6 @@
 """Bitstream files of both formats as one value. The extension selects the format: `.gbs` or `.aocx`.
 
-    with opened("/tmp/nlb0.gbs") as bitstream:
+    with open_bitstream("/tmp/nlb0.gbs") as bitstream:
         bitstream.accelerator       # d8424dc4a4a3c413f89e433683f9040b
         bitstream.read()            # for the hardware
 
@@ -42,7 +42,7 @@ class Bitstream(NamedTuple):
 
 
 @contextlib.contextmanager
-def opened(path: str, open_file: Callable[[str, int], int] = os.open) -> Generator[Bitstream]:
+def open_bitstream(path: str, open_file: Callable[[str, int], int] = os.open) -> Generator[Bitstream]:
     """Opens the file with `open_file`, which may be a host's `open`. Raises `FpgaError`."""
     extension = os.path.splitext(path)[1]
     if extension not in EXTENSIONS:
@@ -86,7 +86,7 @@ def _aocx(name: str, descriptor: int, file_size: int) -> Bitstream:
         if packed is None:
             raise FpgaError(f"{name}: no section .acl.fpga.bin, expected an FPGA design")
         try:
-            yield from aocx.unpacked(packed)
+            yield from aocx.unpack(packed)
         except elf.ElfError as error:
             raise FpgaError(f"{name}: {error}") from None
 

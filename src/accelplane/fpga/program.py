@@ -124,7 +124,7 @@ def port_regions(host: Host, port: Port, count: int, *, call: Call = system_call
 
 
 @contextlib.contextmanager
-def limited(seconds: float, what: str) -> Generator[None]:
+def time_limit(seconds: float, what: str) -> Generator[None]:
     """Raises `TimedOut` in the block after some seconds, also in a blocked system call, by SIGALRM.
 
     Only in the main thread. Does not end an uninterruptible system call.
@@ -219,7 +219,7 @@ def _try_lock(descriptor: int, path: str) -> bool:
 
 @contextlib.contextmanager
 def _timeout_message(problem: str) -> Generator[None]:
-    """Sets the message of `TimedOut`, raised by the deadline or by `limited`."""
+    """Sets the message of `TimedOut`, raised by the deadline or by `time_limit`."""
     try:
         yield
     except TimedOut:

@@ -57,7 +57,7 @@ class Record(NamedTuple):
     last: Last | None = None
 
 
-def counted(record: Record, last: Last, seconds: float) -> Record:
+def count_programming(record: Record, last: Last, seconds: float) -> Record:
     """Returns the record with one more programming of that duration."""
     errors = _one_more(record.errors, last.error) if last.error else record.errors
     return Record(_one_more(record.outcomes, last.outcome), errors, min(record.seconds + seconds, _MOST), last)
@@ -71,7 +71,7 @@ def add(host: Host, fme: str, last: Last, seconds: float) -> None:
         host.note(f"{error}; the record is reset")
         record = None
     try:
-        _write(host, fme, counted(record or Record(), last, seconds))
+        _write(host, fme, count_programming(record or Record(), last, seconds))
     except RecordError as error:
         host.note(str(error))
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 
 from accelplane.descriptors import closing
 from accelplane.fpga import FpgaError
-from accelplane.fpga.bitstream import EXTENSIONS, Bitstream, opened
+from accelplane.fpga.bitstream import EXTENSIONS, Bitstream, open_bitstream
 from accelplane.fpga.ids import IdError, requested_id
 from accelplane.host import Host
 
@@ -46,9 +46,9 @@ def find(host: Host, region: str, afu: str, store: str = STORE) -> str:
     raise FpgaError(f"no bitstream for AFU {afu} in region {region}: found neither {tried}; use fpga_tool install")
 
 
-def opened_for(host: Host, region: str, afu: str, store: str = STORE) -> AbstractContextManager[Bitstream]:
+def open_installed(host: Host, region: str, afu: str, store: str = STORE) -> AbstractContextManager[Bitstream]:
     """Opens the bitstream that `find` returns. Raises `FpgaError`."""
-    return opened(find(host, region, afu, store), host.open)
+    return open_bitstream(find(host, region, afu, store), host.open)
 
 
 def install(host: Host, bitstream: Bitstream, store: str = STORE, *, force: bool = False, dry_run: bool = False) -> str:
@@ -79,7 +79,7 @@ def install(host: Host, bitstream: Bitstream, store: str = STORE, *, force: bool
 
 
 @contextlib.contextmanager
-def locked(directory: str) -> Generator[int]:
+def lock(directory: str) -> Generator[int]:
     """Opens the directory and locks it against other installing processes."""
     import fcntl  # noqa: PLC0415 - only to install
 
@@ -105,7 +105,7 @@ def _make_directories(path: str) -> None:
 def _copy(source: int, path: str, *, force: bool) -> None:
     directory, name = os.path.split(path)
     temporary = f"{directory}/.{name}.new"
-    with locked(directory) as parent:
+    with lock(directory) as parent:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)  # of a killed process
         try:

@@ -110,7 +110,7 @@ class CallRecord:
         self._allocated: dict[str, float] = {}
 
     @contextmanager
-    def unanswered(self, ids: Collection[str]) -> Generator[None]:
+    def record_call(self, ids: Collection[str]) -> Generator[None]:
         """For the duration of a call that names `ids`."""
         call = object()
         self._unanswered[call] = ids
@@ -119,7 +119,7 @@ class CallRecord:
         finally:
             del self._unanswered[call]
 
-    def allocated(self, ids: Collection[str]) -> None:
+    def record_allocation(self, ids: Collection[str]) -> None:
         """Records an Allocate call that is being answered."""
         self._allocated.update(dict.fromkeys(ids, time.monotonic()))
 

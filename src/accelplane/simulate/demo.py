@@ -299,16 +299,16 @@ class Demo:
     def _counts(self) -> dict[str, tuple[int, int]]:
         return {name: (one.capacity, one.allocatable) for name, one in self.kubelet.resources().items()}
 
-    def _allocated(self, pod: str, resource: str) -> str:
+    def _device_of(self, pod: str, resource: str) -> str:
         """The first device ID of the resource that the pod holds."""
         return next(id_ for (name, id_), holder in self.pods_by_device().items() if (name, holder) == (resource, pod))
 
     def _card_of(self, pod: str) -> str:
-        return self._allocated(pod, I915).partition("-")[0]
+        return self._device_of(pod, I915).partition("-")[0]
 
     def _qat_of(self, pod: str) -> str:
         """The physical function of the virtual function that the pod holds."""
-        return (self._host / "sys/bus/pci/devices" / self._allocated(pod, CY) / "physfn").readlink().name
+        return (self._host / "sys/bus/pci/devices" / self._device_of(pod, CY) / "physfn").readlink().name
 
     def _heartbeat(self, pf: str) -> Path:
         return self._host / f"sys/kernel/debug/qat_4xxx_{pf}/heartbeat/status"

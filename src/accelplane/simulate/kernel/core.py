@@ -179,7 +179,7 @@ class Bus(Generic[D]):
         core.tree.directory(
             self.path,
             {
-                "drivers_probe": command(lambda text: self.attach(self._named(text))),
+                "drivers_probe": command(lambda text: self.attach(self._find(text))),
                 "drivers_autoprobe": variable(self, "autoprobe", lambda text: not text.startswith("0")),
             },
         )
@@ -290,7 +290,7 @@ class Bus(Generic[D]):
     def _send_uevent(self, action: str, device: D) -> None:
         self.core.send_uevent(action, device.path, self.name, **device.uevent_fields())
 
-    def _named(self, text: str) -> D:
+    def _find(self, text: str) -> D:
         """The device of the written name. Raises `OSError` ENODEV."""
         # Only one trailing newline is ignored (lib/string_helpers.c, sysfs_streq).
         device = self.devices.get(text.removesuffix("\n"))
@@ -299,13 +299,13 @@ class Bus(Generic[D]):
         return device
 
     def _bind(self, driver: Driver[D], text: str) -> None:
-        device = self._named(text)
+        device = self._find(text)
         if not driver.matches(device):
             raise oserror(errno.ENODEV)
         self.probe(driver, device)
 
     def _unbind(self, driver: Driver[D], text: str) -> None:
-        device = self._named(text)
+        device = self._find(text)
         if device.bound_to != driver.name:
             raise oserror(errno.ENODEV)
         self.detach(device)
