@@ -19,8 +19,10 @@ def closing(descriptor: int) -> Generator[int]:
         os.close(descriptor)
 
 
-def read_limited(path: str | os.PathLike[str], limit: int, *, follow: bool = True) -> bytes:
+def read_limited(path: str | os.PathLike[str], limit: int, *, follow: bool = True, regular: bool = True) -> bytes:
     """Returns the content of a regular file, which a symbolic link may lead to with `follow`. Never blocks.
+
+    Without `regular` it may also be a pipe or a device; the content of a pipe is what has been written to it by now.
 
     Raises `OSError`, also for another kind of file, for more than `limit` bytes, and for a path with a zero byte. Its
     `strerror` is the reason.
@@ -31,9 +33,9 @@ def read_limited(path: str | os.PathLike[str], limit: int, *, follow: bool = Tru
     except ValueError as error:
         raise OSError(errno.EINVAL, str(error), path) from None
     with closing(descriptor), open(descriptor, "rb", closefd=False) as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        if regular and not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
-        data = file.read(limit + 1)
+        data = file.read(limit + 1) or b""
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"more than {limit} bytes", path)
     return data

@@ -39,6 +39,19 @@ def test_unusable_files_raise_an_error_with_the_reason_and_leave_no_descriptor_o
     assert open_descriptors() == before
 
 
+def test_a_pipe_is_read_as_far_as_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    assert read_limited(path, 8, regular=False) == b""
+    with closing(os.open(path, os.O_RDWR)) as writer:
+        assert read_limited(path, 8, regular=False) == b""
+        os.write(writer, b"12345678")
+        assert read_limited(path, 8, regular=False) == b"12345678"
+        os.write(writer, b"123456789")
+        with pytest.raises(OSError, match="more than 8 bytes"):
+            read_limited(path, 8, regular=False)
+
+
 def test_a_block_closes_its_descriptor_also_after_an_error() -> None:
     before = open_descriptors()
     with pytest.raises(ValueError, match="within the block"), closing(os.open("/dev/null", os.O_RDONLY)):

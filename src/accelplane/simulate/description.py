@@ -73,7 +73,7 @@ def read_description(path: str | os.PathLike[str]) -> Description:
 def read_limited(path: str | os.PathLike[str]) -> bytes:
     """Returns the content of a file. Raises `DescriptionError` if it is unreadable or larger than `MAX_SIZE`."""
     try:
-        return descriptors.read_limited(path, MAX_SIZE)
+        return descriptors.read_limited(path, MAX_SIZE, regular=False)
     except OSError as error:
         raise DescriptionError(f"{os.fspath(path)!a}: cannot be read: {error.strerror}") from None
 
