@@ -9,7 +9,7 @@ import pytest
 
 from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.kernel.fuse import FuseUnavailable
-from accelplane.simulate.kernel.mounting import mounted
+from accelplane.simulate.kernel.mounting import mount_at
 
 
 @contextmanager
@@ -17,7 +17,7 @@ def mounted_for_test(kernel: Kernel, directory: Path) -> Iterator[Path]:
     """The mount point of the kernel's /sys and /dev, which is unmounted at the end."""
     with ExitStack() as undo:
         try:
-            root = undo.enter_context(mounted(kernel, directory))
+            root = undo.enter_context(mount_at(kernel, directory))
         except FuseUnavailable as error:
             pytest.skip(f"no FUSE: {error}")
         yield Path(root)

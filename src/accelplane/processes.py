@@ -15,7 +15,7 @@ async def end_process(process: asyncio.subprocess.Process, term_timeout: float =
     after SIGKILL is in an uninterruptible system call, and is left.
     """
     sent = 0
-    end = asyncio.create_task(_ended(process))
+    end = asyncio.create_task(_wait_for_end(process))
     try:
         for number, limit in ((signal.SIGTERM, term_timeout), (signal.SIGKILL, _KILL_TIMEOUT)):
             if limit and process.returncode is None:
@@ -31,7 +31,7 @@ async def end_process(process: asyncio.subprocess.Process, term_timeout: float =
     return sent == signal.SIGKILL
 
 
-async def _ended(process: asyncio.subprocess.Process) -> None:
+async def _wait_for_end(process: asyncio.subprocess.Process) -> None:
     """Waits for the end. asyncio reports it only after the output has been read to its end."""
     streams = [stream for stream in (process.stdout, process.stderr) if stream is not None]
     await asyncio.gather(process.wait(), *map(_discard, streams))

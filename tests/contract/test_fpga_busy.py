@@ -10,7 +10,7 @@ from bitstreams import INTERFACE, NLB0, NLB3, gbs, metadata
 from fpgatrees import one_port
 from mountpoints import mounted_for_test
 
-from accelplane.fpga.bitstream import opened
+from accelplane.fpga.bitstream import open_bitstream
 from accelplane.fpga.drivers import DFL
 from accelplane.fpga.program import RetryPolicy, TimedOut, program
 from accelplane.fpga.sysfs import afu_id, read_port, scan
@@ -89,7 +89,7 @@ def programming(kernel: Kernel, root: Path, busy: int | None, retry: RetryPolicy
 
     host = Host(root)
     (root / "nlb3.gbs").write_bytes(gbs(metadata(afu=NLB3)))
-    with opened(str(root / "nlb3.gbs")) as bitstream:
+    with open_bitstream(str(root / "nlb3.gbs")) as bitstream:
         assert program(host, read_port(host, "dfl-port.0"), bitstream, call=call, unless=NLB3, retry=retry)
     return calls
 

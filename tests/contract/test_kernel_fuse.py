@@ -16,7 +16,7 @@ from mountpoints import mounted_for_test
 from accelplane.host import Host, HostError
 from accelplane.simulate import DlbSpec, DsaSpec, NodeSpec, QatSpec, QueueSpec, TreeError
 from accelplane.simulate.kernel import Kernel
-from accelplane.simulate.kernel.mounting import mounted
+from accelplane.simulate.kernel.mounting import mount_at
 
 QAT = "/sys/bus/pci/devices/0000:61:00.0"
 SPEC = NodeSpec(qats=[QatSpec()], dsas=[DsaSpec(queues=[QueueSpec()])], dlbs=[DlbSpec()])
@@ -280,7 +280,7 @@ def test_failed_device_nodes_undo_the_mount(kernel: Kernel, root: Path, tmp_path
     other = tmp_path / "other"
     (other / "dev").mkdir(parents=True)
     (other / "dev/dlb0").touch()
-    with pytest.raises(TreeError, match="already exists"), mounted(Kernel(SPEC), other):
+    with pytest.raises(TreeError, match="already exists"), mount_at(Kernel(SPEC), other):
         pass
     assert str(other) not in Path("/proc/self/mounts").read_text()
 

@@ -215,7 +215,7 @@ def test_an_invalid_call_timeout_prevents_the_start(value: str) -> None:
 
 
 async def test_a_timeout_while_the_process_ends_does_not_count_as_its_end() -> None:
-    child = await _Child.started((sys.executable, "-c", "import os, time; os.close(1); time.sleep(1000)"), os.environ)
+    child = await _Child.start((sys.executable, "-c", "import os, time; os.close(1); time.sleep(1000)"), os.environ)
     try:
         await until(lambda: child.stdout is not None and child.stdout.at_eof())
         with pytest.raises(TimeoutError):

@@ -210,10 +210,14 @@ def test_a_fifo_or_endless_configuration_does_not_block(bundle: Bundle) -> None:
     config = bundle.directory / "config.json"
     config.unlink()
     os.mkfifo(config)
-    assert "not JSON" in bundle.links(LINK).stderr
+    assert "not a regular file" in bundle.links(LINK).stderr
     config.unlink()
     config.symlink_to("/dev/zero")
-    assert "more than" in bundle.links(LINK).stderr
+    assert "not a regular file" in bundle.links(LINK).stderr
+    config.unlink()
+    with config.open("wb") as file:
+        file.truncate(16 * 1024 * 1024 + 1)
+    assert "more than 16777216 bytes" in bundle.links(LINK).stderr
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trees import gpu_card, link, write
 
 from accelplane.features.gpu import Gpu, LabelOptions, gpu_labels, read_gpus
-from accelplane.features.labelvalues import numbered, split
+from accelplane.features.labelvalues import number_labels, split
 from accelplane.host import Host, HostError
 from accelplane.simulate.specs import GpuSpec, NodeSpec
 from accelplane.simulate.tree import SimulatedNode
@@ -252,7 +252,7 @@ def test_a_truncated_label_ends_with_a_letter_or_digit(text: str, length: int, m
 
 
 def test_the_labels_of_a_text_are_numbered_from_two() -> None:
-    assert numbered("a", "x" * 130) == {"a": "x" * 63, "a2": "Z" + "x" * 62, "a3": "Zxxxxx"}
+    assert number_labels("a", "x" * 130) == {"a": "x" * 63, "a2": "Z" + "x" * 62, "a3": "Zxxxxx"}
 
 
 @given(st.text("01Z._-", max_size=300), st.integers(1, 70), st.sampled_from(["", "Z", "ZZ"]))

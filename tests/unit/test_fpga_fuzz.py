@@ -26,7 +26,7 @@ from trees import link, write
 from accelplane.admission import fpga
 from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, Names, checker, names_of
 from accelplane.fpga import FpgaError
-from accelplane.fpga.bitstream import opened
+from accelplane.fpga.bitstream import open_bitstream
 from accelplane.fpga.gbs import HEAD_LIMIT, parse
 from accelplane.fpga.hook import read_request
 from accelplane.fpga.ids import IdError, af_type, region_type, requested_id
@@ -170,7 +170,7 @@ def test_parsing_any_file_is_cheap_and_reading_is_proportional_to_its_size(
 
     def look() -> tuple[str, int] | None:
         try:
-            with opened(str(path)) as bitstream:
+            with open_bitstream(str(path)) as bitstream:
                 return install_path(bitstream), bitstream.size() if bitstream.programmable else 0
         except FpgaError as error:
             refused = str(error)
@@ -179,7 +179,7 @@ def test_parsing_any_file_is_cheap_and_reading_is_proportional_to_its_size(
             return None
 
     def read() -> int:
-        with opened(str(path)) as bitstream:
+        with open_bitstream(str(path)) as bitstream:
             return len(bitstream.read())
 
     looked, usage = peak(look)

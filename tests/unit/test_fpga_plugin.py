@@ -18,7 +18,7 @@ from accelplane.fpga.ids import CRASHED
 from accelplane.host import Host
 from accelplane.plugins.fpga import FpgaPlugin
 from accelplane.plugins.fpga.config import FpgaConfig
-from accelplane.plugins.fpga.scan import read, recalled
+from accelplane.plugins.fpga.scan import read, recall
 
 pytestmark = pytest.mark.memory
 
@@ -251,7 +251,7 @@ def test_a_removed_card_is_not_published(tmp_path: Path) -> None:
     scan(fpga, tmp_path)
     shutil.rmtree(card.pci)
     assert scan(fpga, tmp_path) == []
-    assert recalled({}, read(Host(tmp_path), afus=True)) == {}
+    assert recall({}, read(Host(tmp_path), afus=True)) == {}
 
 
 # Devices that cannot be read.

@@ -17,18 +17,18 @@ from fpgatrees import Card, one_port, with_vf
 from trees import link, write
 
 from accelplane.fpga import FpgaError
-from accelplane.fpga.bitstream import Bitstream, opened
+from accelplane.fpga.bitstream import Bitstream, open_bitstream
 from accelplane.fpga.ids import IdError
 from accelplane.fpga.ioctl import IoctlError, PortRegion
 from accelplane.fpga.program import (
     RetryPolicy,
     TimedOut,
     api_version,
-    limited,
     move,
     port_regions,
     program,
     region_count,
+    time_limit,
 )
 from accelplane.fpga.statedir import STATE_DIRECTORY, StateDirectoryError
 from accelplane.fpga.sysfs import read_fme, read_port
@@ -42,7 +42,7 @@ families = pytest.mark.parametrize("family", ["dfl", "opae"])
 
 @contextmanager
 def bitstream_of(root: Path, content: bytes | None = None, name: str = "nlb3.gbs") -> Iterator[Bitstream]:
-    with opened(str(write(root / name, gbs(metadata(afu=NLB3)) if content is None else content))) as bitstream:
+    with open_bitstream(str(write(root / name, gbs(metadata(afu=NLB3)) if content is None else content))) as bitstream:
         yield bitstream
 
 
@@ -259,7 +259,7 @@ class TestLock:
 def test_timeouts_work_if_the_parent_process_has_blocked_sigalrm() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
     try:
-        with pytest.raises(TimedOut), limited(0.1, "waiting"):
+        with pytest.raises(TimedOut), time_limit(0.1, "waiting"):
             signal.pause()
         assert signal.SIGALRM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     finally:
@@ -281,7 +281,7 @@ def test_a_hanging_driver_ends_with_a_timeout(tmp_path: Path) -> None:
         with (
             bitstream_of(tmp_path) as bitstream,
             pytest.raises(TimedOut, match=r"programming took more than 600 s; check the kernel log"),
-            limited(600, "programming"),
+            time_limit(600, "programming"),
         ):
             program(host, read_port(host, "dfl-port.0"), bitstream, call=hang)
     finally:

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from trees import link, write
 
 from accelplane.fpga import FpgaError
-from accelplane.fpga.bitstream import opened
-from accelplane.fpga.program import RetryPolicy, limited, program
+from accelplane.fpga.bitstream import open_bitstream
+from accelplane.fpga.program import RetryPolicy, program, time_limit
 from accelplane.fpga.record import (
     LIMIT,
     OUTCOMES,
@@ -29,7 +29,7 @@ from accelplane.fpga.record import (
     RecordError,
     add,
     as_json,
-    counted,
+    count_programming,
     parse,
     read,
 )
@@ -54,7 +54,7 @@ def run(driver: Driver, unless: str = "") -> Host:
     """Programs the card's port once, with or without success."""
     host = Host(driver.card.root)
     path = write(driver.card.root / "nlb3.gbs", gbs(metadata(afu=NLB3)))
-    with opened(str(path)) as bitstream:
+    with open_bitstream(str(path)) as bitstream:
         port = read_port(host, driver.card.name("port", 0))
         with contextlib.suppress(FpgaError):
             program(host, port, bitstream, call=driver, unless=unless, retry=QUICK)
@@ -107,7 +107,7 @@ def test_timeouts_are_counted(tmp_path: Path) -> None:
         def program(self, name: str, argument: bytearray) -> None:
             signal.raise_signal(signal.SIGALRM)
 
-    with limited(600, "programming"):
+    with time_limit(600, "programming"):
         run(Hanging(one_port(tmp_path), NLB3))
     assert recorded(tmp_path).outcomes == {"timed-out": 1}
 
@@ -289,7 +289,7 @@ def test_a_written_record_is_read_unchanged(record: Record) -> None:
 
 @given(RECORDED, LASTS)
 def test_counting_adds_one(record: Record, last: Last) -> None:
-    found = counted(record, last, 1.0)
+    found = count_programming(record, last, 1.0)
     assert sum(found.outcomes.values()) in (sum(record.outcomes.values()), sum(record.outcomes.values()) + 1)
     assert parse(json.dumps(as_json(found)).encode(), "a").last == last
 
@@ -322,6 +322,6 @@ def test_any_record_is_parsed_or_rejected_in_one_line(data: bytes) -> None:
     assert refusal.isprintable()
     assert {*found.outcomes} <= {*OUTCOMES}
     assert {*found.errors} <= {*errno.errorcode.values()}
-    again = parse(json.dumps(as_json(counted(found, LAST, 1.0))).encode(), "a")
+    again = parse(json.dumps(as_json(count_programming(found, LAST, 1.0))).encode(), "a")
     assert again.outcomes["failed"] >= found.outcomes.get("failed", 0)
     assert len(json.dumps(as_json(again))) < LIMIT

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from trees import link, write
 
 from accelplane.fpga import FpgaError
-from accelplane.fpga.bitstream import opened
+from accelplane.fpga.bitstream import open_bitstream
 from accelplane.fpga.ids import IdError
-from accelplane.fpga.store import find, install, install_path, opened_for
+from accelplane.fpga.store import find, install, install_path, open_installed
 from accelplane.host import Host, HostError
 
 pytestmark = pytest.mark.memory
@@ -29,10 +29,10 @@ def test_a_bitstream_is_found_by_region_and_afu(tmp_path: Path, host: Host) -> N
     write(tmp_path / STORE / INTERFACE / f"{NLB0}.gbs", gbs(raw=b"zero"))
     write(tmp_path / STORE / INTERFACE / f"{HASH}.aocx", aocx())
     link(tmp_path / STORE / "arria10-nlb0.gbs", f"{INTERFACE}/{NLB0}.gbs")
-    with opened_for(host, INTERFACE.upper(), NLB0) as bitstream:
+    with open_installed(host, INTERFACE.upper(), NLB0) as bitstream:
         assert bitstream.read().tobytes() == b"zero"
         assert bitstream.path == f"/{STORE}/{INTERFACE}/{NLB0}.gbs"
-    with opened_for(host, INTERFACE, HASH) as bitstream:
+    with open_installed(host, INTERFACE, HASH) as bitstream:
         assert bitstream.unique == HASH
 
 
@@ -40,7 +40,7 @@ def test_gbs_has_priority_and_its_errors_are_final(tmp_path: Path, host: Host) -
     write(tmp_path / STORE / INTERFACE / f"{NLB0}.aocx", aocx())
     assert find(host, INTERFACE, NLB0).endswith(".aocx")
     write(tmp_path / STORE / INTERFACE / f"{NLB0}.gbs", b"broken")
-    with pytest.raises(FpgaError, match=r"\.gbs: 6 bytes"), opened_for(host, INTERFACE, NLB0):
+    with pytest.raises(FpgaError, match=r"\.gbs: 6 bytes"), open_installed(host, INTERFACE, NLB0):
         pass
 
 
@@ -97,7 +97,7 @@ def test_an_installed_copy_is_readable_by_all_users(
     source = write(tmp_path / name, content)
     umask = os.umask(0o077)
     try:
-        with opened(str(source)) as bitstream:
+        with open_bitstream(str(source)) as bitstream:
             path = install(host, bitstream)
             assert path == install_path(bitstream) == f"/{STORE}/{INTERFACE}/{unique}{source.suffix}"
     finally:
@@ -114,7 +114,7 @@ def test_an_installed_copy_is_readable_by_all_users(
 
 def test_files_are_overwritten_only_with_force(tmp_path: Path, host: Host) -> None:
     existing = write(tmp_path / STORE / INTERFACE / f"{NLB0}.gbs", b"older")
-    with opened(str(write(tmp_path / "new.gbs", gbs()))) as bitstream:
+    with open_bitstream(str(write(tmp_path / "new.gbs", gbs()))) as bitstream:
         for dry_run in (False, True):
             with pytest.raises(FpgaError, match=r"file exists; use -force to overwrite it"):
                 install(host, bitstream, dry_run=dry_run)
@@ -126,14 +126,14 @@ def test_files_are_overwritten_only_with_force(tmp_path: Path, host: Host) -> No
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path, host: Host) -> None:
-    with opened(str(write(tmp_path / "a.gbs", gbs()))) as bitstream:
+    with open_bitstream(str(write(tmp_path / "a.gbs", gbs()))) as bitstream:
         assert install(host, bitstream, dry_run=True) == f"/{STORE}/{INTERFACE}/{NLB0}.gbs"
     assert not (tmp_path / "srv").exists()
 
 
 @pytest.mark.parametrize("text", [metadata("", NLB0), metadata("../../../etc", NLB0), metadata(afu="x/y")])
 def test_a_file_without_ids_is_not_installed(tmp_path: Path, host: Host, text: bytes) -> None:
-    with opened(str(write(tmp_path / "a.gbs", gbs(text)))) as bitstream:
+    with open_bitstream(str(write(tmp_path / "a.gbs", gbs(text)))) as bitstream:
         assert install_path(bitstream) == ""
         with pytest.raises(FpgaError, match="cannot install: interface id is"):
             install(host, bitstream)
@@ -142,7 +142,7 @@ def test_a_file_without_ids_is_not_installed(tmp_path: Path, host: Host, text: b
 @pytest.mark.parametrize("force", [False, True])
 def test_temporary_files_of_a_killed_install_are_removed(tmp_path: Path, host: Host, force: bool) -> None:
     half = write(tmp_path / STORE / INTERFACE / f".{NLB0}.gbs.new", gbs()[:20])
-    with opened(str(write(tmp_path / "a.gbs", gbs()))) as bitstream:
+    with open_bitstream(str(write(tmp_path / "a.gbs", gbs()))) as bitstream:
         path = install(host, bitstream, force=force)
     assert os.listdir(half.parent) == [f"{NLB0}.gbs"]
     assert (tmp_path / path[1:]).read_bytes() == gbs()
@@ -153,7 +153,7 @@ def test_a_damaged_design_is_not_installed(tmp_path: Path, host: Host) -> None:
     content[content.index(b"\x1f\x8b") + 900_000] ^= 0xFF
     for dry_run in (True, False):
         with (
-            opened(str(write(tmp_path / "a.aocx", bytes(content)))) as bitstream,
+            open_bitstream(str(write(tmp_path / "a.aocx", bytes(content)))) as bitstream,
             pytest.raises(FpgaError, match=r"a\.aocx: its section \.acl\.gbs\.gz cannot be unpacked"),
         ):
             install(host, bitstream, dry_run=dry_run)
@@ -164,7 +164,7 @@ def test_a_link_is_replaced_and_its_target_unchanged(tmp_path: Path, host: Host)
     precious = write(tmp_path / "precious", "precious")
     existing = tmp_path / STORE / INTERFACE / f"{NLB0}.gbs"
     link(existing, "/precious")
-    with opened(str(write(tmp_path / "a.gbs", gbs()))) as bitstream:
+    with open_bitstream(str(write(tmp_path / "a.gbs", gbs()))) as bitstream:
         with pytest.raises(FpgaError):
             install(host, bitstream)
         install(host, bitstream, force=True)
@@ -175,7 +175,7 @@ def test_a_link_is_replaced_and_its_target_unchanged(tmp_path: Path, host: Host)
 def test_an_unwritable_store_is_reported(tmp_path: Path, host: Host) -> None:
     write(tmp_path / "srv", "a file where a directory should be")
     with (
-        opened(str(write(tmp_path / "a.gbs", gbs()))) as bitstream,
+        open_bitstream(str(write(tmp_path / "a.gbs", gbs()))) as bitstream,
         pytest.raises(FpgaError, match=r"fpga/.*\.gbs: cannot install: Not a directory"),
     ):
         install(host, bitstream)

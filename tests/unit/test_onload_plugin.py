@@ -19,7 +19,7 @@ from accelplane.devices import Allocation, Device, DeviceNode, Inventory, Mount,
 from accelplane.host import Host, HostError
 from accelplane.plugins import ScanError
 from accelplane.plugins.onload import OnloadConfig, OnloadDropin, OnloadPlugin
-from accelplane.plugins.onload.config import joined
+from accelplane.plugins.onload.config import join_path
 from accelplane.plugins.onload.nics import Nic, find_nics, numa_nodes
 
 pytestmark = pytest.mark.memory
@@ -321,7 +321,7 @@ def test_a_directory_with_very_many_libraries_is_rejected(tmp_path: Path) -> Non
     [(("/a/", "/b//c/"), "/a/b/c"), (("", "/b"), "/b"), (("//a",), "/a"), ((), "."), (("a", "../.."), "..")],
 )
 def test_paths_are_joined_as_in_go(parts: tuple[str, ...], path: str) -> None:
-    assert joined(*parts) == path
+    assert join_path(*parts) == path
 
 
 # The command
@@ -360,7 +360,7 @@ def test_invalid_options_are_rejected(options: dict[str, object], message: str) 
 
 @given(st.text(max_size=12), st.text(max_size=12))
 def test_any_path_is_accepted_or_rejected_with_its_name(base: str, library: str) -> None:
-    directory = joined(base, library)
+    directory = join_path(base, library)
     if directory.startswith("/") and "\0" not in directory and base.startswith("/"):
         config = OnloadConfig(base_mount_path=base, lib_mount_path=library, bin_mount_path="/", set_preload=False)
         assert config.library_directory == "/" or not {"..", ".", ""} & set(directory.split("/")[1:])

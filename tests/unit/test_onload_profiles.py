@@ -220,7 +220,7 @@ def test_files_that_are_not_profiles_are_reported(tmp_path: Path) -> None:
     binary.write_bytes(b"onload_set EF_A \xff")
     with pytest.raises(ProfileNotFound):
         search(tmp_path).find(str(fifo), fragments=False)
-    with pytest.raises(ProfileError, match="fifo: found no regular file"):
+    with pytest.raises(ProfileError, match="fifo: not a regular file, expected a profile"):
         files.read(str(fifo))
     with pytest.raises(ProfileError, match=r"binary\.opf: byte 16 is not UTF-8"):
         files.read(str(binary))

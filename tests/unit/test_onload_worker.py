@@ -325,8 +325,8 @@ def test_a_module_is_identified_once_it_is_live(tmp_path: Path) -> None:
 
 
 def test_values_of_a_crashed_worker_are_not_restored() -> None:
-    assert parameters.restored(VALUES) == DEFAULTS
-    assert parameters.restored(Values("/sbin/server", "-K")) == Values("/sbin/server", "-K")
+    assert parameters.final_values(VALUES) == DEFAULTS
+    assert parameters.final_values(Values("/sbin/server", "-K")) == Values("/sbin/server", "-K")
 
 
 def test_the_device_node_must_exist(root: Path) -> None:

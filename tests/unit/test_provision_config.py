@@ -79,7 +79,7 @@ def make_link_loop(path: Path) -> None:
     ("make", "line", "found"),
     [
         (directory, 0, "Is a directory"),
-        (fifo, 0, "no regular file"),
+        (fifo, 0, "not a regular file"),
         (make_large_file, 0, "more than 1048576 bytes"),
         (no_text, 2, "ff fe"),
         (make_link_loop, 0, "symbolic links"),

@@ -237,4 +237,4 @@ async def test_in_kernel_mode_the_plugin_runs_adf_ctl_and_renumbers_sections(
 
 def test_a_section_variable_of_another_form_is_rejected() -> None:
     with pytest.raises(ValueError, match="has 5 parts"):
-        kernelmode.renumbered(Allocation(envs={"QAT_SECTION_NAME_cy1_0": "SSL"}))
+        kernelmode.renumber_sections(Allocation(envs={"QAT_SECTION_NAME_cy1_0": "SSL"}))

@@ -13,7 +13,7 @@ from accelplane.rpc.errors import STATUSES, Code, ConnectionFault, RpcError, Str
 from accelplane.rpc.flood_limit import FloodLimit
 from accelplane.rpc.frames import PADDED, WITH_PRIORITY, FrameReader, Setting
 from accelplane.rpc.headers import HeaderDecoder, Rejection
-from accelplane.rpc.messages import MessageReader, framed
+from accelplane.rpc.messages import MessageReader, frame_message
 
 # Frames
 
@@ -277,7 +277,7 @@ def test_an_unknown_status_number_reads_as_unknown(data: bytes, code: str) -> No
 @given(messages=st.lists(st.binary(max_size=50), max_size=8), step=st.integers(1, 60))
 def test_messages_survive_any_segmentation(messages: list[bytes], step: int) -> None:
     reader = MessageReader(50)
-    data = b"".join(framed(message) for message in messages)
+    data = b"".join(frame_message(message) for message in messages)
     found: list[bytes] = []
     for at in range(0, len(data), step):
         found += reader.feed(data[at : at + step])
@@ -290,7 +290,7 @@ def test_messages_survive_any_segmentation(messages: list[bytes], step: int) -> 
 )
 def test_an_unsupported_message_is_rejected_by_its_header(head: bytes, code: str) -> None:
     reader = MessageReader(50)
-    assert reader.feed(framed(b"first") + head[:4]) == [b"first"]
+    assert reader.feed(frame_message(b"first") + head[:4]) == [b"first"]
     with pytest.raises(RpcError) as caught:
         reader.feed(head[4:])
     assert caught.value.code == code

@@ -108,9 +108,9 @@ def test_an_unreadable_file_is_reported_with_its_path(tmp_path: Path) -> None:
     for path, message in (
         (tmp_path / "absent.yaml", "No such file"),
         (tmp_path, "Is a directory"),
-        (endless, f"larger than {MAX_SIZE} bytes"),
+        (endless, f"more than {MAX_SIZE} bytes"),
         (binary, "can't decode"),
-        (Path("/dev/zero"), "larger than"),
+        (Path("/dev/zero"), "more than"),
     ):
         with pytest.raises(DescriptionError, match=message):
             NodeSpec.load(path)

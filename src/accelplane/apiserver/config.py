@@ -1,13 +1,12 @@
 """Where the API server is and how requests are authenticated, as client-go's `rest.Config`."""
 
-import os
-import stat
 from collections.abc import Mapping
 from typing import TypeAlias
 
 import msgspec
 
 from accelplane.apiserver.errors import NoCredentials
+from accelplane.descriptors import read_limited
 
 _ACCOUNT = "/kubernetes.io/serviceaccount/"  # part of the path where the kubelet mounts it
 _MAX_SIZE = 1024 * 1024
@@ -50,20 +49,12 @@ def read_source(source: Source) -> bytes:
     if isinstance(source, bytes):
         return source
     try:
-        # Without waiting for the writer of a pipe.
-        descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise NoCredentials(source, "not a regular file")
-            data = file.read(_MAX_SIZE + 1)
+        return read_limited(source, _MAX_SIZE)
     except FileNotFoundError:
         hint = "; set automountServiceAccountToken: true in the pod" if _ACCOUNT in source else ""
         raise NoCredentials(source, f"found no file, expected the credentials of the API server{hint}") from None
     except OSError as error:
         raise NoCredentials(source, error.strerror or str(error)) from None
-    if len(data) > _MAX_SIZE:
-        raise NoCredentials(source, f"found more than {_MAX_SIZE} bytes")
-    return data
 
 
 def source_name(source: Source) -> str:

@@ -19,6 +19,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from accelplane.descriptors import closing, read_limited
+
 PROGRAM = "accelplane-cdi-hook"
 USAGE = f"Usage: {PROGRAM} create-symlinks --link TARGET::LINKPATH …   (the container's OCI state on standard input)"
 
@@ -50,15 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     problems: list[str] = []
     try:
-        root = open_root(0)
-        try:
+        with closing(open_root(0)) as root:
             for target, path in links:
                 try:
                     make_link(root, target, path)
                 except (HookError, OSError) as error:
                     problems.append(_message(error, path))
-        finally:
-            os.close(root)
     except HookError as error:
         problems.append(str(error))
     for problem in problems:
@@ -88,7 +87,7 @@ def parse_links(arguments: Sequence[str]) -> list[tuple[str, str]]:
 
 def open_root(state: int) -> int:
     """Opens the root file system of the container whose state is read from `state`. Raises `HookError`."""
-    bundle = _text(_object(_read(state, _STATE_LIMIT, _STATE), _STATE), "bundle") or "."
+    bundle = _text(_object(_read_state(state), _STATE), "bundle") or "."
     path = os.path.join(bundle, _configured_root(os.path.join(bundle, "config.json")) or "rootfs")
     try:
         return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -102,17 +101,14 @@ def make_link(root: int, target: str, path: str) -> None:
     Raises `HookError` if another file exists, or `OSError`.
     """
     directory, _slash, name = path.rpartition("/")
-    parent = _walk(root, directory)
-    try:
-        os.symlink(target, name, dir_fd=parent)
-    except FileExistsError:
-        found = _link(parent, name)
-        if found == target:
-            return
-        what = "a file that is not a link" if found is None else f"a link to {found[:200]}"
-        raise HookError(f"{path}: found {what}, expected no file or a link to {target[:200]}") from None
-    finally:
-        os.close(parent)
+    with closing(_walk(root, directory)) as parent:
+        try:
+            os.symlink(target, name, dir_fd=parent)
+        except FileExistsError:
+            found = _link(parent, name)
+            if found != target:
+                what = "a file that is not a link" if found is None else f"a link to {found[:200]}"
+                raise HookError(f"{path}: found {what}, expected no file or a link to {target[:200]}") from None
 
 
 def _walk(root: int, directory: str) -> int:
@@ -172,29 +168,24 @@ def _link(parent: int, name: str) -> str | None:
 def _configured_root(config: str) -> str:
     """Returns the path of the root file system in the bundle's configuration, empty without a configuration."""
     try:
-        # O_NONBLOCK: a FIFO must not block the runtime.
-        descriptor = os.open(config, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        root = _object(read_limited(config, _CONFIG_LIMIT), config).get("root")
     except FileNotFoundError:
         return ""
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise HookError(_message(error, config)) from None
-    try:
-        root = _object(_read(descriptor, _CONFIG_LIMIT, config), config).get("root")
-    finally:
-        os.close(descriptor)
     if not isinstance(root, dict):
         raise HookError(f"{config}: found no object root, expected one with the path of the root file system")
     return _text(root, "path")
 
 
-def _read(descriptor: int, limit: int, what: str) -> bytes:
+def _read_state(descriptor: int) -> bytes:
     try:
         with open(descriptor, "rb", closefd=False) as file:
-            data = file.read(limit + 1) or b""
+            data = file.read(_STATE_LIMIT + 1) or b""
     except OSError as error:
-        raise HookError(_message(error, what)) from None
-    if len(data) > limit:
-        raise HookError(f"{what}: more than {limit} bytes")
+        raise HookError(_message(error, _STATE)) from None
+    if len(data) > _STATE_LIMIT:
+        raise HookError(f"{_STATE}: more than {_STATE_LIMIT} bytes")
     return data
 
 

@@ -18,7 +18,6 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from accelplane.kubelet.embedded import ResourceStatus
 from accelplane.simulate.demo import Demo, DemoError, Step
 
 _MAX_LOG_LINES = 8
@@ -108,7 +107,8 @@ class Screen:
                 notes.insert(0, Text("all unhealthy" if len(bad) == len(status.devices) else text, style="bold red"))
             counts = Text(f"{status.allocatable}/{status.capacity}", style="bold red" if bad else "green")
             separator = Text("; ", no_wrap=True, overflow="ellipsis")
-            table.add_row(resource, counts, _numa_nodes(status), separator.join(notes))
+            numa_nodes = sorted({node for device in status.devices.values() for node in device.nodes})
+            table.add_row(resource, counts, ",".join(map(str, numa_nodes)) or "-", separator.join(notes))
         return table
 
     def _log_tail(self, count: int) -> Text:
@@ -188,10 +188,6 @@ def _fold(text: str, width: int) -> list[str]:
 def _short(resource: str, id_: str) -> str:
     """The ID without the prefix that repeats the resource name."""
     return id_.removeprefix(f"{resource.partition('/')[2]}-")
-
-
-def _numa_nodes(status: ResourceStatus) -> str:
-    return ",".join(map(str, sorted({node for device in status.devices.values() for node in device.nodes}))) or "-"
 
 
 def _draw(screen: Screen, path: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from accelplane.cli import signals
 from accelplane.fpga import FpgaError
 from accelplane.fpga.hook import read_request, run
-from accelplane.fpga.program import DEFAULT_RETRY, limited
+from accelplane.fpga.program import DEFAULT_RETRY, time_limit
 from accelplane.fpga.request import STATE_LIMIT
 from accelplane.host import Host, HostError
 
@@ -24,14 +24,14 @@ MAX_TIMEOUT = 3600.0
 def main(arguments: Sequence[str] | None = None) -> int:
     signals.end_as_usual()
     words = sys.argv[1:] if arguments is None else arguments
-    given = _given(words)
+    given = _parse(words)
     seconds = float(given.get("timeout", DEFAULT_RETRY.timeout))
     host = Host(str(given.get("root", "/")))
     try:
         if not 0 < seconds <= MAX_TIMEOUT:
             raise FpgaError(f"-timeout: found {seconds:g}, expected more than 0 and at most {MAX_TIMEOUT:g} seconds")
         begun = time.monotonic()
-        with limited(seconds, "reading the container's state from standard input"):
+        with time_limit(seconds, "reading the container's state from standard input"):
             state = _state()
         request = read_request(state, require_mode=bool(given.get("require-annotation")))
         left = max(0.1, round(seconds - (time.monotonic() - begun), 1))
@@ -55,7 +55,7 @@ def _state() -> bytes:
         raise FpgaError(f"the container's state: standard input: {error.strerror}") from None
 
 
-def _given(words: Sequence[str]) -> Mapping[str, str | int | float | bool]:
+def _parse(words: Sequence[str]) -> Mapping[str, str | int | float | bool]:
     if not words:
         return {}
     from accelplane.cli.goflags import Flag, parse_or_exit  # noqa: PLC0415 - runtimes pass no arguments

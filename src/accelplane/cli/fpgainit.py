@@ -19,9 +19,10 @@ import msgspec
 
 from accelplane.cli import signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit
+from accelplane.descriptors import closing
 from accelplane.fpga import FpgaError
 from accelplane.fpga.ids import REGION_MODE
-from accelplane.fpga.store import locked
+from accelplane.fpga.store import lock
 
 PROGRAM = "accelplane-fpga-init"
 HOME = "/opt/intel/fpga-sw"
@@ -63,7 +64,7 @@ def _run(given: Mapping[str, Value]) -> None:
             raise FpgaError(f"-{flag}: {directory}: not a directory; mount it")
     if given["enable"] == "hooks.d" and not os.path.isdir(hooks):
         raise FpgaError(f"-hooks-dir: {hooks}: not a directory; mount it")
-    with locked(target):
+    with lock(target):
         _install(source, target)
         if given["enable"] == "hooks.d":
             _write(os.path.join(target, DEFINITION), f"{json.dumps(_HOOK_DEFINITION, indent=4)}\n".encode())
@@ -83,7 +84,7 @@ def _install(source: str, target: str) -> None:
         first = installed.setdefault((status.st_dev, status.st_ino), path)
         if _same(origin, path):
             continue
-        with _replacing(path) as new:
+        with _replace(path) as new:
             if first != path:
                 os.link(first, new)
             else:
@@ -103,7 +104,7 @@ def _same(origin: str, path: str) -> bool:
 
 
 def _write(path: str, data: bytes) -> None:
-    with _replacing(path) as new:
+    with _replace(path) as new:
         with open(new, "wb") as file:
             file.write(data)
             os.fchmod(file.fileno(), 0o644)
@@ -112,7 +113,7 @@ def _write(path: str, data: bytes) -> None:
 
 
 def _link(to: str, path: str) -> None:
-    with _replacing(path) as new:
+    with _replace(path) as new:
         os.symlink(to, new)
     print(f"{path}: link to {to}", flush=True)
 
@@ -144,7 +145,7 @@ def _runs_the_hook(path: str) -> bool:
 
 
 @contextlib.contextmanager
-def _replacing(path: str) -> Generator[str]:
+def _replace(path: str) -> Generator[str]:
     """Yields a temporary name, which is then renamed to `path`. Removes an old temporary file."""
     directory, name = os.path.split(path)
     new = os.path.join(directory, f".{name}.accelplane-new")
@@ -161,13 +162,11 @@ def _replacing(path: str) -> Generator[str]:
 
 def _sync(path: str) -> None:
     """Writes the file to disk, before its installation is reported."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        raise FpgaError(f"{path}: {error.strerror}") from None
-    finally:
-        os.close(descriptor)
+    with closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            raise FpgaError(f"{path}: {error.strerror}") from None
 
 
 if __name__ == "__main__":

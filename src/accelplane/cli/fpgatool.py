@@ -17,17 +17,17 @@ from typing import Literal, NamedTuple, TypeAlias
 from accelplane.cli import signals
 from accelplane.cli.goflags import Flag, FlagError, HelpRequested, Value, parse, usage
 from accelplane.fpga import FpgaError, quote
-from accelplane.fpga.bitstream import extra, opened
+from accelplane.fpga.bitstream import extra, open_bitstream
 from accelplane.fpga.drivers import kind_of
 from accelplane.fpga.program import (
     DEFAULT_RETRY,
     TimedOut,
     api_version,
-    limited,
     move,
     port_regions,
     program,
     region_count,
+    time_limit,
 )
 from accelplane.fpga.store import install, install_path
 from accelplane.fpga.sysfs import Fme, Pci, Port, afu_id, interface_of, platform_devices, read_fme, read_port
@@ -149,7 +149,7 @@ def _usage(name: str) -> str:
 
 
 def _info(given: Given) -> Json:
-    with opened(given.text("b")) as bitstream:
+    with open_bitstream(given.text("b")) as bitstream:
         rows = (
             Row("Bitstream file", "file", bitstream.path),
             Row("Interface UUID", "interfaceId", bitstream.interface),
@@ -170,7 +170,7 @@ def _info(given: Given) -> Json:
 
 def _install(given: Given) -> Json:
     dry_run = given.has("dry-run")
-    with opened(given.text("b")) as bitstream:
+    with open_bitstream(given.text("b")) as bitstream:
         path = install(given.host, bitstream, force=given.has("force"), dry_run=dry_run)
         given.say(f"{'Would install' if dry_run else 'Installed'} {json.dumps(bitstream.path)} as {json.dumps(path)}")
         return {"file": bitstream.path, "installationPath": path, "installed": not dry_run}
@@ -292,7 +292,7 @@ def _list(given: Given, kinds: Sequence[Literal["FME", "Port"]]) -> Json:
 def _program(given: Given) -> Json:
     host, path, dry_run = given.host, given.text("b"), given.has("dry-run")
     port = read_port(host, given.text("d"))
-    with limited(DEFAULT_RETRY.timeout, "programming"), opened(path) as bitstream:
+    with time_limit(DEFAULT_RETRY.timeout, "programming"), open_bitstream(path) as bitstream:
         if not dry_run:
             # Of the FME: the port is not opened.
             api_version(host, port.fme)
@@ -334,7 +334,7 @@ def _move(given: Given, operation: Literal["release", "assign"]) -> Json:
     if dry_run:
         given.say(f"Would {operation} port {number} of {fme.name}")
     else:
-        with limited(DEFAULT_RETRY.timeout, f"to {operation} the port"):
+        with time_limit(DEFAULT_RETRY.timeout, f"to {operation} the port"):
             move(host, fme, operation, number)
     return {"fme": fme.name, "portId": number, "done": not dry_run}
 

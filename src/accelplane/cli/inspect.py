@@ -17,15 +17,14 @@ import msgspec
 from accelplane import __version__
 from accelplane.cli import holdertimes, tables
 from accelplane.cli.tables import UNKNOWN, Column, Document, Format, Row, Table
-from accelplane.devices import Inventory, Skipped, natural
-from accelplane.host import HostError
+from accelplane.devices import Skipped, natural
 from accelplane.kubelet import checkpoint, podresources, sockets
 from accelplane.node import config as configuration
 from accelplane.node.plugins import installed
-from accelplane.node.scan_loop import scan_once
+from accelplane.node.scan_loop import try_scan
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, ScanStatus
-from accelplane.plugins import Plugin, ScanError
+from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def run(root: str, kubelet_dir: str, plugins: str, config: str, form: Format, *,
     report = msgspec.structs.replace(report, devices=[row.item for row in table.rows])
     match form.output:
         case "json" | "yaml":
-            sys.stdout.write(tables.structured(report, form.output))
+            sys.stdout.write(tables.format_content(report, form.output))
         case "name" | "csv":
             sys.stdout.write(tables.write(Document([table]), form))
             tables.print_problems("accelplane inspect", report.problems)
@@ -147,19 +146,9 @@ async def _report(settings: Settings, plugins: Mapping[str, Plugin[Config]], age
     )
 
 
-async def scan_plugin(plugin: Plugin[Config], root: str) -> tuple[Inventory, str]:
-    """The result of one scan, and why it failed."""
-    try:
-        return await scan_once(plugin, root), ""
-    except (HostError, ScanError, OSError) as error:
-        return Inventory(), str(error)
-    except Exception as error:  # noqa: BLE001 - a plugin's own scan may raise anything
-        return Inventory(), f"{type(error).__name__}: {error}"
-
-
 async def _scan(name: str, plugin: Plugin[Config], root: str) -> PluginStatus:
     """The status of a plugin after one scan."""
-    inventory, problem = await scan_plugin(plugin, root)
+    inventory, problem = await try_scan(plugin, root)
     return PluginStatus(
         name=name,
         namespace=plugin.namespace,

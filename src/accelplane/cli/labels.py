@@ -161,10 +161,7 @@ def feature_lines(output: RuleOutput, *, epc: bool) -> dict[str, str]:
 
 
 async def _write_once(options: Options, api: ApiServer | None) -> None:
-    host = Host(options.root)
-    output = RuleOutput({}, {}) if options.cleanup else _evaluation(options)(host)
-    for note in host.notes:
-        log.warning("%s", note)
+    output = RuleOutput({}, {}) if options.cleanup else _evaluate_once(options)
     if api is None:
         _file(options).write(feature_lines(output, epc=options.epc))
     else:
@@ -252,11 +249,16 @@ def _evaluation(options: Options) -> Callable[[Host], RuleOutput]:
     return evaluate_with_gpus if options.gpu else evaluate_host
 
 
-def _print(options: Options) -> None:
+def _evaluate_once(options: Options) -> RuleOutput:
     host = Host(options.root)
     output = _evaluation(options)(host)
     for note in host.notes:
         log.warning("%s", note)
+    return output
+
+
+def _print(options: Options) -> None:
+    output = _evaluate_once(options)
     if options.output == "json":
         print(msgspec.json.format(msgspec.json.encode(output), indent=2).decode())
         return

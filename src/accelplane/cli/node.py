@@ -13,15 +13,15 @@ import msgspec
 from accelplane import __version__
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, Value, flags_of, go_text, parse_or_exit
-from accelplane.devices import Inventory, Skipped
-from accelplane.host import Host, HostError
+from accelplane.devices import Skipped
+from accelplane.host import Host
 from accelplane.node import config as configuration
 from accelplane.node.agent import Agent, Plugins, Service
 from accelplane.node.option_messages import option_message
 from accelplane.node.plugins import installed
-from accelplane.node.scan_loop import explanation, scan_once
+from accelplane.node.scan_loop import error_text, explanation, try_scan
 from accelplane.node.settings import ConfigurationError, Settings
-from accelplane.plugins import Plugin, ScanError
+from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config, NodePods
 
 FLAGS = (
@@ -208,18 +208,10 @@ async def _print_devices(settings: Settings, plugins: Plugins) -> int:
     failed = False
     report: dict[str, object] = {}
     for name, plugin in plugins.items():
-        try:
-            inventory = await scan_once(plugin, settings.root)
-        except Exception as error:  # noqa: BLE001 - a plugin's own scan may raise anything
-            failed = True
-            report[name] = {"error": _message(error)}
-            continue
-        report[name] = {
-            "resources": {
-                f"{plugin.namespace}/{resource}": devices for resource, devices in inventory.resources.items()
-            },
-            "skipped": inventory.skipped,
-        }
+        inventory, problem = await try_scan(plugin, settings.root)
+        failed = failed or bool(problem)
+        resources = {f"{plugin.namespace}/{resource}": devices for resource, devices in inventory.resources.items()}
+        report[name] = {"error": problem} if problem else {"resources": resources, "skipped": inventory.skipped}
     _print_json(report)
     return 1 if failed else 0
 
@@ -241,18 +233,14 @@ async def _print_check(settings: Settings, plugins: Plugins) -> int:
 
 
 async def _check_plugin(settings: Settings, plugin: Plugin[Config]) -> _Checked:
-    errors: list[str] = []
-    inventory = Inventory()
+    inventory, problem = await try_scan(plugin, settings.root)
+    errors = [problem] if problem else []
     explained = None
-    try:
-        inventory = await scan_once(plugin, settings.root)
-    except Exception as error:  # noqa: BLE001 - a plugin's own scan may raise anything
-        errors.append(_message(error))
     try:
         if plugin.overrides("explain"):
             explained = msgspec.Raw(explanation(plugin, Host(settings.root)))
     except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
-        errors.append(_message(error))
+        errors.append(error_text(error))
     devices = {
         f"{plugin.namespace}/{resource}": sum(device.healthy for device in devices.values())
         for resource, devices in inventory.resources.items()
@@ -264,11 +252,6 @@ async def _check_plugin(settings: Settings, plugin: Plugin[Config]) -> _Checked:
         explanation=explained,
         errors=tuple(errors),
     )
-
-
-def _message(error: Exception) -> str:
-    expected = isinstance(error, (HostError, ScanError, OSError))
-    return str(error) if expected else f"{type(error).__name__}: {error}"
 
 
 def _print_json(report: Mapping[str, object]) -> None:

@@ -17,6 +17,7 @@ from typing import Literal
 
 import msgspec
 
+from accelplane.descriptors import closing
 from accelplane.host import Host, HostError
 from accelplane.provision import dlb, idxd, qat
 from accelplane.provision.config import ConfigError
@@ -160,7 +161,7 @@ def _exclusive_lock(root: str, arrived: Sequence[signal.Signals]) -> Generator[N
         yield
         return
     waiting = False
-    try:
+    with closing(descriptor):
         while not arrived:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -174,8 +175,6 @@ def _exclusive_lock(root: str, arrived: Sequence[signal.Signals]) -> Generator[N
             else:
                 break
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _qat(config_dir: str, variables: Mapping[str, str], force: bool) -> Part:

@@ -81,7 +81,7 @@ def write(document: Document[T], form: Format) -> str:
         case "json" | "yaml":
             content = {"apiVersion": API_VERSION, "kind": KIND, **document.facts}
             content |= {table.key: [row.item for row in table.rows] for table in tables}
-            return structured(content, form.output)
+            return format_content(content, form.output)
         case "name":
             return "".join(f"{printable(row.name)}\n" for table in tables for row in table.rows)
         case "csv":
@@ -97,7 +97,7 @@ def print_problems(program: str, problems: Sequence[str]) -> int:
     return 1 if problems else 0
 
 
-def structured(content: object, output: Output) -> str:
+def format_content(content: object, output: Output) -> str:
     """The content as JSON or YAML."""
     if output == "json":
         return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"

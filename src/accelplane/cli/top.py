@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from accelplane.cli import topreadings
-from accelplane.cli.inspect import chosen_plugins, scan_plugin
+from accelplane.cli.inspect import chosen_plugins
 from accelplane.cli.refresh import show
 from accelplane.cli.tables import UNKNOWN, Column, Document, Format, Row, Table, print_problems, sort_tables
 from accelplane.devices import Device, Inventory
 from accelplane.kubelet import sockets
+from accelplane.node.scan_loop import try_scan
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.pages.device_reader import DeviceReading
 from accelplane.pages.holders import HolderReader, Holders, claimed_units
@@ -180,7 +181,7 @@ class _Node:
     async def _scan(self) -> None:
         self._scanned = time.monotonic()
         for name, plugin in self._plugins.items():
-            inventory, problem = await scan_plugin(plugin, self._settings.root)
+            inventory, problem = await try_scan(plugin, self._settings.root)
             if problem:
                 self._scan_problems[name] = problem
             else:
@@ -279,7 +280,7 @@ def _row(
 def _table_row(row: DeviceRow) -> Row[DeviceRow]:
     missing = _ASLEEP if row.awake is False else UNKNOWN
 
-    def shown(value: float | None, text: str, scale: float = 1.0) -> str:
+    def format_value(value: float | None, text: str, scale: float = 1.0) -> str:
         return missing if value is None else text.format(value / scale)
 
     speed, lanes = row.link_transfers_per_second, row.link_lanes
@@ -289,11 +290,11 @@ def _table_row(row: DeviceRow) -> Row[DeviceRow]:
         row.device,
         row.bdf or UNKNOWN,
         row.state,
-        shown(row.busy_percent, "{:.0f}%"),
-        shown(row.power_watts, "{:.1f}W"),
-        shown(row.power_limit_watts, "{:g}W"),
-        shown(row.temperature_celsius, "{:.0f}C"),
-        shown(row.frequency_hertz, "{:.0f}MHz", 1e6),
+        format_value(row.busy_percent, "{:.0f}%"),
+        format_value(row.power_watts, "{:.1f}W"),
+        format_value(row.power_limit_watts, "{:g}W"),
+        format_value(row.temperature_celsius, "{:.0f}C"),
+        format_value(row.frequency_hertz, "{:.0f}MHz", 1e6),
         link,
         ", ".join(row.holders) or UNKNOWN,
         ", ".join(row.units) if len(row.units) < _MANY else str(len(row.units)),

@@ -139,7 +139,7 @@ async def serving(path: str, service: ClientsService) -> AsyncGenerator[None]:
     """Serves reports at `path` while entered. Raises `OSError` or `ValueError` if it cannot listen."""
     tasks: set[asyncio.Task[None]] = set()
 
-    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(tasks) >= _MAX_CONNECTIONS:
             writer.close()
             return
@@ -149,7 +149,7 @@ async def serving(path: str, service: ClientsService) -> AsyncGenerator[None]:
 
     listening = _listening_socket(path)
     inode = os.lstat(path).st_ino
-    server = await asyncio.start_unix_server(connected, sock=listening)
+    server = await asyncio.start_unix_server(accept, sock=listening)
     log.log(v(1), "listening on %s", path)
     try:
         yield

@@ -15,6 +15,7 @@ from accelplane.clients.cgroup import ContainerCgroup, container_cgroup
 from accelplane.clients.fdinfo import MARK, parse_fdinfo
 from accelplane.clients.mountinfo import container_name
 from accelplane.clients.usage import Container, Found, Walk
+from accelplane.descriptors import closing
 
 _CGROUP_LIMIT = 8 * 1024
 _FDINFO_LIMIT = 8 * 1024
@@ -87,12 +88,11 @@ class Pass:
         Raises `OSError` if the processes cannot be listed.
         """
         start = time.thread_time()
-        directory = os.open(self._proc, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with closing(os.open(self._proc, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
             pids = sorted(int(name) for name in os.listdir(directory) if name.isascii() and name.isdigit())
             self._present = frozenset(pids)
             for count, pid in enumerate(order_of(pids, first, after)):
-                if self.abandoned or count >= self._limits.processes or self._exceeded(start):
+                if self.abandoned or count >= self._limits.processes or self._is_over_limit(start):
                     self._complete = False
                     break
                 if pid not in first:
@@ -101,8 +101,6 @@ class Pass:
                     self._visited.add(pid)
                 else:
                     self._complete = False
-        finally:
-            os.close(directory)
 
     def result(self) -> Walk:
         complete = self._complete and not self.abandoned
@@ -128,12 +126,10 @@ class Pass:
 
     def _read_files(self, directory: int, pid: int, cgroup: ContainerCgroup, start: float) -> bool:
         try:
-            files = os.open(f"{pid}/fdinfo", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
-            try:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            with closing(os.open(f"{pid}/fdinfo", flags, dir_fd=directory)) as files:
                 descriptors = sorted(int(name) for name in os.listdir(files) if name.isascii() and name.isdigit())
                 return self._read_descriptors(directory, files, descriptors, _Process(pid, cgroup, start))
-            finally:
-                os.close(files)
         except OSError as error:  # usually the process has ended
             self.denied += isinstance(error, PermissionError)
             return True
@@ -144,7 +140,7 @@ class Pass:
         for count, descriptor in enumerate(descriptors):
             if self.abandoned or count >= self._limits.descriptors or found >= self._limits.files:
                 return False
-            if count % _CPU_CHECK == 0 and self._exceeded(process.start):
+            if count % _CPU_CHECK == 0 and self._is_over_limit(process.start):
                 return False
             content = read_bytes(str(descriptor), _FDINFO_LIMIT, files)
             client = parse_fdinfo(content.decode("ascii", "replace")) if MARK in content else None
@@ -154,7 +150,7 @@ class Pass:
                 self._found.append(Found(container, process.pid, client, time.monotonic()))
         return True
 
-    def _exceeded(self, start: float) -> bool:
+    def _is_over_limit(self, start: float) -> bool:
         return time.thread_time() - start > self._limits.cpu
 
 

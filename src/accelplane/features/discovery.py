@@ -154,9 +154,7 @@ def _release(host: Host) -> str:
 
 def _names(host: Host, path: str) -> set[str]:
     try:
-        return {name for name in host.names(path) if name.isascii() and name.isprintable()}
-    except Missing:
-        return set()
+        return {name for name in host.optional_names(path) if name.isascii() and name.isprintable()}
     except HostError as error:
         host.note(str(error))
         return set()

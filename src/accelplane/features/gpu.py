@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from accelplane.features.labelvalues import numbered, split
-from accelplane.host import Host, HostError, Missing, Unreadable, pci_address
+from accelplane.features.labelvalues import number_labels, split
+from accelplane.host import Host, HostError, Unreadable, pci_address
 
 PREFIX = "gpu.intel.com"
 DRM = "/sys/class/drm"
@@ -71,12 +71,8 @@ def read_gpus(host: Host, drm: str = DRM) -> tuple[Gpu, ...]:
 
     Raises `HostError` if a card of Intel has no readable directory `drm`: its driver may be starting.
     """
-    try:
-        names = host.names(drm)
-    except Missing:
-        return ()
     found: list[Gpu] = []
-    for name in names:
+    for name in host.optional_names(drm):
         card = _CARD.fullmatch(name)
         if card is None or not _counts(host, f"{drm}/{name}"):
             continue
@@ -96,11 +92,11 @@ def gpu_labels(gpus: Sequence[Gpu], options: LabelOptions, sizes: Mapping[str, i
             labels["memory.max"] = str(sum(amounts))
         # Deprecated, and therefore incomplete on nodes with many cards.
         labels["cards"] = split(".".join(f"card{number}" for number in numbers))[0]
-        labels.update(numbered("gpu-numbers", ".".join(numbers)))
+        labels.update(number_labels("gpu-numbers", ".".join(numbers)))
     if nodes := _numa_map(gpus):
-        labels.update(numbered("numa-gpu-map", nodes))
+        labels.update(number_labels("numa-gpu-map", nodes))
     if groups := _pci_groups(gpus, options.pci_grouping_level):
-        labels.update(numbered("pci-groups", groups))
+        labels.update(number_labels("pci-groups", groups))
     return {f"{PREFIX}/{name}": value for name, value in labels.items()}
 
 

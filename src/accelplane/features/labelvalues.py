@@ -25,6 +25,6 @@ def split(text: str, length: int = LENGTH, mark: str = MARK) -> list[str]:
     return [*parts, text]
 
 
-def numbered(key: str, text: str) -> Mapping[str, str]:
+def number_labels(key: str, text: str) -> Mapping[str, str]:
     """The labels of a text: `key`, `key2`, `key3` and so on."""
     return {f"{key}{number if number > 1 else ''}": part for number, part in enumerate(split(text), 1)}

@@ -79,7 +79,7 @@ def labels(found: list[Link], namespace: str, *, min_lanes: int) -> tuple[dict[s
     if len(texts) > MAX_LINKS:
         raise PageError(f"found {len(texts)} links, expected at most {MAX_LINKS}")
     warnings = [f"link {text} occurs {count} times, expected at most 2" for text, count in texts.items() if count > 2]
-    return dict(labelvalues.numbered(f"{namespace}/xe-links", "_".join(texts))), warnings
+    return dict(labelvalues.number_labels(f"{namespace}/xe-links", "_".join(texts))), warnings
 
 
 def _text(link: Link) -> str:

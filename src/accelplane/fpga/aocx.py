@@ -19,39 +19,32 @@ _GZIP = 16 + zlib.MAX_WBITS
 _STEP = 256 * 1024
 
 
-class AocxError(Exception):
-    """Not an AOCX file, or its design cannot be decompressed."""
-
-
 def parse(file: Window) -> tuple[Mapping[str, str], Window | None]:
     """Returns the texts Board, Target, Hash and Version, and the compressed GBS file, None without a design.
 
-    Raises `AocxError`.
+    Raises `ElfError`.
     """
-    try:
-        outer = sections(file, (*_TEXTS, _DESIGN))
-        texts = {word: _text(outer, section) for section, word in _TEXTS.items()}
-    except ElfError as error:
-        raise AocxError(str(error)) from None
+    outer = sections(file, (*_TEXTS, _DESIGN))
+    texts = {word: _text(outer, section) for section, word in _TEXTS.items()}
     if _DESIGN not in outer:
         return texts, None
     try:
         packed = sections(outer[_DESIGN], (_PACKED,)).get(_PACKED)
     except ElfError as error:
-        raise AocxError(f"its section {_DESIGN} {error}") from None
+        raise ElfError(f"its section {_DESIGN} {error}") from None
     if packed is None:
-        raise AocxError(f"its section {_DESIGN} has no section {_PACKED}")
+        raise ElfError(f"its section {_DESIGN} has no section {_PACKED}")
     return texts, packed
 
 
-def unpacked(packed: Window) -> Iterator[bytes]:
-    """Yields the GBS file in pieces. Raises `AocxError`, for an incomplete file at the end."""
+def unpack(packed: Window) -> Iterator[bytes]:
+    """Yields the GBS file in pieces. Raises `ElfError`, for an incomplete file at the end."""
     room = HEAD_LIMIT + BITSTREAM_LIMIT
     member = zlib.decompressobj(_GZIP)
     try:
         for offset in range(0, packed.size, _STEP):
             if member.eof:
-                raise AocxError(f"its section {_PACKED} has data after the end of the gzip member")
+                raise ElfError(f"its section {_PACKED} has data after the end of the gzip member")
             rest = packed.read(offset, min(_STEP, packed.size - offset))
             full = False  # after a full piece zlib may hold more output
             while rest or full:
@@ -59,17 +52,17 @@ def unpacked(packed: Window) -> Iterator[bytes]:
                 rest, full = member.unconsumed_tail, len(piece) == _STEP
                 room -= len(piece)
                 if room < 0:
-                    raise AocxError(f"its section {_PACKED} unpacks to more than {BITSTREAM_LIMIT} bytes")
+                    raise ElfError(f"its section {_PACKED} unpacks to more than {BITSTREAM_LIMIT} bytes")
                 if piece:
                     yield piece
     except zlib.error as error:
-        raise AocxError(f"its section {_PACKED} cannot be unpacked: {error}") from None
+        raise ElfError(f"its section {_PACKED} cannot be unpacked: {error}") from None
     except ElfError as error:
-        raise AocxError(f"its section {_PACKED} {error}") from None
+        raise ElfError(f"its section {_PACKED} {error}") from None
     if not member.eof:
-        raise AocxError(f"its section {_PACKED} ends early; the file is incomplete")
+        raise ElfError(f"its section {_PACKED} ends early; the file is incomplete")
     if member.unused_data:
-        raise AocxError(f"its section {_PACKED} has data after the end of the gzip member")
+        raise ElfError(f"its section {_PACKED} has data after the end of the gzip member")
 
 
 def _text(found: Mapping[str, Window], section: str) -> str:
@@ -77,5 +70,5 @@ def _text(found: Mapping[str, Window], section: str) -> str:
     if window is None:
         return ""
     if window.size > _TEXT_LIMIT:
-        raise AocxError(f"its section {section} has {window.size} bytes, expected at most {_TEXT_LIMIT}")
+        raise ElfError(f"its section {section} has {window.size} bytes, expected at most {_TEXT_LIMIT}")
     return window.read(0, window.size).decode("utf-8", "replace").strip(" \t\r\n\0")

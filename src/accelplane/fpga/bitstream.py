@@ -1,6 +1,6 @@
 """Bitstream files of both formats as one value. The extension selects the format: `.gbs` or `.aocx`.
 
-    with opened("/tmp/nlb0.gbs") as bitstream:
+    with open_bitstream("/tmp/nlb0.gbs") as bitstream:
         bitstream.accelerator       # d8424dc4a4a3c413f89e433683f9040b
         bitstream.read()            # for the hardware
 
@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import NamedTuple
 
+from accelplane.descriptors import closing
 from accelplane.fpga import FpgaError, gbs
 from accelplane.host import HostError
 
@@ -41,7 +42,7 @@ class Bitstream(NamedTuple):
 
 
 @contextlib.contextmanager
-def opened(path: str, open_file: Callable[[str, int], int] = os.open) -> Generator[Bitstream]:
+def open_bitstream(path: str, open_file: Callable[[str, int], int] = os.open) -> Generator[Bitstream]:
     """Opens the file with `open_file`, which may be a host's `open`. Raises `FpgaError`."""
     extension = os.path.splitext(path)[1]
     if extension not in EXTENSIONS:
@@ -51,13 +52,11 @@ def opened(path: str, open_file: Callable[[str, int], int] = os.open) -> Generat
         descriptor = open_file(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except (OSError, ValueError, HostError) as error:
         raise FpgaError(f"{path}: {error.strerror if isinstance(error, OSError) else error}") from None
-    try:
+    with closing(descriptor):
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise FpgaError(f"{path}: not a regular file")
         yield (_gbs if extension == ".gbs" else _aocx)(path, descriptor, status.st_size)
-    finally:
-        os.close(descriptor)
 
 
 def extra(bitstream: Bitstream) -> dict[str, str]:
@@ -80,15 +79,15 @@ def _aocx(name: str, descriptor: int, file_size: int) -> Bitstream:
 
     try:
         texts, packed = aocx.parse(elf.Window(descriptor, 0, file_size))
-    except aocx.AocxError as error:
+    except elf.ElfError as error:
         raise FpgaError(f"{name}: {error}") from None
 
     def pieces() -> Iterator[bytes]:
         if packed is None:
             raise FpgaError(f"{name}: no section .acl.fpga.bin, expected an FPGA design")
         try:
-            yield from aocx.unpacked(packed)
-        except aocx.AocxError as error:
+            yield from aocx.unpack(packed)
+        except elf.ElfError as error:
             raise FpgaError(f"{name}: {error}") from None
 
     inner = f"{name} (.acl.gbs.gz)"

@@ -18,7 +18,7 @@ _COMPRESSED = 0x800  # SHF_COMPRESSED
 
 
 class ElfError(Exception):
-    """Not an ELF file, or a truncated one."""
+    """Not an ELF file, a truncated one, or not the sections of an AOCX file."""
 
 
 class Window(NamedTuple):

@@ -6,15 +6,15 @@ the requested AFU are skipped.
 """
 
 import os
-import stat
 import time
 
+from accelplane.descriptors import read_limited
 from accelplane.fpga import FpgaError, quote
 from accelplane.fpga.ids import AFU_VARIABLE, CRASHED, MODE_ANNOTATION, REGION_MODE, REGION_VARIABLE
 from accelplane.fpga.ioctl import Call, system_call
-from accelplane.fpga.program import DEFAULT_RETRY, RetryPolicy, TimedOut, limited, program
+from accelplane.fpga.program import DEFAULT_RETRY, RetryPolicy, TimedOut, program, time_limit
 from accelplane.fpga.request import CONFIG_LIMIT, Pair, Request, parse_config, parse_state
-from accelplane.fpga.store import STORE, opened_for
+from accelplane.fpga.store import STORE, open_installed
 from accelplane.fpga.sysfs import Port, afu_id, interface_of, read_port
 from accelplane.host import Host, HostError
 
@@ -34,15 +34,9 @@ def read_request(state: bytes, *, require_mode: bool = False) -> Request:
         raise FpgaError(f"bundle {quote(found.bundle, _LONGEST_PATH)}: no such directory")
     path = os.path.join(found.bundle, "config.json")
     try:
-        # O_NONBLOCK: a FIFO must not block the runtime.
-        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise FpgaError(f"{quote(path, _LONGEST_PATH)}: not a regular file")
-            data = file.read(min(status.st_size, CONFIG_LIMIT) + 1)
+        return parse_config(read_limited(path, CONFIG_LIMIT), path)
     except OSError as error:
         raise FpgaError(f"{quote(path, _LONGEST_PATH)}: {error.strerror}") from None
-    return parse_config(data, path)
 
 
 def run(
@@ -53,13 +47,13 @@ def run(
     Every pair gets a port before the first one is programmed.
     """
     deadline = time.monotonic() + retry.timeout
-    with limited(retry.timeout, "programming for this container"):
+    with time_limit(retry.timeout, "programming for this container"):
         for pair, port in assign_ports(host, request):
             remaining = retry._replace(timeout=max(0.0, deadline - time.monotonic()))
             try:
                 if afu_id(host, port) == pair.afu:
                     continue
-                with opened_for(host, pair.region, pair.afu, store) as bitstream:
+                with open_installed(host, pair.region, pair.afu, store) as bitstream:
                     if bitstream.unique != pair.afu:
                         raise FpgaError(
                             f"{bitstream.path}: found id {bitstream.unique or 'none'} in the file, expected "

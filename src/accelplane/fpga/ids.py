@@ -60,7 +60,7 @@ def requested_id(text: str, what: str = "id") -> str:
 
 def region_type(interface: str) -> str:
     """Returns the resource type of regions with that interface. Raises `IdError`."""
-    return _fitting(f"region-{_digits(interface, 'interface id')}")
+    return _check_length(f"region-{_digits(interface, 'interface id')}")
 
 
 def af_type(interface: str, afu: str, naming: Naming = "default") -> str:
@@ -69,7 +69,7 @@ def af_type(interface: str, afu: str, naming: Naming = "default") -> str:
     if naming == "legacy63":
         if len(interface) < _LEGACY_INTERFACE:
             raise IdError(f"interface id {interface}: legacy63 names need at least {_LEGACY_INTERFACE} digits")
-        return _fitting(f"{interface[:_LEGACY_INTERFACE]}{afu}")
+        return _check_length(f"{interface[:_LEGACY_INTERFACE]}{afu}")
     digits = interface + afu
     if len(digits) % 2:
         raise IdError(
@@ -78,7 +78,7 @@ def af_type(interface: str, afu: str, naming: Naming = "default") -> str:
     import base64  # noqa: PLC0415 - not used by the hook
 
     encoded = base64.urlsafe_b64encode(bytes.fromhex(digits)).decode().rstrip("=")
-    return _fitting(f"af-{interface[:3]}.{afu[:3]}.{encoded}")
+    return _check_length(f"af-{interface[:3]}.{afu[:3]}.{encoded}")
 
 
 def resource(device_type: str) -> str:
@@ -92,7 +92,7 @@ def _digits(text: str, what: str) -> str:
     return text
 
 
-def _fitting(device_type: str) -> str:
+def _check_length(device_type: str) -> str:
     if len(device_type) > _LONGEST:
         raise IdError(f"resource {device_type}: {len(device_type)} characters, expected at most {_LONGEST}")
     if not device_type[-1].isalnum():

@@ -18,6 +18,7 @@ import struct
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
+from accelplane.descriptors import closing
 from accelplane.fpga import FpgaError
 from accelplane.fpga.drivers import DFL, OPAE, Driver
 
@@ -76,11 +77,8 @@ def system_call(node: str, request: int, argument: bytearray | int) -> int:
     """The `Call` of the operating system."""
     import fcntl  # noqa: PLC0415 - not needed to read bitstreams
 
-    descriptor = os.open(node, os.O_RDWR | os.O_CLOEXEC)
-    try:
+    with closing(os.open(node, os.O_RDWR | os.O_CLOEXEC)) as descriptor:
         return fcntl.ioctl(descriptor, request, argument)
-    finally:
-        os.close(descriptor)
 
 
 def request(driver: Driver, operation: Operation) -> int:

@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Generator
 from typing import Literal, NamedTuple
 
+from accelplane.descriptors import closing
 from accelplane.fpga import FpgaError, ioctl
 from accelplane.fpga.bitstream import Bitstream
 from accelplane.fpga.ids import hardware_id
@@ -123,7 +124,7 @@ def port_regions(host: Host, port: Port, count: int, *, call: Call = system_call
 
 
 @contextlib.contextmanager
-def limited(seconds: float, what: str) -> Generator[None]:
+def time_limit(seconds: float, what: str) -> Generator[None]:
     """Raises `TimedOut` in the block after some seconds, also in a blocked system call, by SIGALRM.
 
     Only in the main thread. Does not end an uninterruptible system call.
@@ -197,13 +198,11 @@ def _lock(host: Host, fme: Fme, deadline: float, retry: RetryPolicy) -> Generato
     except OSError as error:
         advice = "; run as root" if error.errno in (errno.EACCES, errno.EPERM) else ""
         raise FpgaError(f"{path}: cannot be locked: {error.strerror}{advice}") from None
-    try:
+    with closing(descriptor):
         with _timeout_message(f"{fme.name}: locked by another process for {retry.timeout:.3g} s ({path})"):
             while not _try_lock(descriptor, path):
                 _wait(deadline, retry)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _try_lock(descriptor: int, path: str) -> bool:
@@ -220,7 +219,7 @@ def _try_lock(descriptor: int, path: str) -> bool:
 
 @contextlib.contextmanager
 def _timeout_message(problem: str) -> Generator[None]:
-    """Sets the message of `TimedOut`, raised by the deadline or by `limited`."""
+    """Sets the message of `TimedOut`, raised by the deadline or by `time_limit`."""
     try:
         yield
     except TimedOut:

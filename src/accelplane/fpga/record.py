@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
+from accelplane.descriptors import closing
 from accelplane.fpga import FpgaError, Json, quote
 from accelplane.fpga.drivers import DRIVERS
 from accelplane.fpga.statedir import STATE_DIRECTORY, StateDirectoryError, state_directory
@@ -56,7 +57,7 @@ class Record(NamedTuple):
     last: Last | None = None
 
 
-def counted(record: Record, last: Last, seconds: float) -> Record:
+def count_programming(record: Record, last: Last, seconds: float) -> Record:
     """Returns the record with one more programming of that duration."""
     errors = _one_more(record.errors, last.error) if last.error else record.errors
     return Record(_one_more(record.outcomes, last.outcome), errors, min(record.seconds + seconds, _MOST), last)
@@ -70,7 +71,7 @@ def add(host: Host, fme: str, last: Last, seconds: float) -> None:
         host.note(f"{error}; the record is reset")
         record = None
     try:
-        _write(host, fme, counted(record or Record(), last, seconds))
+        _write(host, fme, count_programming(record or Record(), last, seconds))
     except RecordError as error:
         host.note(str(error))
 
@@ -79,13 +80,10 @@ def read(host: Host, fme: str) -> Record | None:
     """Returns the record of the FME, None if there is none. Raises `RecordError`."""
     path = f"{STATE_DIRECTORY}/{fme}{_SUFFIX}"
     try:
-        descriptor = host.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
+        with closing(host.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as descriptor:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise RecordError(f"{path}: not a regular file, expected a record of programmings")
             data = os.read(descriptor, LIMIT + 1)
-        finally:
-            os.close(descriptor)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

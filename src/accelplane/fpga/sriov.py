@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from accelplane.fpga import FpgaError, quote
 from accelplane.fpga.ioctl import Call, system_call
-from accelplane.fpga.program import DEFAULT_RETRY, RetryPolicy, limited, move
+from accelplane.fpga.program import DEFAULT_RETRY, RetryPolicy, move, time_limit
 from accelplane.fpga.sysfs import Fme
 from accelplane.host import Host, HostError
 
@@ -94,7 +94,7 @@ def apply(
     """
     done: list[Step] = []
     try:
-        with limited(retry.timeout, "creating virtual functions"):
+        with time_limit(retry.timeout, "creating virtual functions"):
             for step in steps:
                 _perform(host, fme, step, call)
                 done.append(step)
@@ -108,7 +108,7 @@ def _rollback(host: Host, fme: Fme, done: Sequence[Step], call: Call, retry: Ret
     problems: list[str] = []
     for step in done:
         try:
-            with limited(retry.timeout / len(done), "rollback"):
+            with time_limit(retry.timeout / len(done), "rollback"):
                 _perform(host, fme, step.reversed(), call)
         except (FpgaError, HostError) as error:
             problems.append(f"not rolled back: {step} ({error})")

@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import Generator
 
+from accelplane.descriptors import closing
 from accelplane.fpga import FpgaError
 from accelplane.host import Host
 
@@ -26,8 +27,7 @@ def state_directory(host: Host) -> Generator[int]:
     parent, name = os.path.split(STATE_DIRECTORY)
     path = f"{host.local(parent)}/{name}"  # the path without resolving links: a link is rejected
     os.makedirs(path, mode=0o700, exist_ok=True)
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
+    with closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)) as descriptor:
         status = os.fstat(descriptor)
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
             raise StateDirectoryError(
@@ -35,5 +35,3 @@ def state_directory(host: Host) -> Generator[int]:
                 "expected one that only root can write; remove it"
             )
         yield descriptor
-    finally:
-        os.close(descriptor)

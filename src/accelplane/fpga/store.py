@@ -9,8 +9,9 @@ import os
 from collections.abc import Generator
 from contextlib import AbstractContextManager
 
+from accelplane.descriptors import closing
 from accelplane.fpga import FpgaError
-from accelplane.fpga.bitstream import EXTENSIONS, Bitstream, opened
+from accelplane.fpga.bitstream import EXTENSIONS, Bitstream, open_bitstream
 from accelplane.fpga.ids import IdError, requested_id
 from accelplane.host import Host
 
@@ -45,9 +46,9 @@ def find(host: Host, region: str, afu: str, store: str = STORE) -> str:
     raise FpgaError(f"no bitstream for AFU {afu} in region {region}: found neither {tried}; use fpga_tool install")
 
 
-def opened_for(host: Host, region: str, afu: str, store: str = STORE) -> AbstractContextManager[Bitstream]:
+def open_installed(host: Host, region: str, afu: str, store: str = STORE) -> AbstractContextManager[Bitstream]:
     """Opens the bitstream that `find` returns. Raises `FpgaError`."""
-    return opened(find(host, region, afu, store), host.open)
+    return open_bitstream(find(host, region, afu, store), host.open)
 
 
 def install(host: Host, bitstream: Bitstream, store: str = STORE, *, force: bool = False, dry_run: bool = False) -> str:
@@ -78,17 +79,14 @@ def install(host: Host, bitstream: Bitstream, store: str = STORE, *, force: bool
 
 
 @contextlib.contextmanager
-def locked(directory: str) -> Generator[int]:
+def lock(directory: str) -> Generator[int]:
     """Opens the directory and locks it against other installing processes."""
     import fcntl  # noqa: PLC0415 - only to install
 
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
         with contextlib.suppress(OSError):  # NFS does not lock directories
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _path(store: str, region: str, afu: str, extension: str) -> str:
@@ -107,7 +105,7 @@ def _make_directories(path: str) -> None:
 def _copy(source: int, path: str, *, force: bool) -> None:
     directory, name = os.path.split(path)
     temporary = f"{directory}/.{name}.new"
-    with locked(directory) as parent:
+    with lock(directory) as parent:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)  # of a killed process
         try:
@@ -123,8 +121,7 @@ def _copy(source: int, path: str, *, force: bool) -> None:
 
 
 def _write(source: int, path: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
+    with closing(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)) as descriptor:
         done = 0
         while data := os.pread(source, _COPIED_AT_ONCE, done):
             rest = memoryview(data)
@@ -133,5 +130,3 @@ def _write(source: int, path: str) -> None:
             done += len(data)
         os.fchmod(descriptor, 0o644)
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -93,9 +93,9 @@ def numa_epc(host: Host) -> tuple[dict[int, int], list[str]]:
     found: dict[int, int] = {}
     problems: list[str] = []
     try:
-        names = host.names(_NUMA)
+        names = host.optional_names(_NUMA)
     except HostError as error:
-        return {}, [] if isinstance(error, Missing) else [str(error)]
+        return {}, [str(error)]
     for name in names:
         node = _NUMA_NODE.fullmatch(name)
         if node is None:

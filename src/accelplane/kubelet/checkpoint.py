@@ -12,6 +12,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 from msgspec import Struct, field
 
+from accelplane.descriptors import read_limited
 from accelplane.devices import natural
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
 
@@ -109,12 +110,7 @@ def read_checkpoint(directory: str) -> Checkpoint | None:
     """The directory's checkpoint, None if there is none. Raises `CheckpointError`, which names the file."""
     path = os.path.join(directory, FILE_NAME)
     try:
-        # Neither blocking nor unlimited: the path may be a pipe.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            text = file.read(MAX_BYTES + 1)
-        if len(text) > MAX_BYTES:
-            raise CheckpointError(f"more than {MAX_BYTES} bytes")
-        return decode_checkpoint(text)
+        return decode_checkpoint(read_limited(path, MAX_BYTES))
     except FileNotFoundError:
         return None
     except (OSError, CheckpointError) as error:

@@ -9,8 +9,8 @@ ID is free when neither source names it. Where neither can be read, the record o
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 from msgspec import Struct
@@ -102,22 +102,6 @@ class AllocationReader:
         return {(one.resource, id_): one.numa_nodes(id_) for one in recorded.holdings for id_ in one.ids}
 
 
-class _Call:
-    """Is in `unanswered` while entered."""
-
-    __slots__ = ("_ids", "_unanswered")
-
-    def __init__(self, unanswered: dict[object, Collection[str]], ids: Collection[str]) -> None:
-        self._unanswered = unanswered
-        self._ids = ids
-
-    def __enter__(self) -> None:
-        self._unanswered[self] = self._ids
-
-    def __exit__(self, *_error: object) -> None:
-        del self._unanswered[self]
-
-
 class CallRecord:
     """The IDs that the kubelet's calls about one resource name, and those that Allocate was answered for."""
 
@@ -125,11 +109,17 @@ class CallRecord:
         self._unanswered: dict[object, Collection[str]] = {}
         self._allocated: dict[str, float] = {}
 
-    def unanswered(self, ids: Collection[str]) -> AbstractContextManager[None]:
+    @contextmanager
+    def record_call(self, ids: Collection[str]) -> Generator[None]:
         """For the duration of a call that names `ids`."""
-        return _Call(self._unanswered, ids)
+        call = object()
+        self._unanswered[call] = ids
+        try:
+            yield
+        finally:
+            del self._unanswered[call]
 
-    def allocated(self, ids: Collection[str]) -> None:
+    def record_allocation(self, ids: Collection[str]) -> None:
         """Records an Allocate call that is being answered."""
         self._allocated.update(dict.fromkeys(ids, time.monotonic()))
 

@@ -48,13 +48,13 @@ class ResourceAllocator:
     async def allocate(self, ids: Sequence[str], *, alone: bool = True) -> Allocation:
         """A container's answer for `ids`, each counted once. Raises `AllocationError` for unknown or unhealthy IDs."""
         ids = tuple(ids)  # a repeated field, which is slow to read
-        with self._calls.unanswered(ids):
+        with self._calls.record_call(ids):
             allocator = self._context.pod_allocator if alone else None
             allocation = None if allocator is None else await allocator.allocate(ids, self.devices)
             if allocation is None:
                 allocation = await self._current_allocation(ids)
             self._check_mounts(allocation)
-            self._calls.allocated(ids)
+            self._calls.record_allocation(ids)
             return allocation
 
     async def preferred(
@@ -65,13 +65,13 @@ class ResourceAllocator:
         if not self.prefers:
             raise AllocationError(f"{self.resource}: this plugin has no preferred allocation")
         if self._context.pod_allocator is not None:
-            with self._calls.unanswered(frozenset(available)):
+            with self._calls.record_call(frozenset(available)):
                 return await self._context.pod_allocator.preferred(available, must_include, size) if alone else ()
         offered, required = set(available), set(must_include)
         devices = self.devices()
         free = offered | required
         in_use = Counter(device.unit for device in devices.values() if device.healthy and device.id not in free)
-        with self._calls.unanswered(offered):
+        with self._calls.record_call(offered):
             try:
                 return await plugin.preferred_allocation(
                     [device for id_, device in devices.items() if id_ in offered],
@@ -86,7 +86,7 @@ class ResourceAllocator:
         """Runs the plugin's hook before a container starts."""
         if not self.pre_starts:
             raise AllocationError(f"{self.resource}: this plugin has no action before a container starts")
-        await self._context.plugin.pre_start(self._known(ids))
+        await self._context.plugin.pre_start(self._find(ids))
 
     async def _current_allocation(self, ids: Sequence[str]) -> Allocation:
         """Of the devices as they are listed afterwards: another device may get one of the IDs during the hooks."""
@@ -113,7 +113,7 @@ class ResourceAllocator:
             allocation = await plugin.post_allocate(devices, allocation)
         return allocation
 
-    def _known(self, ids: Sequence[str]) -> list[Device]:
+    def _find(self, ids: Sequence[str]) -> list[Device]:
         devices = self.devices()
         try:
             return [devices[id_] for id_ in dict.fromkeys(ids)]
@@ -122,7 +122,7 @@ class ResourceAllocator:
         raise AllocationError(f"{self.resource}: unknown device {_format_ids(unknown)} requested", "unknown-id")
 
     def _healthy(self, ids: Sequence[str]) -> list[Device]:
-        devices = self._known(ids)
+        devices = self._find(ids)
         unhealthy = [device for device in devices if not device.healthy]
         if unhealthy:
             shown = _format_ids([f"{device.id} ({device.reason or 'no reason given'})" for device in unhealthy])

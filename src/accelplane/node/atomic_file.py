@@ -2,9 +2,10 @@
 
 import contextlib
 import os
-import stat
 import tempfile
 from typing import TypeAlias
+
+from accelplane.descriptors import read_limited
 
 # Inode, size and time of modification: differs between a file and its later content.
 Stamp: TypeAlias = tuple[int, int, int]
@@ -27,13 +28,10 @@ def replace(path: str, data: bytes, prefix: str, mode: int = 0o644) -> None:
 def content(path: str, limit: int, *, follow: bool = False) -> bytes | None:
     """The file's content; None if it cannot be read, is no regular file, has more than `limit` bytes, or is a symbolic
     link and `follow` is false. Never blocks, whatever kind of file it is."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
     try:
-        with open(path, "rb", buffering=0, opener=lambda name, _flags: os.open(name, flags)) as file:
-            data = file.read(limit + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+        return read_limited(path, limit, follow=follow)
     except OSError:
         return None
-    return data if data is not None and len(data) <= limit else None
 
 
 def stamp_of(path: str, *, follow: bool = False) -> Stamp | None:

@@ -64,7 +64,7 @@ class HealthLoop:
             plugin, inventory = self._context.plugin, self._inventory()
             if not len(inventory) or not (self._checks(plugin) or self._context.events.verdicts):
                 continue
-            reported = await self._reported(inventory)
+            reported = await self._event_verdicts(inventory)
             states = dict(self.tracker.states)
             shown = dict(self.tracker.unknown), dict(self.tracker.warnings)
             await self.tracker.check(plugin, self._fresh_host(), inventory, reported=reported)
@@ -84,7 +84,7 @@ class HealthLoop:
                 return
         new = [device for unit, device in units.items() if unit not in self.tracker.states]
         if new:
-            reported = await self._reported(inventory)
+            reported = await self._event_verdicts(inventory)
             await self.tracker.check(plugin, self._fresh_host(), new, _FIRST_CHECK_DEADLINE, reported=reported)
             if self._watch is not None and not self.tracker.all_healthy:
                 self.request()  # the watch is for healthy devices only
@@ -96,7 +96,7 @@ class HealthLoop:
         """Whether there is a source of health, or a unit whose health an event has changed."""
         return plugin.overrides("health") or bool(self.tracker.states)
 
-    async def _reported(self, inventory: Inventory) -> Mapping[str, Verdict]:
+    async def _event_verdicts(self, inventory: Inventory) -> Mapping[str, Verdict]:
         """The verdicts that events imply, by unit."""
         plugin = self._context.plugin
         verdicts = dict(self._context.events.verdicts)

@@ -77,9 +77,9 @@ class PluginRunner:
         self._running = True
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(_checked(self.scan.run()))
-                group.create_task(_checked(self.health.run()))
-                group.create_task(_checked(self._release_departed()))
+                group.create_task(_run_checked(self.scan.run()))
+                group.create_task(_run_checked(self.health.run()))
+                group.create_task(_run_checked(self._release_departed()))
                 if self.context.plugin.overrides("explain"):
                     group.create_task(self._log_explanation())
                 self._start_background()
@@ -286,7 +286,7 @@ class PluginRunner:
         retry = FIRST_RETRY
         while True:
             try:
-                await _checked(work())
+                await _run_checked(work())
                 return
             except Exception:
                 log.exception("%s: background task failed; retrying in %g s", self.context.name, retry)
@@ -305,7 +305,7 @@ def _placeholders(namespace: str, reading: Reading | None) -> Iterator[Device]:
             yield Device(resource=resource, id=id_, health=UNHEALTHY, reason=DEPARTED, topology=tuple(nodes) or None)
 
 
-async def _checked(work: Coroutine[None, None, None]) -> None:
+async def _run_checked(work: Coroutine[None, None, None]) -> None:
     """Runs a loop or a hook. A `CancelledError` that a hook raises becomes an error, not the silent end of the task."""
     try:
         await work

@@ -272,6 +272,19 @@ async def scan_once(plugin: Plugin[Config], root: str) -> Inventory:
     return scan(plugin, host)
 
 
+async def try_scan(plugin: Plugin[Config], root: str) -> tuple[Inventory, str]:
+    """As `scan_once`, with why it failed instead of an exception, empty if it did not."""
+    try:
+        return await scan_once(plugin, root), ""
+    except Exception as error:  # noqa: BLE001 - a plugin's own scan may raise anything
+        return Inventory(), error_text(error)
+
+
+def error_text(error: Exception) -> str:
+    """The message of an error of a scan, with the type of an error that a scan is not expected to raise."""
+    return str(error) if isinstance(error, (HostError, ScanError, OSError)) else f"{type(error).__name__}: {error}"
+
+
 def explanation(plugin: Plugin[Config], host: Host) -> bytes:
     """`Plugin.explain` as JSON. Raises the exceptions of the plugin, and errors for values that JSON cannot hold."""
     return msgspec.json.encode(dict(plugin.explain(host)))

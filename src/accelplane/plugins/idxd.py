@@ -134,7 +134,7 @@ class DsaPlugin(_QueuePlugin[DsaConfig]):
                     yield Skipped(function.address, str(error), warning=True)
 
     async def post_allocate(self, devices: Sequence[Device], allocation: Allocation) -> Allocation:
-        return vfio.numbered("VFIO_BDF", devices, allocation) if self.config.driver != "idxd" else allocation
+        return vfio.number_variables("VFIO_BDF", devices, allocation) if self.config.driver != "idxd" else allocation
 
     def _function(self, host: Host, address: str) -> Device | Skipped:
         """Returns the device of a complete function. Raises `HostError`."""

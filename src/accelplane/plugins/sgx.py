@@ -131,7 +131,7 @@ class SgxPlugin(Plugin[SgxConfig]):
         if all(faults.get(path) == _ABSENT for path in paths):
             return  # no SGX
         for path, fault in faults.items():
-            yield self._skipped(path, fault, faults)
+            yield self._skip(path, fault, faults)
 
     def explain(self, host: Host) -> Mapping[str, object]:
         epc = read_epc(host)
@@ -155,7 +155,7 @@ class SgxPlugin(Plugin[SgxConfig]):
             for node, size in sizes.items():
                 yield Sample(name, description, {"numa_node": str(node)}, float(size))
 
-    def _skipped(self, path: str, fault: str, faults: Collection[str]) -> Skipped:
+    def _skip(self, path: str, fault: str, faults: Collection[str]) -> Skipped:
         if path != PROVISION or ENCLAVE in faults:
             return Skipped(path, fault, warning=True)
         if self.config.enclave_only:

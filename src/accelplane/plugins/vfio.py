@@ -30,7 +30,7 @@ def iommufd_nodes(host: Host, address: str) -> tuple[DeviceNode, ...]:
     return (*nodes, DeviceNode("/dev/iommu")) if nodes else ()
 
 
-def numbered(variable: str, devices: Sequence[Device], allocation: Allocation) -> Allocation:
+def number_variables(variable: str, devices: Sequence[Device], allocation: Allocation) -> Allocation:
     """The allocation with the addresses of its devices as `<variable>0`, `<variable>1`, … in the order of the request.
 
     These replace the devices' own variables, which are numbered by the scan.

@@ -6,9 +6,10 @@ in them end the command before anything is written.
 
 import errno
 import os
-import stat
 
 import msgspec
+
+from accelplane.descriptors import read_limited
 
 # A ConfigMap holds no more.
 CONFIG_LIMIT = 1024 * 1024
@@ -57,19 +58,13 @@ def find(config_dir: str, name: str, node_name: str) -> ConfigFile | None:
 def read(path: str) -> ConfigFile | None:
     """The configuration file, None if it does not exist. Raises `ConfigError`."""
     try:
-        # O_NONBLOCK: a FIFO without a writer must not block.
-        with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ConfigError(path, 0, "no regular file", "a text file")
-            data = file.read(CONFIG_LIMIT + 1)
+        data = read_limited(path, CONFIG_LIMIT)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:  # the node's name is almost as long as a file name may be
             return None
         raise ConfigError(path, 0, f"a file that cannot be read ({error.strerror})", "a text file") from None
-    if len(data) > CONFIG_LIMIT:
-        raise ConfigError(path, 0, f"more than {CONFIG_LIMIT} bytes", "a text file of less")
     try:
         return ConfigFile(path, data.decode())
     except UnicodeDecodeError as error:

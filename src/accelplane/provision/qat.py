@@ -108,7 +108,9 @@ def parse(path: str, text: str) -> tuple[str, str]:
         what = _AUTO_RESET if equals and key == _AUTO_RESET else _SERVICES
         if what == _AUTO_RESET and value not in ("on", "off"):
             raise ConfigError(path, number, quote(line), f"{_AUTO_RESET}=on or {_AUTO_RESET}=off")
-        if what == _SERVICES and not _is_accepted(value):
+        services = _split(value)
+        accepted = services in _ACCEPTED and value.count(";") == len(services) - 1
+        if what == _SERVICES and not accepted:
             keys = "" if equals and key == _SERVICES else f" (or {_AUTO_RESET}=on or off)"
             raise ConfigError(path, number, quote(line), f"{_SERVICES}= and one of {', '.join(SERVICES)}{keys}")
         if what in found:
@@ -310,7 +312,3 @@ def _explain_einval(host: Host, error: HostError) -> str:
 
 def _split(services: str) -> frozenset[str]:
     return frozenset(word.strip() for word in services.split(";"))
-
-
-def _is_accepted(services: str) -> bool:
-    return _split(services) in _ACCEPTED and services.count(";") == len(_split(services)) - 1

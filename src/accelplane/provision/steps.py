@@ -8,7 +8,7 @@ write without effect is found. A device that cannot be finished is rolled back.
 
 import errno
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Literal, TypeAlias
 
@@ -61,7 +61,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Planner: TypeAlias = Callable[[Host], Plan]
-_NewHost: TypeAlias = Callable[[], Host]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,55 +94,128 @@ def apply(
     `timeout` is how long an attribute may take to show what was written to it, in seconds.
     """
     for planner in planners:
-        yield _apply_one(partial(host, root), planner, timeout)
+        yield _Application(partial(host, root), planner, timeout).run()
 
 
-def _apply_one(new_host: _NewHost, planner: Planner, timeout: float) -> Outcome:
-    written: list[Step] = []
-    failed_parts: dict[str, tuple[str, str]] = {}  # by part: the step and the problem
-    plan = planner(new_host())
-    rollback = plan.rollback
-    for _round in range(_ROUNDS):
-        plan = msgspec.structs.replace(plan, steps=[step for step in plan.steps if step.part not in failed_parts])
-        if (ended := _outcome_without_steps(plan)) is not None:
-            return _finish(new_host, planner, ended, written, failed_parts, rollback=rollback)
-        finished_elsewhere: set[str] = set()  # parts that another process, such as the plugin, sets up as well
-        for step in plan.steps:
-            if step.part in failed_parts or step.part in finished_elsewhere:
-                continue
-            if _contains(written, step):
-                problem = _explain(new_host, step, HostError(step.path, f"writing {step.text!a} had no effect"))
-            else:
-                try:
-                    new_host().write(step.path, step.text)
-                except HostError as error:
-                    if error.errno in step.skip_on and not written and not step.part:
-                        use = "in use: " if error.errno == errno.EBUSY else ""
-                        reason = f"{use}{step.what}: {_explain(new_host, step, error)}"
-                        return _outcome(plan, "skipped", reason=reason)
-                    problem = f"{step.what}: {_explain(new_host, step, error)}"
-                    if step.part and not _contains(planner(new_host()).steps, step):
-                        finished_elsewhere.add(step.part)
+class _Application:
+    """The reconciliation of one device."""
+
+    def __init__(self, new_host: Callable[[], Host], planner: Planner, timeout: float) -> None:
+        self._new_host = new_host
+        self._planner = planner
+        self._timeout = timeout
+        self._rollback_planner: Planner | None = None
+        self._written: list[Step] = []
+        self._failed_parts: dict[str, tuple[str, str]] = {}  # by part: the step and the problem
+
+    def run(self) -> Outcome:
+        plan = self._planner(self._new_host())
+        self._rollback_planner = plan.rollback
+        for _round in range(_ROUNDS):
+            steps = [step for step in plan.steps if step.part not in self._failed_parts]
+            plan = msgspec.structs.replace(plan, steps=steps)
+            if (ended := _outcome_without_steps(plan)) is not None:
+                return self._finish(ended)
+            finished_elsewhere: set[str] = set()  # parts that another process, such as the plugin, sets up as well
+            for step in plan.steps:
+                if step.part in self._failed_parts or step.part in finished_elsewhere:
+                    continue
+                if _contains(self._written, step):
+                    problem = self._explain(step, HostError(step.path, f"writing {step.text!a} had no effect"))
+                else:
+                    try:
+                        self._new_host().write(step.path, step.text)
+                    except HostError as error:
+                        if error.errno in step.skip_on and not self._written and not step.part:
+                            use = "in use: " if error.errno == errno.EBUSY else ""
+                            reason = f"{use}{step.what}: {self._explain(step, error)}"
+                            return _outcome(plan, "skipped", reason=reason)
+                        problem = f"{step.what}: {self._explain(step, error)}"
+                        if step.part and not _contains(self._planner(self._new_host()).steps, step):
+                            finished_elsewhere.add(step.part)
+                            continue
+                    else:
+                        self._written.append(step)
                         continue
+                if not step.part:
+                    return self._abort(problem)
+                self._failed_parts[step.part] = step.what, "; ".join((problem, *self._undo(step.part)))
+            plan = self._wait_for_effect(self._planner, self._written, self._timeout)
+        return self._abort(f"desired state not reached after {_ROUNDS} rounds of writes")
+
+    def _wait_for_effect(self, planner: Planner, written: Sequence[Step], timeout: float) -> Plan:
+        """The next plan, once it no longer contains steps that are written, or after the timeout."""
+        deadline = time.monotonic() + timeout
+        while True:
+            plan = planner(self._new_host())
+            if not any(_contains(written, step) for step in plan.steps) or time.monotonic() > deadline:
+                return plan
+            time.sleep(_POLL_INTERVAL)
+
+    def _finish(self, ended: Outcome) -> Outcome:
+        """The outcome if no steps are left, given those that were written."""
+        steps = _descriptions(self._written)
+        if self._failed_parts:
+            by_step: dict[str, list[str]] = {}
+            for what, why in self._failed_parts.values():
+                by_step.setdefault(what, []).append(why)
+            reasons = [f"{first}; and {len(more)} more like it" if more else first for first, *more in by_step.values()]
+            return msgspec.structs.replace(ended, state="failed", steps=steps, reason="; ".join(reasons))
+        if not steps:
+            return ended
+        if ended.reason:
+            return self._abort(ended.reason)
+        return msgspec.structs.replace(ended, state="applied", steps=steps)
+
+    def _abort(self, reason: str) -> Outcome:
+        """Rolls back, by the plan's `rollback` or in reverse order; the reason includes errors of the rollback."""
+        steps = _descriptions(self._written)
+        problems = (
+            self._undo() if self._rollback_planner is None or not steps else self._rollback(self._rollback_planner)
+        )
+        state: State = "rolled back" if steps and not problems else "failed"
+        return _outcome(self._planner(self._new_host()), state, steps=steps, reason="; ".join((reason, *problems)))
+
+    def _undo(self, part: str = "") -> list[str]:
+        """Reverts the steps of a part, or all, which are then no longer written; returns the problems."""
+        problems: list[str] = []
+        for step in reversed(self._written.copy()):
+            if part in ("", step.part):
+                self._written.remove(step)
+                if step.undo is None:
+                    problems.append(f"not rolled back: {step.what}")
+                    continue
+                try:
+                    self._new_host().write(*step.undo)
+                except HostError as error:
+                    problems.append(f"rollback failed: {error}")
+        return problems
+
+    def _rollback(self, planner: Planner) -> list[str]:
+        """Writes the steps of `planner` until it returns none; returns the problems. Failed writes are retried."""
+        written: list[Step] = []
+        problems: dict[str, str] = {}
+        for _round in range(_ROUNDS):
+            plan = self._wait_for_effect(planner, written, _EFFECT_TIMEOUT)
+            steps = [step for step in plan.steps if not _contains(written, step)]
+            if not steps:
+                problems = {step.path: f"{step.path}: writing {step.text!a} had no effect" for step in plan.steps}
+                if reason := plan.failure or plan.skip_reason:
+                    problems[plan.device] = reason
+                break
+            problems = {}
+            for step in steps:
+                try:
+                    self._new_host().write(step.path, step.text)
+                except HostError as error:
+                    problems[step.path] = self._explain(step, error)
                 else:
                     written.append(step)
-                    continue
-            if not step.part:
-                return _abort(new_host, planner, written, problem, rollback=rollback)
-            failed_parts[step.part] = step.what, "; ".join((problem, *_undo(new_host, written, step.part)))
-        plan = _wait_for_effect(new_host, planner, written, timeout)
-    problem = f"desired state not reached after {_ROUNDS} rounds of writes"
-    return _abort(new_host, planner, written, problem, rollback=rollback)
+        return [f"rollback failed: {problem}" for problem in problems.values()]
 
-
-def _wait_for_effect(new_host: _NewHost, planner: Planner, written: Sequence[Step], timeout: float) -> Plan:
-    """The next plan, once it no longer contains steps that are written, or after the timeout."""
-    deadline = time.monotonic() + timeout
-    while True:
-        plan = planner(new_host())
-        if not any(_contains(written, step) for step in plan.steps) or time.monotonic() > deadline:
-            return plan
-        time.sleep(_POLL_INTERVAL)
+    def _explain(self, step: Step, error: HostError) -> str:
+        explanation = step.explain(self._new_host(), error) if step.explain else ""
+        return f"{error}; {explanation}" if explanation else str(error)
 
 
 def _contains(steps: Sequence[Step], step: Step) -> bool:
@@ -160,83 +232,6 @@ def _outcome_without_steps(plan: Plan) -> Outcome | None:
     if not plan.steps:
         return _outcome(plan, "skipped" if plan.notes else "unchanged")
     return None
-
-
-def _finish(
-    new_host: _NewHost,
-    planner: Planner,
-    ended: Outcome,
-    written: list[Step],
-    failed_parts: Mapping[str, tuple[str, str]],
-    *,
-    rollback: Planner | None,
-) -> Outcome:
-    """The outcome if no steps are left, given those that were written."""
-    if failed_parts:
-        by_step: dict[str, list[str]] = {}
-        for what, why in failed_parts.values():
-            by_step.setdefault(what, []).append(why)
-        reasons = [f"{first}; and {len(more)} more like it" if more else first for first, *more in by_step.values()]
-        return msgspec.structs.replace(ended, state="failed", steps=_descriptions(written), reason="; ".join(reasons))
-    if not written:
-        return ended
-    if ended.reason:
-        return _abort(new_host, planner, written, ended.reason, rollback=rollback)
-    return msgspec.structs.replace(ended, state="applied", steps=_descriptions(written))
-
-
-def _abort(
-    new_host: _NewHost, planner: Planner, written: list[Step], reason: str, *, rollback: Planner | None
-) -> Outcome:
-    """Rolls back by `rollback`, else reverts the steps in reverse order; the reason includes errors of the rollback."""
-    steps = _descriptions(written)
-    problems = _undo(new_host, written) if rollback is None or not written else _rollback(new_host, rollback)
-    state: State = "rolled back" if steps and not problems else "failed"
-    return _outcome(planner(new_host()), state, steps=steps, reason="; ".join((reason, *problems)))
-
-
-def _undo(new_host: _NewHost, written: list[Step], part: str = "") -> list[str]:
-    """Reverts the steps of a part, or all, and removes them from `written`; returns the problems."""
-    problems: list[str] = []
-    for step in reversed(written.copy()):
-        if part in ("", step.part):
-            written.remove(step)
-            if step.undo is None:
-                problems.append(f"not rolled back: {step.what}")
-                continue
-            try:
-                new_host().write(*step.undo)
-            except HostError as error:
-                problems.append(f"rollback failed: {error}")
-    return problems
-
-
-def _rollback(new_host: _NewHost, rollback: Planner) -> list[str]:
-    """Writes the steps of `rollback` until it returns none; returns the problems. Failed writes are retried."""
-    written: list[Step] = []
-    problems: dict[str, str] = {}
-    for _round in range(_ROUNDS):
-        plan = _wait_for_effect(new_host, rollback, written, _EFFECT_TIMEOUT)
-        steps = [step for step in plan.steps if not _contains(written, step)]
-        if not steps:
-            problems = {step.path: f"{step.path}: writing {step.text!a} had no effect" for step in plan.steps}
-            if reason := plan.failure or plan.skip_reason:
-                problems[plan.device] = reason
-            break
-        problems = {}
-        for step in steps:
-            try:
-                new_host().write(step.path, step.text)
-            except HostError as error:
-                problems[step.path] = _explain(new_host, step, error)
-            else:
-                written.append(step)
-    return [f"rollback failed: {problem}" for problem in problems.values()]
-
-
-def _explain(new_host: _NewHost, step: Step, error: HostError) -> str:
-    explanation = step.explain(new_host(), error) if step.explain else ""
-    return f"{error}; {explanation}" if explanation else str(error)
 
 
 def _descriptions(steps: Iterable[Step]) -> list[str]:

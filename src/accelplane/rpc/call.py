@@ -9,7 +9,7 @@ from accelplane.rpc.connection import Connection
 from accelplane.rpc.errors import Code, RpcError
 from accelplane.rpc.frames import END_HEADERS, END_STREAM, HEADERS
 from accelplane.rpc.headers import EMPTY_TABLE, Rejection, literal, status_fields
-from accelplane.rpc.messages import MAX_MESSAGE, framed
+from accelplane.rpc.messages import MAX_MESSAGE, frame_message
 from accelplane.rpc.methods import Method
 from accelplane.rpc.stream import Stream
 
@@ -126,7 +126,7 @@ class Call(Stream):
         """Sends a response that is not the last one. Returns when the next one can be sent."""
         self._check_sendable(message)
         before = self._headers()
-        if not self._connection.outbox.send(self, framed(message), before=before) and self.unsent:
+        if not self._connection.outbox.send(self, frame_message(message), before=before) and self.unsent:
             self._sent_waiter = asyncio.get_running_loop().create_future()
             await self._sent_waiter
 
@@ -139,7 +139,7 @@ class Call(Stream):
         self._check_sendable(last)
         before = self._headers()
         self._finished = True
-        if self._connection.outbox.send(self, framed(last), before=before, after=self._trailers(_OK)):
+        if self._connection.outbox.send(self, frame_message(last), before=before, after=self._trailers(_OK)):
             self._close()
 
     def _check_sendable(self, message: bytes) -> None:

@@ -21,7 +21,7 @@ from accelplane.rpc.headers import (
     status_error,
     timeout_field,
 )
-from accelplane.rpc.messages import MAX_MESSAGE, framed
+from accelplane.rpc.messages import MAX_MESSAGE, frame_message
 from accelplane.rpc.methods import Response
 from accelplane.rpc.stream import Stream
 
@@ -78,12 +78,12 @@ class Channel:
             with _rpc_errors(deadline):
                 async with asyncio.timeout(deadline):
                     for method, request, _ in calls:
-                        connection = await self._connected()
+                        connection = await self._open_connection()
                         connection.delay_writing()
-                        message = framed(request.SerializeToString())
+                        message = frame_message(request.SerializeToString())
                         opened.append(connection.open_call(method, message, deadline, self._max_message))
                     if read_delay:
-                        await (await self._connected()).delay_reading(read_delay)
+                        await (await self._open_connection()).delay_reading(read_delay)
             return [await _result(call, response) for call, (_, _, response) in zip(opened, calls, strict=True)]
         finally:
             timer.cancel()
@@ -100,14 +100,14 @@ class Channel:
     @contextlib.asynccontextmanager
     async def _open_call(self, method: str, request: Message, deadline: float | None) -> AsyncGenerator["_ClientCall"]:
         """Sends the request. Cancels the call at the end if it has not ended."""
-        connection = await self._connected()
-        call = connection.open_call(method, framed(request.SerializeToString()), deadline, self._max_message)
+        connection = await self._open_connection()
+        call = connection.open_call(method, frame_message(request.SerializeToString()), deadline, self._max_message)
         try:
             yield call
         finally:
             call.cancel()
 
-    async def _connected(self) -> "ClientConnection":
+    async def _open_connection(self) -> "ClientConnection":
         """Returns a connection that accepts another stream. Raises `RpcError` or `OSError`."""
         async with self._connecting:
             if self._closed:

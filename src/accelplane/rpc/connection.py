@@ -188,7 +188,7 @@ class Connection(asyncio.Protocol, ABC, Generic[AnyStream]):
         if self._unacked_bytes >= DEFAULT_WINDOW // 2:
             self.outbox.write(frames.window_update(0, self._unacked_bytes))
             self._unacked_bytes = 0
-        data = frames.unpadded(flags, payload)
+        data = frames.remove_padding(flags, payload)
         if not data or stream is None:
             self.flood_limit.consume()
         if stream is None:

@@ -94,7 +94,7 @@ def goaway(last_stream: int, code: Code, text: str = "") -> bytes:
     return frame(GOAWAY, 0, 0, _GOAWAY.pack(last_stream, code) + text.encode()[:200])
 
 
-def unpadded(flags: int, payload: bytes) -> bytes:
+def remove_padding(flags: int, payload: bytes) -> bytes:
     """Returns the payload of DATA or HEADERS without padding. Raises `ConnectionFault` for invalid padding."""
     if not flags & PADDED:
         return payload
@@ -107,7 +107,7 @@ def unpadded(flags: int, payload: bytes) -> bytes:
 
 def header_fragment(flags: int, payload: bytes) -> bytes:
     """Returns the part of a header block in a HEADERS frame, without the priority. Raises `ConnectionFault`."""
-    fragment = unpadded(flags, payload)
+    fragment = remove_padding(flags, payload)
     if not flags & WITH_PRIORITY:
         return fragment
     if len(fragment) < 5:

@@ -8,7 +8,7 @@ MAX_MESSAGE = 4 * 1024 * 1024  # gRPC's default
 _HEAD = struct.Struct(">BI")
 
 
-def framed(message: bytes) -> bytes:
+def frame_message(message: bytes) -> bytes:
     return _HEAD.pack(0, len(message)) + message
 
 

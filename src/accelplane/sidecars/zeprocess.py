@@ -84,7 +84,7 @@ class _Child(SubprocessStreamProtocol):
         self.exited: asyncio.Future[None] = loop.create_future()
 
     @classmethod
-    async def started(cls, command: Sequence[str], environment: Mapping[str, str]) -> "_Child":
+    async def start(cls, command: Sequence[str], environment: Mapping[str, str]) -> "_Child":
         """Raises `OSError`."""
         loop = asyncio.get_running_loop()
         transport, child = await loop.subprocess_exec(cls, *command, stderr=None, env=environment)
@@ -163,7 +163,7 @@ class ZeProcess:
         while True:
             try:
                 async with contextlib.AsyncExitStack() as stack:
-                    child = await _Child.started(self._command, self._environment)
+                    child = await _Child.start(self._command, self._environment)
                     stack.push_async_callback(self._end, child)
                     await self._initialize(child)
                     self._down = None

@@ -63,7 +63,7 @@ class Sysman:
         try:
             device = self._device(bdf)
         except ZeError as error:
-            return Health(self._failed(bdf, error))
+            return Health(self._log_failure(bdf, error))
         code, bus = 0, True
         memory = all(state.health < zeapi.MEMORY_CRITICAL for state in self._memory_states(bdf, device) if state)
         state = zeapi.PciState()
@@ -72,7 +72,7 @@ class Sysman:
             bus = not state.qualityIssues & zeapi.SPEED_ISSUE
         except ZeError as error:
             if error.code != zeapi.UNSUPPORTED_FEATURE:
-                code = self._failed(bdf, error)
+                code = self._log_failure(bdf, error)
         return Health(code, memory, bus)
 
     def temperatures(self, bdf: str) -> Temperatures:
@@ -81,7 +81,7 @@ class Sysman:
             device = self._device(bdf)
             sensors = self._api.handles("zesDeviceEnumTemperatureSensors", device)
         except ZeError as error:
-            return Temperatures(self._failed(bdf, error))
+            return Temperatures(self._log_failure(bdf, error))
         if not sensors:
             return Temperatures()
         kinds, code = self._kinds(bdf, sensors)
@@ -99,7 +99,7 @@ class Sysman:
         try:
             device = self._device(bdf)
         except ZeError as error:
-            return MemoryAmount(self._failed(bdf, error))
+            return MemoryAmount(self._log_failure(bdf, error))
         states = self._memory_states(bdf, device)
         return MemoryAmount(size=sum(state.size for state in states if state) if all(states) else 0)
 
@@ -135,12 +135,12 @@ class Sysman:
 
     def _memory_states(self, bdf: str, device: int) -> list[zeapi.MemoryState | None]:
         """The states of the memory modules, none for an integrated GPU; None for one that cannot be read."""
-        if self._integrated(bdf, device):
+        if self._is_integrated(bdf, device):
             return []
         try:
             modules = self._api.handles("zesDeviceEnumMemoryModules", device)
         except ZeError as error:
-            self._failed(bdf, error)
+            self._log_failure(bdf, error)
             return []
         states: list[zeapi.MemoryState | None] = []
         for module in modules:
@@ -148,7 +148,7 @@ class Sysman:
             states.append(None if self._fill(bdf, "zesMemoryGetState", module, state) else state)
         return states
 
-    def _integrated(self, bdf: str, device: int) -> bool:
+    def _is_integrated(self, bdf: str, device: int) -> bool:
         """A device whose properties cannot be read counts as discrete."""
         extension = zeapi.SysmanExtensionProperties()
         properties = zeapi.SysmanProperties()
@@ -178,7 +178,7 @@ class Sysman:
                     raise ZeError("zesTemperatureGetState: found no finite number", zeapi.UNKNOWN)
                 hottest = max(hottest, celsius.value)
             except ZeError as error:
-                code = self._failed(bdf, error)
+                code = self._log_failure(bdf, error)
         return hottest, code
 
     def _fill(self, bdf: str, function: str, handle: int, structure: ctypes.Structure) -> int:
@@ -186,10 +186,10 @@ class Sysman:
         try:
             self._api.call(function, handle, ctypes.byref(structure))
         except ZeError as error:
-            return self._failed(bdf, error)
+            return self._log_failure(bdf, error)
         return 0
 
-    def _failed(self, bdf: str, error: ZeError) -> int:
+    def _log_failure(self, bdf: str, error: ZeError) -> int:
         self._log(1, f"{bdf}: {error}")
         return error.code
 

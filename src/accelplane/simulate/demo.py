@@ -150,7 +150,8 @@ class Demo:
         deadline = time.monotonic() + _STEP_TIMEOUT
         while len(list(cdi.glob("*"))) < 5:
             if self.agent.returncode is not None:
-                raise DemoError(f"the agent ended with exit code {self.agent.returncode}: {self._end_of_log()}")
+                end_of_log = self.log.read_text(errors="replace")[-500:].strip()
+                raise DemoError(f"the agent ended with exit code {self.agent.returncode}: {end_of_log}")
             if time.monotonic() > deadline:
                 raise DemoError(f"no CDI files within {_STEP_TIMEOUT:g} s")
             await asyncio.sleep(0.01)
@@ -295,22 +296,19 @@ class Demo:
             f"is unhealthy after {detected} and then removed: {await self._wait_for_counts({resource: (after, after)})}"
         )
 
-    def _end_of_log(self) -> str:
-        return self.log.read_text(errors="replace")[-500:].strip()
-
     def _counts(self) -> dict[str, tuple[int, int]]:
         return {name: (one.capacity, one.allocatable) for name, one in self.kubelet.resources().items()}
 
-    def _allocated(self, pod: str, resource: str) -> str:
+    def _device_of(self, pod: str, resource: str) -> str:
         """The first device ID of the resource that the pod holds."""
         return next(id_ for (name, id_), holder in self.pods_by_device().items() if (name, holder) == (resource, pod))
 
     def _card_of(self, pod: str) -> str:
-        return self._allocated(pod, I915).partition("-")[0]
+        return self._device_of(pod, I915).partition("-")[0]
 
     def _qat_of(self, pod: str) -> str:
         """The physical function of the virtual function that the pod holds."""
-        return (self._host / "sys/bus/pci/devices" / self._allocated(pod, CY) / "physfn").readlink().name
+        return (self._host / "sys/bus/pci/devices" / self._device_of(pod, CY) / "physfn").readlink().name
 
     def _heartbeat(self, pf: str) -> Path:
         return self._host / f"sys/kernel/debug/qat_4xxx_{pf}/heartbeat/status"

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from accelplane import descriptors
 from accelplane.simulate.checks import PCI_ID, Form, Range
 
 MAX_SIZE = 1024 * 1024
@@ -72,16 +73,9 @@ def read_description(path: str | os.PathLike[str]) -> Description:
 def read_limited(path: str | os.PathLike[str]) -> bytes:
     """Returns the content of a file. Raises `DescriptionError` if it is unreadable or larger than `MAX_SIZE`."""
     try:
-        # O_NONBLOCK: do not block on a FIFO without a writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:
-            data = file.read(MAX_SIZE + 1) or b""
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise DescriptionError(f"{os.fspath(path)!a}: cannot be read: {reason}") from None
-    if len(data) > MAX_SIZE:
-        raise DescriptionError(f"{os.fspath(path)}: larger than {MAX_SIZE} bytes")
-    return data
+        return descriptors.read_limited(path, MAX_SIZE, regular=False)
+    except OSError as error:
+        raise DescriptionError(f"{os.fspath(path)!a}: cannot be read: {error.strerror}") from None
 
 
 def _problem(description: Description) -> str:

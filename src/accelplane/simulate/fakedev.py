@@ -37,9 +37,14 @@ def generate(description: Description, directory: str, report: Callable[[str], N
     """
     report = report or (lambda _text: None)
     try:
-        _clear(directory, report)
+        # Both are checked before one is removed.
+        old = [path for path in (f"{directory}/dev", f"{directory}/sys") if _is_ours(path)]
+        for path in old:
+            report(f"removing old {path}")
+            shutil.rmtree(path)
         if description.kernel_layout:
-            _kernel_layout(description, directory)
+            kind = "files" if description.unprivileged else "char"
+            SimulatedNode(directory, device_nodes=kind, numbers=_NULL).build(NodeSpec.of(description))
             report("created PCI functions below sys/devices")
         for index in range(description.devcount):
             if not description.kernel_layout:
@@ -75,14 +80,6 @@ def label_lines(text: str) -> list[str]:
     return lines
 
 
-def _clear(directory: str, report: Callable[[str], None]) -> None:
-    """Removes the result of an earlier call. Checks both directories before it removes one."""
-    old = [path for path in (f"{directory}/dev", f"{directory}/sys") if _is_ours(path)]
-    for path in old:
-        report(f"removing old {path}")
-        shutil.rmtree(path)
-
-
 def _is_ours(path: str) -> bool:
     try:
         kind = os.lstat(path).st_mode
@@ -101,11 +98,6 @@ def _is_ours(path: str) -> bool:
             f"{path}: found {shown or 'nothing'}, expected a tree of an earlier call; run in another directory"
         )
     return True
-
-
-def _kernel_layout(description: Description, directory: str) -> None:
-    kind = "files" if description.unprivileged else "char"
-    SimulatedNode(directory, device_nodes=kind, numbers=_NULL).build(NodeSpec.of(description))
 
 
 def _class_layout(description: Description, directory: str, index: int) -> None:

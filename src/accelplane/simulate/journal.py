@@ -57,17 +57,12 @@ class Journal:
 
     def link_as(self, path: str, text: str) -> None:
         """Creates a link with this text. Raises `TreeError`."""
-        local = self._root + path
-        with _tree_error(path):
-            self._parents(local, path)
+        with self._creating(path) as local:
             os.symlink(text, local)
-            self._made.append(local)
 
     def node(self, path: str, numbers: Numbers) -> None:
         """Creates a device node, or a plain file that represents one. Raises `TreeError`."""
-        local = self._root + path
-        with _tree_error(path):
-            self._parents(local, path)
+        with self._creating(path) as local:
             try:
                 if self._device_nodes == "char":
                     os.mknod(local, stat.S_IFCHR | 0o660, os.makedev(*(self._numbers or numbers)))
@@ -76,7 +71,6 @@ class Journal:
             except PermissionError as error:
                 hint = "" if self._device_nodes == "files" else "; device nodes need CAP_MKNOD, use plain files instead"
                 raise TreeError(f"{path}: {error.strerror}{hint}") from None
-            self._made.append(local)
 
     def keep(self, path: str, text: str) -> None:
         """Creates a file that `undo` does not remove, such as a file of a driver module. Raises `TreeError`."""
@@ -100,11 +94,17 @@ class Journal:
             with contextlib.suppress(OSError):
                 os.rmdir(self._shared.pop())
 
-    def _parents(self, local: str, path: str) -> None:
+    @contextlib.contextmanager
+    def _creating(self, path: str) -> Generator[str]:
+        """Yields the path in the tree, whose parents exist then, and records it."""
+        local = self._root + path
         parent = os.path.dirname(local)
         if path.startswith("/dev/") and path.count("/") > 2:
             self._shared.append(parent)
-        os.makedirs(parent, exist_ok=True)
+        with _tree_error(path):
+            os.makedirs(parent, exist_ok=True)
+            yield local
+            self._made.append(local)
 
 
 def _remove(local: str) -> None:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from accelplane.descriptors import closing
 from accelplane.simulate.kernel.fpga import LAYOUTS
 from accelplane.simulate.kernel.ioctls import Call, HasNode, ProcessMemory, call, connect
 
@@ -193,11 +194,10 @@ class _Supervisor:
 
     def respond_until_exit(self, child: int) -> None:
         """Responds to the child and its children until it has exited."""
-        ended = os.pidfd_open(child)
-        poll = select.poll()
-        poll.register(self._listener, select.POLLIN)
-        poll.register(ended, select.POLLIN)
-        try:
+        with closing(self._listener), closing(os.pidfd_open(child)) as ended:
+            poll = select.poll()
+            poll.register(self._listener, select.POLLIN)
+            poll.register(ended, select.POLLIN)
             while True:
                 events = dict(poll.poll())
                 if events.get(self._listener, 0) & select.POLLIN:
@@ -206,9 +206,6 @@ class _Supervisor:
                     return
                 elif self._listener in events:  # no process with the filter is left
                     poll.unregister(self._listener)
-        finally:
-            os.close(ended)
-            os.close(self._listener)
 
     def _handle_notification(self) -> None:
         buffer = bytearray(_NOTICE.size)
@@ -238,14 +235,12 @@ class _Supervisor:
         if node is None:
             self._respond(notification, resume=True)
             return
-        descriptor = os.memfd_create(f"emulated:{node}", os.MFD_CLOEXEC)
-        try:
+        with closing(os.memfd_create(f"emulated:{node}", os.MFD_CLOEXEC)) as descriptor:
             addition = _ADDITION.pack(notification.id, _ADD_AND_SEND, descriptor, 0, flags & os.O_CLOEXEC)
-            fcntl.ioctl(self._listener, _ADD, addition)
-        except OSError as error:  # too many open files, or the process was killed
-            self._respond(notification, number=error.errno or errno.EMFILE)
-        finally:
-            os.close(descriptor)
+            try:
+                fcntl.ioctl(self._listener, _ADD, addition)
+            except OSError as error:  # too many open files, or the process was killed
+                self._respond(notification, number=error.errno or errno.EMFILE)
 
     def _node(self, notification: _Notification, memory: ProcessMemory, at: int, address: int) -> str | None:
         """The emulated node that the call opens, if it is one. Raises `OSError`."""
@@ -278,12 +273,9 @@ class _Supervisor:
     @contextmanager
     def _memory(self, notification: _Notification) -> Generator[ProcessMemory]:
         """The memory of the waiting process. Checks the notification, as the PID of a killed process can be reused."""
-        descriptor = os.open(f"/proc/{notification.pid}/mem", os.O_RDWR | os.O_CLOEXEC)
-        try:
+        with closing(os.open(f"/proc/{notification.pid}/mem", os.O_RDWR | os.O_CLOEXEC)) as descriptor:
             fcntl.ioctl(self._listener, _VALID, struct.pack("<Q", notification.id))
             yield ProcessMemory(descriptor)
-        finally:
-            os.close(descriptor)
 
     def _respond(self, notification: _Notification, value: int = 0, number: int = 0, *, resume: bool = False) -> None:
         answer = _ANSWER.pack(notification.id, value, -number, _CONTINUE if resume else 0)

@@ -12,6 +12,9 @@ import glob
 import os
 import socket
 import struct
+from contextlib import suppress
+
+from accelplane.descriptors import closing
 
 _NETLINK_KOBJECT_UEVENT = 15
 _MESSAGE = 0x10  # the first message type that is not netlink's own
@@ -64,23 +67,15 @@ def uevent_everywhere(action: str, devpath: str, subsystem: str, **fields: str) 
     These are the namespaces in `/run/netns` (ip-netns(8)), where container runtimes store them.
     """
     uevent(action, devpath, subsystem, **fields)
-    own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with closing(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)) as own:
         for place in sorted(glob.glob(f"{_NAMESPACES}/*")):
             try:
-                other = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                continue  # the pod has ended
-            try:
-                _enter(other)
-                uevent(action, devpath, subsystem, **fields)
-            except OSError:
-                continue  # the file exists before the namespace is mounted
+                # The pod may have ended, and the file exists before the namespace is mounted.
+                with suppress(OSError), closing(os.open(place, os.O_RDONLY | os.O_CLOEXEC)) as other:
+                    _enter(other)
+                    uevent(action, devpath, subsystem, **fields)
             finally:
                 _enter(own)
-                os.close(other)
-    finally:
-        os.close(own)
 
 
 def _enter(namespace: int) -> None:

@@ -1,10 +1,10 @@
 """The files of profiles: where they are searched, and reading them within limits."""
 
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from accelplane.descriptors import read_limited
 from accelplane.onload.profiles.errors import ProfileError, ProfileNotFound
 
 # Onload's own profiles have less than 4 KiB.
@@ -50,16 +50,9 @@ def search(names: Sequence[str], *, home: str, program_directory: str) -> Search
 def read(path: str) -> str:
     """The text of a file. Raises `ProfileError` if it is too large, no file or not UTF-8."""
     try:
-        # A FIFO without a writer would block the open call.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ProfileError(f"{path}: found no regular file, expected a profile")
-            content = file.read(MAX_SIZE + 1)
+        content = read_limited(path, MAX_SIZE)
     except OSError as error:
-        raise ProfileError(f"{path}: {error.strerror}") from None
-    if len(content) > MAX_SIZE:
-        raise ProfileError(f"{path}: found more than {MAX_SIZE} bytes, expected a profile")
+        raise ProfileError(f"{path}: {error.strerror}, expected a profile") from None
     try:
         text = content.decode()
     except UnicodeDecodeError as error:

@@ -16,7 +16,7 @@ from accelplane.plugins.base import DevicePlans, Plugin, Sample, ScanResult, Wat
 from accelplane.plugins.fpga.config import MODES, FpgaConfig
 from accelplane.plugins.fpga.nodemode import NodeMode
 from accelplane.plugins.fpga.programmings import programmings
-from accelplane.plugins.fpga.scan import CDI_KIND, Known, Reading, published, read, recalled
+from accelplane.plugins.fpga.scan import CDI_KIND, Known, Reading, devices_of, read, recall
 
 if TYPE_CHECKING:
     from accelplane.apiserver import ApiServer
@@ -64,7 +64,7 @@ class FpgaPlugin(Plugin[FpgaConfig]):
         """Reads the IDs, and stores them for times at which they cannot be read. Writes nothing."""
         afus = self._afus
         self._reading = read(host, afus=afus)
-        self._known = (afus, recalled(self._known_of(afus), self._reading))
+        self._known = (afus, recall(self._known_of(afus), self._reading))
         self._prepared = host
 
     def scan(self, host: Host) -> ScanResult:
@@ -74,7 +74,7 @@ class FpgaPlugin(Plugin[FpgaConfig]):
         reading = self._reading if self._prepared is host and self._known[0] == afus else read(host, afus=afus)
         self._prepared = None
         known, obstacle = self._known_of(afus), self._node.obstacle
-        return published(host, reading, known, self.config, mode, obstacle=obstacle)
+        return devices_of(host, reading, known, self.config, mode, obstacle=obstacle)
 
     async def background(self, host: Host, request_scan: Callable[[], None]) -> None:
         await self._present.wait()

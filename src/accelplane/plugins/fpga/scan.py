@@ -2,7 +2,7 @@
 
 Resources are named after ids that change at run time: with every function that is programmed, to all ones if the
 firmware crashes, to nothing while a port is programmed or does not answer. So there are three plain functions: `read`
-reads the host, `recalled` completes the reading with the ids that the same ports had before, and `published` makes
+reads the host, `recall` completes the reading with the ids that the same ports had before, and `devices_of` makes
 devices of it. A port that crashes or cannot be read keeps its name, and is unhealthy.
 
 In mode region the hook that programs the port reaches the runtime through CDI. A runtime with CDI disabled ignores it
@@ -73,7 +73,7 @@ def read(host: Host, *, afus: bool) -> Reading:
     return Reading(tuple(ports), tuple(faults), tuple(name for name in _fmes(host, driver) if name not in used))
 
 
-def recalled(known: Mapping[str, Known], reading: Reading) -> Mapping[str, Known]:
+def recall(known: Mapping[str, Known], reading: Reading) -> Mapping[str, Known]:
     """The present ports by name, with their ids from this reading, or else from `known`.
 
     The result is `known` of the next reading. The function is idempotent for the same reading.
@@ -100,14 +100,14 @@ def recalled(known: Mapping[str, Known], reading: Reading) -> Mapping[str, Known
     return now
 
 
-def published(
+def devices_of(
     host: Host, reading: Reading, known: Mapping[str, Known], config: FpgaConfig, mode: Mode, *, obstacle: str
 ) -> Iterator[Device | Skipped]:
     """The devices of a reading, whose ports were `known` as given before.
 
     `obstacle` is why no hook on this node would program a region for a container, empty if one does.
     """
-    ports = recalled(known, reading)
+    ports = recall(known, reading)
     # As sysfs lists them, whether they were read or recalled.
     in_order = sorted(ports.values(), key=lambda known: (known.container, known.port.name))
     if mode == "af":

@@ -48,15 +48,15 @@ class OnloadConfig(Config, frozen=True, kw_only=True, rename="camel"):
     @property
     def library_directory(self) -> str:
         """The directory of the libraries in containers."""
-        return joined(self.base_mount_path, self.lib_mount_path)
+        return join_path(self.base_mount_path, self.lib_mount_path)
 
     @property
     def launcher_directory(self) -> str:
         """The directory of the launcher in containers."""
-        return joined(self.base_mount_path, self.bin_mount_path)
+        return join_path(self.base_mount_path, self.bin_mount_path)
 
 
-def joined(*parts: str) -> str:
+def join_path(*parts: str) -> str:
     """Joins path components as Go's `filepath.Join`: empty ones are ignored, and the result is clean."""
     path = posixpath.normpath("/".join(part for part in parts if part) or ".")
     # POSIX leaves the meaning of two leading slashes open, so normpath keeps them.

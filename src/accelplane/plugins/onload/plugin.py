@@ -15,7 +15,7 @@ from accelplane.devices import HEALTHY, UNHEALTHY, Allocation, Device, Resource,
 from accelplane.host import Host, HostError
 from accelplane.plugins.base import DevicePlans, Plugin, ScanError, Watch
 from accelplane.plugins.onload import userland
-from accelplane.plugins.onload.config import OnloadConfig, joined
+from accelplane.plugins.onload.config import OnloadConfig, join_path
 from accelplane.plugins.onload.nics import find_functions, find_nics, numa_nodes
 
 NAMESPACE = "amd.com"
@@ -40,7 +40,7 @@ class OnloadPlugin(Plugin[OnloadConfig]):
     def __init__(self, config: OnloadConfig | None = None) -> None:
         super().__init__(config)
         path = self.config.host_onload_path
-        self.watch = Watch(frozenset(("module", "pci")), ("/dev", joined(path), joined(path, "usr/lib64")))
+        self.watch = Watch(frozenset(("module", "pci")), ("/dev", join_path(path), join_path(path, "usr/lib64")))
         self._root = "/"
         # The devices of the last scan: there are hundreds, and most scans have the same result.
         self._devices: tuple[Device, ...] = ()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from accelplane.devices import DeviceNode, Mount
 from accelplane.host import Host, HostError, Missing, Unreadable
-from accelplane.plugins.onload.config import OnloadConfig, joined
+from accelplane.plugins.onload.config import OnloadConfig, join_path
 
 LIBRARY = "libonload.so"
 NODES = tuple(DeviceNode(path, permissions="mrw") for path in ("/dev/onload", "/dev/onload_epoll", "/dev/sfc_char"))
@@ -41,21 +41,21 @@ def module_problem(host: Host) -> str:
 def mounts(host: Host, config: OnloadConfig) -> tuple[Mount, ...]:
     """The mounts of a container. Raises `HostError` for missing files."""
     found = [
-        Mount(f"{directory}/{name}", joined(config.library_directory, name))
+        Mount(f"{directory}/{name}", join_path(config.library_directory, name))
         for directory, name in _libraries(host, config)
     ]
     if config.mount_onload:
-        directory = host.resolve(joined(config.host_onload_path, "usr/bin"))
+        directory = host.resolve(join_path(config.host_onload_path, "usr/bin"))
         launcher = f"{directory}/onload"
         if not _is_file(host, launcher):
             raise Missing(launcher, "no such file, expected the onload launcher script")
-        found.append(Mount(launcher, joined(config.launcher_directory, "onload")))
+        found.append(Mount(launcher, join_path(config.launcher_directory, "onload")))
     return tuple(found)
 
 
 def environment(config: OnloadConfig) -> dict[str, str]:
     """The variables of a container."""
-    return {"LD_PRELOAD": joined(config.library_directory, LIBRARY)} if config.set_preload else {}
+    return {"LD_PRELOAD": join_path(config.library_directory, LIBRARY)} if config.set_preload else {}
 
 
 def userland_problem(host: Host, config: OnloadConfig) -> str:
@@ -69,7 +69,7 @@ def userland_problem(host: Host, config: OnloadConfig) -> str:
 
 def _libraries(host: Host, config: OnloadConfig) -> Iterator[tuple[str, str]]:
     """Yields directory and name of each library. Raises `HostError`."""
-    directory = host.resolve(joined(config.host_onload_path, "usr/lib64"))
+    directory = host.resolve(join_path(config.host_onload_path, "usr/lib64"))
     names = host.names(directory)
     found = [
         name

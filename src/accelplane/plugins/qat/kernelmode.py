@@ -153,7 +153,7 @@ def processes_of(text: str) -> dict[str, Section]:
     return found
 
 
-def renumbered(allocation: Allocation) -> Allocation:
+def renumber_sections(allocation: Allocation) -> Allocation:
     """Returns the allocation with sections numbered from 0. Raises `ValueError` for an unexpected variable."""
     envs: dict[str, str] = {}
     count = 0

@@ -13,7 +13,7 @@ from accelplane.plugins.qat.binding import Binder
 from accelplane.plugins.qat.config import QatConfig
 from accelplane.plugins.qat.health import HeartbeatSource
 from accelplane.plugins.qat.scan import Discovery, Pf, debugfs, discover, scan
-from accelplane.plugins.vfio import numbered
+from accelplane.plugins.vfio import number_variables
 
 
 class QatPlugin(Plugin[QatConfig]):
@@ -76,8 +76,8 @@ class QatPlugin(Plugin[QatConfig]):
 
     async def post_allocate(self, devices: Sequence[Device], allocation: Allocation) -> Allocation:
         if self._kernel_mode:
-            return kernelmode.renumbered(allocation)
-        return numbered("QAT", devices, allocation)
+            return kernelmode.renumber_sections(allocation)
+        return number_variables("QAT", devices, allocation)
 
     def readings(self, host: Host, devices: Iterable[Device]) -> DevicePlans:
         from accelplane.readings import pci, qat  # noqa: PLC0415 - memory of agents without pages

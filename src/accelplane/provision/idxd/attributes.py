@@ -42,11 +42,11 @@ class Number(NamedTuple):
 
     def same(self, desired: str, found: str) -> bool:
         try:
-            return self.kept(int(desired)) == int(found, 0)
+            return self.stored_number(int(desired)) == int(found, 0)
         except ValueError:
             return False
 
-    def kept(self, value: int) -> int:
+    def stored_number(self, value: int) -> int:
         """The value that the kernel stores."""
         return 1 << (value - 1).bit_length() if self.rounded and value > 0 else value
 
@@ -158,4 +158,4 @@ def same(part: Part, attribute: str, desired: str, found: str) -> bool:
 def rounded(part: Part, attribute: str, text: str) -> int:
     """The number that the kernel stores for the text."""
     rule = RULES[part.kind][attribute]
-    return rule.kept(int(text)) if isinstance(rule, Number) else int(text)
+    return rule.stored_number(int(text)) if isinstance(rule, Number) else int(text)

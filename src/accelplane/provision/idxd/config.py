@@ -68,7 +68,7 @@ def read_config(config_dir: str, environment: Mapping[str, str], *, force: bool 
     for one in ids:
         if not re.fullmatch(r"(0x)?[0-9a-f]{4}", one):
             raise ConfigError("DSA_PCI_IDS", 0, quote(one), "PCI device ids such as 0b25, blanks between them")
-    file = find(config_dir, device_type, node_name) or _built_in(device_type)
+    file = find(config_dir, device_type, node_name) or _read_profile(device_type)
     return IdxdConfig(
         device_type=device_type,
         driver=driver if device_type == "dsa" else IDXD,
@@ -79,7 +79,7 @@ def read_config(config_dir: str, environment: Mapping[str, str], *, force: bool 
     )
 
 
-def _built_in(device_type: str) -> ConfigFile:
+def _read_profile(device_type: str) -> ConfigFile:
     path = os.path.join(_PROFILES, f"{device_type}.conf")
     file = read(path)
     if file is None:

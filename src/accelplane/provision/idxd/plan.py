@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from accelplane.host import Host
 from accelplane.provision.idxd.attributes import DEVICE, DRIVERS, NEVER_FIXED, READ_BUFFERS, RULES, Part, same
 from accelplane.provision.idxd.device import Observed, driver_path
-from accelplane.provision.idxd.status import explained
+from accelplane.provision.idxd.status import command_error
 from accelplane.provision.idxd.template import Setup
 from accelplane.provision.steps import Plan, Step
 
@@ -48,15 +48,15 @@ def plan_changes(host: Host, setup: Setup, found: Observed, *, force: bool = Fal
             return replace(plan, skip_reason=f"in use: {', '.join(used)}")
         changes = [_describe(found, difference) for difference in _in_order(setup, found, differences)]
         later = [*changes, *_later_steps(setup, found, down)]
-        return replace(plan, steps=[_disabling(found, part) for part in down], later=later)
+        return replace(plan, steps=[_disable(found, part) for part in down], later=later)
     differences += _sizes_to_release(setup, found)
     if differences:
-        steps = list(_writing(setup, found, differences))
+        steps = list(_write_steps(setup, found, differences))
         return _skip_if_locked(plan, found, steps, list(_later_steps(setup, found, ())))
     if setup.enabled and not found.enabled:
-        return _skip_if_locked(plan, found, [_enabling(host, found, DEVICE, "idxd")], _later_queues(setup, found, ()))
+        return _skip_if_locked(plan, found, [_enable(host, found, DEVICE, "idxd")], _later_queues(setup, found, ()))
     disabled = [part for part in sorted(setup.queues) if found.states.get(part) not in (None, "enabled")]
-    return _skip_if_locked(plan, found, [_enabling(host, found, part, setup.queues[part]) for part in disabled], ())
+    return _skip_if_locked(plan, found, [_enable(host, found, part, setup.queues[part]) for part in disabled], ())
 
 
 def current_setup(found: Observed) -> Setup:
@@ -215,7 +215,7 @@ def _skip_if_locked(plan: Plan, found: Observed, steps: Sequence[Step], later: I
     return replace(plan, steps=steps, later=list(later))
 
 
-def _writing(setup: Setup, found: Observed, differences: Sequence[_Difference]) -> Iterator[Step]:
+def _write_steps(setup: Setup, found: Observed, differences: Sequence[_Difference]) -> Iterator[Step]:
     """The writes, in an order that the kernel accepts."""
     crowded = _crowding_engines(found, differences)
     moves = [_Difference(part, "group_id", "-1", found.attributes[part]["group_id"]) for part in crowded]
@@ -283,18 +283,18 @@ def _write(found: Observed, difference: _Difference) -> Step:
     return _step(found, _describe(found, difference), path, difference.desired or "\n")  # an empty write is ignored
 
 
-def _disabling(found: Observed, part: Part) -> Step:
+def _disable(found: Observed, part: Part) -> Step:
     name = found.place.part_name(part)
     return _step(found, f"disable {name}", f"{found.place.part(part)}/driver/unbind", name)
 
 
-def _enabling(host: Host, found: Observed, part: Part, driver: str) -> Step:
+def _enable(host: Host, found: Observed, part: Part, driver: str) -> Step:
     name = found.place.part_name(part)
     return _step(found, f"enable {name}", f"{driver_path(host, found.place.bus, driver)}/bind", name)
 
 
 def _step(found: Observed, what: str, path: str, text: str) -> Step:
-    return Step(what=what, path=path, text=text, explain=partial(explained, found.place.path))
+    return Step(what=what, path=path, text=text, explain=partial(command_error, found.place.path))
 
 
 def _describe(found: Observed, difference: _Difference) -> str:

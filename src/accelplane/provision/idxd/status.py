@@ -34,7 +34,7 @@ _MEANINGS = {
 }
 
 
-def explained(path: str, host: Host, _error: HostError) -> str:
+def command_error(path: str, host: Host, _error: HostError) -> str:
     """The error in `cmd_status` of the device in the directory `path`, empty if there is none."""
     try:
         text = host.text(f"{path}/cmd_status")

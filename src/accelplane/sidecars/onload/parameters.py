@@ -53,7 +53,7 @@ def write(root: str, values: Values) -> None:
         raise WorkerError(f"{MODULE}/parameters: found {_format(found)} after a write, expected {_format(values)}")
 
 
-def restored(previous: Values) -> Values:
+def final_values(previous: Values) -> Values:
     """The values for the end of the worker: the previous ones, unless they are of another worker that has crashed."""
     return DEFAULTS if previous.arguments.startswith("exec ") else previous
 

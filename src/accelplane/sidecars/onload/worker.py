@@ -98,7 +98,7 @@ class Worker:
     def _apply(self) -> None:
         """Raises `HostError` or `WorkerError`."""
         instance = parameters.module_instance(self._root)
-        self._previous = parameters.restored(parameters.read(self._root))
+        self._previous = parameters.final_values(parameters.read(self._root))
         parameters.write(self._root, self._values)
         self._instance = instance
         log.info("kernel module onload: the control plane server is %s %s", self._values.path, self._values.arguments)

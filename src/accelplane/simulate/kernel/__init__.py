@@ -9,7 +9,7 @@ kernel.hold("wq0.0")                                 # a client of the first que
 write_tree(kernel, tmp_path)                         # its present state as plain files, without reactions
 """
 
-from accelplane.simulate.kernel.core import Uevent
+from accelplane.host.uevent import Uevent
 from accelplane.simulate.kernel.kernel import Kernel
 from accelplane.simulate.kernel.snapshot import write_tree
 

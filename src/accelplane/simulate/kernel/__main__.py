@@ -12,10 +12,10 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from accelplane.host.uevent import Uevent
 from accelplane.simulate.description import DescriptionError
 from accelplane.simulate.journal import TreeError
 from accelplane.simulate.kernel.control import Control
-from accelplane.simulate.kernel.core import Uevent
 from accelplane.simulate.kernel.fuse import FuseUnavailable
 from accelplane.simulate.kernel.ioctls import serve_ioctls
 from accelplane.simulate.kernel.kernel import Kernel
@@ -34,16 +34,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--directory", default="/run/emulated-kernel", help="mount point of the complete kernel and of `control`"
     )
-    parser.add_argument("--numbers", metavar="MAJOR:MINOR", help="numbers of every device node, such as 1:3")
+    parser.add_argument(
+        "--numbers", metavar="MAJOR:MINOR", type=_numbers, help="numbers of every device node, such as 1:3"
+    )
     parser.add_argument("--uevents", action="store_true", help="send uevents, also in the network namespaces of pods")
     parser.add_argument(
         "--ioctls", metavar="SOCKET", help="socket that serves ioctls of processes under simulate.seccomp"
     )
     options = parser.parse_args(arguments)
     try:
-        numbers = _numbers(options.numbers)
         spec = NodeSpec.load(options.description)
-        run(spec, options.directory, numbers=numbers, uevents=options.uevents, ioctls=options.ioctls)
+        run(spec, options.directory, numbers=options.numbers, uevents=options.uevents, ioctls=options.ioctls)
     except (DescriptionError, TreeError, FuseUnavailable, OSError, ValueError) as error:
         print(f"emulated kernel: {error}", file=sys.stderr)
         return 1
@@ -82,9 +83,7 @@ def _send(uevent: Uevent) -> None:
         print(f"emulated kernel: {error}", file=sys.stderr)
 
 
-def _numbers(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
+def _numbers(text: str) -> tuple[int, int]:
     major, _colon, minor = text.partition(":")
     return int(major), int(minor)
 

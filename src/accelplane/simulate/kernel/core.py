@@ -12,17 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
+from accelplane.host.uevent import Uevent
 from accelplane.simulate.journal import Numbers
 from accelplane.simulate.kernel.model import Attribute, DeviceNode, Tree, command, oserror, variable
-
-
-class Uevent(NamedTuple):
-    """A uevent; `devpath` is below `/sys`."""
-
-    action: str
-    devpath: str
-    subsystem: str
-    fields: Mapping[str, str]
 
 
 class _ClassDevice(NamedTuple):
@@ -98,6 +90,11 @@ class Core:
             self.tree.remove(f"/dev/{fields['DEVNAME']}")
             self.tree.prune(posixpath.dirname(f"/dev/{fields['DEVNAME']}"))
         self.send_uevent("remove", path, subsystem, **fields)
+
+    def unused_name(self, prefix: str) -> str:
+        """The first name with the prefix that no class device and no directory above one has."""
+        used = {part for path in self._class_devices for part in path.split("/")}
+        return next(name for index in range(len(used) + 1) if (name := f"{prefix}{index}") not in used)
 
     def create_pending_links(self) -> None:
         while self._pending_links:
@@ -182,7 +179,7 @@ class Bus(Generic[D]):
         core.tree.directory(
             self.path,
             {
-                "drivers_probe": command(self._drivers_probe),
+                "drivers_probe": command(lambda text: self.attach(self._find(text))),
                 "drivers_autoprobe": variable(self, "autoprobe", lambda text: not text.startswith("0")),
             },
         )
@@ -293,7 +290,7 @@ class Bus(Generic[D]):
     def _send_uevent(self, action: str, device: D) -> None:
         self.core.send_uevent(action, device.path, self.name, **device.uevent_fields())
 
-    def _named(self, text: str) -> D:
+    def _find(self, text: str) -> D:
         """The device of the written name. Raises `OSError` ENODEV."""
         # Only one trailing newline is ignored (lib/string_helpers.c, sysfs_streq).
         device = self.devices.get(text.removesuffix("\n"))
@@ -302,19 +299,16 @@ class Bus(Generic[D]):
         return device
 
     def _bind(self, driver: Driver[D], text: str) -> None:
-        device = self._named(text)
+        device = self._find(text)
         if not driver.matches(device):
             raise oserror(errno.ENODEV)
         self.probe(driver, device)
 
     def _unbind(self, driver: Driver[D], text: str) -> None:
-        device = self._named(text)
+        device = self._find(text)
         if device.bound_to != driver.name:
             raise oserror(errno.ENODEV)
         self.detach(device)
-
-    def _drivers_probe(self, text: str) -> None:
-        self.attach(self._named(text))
 
     def _synthetic(self, device: D, text: str) -> None:
         action = text.partition(" ")[0].strip()

@@ -9,7 +9,6 @@ A bitstream for these cards begins with the 16 bytes of its AFU ID; others fail 
 """
 
 import errno
-import posixpath
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -166,7 +165,6 @@ class FpgaDriver(PciDriver):
         self.cards: dict[str, Card] = {}
         self._kind = kind
         self._specs = specs
-        self._names: set[str] = set()
         self._containers: dict[str, str] = {}
 
     def matches(self, device: PciFunction) -> bool:
@@ -174,7 +172,7 @@ class FpgaDriver(PciDriver):
         return spec is not None and spec.driver == self._kind and super().matches(device)
 
     def probe(self, device: PciFunction) -> None:
-        name = self._allocate_name(self.layout.container)
+        name = self.core.unused_name(self.layout.container)
         container = f"{device.path}/{self.layout.subsystem}/{name}"
         self.core.add_class_device(container, self.layout.subsystem)
         self._containers[device.name] = container
@@ -208,7 +206,7 @@ class FpgaDriver(PciDriver):
             del self.cards[device.name]
         self.core.remove_class_device(container)
         self.core.tree.remove(f"{device.path}/{self.layout.subsystem}")
-        self._names.discard(posixpath.basename(self._containers.pop(device.name)))
+        del self._containers[device.name]
 
     def configure_vfs(self, function: PciFunction, count: int) -> None:
         released = sum(port.released for port in self.cards[function.name].ports)
@@ -322,7 +320,7 @@ class FpgaDriver(PciDriver):
     # Sysfs entries
 
     def _show_fme(self, card: Card, container: str) -> None:
-        card.fme = self._allocate_name(self.layout.fme)
+        card.fme = self.core.unused_name(self.layout.fme)
         card.fme_path = f"{container}/{card.fme}"
         self.core.add_class_device(card.fme_path, "platform", self._free(_FME_MINORS), card.fme, bus=True)
         self.core.tree.directory(
@@ -338,9 +336,8 @@ class FpgaDriver(PciDriver):
             self.core.tree.directory(f"{card.fme_path}/pr", {"interface_id": Attribute(read=lambda: card.interface)})
             return
         for _port in card.ports:
-            region = (
-                f"{card.fme_path}/{self._allocate_name('dfl-fme-region.')}/fpga_region/{self._allocate_name('region')}"
-            )
+            parent, name = self.core.unused_name("dfl-fme-region."), self.core.unused_name("region")
+            region = f"{card.fme_path}/{parent}/fpga_region/{name}"
             card.regions.append(region)
             self.core.add_class_device(region, self.layout.subsystem)
             self.core.tree.directory(region, {"compat_id": Attribute(read=lambda: card.interface)})
@@ -348,26 +345,17 @@ class FpgaDriver(PciDriver):
     def _hide_fme(self, card: Card) -> None:
         for region in card.regions:
             self.core.remove_class_device(region)
-            self._names -= {posixpath.basename(region), region.split("/")[-3]}
         self.core.remove_class_device(card.fme_path)
-        self._names.discard(card.fme)
 
     def _show_port(self, card: Card, port: Port, container: str) -> None:
-        port.name = self._allocate_name(self.layout.port)
+        port.name = self.core.unused_name(self.layout.port)
         port.path = f"{container}/{port.name}"
         self.core.add_class_device(port.path, "platform", self._free(0), port.name, bus=True)
         self.core.tree.directory(port.path, {"id": port.index, "afu_id": Attribute(read=port.afu_id)})
 
     def _hide_port(self, port: Port) -> None:
         self.core.remove_class_device(port.path)
-        self._names.discard(port.name)
         port.name = port.path = ""
-
-    def _allocate_name(self, prefix: str) -> str:
-        """Returns the first unused name with the prefix."""
-        name = next(name for index in range(len(self._names) + 1) if (name := f"{prefix}{index}") not in self._names)
-        self._names.add(name)
-        return name
 
     def _free(self, least: int) -> Numbers:
         """Returns the first unused device number from `least`, for cards of both drivers."""

@@ -140,7 +140,7 @@ class FileSystem:
             raise oserror(errno.EACCES)
         if access != os.O_WRONLY and not entry.mode & 0o444:
             raise oserror(errno.EACCES)
-        return wire.opened(self._handle([]), wire.DIRECT_IO)
+        return wire.open_reply(self._handle([]), wire.DIRECT_IO)
 
     def _read(self, request: Request, inode: _Inode) -> bytes:
         handle, offset, size = wire.HANDLE_OFFSET_SIZE.unpack_from(request.body)
@@ -156,7 +156,7 @@ class FileSystem:
         if inode.path.startswith("/sys/"):
             data = data[: wire.PAGE]
         self._kernel.write_attribute(inode.path, attribute, data.decode(errors="surrogateescape"))
-        return wire.written(len(data))
+        return wire.write_reply(len(data))
 
     def _present(self, inode: _Inode) -> Attribute:
         try:
@@ -171,7 +171,7 @@ class FileSystem:
         if not isinstance(inode.entry, Directory):
             raise oserror(errno.ENOTDIR)
         present = {".": inode.entry, "..": inode.entry, **inode.entry.entries}
-        return wire.opened(self._handle([(name, entry.inode, wire.kind(entry)) for name, entry in present.items()]))
+        return wire.open_reply(self._handle([(name, entry.inode, wire.kind(entry)) for name, entry in present.items()]))
 
     def _readdir(self, request: Request, _inodes: _Inode) -> bytes:
         handle, offset, size = wire.HANDLE_OFFSET_SIZE.unpack_from(request.body)
@@ -206,7 +206,7 @@ def serve_fuse(kernel: Kernel, where: str) -> Generator[None, None, None]:
             hint = "; mounting needs root (CAP_SYS_ADMIN)" if error.errno == errno.EPERM else ""
             raise FuseUnavailable(f"{where}: cannot mount: {error.strerror}{hint}") from None
         undo.callback(unmount, where)
-        undo.enter_context(_serving(FileSystem(kernel), device))
+        undo.enter_context(_serve_in_thread(FileSystem(kernel), device))
         _end_flushing(kernel, where)
         yield
 
@@ -237,7 +237,7 @@ def unmount(target: str) -> None:
 
 
 @contextmanager
-def _serving(files: FileSystem, device: int) -> Generator[None, None, None]:
+def _serve_in_thread(files: FileSystem, device: int) -> Generator[None, None, None]:
     """Serves the device in a thread. Raises the first exception of the thread at the end."""
     failures: list[Exception] = []
     stopped = os.eventfd(0, os.EFD_CLOEXEC)

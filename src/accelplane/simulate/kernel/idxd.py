@@ -156,7 +156,7 @@ class IdxdDriver(PciDriver):
         self.bus.register(self)
 
     def probe(self, device: PciFunction) -> None:
-        spec = self.specs.get(device.name) or _unknown(device)
+        spec = self.specs.get(device.name) or _guess_spec(device)
         used = {idxd.index for idxd in self.devices.values()}
         index = spec.index
         if index is None or index in used:
@@ -201,6 +201,6 @@ def _node_path(queue: WorkQueue) -> str:
     return f"{queue.path}/{queue.device.kind}!{queue.name}"
 
 
-def _unknown(device: PciFunction) -> DsaSpec | IaaSpec:
+def _guess_spec(device: PciFunction) -> DsaSpec | IaaSpec:
     """The specification of a device whose address is not in the description, for example after it was moved."""
     return IaaSpec() if device.model.device_id in ("0x0cfe", "0x1216") else DsaSpec()

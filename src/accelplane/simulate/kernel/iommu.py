@@ -37,7 +37,7 @@ class Iommu:
         self.core.tree.remove(f"{_UNIT}/devices/{function.name}")
         self.leave_group(function)
 
-    def mapped(self, function: Device) -> bool:
+    def translates(self, function: Device) -> bool:
         """Whether the function's addresses are translated."""
         return self.mode != "off" and function.name in self._groups
 

@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from accelplane.host.uevent import Uevent
 from accelplane.simulate.journal import TreeError
-from accelplane.simulate.kernel.core import Uevent
 from accelplane.simulate.kernel.hardware import Hardware
 from accelplane.simulate.kernel.model import Attribute, Link, link_text, oserror
 from accelplane.simulate.kernel.usermode import Usermode

@@ -1,6 +1,6 @@
 """Mounts of a kernel's files: sysfs through FUSE, and `/dev` as a real directory.
 
-with mounted(kernel, tmp_path) as root:
+with mount_at(kernel, tmp_path) as root:
     Host(root).write("/sys/bus/pci/devices/0000:61:00.0/sriov_numvfs", "16")
 """
 
@@ -25,7 +25,7 @@ class DeviceDirectory:
         self._journal = Journal(prefix, device_nodes, numbers)
 
     @contextmanager
-    def synchronized(self) -> Generator[None, None, None]:
+    def synchronize(self) -> Generator[None, None, None]:
         """Synchronizes the directory, and removes the created entries at the end. Raises `TreeError`."""
         tree = self._kernel.tree
         os.makedirs(f"{self._prefix}/dev", exist_ok=True)
@@ -61,7 +61,7 @@ class DeviceDirectory:
 
 
 @contextmanager
-def mounted(
+def mount_at(
     kernel: Kernel,
     root: str | os.PathLike[str],
     *,
@@ -81,7 +81,7 @@ def mounted(
         Control(kernel)
         undo.enter_context(serve_fuse(kernel, mount_point))
         undo.enter_context(bind_mount(f"{mount_point}/sys", f"{top}/sys"))
-        undo.enter_context(DeviceDirectory(kernel, top, device_nodes, numbers).synchronized())
+        undo.enter_context(DeviceDirectory(kernel, top, device_nodes, numbers).synchronize())
         yield top
 
 
@@ -128,7 +128,7 @@ def mount_over(
 
         undo.enter_context(serve_fuse(kernel, mount_point))
         cover()
-        undo.enter_context(DeviceDirectory(kernel, "", "char", numbers).synchronized())
+        undo.enter_context(DeviceDirectory(kernel, "", "char", numbers).synchronize())
         yield cover
 
 

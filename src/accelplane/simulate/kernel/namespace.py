@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from accelplane.simulate.kernel.fuse import FuseUnavailable, bind_mount, mount, unmount
 from accelplane.simulate.kernel.ioctls import serve_ioctls
 from accelplane.simulate.kernel.kernel import Kernel
-from accelplane.simulate.kernel.mounting import mounted
+from accelplane.simulate.kernel.mounting import mount_at
 
 _NEW_MOUNTS = 0x00020000
 _PRIVATE, _RECURSIVE, _NO_SUID = 1 << 18, 1 << 14, 1 << 1
@@ -38,7 +38,7 @@ def emulated_namespace(kernel: Kernel) -> Generator[str, None, None]:
         for name in _SHARED:
             _bind_device(undo, f"/dev/{name}", f"{devices}/{name}")
         os.symlink("/proc/self/fd", f"{devices}/fd")
-        undo.enter_context(mounted(kernel, place, device_nodes="char"))
+        undo.enter_context(mount_at(kernel, place, device_nodes="char"))
         undo.enter_context(serve_ioctls(kernel, sockets))
         for directory in ("dev", "sys"):
             undo.enter_context(bind_mount(f"{place}/{directory}", f"/{directory}"))

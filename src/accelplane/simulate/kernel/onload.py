@@ -41,7 +41,7 @@ class SfcDriver(PciDriver):
 
     def probe(self, device: PciFunction) -> None:
         spec = self.specs.get(device.name)
-        name = spec.interface if spec is not None and spec.interface else f"sfc{self._free()}"
+        name = spec.interface if spec is not None and spec.interface else self.core.unused_name("sfc")
         if self.core.tree.has(f"/sys/class/net/{name}"):
             raise oserror(errno.EEXIST, device.path)
         self._interfaces[device.name] = name
@@ -61,10 +61,6 @@ class SfcDriver(PciDriver):
     def release(self, device: PciFunction) -> None:
         self.core.remove_class_device(f"{device.path}/net/{self._interfaces.pop(device.name)}")
         self.core.tree.remove(f"{device.path}/net")
-
-    def _free(self) -> int:
-        names = set(self._interfaces.values())
-        return next(index for index in range(len(names) + 1) if f"sfc{index}" not in names)
 
 
 class Onload:
@@ -119,8 +115,8 @@ class Onload:
 
     def _parameters(self) -> Mapping[str, Attribute | str]:
         return {
-            "cplane_server_path": Attribute(read=lambda: self._path, write=self._set_path),
-            "cplane_server_params": Attribute(read=lambda: self._arguments, write=self._set_arguments),
+            "cplane_server_path": self._server_parameter("_path"),
+            "cplane_server_params": self._server_parameter("_arguments"),
             "cplane_spawn_server": variable(self, "_spawns", boolean, show=lambda spawns: "Y" if spawns else "N"),
             "cplane_init_timeout": stored_value(10, _unsigned),
             "cplane_server_grace_timeout": stored_value(30, _unsigned),
@@ -128,20 +124,16 @@ class Onload:
             "cplane_server_gid": stored_value(0, _unsigned),
         }
 
-    def _set_path(self, text: str) -> None:
-        before, self._path = self._path, _text(text)
-        if self._path != before:
-            self._restart_initial()
+    def _server_parameter(self, field: str) -> Attribute:
+        """A text whose change restarts the server of the initial namespace, unless applications use it."""
 
-    def _set_arguments(self, text: str) -> None:
-        before, self._arguments = self._arguments, _text(text)
-        if self._arguments != before:
-            self._restart_initial()
+        def write(text: str) -> None:
+            before, after = getattr(self, field), _text(text)
+            setattr(self, field, after)
+            if after != before and not any(self.core.users[name] for name in _NODES):
+                self._start_server("")
 
-    def _restart_initial(self) -> None:
-        """Restarts the server of the initial namespace, unless applications use it."""
-        if not any(self.core.users[name] for name in _NODES):
-            self._start_server("")
+        return Attribute(read=lambda: getattr(self, field), write=write)
 
     def _start_server(self, network_namespace: str) -> None:
         if not self._spawns:

@@ -164,7 +164,7 @@ class QatDriver(PciDriver):
                 self.bus.disable_vfs(function)
             qat.start()
             return
-        if not self.bus.iommu.mapped(function):
+        if not self.bus.iommu.translates(function):
             raise oserror(errno.EINVAL, function.path)
         if qat.up:
             qat.check_unused()

@@ -111,12 +111,12 @@ def attributes_reply(entry: Entry, text: str) -> bytes:
     return _VALIDITY.pack(0, 0, 0) + attributes(entry, text)
 
 
-def opened(handle: int, flags: int = 0) -> bytes:
+def open_reply(handle: int, flags: int = 0) -> bytes:
     """The reply to OPEN and OPENDIR."""
     return _OPEN.pack(handle, flags, 0)
 
 
-def written(size: int) -> bytes:
+def write_reply(size: int) -> bytes:
     return COUNT.pack(size, 0)
 
 
