@@ -106,7 +106,7 @@ def _apply_one(new_host: _NewHost, planner: Planner, timeout: float) -> Outcome:
     for _round in range(_ROUNDS):
         plan = msgspec.structs.replace(plan, steps=[step for step in plan.steps if step.part not in failed_parts])
         if (ended := _outcome_without_steps(plan)) is not None:
-            return _finish(new_host, planner, ended, written, failed_parts, rollback=rollback)
+            return _finish(new_host, planner, ended, written, failed_parts, rollback=rollback, timeout=timeout)
         finished_elsewhere: set[str] = set()  # parts that another process, such as the plugin, sets up as well
         for step in plan.steps:
             if step.part in failed_parts or step.part in finished_elsewhere:
@@ -129,11 +129,11 @@ def _apply_one(new_host: _NewHost, planner: Planner, timeout: float) -> Outcome:
                     written.append(step)
                     continue
             if not step.part:
-                return _abort(new_host, planner, written, problem, rollback=rollback)
+                return _abort(new_host, planner, written, problem, rollback=rollback, timeout=timeout)
             failed_parts[step.part] = step.what, "; ".join((problem, *_undo(new_host, written, step.part)))
         plan = _wait_for_effect(new_host, planner, written, timeout)
     problem = f"desired state not reached after {_ROUNDS} rounds of writes"
-    return _abort(new_host, planner, written, problem, rollback=rollback)
+    return _abort(new_host, planner, written, problem, rollback=rollback, timeout=timeout)
 
 
 def _wait_for_effect(new_host: _NewHost, planner: Planner, written: Sequence[Step], timeout: float) -> Plan:
@@ -170,6 +170,7 @@ def _finish(
     failed_parts: Mapping[str, tuple[str, str]],
     *,
     rollback: Planner | None,
+    timeout: float,
 ) -> Outcome:
     """The outcome if no steps are left, given those that were written."""
     if failed_parts:
@@ -181,16 +182,16 @@ def _finish(
     if not written:
         return ended
     if ended.reason:
-        return _abort(new_host, planner, written, ended.reason, rollback=rollback)
+        return _abort(new_host, planner, written, ended.reason, rollback=rollback, timeout=timeout)
     return msgspec.structs.replace(ended, state="applied", steps=_descriptions(written))
 
 
 def _abort(
-    new_host: _NewHost, planner: Planner, written: list[Step], reason: str, *, rollback: Planner | None
+    new_host: _NewHost, planner: Planner, written: list[Step], reason: str, *, rollback: Planner | None, timeout: float
 ) -> Outcome:
     """Rolls back by `rollback`, else reverts the steps in reverse order; the reason includes errors of the rollback."""
     steps = _descriptions(written)
-    problems = _undo(new_host, written) if rollback is None or not written else _rollback(new_host, rollback)
+    problems = _undo(new_host, written) if rollback is None or not written else _rollback(new_host, rollback, timeout)
     state: State = "rolled back" if steps and not problems else "failed"
     return _outcome(planner(new_host()), state, steps=steps, reason="; ".join((reason, *problems)))
 
@@ -211,12 +212,12 @@ def _undo(new_host: _NewHost, written: list[Step], part: str = "") -> list[str]:
     return problems
 
 
-def _rollback(new_host: _NewHost, rollback: Planner) -> list[str]:
+def _rollback(new_host: _NewHost, rollback: Planner, timeout: float) -> list[str]:
     """Writes the steps of `rollback` until it returns none; returns the problems. Failed writes are retried."""
     written: list[Step] = []
     problems: dict[str, str] = {}
     for _round in range(_ROUNDS):
-        plan = _wait_for_effect(new_host, rollback, written, _EFFECT_TIMEOUT)
+        plan = _wait_for_effect(new_host, rollback, written, timeout)
         steps = [step for step in plan.steps if not _contains(written, step)]
         if not steps:
             problems = {step.path: f"{step.path}: writing {step.text!a} had no effect" for step in plan.steps}
