@@ -22,7 +22,7 @@ from accelplane.kube.informer import WatchTimeouts
 from accelplane.kube.manager import OFF, Manager
 from accelplane.onload.reconciler import OnloadController
 
-pytestmark = pytest.mark.untraced
+pytestmark = [pytest.mark.untraced, pytest.mark.virtual_time]
 
 WRITES = r"^(PATCH|PUT|POST|DELETE) (?!.*/events)"
 TIMEOUTS = WatchTimeouts(first_delay=0.01, max_delay=0.1)

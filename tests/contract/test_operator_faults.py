@@ -40,7 +40,7 @@ from accelplane.kube.informer import WatchTimeouts
 from accelplane.kube.manager import OFF, Manager
 from accelplane.operator.controller import controllers
 
-pytestmark = pytest.mark.untraced
+pytestmark = [pytest.mark.untraced, pytest.mark.virtual_time]
 
 # All requests except watches.
 ANY = r"^(GET|PATCH|PUT|POST|DELETE) "

@@ -3,12 +3,13 @@
 Facts: Kubernetes API concepts (verbs, patch types, dry run, finalizers, list chunks), API-initiated eviction.
 """
 
-import json
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+import msgspec
 
 from .documents import JsonObject, deep_copy
 from .faults import RecordedRequest
@@ -298,7 +299,7 @@ def partial_metadata(found: JsonObject, accept: str) -> JsonObject:
 
 
 def encoded(document: JsonObject) -> bytes:
-    return json.dumps(document).encode()
+    return msgspec.json.encode(document)
 
 
 def _manager(resource: Resource, request: RecordedRequest) -> Manager:
