@@ -22,9 +22,10 @@ _MARSHAL_VERSION = 2
 def deep_copy(value: T) -> T:
     """A copy of the arrays and objects of a document, in a fifth of the time of `copy.deepcopy`."""
     try:
-        return marshal.loads(marshal.dumps(value, _MARSHAL_VERSION))  # noqa: S302 - its own output
+        data = marshal.dumps(value, _MARSHAL_VERSION)  # type: ignore[arg-type] # raises for other types
     except ValueError:  # a subclass of a type of JSON, such as an enumeration of strings
         return _deep_copy(value)
+    return marshal.loads(data)  # noqa: S302 - the output of `dumps`
 
 
 def _deep_copy(value: Any) -> Any:
