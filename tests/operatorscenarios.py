@@ -16,6 +16,7 @@ from typing import Any
 
 from customresources import resource
 
+from accelplane.kube.testing.documents import deep_copy
 from accelplane.operator import models
 from accelplane.operator.daemonsets import provisioning_hash, render
 from accelplane.operator.images import upgrade
@@ -243,11 +244,10 @@ def difference(found: Object, expected: Object) -> str:
 
 
 def normalized(plural: str, thing: Object, named: Mapping[str, str]) -> Object:
-    result = copy.deepcopy(thing)
+    generation = thing["metadata"].get("generation")
+    compared = {name: value for name, value in thing["metadata"].items() if name not in _TRANSIENT}
+    result = deep_copy({**thing, "metadata": compared})
     metadata = result["metadata"]
-    generation = metadata.get("generation")
-    for field in _TRANSIENT:
-        metadata.pop(field, None)
     for owner in metadata.get("ownerReferences", ()):
         owner["uid"] = named.get(owner["uid"], "somebody who is gone")
     if plural == "daemonsets":

@@ -3,7 +3,8 @@
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import memorydirectory
 import pytest
 from kubelets import Embedded, Kubelet
 from processes import Process
+from virtualtime import TCP_DELAY, VirtualTimeLoop
 
 from accelplane.node.agent import Agent
 from accelplane.node.settings import Settings
@@ -24,6 +26,17 @@ if TYPE_CHECKING:
 
 Start = Callable[..., Awaitable[Agent]]
 Run = Callable[..., Process]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "virtual_time: the test and its fixtures run on a `VirtualTimeLoop`")
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """With the marker `virtual_time`, delays of the tested code take no time. Client and server are in the process."""
+    if item.get_closest_marker("virtual_time"):
+        return {"virtual": partial(VirtualTimeLoop, TCP_DELAY)}
+    return {"system": asyncio.new_event_loop}
 
 
 @pytest.fixture

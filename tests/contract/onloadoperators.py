@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 
 from kubeapi import KubeApi
 from onloadsetup import Setup
@@ -15,11 +16,18 @@ IMAGE = "accelplane/onload-device-plugin:1"
 VERSION = "8.1.2.26"
 
 
+def wall_clock() -> Callable[[], float]:
+    """A clock that starts at the current time and advances with the running event loop."""
+    loop = asyncio.get_running_loop()
+    start = time.time() - loop.time()
+    return lambda: start + loop.time()
+
+
 @contextlib.asynccontextmanager
 async def operator(api: KubeApi, image: str = IMAGE, manager: str = "onload-operator") -> AsyncIterator[None]:
     client = Client(api.config, field_manager=manager, timeout=2)
     instance = Manager(client, health_address=OFF, metrics_address=OFF)
-    OnloadController(instance, image)
+    OnloadController(instance, image, clock=wall_clock())
     task = asyncio.create_task(instance.run())
     try:
         await asyncio.sleep(0)

@@ -3,12 +3,15 @@
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from typing import Any
 
 import pytest
 from apibehaviour import ALL, Connect
 
 from accelplane.kube.client import Client
 from accelplane.kube.testing import FakeApiServer, PatchError, apply_json_patch, apply_merge_patch
+from accelplane.kube.testing.documents import deep_copy
 
 
 @pytest.mark.parametrize("behaviour", ALL, ids=lambda one: one.__name__)
@@ -80,3 +83,17 @@ def test_merge_patch_follows_rfc_7386() -> None:
     }
     assert apply_merge_patch({"a": [1]}, {"a": {"b": 1}}) == {"a": {"b": 1}}
     assert apply_merge_patch({"a": 1}, [1]) == [1]
+
+
+class Phase(StrEnum):
+    RUNNING = "Running"
+
+
+@pytest.mark.parametrize("phase", ["Running", Phase.RUNNING])
+def test_parts_of_a_copied_document_are_independent(phase: str) -> None:
+    labels = {"a": ["b"]}
+    original: Any = {"one": labels, "two": labels, "phase": phase}
+    copied = deep_copy(original)
+    assert copied == original
+    copied["one"]["a"].append("c")
+    assert copied["two"] == labels == {"a": ["b"]}

@@ -12,6 +12,8 @@ from waiting import until
 
 from accelplane.onload.names import FINALIZER
 
+pytestmark = pytest.mark.virtual_time
+
 NEW = "8.2"
 BUDGET = "The disruption budget web needs 1 healthy pods and has 1 currently"
 CAUSE = {"reason": "DisruptionBudget", "message": BUDGET}

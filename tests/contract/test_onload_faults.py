@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from kubeapi import Fault, KubeApi, kube_api
+from onloadoperators import wall_clock
 from onloadresources import MAPPING
 from onloadsetup import Setup, app
 from thoroughness import places
@@ -22,7 +23,7 @@ from accelplane.kube.informer import WatchTimeouts
 from accelplane.kube.manager import OFF, Manager
 from accelplane.onload.reconciler import OnloadController
 
-pytestmark = pytest.mark.untraced
+pytestmark = [pytest.mark.untraced, pytest.mark.virtual_time]
 
 WRITES = r"^(PATCH|PUT|POST|DELETE) (?!.*/events)"
 TIMEOUTS = WatchTimeouts(first_delay=0.01, max_delay=0.1)
@@ -55,7 +56,7 @@ class Operator:
         while not self._stopped:
             client = Client(self.api.config, field_manager="onload-operator", timeout=1)
             self._manager = Manager(client, health_address=OFF, metrics_address=OFF, watch_timeouts=TIMEOUTS)
-            OnloadController(self._manager, "image")
+            OnloadController(self._manager, "image", clock=wall_clock())
             self._running = asyncio.create_task(self._manager.run())
             try:
                 await asyncio.wait([self._running])

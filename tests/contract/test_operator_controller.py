@@ -20,6 +20,8 @@ from accelplane.operator.controller import controllers
 from accelplane.operator.daemonsets import PROVISIONING_ANNOTATION
 from accelplane.operator.settings import ImagePolicy, Settings
 
+pytestmark = pytest.mark.virtual_time
+
 NAMESPACE = "plugins"
 IMAGE = "intel/intel-gpu-plugin:0.31.1"
 

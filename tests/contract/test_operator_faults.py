@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from operatorscenarios import (
     end,
 )
 from thoroughness import examples, places
+from virtualtime import TCP_DELAY, VirtualTimeLoop
 from waiting import until
 
 from accelplane.kube.client import Client
@@ -40,7 +42,7 @@ from accelplane.kube.informer import WatchTimeouts
 from accelplane.kube.manager import OFF, Manager
 from accelplane.operator.controller import controllers
 
-pytestmark = pytest.mark.untraced
+pytestmark = [pytest.mark.untraced, pytest.mark.virtual_time]
 
 # All requests except watches.
 ANY = r"^(GET|PATCH|PUT|POST|DELETE) "
@@ -426,4 +428,5 @@ def test_after_any_fault_the_final_state_is_that_of_the_last_edit(steps: list[tu
                 await wait_idle(api, 10)
             assert not missing_in(api)
 
-    asyncio.run(live())
+    with asyncio.Runner(loop_factory=partial(VirtualTimeLoop, TCP_DELAY)) as runner:
+        runner.run(live())

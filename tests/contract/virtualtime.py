@@ -18,13 +18,20 @@ from accelplane.host import blocking
 T = TypeVar("T")
 
 
+# With TCP, a loaded kernel delivers some packets later.
+TCP_DELAY = 0.001
+
+
 class _Selector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
-    """Never blocks: where the loop would wait, its clock advances instead."""
+    """Where the loop would wait, its clock advances instead, after `max_delay` seconds without readable sockets."""
 
     loop: "VirtualTimeLoop"
+    max_delay: float
 
     def select(self, timeout: float | None = None) -> list[Any]:
         events = super().select(0)
+        if not events and timeout != 0 and self.max_delay:
+            events = super().select(self.max_delay)
         if not events and timeout is None:
             raise AssertionError("deadlock: no callback, no timer and no readable socket")
         if not events and timeout:
@@ -35,10 +42,11 @@ class _Selector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An event loop whose `time` starts at 1000 s."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_delay: float = 0.0) -> None:
         self.now = 1000.0
         selector = _Selector()
         selector.loop = self
+        selector.max_delay = max_delay
         super().__init__(selector)
         self.errors: list[dict[str, Any]] = []
         self.set_exception_handler(lambda _loop, context: self.errors.append(context))

@@ -1,8 +1,9 @@
 """The rate limit of a client, as client-go's flowcontrol: a token bucket whose users wait in order."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
+
+from accelplane.apiserver.clock import loop_time
 
 QPS = 20.0
 BURST = 30
@@ -16,7 +17,7 @@ class RateLimit:
         qps: float = QPS,
         burst: int = BURST,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = loop_time,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._qps = qps
@@ -24,7 +25,7 @@ class RateLimit:
         self._clock = clock
         self._sleep = sleep
         self._tokens = float(burst)
-        self._filled_at = clock()
+        self._filled_at = float("-inf")
 
     async def acquire(self) -> None:
         """Returns when a request may be sent."""

@@ -7,10 +7,11 @@ A field that has been corrected `CONFLICT` times is a field conflict, which is w
 A change of the desired object is not drift: all its differences are corrected immediately.
 """
 
-import time
 from collections.abc import Callable, Sequence
 
 import msgspec
+
+from accelplane.apiserver.clock import loop_time
 
 from .differences import Difference, Path
 from .objects import Request
@@ -55,7 +56,7 @@ class DriftBackoff:
         first_delay: float = 1.0,
         max_delay: float = 300.0,
         period: float = 600.0,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = loop_time,
     ) -> None:
         self._first_delay = first_delay
         self._max_delay = max_delay

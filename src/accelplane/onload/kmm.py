@@ -5,11 +5,10 @@ controllers without it.
 """
 
 import logging
-import time
-from collections.abc import Callable
 from http import HTTPStatus
 
 from accelplane.apiserver import NotFound, StatusError
+from accelplane.apiserver.clock import loop_time
 from accelplane.kube.client import Selection
 from accelplane.kube.informer import Informer
 from accelplane.kube.manager import Manager
@@ -28,9 +27,8 @@ _KNOWN, _MISSING = 60.0, 5.0
 class Kmm:
     """The state of KMM, and a cache of the Modules that the operator manages."""
 
-    def __init__(self, manager: Manager, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, manager: Manager) -> None:
         self._client = manager.client
-        self._clock = clock
         self._state: KmmApi | None = None
         self._expires = float("-inf")
         self._forbidden = False
@@ -42,9 +40,9 @@ class Kmm:
 
     async def state(self) -> KmmApi | None:
         """The API of KMM, or None if it is not installed. Queries the API server at most once a minute."""
-        if self._clock() >= self._expires:
+        if loop_time() >= self._expires:
             self._state = await self._read()
-            self._expires = self._clock() + (_KNOWN if self._state is not None else _MISSING)
+            self._expires = loop_time() + (_KNOWN if self._state is not None else _MISSING)
         return self._state
 
     async def module(self, key: Request) -> Module | None:

@@ -140,12 +140,12 @@ class _Application:
                 if not step.part:
                     return self._abort(problem)
                 self._failed_parts[step.part] = step.what, "; ".join((problem, *self._undo(step.part)))
-            plan = self._wait_for_effect(self._planner, self._written, self._timeout)
+            plan = self._wait_for_effect(self._planner, self._written)
         return self._abort(f"desired state not reached after {_ROUNDS} rounds of writes")
 
-    def _wait_for_effect(self, planner: Planner, written: Sequence[Step], timeout: float) -> Plan:
+    def _wait_for_effect(self, planner: Planner, written: Sequence[Step]) -> Plan:
         """The next plan, once it no longer contains steps that are written, or after the timeout."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + self._timeout
         while True:
             plan = planner(self._new_host())
             if not any(_contains(written, step) for step in plan.steps) or time.monotonic() > deadline:
@@ -196,7 +196,7 @@ class _Application:
         written: list[Step] = []
         problems: dict[str, str] = {}
         for _round in range(_ROUNDS):
-            plan = self._wait_for_effect(planner, written, _EFFECT_TIMEOUT)
+            plan = self._wait_for_effect(planner, written)
             steps = [step for step in plan.steps if not _contains(written, step)]
             if not steps:
                 problems = {step.path: f"{step.path}: writing {step.text!a} had no effect" for step in plan.steps}

@@ -1,5 +1,6 @@
 """JSON documents of any kind."""
 
+import marshal
 from typing import Any, TypeGuard, TypeVar
 
 JsonObject = dict[str, Any]
@@ -14,9 +15,17 @@ def is_array(value: object) -> TypeGuard[list[Any]]:
     return isinstance(value, list)
 
 
+# Later versions would keep arrays and objects that a document contains twice the same in the copy.
+_MARSHAL_VERSION = 2
+
+
 def deep_copy(value: T) -> T:
-    """A copy of the arrays and objects of a document, in an eighth of the time of `copy.deepcopy`."""
-    return _deep_copy(value)
+    """A copy of the arrays and objects of a document, in a fifth of the time of `copy.deepcopy`."""
+    try:
+        data = marshal.dumps(value, _MARSHAL_VERSION)  # type: ignore[arg-type] # raises for other types
+    except ValueError:  # a subclass of a type of JSON, such as an enumeration of strings
+        return _deep_copy(value)
+    return marshal.loads(data)  # noqa: S302 - the output of `dumps`
 
 
 def _deep_copy(value: Any) -> Any:

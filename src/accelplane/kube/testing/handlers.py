@@ -3,12 +3,13 @@
 Facts: Kubernetes API concepts (verbs, patch types, dry run, finalizers, list chunks), API-initiated eviction.
 """
 
-import json
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+import msgspec
 
 from .documents import JsonObject, deep_copy
 from .faults import RecordedRequest
@@ -202,7 +203,7 @@ class Handlers:
     def _change(self, resource: Resource, request: RecordedRequest) -> JsonObject:
         known = self._get(resource)
         if request.method == "PUT":
-            changed: JsonObject = deep_copy(request.body)
+            changed: JsonObject = request.body
             if resource.custom and not changed["metadata"].get("resourceVersion"):
                 raise Failure(422, "metadata.resourceVersion: Invalid value: 0: must be specified for an update")
         elif "json-patch" in request.content_type:
@@ -221,7 +222,7 @@ class Handlers:
             changed = {**known, "status": changed.get("status")}
         else:
             changed = {**changed, "status": known["status"]} if "status" in known else _without_status(changed)
-        changed = update(known, deep_copy(changed), _manager(resource, request))
+        changed = update(known, changed, _manager(resource, request))
         return self._write(resource, request, known, changed)
 
     def _write(
@@ -298,7 +299,7 @@ def partial_metadata(found: JsonObject, accept: str) -> JsonObject:
 
 
 def encoded(document: JsonObject) -> bytes:
-    return json.dumps(document).encode()
+    return msgspec.json.encode(document)
 
 
 def _manager(resource: Resource, request: RecordedRequest) -> Manager:

@@ -62,13 +62,14 @@ class ApplyConflict(Exception):
 def apply(live: JsonObject, body: JsonObject, manager: Manager, *, force: bool) -> JsonObject:
     """The live object after a server-side apply of `body`. Raises `ApplyConflict`."""
     owners = _owners(live)
-    fields = field_set(body)
+    values = _field_values(body)
+    fields = set(values)
     conflicts = [
         (other, path)
         for other, owned in owners.items()
         if other != manager
         for path in sorted(owned & fields)
-        if _exists(live, path) and _value(live, path) != _value(body, path)
+        if _differs(live, path, values[path])
     ]
     if conflicts and not force:
         raise ApplyConflict([FieldConflict(other, _text(path)) for other, path in conflicts])
@@ -88,38 +89,44 @@ def update(live: JsonObject, changed: JsonObject, manager: Manager) -> JsonObjec
     """The changed object of an update or patch, which makes the manager the owner of all changed fields."""
     # A writer may change the managed fields themselves.
     owners = _owners(changed if "managedFields" in changed["metadata"] else live)
-    before, after = field_set(live), field_set(changed)
-    written = {path for path in after if path not in before or _value(live, path) != _value(changed, path)}
+    before, after = _field_values(live), _field_values(changed)
+    written = {path for path, value in after.items() if path not in before or before[path] != value}
+    removed = before.keys() - after.keys()
     for owned in owners.values():
-        owned.difference_update(written, before - after)
+        owned.difference_update(written, removed)
     owners[manager] = owners.get(manager, set[Path]()) | written
     return _with_owners(changed, owners)
 
 
-def field_set(body: JsonObject) -> set[Path]:
-    """The fields of an object that can have owners."""
+def _field_values(body: JsonObject) -> dict[Path, Any]:
+    """The fields of an object that can have owners, with their values."""
     members = {name: part for name, part in body.items() if name not in {"apiVersion", "kind", "metadata"}}
     if metadata := _managed(body.get("metadata", {})):
         members["metadata"] = metadata
-    return set(_paths(members)) - {()}
+    found: dict[Path, Any] = {}
+    _add_leaves(found, (), members)
+    found.pop((), None)
+    return found
 
 
 def _managed(metadata: JsonObject) -> JsonObject:
     return {name: part for name, part in metadata.items() if name not in _UNMANAGED}
 
 
-def _paths(value: Any, name: str = "") -> Iterable[Path]:
-    """The paths of all leaves below a value, and of the items of associative lists."""
+def _add_leaves(found: dict[Path, Any], prefix: Path, value: Any, name: str = "") -> None:
+    """Adds all leaves below a value, and the items of associative lists, which have no value of their own."""
     if is_object(value) and value:
-        return [(f"f:{key}", *rest) for key, part in value.items() for rest in _paths(part, key)]
-    if is_array(value) and (items := _items(value, name)):
-        found: list[Path] = []
+        for key, part in value.items():
+            _add_leaves(found, (*prefix, f"f:{key}"), part, key)
+    elif is_array(value) and (items := _items(value, name)):
         for element, item in items.items():
-            found.append((element, _SELF) if element.startswith("k:") else (element,))
             if element.startswith("k:"):
-                found += [(element, *rest) for rest in _paths(item)]
-        return found
-    return [()]
+                found[*prefix, element, _SELF] = None
+                _add_leaves(found, (*prefix, element), item)
+            else:
+                found[*prefix, element] = item
+    else:
+        found[prefix] = value
 
 
 def _items(items: list[Any], name: str) -> dict[str, Any]:
@@ -154,12 +161,10 @@ def _find(value: Any, path: Path) -> tuple[Any, bool]:
     return value, exists
 
 
-def _exists(value: JsonObject, path: Path) -> bool:
-    return _find(value, path)[1]
-
-
-def _value(value: JsonObject, path: Path) -> Any:
-    return _find(value, path)[0]
+def _differs(live: JsonObject, path: Path, value: Any) -> bool:
+    """Whether the field exists with another value."""
+    found, exists = _find(live, path)
+    return exists and found != value
 
 
 def _covers(path: Path, other: Path) -> bool:

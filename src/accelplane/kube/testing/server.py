@@ -192,7 +192,7 @@ class FakeApiServer(Storage):
         loop = asyncio.get_running_loop()
         end = loop.time() + float(request.parameters.get("timeoutSeconds", "1800"))
         while loop.time() < end and not writer.transport.is_closing():
-            changed = self.changed
+            changed = self.change_of(resource.plural)
             for change in self.since(version):
                 version = change.version
                 event = _event(change, resource, request)

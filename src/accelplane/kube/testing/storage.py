@@ -2,9 +2,10 @@
 
 import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .documents import JsonObject, deep_copy
 from .managedfields import Manager, update
@@ -34,6 +35,9 @@ class Storage:
         self.objects: dict[tuple[str, str, str], JsonObject] = {}
         self.changed = asyncio.Event()
         self._history: list[Change] = []
+        # Copies of the objects as they were stored: a test may change the objects themselves.
+        self._stored: dict[tuple[str, str, str], JsonObject] = {}
+        self._changed_by_plural: dict[str, asyncio.Event] = {}
 
     def put(self, plural: str, thing: JsonObject) -> JsonObject:
         """Creates or replaces an object, as another client would.
@@ -60,14 +64,15 @@ class Storage:
         elif created := known["metadata"].get("creationTimestamp"):
             metadata["creationTimestamp"] = created
         self.objects[key] = thing
-        self._record(plural, known, thing)
+        self._record(key, known, thing)
         return thing
 
     def remove(self, plural: str, name: str, namespace: str = "") -> None:
         """Deletes an object, even if it has finalizers."""
-        known = self.objects.pop((plural, namespace, name))
+        key = (plural, namespace, name)
+        known = self.objects.pop(key)
         self.version += 1
-        self._record(plural, known, None)
+        self._record(key, known, None)
 
     def get(self, plural: str, name: str, namespace: str = "") -> JsonObject | None:
         return self.objects.get((plural, namespace, name))
@@ -79,6 +84,7 @@ class Storage:
         """Copies the objects and the version of another server. Older watches get 410."""
         self.version = self.oldest = other.version
         self.objects = {key: deep_copy(thing) for key, thing in other.objects.items()}
+        self._stored.clear()
 
     def compact(self) -> None:
         """Compacts the history, as etcd does: older watches and continue tokens get 410."""
@@ -86,10 +92,18 @@ class Storage:
         self._history.clear()
 
     def since(self, version: int) -> Sequence[Change]:
-        return [change for change in self._history if change.version > version]
+        return self._history[bisect_right(self._history, version, key=lambda change: change.version) :]
 
-    def _record(self, plural: str, old: Mapping[str, Any] | None, new: JsonObject | None) -> None:
-        before = None if old is None else deep_copy(dict(old))
-        self._history.append(Change(self.version, plural, before, deep_copy(new)))
+    def change_of(self, plural: str) -> asyncio.Event:
+        """The event of the next change of an object of this kind."""
+        return self._changed_by_plural.setdefault(plural, asyncio.Event())
+
+    def _record(self, key: tuple[str, str, str], old: JsonObject | None, new: JsonObject | None) -> None:
+        before, after, plural = self._stored.pop(key, None) or deep_copy(old), deep_copy(new), key[0]
+        if after is not None:
+            self._stored[key] = after
+        self._history.append(Change(self.version, plural, before, after))
         self.changed.set()
         self.changed = asyncio.Event()
+        if event := self._changed_by_plural.pop(plural, None):
+            event.set()

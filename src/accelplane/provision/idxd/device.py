@@ -5,7 +5,7 @@ one driver per bus, and tokens where others have read buffers.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -95,8 +95,12 @@ def observe(host: Host, place: Place) -> Observed:
     files: dict[Part, dict[str, str]] = {}
     attributes: dict[Part, dict[str, str]] = {}
     faults: dict[Part, dict[str, str]] = {}
-    for part in (DEVICE, *_parts(host, place)):
-        files[part] = {name: path for name in RULES[part.kind] if (path := _file(host, place.part(part), name))}
+    names = frozenset(host.names(place.path))
+    for part in (DEVICE, *_parts(names, place)):
+        directory = place.part(part)
+        # Much faster than one stat(2) for each name that the attribute may have.
+        present = names if part == DEVICE else frozenset(host.entries(directory))
+        files[part] = {name: path for name in RULES[part.kind] if (path := _file(present, directory, name))}
         attributes[part], faults[part] = {}, {}
         for name, path in files[part].items():
             try:
@@ -112,8 +116,8 @@ def observe(host: Host, place: Place) -> Observed:
         states={part: host.text(f"{place.part(part)}/state") for part in stateful},
         drivers={part: driver for part in stateful if (driver := host.driver_or_empty(place.part(part)))},
         clients={part: _clients(host, place.part(part)) for part in stateful if part.kind == "wq"},
-        limits={name: value for name in _LIMITS if (value := _limit(host, place, name)) is not None},
-        configurable=_limit(host, place, "configurable") != 0,
+        limits={name: value for name in _LIMITS if (value := _limit(host, place, names, name)) is not None},
+        configurable=_limit(host, place, names, "configurable") != 0,
     )
 
 
@@ -124,17 +128,17 @@ def driver_path(host: Host, bus: str, driver: str) -> str:
     return alone if not host.exists(path) and host.exists(alone) else path
 
 
-def _parts(host: Host, place: Place) -> Iterator[Part]:
+def _parts(names: Iterable[str], place: Place) -> Iterator[Part]:
+    """The parts among the names in the device's directory, by kind and number."""
     form = re.compile(rf"(group|wq|engine){place.number}\.(0|[1-9][0-9]{{0,4}})", re.ASCII)
-    found = [match for name in host.names(place.path) if (match := form.fullmatch(name))]
+    found = [match for name in names if (match := form.fullmatch(name))]
     for kind in KINDS:
         yield from (Part(kind, index) for index in sorted(int(match[2]) for match in found if match[1] == kind))
 
 
-def _file(host: Host, directory: str, name: str) -> str:
-    """The attribute's path, which may have its old name; empty if the device does not have it."""
-    paths = [f"{directory}/{file}" for file in (name, _OLD_NAMES.get(name)) if file]
-    return next(filter(host.exists, paths), "")
+def _file(present: frozenset[str], directory: str, name: str) -> str:
+    """The attribute's path, which may have its old name; empty if neither is `present` in the directory."""
+    return next((f"{directory}/{file}" for file in (name, _OLD_NAMES.get(name)) if file in present), "")
 
 
 def _clients(host: Host, path: str) -> int | None:
@@ -145,9 +149,9 @@ def _clients(host: Host, path: str) -> int | None:
         return None
 
 
-def _limit(host: Host, place: Place, name: str) -> int | None:
+def _limit(host: Host, place: Place, present: frozenset[str], name: str) -> int | None:
     """The limit that the device reports, None if it reports none."""
-    if not (path := _file(host, place.path, name)):
+    if not (path := _file(present, place.path, name)):
         return None
     text = host.text(path)
     try:

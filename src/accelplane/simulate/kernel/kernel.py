@@ -57,9 +57,7 @@ class Kernel(Hardware):
     def read_bytes(self, path: str) -> bytes:
         """The content of the attribute. Raises `OSError`."""
         with self.lock:
-            canonical = self.tree.resolve(path)
-            attribute = self.tree.attribute(canonical)
-            return self.read_attribute(canonical, attribute)
+            return self.read_attribute(*self.tree.resolved_attribute(path))
 
     def read_attribute(self, canonical: str, attribute: Attribute) -> bytes:
         """As `read_bytes`, for a resolved attribute."""
@@ -72,8 +70,7 @@ class Kernel(Hardware):
     def write(self, path: str, text: str) -> None:
         """Writes to the attribute. Raises `OSError`."""
         with self.lock:
-            canonical = self.tree.resolve(path)
-            self.write_attribute(canonical, self.tree.attribute(canonical), text)
+            self.write_attribute(*self.tree.resolved_attribute(path), text)
 
     def write_attribute(self, canonical: str, attribute: Attribute, text: str) -> None:
         """As `write`, for a resolved attribute."""

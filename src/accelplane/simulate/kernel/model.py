@@ -162,53 +162,43 @@ class Tree:
 
     def resolve(self, path: str) -> str:
         """The path without links; the last part need not exist. Raises `OSError` for loops and dangling links."""
-        pending = path.split("/")[::-1]
-        done = ""
-        hops = 0
-        while pending:
-            part = pending.pop()
-            if part in ("", "."):
-                continue
-            if part == "..":
-                done = done.rpartition("/")[0]
-                continue
-            entry = self._entry_at(f"{done}/{part}")
-            if not isinstance(entry, Link):
-                if entry is None and pending:
-                    raise oserror(errno.ENOENT, path)
-                done = f"{done}/{part}"
-                continue
-            hops += 1
-            if hops > _MAX_LINKS:
-                raise oserror(errno.ELOOP, path)
-            done = ""
-            pending.extend(reversed(entry.target.split("/")))
-        return done or "/"
+        return self._walk_links(path)[0]
+
+    def lookup(self, path: str) -> tuple[str, Entry]:
+        """The path without links, and its entry. Raises `OSError`."""
+        canonical, entry = self._walk_links(path)
+        if entry is None:
+            raise oserror(errno.ENOENT, canonical)
+        return canonical, entry
 
     def entry(self, path: str) -> Entry:
         """The entry at the path. Follows links in the parents, but not the last part. Raises `OSError`."""
         parent, name = posixpath.split(path)
         if not name:
             return self.root
-        entry = self._entry_at(f"{self.resolve(parent)}/{name}")
+        directory = self._walk_links(parent)[1]
+        entry = directory.entries.get(name) if isinstance(directory, Directory) else None
         if entry is None:
             raise oserror(errno.ENOENT, path)
         return entry
 
     def attribute(self, path: str) -> Attribute:
         """The attribute at the path; follows links. Raises `OSError`."""
-        entry = self.entry(self.resolve(path))
+        return self.resolved_attribute(path)[1]
+
+    def resolved_attribute(self, path: str) -> tuple[str, Attribute]:
+        """The path without links, and its attribute. Raises `OSError`."""
+        canonical, entry = self.lookup(path)
         if isinstance(entry, Attribute):
-            return entry
+            return canonical, entry
         raise oserror(errno.EISDIR if isinstance(entry, Directory) else errno.EINVAL, path)
 
     def has(self, path: str) -> bool:
         """Whether the path exists; follows links."""
         try:
-            self.entry(self.resolve(path))
+            return self._walk_links(path)[1] is not None
         except OSError:
             return False
-        return True
 
     def glob(self, pattern: str) -> list[str]:
         """The resolved paths that match a pattern with `*`, `?` and `[…]`."""
@@ -225,12 +215,12 @@ class Tree:
                 ]
             else:
                 found = [f"{base}/{part}" for base in found]
-            found = [self.resolve(path) for path in found if self.has(path)]
+            found = [resolved for path in found if (resolved := self._existing(path))]
         return found
 
     def names(self, path: str) -> list[str]:
         """The sorted names in a directory; follows links. Raises `OSError`."""
-        entry = self.entry(self.resolve(path))
+        entry = self.lookup(path)[1]
         if not isinstance(entry, Directory):
             raise oserror(errno.ENOTDIR, path)
         return sorted(entry.entries)
@@ -253,6 +243,47 @@ class Tree:
                 raise oserror(errno.ENOTDIR, path)
             directory = entry
         return directory
+
+    def _walk_links(self, path: str) -> tuple[str, Entry | None]:
+        """The path without links, and its entry, which may be missing. Raises `OSError`.
+
+        Each part is looked up once, in the directory of the part before it: provisioning reads thousands of paths.
+        """
+        pending = path.split("/")[::-1]
+        names: list[str] = []
+        entries: list[Entry | None] = [self.root]
+        hops = 0
+        while pending:
+            part = pending.pop()
+            if part in ("", "."):
+                continue
+            if part == "..":
+                if names:
+                    names.pop()
+                    entries.pop()
+                continue
+            parent = entries[-1]
+            entry = parent.entries.get(part) if isinstance(parent, Directory) else None
+            if isinstance(entry, Link):
+                hops += 1
+                if hops > _MAX_LINKS:
+                    raise oserror(errno.ELOOP, path)
+                names.clear()
+                del entries[1:]
+                pending.extend(reversed(entry.target.split("/")))
+                continue
+            if entry is None and pending:
+                raise oserror(errno.ENOENT, path)
+            names.append(part)
+            entries.append(entry)
+        return f"/{'/'.join(names)}", entries[-1]
+
+    def _existing(self, path: str) -> str:
+        """The path without links; empty if it does not exist."""
+        try:
+            return self.lookup(path)[0]
+        except OSError:
+            return ""
 
     def _entry_at(self, path: str) -> Entry | None:
         entry: Entry | None = self.root
