@@ -150,8 +150,7 @@ class Demo:
         deadline = time.monotonic() + _STEP_TIMEOUT
         while len(list(cdi.glob("*"))) < 5:
             if self.agent.returncode is not None:
-                end_of_log = self.log.read_text(errors="replace")[-500:].strip()
-                raise DemoError(f"the agent ended with exit code {self.agent.returncode}: {end_of_log}")
+                raise DemoError(f"the agent ended with exit code {self.agent.returncode}: {self._end_of_log()}")
             if time.monotonic() > deadline:
                 raise DemoError(f"no CDI files within {_STEP_TIMEOUT:g} s")
             await asyncio.sleep(0.01)
@@ -295,6 +294,9 @@ class Demo:
         return (
             f"is unhealthy after {detected} and then removed: {await self._wait_for_counts({resource: (after, after)})}"
         )
+
+    def _end_of_log(self) -> str:
+        return self.log.read_text(errors="replace")[-500:].strip()
 
     def _counts(self) -> dict[str, tuple[int, int]]:
         return {name: (one.capacity, one.allocatable) for name, one in self.kubelet.resources().items()}
