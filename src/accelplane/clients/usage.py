@@ -122,24 +122,29 @@ class Usage:
                 return
             known = _Known(found.container, found.pid, found.at, client, {}, dict(client.cycles))
             self._clients[key] = known
+        increases = busy_increases(known.busy, client.busy)
         shares = cycle_shares(known.cycles, client.cycles, client.capacity)
         self._drivers[client.bdf] = client.driver
         sums = self._seconds.setdefault((known.container, client.bdf), {})
         for engine in (*client.busy, *client.cycles):
             sums.setdefault(engine, 0.0)
-        for engine, value in client.busy.items():
-            before = known.busy.get(engine, 0)
-            if value > before:  # the kernel may return smaller values
-                sums[engine] += (value - before) * _NANOSECOND
-                known.busy[engine] = value
+        for engine, nanoseconds in increases.items():
+            sums[engine] += nanoseconds * _NANOSECOND
         for engine, share in shares.items():
             if engine not in client.busy:
                 sums[engine] += share * max(0.0, found.at - known.at)
+        for engine in increases:
+            known.busy[engine] = client.busy[engine]
         known.cycles = {
             engine: Cycles(max(cycles.used, known.cycles[engine].used if engine in known.cycles else 0), cycles.total)
             for engine, cycles in client.cycles.items()
         }
         known.pid, known.at, known.client = found.pid, found.at, client
+
+
+def busy_increases(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    """The increases by engine class above the largest values `before`. The kernel may return smaller values."""
+    return {engine: value - before.get(engine, 0) for engine, value in now.items() if value > before.get(engine, 0)}
 
 
 def cycle_shares(

@@ -282,7 +282,9 @@ async def try_scan(plugin: Plugin[Config], root: str) -> tuple[Inventory, str]:
 
 def error_text(error: Exception) -> str:
     """The message of an error of a scan, with the type of an error that a scan is not expected to raise."""
-    return str(error) if isinstance(error, (HostError, ScanError, OSError)) else f"{type(error).__name__}: {error}"
+    if isinstance(error, (HostError, ScanError, OSError)):
+        return str(error) or type(error).__name__
+    return f"{type(error).__name__}: {error}"
 
 
 def explanation(plugin: Plugin[Config], host: Host) -> bytes:

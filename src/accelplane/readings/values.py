@@ -47,7 +47,7 @@ class InvalidText(ValueError):
 Parse = Callable[[str], Sequence[Value]]
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def labels(**texts: str) -> str:
     """Renders labels in the given order, for example `sensor="card",limit="burst"`."""
     return ",".join(f'{name}="{escape(text)}"' for name, text in texts.items())

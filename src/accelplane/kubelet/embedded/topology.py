@@ -87,8 +87,7 @@ def decide(policy: Policy, hints: Sequence[Sequence[Hint] | None], numa_nodes: i
     everywhere = (1 << numa_nodes) - 1
     merged = [[ANYWHERE] if each is None else list(each) or [NOWHERE] for each in hints]
     if policy == "single-numa-node":
-        one_node = [Hint(1 << node, preferred=True) for node in range(numa_nodes)]
-        merged = [[hint for hint in each if hint in (ANYWHERE, *one_node)] for each in merged]
+        merged = [[hint for hint in each if _on_one_node(hint)] for each in merged]
     affinity, preferred = _best_intersection(merged, everywhere)
     if policy == "best-effort":
         return affinity, True
@@ -103,6 +102,10 @@ def _masks(devices: Mapping[str, DeviceStatus], ids: Collection[str], numa_nodes
 
 def _within(mask: int, counted: Mapping[int, int]) -> int:
     return sum(count for each, count in counted.items() if mask & each)
+
+
+def _on_one_node(hint: Hint) -> bool:
+    return hint.preferred and (hint.affinity is None or hint.affinity.bit_count() == 1)
 
 
 def _best_intersection(hints: Sequence[Sequence[Hint]], everywhere: int) -> tuple[int, bool]:
