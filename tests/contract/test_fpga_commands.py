@@ -202,8 +202,7 @@ class TestHook:
     def test_a_card_that_hangs_does_not_block_the_runtime(self, node: Node) -> None:
         node.store(NLB3)
         node.kernel.fpga(CARD).outcomes.append("hang")
-        process = node.start(HOOK, "-timeout=2", state=node.container(NLB3))
-        status, _out, err = ended(process)
+        status, _out, err = ended(node.start(HOOK, "-timeout=2", state=node.container(NLB3)))
         assert status == 1
         assert "took more than 2 s; check the kernel log (dmesg) for the FPGA driver" in err
 
@@ -211,17 +210,17 @@ class TestHook:
     def test_two_hooks_for_one_region_program_it_once(self, node: Node) -> None:
         node.store(NLB3)
         both = [node.start(HOOK, state=node.container(NLB3, name=name)) for name in ("one", "two")]
-        assert [ended(process) for process in both] == [(0, "", "")] * 2
+        assert [ended(command) for command in both] == [(0, "", "")] * 2
         assert (node.afus(), node.kernel.fpga(CARD).attempts) == ([NLB3], 1)
 
     async def test_a_killed_hook_leaves_no_lock(self, node: Node) -> None:
         node.store(NLB3)
         card = node.kernel.fpga(CARD)
         card.outcomes.append("hang")
-        process = node.start(HOOK, state=node.container(NLB3))
+        command = node.start(HOOK, state=node.container(NLB3))
         await until(lambda: card.attempts == 1, 60)
-        process.process.terminate()
-        assert ended(process)[0] != 0
+        command.process.terminate()
+        assert ended(command)[0] != 0
         card.resume.set()
         await until(lambda: not card.ports[0].disabled, 60)
         assert node.hook(NLB3) == (0, "", "")
