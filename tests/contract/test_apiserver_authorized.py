@@ -181,7 +181,11 @@ async def test_metrics_are_served_over_tls_to_authorized_clients_only(api: KubeA
     pair = AUTHORITY.server("localhost", "localhost")
     tls.use(pair.certificate, pair.key)
     manager = Manager(
-        client, health_address=OFF, metrics_address="127.0.0.1:0", metrics_tls=tls.context, metrics_authorized=True
+        client,
+        health_address=OFF,
+        metrics_address="127.0.0.1:0",
+        metrics_tls=tls.connection_context,
+        metrics_authorized=True,
     )
     accept_token(api)
     answer_review(api, AUTHORIZATION, {"allowed": True})

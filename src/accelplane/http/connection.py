@@ -11,7 +11,7 @@ from typing import Protocol
 from accelplane.http.acceptqueue import has_unread_data, is_disconnected
 from accelplane.http.eviction import Candidate
 from accelplane.http.messages import END_OF_HEAD, Head, HttpError, HttpLimits, Request, Response, serialize_head
-from accelplane.http.tls import TlsSession
+from accelplane.http.tls import ConnectionContext, TlsSession
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class ConnectionOwner(Protocol):
 class Connection(asyncio.BufferedProtocol):
     """One client. Its requests are answered in order, one at a time."""
 
-    def __init__(self, server: ConnectionOwner, context: ssl.SSLContext | None, source: bytes = b"") -> None:
+    def __init__(self, server: ConnectionOwner, context: ConnectionContext | None, source: bytes = b"") -> None:
         self._server = server
         self.source = source
         self._limits = server.limits
@@ -122,7 +122,7 @@ class Connection(asyncio.BufferedProtocol):
         if not self.has_requested:
             self._server.count_progress()
         if self._context is not None:
-            self._tls = self._tls or TlsSession(self._context)
+            self._tls = self._tls or TlsSession(self._context())
             data = self._decrypt(self._tls, data)
         if self._closing or self._streaming or not data:
             return
