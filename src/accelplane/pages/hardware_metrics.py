@@ -124,7 +124,7 @@ def holding(
             totals[resource] += count
     for resource, count in totals.items():
         allocated.add(count, {"resource": resource})
-    description = "When a container was first seen with device IDs."
+    description = "When a container got its device IDs, or was first seen with them."
     since = Family("accelplane_container_held_since_timestamp_seconds", description)
     for (*names, resource), seconds in holders.since.items():
         if resource in listed:
