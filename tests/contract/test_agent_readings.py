@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -112,19 +114,37 @@ class Files(Plugin[Config]):
         yield DevicePlan(device="d0", units=("d0",), power="/sys/devices/d0/power", sources=(source,))
 
 
-async def test_no_file_stays_open_after_a_reading(tmp_path: Path) -> None:
+async def test_only_directories_stay_open_and_only_until_the_next_scan(tmp_path: Path) -> None:
     write(tmp_path / "sys/devices/d0/level", "3")
     write(tmp_path / "sys/devices/d0/power/runtime_status", "active")
-    source = Files(), Inventory()
+    sources: dict[str, tuple[Plugin[Config], Inventory]] = {}
     now = [1000.0]
-    readings = Readings(lambda: {"files": source}, str(tmp_path), held=lambda: (), clock=lambda: now[0])
-    before = os.listdir("/proc/self/fd")
-    for _ in range(3):
+    readings = Readings(lambda: sources, str(tmp_path), held=lambda: (), clock=lambda: now[0])
+
+    async def open_after_a_reading() -> list[str]:
         now[0] += 2
-        (device,) = (await readings.take()).devices
-        assert [line for lines in device.lines.values() for line in lines if line.endswith(" 3")]
-        assert os.listdir("/proc/self/fd") == before
+        found = (await readings.take()).devices
+        assert [line for each in found for lines in each.lines.values() for line in lines if line.endswith(" 3")]
+        return open_below(tmp_path)
+
+    plugin = Files()
+    sources["files"] = plugin, Inventory()
+    opened = await open_after_a_reading()
+    assert "sys/devices/d0" in opened
+    assert all((tmp_path / path).is_dir() for path in opened)
+    assert await open_after_a_reading() == opened
+    (tmp_path / "sys/devices/d0").rename(tmp_path / "sys/devices/d1")
+    write(tmp_path / "sys/devices/d0/level", "3")
+    sources["files"] = plugin, Inventory()  # as a scan makes it
+    assert "sys/devices/d1" not in await open_after_a_reading()
     await readings.close()
+    await until(lambda: not open_below(tmp_path))  # after the end of the thread that has read
+
+
+def open_below(root: Path) -> list[str]:
+    """The files below `root` that this process has open."""
+    targets = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+    return sorted(os.path.relpath(target, root) for target in targets if f"{target}/".startswith(f"{root}/"))
 
 
 async def test_plugins_are_read_one_at_a_time(setup: Setup) -> None:
@@ -315,3 +335,18 @@ async def test_close_ends_all_tasks_while_a_read_blocks(setup: Setup) -> None:
     with pytest.raises(asyncio.CancelledError):
         await reader
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "expected"),
+    [(1024, 20000, (16384, 20000)), (18000, 20000, (18000, 20000)), (100, 4096, (4096, 4096)), (64, 64, (64, 64))],
+)
+def test_the_limit_of_descriptors_is_raised_as_far_as_allowed(soft: int, hard: int, expected: tuple[int, int]) -> None:
+    program = (
+        "import resource\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        "from accelplane.pages.readings import raise_descriptor_limit\n"
+        "raise_descriptor_limit()\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == f"{expected}\n"

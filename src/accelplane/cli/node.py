@@ -150,7 +150,9 @@ async def _serve(agent: Agent) -> None:
     async with contextlib.AsyncExitStack() as stack:
         if agent.settings.http_address:
             from accelplane.pages import observer, server  # noqa: PLC0415 - memory of agents without pages
+            from accelplane.pages.readings import raise_descriptor_limit  # noqa: PLC0415
 
+            raise_descriptor_limit()
             readers = observer.Observer(agent)
             stack.push_async_callback(readers.close)
             access = server.OPEN

@@ -22,6 +22,7 @@ from accelplane.pages.readings import NodeReadings
 from accelplane.plugins import Sample
 from accelplane.readings.values import labels
 
+_DESCRIPTORS = "/proc/self/fd"
 _PLUGIN = re.compile(r'[{,]plugin="([^"\\]*)"')
 
 
@@ -238,7 +239,7 @@ def _process() -> Iterator[Family]:
         # The kernel makes this text in a fraction of the time that it needs for `stat`.
         size, resident = (int(pages) * resource.getpagesize() for pages in _text_of("statm").split()[:2])
         started = _start_time()
-        descriptors = len(os.listdir("/proc/self/fd"))
+        descriptors = os.stat(_DESCRIPTORS).st_size or len(os.listdir(_DESCRIPTORS))  # the size is 0 before Linux 6.2
     except OSError:  # no file descriptor is free
         return
     for name, description, value in (
