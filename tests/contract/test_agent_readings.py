@@ -141,6 +141,21 @@ async def test_only_directories_stay_open_and_only_until_the_next_scan(tmp_path:
     await until(lambda: not open_below(tmp_path))  # after the end of the thread that has read
 
 
+async def test_directories_are_closed_when_nobody_reads(tmp_path: Path) -> None:
+    write(tmp_path / "sys/devices/d0/level", "3")
+    source = Files(), Inventory()
+    now = [1000.0]
+    readings = Readings(
+        lambda: {"files": source}, str(tmp_path), held=lambda: (), open_seconds=0.5, clock=lambda: now[0]
+    )
+    for _ in range(2):
+        now[0] += 2
+        assert (await readings.take()).devices
+        assert "sys/devices/d0" in open_below(tmp_path)
+        await until(lambda: not open_below(tmp_path))
+    await readings.close()
+
+
 def open_below(root: Path) -> list[str]:
     """The files below `root` that this process has open."""
     targets = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]

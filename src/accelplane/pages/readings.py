@@ -4,8 +4,8 @@ A read of a driver's file may block. The devices of all plugins are read in one 
 thread continues with the next plugin. A device whose read takes longer than a second is abandoned together with the
 thread, and another thread continues with the next device.
 
-The directories of the files stay open until the next scan, because opening them takes a sixth of the time of a reading.
-An open directory neither wakes a device nor delays its removal.
+The directories of the files stay open until the next scan, or until nobody has read for two minutes: opening them takes
+a sixth of the time of a reading. An open directory neither wakes a device nor delays its removal.
 """
 
 import asyncio
@@ -38,6 +38,7 @@ _STUCK_PAUSES = (60.0, 120.0, 240.0, 480.0, 600.0)
 # Open directories of a plugin, and as a share of the limit of descriptors. 64 GPUs have 640.
 _MAX_OPEN_DIRECTORIES = 1024
 _DESCRIPTOR_SHARE = 16
+_OPEN_SECONDS = 120.0
 
 HeldUnits = Collection[tuple[str, str]]  # plugin, unit
 
@@ -108,10 +109,11 @@ class Readings:
         waking: str = "auto",
         min_interval: float = 1.0,
         read_timeout: float = _READ_TIMEOUT,
+        open_seconds: float = _OPEN_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         queue: ThreadQueue | None = None,
     ) -> None:
-        """`queue` has the threads that read; others may use it too."""
+        """`queue` has the threads that read; others may use it too. Directories close `open_seconds` after a read."""
         self._sources = sources
         self._queue = queue or ThreadQueue()
         self._root = root
@@ -129,6 +131,8 @@ class Readings:
         self._last: tuple[float, NodeReadings] = (float("-inf"), NodeReadings())
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._open_directories = min(_MAX_OPEN_DIRECTORIES, descriptors // _DESCRIPTOR_SHARE)
+        self._open_seconds = open_seconds
+        self._close_timer: asyncio.TimerHandle | None = None
 
     async def take(self) -> NodeReadings:
         """The readings of all devices. Calls at the same time share one reading."""
@@ -158,6 +162,8 @@ class Readings:
             await asyncio.wait((self._running,), timeout=_CLOSE_TIMEOUT)
         for planning in self._planning.values():
             planning.result.cancel()
+        if self._close_timer is not None:
+            self._close_timer.cancel()
         self._plugins.clear()
 
     async def _read_all(self) -> NodeReadings:
@@ -179,7 +185,15 @@ class Readings:
             {name: _plans(known) for name, known in self._plugins.items()},
         )
         self._last = self._clock(), readings
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+        self._close_timer = asyncio.get_running_loop().call_later(self._open_seconds, self._close_directories)
         return readings
+
+    def _close_directories(self) -> None:
+        """Closes them when nobody has read for a while; a reading that runs now keeps its own."""
+        for known in self._plugins.values():
+            known.host = known.host.fresh()
 
     async def _read_plugin(
         self, name: str, plugin: Plugin[Config], inventory: Inventory, held: Collection[str]
