@@ -109,8 +109,12 @@ class Files(Plugin[Config]):
 
     namespace = "files.example.com"
 
+    def __init__(self, number: Callable[[str], float] = float) -> None:
+        super().__init__()
+        self.number = number
+
     def readings(self, host: Host, devices: Iterable[Device]) -> Iterable[DevicePlan]:
-        source = Source(path="/sys/devices/d0/level", parse=lambda text: (Value(LEVEL, "", float(text)),))
+        source = Source(path="/sys/devices/d0/level", parse=lambda text: (Value(LEVEL, "", self.number(text)),))
         yield DevicePlan(device="d0", units=("d0",), power="/sys/devices/d0/power", sources=(source,))
 
 
@@ -154,6 +158,20 @@ async def test_directories_are_closed_when_nobody_reads(tmp_path: Path) -> None:
         assert "sys/devices/d0" in open_below(tmp_path)
         await until(lambda: not open_below(tmp_path))
     await readings.close()
+
+
+async def test_a_thread_that_is_abandoned_has_no_open_directories(tmp_path: Path) -> None:
+    write(tmp_path / "sys/devices/d0/level", "3")
+    released = threading.Event()
+    source = Files(lambda text: float(text) if released.wait(60) else 0.0), Inventory()
+    readings = Readings(lambda: {"files": source}, str(tmp_path), held=lambda: (), read_timeout=0.05)
+    try:
+        await readings.take()
+        assert readings.blocked == ["d0"]
+        assert open_below(tmp_path) == []
+    finally:
+        released.set()
+        await readings.close()
 
 
 def open_below(root: Path) -> list[str]:

@@ -267,12 +267,16 @@ class HostFiles:
         """Remembers something odd for the log; the agent prints it once, not at every scan."""
         self.notes.append(text)
 
+    def close_directories(self) -> None:
+        """Closes the open directories. What links lead to stays known. Another thread may be reading."""
+        self._directories.clear()
+        self._recent = None
+
     def _forget(self) -> None:
         """Clears the cache: a write can change links and thereby paths."""
         self._links.clear()
         self._canonical.clear()
-        self._directories.clear()
-        self._recent = None
+        self.close_directories()
 
     def _place(self, path: str) -> tuple[str, _Directory | None]:
         """The name of `path` in the open directory that contains it; the complete path and None below `/`.

@@ -191,9 +191,8 @@ class Readings:
         return readings
 
     def _close_directories(self) -> None:
-        """Closes them when nobody has read for a while; a reading that runs now keeps its own."""
         for known in self._plugins.values():
-            known.host = known.host.fresh()
+            known.host.close_directories()
 
     async def _read_plugin(
         self, name: str, plugin: Plugin[Config], inventory: Inventory, held: Collection[str]
@@ -210,7 +209,9 @@ class Readings:
             stuck = await self._follow(work)
             found.update(work.results)
             if stuck is not None:
-                known.host = known.host.fresh()  # the thread still uses the other one
+                # The thread still uses this host, which it may keep for ever.
+                known.host.close_directories()
+                known.host = known.host.fresh()
                 found[id(stuck)] = stuck.reader.stuck()
                 self._record_stuck(name, stuck)
             self._report(name, known, work.problem)
