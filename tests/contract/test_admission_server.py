@@ -21,7 +21,7 @@ from virtualtime import in_virtual_time
 from waiting import until
 
 from accelplane.admission.sgx import PATH, SgxOptions, mutator
-from accelplane.http import connection as http_connection
+from accelplane.http import progress as http_progress
 from accelplane.http import server as http_server
 from accelplane.http.messages import HttpError, HttpLimits, Request, Response
 from accelplane.http.servingtls import CertificateError, ServingTls, TlsSettings
@@ -334,7 +334,7 @@ QUICK = HttpLimits(request=0.2, idle=0.2, handshake=0.2, linger=0.1)
 
 
 @pytest.mark.parametrize("head", [b"POST", post(review())[:-1], post(review()).partition(b"\r\n\r\n")[0]])
-@in_virtual_time(http_server, http_connection)
+@in_virtual_time(http_server, http_progress)
 async def test_an_incomplete_request_times_out_with_408(head: bytes) -> None:
     async with setup(limits=QUICK) as one:
         caller = await one.caller()
@@ -342,7 +342,7 @@ async def test_an_incomplete_request_times_out_with_408(head: bytes) -> None:
         assert await caller.ended()
 
 
-@in_virtual_time(http_server, http_connection)
+@in_virtual_time(http_server, http_progress)
 async def test_single_bytes_do_not_extend_the_timeout() -> None:
     async with setup(limits=QUICK, secure=False) as one:
         caller = await one.caller()
@@ -359,7 +359,7 @@ async def test_single_bytes_do_not_extend_the_timeout() -> None:
         task.cancel()
 
 
-@in_virtual_time(http_server, http_connection)
+@in_virtual_time(http_server, http_progress)
 async def test_an_idle_connection_is_closed_without_a_response() -> None:
     async with setup(limits=QUICK) as one:
         fresh, used = await one.caller(), await one.caller()
@@ -395,7 +395,7 @@ async def test_a_close_notify_alert_is_answered() -> None:
         await until(lambda: not one.server.connections)
 
 
-@in_virtual_time(http_server, http_connection)
+@in_virtual_time(http_server, http_progress)
 async def test_a_client_that_reads_no_responses_is_disconnected() -> None:
     async with setup(limits=QUICK, secure=False) as one:
         caller = await one.caller()
