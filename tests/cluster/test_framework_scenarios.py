@@ -22,8 +22,9 @@ from accelplane.simulate.tree import SimulatedNode
 
 from . import conftest
 from .build import ClusterError
-from .cluster import Cluster, Node, NodePlan
+from .cluster import Cluster
 from .machine import Argument, Daemon, wait_until
+from .node import Node, NodePlan
 from .objects import Object, pod
 
 pytestmark = pytest.mark.cluster
