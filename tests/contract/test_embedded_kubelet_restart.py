@@ -20,9 +20,6 @@ async def kubelet(directory: str) -> AsyncIterator[EmbeddedKubelet]:
         yield running
 
 
-# Restart
-
-
 async def test_after_a_restart_pods_keep_their_devices_and_plugins_must_register_again(
     kubelet: EmbeddedKubelet,
 ) -> None:
