@@ -30,7 +30,7 @@ def build_release(root: Path) -> None:
         build.make(plan(root, root / "out"), lambda _: None)
 
 
-def replace_text(name: str, old: str, new: str) -> Callable[[Path], None]:
+def replace(name: str, old: str, new: str) -> Callable[[Path], None]:
     def apply(out: Path) -> None:
         text = (out / name).read_text()
         assert old in text

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from charts import KUBE_VERSION, run_helm
 from manifests import REPOSITORY, flag_values, kubectl
-from releasebuilds import NAME, REGISTRY, build_release, layer, plan, replace_text
+from releasebuilds import NAME, REGISTRY, build_release, layer, plan, replace
 from releases import METADATA, STATUS, VERSION, names, write_images
 
 from accelplane.cli.operator import FLAGS, options
@@ -106,7 +106,7 @@ def test_charts_with_other_digests_or_registries_are_found(copy: Path, release_d
     with pytest.raises(ReleaseError, match=r"found other digests than in images\.json, or none"):
         verify.helm_charts(release)
     (copy / "images.json").write_text(listed)
-    replace_text("release.json", REGISTRY, "other.example/a")(copy)
+    replace("release.json", REGISTRY, "other.example/a")(copy)
     with pytest.raises(ReleaseError, match=f"found the registries .'{REGISTRY}'., expected other.example/a"):
         verify.helm_charts(release)
 

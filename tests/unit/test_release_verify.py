@@ -9,7 +9,7 @@ from pathlib import Path
 
 import memorydirectory
 import pytest
-from releasebuilds import NAME, build_release, replace_text
+from releasebuilds import NAME, build_release, replace
 from releases import VERSION
 
 from release import artefacts, signatures, signing, verify
@@ -104,24 +104,24 @@ def _signature(out: Path) -> None:
 
 SIGNED_CHANGES: dict[str, tuple[Callable[[Path], None], set[str]]] = {
     "image": (_blob, {"images"}),
-    "list": (replace_text("images.txt", "intel-gpu-plugin", "intel-gpu-other"), {"images"}),
+    "list": (replace("images.txt", "intel-gpu-plugin", "intel-gpu-other"), {"images"}),
     "unused blob": (lambda out: (out / "images/blobs/sha256/x").write_text(""), {"images"}),
-    "manifest": (replace_text("manifests/gpu_plugin.yaml", "@sha256:", "@sha256:0"), {"manifests"}),
-    "manifest by tag": (replace_text("manifests/gpu_plugin.yaml", f":{VERSION}@sha256", ":latest@sha256"), {"manifests"}),
+    "manifest": (replace("manifests/gpu_plugin.yaml", "@sha256:", "@sha256:0"), {"manifests"}),
+    "manifest by tag": (replace("manifests/gpu_plugin.yaml", f":{VERSION}@sha256", ":latest@sha256"), {"manifests"}),
     "chart": (lambda out: shutil.copy(out / f"charts/intel-device-plugins-sgx-{VERSION}.tgz",
                                       out / f"charts/intel-device-plugins-gpu-{VERSION}.tgz"),
               {"charts", "provenance"}),
-    "bundle": (replace_text("olm/onload-operator/manifests/onload-operator.clusterserviceversion.yaml",
+    "bundle": (replace("olm/onload-operator/manifests/onload-operator.clusterserviceversion.yaml",
                         "onload-device-plugin@sha256:", "onload-device-plugin@sha256:0"), {"bundles"}),
-    "catalog": (replace_text("olm/catalog/onload-operator/catalog.yaml", "onload-operator-bundle@sha256:",
+    "catalog": (replace("olm/catalog/onload-operator/catalog.yaml", "onload-operator-bundle@sha256:",
                          "onload-operator-bundle@sha256:0"), {"bundles"}),
-    "bill of materials": (replace_text("sbom/accelplane.spdx.json", "msgspec@0.20.0", "msgspec@0.20.1"),
+    "bill of materials": (replace("sbom/accelplane.spdx.json", "msgspec@0.20.0", "msgspec@0.20.1"),
                           {"bills of materials"}),
-    "digest of a bill": (replace_text("sbom/accelplane.cdx.json", '"content": "', '"content": "0'),
+    "digest of a bill": (replace("sbom/accelplane.cdx.json", '"content": "', '"content": "0'),
                          {"bills of materials"}),
-    "provenance": (replace_text("provenance.json", "gitCommit", "gitcommit"), {"provenance"}),
-    "commit": (replace_text("release.json", '"commit": "', '"commit": "0'), {"provenance", "offline archive"}),
-    "signature": (replace_text("signatures/index.json", "onload-operator-bundle:", "x:"), {"artefact signatures"}),
+    "provenance": (replace("provenance.json", "gitCommit", "gitcommit"), {"provenance"}),
+    "commit": (replace("release.json", '"commit": "', '"commit": "0'), {"provenance", "offline archive"}),
+    "signature": (replace("signatures/index.json", "onload-operator-bundle:", "x:"), {"artefact signatures"}),
     "signature of another key": (_signature, {"artefact signatures"}),
     "unused signature": (lambda out: (out / "signatures/blobs/sha256/x").write_text(""), {"artefact signatures"}),
     "offline archive": (_offline, {"provenance", "offline archive"}),
