@@ -19,7 +19,7 @@ from msgspec import Struct
 from accelplane.apiserver.client import ApiServer
 from accelplane.apiserver.errors import ApiError, StatusError, TooManyRequests
 from accelplane.apiserver.paths import resource_path
-from accelplane.http.connection import Handler
+from accelplane.http.handler import Handler
 from accelplane.http.messages import HttpError, Request, Response
 
 log = logging.getLogger(__name__)
