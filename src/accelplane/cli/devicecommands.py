@@ -151,9 +151,7 @@ def _cluster(context: click.Context, values: Mapping[str, object], form: Format,
     timeout = clusterview.timeout_of(str(values["request_timeout"]))
     flags = {**values, "context": values["context_name"], "timeout": timeout}
     request = msgspec.convert(flags, clusterview.Request)
-    return clusterview.run(
-        request, form, interval=_interval(values, 10.0), once=once, program=context.command_path
-    )
+    return clusterview.run(request, form, interval=_interval(values, 10.0), once=once, program=context.command_path)
 
 
 def _fleet(context: click.Context, values: Mapping[str, object], form: Format, *, once: bool) -> int:

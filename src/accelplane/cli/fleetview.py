@@ -69,9 +69,7 @@ def check_target(name: str) -> None:
         raise UsageError(f"--fleet-namespace: found {name[:80]!a}, expected the name of a namespace")
 
 
-async def _show(
-    request: FleetRequest, form: Format, *, interval: float, once: bool, program: str
-) -> Sequence[str]:
+async def _show(request: FleetRequest, form: Format, *, interval: float, once: bool, program: str) -> Sequence[str]:
     """Shows the devices until the end. Returns the last read errors."""
     async with _connected(request) as client:
 
