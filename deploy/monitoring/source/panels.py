@@ -19,7 +19,7 @@ _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _METRIC = re.compile(
     r"\b((?:accelplane[_:]|kube_|fpga_|npu_|sgx_|controller_runtime_)[\w:]+|scrape_samples_scraped|up(?=\{))(\{)?"
 )
-_HIDDEN = ("Time", "__name__", "cluster", "job", "instance", "agent", "bdf", "container", "phase")
+_HIDDEN = ("Time", "__name__", "job", "instance", "agent", "bdf", "container", "phase")
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,9 @@ def _panel(panel: Panel) -> Object:
             "refId": chr(ord("A") + number), "datasource": _SOURCE, "expr": in_cluster(each.expr),
             "instant": instant, "range": not instant,
         }  # fmt: skip
+        if not instant:
+            # The interval of the scrapes: $__rate_interval is four times as long, whatever the data source has.
+            target["interval"] = "30s"
         if panel.kind == "table":
             target["format"] = "table"
         elif each.legend:
