@@ -154,7 +154,7 @@ def _activity_panels() -> list[Panel]:
 
 def _bus_panels() -> list[Panel]:
     return [
-        Panel(title="Link speed and maximum", unit="suffix: GT/s", about="Transfers per second of a lane.", queries=[
+        Panel(title="Link speed and maximum", unit="suffix:GT/s", about="Transfers per second of a lane.", queries=[
             Query(f"accelplane_pci_link_transfers_per_second{{{OF_DEVICE}}} / 1e9", "{{device}}"),
             Query(f"accelplane_pci_link_max_transfers_per_second{{{OF_DEVICE}}} / 1e9", "{{device}} maximum")]),
         Panel(title="Lanes and maximum", queries=[
