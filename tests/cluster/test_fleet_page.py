@@ -30,6 +30,7 @@ from waiting import until
 from accelplane.apiserver import ClientConfig
 from accelplane.apiserver.client import ApiServer
 from accelplane.fleet.web.issuer import IssuerKeys
+from accelplane.operator.models import KINDS
 
 from .cluster import Cluster
 from .machine import wait_until
@@ -342,6 +343,7 @@ def test_the_account_has_no_other_rights(page: Page) -> None:
     assert rights == {
         "nodes": ["list", "watch"],
         "pods": ["list", "watch"],
+        **{f"{family}deviceplugins.deviceplugin.intel.com": ["list", "watch"] for family in KINDS},
         "tokenreviews.authentication.k8s.io": ["create"],
         "subjectaccessreviews.authorization.k8s.io": ["create"],
     }

@@ -17,6 +17,7 @@ from accelplane.fleet.model import (
     Agent,
     Change,
     Cluster,
+    DevicePlugin,
     DeviceReadings,
     Holder,
     Node,
@@ -243,6 +244,7 @@ def test_hostile_names_add_no_element_and_no_attribute(name: ScreenName, bad: st
             ),
             waiting=(Waiting(word, word, 5, {word: 1}, word, (word,)),),
             quotas=(Quota(word, word, word, 1, 1),), problem=word,
+            device_plugins=(DevicePlugin(word, word, 1, 1, 1, word),),
         )  # fmt: skip
 
     def shape(word: str) -> list[tuple[str, set[str]]]:
@@ -353,6 +355,29 @@ def test_a_holder_by_a_claim_is_marked() -> None:
     found = cluster(node("a", unit("card0", holders=(Holder("team", "p", "main", "gpu.intel.com", 1, 5, "dra"),))))
     output = text("device", found, PlaceQuery(node="a", plugin="gpu", unit="card0"))
     assert "gpu.intel.com (DRA)" in output
+
+
+def test_the_overview_shows_device_plugins_of_the_operator_with_their_problems() -> None:
+    plugins = (
+        DevicePlugin("SgxDevicePlugin", "sgx", 3, 2, 3, "1 of 3 pods is not ready"),
+        DevicePlugin("GpuDevicePlugin", "gpu", 4, 4, 4),
+    )
+    found = cluster(node(), device_plugins=plugins, more_device_plugins=7)
+    assert names_of(page("overview", found), "plugins") == ["SgxDevicePlugin sgx", "GpuDevicePlugin gpu"]
+    shown = text("overview", found)
+    assert "SgxDevicePluginsgx3231 of 3 pods is not ready" in shown
+    assert "GpuDevicePlugingpu444no problem" in shown
+    assert "7 more are not shown." in shown
+
+
+@pytest.mark.parametrize("plugins", [(), (DevicePlugin("GpuDevicePlugin", "gpu"),)])
+def test_the_section_of_device_plugins_is_hidden_without_any(plugins: tuple[DevicePlugin, ...]) -> None:
+    parsed = Parsed(html("overview", cluster(node(), device_plugins=plugins)))
+    (section,) = [attributes for tag, attributes in parsed.tags if "data-optional" in attributes]
+    assert ("hidden" in section) is (not plugins)
+    assert names_of(page("overview", cluster(device_plugins=plugins)), "plugins") == [
+        f"{each.kind} {each.name}" for each in plugins
+    ]
 
 
 def test_the_overview_shows_silent_agents_and_failed_registrations() -> None:

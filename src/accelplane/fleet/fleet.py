@@ -21,7 +21,7 @@ from .model import Cluster, Holder, Node, NodeReadings
 from .objects import Pod, agent_place
 from .ondemand import OnDemand
 from .options import FleetOptions
-from .source import Listeners, Source
+from .source import UNSERVED_RETRY, Listeners, Source
 from .usage import Usage
 
 _MIN_INTERVAL = 0.1
@@ -40,6 +40,7 @@ class Fleet:
         *,
         agent_times: AgentTimes = AgentTimes(),  # noqa: B008 - a frozen value
         watch_timeouts: WatchTimeouts = WatchTimeouts(),  # noqa: B008 - a frozen value
+        unserved_retry: float = UNSERVED_RETRY,
     ) -> None:
         self._options = options
         started = time.time()
@@ -48,12 +49,14 @@ class Fleet:
         self._published = asyncio.Event()
         self._dirty: set[str] = set()
         self._marked = asyncio.Event()
-        self._waiting_changed = self._quotas_changed = False
+        self._waiting_changed = self._quotas_changed = self._plugins_changed = False
         self._usage = Usage(started)
         self._metrics = FleetMetrics(client.metrics.registry, self._counts)
         self._agents = Agents(options, self._mark, times=agent_times, on_answer=self._metrics.observe)
-        listeners = Listeners(self._mark, self._on_agent, self._mark_waiting, self._mark_quotas)
-        self._source = Source(client, options, listeners, watch_timeouts=watch_timeouts)
+        listeners = Listeners(
+            self._mark, self._on_agent, self._mark_waiting, self._mark_quotas, self._mark_device_plugins
+        )
+        self._source = Source(client, options, listeners, watch_timeouts=watch_timeouts, unserved_retry=unserved_retry)
         self._events = DeviceEvents(client) if options.events else None
         self._holders = OnDemand(self._source.list_holders, max_age=_HOLDERS_AGE, at_once=_AT_ONCE)
         self._readings = OnDemand(self._agents.readings, max_age=_READINGS_AGE, at_once=_AT_ONCE)
@@ -120,6 +123,10 @@ class Fleet:
         self._quotas_changed = True
         self._marked.set()
 
+    def _mark_device_plugins(self) -> None:
+        self._plugins_changed = True
+        self._marked.set()
+
     def _on_agent(self, old: Pod | None, new: Pod | None) -> None:
         before, after = (agent_place(pod) if pod is not None else None for pod in (old, new))
         allowed = self._options.agent_namespaces
@@ -151,9 +158,16 @@ class Fleet:
         nodes = self._composed_nodes()
         waiting = self._source.waiting() if self._waiting_changed else known.waiting
         quotas = self._source.quotas() if self._quotas_changed else known.quotas
-        self._waiting_changed = self._quotas_changed = False
+        plugins, more = known.device_plugins, known.more_device_plugins
+        if self._plugins_changed:
+            plugins, more = self._source.device_plugins()
+        self._waiting_changed = self._quotas_changed = self._plugins_changed = False
         problem = self._source.problem()
-        if nodes is None and (waiting, quotas, problem) == (known.waiting, known.quotas, known.problem):
+        parts = (waiting, quotas, problem, plugins, more)
+        known_parts = (
+            known.waiting, known.quotas, known.problem, known.device_plugins, known.more_device_plugins,
+        )  # fmt: skip
+        if nodes is None and parts == known_parts:
             return
         if nodes is not None:
             self._usage.update(known.nodes, nodes, now)
@@ -166,6 +180,8 @@ class Fleet:
             quotas,
             problem,
             self._usage.seconds(now),
+            plugins,
+            more,
         )
         if self._events is not None and nodes is not None:
             self._events.update(nodes)

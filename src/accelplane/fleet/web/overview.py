@@ -4,8 +4,9 @@ import heapq
 from collections.abc import Iterator
 
 from ..arithmetic import Overview, overview
-from .html import Element, element, keyed
-from .page import Context, Page, counted, moment, node_link, number, numeric, row, table
+from ..model import DevicePlugin
+from .html import Element, element, keyed, live
+from .page import Context, Page, counted, moment, node_link, number, numeric, optional, row, table
 from .query import ListQuery, NodesQuery, PlaceQuery, link
 from .summaries import Problem
 
@@ -13,12 +14,13 @@ _MAX_PROBLEMS = 12
 _NUMBERS = (
     "Nodes", "Devices", "IDs", "Held IDs", "Free IDs", "Unhealthy", "Unhealthy and held", "Unknown", "Idle",
 )  # fmt: skip
+_PLUGIN_HEADERS = ("Kind", "Name", *(numeric(name) for name in ("Desired", "Ready", "Nodes")), "Problem")
 _HEADERS = ("Resource", *(numeric(name) for name in _NUMBERS), "Remarks")
 
 
 def screen(context: Context, _query: ListQuery) -> Page:
     """The overview."""
-    return Page(title="Overview", content=(_problems(context), _resources(context)))
+    return Page(title="Overview", content=(_problems(context), _resources(context), _device_plugins(context)))
 
 
 def _problems(context: Context) -> Element:
@@ -104,3 +106,31 @@ def _remarks(each: Overview) -> Iterator[str]:
         yield f"The agents of {counted(each.unanswered, 'node')} do not answer."
     if each.estimated:
         yield f"The allocation on {counted(each.estimated, 'node')} is not known."
+
+
+def _device_plugins(context: Context) -> Element:
+    """The custom resources of the operator, if there are any."""
+    rows = [_device_plugin(each) for each in context.cluster.device_plugins]
+    omitted = context.cluster.more_device_plugins
+    notes = [keyed(element("p", f"{omitted:,} more are not shown."), "more")] if omitted else []
+    return optional(
+        element("h2", "Device plugins of the operator"),
+        table("Device plugins of the operator", _PLUGIN_HEADERS, rows, block="plugins", empty=""),
+        live(element("div", *notes), "more-plugins"),
+        shown=bool(rows),
+    )
+
+
+def _device_plugin(each: DevicePlugin) -> Element:
+    return keyed(
+        element(
+            "tr",
+            element("th", each.kind, scope="row"),
+            element("th", each.name, scope="row"),
+            number(each.desired),
+            number(each.ready),
+            number(each.nodes),
+            element("td", each.problem or "no problem", class_="long bad" if each.problem else "long quiet"),
+        ),
+        f"{each.kind} {each.name}",
+    )

@@ -208,9 +208,11 @@ def pod_name(context: Context, namespace: str, pod: str) -> Element:
 def table(
     caption: str, headers: Sequence["Element | str"], rows: Sequence[Element], *, block: str, empty: str
 ) -> Element:
-    """A table with a row of headers. Its rows are a live block."""
+    """A table with a row of headers. Its rows are a live block. `empty` is the text without rows, if there is one."""
     heads = (header if isinstance(header, Element) else element("th", header, scope="col") for header in headers)
-    body = rows or [keyed(element("tr", element("td", empty, colspan=len(headers), class_="empty")), "")]
+    body = rows
+    if empty and not rows:
+        body = [keyed(element("tr", element("td", empty, colspan=len(headers), class_="empty")), "")]
     content = element(
         "table",
         element("caption", caption),
@@ -219,6 +221,11 @@ def table(
     )
     # Wide tables scroll on their own; the region can be focused, so that the keyboard scrolls it.
     return element("div", content, class_="scroll", role="region", aria_label=caption, tabindex="0")
+
+
+def optional(*content: Element, shown: bool) -> Element:
+    """A section that is hidden as long as its live blocks have no rows; the script shows and hides it."""
+    return element("section", *content, hidden=not shown, data_optional=True)
 
 
 def numeric(text: str) -> Element:
