@@ -475,14 +475,29 @@ async def test_device_plugins_that_may_not_be_read_or_are_not_installed_are_not_
     async with agents_of(api, "n1"), fleet_of(api) as fleet:
         await connected(fleet, "n1")
         await until(lambda: api.count("GET .*/gpudeviceplugins") > 2)
+        await until(lambda: not fleet.cluster().problem)
         assert fleet.cluster().device_plugins == ()
-        assert fleet.cluster().problem == ""
+        assert len([each for each in caplog.messages if "deviceplugins" in each]) == messages
         unserved.times = 0
         await until(lambda: bool(fleet.cluster().device_plugins))
         api.fault("deviceplugins", code, times=1_000_000)
         api.abort_watches()
         await until(lambda: not fleet.cluster().device_plugins)
-    assert len([each for each in caplog.messages if "deviceplugin" in each or "device plugin" in each]) == messages
+    assert len([each for each in caplog.messages if "device plugins of the operator are not shown" in each]) == messages
+
+
+async def test_until_nodes_and_pods_are_listed_the_snapshot_says_so(api: KubeApi) -> None:
+    unlisted = api.fault("GET .*/nodes", hang=True, times=1)
+    async with fleet_of(api) as fleet:
+        await until(lambda: api.count("GET .*/nodes") == 1)
+        assert fleet.cluster().problem == "nodes and pods have not been listed yet"
+        await until(lambda: not unlisted.times and "failed since" in fleet.cluster().problem)
+        await until(lambda: fleet.synced)
+
+
+async def test_an_empty_cluster_is_no_problem(api: KubeApi) -> None:
+    async with fleet_of(api) as fleet:
+        await until(lambda: fleet.synced and not fleet.cluster().problem)
 
 
 async def test_without_the_option_device_plugins_are_not_requested(api: KubeApi) -> None:

@@ -44,6 +44,15 @@ def test_a_device_has_its_state_its_holders_and_times() -> None:
     assert (listed.generation, listed.problems) == (7, ())
 
 
+def test_a_device_whose_health_is_not_known_keeps_a_state_that_needs_attention() -> None:
+    units = (
+        msgspec.structs.replace(UNIT, unit="a", known=False, phase="unhealthy"),
+        msgspec.structs.replace(UNIT, unit="b", known=False, phase="healthy"),
+    )
+    listed = device_list(cluster(node("n", *units)), lambda _namespace: True)
+    assert [device.state for device in listed.devices] == ["unhealthy", "unknown"]
+
+
 def test_the_list_of_all_nodes_has_the_device_plugins_of_the_operator() -> None:
     plugin = DevicePlugin("GpuDevicePlugin", "gpu", 3, 2, 3, "1 of 3 pods is not ready")
     found = msgspec.structs.replace(cluster(node("a", UNIT)), device_plugins=(plugin,), more_device_plugins=4)

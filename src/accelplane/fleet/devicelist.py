@@ -137,7 +137,7 @@ def _devices(node: Node, visible: Callable[[str], bool]) -> Iterator[DeviceItem]
             bdf=unit.bdf,
             model=unit.model,
             numa=unit.numa,
-            state=unit.phase if unit.known else "unknown",
+            state=unit.phase if unit.known or unit.phase != "healthy" else "unknown",
             reason=unit.reason,
             text=unit.text,
             state_since=unit.since,

@@ -124,6 +124,11 @@ def unreadable_plugin(kind: str, name: str, reason: str) -> DevicePlugin:
     return DevicePlugin(kind, _name(name), problem=f"the resource cannot be decoded: {reason}"[:_MAX_PROBLEM])
 
 
+def missing_pods(desired: int, ready: int) -> str:
+    """How many pods are not ready."""
+    return f"{desired - ready:,} of {desired:,} pods {'is' if desired - ready == 1 else 'are'} not ready"
+
+
 def problems_first(plugins: Sequence[DevicePlugin]) -> tuple[DevicePlugin, ...]:
     """The resources in the order of the page."""
     return tuple(sorted(plugins, key=lambda each: (not each.problem, each.kind, each.name)))
@@ -150,7 +155,7 @@ def _missing_pods(status: Status, conditions: Mapping[str, Condition]) -> Iterat
     desired, ready = _count(status.desiredNumberScheduled), _count(status.numberReady)
     available = conditions.get(_AVAILABLE)
     if ready < desired:
-        yield f"{desired - ready:,} of {desired:,} pods {'is' if desired - ready == 1 else 'are'} not ready"
+        yield missing_pods(desired, ready)
     elif available is not None and available.status == "False":
         yield available.message or "not available"
 

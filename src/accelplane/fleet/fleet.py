@@ -21,13 +21,14 @@ from .model import Cluster, Holder, Node, NodeReadings
 from .objects import Pod, agent_place
 from .ondemand import OnDemand
 from .options import FleetOptions
-from .source import UNSERVED_RETRY, Listeners, Source
+from .source import NOT_LISTED, UNSERVED_RETRY, Listeners, Source
 from .usage import Usage
 
 _MIN_INTERVAL = 0.1
 _HOLDERS_AGE = 60.0
 _READINGS_AGE = 2.0
 _AT_ONCE = 4
+_FIRST_CHECK = 0.5
 
 
 class Fleet:
@@ -45,7 +46,7 @@ class Fleet:
         self._options = options
         started = time.time()
         # Greater than those of an earlier process, so that its viewers notice the new one.
-        self._cluster = Cluster(int(started * 1000), started, started, {})
+        self._cluster = Cluster(int(started * 1000), started, started, {}, problem=NOT_LISTED)
         self._published = asyncio.Event()
         self._dirty: set[str] = set()
         self._marked = asyncio.Event()
@@ -148,7 +149,9 @@ class Fleet:
 
     async def _check(self) -> None:
         while True:
-            await asyncio.sleep(self._agents.times.check)
+            # The first screens say that nothing is listed yet, and must not do so for long after the lists.
+            check = self._agents.times.check
+            await asyncio.sleep(min(check, _FIRST_CHECK) if self._cluster.problem == NOT_LISTED else check)
             self._agents.expire(time.time())
             if self._source.problem() != self._cluster.problem:
                 self._marked.set()

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
-from .deviceplugins import problems_first
+from .deviceplugins import missing_pods, problems_first
 from .families import family_of
 from .model import (
     Agent,
@@ -267,7 +267,7 @@ def _device_plugins(nodes: Iterable[Node]) -> tuple[DevicePlugin, ...]:
             if node.agents and any(family_of(resource.name) == family for resource in node.resources)
         ]
         desired, ready = len(agents), sum(agent.state == "connected" for agent in agents)
-        missing = f"{desired - ready} of {desired} pods are not ready" if ready < desired else ""
+        missing = missing_pods(desired, ready) if ready < desired else ""
         problem = "; ".join(part for part in (problems.get(family, ""), missing) if part)
         kind = f"{family.capitalize()}DevicePlugin"
         plugins.append(DevicePlugin(kind, f"{family}deviceplugin-sample", desired, ready, desired, problem))

@@ -45,6 +45,7 @@ UNSERVED_RETRY = 300.0
 _FAILURE_AGE = 30.0
 _NODE = "node"
 _MAX_DEVICE_PLUGINS = 50
+NOT_LISTED = "nodes and pods have not been listed yet"
 
 _UNASSIGNED = Selection(fields="spec.nodeName=,status.phase=Pending")
 _ASSIGNED = Selection(fields="spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed")
@@ -129,8 +130,9 @@ class Source:
         return all(informer.synced.is_set() for informer in self._informers)
 
     def problem(self) -> str:
-        """Why the state may be old; empty if the API server answers."""
-        return self._watched.problem(time.time())
+        """Why the state may be old or incomplete; empty if everything was listed and the API server answers."""
+        problem = self._watched.problem(time.time())
+        return problem or ("" if self.synced else NOT_LISTED)
 
     def node(self, name: str) -> NodeFacts | None:
         """The facts of a node; None if it does not exist or cannot be read."""
