@@ -34,6 +34,7 @@ FLAGS = (
     Flag("grafana-url", "", "address of a dashboard for a device, with {node}, {plugin} and {device} as placeholders"),
     Flag("pods", "waiting", "watched pods: waiting, or all for clusters where agents have no pages"),
     Flag("quotas", True, "show what ResourceQuotas leave, if they may be read"),
+    Flag("device-plugins", True, "show the status of the operator's device plugin resources, if they may be read"),
     Flag("events", False, "write an Event when a device becomes unhealthy and when it has recovered"),
     Flag("agent-namespaces", "", "namespaces of the agents, separated by commas; empty: all", repeated=True),
     Flag("agent-ca", "", "file of the authority (PEM) of the agents' certificates; empty: agents are read without TLS"),
@@ -94,6 +95,7 @@ def fleet_options(values: Values) -> "FleetOptions":
     return FleetOptions(
         pods="all" if pods == "all" else "waiting",
         quotas=bool(values["quotas"]),
+        device_plugins=bool(values["device-plugins"]),
         events=bool(values["events"]),
         agent_namespaces=_split(values, "agent-namespaces"),
         agent_ca=str(values["agent-ca"]),

@@ -219,7 +219,8 @@ class Manager:
     async def _lead(self, tasks: Supervisor) -> None:
         for informer in self._informers.values():
             await informer.synced.wait()
-        log.info("all caches are synced")
+        if self._informers:
+            log.info("all caches are synced")
         if self.elector is not None:
             await self.elector.acquire()
             self._renewal = tasks.start("lease", self._renew(self.elector))
