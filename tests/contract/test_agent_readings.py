@@ -2,8 +2,6 @@
 
 import asyncio
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -368,18 +366,3 @@ async def test_close_ends_all_tasks_while_a_read_blocks(setup: Setup) -> None:
     with pytest.raises(asyncio.CancelledError):
         await reader
     assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-@pytest.mark.parametrize(
-    ("soft", "hard", "expected"),
-    [(1024, 20000, (16384, 20000)), (18000, 20000, (18000, 20000)), (100, 4096, (4096, 4096)), (64, 64, (64, 64))],
-)
-def test_the_limit_of_descriptors_is_raised_as_far_as_allowed(soft: int, hard: int, expected: tuple[int, int]) -> None:
-    program = (
-        "import resource\n"
-        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
-        "from accelplane.pages.readings import raise_descriptor_limit\n"
-        "raise_descriptor_limit()\n"
-        "print(resource.getrlimit(resource.RLIMIT_NOFILE))"
-    )
-    assert subprocess.check_output([sys.executable, "-c", program], text=True) == f"{expected}\n"

@@ -1,8 +1,6 @@
 """`accelplane fleet`: the page of a cluster's accelerators, and `accelplane fleet demo` with a simulated cluster."""
 
 import asyncio
-import contextlib
-import resource
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,6 +9,7 @@ from accelplane.cli import logflags
 from accelplane.cli.clusterprogram import Values, address_of, run_in_cluster
 from accelplane.cli.goflags import Flag, parse_or_exit, with_defaults
 from accelplane.cli.untilsignal import until_signal
+from accelplane.processes import raise_file_limit
 
 if TYPE_CHECKING:
     from accelplane.fleet.options import FleetOptions, PageOptions
@@ -65,18 +64,8 @@ async def _run(values: Values) -> None:
     from accelplane.kube.client import load_config  # noqa: PLC0415 - as above
 
     chosen = fleet_options(values), page_options(values)
-    _raise_file_limit()
+    raise_file_limit()  # there is a connection to each agent
     await run(*chosen, load_config(str(values["kubeconfig"])))
-
-
-def _raise_file_limit() -> None:
-    """Raises the soft limit of open files to the hard one: there is a connection to each agent.
-
-    A container runtime can give containers the default of systemd, which is 1,024 and 524,288.
-    """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def fleet_options(values: Values) -> "FleetOptions":

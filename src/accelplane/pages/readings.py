@@ -9,7 +9,6 @@ a sixth of the time of a reading. An open directory neither wakes a device nor d
 """
 
 import asyncio
-import contextlib
 import logging
 import resource
 import threading
@@ -308,18 +307,6 @@ class Readings:
         if problem and problem != known.problem:
             log.warning("%s: readings are left out of the metrics page: %s", name, problem)
         known.problem = problem
-
-
-def raise_descriptor_limit() -> None:
-    """Lets this process open as many files as all plugins may keep directories open, if its hard limit allows them.
-
-    Container runtimes set the soft limit to 1,024, for programs that use select(2). No part of the agent does.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = min(_MAX_OPEN_DIRECTORIES * _DESCRIPTOR_SHARE, hard)
-    if soft < limit:
-        with contextlib.suppress(OSError):  # a filter of system calls may forbid it
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _plans(known: _Plugin) -> Sequence[DevicePlan]:
