@@ -16,8 +16,9 @@ from drmclients import i915
 from manifests import overlay
 from prometheus_client.parser import text_string_to_metric_families
 
-from .cluster import Cluster, Node
+from .cluster import Cluster
 from .machine import wait_until
+from .node import Node
 from .objects import Object, pod
 from .product_image import ORGANISATION, TAG
 
@@ -116,6 +117,18 @@ def setup(image: None, cluster: Cluster, node: Node, namespace: str, tmp_path: P
     cluster.kubectl("delete", "pods", "--all", "-n", namespace, "--force", "--grace-period=0", "--wait")
     wait_until(lambda: not node.allocatable(I915), "the end of the cards")
     shutil.rmtree(instance.proc)
+
+
+def test_inspect_and_top_run_in_the_container_of_the_agent(setup: Setup) -> None:
+    setup.run(pod("holder", namespace=setup.namespace, resources={I915: "1"}))
+    command = ("exec", "daemonset/accelplane-node", "-n", setup.namespace, "--", "accelplane")
+    report = json.loads(setup.cluster.kubectl(*command, "inspect", "-o", "json"))
+    holder = f"{setup.namespace}/holder/main"
+    cards = [row for row in report["devices"] if row["resource"] == I915]
+    assert (report["source"], [row["advertised"] for row in cards]) == ("pod-resources", [True, True])
+    assert [row["held_by"] for row in cards if row["held_by"]] == [[holder]]
+    table = setup.cluster.kubectl(*command, "top", "--once", "--plugins", "gpu")
+    assert sum(holder in line for line in table.splitlines()) == 1
 
 
 def test_the_page_has_the_use_of_each_container_under_its_name(setup: Setup) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,29 @@ def test_unknown_values_are_reported_without_a_kubelet(node: SimulatedNode, dire
     assert "card1-0" in answer.stdout
     assert "card0" in answer.stdout
     assert "virtual functions" in answer.stdout
+
+
+def test_brackets_in_a_path_are_text(node: SimulatedNode, tmp_path: Path) -> None:
+    answer = inspect("--root", str(node.root), "--kubelet-dir", str(tmp_path / "[/red]"))
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert f"No kubelet found under {tmp_path}/[/red]: " in answer.stdout
+
+
+@pytest.mark.parametrize("columns", ["40", "200"])
+def test_a_terminal_of_any_width_has_one_line_for_each_device(
+    node: SimulatedNode, directory: str, columns: str
+) -> None:
+    controller_end, terminal = os.openpty()
+    command = os.path.join(os.path.dirname(sys.executable), "accelplane")
+    words = ["inspect", "--root", str(node.root), "--kubelet-dir", directory, "--plugins", "gpu"]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": columns, "NO_COLOR": ""}
+    subprocess.run([command, *words], stdout=terminal, env=environment, check=True)
+    os.close(terminal)
+    lines = os.read(controller_end, 65536).decode().splitlines()
+    os.close(controller_end)
+    assert sum("gpu.intel.com/i915   card" in line for line in lines) == 2
+    assert sum("\x1b[32mHealthy\x1b[0m" in line for line in lines) == 2
+    assert all(line == line.rstrip() for line in lines)
 
 
 def test_equal_free_ids_share_a_line(tmp_path: Path, directory: str) -> None:

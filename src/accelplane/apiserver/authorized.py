@@ -22,7 +22,7 @@ from msgspec import Struct
 from accelplane.apiserver.client import ApiServer
 from accelplane.apiserver.errors import ApiError, StatusError, TooManyRequests
 from accelplane.apiserver.paths import resource_path
-from accelplane.http.connection import Handler
+from accelplane.http.handler import Handler
 from accelplane.http.messages import HttpError, Request, Response
 
 T = TypeVar("T")

@@ -19,8 +19,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from accelplane.http.acceptqueue import AcceptQueue
-from accelplane.http.connection import Connection, Handler
+from accelplane.http.connection import Connection
 from accelplane.http.eviction import Evidence, evictable_at, eviction_order, is_attack, source_of
+from accelplane.http.handler import Handler
 from accelplane.http.listening import bind
 from accelplane.http.messages import Head, HttpLimits, parse_head
 from accelplane.http.tls import ConnectionContext

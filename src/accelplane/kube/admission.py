@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
-from accelplane.http.connection import PendingResponse
+from accelplane.http.handler import PendingResponse
 from accelplane.http.messages import HttpError, HttpLimits, Request, Response
 from accelplane.http.server import HttpServer
 from accelplane.http.tls import ConnectionContext

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from accelplane.apiserver.authorized import Authorized
-from accelplane.http.connection import Handler, PendingResponse
+from accelplane.http.handler import Handler, PendingResponse
 from accelplane.http.listening import split_address
 from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response
 from accelplane.http.server import HttpServer
@@ -219,7 +219,8 @@ class Manager:
     async def _lead(self, tasks: Supervisor) -> None:
         for informer in self._informers.values():
             await informer.synced.wait()
-        log.info("all caches are synced")
+        if self._informers:
+            log.info("all caches are synced")
         if self.elector is not None:
             await self.elector.acquire()
             self._renewal = tasks.start("lease", self._renew(self.elector))

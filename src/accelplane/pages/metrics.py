@@ -30,6 +30,8 @@ from accelplane.pages.readings import NodeReadings
 from accelplane.plugins import Sample
 from accelplane.readings.values import labels
 
+_DESCRIPTORS = "/proc/self/fd"
+
 
 class Contents(Struct, frozen=True, kw_only=True):
     """The content of the page in addition to the status.
@@ -246,7 +248,7 @@ def _process() -> Iterator[Family]:
         # The kernel makes this text in a fraction of the time that it needs for `stat`.
         size, resident = (int(pages) * resource.getpagesize() for pages in _text_of("statm").split()[:2])
         started = _start_time()
-        descriptors = len(os.listdir("/proc/self/fd"))
+        descriptors = os.stat(_DESCRIPTORS).st_size or len(os.listdir(_DESCRIPTORS))  # the size is 0 before Linux 6.2
     except OSError:  # no file descriptor is free
         return
     for name, description, value in (
