@@ -166,6 +166,24 @@ async def test_the_metrics_page_shows_how_long_the_pages_before_it_took(serve: S
     assert counts == [None, 1, 2]
 
 
+async def test_every_page_has_names_that_are_no_utf_8_text(serve: Serve, get: Get) -> None:
+    device = Device(resource="meter", id="m0", unit="m\udcff", attributes={"\udcfe": "\udcff"}, topology=None)
+    resource = ResourceStatus(name=METERS, devices={"m0": device})
+    plugin = PluginStatus(
+        name="meters",
+        namespace="meters.example.com",
+        scan=ScanStatus(completed=True, problem="no \udcff"),
+        resources={"meter": resource},
+        health={"m\udcff": UnitHealth(phase=Phase.UNHEALTHY, reason="\udcff")},
+        skipped=(Skipped("card\udcff", "not \udcff"),),
+    )
+    status = NodeStatus(version="1", root="/\udcff", kubelet_dir="/k", plugins={"meters": plugin})
+    async with serve(status):
+        answers = [await get(path) for path in ("/status", "/metrics", "/readyz")]
+    assert [code for code, _text in answers] == [200, 200, 503]
+    assert json.loads(answers[0][1])["plugins"]["meters"]["skipped"][0]["subject"] == "card?"
+
+
 async def test_the_status_page_has_these_keys(serve: Serve, get: Get) -> None:
     async with serve():
         code, text = await get("/status")
