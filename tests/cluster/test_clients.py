@@ -119,6 +119,18 @@ def setup(image: None, cluster: Cluster, node: Node, namespace: str, tmp_path: P
     shutil.rmtree(instance.proc)
 
 
+def test_inspect_and_top_run_in_the_container_of_the_agent(setup: Setup) -> None:
+    setup.run(pod("holder", namespace=setup.namespace, resources={I915: "1"}))
+    command = ("exec", "daemonset/accelplane-node", "-n", setup.namespace, "--", "accelplane")
+    report = json.loads(setup.cluster.kubectl(*command, "inspect", "-o", "json"))
+    holder = f"{setup.namespace}/holder/main"
+    cards = [row for row in report["devices"] if row["resource"] == I915]
+    assert (report["source"], [row["advertised"] for row in cards]) == ("pod-resources", [True, True])
+    assert [row["held_by"] for row in cards if row["held_by"]] == [[holder]]
+    table = setup.cluster.kubectl(*command, "top", "--once", "--plugins", "gpu")
+    assert sum(holder in line for line in table.splitlines()) == 1
+
+
 def test_the_page_has_the_use_of_each_container_under_its_name(setup: Setup) -> None:
     described = pod("two", namespace=setup.namespace, resources={I915: "1"})
     (first,) = described["spec"]["containers"]

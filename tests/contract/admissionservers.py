@@ -131,7 +131,7 @@ async def setup(
     if tls is None:
         tls = ServingTls()
         tls.use(SERVER.certificate, SERVER.key)
-    port = await server.start("127.0.0.1", 0, tls.context if secure else None)
+    port = await server.start("127.0.0.1", 0, tls.connection_context if secure else None)
     instance = Setup(server, port, secure=secure)
     try:
         yield instance

@@ -173,7 +173,7 @@ async def test_the_socket_of_a_process_is_accessible_only_to_its_owner(run: Run,
         (
             ["--config=/nowhere/config.yaml"],
             1,
-            "/nowhere/config.yaml: No such file or directory, expected the YAML file of -config",
+            "/nowhere/config.yaml: No such file or directory, expected the YAML file of --config",
         ),
         (["--health-interval=0.5"], 1, "-health-interval: found 0.5, expected 0 or 1 to 3600 seconds"),
         (["--scan-grace=-1"], 1, "-scan-grace: found -1, expected 0 to 3600 seconds"),

@@ -203,7 +203,8 @@ async def test_watch_lists_again(kubeconfig: str) -> None:
         (("--request-timeout", "soon"), 2, "--request-timeout: found 'soon'"),
         (("--waiting", "--node", "one"), 2, "--node: expected it without --waiting"),
         (("--sort-by", "AGE"), 2, "--sort-by: found 'AGE'"),
-        (("--plugins", "gpu"), 2, "--plugins: found with --cluster"),
+        (("--plugins", "gpu"), 2, "No such option '--plugins'"),
+        (("--node", "nope"), 1, "kubectl accelplane inspect: --node: found no node 'nope'"),
     ],
 )
 async def test_a_wrong_command_line_names_the_flag(
@@ -212,6 +213,36 @@ async def test_a_wrong_command_line_names_the_flag(
     answer = await call(kubeconfig, "inspect", *arguments)
     assert (answer.returncode, answer.stdout) == (code, "")
     assert problem in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--waiting", "-n", "green"), "No pod of namespace green waits for devices.\n"),
+        (("--waiting", "-A", "--resource", "qat."), "No pod waits for devices of qat..\n"),
+        (
+            ("--node", "bare", "-n", "red"),
+            "Node bare has no devices.\n\nNo pod of namespace red holds devices on node bare.\n",
+        ),
+        (("-A", "--resource", "qat"), "No node has devices of qat.\n\nNo pod holds devices of qat.\n"),
+    ],
+)
+async def test_an_empty_table_names_the_selection(
+    cluster_objects: KubeApi, kubeconfig: str, arguments: tuple[str, ...], text: str
+) -> None:
+    cluster_objects.put("nodes", {"metadata": {"name": "bare"}, "spec": {}, "status": {}})
+    answer = await call(kubeconfig, "inspect", "--cluster", *arguments)
+    assert (answer.returncode, answer.stdout, answer.stderr) == (0, text, "")
+
+
+async def test_a_server_that_cannot_be_reached_is_one_line(kubeconfig: str, tmp_path: Path) -> None:
+    content = json.loads(Path(kubeconfig).read_text())
+    content["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:1"
+    (tmp_path / "down").write_text(json.dumps(content))
+    answer = await call(str(tmp_path / "down"), "inspect")
+    assert (answer.returncode, answer.stdout) == (1, "")
+    paths = "/api/v1/nodes, /api/v1/pods, /api/v1/namespaces/red/pods"
+    assert answer.stderr == f"kubectl accelplane inspect: cannot list {paths}: 127.0.0.1:1: Connection refused\n"
 
 
 async def test_a_request_ends_after_its_timeout(cluster_objects: KubeApi, kubeconfig: str) -> None:

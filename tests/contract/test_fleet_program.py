@@ -1,10 +1,13 @@
 """The fleet server as a program, with the double of the API server."""
 
 import asyncio
+import json
 import os
+import resource
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -74,6 +77,30 @@ async def test_the_program_serves_pages_probes_and_metrics_until_it_is_terminate
                 assert expected in metrics
         with pytest.raises(OSError, match="Connect call failed"):
             await caller.get("/")
+
+
+async def test_the_soft_limit_of_open_files_does_not_limit_the_agents(tmp_path: Path) -> None:
+    command = os.path.join(os.path.dirname(sys.executable), "accelplane")
+    async with kube_api() as api:
+        config = {
+            "current-context": "here",
+            "contexts": [{"name": "here", "context": {"cluster": "here"}}],
+            "clusters": [{"name": "here", "cluster": {"server": api.url}}],
+        }
+        (tmp_path / "kubeconfig").write_text(json.dumps(config))
+        process = await asyncio.create_subprocess_exec(
+            "/bin/sh", "-c", 'ulimit -Sn 256; ulimit -Hn 2048; exec "$@"', "sh", command, "fleet",
+            f"-address=127.0.0.1:{free_port()}", "-health-probe-bind-address=0", f"-kubeconfig={tmp_path}/kubeconfig",
+        )  # fmt: skip
+
+        async def raised() -> bool:
+            return resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (2048, 2048)
+
+        try:
+            await until(raised, 60)
+        finally:
+            process.terminate()
+            await process.wait()
 
 
 async def test_a_port_in_use_is_reported_with_its_address(tmp_path: Path) -> None:

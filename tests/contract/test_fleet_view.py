@@ -133,8 +133,8 @@ async def test_unreadable_parts_of_the_fleet_are_reported_and_the_exit_code_is_1
     answer = await fleet.inspect()
     assert answer.returncode == 1
     assert answer.stderr.splitlines() == [
-        "accelplane --fleet: API server: no answer",
-        "accelplane --fleet: node one: no agent with pages",
+        "accelplane inspect: API server: no answer",
+        "accelplane inspect: node one: no agent with pages",
     ]
 
 
@@ -157,10 +157,10 @@ async def test_a_port_that_cannot_be_forwarded_is_an_error_with_the_message_of_k
     fleet.install(message)
     answer = await fleet.inspect()
     assert answer.returncode == 1
-    assert answer.stderr == (f"accelplane --fleet: kubectl port-forward deployment/accelplane-fleet: {message}\n")
+    assert answer.stderr == (f"accelplane inspect: kubectl port-forward deployment/accelplane-fleet: {message}\n")
     (fleet.bin / "kubectl").unlink()
     answer = await fleet.inspect()
-    assert answer.stderr == "accelplane --fleet: kubectl: not found on PATH; install it\n"
+    assert answer.stderr == "accelplane inspect: kubectl: not found on PATH; install it\n"
 
 
 async def test_the_fleet_page_serves_the_devices_of_its_snapshot(fleet: Fleet) -> None:

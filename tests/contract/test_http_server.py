@@ -70,7 +70,7 @@ async def test_the_end_of_a_client_is_noticed_while_its_response_is_pending(secu
     (tmp_path / "tls.key").write_bytes(SERVER.key)
     tls = ServingTls()
     tls.follow(str(tmp_path))
-    port = await server.start("127.0.0.1", 0, tls.context if secure else None)
+    port = await server.start("127.0.0.1", 0, tls.connection_context if secure else None)
     client = ssl.create_default_context(cadata=Authority("others").credentials.certificate.decode())
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client if secure else None)
@@ -194,7 +194,7 @@ async def test_accepts_is_true_once_a_handshake_succeeds(host: str | None) -> No
     tls = ServingTls()
     server, plain = HttpServer(Pages()), HttpServer(Pages())
     assert not await server.accepts()
-    await server.start(host, 0, tls.context)
+    await server.start(host, 0, tls.connection_context)
     await plain.start(host, 0)
     assert not await server.accepts(), "there is no certificate yet"
     tls.use(SERVER.certificate, SERVER.key)
@@ -210,7 +210,7 @@ async def test_accepts_is_false_at_the_connection_limit() -> None:
     tls = ServingTls()
     tls.use(SERVER.certificate, SERVER.key)
     server = HttpServer(Pages(), HttpLimits(connections=0))
-    await server.start("127.0.0.1", 0, tls.context)
+    await server.start("127.0.0.1", 0, tls.connection_context)
     assert not await server.accepts()
     await server.stop()
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from podlists import answering, claim, pods_with_claim
 from processes import run_command
 from trees import write
 
+from accelplane.kubelet import checkpoint
 from accelplane.kubelet import podresources_v1_pb2 as pb
 from accelplane.plugins.gpu import GpuPlugin
 from accelplane.simulate import GpuSpec, SimulatedNode
@@ -85,6 +87,31 @@ async def test_a_container_with_a_claim_is_reported_for_the_cdi_device(node: Sim
     assert holders == {"card1": ["team/pod/main (DRA)"], "card2": []}
 
 
+async def test_a_container_that_is_allocated_during_the_call_has_a_time(node: SimulatedNode, directory: str) -> None:
+    for name in ("pod-resources", "device-plugins", "pods/uid/plugins"):
+        os.makedirs(f"{directory}/{name}")
+    os.utime(f"{directory}/pods/uid/plugins", (1_700_000_000, 1_700_000_000))
+
+    def allocate_and_list() -> bytes:
+        holding = checkpoint.Holding("uid", "main", I915, {-1: ("card1-0",)}, b"")
+        checkpoint.write_checkpoint(f"{directory}/device-plugins", checkpoint.Checkpoint((holding,)))
+        container = pb.ContainerResources(
+            name="main", devices=[pb.ContainerDevices(resource_name=I915, device_ids=["card1-0"])]
+        )
+        pod = pb.PodResources(name="worker", namespace="default", containers=[container])
+        return pb.ListPodResourcesResponse(pod_resources=[pod]).SerializeToString()
+
+    answers = {
+        "List": allocate_and_list,
+        "GetAllocatableResources": pb.AllocatableResourcesResponse().SerializeToString(),
+    }
+    words = ("--root", str(node.root), "--kubelet-dir", directory, "--output", "json")
+    async with answering(f"{directory}/pod-resources/kubelet.sock", **answers):
+        report = json.loads((await in_background(*words)).stdout)
+    times = {row["id"]: row["held_since"] for row in report["devices"]}
+    assert times == {"card1-0": "2023-11-14T22:13:20Z", "card2-0": None}
+
+
 async def in_background(*arguments: str) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(inspect, *arguments)
 
@@ -111,6 +138,29 @@ def test_unknown_values_are_reported_without_a_kubelet(node: SimulatedNode, dire
     assert "card1-0" in answer.stdout
     assert "card0" in answer.stdout
     assert "virtual functions" in answer.stdout
+
+
+def test_brackets_in_a_path_are_text(node: SimulatedNode, tmp_path: Path) -> None:
+    answer = inspect("--root", str(node.root), "--kubelet-dir", str(tmp_path / "[/red]"))
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert f"No kubelet found under {tmp_path}/[/red]: " in answer.stdout
+
+
+@pytest.mark.parametrize("columns", ["40", "200"])
+def test_a_terminal_of_any_width_has_one_line_for_each_device(
+    node: SimulatedNode, directory: str, columns: str
+) -> None:
+    controller_end, terminal = os.openpty()
+    command = os.path.join(os.path.dirname(sys.executable), "accelplane")
+    words = ["inspect", "--root", str(node.root), "--kubelet-dir", directory, "--plugins", "gpu"]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": columns, "NO_COLOR": ""}
+    subprocess.run([command, *words], stdout=terminal, env=environment, check=True)
+    os.close(terminal)
+    lines = os.read(controller_end, 65536).decode().splitlines()
+    os.close(controller_end)
+    assert sum("gpu.intel.com/i915   card" in line for line in lines) == 2
+    assert sum("\x1b[32mHealthy\x1b[0m" in line for line in lines) == 2
+    assert all(line == line.rstrip() for line in lines)
 
 
 def test_equal_free_ids_share_a_line(tmp_path: Path, directory: str) -> None:

@@ -174,7 +174,7 @@ async def test_the_program_is_ready_when_its_webhooks_are_reachable(start: Start
         (["-name-prefix=A_"], 1, "-name-prefix: 'A_': expected the beginning of a name"),
         (["-shutdown-delay=100"], 1, "-shutdown-delay: 100: expected 0 to 60 seconds"),
         (["-cert-dir=/nowhere"], 1, "/nowhere/tls.crt"),
-        (["-kubeconfig=/nowhere"], 1, "/nowhere: No such file or directory; expected a kubeconfig; set -kubeconfig"),
+        (["-kubeconfig=/nowhere"], 1, "/nowhere: No such file or directory; expected a kubeconfig; set --kubeconfig"),
         (["-nonsense"], 2, "flag provided but not defined: -nonsense"),
     ],
 )

@@ -172,6 +172,20 @@ def test_a_wrong_command_line_ends_with_2_and_the_reason(
     assert problem in answer.stderr
 
 
+@pytest.mark.parametrize("command", [("inspect",), ("inspect", "-o", "json"), ("top", "--once")])
+def test_output_that_cannot_be_written_is_one_line(
+    card: Path, tmp_path: Path, directory: str, command: tuple[str, ...]
+) -> None:
+    program = os.path.join(os.path.dirname(sys.executable), "accelplane")
+    place = ("--root", str(tmp_path), "--kubelet-dir", directory)
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        answer = subprocess.run(
+            [program, *command, *place], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert answer.returncode == 1
+    assert answer.stderr == f"accelplane {command[0]}: standard output: No space left on device\n"
+
+
 def test_inspect_has_the_same_devices_in_every_output(card: Path, tmp_path: Path, directory: str) -> None:
     place = ("inspect", "--root", str(tmp_path), "--kubelet-dir", directory)
     report = json.loads(call(*place, "-o", "json").stdout)

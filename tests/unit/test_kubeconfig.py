@@ -153,8 +153,9 @@ def test_an_unsupported_proxy_is_reported_without_its_password(tmp_path: Path, p
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("{}", "found no context '', expected one of: none"),
-        ("", "found no context ''"),
+        ("{}", "found no current-context, expected the name of a context"),
+        ("", "found no current-context"),
+        ("current-context: x", "found no context 'x', expected one of: none"),
         ("current-context: x\ncontexts: [{name: y, context: {}}]", "found no context 'x', expected one of: 'y'"),
         ("current-context: y\ncontexts: [{name: y, context: {}}]", "found no cluster ''"),
         ("- x", "invalid kubeconfig"),
@@ -164,7 +165,7 @@ def test_an_unsupported_proxy_is_reported_without_its_password(tmp_path: Path, p
         ("[" * 1500, "invalid kubeconfig"),
         ("x" * (1 << 20 | 1), "more than 1048576 bytes"),
     ],
-    ids=["object", "empty", "context", "cluster", "list", "number", "junk", "zero", "depth", "size"],
+    ids=["object", "empty", "contexts", "context", "cluster", "list", "number", "junk", "zero", "depth", "size"],
 )
 def test_invalid_kubeconfigs_are_reported(tmp_path: Path, content: str, text: str) -> None:
     path = tmp_path / "kubeconfig"

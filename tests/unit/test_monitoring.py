@@ -219,6 +219,22 @@ def test_agents_with_the_component_serve_what_the_monitor_selects(tmp_path: Path
     assert mounts["/var/lib/kubelet/pod-resources"] is True
 
 
+@pytest.mark.parametrize("tree", ["gpu_plugin", "npu_plugin", "sgx_plugin/base", "dsa_plugin"])
+def test_the_kustomizations_of_the_page_add_pages_to_the_agents_of_a_family(tree: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```yaml\n# (\S+)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    root = next(text for name, text in blocks if name == "kustomization.yaml" and "gpu_plugin" in text)
+    (tmp_path / "arguments").mkdir()
+    (tmp_path / "arguments/kustomization.yaml").write_text(dict(blocks)["arguments/kustomization.yaml"])
+    local = re.sub(r"https://example\.com/accelplane\.git/deployments/(\S+)\?ref=main", r"deploy/\1", root)
+    objects = overlay(tmp_path, **yaml.safe_load(local.replace("deploy/gpu_plugin", f"deploy/{tree}")))
+    (daemonset,) = by_kind(objects, "DaemonSet")
+    template = daemonset["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    assert container["args"] == ["-v=2", "-http-address=:9400"]
+    assert "podresources" in {each["name"] for each in container["volumeMounts"]}
+    assert template["metadata"]["labels"]["app.kubernetes.io/component"] == "agent"
+
+
 @pytest.mark.parametrize(
     ("tree", "prefix"),
     [

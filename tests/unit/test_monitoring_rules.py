@@ -352,6 +352,38 @@ def test_every_alert_is_silent_fires_and_resolves(tmp_path: Path) -> None:
             run(tmp_path, part, without_annotations(), interval)
 
 
+def test_clusters_with_equal_names_of_nodes_have_separate_alerts(tmp_path: Path) -> None:
+    """A Prometheus that has the series of several clusters adds the label cluster."""
+    joins = {name for name, rule in alerts().items() if "cluster" in rule["expr"]}
+    assert len(joins) > 8
+    tests: list[dict[str, Any]] = []
+    for case in cases():
+        if case.alert not in joins or case.interval != 1:
+            continue
+        both = {
+            series.replace("{", f'{{cluster="{cluster}",', 1): values
+            for series, values in case.series.items()
+            for cluster in ("east", "west")
+        }
+        test = as_test(case._replace(series=both))
+        fires = test["alert_rule_test"][1]
+        fires["exp_alerts"] = [{"exp_labels": {**expected(case), "cluster": each}} for each in ("east", "west")]
+        tests.append(test)
+    for part in batches(tests):
+        run(tmp_path, part, without_annotations())
+
+
+def test_an_agent_of_another_cluster_does_not_replace_a_missing_one(tmp_path: Path) -> None:
+    case = agent_missing()
+    series = {name.replace("{", '{cluster="east",', 1): values for name, values in case.series.items()}
+    series[series_of("n1", "up", cluster="west", **UP)] = "1x120"
+    run(
+        tmp_path,
+        [as_test(case._replace(series=series, labels={"cluster": "east", **case.labels}))],
+        without_annotations(),
+    )
+
+
 def test_a_test_of_an_alert_notices_another_threshold(tmp_path: Path) -> None:
     rules: Any = without_annotations()
     for group in rules["groups"]:

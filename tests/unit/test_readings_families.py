@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from readingplans import BUS, FME, FUNCTION, IDXD, QAT, TABLES, build, texts
 
-from accelplane.readings import dfl, npu, offload, qat
+from accelplane.readings import dfl, nic, npu, offload, qat
 
 pytestmark = pytest.mark.memory
 
@@ -113,4 +113,41 @@ def test_files_of_dfl_become_samples_of_sensors_registers_and_ports(tmp_path: Pa
         'fpga_error_flags{register="fme_errors"}': 2,
         'fpga_error_flags{register="dfl-port.0_errors"}': 0,
         'fpga_port_power_state{unit="dfl-port.0"}': 2,
+    }
+
+
+def test_alarms_of_temperature_and_power_of_an_fpga_are_two_samples(tmp_path: Path) -> None:
+    files = {
+        f"{FME}/hwmon/hwmon0/name": "dfl_fme_thermal\n",
+        f"{FME}/hwmon/hwmon0/temp1_crit_alarm": "1\n",
+        f"{FME}/hwmon/hwmon1/name": "dfl_fme_power\n",
+        f"{FME}/hwmon/hwmon1/power1_crit_alarm": "1\n",
+    }
+    host = build(tmp_path, files)
+    assert texts(dfl.sources(host, FME, []), host) == {
+        'device_alarm{sensor="fpga_crit"}': 1,
+        'device_alarm{sensor="fpga_power_crit"}': 1,
+    }
+
+
+def test_sensors_with_equal_labels_are_not_added(tmp_path: Path) -> None:
+    hwmon = f"{FUNCTION}/hwmon"
+    files = {
+        f"{hwmon}/hwmon0/temp1_label": "PHY temp.", f"{hwmon}/hwmon0/temp1_input": "45000",
+        f"{hwmon}/hwmon0/temp2_label": "PHY  temp", f"{hwmon}/hwmon0/temp2_input": "50000",
+        f"{hwmon}/hwmon0/temp2_max": "90000",
+        f"{hwmon}/hwmon0/in0_label": "PHY temp.", f"{hwmon}/hwmon0/in0_input": "900",
+        f"{hwmon}/hwmon1/temp1_label": "x" * 40, f"{hwmon}/hwmon1/temp1_input": "1000",
+        f"{hwmon}/hwmon2/temp1_label": "x" * 32, f"{hwmon}/hwmon2/temp1_input": "2000",
+        f"{hwmon}/hwmon3/temp1_label": "phy_temp_2", f"{hwmon}/hwmon3/temp1_input": "3000",
+    }  # fmt: skip
+    host = build(tmp_path, files)
+    assert texts(nic.sources(host, FUNCTION), host) == {
+        'device_temperature_celsius{sensor="phy_temp"}': 45,
+        'device_temperature_celsius{sensor="phy_temp_2"}': 50,
+        'device_temperature_limit_celsius{sensor="phy_temp_2",limit="max"}': 90,
+        'device_voltage_volts{sensor="phy_temp"}': 0.9,
+        f'device_temperature_celsius{{sensor="{"x" * 32}"}}': 1,
+        f'device_temperature_celsius{{sensor="{"x" * 30}_2"}}': 2,
+        'device_temperature_celsius{sensor="phy_temp_2_2"}': 3,
     }

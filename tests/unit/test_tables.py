@@ -1,5 +1,7 @@
 """Outputs of inspect and top: tables, JSON, YAML, CSV, names."""
 
+import asyncio
+import contextlib
 import csv
 import io
 import json
@@ -9,8 +11,9 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from accelplane.cli.refresh import screen
+from accelplane.cli.refresh import screen, show
 from accelplane.cli.tables import OUTPUTS, Column, Document, Format, Output, Row, Table, UsageError, time_text, write
 
 COLUMNS = (Column("NAME"), Column("FREE"), Column("WHY", wide=True))
@@ -81,6 +84,56 @@ def test_hostile_texts_stay_in_their_cell(rows: list[tuple[str, str, str]], outp
         assert all(line.isprintable() for line in text.split("\n"))
     elif output == "json":
         assert json.loads(text)["cards"] == [list(row) for row in rows]
+
+
+def test_an_empty_table_leaves_no_blank_line() -> None:
+    (cards,) = CARDS.tables
+    silent = replace(cards, rows=(), empty="")
+    assert write(Document([silent, cards]), Format()).startswith("NAME")
+    assert write(Document([silent, silent]), Format()) == ""
+
+
+def test_only_the_first_word_of_a_health_column_has_a_color() -> None:
+    columns = (Column("HEALTH", health=True), Column("NAME"))
+    rows = [Row("", cells, cells) for cells in (("Healthy", "a"), ("Unhealthy (hot)", "b"), ("gone", "c"))]
+    colored = write(Document([Table("cards", columns, rows)]), Format(), colors=True).splitlines()
+    assert colored == [
+        "HEALTH            NAME",
+        "\x1b[32mHealthy\x1b[0m           a",
+        "\x1b[31mUnhealthy\x1b[0m (hot)   b",
+        "\x1b[31mgone\x1b[0m              c",
+    ]
+
+
+def test_repeated_yaml_is_a_stream_of_documents(capsys: pytest.CaptureFixture[str]) -> None:
+    asyncio.run(_repeat("yaml"))
+    documents = list(yaml.safe_load_all(capsys.readouterr().out))
+    assert [document["cards"] for document in documents] == [[list(row.item) for row in CARDS.tables[0].rows]] * 2
+
+
+@pytest.mark.parametrize("output", ["csv", "name"])
+def test_repeated_csv_and_names_have_their_problems_on_standard_error(
+    output: Output, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asyncio.run(_repeat(output))
+    captured = capsys.readouterr()
+    assert captured.err == "top: no answer\ntop: no answer\n"
+    assert "no answer" not in captured.out
+
+
+async def _repeat(output: Output) -> None:
+    """Shows the cards twice."""
+    readings = 0
+
+    async def read() -> tuple[Document[list[str]], Sequence[str]]:
+        nonlocal readings
+        readings += 1
+        if readings > 2:
+            raise asyncio.CancelledError
+        return CARDS, ["no answer"]
+
+    with contextlib.suppress(asyncio.CancelledError):
+        await show(read, Format(output=output), 0.0, once=False, program="top")
 
 
 def test_a_screen_is_overwritten_line_by_line_and_counts_hidden_rows() -> None:

@@ -7,8 +7,8 @@ from panels import Dashboard, Panel, Query, Row, Variable, query
 AGENTS = 'up{job=~".*accelplane-agent"}'
 OURS = 'resource=~"(gpu|npu|qat|dsa|iaa|dlb|sgx|fpga)_intel_com_.+|amd_com_onload"'
 WAITING = (
-    "sum by (namespace, pod) (kube_pod_status_unschedulable == 1)"
-    f" and on (namespace, pod) kube_pod_container_resource_requests{{{OURS}}} > 0"
+    "sum by (cluster, namespace, pod) (kube_pod_status_unschedulable == 1)"
+    f" and on (cluster, namespace, pod) kube_pod_container_resource_requests{{{OURS}}} > 0"
 )
 UNHEALTHY = '(accelplane_unit_health{phase="unhealthy"} == 1)'
 HEALTH_STATES = (("healthy", "green"), ("suspect", "yellow"), ("recovering", "blue"), ("unhealthy", "red"))
@@ -21,11 +21,11 @@ OF_NODE = 'node=~"$node"'
 
 def _overview_panels() -> list[Panel]:
     return [
-        Panel(title="Healthy devices", kind="stat", width=4, height=4,
+        Panel(title="Healthy device IDs", kind="stat", width=4, height=4,
               queries=query('sum(accelplane_devices{health="Healthy"})')),
-        Panel(title="Unhealthy devices", kind="stat", width=4, height=4,
+        Panel(title="Unhealthy device IDs", kind="stat", width=4, height=4,
               queries=query('sum(accelplane_devices{health="Unhealthy"})')),
-        Panel(title="Allocated", kind="stat", unit="percentunit", width=4, height=4,
+        Panel(title="Allocated share", kind="stat", unit="percentunit", width=4, height=4,
               queries=query("sum(accelplane_resource_allocated) / sum(accelplane_resource_allocatable)")),
         Panel(title="Power of all devices", kind="stat", unit="watt", width=4, height=4,
               about="Devices whose driver has an energy counter or a power sensor.",
@@ -40,9 +40,12 @@ def _overview_panels() -> list[Panel]:
 
 def _devices_panels() -> list[Panel]:
     return [
-        Panel(title="Physical devices by kind and state", kind="table",
-              queries=query("sum by (plugin, phase) (accelplane_unit_health)", "devices"), shown=("phase",)),
-        Panel(title="Devices by resource and health",
+        Panel(title="Physical devices by kind and state", kind="table", shown=("phase",), queries=query(
+            "sum by (plugin, phase) (accelplane_unit_health)"
+            ' or label_replace(count by (plugin) (count by (cluster, instance, plugin, unit) (accelplane_unit_info)'
+            ' unless on (cluster, instance, plugin, unit) accelplane_unit_health), "phase", "not checked", "", "")',
+            "devices")),
+        Panel(title="Device IDs by resource and health",
               queries=query("sum by (resource, health) (accelplane_devices)", "{{resource}} {{health}}")),
         Panel(title="Allocated share by resource", unit="percentunit", queries=query(
             "sum by (resource) (accelplane_resource_allocated) / sum by (resource) (accelplane_resource_allocatable)",
@@ -50,7 +53,7 @@ def _devices_panels() -> list[Panel]:
         Panel(title="Allocated and allocatable", kind="table", queries=[
             Query("sum by (resource) (accelplane_resource_allocated)", "allocated"),
             Query("sum by (resource) (accelplane_resource_allocatable)", "allocatable")]),
-        Panel(title="Namespaces with the most devices", kind="bargauge",
+        Panel(title="Namespaces with the most device IDs", kind="bargauge",
               queries=query("topk(10, accelplane:namespace_devices:sum)", "{{namespace}} {{resource}}")),
         Panel(title="Power by kind", unit="watt", stacked=True,
               queries=query("sum by (plugin) (accelplane:device_power:watts)", "{{plugin}}")),
@@ -60,12 +63,14 @@ def _devices_panels() -> list[Panel]:
 def _problems_panels() -> list[Panel]:
     return [
         Panel(title="Unhealthy devices with reason", kind="table", width=12, none="None", queries=query(
-            f"{UNHEALTHY} * on (instance, plugin, unit) group_right () accelplane_unit_unhealthy_reason", "unhealthy")),
+            f"{UNHEALTHY} * on (cluster, instance, plugin, unit) group_right () accelplane_unit_unhealthy_reason",
+            "unhealthy")),
         Panel(title="Unhealthy time in the last 24 hours", kind="table", unit="s", width=12, none="None", queries=query(
-            f"increase(accelplane_unit_unhealthy_seconds_total[1d]) and on (instance, plugin, unit) {UNHEALTHY}",
-            "time")),
+            "increase(accelplane_unit_unhealthy_seconds_total[1d])"
+            f" and on (cluster, instance, plugin, unit) {UNHEALTHY}", "time")),
         Panel(title="Containers that hold unhealthy devices", kind="table", width=12, none="None", shown=("container",),
-              queries=query(f"accelplane_container_devices and on (instance, plugin, unit) {UNHEALTHY}", "IDs")),
+              queries=query(f"accelplane_container_devices and on (cluster, instance, plugin, unit) {UNHEALTHY}",
+                            "IDs")),
         Panel(title="Allocated and idle for 30 minutes", kind="table", unit="s", width=12, none="None",
               queries=query("accelplane_unit_idle_seconds > 1800", "idle")),
         Panel(title="Agents that do not answer", kind="table", width=12, none="None", shown=("agent",),
@@ -149,9 +154,9 @@ def _activity_panels() -> list[Panel]:
 
 def _bus_panels() -> list[Panel]:
     return [
-        Panel(title="Link speed and maximum", unit="none", about="Transfers per second of a lane.", queries=[
-            Query(f"accelplane_pci_link_transfers_per_second{{{OF_DEVICE}}}", "{{device}}"),
-            Query(f"accelplane_pci_link_max_transfers_per_second{{{OF_DEVICE}}}", "{{device}} maximum")]),
+        Panel(title="Link speed and maximum", unit="suffix:GT/s", about="Transfers per second of a lane.", queries=[
+            Query(f"accelplane_pci_link_transfers_per_second{{{OF_DEVICE}}} / 1e9", "{{device}}"),
+            Query(f"accelplane_pci_link_max_transfers_per_second{{{OF_DEVICE}}} / 1e9", "{{device}} maximum")]),
         Panel(title="Lanes and maximum", queries=[
             Query(f"accelplane_pci_link_lanes{{{OF_DEVICE}}}", "{{device}}"),
             Query(f"accelplane_pci_link_max_lanes{{{OF_DEVICE}}}", "{{device}} maximum")]),
@@ -298,9 +303,9 @@ def kinds() -> Dashboard:
 
 def namespace() -> Dashboard:
     of = 'namespace=~"$namespace"'
-    busy = "max by (instance, plugin, device) (accelplane:gt_active:ratio)"
+    busy = "max by (cluster, instance, plugin, device) (accelplane:gt_active:ratio)"
     panels = [
-        Panel(title="Devices held", width=12, stacked=True, none="None",
+        Panel(title="Device IDs held", width=12, stacked=True, none="None",
               queries=query(f"accelplane:namespace_devices:sum{{{of}}}", "{{namespace}} {{resource}}")),
         Panel(title="Containers", kind="table", width=12, none="None", shown=("container",),
               queries=query(f"accelplane_container_devices{{{of}}}", "IDs")),
@@ -309,14 +314,14 @@ def namespace() -> Dashboard:
             f"sum_over_time(accelplane:namespace_devices:sum{{{of}}}[$__range:1m]) / 60", "hours")),
         Panel(title="Busy share of the GPUs held", unit="percentunit", none="None", queries=query(
             f'avg by (namespace) (accelplane:container_device:one{{plugin="gpu",{of}}}'
-            f" * on (instance, plugin, device) group_left () {busy})", "{{namespace}}")),
+            f" * on (cluster, instance, plugin, device) group_left () {busy})", "{{namespace}}")),
         Panel(title="Energy of the devices held", kind="table", unit="joule", none="None",
               about="A shared device counts fully for each of its namespaces.", queries=query(
             f"sum_over_time(sum by (namespace) (accelplane:container_device_power:watts{{{of}}})[$__range:1m]) * 60",
             "energy")),
         Panel(title="Allocated and idle", kind="table", unit="s", width=24, none="None", queries=query(
             f"accelplane:container_device:one{{{of}}}"
-            " * on (instance, plugin, unit) group_left () accelplane_unit_idle_seconds", "idle")),
+            " * on (cluster, instance, plugin, unit) group_left () accelplane_unit_idle_seconds", "idle")),
     ]  # fmt: skip
     return Dashboard(
         uid="accelplane-namespace",

@@ -19,7 +19,7 @@ _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _METRIC = re.compile(
     r"\b((?:accelplane[_:]|kube_|fpga_|npu_|sgx_|controller_runtime_)[\w:]+|scrape_samples_scraped|up(?=\{))(\{)?"
 )
-_HIDDEN = ("Time", "__name__", "cluster", "job", "instance", "agent", "bdf", "container", "phase")
+_HIDDEN = ("Time", "__name__", "job", "instance", "agent", "bdf", "container", "phase")
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ def document(dashboard: Dashboard) -> Object:
         "links": [
             {
                 "type": "dashboards", "title": "Accelplane", "tags": ["accelplane"], "asDropdown": True,
-                "includeVars": True, "keepTime": True,
+                "includeVars": True, "keepTime": True, "targetBlank": False, "icon": "external link", "tooltip": "",
+                "url": "",
             }
         ],
         "annotations": {"list": []},
@@ -161,6 +162,9 @@ def _panel(panel: Panel) -> Object:
             "refId": chr(ord("A") + number), "datasource": _SOURCE, "expr": in_cluster(each.expr),
             "instant": instant, "range": not instant,
         }  # fmt: skip
+        if not instant:
+            # The interval of the scrapes: $__rate_interval is four times as long, whatever the data source has.
+            target["interval"] = "30s"
         if panel.kind == "table":
             target["format"] = "table"
         elif each.legend:
@@ -212,23 +216,30 @@ def _columns(panel: Panel) -> list[Object]:
     ]
 
 
+# Every field that the schema requires is written, also those with default values.
+_LEGEND = {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []}
 _OPTIONS: dict[Kind, Object] = {
     "timeseries": {
-        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+        "legend": _LEGEND,
         "tooltip": {"mode": "multi", "sort": "desc"},
     },
     "stat": {
-        "colorMode": "value", "graphMode": "none", "textMode": "auto", "orientation": "auto",
+        "colorMode": "value", "graphMode": "none", "textMode": "auto", "orientation": "auto", "justifyMode": "auto",
+        "wideLayout": True, "showPercentChange": False, "percentChangeColorMode": "standard",
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
     },
     "bargauge": {
-        "displayMode": "basic", "orientation": "horizontal", "showUnfilled": True,
+        "displayMode": "basic", "orientation": "horizontal", "showUnfilled": True, "valueMode": "color",
+        "namePlacement": "auto", "sizing": "auto", "minVizWidth": 8, "minVizHeight": 16, "maxVizHeight": 300,
+        "legend": _LEGEND | {"showLegend": False},
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
     },
-    "table": {"showHeader": True, "cellHeight": "sm", "footer": {"show": False}},
+    "table": {
+        "showHeader": True, "cellHeight": "sm", "frameIndex": 0, "footer": {"show": False, "reducer": ["sum"]},
+    },
     "state-timeline": {
         "mergeValues": True, "showValue": "auto", "alignValue": "left", "rowHeight": 0.8,
-        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+        "legend": _LEGEND,
         "tooltip": {"mode": "single", "sort": "none"},
     },
 }  # fmt: skip

@@ -313,7 +313,10 @@ class ApiServer:
         except ProtocolError as error:
             raise DecodeError(name, f"{self.address}: {error}") from error
         except HttpClientError as error:
-            raise Unreachable(name, f"{self.address}: {error}") from error
+            problem = str(error)  # an error of the connection begins with the address
+            raise Unreachable(
+                name, problem if problem.startswith(self.address) else f"{self.address}: {problem}"
+            ) from error
 
 
 def _split(url: str) -> tuple[bool, str, int, str]:

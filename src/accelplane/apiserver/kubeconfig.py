@@ -114,6 +114,8 @@ def read_kubeconfig(*paths: str, server: str = "", context: str = "") -> ClientC
     contexts = {each.name: each.context for _, config in reversed(configs) for each in config.contexts}
     clusters = {each.name: (path, each.cluster) for path, config in reversed(configs) for each in config.clusters}
     users = {each.name: (path, each.user) for path, config in reversed(configs) for each in config.users}
+    if not current:
+        raise NoCredentials(named, "found no current-context, expected the name of a context; set current-context")
     chosen = _entry(named, "context", current, contexts)
     cluster_path, cluster = _entry(named, "cluster", chosen.cluster, clusters)
     user_path, user = _entry(named, "user", chosen.user, users) if chosen.user else (named, _User())
@@ -142,7 +144,7 @@ def _load(path: str) -> _Config:
             raise NoCredentials(path, f"found more than {_MAX_SIZE} bytes, expected a kubeconfig")
         return msgspec.convert(yaml.load(data, _Texts) or {}, _Config, strict=False)  # noqa: S506 - texts only
     except OSError as error:
-        raise NoCredentials(path, f"{error.strerror}; expected a kubeconfig; set -kubeconfig or KUBECONFIG") from None
+        raise NoCredentials(path, f"{error.strerror}; expected a kubeconfig; set --kubeconfig or KUBECONFIG") from None
     except (yaml.YAMLError, msgspec.ValidationError, RecursionError) as error:
         raise NoCredentials(path, f"invalid kubeconfig: {' '.join(str(error).split())}") from None
 

@@ -30,8 +30,6 @@ from accelplane.fleet.arithmetic import allocation, shortages
 from accelplane.fleet.listing import DEADLINE, Listed, Scope, list_cluster
 from accelplane.fleet.model import Node, Waiting
 
-PROGRAM = "accelplane --cluster"
-
 _DURATION = re.compile(r"([0-9]{1,6})(ms|s|m|h)?", re.ASCII)
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -109,21 +107,24 @@ class WaitingItem(Struct, frozen=True):
 Item = NodeItem | NamespaceItem | WaitingItem
 
 
-def run(request: Request, form: Format, *, interval: float, once: bool) -> int:
-    """Prints the cluster. Returns the exit code, 1 if something could not be read. Raises `UsageError`."""
+def run(request: Request, form: Format, *, interval: float, once: bool, program: str) -> int:
+    """Prints the cluster. Returns the exit code, 1 if something could not be read.
+
+    `program` begins the lines on standard error. Raises `UsageError` and `OutputError`.
+    """
     if request.waiting and request.node:
         raise UsageError("--node: expected it without --waiting: a waiting pod has no node")
     if request.namespace and request.all_namespaces:
         raise UsageError("-n and -A: found both, expected one of them")
     if request.namespace and not _NAMESPACE.fullmatch(request.namespace):
         raise UsageError(f"-n: found {request.namespace[:80]!a}, expected the name of a namespace")
-    sort_tables(_tables(request, (), (), ()), form.sort_by)
+    sort_tables(_tables(request, "", (), (), ()), form.sort_by)
     try:
         config = config_of(request)
-        problems = asyncio.run(_show(config, request, form, interval=interval, once=once))
+        problems = asyncio.run(_show(config, request, form, interval=interval, once=once, program=program))
     except (ApiError, ValueError) as error:
         problems = [str(error)]
-    return print_problems(PROGRAM, problems)
+    return print_problems(program, problems)
 
 
 def timeout_of(text: str) -> float:
@@ -146,7 +147,9 @@ def config_of(request: Request) -> ClientConfig:
     return read_kubeconfig(*files, context=request.context)
 
 
-async def _show(config: ClientConfig, request: Request, form: Format, *, interval: float, once: bool) -> Sequence[str]:
+async def _show(
+    config: ClientConfig, request: Request, form: Format, *, interval: float, once: bool, program: str
+) -> Sequence[str]:
     """Shows the cluster until the end. Returns the last read errors."""
     api = ApiServer(config, idle_timeout=interval + DEADLINE)
     namespace = "" if request.all_namespaces else request.namespace or config.namespace
@@ -154,11 +157,13 @@ async def _show(config: ClientConfig, request: Request, form: Format, *, interva
 
     async def read() -> tuple[Document[Item], Sequence[str]]:
         listed = await list_cluster(api, scope, deadline=request.timeout)
+        if request.node and listed.all_nodes and request.node not in listed.node_names:
+            listed = replace(listed, problems=[*listed.problems, f"--node: found no node {request.node[:253]!a}"])
         return document(listed, request, namespace), listed.problems
 
     try:
         api.check()
-        return await show(read, form, interval, once=once)
+        return await show(read, form, interval, once=once, program=program)
     finally:
         api.close()
 
@@ -170,6 +175,7 @@ def document(listed: Listed, request: Request, namespace: str) -> Document[Item]
     waiting = [item for item in waiting_items(listed) if namespace in ("", item.namespace)]
     tables = _tables(
         request,
+        namespace,
         [item for item in node_items(nodes, known=listed.all_pods) if item.resource.startswith(prefix)],
         [
             item
@@ -249,14 +255,27 @@ def waiting_items(listed: Listed) -> Iterator[WaitingItem]:
 
 
 def _tables(
-    request: Request, nodes: Sequence[NodeItem], namespaces: Sequence[NamespaceItem], waiting: Sequence[WaitingItem]
+    request: Request,
+    namespace: str,
+    nodes: Sequence[NodeItem],
+    namespaces: Sequence[NamespaceItem],
+    waiting: Sequence[WaitingItem],
 ) -> Sequence[Table[Item]]:
+    pod = f"No pod of namespace {namespace}" if namespace else "No pod"
+    devices = f"devices of {request.resource}" if request.resource else "devices"
     if request.waiting:
         rows: list[Row[Item]] = [_waiting_row(item) for item in waiting]
-        return [Table("waiting", _WAITING, rows, empty="No pod waits for devices.")]
+        return [Table("waiting", _WAITING, rows, empty=f"{pod} waits for {devices}.")]
+    node = f"Node {request.node} has no {devices}." if request.node else f"No node has {devices}."
+    place = f" on node {request.node}" if request.node else ""
     return [
-        Table("nodes", _NODES, [_node_row(item) for item in nodes], empty="No node has devices."),
-        Table("namespaces", _NAMESPACES, [_namespace_row(item) for item in namespaces], empty="No pod holds devices."),
+        Table("nodes", _NODES, [_node_row(item) for item in nodes], empty=node),
+        Table(
+            "namespaces",
+            _NAMESPACES,
+            [_namespace_row(item) for item in namespaces],
+            empty=f"{pod} holds {devices}{place}.",
+        ),
     ]
 
 

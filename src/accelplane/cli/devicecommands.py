@@ -1,5 +1,9 @@
-"""The click commands `inspect` and `top`: of this node, or with `--cluster` of a cluster."""
+"""The click commands `inspect` and `top`: of this node, or with `--cluster` of a cluster.
 
+`for_cluster` makes the commands of kubectl's plugin from them, which are those of a cluster only.
+"""
+
+import copy
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -8,7 +12,7 @@ from typing import TypeVar
 import click
 import msgspec
 
-from accelplane.cli.tables import OUTPUTS, Format, Output, UsageError
+from accelplane.cli.tables import OUTPUTS, Format, Output, OutputError, UsageError
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -18,6 +22,7 @@ _CLUSTER_FLAGS = (
     "namespace", "all_namespaces", "node", "resource", "waiting", "watch", "kubeconfig", "context_name",
     "request_timeout",
 )  # fmt: skip
+_CLUSTER_HELP = "With --cluster: "
 
 _SHARED = (
     click.option("--root", default="/", show_default=True, help="Read sysfs and devfs below this directory."),
@@ -58,7 +63,7 @@ def _options(function: F) -> F:
     return function
 
 
-@click.command()
+@click.command(short_help="Show devices and the pods that use them.")
 @_options
 @click.option("--agent", default="", metavar="HOST:PORT", help="Pages of the agent, for the column STATE SINCE.")
 @click.option("--fleet", is_flag=True, help="With --cluster: devices and their holders, from the server of the fleet.")
@@ -79,15 +84,15 @@ def inspect(context: click.Context, **values: object) -> None:
             raise click.UsageError("--interval: found without --watch, expected both")
         if values["fleet"]:
             _reject(context, ("waiting",), "found with --fleet, which does not use it")
-            _run(lambda: _fleet(values, form, once=not values["watch"]))
-        _run(lambda: _cluster(values, form, once=not values["watch"]))
+            _run(context, lambda: _fleet(context, values, form, once=not values["watch"]))
+        _run(context, lambda: _cluster(context, values, form, once=not values["watch"]))
     _reject(context, (*_CLUSTER_FLAGS, "interval", "fleet"), "found without --cluster, expected both")
     from accelplane.cli.inspect import run  # noqa: PLC0415
 
-    _run(lambda: run(*_node(values), form, agent=str(values["agent"])))
+    _run(context, lambda: run(*_node(values), form, agent=str(values["agent"])))
 
 
-@click.command()
+@click.command(short_help="Show readings of devices, repeatedly.")
 @_options
 @click.option("--once", is_flag=True, help="Print the table once.")
 @click.option("--wake", is_flag=True, help="Read devices that sleep too, which wakes them up.")
@@ -99,12 +104,34 @@ def top(context: click.Context, **values: object) -> None:
     once = bool(values["once"])
     if values["cluster"]:
         _reject(context, _NODE_FLAGS, "found with --cluster, which does not use it")
-        _run(lambda: _cluster(values, form, once=once))
+        _run(context, lambda: _cluster(context, values, form, once=once))
     _reject(context, _CLUSTER_FLAGS, "found without --cluster, expected both")
     from accelplane.cli.top import run  # noqa: PLC0415
 
     interval = _interval(values, 2.0)
-    _run(lambda: run(*_node(values), form, interval=interval, once=once, wake=bool(values["wake"])))
+    _run(context, lambda: run(*_node(values), form, interval=interval, once=once, wake=bool(values["wake"])))
+
+
+def for_cluster(command: click.Command, help_text: str) -> click.Command:
+    """The command without the flags that are of a node only. `--cluster` is accepted and has no effect."""
+    instance = copy.copy(command)
+    instance.help = instance.short_help = help_text
+    instance.params = [_cluster_option(each) for each in command.params if each.name not in _NODE_FLAGS]
+    return instance
+
+
+def _cluster_option(parameter: click.Parameter) -> click.Parameter:
+    option = copy.copy(parameter)
+    if isinstance(option, click.Option):
+        if option.name == "cluster":
+            option.default, option.hidden = True, True
+        text = option.help or ""
+        if text.startswith(_CLUSTER_HELP):
+            text = text.removeprefix(_CLUSTER_HELP)
+            option.help = text[:1].upper() + text[1:]
+        elif option.name == "interval":
+            option.help = "Seconds between updates; default: 10."
+    return option
 
 
 def _node(values: Mapping[str, object]) -> tuple[str, str, str, str]:
@@ -118,16 +145,16 @@ def _interval(values: Mapping[str, object], default: float) -> float:
     return interval if isinstance(interval, float) else default
 
 
-def _cluster(values: Mapping[str, object], form: Format, *, once: bool) -> int:
+def _cluster(context: click.Context, values: Mapping[str, object], form: Format, *, once: bool) -> int:
     from accelplane.cli import clusterview  # noqa: PLC0415 - nodes do not need the API server
 
     timeout = clusterview.timeout_of(str(values["request_timeout"]))
     flags = {**values, "context": values["context_name"], "timeout": timeout}
     request = msgspec.convert(flags, clusterview.Request)
-    return clusterview.run(request, form, interval=_interval(values, 10.0), once=once)
+    return clusterview.run(request, form, interval=_interval(values, 10.0), once=once, program=context.command_path)
 
 
-def _fleet(values: Mapping[str, object], form: Format, *, once: bool) -> int:
+def _fleet(context: click.Context, values: Mapping[str, object], form: Format, *, once: bool) -> int:
     from accelplane.cli import clusterview, fleetview  # noqa: PLC0415 - nodes do not need the fleet
 
     fleetview.check_target(str(values["fleet_namespace"]))
@@ -136,7 +163,7 @@ def _fleet(values: Mapping[str, object], form: Format, *, once: bool) -> int:
     timeout = clusterview.timeout_of(str(values["request_timeout"]))
     flags = {**values, "context": values["context_name"], "timeout": timeout}
     request = msgspec.convert(flags, fleetview.FleetRequest)
-    return fleetview.run(request, form, interval=_interval(values, 10.0), once=once)
+    return fleetview.run(request, form, interval=_interval(values, 10.0), once=once, program=context.command_path)
 
 
 def _format(values: Mapping[str, object]) -> Format:
@@ -152,12 +179,16 @@ def _reject(context: click.Context, names: tuple[str, ...], problem: str) -> Non
             raise click.UsageError(f"--{name.removesuffix('_name').replace('_', '-')}: {problem}")
 
 
-def _run(command: Callable[[], int]) -> None:
+def _run(context: click.Context, command: Callable[[], int]) -> None:
     """Ends the process with the exit code of the command."""
     try:
         code = command()
     except UsageError as error:
         raise click.UsageError(str(error)) from None
+    except OutputError as error:
+        print(f"{context.command_path}: {error}", file=sys.stderr)
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - otherwise the exit writes the rest again
+        code = 1
     except KeyboardInterrupt:
         code = 0
     sys.exit(code)

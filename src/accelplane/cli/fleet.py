@@ -9,6 +9,7 @@ from accelplane.cli import logflags
 from accelplane.cli.clusterprogram import Values, address_of, run_in_cluster
 from accelplane.cli.goflags import Flag, parse_or_exit, with_defaults
 from accelplane.cli.untilsignal import until_signal
+from accelplane.processes import raise_file_limit
 
 if TYPE_CHECKING:
     from accelplane.fleet.options import FleetOptions, PageOptions
@@ -32,6 +33,7 @@ FLAGS = (
     Flag("grafana-url", "", "address of a dashboard for a device, with {node}, {plugin} and {device} as placeholders"),
     Flag("pods", "waiting", "watched pods: waiting, or all for clusters where agents have no pages"),
     Flag("quotas", True, "show what ResourceQuotas leave, if they may be read"),
+    Flag("device-plugins", True, "show the status of the operator's device plugin resources, if they may be read"),
     Flag("events", False, "write an Event when a device becomes unhealthy and when it has recovered"),
     Flag("agent-namespaces", "", "namespaces of the agents, separated by commas; empty: all", repeated=True),
     Flag("agent-ca", "", "file of the authority (PEM) of the agents' certificates; empty: agents are read without TLS"),
@@ -62,6 +64,7 @@ async def _run(values: Values) -> None:
     from accelplane.kube.client import load_config  # noqa: PLC0415 - as above
 
     chosen = fleet_options(values), page_options(values)
+    raise_file_limit()  # there is a connection to each agent
     await run(*chosen, load_config(str(values["kubeconfig"])))
 
 
@@ -81,6 +84,7 @@ def fleet_options(values: Values) -> "FleetOptions":
     return FleetOptions(
         pods="all" if pods == "all" else "waiting",
         quotas=bool(values["quotas"]),
+        device_plugins=bool(values["device-plugins"]),
         events=bool(values["events"]),
         agent_namespaces=_split(values, "agent-namespaces"),
         agent_ca=str(values["agent-ca"]),

@@ -24,7 +24,6 @@ from accelplane.cli.tables import (
 from accelplane.fleet.devicelist import MAX_BYTES, PATH, DeviceItem, DeviceList, HolderItem, decode
 from accelplane.http.client import HttpClient, HttpClientError
 
-PROGRAM = "accelplane --fleet"
 TARGET = "deployment/accelplane-fleet"
 PORT = 8080
 
@@ -51,14 +50,17 @@ class FleetError(Exception):
     """The fleet's server did not return the devices."""
 
 
-def run(request: FleetRequest, form: Format, *, interval: float, once: bool) -> int:
-    """Prints the devices. Returns the exit code, 1 if something could not be read. Raises `UsageError`."""
+def run(request: FleetRequest, form: Format, *, interval: float, once: bool, program: str) -> int:
+    """Prints the devices. Returns the exit code, 1 if something could not be read.
+
+    `program` begins the lines on standard error. Raises `UsageError` and `OutputError`.
+    """
     sort_tables(document(DeviceList(), request).tables, form.sort_by)
     try:
-        problems = asyncio.run(_show(request, form, interval=interval, once=once))
+        problems = asyncio.run(_show(request, form, interval=interval, once=once, program=program))
     except (PortForwardError, FleetError) as error:
         problems = [str(error)]
-    return print_problems(PROGRAM, problems)
+    return print_problems(program, problems)
 
 
 def check_target(name: str) -> None:
@@ -67,7 +69,7 @@ def check_target(name: str) -> None:
         raise UsageError(f"--fleet-namespace: found {name[:80]!a}, expected the name of a namespace")
 
 
-async def _show(request: FleetRequest, form: Format, *, interval: float, once: bool) -> Sequence[str]:
+async def _show(request: FleetRequest, form: Format, *, interval: float, once: bool, program: str) -> Sequence[str]:
     """Shows the devices until the end. Returns the last read errors."""
     async with _connected(request) as client:
 
@@ -75,7 +77,7 @@ async def _show(request: FleetRequest, form: Format, *, interval: float, once: b
             listed = await _devices(client, request)
             return document(listed, request), problems_of(listed)
 
-        return await show(read, form, interval, once=once)
+        return await show(read, form, interval, once=once, program=program)
 
 
 @contextlib.asynccontextmanager

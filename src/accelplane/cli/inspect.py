@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -27,9 +27,6 @@ from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, Sca
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
-
 K = TypeVar("K")
 
 _MANY = 8
@@ -38,8 +35,12 @@ _KUBELET_NOTES = {
     "checkpoint": "From the checkpoint under {}: its pod-resources socket does not answer.",
 }
 
-_COLUMNS = ("RESOURCE", "DEVICE", "ADDRESS", "NUMA", "HEALTH", "ADVERTISED", "HELD BY")
-_WIDE = ("UNIT", "HOLDER SINCE", "STATE SINCE")
+_COLUMNS = (
+    Column("RESOURCE"), Column("DEVICE"), Column("ADDRESS"), Column("NUMA"), Column("HEALTH", health=True),
+    Column("ADVERTISED"), Column("HELD BY"), Column("UNIT", wide=True), Column("HOLDER SINCE", wide=True),
+    Column("STATE SINCE", wide=True),
+)  # fmt: skip
+_SKIPPED_COLUMNS = (Column("PLUGIN"), Column("NOT PUBLISHED"), Column("WHY"))
 
 
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +89,8 @@ class _Kubelet(msgspec.Struct, frozen=True):
 def run(root: str, kubelet_dir: str, plugins: str, config: str, form: Format, *, agent: str = "") -> int:
     """Prints the result. Returns the exit code, 1 if something could not be read.
 
-    `agent` is the address of an agent's pages, for the times of its health history. Raises `UsageError`.
+    `agent` is the address of an agent's pages, for the times of its health history. Raises `UsageError` and
+    `OutputError`.
     """
     try:
         chosen = chosen_plugins(root, plugins, config)
@@ -100,12 +102,12 @@ def run(root: str, kubelet_dir: str, plugins: str, config: str, form: Format, *,
     report = msgspec.structs.replace(report, devices=[row.item for row in table.rows])
     match form.output:
         case "json" | "yaml":
-            sys.stdout.write(tables.format_content(report, form.output))
+            tables.emit(tables.format_content(report, form.output))
         case "name" | "csv":
-            sys.stdout.write(tables.write(Document([table]), form))
+            tables.emit(tables.write(Document([table]), form))
             tables.print_problems("accelplane inspect", report.problems)
         case "table" | "wide":
-            _print_tables(report, kubelet_dir, form)
+            tables.emit(_text(report, kubelet_dir, form, colors=tables.uses_colors()))
     return 1 if report.problems else 0
 
 
@@ -203,36 +205,25 @@ def _rows(plugin: PluginStatus, kubelet: _Kubelet, changed: Mapping[tuple[str, s
 
 
 async def _ask_kubelet(settings: Settings) -> _Kubelet:
-    recorded, since, problem = None, dict[tuple[str, str], float](), ""
-    try:
-        recorded = checkpoint.read_checkpoint(settings.sockets_dir)
-    except checkpoint.CheckpointError as error:
-        problem = str(error)
-    if recorded is not None:
-        since = holdertimes.held_since(settings.kubelet_dir, recorded.holdings)
+    problems: list[str] = []
+    answer = None
     if sockets.identity(settings.pod_resources_socket) is not None:
         try:
-            holders, claims = await podresources.list_holders(settings.pod_resources_socket)
-            advertised = await podresources.allocatable(settings.pod_resources_socket)
+            answer = await _from_pod_resources(settings.pod_resources_socket)
         except podresources.PodResourcesError as error:
-            problem = f"{error}; {problem}" if problem else str(error)
-        else:
-            # Without a readable checkpoint the times are unknown, which is not a problem.
-            return _Kubelet(
-                "pod-resources",
-                {resource: frozenset(ids) for resource, ids in advertised.items()},
-                _group_by_key(
-                    ((one.resource, id_), f"{one.namespace}/{one.pod}/{one.container}")
-                    for one in holders
-                    for id_ in one.device_ids
-                ),
-                since,
-                claims=_group_by_key(
-                    (name, f"{one.namespace}/{one.pod}/{one.container} (DRA)")
-                    for one in claims
-                    for name in one.cdi_names
-                ),
-            )
+            problems.append(str(error))
+    recorded, since = None, dict[tuple[str, str], float]()
+    try:
+        # After the answer: the checkpoint then has the pods that the answer names.
+        recorded = checkpoint.read_checkpoint(settings.sockets_dir)
+    except checkpoint.CheckpointError as error:
+        problems.append(str(error))
+    if recorded is not None:
+        since = holdertimes.held_since(settings.kubelet_dir, recorded.holdings)
+    if answer is not None:
+        # Without a readable checkpoint the times are unknown, which is not a problem.
+        return msgspec.structs.replace(answer, since=since)
+    problem = "; ".join(problems)
     if recorded is None:
         return _Kubelet("none", problem=problem)
     return _Kubelet(
@@ -245,6 +236,24 @@ async def _ask_kubelet(settings: Settings) -> _Kubelet:
         ),
         since,
         problem,
+    )
+
+
+async def _from_pod_resources(socket: str) -> _Kubelet:
+    """The kubelet's answer, without times. Raises `PodResourcesError`."""
+    holders, claims = await podresources.list_holders(socket)
+    advertised = await podresources.allocatable(socket)
+    return _Kubelet(
+        "pod-resources",
+        {resource: frozenset(ids) for resource, ids in advertised.items()},
+        _group_by_key(
+            ((one.resource, id_), f"{one.namespace}/{one.pod}/{one.container}")
+            for one in holders
+            for id_ in one.device_ids
+        ),
+        claims=_group_by_key(
+            (name, f"{one.namespace}/{one.pod}/{one.container} (DRA)") for one in claims for name in one.cdi_names
+        ),
     )
 
 
@@ -268,9 +277,8 @@ def _fold_rows(rows: Sequence[DeviceRow]) -> Iterator[tuple[DeviceRow, str]]:
 
 def _table(report: Report, form: Format) -> Table[DeviceRow]:
     """The devices in the order of the chosen column. Raises `UsageError`."""
-    columns = [*map(Column, _COLUMNS), *(Column(title, wide=True) for title in _WIDE)]
     rows = [Row(f"{row.resource}/{row.id}", _cells(row, row.id), row) for row in report.devices]
-    return tables.sort_tables([Table("devices", columns, rows)], form.sort_by)[0]
+    return tables.sort_tables([Table("devices", _COLUMNS, rows)], form.sort_by)[0]
 
 
 def _cells(row: DeviceRow, shown: str) -> Sequence[str]:
@@ -289,43 +297,18 @@ def _cells(row: DeviceRow, shown: str) -> Sequence[str]:
     )
 
 
-def _print_tables(report: Report, kubelet_dir: str, form: Format) -> None:
-    from rich.console import Console  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    # Without a terminal lines are not folded to its width, for grep.
-    console = Console(width=None if sys.stdout.isatty() else 200 + 60 * (form.output == "wide"))
-    titles = _COLUMNS + (_WIDE if form.output == "wide" else ())
-    table = _screen_table(titles, headers=form.headers)
-    for row, shown in _fold_rows(report.devices):
-        cells = [Text(cell) for cell in _cells(row, shown)[: len(titles)]]
-        health = Text(row.health or "gone", style="green" if row.health == "Healthy" else "red")
-        if row.reason:
-            health.append(f" ({row.reason})")
-        cells[_COLUMNS.index("HEALTH")] = health
-        table.add_row(*cells)
-    if report.devices:
-        console.print(table)
-    elif form.headers:
-        console.print("No devices found.")
-    skipped_devices = [(name, skip) for name, skips in report.skipped.items() for skip in skips]
-    if skipped_devices and form.headers:
-        console.print()
-        skipped = _screen_table(("PLUGIN", "NOT PUBLISHED", "WHY"), headers=True)
-        for name, skip in skipped_devices:
-            skipped.add_row(name, skip.subject, skip.reason)
-        console.print(skipped)
-    if form.headers and report.source != "pod-resources":
-        console.print(f"\n{_KUBELET_NOTES[report.source].format(kubelet_dir)}")
-    for problem in report.problems:
-        console.print(Text(problem, style="red"))
-
-
-def _screen_table(titles: Sequence[str], *, headers: bool) -> "RichTable":
-    """An empty table in the layout of the other commands, whose cells are folded to the width of the terminal."""
-    from rich.table import Table as RichTable  # noqa: PLC0415
-
-    table = RichTable(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="", show_header=headers)
-    for title in titles:
-        table.add_column(title, overflow="fold")
-    return table
+def _text(report: Report, kubelet_dir: str, form: Format, *, colors: bool) -> str:
+    """The output of a person: devices, hardware that is not published, and notes."""
+    rows = [Row("", _cells(row, shown), row) for row, shown in _fold_rows(report.devices)]
+    devices = Table("devices", _COLUMNS, rows, empty="No devices found.")
+    parts = [tables.write(Document([devices]), Format(output=form.output, headers=form.headers), colors=colors)]
+    if form.headers:
+        skipped = [
+            Row("", (name, skip.subject, skip.reason), skip) for name, skips in report.skipped.items() for skip in skips
+        ]
+        parts.append(tables.write(Document([Table("skipped", _SKIPPED_COLUMNS, skipped)]), Format()))
+        if report.source != "pod-resources":
+            parts.append(f"{tables.printable(_KUBELET_NOTES[report.source].format(kubelet_dir))}\n")
+    text = "\n".join(part for part in parts if part)
+    problems = [tables.printable(problem) for problem in report.problems]
+    return text + "".join(f"{tables.color(line, good=False) if colors else line}\n" for line in problems)

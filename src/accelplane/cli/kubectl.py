@@ -11,27 +11,22 @@ import click
 from click.shell_completion import ShellComplete
 
 from accelplane import __version__
-from accelplane.cli.devicecommands import inspect, top
+from accelplane.cli.devicecommands import for_cluster, inspect, top
 
 _PROGRAM = "kubectl accelplane"
 _NO_FILES = 4  # cobra's ShellCompDirectiveNoFileComp
 _DEFAULT = 0
 
 
-@click.group(
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        # There is no node to inspect where kubectl runs.
-        "default_map": {"inspect": {"cluster": True}, "top": {"cluster": True}},
-    }
-)
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name=_PROGRAM, message="%(prog)s %(version)s")
 def plugin() -> None:
     """Devices of a cluster and the pods that use them or wait for them."""
 
 
-plugin.add_command(inspect)
-plugin.add_command(top)
+# There is no node to inspect where kubectl runs.
+plugin.add_command(for_cluster(inspect, "Show devices of a cluster, their holders, and waiting pods."))
+plugin.add_command(for_cluster(top, "Show devices of a cluster repeatedly."))
 
 
 def main() -> None:

@@ -23,7 +23,10 @@ _SELECTED = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    short_help="List or change images of manifests and charts.",
+)
 def manifests() -> None:
     """List or change the images of manifests, kustomizations and charts."""
 

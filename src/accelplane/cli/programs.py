@@ -19,13 +19,13 @@ class Program(NamedTuple):
 
 PROGRAMS: Mapping[str, Program] = {
     "node": Program("node", "Run the agent with all plugins."),
-    "labels": Program("labels", "Print the hardware labels of a node, or write them to the Node."),
+    "labels": Program("labels", "Print hardware labels, or write them to the Node."),
     "clients": Program(
         "clients", "Serve the use of GPUs by containers to the agent. Needs the host's PID namespace and SYS_PTRACE."
     ),
     "operator": Program("operator", "Run the operator, or render custom resources (render FILE).", drop_in=True),
     "fpga": Program("fpgatool", "Inspect FPGA cards, install bitstreams, program cards.", drop_in=True),
-    "fleet": Program("fleet", "Serve a page of the cluster's accelerators, or of a simulated cluster (demo)."),
+    "fleet": Program("fleet", "Serve the fleet page, or a simulated one (demo)."),
     "webhook sgx": Program("sgxwebhook", "Add SGX devices and settings to pods that request EPC.", drop_in=True),
     "webhook fpga": Program(
         "fpgawebhook", "Replace names of FPGA functions in pods by resources and settings.", drop_in=True

@@ -29,7 +29,9 @@ _Mode: TypeAlias = Literal["plan", "apply", "status"]
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]}, short_help="Configure QAT, DSA, IAA and DLB devices."
+)
 def provision() -> None:
     """Reconcile QAT, DSA, IAA and DLB devices with their configuration files.
 

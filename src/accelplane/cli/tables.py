@@ -5,6 +5,7 @@ Texts of devices, pods and drivers are untrusted: tables, CSV and names show cha
 
 import csv
 import io
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -28,8 +29,15 @@ _GAP = "   "
 _MAX_TIME = 253402300799.0  # the end of the year 9999
 
 
+_GREEN, _RED, _RESET = "\x1b[32m", "\x1b[31m", "\x1b[0m"
+
+
 class UsageError(ValueError):
     """The command line is invalid. The exit code is 2."""
+
+
+class OutputError(Exception):
+    """Standard output cannot be written. The exit code is 1."""
 
 
 class Format(Struct, frozen=True, kw_only=True):
@@ -41,10 +49,11 @@ class Format(Struct, frozen=True, kw_only=True):
 
 
 class Column(Struct, frozen=True):
-    """A column; one that is `wide` is in the outputs wide and csv only."""
+    """A column; one that is `wide` is in the outputs wide and csv only. `health` has colors if colors are used."""
 
     title: str
     wide: bool = False
+    health: bool = False
 
 
 class Row(Struct, Generic[T], frozen=True):
@@ -71,10 +80,10 @@ class Document(Struct, Generic[T], frozen=True):
     facts: Mapping[str, object] = {}
 
 
-def write(document: Document[T], form: Format) -> str:
+def write(document: Document[T], form: Format, *, colors: bool = False) -> str:
     """The text, with a newline at its end unless it is empty. Raises `UsageError` for an unknown column.
 
-    CSV has one header, so it contains the first table only.
+    CSV has one header, so it contains the first table only. Only columns of health have colors.
     """
     tables = sort_tables(document.tables, form.sort_by)
     match form.output:
@@ -87,13 +96,36 @@ def write(document: Document[T], form: Format) -> str:
         case "csv":
             return _csv(tables[0], headers=form.headers)
         case "table" | "wide":
-            return "\n".join(_align(table, wide=form.output == "wide", headers=form.headers) for table in tables)
+            wide = form.output == "wide"
+            texts = [_align(table, wide=wide, headers=form.headers, colors=colors) for table in tables]
+            return "\n".join(text for text in texts if text)
+
+
+def emit(text: str) -> None:
+    """Writes the text to standard output. Raises `OutputError`, and `BrokenPipeError` if the reader has ended."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"standard output: {error.strerror or error}") from None
+
+
+def uses_colors() -> bool:
+    """Whether standard output is a terminal with colors. `NO_COLOR` with any text disables them (no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+def color(text: str, *, good: bool) -> str:
+    """The text in green or red."""
+    return f"{_GREEN if good else _RED}{text}{_RESET}"
 
 
 def print_problems(program: str, problems: Sequence[str]) -> int:
     """Prints the problems to standard error. Returns the exit code, 1 if there are any."""
     for problem in problems:
-        print(f"{program}: {problem}", file=sys.stderr)
+        print(f"{program}: {printable(problem)}", file=sys.stderr)
     return 1 if problems else 0
 
 
@@ -147,7 +179,7 @@ def _csv(table: Table[T], *, headers: bool) -> str:
     return text.getvalue()
 
 
-def _align(table: Table[T], *, wide: bool, headers: bool) -> str:
+def _align(table: Table[T], *, wide: bool, headers: bool, colors: bool) -> str:
     if not table.rows:
         return f"{table.empty}\n" if table.empty and headers else ""
     shown = [index for index, column in enumerate(table.columns) if wide or not column.wide]
@@ -155,5 +187,10 @@ def _align(table: Table[T], *, wide: bool, headers: bool) -> str:
     if headers:
         lines.insert(0, [table.columns[index].title for index in shown])
     widths = [max(len(line[position]) for line in lines) for position in range(len(shown))]
-    padded = (_GAP.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
-    return "".join(f"{line.rstrip()}\n" for line in padded)
+    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    health = [position for position, index in enumerate(shown) if colors and table.columns[index].health]
+    for line in padded[headers:]:
+        for position in health:
+            word, blank, rest = line[position].partition(" ")
+            line[position] = color(word, good=word == "Healthy") + blank + rest
+    return "".join(f"{_GAP.join(line).rstrip()}\n" for line in padded)

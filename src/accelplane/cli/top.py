@@ -65,7 +65,10 @@ class DeviceRow(Struct, frozen=True, kw_only=True):
 def run(
     root: str, kubelet_dir: str, plugins: str, config: str, form: Format, *, interval: float, once: bool, wake: bool
 ) -> int:  # fmt: skip
-    """Prints the devices. Returns the exit code, 1 if something could not be read. Raises `UsageError`."""
+    """Prints the devices. Returns the exit code, 1 if something could not be read.
+
+    Raises `UsageError` and `OutputError`.
+    """
     sort_tables([Table[DeviceRow]("devices", _COLUMNS, ())], form.sort_by)
     try:
         chosen = chosen_plugins(root, plugins, config)
@@ -90,7 +93,7 @@ async def _show(
     try:
         if once and await node.has_counters():
             await asyncio.sleep(_SECOND_READING)
-        return await show(read, form, interval, once=once)
+        return await show(read, form, interval, once=once, program="accelplane top")
     finally:
         await node.close()
 

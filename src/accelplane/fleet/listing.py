@@ -36,7 +36,7 @@ class Scope(Struct, frozen=True, kw_only=True):
 
 
 class Listed(Struct, frozen=True):
-    """The listed objects. `problems` are those of failed lists.
+    """The listed objects. `problems` are those of failed lists, `node_names` the nodes with and without resources.
 
     Without `all_pods`, nodes have only the holders of the namespace; without `all_nodes` only pods name nodes.
     """
@@ -45,6 +45,7 @@ class Listed(Struct, frozen=True):
     all_pods: bool = True
     all_nodes: bool = True
     problems: Sequence[str] = ()
+    node_names: frozenset[str] = frozenset()
 
 
 class _Metadata(Struct, frozen=True):
@@ -126,18 +127,18 @@ class _Quota(Struct, frozen=True):
 
 async def list_cluster(api: ApiServer, scope: Scope, *, deadline: float = DEADLINE) -> Listed:
     """The cluster now. A list that fails is missing, and named in `problems`."""
-    problems: list[str] = []
+    failed: dict[str, list[str]] = {}  # paths by problem
 
     async def listed(path: str, kind: type[T], *, optional: bool = False) -> list[T] | None:
         items: list[T] = []
         try:
             await api.list(path, lambda raws: items.extend(_decoded(raws, kind)), page=_PAGE, deadline=deadline)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            problems.append(f"cannot list {path}: found an object of another type: {error}")
+            failed.setdefault(f"found an object of another type: {error}", []).append(path)
             return None
         except ApiError as error:
             if not (optional and isinstance(error, StatusError) and error.code == 403):
-                problems.append(f"cannot list {path}: {error}")
+                failed.setdefault(str(error).removeprefix(f"GET {path}: "), []).append(path)
             return None
         return items
 
@@ -152,6 +153,7 @@ async def list_cluster(api: ApiServer, scope: Scope, *, deadline: float = DEADLI
             resource_path("", "v1", "resourcequotas", namespace=scope.namespace), _Quota, optional=True
         )
     now = time.time()
+    problems = [f"cannot list {', '.join(paths)}: {problem}" for problem, paths in failed.items()]
 
     def known(name: str) -> bool:
         return is_known(name, scope.prefixes)
@@ -165,7 +167,8 @@ async def list_cluster(api: ApiServer, scope: Scope, *, deadline: float = DEADLI
         quotas=tuple(_quotas(quotas or (), known)),
         problem="; ".join(problems),
     )
-    return Listed(cluster, all_pods, nodes is not None, problems)
+    names = frozenset(node.metadata.name for node in nodes or ())
+    return Listed(cluster, all_pods, nodes is not None, problems, names)
 
 
 def requests(pod: Pod, known: Callable[[str], bool]) -> dict[str, int]:

@@ -16,6 +16,7 @@ from accelplane.http.messages import Head, HttpError, HttpLimits, Request, Respo
 from accelplane.http.progress import Progress
 from accelplane.http.requestreader import RequestReader
 from accelplane.http.servertransport import ServerTransport
+from accelplane.http.tls import ConnectionContext
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class ConnectionOwner(Protocol):
 class Connection(asyncio.BufferedProtocol):
     """One client. Its requests are answered in order, one at a time."""
 
-    def __init__(self, server: ConnectionOwner, context: ssl.SSLContext | None, source: bytes = b"") -> None:
+    def __init__(self, server: ConnectionOwner, context: ConnectionContext | None, source: bytes = b"") -> None:
         self._server = server
         self.source = source
         self._limits = server.limits

@@ -1,10 +1,9 @@
 """The transport of a server connection: bytes from and to its client, with or without TLS."""
 
 import asyncio
-import ssl
 
 from accelplane.http import acceptqueue
-from accelplane.http.tls import TlsSession
+from accelplane.http.tls import ConnectionContext, TlsSession
 
 
 class ServerTransport:
@@ -15,7 +14,7 @@ class ServerTransport:
 
     __slots__ = ("_context", "_tls", "_transport")
 
-    def __init__(self, context: ssl.SSLContext | None) -> None:
+    def __init__(self, context: ConnectionContext | None) -> None:
         self._context = context
         self._tls: TlsSession | None = None  # made with the first data: most of a connection's memory
         self._transport: asyncio.Transport | None = None
@@ -82,7 +81,7 @@ class ServerTransport:
         """The plain text in `data`, which is `data` without TLS; continues the handshake. Raises `ssl.SSLError`."""
         if self._context is None:
             return data
-        tls = self._tls = self._tls or TlsSession(self._context)
+        tls = self._tls = self._tls or TlsSession(self._context())
         try:
             return tls.decrypt(data)
         finally:

@@ -44,7 +44,7 @@ def read(path: str) -> AgentConfig:
     try:
         content: Any = foreign_yaml.load(Host().read_bytes(path, _SIZE_LIMIT))
     except HostError as error:
-        raise ConfigurationError(f"{error}, expected the YAML file of -config") from error
+        raise ConfigurationError(f"{error}, expected the YAML file of --config") from error
     except foreign_yaml.YamlError as error:
         raise ConfigurationError(f"{path}: not YAML: {error}") from error
     try:
