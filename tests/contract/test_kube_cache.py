@@ -69,7 +69,7 @@ async def test_run_while_served_empties_the_caches_when_the_server_rejects_lists
     await until(lambda: len(rejections) > 3)
     assert not cache.synced.is_set()
     unserved.times = 0
-    await synced(cache, api)
+    await wait_synced(cache, api)
     assert names(cache) == ["a"]
     unserved = api.fault("/widgets", code, times=1_000_000)
     api.abort_watches()
@@ -88,7 +88,7 @@ async def test_run_while_served_retries_other_errors_soon_and_keeps_the_caches(a
     informer = Informer(client, watch_timeouts=HASTE)
     cache = informer.cache(Widget)
     running = asyncio.create_task(informer.run_while_served(rejections.append, retry=3600))
-    await synced(cache, api)
+    await wait_synced(cache, api)
     api.fault("/widgets", 500, times=2)
     api.abort_watches()
     api.put("widgets", widget("b"))
