@@ -12,9 +12,10 @@ from pathlib import Path
 
 from benchmarks.figures import Result, Scale, median
 from tests.cluster.build import ClusterError, tool
-from tests.cluster.cluster import Cluster, Node, NodePlan, why_unavailable
+from tests.cluster.cluster import Cluster, why_unavailable
 from tests.cluster.hardware import plug_sample_gpu
 from tests.cluster.machine import REPOSITORY, wait_until
+from tests.cluster.node import Node, NodePlan
 from tests.cluster.product_image import product_image
 
 CHART = REPOSITORY / "deploy/charts/accelplane"

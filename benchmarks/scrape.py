@@ -7,17 +7,29 @@ scrape takes the same processor time.
 
 import asyncio
 import contextlib
+import glob
 import gzip
 import os
+import subprocess
+import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 
-from accelplane.kubelet.embedded import EmbeddedKubelet, Pod
+from accelplane.kubelet.embedded import Pod
 from benchmarks.agent import GPU, AgentProcess, NodeSetup, free_port, gpu_npu_node, ordinary_node, registered_agent
-from benchmarks.figures import Figure, Result, Scale, median, percentile
+from benchmarks.figures import Figure, Result, Scale, median, percentile, quantile
+from benchmarks.raw_grpc_client import RawGrpcClient
+from benchmarks.reference_kubelet import ALLOCATE, allocate_request
 
 _CARDS, _SHARES, _HOLDERS = 64, 8, 64
+_SLOWER = 1.0  # the largest increase of the 99th percentile of `Allocate`, in milliseconds
+_SCRAPER = """
+import sys, time, urllib.request
+while True:
+    urllib.request.urlopen(sys.argv[1], timeout=10).read()
+    time.sleep(1)
+"""
 _HWMON = {
     "name": "i915", "energy1_input": "123456789", "power1_max": "120000000", "power1_crit": "200000000",
     "temp1_input": "45000", "fan1_input": "1200", "in0_input": "780",
@@ -44,16 +56,16 @@ async def _measure(scale: Scale) -> Result:
     scrapes = scale.of(60, 3)
     figures: list[Figure] = []
     with _large() as setup:
-        async with _scraped(setup) as (agent, kubelet, url):
+        async with _scraped(setup) as (agent, url):
             page = await _read(url)
             figures += _costs("64 GPUs: ", [await _cost(agent, url) for _ in range(scrapes)], 20)
             figures.append(Figure(name="64 GPUs: page", value=len(page) / 1000, unit="kB", budget=200))
             compressed = len(gzip.compress(page, 1)) / 1000
             figures.append(Figure(name="64 GPUs: page with gzip level 1", value=compressed, unit="kB", budget=20))
-            figures += await _allocate(kubelet, url, scale.of(400, 10))
+            figures += await asyncio.to_thread(_allocate, setup, url, scale)
             figures.append(Figure(name="64 GPUs: resident", value=agent.memory().resident, unit="MiB", budget=40))
     with ordinary_node() as setup:
-        async with _scraped(setup) as (agent, _kubelet, url):
+        async with _scraped(setup) as (agent, url):
             figures += _costs("ordinary node: ", [await _cost(agent, url) for _ in range(scrapes)], 8)
     return Result(figures=figures, notes=(f"{scrapes} scrapes, 1.1 s apart; --root is a directory in memory",))
 
@@ -76,13 +88,13 @@ def _large() -> Iterator[NodeSetup]:
 
 
 @contextlib.asynccontextmanager
-async def _scraped(setup: NodeSetup) -> AsyncIterator[tuple[AgentProcess, EmbeddedKubelet, str]]:
+async def _scraped(setup: NodeSetup) -> AsyncIterator[tuple[AgentProcess, str]]:
     address = f"127.0.0.1:{free_port()}"
     async with registered_agent(setup, "--http-address", address) as (agent, kubelet):
         if setup.shares > 1:
             for number in range(_HOLDERS):
                 await kubelet.run_pod(Pod(f"holder-{number}", containers={"main": {GPU: 1}}))
-        yield agent, kubelet, f"http://{address}/metrics"
+        yield agent, f"http://{address}/metrics"
 
 
 async def _cost(agent: AgentProcess, url: str) -> float:
@@ -97,29 +109,38 @@ def _costs(prefix: str, samples: list[float], budget: float) -> list[Figure]:
     return [median(f"{prefix}processor time of a scrape", samples, "ms", budget=budget)]
 
 
-async def _allocate(kubelet: EmbeddedKubelet, url: str, count: int) -> list[Figure]:
-    """Allocate without and with a scrape every second."""
-    figures: list[Figure] = []
-    for name, scraping in (("alone", False), ("scraped every second", True)):
-        scraper = asyncio.create_task(_scrape_for_ever(url)) if scraping else None
-        took: list[float] = []
-        for number in range(count):
-            start = time.perf_counter()
-            await kubelet.run_pod(Pod(f"{name}-{number}".replace(" ", "-"), containers={"main": {GPU: 1}}))
-            took.append((time.perf_counter() - start) * 1000)
-            kubelet.delete_pod(f"{name}-{number}".replace(" ", "-"))
-            await asyncio.sleep(0.01)
-        if scraper is not None:
-            scraper.cancel()
-            await asyncio.gather(scraper, return_exceptions=True)
-        figures.append(percentile(f"pod admission {name}, p99", [took], 0.99, "ms"))
-    return figures
+def _allocate(setup: NodeSetup, url: str, scale: Scale) -> list[Figure]:
+    """Latency of `Allocate` without scrapes and with one every second, in alternating rounds."""
+    (socket,) = glob.glob(f"{setup.kubelet_dir}/device-plugins/{GPU.replace('/', '-')}*.sock")
+    request = allocate_request("card0-0").SerializeToString()
+    alone: list[Sequence[float]] = []
+    scraped: list[Sequence[float]] = []
+    with RawGrpcClient(socket, ALLOCATE) as client:
+        for _ in range(scale.of(5, 1)):
+            alone.append(_latencies(client, request, scale.of(2000, 20)))
+            with subprocess.Popen([sys.executable, "-c", _SCRAPER, url]) as scraper:
+                try:
+                    scraped.append(_latencies(client, request, scale.of(2000, 20)))
+                finally:
+                    scraper.kill()
+    base = quantile([sample for part in alone for sample in part], 0.99)
+    return [
+        percentile("Allocate without scrapes, p50", alone, 0.5, "ms"),
+        percentile("Allocate without scrapes, p99", alone, 0.99, "ms"),
+        percentile("Allocate while scraped every second, p50", scraped, 0.5, "ms"),
+        percentile("Allocate while scraped every second, p99", scraped, 0.99, "ms", budget=base + _SLOWER),
+    ]
 
 
-async def _scrape_for_ever(url: str) -> None:
-    while True:
-        await _read(url)
-        await asyncio.sleep(1)
+def _latencies(client: RawGrpcClient, request: bytes, count: int) -> Sequence[float]:
+    """Milliseconds of each call, with a pause after it: calls are at any time of a scrape."""
+    found: list[float] = []
+    for _ in range(count):
+        start = time.perf_counter()
+        client.call(request)
+        found.append((time.perf_counter() - start) * 1000)
+        time.sleep(0.002)
+    return found
 
 
 async def _read(url: str) -> bytes:

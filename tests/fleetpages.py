@@ -11,7 +11,7 @@ import msgspec
 from waiting import until
 
 from accelplane.apiserver import ClientConfig
-from accelplane.http.connection import PendingResponse
+from accelplane.http.handler import PendingResponse
 from accelplane.http.messages import HttpError, Request, Response
 from accelplane.http.server import HttpServer
 from accelplane.kube.client import Client

@@ -1,11 +1,23 @@
-"""Ends child processes of asyncio."""
+"""The limit of open files of this process, and the end of child processes of asyncio."""
 
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 
 _KILL_TIMEOUT = 5.0
+
+
+def raise_file_limit() -> None:
+    """Raises the soft limit of open files to the hard one.
+
+    A container runtime may leave containers the default of systemd, 1,024 and 524,288. The low soft limit is for
+    programs that use select(2).
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # a filter of system calls may forbid it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def end_process(process: asyncio.subprocess.Process, term_timeout: float = 0.0) -> bool:

@@ -17,7 +17,7 @@ from accelplane.fleet.program import serving
 from accelplane.fleet.serve import listen, open_gate
 from accelplane.fleet.simulated import SimulatedFleet
 from accelplane.fleet.web.site import Screens
-from accelplane.http.connection import PendingResponse
+from accelplane.http.handler import PendingResponse
 from accelplane.http.messages import HttpError, Request, Response
 from accelplane.http.server import HttpServer
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from accelplane.fleet.model import Change, Node, Unit, Waiting
+from accelplane.fleet.model import Change, DevicePlugin, Node, Unit, Waiting
 
 from .accessibility import CHECKS
 from .axe import run_axe
@@ -127,6 +127,37 @@ def test_an_administrator_reads_why_a_pod_is_pending(page_server: Served, tab_of
     tab.page.get_by_role("row").filter(has_text="train-large-1").wait_for(timeout=60_000)
     page_server.call(lambda: page_server.view.replace(waiting=before))
     tab.page.get_by_role("row").filter(has_text="train-large-1").wait_for(state="detached", timeout=60_000)
+    assert tab.problems == []
+
+
+def test_device_plugins_of_the_operator_appear_change_and_vanish_without_a_reload(
+    page_server: Served, tab_of: Callable[..., Tab]
+) -> None:
+    initial = page_server.view.cluster().device_plugins
+
+    def show(*plugins: DevicePlugin) -> None:
+        page_server.call(lambda: page_server.view.replace(device_plugins=plugins))
+
+    show()
+    tab = tab_of()
+    tab.page.goto(page_server.url)
+    live(tab)
+    heading = tab.page.get_by_role("heading", name="Device plugins of the operator")
+    assert not heading.is_visible()
+    gpu = DevicePlugin("GpuDevicePlugin", "gpu", 3, 3, 3)
+    show(gpu)
+    row = tab.page.get_by_role("row").filter(has_text="GpuDevicePlugin")
+    row.filter(has_text="no problem").wait_for(timeout=60_000)
+    assert heading.is_visible()
+    problem = "Degraded: <img src=x onerror=alert(1)>"
+    show(DevicePlugin("SgxDevicePlugin", "sgx", 2, 1, 2, problem), gpu)
+    tab.page.get_by_text(problem).wait_for(timeout=60_000)
+    kinds = tab.page.locator("[data-live=plugins] tr").all_text_contents()
+    assert [each[:15] for each in kinds] == ["SgxDevicePlugin", "GpuDevicePlugin"]
+    show()
+    heading.wait_for(state="hidden", timeout=60_000)
+    show(*initial)
+    heading.wait_for(timeout=60_000)
     assert tab.problems == []
 
 

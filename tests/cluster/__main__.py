@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 from .build import ClusterError, assets, build
-from .cluster import Cluster, Node, NodePlan
+from .cluster import Cluster
 from .hardware import plug_sample_gpu
+from .node import Node, NodePlan
 from .state import Claim, clusters, find, remove
 
 

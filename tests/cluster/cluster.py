@@ -8,44 +8,30 @@ server is reached over one veth pair; nothing is routed or translated beyond it.
 
 from __future__ import annotations
 
-import http.client
+import http
 import json
 import os
 import signal
-import ssl
 import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from . import hardware, settings
+from . import settings
+from .apiclient import ApiClient, Object
 from .build import Assets, ClusterError, assets
 from .images import busybox_image, image_from_program
 from .machine import Argument, Machine, wait_until
+from .network import Network
+from .node import Node, NodePlan
 from .pki import Authority, Credentials, signing_key
-from .runtimes import CONTAINERD, Runtime
 from .settings import BUSYBOX_IMAGE, PAUSE_IMAGE, Addresses
 from .state import Claim, claimed
 
 _MOST_NODES = 200
-
-Hardware = Callable[["Node"], None]
-Object = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodePlan:
-    """The plan of a node: ``hardware`` is added at every boot, ``kubelet`` are fields of its KubeletConfiguration."""
-
-    name: str = "node-1"
-    runtime: Runtime = CONTAINERD
-    hardware: Sequence[Hardware] = ()
-    kubelet: Mapping[str, object] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def why_unavailable() -> str | None:
@@ -59,141 +45,6 @@ def why_unavailable() -> str | None:
     if subprocess.run(["unshare", "--mount", "--net", "--pid", "--fork", "true"], check=False).returncode:
         return "this machine does not allow new namespaces (unshare failed)"
     return None
-
-
-class Node(Machine):
-    """A machine with a container runtime, a kubelet, a kube-proxy and hardware that is only simulated.
-
-    ``hardware`` is added at each boot. What a test plugs in later is removed by a reboot,
-    like all driver configuration, unless it is appended there.
-    """
-
-    def __init__(self, cluster: Cluster, plan: NodePlan, position: int) -> None:
-        own = list(plan.runtime.programs)
-        super().__init__(
-            plan.name,
-            cluster.directory / plan.name,
-            cgroup=f"accelplane-{cluster.number}-{plan.name}",
-            path=":".join([*map(str, own), cluster.path]),
-            shares=[*cluster.shares, *own],
-            owned=cluster.owned,
-        )
-        self.cluster = cluster
-        self.plan = plan
-        self.position = position
-        self.hardware: list[Hardware] = list(plan.hardware)
-        self._trees: dict[Path, frozenset[Path]] = {}
-        self.address = cluster.addresses.node(position)
-        self.runtime = self.add_daemon(plan.runtime.name, plan.runtime.command, ready=self._runtime_answers)
-        self.kubelet = self.add_daemon(
-            "kubelet", settings.kubelet(self.name, self.address, plan.labels), ready=self._kubelet_answers
-        )
-        self.kube_proxy = self.add_daemon("kube-proxy", settings.kube_proxy(self.name))
-
-    # Hardware
-
-    def copy_tree(self, tree: Path) -> None:
-        """Show the files, links and device nodes below ``tree`` (``sys/…``, ``dev/…``) in the node.
-
-        Another call with the same tree updates the node: files that are no longer in the tree are removed.
-        """
-        self._trees[tree] = hardware.copy_tree(self, tree, self._trees.get(tree, frozenset()))
-
-    def mknod(self, path: Argument, major: int, minor: int, *, mode: int = 0o666) -> None:
-        """Make a character device node in the node's /dev."""
-        hardware.mknod(self, path, major, minor, mode=mode)
-
-    def write(self, path: Argument, text: str) -> None:
-        """Set a file below the node's /sys or /dev, for example a health attribute."""
-        hardware.write(self, path, text)
-
-    def remove(self, path: Argument) -> None:
-        """Remove a file or a directory of the node's /sys or /dev."""
-        hardware.remove(self, path)
-
-    # Life
-
-    def boot(self) -> None:
-        """Switch on: file system, network, hardware, daemons. The node is not necessarily Ready yet."""
-        self.start_services()
-        self.join()
-
-    def start_services(self) -> None:
-        """The part of ``boot`` that needs no API server."""
-        self.power_on()
-        self._trees.clear()
-        self.cluster.plug_cable(self)
-        for put_in in self.hardware:
-            put_in(self)
-        self.runtime.start()
-
-    def join(self) -> None:
-        """The other part of ``boot``."""
-        self.kubelet.start(wait=False)
-        self.kube_proxy.start()
-
-    def reboot(self, *, wait: bool = True) -> None:
-        """Power the node off and on: /run, sockets and containers are lost, the disk is not."""
-        self.power_off()
-        self.boot()
-        if wait:
-            self.kubelet.wait_ready()
-            # The node's status is still Ready from before: only the report of the new boot counts.
-            wait_until(self._reported_since_boot, f"{self.name}: report after the reboot", 60)
-            self.wait_ready()
-
-    def wait_ready(self, timeout: float = 60) -> None:
-        """Wait until the node is Ready in the API."""
-
-        def ready() -> bool:
-            if not self.kubelet.running:
-                raise ClusterError(f"{self.kubelet}: ended\n{self.kubelet.tail()}")
-            return self.ready
-
-        wait_until(ready, f"{self.name}: Ready", timeout, hint=f"log: {self.kubelet.log}")
-
-    @property
-    def ready(self) -> bool:
-        node = self.cluster.get(f"/api/v1/nodes/{self.name}")
-        conditions = node["status"].get("conditions", []) if node else []
-        return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
-
-    def allocatable(self, resource: str) -> int | None:
-        """The allocatable number of a resource in the API; None for an unknown resource."""
-        node = self.cluster.get(f"/api/v1/nodes/{self.name}")
-        amount = node["status"].get("allocatable", {}).get(resource) if node else None
-        return None if amount is None else int(amount)
-
-    def disconnect(self) -> None:
-        """Disconnect the node's network; the machine continues to run."""
-        self.run("ip", "link", "set", "eth0", "down")
-
-    def connect(self) -> None:
-        """Connect the node's network again."""
-        self.run("ip", "link", "set", "eth0", "up")
-        self.cluster.route(self)
-
-    def import_image(self, archive: Path) -> None:
-        """Import the image of a docker or OCI archive into the node, under its name in the archive."""
-        self.plan.runtime.import_image(self, self.cluster.assets, archive)
-
-    def _runtime_answers(self) -> bool:
-        return self.run(*self.plan.runtime.check, check=False).returncode == 0
-
-    def _kubelet_answers(self) -> bool:
-        connection = http.client.HTTPConnection(self.address, settings.KUBELET_HEALTH_PORT, timeout=2)
-        try:
-            connection.request("GET", "/healthz")
-            return connection.getresponse().status == http.HTTPStatus.OK
-        except OSError:
-            return False
-        finally:
-            connection.close()
-
-    def _reported_since_boot(self) -> bool:
-        node = self.cluster.get(f"/api/v1/nodes/{self.name}")
-        current = self.path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return node is not None and node["status"]["nodeInfo"]["bootID"] == current
 
 
 class Cluster:
@@ -215,8 +66,7 @@ class Cluster:
         system = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
         self.path = ":".join([*map(str, places), *system])
         self._authority = Authority("accelplane test cluster")
-        self._tls = ssl.create_default_context(cadata=self.authority.decode())
-        self._idle: list[http.client.HTTPSConnection] = []
+        self._api = ApiClient(self.addresses.control, settings.API_PORT, self.authority)
         self.control = Machine(
             "control",
             self.directory / "control",
@@ -225,6 +75,7 @@ class Cluster:
             shares=self.shares,
             owned=self.owned,
         )
+        self.network = Network(self.addresses, self.control, self.nodes, claim.host_port)
         control = self.control
         self.etcd = control.add_daemon("etcd", settings.etcd())
         self.apiserver = control.add_daemon(
@@ -286,8 +137,7 @@ class Cluster:
     def stop(self) -> None:
         for machine in (*self.nodes.values(), self.control):
             machine.power_off()
-        while self._idle:
-            self._idle.pop().close()
+        self._api.close()
 
     # Reaching it
 
@@ -337,59 +187,16 @@ class Cluster:
     def request(
         self, method: str, path: str, body: Object | None = None, *, content: str = "application/json"
     ) -> tuple[int, Any]:
-        """One request to the API server as administrator: status and decoded answer.
+        """One request to the API server as administrator: status and decoded answer. See `ApiClient.request`."""
+        return self._api.request(method, path, body, content=content)
 
-        GET requests, which tests repeat 20 times a second, reuse connections. Other requests do not: if the server has
-        closed a connection, it is unknown whether it has received the request, so it must not be repeated.
-        """
-        if method == "GET":
-            return self._get(path)
-        with self.connection() as request:
-            return request(method, path, body, content=content)
-
-    @contextmanager
-    def connection(self, timeout: float = 10) -> Iterator[Callable[..., tuple[int, Any]]]:
+    def connection(self, timeout: float = 10) -> AbstractContextManager[Callable[..., tuple[int, Any]]]:
         """A function like ``request`` whose calls share a connection."""
-        connection = self._connect(timeout)
-
-        def request(
-            method: str, path: str, body: Object | None = None, *, content: str = "application/json"
-        ) -> tuple[int, Any]:
-            return _exchange(connection, method, path, body, content)
-
-        try:
-            yield request
-        finally:
-            connection.close()
-
-    def _get(self, path: str) -> tuple[int, Any]:
-        while True:
-            try:
-                connection, reused = self._idle.pop(), True
-            except IndexError:
-                connection, reused = self._connect(), False
-            try:
-                answer = _exchange(connection, "GET", path)
-            except BaseException as error:
-                connection.close()
-                if reused and isinstance(error, (ConnectionError, ssl.SSLError)):
-                    continue
-                raise
-            self._idle.append(connection)
-            return answer
-
-    def _connect(self, timeout: float = 10) -> http.client.HTTPSConnection:
-        return http.client.HTTPSConnection(
-            self.addresses.control, settings.API_PORT, context=self._tls, timeout=timeout
-        )
+        return self._api.connection(timeout)
 
     def get(self, path: str) -> Object | None:
         """An object or list at an API path; None without one, or without an API server."""
-        try:
-            status, answer = self.request("GET", path)
-        except OSError:
-            return None
-        return answer if status == http.HTTPStatus.OK else None
+        return self._api.get(path)
 
     def pod(self, name: str, namespace: str = "default") -> Object | None:
         return self.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
@@ -482,45 +289,12 @@ class Cluster:
         for node in self.nodes.values():
             node.import_image(archive)
 
-    def plug_cable(self, node: Node) -> None:
-        """Connect a freshly booted machine to the cluster's network."""
-        port = f"port{node.position}"
-        _ip(
-            f"link add {port} netns {self.control.pid} type veth "
-            f"peer name eth0 address {self.addresses.hardware(node.position)} netns {node.pid}"
-        )
-        self._in_network(self.control, f"link set {port} master switch up")
-        self._in_network(node, "link set lo up", f"address add {node.address}/24 dev eth0", "link set eth0 up")
-        for each in self.nodes.values():
-            if each.powered:
-                self.route(each)
-
-    def route(self, node: Node) -> None:
-        """Set the machine's routes to the pods of other nodes; the kernel drops them on disconnect."""
-        others = [other for other in self.nodes.values() if other is not node]
-        self._in_network(
-            node,
-            f"route replace default via {self.addresses.control}",
-            *(f"route replace {self.addresses.pods(other.position)} via {other.address}" for other in others),
-        )
-        pods = self.addresses.pods(node.position)
-        self._in_network(self.control, f"route replace {pods} via {node.address}")
-
     # Starting it
 
     def _start_control(self) -> None:
         self._write_control_files()
         self.control.power_on()
-        _ip(f"link add {self._claim.host_port} type veth peer name host netns {self.control.pid}")
-        _ip(f"address add {self.addresses.host}/24 dev {self._claim.host_port}", f"link set {self._claim.host_port} up")
-        self._in_network(
-            self.control,
-            "link set lo up",
-            f"link add switch address {self.addresses.hardware(0)} type bridge",
-            "link set host master switch up",
-            f"address add {self.addresses.control}/24 dev switch",
-            "link set switch up",
-        )
+        self.network.start()
         self.etcd.start()
         self.apiserver.start(wait=False)
 
@@ -548,10 +322,7 @@ class Cluster:
         _write_etc(control, files)
         self.kubeconfig.write_text(kubeconfig)
         self.kubeconfig.chmod(0o600)
-        certificate = self.directory / "administrator.pem"
-        certificate.write_bytes(administrator.certificate + administrator.key)
-        self._tls.load_cert_chain(certificate)
-        certificate.unlink()
+        self._api.authenticate(administrator, self.directory)
 
     def _make_node(self, plan: NodePlan) -> Node:
         if plan.name in self.nodes or plan.name == "control":
@@ -588,9 +359,6 @@ class Cluster:
         for archive in (pause, busybox):
             node.import_image(archive)
 
-    def _in_network(self, machine: Machine, *commands: str) -> None:
-        _ip(*commands, enter=["nsenter", f"--net=/proc/{machine.pid}/ns/net"])
-
     def _api_is_ready(self) -> bool:
         try:
             return self.request("GET", "/readyz")[0] == http.HTTPStatus.OK
@@ -612,22 +380,6 @@ class Cluster:
         wait_until(lambda: self.get(account), f"service account of namespace {namespace}", hint=hint)
 
 
-def _exchange(
-    connection: http.client.HTTPSConnection,
-    method: str,
-    path: str,
-    body: Object | None = None,
-    content: str = "application/json",
-) -> tuple[int, Any]:
-    connection.request(method, path, None if body is None else json.dumps(body), {"Content-Type": content})
-    answer = connection.getresponse()
-    text = answer.read().decode()
-    try:
-        return answer.status, json.loads(text)
-    except ValueError:
-        return answer.status, text
-
-
 def _write_etc(machine: Machine, files: Mapping[str, bytes]) -> None:
     for name, content in files.items():
         target = machine.etc(name)
@@ -640,15 +392,3 @@ def _write_etc(machine: Machine, files: Mapping[str, bytes]) -> None:
 
 def _pair(name: str, pair: Credentials) -> dict[str, bytes]:
     return {f"{name}.crt": pair.certificate, f"{name}.key": pair.key}
-
-
-def _ip(*commands: str, enter: Sequence[str] = ()) -> None:
-    result = subprocess.run(
-        [*enter, "ip", "-batch", "-"],
-        input="\n".join(commands) + "\n",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if result.returncode:
-        raise ClusterError(f"ip: {'; '.join(commands)}: {result.stderr.strip()}")

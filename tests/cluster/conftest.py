@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 
 import pytest
 
-from .cluster import Cluster, Node, NodePlan, why_unavailable
+from .cluster import Cluster, why_unavailable
 from .distribution import position
 from .families import NAMESPACE, Families
 from .hardware import plug_sample_gpu
 from .installation import Installation, installed
+from .node import Node, NodePlan
 from .product_image import product_image
 
 T = TypeVar("T")

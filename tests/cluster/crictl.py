@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from .build import ClusterError, tool
-from .cluster import Node
+from .node import Node
 from .runtimes import CRIO, crio
 
 CRICTL = "/opt/bin/crictl"

@@ -23,9 +23,10 @@ from accelplane.kubelet.checkpoint import Holding, read_checkpoint
 from accelplane.simulate import DlbSpec, DsaSpec, GpuSpec, IaaSpec, NodeSpec, NpuSpec, QatSpec, SgxSpec
 
 from .build import ClusterError
-from .cluster import Cluster, Node
+from .cluster import Cluster
 from .emulated import emulated_kernel
 from .machine import REPOSITORY, wait_until
+from .node import Node
 from .objects import Object, pod
 
 # The namespace of the Go project's documentation.

@@ -24,9 +24,10 @@ from accelplane.simulate import NodeSpec
 from accelplane.simulate.offload import FpgaSpec
 
 from .build import ClusterError
-from .cluster import Cluster, Node, NodePlan
+from .cluster import Cluster
 from .emulated import emulated, kernel_of, supervised_command
 from .machine import REPOSITORY, wait_until
+from .node import Node, NodePlan
 from .objects import Object, pod
 
 MAPPINGS = REPOSITORY / "deploy/fpga_admissionwebhook/mappings-collection.yaml"

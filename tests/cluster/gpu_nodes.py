@@ -15,8 +15,9 @@ from accelplane.kubelet.checkpoint import Holding, read_checkpoint
 from accelplane.simulate.tree import GpuSpec, SimulatedNode
 
 from .build import ClusterError
-from .cluster import Cluster, Node
+from .cluster import Cluster
 from .machine import Argument, Daemon, wait_until
+from .node import Node
 from .objects import Object, pod
 
 I915 = "gpu.intel.com/i915"

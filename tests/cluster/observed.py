@@ -26,10 +26,11 @@ from accelplane.fleet.devicelist import DeviceList
 from accelplane.simulate import DsaSpec, GpuSpec, IaaSpec, NodeSpec, NpuSpec, QatSpec, QueueSpec, SgxSpec
 from accelplane.simulate.tree import SimulatedNode
 
-from .cluster import Cluster, Node, NodePlan
+from .cluster import Cluster
 from .emulated import EmulatedKernel, emulated_kernel
 from .families import DSA0, EPC, IAA0, NAMESPACE, QAT0, VFS
 from .machine import Daemon, wait_until
+from .node import Node, NodePlan
 from .objects import Object, pod
 from .product_image import product_image
 

@@ -117,7 +117,7 @@ async def serving_webhooks(
 ) -> AsyncIterator[AdmissionServer]:
     """A server in this process that the API server calls about pods. The API server trusts `authority`."""
     server = AdmissionServer(hooks or [mutator(SgxOptions())])
-    port = await server.start(None, 0, tls.context)
+    port = await server.start(None, 0, tls.connection_context)
     where = {"url": f"https://{NAME}:{port}{PATH}"}
     cluster.apply(mutating(where | ({"caBundle": base64.b64encode(authority).decode()} if authority else {})))
     try:

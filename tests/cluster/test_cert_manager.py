@@ -21,8 +21,9 @@ from customresources import resource
 from manifests import DEPLOY, render, run_kubectl
 
 from .certmanager import cert_manager, programs, renew
-from .cluster import Cluster, Node
+from .cluster import Cluster
 from .machine import wait_until
+from .node import Node
 from .objects import Object, pod
 from .releases import all_objects, runner, succeed
 from .trees import applied

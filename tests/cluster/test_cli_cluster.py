@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from .cluster import Cluster, Node
+from .cluster import Cluster
 from .machine import wait_until
+from .node import Node
 from .objects import Object, pod
 
 pytestmark = pytest.mark.cluster

@@ -16,8 +16,9 @@ from drmclients import i915
 from manifests import overlay
 from prometheus_client.parser import text_string_to_metric_families
 
-from .cluster import Cluster, Node
+from .cluster import Cluster
 from .machine import wait_until
+from .node import Node
 from .objects import Object, pod
 from .product_image import ORGANISATION, TAG
 

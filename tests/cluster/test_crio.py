@@ -15,12 +15,13 @@ from manifests import render
 
 from accelplane.simulate import NodeSpec, OnloadSpec
 
-from .cluster import Cluster, Node, NodePlan
+from .cluster import Cluster
 from .conftest import running_cluster, sample_gpus
 from .crictl import install_crictl, require_crio
 from .emulated import emulated
 from .fpgas import NODES, ORCHESTRATED, PORT, REGION, TEAM, Fpga, Fpgas, Installation, requesting_pod
 from .machine import REPOSITORY, wait_until
+from .node import Node, NodePlan
 from .objects import Object, pod
 from .onload_userland import import_user_image
 from .product_image import product_image

@@ -11,9 +11,10 @@ import pytest
 
 from accelplane.simulate import DlbSpec, DsaSpec, GpuSpec, NodeSpec, QatSpec, QueueSpec, SgxSpec
 
-from .cluster import Cluster, NodePlan
+from .cluster import Cluster
 from .emulated import EmulatedKernel, emulated, emulated_kernel, kernel_of
 from .machine import Machine
+from .node import NodePlan
 from .objects import pod
 
 pytestmark = pytest.mark.cluster

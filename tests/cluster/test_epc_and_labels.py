@@ -19,8 +19,9 @@ from trees import gpu_card, link, write
 from accelplane.apiserver import MERGE_PATCH, ApiServer, ClientConfig, StatusError
 
 from . import settings
-from .cluster import Cluster, Node
+from .cluster import Cluster
 from .machine import REPOSITORY, wait_until
+from .node import Node
 from .objects import Object, pod
 
 pytestmark = pytest.mark.cluster

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 
 import pytest
 from fleetagents import I915, AgentDouble, unit
+from manifests import DEPLOY
 from waiting import until
 
 from accelplane.fleet.arithmetic import explain, shortages
 from accelplane.fleet.fleet import Fleet
+from accelplane.fleet.model import DevicePlugin
 from accelplane.fleet.options import FleetOptions
 from accelplane.kube.client import Client, load_config
 from accelplane.kube.informer import WatchTimeouts
@@ -54,11 +57,14 @@ def api(cluster_is_possible: None) -> Iterator[Cluster]:
 async def fleet_of(
     cluster: Cluster, directory: Path, options: FleetOptions | None = None, user: str = USER
 ) -> AsyncIterator[Fleet]:
-    """A fleet with the rights of a user, by default to list and watch nodes and pods only."""
+    """A fleet with the rights of a user, by default to list and watch nodes and pods only.
+
+    It soon retries the lists of kinds that the server does not have.
+    """
     config = directory / "kubeconfig"
     config.write_text(cluster.user(user))
     client = Client(load_config(str(config)), field_manager="accelplane-fleet")
-    fleet = Fleet(client, options or FleetOptions(), watch_timeouts=HASTE)
+    fleet = Fleet(client, options or FleetOptions(), watch_timeouts=HASTE, unserved_retry=1)
     running = asyncio.create_task(fleet.run())
     try:
         async with asyncio.timeout(30):
@@ -130,6 +136,32 @@ async def test_an_api_server_that_is_down_for_a_while_loses_no_node(api: Cluster
         await until(lambda: fleet.cluster().nodes["kwok-1"].cordoned, 60)
         await until(lambda: not fleet.cluster().problem, 90)
         api.kubectl("uncordon", "kwok-1")
+
+
+async def test_device_plugins_are_shown_while_the_operators_definitions_are_installed(
+    api: Cluster, tmp_path: Path
+) -> None:
+    definition = DEPLOY / "operator/crd/bases/deviceplugin.intel.com_gpudeviceplugins.yaml"
+    resource = {
+        "apiVersion": "deviceplugin.intel.com/v1", "kind": "GpuDevicePlugin", "metadata": {"name": "gpu"}, "spec": {},
+    }  # fmt: skip
+    status = {"desiredNumberScheduled": 2, "numberReady": 1, "nodeNames": ["kwok-0", "kwok-1"]}
+    kinds = "--resource=gpudeviceplugins.deviceplugin.intel.com"
+    async with fleet_of(api, tmp_path) as fleet:
+        assert fleet.cluster().device_plugins == ()
+        api.kubectl("apply", "--server-side", "-f", str(definition))
+        api.kubectl("wait", "crd/gpudeviceplugins.deviceplugin.intel.com", "--for=condition=Established")
+        api.apply(resource)
+        api.kubectl("create", "clusterrole", "plugins", "--verb=list,watch", kinds)
+        api.kubectl("create", "clusterrolebinding", "plugins", "--clusterrole=plugins", f"--user={USER}")
+        await until(lambda: bool(fleet.cluster().device_plugins), 60)
+        assert fleet.cluster().device_plugins[0].problem == "the operator has not written a status"
+        patch = json.dumps({"status": status})
+        api.kubectl("patch", "gpudeviceplugin", "gpu", "--subresource=status", "--type=merge", f"--patch={patch}")
+        expected = DevicePlugin("GpuDevicePlugin", "gpu", 2, 1, 2, "1 of 2 pods is not ready")
+        await until(lambda: fleet.cluster().device_plugins == (expected,), 60)
+        api.kubectl("delete", "-f", str(definition))
+        await until(lambda: not fleet.cluster().device_plugins, 60)
 
 
 def device_events(cluster: Cluster) -> list[tuple[str, str, str]]:

@@ -30,6 +30,7 @@ from waiting import until
 from accelplane.apiserver import ClientConfig
 from accelplane.apiserver.client import ApiServer
 from accelplane.fleet.web.issuer import IssuerKeys
+from accelplane.operator.models import KINDS
 
 from .cluster import Cluster
 from .machine import wait_until
@@ -181,7 +182,10 @@ async def test_an_unreachable_api_server_leaves_the_last_state_with_its_age(page
 
         await until(lambda: page_has("card0", "card1", "kwok-1"), 60)
         cluster.apiserver.stop()
-        since = r"This may be old: requests to the API server have failed since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
+        since = (
+            r"The data may be old or incomplete: requests to the API server have failed since "
+            r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
+        )
 
         async def warned() -> bool:
             return re.search(since, await nodes()) is not None
@@ -201,7 +205,7 @@ async def test_an_unreachable_api_server_leaves_the_last_state_with_its_age(page
         assert len(times) == 1, "the time of the last state does not change"
         cluster.apiserver.start()
         cluster.kubectl("cordon", "kwok-1")
-        await until(lambda: page_has("cordoned", "card0", "card1", without="This may be old"), 120)
+        await until(lambda: page_has("cordoned", "card0", "card1", without="The data may be old"), 120)
         cluster.kubectl("uncordon", "kwok-1")
         cluster.kubectl("delete", "pod", "agent", "--namespace=accelplane", "--force", "--grace-period=0")
 
@@ -342,6 +346,7 @@ def test_the_account_has_no_other_rights(page: Page) -> None:
     assert rights == {
         "nodes": ["list", "watch"],
         "pods": ["list", "watch"],
+        **{f"{family}deviceplugins.deviceplugin.intel.com": ["list", "watch"] for family in KINDS},
         "tokenreviews.authentication.k8s.io": ["create"],
         "subjectaccessreviews.authorization.k8s.io": ["create"],
     }

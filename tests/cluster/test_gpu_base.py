@@ -13,9 +13,10 @@ import pytest
 from manifests import own_image
 
 from .build import ClusterError
-from .cluster import Cluster, Node
+from .cluster import Cluster
 from .hardware import sample_gpu
 from .machine import REPOSITORY, wait_until
+from .node import Node
 from .objects import Object, pod
 
 pytestmark = pytest.mark.cluster

@@ -13,12 +13,12 @@ import pytest
 
 from accelplane.kubelet.checkpoint import read_checkpoint
 
-from .cluster import Node, NodePlan
 from .conftest import running_cluster
 from .deviceproxy import DeviceProxy
 from .gpu_nodes import KubeletProcess
 from .hardware import plug_sample_gpu
 from .machine import REPOSITORY, wait_until
+from .node import Node, NodePlan
 from .objects import Object, pod
 from .product_image import product_image
 from .test_gpu_base import MIB, Plugin

@@ -15,8 +15,9 @@ from accelplane.features.node_reconciler import amount
 from accelplane.operator.daemonsets import render
 from accelplane.operator.settings import Settings
 
-from .cluster import Cluster, Node
+from .cluster import Cluster
 from .machine import REPOSITORY, wait_until
+from .node import Node
 from .objects import Object, pod
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("image")]

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from manifests import overlay
 
-from .cluster import Cluster, Node
+from .cluster import Cluster
 from .levelzero import compile_driver, write_state
 from .machine import wait_until
+from .node import Node
 from .objects import Object, pod
 from .product_image import ORGANISATION, TAG
 

@@ -22,10 +22,11 @@ import pytest
 
 from . import state
 from .build import ClusterError
-from .cluster import Cluster, Node, NodePlan, why_unavailable
+from .cluster import Cluster, why_unavailable
 from .hardware import sample_gpu
 from .images import ImageConfig, image_from_directory, image_from_program
 from .machine import REPOSITORY, wait_until
+from .node import Node, NodePlan
 from .objects import pod, service
 
 pytestmark = pytest.mark.cluster

@@ -18,9 +18,11 @@ import yaml
 from charts import CHARTS
 from customresources import resource
 
-from .cluster import Cluster, ClusterError, Node
+from .build import ClusterError
+from .cluster import Cluster
 from .kmm_definitions import definitions
 from .machine import wait_until
+from .node import Node
 from .objects import Object
 from .releases import Helm, all_objects, runner, succeed
 from .trees import applied

@@ -11,12 +11,13 @@ import pytest
 from accelplane.simulate import NodeSpec
 from accelplane.simulate.offload import NicSpec, OnloadSpec
 
-from .cluster import Cluster, NodePlan
+from .cluster import Cluster
 from .emulated import EmulatedKernel, emulated, kernel_of
 from .kmm import Kmm, installed, module
 from .kmm_decisions import DESIRED, ModuleKey
 from .kmm_definitions import GROUP, VERSION
 from .machine import wait_until
+from .node import NodePlan
 from .onload_images import CONTROL_DIRECTORY, import_images
 
 pytestmark = pytest.mark.cluster

@@ -14,10 +14,11 @@ import pytest
 from accelplane.simulate import NodeSpec
 from accelplane.simulate.offload import NicSpec, OnloadSpec
 
-from .cluster import Cluster, NodePlan
+from .cluster import Cluster
 from .emulated import emulated
 from .kmm import installed
 from .machine import wait_until
+from .node import NodePlan
 from .onload_images import CONTROL_DIRECTORY, import_images
 from .onload_lab import (
     NAMESPACE,

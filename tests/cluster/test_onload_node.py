@@ -16,11 +16,12 @@ from manifests import own_image
 
 from accelplane.simulate import NicSpec, NodeSpec, OnloadSpec
 
-from .cluster import Cluster, Node, NodePlan
+from .cluster import Cluster
 from .conftest import running_cluster
 from .crictl import CRICTL, install_crictl, processes, require_crictl
 from .emulated import EmulatedKernel, emulated, kernel_of
 from .machine import wait_until
+from .node import Node, NodePlan
 from .objects import Object, pod
 from .onload_userland import import_user_image, user_image
 from .product_image import product_image

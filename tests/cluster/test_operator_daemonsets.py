@@ -14,7 +14,8 @@ from accelplane.operator.daemonsets import render
 from accelplane.operator.settings import Settings
 from accelplane.operator.update import GO_MANAGERS, plan
 
-from .cluster import Cluster, ClusterError
+from .build import ClusterError
+from .cluster import Cluster
 from .machine import wait_until
 
 pytestmark = pytest.mark.cluster

@@ -14,9 +14,11 @@ from manifests import own_image, render
 
 from accelplane.operator import models
 
-from .cluster import Cluster, ClusterError, Node
+from .build import ClusterError
+from .cluster import Cluster
 from .families import Families
 from .machine import REPOSITORY, wait_until
+from .node import Node
 from .objects import Object, pod
 from .trees import applied, encoded, tls_secret
 

@@ -23,8 +23,9 @@ from release.errors import ReleaseError
 from release.registry import Registry
 
 from .build import tool
-from .cluster import Cluster, Node
+from .cluster import Cluster
 from .machine import REPOSITORY, wait_until
+from .node import Node
 from .settings import REGISTRIES
 
 pytestmark = pytest.mark.cluster

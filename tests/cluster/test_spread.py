@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from .cluster import NodePlan
 from .conftest import running_cluster
 from .gpu_nodes import I915, KUBELET, GpuNode
+from .node import NodePlan
 
 pytestmark = pytest.mark.cluster
 

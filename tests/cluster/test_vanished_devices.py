@@ -14,10 +14,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from .cluster import NodePlan
 from .conftest import running_cluster
 from .gpu_nodes import BY_PATH, I915, KUBELET, NAMESPACE, GpuNode, KubeletProcess, on_all
 from .machine import wait_until
+from .node import NodePlan
 
 pytestmark = pytest.mark.cluster
 

@@ -19,7 +19,7 @@ from accelplane.node.settings import Settings
 from accelplane.plugins import Plugin
 
 if TYPE_CHECKING:
-    from cluster.cluster import Node
+    from cluster.node import Node
     from kubeapi import KubeApi
 
     from accelplane.kube.client import Client

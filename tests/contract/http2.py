@@ -28,6 +28,8 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 END_STREAM = ACK = 1
 END_HEADERS, PADDED, WITH_PRIORITY = 4, 8, 32
+NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR = 0, 1, 3, 5, 6
+REFUSED_STREAM, CANCEL, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 8, 9, 11
 
 CALL = (
     (":method", "POST"), (":scheme", "http"), (":path", "/t.T/Echo"), (":authority", "localhost"),
@@ -64,6 +66,9 @@ def block(**changes: str | None) -> bytes:
 def call(stream: int = 1, content: bytes = b"", **changes: str | None) -> bytes:
     """The frames of a call: headers and one message."""
     return frame(HEADERS, END_HEADERS, stream, block(**changes)) + frame(DATA, END_STREAM, stream, message(content))
+
+
+OPEN = frame(HEADERS, END_HEADERS, 1, block())  # a call whose message is to come
 
 
 class Answer:

@@ -16,8 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from cluster.cluster import Cluster, Node, NodePlan
+from cluster.cluster import Cluster
 from cluster.machine import wait_until
+from cluster.node import Node, NodePlan
 from cluster.objects import pod
 from kubelets import Counts, PodRejected
 from waiting import until

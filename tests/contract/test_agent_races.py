@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -178,6 +180,29 @@ async def test_at_the_limit_of_threads_all_ids_stay_and_cdi_files_are_written_la
     assert caplog.messages == [
         "cards: CDI files not written: can't start new thread; each is written when a container gets its device"
     ]
+
+
+async def test_the_first_reading_of_a_plugin_does_not_wait_for_a_kubelet_that_hangs(tmp_path: Path) -> None:
+    settings = settings_for(str(tmp_path))
+    for name in (settings.pod_resources_socket, settings.sockets_dir):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(settings.sockets_dir).mkdir()
+    holding = checkpoint.Holding("uid", "main", "cards.example.com/card", {-1: ("card0",)}, b"")
+    checkpoint.write_checkpoint(settings.sockets_dir, checkpoint.Checkpoint((holding,)))
+    allocations = AllocationReader(settings)
+    with socket.socket(socket.AF_UNIX) as hanging:
+        hanging.bind(settings.pod_resources_socket)
+        hanging.listen()
+        hanging.setblocking(False)
+        of_another_plugin = asyncio.create_task(allocations.read(time.monotonic()))
+        connection, _ = await asyncio.get_running_loop().sock_accept(hanging)
+        with connection:
+            first = await allocations.read(time.monotonic(), ask_kubelet=False)
+            assert not of_another_plugin.done()
+    assert (first.record, set(first.held)) == ("read", {("cards.example.com/card", "card0")})
+    of_another_plugin.cancel()
+    await asyncio.wait((of_another_plugin,))
+    await allocations.close()
 
 
 # The kubelet.

@@ -107,24 +107,75 @@ class Files(Plugin[Config]):
 
     namespace = "files.example.com"
 
+    def __init__(self, number: Callable[[str], float] = float) -> None:
+        super().__init__()
+        self.number = number
+
     def readings(self, host: Host, devices: Iterable[Device]) -> Iterable[DevicePlan]:
-        source = Source(path="/sys/devices/d0/level", parse=lambda text: (Value(LEVEL, "", float(text)),))
+        source = Source(path="/sys/devices/d0/level", parse=lambda text: (Value(LEVEL, "", self.number(text)),))
         yield DevicePlan(device="d0", units=("d0",), power="/sys/devices/d0/power", sources=(source,))
 
 
-async def test_no_file_stays_open_after_a_reading(tmp_path: Path) -> None:
+async def test_only_directories_stay_open_and_only_until_the_next_scan(tmp_path: Path) -> None:
     write(tmp_path / "sys/devices/d0/level", "3")
     write(tmp_path / "sys/devices/d0/power/runtime_status", "active")
+    sources: dict[str, tuple[Plugin[Config], Inventory]] = {}
+    now = [1000.0]
+    readings = Readings(lambda: sources, str(tmp_path), held=lambda: (), clock=lambda: now[0])
+
+    async def open_after_a_reading() -> list[str]:
+        now[0] += 2
+        found = (await readings.take()).devices
+        assert [line for each in found for lines in each.lines.values() for line in lines if line.endswith(" 3")]
+        return open_below(tmp_path)
+
+    plugin = Files()
+    sources["files"] = plugin, Inventory()
+    opened = await open_after_a_reading()
+    assert "sys/devices/d0" in opened
+    assert all((tmp_path / path).is_dir() for path in opened)
+    assert await open_after_a_reading() == opened
+    (tmp_path / "sys/devices/d0").rename(tmp_path / "sys/devices/d1")
+    write(tmp_path / "sys/devices/d0/level", "3")
+    sources["files"] = plugin, Inventory()  # as a scan makes it
+    assert "sys/devices/d1" not in await open_after_a_reading()
+    await readings.close()
+    await until(lambda: not open_below(tmp_path))  # after the end of the thread that has read
+
+
+async def test_directories_are_closed_when_nobody_reads(tmp_path: Path) -> None:
+    write(tmp_path / "sys/devices/d0/level", "3")
     source = Files(), Inventory()
     now = [1000.0]
-    readings = Readings(lambda: {"files": source}, str(tmp_path), held=lambda: (), clock=lambda: now[0])
-    before = os.listdir("/proc/self/fd")
-    for _ in range(3):
+    readings = Readings(
+        lambda: {"files": source}, str(tmp_path), held=lambda: (), open_seconds=0.5, clock=lambda: now[0]
+    )
+    for _ in range(2):
         now[0] += 2
-        (device,) = (await readings.take()).devices
-        assert [line for lines in device.lines.values() for line in lines if line.endswith(" 3")]
-        assert os.listdir("/proc/self/fd") == before
+        assert (await readings.take()).devices
+        assert "sys/devices/d0" in open_below(tmp_path)
+        await until(lambda: not open_below(tmp_path))
     await readings.close()
+
+
+async def test_a_thread_that_is_abandoned_has_no_open_directories(tmp_path: Path) -> None:
+    write(tmp_path / "sys/devices/d0/level", "3")
+    released = threading.Event()
+    source = Files(lambda text: float(text) if released.wait(60) else 0.0), Inventory()
+    readings = Readings(lambda: {"files": source}, str(tmp_path), held=lambda: (), read_timeout=0.05)
+    try:
+        await readings.take()
+        assert readings.blocked == ["d0"]
+        assert open_below(tmp_path) == []
+    finally:
+        released.set()
+        await readings.close()
+
+
+def open_below(root: Path) -> list[str]:
+    """The files below `root` that this process has open."""
+    targets = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+    return sorted(os.path.relpath(target, root) for target in targets if f"{target}/".startswith(f"{root}/"))
 
 
 async def test_plugins_are_read_one_at_a_time(setup: Setup) -> None:

@@ -7,18 +7,18 @@ import os
 import ssl
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from apiservers import NODE, Thing, sequence
 from cluster.pki import Authority
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from tls_peer import TOKEN, Answer, Peer, Request, chunked, document, respond_with, response, serving
-from waiting import until
+from tls_peer import TOKEN, Answer, Request, chunked, document, respond_with, response, serving
 
 from accelplane.apiserver import (
     JSON_PATCH,
@@ -26,40 +26,18 @@ from accelplane.apiserver import (
     ApiServer,
     ClientConfig,
     DecodeError,
-    Gone,
     NoCredentials,
     NotFound,
-    RateLimit,
     StatusError,
-    TooManyRequests,
     Unreachable,
-    WatchEvent,
 )
-from accelplane.apiserver.config import ExecPlugin
 from accelplane.apiserver.credentials import trust_context
 from accelplane.apiserver.discovery import in_cluster
-
-
-class Thing(msgspec.Struct):
-    name: str
-
-
-NODE = "/api/v1/nodes/one"
-EVENTS = [
-    b'{"type":"ADDED","object":{"name":"a"}}\n',
-    b'{"type":"MODIFIED","object":{"name":"b","more":1}}\n',
-    b'{"type":"DELETED","object":{"name":"c"}}\n',
-]
 
 
 async def fetched(directory: Path, answer: Answer, **how: Any) -> Thing:
     async with serving(directory, answer) as peer:
         return await peer.api.get(NODE, Thing, **how)
-
-
-async def watched(directory: Path, answer: Answer, **how: Any) -> list[WatchEvent[Thing]]:
-    async with serving(directory, answer) as peer, contextlib.aclosing(peer.api.watch(NODE, Thing, **how)) as events:
-        return [event async for event in events]
 
 
 async def test_an_object_is_read_with_the_bearer_token(tmp_path: Path) -> None:
@@ -296,239 +274,6 @@ async def test_a_fifo_instead_of_a_token_does_not_block(tmp_path: Path) -> None:
             await peer.api.get(NODE, Thing)
 
 
-# Watching.
-
-
-async def test_events_of_a_watch_are_independent_of_segmentation(tmp_path: Path) -> None:
-    whole = b"".join(EVENTS)
-    for pieces in (EVENTS, [whole], [whole[i : i + 7] for i in range(0, len(whole), 7)], [b"\n", *EVENTS, b"\n"]):
-        events = await watched(tmp_path, respond_with(chunked(*pieces)))
-        assert [(event.type, event.object.name) for event in events] == [
-            ("ADDED", "a"), ("MODIFIED", "b"), ("DELETED", "c"),
-        ]  # fmt: skip
-
-
-async def test_a_watch_starts_at_the_listed_resource_version(tmp_path: Path) -> None:
-    async with serving(tmp_path, respond_with(chunked())) as peer:
-        watch = peer.api.watch(
-            "/api/v1/nodes", Thing, query={"fieldSelector": "metadata.name=a b"}, resource_version="7", duration=60
-        )
-        assert [event async for event in watch] == []
-        assert peer.requests[0].path == (
-            "/api/v1/nodes?fieldSelector=metadata.name%3Da+b&watch=true&timeoutSeconds=60&resourceVersion=7"
-        )
-
-
-@pytest.mark.parametrize("status", ["200 OK", "410 Gone"])
-async def test_an_expired_resource_version_has_its_own_error(tmp_path: Path, status: str) -> None:
-    status_object = {"kind": "Status", "reason": "Expired", "message": "too old", "code": 410}
-    line = {"type": "ERROR", "object": status_object} if status.startswith("200") else status_object
-    with pytest.raises(Gone, match="410 Expired: too old"):
-        await watched(tmp_path, document(line, status))
-
-
-async def test_a_rejected_watch_raises_the_status_error(tmp_path: Path) -> None:
-    with pytest.raises(StatusError, match="403") as caught:
-        await watched(tmp_path, document({"reason": "Forbidden", "message": "no watch"}, "403 Forbidden"))
-    assert caught.value.reason == "Forbidden"
-
-
-@pytest.mark.parametrize(
-    ("data", "kind", "text"),
-    [
-        (chunked(b'{"type":"ADDED","object":{"name":7}}\n'), DecodeError, "expected Thing in JSON"),
-        (chunked(b"nonsense\n"), DecodeError, "in JSON"),
-        (chunked(b'{"type":"SURPRISE","object":{"name":"x"}}\n'), DecodeError, "an event of type 'SURPRISE'"),
-        (chunked(*[b"x" * 10_000] * 10), DecodeError, "an event of more than 65536 bytes"),
-        (chunked(EVENTS[0], end=False), Unreachable, "closed the connection before"),
-    ],
-    ids=["other object", "junk", "unknown type", "endless line", "cut"],
-)
-async def test_invalid_events_end_the_watch(tmp_path: Path, data: bytes, kind: type[ApiError], text: str) -> None:
-    with pytest.raises(kind, match=f"WATCH {NODE}: .*{text}"):
-        await watched(tmp_path, respond_with(data), limit=65536)
-
-
-async def test_an_idle_watch_ends_after_its_timeout(tmp_path: Path) -> None:
-    async def silent(_request: Request, writer: asyncio.StreamWriter) -> None:
-        writer.write(chunked(EVENTS[0], end=False))
-        await writer.drain()
-        await asyncio.sleep(3600)
-
-    async with asyncio.timeout(10):
-        events = await watched(tmp_path, silent, duration=0.3)
-    assert [event.object.name for event in events] == ["a"]
-
-
-async def test_a_watch_can_be_closed_and_cancelled_at_any_time(tmp_path: Path) -> None:
-    disconnected = asyncio.Event()
-
-    async def endless(_request: Request, writer: asyncio.StreamWriter) -> None:
-        writer.write(chunked(EVENTS[0], end=False))
-        try:
-            while True:
-                writer.write(b"1\r\n\n\r\n")
-                await writer.drain()
-                await asyncio.sleep(0.01)
-        finally:
-            disconnected.set()
-
-    async with serving(tmp_path, endless) as peer:
-
-        async def first() -> str:
-            async with contextlib.aclosing(peer.api.watch(NODE, Thing)) as events:
-                async for event in events:
-                    return event.object.name
-            raise AssertionError
-
-        assert await first() == "a"
-        async with asyncio.timeout(5):
-            await disconnected.wait()
-        disconnected.clear()
-
-        async def read_all() -> None:
-            async with contextlib.aclosing(peer.api.watch(NODE, Thing)) as events:
-                async for _event in events:
-                    pass
-
-        task = asyncio.create_task(read_all())
-        await until(lambda: len(peer.requests) == 2)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        async with asyncio.timeout(5):
-            await disconnected.wait()
-
-
-# Retries.
-
-
-def sequence(*answers: Answer) -> Answer:
-    """Sends one response after the other; the last one repeatedly."""
-    left = list(answers)
-
-    async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
-        await (left.pop(0) if len(left) > 1 else left[0])(request, writer)
-
-    return answer
-
-
-def rejected(status: str, retry_after: int = 1) -> Answer:
-    return respond_with(response(status, b"{}", f"Retry-After: {retry_after}"))
-
-
-CALLS: dict[str, Callable[[ApiServer], Awaitable[Any]]] = {
-    "GET": lambda api: api.get(NODE, Thing, deadline=30),
-    "POST": lambda api: api.post(NODE, {}, Thing, deadline=30),
-    "PUT": lambda api: api.put(NODE, {}, Thing, deadline=30),
-    "PATCH": lambda api: api.patch(NODE, {}, JSON_PATCH, Thing, deadline=30),
-    "DELETE": lambda api: api.delete(NODE, deadline=30),
-}
-
-
-@pytest.mark.parametrize(
-    ("method", "status", "requests"),
-    [
-        *((method, "429 Too Many Requests", 2) for method in CALLS),
-        *((method, "503 Service Unavailable", 2) for method in CALLS),
-        *((method, "500 Internal Server Error", 2 if method == "GET" else 1) for method in CALLS),
-        *((method, "504 Gateway Timeout", 2 if method == "GET" else 1) for method in CALLS),
-        *((method, "409 Conflict", 1) for method in CALLS),
-    ],
-)
-async def test_a_request_that_the_server_did_not_process_is_sent_again(
-    tmp_path: Path, method: str, status: str, requests: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    delays = without_delays(monkeypatch)
-    async with serving(tmp_path, sequence(rejected(status, 7), document({"name": "one"}))) as peer:
-        if requests == 1:
-            with pytest.raises(StatusError) as caught:
-                await CALLS[method](peer.api)
-            assert caught.value.retry_after == 7
-        else:
-            await CALLS[method](peer.api)
-        assert [each.method for each in peer.requests] == [method] * requests
-    assert delays == [7] * (requests - 1)
-
-
-def without_delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Makes retries immediate; yields the requested delays."""
-    delays: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        delays.append(seconds)
-
-    monkeypatch.setattr("accelplane.apiserver.client.asyncio", Substitute(asyncio, sleep=sleep))
-    return delays
-
-
-class Substitute:
-    """A module with other members."""
-
-    def __init__(self, module: object, **members: object) -> None:
-        self._module = module
-        self.__dict__.update(members)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._module, name)
-
-
-async def test_a_request_is_sent_at_most_ten_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_delays(monkeypatch)
-    async with serving(tmp_path, rejected("429 Too Many Requests")) as peer:
-        with pytest.raises(TooManyRequests):
-            await peer.api.get(NODE, Thing, deadline=60)
-        assert len(peer.requests) == 10
-
-
-async def test_a_delay_beyond_the_deadline_is_returned_to_the_caller(tmp_path: Path) -> None:
-    async with serving(tmp_path, rejected("429 Too Many Requests", 60)) as peer:
-        with pytest.raises(TooManyRequests) as caught:
-            await peer.api.get(NODE, Thing, deadline=30)
-        assert caught.value.retry_after == 60
-        assert len(peer.requests) == 1
-
-
-async def test_without_retry_after_nothing_is_sent_again(tmp_path: Path) -> None:
-    async with serving(tmp_path, respond_with(response("429 Too Many Requests", b"{}"))) as peer:
-        with pytest.raises(TooManyRequests):
-            await peer.api.get(NODE, Thing)
-        assert len(peer.requests) == 1
-
-
-async def test_forbidden_writes_are_not_repeated(tmp_path: Path) -> None:
-    allowed = [True, False]
-
-    def check() -> None:
-        if not allowed.pop(0):
-            raise ZeroDivisionError
-
-    async with serving(tmp_path, rejected("503 Service Unavailable")) as peer:
-        api = ApiServer(peer.config, before_write=check)
-        with pytest.raises(ZeroDivisionError):
-            await api.put(NODE, {}, Thing)
-        assert len(peer.requests) == 1
-
-
-async def test_requests_wait_for_the_rate_limit_and_a_watch_only_to_open(tmp_path: Path) -> None:
-    sleeps: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        sleeps.append(seconds)
-
-    async with serving(tmp_path, respond_with(chunked(*EVENTS))) as peer:
-        api = ApiServer(peer.config, rate_limit=RateLimit(1, 1, clock=lambda: 0.0, sleep=sleep))
-        async with contextlib.aclosing(api.watch(NODE, Thing)) as events:
-            assert len([event async for event in events]) == 3
-        assert sleeps == []
-        with pytest.raises(DecodeError):
-            await api.get(NODE, Thing)
-        assert sleeps == [1]
-        with pytest.raises(DecodeError):
-            await api.without_rate_limit().get(NODE, Thing)
-        assert sleeps == [1]
-
-
 async def test_responses_are_reported_with_method_and_status(tmp_path: Path) -> None:
     reported: list[tuple[str, str]] = []
     answers = sequence(document({"name": "one"}), document({}, "404 Not Found"), respond_with(b""))
@@ -633,85 +378,6 @@ async def test_https_proxy_is_used_and_no_proxy_is_honoured(tmp_path: Path, monk
         with pytest.raises(Unreachable):
             await ApiServer(structs.replace(config, server="https://none.example:1")).get(NODE, Thing, deadline=5)
         assert len(connects) == 1
-
-
-# Exec plugins.
-
-PLUGIN = """
-import json, os, sys
-count = int(open(sys.argv[1]).read() or 0) + 1
-open(sys.argv[1], "w").write(str(count))
-info = json.loads(os.environ["KUBERNETES_EXEC_INFO"])
-assert info["kind"] == "ExecCredential" and info["spec"]["interactive"] is False
-status = json.loads(os.environ["STATUS"].replace("COUNT", str(count)))
-print(json.dumps({"apiVersion": info["apiVersion"], "kind": "ExecCredential", "status": status}))
-"""
-
-
-def exec_config(peer: Peer, status: object, *, program: str = PLUGIN) -> ClientConfig:
-    (peer.directory / "count").write_text("")
-    plugin = ExecPlugin(
-        command=sys.executable,
-        api_version="client.authentication.k8s.io/v1",
-        arguments=("-c", program, str(peer.directory / "count")),
-        variables={"STATUS": json.dumps(status)},
-        install_hint="install it",
-    )
-    return structs.replace(peer.config, token=None, exec_plugin=plugin)
-
-
-async def test_an_exec_plugin_runs_once_until_its_credentials_expire_or_are_rejected(tmp_path: Path) -> None:
-    answers = sequence(*[document({"name": "one"})] * 2, document({}, "401 Unauthorized"), document({"name": "one"}))
-    async with serving(tmp_path, answers) as peer:
-        api = ApiServer(exec_config(peer, {"token": "t-COUNT", "expirationTimestamp": "2999-01-01T00:00:00Z"}))
-        for _ in range(3):
-            await api.get(NODE, Thing)
-        tokens = [each.headers["authorization"].removeprefix("Bearer ") for each in peer.requests]
-        assert tokens == ["t-1", "t-1", "t-1", "t-2"]
-        expired = ApiServer(exec_config(peer, {"token": "t-COUNT", "expirationTimestamp": "2020-01-01T00:00:00Z"}))
-        for _ in range(2):
-            await expired.get(NODE, Thing)
-        assert [each.headers["authorization"] for each in peer.requests[-2:]] == ["Bearer t-1", "Bearer t-2"]
-
-
-async def test_credentials_that_stay_rejected_are_an_error(tmp_path: Path) -> None:
-    async with serving(tmp_path, document({"reason": "Unauthorized"}, "401 Unauthorized")) as peer:
-        with pytest.raises(StatusError, match="401 Unauthorized"):
-            await ApiServer(exec_config(peer, {"token": "t"})).get(NODE, Thing)
-        assert len(peer.requests) == 2
-        with pytest.raises(StatusError, match="401 Unauthorized"):
-            await peer.api.get(NODE, Thing)
-        assert len(peer.requests) == 3
-
-
-@pytest.mark.parametrize(
-    ("program", "status", "problem"),
-    [
-        ("import sys; sys.exit('no login')", {}, "exit code 1: no login"),
-        ("print('no JSON')", {}, "expected an ExecCredential"),
-        (PLUGIN.replace('info["apiVersion"]', "'v0'", 1), {"token": "t"}, "found 'v0', expected client.authentication"),
-        (PLUGIN, {}, "found no token and no certificate with its key"),
-        (PLUGIN, {"clientCertificateData": "x"}, "found no token and no certificate with its key"),
-        (PLUGIN, {"token": "two\nlines"}, "found a token with control or non-ASCII characters"),
-        (PLUGIN, {"clientCertificateData": "x", "clientKeyData": "y"}, "expected a certificate and its key in PEM"),
-    ],
-)
-async def test_an_exec_plugin_without_credentials_is_reported(
-    tmp_path: Path, program: str, status: object, problem: str
-) -> None:
-    async with serving(tmp_path, document({"name": "one"})) as peer:
-        with pytest.raises(NoCredentials, match=problem):
-            await ApiServer(exec_config(peer, status, program=program)).get(NODE, Thing)
-        assert peer.requests == []
-
-
-async def test_a_missing_exec_plugin_is_reported_with_its_hint(tmp_path: Path) -> None:
-    async with serving(tmp_path, document({"name": "one"})) as peer:
-        config = exec_config(peer, {})
-        assert config.exec_plugin
-        missing = structs.replace(config.exec_plugin, command="/no/plugin")
-        with pytest.raises(NoCredentials, match="exec plugin /no/plugin: No such file or directory; install it"):
-            await ApiServer(structs.replace(config, exec_plugin=missing)).get(NODE, Thing)
 
 
 @given(st.binary(max_size=300))

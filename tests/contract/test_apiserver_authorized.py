@@ -163,17 +163,60 @@ async def test_without_a_review_access_is_denied(  # noqa: PLR0917 - fixtures an
     await until(is_shown)
 
 
-async def test_a_flood_of_tokens_causes_a_limited_number_of_concurrent_reviews(api: KubeApi, client: Client) -> None:
-    page = gate(client)
+async def test_a_flood_of_tokens_leaves_a_place_among_the_concurrent_reviews_to_allowed_clients(
+    api: KubeApi, client: Client
+) -> None:
+    clock = Clock()
+    page = gate(client, clock)
+    accepted = accept_token(api)
+    answer_review(api, AUTHORIZATION, {"allowed": True})
+    assert await status_of(page, request_with("valid")) == 200
+    accepted.times = 0
     api.fault(AUTHENTICATION, hang=True, times=1_000_000)
     flood = [asyncio.create_task(page(request_with(f"t{number}"))) for number in range(50)]
-    await until(lambda: api.count(AUTHENTICATION) == 4)
+    await until(lambda: api.count(AUTHENTICATION) == 1 + 3)
     for _ in range(5):
         await asyncio.sleep(0.01)
-    assert api.count(AUTHENTICATION) == 4
+    assert api.count(AUTHENTICATION) == 1 + 3
+    clock.now += 61
+    flood += [asyncio.create_task(page(request_with("valid"))) for _ in range(3)]
+    await until(lambda: api.count(AUTHENTICATION) == 1 + 4)
     for one in flood:
         one.cancel()
     await asyncio.gather(*flood, return_exceptions=True)
+
+
+async def test_a_flood_of_tokens_displaces_no_allowed_client(api: KubeApi, client: Client) -> None:
+    page = gate(client.without_rate_limit())
+    accepted = accept_token(api)
+    answer_review(api, AUTHORIZATION, {"allowed": True})
+    assert await status_of(page, request_with("valid")) == 200
+    accepted.times = 0
+    answer_review(api, AUTHENTICATION, {"authenticated": False})
+    for number in range(300):
+        assert await status_of(page, request_with(f"t{number}")) == 401
+    assert await status_of(page, request_with("valid")) == 200
+
+
+async def test_requests_of_one_client_at_the_same_time_share_a_review(api: KubeApi, client: Client) -> None:
+    page = gate(client)
+    accept_token(api)
+    answer_review(api, AUTHORIZATION, {"allowed": True})
+    assert await asyncio.gather(*(status_of(page, request_with()) for _ in range(20))) == [200] * 20
+    assert (api.count(AUTHENTICATION), api.count(AUTHORIZATION)) == (1, 1)
+
+
+async def test_a_request_continues_if_the_one_that_it_waits_for_is_cancelled(api: KubeApi, client: Client) -> None:
+    page = gate(client)
+    hanging = api.fault(AUTHENTICATION, hang=True, times=1)
+    first = asyncio.create_task(status_of(page, request_with()))
+    await until(lambda: hanging.times == 0)
+    accept_token(api)
+    answer_review(api, AUTHORIZATION, {"allowed": True})
+    second = asyncio.create_task(status_of(page, request_with()))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second == 200
 
 
 async def test_metrics_are_served_over_tls_to_authorized_clients_only(api: KubeApi, client: Client) -> None:
@@ -181,7 +224,11 @@ async def test_metrics_are_served_over_tls_to_authorized_clients_only(api: KubeA
     pair = AUTHORITY.server("localhost", "localhost")
     tls.use(pair.certificate, pair.key)
     manager = Manager(
-        client, health_address=OFF, metrics_address="127.0.0.1:0", metrics_tls=tls.context, metrics_authorized=True
+        client,
+        health_address=OFF,
+        metrics_address="127.0.0.1:0",
+        metrics_tls=tls.connection_context,
+        metrics_authorized=True,
     )
     accept_token(api)
     answer_review(api, AUTHORIZATION, {"allowed": True})

@@ -91,6 +91,27 @@ async def test_a_service_does_not_remove_the_socket_of_its_successor(directory: 
     assert os.listdir(directory) == []
 
 
+@pytest.mark.parametrize("steps", range(6))
+async def test_a_connection_that_is_accepted_while_the_service_ends_is_closed_without_a_task(
+    directory: str, path: str, steps: int
+) -> None:
+    service = ClientsService(directory)
+    with socket.socket(socket.AF_UNIX) as client:
+        async with serving(path, service):
+            client.setblocking(False)
+            client.connect(path)
+            for _ in range(steps):
+                await asyncio.sleep(0)
+        # The event loop completes connections that it has accepted.
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        async with asyncio.timeout(30):
+            # A connection that nobody has accepted is reset.
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
+
+
 @pytest.mark.parametrize(
     "content",
     [

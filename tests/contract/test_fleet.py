@@ -21,7 +21,7 @@ from accelplane.apiserver import ApiError
 from accelplane.fleet.agents import AgentTimes
 from accelplane.fleet.arithmetic import namespaces, overview, shortages
 from accelplane.fleet.fleet import Fleet
-from accelplane.fleet.model import Agent, Holder, Node
+from accelplane.fleet.model import Agent, DevicePlugin, Holder, Node
 from accelplane.fleet.options import FleetOptions
 from accelplane.fleet.view import FleetView
 from accelplane.kube.client import Client
@@ -42,7 +42,7 @@ async def fleet_of(
     api: KubeApi, options: FleetOptions | None = None, times: AgentTimes = TIMES, client: Client | None = None
 ) -> AsyncIterator[Fleet]:
     client = client or Client(api.config, field_manager="test", timeout=1)
-    fleet = Fleet(client, options or FleetOptions(), agent_times=times, watch_timeouts=HASTE)
+    fleet = Fleet(client, options or FleetOptions(), agent_times=times, watch_timeouts=HASTE, unserved_retry=0.05)
     running = asyncio.create_task(fleet.run())
     try:
         yield fleet
@@ -420,10 +420,91 @@ async def test_an_api_server_that_does_not_answer_is_a_problem_of_the_snapshot_o
         await node_with(fleet, "n1", lambda found: found.resources[0].capacity == 9)
 
 
-async def test_without_the_right_to_list_quotas_everything_else_works(api: KubeApi) -> None:
-    api.fault("resourcequotas", 403, times=100)
+async def test_without_the_right_to_list_quotas_everything_else_works(
+    api: KubeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    quotas = api.fault("resourcequotas", 403, times=1_000_000)
     async with agents_of(api, "n1"), fleet_of(api) as fleet:
         await connected(fleet, "n1")
+        await until(lambda: api.count("GET .*/resourcequotas") > 3)
+        quotas.times = 0
+        usage = {"hard": {f"requests.{I915}": "5"}, "used": {}}
+        api.put("resourcequotas", {"metadata": {"name": "q", "namespace": "team"}, "status": usage})
+        await until(lambda: bool(fleet.cluster().quotas))
+    assert len([each for each in caplog.messages if "resource quotas are not shown" in each]) == 1
+
+
+def plugin_resource(name: str = "gpu", desired: int = 2, ready: int = 2) -> dict[str, object]:
+    status = {"desiredNumberScheduled": desired, "numberReady": ready, "nodeNames": ["n1", "n2"]}
+    return {"metadata": {"name": name}, "status": status}
+
+
+async def test_device_plugins_of_the_operator_are_shown_with_their_changes(api: KubeApi) -> None:
+    api.put("gpudeviceplugins", plugin_resource())
+    async with fleet_of(api) as fleet:
+        await until(lambda: fleet.cluster().device_plugins == (DevicePlugin("GpuDevicePlugin", "gpu", 2, 2, 2),))
+        api.put("sgxdeviceplugins", plugin_resource("sgx", ready=1))
+        await until(lambda: len(fleet.cluster().device_plugins) == 2)
+        assert [(each.name, each.problem) for each in fleet.cluster().device_plugins] == [
+            ("sgx", "1 of 2 pods is not ready"), ("gpu", ""),
+        ]  # fmt: skip
+        api.put("gpudeviceplugins", plugin_resource() | {"status": {"numberReady": "junk"}})
+        await until(lambda: "cannot be decoded" in fleet.cluster().device_plugins[0].problem)
+        api.remove("gpudeviceplugins", "gpu")
+        api.remove("sgxdeviceplugins", "sgx")
+        await until(lambda: not fleet.cluster().device_plugins)
+
+
+async def test_of_many_device_plugins_those_with_problems_are_shown(api: KubeApi) -> None:
+    for index in range(60):
+        api.put("gpudeviceplugins", plugin_resource(f"gpu-{index:02}", ready=2 if index < 59 else 0))
+    async with fleet_of(api) as fleet:
+        await until(lambda: fleet.cluster().more_device_plugins == 10)
+        names = [each.name for each in fleet.cluster().device_plugins]
+        assert names == ["gpu-59", *(f"gpu-{index:02}" for index in range(49))]
+
+
+@pytest.mark.parametrize(("code", "messages"), [(403, 1), (404, 0)])
+async def test_device_plugins_that_may_not_be_read_or_are_not_installed_are_not_shown_until_they_are(
+    api: KubeApi, caplog: pytest.LogCaptureFixture, code: int, messages: int
+) -> None:
+    caplog.set_level(logging.INFO)
+    unserved = api.fault("deviceplugins", code, times=1_000_000)
+    api.put("gpudeviceplugins", plugin_resource())
+    async with agents_of(api, "n1"), fleet_of(api) as fleet:
+        await connected(fleet, "n1")
+        await until(lambda: api.count("GET .*/gpudeviceplugins") > 2)
+        await until(lambda: not fleet.cluster().problem)
+        assert fleet.cluster().device_plugins == ()
+        assert len([each for each in caplog.messages if "deviceplugins" in each]) == messages
+        unserved.times = 0
+        await until(lambda: bool(fleet.cluster().device_plugins))
+        api.fault("deviceplugins", code, times=1_000_000)
+        api.abort_watches()
+        await until(lambda: not fleet.cluster().device_plugins)
+    assert len([each for each in caplog.messages if "device plugins of the operator are not shown" in each]) == messages
+
+
+async def test_until_nodes_and_pods_are_listed_the_snapshot_says_so(api: KubeApi) -> None:
+    unlisted = api.fault("GET .*/nodes", hang=True, times=1)
+    async with fleet_of(api) as fleet:
+        await until(lambda: api.count("GET .*/nodes") == 1)
+        assert fleet.cluster().problem == "nodes and pods have not been listed yet"
+        await until(lambda: not unlisted.times and "failed since" in fleet.cluster().problem)
+        await until(lambda: fleet.synced)
+
+
+async def test_an_empty_cluster_is_no_problem(api: KubeApi) -> None:
+    async with fleet_of(api) as fleet:
+        await until(lambda: fleet.synced and not fleet.cluster().problem)
+
+
+async def test_without_the_option_device_plugins_are_not_requested(api: KubeApi) -> None:
+    async with agents_of(api, "n1"), fleet_of(api, FleetOptions(device_plugins=False, quotas=False)) as fleet:
+        await connected(fleet, "n1")
+    assert api.count("deviceplugins") == 0
+    assert api.count("resourcequotas") == 0
 
 
 async def test_a_token_is_sent_over_verified_tls_only(api: KubeApi, tmp_path: Path) -> None:

@@ -166,6 +166,14 @@ async def test_a_token_for_the_api_server_reads_the_metrics_but_opens_no_page(se
     assert (await setup.caller(authorization=f"Bearer {other}").get("/metrics")).status == 403
 
 
+async def test_a_path_without_a_screen_has_no_form_whose_links_would_be_wrong(setup: Setup) -> None:
+    found = await setup.caller().get("/nodes/")
+    assert (found.status, found.fields["content-type"]) == (401, "text/html; charset=utf-8")
+    assert 'action="login"' not in found.text
+    assert 'href="../"' in found.text
+    assert 'action="login"' in (await setup.caller().get("/nodes")).text
+
+
 async def test_assets_need_no_token(setup: Setup) -> None:
     assert (await setup.caller().get(f"/{setup.screens.assets.links.style}")).status == 200
 

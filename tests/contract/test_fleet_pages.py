@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import re
 from collections.abc import AsyncIterator
 from typing import Self
 
@@ -104,6 +105,19 @@ async def test_assets_have_a_hash_in_their_names_and_are_cached(setup: Setup) ->
 )  # fmt: skip
 async def test_other_requests_get_their_error_status(setup: Setup, method: str, path: str, status: int) -> None:
     assert (await setup.caller.send(method, path)).status == status
+
+
+@pytest.mark.parametrize(("path", "root"), [("/missing", ""), ("/nodes/", "../"), ("/a/b/c", "../../")])
+async def test_an_unknown_page_leads_to_the_overview(setup: Setup, path: str, root: str) -> None:
+    found = await setup.caller.get(path)
+    assert (found.status, found.fields["content-type"]) == (404, "text/html; charset=utf-8")
+    assert f'href="{root or "./"}"' in found.text
+    assert re.search(f'href="{root}assets/fleet[.a-f0-9]*.css"', found.text)
+
+
+async def test_an_unknown_path_for_programs_has_a_text(setup: Setup) -> None:
+    found = await setup.caller.get("/api/v1/missing")
+    assert (found.status, found.text) == (404, "no such page\n")
 
 
 async def test_a_name_that_resolves_to_the_loopback_interface_is_rejected(setup: Setup) -> None:

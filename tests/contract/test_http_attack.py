@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 import pytest
 from virtualtime import Threads, VirtualTimeLoop, controlled
 
-from accelplane.http import connection, server
+from accelplane.http import progress, server
 from accelplane.http.messages import HttpLimits, Response
 from accelplane.http.server import HttpServer
 
@@ -24,7 +24,7 @@ Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 def virtual_time() -> Iterator[VirtualTimeLoop]:
     loop = VirtualTimeLoop()
     try:
-        with controlled(loop, Threads(), server, connection):
+        with controlled(loop, Threads(), server, progress):
             yield loop
         assert loop.errors == []
     finally:

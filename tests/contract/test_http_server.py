@@ -5,68 +5,21 @@ import contextlib
 import os
 import socket
 import ssl
-import tracemalloc
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-import msgspec
 import pytest
 from cluster.pki import Authority
+from httpservers import Pages, get, reply, serving
 from waiting import until
 
-from accelplane.http.connection import PendingResponse
+from accelplane.http.handler import PendingResponse
 from accelplane.http.listening import bind, split_address
-from accelplane.http.messages import HttpError, HttpLimits, Request, Response
+from accelplane.http.messages import HttpLimits, Request, Response
 from accelplane.http.server import HttpServer
 from accelplane.http.servingtls import ServingTls
 
 SERVER = Authority("tests").server("localhost", "localhost")
-
-
-class Pages:
-    """A handler: `/now` is answered immediately, other paths when `released` is set."""
-
-    def __init__(self) -> None:
-        self.released = asyncio.Event()
-        self.requests: list[str] = []
-        self.cancelled = 0
-
-    def __call__(self, request: Request) -> Response | PendingResponse:
-        self.requests.append(request.path)
-        return Response(200, request.path.encode()) if request.path == "/now" else self.later(request)
-
-    async def later(self, request: Request) -> Response:
-        try:
-            await self.released.wait()
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        if request.path == "/refused":
-            raise HttpError(403, "not for you")
-        if request.path == "/fault":
-            raise ValueError("a fault")
-        return Response(200, f"{request.path} {request.authorization}".encode())
-
-
-@contextlib.asynccontextmanager
-async def serving(pages: Pages, limits: HttpLimits | None = None) -> AsyncGenerator[tuple[HttpServer, int]]:
-    server = HttpServer(pages, limits)
-    port = await server.start("127.0.0.1", 0)
-    try:
-        yield server, port
-    finally:
-        await server.stop(0.1)
-
-
-def get(*paths: str, field: str = "") -> bytes:
-    return b"".join(f"GET {path} HTTP/1.1\r\nHost: x\r\n{field}\r\n".encode() for path in paths)
-
-
-async def reply(reader: asyncio.StreamReader) -> tuple[int, str]:
-    async with asyncio.timeout(10):
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        length = int(head.partition("Content-Length: ")[2].partition("\r\n")[0])
-        return int(head.split(" ")[1]), (await reader.readexactly(length)).decode()
 
 
 async def test_a_pending_response_delays_only_later_responses_of_the_same_connection() -> None:
@@ -117,7 +70,7 @@ async def test_the_end_of_a_client_is_noticed_while_its_response_is_pending(secu
     (tmp_path / "tls.key").write_bytes(SERVER.key)
     tls = ServingTls()
     tls.follow(str(tmp_path))
-    port = await server.start("127.0.0.1", 0, tls.context if secure else None)
+    port = await server.start("127.0.0.1", 0, tls.connection_context if secure else None)
     client = ssl.create_default_context(cadata=Authority("others").credentials.certificate.decode())
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client if secure else None)
@@ -157,8 +110,7 @@ async def test_a_client_that_sends_more_while_its_response_is_pending_is_read_la
         # The server reads one buffer; the rest fills the buffers of the kernel.
         await until(lambda: 0 < server.buffered <= 16 * 1024)
         (connection,) = server.connections
-        assert connection._transport is not None
-        assert not connection._transport.is_reading()
+        assert not connection._transport.reading
         pages.released.set()
         assert await reply(reader) == (200, "/later ")
         for _ in range(count):
@@ -242,7 +194,7 @@ async def test_accepts_is_true_once_a_handshake_succeeds(host: str | None) -> No
     tls = ServingTls()
     server, plain = HttpServer(Pages()), HttpServer(Pages())
     assert not await server.accepts()
-    await server.start(host, 0, tls.context)
+    await server.start(host, 0, tls.connection_context)
     await plain.start(host, 0)
     assert not await server.accepts(), "there is no certificate yet"
     tls.use(SERVER.certificate, SERVER.key)
@@ -258,7 +210,7 @@ async def test_accepts_is_false_at_the_connection_limit() -> None:
     tls = ServingTls()
     tls.use(SERVER.certificate, SERVER.key)
     server = HttpServer(Pages(), HttpLimits(connections=0))
-    await server.start("127.0.0.1", 0, tls.context)
+    await server.start("127.0.0.1", 0, tls.connection_context)
     assert not await server.accepts()
     await server.stop()
 
@@ -316,234 +268,6 @@ def test_a_port_in_use_is_an_error_with_the_text_of_the_kernel() -> None:
     (first,) = bind("127.0.0.1", 0, 1)
     with first, pytest.raises(OSError, match=r"^\[Errno \d+\] Address already in use$"):
         bind("127.0.0.1", first.getsockname()[1], 1)
-
-
-async def test_request_heads_cannot_fill_the_memory() -> None:
-    server = HttpServer(Pages())
-    port = await server.start("127.0.0.1", 0)
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    tracemalloc.start()
-    before = tracemalloc.get_traced_memory()[0]
-    for number in range(300):
-        writer.write(get("/now", field=f"X-Padding: {number:015000}\r\n"))
-        assert (await reply(reader))[0] == 200
-    grown = tracemalloc.get_traced_memory()[0] - before
-    tracemalloc.stop()
-    writer.close()
-    await server.stop(0)
-    assert grown < 500_000
-
-
-async def test_credentials_are_not_cached_with_the_head() -> None:
-    pages = Pages()
-    pages.released.set()
-    async with serving(pages) as (server, port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        for path, field in (("/public", ""), ("/private", "Authorization: Bearer secret\r\n")):
-            writer.write(get(path, field=field))
-            assert (await reply(reader))[0] == 200
-        assert [head.path for head in server.cached_heads.values()] == ["/public"]
-        writer.close()
-
-
-async def test_a_full_cache_of_heads_replaces_the_oldest() -> None:
-    async with serving(Pages(), HttpLimits(cached_heads=2)) as (server, port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        for number in range(3):
-            writer.write(get("/now", field=f"X: {number}\r\n"))
-            assert await reply(reader) == (200, "/now")
-        assert len(server.cached_heads) == 2
-        writer.close()
-
-
-async def test_a_new_connection_replaces_the_longest_idle_connection() -> None:
-    async with serving(Pages(), HttpLimits(connections=2, stall=0.05)) as (server, port):
-        clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        await until(lambda: len(server.connections) == 2)
-        # The first client is active after the second one, so the second one waits longest.
-        clients[0][1].write(get("/now"))
-        assert await reply(clients[0][0]) == (200, "/now")
-        await asyncio.sleep(0.1)
-        clients.append(await asyncio.open_connection("127.0.0.1", port))
-        for reader, writer in (clients[0], clients[2]):
-            writer.write(get("/now"))
-            assert await reply(reader) == (200, "/now")
-        with contextlib.suppress(ConnectionResetError):
-            assert await clients[1][0].read() == b""
-        assert len(server.connections) == 2
-        for _, writer in clients:
-            writer.close()
-
-
-@pytest.mark.parametrize("received", [b"", b"GET /now HTTP/1.1\r\n", b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\n1"])
-async def test_connections_without_a_complete_request_do_not_block_new_ones(received: bytes) -> None:
-    async with serving(Pages(), HttpLimits(connections=8, stall=0.05)) as (server, port):
-        clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
-        for _, writer in clients:
-            writer.write(received)
-        await until(lambda: len(server.connections) == 8)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(get("/now"))
-        assert await reply(reader) == (200, "/now")
-        for _, each in (*clients, (reader, writer)):
-            each.close()
-
-
-async def test_a_new_connection_waits_until_a_pending_response_is_sent() -> None:
-    pages = Pages()
-    async with serving(pages, HttpLimits(connections=1, stall=0)) as (server, port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(get("/later"))
-        await until(lambda: pages.requests == ["/later"])
-        other, another = await asyncio.open_connection("127.0.0.1", port)
-        another.write(get("/now"))
-        await until(lambda: server.waiting == 1)
-        assert pages.requests == ["/later"]
-        pages.released.set()
-        assert await reply(reader) == (200, "/later ")
-        assert await reader.read() == b"", "its slot is needed"
-        assert await reply(other) == (200, "/now")
-        writer.close()
-        another.close()
-
-
-async def test_a_burst_beyond_the_connection_limit_is_served_completely() -> None:
-    async with serving(Pages(), HttpLimits(connections=4)) as (server, port):
-
-        async def ask() -> tuple[int, str]:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(get("/now"))
-            found = await reply(reader)
-            writer.close()
-            return found
-
-        assert await asyncio.gather(*(ask() for _ in range(100))) == [(200, "/now")] * 100
-        assert len(server.connections) <= 4
-
-
-async def test_a_client_whose_data_is_not_read_yet_is_not_evicted() -> None:
-    """A busy server must not close a connection because of its own delay."""
-    async with serving(Pages(), HttpLimits(connections=2, stall=0.05)) as (server, port):
-        clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        await until(lambda: len(server.connections) == 2)
-        await asyncio.sleep(0.1)
-        for _, writer in clients:
-            sent = writer.get_extra_info("socket")
-            os.write(sent.fileno(), get("/now"))
-        newcomer = socket.create_connection(("127.0.0.1", port))
-        server._accept(server._listening[0])  # pyright: ignore[reportPrivateUsage] - before the loop reads
-        assert (len(server.connections), server.waiting) == (2, 1)
-        for reader, _ in clients:
-            assert await reply(reader) == (200, "/now")
-        newcomer.close()
-        for _, writer in clients:
-            writer.close()
-
-
-async def test_an_idle_client_is_evicted_before_one_that_has_sent_requests() -> None:
-    async with serving(Pages(), HttpLimits(connections=2, stall=0.05)) as (_, port):
-        served, silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        served[1].write(get("/now"))
-        assert await reply(served[0]) == (200, "/now")
-        await asyncio.sleep(0.1)
-        silent[1].write(b"GET")  # its last progress is later
-        await asyncio.sleep(0.1)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(get("/now"))
-        assert await reply(reader) == (200, "/now")
-        assert (await reply(silent[0]))[0] == 503
-        served[1].write(get("/now"))
-        assert await reply(served[0]) == (200, "/now")
-        for _, each in (served, silent, (reader, writer)):
-            each.close()
-
-
-def post(length: int, body: bytes = b"") -> bytes:
-    return f"POST /now HTTP/1.1\r\nContent-Length: {length}\r\n\r\n".encode() + body
-
-
-# A request of 100,000 bytes reserves five times as much.
-SMALL_MEMORY = HttpLimits(memory=800_000, body=200_000, connections=40, wait=0.3, linger=0.1)
-
-
-async def test_large_requests_wait_for_memory_and_are_answered() -> None:
-    async with serving(Pages(), msgspec.structs.replace(SMALL_MEMORY, wait=20)) as (server, port):
-        clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
-        for _, writer in clients:
-            writer.write(post(100_000, b"x" * 50_000))
-        await until(lambda: server.reserved == 500_000)
-        for _, writer in clients:
-            writer.write(b"x" * 50_000)
-        for reader, writer in clients:
-            assert await reply(reader) == (200, "/now")
-            writer.close()
-        assert server.reserved == 0
-
-
-async def test_a_request_that_waits_too_long_for_memory_gets_503() -> None:
-    async with serving(Pages(), msgspec.structs.replace(SMALL_MEMORY, stall=60)) as (server, port):
-        clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        for _, writer in clients:
-            writer.write(post(100_000, b"x" * 50_000))
-            await asyncio.sleep(0.05)
-        assert (await reply(clients[1][0]))[0] == 503
-        assert await clients[1][0].read() == b""
-        clients[1][1].close()
-        clients[0][1].write(b"x" * 50_000)
-        assert await reply(clients[0][0]) == (200, "/now")
-        clients[0][1].close()
-        await until(lambda: not server.connections)
-        assert server.reserved == 0
-
-
-async def test_the_memory_of_a_stalled_body_is_released_for_another_request() -> None:
-    limits = msgspec.structs.replace(SMALL_MEMORY, wait=20, stall=0.1)
-    async with serving(Pages(), limits) as (_, port):
-        stalled = await asyncio.open_connection("127.0.0.1", port)
-        stalled[1].write(post(100_000, b"x" * 1000))
-        await asyncio.sleep(0.05)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(post(100_000, b"x" * 100_000))
-        assert (await reply(stalled[0]))[0] == 503
-        assert await reply(reader) == (200, "/now")
-        for _, each in (stalled, (reader, writer)):
-            each.close()
-
-
-async def test_small_requests_do_not_wait_behind_large_ones() -> None:
-    limits = msgspec.structs.replace(SMALL_MEMORY, wait=20, stall=60)
-    async with serving(Pages(), limits) as (_, port):
-        large = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
-        for _, writer in large:
-            writer.write(post(100_000, b"x" * 1000))
-        await asyncio.sleep(0.05)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(post(10_000, b"x" * 5_000))
-        await asyncio.sleep(0.05)
-        writer.write(b"x" * 5_000)
-        assert await reply(reader) == (200, "/now")
-        for _, each in (*large, (reader, writer)):
-            each.close()
-
-
-async def test_memory_of_failed_requests_is_released() -> None:
-    """Otherwise the server would answer 503 permanently."""
-    limits = HttpLimits(memory=400_000, body=200_000, request=0.2, linger=0.02, stall=0.05)
-    async with serving(Pages(), limits) as (server, port):
-        for number in range(30):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write((post(50_000, b"x" * 40_000), b"x" * 17_000, post(9_999_999_999))[number % 3])
-            if number % 2:
-                writer.transport.abort()
-            else:
-                assert (await reply(reader))[0] in (408, 413, 431)
-                writer.close()
-        await until(lambda: not server.connections)
-        assert (server.reserved, server.buffered) == (0, 0)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(post(60_000, b"x" * 60_000))
-        assert await reply(reader) == (200, "/now")
-        writer.close()
 
 
 async def test_a_large_response_is_sent_in_parts_and_counted_until_it_is_sent() -> None:

@@ -15,6 +15,7 @@ from podlists import answering, claim, pods_with_claim
 from processes import run_command
 from trees import write
 
+from accelplane.kubelet import checkpoint
 from accelplane.kubelet import podresources_v1_pb2 as pb
 from accelplane.plugins.gpu import GpuPlugin
 from accelplane.simulate import GpuSpec, SimulatedNode
@@ -84,6 +85,31 @@ async def test_a_container_with_a_claim_is_reported_for_the_cdi_device(node: Sim
     }  # fmt: skip
     holders = {row["device"]: row["holders"] for row in json.loads(result.stdout)["devices"]}
     assert holders == {"card1": ["team/pod/main (DRA)"], "card2": []}
+
+
+async def test_a_container_that_is_allocated_during_the_call_has_a_time(node: SimulatedNode, directory: str) -> None:
+    for name in ("pod-resources", "device-plugins", "pods/uid/plugins"):
+        os.makedirs(f"{directory}/{name}")
+    os.utime(f"{directory}/pods/uid/plugins", (1_700_000_000, 1_700_000_000))
+
+    def allocate_and_list() -> bytes:
+        holding = checkpoint.Holding("uid", "main", I915, {-1: ("card1-0",)}, b"")
+        checkpoint.write_checkpoint(f"{directory}/device-plugins", checkpoint.Checkpoint((holding,)))
+        container = pb.ContainerResources(
+            name="main", devices=[pb.ContainerDevices(resource_name=I915, device_ids=["card1-0"])]
+        )
+        pod = pb.PodResources(name="worker", namespace="default", containers=[container])
+        return pb.ListPodResourcesResponse(pod_resources=[pod]).SerializeToString()
+
+    answers = {
+        "List": allocate_and_list,
+        "GetAllocatableResources": pb.AllocatableResourcesResponse().SerializeToString(),
+    }
+    words = ("--root", str(node.root), "--kubelet-dir", directory, "--output", "json")
+    async with answering(f"{directory}/pod-resources/kubelet.sock", **answers):
+        report = json.loads((await in_background(*words)).stdout)
+    times = {row["id"]: row["held_since"] for row in report["devices"]}
+    assert times == {"card1-0": "2023-11-14T22:13:20Z", "card2-0": None}
 
 
 async def in_background(*arguments: str) -> subprocess.CompletedProcess[str]:

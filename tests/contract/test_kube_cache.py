@@ -82,6 +82,49 @@ async def test_run_when_permitted_waits_for_the_right_to_list(api: KubeApi, clie
     running.cancel()
 
 
+@pytest.mark.parametrize("code", [403, 404])
+async def test_run_while_served_empties_the_caches_when_the_server_rejects_lists(
+    api: KubeApi, client: Client, code: int
+) -> None:
+    unserved = api.fault("/widgets", code, times=1_000_000)
+    api.put("widgets", widget("a"))
+    rejections: list[StatusError] = []
+    changes: list[tuple[bool, bool]] = []
+    informer = Informer(client, watch_timeouts=HASTE)
+    cache = informer.cache(Widget)
+    cache.subscribe(lambda old, new: changes.append((old is not None, new is not None)))
+    running = asyncio.create_task(informer.run_while_served(rejections.append, retry=0.02))
+    await until(lambda: len(rejections) > 3)
+    assert not cache.synced.is_set()
+    unserved.times = 0
+    await synced(cache, api)
+    assert names(cache) == ["a"]
+    unserved = api.fault("/widgets", code, times=1_000_000)
+    api.abort_watches()
+    await until(lambda: not names(cache))
+    assert {error.code for error in rejections} == {code}
+    unserved.times = 0
+    await until(lambda: names(cache) == ["a"])
+    assert changes == [(False, True), (True, False), (False, True)]
+    assert not running.done()
+    running.cancel()
+
+
+async def test_run_while_served_retries_other_errors_soon_and_keeps_the_caches(api: KubeApi, client: Client) -> None:
+    api.put("widgets", widget("a"))
+    rejections: list[StatusError] = []
+    informer = Informer(client, watch_timeouts=HASTE)
+    cache = informer.cache(Widget)
+    running = asyncio.create_task(informer.run_while_served(rejections.append, retry=3600))
+    await synced(cache, api)
+    api.fault("/widgets", 500, times=2)
+    api.abort_watches()
+    api.put("widgets", widget("b"))
+    await until(lambda: names(cache) == ["a", "b"])
+    assert rejections == []
+    running.cancel()
+
+
 async def test_subscribers_get_each_change_once_with_the_old_object(api: KubeApi) -> None:
     events: list[tuple[int | None, int | None]] = []
 

@@ -5,14 +5,18 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from fake_plugin import FakePlugin, listing
+from processes import run_command
 
 from accelplane.cli.kubelet import CommandError, parse_pod
+from accelplane.kubelet import checkpoint
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
 from accelplane.kubelet.embedded import Pod
 
@@ -154,6 +158,28 @@ async def test_a_directory_with_a_kubelet_is_rejected(directory: str) -> None:
             await second.wait_for_line("another kubelet")
             assert await asyncio.wait_for(second.process.wait(), 20) == 1
         assert os.path.exists(os.path.join(directory, "device-plugins", "kubelet.sock"))
+
+
+@pytest.mark.parametrize("name", ["cpu_manager_state", "pki"])
+def test_the_directory_of_a_stopped_kubelet_of_a_node_is_rejected_and_stays_unchanged(
+    directory: str, name: str
+) -> None:
+    plugins = Path(directory, "device-plugins")
+    plugins.mkdir()
+    Path(directory, name).touch()
+    checkpoint.write_checkpoint(str(plugins), checkpoint.Checkpoint())
+    with socket.socket(socket.AF_UNIX) as plugin:
+        plugin.bind(f"{plugins}/gpu.sock")
+        answer = run_command("accelplane", "kubelet", "--kubelet-dir", directory)
+    assert answer.returncode == 1
+    assert f"--kubelet-dir {directory}: found {name} of a node's kubelet, expected a directory" in answer.stderr
+    assert sorted(os.listdir(plugins)) == ["gpu.sock", checkpoint.FILE_NAME]
+
+
+def test_the_directory_has_no_default() -> None:
+    answer = run_command("accelplane", "kubelet")
+    assert answer.returncode == 2
+    assert "Missing option '--kubelet-dir'" in answer.stderr
 
 
 async def test_an_unknown_policy_is_rejected(directory: str) -> None:

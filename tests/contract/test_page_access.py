@@ -42,7 +42,6 @@ def client_context(tmp_path: Path, client: Path | None = None) -> ssl.SSLContext
     authority = tmp_path / "authority.crt"
     authority.write_bytes(AUTHORITY.credentials.certificate)
     context = ssl.create_default_context(cafile=os.fspath(authority))
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
     if client is not None:
         context.load_cert_chain(client / "tls.crt", client / "tls.key")
     return context
@@ -98,6 +97,47 @@ async def test_with_a_client_authority_clients_need_its_certificate(tmp_path: Pa
         for context in (client_context(tmp_path), client_context(tmp_path, stranger)):
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 await get(unused_tcp_port, "/metrics", context)
+
+
+async def test_a_replaced_client_authority_is_used(
+    tmp_path: Path, unused_tcp_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = certificate(tmp_path / "tls")
+    clients = {
+        authority: certificate(tmp_path / name, authority, user="prometheus")
+        for name, authority in (("before", AUTHORITY), ("after", OTHER))
+    }
+    file = tmp_path / "clients.crt"
+    file.write_bytes(AUTHORITY.credentials.certificate)
+    settings = Settings(http_tls_dir=os.fspath(directory), http_client_ca=os.fspath(file))
+
+    async def accepted(authority: Authority) -> bool:
+        try:
+            return await get(unused_tcp_port, "/metrics", client_context(tmp_path, clients[authority])) == 200
+        except (ssl.SSLError, ConnectionError, IndexError):
+            return False
+
+    async with serving(settings, unused_tcp_port):
+        assert await accepted(AUTHORITY)
+        file.write_bytes(OTHER.credentials.certificate)
+        await until(lambda: accepted(OTHER))
+        assert not await accepted(AUTHORITY)
+        file.write_text("junk")
+
+        async def is_logged() -> bool:
+            assert await accepted(OTHER)
+            return "clients.crt: " in caplog.text and "; the previous files stay in use" in caplog.text
+
+        await until(is_logged)
+        assert not await accepted(AUTHORITY)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_clients_use_tls_1_2_or_newer(tmp_path: Path, unused_tcp_port: int, version: ssl.TLSVersion) -> None:
+    context = client_context(tmp_path)
+    context.minimum_version = context.maximum_version = version
+    async with serving(Settings(http_tls_dir=os.fspath(certificate(tmp_path / "tls"))), unused_tcp_port):
+        assert await get(unused_tcp_port, "/metrics", context) == 200
 
 
 def answers(api: KubeApi, request: str, status: dict[str, Any]) -> Fault:

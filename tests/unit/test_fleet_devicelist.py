@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelplane.fleet.devicelist import DeviceList, decode, device_list
-from accelplane.fleet.model import Agent, Cluster, Holder, Node, Unit
+from accelplane.fleet.model import Agent, Cluster, DevicePlugin, Holder, Node, Unit
 
 UNIT = Unit(
     plugin="gpu",
@@ -42,6 +42,26 @@ def test_a_device_has_its_state_its_holders_and_times() -> None:
     (holder,) = device.holders
     assert (holder.namespace, holder.pod, holder.container, holder.since) == ("research", "train", "main", 90.0)
     assert (listed.generation, listed.problems) == (7, ())
+
+
+def test_a_device_whose_health_is_not_known_keeps_a_state_that_needs_attention() -> None:
+    units = (
+        msgspec.structs.replace(UNIT, unit="a", known=False, phase="unhealthy"),
+        msgspec.structs.replace(UNIT, unit="b", known=False, phase="healthy"),
+    )
+    listed = device_list(cluster(node("n", *units)), lambda _namespace: True)
+    assert [device.state for device in listed.devices] == ["unhealthy", "unknown"]
+
+
+def test_the_list_of_all_nodes_has_the_device_plugins_of_the_operator() -> None:
+    plugin = DevicePlugin("GpuDevicePlugin", "gpu", 3, 2, 3, "1 of 3 pods is not ready")
+    found = msgspec.structs.replace(cluster(node("a", UNIT)), device_plugins=(plugin,), more_device_plugins=4)
+    listed = decode(msgspec.json.encode(device_list(found, lambda _namespace: True)))
+    (item,) = listed.device_plugins
+    assert (item.resource_kind, item.name, item.desired, item.ready, item.nodes) == ("GpuDevicePlugin", "gpu", 3, 2, 3)
+    assert (item.problem, listed.more_device_plugins) == ("1 of 3 pods is not ready", 4)
+    assert b'"resourceKind":"GpuDevicePlugin"' in msgspec.json.encode(listed)
+    assert device_list(found, lambda _namespace: True, node="a").device_plugins == ()
 
 
 def test_names_in_namespaces_that_a_viewer_may_not_see_are_hidden() -> None:

@@ -26,7 +26,7 @@ from accelplane.fleet.web.issuer import (
     parse_token,
     public_keys,
 )
-from accelplane.http.connection import PendingResponse
+from accelplane.http.handler import PendingResponse
 from accelplane.http.messages import HttpError, Request, Response
 from accelplane.http.server import HttpServer
 

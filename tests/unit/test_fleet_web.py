@@ -17,6 +17,7 @@ from accelplane.fleet.model import (
     Agent,
     Change,
     Cluster,
+    DevicePlugin,
     DeviceReadings,
     Holder,
     Node,
@@ -243,6 +244,7 @@ def test_hostile_names_add_no_element_and_no_attribute(name: ScreenName, bad: st
             ),
             waiting=(Waiting(word, word, 5, {word: 1}, word, (word,)),),
             quotas=(Quota(word, word, word, 1, 1),), problem=word,
+            device_plugins=(DevicePlugin(word, word, 1, 1, 1, word),),
         )  # fmt: skip
 
     def shape(word: str) -> list[tuple[str, set[str]]]:
@@ -355,6 +357,29 @@ def test_a_holder_by_a_claim_is_marked() -> None:
     assert "gpu.intel.com (DRA)" in output
 
 
+def test_the_overview_shows_device_plugins_of_the_operator_with_their_problems() -> None:
+    plugins = (
+        DevicePlugin("SgxDevicePlugin", "sgx", 3, 2, 3, "1 of 3 pods is not ready"),
+        DevicePlugin("GpuDevicePlugin", "gpu", 4, 4, 4),
+    )
+    found = cluster(node(), device_plugins=plugins, more_device_plugins=7)
+    assert names_of(page("overview", found), "plugins") == ["SgxDevicePlugin sgx", "GpuDevicePlugin gpu"]
+    shown = text("overview", found)
+    assert "SgxDevicePluginsgx1 of 3 pods is not ready323" in shown
+    assert "GpuDevicePlugingpuno problem444" in shown
+    assert "7 more device plugins are not shown." in shown
+
+
+@pytest.mark.parametrize("plugins", [(), (DevicePlugin("GpuDevicePlugin", "gpu"),)])
+def test_the_section_of_device_plugins_is_hidden_without_any(plugins: tuple[DevicePlugin, ...]) -> None:
+    parsed = Parsed(html("overview", cluster(node(), device_plugins=plugins)))
+    (section,) = [attributes for tag, attributes in parsed.tags if "data-optional" in attributes]
+    assert ("hidden" in section) is (not plugins)
+    assert names_of(page("overview", cluster(device_plugins=plugins)), "plugins") == [
+        f"{each.kind} {each.name}" for each in plugins
+    ]
+
+
 def test_the_overview_shows_silent_agents_and_failed_registrations() -> None:
     stale = Agent("accelplane/x", "accelplane node", "1", "stale", "no answer in 5 s", 40)
     failed = Resource(I915, 2, 2, 2, 2, 0, "failed", "version not supported")
@@ -365,7 +390,7 @@ def test_the_overview_shows_silent_agents_and_failed_registrations() -> None:
     assert "agent accelplane/x is not answering: no answer in 5 s" in output
     assert f"{I915} is not registered at the kubelet (failed): version not supported" in output
     assert "the node is not ready" in output
-    assert "This may be old: x" in output
+    assert "The data may be old or incomplete: x" in output
 
 
 FLEET = cluster(
@@ -433,6 +458,101 @@ def test_a_page_has_at_most_2500_elements_and_links_to_the_rest() -> None:
             break
         query = nodes_query(fields_of(str(following).partition("?")[2]))
     assert names == sorted(many.nodes)
+
+
+def crowded_cluster() -> Cluster:
+    """A cluster with more of everything than a page can show, as an agent that works wrongly can report it."""
+    holders = tuple(holder(pod=f"p{number}") for number in range(300))
+    change = Change(5, "unhealthy", "a", "b")
+    units = (
+        unit("first", holders=holders, history=(change,) * 32, ids={f"r{number}": 1 for number in range(300)}),
+        *(unit(f"card{number}", model=f"m{number}", holders=holders[:6]) for number in range(500)),
+        unit("last", phase="unhealthy", reason="x"),
+    )
+    resources = tuple(
+        Resource(f"{number}.example.com/x", 1, 1, 1, 1, 1, "registered" if number < 399 else "failed", "p")
+        for number in range(400)
+    )
+    agents = tuple(Agent(f"a{number}", "n", "1", "stale", "x") for number in range(60))
+    skipped = tuple(Skipped("gpu", f"s{number}", "why") for number in range(500))
+    requests = {f"r{number}": 1 for number in range(900)}
+    return cluster(
+        node("a", *units, resources=resources, agents=agents, skipped=skipped),
+        Node("bare", resources=resources),
+        *(node(f"n{number}", *(unit(f"card{card}") for card in range(70))) for number in range(60)),
+        device_plugins=tuple(DevicePlugin("GpuDevicePlugin", f"g{number}", problem="x") for number in range(90)),
+        waiting=tuple(Waiting("team", f"w{number}", 5, requests, "m") for number in range(120)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("overview", {}), ("nodes", {}), ("node", {"node": "a"}), ("node", {"node": "bare"}),
+        ("device", {"node": "a", "plugin": "gpu", "unit": "first"}), ("waiting", {}), ("namespaces", {}),
+    ],
+)  # fmt: skip
+def test_every_screen_of_a_crowded_cluster_has_at_most_2500_elements(name: ScreenName, place: dict[str, str]) -> None:
+    values = tuple(Value(f"accelplane_v{number}", {}, 1.0) for number in range(500))
+    readings = NodeReadings(5, (DeviceReadings("gpu", "first", values=values),))
+    holders = tuple(holder(pod=f"p{number}") for number in range(300))
+    output = html(name, crowded_cluster(), SCREENS[name].read(place), readings=readings, holders=holders)
+    tags = [tag for tag, _ in Parsed(output).tags]
+    # The script adds an element to each time.
+    assert len(tags) + tags.count("time") <= 2500
+
+
+def test_a_crowded_node_shows_problems_first_and_how_much_is_missing() -> None:
+    found = crowded_cluster()
+    shown = page("node", found, PlaceQuery(node="a"))
+    assert names_of(shown, "devices")[0] == "gpu last"
+    assert names_of(shown, "resources")[0] == "399.example.com/x"
+    for block, total, noun in (("devices", 502, "devices"), ("resources", 400, "resources"), ("agents", 60, "agents")):
+        rest = total - len(names_of(shown, block))
+        assert f"{rest} more {noun} are not shown." in text("node", found, PlaceQuery(node="a"))
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "expected"),
+    [
+        ("waiting", ListQuery(), "No pod waits for a device."),
+        ("waiting", ListQuery(text="x"), "No pod matches the filters."),
+        ("namespaces", ListQuery(), "No namespace holds a device."),
+        ("namespaces", ListQuery(text="x"), "No namespace matches the filters."),
+        ("nodes", NodesQuery(sort="name"), "No node has a resource of the plugins or an agent."),
+        ("nodes", NodesQuery(state="idle"), "No node matches the filters."),
+    ],
+)
+def test_an_empty_list_says_whether_filters_are_the_cause(name: ScreenName, query: Query, expected: str) -> None:
+    assert expected in text(name, cluster(), query)
+
+
+def test_a_part_behind_the_end_of_a_list_is_not_called_without_a_match() -> None:
+    shown = text("nodes", cluster(node()), NodesQuery(start=100))
+    assert "No node on this part of the list." in shown
+    assert "Found 1 node; none after 100." in shown
+
+
+def test_an_unknown_device_of_a_known_node_leads_to_the_node() -> None:
+    query = PlaceQuery(node="n1", plugin="gpu", unit="card9")
+    found = page("device", cluster(node()), query)
+    assert not found.found
+    shown = text("device", cluster(node()), query)
+    assert "The device 'card9' of the plugin 'gpu' is not known: no agent of the node reports it." in shown
+    assert 'href="node?node=n1"' in html("device", cluster(node()), query)
+    assert "The node 'n2' is not known" in text("device", cluster(node()), PlaceQuery(node="n2", unit="card9"))
+
+
+def test_the_inventory_of_an_agent_is_current_or_has_its_time() -> None:
+    """A connected agent of a quiet node has sent its last change days ago."""
+    agents = (
+        Agent("accelplane/a", "n", "1", "connected", answered=1764000000),
+        Agent("accelplane/b", "n", "1", "stale", "x", answered=1764000000),
+    )
+    rows = blocks(element("div", *page("node", cluster(node(agents=agents)), PlaceQuery(node="n1")).content))["agents"]
+    assert "current" in render(rows["accelplane/a"])
+    assert "<time" not in render(rows["accelplane/a"])
+    assert "<time" in render(rows["accelplane/b"])
 
 
 def test_a_node_shows_resources_devices_skipped_hardware_and_agents() -> None:

@@ -460,26 +460,49 @@ class TestReadOnce:
         link(tmp_path / "real/link", "file")
         assert [host.read_once(name(path), 100) for path in ("directory/file", "directory/link")] == [b"text"] * 2
 
-    def test_a_replaced_directory_is_found(self, tmp_path: Path) -> None:
+    def test_a_replaced_directory_is_found(self, path_in_host: Seen, tmp_path: Path) -> None:
+        host, name = path_in_host
         write(tmp_path / "old/file", "old")
         write(tmp_path / "new/file", "new")
         link(tmp_path / "directory", "old")
-        host = Host(tmp_path)
-        assert host.read_once("/directory/file", 100) == b"old"
+        assert host.read_once(name("directory/file"), 100) == b"old"
         (tmp_path / "directory").unlink()
         link(tmp_path / "directory", "new")
         (tmp_path / "old/file").unlink()
-        assert host.read_once("/directory/file", 100) == b"new"
+        assert host.read_once(name("directory/file"), 100) == b"new"
 
-    def test_no_file_stays_open_after_directories_are_closed(self, tmp_path: Path) -> None:
-        for name in ("a/b/file", "c/file"):
-            write(tmp_path / name, "text")
-        host = Host(tmp_path)
-        before = os.listdir("/proc/self/fd")
+    def test_directories_stay_open_although_another_file_does_not_exist(
+        self, path_in_host: Seen, tmp_path: Path
+    ) -> None:
+        host, name = path_in_host
+        for path in ("a/b/file", "c/file"):
+            write(tmp_path / path, "text")
+            host.read_once(name(path), 100)
+        before = open_directories(tmp_path)
+        assert {"a/b", "c"} <= set(before)
         for _ in range(2):
-            assert [host.read_once(f"/{name}", 100) for name in ("a/b/file", "c/file")] == [b"text"] * 2
-            host.close_directories()
-            assert os.listdir("/proc/self/fd") == before
+            with pytest.raises(Missing):
+                host.read_once(name("c/none"), 100)
+            assert open_directories(tmp_path) == before
+
+    @pytest.mark.parametrize("root", [True, False])
+    def test_open_directories_are_limited_and_closed_with_the_host(self, tmp_path: Path, root: bool) -> None:
+        host = Host(tmp_path, open_directories=3) if root else Host(open_directories=3)
+        before = os.listdir("/proc/self/fd")
+        for number in range(8):
+            write(tmp_path / f"d{number}/file", str(number))
+            for path in (f"d{number}/file", "d0/file"):
+                expected = path[1].encode()
+                assert host.read_once(f"/{path}" if root else f"{tmp_path}/{path}", 100) == expected
+                assert len(os.listdir("/proc/self/fd")) <= len(before) + 3
+        del host
+        assert os.listdir("/proc/self/fd") == before
+
+
+def open_directories(root: Path) -> list[str]:
+    """The directories below `root` that this process has open."""
+    targets = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+    return sorted(os.path.relpath(target, root) for target in targets if target.startswith(f"{root}/"))
 
 
 def test_a_fresh_host_has_the_same_root_and_no_cache(tmp_path: Path) -> None:

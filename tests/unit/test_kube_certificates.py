@@ -206,4 +206,4 @@ def test_bundle_is_injected_into_the_conversion_of_a_definition() -> None:
 def test_a_context_without_a_certificate_is_not_ready() -> None:
     tls = ServingTls()
     assert not tls.ready
-    assert tls.context.maximum_version == ssl.TLSVersion.TLSv1_2
+    assert tls.connection_context().maximum_version == ssl.TLSVersion.TLSv1_2

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from textformat import Family, parse
 
-from accelplane.devices import CdiDevice, Device, Inventory
+from accelplane.devices import CdiDevice, Device, Inventory, Phase
 from accelplane.host import Host
 from accelplane.kubelet.podresources import ClaimHolder, Holder
 from accelplane.kubelet.server import Stage
 from accelplane.node.settings import ConfigurationError, Settings
-from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus
+from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, UnitHealth
 from accelplane.pages.device_reader import DeviceReader
 from accelplane.pages.hardware_metrics import held_units
 from accelplane.pages.holders import Holders
@@ -22,9 +22,10 @@ from accelplane.pages.metrics import Contents, MetricsPage, PageOptions
 from accelplane.pages.readings import NodeReadings
 from accelplane.plugins import Plugin, Sample
 from accelplane.plugins.base import Config
-from accelplane.readings import DevicePlan, Source
+from accelplane.readings import DevicePlan, Source, Value
+from accelplane.readings import Family as ReadingFamily
 from accelplane.readings.families import TEMPERATURE
-from accelplane.readings.values import scalar
+from accelplane.readings.values import labels, scalar
 
 RESOURCE = "x.example.com/r"
 
@@ -238,6 +239,94 @@ async def test_measurements_of_a_plugin_are_limited_and_valid(
         kept,
         0,
     )
+
+
+def read(plugin: str, *values: Value) -> NodeReadings:
+    """The device `d0` of a plugin, of which a plan of another project makes these values."""
+    source = Source(path="/proc/version", parse=lambda _text: values)
+    plan = DevicePlan(device="d0", units=("u0",), sources=(source,))
+    return NodeReadings([DeviceReader(plugin, plan).read(Host(), "auto", 0.0, held=True)], {}, {plugin: [plan]})
+
+
+OTHER = ReadingFamily("third_x", "X.")
+
+
+@pytest.mark.parametrize(
+    ("values", "kept", "dropped"),
+    [
+        ([Value(OTHER, f'i="{i}"', i) for i in range(20_000)], 0, {"limit": 20_000}),
+        (
+            [Value(ReadingFamily(f"third_{n}", "h"), f'i="{i}"', i) for n in "ab" for i in range(1500)],
+            1500,
+            {"limit": 1500},
+        ),
+        ([Value(ReadingFamily("accelplane_devices", "h"), "", 1)], 0, {"invalid-name": 1}),
+        ([Value(ReadingFamily("process_start_time_seconds", "h"), "", 1)], 0, {"invalid-name": 1}),
+        ([Value(OTHER, "", 1), Value(ReadingFamily("third_x", "Other."), "", 1)], 1, {"invalid-name": 1}),
+        ([Value(OTHER, 'a b="c"', 1), Value(OTHER, 'a="b"', 1)], 1, {"invalid-name": 1}),
+        ([Value(OTHER, 'device="x"', 1)], 0, {"invalid-name": 1}),
+        ([Value(OTHER, labels(a='"\\\n{},=" \u2028'), 1)], 1, {}),
+    ],
+    ids=["many", "families", "ours", "process", "help", "label", "twice", "text"],
+)
+def test_readings_of_other_projects_are_limited_and_valid(
+    values: list[Value], kept: int, dropped: dict[str, int]
+) -> None:
+    found = render(PageOptions(), Contents(readings=read("third", *values)))
+    assert sum(len(family.samples) for name, family in found.items() if name.startswith("third_")) == kept
+    samples = found[DROPPED].samples if DROPPED in found else ()
+    assert {each.labels["cause"]: each.value for each in samples if each.labels["plugin"] == "third"} == dropped
+    assert "accelplane_device_info" in found
+
+
+def test_labels_of_other_projects_with_the_names_of_added_labels_stay() -> None:
+    values = [Value(OTHER, 'pod="x",node="y"', 1), Value(OTHER, labels(text=',node="'), 2)]
+    contents = Contents(
+        readings=read("p", *values),
+        holders=holding(("a", "u0-0")),
+        samples=[Sample("measured_x", "h", {"node": "other"}, 1)],
+    )
+    found = render(PageOptions(holders="attach", node="n1"), contents)
+    own = {"plugin": "p", "device": "d0"}
+    assert [each.labels for each in found["third_x"].samples] == [
+        {**own, "pod": "x", "node": "y"},
+        {**own, "text": ',node="', "namespace": "n", "pod": "a", "container": "c", "node": "n1"},
+    ]
+    assert [each.labels for each in found["measured_x"].samples] == [{"node": "other"}]
+    assert [each.labels["node"] for each in found["accelplane_container_devices"].samples] == ["n1"]
+
+
+def test_a_measured_family_with_the_name_of_a_read_one_is_left_out() -> None:
+    contents = Contents(readings=read("p", Value(OTHER, "", 1)), samples=[Sample("third_x", "h", {"a": "1"}, 2)])
+    found = render(PageOptions(), contents)
+    assert [each.value for each in found["third_x"].samples] == [1]
+    assert [(each.labels["cause"], each.value) for each in found[DROPPED].samples] == [("invalid-name", 1)]
+
+
+@pytest.mark.parametrize("name", ["model-name", "1x", "__x", "plugin", "bdf"])
+def test_facts_of_a_device_have_valid_names(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^fact '{name}': expected letters"):
+        DevicePlan(device="d", units=("u",), facts={name: "x"})
+
+
+def test_families_and_labels_of_readings_have_valid_names() -> None:
+    with pytest.raises(ValueError, match="metric name 'a b': expected letters"):
+        ReadingFamily("a b", "h")
+    with pytest.raises(ValueError, match="metric a: found kind 'histogram', expected counter or gauge"):
+        ReadingFamily("a", "h", "histogram")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="label 'a-b': expected letters"):
+        labels(**{"a-b": "x"})
+
+
+def test_the_health_of_units_counts_for_the_limit_of_a_page() -> None:
+    status = node()
+    health = {f"u{unit}": UnitHealth(phase=Phase.HEALTHY) for unit in range(100)}
+    status = replace(status, plugins={"p": replace(status.plugins["p"], health=health)})
+    found = render(PageOptions(max_samples=300), Contents(readings=readings(), holders=SHARED), status)
+    assert sum(len(family.samples) for family in found.values()) <= 300 + 1
+    assert "accelplane_unit_health" not in found
+    assert {each.labels["plugin"] for each in found[DROPPED].samples} == {"p", ""}
+    assert "accelplane_registered" in found
 
 
 def test_equal_samples_are_shown_once() -> None:

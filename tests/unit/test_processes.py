@@ -1,4 +1,4 @@
-"""Ending child processes."""
+"""The limit of open files, and ending child processes."""
 
 import asyncio
 import subprocess
@@ -68,3 +68,15 @@ async def test_a_cancelled_call_leaves_no_task() -> None:
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert await end_process(process)
+
+
+@pytest.mark.parametrize(("soft", "hard"), [(100, 4096), (64, 64)])
+def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one(soft: int, hard: int) -> None:
+    program = (
+        "import resource\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        "from accelplane.processes import raise_file_limit\n"
+        "raise_file_limit()\n"
+        "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == f"{hard} {hard}\n"

@@ -3,27 +3,25 @@
 import errno
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
+from readingplans import BDF, BUS, FME, FUNCTION, IDXD, QAT, TABLES, build, read, samples
 
 from accelplane.host import Host, HostError
-from accelplane.pages.device_reader import DeviceReader, DeviceReading
+from accelplane.pages.device_reader import DeviceReader
 from accelplane.pages.exposition import render
 from accelplane.pages.hardware_metrics import hardware
 from accelplane.pages.readings import NodeReadings
-from accelplane.readings import DevicePlan, InvalidText, Source, Value, dfl, families, gpu, npu, offload, pci, qat
+from accelplane.readings import DevicePlan, InvalidText, Source, Value, dfl, families, gpu, offload, pci, qat
 from accelplane.readings.plan import waking_reads
 from accelplane.readings.values import escape, number, scalar
 
 pytestmark = pytest.mark.memory
-
-BDF = "0000:03:00.0"
-FUNCTION = f"/sys/devices/pci0000:00/{BDF}"
 CARD = f"{FUNCTION}/drm/card0"
 
 GPU_PCI: dict[str, str] = {
@@ -63,38 +61,8 @@ XE = {
 }
 
 
-def build(root: Path, files: Mapping[str, str | bytes]) -> Host:
-    for name, content in files.items():
-        path = root / name.lstrip("/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return Host(root)
-
-
 def gpu_plan(host: Host) -> DevicePlan:
     return pci.plan(host, "card0", FUNCTION, gpu.sources(host, CARD, FUNCTION), {"driver": "i915"})
-
-
-def read(plan: DevicePlan, host: Host, mode: str = "auto", *, in_use: bool = True) -> DeviceReading:
-    return DeviceReader("gpu", plan).read(host, mode, 1000.0, held=in_use)
-
-
-def samples(reading: DeviceReading) -> dict[str, float]:
-    """Samples by name and labels, without the labels of the device and without its description."""
-    found: dict[str, float] = {}
-    for family, lines in reading.lines.items():
-        if family is families.INFO:
-            continue
-        for line in lines:
-            name, _, value = line.rpartition(" ")
-            name = name.replace(f'plugin="gpu",device="card0",bdf="{BDF}"', "").replace("{,", "{").replace("{}", "")
-            found[name.removeprefix("accelplane_")] = float(value)
-    return found
-
-
-def texts(sources: Iterable[Source], host: Host) -> dict[str, float]:
-    """As `samples`, of sources without a PCI function."""
-    return samples(read(DevicePlan(device="card0", units=("card0",), bdf=BDF, sources=tuple(sources)), host))
 
 
 def test_files_of_every_pci_function_become_samples_in_base_units(tmp_path: Path) -> None:
@@ -384,130 +352,6 @@ def test_a_removed_file_is_reported_missing_once_and_not_read_again(tmp_path: Pa
     reader = DeviceReader("gpu", gpu_plan(host))
     (tmp_path / FUNCTION.lstrip("/") / "hwmon/hwmon1/temp1_input").unlink()
     assert [reader.read(host, "auto", now, held=True).outcomes.get("missing") for now in (0, 1)] == [1, None]
-
-
-def test_files_of_an_npu_become_samples(tmp_path: Path) -> None:
-    files = {"npu_busy_time_us": "1500000", "npu_memory_utilization": "4096", "npu_current_frequency_mhz": "0"}
-    host = build(tmp_path, {f"{FUNCTION}/{name}": f"{text}\n" for name, text in files.items()})
-    assert texts(npu.sources(host, FUNCTION), host) == {
-        "npu_busy_seconds_total": 1.5, "npu_memory_bytes": 4096, 'npu_frequency_hertz{kind="actual"}': 0,
-    }  # fmt: skip
-
-
-BUS = "/sys/bus/dsa/devices"
-IDXD = {
-    "state": "enabled", "clients": "2", "cmd_status": "0x0", "errors": "0x0 0x0 0x0 0x0", "engine0.0/group_id": "0",
-    "engine0.1/group_id": "-1", "engine0.2/group_id": "1", "wq0.1/state": "enabled", "wq0.1/mode": "shared",
-    "wq0.1/type": "user", "wq0.1/size": "16", "wq0.1/clients": "1", "wq0.1/occupancy": "3",
-}  # fmt: skip
-
-
-def test_files_of_dsa_become_samples_of_device_and_queue(tmp_path: Path) -> None:
-    host = build(tmp_path, {f"{BUS}/dsa0/{name}": f"{text}\n" for name, text in IDXD.items()})
-    queue = '{unit="wq0.1",mode="shared",type="user"}'
-    assert texts(offload.idxd(host, BUS, "dsa0", ["wq0.1"]), host) == {
-        "idxd_device_enabled": 1, "idxd_device_clients": 2, "idxd_device_command_status": 0, "idxd_device_error": 0,
-        "idxd_engines": 2, f"idxd_queue_entries{queue}": 3, f"idxd_queue_size{queue}": 16,
-        f"idxd_queue_clients{queue}": 1, f"idxd_queue_enabled{queue}": 1,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("errors", "value"),
-    [
-        ("00000000,00000000,00000000,00000000,00000000,00000000,00000000,00000001\n", 1),
-        ("00000001,00000000,00000000,00000000,00000000,00000000,00000000,00000000\n", 0),
-        ("0,0,0,0", None),
-        ("0x1 0x0 0x0 0x0", 1),
-        ("0000000000000000 0 0 0", 0),
-        ("0x0 0x0", None),
-        ("a b c zz", None),
-    ],
-)
-def test_the_error_of_dsa_is_the_first_word_of_its_register(tmp_path: Path, errors: str, value: float | None) -> None:
-    host = build(tmp_path, {f"{BUS}/dsa0/errors": errors})
-    assert texts(offload.idxd(host, BUS, "dsa0", []), host) == ({} if value is None else {"idxd_device_error": value})
-
-
-def test_files_of_dlb_become_samples_by_resource(tmp_path: Path) -> None:
-    files = {"total_resources/num_ldb_queues": "32", "avail_resources/num_ldb_queues": "30", "avail_resources/x": "1"}
-    host = build(tmp_path, {f"{FUNCTION}/{name}": text for name, text in files.items()})
-    assert texts(offload.dlb(host, FUNCTION), host) == {
-        'dlb_resources{resource="ldb_queues"}': 32, 'dlb_resources_available{resource="ldb_queues"}': 30,
-    }  # fmt: skip
-
-
-TABLES = "/sys/kernel/debug/qat_4xxx_0000:6b:00.0"
-QAT = {
-    f"{FUNCTION}/qat/state": "up\n",
-    f"{FUNCTION}/qat_ras/errors_fatal": "2\n",
-    f"{TABLES}/fw_counters": "AE   Requests   Responses\n 0:  10  9\n 1:  5  5\n",
-    f"{TABLES}/heartbeat/queries_sent": "7\n",
-    f"{TABLES}/telemetry/control": "1\n",
-    f"{TABLES}/telemetry/device_data": "sample_cnt 8\nbw_in 2 1 3 2\nmax_rd_lat 500\nutil_cpr0 50\nexec_cpr0 9\n",
-}
-RAS = {'qat_errors_total{severity="fatal"}': 2.0}
-
-
-def test_files_of_qat_become_samples_of_all_engines(tmp_path: Path) -> None:
-    host = build(tmp_path, QAT)
-    assert texts(qat.sources(host, FUNCTION, TABLES), host) == {
-        "qat_up": 1, "qat_requests_total": 15, "qat_responses_total": 14, "qat_heartbeat_queries_total": 7,
-        'qat_bandwidth_bytes_per_second{direction="in"}': 250_000, 'qat_latency_seconds{kind="read-max"}': 5e-7,
-        'qat_slice_utilization_ratio{slice="cpr0"}': 0.5, 'qat_slice_executions{slice="cpr0"}': 9, **RAS,
-    }  # fmt: skip
-
-
-def test_tables_of_a_qat_device_that_is_down_are_not_opened(tmp_path: Path) -> None:
-    host = build(tmp_path, {**QAT, f"{FUNCTION}/qat/state": "down\n"})
-    assert texts(qat.sources(host, FUNCTION, TABLES), host) == {"qat_up": 0, **RAS}
-
-
-def test_telemetry_that_is_switched_off_is_not_read(tmp_path: Path) -> None:
-    host = build(tmp_path, {**QAT, f"{TABLES}/telemetry/control": "0\n"})
-    found = texts(qat.sources(host, FUNCTION, TABLES), host)
-    assert not [name for name in found if "slice" in name or "latency" in name]
-    assert found["qat_requests_total"] == 15
-
-
-@pytest.mark.parametrize(
-    ("rows", "requests"),
-    [("0: 10 9\n1: 5\n", 10), ("0: 10 9\n0: 5 5\n", 10), (f"0: 10 9\n1: {10**25} 1\n", 10), ("AE\n", None)],
-)
-def test_invalid_lines_of_firmware_counters_are_omitted(tmp_path: Path, rows: str, requests: float | None) -> None:
-    host = build(tmp_path, {**QAT, f"{TABLES}/fw_counters": f"AE   Requests   Responses\n{rows}"})
-    assert texts(qat.sources(host, FUNCTION, TABLES), host).get("qat_requests_total") == requests
-
-
-FME = f"{FUNCTION}/fpga_region/region0/dfl-fme.0"
-PORT = f"{FUNCTION}/fpga_region/region0/dfl-port.0"
-
-
-def test_files_of_dfl_become_samples_of_sensors_registers_and_ports(tmp_path: Path) -> None:
-    host = build(
-        tmp_path,
-        {
-            f"{FME}/hwmon/hwmon0/name": "dfl_fme_thermal\n",
-            f"{FME}/hwmon/hwmon0/temp1_input": "52000\n",
-            f"{FME}/hwmon/hwmon0/temp1_crit": "95000\n",
-            f"{FME}/hwmon/hwmon0/temp1_max_alarm": "0\n",
-            f"{FME}/hwmon/hwmon1/name": "dfl_fme_power\n",
-            f"{FME}/hwmon/hwmon1/power1_input": "30000000\n",
-            f"{FME}/errors/fme_errors": "0x3\n",
-            f"{FME}/errors/pcie0_errors": "junk\n",
-            f"{PORT}/errors/errors": "0x0\n",
-            f"{PORT}/power_state": "2\n",
-        },
-    )
-    assert texts(dfl.sources(host, FME, [("dfl-port.0", PORT)]), host) == {
-        'device_temperature_celsius{sensor="fpga"}': 52,
-        'device_temperature_limit_celsius{sensor="fpga",limit="critical"}': 95,
-        'device_alarm{sensor="fpga_max"}': 0,
-        'device_power_watts{sensor="fpga"}': 30,
-        'fpga_error_flags{register="fme_errors"}': 2,
-        'fpga_error_flags{register="dfl-port.0_errors"}': 0,
-        'fpga_port_power_state{unit="dfl-port.0"}': 2,
-    }
 
 
 def test_a_path_that_cannot_be_read_counts_as_error(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ ROWS: list[tuple[str, str, str, Samples]] = [
     ("fme power", "hwmon/hwmon0/power1_input", "30000000", {'device_power_watts{sensor="fpga"}': 30}),
     ("fme power", "hwmon/hwmon0/power1_max", "75000000", {limit("fpga", "sustained"): 75}),
     ("fme power", "hwmon/hwmon0/power1_crit", "90000000", {limit("fpga", "critical"): 90}),
-    ("fme power", "hwmon/hwmon0/power1_crit_alarm", "1", {'device_alarm{sensor="fpga_crit"}': 1}),
+    ("fme power", "hwmon/hwmon0/power1_crit_alarm", "1", {'device_alarm{sensor="fpga_power_crit"}': 1}),
     *(
         ("fme", f"errors/{register}", "0x3", {f'fpga_error_flags{{register="{register}"}}': 2})
         for register in (

@@ -8,24 +8,30 @@ program's account needs `create` on `tokenreviews` (`authentication.k8s.io`) and
 """
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
 from accelplane.apiserver.client import ApiServer
 from accelplane.apiserver.errors import ApiError, StatusError, TooManyRequests
 from accelplane.apiserver.paths import resource_path
-from accelplane.http.connection import Handler
+from accelplane.http.handler import Handler
 from accelplane.http.messages import HttpError, Request, Response
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_MAX_CACHED = 256
-_MAX_CONCURRENT = 4
+_MAX_CACHED = 128  # allowed clients, and as many others
+# Reviews at the same time, and those of them for clients that were not allowed before.
+_MAX_CONCURRENT, _MAX_UNKNOWN = 4, 3
 # Seconds for which a decision is cached.
 _ALLOW_TTL, _DENY_TTL = 60.0, 10.0
 
@@ -83,7 +89,8 @@ class Authorized:
     returns the path whose nonResourceURL a client needs the right for, by the path of the page.
 
     Decisions are cached, for at most 256 clients: for a minute if allowed, so a revoked right is effective after this
-    time, and for 10 s if not. A client waits at most `timeout` seconds for a decision.
+    time, and for 10 s if not. A client waits at most `timeout` seconds for a decision. Anyone can send invalid tokens:
+    they displace no allowed client, and do not delay the next review of one.
     """
 
     def __init__(
@@ -104,8 +111,13 @@ class Authorized:
         self._review_path = review_path
         self._timeout = timeout
         self._clock = clock
-        self._decisions: OrderedDict[bytes, tuple[float, HttpError | None]] = OrderedDict()
+        # By client when the decision expires, and why access was denied. Allowed clients stay after that.
+        self._allowed: OrderedDict[bytes, tuple[float, None]] = OrderedDict()
+        self._denied: OrderedDict[bytes, tuple[float, HttpError]] = OrderedDict()
         self._reviews = asyncio.Semaphore(_MAX_CONCURRENT)
+        self._unknown = asyncio.Semaphore(_MAX_UNKNOWN)
+        # Requests of one client at the same time share a review.
+        self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._problem = ""
 
     async def __call__(self, request: Request) -> Response:
@@ -116,28 +128,31 @@ class Authorized:
         verb, path = request.method.lower(), self._review_path(request.path)
         # Tokens are not stored, only their hashes.
         key = hashlib.sha256(f"{verb} {path}\n{token}".encode()).digest()
-        until, refusal = self._decisions.get(key, (0.0, None))
-        if until <= self._clock():
-            refusal = await self._decide(token, PageAccess(path, verb))
-            ttl = _ALLOW_TTL if refusal is None else _DENY_TTL
-            self._decisions[key] = (self._clock() + ttl, refusal)
-            self._decisions.move_to_end(key)
-            if len(self._decisions) > _MAX_CACHED:
-                self._decisions.popitem(last=False)
+        cached = self._cached(key) or await self._decide(key, token, PageAccess(path, verb))
+        refusal = cached[1]
         if refusal is not None:
             raise HttpError(refusal.status, str(refusal))
         return await self._answer(request)
+
+    def _cached(self, key: bytes) -> tuple[float, HttpError | None] | None:
+        """The decision about a client, None if it has expired or there is none."""
+        found = self._allowed.get(key) or self._denied.get(key)
+        return found if found is not None and found[0] > self._clock() else None
 
     async def _answer(self, request: Request) -> Response:
         response = self._page(request)
         return response if isinstance(response, Response) else await response
 
-    async def _decide(self, token: str, access: PageAccess) -> HttpError | None:
-        """The refusal of a token, None if it is authorized. Raises `HttpError` if the API server does not decide."""
+    async def _decide(self, key: bytes, token: str, access: PageAccess) -> tuple[float, HttpError | None]:
+        """The decision about a client, which is cached. Raises `HttpError` if the API server does not decide."""
+        turn = self._turns.setdefault(key, asyncio.Lock())
+        unknown = contextlib.nullcontext() if key in self._allowed else self._unknown
         try:
-            async with asyncio.timeout(self._timeout), self._reviews:
-                user = await review_token(self._server, token, self._audiences)
-                allowed = user is not None and await review_access(self._server, user, access)
+            async with asyncio.timeout(self._timeout), turn:
+                if (cached := self._cached(key)) is not None:
+                    return cached
+                async with unknown, self._reviews:
+                    refusal = await self._review(token, access)
         except (ApiError, TimeoutError) as error:
             problem = f"{access.path}: cannot be authorized: {str(error) or f'no answer in {self._timeout:g} s'}"
             if problem != self._problem:  # not for each request
@@ -147,8 +162,17 @@ class Authorized:
                 raise HttpError(500, "the API server rejected the review of the token; see the log") from None
             raise HttpError(503, "the API server did not review the token; try again later") from None
         self._problem = ""
+        self._allowed.pop(key, None)
+        if refusal is None:
+            return _store(self._allowed, key, (self._clock() + _ALLOW_TTL, None))
+        return _store(self._denied, key, (self._clock() + _DENY_TTL, refusal))
+
+    async def _review(self, token: str, access: PageAccess) -> HttpError | None:
+        """The refusal of a token, None if it is authorized. Raises `ApiError`."""
+        user = await review_token(self._server, token, self._audiences)
         if user is None:
             return HttpError(401, "the token is not valid in this cluster")
+        allowed = await review_access(self._server, user, access)
         return None if allowed else HttpError(403, f"{user.username} may not {access.verb} {access.path}")
 
 
@@ -168,6 +192,14 @@ async def review_access(server: ApiServer, user: UserInfo, access: PageAccess | 
     request = _review("authorization.k8s.io/v1", "SubjectAccessReview", spec)
     reviewed = await server.post(_ACCESS_REVIEWS, request, SubjectAccessReview)
     return (reviewed.status or AccessStatus()).allowed
+
+
+def _store(cache: OrderedDict[bytes, T], key: bytes, decision: T) -> T:
+    cache[key] = decision
+    cache.move_to_end(key)
+    if len(cache) > _MAX_CACHED:
+        cache.popitem(last=False)
+    return decision
 
 
 def _review(api_version: str, kind: str, spec: Mapping[str, object]) -> dict[str, object]:

@@ -32,7 +32,7 @@ def webhook() -> None:
 
 
 @accelplane.command()
-@click.option("--kubelet-dir", default="/var/lib/kubelet", show_default=True, help="Directory of the kubelet.")
+@click.option("--kubelet-dir", required=True, help="Directory of the embedded kubelet, not that of a node's kubelet.")
 @click.option(
     "--topology-policy",
     type=click.Choice(["none", "best-effort", "restricted", "single-numa-node"]),

@@ -1,9 +1,7 @@
 """`accelplane fleet`: the page of a cluster's accelerators, and `accelplane fleet demo` with a simulated cluster."""
 
 import asyncio
-import contextlib
 import os
-import resource
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,6 +10,7 @@ from accelplane.cli import logflags
 from accelplane.cli.clusterprogram import Values, address_of, run_in_cluster
 from accelplane.cli.goflags import Flag, parse_or_exit, with_defaults
 from accelplane.cli.untilsignal import until_signal
+from accelplane.processes import raise_file_limit
 
 if TYPE_CHECKING:
     from accelplane.fleet.options import FleetOptions, PageOptions
@@ -35,6 +34,7 @@ FLAGS = (
     Flag("grafana-url", "", "address of a dashboard for a device, with {node}, {plugin} and {device} as placeholders"),
     Flag("pods", "waiting", "watched pods: waiting, or all for clusters where agents have no pages"),
     Flag("quotas", True, "show what ResourceQuotas leave, if they may be read"),
+    Flag("device-plugins", True, "show the status of the operator's device plugin resources, if they may be read"),
     Flag("events", False, "write an Event when a device becomes unhealthy and when it has recovered"),
     Flag("agent-namespaces", "", "namespaces of the agents, separated by commas; empty: all", repeated=True),
     Flag("agent-ca", "", "file of the authority (PEM) of the agents' certificates; empty: agents are read without TLS"),
@@ -66,7 +66,7 @@ async def _run(values: Values) -> None:
 
     chosen = fleet_options(values), page_options(values)
     _check_files(values)
-    _raise_file_limit()
+    raise_file_limit()  # there is a connection to each agent
     await run(*chosen, load_config(str(values["kubeconfig"])))
 
 
@@ -75,16 +75,6 @@ def _check_files(values: Values) -> None:
     for flag in ("agent-ca", "agent-token"):
         if values[flag] and not os.path.isfile(str(values[flag])):
             raise ValueError(f"-{flag}: found no file {values[flag]}, expected the mounted file of a volume")
-
-
-def _raise_file_limit() -> None:
-    """Raises the soft limit of open files to the hard one: there is a connection to each agent.
-
-    A container runtime can give containers the default of systemd, which is 1,024 and 524,288.
-    """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def fleet_options(values: Values) -> "FleetOptions":
@@ -103,6 +93,7 @@ def fleet_options(values: Values) -> "FleetOptions":
     return FleetOptions(
         pods="all" if pods == "all" else "waiting",
         quotas=bool(values["quotas"]),
+        device_plugins=bool(values["device-plugins"]),
         events=bool(values["events"]),
         agent_namespaces=_split(values, "agent-namespaces"),
         agent_ca=str(values["agent-ca"]),

@@ -205,36 +205,25 @@ def _rows(plugin: PluginStatus, kubelet: _Kubelet, changed: Mapping[tuple[str, s
 
 
 async def _ask_kubelet(settings: Settings) -> _Kubelet:
-    recorded, since, problem = None, dict[tuple[str, str], float](), ""
-    try:
-        recorded = checkpoint.read_checkpoint(settings.sockets_dir)
-    except checkpoint.CheckpointError as error:
-        problem = str(error)
-    if recorded is not None:
-        since = holdertimes.held_since(settings.kubelet_dir, recorded.holdings)
+    problems: list[str] = []
+    answer = None
     if sockets.identity(settings.pod_resources_socket) is not None:
         try:
-            holders, claims = await podresources.list_holders(settings.pod_resources_socket)
-            advertised = await podresources.allocatable(settings.pod_resources_socket)
+            answer = await _from_pod_resources(settings.pod_resources_socket)
         except podresources.PodResourcesError as error:
-            problem = f"{error}; {problem}" if problem else str(error)
-        else:
-            # Without a readable checkpoint the times are unknown, which is not a problem.
-            return _Kubelet(
-                "pod-resources",
-                {resource: frozenset(ids) for resource, ids in advertised.items()},
-                _group_by_key(
-                    ((one.resource, id_), f"{one.namespace}/{one.pod}/{one.container}")
-                    for one in holders
-                    for id_ in one.device_ids
-                ),
-                since,
-                claims=_group_by_key(
-                    (name, f"{one.namespace}/{one.pod}/{one.container} (DRA)")
-                    for one in claims
-                    for name in one.cdi_names
-                ),
-            )
+            problems.append(str(error))
+    recorded, since = None, dict[tuple[str, str], float]()
+    try:
+        # After the answer: the checkpoint then has the pods that the answer names.
+        recorded = checkpoint.read_checkpoint(settings.sockets_dir)
+    except checkpoint.CheckpointError as error:
+        problems.append(str(error))
+    if recorded is not None:
+        since = holdertimes.held_since(settings.kubelet_dir, recorded.holdings)
+    if answer is not None:
+        # Without a readable checkpoint the times are unknown, which is not a problem.
+        return msgspec.structs.replace(answer, since=since)
+    problem = "; ".join(problems)
     if recorded is None:
         return _Kubelet("none", problem=problem)
     return _Kubelet(
@@ -247,6 +236,24 @@ async def _ask_kubelet(settings: Settings) -> _Kubelet:
         ),
         since,
         problem,
+    )
+
+
+async def _from_pod_resources(socket: str) -> _Kubelet:
+    """The kubelet's answer, without times. Raises `PodResourcesError`."""
+    holders, claims = await podresources.list_holders(socket)
+    advertised = await podresources.allocatable(socket)
+    return _Kubelet(
+        "pod-resources",
+        {resource: frozenset(ids) for resource, ids in advertised.items()},
+        _group_by_key(
+            ((one.resource, id_), f"{one.namespace}/{one.pod}/{one.container}")
+            for one in holders
+            for id_ in one.device_ids
+        ),
+        claims=_group_by_key(
+            (name, f"{one.namespace}/{one.pod}/{one.container} (DRA)") for one in claims for name in one.cdi_names
+        ),
     )
 
 

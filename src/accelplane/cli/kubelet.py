@@ -30,12 +30,24 @@ _MAX_LINE_LENGTH = 4096
 _KUBELET_ERRORS = (embedded.AdmissionError, embedded.ContainerStartError, embedded.KubeletError, embedded.NoSuchPod)
 
 
+# What the kubelet of a node makes in its directory, and this one does not.
+_NODE_KUBELET_FILES = ("cpu_manager_state", "memory_manager_state", "pki")
+
+
 class CommandError(Exception):
     """An invalid command. The message has the expected syntax."""
 
 
 def run(kubelet_dir: str, topology_policy: str, numa_nodes: int) -> int:
     """Runs until `quit`, SIGTERM or SIGINT, also after the end of the input. Returns the exit code."""
+    # It would remove the sockets of the node's plugins and replace the checkpoint, also while that kubelet is stopped.
+    found = next((name for name in _NODE_KUBELET_FILES if os.path.lexists(os.path.join(kubelet_dir, name))), "")
+    if found:
+        sys.stderr.write(
+            f"accelplane kubelet: --kubelet-dir {kubelet_dir}: found {found} of a node's kubelet, expected a directory "
+            "for tests; use another directory\n"
+        )
+        return 1
     try:
         kubelet = EmbeddedKubelet(kubelet_dir, topology_policy=topology_policy, numa_nodes=numa_nodes)
         return asyncio.run(_run(kubelet))

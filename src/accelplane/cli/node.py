@@ -23,6 +23,7 @@ from accelplane.node.scan_loop import error_text, explanation, try_scan
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config, NodePods
+from accelplane.processes import raise_file_limit
 
 FLAGS = (
     *(flag for flag in flags_of(Settings) if flag.help),
@@ -151,6 +152,7 @@ async def _serve(agent: Agent) -> None:
         if agent.settings.http_address:
             from accelplane.pages import observer, server  # noqa: PLC0415 - memory of agents without pages
 
+            raise_file_limit()  # directories of devices stay open
             readers = observer.Observer(agent)
             stack.push_async_callback(readers.close)
             access = server.OPEN

@@ -135,7 +135,7 @@ async def _serve(values: Mapping[str, Value], options: SgxOptions) -> None:
 async def _listening(server: AdmissionServer, port: int, tls: ServingTls) -> int:
     """Raises `Fatal`."""
     try:
-        return await server.start(None, port, tls.context)
+        return await server.start(None, port, tls.connection_context)
     except (OSError, OverflowError) as error:
         raise Fatal(f"-port: {port}: {error}") from error
 

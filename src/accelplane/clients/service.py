@@ -138,14 +138,17 @@ class ClientsService:
 async def serving(path: str, service: ClientsService) -> AsyncGenerator[None]:
     """Serves reports at `path` while entered. Raises `OSError` or `ValueError` if it cannot listen."""
     tasks: set[asyncio.Task[None]] = set()
+    ending = False
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(tasks) >= _MAX_CONNECTIONS:
+        if ending or len(tasks) >= _MAX_CONNECTIONS:
             writer.close()
             return
         task = asyncio.create_task(_serve(service, reader, writer))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
+        # Not in the task: one that is cancelled before its first step executes nothing.
+        task.add_done_callback(lambda _task: writer.close())
 
     listening = _listening_socket(path)
     inode = os.lstat(path).st_ino
@@ -154,10 +157,14 @@ async def serving(path: str, service: ClientsService) -> AsyncGenerator[None]:
     try:
         yield
     finally:
-        server.close()
+        ending = True
         with contextlib.suppress(FileNotFoundError):
             if os.lstat(path).st_ino == inode:
                 os.unlink(path)
+        # A closed server of asyncio leaves connections open that it has accepted in the same step of the event loop.
+        asyncio.get_running_loop().remove_reader(listening)
+        await asyncio.sleep(0)
+        server.close()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -165,6 +172,7 @@ async def serving(path: str, service: ClientsService) -> AsyncGenerator[None]:
 
 
 async def _serve(service: ClientsService, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answers one request. The caller closes the connection."""
     try:
         async with asyncio.timeout(TIMEOUT):
             request = await receive(reader, Request)
@@ -174,8 +182,6 @@ async def _serve(service: ClientsService, reader: asyncio.StreamReader, writer: 
         log.log(v(2), "request rejected: %s", error or f"not complete within {TIMEOUT:g} s")
     except OSError as error:
         log.error("no report: %s: %s", error.filename or "socket", error.strerror or error)
-    finally:
-        writer.close()
 
 
 def _listening_socket(path: str) -> socket.socket:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from .model import Cluster, Node, Unit
+from .model import Cluster, DevicePlugin, Node, Unit
 
 # 5,000 nodes with 8 devices are about 20 MB.
 MAX_BYTES = 128 * 1024 * 1024
@@ -48,6 +48,17 @@ class DeviceItem(Struct, frozen=True, kw_only=True, rename="camel"):
     holders: tuple[HolderItem, ...] = ()
 
 
+class DevicePluginItem(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A device plugin resource of the operator. `problem` is empty without one."""
+
+    resource_kind: str
+    name: str
+    desired: _Count = 0
+    ready: _Count = 0
+    nodes: _Count = 0
+    problem: str = ""
+
+
 class NodeProblem(Struct, frozen=True, kw_only=True, rename="camel"):
     """A node whose devices are not known, or not the current ones."""
 
@@ -56,7 +67,11 @@ class NodeProblem(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class DeviceList(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The devices of all nodes, and the nodes without current ones. `problem` is that of the API server."""
+    """The devices of all nodes, and the nodes without current ones. `problem` is that of the API server.
+
+    The list of all nodes has the device plugin resources of the operator too, those with problems first;
+    `more_device_plugins` is the number of those that are left out.
+    """
 
     api_version: Literal["accelplane/v1"] = "accelplane/v1"
     kind: Literal["DeviceList"] = "DeviceList"
@@ -64,6 +79,8 @@ class DeviceList(Struct, frozen=True, kw_only=True, rename="camel"):
     problem: str = ""
     devices: tuple[DeviceItem, ...] = ()
     problems: tuple[NodeProblem, ...] = ()
+    device_plugins: tuple[DevicePluginItem, ...] = ()
+    more_device_plugins: _Count = 0
 
 
 def device_list(cluster: Cluster, visible: Callable[[str], bool], *, node: str = "") -> DeviceList:
@@ -76,6 +93,8 @@ def device_list(cluster: Cluster, visible: Callable[[str], bool], *, node: str =
         problems=tuple(
             NodeProblem(node=each.name, problem=problem) for each in nodes for problem in node_problems(each)
         ),
+        device_plugins=() if node else tuple(map(_device_plugin, cluster.device_plugins)),
+        more_device_plugins=0 if node else cluster.more_device_plugins,
     )
 
 
@@ -96,6 +115,17 @@ def node_problems(node: Node) -> Iterator[str]:
             yield f"agent {agent.pod}: {agent.state}" + (f": {agent.problem}" if agent.problem else "")
 
 
+def _device_plugin(found: DevicePlugin) -> DevicePluginItem:
+    return DevicePluginItem(
+        resource_kind=found.kind,
+        name=found.name,
+        desired=found.desired,
+        ready=found.ready,
+        nodes=found.nodes,
+        problem=found.problem,
+    )
+
+
 def _devices(node: Node, visible: Callable[[str], bool]) -> Iterator[DeviceItem]:
     current = all(agent.state == "connected" for agent in node.agents)
     for unit in sorted(node.units, key=lambda unit: (unit.plugin, unit.unit)):
@@ -107,7 +137,7 @@ def _devices(node: Node, visible: Callable[[str], bool]) -> Iterator[DeviceItem]
             bdf=unit.bdf,
             model=unit.model,
             numa=unit.numa,
-            state=unit.phase if unit.known else "unknown",
+            state=unit.phase if unit.known or unit.phase != "healthy" else "unknown",
             reason=unit.reason,
             text=unit.text,
             state_since=unit.since,

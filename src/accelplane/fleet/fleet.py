@@ -21,13 +21,14 @@ from .model import Cluster, Holder, Node, NodeReadings
 from .objects import Pod, agent_place
 from .ondemand import OnDemand
 from .options import FleetOptions
-from .source import Listeners, Source
+from .source import NOT_LISTED, UNSERVED_RETRY, Listeners, Source
 from .usage import Usage
 
 _MIN_INTERVAL = 0.1
 _HOLDERS_AGE = 60.0
 _READINGS_AGE = 2.0
 _AT_ONCE = 4
+_FIRST_CHECK = 0.5
 
 
 class Fleet:
@@ -40,20 +41,23 @@ class Fleet:
         *,
         agent_times: AgentTimes = AgentTimes(),  # noqa: B008 - a frozen value
         watch_timeouts: WatchTimeouts = WatchTimeouts(),  # noqa: B008 - a frozen value
+        unserved_retry: float = UNSERVED_RETRY,
     ) -> None:
         self._options = options
         started = time.time()
         # Greater than those of an earlier process, so that its viewers notice the new one.
-        self._cluster = Cluster(int(started * 1000), started, started, {})
+        self._cluster = Cluster(int(started * 1000), started, started, {}, problem=NOT_LISTED)
         self._published = asyncio.Event()
         self._dirty: set[str] = set()
         self._marked = asyncio.Event()
-        self._waiting_changed = self._quotas_changed = False
+        self._waiting_changed = self._quotas_changed = self._plugins_changed = False
         self._usage = Usage(started)
         self._metrics = FleetMetrics(client.metrics.registry, self._counts)
         self._agents = Agents(options, self._mark, times=agent_times, on_answer=self._metrics.observe)
-        listeners = Listeners(self._mark, self._on_agent, self._mark_waiting, self._mark_quotas)
-        self._source = Source(client, options, listeners, watch_timeouts=watch_timeouts)
+        listeners = Listeners(
+            self._mark, self._on_agent, self._mark_waiting, self._mark_quotas, self._mark_device_plugins
+        )
+        self._source = Source(client, options, listeners, watch_timeouts=watch_timeouts, unserved_retry=unserved_retry)
         self._events = DeviceEvents(client) if options.events else None
         self._holders = OnDemand(self._source.list_holders, max_age=_HOLDERS_AGE, at_once=_AT_ONCE)
         self._readings = OnDemand(self._agents.readings, max_age=_READINGS_AGE, at_once=_AT_ONCE)
@@ -120,6 +124,10 @@ class Fleet:
         self._quotas_changed = True
         self._marked.set()
 
+    def _mark_device_plugins(self) -> None:
+        self._plugins_changed = True
+        self._marked.set()
+
     def _on_agent(self, old: Pod | None, new: Pod | None) -> None:
         before, after = (agent_place(pod) if pod is not None else None for pod in (old, new))
         allowed = self._options.agent_namespaces
@@ -141,7 +149,9 @@ class Fleet:
 
     async def _check(self) -> None:
         while True:
-            await asyncio.sleep(self._agents.times.check)
+            # The first screens say that nothing is listed yet, and must not do so for long after the lists.
+            check = self._agents.times.check
+            await asyncio.sleep(min(check, _FIRST_CHECK) if self._cluster.problem == NOT_LISTED else check)
             self._agents.expire(time.time())
             if self._source.problem() != self._cluster.problem:
                 self._marked.set()
@@ -151,9 +161,16 @@ class Fleet:
         nodes = self._composed_nodes()
         waiting = self._source.waiting() if self._waiting_changed else known.waiting
         quotas = self._source.quotas() if self._quotas_changed else known.quotas
-        self._waiting_changed = self._quotas_changed = False
+        plugins, more = known.device_plugins, known.more_device_plugins
+        if self._plugins_changed:
+            plugins, more = self._source.device_plugins()
+        self._waiting_changed = self._quotas_changed = self._plugins_changed = False
         problem = self._source.problem()
-        if nodes is None and (waiting, quotas, problem) == (known.waiting, known.quotas, known.problem):
+        parts = (waiting, quotas, problem, plugins, more)
+        known_parts = (
+            known.waiting, known.quotas, known.problem, known.device_plugins, known.more_device_plugins,
+        )  # fmt: skip
+        if nodes is None and parts == known_parts:
             return
         if nodes is not None:
             self._usage.update(known.nodes, nodes, now)
@@ -166,6 +183,8 @@ class Fleet:
             quotas,
             problem,
             self._usage.seconds(now),
+            plugins,
+            more,
         )
         if self._events is not None and nodes is not None:
             self._events.update(nodes)

@@ -136,8 +136,22 @@ class Quota(Struct, frozen=True):
     used: int
 
 
+class DevicePlugin(Struct, frozen=True):
+    """A custom resource of the operator. `desired` and `ready` are pods, `nodes` those that have a pod."""
+
+    kind: str
+    name: str
+    desired: int = 0
+    ready: int = 0
+    nodes: int = 0
+    problem: str = ""
+
+
 class Cluster(Struct, frozen=True):
-    """All that is known at one moment. `generation` grows with each change; `problem` is that of the API server."""
+    """All that is known at one moment. `generation` grows with each change; `problem` is that of the API server.
+
+    `device_plugins` are those with problems first, and `more_device_plugins` is the number of others.
+    """
 
     generation: int
     time: float
@@ -148,6 +162,8 @@ class Cluster(Struct, frozen=True):
     problem: str = ""
     # Device seconds held since `started` until `time`, by namespace and resource.
     held_seconds: Mapping[tuple[str, str], float] = {}
+    device_plugins: tuple[DevicePlugin, ...] = ()
+    more_device_plugins: int = 0
 
 
 class Value(Struct, frozen=True):

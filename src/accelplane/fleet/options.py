@@ -16,6 +16,7 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
 
     pods: Literal["waiting", "all"] = "waiting"
     quotas: bool = True
+    device_plugins: bool = True
     events: bool = False
     agent_namespaces: tuple[str, ...] = ()
     agent_ca: str = ""

@@ -68,7 +68,9 @@ async def serving(client: Client, screens: Screens, pages: PageOptions) -> Async
                 TlsSettings(allow_tls13=pages.allow_tls13, client_authority=pages.proxy_ca, client_optional=True)
             )
             tls.follow(pages.tls_directory)
-            listening = listen(screens, gate, pages.secure_address, tls=tls.context, metrics=lambda: _metrics(registry))
+            listening = listen(
+                screens, gate, pages.secure_address, tls=tls.connection_context, metrics=lambda: _metrics(registry)
+            )
             ports["secure"] = await _enter(stack, listening, pages.secure_address)
         yield ports
 

@@ -1,12 +1,12 @@
 """The listeners of the fleet page."""
 
-import ssl
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 from accelplane.http.listening import split_address
 from accelplane.http.messages import HttpLimits
 from accelplane.http.server import HttpServer
+from accelplane.http.tls import ConnectionContext
 
 from .web.gate import Gate, OpenGate, is_loopback
 from .web.security import KEPT_FIELDS
@@ -30,7 +30,7 @@ async def listen(
     gate: Gate,
     address: str,
     *,
-    tls: ssl.SSLContext | None = None,
+    tls: ConnectionContext | None = None,
     metrics: Callable[[], bytes] | None = None,
     limits: HttpLimits = LIMITS,
 ) -> AsyncGenerator[int]:

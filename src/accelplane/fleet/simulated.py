@@ -4,15 +4,18 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
 
+from .deviceplugins import missing_pods, problems_first
+from .families import family_of
 from .model import (
     Agent,
     Change,
     Cluster,
+    DevicePlugin,
     DeviceReadings,
     Holder,
     Node,
@@ -70,8 +73,9 @@ class SimulatedFleet:
         self._usage = Usage(started)
         self._usage.update({}, nodes_by_name, started)
         self._cluster = Cluster(
-            int(started * 1000), started, started, nodes_by_name, self._waiting(), self._quotas(), "", {}
-        )
+            int(started * 1000), started, started, nodes_by_name, self._waiting(), self._quotas(), "", {},
+            _device_plugins(nodes_by_name.values()),
+        )  # fmt: skip
         self._published = asyncio.Event()
 
     # FleetView
@@ -113,7 +117,13 @@ class SimulatedFleet:
         names = self._random.sample(sorted(self._cluster.nodes), min(changes, len(self._cluster.nodes)))
         self.replace(*(self._changed(self._cluster.nodes[name]) for name in names))
 
-    def replace(self, *nodes: Node, waiting: tuple[Waiting, ...] | None = None, problem: str | None = None) -> None:
+    def replace(
+        self,
+        *nodes: Node,
+        waiting: tuple[Waiting, ...] | None = None,
+        problem: str | None = None,
+        device_plugins: tuple[DevicePlugin, ...] | None = None,
+    ) -> None:
         """Publishes a snapshot in which these nodes replace those of the same names."""
         previous = self._cluster
         changed = {**previous.nodes, **{node.name: node for node in nodes}}
@@ -126,6 +136,7 @@ class SimulatedFleet:
             nodes=changed,
             waiting=previous.waiting if waiting is None else waiting,
             problem=previous.problem if problem is None else problem,
+            device_plugins=previous.device_plugins if device_plugins is None else device_plugins,
             held_seconds=self._usage.seconds(now),
         )
         published, self._published = self._published, asyncio.Event()
@@ -239,6 +250,28 @@ class SimulatedFleet:
 
     def _quotas(self) -> tuple[Quota, ...]:
         return (Quota("vision", "accelerators", "gpu.intel.com/i915", 64, 51),)
+
+
+def _device_plugins(nodes: Iterable[Node]) -> tuple[DevicePlugin, ...]:
+    """The operator's resources for the simulated plugins: a pod on each node with an agent that answers."""
+    problems = {
+        "qat": "ProvisioningConfigMissing: ConfigMap qat-config (provisioningConfig) does not exist; create it, "
+        "new pods wait for it",
+    }
+    plugins: list[DevicePlugin] = []
+    each_node = list(nodes)
+    for family in ("gpu", "qat", "dsa", "sgx"):
+        agents = [
+            node.agents[0]
+            for node in each_node
+            if node.agents and any(family_of(resource.name) == family for resource in node.resources)
+        ]
+        desired, ready = len(agents), sum(agent.state == "connected" for agent in agents)
+        missing = missing_pods(desired, ready) if ready < desired else ""
+        problem = "; ".join(part for part in (problems.get(family, ""), missing) if part)
+        kind = f"{family.capitalize()}DevicePlugin"
+        plugins.append(DevicePlugin(kind, f"{family}deviceplugin-sample", desired, ready, desired, problem))
+    return problems_first(plugins)
 
 
 def _with_counts(resources: Sequence[Resource], units: Sequence[Unit]) -> tuple[Resource, ...]:

@@ -1,15 +1,19 @@
-"""The watches of the fleet: nodes, waiting pods, pods of agents, and, if allowed, assigned pods and quotas."""
+"""The watches of the fleet: nodes, waiting pods, pods of agents, and assigned pods if required.
+
+Quotas and device plugins are optional: they are shown while the API server has them and the account may read them.
+"""
 
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from http import HTTPStatus
 
 import msgspec
 
 from accelplane.apiserver import ApiError, Gone, StatusError, WatchIdleTimeout
-from accelplane.kube.cache import UnreadableObject
+from accelplane.kube.cache import Cache, UnreadableObject
 from accelplane.kube.client import Client, Selection, Watched
 from accelplane.kube.informer import Informer, WatchTimeouts
 from accelplane.kube.metrics import Metrics
@@ -17,7 +21,8 @@ from accelplane.kube.objects import Object, Request
 from accelplane.kube.tasks import Supervisor
 
 from . import families
-from .model import Holder, Quota, Waiting
+from .deviceplugins import KINDS, PluginResource, device_plugin, problems_first, relevant_plugin, unreadable_plugin
+from .model import DevicePlugin, Holder, Quota, Waiting
 from .objects import (
     AGENT_LABELS,
     Node,
@@ -35,10 +40,12 @@ from .options import FleetOptions
 
 log = logging.getLogger(__name__)
 
-_FORBIDDEN_RETRY = 300.0
+UNSERVED_RETRY = 300.0
 # A request to a server that does not answer ends after 15 s, and is repeated after at most 7.5 s.
 _FAILURE_AGE = 30.0
 _NODE = "node"
+_MAX_DEVICE_PLUGINS = 50
+NOT_LISTED = "nodes and pods have not been listed yet"
 
 _UNASSIGNED = Selection(fields="spec.nodeName=,status.phase=Pending")
 _ASSIGNED = Selection(fields="spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed")
@@ -52,13 +59,20 @@ class Listeners(msgspec.Struct, frozen=True):
     agent: Callable[[Pod | None, Pod | None], None]
     waiting: Callable[[], None]
     quotas: Callable[[], None]
+    device_plugins: Callable[[], None]
 
 
 class Source:
     """The caches of a fleet, and questions to them."""
 
     def __init__(
-        self, client: Client, options: FleetOptions, listeners: Listeners, *, watch_timeouts: WatchTimeouts
+        self,
+        client: Client,
+        options: FleetOptions,
+        listeners: Listeners,
+        *,
+        watch_timeouts: WatchTimeouts,
+        unserved_retry: float = UNSERVED_RETRY,
     ) -> None:
         self._client = client
         self._known = partial(families.is_known, prefixes=options.resource_prefixes)
@@ -79,31 +93,46 @@ class Source:
             self._assigned.add_index(_NODE, _node_of)
             self._assigned.subscribe(self._on_assigned)
             self._informers.append(assigned)
-        self._quota_informer = Informer(client, watch_timeouts=watch_timeouts) if options.quotas else None
-        self._quotas = self._quota_informer.cache(ResourceQuota) if self._quota_informer else None
+        self._unserved_retry = unserved_retry
+        quotas = Informer(client, watch_timeouts=watch_timeouts) if options.quotas else None
+        self._quotas = quotas.cache(ResourceQuota) if quotas else None
+        self._plugins: dict[str, Cache[PluginResource]] = {}
+        plugins: list[Informer] = []
+        for kind in KINDS if options.device_plugins else ():
+            plugins.append(Informer(client, watch_timeouts=watch_timeouts))
+            self._plugins[kind.__name__] = plugins[-1].cache(kind, transform=relevant_plugin)
+        self._optional = (
+            (_RejectionLog("resource quotas"), [quotas] if quotas else []),
+            (_RejectionLog("device plugins of the operator"), plugins),
+        )
         self._nodes.subscribe(self._on_node, on_unreadable=lambda request: listeners.node(request.name))
         self._waiting.subscribe(self._on_waiting)
         self._agents.subscribe(listeners.agent)
         if self._quotas is not None:
             self._quotas.subscribe(lambda _old, _new: listeners.quotas())
+        for cache in self._plugins.values():
+            cache.subscribe(
+                lambda _old, _new: listeners.device_plugins(), on_unreadable=lambda _request: listeners.device_plugins()
+            )
 
     def start(self, tasks: Supervisor) -> None:
         """Starts the watches."""
         for informer in self._informers:
             tasks.start(f"cache {informer}", informer.run())
-        if self._quota_informer is not None:
-            tasks.start(
-                "cache resourcequotas", self._quota_informer.run_when_permitted(_log_no_quotas, retry=_FORBIDDEN_RETRY)
-            )
+        for rejections, informers in self._optional:
+            for informer in informers:
+                running = informer.run_while_served(rejections.add, retry=self._unserved_retry)
+                tasks.start(f"cache {informer}", running)
 
     @property
     def synced(self) -> bool:
-        """Whether everything was listed once, except quotas."""
+        """Whether everything was listed once that is not optional."""
         return all(informer.synced.is_set() for informer in self._informers)
 
     def problem(self) -> str:
-        """Why the state may be old; empty if the API server answers."""
-        return self._watched.problem(time.time())
+        """Why the state may be old or incomplete; empty if everything was listed and the API server answers."""
+        problem = self._watched.problem(time.time())
+        return problem or ("" if self.synced else NOT_LISTED)
 
     def node(self, name: str) -> NodeFacts | None:
         """The facts of a node; None if it does not exist or cannot be read."""
@@ -120,6 +149,14 @@ class Source:
     def quotas(self) -> tuple[Quota, ...]:
         """The quotas of resources of ours."""
         return tuple(quota for each in self._quotas or () for quota in quotas_of(each, self._known))
+
+    def device_plugins(self) -> tuple[tuple[DevicePlugin, ...], int]:
+        """The custom resources of the operator, those with problems first and with a limit, and how many are more."""
+        found: list[DevicePlugin] = []
+        for kind, cache in self._plugins.items():
+            found += [device_plugin(kind, each) for each in cache]
+            found += [unreadable_plugin(kind, each.name, reason) for each, reason in cache.unreadable.items()]
+        return problems_first(found)[:_MAX_DEVICE_PLUGINS], max(0, len(found) - _MAX_DEVICE_PLUGINS)
 
     def holders(self, node: str) -> tuple[Holder, ...] | None:
         """The holders on a node by the watched pods; None if assigned pods are not watched."""
@@ -208,5 +245,14 @@ def _node_of(pod: Pod) -> list[str]:
     return [pod.spec.nodeName] if pod.spec is not None and pod.spec.nodeName else []
 
 
-def _log_no_quotas(error: StatusError) -> None:
-    log.info("resource quotas are not shown: %s", error)
+class _RejectionLog:
+    """Logs the first missing right to read `subject`. Resources that are not installed are no reason for a message."""
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+        self._logged = False
+
+    def add(self, error: StatusError) -> None:
+        if error.code == HTTPStatus.FORBIDDEN and not self._logged:
+            self._logged = True
+            log.info("%s are not shown: %s", self._subject, error)

@@ -31,7 +31,8 @@ ATTRIBUTE_LIMIT = 64 * 1024
 DIRECTORY_LIMIT = 65_536
 _MAX_LINKS = 40  # as the kernel's own limit (path_resolution(7))
 _MAX_OPEN_DIRECTORIES = 64
-_OPEN_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_LINKED_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_OPEN_DIRECTORY = _OPEN_LINKED_DIRECTORY | os.O_NOFOLLOW
 _OPEN_TO_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _OPEN_AGAIN = _OPEN_TO_READ | os.O_NOFOLLOW
 _NO_NAMES = ("", ".", "..")
@@ -63,16 +64,18 @@ class _Directory:
 class HostFiles:
     """The node below `root`. Every path given or returned is the host's own, without the root."""
 
-    def __init__(self, root: str | os.PathLike[str] = "/") -> None:
+    def __init__(self, root: str | os.PathLike[str] = "/", *, open_directories: int = _MAX_OPEN_DIRECTORIES) -> None:
+        """At most `open_directories` stay open for the next file."""
         # realpath(3) of this link, which leads into another mount namespace, would be the root of this one.
         self.root = f"{root}/." if _PROCESS_ROOT.fullmatch(os.fspath(root)) else os.path.realpath(root)
         self._prefix = "" if self.root == "/" else self.root
+        self._max_directories = open_directories
         self._begin()
 
     def fresh(self) -> Self:
         """Another one below the same root, which knows nothing yet. Does not resolve the root again."""
         made = object.__new__(type(self))
-        made.root, made._prefix = self.root, self._prefix
+        made.root, made._prefix, made._max_directories = self.root, self._prefix, self._max_directories
         made._begin()
         return made
 
@@ -129,10 +132,11 @@ class HostFiles:
     def read_once(self, path: str, size: int) -> bytes:
         """At most `size` bytes of the file, with one read(2). Raises `Missing` or `Unreadable`.
 
-        For repeated reads of known paths: what links lead to is resolved again only after a path has led nowhere.
+        For repeated reads of known paths: directories stay open, and links are followed again only after a path has led
+        nowhere.
         """
         try:
-            descriptor = self._open_again(path) if self._prefix else os.open(path, _OPEN_TO_READ)
+            descriptor = self._open_again(path)
             try:
                 return os.read(descriptor, size)
             finally:
@@ -264,7 +268,7 @@ class HostFiles:
         self.notes.append(text)
 
     def close_directories(self) -> None:
-        """Closes the open directories. What links lead to stays known."""
+        """Closes the open directories. What links lead to stays known. Another thread may be reading."""
         self._directories.clear()
         self._recent = None
 
@@ -310,10 +314,23 @@ class HostFiles:
             name = names.pop()
             found = _Directory(os.open(name, _OPEN_DIRECTORY, dir_fd=found.descriptor))
             canonical = f"{canonical}/{name}"
-            if len(self._directories) >= _MAX_OPEN_DIRECTORIES:
-                self._directories.clear()
-            self._directories[canonical] = found
+            self._add_directory(canonical, found)
         return found
+
+    def _linked_directory(self, directory: str) -> _Directory:
+        """The directory that a path leads to. Raises `OSError`, `ValueError` or `Unreadable`."""
+        if self._prefix:
+            return self._directory(self._canonical_directory(directory))
+        found = self._directories.get(directory)
+        if found is None:
+            found = _Directory(os.open(directory or "/", _OPEN_LINKED_DIRECTORY))
+            self._add_directory(directory, found)
+        return found
+
+    def _add_directory(self, path: str, directory: _Directory) -> None:
+        if len(self._directories) >= self._max_directories:
+            self._directories.clear()
+        self._directories[path] = directory
 
     def _link(self, path: str) -> str | None:
         """The text of the link at a path whose directory has no links; None if it is no link, `_ABSENT` if nothing."""
@@ -378,20 +395,22 @@ class HostFiles:
         return done
 
     def _open_again(self, path: str) -> int:
-        """As `open` to read, with what is known of the directory of the last file."""
+        """As `open` to read, with what is known of the file's directory."""
         directory, _, name = path.rpartition("/")
         try:
             recent = self._recent
             if recent is None or recent[0] != directory:
                 if name in _NO_NAMES:
                     return self.open(path, os.O_RDONLY)
-                recent = self._recent = directory, self._directory(self._canonical_directory(directory))
-            return os.open(name, _OPEN_AGAIN, dir_fd=recent[1].descriptor)
+                recent = self._recent = directory, self._linked_directory(directory)
+            return os.open(name, _OPEN_AGAIN if self._prefix else _OPEN_TO_READ, dir_fd=recent[1].descriptor)
         except OSError as error:
             if error.errno not in _MOVED:
                 raise
+        # Without the cache. If the file does not exist there either, the cache is valid for the other files.
+        descriptor = self.fresh().open(path, os.O_RDONLY)
         self._forget()
-        return self.open(path, os.O_RDONLY)
+        return descriptor
 
     def _open_to_write(self, path: str) -> int:
         flags = os.O_WRONLY | os.O_TRUNC

@@ -1,30 +1,29 @@
-"""One connection of an HTTP server."""
+"""One connection of an HTTP server: the order of its requests, responses and timeouts.
+
+`RequestReader` reads the requests, `ServerTransport` has the bytes and their encryption, `Progress` the deadlines.
+"""
 
 import asyncio
 import logging
 import math
 import ssl
-import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from accelplane.http.acceptqueue import has_unread_data, is_disconnected
 from accelplane.http.eviction import Candidate
-from accelplane.http.messages import END_OF_HEAD, Head, HttpError, HttpLimits, Request, Response, serialize_head
-from accelplane.http.tls import TlsSession
+from accelplane.http.handler import Handler, PendingResponse, await_response, call_handler
+from accelplane.http.messages import Head, HttpError, HttpLimits, Request, Response, serialize_head
+from accelplane.http.progress import Progress
+from accelplane.http.requestreader import RequestReader
+from accelplane.http.servertransport import ServerTransport
+from accelplane.http.tls import ConnectionContext
 
 log = logging.getLogger(__name__)
 
 _V2 = logging.INFO - 2  # klog's -v=2, as `accelplane.logs.v`
-_INTERNAL_ERROR = "internal error; see the log"
 _CHUNK = 64 * 1024
-# Under pressure, a client has to send its request, and to take its response, at this rate (bytes/s).
-_MIN_RATE = 256 * 1024
 # A response is at most so many times as large as its request.
 _RESPONSE_FACTOR = 4
-
-PendingResponse = Coroutine[object, object, Response]
-Handler = Callable[[Request], Response | PendingResponse]
 
 
 class ConnectionOwner(Protocol):
@@ -73,16 +72,15 @@ class ConnectionOwner(Protocol):
 class Connection(asyncio.BufferedProtocol):
     """One client. Its requests are answered in order, one at a time."""
 
-    def __init__(self, server: ConnectionOwner, context: ssl.SSLContext | None, source: bytes = b"") -> None:
+    def __init__(self, server: ConnectionOwner, context: ConnectionContext | None, source: bytes = b"") -> None:
         self._server = server
         self.source = source
         self._limits = server.limits
-        self._context = context
-        self._tls: TlsSession | None = None  # made with the first data: most of a connection's memory
-        self._transport: asyncio.Transport | None = None
-        self._received = bytearray()
+        self._encrypted = context is not None
+        self._transport = ServerTransport(context)
+        self._reader = RequestReader(server.parse_head, self._limits.head)
+        self._progress = Progress(self._limits.idle if context is None else self._limits.handshake)
         self._unsent = memoryview(b"")
-        self._head: Head | None = None
         self._head_only = False
         self._keep_alive = True
         self._response_task: asyncio.Task[None] | None = None
@@ -92,20 +90,16 @@ class Connection(asyncio.BufferedProtocol):
         self._write_paused = False
         self._closing = False
         self._linger = 0.0
-        self._transferred = 0
         self.reserved = 0
         self.buffered = 0
         self.has_requested = False
-        self._set_deadline(self._limits.idle if context is None else self._limits.handshake)
 
     # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if not isinstance(transport, asyncio.Transport):
-            raise TypeError(f"expected a transport of a stream, found {transport!r}")
-        self._transport = transport
+        self._transport.attach(transport)
         if self._closing:
-            transport.abort()
+            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
@@ -121,15 +115,14 @@ class Connection(asyncio.BufferedProtocol):
         data = self._server.recv_buffer[:nbytes]
         if not self.has_requested:
             self._server.count_progress()
-        if self._context is not None:
-            self._tls = self._tls or TlsSession(self._context)
-            data = self._decrypt(self._tls, data)
+        if self._encrypted:
+            data = self._decrypt(data)
         if self._closing or self._streaming or not data:
             return
-        if not self._request_started:
-            self._set_deadline(self._limits.request)
-        self._received += data
-        self._count_progress(len(data))
+        if not self._reader.started:
+            self._progress.start(self._limits.request)
+        self._reader.received += data
+        self._progress.add(len(data))
         if self._response_task is not None:
             self._update_reading()
         self._process()
@@ -137,14 +130,14 @@ class Connection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         self._write_paused = True
         if self._streaming:
-            self._set_deadline(self._limits.request)
+            self._progress.start(self._limits.request)
         self._update_reading()
 
     def resume_writing(self) -> None:
         self._write_paused = False
         if self._streaming:
             self._writable.set()
-            self.deadline = math.inf
+            self._progress.suspend_deadline()
         self._update_reading()
         self._send_rest()
         self._process()
@@ -154,37 +147,41 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def path(self) -> str:
         """The path of the request that is received or answered, empty without one."""
-        return self._head.path if self._head is not None else ""
+        head = self._reader.head
+        return head.path if head is not None else ""
+
+    @property
+    def deadline(self) -> float:
+        """The time of `time.monotonic` after which the server calls `on_deadline`."""
+        return self._progress.deadline
 
     def candidate(self) -> Candidate:
         """What decides whether the connection may be closed to admit others."""
         closing = self._closing and not self._unsent
-        idle = not self._request_started and not self._unsent
-        since = min(self._progress_at, self._active_at + self._transferred / _MIN_RATE)
-        if not closing and (self._response_task is not None or self._transport is None):
+        idle = not self._reader.started and not self._unsent
+        since = self._progress.silent_since
+        if not closing and (self._response_task is not None or not self._transport.attached):
             since = math.inf
         elif self.has_requested and idle:
-            since = self._active_at
+            since = self._progress.started_at
         return Candidate(self.source, since, self.has_requested, idle, closing)
 
     def has_unread_data(self) -> bool:
         """Whether the kernel has data of the client that is not read yet."""
-        if self._transport is None or not self._transport.is_reading():
-            return False
-        return has_unread_data(self._transport.get_extra_info("socket"))
+        return self._transport.has_unread_data
 
     def abort_disconnected(self) -> None:
         """Ends a pending response whose client has disconnected after a further request, which is not read."""
-        if self._response_task is None or self._streaming or not self._received or self._transport is None:
+        if self._response_task is None or self._streaming or not self._reader.received:
             return
-        if is_disconnected(self._transport.get_extra_info("socket")):
+        if self._transport.disconnected:
             self.abort()
 
     def evict(self) -> None:
         """Closes the connection to admit others, with an error response if a request has begun."""
-        if self._write_paused or (self._tls is not None and not self._tls.handshake_done):
+        if self._write_paused or self._transport.handshaking:
             self.abort()
-        elif self._request_started and not self._closing:
+        elif self._reader.started and not self._closing:
             self._send_error(HttpError(503, "closed for other clients: the request was not received in time"), linger=0)
         else:
             self._close()
@@ -193,7 +190,7 @@ class Connection(asyncio.BufferedProtocol):
     def on_memory(self) -> None:
         """Called when memory is reserved for a request that has waited for it."""
         self._waits_for_memory = False
-        self._set_deadline(self._limits.request)
+        self._progress.start(self._limits.request)
         self._continue_request()
         self._update_reading()
         self._process()
@@ -207,7 +204,7 @@ class Connection(asyncio.BufferedProtocol):
             self._send_error(HttpError(503, f"no answer within {self._limits.answer_timeout:g} s"))
         elif self._waits_for_memory:
             self._send_error(HttpError(503, "too many large requests at once"))
-        elif self._closing or self._unsent or self._write_paused or not self._request_started:
+        elif self._closing or self._unsent or self._write_paused or not self._reader.started:
             self.abort()
         else:
             self._send_error(HttpError(408, f"no complete request within {self._limits.request:g} s"))
@@ -217,30 +214,16 @@ class Connection(asyncio.BufferedProtocol):
         if self._streaming:
             self._cancel_response()
             self._close()
-        if not self._closing and not self._request_started and self._response_task is None and not self._unsent:
+        if not self._closing and not self._reader.started and self._response_task is None and not self._unsent:
             self._close()
 
     def abort(self) -> None:
         self._closing = True
         self._cancel_response()
         self._unsent = memoryview(b"")
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
     # Requests
-
-    @property
-    def _request_started(self) -> bool:
-        return bool(self._received) or self._head is not None
-
-    def _count_progress(self, size: int) -> None:
-        self._progress_at = time.monotonic()
-        self._transferred += size
-
-    def _set_deadline(self, timeout: float) -> None:
-        self._active_at = self._progress_at = time.monotonic()
-        self._transferred = 0
-        self.deadline = self._active_at + timeout
 
     def _update_reading(self) -> None:
         """Stops reading while a request waits for memory, its response cannot be sent, or another one follows it.
@@ -249,10 +232,10 @@ class Connection(asyncio.BufferedProtocol):
         immediately; afterwards `abort_disconnected` detects it. A client that only ends its sending direction has
         disconnected, too.
         """
-        if self._transport is None or self._transport.is_closing():
+        if self._transport.closing:
             return
         # A client whose connection is about to be closed may still send: what it sends is dropped.
-        pipelined = self._response_task is not None and bool(self._received)
+        pipelined = self._response_task is not None and bool(self._reader.received)
         busy = not self._streaming and (self._write_paused or pipelined or self._waits_for_memory)
         if busy and not (self._closing and not self._unsent):
             self._transport.pause_reading()
@@ -264,7 +247,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             while self._can_process() and (request := self._next_request()) is not None:
                 self.has_requested = True
-                response = _call(self._server.handler, request)
+                response = call_handler(self._server.handler, request)
                 if isinstance(response, Response) and response.stream is None:
                     self._send_response(response)
                 else:
@@ -279,58 +262,50 @@ class Connection(asyncio.BufferedProtocol):
 
     def _next_request(self) -> Request | None:
         """The next request, None until it is complete. Raises `HttpError`."""
-        if self._head is None and not self._read_head():
+        head = self._reader.head or self._read_head()
+        if head is None or self._waits_for_memory:
             return None
-        head = self._head
-        if head is None or self._waits_for_memory or len(self._received) < head.length:
+        body = self._reader.read_body(head.length)
+        if body is None:
             return None
-        if len(self._received) == head.length:
-            body, self._received = self._received, bytearray()  # not copied: it may be most of the process's memory
-        else:
-            body = self._received[: head.length]
-            del self._received[: head.length]
-        name = self._tls.certificate_name if self._tls is not None else ""
         return Request(
             head.method, head.path, head.content_type, body, head.authorization, head.query, head.fields,
-            self.source, name,
+            self.source, self._transport.certificate_name,
         )  # fmt: skip
 
-    def _read_head(self) -> bool:
+    def _read_head(self) -> Head | None:
         """Reads the head of a request and reserves memory for its body. Raises `HttpError`."""
         self._head_only = False
-        end = self._received.find(END_OF_HEAD, 0, self._limits.head + len(END_OF_HEAD))
-        if end < 0:
-            if len(self._received) > self._limits.head:
-                raise HttpError(431, f"expected a head of at most {self._limits.head} bytes")
-            return False
-        head = self._head = self._server.parse_head(bytes(self._received[:end]))
-        del self._received[: end + len(END_OF_HEAD)]
+        head = self._reader.read_head()
+        if head is None:
+            return None
         self._head_only = head.method == "HEAD"
         self._keep_alive = head.keep_alive
-        if head.length <= len(self._received):
-            return True
+        if head.length <= len(self._reader.received):
+            return head
         if self._server.reserve(self, head.length + min(_RESPONSE_FACTOR * head.length, self._limits.response)):
             self._continue_request()
         else:
             self._waits_for_memory = True
-            self._set_deadline(self._limits.wait)
+            self._progress.start(self._limits.wait)
             self._update_reading()
-        return True
+        return head
 
     def _continue_request(self) -> None:
-        if self._head is not None and self._head.expects_continue:
-            self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        head = self._reader.head
+        if head is not None and head.expects_continue:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _account(self) -> None:
         """Updates how much is received and not reserved. Raises `HttpError` if that is too much of all together."""
-        size = 0 if self.reserved else len(self._received)
+        size = 0 if self.reserved else len(self._reader.received)
         if size != self.buffered and not self._server.buffer(self, size):
             raise HttpError(503, "too many incomplete requests at once")
 
     def _release(self) -> None:
         """Gives back all memory of the request."""
         self._waits_for_memory = False
-        self._received = bytearray()
+        self._reader.clear()
         self._server.buffer(self, 0)
         self._server.release(self)
 
@@ -340,12 +315,12 @@ class Connection(asyncio.BufferedProtocol):
         task = self._response_task = asyncio.create_task(self._send_pending(pending, request))
         # A task that is cancelled before its first step never awaits the coroutine.
         task.add_done_callback(lambda _task: pending.close())
-        self._set_deadline(self._limits.answer_timeout)
+        self._progress.start(self._limits.answer_timeout)
         self._update_reading()
 
     async def _send_pending(self, pending: PendingResponse, request: Request) -> None:
         """Awaits and sends a response, then processes the requests received meanwhile."""
-        response = await _await_response(pending, request)
+        response = await await_response(pending, request)
         if isinstance(response, Response) and response.stream is not None:
             await self._send_stream(response, response.stream)
             return
@@ -361,14 +336,14 @@ class Connection(asyncio.BufferedProtocol):
     async def _send_stream(self, response: Response, stream: AsyncGenerator[bytes, None]) -> None:
         """Sends the parts of a response as the client takes them, then closes the connection."""
         try:
-            self._write(serialize_head(response, keep_alive=False))
+            self._transport.write(serialize_head(response, keep_alive=False))
             if not self._head_only:
                 self._streaming = True
-                self.deadline = math.inf
+                self._progress.suspend_deadline()
                 self._update_reading()
-                self._write(bytes(response.body))
+                self._transport.write(bytes(response.body))
                 async for part in stream:
-                    self._write(part)
+                    self._transport.write(part)
                     await self._wait_writable()
         except Exception:
             log.exception("internal error in a streamed response")
@@ -376,8 +351,8 @@ class Connection(asyncio.BufferedProtocol):
             await stream.aclose()
         self._response_task = None
         self._streaming = False
-        self._head = None
-        self._set_deadline(self._limits.request)
+        self._reader.finish()
+        self._progress.start(self._limits.request)
         self._close()
 
     async def _wait_writable(self) -> None:
@@ -395,35 +370,35 @@ class Connection(asyncio.BufferedProtocol):
     def _send_response(self, response: Response) -> None:
         server = self._server
         keep_alive = self._keep_alive and not (server.closing or server.draining or server.under_pressure)
-        self._head = None
+        self._reader.finish()
         self._closing = not keep_alive
         self._send(response)
 
     def _send_error(self, error: HttpError, *, linger: float | None = None) -> None:
         """Sends an error response and closes the connection later: an immediate close could discard the response."""
         self._closing = True
-        self._head = None
+        self._reader.finish()
         self._release()
         self._linger = self._limits.linger if linger is None else linger
         self._send(Response(error.status, f"{error}\n".encode(), "text/plain; charset=utf-8"))
         self._update_reading()
 
     def _send(self, response: Response) -> None:
-        self._set_deadline(self._limits.request)
+        self._progress.start(self._limits.request)
         head = serialize_head(response, keep_alive=not self._closing)
         body = b"" if self._head_only else response.body
         if len(body) <= _CHUNK:
-            self._write(head + body)
+            self._transport.write(head + body)
         else:
-            self._write(head)
+            self._transport.write(head)
             self._unsent = memoryview(body)
         self._send_rest()
 
     def _send_rest(self) -> None:
         """Sends as much of the response as the client takes, then ends the request."""
         while self._unsent and not self._write_paused:
-            self._write(self._unsent[:_CHUNK])
-            self._count_progress(_CHUNK)
+            self._transport.write(self._unsent[:_CHUNK])
+            self._progress.add(_CHUNK)
             self._unsent = self._unsent[_CHUNK:]
         if self.reserved or self._unsent:
             self._server.release(self, keep=len(self._unsent))
@@ -431,13 +406,13 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._closing:
             self._end()
-        elif not self._request_started:
-            self._set_deadline(self._limits.idle)
+        elif not self._reader.started:
+            self._progress.start(self._limits.idle)
 
     def _end(self) -> None:
         self._release()
         if self._linger:
-            self._set_deadline(self._linger + self._limits.request)
+            self._progress.start(self._linger + self._limits.request)
             asyncio.get_running_loop().call_later(self._linger, self._close)
             self._linger = 0.0
         else:
@@ -445,68 +420,27 @@ class Connection(asyncio.BufferedProtocol):
 
     # Bytes
 
-    def _decrypt(self, tls: TlsSession, data: memoryview) -> bytes:
-        """The plain text in `data`. Continues the handshake and answers a close_notify alert."""
-        handshake_done = tls.handshake_done
+    def _decrypt(self, data: memoryview) -> bytes | memoryview:
+        """The plain text in `data`. Closes the connection after an error and after a close_notify alert."""
+        handshake_done = self._transport.handshake_done
         try:
-            plain = tls.decrypt(data)
+            plain = self._transport.decrypt(data)
         except ssl.SSLError as error:
             log.log(_V2, "connection closed: TLS error: %s", error.reason or error)
-            self._flush(tls)
             self._close()
             return b""
-        if tls.handshake_done and not handshake_done:
-            self._set_deadline(self._limits.idle)
-        self._flush(tls)
+        if self._transport.handshake_done and not handshake_done:
+            self._progress.start(self._limits.idle)
         # A client that got an error response may still send its close_notify alert.
-        if tls.eof and (self._closing or not plain):
+        if self._transport.eof and (self._closing or not plain):
             self._close()
         return plain
-
-    def _write(self, data: bytes | memoryview) -> None:
-        if self._transport is None:
-            return
-        if self._tls is None:
-            self._transport.write(data)
-        else:
-            self._tls.encrypt(data)
-            self._flush(self._tls)
-
-    def _flush(self, tls: TlsSession) -> None:
-        if self._transport is not None and (records := tls.outgoing()):
-            self._transport.write(records)
 
     def _close(self) -> None:
         """Closes the connection after the data written so far."""
         self._closing = True
-        if self._transport is None or self._transport.is_closing():
-            return
-        if self._tls is not None:
-            self._tls.close()
-            self._flush(self._tls)
         self._transport.close()
-
-
-def _call(handler: Handler, request: Request) -> Response | PendingResponse:
-    """Raises `HttpError`."""
-    try:
-        return handler(request)
-    except HttpError:
-        raise
-    except Exception:
-        log.exception("%s %s: internal error", request.method, request.path)
-        raise HttpError(500, _INTERNAL_ERROR) from None
 
 
 async def _completed(response: Response) -> Response:
     return response
-
-
-async def _await_response(pending: PendingResponse, request: Request) -> Response | HttpError:
-    try:
-        return await pending
-    except HttpError as error:
-        return error
-    except Exception:
-        log.exception("%s %s: internal error", request.method, request.path)
-        return HttpError(500, _INTERNAL_ERROR)

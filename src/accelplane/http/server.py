@@ -19,10 +19,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from accelplane.http.acceptqueue import AcceptQueue
-from accelplane.http.connection import Connection, Handler
+from accelplane.http.connection import Connection
 from accelplane.http.eviction import Evidence, evictable_at, eviction_order, is_attack, source_of
+from accelplane.http.handler import Handler
 from accelplane.http.listening import bind
 from accelplane.http.messages import Head, HttpLimits, parse_head
+from accelplane.http.tls import ConnectionContext
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +71,7 @@ class HttpServer:
         self._methods = methods
         self._fields = fields
         self._listening: list[socket.socket] = []
-        self._context: ssl.SSLContext | None = None
+        self._context: ConnectionContext | None = None
         self._attaching: set[asyncio.Task[None]] = set()
         self._cancelled: set[asyncio.Task[None]] = set()
         self._waiting: dict[Connection, int] = {}
@@ -97,7 +99,7 @@ class HttpServer:
         """The number of requests for `path` whose head is received and whose response is not sent."""
         return sum(each.path == path for each in self.connections)
 
-    async def start(self, host: str | None, port: int, context: ssl.SSLContext | None = None) -> int:
+    async def start(self, host: str | None, port: int, context: ConnectionContext | None = None) -> int:
         """Listens on all addresses of `host`, or on every address without one; uses TLS if `context` is given.
 
         Returns the port, which the kernel selects if it is 0. Raises `OSError`.

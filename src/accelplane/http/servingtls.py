@@ -3,6 +3,9 @@
 The certificate is checked at each handshake: no timer runs, a replaced certificate is never served, and open
 connections continue. Certificate and key are replaced together, after OpenSSL has verified that they match: the files
 of a mounted Secret do not change atomically.
+
+A context of OpenSSL stores the sessions of up to 20,480 handshakes, 1 KiB each, and ssl cannot switch that off. So a
+context serves a limited number of connections, and another one replaces it.
 """
 
 import contextlib
@@ -12,11 +15,14 @@ import ssl
 import time
 from collections.abc import Generator
 
+import msgspec
 from msgspec import Struct
 
 log = logging.getLogger(__name__)
 
 SUITES = ("ECDHE-RSA-AES256-GCM-SHA384", "ECDHE-ECDSA-AES256-GCM-SHA384")
+
+_MAX_CONNECTIONS = 256  # of one context
 
 _Stamp = tuple[tuple[int, int, int], ...]
 
@@ -46,6 +52,7 @@ class TlsSettings(Struct, frozen=True):
         context.set_alpn_protocols(["http/1.1"])
         # A session resumed by a ticket would keep using a replaced certificate.
         context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
+        context.num_tickets = 0  # of TLS 1.3
         if self.client_authority:
             try:
                 context.load_verify_locations(self.client_authority)
@@ -56,14 +63,28 @@ class TlsSettings(Struct, frozen=True):
 
 
 class ServingTls:
-    """The TLS context of a server (`context`). Each handshake uses the current certificate."""
+    """The TLS contexts of a server (`connection_context`). Each handshake uses the current certificate."""
 
     def __init__(self, settings: TlsSettings | None = None) -> None:
+        """Raises `CertificateError` for an unusable `client_authority`."""
         self._settings = settings or TlsSettings()
         self._current: ssl.SSLContext | None = None
         self._files: _CertificateFiles | None = None
-        self.context = self._settings.context()
-        self.context.sni_callback = self._on_client_hello
+        self._connections = 0
+        self._context = self._settings.context()
+        self._context.sni_callback = self._on_client_hello
+
+    def connection_context(self) -> ssl.SSLContext:
+        """The context of a new connection."""
+        if self._connections >= _MAX_CONNECTIONS:
+            # The file of the authority may be unusable now. The context of the certificate, which has read it, has its
+            # content, and the handshake uses that one.
+            context = msgspec.structs.replace(self._settings, client_authority="").context()
+            context.verify_mode = self._context.verify_mode
+            context.sni_callback = self._on_client_hello
+            self._context, self._connections = context, 0
+        self._connections += 1
+        return self._context
 
     @property
     def ready(self) -> bool:
@@ -79,7 +100,8 @@ class ServingTls:
     def follow(self, directory: str, *, check_interval: float = 1.0) -> None:
         """Serves `tls.crt` and `tls.key` of `directory`, and reloads them if they change. Raises `CertificateError`.
 
-        The files are checked at most once in `check_interval` seconds.
+        A change of the file `client_authority` is a change, too. The files are checked at most once in `check_interval`
+        seconds.
         """
         paths = os.path.join(directory, "tls.crt"), os.path.join(directory, "tls.key")
         files = _CertificateFiles(self._settings, *paths, check_interval)
@@ -127,7 +149,7 @@ class _CertificateFiles:
         except CertificateError as error:
             if str(error) != self._problem:
                 self._problem = str(error)
-                log.error("%s; the previous certificate stays in use", error)
+                log.error("%s; the previous files stay in use", error)
             return None
         self._problem = ""
         log.info("%s: reloaded", self._certificate)
@@ -135,7 +157,8 @@ class _CertificateFiles:
 
     def _stamp(self) -> _Stamp:
         try:
-            found = [os.stat(path) for path in (self._certificate, self._key)]
+            paths = (self._certificate, self._key, self._settings.client_authority)
+            found = [os.stat(path) for path in paths if path]
         except OSError as error:
             raise CertificateError(f"{error.filename}: {error.strerror}; expected a PEM file") from error
         return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in found)

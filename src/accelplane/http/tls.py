@@ -2,6 +2,10 @@
 
 import contextlib
 import ssl
+from collections.abc import Callable
+
+# Returns the context of a new connection.
+ConnectionContext = Callable[[], ssl.SSLContext]
 
 _CHUNK = 64 * 1024
 

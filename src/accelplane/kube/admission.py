@@ -8,7 +8,6 @@ because the whole object is never decoded or encoded.
 import asyncio
 import base64
 import logging
-import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -17,9 +16,10 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
-from accelplane.http.connection import PendingResponse
+from accelplane.http.handler import PendingResponse
 from accelplane.http.messages import HttpError, HttpLimits, Request, Response
 from accelplane.http.server import HttpServer
+from accelplane.http.tls import ConnectionContext
 from accelplane.kube.jsonpatch import Operation
 from accelplane.logs import v
 
@@ -324,7 +324,7 @@ class AdmissionServer:
         """The number of reviews of a path that are received or processed."""
         return self._http.in_flight(path)
 
-    async def start(self, host: str | None, port: int, context: ssl.SSLContext | None) -> int:
+    async def start(self, host: str | None, port: int, context: ConnectionContext | None) -> int:
         """Starts to serve; returns the port. Raises `OSError`."""
         return await self._http.start(host, port, context)
 

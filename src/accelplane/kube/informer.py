@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from http import HTTPStatus
 from typing import Protocol, TypeVar
 
@@ -38,6 +38,8 @@ T = TypeVar("T", bound=Object)
 
 # A watch that ends sooner was not worth its request.
 _SHORTEST_WATCH = 1.0
+# The account has no right, or the resource is not installed.
+_UNSERVED = (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
 
 
 class WatchTimeouts(msgspec.Struct, frozen=True):
@@ -128,6 +130,10 @@ class Informer:
 
     async def run(self) -> None:
         """Lists and watches until cancelled."""
+        await self._run(frozenset())
+
+    async def _run(self, final: Collection[int]) -> None:
+        """Raises `StatusError` for a status of `final`; other errors are retried."""
         if not self._caches:
             raise RuntimeError("informer without a cache: add one with `cache` before `run`")
         if self._running:
@@ -136,7 +142,7 @@ class Informer:
         self._client.metrics.informers.add(self)
         try:
             while True:
-                await self._run_once()
+                await self._run_once(final)
         finally:
             self._running = False
             self._client.metrics.informers.discard(self)
@@ -154,6 +160,22 @@ class Informer:
                 reported = True
             await asyncio.sleep(retry)
         await self.run()
+
+    async def run_while_served(self, on_rejected: Callable[[StatusError], None], *, retry: float) -> None:
+        """Runs while the server has the resource and the account may list and watch it. Until then caches are empty.
+
+        Calls `on_rejected` after each status 403 or 404, and retries after `retry` seconds.
+        """
+        while True:
+            try:
+                await self._run(_UNSERVED)
+            except StatusError as error:
+                self._version = ""
+                for cache in self._caches:
+                    cache.retain(set())
+                self.initialized.set()
+                on_rejected(error)
+            await asyncio.sleep(retry)
 
     async def _forbidden(self) -> StatusError | None:
         # An account whose rights are limited to one name must select this name.
@@ -173,7 +195,7 @@ class Informer:
         kinds = [cache.kind for cache in self._caches]
         return next((kind for kind in kinds if not metadata_only(kind)), kinds[0])
 
-    async def _run_once(self) -> None:
+    async def _run_once(self, final: Collection[int]) -> None:
         started = time.monotonic()
         try:
             if not self._version:
@@ -184,6 +206,8 @@ class Informer:
         except WatchIdleTimeout as error:
             log.debug("%s: watching again: %s", self, error)
         except ApiError as error:
+            if isinstance(error, StatusError) and error.code in final:
+                raise
             self._report(error)
             # After a network error or a rate limit the watch is resumed at its last version.
             if isinstance(error, StatusError | DecodeError) and not isinstance(error, TooManyRequests):

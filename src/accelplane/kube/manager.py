@@ -16,7 +16,6 @@ import logging
 import os
 import signal
 import socket
-import ssl
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
@@ -25,10 +24,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from accelplane.apiserver.authorized import Authorized
-from accelplane.http.connection import Handler, PendingResponse
+from accelplane.http.handler import Handler, PendingResponse
 from accelplane.http.listening import split_address
 from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response
 from accelplane.http.server import HttpServer
+from accelplane.http.tls import ConnectionContext
 
 from .cache import Cache
 from .client import FENCE, Client, Selection, path_of
@@ -80,7 +80,7 @@ class Manager:
         election: Election | None = None,
         health_address: str = ":8081",
         metrics_address: str = ":8080",
-        metrics_tls: ssl.SSLContext | None = None,
+        metrics_tls: ConnectionContext | None = None,
         metrics_authorized: bool = False,
         profiling: bool = False,
         watch_timeouts: WatchTimeouts = WatchTimeouts(),  # noqa: B008 - a frozen value
@@ -219,7 +219,8 @@ class Manager:
     async def _lead(self, tasks: Supervisor) -> None:
         for informer in self._informers.values():
             await informer.synced.wait()
-        log.info("all caches are synced")
+        if self._informers:
+            log.info("all caches are synced")
         if self.elector is not None:
             await self.elector.acquire()
             self._renewal = tasks.start("lease", self._renew(self.elector))

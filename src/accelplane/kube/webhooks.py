@@ -74,7 +74,7 @@ def _observed(metrics: Metrics) -> Callable[[str, str, int, float], None]:
 
 @contextlib.asynccontextmanager
 async def _serving(server: AdmissionServer, port: int, tls: ServingTls) -> AsyncGenerator[None]:
-    log.info("webhooks at port %d", await server.start(None, port, tls.context))
+    log.info("webhooks at port %d", await server.start(None, port, tls.connection_context))
     try:
         yield
     finally:

@@ -45,21 +45,22 @@ class Reading(Struct, frozen=True):
 
 
 class AllocationReader:
-    """Reads allocations for all plugins of the agent, one reading at a time."""
+    """Reads allocations for all plugins of the agent, one reading of each kind at a time."""
 
     def __init__(self, settings: Settings) -> None:
         self._socket = settings.pod_resources_socket
         self._directory = settings.sockets_dir
         self._thread = SerialThread()
-        self._lock = asyncio.Lock()
+        # A reading of the checkpoint does not wait for a kubelet that hangs.
+        self._kubelet_lock, self._checkpoint_lock = asyncio.Lock(), asyncio.Lock()
         self._last: Reading | None = None
 
     async def read(self, since: float, *, ask_kubelet: bool = True) -> Reading:
         """A reading that began after the monotonic time `since`; several callers may get the same one.
 
-        Without `ask_kubelet` it is only the checkpoint, which takes no time.
+        Without `ask_kubelet` it is only the checkpoint, which does not wait for the kubelet.
         """
-        async with self._lock:
+        async with self._kubelet_lock if ask_kubelet else self._checkpoint_lock:
             last = self._last
             if last is None or last.began <= since or (ask_kubelet and not last.answered):
                 last = self._last = await self._read(ask_kubelet=ask_kubelet)

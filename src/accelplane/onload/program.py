@@ -53,7 +53,7 @@ async def run(options: Options, config: ClientConfig) -> None:
             election=Election.of(LEASE, client.namespace) if options.leader_elect else None,
             health_address=options.health_address,
             metrics_address=options.metrics_address,
-            metrics_tls=tls.context if tls and options.metrics_secure else None,
+            metrics_tls=tls.connection_context if tls and options.metrics_secure else None,
             metrics_authorized=options.metrics_secure,
             profiling=options.profiling,
             shutdown_delay=options.shutdown_delay if tls else 0.0,

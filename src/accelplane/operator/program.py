@@ -94,7 +94,7 @@ def _manager(client: Client, options: Options, extend: Extension | None, *, name
         election=Election.of(LEASE, client.namespace) if options.leader_elect else None,
         health_address=options.health_address,
         metrics_address=options.metrics_address,
-        metrics_tls=tls.context if options.metrics_secure else None,
+        metrics_tls=tls.connection_context if options.metrics_secure else None,
         metrics_authorized=options.metrics_secure,
         profiling=options.profiling,
         shutdown_delay=options.shutdown_delay,

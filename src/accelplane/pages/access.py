@@ -27,9 +27,9 @@ def page_access(settings: Settings, connect: Callable[[], ApiServer] = ApiServer
     context = None
     try:
         if settings.http_tls_dir:
-            tls = ServingTls(TlsSettings(client_authority=settings.http_client_ca))
+            tls = ServingTls(TlsSettings(allow_tls13=True, client_authority=settings.http_client_ca))
             tls.follow(settings.http_tls_dir)
-            context = tls.context
+            context = tls.connection_context
         if not settings.http_authorized:
             return Access(context)
         server = connect()

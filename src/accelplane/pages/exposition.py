@@ -5,18 +5,20 @@ Rendered without prometheus-client: its import takes 4 MB, its sample objects te
 
 import itertools
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal
 
-from accelplane.readings.values import escape
+from accelplane.readings.values import LABEL_NAME, METRIC_NAME, escape
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+# The beginnings of the names of the agent's own families.
+OWN_PREFIXES = ("accelplane_", "process_")
+# Of one plugin of another project. Further families are left out.
+MAX_PLUGIN_SAMPLES = 2000
+
 _HEAD_LINES = 2  # HELP and TYPE
-_METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 _NO_NUMBERS = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
 _HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
@@ -52,8 +54,14 @@ class Family:
         return len(self._lines) - _HEAD_LINES
 
     def add_label(self, label: str) -> None:
-        """Adds a rendered label to all samples."""
-        self._lines[_HEAD_LINES:] = [_with_label(line, label) for line in self._lines[_HEAD_LINES:]]
+        """Adds a rendered label to all samples that have none of this name."""
+        # A quotation mark in the text of a label has a backslash before it.
+        name = f'{label.partition("=")[0]}="'
+        present = f"{{{name}", f",{name}"
+        self._lines[_HEAD_LINES:] = [
+            line if any(each in line for each in present) else _with_label(line, label)
+            for line in self._lines[_HEAD_LINES:]
+        ]
 
     def add_histogram(
         self, bounds: Iterable[float], counts: Iterable[int], total: float, labels: Mapping[str, str]
@@ -88,7 +96,7 @@ def render(families: Iterable[Family]) -> bytes:
 @lru_cache(maxsize=256)
 def _head(name: str, description: str, kind: str) -> Sequence[str]:
     """The lines before the samples of a family. Raises `ValueError` if the name is invalid."""
-    if not _METRIC_NAME.fullmatch(name):
+    if not METRIC_NAME.fullmatch(name):
         raise ValueError(f"metric name {name!a}: expected letters, digits, _ and :, and no digit first")
     return f"# HELP {name} {description.translate(_HELP)}", f"# TYPE {name} {kind}"
 
@@ -108,7 +116,7 @@ def _series(metric: str, /, **labels: str) -> str:
 def _pairs(metric: str, labels: Mapping[str, str]) -> list[str]:
     """The rendered labels in the order of their names. Raises `ValueError` if a name is invalid."""
     for name in labels:
-        if not _LABEL_NAME.fullmatch(name):
+        if not LABEL_NAME.fullmatch(name):
             raise ValueError(f"label {name!a} of metric {metric}: expected letters, digits and _")
     return [f'{name}="{escape(text)}"' for name, text in sorted(labels.items())]
 

@@ -2,13 +2,13 @@
 
 import itertools
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from accelplane.node.hardware_events import OUTCOMES
 from accelplane.node.status import NodeStatus, listed_devices, units_by_cdi
 from accelplane.pages.device_reader import DeviceReading, Lines
-from accelplane.pages.exposition import Family
+from accelplane.pages.exposition import MAX_PLUGIN_SAMPLES, OWN_PREFIXES, Family
 from accelplane.pages.holders import Holders, Key, claimed_units, counts_by_unit
 from accelplane.pages.readings import NodeReadings
 from accelplane.readings import DevicePlan
@@ -16,16 +16,26 @@ from accelplane.readings import Family as ReadingFamily
 from accelplane.readings.families import FAMILIES, GPU_WEDGED, INFO, PCI_RECOVERIES, UNIT_INFO
 from accelplane.readings.values import labels
 
+Dropped = Counter[tuple[str, str]]  # by plugin and cause
+
 _UNIT = re.compile(r',unit="([^"\\]*)"')
+_PLUGIN = re.compile(r'[{,]plugin="([^"\\]*)"')
+_LABEL_PATTERN = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\[\\"n])*"'
+_SAMPLE = re.compile(rf"[^{{]+\{{({_LABEL_PATTERN}(?:,{_LABEL_PATTERN})*)\}} \S+")
+_LABEL = re.compile(r'(\w+)="(?:[^"\\]|\\.)*"', re.ASCII)
 _ORDER = {family: index for index, family in enumerate(FAMILIES)}
 
 
 def hardware(
-    readings: NodeReadings, status: NodeStatus | None = None, attached: Mapping[tuple[str, str], str] | None = None
+    readings: NodeReadings,
+    status: NodeStatus | None = None,
+    attached: Mapping[tuple[str, str], str] | None = None,
+    dropped: Dropped | None = None,
 ) -> Iterator[Family]:
-    """The samples of all devices, families in the order of `FAMILIES`, those of other plugins after them.
+    """The samples of all devices, families in the order of `FAMILIES`, those of other projects after them.
 
-    `attached` has labels of the container that alone holds a plugin's unit.
+    `attached` has labels of the container that alone holds a plugin's unit. `dropped` counts samples that are left out
+    by plugin and cause.
     """
     lines: dict[ReadingFamily, list[str]] = defaultdict(list)
     found = [_attached(reading, attached) if attached else reading.lines for reading in readings.devices]
@@ -36,15 +46,57 @@ def hardware(
         lines[UNIT_INFO] = [*_unit_info(readings, status)]
         for family, line in _events(status, readings.plans):
             lines[family].append(line)
-    for family in sorted(lines, key=lambda one: (_ORDER.get(one, len(_ORDER)), one.name)):
-        made = Family(family.name, family.help, family.kind)
-        made.add_lines(lines[family])
-        yield made
+    for family in sorted(lines.keys() & _ORDER.keys(), key=_ORDER.__getitem__):
+        yield _rendered(family, lines[family])
     reads = Family("accelplane_reads_total", "Reads of device files, by outcome.", "counter")
     for plugin, counts in readings.outcomes.items():
         for outcome, count in sorted(counts.items()):
             reads.add(count, {"plugin": plugin, "outcome": outcome})
     yield reads
+    if len(others := lines.keys() - _ORDER.keys()):
+        yield from _of_others({family: lines[family] for family in others}, Counter() if dropped is None else dropped)
+
+
+def _rendered(family: ReadingFamily, lines: Iterable[str]) -> Family:
+    made = Family(family.name, family.help, family.kind)
+    made.add_lines(lines)
+    return made
+
+
+def _of_others(lines: Mapping[ReadingFamily, Sequence[str]], dropped: Dropped) -> Iterator[Family]:
+    """The families of other projects, without invalid samples and those above the limit of a plugin."""
+    names: set[str] = set()
+    totals: Counter[str] = Counter()
+    for family in sorted(lines, key=lambda one: (one.name, one.help, one.kind)):
+        counts = Counter(map(plugin_of, lines[family]))
+        if family.name.startswith(OWN_PREFIXES) or family.name in names:
+            dropped.update({(plugin, "invalid-name"): count for plugin, count in counts.items()})
+            continue
+        names.add(family.name)
+        totals += counts
+        above = {plugin for plugin in counts if totals[plugin] > MAX_PLUGIN_SAMPLES}
+        dropped.update({(plugin, "limit"): counts[plugin] for plugin in above})
+        kept: list[str] = []
+        for line in lines[family]:
+            if (plugin := plugin_of(line)) not in above:
+                if _is_valid(line):
+                    kept.append(line)
+                else:
+                    dropped[plugin, "invalid-name"] += 1
+        yield _rendered(family, kept)
+
+
+def plugin_of(sample: str) -> str:
+    """The plugin that a sample belongs to, empty if it names none."""
+    found = _PLUGIN.search(sample)
+    return found[1] if found else ""
+
+
+def _is_valid(sample: str) -> bool:
+    """Whether the labels of a sample are valid and distinct."""
+    found = _SAMPLE.fullmatch(sample)
+    names = _LABEL.findall(found[1]) if found else ()
+    return bool(names) and len(set(names)) == len(names)
 
 
 def holding(
@@ -142,8 +194,14 @@ def _attached(reading: DeviceReading, attached: Mapping[tuple[str, str], str]) -
         head, _, value = line.rpartition("} ")
         return f"{head},{extra}}} {value}" if extra else line
 
+    def extended_if_valid(line: str) -> str:
+        """Other projects may have labels of these names."""
+        found = extended(line)
+        return found if _is_valid(found) else line
+
     return {
-        family: rendered if family is INFO else [*map(extended, rendered)] for family, rendered in reading.lines.items()
+        family: rendered if family is INFO else [*map(extended if family in _ORDER else extended_if_valid, rendered)]
+        for family, rendered in reading.lines.items()
     }
 
 

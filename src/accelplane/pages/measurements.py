@@ -17,17 +17,14 @@ import msgspec
 from accelplane.devices import Inventory
 from accelplane.host import Host
 from accelplane.host.blocking import ThreadQueue
-from accelplane.pages.exposition import Family
+from accelplane.pages.exposition import MAX_PLUGIN_SAMPLES, OWN_PREFIXES, Family
 from accelplane.plugins import Config, Plugin, Sample
 
 log = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT = 0.5
-# Of one plugin. Further families are left out.
-_MAX_SAMPLES = 2000
 _MAX_EXAMINED = 20_000
-# Names of the agent's own families, and those of them that plugins of this project measure.
-_OWN = ("accelplane_", "process_")
+# The agent's own families that plugins of this project measure.
 _MEASURED_OWN = frozenset(("accelplane_sgx_epc_bytes",))
 
 Sources = Mapping[str, tuple[Plugin[Config], Inventory]]
@@ -127,8 +124,8 @@ def _measure(plugin: Plugin[Config], host: Host, inventory: Inventory) -> _Measu
     try:
         # One invalid name would make the whole page invalid.
         for name in {sample.name for sample in samples}:
-            if name.startswith(_OWN) and name not in _MEASURED_OWN:
-                raise ValueError(f"metric name {name!a}: expected another prefix than {' or '.join(_OWN)}")
+            if name.startswith(OWN_PREFIXES) and name not in _MEASURED_OWN:
+                raise ValueError(f"metric name {name!a}: expected another prefix than {' or '.join(OWN_PREFIXES)}")
         families(samples)
     except ValueError as error:
         return _Measured([], {"invalid-name": len(samples)}, f"{type(error).__name__}: {error}")
@@ -139,10 +136,10 @@ def _limit(samples: Sequence[Sample]) -> _Measured:
     """The samples of the first families, as many as the limit allows. A family is complete or left out."""
     counts = Counter(sample.name for sample in samples)
     totals = zip(counts, itertools.accumulate(counts.values()), strict=True)
-    kept = {name for name, total in totals if total <= _MAX_SAMPLES}
+    kept = {name for name, total in totals if total <= MAX_PLUGIN_SAMPLES}
     found = [sample for sample in samples if sample.name in kept]
     left_out = len(samples) - len(found)
     if not left_out:
         return _Measured(found)
-    problem = f"found {len(samples)} samples, expected at most {_MAX_SAMPLES}; {left_out} are left out"
+    problem = f"found {len(samples)} samples, expected at most {MAX_PLUGIN_SAMPLES}; {left_out} are left out"
     return _Measured(found, {"limit": left_out}, problem)

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import re
 import resource
 import time
 from collections import Counter
@@ -14,15 +13,24 @@ from accelplane.devices import HEALTHY, UNHEALTHY, Phase
 from accelplane.kubelet.server import LATENCY_BOUNDS, Stage
 from accelplane.node.health_history import RECOVERY_BOUNDS
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus
-from accelplane.pages.exposition import Family, render
-from accelplane.pages.hardware_metrics import exclusive_labels, hardware, holding, idle, request_counts, with_samples
+from accelplane.pages.exposition import OWN_PREFIXES, Family, render
+from accelplane.pages.hardware_metrics import (
+    Dropped,
+    exclusive_labels,
+    hardware,
+    holding,
+    idle,
+    plugin_of,
+    request_counts,
+    with_samples,
+)
 from accelplane.pages.holders import Holders
 from accelplane.pages.measurements import families
 from accelplane.pages.readings import NodeReadings
 from accelplane.plugins import Sample
 from accelplane.readings.values import labels
 
-_PLUGIN = re.compile(r'[{,]plugin="([^"\\]*)"')
+_DESCRIPTORS = "/proc/self/fd"
 
 
 class Contents(Struct, frozen=True, kw_only=True):
@@ -59,7 +67,7 @@ class MetricsPage:
 
     def __init__(self, options: PageOptions | None = None) -> None:
         self._options = options or PageOptions()
-        self._dropped: Counter[str] = Counter()
+        self._dropped: Dropped = Counter()
 
     def render(self, status: NodeStatus, contents: Contents, more: Iterable[Family] = ()) -> bytes:
         """The page, with `more` families before those of the process."""
@@ -67,13 +75,13 @@ class MetricsPage:
         first = (
             *_agent(status),
             *with_samples(_uevents(status.uevents)),
-            *with_samples(_health(status.plugins.values())),
             *_plugins(status.plugins.values()),
             *_resources(resources),
         )
         last = (*more, *_lag(contents.lag), *_process())
         limit = self._options.max_samples - sum(map(len, first)) - sum(map(len, last))
-        kept = self._limited(self._of_devices(status, contents), limit)
+        health = with_samples(_health(status.plugins.values()))
+        kept = self._limited([*health, *self._of_devices(status, contents)], limit)
         dropped = with_samples((_dropped(contents.dropped, self._dropped),))
         found = [*first, *kept, *dropped, *last]
         if self._options.node:
@@ -91,10 +99,16 @@ class MetricsPage:
             status, holders, readings, contents.now, options.holder_labels
         )  # fmt: skip
         use = () if options.holders == "off" else contents.container_use
-        found = (
-            *held, idle(contents.idle), request_counts(contents.requests), *hardware(readings, status, attached), *use,
-        )  # fmt: skip
-        return [*with_samples(found), *families(contents.samples)]
+        of_hardware = hardware(readings, status, attached, self._dropped)
+        found = with_samples((*held, idle(contents.idle), request_counts(contents.requests), *of_hardware, *use))
+        found.sort(key=lambda family: not family.name.startswith(OWN_PREFIXES))  # those of other projects are last
+        names = {family.name for family in found}
+        for family in families(contents.samples):
+            if family.name in names:
+                self._dropped["", "invalid-name"] += len(family)
+            else:
+                found.append(family)
+        return found
 
     def _limited(self, found: Sequence[Family], limit: int) -> Sequence[Family]:
         """The first families, as many as the limit allows. A family is complete or left out."""
@@ -103,19 +117,15 @@ class MetricsPage:
             total += len(family)
             if total > limit:
                 for each in found[index:]:
-                    self._dropped.update(_plugin_of(sample) for sample in each.samples)
+                    self._dropped.update((plugin_of(sample), "limit") for sample in each.samples)
                 return found[:index]
         return found
 
 
-def _plugin_of(sample: str) -> str:
-    found = _PLUGIN.search(sample)
-    return found[1] if found else ""
-
-
-def _dropped(measured: Mapping[tuple[str, str], int], limited: Mapping[str, int]) -> Family:
-    counts = Counter(dict(measured))
-    counts.update({(plugin, "limit"): count for plugin, count in limited.items()})
+def _dropped(*found: Mapping[tuple[str, str], int]) -> Family:
+    counts: Dropped = Counter()
+    for each in found:
+        counts.update(each)
     family = Family("accelplane_samples_dropped_total", "Samples that pages left out, by cause.", "counter")
     for (plugin, cause), count in sorted(counts.items()):
         family.add(count, {"plugin": plugin, "cause": cause})
@@ -238,7 +248,7 @@ def _process() -> Iterator[Family]:
         # The kernel makes this text in a fraction of the time that it needs for `stat`.
         size, resident = (int(pages) * resource.getpagesize() for pages in _text_of("statm").split()[:2])
         started = _start_time()
-        descriptors = len(os.listdir("/proc/self/fd"))
+        descriptors = os.stat(_DESCRIPTORS).st_size or len(os.listdir(_DESCRIPTORS))  # the size is 0 before Linux 6.2
     except OSError:  # no file descriptor is free
         return
     for name, description, value in (

@@ -5,7 +5,6 @@ import contextlib
 import gzip
 import logging
 import re
-import ssl
 import time
 from bisect import bisect_left
 from collections import Counter
@@ -19,6 +18,7 @@ from accelplane.http.connection import Handler, PendingResponse
 from accelplane.http.listening import split_address
 from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response
 from accelplane.http.server import HttpServer
+from accelplane.http.tls import ConnectionContext
 from accelplane.node.settings import ConfigurationError
 from accelplane.node.status import NodeStatus, ResourceStatus
 from accelplane.pages import current_values, metrics
@@ -50,7 +50,7 @@ _SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 class Access(Struct, frozen=True):
     """Who may read the pages: all clients, those that `authorize` lets pass, and those with a certificate."""
 
-    tls: ssl.SSLContext | None = None
+    tls: ConnectionContext | None = None
     authorize: Callable[[Handler], Handler] = lambda handler: handler
 
 

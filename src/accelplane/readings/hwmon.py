@@ -1,10 +1,12 @@
 """Sensors of the hwmon class below a device.
 
 The names of sensors depend on the driver: i915 has the whole card or one GT in a hwmon device, xe has the card and the
-package, which are numbered. Other drivers name their sensors in `*_label` files.
+package, which are numbered. Other drivers name their sensors in `*_label` files. Sensors of one kind with equal names
+get numbers: their values must not be added.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from accelplane.host import Host
@@ -23,18 +25,43 @@ _XE_TEMPERATURES = {2: "package", 3: "vram"}
 _MAX_WATTS, _MAX_RPM, _CELSIUS = 10_000.0, 100_000.0, (-60.0, 250.0)
 _POWER_LIMITS = {"max": "sustained", "cap": "burst", "crit": "critical", "rated_max": "rated"}
 _LIMIT_NAMES = {"crit": "critical"}
+# An alarm has no family of its own kind: these words tell it from that of a temperature.
+_ALARM_WORDS = {"power": "power", "in": "voltage", "curr": "current", "fan": "fan", "energy": "energy"}
 # A 32-bit register of microjoules wraps after 4.36 minutes at 1,000 W, and the driver notices only when it is read.
 _ENERGY_WRAPS = 240.0
 
 
 def sources(host: Host, path: str, *, waking: bool = False, default: str = "") -> Iterator[Source]:
     """The sources of all hwmon devices below `path`. `default` names first sensors that the driver does not name."""
+    names = _Names()
     for name in sorted(host.entries(f"{path}/hwmon")):
         if name.startswith("hwmon"):
-            yield from _sensors(host, f"{path}/hwmon/{name}", waking=waking, default=default)
+            yield from _sensors(host, f"{path}/hwmon/{name}", names, waking=waking, default=default)
 
 
-def _sensors(host: Host, path: str, *, waking: bool, default: str) -> Iterator[Source]:
+class _Names:
+    """Distinct names of the sensors of each kind."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[str, str, int], str] = {}
+        self._used: set[tuple[str, str]] = set()
+        self._numbers: Counter[tuple[str, str]] = Counter()
+
+    def distinct(self, path: str, kind: str, index: int, name: str) -> str:
+        """The name of a sensor in the directory `path`: `name`, with a number if another one has it."""
+        sensor = path, kind, index
+        if sensor not in self._names:
+            found = name
+            while (kind, found) in self._used:
+                self._numbers[kind, name] += 1
+                number = f"_{self._numbers[kind, name] + 1}"
+                found = f"{name[: _NAME_LENGTH - len(number)]}{number}"
+            self._used.add((kind, found))
+            self._names[sensor] = found
+        return self._names[sensor]
+
+
+def _sensors(host: Host, path: str, names: _Names, *, waking: bool, default: str) -> Iterator[Source]:
     driver = host.text_or_empty(f"{path}/name")
     for name in sorted(host.entries(path)):
         match = _ATTRIBUTE.fullmatch(name)
@@ -44,7 +71,7 @@ def _sensors(host: Host, path: str, *, waking: bool, default: str) -> Iterator[S
         sensor = _sensor(host, f"{path}/{kind}{index}_label", driver, kind, index) or (
             default if index == 1 and default else f"{kind}{index}"
         )
-        parse = _parser(kind, attribute, sensor)
+        parse = _parser(kind, attribute, names.distinct(path, kind, index, sensor))
         if parse is not None:
             yield Source(
                 path=f"{path}/{name}",
@@ -92,7 +119,9 @@ def _parser(kind: str, attribute: str, sensor: str) -> Parse | None:
             return scalar(families.FAN, extra=extra, highest=_MAX_RPM)
         case _:
             if attribute == "alarm" or attribute.endswith("_alarm"):
-                name = "_".join(part for part in (sensor, attribute.removesuffix("alarm").rstrip("_")) if part)
+                word = "" if sensor.startswith(kind) else _ALARM_WORDS.get(kind, "")
+                parts = (sensor, word, attribute.removesuffix("alarm").rstrip("_"))
+                name = "_".join(part for part in parts if part)
                 return scalar(families.ALARM, extra=f'sensor="{escape(name)}"', highest=1)
             return None
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from accelplane.readings.values import Parse
+from accelplane.readings.values import LABEL_NAME, Parse
 
 Decision = Literal["read", "repeat", "skip"]
 
@@ -15,6 +15,7 @@ TABLE_LIMIT = 64 * 1024  # of files in debugfs
 # An awake device without a holder is read at most this often, so that it can fall asleep between readings.
 _UNHELD_INTERVAL = 60.0
 _AWAKE = ("active", "unsupported")
+_IDENTITY = ("plugin", "device", "bdf")
 
 
 class Source(Struct, frozen=True, kw_only=True):
@@ -47,7 +48,7 @@ class DevicePlan(Struct, frozen=True, kw_only=True):
     `device` is the kernel's name, `bdf` the PCI address if there is one. `units` are the units of the inventory that
     belong to the device. `power` is the directory with `runtime_status`, empty if the device has no runtime power
     management. A device that `never_sleeps` may always be read. `facts` are further labels of
-    `accelplane_device_info`.
+    `accelplane_device_info`. Raises `ValueError` if one of their names is invalid.
     """
 
     device: str
@@ -57,6 +58,12 @@ class DevicePlan(Struct, frozen=True, kw_only=True):
     never_sleeps: bool = False
     sources: Sequence[Source] = ()
     facts: Mapping[str, str] = {}
+
+    def __post_init__(self) -> None:
+        for name in self.facts:
+            if name in _IDENTITY or not LABEL_NAME.fullmatch(name):
+                names = ", ".join(_IDENTITY)
+                raise ValueError(f"fact {name!a}: expected letters, digits and _, and another name than {names}")
 
 
 def is_awake(status: str) -> bool:

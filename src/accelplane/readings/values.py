@@ -18,14 +18,24 @@ _NUMBER = re.compile(r"[+-]?(?:0x[0-9a-fA-F]{1,16}|[0-9]{1,20})", re.ASCII)
 _NOT_READ = {-1, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF}
 _LABEL_TEXT = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _LABEL_BYTES = 128
+# One invalid name would make the whole page invalid.
+METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*", re.ASCII)
+LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
+_KINDS = ("counter", "gauge")
 
 
 class Family(Struct, frozen=True):
-    """A metric family. `name` is complete, with `_total` for counters."""
+    """A metric family. `name` is complete, with `_total` for counters. Raises `ValueError` for an invalid one."""
 
     name: str
     help: str
     kind: Literal["counter", "gauge"] = "gauge"
+
+    def __post_init__(self) -> None:
+        if not METRIC_NAME.fullmatch(self.name):
+            raise ValueError(f"metric name {self.name!a}: expected letters, digits, _ and :, and no digit first")
+        if self.kind not in _KINDS:
+            raise ValueError(f"metric {self.name}: found kind {self.kind!a}, expected {' or '.join(_KINDS)}")
 
 
 class Value(NamedTuple):
@@ -49,7 +59,13 @@ Parse = Callable[[str], Sequence[Value]]
 
 @lru_cache(maxsize=1024)
 def labels(**texts: str) -> str:
-    """Renders labels in the given order, for example `sensor="card",limit="burst"`."""
+    """Renders labels in the given order, for example `sensor="card",limit="burst"`.
+
+    Raises `ValueError` if a name is invalid.
+    """
+    for name in texts:
+        if not LABEL_NAME.fullmatch(name):
+            raise ValueError(f"label {name!a}: expected letters, digits and _")
     return ",".join(f'{name}="{escape(text)}"' for name, text in texts.items())
 
 

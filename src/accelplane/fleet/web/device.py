@@ -7,11 +7,14 @@ from urllib.parse import quote
 from ..model import Change, DeviceReadings, Node, Unit, Value
 from .html import Element, element
 from .node import HOLDER_HEADERS, holder_row, missing, numbered
-from .page import Context, Page, badge, facts, moment, node_link, numeric, row, table
+from .page import Context, Page, badge, facts, moment, more, node_link, numeric, part, row, table
 from .query import PlaceQuery
 
 _MAX_HOLDERS = 200
 _MAX_VALUES = 150
+# Limits of the elements of each table. The page has at most 2,500.
+_HOLDER_ELEMENTS = 900
+_VALUE_ELEMENTS = 900
 _UNITS = (
     ("_celsius", "°C"), ("_watts", "W"), ("_joules_total", "J"), ("_hertz", "Hz"), ("_bytes", "B"), ("_volts", "V"),
     ("_amperes", "A"), ("_rpm", "rpm"), ("_seconds_total", "s"), ("_seconds", "s"), ("_transfers_per_second", "T/s"),
@@ -32,8 +35,10 @@ def screen(context: Context, query: PlaceQuery) -> Page:
     node = context.cluster.nodes.get(query.node)
     unit = next((u for u in node.units if (u.plugin, u.unit) == (query.plugin, query.unit)), None) if node else None
     title = f"Device {query.unit} on {query.node}"
-    if node is None or unit is None:
-        return Page(title=title, content=(missing(f"The device {query.unit!a} of {query.node!a}"),), found=False)
+    if node is None:
+        return Page(title=title, content=(missing(query.node),), found=False)
+    if unit is None:
+        return Page(title=title, content=(_missing_device(node, query),), found=False)
     return Page(
         title=title,
         content=(
@@ -45,6 +50,11 @@ def screen(context: Context, query: PlaceQuery) -> Page:
             _further(context, node, unit),
         ),
     )
+
+
+def _missing_device(node: Node, query: PlaceQuery) -> Element:
+    text = f"The device {query.unit!a} of the plugin {query.plugin!a} is not known: no agent of the node reports it. "
+    return element("p", text, "See the node ", node_link(node.name), ".")
 
 
 def _state(unit: Unit) -> Element:
@@ -83,11 +93,13 @@ def _facts(node: Node, unit: Unit) -> Element:
 
 
 def _holders(context: Context, unit: Unit) -> Element:
-    rows = numbered([holder_row(context, each) for each in unit.holders[:_MAX_HOLDERS]])
+    found = (holder_row(context, each) for each in unit.holders)
+    rows = numbered(part(found, elements=_HOLDER_ELEMENTS, limit=_MAX_HOLDERS))
     return element(
         "section",
         element("h2", "Holders"),
         table("Containers with this device", HOLDER_HEADERS, rows, block="holders", empty="No container has it."),
+        more("holders", len(unit.holders) - len(rows), noun="holder"),
     )
 
 
@@ -122,11 +134,13 @@ def _readings(context: Context, unit: Unit) -> Element:
         empty = "No reading: the device is asleep." if not found.awake else "No reading: the driver provides none."
     values = found.values if found is not None else ()
     limits = [value for value in values if "limit" in value.labels]
-    rows = [_value(each, limits) for each in values if each not in limits][:_MAX_VALUES]
+    own_values = [each for each in values if "limit" not in each.labels]
+    rows = part((_value(each, limits) for each in own_values), elements=_VALUE_ELEMENTS, limit=_MAX_VALUES)
     return element(
         "section",
         element("h2", "Current values"),
         table("Current values", ("Value", "Part", numeric("Now"), "Limits"), rows, block="readings", empty=empty),
+        more("readings", len(own_values) - len(rows), noun="value"),
         element("p", *_missing(found), class_="quiet") if found is not None else None,
     )
 
@@ -205,7 +219,7 @@ def _further(context: Context, node: Node, unit: Unit) -> Element:
     grafana = grafana_link(context.grafana_url, node.name, unit)
     return element(
         "section",
-        element("h2", "Go on with"),
+        element("h2", "Next steps"),
         element("pre", element("code", "\n".join(commands)), tabindex="0", role="group", aria_label="Commands"),
         element("p", element("a", "Open in Grafana", href=grafana, rel="noreferrer")) if grafana else None,
     )

@@ -2,7 +2,20 @@
 
 from ..arithmetic import NamespaceUse, namespaces
 from .html import Element, element
-from .page import Context, Page, moment, namespace_name, number, numeric, pages, part, row, search_form, table
+from .page import (
+    Context,
+    Page,
+    empty_list,
+    moment,
+    namespace_name,
+    number,
+    numeric,
+    pages,
+    part,
+    row,
+    search_form,
+    table,
+)
 from .query import ListQuery
 
 _NUMBERS = ("Held IDs", "Share of all", "Idle IDs", "Device hours")
@@ -17,13 +30,14 @@ def screen(context: Context, query: ListQuery) -> Page:
     shown = found[query.start : query.start + 100]
     rows = part([_row(context, query.start + index, each) for index, each in enumerate(shown)])
     following = query.start + len(rows)
+    empty = empty_list(query, len(found), noun="namespace", otherwise="No namespace holds a device.")
     since = element("p", "Device hours are since the start of this server at ", moment(context.cluster.started), ".")
     return Page(
         title="Namespaces",
         content=(
             search_form("namespaces", query, "Namespace or resource"),
             since,
-            table("What namespaces hold", _HEADERS, rows, block="rows", empty="No namespace holds a device."),
+            table("What namespaces hold", _HEADERS, rows, block="rows", empty=empty),
             pages("namespaces", query, shown=len(rows), following=following, total=len(found), noun="row"),
         ),
     )

@@ -5,11 +5,16 @@ from collections.abc import Sequence
 from ..arithmetic import allocation
 from ..model import Agent, Holder, Node, Resource, Unit
 from .html import Element, element
-from .page import Context, Page, badge, counted, device_link, facts, moment, number, numeric, pod_name, row, table
+from .page import Context, Page, badge, device_link, facts, moment, more, number, numeric, part, pod_name, row, table
 from .query import PlaceQuery
 from .summaries import REGISTERED
 
-_MAX_UNITS = 200
+_MAX_ROWS = 200
+# Limits of the elements of each table. The page has at most 2,500.
+_AGENT_ELEMENTS = 200
+_RESOURCE_ELEMENTS = 500
+_DEVICE_ELEMENTS = 1100
+_SKIPPED_ELEMENTS = 400
 _MAX_NAMES = 4
 
 
@@ -17,16 +22,16 @@ def screen(context: Context, query: PlaceQuery) -> Page:
     """The node of the query."""
     node = context.cluster.nodes.get(query.node)
     if node is None:
-        return Page(title=f"Node {query.node}", content=(missing(f"The node {query.node!a}"),), found=False)
+        return Page(title=f"Node {query.node}", content=(missing(query.node),), found=False)
     return Page(
         title=f"Node {node.name}",
         content=(_facts(node), _agents(node), _resources(node), _devices(context, node), *_others(context, node)),
     )
 
 
-def missing(subject: str) -> Element:
-    """The content of a page for an object that does not exist."""
-    text = f"{subject} is not known: it does not exist, or has neither a resource of the plugins nor an agent. "
+def missing(node: str) -> Element:
+    """The content of a page for a node that does not exist."""
+    text = f"The node {node!a} is not known: it does not exist, or has neither a resource of the plugins nor an agent. "
     return element("p", text, element("a", "See all nodes", href="nodes"), ".")
 
 
@@ -43,14 +48,16 @@ def _facts(node: Node) -> Element:
 
 
 def _agents(node: Node) -> Element:
-    headers = ("Pod", "Program", "Version", "State", "Last answer", "Holders")
+    headers = ("Pod", "Program", "Version", "State", "Inventory", "Holders")
+    rows = part(map(_agent, node.agents), elements=_AGENT_ELEMENTS, limit=_MAX_ROWS)
     return element(
         "section",
         element("h2", "Agents"),
         table(
-            "Agents", headers, [_agent(each) for each in node.agents], block="agents",
+            "Agents", headers, rows, block="agents",
             empty="No agent with pages runs on this node. The numbers are those of the API server.",
         ),
+        more("agents", len(node.agents) - len(rows), noun="agent"),
     )  # fmt: skip
 
 
@@ -63,7 +70,8 @@ def _agent(agent: Agent) -> Element:
         agent.name,
         agent.version,
         element("td", state, class_="bad" if agent.state in ("stale", "invalid") else None),
-        moment(agent.answered),
+        # A connected agent sends changes only: the time of its last one would look like the age of its inventory.
+        "current" if agent.state == "connected" else moment(agent.answered),
         source + age,
         head=agent.pod,
     )
@@ -72,11 +80,13 @@ def _agent(agent: Agent) -> Element:
 def _resources(node: Node) -> Element:
     numbers = (numeric(name) for name in ("IDs", "Healthy", "Held", "Free", "Allocatable"))
     headers = ("Resource", "Stage", *numbers, "Problem")
-    rows = [_resource(node, each) for each in node.resources]
+    failed_first = sorted(node.resources, key=lambda each: each.stage in ("", REGISTERED))
+    rows = part((_resource(node, each) for each in failed_first), elements=_RESOURCE_ELEMENTS, limit=_MAX_ROWS)
     return element(
         "section",
         element("h2", "Resources"),
         table("Resources", headers, rows, block="resources", empty="The node has no resource of the plugins."),
+        more("resources", len(node.resources) - len(rows), noun="resource"),
     )
 
 
@@ -98,17 +108,22 @@ def _resource(node: Node, each: Resource) -> Element:
 
 
 def _devices(context: Context, node: Node) -> Element:
-    headers = ("Device", "Plugin", "Model", "PCI address", "NUMA", "State", "Since", numeric("Held IDs"), "Holders")
-    rows = [_device(context, node, each) for each in node.units[:_MAX_UNITS]]
-    rest = len(node.units) - len(rows)
+    headers = ("Device", "State", "Since", numeric("Held IDs"), "Holders", "Plugin", "Model", "PCI address", "NUMA")
+    problems_first = sorted(node.units, key=_urgency)
+    rows = part((_device(context, node, each) for each in problems_first), elements=_DEVICE_ELEMENTS, limit=_MAX_ROWS)
     return element(
         "section",
         element("h2", "Devices"),
         table("Devices", headers, rows, block="devices", empty="No agent reports the devices of this node."),
-        element("p", f"{counted(rest, 'device')} more are not shown; use the filters of the list of nodes.")
-        if rest > 0
-        else None,
+        more("devices", len(node.units) - len(rows), noun="device"),
     )
+
+
+def _urgency(unit: Unit) -> int:
+    """The order of devices: those that are unhealthy and held, unhealthy, changing, not known, and the others."""
+    if unit.phase == "healthy":
+        return 4 if unit.known else 3
+    return 2 if unit.phase in ("suspect", "recovering") else 0 if unit.holders else 1
 
 
 def _device(context: Context, node: Node, unit: Unit) -> Element:
@@ -117,14 +132,14 @@ def _device(context: Context, node: Node, unit: Unit) -> Element:
     reason = f" ({unit.reason})" if unit.reason and unit.phase != "healthy" else ""
     return row(
         f"{unit.plugin} {unit.unit}",
-        unit.plugin,
-        unit.model or "-",
-        unit.bdf or "-",
-        "-" if unit.numa is None or unit.numa < 0 else str(unit.numa),
         element("td", badge(unit), reason),
         element("td", moment(unit.since)),
         element("td", f"{allocated} of {ids}", class_="number"),
         element("td", *_names(context, unit.holders)),
+        unit.plugin,
+        unit.model or "-",
+        unit.bdf or "-",
+        "-" if unit.numa is None or unit.numa < 0 else str(unit.numa),
         head=element("a", unit.unit, href=device_link(node.name, unit)),
     )
 
@@ -158,20 +173,23 @@ HOLDER_HEADERS = ("Pod", "Container", "Resource", numeric("IDs"), "Since")
 def _others(context: Context, node: Node) -> list[Element]:
     others: list[Element] = []
     if not node.units:
-        rows = numbered([holder_row(context, each) for each in (context.holders or ())[:_MAX_UNITS]])
+        found = context.holders or ()
+        rows = numbered(part((holder_row(context, each) for each in found), elements=_DEVICE_ELEMENTS, limit=_MAX_ROWS))
         empty = f"Not known: {context.holders_problem}" if context.holders is None else "No container requests any."
         holders = table("Containers that request resources", HOLDER_HEADERS, rows, block="holders", empty=empty)
         note = "From the pods of the API server: what they request, not which devices they have."
-        others.append(element("section", element("h2", "Holders"), element("p", note), holders))
+        rest = more("holders", len(found) - len(rows), noun="holder")
+        others.append(element("section", element("h2", "Holders"), element("p", note), holders, rest))
     if node.skipped:
-        rows = [
-            row(f"{each.plugin} {each.subject}", each.plugin, each.reason, head=each.subject)
-            for each in node.skipped[:_MAX_UNITS]
-        ]
+        skipped = (
+            row(f"{each.plugin} {each.subject}", each.plugin, each.reason, head=each.subject) for each in node.skipped
+        )
+        rows = part(skipped, elements=_SKIPPED_ELEMENTS, limit=_MAX_ROWS)
         hardware = table(
             "Hardware that is not advertised", ("Hardware", "Plugin", "Why"), rows, block="skipped", empty=""
         )
-        others.append(element("section", element("h2", "Hardware that is not advertised"), hardware))
+        rest = more("skipped", len(node.skipped) - len(rows), noun="finding")
+        others.append(element("section", element("h2", "Hardware that is not advertised"), hardware, rest))
     labels = ", ".join(f"{name}={value}" for name, value in sorted(node.labels.items())[:100])
     if labels:
         others.append(element("details", element("summary", "Labels"), element("p", labels, class_="long")))

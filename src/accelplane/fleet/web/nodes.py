@@ -8,11 +8,13 @@ from ..arithmetic import allocation
 from ..families import family_of
 from ..model import Holder, Node, Unit
 from .html import Element, element, keyed
-from .page import Context, Page, cell, counted, node_link, number, numeric, pages, part, table
+from .page import Context, Page, cell, counted, empty_list, node_link, number, numeric, pages, part, table
 from .query import NodesQuery, PlaceQuery, SelectorError, Sort, link, selector_terms
 from .summaries import STATES, Summary, state_of
 
 _MAX_CELLS = 64
+_MAX_RESOURCES = 20
+_MAX_OPTIONS = 150
 _NODE_STATES = (
     ("held", "held"), ("unheld", "free"), ("idle", "held and idle"), ("unanswered", "agent not answering"),
     ("no-agent", "without agent"), ("unregistered", "not registered"), ("cordoned", "cordoned"),
@@ -29,13 +31,14 @@ def screen(context: Context, query: NodesQuery) -> Page:
         found, problem = [], str(error)
     ordered = sorted(found, key=_order(query.sort))
     rows = part([_row(each, query) for each in ordered[query.start : query.start + 100]])
+    empty = empty_list(query, len(found), noun="node", otherwise="No node has a resource of the plugins or an agent.")
     headers = [*(_header(query, name, text) for name, text in _COLUMNS), numeric("IDs"), "Devices"]
     return Page(
         title="Nodes",
         content=(
             _filters(context, query, problem),
             _legend(),
-            table("Nodes and their devices", headers, rows, block="rows", empty="No node matches the filters."),
+            table("Nodes and their devices", headers, rows, block="rows", empty=empty),
             pages("nodes", query, shown=len(rows), following=query.start + len(rows), total=len(ordered), noun="node"),
         ),
     )
@@ -125,7 +128,10 @@ def _row(each: Summary, query: NodesQuery) -> Element:
 
 
 def _without_units(node: Node) -> str:
-    resources = ", ".join(f"{allocation(node, each).ids} {each.name}" for each in node.resources)
+    texts = [f"{allocation(node, each).ids} {each.name}" for each in node.resources[:_MAX_RESOURCES]]
+    if (rest := len(node.resources) - len(texts)) > 0:
+        texts.append(f"{counted(rest, 'resource')} more")
+    resources = ", ".join(texts)
     source = "agent not answering" if node.agents else "no agent"
     return f"{source}; numbers from the API server: {resources or 'no resource'}"
 
@@ -145,8 +151,8 @@ def _header(query: NodesQuery, sort: Sort, text: str) -> Element:
 
 def _filters(context: Context, query: NodesQuery, problem: str) -> Element:
     summaries = context.summaries.values()
-    families = sorted(frozenset[str]().union(*(each.families for each in summaries)))
-    models = sorted(frozenset[str]().union(*(each.models for each in summaries)))[:200]
+    families = sorted(frozenset[str]().union(*(each.families for each in summaries)))[:_MAX_OPTIONS]
+    models = sorted(frozenset[str]().union(*(each.models for each in summaries)))[:_MAX_OPTIONS]
     states = [(state, state) for state in STATES] + list(_NODE_STATES)
     return element(
         "form",

@@ -4,8 +4,9 @@ import heapq
 from collections.abc import Iterator
 
 from ..arithmetic import Overview, overview
+from ..model import DevicePlugin
 from .html import Element, element, keyed
-from .page import Context, Page, counted, moment, node_link, number, numeric, row, table
+from .page import Context, Page, counted, moment, more, node_link, number, numeric, optional, part, row, table
 from .query import ListQuery, NodesQuery, PlaceQuery, link
 from .summaries import Problem
 
@@ -13,12 +14,15 @@ _MAX_PROBLEMS = 12
 _NUMBERS = (
     "Nodes", "Devices", "IDs", "Held IDs", "Free IDs", "Unhealthy", "Unhealthy and held", "Unknown", "Idle",
 )  # fmt: skip
+_PLUGIN_HEADERS = ("Kind", "Name", "Problem", *(numeric(name) for name in ("Desired", "Ready", "Nodes")))
+_RESOURCE_ELEMENTS = 1400
+_PLUGIN_ELEMENTS = 450
 _HEADERS = ("Resource", *(numeric(name) for name in _NUMBERS), "Remarks")
 
 
 def screen(context: Context, _query: ListQuery) -> Page:
     """The overview."""
-    return Page(title="Overview", content=(_problems(context), _resources(context)))
+    return Page(title="Overview", content=(_problems(context), _resources(context), _device_plugins(context)))
 
 
 def _problems(context: Context) -> Element:
@@ -31,13 +35,13 @@ def _problems(context: Context) -> Element:
     problem_table = table(
         "Problems", ("Node", "Problem", "Since"), rows, block="problems", empty="No problem is known."
     )
-    more = link("nodes", NodesQuery())
+    rest_link = link("nodes", NodesQuery())
     rest = f"The {_MAX_PROBLEMS} most urgent of {counted(total, 'problem')}; "
     return element(
         "section",
         element("h2", "Problems"),
         problem_table,
-        element("p", rest, element("a", "see the nodes with problems first", href=more), ".")
+        element("p", rest, element("a", "see the nodes with problems first", href=rest_link), ".")
         if total > _MAX_PROBLEMS
         else None,
     )
@@ -64,11 +68,13 @@ def _problem(problem: Problem) -> Element:
 
 
 def _resources(context: Context) -> Element:
-    rows = [_resource(each) for each in overview(context.cluster)]
+    found = overview(context.cluster)
+    rows = part((_resource(each) for each in found), elements=_RESOURCE_ELEMENTS)
     return element(
         "section",
         element("h2", "Resources"),
         table("Resources", _HEADERS, rows, block="resources", empty="No node has a resource of the plugins."),
+        more("resources", len(found) - len(rows), noun="resource"),
     )
 
 
@@ -104,3 +110,31 @@ def _remarks(each: Overview) -> Iterator[str]:
         yield f"The agents of {counted(each.unanswered, 'node')} do not answer."
     if each.estimated:
         yield f"The allocation on {counted(each.estimated, 'node')} is not known."
+
+
+def _device_plugins(context: Context) -> Element:
+    """The custom resources of the operator, if there are any."""
+    found = context.cluster.device_plugins
+    rows = part(map(_device_plugin, found), elements=_PLUGIN_ELEMENTS)
+    omitted = context.cluster.more_device_plugins + len(found) - len(rows)
+    return optional(
+        element("h2", "Device plugins of the operator"),
+        table("Device plugins of the operator", _PLUGIN_HEADERS, rows, block="plugins", empty=""),
+        more("plugins", omitted, noun="device plugin"),
+        shown=bool(rows),
+    )
+
+
+def _device_plugin(each: DevicePlugin) -> Element:
+    return keyed(
+        element(
+            "tr",
+            element("th", each.kind, scope="row"),
+            element("th", each.name, scope="row"),
+            element("td", each.problem or "no problem", class_="long bad" if each.problem else "long quiet"),
+            number(each.desired),
+            number(each.ready),
+            number(each.nodes),
+        ),
+        f"{each.kind} {each.name}",
+    )

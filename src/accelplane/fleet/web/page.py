@@ -1,6 +1,7 @@
 """What all screens have in common: their context, the frame around them, and how facts are shown."""
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -117,7 +118,8 @@ def header_blocks(context: Context) -> tuple[Element, ...]:
     found = totals(context.cluster, context.summaries)
     summary = element("ul", *_summary(found), class_="numbers", aria_label="The cluster in numbers")
     problem = context.cluster.problem
-    notices = [keyed(element("p", f"This may be old: {problem}", class_="notice"), "problem")] if problem else []
+    text = f"The data may be old or incomplete: {problem}"
+    notices = [keyed(element("p", text, class_="notice"), "problem")] if problem else []
     return live(summary, "summary"), live(element("div", *notices), "notices")
 
 
@@ -208,9 +210,11 @@ def pod_name(context: Context, namespace: str, pod: str) -> Element:
 def table(
     caption: str, headers: Sequence["Element | str"], rows: Sequence[Element], *, block: str, empty: str
 ) -> Element:
-    """A table with a row of headers. Its rows are a live block."""
+    """A table with a row of headers. Its rows are a live block. `empty` is the text without rows, if there is one."""
     heads = (header if isinstance(header, Element) else element("th", header, scope="col") for header in headers)
-    body = rows or [keyed(element("tr", element("td", empty, colspan=len(headers), class_="empty")), "")]
+    body = rows
+    if empty and not rows:
+        body = [keyed(element("tr", element("td", empty, colspan=len(headers), class_="empty")), "")]
     content = element(
         "table",
         element("caption", caption),
@@ -219,6 +223,11 @@ def table(
     )
     # Wide tables scroll on their own; the region can be focused, so that the keyboard scrolls it.
     return element("div", content, class_="scroll", role="region", aria_label=caption, tabindex="0")
+
+
+def optional(*content: Element, shown: bool) -> Element:
+    """A section that is hidden as long as its live blocks have no rows; the script shows and hides it."""
+    return element("section", *content, hidden=not shown, data_optional=True)
 
 
 def numeric(text: str) -> Element:
@@ -267,16 +276,33 @@ def pages(page: str, query: NodesQuery | ListQuery, *, shown: int, following: in
     return live(element("div", keyed(navigation, "pages")), "pages")
 
 
-def part(rows: Sequence[Element]) -> Sequence[Element]:
+def part(rows: Iterable[Element], *, elements: int = MAX_ELEMENTS, limit: int = ROWS) -> Sequence[Element]:
     """The rows of one page, limited by their number and by the number of their elements."""
     shown: list[Element] = []
-    elements = 0
-    for each in rows[:ROWS]:
-        elements += count(each)
-        if elements > MAX_ELEMENTS and shown:
+    total = 0
+    for each in itertools.islice(rows, limit):
+        total += count(each)
+        if total > elements and shown:
             break
         shown.append(each)
     return shown
+
+
+def more(block: str, number: int, *, noun: str) -> Element:
+    """How many rows of a block are not shown; empty for 0."""
+    text = f"{number:,} more {f'{noun} is' if number == 1 else f'{noun}s are'} not shown."
+    return live(element("div", *([keyed(element("p", text), "more")] if number else [])), f"{block}-more")
+
+
+def empty_list(query: NodesQuery | ListQuery, total: int, *, noun: str, otherwise: str) -> str:
+    """The text of a list without rows: it has others, the filters exclude all, or there are none."""
+    if total:
+        return f"No {noun} on this part of the list."
+    if isinstance(query, NodesQuery):
+        has_filters = msgspec.structs.replace(query, start=0, sort="problem") != NodesQuery()
+    else:
+        has_filters = bool(query.text)
+    return f"No {noun} matches the filters." if has_filters else otherwise
 
 
 def search_form(page: str, query: ListQuery, label: str) -> Element:

@@ -21,7 +21,7 @@ from .assets import AssetFiles
 from .gate import Gate
 from .html import Element, blocks, element
 from .live import Content, Live, LiveLimits, Subject
-from .page import Context, Frame, Page, ScreenName, document, header_blocks, plain_document
+from .page import Assets, Context, Frame, Page, ScreenName, document, header_blocks, plain_document
 from .query import PlaceQuery, Query, fields_of
 from .screens import NAMES, PATHS, SCREENS
 from .security import FIELDS, accepts_gzip, compressed, page_response, redirect
@@ -31,6 +31,9 @@ _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
 _JSON = "application/json"
 _FORMS = ("/login", "/logout")
+# Paths for programs, which get errors as text.
+_TEXT_PATHS = ("/api/", "/metrics", "/assets/")
+_MAX_DEPTH = 16
 # Seconds after which current values are read again, and rights are checked again, without a change of the cluster.
 _REFRESH = 2.0
 _RIGHTS_REFRESH = 60.0
@@ -134,12 +137,18 @@ class Site:
         try:
             return compressed(await self._routed(request), request)
         except HttpError as error:
-            if (request.path in PATHS or request.path in _FORMS) and not request.authorization:
-                note = element("p", str(error), element("br"), element("a", "Overview", href="./"), class_="notice")
-                title = HTTPStatus(error.status).phrase
-                return page_response(error.status, plain_document(title, (note,), self._screens.assets.links))
+            if not request.path.startswith(_TEXT_PATHS) and not request.authorization:
+                return self._error_page(request.path, error)
             fields = {**FIELDS, "WWW-Authenticate": "Bearer"} if error.status == 401 else FIELDS
             return Response(error.status, f"{error}\n".encode(), _TEXT, fields)
+
+    def _error_page(self, path: str, error: HttpError) -> Response:
+        """An error for a person. The path need not be that of a screen, so links lead to the directory of screens."""
+        root = "../" * (path.count("/") - 1) if path.count("/") <= _MAX_DEPTH else ""
+        links = self._screens.assets.links
+        assets = Assets(root + links.style, root + links.script)
+        note = element("p", str(error), element("br"), element("a", "Overview", href=root or "./"), class_="notice")
+        return page_response(error.status, plain_document(HTTPStatus(error.status).phrase, (note,), assets))
 
     async def _routed(self, request: Request) -> Response:
         """Raises `HttpError`."""
@@ -158,7 +167,8 @@ class Site:
         if path == DEVICES_PATH:
             return await self._devices(request)
         name = PATHS.get(path)
-        admitted = await self._gate.admit(request)
+        # The form to sign in is for paths of screens only: its links are relative.
+        admitted = await self._gate.admit(request, page=name is not None)
         if isinstance(admitted, Response):
             return admitted
         if name is None:

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from ..arithmetic import Shortage, explain, oldest_first, shortages
 from ..model import Waiting
 from .html import Element, element, keyed
-from .page import HIDDEN, Context, Page, moment, pages, part, search_form, table
+from .page import HIDDEN, Context, Page, empty_list, moment, pages, part, search_form, table
 from .query import ListQuery
 
 _HEADERS = ("Pod", "Why, by resource", "Scheduler", "Waits since")
 _MAX_CANDIDATES = 5000
+_MAX_CAUSES = 32
 
 
 def screen(context: Context, query: ListQuery) -> Page:
@@ -19,11 +20,12 @@ def screen(context: Context, query: ListQuery) -> Page:
     shown = found[query.start : query.start + 100]
     rows = part([_row(context, query.start + index, each, reasons) for index, each in enumerate(shown)])
     following = query.start + len(rows)
+    empty = empty_list(query, len(found), noun="pod", otherwise="No pod waits for a device.")
     return Page(
         title="Waiting pods",
         content=(
             search_form("waiting", query, "Pod or resource"),
-            table("Pods that wait for devices", _HEADERS, rows, block="rows", empty="No pod waits for a device."),
+            table("Pods that wait for devices", _HEADERS, rows, block="rows", empty=empty),
             pages("waiting", query, shown=len(rows), following=following, total=len(found), noun="pod"),
         ),
     )
@@ -49,7 +51,10 @@ def _row(context: Context, index: int, pod: Waiting, reasons: Mapping[tuple[str,
     # The scheduler's message and gates can name other objects of the namespace.
     message = (pod.message or "no message yet") if shown else HIDDEN
     gates = f" Scheduling gates: {', '.join(pod.gates)}." if pod.gates and shown else ""
-    whys = (element("li", explain(each)) for each in reasons.get((pod.namespace, pod.name), ()))
+    causes = reasons.get((pod.namespace, pod.name), ())
+    whys = [element("li", explain(each)) for each in causes[:_MAX_CAUSES]]
+    if len(causes) > _MAX_CAUSES:
+        whys.append(element("li", f"{len(causes) - _MAX_CAUSES:,} more resources are not shown."))
     return keyed(
         element(
             "tr",

@@ -97,6 +97,13 @@ function apply(name, change, marked) {
     else arrange(block, change.order);
   }
   if (later.order || Object.keys(later.set).length) deferred.set(name, later);
+  showOptional(block);
+}
+
+/* A section whose blocks have no rows is hidden. */
+function showOptional(block) {
+  const section = block.closest("[data-optional]");
+  if (section) section.hidden = !section.querySelector("[data-live] > *");
 }
 
 function arrange(block, order) {
@@ -153,6 +160,7 @@ async function refetch() {
     if (!block || block.matches(":focus-within")) continue;
     block.replaceChildren(...Array.from(fresh.children, (row) => document.adoptNode(row)));
     showTimes(block);
+    showOptional(block);
   }
   deferred.clear();
 }
