@@ -97,6 +97,21 @@ async def test_a_container_keeps_the_time_at_which_it_was_first_seen(start_agent
     assert len(second) == 2
 
 
+async def test_a_container_has_the_time_of_its_allocate_call(start_agent: Start, kubelet: Kubelet) -> None:
+    agent = await start_agent(meters=Meters())
+    await kubelet.until(lambda resources: METERS in resources)
+    before = time.time()
+    await kubelet.run_pod("a", {METERS: 1})
+    after = time.time()
+    await until(lambda: time.time() > after)
+    observer = Observer(agent)
+    try:
+        [seconds] = (await observer.contents()).holders.since.values()
+    finally:
+        await observer.close()
+    assert before <= seconds <= after
+
+
 async def test_holders_are_read_again_after_an_allocation_or_ten_seconds(start_agent: Start, kubelet: Kubelet) -> None:
     agent, now = await start_agent(meters=Meters()), [100.0]
     await kubelet.until(lambda resources: METERS in resources)
@@ -149,7 +164,7 @@ async def slow_lists(settings: Settings, *answers: pb.ListPodResourcesResponse) 
     async def allocatable(_request: pb.AllocatableResourcesRequest) -> pb.AllocatableResourcesResponse:
         return pb.AllocatableResourcesResponse(devices=[pb.ContainerDevices(resource_name=METERS, device_ids=["m0-0"])])
 
-    os.makedirs(os.path.dirname(settings.pod_resources_socket))
+    os.makedirs(os.path.dirname(settings.pod_resources_socket), exist_ok=True)
     server = rpc.RpcServer(
         {
             "/v1.PodResourcesLister/List": rpc.unary(
@@ -180,6 +195,47 @@ HELD = pb.ListPodResourcesResponse(
         )
     ]
 )
+
+
+def pod(name: str, *ids: str) -> pb.PodResources:
+    devices = [pb.ContainerDevices(resource_name=METERS, device_ids=ids)]
+    return pb.PodResources(
+        name=name, namespace="default", containers=[pb.ContainerResources(name="main", devices=devices)]
+    )
+
+
+async def test_the_pod_that_is_later_in_the_list_of_the_kubelet_has_the_id(directory: str) -> None:
+    answer = pb.ListPodResourcesResponse(pod_resources=[pod("z-ended", "m0-0"), pod("b", "m1-0"), pod("a", "m0-0")])
+    settings = Settings(kubelet_dir=directory)
+    reader = HolderReader(settings, lambda: 0)
+    async with slow_lists(settings, answer) as calls:
+        reading = asyncio.create_task(reader.read())
+        await until(lambda: len(calls) == 1)
+        calls[0].set()
+        found = await reading
+        await reader.close()
+    assert [(row.pod, row.device_ids) for row in found.rows] == [("a", ("m0-0",)), ("b", ("m1-0",))]
+    assert found.stale == 1
+
+
+async def test_an_outage_of_the_kubelet_does_not_change_the_time_of_a_holder(directory: str) -> None:
+    settings, now = Settings(kubelet_dir=directory), [100.0]
+    allocated = iter((1000.0, 2000.0))
+    reader = HolderReader(
+        settings, lambda: 0, allocated_at=lambda _resource, _ids: next(allocated), clock=lambda: now[0]
+    )
+    times: list[float] = []
+    for _ in range(2):
+        async with slow_lists(settings, HELD) as calls:
+            reading = asyncio.create_task(reader.read())
+            await until(lambda calls=calls: len(calls) == 1)
+            calls[0].set()
+            times += (await reading).since.values()
+        now[0] += 61
+        assert (await reader.read()).source == "none"
+        now[0] += 61
+    await reader.close()
+    assert times == [1000.0, 1000.0]
 
 
 @pytest.mark.parametrize("change", ["an allocation", "allocatable IDs"])

@@ -203,6 +203,36 @@ async def test_a_token_must_be_valid_for_the_audience(
 
 
 @pytest.mark.parametrize(
+    ("host", "options", "warned"),
+    [
+        ("127.0.0.1", (), False),
+        ("[::1]", (), False),
+        ("", (), True),
+        ("0.0.0.0", ("http_tls_dir",), True),  # noqa: S104 - the case
+        ("", ("http_tls_dir", "http_client_ca"), False),
+        ("", ("http_tls_dir", "http_authorized"), False),
+    ],
+)
+async def test_pages_that_all_clients_can_read_cause_one_warning(  # noqa: PLR0917 - fixtures and cases
+    tmp_path: Path,
+    api: KubeApi,
+    caplog: pytest.LogCaptureFixture,
+    host: str,
+    options: tuple[str, ...],
+    warned: bool,
+) -> None:
+    directory = certificate(tmp_path / "tls")
+    values = {"http_tls_dir": str(directory), "http_client_ca": str(directory / "tls.crt"), "http_authorized": True}
+    settings = Settings(**{name: values[name] for name in options})  # type: ignore[arg-type]
+    status = NodeStatus(version="1", root="/", kubelet_dir="/k")
+    access = page_access(settings, lambda: ApiServer(api.config))
+    async with pages.serving(f"{host}:0", lambda: status, Fixed(), access):
+        warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert len(warnings) == warned
+    assert all(f"-http-address: found {host}:0 without -http-authorized" in each for each in warnings)
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (

@@ -99,6 +99,28 @@ async def test_a_unit_that_leaves_during_a_check_gets_no_state(verdict: Verdict)
     assert checks.tracker.apply(card(0)).healthy
 
 
+@pytest.mark.parametrize(
+    ("verdict", "problem"),
+    [
+        (Verdict("Bad", "dented"), "Invalid enum value 'Bad'"),  # type: ignore[arg-type]
+        (Verdict("bad", OSError("no answer")), "unsupported"),  # type: ignore[arg-type]
+        (Verdict("bad", None), "Expected `str`, got `null`"),  # type: ignore[arg-type]
+    ],
+)
+async def test_an_invalid_verdict_is_unknown(verdict: Verdict, problem: str) -> None:
+    checks = Checks("card0")
+    await checks.run(card(0), card0=verdict)
+    assert checks.tracker.states["card0"].phase is Phase.HEALTHY
+    assert problem in checks.tracker.unknown["card0"]
+
+
+async def test_a_cause_that_is_no_word_of_the_list_is_other() -> None:
+    checks = Checks("card0")
+    await checks.run(card(0), card0=Verdict("bad", "hot", "temperature 105.3"))  # type: ignore[arg-type]
+    assert (checks.tracker.states["card0"].phase, checks.tracker.states["card0"].cause) == (Phase.UNHEALTHY, "other")
+    assert dict(checks.tracker.history.failures) == {"other": 1}
+
+
 async def test_a_unit_that_returns_during_a_check_does_not_get_its_verdict() -> None:
     checks = Checks("card0", "card1")
     check = await checks.start(card(0), card(1))

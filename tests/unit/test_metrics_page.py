@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from accelplane.kubelet.podresources import ClaimHolder, Holder
 from accelplane.kubelet.server import Stage
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, UnitHealth
+from accelplane.pages.current_values import CurrentValues, document
 from accelplane.pages.device_reader import DeviceReader
 from accelplane.pages.hardware_metrics import held_units
 from accelplane.pages.holders import Holders
@@ -277,6 +279,13 @@ def test_readings_of_other_projects_are_limited_and_valid(
     samples = found[DROPPED].samples if DROPPED in found else ()
     assert {each.labels["cause"]: each.value for each in samples if each.labels["plugin"] == "third"} == dropped
     assert "accelplane_device_info" in found
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_readings_that_are_no_json_numbers_are_left_out_of_the_current_values(number: float) -> None:
+    found = read("third", Value(OTHER, "", number), Value(OTHER, 'a="b"', 2))
+    [plugin] = msgspec.json.decode(document(found, 1.0), type=CurrentValues).plugins
+    assert [(each.name, each.value) for each in plugin.devices[0].values] == [("third_x", 2)]
 
 
 def test_labels_of_other_projects_with_the_names_of_added_labels_stay() -> None:

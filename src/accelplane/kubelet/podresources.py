@@ -49,7 +49,7 @@ class ClaimHolder(Struct, frozen=True):
 
 
 class NodeHolders(NamedTuple):
-    """What the containers of a node hold, ordered by name: devices of device plugins, and those of claims."""
+    """What the containers of a node hold: devices of device plugins in the kubelet's order, those of claims by name."""
 
     devices: tuple[Holder, ...]
     claims: tuple[ClaimHolder, ...]
@@ -75,7 +75,7 @@ async def list_holders(socket: str) -> NodeHolders:
         for each in claim.claim_resources
     }
     return NodeHolders(
-        tuple(sorted(devices, key=lambda one: (one.namespace, one.pod, one.container, one.resource))),
+        tuple(devices),
         tuple(sorted(claims, key=lambda one: (one.namespace, one.pod, one.container, one.driver, one.device))),
     )
 

@@ -7,7 +7,7 @@ that fails is logged and reported as not ready; the others are not affected.
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 
 from accelplane import __version__
 from accelplane.devices import Inventory
@@ -98,6 +98,14 @@ class Agent:
         """The number of Allocate calls that the kubelet has sent."""
         served = (served for runner in self.runners.values() for served in runner.publisher.served.values())
         return sum(each.server.counters.allocations for each in served)
+
+    def allocated_at(self, resource: str, ids: Iterable[str]) -> float | None:
+        """The Unix time of the last Allocate call for IDs of a qualified resource, None if it is not known."""
+        namespace, _, name = resource.rpartition("/")
+        for runner in self.runners.values():
+            if runner.context.plugin.namespace == namespace and name in runner.publisher.calls:
+                return runner.publisher.calls[name].allocated_at(ids)
+        return None
 
     def inventories(self) -> Mapping[str, tuple[Plugin[Config], Inventory]]:
         """Each plugin with the devices that its last scan found."""

@@ -9,7 +9,7 @@ ID is free when neither source names it. Where neither can be read, the record o
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 # The kubelet records an allocation as soon as it has received the answer, but writes the checkpoint when all resources
 # of the container are allocated, which may take as long as another plugin does.
 _RECORDING_TIME, _CHECKPOINT_TIME = 3.0, 120.0
+_MAX_TIMES = 4096
 
 Key = tuple[str, str]  # qualified resource name, device ID
 
@@ -109,6 +110,7 @@ class CallRecord:
     def __init__(self) -> None:
         self._unanswered: dict[object, Collection[str]] = {}
         self._allocated: dict[str, float] = {}
+        self._times: dict[str, float] = {}
 
     @contextmanager
     def record_call(self, ids: Collection[str]) -> Generator[None]:
@@ -123,6 +125,16 @@ class CallRecord:
     def record_allocation(self, ids: Collection[str]) -> None:
         """Records an Allocate call that is being answered."""
         self._allocated.update(dict.fromkeys(ids, time.monotonic()))
+        now = time.time()
+        for id_ in ids:
+            self._times.pop(id_, None)
+            self._times[id_] = now
+        while len(self._times) > _MAX_TIMES:
+            del self._times[next(iter(self._times))]
+
+    def allocated_at(self, ids: Iterable[str]) -> float | None:
+        """The Unix time of the last Allocate call for one of the IDs, None if it is not known."""
+        return max((self._times[id_] for id_ in ids if id_ in self._times), default=None)
 
     def must_stay(self, resource: str, id_: str, listed_since: float, reading: Reading | None) -> bool:
         """Whether an ID that has been listed as Unhealthy since `listed_since` has to stay in the list."""
@@ -143,3 +155,4 @@ class CallRecord:
     def forget(self, id_: str) -> None:
         """Forgets an ID that has left the list."""
         self._allocated.pop(id_, None)
+        self._times.pop(id_, None)

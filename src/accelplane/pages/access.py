@@ -31,7 +31,7 @@ def page_access(settings: Settings, connect: Callable[[], ApiServer] = ApiServer
             tls.follow(settings.http_tls_dir)
             context = tls.connection_context
         if not settings.http_authorized:
-            return Access(context)
+            return Access(context, restricted=bool(settings.http_client_ca))
         server = connect()
         server.check()
     except CertificateError as error:
@@ -39,4 +39,5 @@ def page_access(settings: Settings, connect: Callable[[], ApiServer] = ApiServer
     except NoCredentials as error:
         raise ConfigurationError(f"-http-authorized: {error}") from error
     audiences = (settings.http_audience,) if settings.http_audience else ()
-    return Access(context, partial(Authorized, server, audiences=audiences, public=PUBLIC, review_path=review_path))
+    authorize = partial(Authorized, server, audiences=audiences, public=PUBLIC, review_path=review_path)
+    return Access(context, restricted=True, authorize=authorize)

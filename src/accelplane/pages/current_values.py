@@ -3,6 +3,7 @@
 The format is a contract with `accelplane fleet` and other programs: version 1, with the limits below.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -100,9 +101,11 @@ def _device(reading: DeviceReading) -> DeviceValues:
 
 def _values(lines: Sequence[str]) -> Iterator[CurrentValue]:
     for line in lines:
-        prefix, _, value = line.rpartition(" ")
-        name, labels = _parsed(prefix)
-        yield CurrentValue(name, float(value), labels)
+        prefix, _, text = line.rpartition(" ")
+        value = float(text)
+        if math.isfinite(value):  # JSON has no other numbers
+            name, labels = _parsed(prefix)
+            yield CurrentValue(name, value, labels)
 
 
 @lru_cache(maxsize=8192)

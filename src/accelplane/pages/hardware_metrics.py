@@ -4,6 +4,7 @@ import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from accelplane.node.hardware_events import OUTCOMES
 from accelplane.node.status import NodeStatus, listed_devices, units_by_cdi
@@ -21,7 +22,7 @@ Dropped = Counter[tuple[str, str]]  # by plugin and cause
 _UNIT = re.compile(r',unit="([^"\\]*)"')
 _PLUGIN = re.compile(r'[{,]plugin="([^"\\]*)"')
 _LABEL_PATTERN = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\[\\"n])*"'
-_SAMPLE = re.compile(rf"[^{{]+\{{({_LABEL_PATTERN}(?:,{_LABEL_PATTERN})*)\}} \S+")
+_SERIES = re.compile(rf"[^{{]+\{{({_LABEL_PATTERN}(?:,{_LABEL_PATTERN})*)\}}")
 _LABEL = re.compile(r'(\w+)="(?:[^"\\]|\\.)*"', re.ASCII)
 _ORDER = {family: index for index, family in enumerate(FAMILIES)}
 
@@ -68,7 +69,9 @@ def _of_others(lines: Mapping[ReadingFamily, Sequence[str]], dropped: Dropped) -
     names: set[str] = set()
     totals: Counter[str] = Counter()
     for family in sorted(lines, key=lambda one: (one.name, one.help, one.kind)):
-        counts = Counter(map(plugin_of, lines[family]))
+        start = len(f'{family.name}{{plugin="')  # the first label of each sample
+        plugins = [line[start : line.index('"', start)] for line in lines[family]]
+        counts = Counter(plugins)
         if family.name.startswith(OWN_PREFIXES) or family.name in names:
             dropped.update({(plugin, "invalid-name"): count for plugin, count in counts.items()})
             continue
@@ -77,9 +80,9 @@ def _of_others(lines: Mapping[ReadingFamily, Sequence[str]], dropped: Dropped) -
         above = {plugin for plugin in counts if totals[plugin] > MAX_PLUGIN_SAMPLES}
         dropped.update({(plugin, "limit"): counts[plugin] for plugin in above})
         kept: list[str] = []
-        for line in lines[family]:
-            if (plugin := plugin_of(line)) not in above:
-                if _is_valid(line):
+        for plugin, line in zip(plugins, lines[family], strict=True):
+            if plugin not in above:
+                if _is_valid(line.rpartition(" ")[0]):
                     kept.append(line)
                 else:
                     dropped[plugin, "invalid-name"] += 1
@@ -92,9 +95,10 @@ def plugin_of(sample: str) -> str:
     return found[1] if found else ""
 
 
-def _is_valid(sample: str) -> bool:
-    """Whether the labels of a sample are valid and distinct."""
-    found = _SAMPLE.fullmatch(sample)
+@lru_cache(maxsize=4096)  # most series are on every page
+def _is_valid(series: str) -> bool:
+    """Whether the labels of a series are valid and distinct."""
+    found = _SERIES.fullmatch(series)
     names = _LABEL.findall(found[1]) if found else ()
     return bool(names) and len(set(names)) == len(names)
 
@@ -124,7 +128,7 @@ def holding(
             totals[resource] += count
     for resource, count in totals.items():
         allocated.add(count, {"resource": resource})
-    description = "When a container was first seen with device IDs."
+    description = "When a container got its device IDs, or was first seen with them."
     since = Family("accelplane_container_held_since_timestamp_seconds", description)
     for (*names, resource), seconds in holders.since.items():
         if resource in listed:
@@ -197,7 +201,7 @@ def _attached(reading: DeviceReading, attached: Mapping[tuple[str, str], str]) -
     def extended_if_valid(line: str) -> str:
         """Other projects may have labels of these names."""
         found = extended(line)
-        return found if _is_valid(found) else line
+        return found if _is_valid(found.rpartition(" ")[0]) else line
 
     return {
         family: rendered if family is INFO else [*map(extended if family in _ORDER else extended_if_valid, rendered)]

@@ -33,9 +33,9 @@ class Holders(Struct, frozen=True):
     """The containers that hold devices. `began` is the monotonic time of the reading.
 
     `stale` counts IDs that an ended pod was listed with as well: kubelets before 1.34 list ended pods. `since` is the
-    Unix time at which a container was first seen with IDs of a resource. `allocatable` is the number of healthy IDs of
-    each resource that the kubelet knows, held ones included. `claims` are devices of dynamic resource allocation, which
-    several containers can share.
+    Unix time at which a container got its IDs of a resource, or was first seen with them. `allocatable` is the number
+    of healthy IDs of each resource that the kubelet knows, held ones included. `claims` are devices of dynamic resource
+    allocation, which several containers can share.
     """
 
     rows: Sequence[Holder] = ()
@@ -51,12 +51,20 @@ class HolderReader:
     """Reads the holders of all resources. `allocations` returns the number of Allocate calls answered so far."""
 
     def __init__(
-        self, settings: Settings, allocations: Callable[[], int], *, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: Settings,
+        allocations: Callable[[], int],
+        *,
+        allocated_at: Callable[[str, Iterable[str]], float | None] = lambda _resource, _ids: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`allocated_at` returns the Unix time of the last Allocate call for IDs of a resource, None if unknown."""
         self._off = settings.metrics_holders == "off"
         self._socket = settings.pod_resources_socket
         self._directory = settings.sockets_dir
         self.allocations = allocations
+        self._allocated_at = allocated_at
+        self._since: Mapping[Key, float] = {}  # of the last answer of the kubelet
         self._clock = clock
         self._thread = SerialThread()
         self._running: asyncio.Task[None] | None = None
@@ -132,8 +140,11 @@ class HolderReader:
         known = await self._allocatable() if allocatable else self.last.allocatable
         found = without_stale(Holders(rows, "podresources", began, allocatable=known, claims=claims))
         now = time.time()
-        keys = [*map(key_of, found.rows), *map(key_of, found.claims)]
-        return replace(found, since={key: self.last.since.get(key, now) for key in keys})
+        since = {key_of(row): self._allocated_at(row.resource, row.device_ids) or now for row in found.rows}
+        since |= dict.fromkeys(map(key_of, found.claims), now)
+        # A kubelet that does not answer for a while changes no holder.
+        self._since = {key: self._since.get(key, first) for key, first in since.items()}
+        return replace(found, rows=tuple(sorted(found.rows, key=key_of)), since=self._since)
 
     async def _allocatable(self) -> Mapping[str, int]:
         try:

@@ -30,7 +30,7 @@ class Observer:
         self._agent = agent
         queue = ThreadQueue()
         self._measurements = Measurements(agent.inventories, settings.root, queue=queue)
-        self._holders = HolderReader(settings, agent.allocations)
+        self._holders = HolderReader(settings, agent.allocations, allocated_at=agent.allocated_at)
         self._readings = Readings(
             agent.inventories,
             settings.root,

@@ -48,9 +48,13 @@ _SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 
 
 class Access(Struct, frozen=True):
-    """Who may read the pages: all clients, those that `authorize` lets pass, and those with a certificate."""
+    """Who may read the pages: all clients, those that `authorize` lets pass, and those with a certificate.
+
+    `restricted`: not all clients.
+    """
 
     tls: ConnectionContext | None = None
+    restricted: bool = False
     authorize: Callable[[Handler], Handler] = lambda handler: handler
 
 
@@ -77,10 +81,20 @@ async def serving(
         raise ConfigurationError(f"-http-address: {address}: {error.strerror or error}") from error
     scheme = "https" if access.tls else "http"
     log.info("pages at %s", ", ".join(f"{scheme}://{_authority(*each)}" for each in server.addresses))
+    if not access.restricted and not all(_is_loopback(host) for host, _port in server.addresses):
+        log.warning(
+            "-http-address: found %s without -http-authorized or -http-client-ca: all clients that reach the port can "
+            "read the pages; set one of these flags, a NetworkPolicy, or an address of 127.0.0.1",
+            address,
+        )
     try:
         yield
     finally:
         await server.stop(grace=1.0)
+
+
+def _is_loopback(host: str) -> bool:
+    return host.startswith("127.") or host == "::1"
 
 
 def _authority(host: str, port: int) -> str:
