@@ -161,6 +161,31 @@ def test_device_plugins_of_the_operator_appear_change_and_vanish_without_a_reloa
     assert tab.problems == []
 
 
+def test_one_long_name_or_message_does_not_move_other_columns_out_of_sight(
+    page_server: Served, tab_of: Callable[..., Tab]
+) -> None:
+    before = page_server.view.cluster()
+    pod = Waiting("team", "x" * 253, 1764000000, {I915: 1}, "y" * 1000)
+    page_server.call(lambda: page_server.view.replace(waiting=(pod,), problem="z" * 1000))
+    tab = tab_of()
+    tab.page.goto(f"{page_server.url}waiting")
+    box = tab.page.get_by_role("columnheader", name="Waits since").bounding_box()
+    assert box["x"] + box["width"] <= 1280
+    assert tab.page.evaluate("document.documentElement.scrollWidth") == 1280
+    page_server.call(lambda: page_server.view.replace(waiting=before.waiting, problem=before.problem))
+
+
+def test_texts_of_a_table_do_not_overlap_on_a_phone(page_server: Served, tab_of: Callable[..., Tab]) -> None:
+    node, unit = held_node(page_server)
+    fail(page_server, node, unit)
+    tab = tab_of(viewport={"width": 380, "height": 800})
+    tab.page.goto(f"{page_server.url}device?node={node.name}&plugin={unit.plugin}&unit={unit.unit}")
+    first = tab.page.locator("[data-live=history] tr").first
+    time, state = first.locator("time").bounding_box(), first.locator("td").first.bounding_box()
+    assert time["x"] + time["width"] <= state["x"]
+    replace_unit(page_server, node, unit)
+
+
 def test_filters_are_in_the_address_and_narrow_the_list(page_server: Served, tab_of: Callable[..., Tab]) -> None:
     tab = tab_of()
     tab.page.goto(f"{page_server.url}nodes")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from ..arithmetic import Shortage, explain, oldest_first, shortages
 from ..model import Waiting
 from .html import Element, element, keyed
-from .page import HIDDEN, Context, Page, empty_list, moment, pages, part, search_form, table
+from .page import HIDDEN, Context, Page, empty_list, moment, pages, part, row_header, search_form, table
 from .query import ListQuery
 
 _HEADERS = ("Pod", "Why, by resource", "Scheduler", "Waits since")
@@ -58,7 +58,7 @@ def _row(context: Context, index: int, pod: Waiting, reasons: Mapping[tuple[str,
     return keyed(
         element(
             "tr",
-            element("th", name, scope="row", class_=None if shown else "hidden-name"),
+            row_header(name, class_=None if shown else "hidden-name"),
             element("td", element("ul", *whys), class_="long"),
             element("td", message + gates, class_="long"),
             element("td", moment(pod.since)),
