@@ -118,7 +118,7 @@ def test_an_administrator_reads_why_a_pod_is_pending(page_server: Served, tab_of
     text = row.text_content()
     assert f"Requests 40 of {I915}." in text
     assert "at most" in text
-    assert "The quota of the namespace leaves 13." in text
+    assert "The quota of the namespace leaves 13 for other pods." in text
     assert f"Insufficient {I915}" in text
     live(tab)
     pod = Waiting("vision", "train-large-1", 1764000000, {I915: 1}, "no message")

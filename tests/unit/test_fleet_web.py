@@ -634,7 +634,7 @@ def test_pending_pods_are_explained_in_numbers() -> None:
     output = text("waiting", found)
     for expected in (
         "team/big", "0/2 nodes are available", "Scheduling gates: gate", "Requests 2 of gpu.intel.com/i915.",
-        "2 free in the cluster, at most 1 on one node", "The quota of the namespace leaves 3.",
+        "2 free in the cluster, at most 1 on one node", "The quota of the namespace leaves 3 for other pods.",
     ):  # fmt: skip
         assert expected in output
     assert names_of(page("waiting", found, ListQuery(text="big"))) == ["team/big"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from ..arithmetic import Shortage, explain, oldest_first, shortages
+from ..arithmetic import Shortage, explain, fit_together, oldest_first, shortages
 from ..model import Waiting
 from .html import Element, element, keyed
 from .page import HIDDEN, Context, Page, empty_list, moment, pages, part, row_header, search_form, table
@@ -52,7 +52,8 @@ def _row(context: Context, index: int, pod: Waiting, reasons: Mapping[tuple[str,
     message = (pod.message or "no message yet") if shown else HIDDEN
     gates = f" Scheduling gates: {', '.join(pod.gates)}." if pod.gates and shown else ""
     causes = reasons.get((pod.namespace, pod.name), ())
-    whys = [element("li", explain(each)) for each in causes[:_MAX_CAUSES]]
+    together = fit_together(causes)
+    whys = [element("li", explain(each, together=together)) for each in causes[:_MAX_CAUSES]]
     if len(causes) > _MAX_CAUSES:
         whys.append(element("li", f"{len(causes) - _MAX_CAUSES:,} more resources are not shown."))
     return keyed(
