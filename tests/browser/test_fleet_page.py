@@ -227,6 +227,20 @@ def test_all_controls_are_reachable_with_the_keyboard(page_server: Served, tab_o
     replace_unit(page_server, node, unit)
 
 
+def test_the_keyboard_reaches_the_next_nodes_without_passing_all_devices(
+    page_server: Served, tab_of: Callable[..., Tab]
+) -> None:
+    tab = tab_of()
+    tab.page.goto(f"{page_server.url}nodes?start=20")
+    tab.page.get_by_role("link", name="Clear").focus()
+    tab.page.keyboard.press("Tab")
+    assert tab.page.evaluate("document.activeElement.textContent") == "Skip the list"
+    assert tab.page.get_by_role("link", name="Skip the list").bounding_box()["height"] >= 10
+    tab.page.keyboard.press("Enter")
+    tab.page.keyboard.press("Tab")
+    assert tab.page.evaluate("document.activeElement.textContent") == "First"
+
+
 def check_accessibility(tab: Tab, schemes: Sequence[str]) -> None:
     """Fails for each rule of axe-core, or of our own, that the page violates in one of the colour schemes."""
     for scheme in schemes:

@@ -280,7 +280,12 @@ def pages(page: str, query: NodesQuery | ListQuery, *, shown: int, following: in
         aria_label=f"Parts of the list of {noun}s",
         class_="pages",
     )
-    return live(element("div", keyed(navigation, "pages")), "pages")
+    return live(element("div", keyed(navigation, "pages"), id="pages", tabindex="-1"), "pages")
+
+
+def skip_list() -> Element:
+    """A link over a list to `pages`: with the keyboard there can be a thousand links between them."""
+    return element("p", element("a", "Skip the list", href="#pages"), class_="skip-list")
 
 
 def part(rows: Iterable[Element], *, elements: int = MAX_ELEMENTS, limit: int = ROWS) -> Sequence[Element]:
