@@ -26,6 +26,7 @@ NAMES = (
     "scan",
     "idle",
     "scrape",
+    "pages",
     "clients",
     "restarts",
     "admission",

@@ -174,6 +174,10 @@ class AgentProcess:
     def threads(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/task"))
 
+    def descriptors(self) -> int:
+        """The number of open file descriptors."""
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
     def cpu_seconds(self) -> float:
         """The processor time of all threads, including those that have ended, which schedstat omits."""
         return time.clock_gettime(~self.pid << 3 | 2)

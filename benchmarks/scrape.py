@@ -55,7 +55,7 @@ def measure(scale: Scale) -> Result:
 async def _measure(scale: Scale) -> Result:
     scrapes = scale.of(60, 3)
     figures: list[Figure] = []
-    with _large() as setup:
+    with large_gpu_node() as setup:
         async with _scraped(setup) as (agent, url):
             page = await _read(url)
             figures += _costs("64 GPUs: ", [await _cost(agent, url) for _ in range(scrapes)], 20)
@@ -71,7 +71,8 @@ async def _measure(scale: Scale) -> Result:
 
 
 @contextlib.contextmanager
-def _large() -> Iterator[NodeSetup]:
+def large_gpu_node() -> Iterator[NodeSetup]:
+    """A node with 64 GPUs, each with all files of i915, and with 8 IDs."""
     with gpu_npu_node(cards=_CARDS, npus=0) as setup:
         for device in setup.node.devices():
             path = f"{setup.root}{device.path}"

@@ -118,7 +118,7 @@ def test_an_administrator_reads_why_a_pod_is_pending(page_server: Served, tab_of
     text = row.text_content()
     assert f"Requests 40 of {I915}." in text
     assert "at most" in text
-    assert "The quota of the namespace leaves 13." in text
+    assert "The quota of the namespace leaves 13 for other pods." in text
     assert f"Insufficient {I915}" in text
     live(tab)
     pod = Waiting("vision", "train-large-1", 1764000000, {I915: 1}, "no message")
@@ -161,6 +161,31 @@ def test_device_plugins_of_the_operator_appear_change_and_vanish_without_a_reloa
     assert tab.problems == []
 
 
+def test_one_long_name_or_message_does_not_move_other_columns_out_of_sight(
+    page_server: Served, tab_of: Callable[..., Tab]
+) -> None:
+    before = page_server.view.cluster()
+    pod = Waiting("team", "x" * 253, 1764000000, {I915: 1}, "y" * 1000)
+    page_server.call(lambda: page_server.view.replace(waiting=(pod,), problem="z" * 1000))
+    tab = tab_of()
+    tab.page.goto(f"{page_server.url}waiting")
+    box = tab.page.get_by_role("columnheader", name="Waits since").bounding_box()
+    assert box["x"] + box["width"] <= 1280
+    assert tab.page.evaluate("document.documentElement.scrollWidth") == 1280
+    page_server.call(lambda: page_server.view.replace(waiting=before.waiting, problem=before.problem))
+
+
+def test_texts_of_a_table_do_not_overlap_on_a_phone(page_server: Served, tab_of: Callable[..., Tab]) -> None:
+    node, unit = held_node(page_server)
+    fail(page_server, node, unit)
+    tab = tab_of(viewport={"width": 380, "height": 800})
+    tab.page.goto(f"{page_server.url}device?node={node.name}&plugin={unit.plugin}&unit={unit.unit}")
+    first = tab.page.locator("[data-live=history] tr").first
+    time, state = first.locator("time").bounding_box(), first.locator("td").first.bounding_box()
+    assert time["x"] + time["width"] <= state["x"]
+    replace_unit(page_server, node, unit)
+
+
 def test_filters_are_in_the_address_and_narrow_the_list(page_server: Served, tab_of: Callable[..., Tab]) -> None:
     tab = tab_of()
     tab.page.goto(f"{page_server.url}nodes")
@@ -200,6 +225,20 @@ def test_all_controls_are_reachable_with_the_keyboard(page_server: Served, tab_o
     tab.page.keyboard.press("Enter")
     tab.page.wait_for_url("**/device?**")
     replace_unit(page_server, node, unit)
+
+
+def test_the_keyboard_reaches_the_next_nodes_without_passing_all_devices(
+    page_server: Served, tab_of: Callable[..., Tab]
+) -> None:
+    tab = tab_of()
+    tab.page.goto(f"{page_server.url}nodes?start=20")
+    tab.page.get_by_role("link", name="Clear").focus()
+    tab.page.keyboard.press("Tab")
+    assert tab.page.evaluate("document.activeElement.textContent") == "Skip the list"
+    assert tab.page.get_by_role("link", name="Skip the list").bounding_box()["height"] >= 10
+    tab.page.keyboard.press("Enter")
+    tab.page.keyboard.press("Tab")
+    assert tab.page.evaluate("document.activeElement.textContent") == "First"
 
 
 def check_accessibility(tab: Tab, schemes: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from accelplane.apiserver.errors import Conflict
 from accelplane.kube.client import Client, load_config
 from accelplane.kube.driftbackoff import DriftBackoff
-from accelplane.kube.ensure import Ensured, NameConflict, ensure
+from accelplane.kube.ensure import EnsureResult, NameConflict, ensure
 from accelplane.kube.objects import ApiInfo, Metadata, NamespacedResource, Request, api, trim
 from accelplane.kube.owners import owner_reference
 
@@ -80,7 +80,7 @@ def workload(*arguments: str, **pod: Any) -> Workload:
     return Workload(metadata=Metadata(name="mine", namespace=NAMESPACE, labels=LABELS), spec=spec)
 
 
-async def ensure_repeatedly(client: Client, child: Workload, owner: Text) -> Ensured[Workload]:
+async def ensure_repeatedly(client: Client, child: Workload, owner: Text) -> EnsureResult[Workload]:
     """Retries after a conflict as a controller does: the DaemonSet controller writes the status meanwhile."""
     while True:
         try:

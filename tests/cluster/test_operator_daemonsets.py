@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from customresources import plugin
 
-from accelplane.kube.fieldmanagers import transferred
+from accelplane.kube.fieldmanagers import transfer_fields
 from accelplane.operator import models
 from accelplane.operator.daemonsets import render
 from accelplane.operator.settings import Settings
@@ -115,7 +115,7 @@ def test_objects_of_an_older_operator_are_adopted(cluster: Cluster, namespace: s
     wait_until(lambda: found(cluster, namespace, name)["status"].get("observedGeneration"), f"status of {name}")
     before = found(cluster, namespace, name)
     takeover = plan(desired, [before])
-    managed_fields = transferred(before["metadata"]["managedFields"], MANAGER, GO_MANAGERS)
+    managed_fields = transfer_fields(before["metadata"]["managedFields"], MANAGER, GO_MANAGERS)
     assert managed_fields
     words = ("patch", "daemonset", name, f"--namespace={namespace}", "--type=json", f"--field-manager={MANAGER}")
 

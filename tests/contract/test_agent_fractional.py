@@ -245,7 +245,7 @@ OFFER = ("card0-0", "card1-0")
 
 async def test_the_mask_is_that_of_the_preferred_allocation(caplog: pytest.LogCaptureFixture) -> None:
     one = allocator(Pods(gpu_pod("a", **ANNOTATED)))
-    assert await one.preferred(OFFER, (), 1) == ["card1-0"]
+    assert await one.preferred_allocation(OFFER, (), 1) == ["card1-0"]
     allocation = await one.allocate(["card1-0"], listed_pod(*OFFER, health=UNHEALTHY, envs={"OTHER": "1"}))
     assert allocation is not None
     assert allocation.envs == {"OTHER": "1", MASK: "1"}
@@ -258,13 +258,13 @@ async def test_the_mask_is_that_of_the_preferred_allocation(caplog: pytest.LogCa
 
 async def test_devices_that_are_not_listed_get_the_default_method() -> None:
     one = allocator(Pods(gpu_pod("a", **ANNOTATED)))
-    await one.preferred(OFFER, (), 1)
+    await one.preferred_allocation(OFFER, (), 1)
     assert await one.allocate(["card1-0"], listed_pod("card0-0")) is None
 
 
 async def test_after_a_restart_of_the_plugin_the_default_method_applies(caplog: pytest.LogCaptureFixture) -> None:
     pods = Pods(gpu_pod("a", **ANNOTATED))
-    await allocator(pods).preferred(OFFER, (), 1)
+    await allocator(pods).preferred_allocation(OFFER, (), 1)
     assert await allocator(pods).allocate(["card1-0"], listed_pod(*OFFER)) is None
     assert "no devices were chosen for container 0, using the default method" in caplog.text
 
@@ -272,7 +272,7 @@ async def test_after_a_restart_of_the_plugin_the_default_method_applies(caplog: 
 async def test_a_new_pod_of_the_same_name_does_not_inherit_an_assignment() -> None:
     pods = Pods(gpu_pod("a", **ANNOTATED))
     one = allocator(pods)
-    await one.preferred(OFFER, (), 1)
+    await one.preferred_allocation(OFFER, (), 1)
     pods.listed = [gpu_pod("a", uid="another", **ANNOTATED)]
     assert await one.allocate(["card1-0"], listed_pod(*OFFER)) is None
 
@@ -280,7 +280,7 @@ async def test_a_new_pod_of_the_same_name_does_not_inherit_an_assignment() -> No
 async def test_an_annotation_that_changes_between_the_calls_has_no_effect() -> None:
     pods = Pods(gpu_pod("a", **ANNOTATED))
     one = allocator(pods)
-    await one.preferred(OFFER, (), 1)
+    await one.preferred_allocation(OFFER, (), 1)
     pods.listed = [gpu_pod("a", gas_container_cards="card0", gas_container_tiles="card0:gt0")]
     allocation = await one.allocate(["card1-0"], listed_pod(*OFFER))
     assert allocation is not None
@@ -291,11 +291,14 @@ async def test_concurrent_calls_are_answered_for_the_same_container() -> None:
     """The kubelet admits one pod at a time; a call names no pod."""
     pods = Pods(gpu_pod("a", gas_ts="1", **ANNOTATED), gpu_pod("b", gas_ts="2", gas_container_cards="card0"))
     one = allocator(pods)
-    assert await asyncio.gather(*(one.preferred(OFFER, (), 1) for _ in range(2))) == [["card1-0"], ["card1-0"]]
+    assert await asyncio.gather(*(one.preferred_allocation(OFFER, (), 1) for _ in range(2))) == [
+        ["card1-0"],
+        ["card1-0"],
+    ]
     first, second = await asyncio.gather(*(one.allocate(["card1-0"], listed_pod(*OFFER)) for _ in range(2)))
     assert first == second is not None
     pods.held["default", "a"] = 1
-    assert await one.preferred(OFFER, (), 1) == ["card0-0"]
+    assert await one.preferred_allocation(OFFER, (), 1) == ["card0-0"]
 
 
 async def test_a_source_that_does_not_answer_does_not_delay_a_call_beyond_its_deadline(
@@ -304,7 +307,7 @@ async def test_a_source_that_does_not_answer_does_not_delay_a_call_beyond_its_de
     pods = Pods(gpu_pod("a", **ANNOTATED))
     pods.hang = True
     one = allocator(pods, deadline=0.05)
-    assert await one.preferred(OFFER, (), 1) == ()
+    assert await one.preferred_allocation(OFFER, (), 1) == ()
     assert await one.allocate(["card1-0"], listed_pod(*OFFER)) is None
     assert "no answer of the kubelet and the API server within 0.05 s" in caplog.text
 
@@ -313,7 +316,7 @@ async def test_a_source_that_fails_leaves_the_default_method(caplog: pytest.LogC
     pods = Pods(gpu_pod("a", **ANNOTATED))
     pods.problem = "GET /api/v1/pods: forbidden"
     one = allocator(pods)
-    assert await one.preferred(OFFER, (), 1) == ()
+    assert await one.preferred_allocation(OFFER, (), 1) == ()
     assert await one.allocate(["card1-0"], listed_pod(*OFFER)) is None
     assert "resource manager: GET /api/v1/pods: forbidden; using the default method" in caplog.text
 
@@ -325,7 +328,7 @@ async def test_assignments_are_forgotten_when_their_pods_have_ended() -> None:
     async def cached() -> bool:
         return await one.allocate(["card1-0"], listed_pod(*OFFER)) is not None
 
-    await one.preferred(OFFER, (), 1)
+    await one.preferred_allocation(OFFER, (), 1)
     pods.problem = "unreadable"
     await one.forget_ended()
     pods.problem = ""
@@ -344,10 +347,10 @@ async def test_assignments_are_forgotten_when_their_pods_have_ended() -> None:
 async def test_the_number_of_assignments_is_limited() -> None:
     pods = Pods(gpu_pod("a", **ANNOTATED))
     one = allocator(pods)
-    await one.preferred(OFFER, (), 1)
+    await one.preferred_allocation(OFFER, (), 1)
     for number in range(4096):
         pods.listed = [gpu_pod("a", uid=f"uid {number}", **ANNOTATED)]
-        await one.preferred(OFFER, (), 1)
+        await one.preferred_allocation(OFFER, (), 1)
     assert await one.allocate(["card1-0"], listed_pod(*OFFER)) is not None
     pods.listed = [gpu_pod("a", **ANNOTATED)]
     assert await one.allocate(["card1-0"], listed_pod(*OFFER)) is None
@@ -361,7 +364,7 @@ async def test_an_assignment_that_is_made_during_the_cleanup_stays() -> None:
     def bind() -> None:
         """The pod arrives after the cleanup has read the pods."""
         pods.listed, pods.before_answer = listed_now, lambda: None
-        calls.append(asyncio.create_task(one.preferred(OFFER, (), 1)))
+        calls.append(asyncio.create_task(one.preferred_allocation(OFFER, (), 1)))
 
     calls: list[asyncio.Task[Sequence[str]]] = []
     pods.before_answer = bind

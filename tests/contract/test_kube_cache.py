@@ -11,49 +11,21 @@ import pytest
 from kubeapi import KubeApi
 from kubekinds import Config, Widget, widget
 from waiting import until
+from widgetcaches import HASTE, names, wait_synced, widgets
 
 from accelplane.apiserver import StatusError
 from accelplane.kube.cache import Cache, UnreadableObject
 from accelplane.kube.client import Client, Selection
-from accelplane.kube.informer import Informer, WatchTimeouts
+from accelplane.kube.informer import Informer
 from accelplane.kube.metrics import Metrics
 from accelplane.kube.objects import ApiInfo, GlobalResource, Metadata, Request
 from accelplane.kube.objects import api as api_info
-
-ALL = Selection()
-HASTE = WatchTimeouts(idle=5, duration=60, first_delay=0.01, max_delay=0.1)
-
-
-@asynccontextmanager
-async def widgets(
-    api: KubeApi, selection: Selection = ALL, watch_timeouts: WatchTimeouts = HASTE
-) -> AsyncIterator[Cache[Widget]]:
-    client = Client(api.config, field_manager="test", timeout=1)
-    informer = Informer(client, selection, watch_timeouts=watch_timeouts)
-    cache = informer.cache(Widget)
-    running = asyncio.create_task(informer.run())
-    try:
-        yield cache
-        assert not running.done(), running.exception()
-    finally:
-        running.cancel()
-        await client.close()
-
-
-def names(cache: Cache[Widget]) -> list[str]:
-    return sorted(thing.metadata.name or "" for thing in cache)
-
-
-async def synced(cache: Cache[Widget], api: KubeApi) -> None:
-    async with asyncio.timeout(5):
-        await cache.synced.wait()
-    await until(lambda: api.open_watches == 1)
 
 
 async def test_a_cache_follows_the_server(api: KubeApi) -> None:
     api.put("widgets", widget("a"))
     async with widgets(api) as cache:
-        await synced(cache, api)
+        await wait_synced(cache, api)
         assert names(cache) == ["a"]
         api.put("widgets", widget("b"))
         api.put("widgets", widget("a", size=5))
@@ -77,7 +49,7 @@ async def test_run_when_permitted_waits_for_the_right_to_list(api: KubeApi, clie
     assert [error.code for error in refused] == [403]
     assert not cache.synced.is_set()
     forbidden.times = 0
-    await synced(cache, api)
+    await wait_synced(cache, api)
     assert names(cache) == ["a"]
     running.cancel()
 
@@ -97,7 +69,7 @@ async def test_run_while_served_empties_the_caches_when_the_server_rejects_lists
     await until(lambda: len(rejections) > 3)
     assert not cache.synced.is_set()
     unserved.times = 0
-    await synced(cache, api)
+    await wait_synced(cache, api)
     assert names(cache) == ["a"]
     unserved = api.fault("/widgets", code, times=1_000_000)
     api.abort_watches()
@@ -116,7 +88,7 @@ async def test_run_while_served_retries_other_errors_soon_and_keeps_the_caches(a
     informer = Informer(client, watch_timeouts=HASTE)
     cache = informer.cache(Widget)
     running = asyncio.create_task(informer.run_while_served(rejections.append, retry=3600))
-    await synced(cache, api)
+    await wait_synced(cache, api)
     api.fault("/widgets", 500, times=2)
     api.abort_watches()
     api.put("widgets", widget("b"))
@@ -134,7 +106,7 @@ async def test_subscribers_get_each_change_once_with_the_old_object(api: KubeApi
     api.put("widgets", widget("a", size=1))
     async with widgets(api) as cache:
         cache.subscribe(listen)
-        await synced(cache, api)
+        await wait_synced(cache, api)
         api.put("widgets", widget("a", size=2))
         api.remove("widgets", "a")
         await until(lambda: len(events) == 3)
@@ -144,132 +116,17 @@ async def test_subscribers_get_each_change_once_with_the_old_object(api: KubeApi
 async def test_a_late_subscriber_gets_all_objects(api: KubeApi) -> None:
     api.put("widgets", widget("a"))
     async with widgets(api) as cache:
-        await synced(cache, api)
+        await wait_synced(cache, api)
         events: list[Widget | None] = []
         cache.subscribe(lambda old, new: events.append(new))
         assert events == list(cache)
-
-
-@pytest.mark.parametrize("compacted", [False, True])
-async def test_subscribers_get_the_changes_of_an_outage(api: KubeApi, compacted: bool) -> None:
-    for name in ("stays", "goes", "changes"):
-        api.put("widgets", widget(name))
-    async with widgets(api) as cache:
-        await synced(cache, api)
-        events: list[str] = []
-        cache.subscribe(lambda old, new: events.append(f"{old and old.spec.size}->{new and new.spec.size}"))
-        del events[:]
-        await api.stop()
-        api.remove("widgets", "goes")
-        api.put("widgets", widget("changes", size=9))
-        api.put("widgets", widget("new"))
-        if compacted:
-            api.compact()
-        await api.start()
-        await until(lambda: names(cache) == ["changes", "new", "stays"])
-        assert sorted(events) == ["0->9", "0->None", "None->0"]
-        # a watch is resumed while the server has its resource version
-        assert api.count("GET /apis/example.com/v1/widgets") == (2 if compacted else 1)
-
-
-async def test_a_broken_watch_is_resumed(api: KubeApi) -> None:
-    async with widgets(api) as cache:
-        await synced(cache, api)
-        for number in range(5):
-            api.abort_watches()
-            api.put("widgets", widget(f"w{number}"))
-            await until(lambda expected=number + 1: len(cache) == expected)
-            await until(lambda: api.open_watches >= 1)
-        assert api.count("GET /apis") == 1
-
-
-async def test_an_idle_watch_is_replaced(api: KubeApi) -> None:
-    async with widgets(api, watch_timeouts=WatchTimeouts(idle=0.2, first_delay=0.01, max_delay=0.1)) as cache:
-        await synced(cache, api)
-        api.silent = True
-        api.put("widgets", widget("missed"))
-        await until(lambda: api.count("WATCH") > 1)
-        api.silent = False
-        api.compact()
-        await until(lambda: names(cache) == ["missed"])
-
-
-async def test_bookmarks_avoid_lists_after_compaction(api: KubeApi) -> None:
-    api.bookmark_interval = 0.02
-    async with widgets(api) as cache:
-        await synced(cache, api)
-        for number in range(20):
-            api.put("configmaps", {"metadata": {"name": f"c{number}", "namespace": "n"}})
-        marked = asyncio.get_running_loop().time() + 0.2
-        await until(lambda: asyncio.get_running_loop().time() > marked)
-        api.compact()
-        api.abort_watches()
-        await until(lambda: api.count("WATCH") > 1)
-        api.put("widgets", widget("w"))
-        await until(lambda: len(cache) == 1)
-        assert api.count("GET /apis") == 1
-
-
-async def test_junk_in_a_watch_causes_a_list(api: KubeApi) -> None:
-    async with widgets(api) as cache:
-        await synced(cache, api)
-        for junk in (
-            *(b"junk", b'{"type": "ADDED", "object": 5}', b'{"type": "DELETED", "object": {"metadata": {}}}'),
-            b'{"type": "ERROR", "object": "?"}',
-        ):
-            listed, watched = api.count("GET /apis"), api.count("WATCH")
-            api.send(junk)
-            await until(lambda before=watched: api.count("WATCH") > before)
-            assert api.count("GET /apis") > listed
-        api.put("widgets", widget("w"))
-        await until(lambda: len(cache) == 1)
-
-
-async def test_watches_that_end_immediately_are_delayed(api: KubeApi) -> None:
-    api.fault("WATCH", 200, body=b"", times=1_000_000)
-    async with widgets(api, watch_timeouts=WatchTimeouts(first_delay=0.1, max_delay=10)) as cache:
-        await cache.synced.wait()
-        await until(lambda: api.count("WATCH") >= 3)
-        await asyncio.sleep(0.2)
-        assert api.count("WATCH") < 8
-
-
-@pytest.mark.parametrize("status", [429, 500, 410, 403, 0])
-async def test_a_cache_recovers_from_error_responses(api: KubeApi, status: int) -> None:
-    api.put("widgets", widget("w"))
-    api.fault("GET", status, times=3)
-    api.fault("WATCH", status, times=3)
-    async with widgets(api) as cache:
-        await synced(cache, api)
-        api.put("widgets", widget("v"))
-        await until(lambda: names(cache) == ["v", "w"])
-
-
-async def test_an_outage_is_logged_once(api: KubeApi, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("WARNING")
-    api.put("widgets", widget("a"))
-    async with widgets(api) as cache:
-        await synced(cache, api)
-        for times in (1, 2):
-            fault = api.fault("WATCH", 503, times=1_000_000)
-            listing = api.fault("GET", 503, times=1_000_000)
-            api.abort_watches()
-            before = api.count("GET")
-            await until(lambda before=before: api.count("GET") > before + 5)
-            api.faults.remove(fault)
-            api.faults.remove(listing)
-            api.put("widgets", widget(f"new-{times}"))
-            await until(lambda times=times: Request(f"new-{times}") in cache.requests() and api.open_watches == 1)
-            api.put("widgets", widget(f"newer-{times}"))
-            await until(lambda times=times: Request(f"newer-{times}") in cache.requests())
-            assert sum("503" in each for each in caplog.messages) <= 2 * times
 
 
 async def test_a_cache_has_the_selected_objects_only(api: KubeApi) -> None:
     api.put("widgets", widget("a", color="red"))
     api.put("widgets", widget("b", color="blue"))
     async with widgets(api, Selection(labels="color=red")) as cache:
-        await synced(cache, api)
+        await wait_synced(cache, api)
         assert names(cache) == ["a"]
         api.put("widgets", widget("b", color="red"))
         api.put("widgets", widget("a", color="blue"))
@@ -280,7 +137,7 @@ async def test_indexes_follow_changes(api: KubeApi) -> None:
     api.put("widgets", widget("a", size=1))
     async with widgets(api) as cache:
         cache.add_index("size", lambda thing: [str(thing.spec.size)])
-        await synced(cache, api)
+        await wait_synced(cache, api)
         api.put("widgets", widget("b", size=1))
         await until(lambda: [one.metadata.name for one in cache.by_index("size", "1")] == ["a", "b"])
         api.put("widgets", widget("a", size=2))
@@ -295,7 +152,7 @@ async def test_an_unreadable_object_is_not_absent(api: KubeApi) -> None:
     api.put("widgets", {"metadata": {"name": "bad"}, "spec": {"size": "large"}})
     api.put("widgets", widget("turns"))
     async with widgets(api) as cache:
-        await synced(cache, api)
+        await wait_synced(cache, api)
         with pytest.raises(UnreadableObject, match="Widget bad: Expected `int`"):
             cache.get(Request("bad"))
         assert cache.requests() == [Request("turns"), Request("bad")]
@@ -336,7 +193,7 @@ async def test_after_a_malformed_update_all_readers_agree(api: KubeApi, caplog: 
             lambda old, new: changes.append((old and old.spec.size, new and new.spec.size)),
             on_unreadable=unreadable.append,
         )
-        await synced(cache, api)
+        await wait_synced(cache, api)
         api.put("widgets", {"metadata": {"name": "w"}, "spec": {"size": "large"}})
         await until(lambda: Request("w") in cache.unreadable)
         with pytest.raises(UnreadableObject, match="Widget w: Expected `int`"):
@@ -363,7 +220,7 @@ async def test_subscribers_are_notified_of_the_deletion_of_an_unreadable_object(
     async with widgets(api) as cache:
         unreadable: list[Request] = []
         cache.subscribe(lambda _old, _new: None, on_unreadable=unreadable.append)
-        await synced(cache, api)
+        await wait_synced(cache, api)
         assert unreadable == [Request("w")]
         api.remove("widgets", "w")
         await until(lambda: unreadable == [Request("w"), Request("w")])
@@ -375,7 +232,7 @@ async def test_an_object_that_is_malformed_after_an_outage_is_not_absent(api: Ku
     api.put("widgets", {"metadata": {"name": "stays"}, "spec": 7})
     api.put("widgets", {"metadata": {"name": "goes"}, "spec": 7})
     async with widgets(api) as cache:
-        await synced(cache, api)
+        await wait_synced(cache, api)
         await api.stop()
         api.put("widgets", {"metadata": {"name": "turns"}, "spec": 7})
         api.remove("widgets", "goes")
@@ -455,16 +312,6 @@ async def test_an_informer_rejects_late_caches_other_resources_and_a_second_run(
         await Informer(client).run()
 
 
-async def test_a_rate_limited_watch_is_resumed_without_a_list(api: KubeApi) -> None:
-    async with widgets(api) as cache:
-        await synced(cache, api)
-        api.fault("WATCH", 429, times=2)
-        api.abort_watches()
-        api.put("widgets", widget("w"))
-        await until(lambda: len(cache) == 1)
-        assert api.count("GET /apis") == 1
-
-
 def gauges(metrics: Metrics) -> dict[str, float]:
     """The samples of caches of widgets, by name without the prefix."""
     return {
@@ -491,33 +338,13 @@ async def test_metrics_show_the_state_of_a_cache_while_it_runs(api: KubeApi, cli
     assert set(gauges(client.metrics)) <= {"lists_total", "lists_created"}
 
 
-async def test_watch_that_ends_soon_after_an_event_is_resumed_without_delay(api: KubeApi) -> None:
-    slow = WatchTimeouts(idle=60, duration=60, first_delay=60, max_delay=60)
-    async with widgets(api, watch_timeouts=slow) as cache:
-        await synced(cache, api)
-        for number in range(3):
-            api.put("widgets", widget(f"w{number}"))
-            await until(lambda count=number + 1: len(cache) == count)
-            api.end_watches()
-            await until(lambda count=number + 2: api.count("WATCH") == count, 30)
-
-
 async def test_an_object_that_stays_unreadable_for_the_same_reason_is_logged_once(
     api: KubeApi, caplog: pytest.LogCaptureFixture
 ) -> None:
     api.put("widgets", {"metadata": {"name": "bad"}, "spec": 7})
     async with widgets(api) as cache:
-        await synced(cache, api)
+        await wait_synced(cache, api)
         api.put("widgets", {"metadata": {"name": "bad", "labels": {"a": "b"}}, "spec": 7})
         api.put("widgets", widget("good"))
         await until(lambda: len(cache) == 1)
     assert caplog.text.count("Widget bad: cannot be decoded") == 1
-
-
-async def test_a_failed_list_is_repeated_after_a_delay(api: KubeApi) -> None:
-    api.fault("GET .*/widgets", 500, times=1)
-    slow = WatchTimeouts(idle=60, duration=60, first_delay=60, max_delay=60)
-    async with widgets(api, watch_timeouts=slow):
-        await until(lambda: api.count("GET .*/widgets") == 1)
-        await asyncio.sleep(0.1)
-        assert api.count("GET .*/widgets") == 1

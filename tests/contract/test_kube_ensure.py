@@ -10,7 +10,7 @@ from kubekinds import Config, Widget, widget
 from accelplane.apiserver.errors import Conflict, StatusError
 from accelplane.kube.client import Client
 from accelplane.kube.driftbackoff import DriftBackoff
-from accelplane.kube.ensure import Adopt, Ensured, NameConflict, ensure
+from accelplane.kube.ensure import Adopt, EnsureResult, NameConflict, ensure
 from accelplane.kube.objects import Metadata, Request, trim
 
 KEY = ("configmaps", "n", "mine")
@@ -204,7 +204,7 @@ async def test_repeated_drift_is_postponed_and_its_manager_is_reported(
     now = 0.0
     backoff = DriftBackoff(clock=lambda: now)
 
-    async def again() -> Ensured[Config]:
+    async def again() -> EnsureResult[Config]:
         return await ensure(client, child(text="hello"), owner, backoff=backoff)
 
     await again()

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -142,12 +143,24 @@ def test_on_a_terminal_the_table_is_redrawn_in_place_until_it_is_interrupted(
 def test_unreadable_data_is_reported_and_other_data_is_shown(tmp_path: Path, directory: str) -> None:
     SimulatedNode(tmp_path).plug_gpu()
     write(tmp_path / "sys/class/accel", "not a directory")
-    socket = Path(directory, "pod-resources/kubelet.sock")
-    socket.parent.mkdir()
-    write(socket, "no socket")
+    path = Path(directory, "pod-resources/kubelet.sock")
+    path.parent.mkdir()
+    write(path, "no socket")
     answer = top(tmp_path, directory)
     assert answer.returncode == 1
-    assert f"{socket}: no answer of the kubelet" in answer.stderr
+    assert f"{path}: no answer of the kubelet" in answer.stderr
+    assert "card0" in answer.stdout
+
+
+def test_a_kubelet_that_does_not_answer_is_reported(card: Path, tmp_path: Path, directory: str) -> None:
+    socket_path = Path(directory, "pod-resources/kubelet.sock")
+    socket_path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(socket_path))
+        listener.listen()
+        answer = top(tmp_path, directory, "--plugins", "gpu")
+    assert answer.returncode == 1
+    assert answer.stderr == f"accelplane top: {socket_path}: no answer of the kubelet; holders may be missing\n"
     assert "card0" in answer.stdout
 
 

@@ -22,7 +22,7 @@ from accelplane.plugins import Plugin
 from accelplane.plugins.gpu import GpuConfig, GpuPlugin
 from accelplane.plugins.idxd import DsaPlugin, IaaPlugin
 from accelplane.plugins.npu import NpuConfig, NpuPlugin
-from accelplane.plugins.policies import POLICIES, preferred
+from accelplane.plugins.policies import POLICIES, preferred_ids
 from accelplane.plugins.qat import QatConfig, QatPlugin
 
 
@@ -64,7 +64,7 @@ def shares(counts: dict[str, int]) -> list[str]:
 def test_pull_policy_is_always_or_if_not_present(
     policy: str, available: dict[str, int], size: int, expected: list[str]
 ) -> None:
-    assert preferred(policy, devices(*shares(available)), [], size, {}) == expected
+    assert preferred_ids(policy, devices(*shares(available)), [], size, {}) == expected
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_policy_none_prefers_units_that_are_least_in_use(
     policy: str, in_use: dict[str, int], size: int, expected: list[str]
 ) -> None:
     available = devices(*shares({"card0": 3, "card1": 3, "card2": 3}))
-    assert preferred(policy, available, [], size, in_use) == expected
+    assert preferred_ids(policy, available, [], size, in_use) == expected
 
 
 @pytest.mark.parametrize(
@@ -97,31 +97,31 @@ def test_required_ids_come_first_and_count_as_chosen(
     policy: str, must: list[str], size: int, expected: list[str]
 ) -> None:
     available = devices(*shares({"card0": 3, "card1": 3, "card2": 3}))
-    assert preferred(policy, available, devices(*must), size, {}) == expected
+    assert preferred_ids(policy, available, devices(*must), size, {}) == expected
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_equal_units_on_a_chosen_numa_node_are_preferred(policy: str) -> None:
     numa = {"card0": 0, "card1": 1, "card2": 0, "card3": 1}
     available = devices("card0-0", "card1-0", "card2-0", "card3-0", numa=numa)
-    assert preferred(policy, available, devices("card0-0", numa=numa), 2, {}) == ["card0-0", "card2-0"]
+    assert preferred_ids(policy, available, devices("card0-0", numa=numa), 2, {}) == ["card0-0", "card2-0"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_request_for_more_than_the_available_ids_fails(policy: str) -> None:
     with pytest.raises(ValueError) as refusal:  # noqa: PT011 the whole text is compared
-        preferred(policy, devices("card0-0", "card1-0"), [], 3, {})
+        preferred_ids(policy, devices("card0-0", "card1-0"), [], 3, {})
     assert str(refusal.value) == "AllocationSize (3) is greater than the number of available device IDs (2)"
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_monitoring_device_is_chosen(policy: str) -> None:
-    assert preferred(policy, [Device(resource="monitoring", id="all", topology=None)], [], 1, {}) == ["all"]
+    assert preferred_ids(policy, [Device(resource="monitoring", id="all", topology=None)], [], 1, {}) == ["all"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_id_offered_twice_is_chosen_once(policy: str) -> None:
-    assert preferred(policy, devices("card0-0", "card0-0"), [], 2, {}) == ["card0-0"]
+    assert preferred_ids(policy, devices("card0-0", "card0-0"), [], 2, {}) == ["card0-0"]
 
 
 Request = tuple[str, list[Device], list[Device], int, dict[str, int]]
@@ -147,19 +147,19 @@ def test_a_preferred_allocation_is_valid_and_independent_of_the_order_of_the_off
     request: Request, order: random.Random
 ) -> None:
     policy, available, must, size, in_use = request
-    answer = preferred(policy, available, must, size, in_use)
+    answer = preferred_ids(policy, available, must, size, in_use)
     assert len(set(answer)) == len(answer) == size
     assert set(answer) <= {device.id for device in available}
     assert answer[: len(must)] == [device.id for device in must]
     shuffled = order.sample(available, len(available))
-    assert answer == preferred(policy, shuffled, must, size, in_use)
-    assert answer == preferred(policy, sorted(available, key=lambda device: natural(device.id)), must, size, in_use)
+    assert answer == preferred_ids(policy, shuffled, must, size, in_use)
+    assert answer == preferred_ids(policy, sorted(available, key=lambda device: natural(device.id)), must, size, in_use)
 
 
 @given(requests())
 def test_policy_none_uses_at_least_as_many_units_as_any_other_policy(request: Request) -> None:
     _policy, available, must, size, in_use = request
-    widths = {policy: width(preferred(policy, available, must, size, in_use)) for policy in POLICIES}
+    widths = {policy: width(preferred_ids(policy, available, must, size, in_use)) for policy in POLICIES}
     assert widths["none"] == max(widths.values())
 
 
@@ -189,7 +189,7 @@ class Node:
         return {unit: counts[unit] for unit in dict.fromkeys(device.unit for device in self.devices.values())}
 
     async def admit(self, size: int = 1, must: Iterable[str] = ()) -> list[str]:
-        answer = list(await self.allocator.preferred(self.offer, list(must), size))
+        answer = list(await self.allocator.preferred_allocation(self.offer, list(must), size))
         assert len(answer) == size
         self.allocated.update(answer)
         return answer

@@ -120,10 +120,10 @@ class TestInventory:
     def test_replacing_devices_keeps_the_order(self) -> None:
         inventory = Inventory.of("a.com", [Device(resource="r", id="1"), Device(resource="r", id="10")])
         failing = Device(resource="r", id="2", health=UNHEALTHY)
-        grown = inventory.replaced([failing, Device(resource="a", id="0")])
+        grown = inventory.with_devices([failing, Device(resource="a", id="0")])
         assert [device.id for device in grown] == ["0", "1", "2", "10"]
         assert [device.id for device in inventory] == ["1", "10"]
-        assert grown.replaced([failing]) == grown
+        assert grown.with_devices([failing]) == grown
 
 
 DEVICES = st.builds(
@@ -140,6 +140,6 @@ INVENTORIES = st.lists(DEVICES | st.builds(Resource, st.sampled_from(["a", "b", 
 @given(INVENTORIES, st.lists(DEVICES, max_size=5))
 def test_replacing_devices_equals_an_inventory_of_these_devices(inventory: Inventory, devices: list[Device]) -> None:
     found = [*map(Resource, inventory.resources), *inventory, *devices]
-    replaced, scanned = inventory.replaced(devices), Inventory.of("a.com", found)
+    replaced, scanned = inventory.with_devices(devices), Inventory.of("a.com", found)
     assert replaced == scanned
     assert list(replaced) == list(scanned)

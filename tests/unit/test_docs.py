@@ -37,7 +37,7 @@ from accelplane.plugins.gpu import GpuConfig
 from accelplane.plugins.idxd import DsaConfig, IaaConfig
 from accelplane.plugins.npu import NpuConfig
 from accelplane.plugins.onload import OnloadConfig
-from accelplane.plugins.policies import POLICIES, preferred
+from accelplane.plugins.policies import POLICIES, preferred_ids
 from accelplane.plugins.qat import QatConfig
 from accelplane.plugins.sgx import SgxConfig
 from accelplane.readings.families import FAMILIES
@@ -297,9 +297,9 @@ def test_the_policy_table_shows_the_preferred_devices() -> None:
     listed = {row[0].strip("`"): row[2:] for row in rows(section(USERS, "Sharing and allocation policies"))}
     choices: dict[str, list[str]] = {}
     for policy in POLICIES:
-        first = preferred(policy, free, (), 2, {})
+        first = preferred_ids(policy, free, (), 2, {})
         in_use = Counter(device.unit for device in free if device.id in first)
-        second = preferred(policy, [device for device in free if device.id not in first], (), 2, in_use)
+        second = preferred_ids(policy, [device for device in free if device.id not in first], (), 2, in_use)
         choices[policy] = [", ".join(f"`{id_}`" for id_ in ids) for ids in (first, second)]
     assert listed == choices
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from accelplane.fleet.arithmetic import (
     Overview,
     Supply,
     explain,
+    fit_together,
     namespaces,
     overview,
     shortages,
@@ -96,7 +98,7 @@ def test_supply_is_free_only_on_nodes_that_accept_pods() -> None:
     )
     assert supplies(cluster(*nodes))[I915] == Supply(
         free=3, most_free=2, most_free_node="n2", allocated=8, unhealthy=2, cordoned=2, unready=3, unregistered=5,
-        estimated=1,
+        estimated=1, free_by_node={"n1": 1, "n2": 2},
     )  # fmt: skip
 
 
@@ -114,10 +116,10 @@ def test_a_shortage_has_the_numbers_of_the_cluster_and_of_the_strictest_quota() 
     ]
     assert explain(found[0]) == (
         "Requests 2 of gpu.intel.com/i915. 2 free in the cluster, at most 1 on one node, on n1. "
-        "The quota of the namespace leaves 1."
+        "The quota of the namespace leaves 1 for other pods."
     )
     assert explain(found[1]) == (
-        "Requests 1 of qat.intel.com/generic. No node has any. The quota of the namespace leaves 0."
+        "Requests 1 of qat.intel.com/generic. No node has any. The quota of the namespace leaves 0 for other pods."
     )
 
 
@@ -127,8 +129,37 @@ def test_an_explanation_lists_unusable_and_unknown_properties() -> None:
     assert explain(found) == (
         "Requests 2 of gpu.intel.com/i915. 2 free in the cluster, at most 2 on one node, on n2. "
         "Not usable: 1 unhealthy, 3 on cordoned nodes. The allocation is not known on 1 node. "
+        "Enough may be free on a node whose allocation is not known."
+    )
+
+
+def test_a_pod_that_exists_does_not_wait_for_its_quota() -> None:
+    found = cluster(node("n1", 2), waiting=(Waiting("a", "p", 1.0, {I915: 2}),), quotas=(Quota("a", "q", I915, 2, 2),))
+    (shortage,) = shortages(found)
+    assert explain(shortage) == (
+        "Requests 2 of gpu.intel.com/i915. 2 free in the cluster, at most 2 on one node, on n1. "
+        "The quota of the namespace leaves 0 for other pods. "
         "Enough is free on one node: the pod waits for something else."
     )
+
+
+@pytest.mark.parametrize(("devices_of_qat", "together"), [("n2", False), ("n1", True)])
+def test_resources_that_are_free_on_different_nodes_only_do_not_fit_together(
+    devices_of_qat: str, *, together: bool
+) -> None:
+    gpu = node("n1", 2)
+    qat = Resource(QAT, capacity=4, allocatable=4, ids=4, healthy=4, stage="registered")
+    resources = (*gpu.resources, qat) if devices_of_qat == "n1" else gpu.resources
+    nodes = (msgspec.structs.replace(gpu, resources=resources), Node("n2", agents=(CONNECTED,), resources=(qat,)))
+    causes = shortages(cluster(*nodes, waiting=(Waiting("a", "p", 1.0, {I915: 2, QAT: 1}),)))
+    assert [each.fits for each in causes] == [True, True]
+    assert fit_together(causes) is together
+    last = "the pod waits for something else." if together else "but no node has enough of all requested resources."
+    assert [explain(each, together=together).endswith(last) for each in causes] == [True, True]
+
+
+def test_a_pod_without_known_causes_fits() -> None:
+    assert fit_together(())
 
 
 def test_namespaces_have_ids_share_idle_ids_and_device_hours() -> None:

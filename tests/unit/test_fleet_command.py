@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -46,15 +47,15 @@ def test_flags_become_options() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-pods=some"], "-pods: 'some': expected waiting or all"),
-        (["-agent-token=t"], "-agent-token: found no -agent-ca"),
-        (["-resource-prefixes=example.com"], "-resource-prefixes: 'example.com': expected a domain and /"),
+        (["-pods=some"], "-pods: found 'some', expected waiting or all"),
+        (["-agent-token=t"], "-agent-token: found without -agent-ca, expected both"),
+        (["-resource-prefixes=example.com"], "-resource-prefixes: found 'example.com', expected a domain and /"),
         (["-secure-address=:8443"], "-secure-address and -tls-dir: found one of them"),
         (["-tls-dir=d"], "-secure-address and -tls-dir: found one of them"),
-        (["-address=0"], "-address: found no address of pages"),
+        (["-address=0"], "-address: found 0 and no -secure-address"),
         (["-address=8080"], "-address: found '8080', expected host:port"),
-        (["-grafana-url=javascript:x"], "-grafana-url: 'javascript:x': expected https://"),
-        (["-requestheader-client-ca=f"], "-requestheader-client-ca: found no -secure-address"),
+        (["-grafana-url=javascript:x"], "-grafana-url: found 'javascript:x', expected https://"),
+        (["-requestheader-client-ca=f"], "-requestheader-client-ca: found without -secure-address"),
     ],
 )
 def test_wrong_values_name_their_flag(words: list[str], message: str) -> None:
@@ -62,9 +63,17 @@ def test_wrong_values_name_their_flag(words: list[str], message: str) -> None:
         _ = fleet_options(values(*words)), page_options(values(*words))
 
 
+@pytest.mark.parametrize("flag", ["agent-ca", "agent-token"])
+def test_a_missing_file_ends_the_command(flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "present").touch()
+    files = dict.fromkeys(("agent-ca", "agent-token"), f"{tmp_path}/present") | {flag: f"{tmp_path}/missing"}
+    assert main([f"-{name}={path}" for name, path in files.items()]) == 1
+    assert f"accelplane fleet: -{flag}: found no file {tmp_path}/missing" in capsys.readouterr().err
+
+
 def test_the_demo_rejects_numbers_of_nodes_that_it_cannot_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "-nodes=0"]) == 2
-    assert "-nodes: 0: expected a number from 1 to 10000" in capsys.readouterr().err
+    assert "-nodes: found 0, expected a number from 1 to 10000" in capsys.readouterr().err
     assert main(["demo", "-nodes=3", "-address=nowhere"]) == 1
 
 

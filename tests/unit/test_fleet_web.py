@@ -137,15 +137,23 @@ def names_of(found: Page, block: str = "rows") -> list[str]:
 
 # HTML
 
+DIRECTIONS = re.compile("[\u202a-\u202e\u2066-\u2069]")
+
 
 @given(st.text(), st.text())
 def test_texts_and_attributes_never_become_markup(content: str, value: str) -> None:
     parsed = Parsed(render(element("p", content, title=value)))
-    printable = content.encode("utf-8", "replace").decode()
+    printable = DIRECTIONS.sub("\ufffd", content).encode("utf-8", "replace").decode()
     assert [tag for tag, _ in parsed.tags] == ["p"]
     # The parser of HTML normalizes line ends and NUL.
     assert parsed.text.replace("\r", "") == printable.replace("\r", "") or "\0" in content
     assert set(parsed.tags[0][1]) == {"title"}
+
+
+def test_a_text_does_not_change_the_direction_of_the_texts_after_it() -> None:
+    tree = element("td", "\u202eylthlaehnu", " is ", "\u2067x", data_key="\u202ea")
+    assert render(tree) == '<td data-key="\u202ea">\ufffdylthlaehnu is \ufffdx</td>'
+    assert as_json(tree) == ["td", {"data-key": "\u202ea"}, "\ufffdylthlaehnu", " is ", "\ufffdx"]
 
 
 def test_elements_are_sent_as_lists_and_counted() -> None:
@@ -336,7 +344,7 @@ def test_values_have_names_in_words_and_units(name: str, labels: dict[str, str],
     query = PlaceQuery(node="a", plugin="gpu", unit="card0")
     output = html("device", cluster(node("a", unit())), query, readings=readings)
     row = output.partition('aria-label="Current values"')[2].partition("<tbody")[2].partition("</tbody>")[0]
-    assert re.findall(r">([^<>]+)</t[hd]>", row) == cells
+    assert re.findall(r">([^<>]+)</", row) == cells
 
 
 def test_a_warning_of_a_healthy_device_is_a_minor_problem() -> None:
@@ -626,7 +634,7 @@ def test_pending_pods_are_explained_in_numbers() -> None:
     output = text("waiting", found)
     for expected in (
         "team/big", "0/2 nodes are available", "Scheduling gates: gate", "Requests 2 of gpu.intel.com/i915.",
-        "2 free in the cluster, at most 1 on one node", "The quota of the namespace leaves 3.",
+        "2 free in the cluster, at most 1 on one node", "The quota of the namespace leaves 3 for other pods.",
     ):  # fmt: skip
         assert expected in output
     assert names_of(page("waiting", found, ListQuery(text="big"))) == ["team/big"]

@@ -257,8 +257,8 @@ def test_the_number_of_virtual_functions_is_limited(ports: int, limit: int, coun
 
 @pytest.mark.parametrize("steps", [(Step("vfs", 0, 2), Step("assign", 1), Step("vfs", 1))])
 def test_every_step_is_rolled_back(steps: tuple[Step, ...]) -> None:
-    assert [step.reversed().reversed() for step in steps] == list(steps)
-    assert [tuple(step.reversed()) for step in steps] == [("vfs", 2, 0), ("release", 1, 0), ("vfs", 0, 1)]
+    assert [step.inverse().inverse() for step in steps] == list(steps)
+    assert [tuple(step.inverse()) for step in steps] == [("vfs", 2, 0), ("release", 1, 0), ("vfs", 0, 1)]
 
 
 def test_a_card_without_virtual_functions_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from accelplane.plugins.gpu import GpuConfig, GpuPlugin
 from accelplane.plugins.gpu.fractional import (
     Candidate,
     Container,
+    NoCandidate,
     Pod,
-    Undecided,
     affinity_mask,
     assign,
     assigned_cards,
@@ -46,7 +46,7 @@ def holding(**counts: int) -> dict[tuple[str, str], int]:
     return {("team", name): count for name, count in counts.items()}
 
 
-def name_of(found: Candidate | Undecided) -> tuple[str, int]:
+def name_of(found: Candidate | NoCandidate) -> tuple[str, int]:
     assert isinstance(found, Candidate), found
     return found.pod.name, found.number
 
@@ -91,7 +91,7 @@ def test_without_a_candidate_the_plugin_waits_for_late_annotations(
     pods: list[Pod], holders: dict[tuple[str, str], int], reason: str, retry: bool
 ) -> None:
     found = find_candidate(pods, holders)
-    assert isinstance(found, Undecided)
+    assert isinstance(found, NoCandidate)
     assert reason in found.reason
     assert found.retry == retry
 

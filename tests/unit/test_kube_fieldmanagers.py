@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from accelplane.kube.fieldmanagers import transferred
+from accelplane.kube.fieldmanagers import transfer_fields
 
 MANAGER = "accelplane-operator"
 Object = dict[str, Any]
@@ -19,12 +19,12 @@ def test_fields_of_former_managers_are_transferred() -> None:
     own = entry(MANAGER, "Apply", {"f:spec": {"f:b": {"f:d": {}}}})
     united = {"f:spec": {"f:a": {}, "f:b": {"f:c": {}, "f:d": {}}}}
     expected = [entry(MANAGER, "Apply", united), status, kubectl]
-    assert transferred([other, status, kubectl, own], MANAGER, ["former"]) == expected
-    assert transferred([other, status, kubectl, own], MANAGER) is None
+    assert transfer_fields([other, status, kubectl, own], MANAGER, ["former"]) == expected
+    assert transfer_fields([other, status, kubectl, own], MANAGER) is None
 
 
 def test_fields_of_earlier_updates_are_transferred_to_apply() -> None:
     created = entry(MANAGER, "Update", {"f:spec": {"f:a": {}}})
     status = entry(MANAGER, "Update", {"f:status": {}}, subresource="status")
-    assert transferred([created, status], MANAGER) == [entry(MANAGER, "Apply", {"f:spec": {"f:a": {}}}), status]
-    assert transferred([status, entry(MANAGER, "Apply", {"f:spec": {}})], MANAGER) is None
+    assert transfer_fields([created, status], MANAGER) == [entry(MANAGER, "Apply", {"f:spec": {"f:a": {}}}), status]
+    assert transfer_fields([status, entry(MANAGER, "Apply", {"f:spec": {}})], MANAGER) is None

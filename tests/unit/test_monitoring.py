@@ -108,6 +108,52 @@ def test_every_metric_of_rules_and_dashboards_exists_in_the_code() -> None:
     assert used >= {*records()}
 
 
+# Labels of every series: those of targets, of histograms, and of several clusters.
+TARGET_LABELS = {"cluster", "job", "instance", "node", "agent", "le"}
+
+
+def documented_labels() -> dict[str, set[str]]:
+    """The labels of the agent's metrics, whose names `test_docs` compares with the code."""
+    text = (REPOSITORY / "docs/metrics.md").read_text()
+    _, separator, devices = text.partition("## Metrics of devices")
+    assert separator
+    found: dict[str, set[str]] = {}
+    for part, common in ((text, set[str]()), (devices, {"plugin", "device", "bdf"})):
+        for name, labels in re.findall(r"^\| `(\w+)` \| ([^|]*) \|", part, re.MULTILINE):
+            found[name] = common | {*labels.replace(",", " ").split()}
+    return found
+
+
+def test_selectors_and_legends_use_labels_that_the_metrics_have() -> None:
+    documented = documented_labels()
+    expressions = [(rule["expr"], "") for group in groups() for rule in group["rules"]]
+    for dashboard in dashboards().values():
+        expressions += [
+            (target["expr"], target.get("legendFormat", "")) for each in panels(dashboard) for target in each["targets"]
+        ]
+    wrong: list[str] = []
+    checked = 0
+    for expr, legend in expressions:
+        bare = re.sub(r'"[^"]*"', '""', expr)
+        labels: set[str] = set()
+        unknown = False  # metrics of others and records, whose labels come from their expression
+        for name in metrics(expr) - {"up"}:
+            base = name if name in documented else SUFFIX.sub("", name)
+            unknown |= base not in documented
+            labels |= documented.get(base, set())
+            for selector in re.findall(rf"\b{name}\{{([^}}]*)\}}", bare):
+                used = {*re.findall(r"(\w+) *(?:=~|!~|!=|=)", selector)} - TARGET_LABELS
+                checked += base in documented
+                if base in documented and used - documented[base]:
+                    wrong.append(f"{name}: {used - documented[base]}")
+        groupings = re.findall(r"\b(?:by|on|without|ignoring) \(([^)]*)\)", bare)
+        named = {*",".join(groupings).replace(",", " ").split(), *re.findall(r"\{\{(\w+)\}\}", legend)}
+        if not unknown and named - labels - TARGET_LABELS:
+            wrong.append(f"{expr}: {named - labels - TARGET_LABELS}")
+    assert wrong == []
+    assert checked > 80
+
+
 def test_the_generated_files_are_those_of_their_sources(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-B", MONITORING / "source", tmp_path], check=True)
     documents = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}

@@ -15,7 +15,7 @@ from cluster.build import tool
 from manifests import DEPLOY, REPOSITORY, kubectl, render
 from releases import VERSION, digest_of, image_list
 
-from accelplane.operator.images import named_images, upgraded
+from accelplane.operator.images import named_images, upgrade_reference
 from accelplane.operator.models import GpuSpec
 from accelplane.operator.settings import ImagePolicy, overrides
 from release import changelog, oci
@@ -108,7 +108,7 @@ def test_the_operator_runs_the_images_of_the_bundle() -> None:
     for name in DEVICE_PLUGINS.operands.values():
         assert policy.reference(name) == pinned(name)
     spec = GpuSpec(image=f"accelplane/intel-gpu-plugin:{VERSION}")
-    used = {field: upgraded(reference, policy) for field, reference in named_images(spec).items()}
+    used = {field: upgrade_reference(reference, policy) for field, reference in named_images(spec).items()}
     assert used == {"image": pinned("intel-gpu-plugin")}
 
 

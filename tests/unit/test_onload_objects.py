@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from onloadresources import MAPPING, onload
 
-from accelplane.onload.children import Existing, desired
+from accelplane.onload.children import Existing, desired_objects
 from accelplane.onload.daemonset import daemonset, revision_of
 from accelplane.onload.models import Onload, Revision
 from accelplane.onload.modules import KmmApi, kmm_api, module, sfc_module
 from accelplane.onload.names import ADOPTED_ANNOTATION, HASH_ANNOTATION, Names, owner_of_label, too_long
 from accelplane.onload.resources import DaemonSet, Definition, Module
-from accelplane.onload.revisions import MAX_HISTORY, module_version, recorded, target
+from accelplane.onload.revisions import MAX_HISTORY, module_version, record_outcome, target
 
 Object = dict[str, Any]
 V1, V2 = KmmApi(), KmmApi(in_tree_list=True, tolerations=True)
@@ -234,7 +234,7 @@ def live(child: DaemonSet, **annotations: str) -> DaemonSet:
 
 def children(existing: DaemonSet | None, resource: Onload | None = None, *, keeps: bool = False) -> DaemonSet:
     found = Existing(None, None, existing)
-    return desired(resource or onload(), VERSION, "plugin:1", V1, found, keeps_selector=keeps).daemonset
+    return desired_objects(resource or onload(), VERSION, "plugin:1", V1, found, keeps_selector=keeps).daemonset
 
 
 def test_pods_of_the_go_operator_have_the_revision_of_the_adoption() -> None:
@@ -260,7 +260,7 @@ def test_objects_keep_their_node_selector_until_former_nodes_are_released() -> N
     assert pod_of(children(before, moved, keeps=True))["nodeSelector"] == {"node-role.kubernetes.io/worker": ""}
     assert pod_of(children(before, moved))["nodeSelector"] == {"zone": "b"}
     old = module(onload(), VERSION, V1)
-    kept = desired(moved, VERSION, "plugin:1", V1, Existing(old, None, before), keeps_selector=True).module
+    kept = desired_objects(moved, VERSION, "plugin:1", V1, Existing(old, None, before), keeps_selector=True).module
     assert kept is not None
     assert kept.spec["selector"] == {"node-role.kubernetes.io/worker": ""}
 
@@ -277,7 +277,7 @@ def test_fields_whose_change_reloads_modules_stay_until_the_next_version(
     changed = onload(
         **mappings, onload__imagePullPolicy="Always", serviceAccountName="other", imagePullSecret={"name": "pull"}
     )
-    made = desired(changed, VERSION, "plugin:1", kmm, old, keeps_selector=False)
+    made = desired_objects(changed, VERSION, "plugin:1", kmm, old, keeps_selector=False)
     for each in (made.module, made.sfc):
         assert each is not None
         loader: Object = each.spec["moduleLoader"]
@@ -285,15 +285,15 @@ def test_fields_whose_change_reloads_modules_stay_until_the_next_version(
         assert loader["serviceAccountName"] == account
         assert each.spec.get("imageRepoSecret") == secret
     assert pod_of(made.daemonset)["initContainers"][0]["imagePullPolicy"] == "Always"
-    following = desired(changed, "2", "plugin:1", kmm, old, keeps_selector=False).module
+    following = desired_objects(changed, "2", "plugin:1", kmm, old, keeps_selector=False).module
     assert following == module(changed, "2", kmm)
 
 
 def test_a_default_of_the_api_server_is_no_change_of_a_module() -> None:
     live = module(onload(onload__imagePullPolicy="IfNotPresent"), VERSION, V2)
-    assert desired(onload(), VERSION, "plugin:1", V2, Existing(live, None, None), keeps_selector=False).module == (
-        module(onload(), VERSION, V2)
-    )
+    assert desired_objects(
+        onload(), VERSION, "plugin:1", V2, Existing(live, None, None), keeps_selector=False
+    ).module == (module(onload(), VERSION, V2))
 
 
 # Versions
@@ -368,22 +368,22 @@ def test_outcomes_are_recorded_in_the_history(
     before: list[tuple[str, str]], outcome: Any, after: list[tuple[str, str]]
 ) -> None:
     result = onload(onload__version="2", upgrade__autoRollback=True)
-    assert states(recorded(result, history(*before), outcome, "now")) == after
+    assert states(record_outcome(result, history(*before), outcome, "now")) == after
 
 
 def test_without_rollback_nothing_fails() -> None:
     before = history(("2", "Progressing"), ("1", "Verified"))
-    assert states(recorded(onload(onload__version="2"), before, "failed", "now"))[0] == ("2", "Progressing")
+    assert states(record_outcome(onload(onload__version="2"), before, "failed", "now"))[0] == ("2", "Progressing")
 
 
 def test_a_history_that_does_not_change_keeps_its_times() -> None:
     before = history(("2", "Verified"), ("1", "Verified"))
-    assert recorded(onload(onload__version="2"), before, "complete", "now") == before
+    assert record_outcome(onload(onload__version="2"), before, "complete", "now") == before
 
 
 def test_the_history_is_short_and_keeps_the_last_verified_version() -> None:
     before = history(*((str(number), "Progressing") for number in range(9, 2, -1)), ("1", "Verified"))
-    after = recorded(onload(onload__version="10"), before, "progressing", "now")
+    after = record_outcome(onload(onload__version="10"), before, "progressing", "now")
     assert len(after) == MAX_HISTORY
     assert states(after)[-1] == ("1", "Verified")
 
@@ -398,11 +398,11 @@ def test_a_failed_version_is_replaced_by_the_last_verified_one() -> None:
 
 
 def test_a_rollback_restores_the_parameters_of_the_modules() -> None:
-    before = recorded(onload(upgrade__autoRollback=True), (), "complete", "now")
+    before = record_outcome(onload(upgrade__autoRollback=True), (), "complete", "now")
     parameters = {"onload": ["unknown=1"]}
     changed = onload(upgrade__autoRollback=True, onload__moduleParameters=parameters)
-    found = recorded(changed, recorded(changed, before, "progressing", "now"), "failed", "now")
+    found = record_outcome(changed, record_outcome(changed, before, "progressing", "now"), "failed", "now")
     assert [each.state for each in found] == ["Failed", "Verified"]
     assert target(changed, found).spec.onload.module_parameters is None
     empty = onload(upgrade__autoRollback=True, onload__moduleParameters={})
-    assert recorded(empty, before, "progressing", "now") == before
+    assert record_outcome(empty, before, "progressing", "now") == before

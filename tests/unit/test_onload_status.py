@@ -9,15 +9,15 @@ from onloadresources import onload
 
 from accelplane.kube.conditions import Condition
 from accelplane.onload import validation
-from accelplane.onload.children import Existing, desired
+from accelplane.onload.children import Existing, desired_objects
 from accelplane.onload.models import Revision, Status, seconds
 from accelplane.onload.modules import KmmApi
 from accelplane.onload.names import Names
-from accelplane.onload.observed import Blocked, NodeView
+from accelplane.onload.observed import BlockedEviction, NodeView
 from accelplane.onload.plan import Target
-from accelplane.onload.requirements import max_unavailable, overlaps, problem_of, target_of, unordered
+from accelplane.onload.requirements import load_order_problems, max_unavailable, overlaps, problem_of, target_of
 from accelplane.onload.resources import DaemonSetStatus, Node, Pod, concerns_onload, node_only, pod_only, relevant
-from accelplane.onload.status import Observed, Problem, status
+from accelplane.onload.status import Observation, Problem, status
 from accelplane.onload.steps import decide
 
 NOW = "2026-01-02T03:04:05Z"
@@ -27,7 +27,7 @@ TARGET = Target(version=NEW, revision="r")
 
 def status_of(nodes: list[NodeView], target: Target = TARGET, now: float = 1000.0, **more: Any) -> Status:
     plan = decide(target, nodes, now)
-    return status(onload(), Observed(target=target, plan=plan, nodes=nodes, **more), NOW)
+    return status(onload(), Observation(target=target, plan=plan, nodes=nodes, **more), NOW)
 
 
 def found(which: Status) -> dict[str, tuple[str, str]]:
@@ -51,7 +51,7 @@ def found(which: Status) -> dict[str, tuple[str, str]]:
         ),
         (
             [working("a", OLD, gate=None, plugins=(), apps=(app_pod(),), progress=progress(NEW, upgrade=True))],
-            {"blocking": [Blocked("default/app")]},
+            {"blocking": [BlockedEviction("default/app")]},
             {"Progressing": ("True", "NodeUpgrading"), "Degraded": ("True", "EvictionBlocked")},
         ),
         (
@@ -84,14 +84,17 @@ def test_conditions_follow_from_the_state_of_nodes(
 
 
 def test_a_problem_without_a_plan_is_the_reason_of_all_devices() -> None:
-    observed = Observed(target=TARGET, problems=[Problem("KmmMissing", "install KMM")])
+    observed = Observation(target=TARGET, problems=[Problem("KmmMissing", "install KMM")])
     after = status(onload(), observed, NOW)
     assert found(after)["Ready"] == ("False", "KmmMissing")
     assert found(after)["Degraded"] == ("True", "KmmMissing")
 
 
 def test_blocked_evictions_name_pods_and_budgets() -> None:
-    blocking = [Blocked("apps/b", "The disruption budget web needs 2 healthy pods and has 2 currently"), Blocked("a/a")]
+    blocking = [
+        BlockedEviction("apps/b", "The disruption budget web needs 2 healthy pods and has 2 currently"),
+        BlockedEviction("a/a"),
+    ]
     after = status_of([working("a", OLD)], blocking=blocking)
     assert after.onload.blocking_pods == ("a/a", "apps/b")
     (degraded,) = (each for each in after.conditions if each.type == "Degraded")
@@ -140,7 +143,7 @@ def test_a_condition_keeps_its_transition_time_while_its_status_stays() -> None:
     before = status_of([working("a", NEW)])
     resource = msgspec.structs.replace(onload(), status=before)
     plan = decide(TARGET, [working("a", OLD)], 1.0)
-    after = status(resource, Observed(target=TARGET, plan=plan, nodes=[working("a", OLD)]), "later")
+    after = status(resource, Observation(target=TARGET, plan=plan, nodes=[working("a", OLD)]), "later")
     times = {each.type: each.last_transition_time for each in after.conditions}
     assert times == {"Ready": "later", "Progressing": "later", "Degraded": NOW}
     assert all(isinstance(each, Condition) for each in after.conditions)
@@ -196,7 +199,7 @@ def test_nodes_whose_onload_may_use_the_sfc_of_the_kernel() -> None:
     target = Target(version=NEW, sfc=True)
     names = Names("default", "onload")
     wrong = working("a", NEW, sfc=True, sfc_loaded=False)
-    (problem,) = unordered(names, target, [wrong, working("b", NEW, sfc=True)])
+    (problem,) = load_order_problems(names, target, [wrong, working("b", NEW, sfc=True)])
     assert problem.reason == "SfcNotLoaded"
     assert problem.message.startswith("node a: KMM reports the module onload and not sfc")
     assert "kmm.node.kubernetes.io/version-module.default.onload-module" in problem.message
@@ -205,13 +208,13 @@ def test_nodes_whose_onload_may_use_the_sfc_of_the_kernel() -> None:
         msgspec.structs.replace(wrong, **change)
         for change in ({"ready": False}, {"selected": False}, {"gate": None}, {"sfc": OLD}, {"module_loaded": False})
     ]
-    assert unordered(names, target, others) == []
-    assert unordered(names, Target(version=NEW), [wrong]) == []
-    assert unordered(names, Target(version=NEW, sfc=True, kmm=False), [wrong]) == []
+    assert load_order_problems(names, target, others) == []
+    assert load_order_problems(names, Target(version=NEW), [wrong]) == []
+    assert load_order_problems(names, Target(version=NEW, sfc=True, kmm=False), [wrong]) == []
 
 
 def test_removing_both_labels_loads_both_modules_in_their_order() -> None:
-    """The remedy that the message of `unordered` names."""
+    """The remedy that the message of `load_order_problems` names."""
     cluster = Cluster([working("a", NEW, sfc=True, sfc_loaded=False)])
     cluster.change("a", module=None, sfc=None)
     steps: list[str] = []
@@ -258,7 +261,7 @@ def test_the_upgrade_target_has_the_settings_of_the_resource() -> None:
         }
     )
     nodes = [NodeView(name=name) for name in "abcd"]
-    objects = desired(resource, NEW, "plugin:1", KmmApi(), Existing(None, None, None), keeps_selector=False)
+    objects = desired_objects(resource, NEW, "plugin:1", KmmApi(), Existing(None, None, None), keeps_selector=False)
     goal = target_of(resource, objects, nodes, version=NEW, rolls_back=False)
     assert (goal.max_unavailable, goal.paused, goal.node_timeout, goal.eviction_timeout) == (2, True, 120, 30)
     assert (goal.strict, goal.probe, goal.revision) == (True, True, objects.revision)

@@ -201,8 +201,8 @@ def test_a_plugin_pod_of_another_revision_is_replaced_without_evictions() -> Non
 
 def test_pods_of_the_go_operator_stay_until_the_revision_changes() -> None:
     node = working("a", NEW, plugins=(plugin_pod(None),))
-    assert step(node, msgspec.structs.replace(TARGET, adopted="r")) == ("Verified", {})
-    assert step(node, msgspec.structs.replace(TARGET, adopted="r", revision="new"))[0] == "ReplacingPluginPod"
+    assert step(node, msgspec.structs.replace(TARGET, adopted_revision="r")) == ("Verified", {})
+    assert step(node, msgspec.structs.replace(TARGET, adopted_revision="r", revision="new"))[0] == "ReplacingPluginPod"
 
 
 def test_without_kmm_only_the_gate_is_used() -> None:

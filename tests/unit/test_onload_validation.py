@@ -209,10 +209,11 @@ def test_an_update_of_a_stored_invalid_resource_may_leave_its_spec() -> None:
 
 def test_a_resource_in_deletion_can_lose_its_finalizer() -> None:
     deleted = resource(selector={})
-    deleted["metadata"]["deletionTimestamp"] = "2024-01-01T00:00:00Z"
-    assert review(deleted, resource()).denial is None
-    del deleted["spec"]
-    assert review(deleted, resource()).denial is None
+    deleted["metadata"] |= {"deletionTimestamp": "2024-01-01T00:00:00Z", "finalizers": ["example.com/a"]}
+    changed = deleted | {"metadata": deleted["metadata"] | {"finalizers": []}}
+    assert review(changed, deleted).denial is None
+    del changed["spec"]
+    assert review(changed, deleted).denial is None
 
 
 def test_the_default_of_the_host_path_is_valid() -> None:

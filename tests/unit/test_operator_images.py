@@ -119,9 +119,9 @@ OVERRIDDEN = SHA["INTEL_GPU_PLUGIN_SHA"]
     ],
 )
 def test_a_reference_is_upgraded_or_overridden(reference: str, upgraded: str, overridden: str) -> None:
-    assert images.upgraded(reference, POLICY) == upgraded
-    assert images.upgraded(reference, ImagePolicy(overrides=SHA)) == overridden
-    assert images.upgraded(reference, ImagePolicy(overrides=SHA, upgrade="off")) == reference
+    assert images.upgrade_reference(reference, POLICY) == upgraded
+    assert images.upgrade_reference(reference, ImagePolicy(overrides=SHA)) == overridden
+    assert images.upgrade_reference(reference, ImagePolicy(overrides=SHA, upgrade="off")) == reference
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,10 @@ def test_a_reference_is_upgraded_or_overridden(reference: str, upgraded: str, ov
 )
 def test_a_target_concerns_the_images_of_its_own_project(target: str, original: str, image: str) -> None:
     policy = ImagePolicy(release="1.2.0", target=target)
-    assert images.upgraded("intel/intel-gpu-plugin:0.30.0", policy) == f"intel/intel-gpu-plugin:{original}"
-    assert images.upgraded("accelplane/intel-gpu-plugin:1.0.0", policy) == f"accelplane/intel-gpu-plugin:{image}"
+    assert images.upgrade_reference("intel/intel-gpu-plugin:0.30.0", policy) == f"intel/intel-gpu-plugin:{original}"
+    assert (
+        images.upgrade_reference("accelplane/intel-gpu-plugin:1.0.0", policy) == f"accelplane/intel-gpu-plugin:{image}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,7 +173,7 @@ def test_an_unset_image_is_the_release_image_or_its_override(
 def test_the_variable_of_an_image_has_its_name(name: str, variable: str) -> None:
     policy = ImagePolicy(overrides={variable: "x"})
     for reference in (f"intel/{name}:1.0.0", f"a:1/b/{name}@{DIGEST}"):
-        assert images.upgraded(reference, policy) == "x"
+        assert images.upgrade_reference(reference, policy) == "x"
 
 
 def test_overrides_are_the_non_empty_variables_with_the_suffix() -> None:
@@ -207,7 +209,7 @@ RELATED = {
 )
 def test_an_image_of_this_name_and_tag_is_pinned_by_its_variable(reference: str, *, pinned: bool) -> None:
     policy = ImagePolicy(digests=images.digests(RELATED))
-    assert images.pinned(reference, policy) == (f"{reference}@{DIGEST}" if pinned else reference)
+    assert images.pin_digest(reference, policy) == (f"{reference}@{DIGEST}" if pinned else reference)
 
 
 @pytest.mark.parametrize("value", ["a/b:1@sha256:12", "a/b:1@md5:12", f"@{DIGEST}", f"a/b:1@{DIGEST}0"])
@@ -222,7 +224,7 @@ def test_a_pinned_image_keeps_its_name_and_tag(value: str, reference: str) -> No
         digests = images.digests({"RELATED_IMAGE_X": value, "RELATED_IMAGE_Y": f"{reference}@{DIGEST}"})
     except ValueError:
         return
-    found = images.pinned(reference, ImagePolicy(digests=digests))
+    found = images.pin_digest(reference, ImagePolicy(digests=digests))
     assert found in (reference, f"{reference}@{DIGEST}", *(f"{reference}@{each}" for each in digests.values()))
 
 
@@ -290,5 +292,5 @@ def test_all_images_of_the_go_project_in_a_resource_are_reported() -> None:
 def test_any_text_is_parsed_and_an_upgrade_is_stable(text: str) -> None:
     images.reference_error(text, NAMES)
     images.version_error(text, POLICY)
-    once = images.upgraded(text, POLICY)
-    assert images.upgraded(once, POLICY) == once
+    once = images.upgrade_reference(text, POLICY)
+    assert images.upgrade_reference(once, POLICY) == once

@@ -12,7 +12,7 @@ from accelplane.operator import models
 from accelplane.operator.images import Replacement
 from accelplane.operator.models import ObjectReference
 from accelplane.operator.overlap import Overlap
-from accelplane.operator.status import Observed, SeenDaemonSet, node_names, status
+from accelplane.operator.status import Observation, SeenDaemonSet, node_names, status
 
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
 ALWAYS = [
@@ -62,7 +62,7 @@ GPU = plugin("gpu", metadata={"generation": 3})
 
 
 def test_the_four_fields_of_the_original_are_unchanged() -> None:
-    found = status(GPU, Observed(daemonset=observed_daemonset(3, 1), nodes=("b", "", "a", "b")), NOW)
+    found = status(GPU, Observation(daemonset=observed_daemonset(3, 1), nodes=("b", "", "a", "b")), NOW)
     written: Any = msgspec.json.decode(msgspec.json.encode(found))
     assert written["desiredNumberScheduled"] == 3
     assert written["numberReady"] == 1
@@ -79,18 +79,18 @@ def test_the_four_fields_of_the_original_are_unchanged() -> None:
 
 
 def test_a_status_without_a_daemonset_has_both_numbers_too() -> None:
-    written: Any = msgspec.json.decode(msgspec.json.encode(status(GPU, Observed(), NOW)))
+    written: Any = msgspec.json.decode(msgspec.json.encode(status(GPU, Observation(), NOW)))
     assert (written["desiredNumberScheduled"], written["numberReady"]) == (0, 0)
     assert {"controlledDaemonSet", "nodeNames"} & written.keys() == set()
 
 
 def test_the_owner_reference_changes_with_the_daemonset_but_not_with_its_versions() -> None:
-    before = msgspec.structs.replace(GPU, status=status(GPU, Observed(daemonset=observed_daemonset()), NOW))
+    before = msgspec.structs.replace(GPU, status=status(GPU, Observation(daemonset=observed_daemonset()), NOW))
     newer = observed_daemonset()
     newer = msgspec.structs.replace(newer, metadata=msgspec.structs.replace(newer.metadata, resource_version="9"))
-    same = status(before, Observed(daemonset=newer), LATER)
+    same = status(before, Observation(daemonset=newer), LATER)
     assert same == before.status
-    other = status(before, Observed(daemonset=observed_daemonset(uid="d-2")), LATER)
+    other = status(before, Observation(daemonset=observed_daemonset(uid="d-2")), LATER)
     assert isinstance(other.controlled_daemon_set, ObjectReference)
     assert other.controlled_daemon_set.uid == "d-2"
 
@@ -98,23 +98,23 @@ def test_the_owner_reference_changes_with_the_daemonset_but_not_with_its_version
 @pytest.mark.parametrize(
     ("observed", "available", "progressing", "words"),
     [
-        (Observed(), "False", "True", "does not exist yet"),
-        (Observed(failure="refused"), "False", "False", "does not exist yet"),
-        (Observed(daemonset=observed_daemonset()), "True", "False", "2 of 2 pods are ready, 2 are updated"),
-        (Observed(daemonset=observed_daemonset(ready=1)), "False", "True", "1 of 2 pods are ready"),
-        (Observed(daemonset=observed_daemonset(updated=1)), "True", "True", "1 are updated"),
-        (Observed(daemonset=observed_daemonset(0, 0, 0)), "True", "False", "no node is selected"),
-        (Observed(daemonset=observed_daemonset(generation=2)), "True", "True", "2 of 2 pods are ready"),
-        (Observed(daemonset=observed_daemonset(ready=1, generation=2)), "False", "True", "1 of 2 pods are ready"),
+        (Observation(), "False", "True", "does not exist yet"),
+        (Observation(failure="refused"), "False", "False", "does not exist yet"),
+        (Observation(daemonset=observed_daemonset()), "True", "False", "2 of 2 pods are ready, 2 are updated"),
+        (Observation(daemonset=observed_daemonset(ready=1)), "False", "True", "1 of 2 pods are ready"),
+        (Observation(daemonset=observed_daemonset(updated=1)), "True", "True", "1 are updated"),
+        (Observation(daemonset=observed_daemonset(0, 0, 0)), "True", "False", "no node is selected"),
+        (Observation(daemonset=observed_daemonset(generation=2)), "True", "True", "2 of 2 pods are ready"),
+        (Observation(daemonset=observed_daemonset(ready=1, generation=2)), "False", "True", "1 of 2 pods are ready"),
         (
-            Observed(daemonset=observed_daemonset(0, 0, 0, observed=0)),
+            Observation(daemonset=observed_daemonset(0, 0, 0, observed=0)),
             "False",
             "True",
             "has not processed the DaemonSet yet",
         ),
     ],
 )
-def test_progress_is_reported(observed: Observed, available: str, progressing: str, words: str) -> None:
+def test_progress_is_reported(observed: Observation, available: str, progressing: str, words: str) -> None:
     found = status(GPU, observed, NOW)
     assert (reported(found)["Available"], reported(found)["Progressing"]) == (available, progressing)
     assert words in condition_of(found, "Available")
@@ -143,7 +143,7 @@ OVERLAP = Overlap("GpuDevicePlugin", "mine", "other", ("n1", "n2"))
 )  # fmt: skip
 def test_only_problems_are_reported(observed: dict[str, Any], condition: str, words: str) -> None:
     first = plugin("dsa", provisioningConfig="cfg")
-    found = status(first, Observed(daemonset=observed_daemonset(), **observed), NOW)
+    found = status(first, Observation(daemonset=observed_daemonset(), **observed), NOW)
     assert [*reported(found)] == ALWAYS
     assert {name for name, value in reported(found).items() if value == "True"} == {"Available", condition}
     assert words in condition_of(found, condition)
@@ -151,7 +151,7 @@ def test_only_problems_are_reported(observed: dict[str, Any], condition: str, wo
 
 def test_a_forbidden_config_map_is_not_reported_as_missing() -> None:
     found = status(
-        plugin("dsa", provisioningConfig="cfg"), Observed(daemonset=observed_daemonset(), config_missing=None), NOW
+        plugin("dsa", provisioningConfig="cfg"), Observation(daemonset=observed_daemonset(), config_missing=None), NOW
     )
     assert reported(found)["ProvisioningConfigMissing"] == "Unknown"
     assert "ConfigMap cfg (provisioningConfig) cannot be read" in condition_of(found, "ProvisioningConfigMissing")
@@ -159,7 +159,7 @@ def test_a_forbidden_config_map_is_not_reported_as_missing() -> None:
 
 def test_every_condition_has_a_reason_for_programs() -> None:
     overlaps, replaced = [OVERLAP], [Replacement("image", "a:1", "b:2")]
-    observed = Observed(
+    observed = Observation(
         failure="x", config_missing=True, overlaps=overlaps, replaced=replaced, original_images="x", unsupported=["y"]
     )
     found = status(plugin("dsa", provisioningConfig="cfg"), observed, NOW)
@@ -167,29 +167,31 @@ def test_every_condition_has_a_reason_for_programs() -> None:
         "NoDaemonSet", "NoDaemonSet", "WriteRejected", "ImageReplaced", "ConfigMapNotFound", "ImageOfGoProject",
         "ImageTooOld", "SameNodesSelected",
     ]  # fmt: skip
-    assert {each.reason for each in status(GPU, Observed(daemonset=observed_daemonset()), NOW).conditions} == {
+    assert {each.reason for each in status(GPU, Observation(daemonset=observed_daemonset()), NOW).conditions} == {
         "PodsReady", "Complete", "AsExpected",
     }  # fmt: skip
 
 
 def test_running_images_are_reported_if_they_differ() -> None:
     replaced = [Replacement("image", "a:1", "b:2"), Replacement("initImage", "c:1", "d:2")]
-    found = status(GPU, Observed(daemonset=observed_daemonset(), replaced=replaced), NOW)
+    found = status(GPU, Observation(daemonset=observed_daemonset(), replaced=replaced), NOW)
     assert (found.effective_image, found.effective_init_image) == ("b:2", "d:2")
 
 
 def test_a_time_is_that_of_the_last_change() -> None:
-    before = status(GPU, Observed(daemonset=observed_daemonset()), NOW)
-    after = status(msgspec.structs.replace(GPU, status=before), Observed(daemonset=observed_daemonset(ready=1)), LATER)
+    before = status(GPU, Observation(daemonset=observed_daemonset()), NOW)
+    after = status(
+        msgspec.structs.replace(GPU, status=before), Observation(daemonset=observed_daemonset(ready=1)), LATER
+    )
     changed = {each.type for each in after.conditions if each.last_transition_time == LATER}
     assert changed == {"Available", "Progressing"}
 
 
 def test_conditions_of_others_are_not_written() -> None:
-    before = status(GPU, Observed(daemonset=observed_daemonset()), NOW)
+    before = status(GPU, Observation(daemonset=observed_daemonset()), NOW)
     foreign = msgspec.structs.replace(before.conditions[0], type="example.com/Approved")
     before = msgspec.structs.replace(before, conditions=(foreign, *before.conditions))
-    after = status(msgspec.structs.replace(GPU, status=before), Observed(daemonset=observed_daemonset()), LATER)
+    after = status(msgspec.structs.replace(GPU, status=before), Observation(daemonset=observed_daemonset()), LATER)
     assert after.conditions == before.conditions[1:]
 
 

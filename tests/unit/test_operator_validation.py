@@ -9,23 +9,15 @@ import pytest
 from customresources import plugin, resource, sample
 from hypothesis import given
 from hypothesis import strategies as st
+from operatorvalidation import POLICY, original, own_image, warnings_of
 
 from accelplane.kube.quantities import number_of
 from accelplane.operator import defaulting, models
 from accelplane.operator.overlap import Overlap
-from accelplane.operator.settings import RELEASE, ImagePolicy
+from accelplane.operator.settings import ImagePolicy
 from accelplane.operator.validation import verdict
 
-POLICY = ImagePolicy()
 FAMILIES = [*models.KINDS]
-
-
-def original(family: str, tag: str = "0.31.1") -> str:
-    return f"intel/intel-{family}-plugin:{tag}"
-
-
-def own_image(name: str, tag: str = RELEASE) -> str:
-    return f"accelplane/{name}:{tag}"
 
 
 def validation_error(family: str, others: list[models.DevicePlugin] | None = None, **spec: Any) -> str:
@@ -34,12 +26,6 @@ def validation_error(family: str, others: list[models.DevicePlugin] | None = Non
     if family == "fpga":
         right["initImage"] = own_image("intel-fpga-initcontainer")
     return verdict(plugin(family, **right | spec), POLICY, others=others or []).refusal
-
-
-def warned(family: str, policy: ImagePolicy = POLICY, **spec: Any) -> str:
-    found = verdict(plugin(family, **{"image": own_image(f"intel-{family}-plugin")} | spec), policy)
-    assert found.refusal == ""
-    return "\n".join(found.warnings)
 
 
 # Defaulting
@@ -108,7 +94,7 @@ def test_a_wrong_image_is_rejected_in_one_line_with_the_image_to_write(family: s
 def test_the_tag_devel_is_admitted_with_a_warning(family: str) -> None:
     name = f"intel-{family}-plugin"
     spec = {"initImage": own_image("intel-fpga-initcontainer")} if family == "fpga" else {}
-    warning = warned(family, image=own_image(name, "devel"), **spec)
+    warning = warnings_of(family, image=own_image(name, "devel"), **spec)
     assert warning.startswith(f"image has tag devel in '{own_image(name, 'devel')}'")
     assert warning.endswith(f"set image to {own_image(name)}")
 
@@ -116,17 +102,17 @@ def test_the_tag_devel_is_admitted_with_a_warning(family: str) -> None:
 @pytest.mark.parametrize("family", sorted({*FAMILIES} - {"npu"}))
 def test_images_of_the_go_project_are_admitted_without_warnings(family: str) -> None:
     spec = {"initImage": "intel/intel-fpga-initcontainer:0.31.1"} if family == "fpga" else {}
-    assert warned(family, image=original(family), **spec) == ""
+    assert warnings_of(family, image=original(family), **spec) == ""
 
 
 def test_an_image_that_the_operator_replaces_is_admitted_with_a_warning() -> None:
     newer = ImagePolicy(release="1.2.0")
-    assert warned("sgx", newer, image="mine/intel-sgx-plugin:1.0.0") == (
+    assert warnings_of("sgx", newer, image="mine/intel-sgx-plugin:1.0.0") == (
         "image is 'mine/intel-sgx-plugin:1.0.0'; the operator replaces it with mine/intel-sgx-plugin:1.2.0"
     )
     pinned = ImagePolicy(overrides={"INTEL_SGX_PLUGIN_SHA": "a.example/x@sha256:00"})
-    assert "INTEL_SGX_PLUGIN_SHA of the operator replaces it with a.example/x@sha256:00" in warned("sgx", pinned)
-    assert warned("sgx", ImagePolicy(release="1.2.0", upgrade="off")) == ""
+    assert "INTEL_SGX_PLUGIN_SHA of the operator replaces it with a.example/x@sha256:00" in warnings_of("sgx", pinned)
+    assert warnings_of("sgx", ImagePolicy(release="1.2.0", upgrade="off")) == ""
 
 
 @pytest.mark.parametrize(
@@ -158,8 +144,8 @@ def test_only_fpgas_need_an_init_image() -> None:
 
 
 def test_a_wrong_init_image_of_gpus_is_a_warning() -> None:
-    assert "incorrect image name" in warned("gpu", initImage="any/thing:1.0.0")
-    assert warned("gpu", initImage="intel/intel-gpu-initcontainer:0.31.1") == ""
+    assert "incorrect image name" in warnings_of("gpu", initImage="any/thing:1.0.0")
+    assert warnings_of("gpu", initImage="intel/intel-gpu-initcontainer:0.31.1") == ""
 
 
 NO_INIT_IMAGE = ["provisioningConfig is mine", "initImage is empty", "set initImage to accelplane/"]
@@ -250,8 +236,8 @@ def test_the_first_error_in_the_order_of_the_original_is_reported(
 
 
 def test_a_policy_without_shared_gpus_is_a_warning() -> None:
-    assert "has no effect without sharedDevNum above 1" in warned("gpu", preferredAllocationPolicy="packed")
-    assert warned("gpu") == ""
+    assert "has no effect without sharedDevNum above 1" in warnings_of("gpu", preferredAllocationPolicy="packed")
+    assert warnings_of("gpu") == ""
 
 
 def test_older_images_may_be_admitted_with_a_warning_while_upgrades_are_on() -> None:
@@ -376,78 +362,6 @@ def test_any_spec_that_the_schema_accepts_is_validated(spec: dict[str, Any]) -> 
     found = verdict(plugin("gpu", **spec), POLICY)
     assert not found.refusal or found.refusal.startswith("invalid resource: ")
     assert "\n" not in found.refusal + "".join(found.warnings)
-
-
-# Family, spec, image field and its name, the first version that supports the spec, and the start of the warning.
-FEATURES = [
-    ("dsa", {"driver": "vfio-pci"}, "image", "intel-dsa-plugin", "0.36.0", "driver vfio-pci"),
-    ("dsa", {"driver": "vfio-pci"}, "initImage", "intel-idxd-config-initcontainer", "0.36.0", "driver vfio-pci"),
-    ("gpu", {"allowIDs": "0x56c0"}, "image", "intel-gpu-plugin", "0.34.0", "allowIDs 0x56c0"),
-    ("gpu", {"denyIDs": "0x56c0"}, "image", "intel-gpu-plugin", "0.34.0", "denyIDs 0x56c0"),
-    ("gpu", {"bypathMode": "none"}, "image", "intel-gpu-plugin", "0.34.1", "bypathMode none"),
-    (
-        "gpu", {"monitoringMode": "split", "enableMonitoring": True}, "image", "intel-gpu-plugin", "0.36.0",
-        "monitoringMode split",
-    ),
-    ("gpu", {"xpumdEndpoint": "/run/xpumd/a"}, "image", "intel-gpu-plugin", "0.36.0", "xpumdEndpoint /run/xpumd/a"),
-    ("npu", {}, "image", "intel-npu-plugin", "0.34.0", "plugin"),
-    ("qat", {"kernelVfDrivers": ["6xxxvf"]}, "image", "intel-qat-plugin", "0.34.0", "kernelVfDrivers 6xxxvf"),
-    ("sgx", {"dcapInfraResources": True}, "image", "intel-sgx-plugin", "0.34.0", "dcapInfraResources true"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("feature", FEATURES)
-def test_a_field_that_the_image_does_not_support_is_a_warning(
-    feature: tuple[str, dict[str, Any], str, str, str, str],
-) -> None:
-    family, spec, field, name, since, subject = feature
-    assert warned(family, **spec | {field: f"intel/{name}:0.31.1"}) == (
-        f"{subject} needs {field} version {since} or newer, found 'intel/{name}:0.31.1'; "
-        f"set {field} to {own_image(name)}"
-    )
-    assert warned(family, **spec | {field: f"intel/{name}:{since}"}) == ""
-    assert warned(family, **spec | {field: own_image(name)}) == ""
-    assert "needs" not in warned(family, **spec | {field: own_image(name, "devel")})
-    expected = f"set {field} to mirror/intel/{name}:{since}"
-    assert expected in warned(family, ImagePolicy(vendor="intel"), **spec | {field: f"mirror/intel/{name}:0.31.1"})
-
-
-@pytest.mark.parametrize(
-    ("image", "warns"),
-    [
-        (original("gpu"), False),
-        (original("gpu", "0.33.9"), False),
-        (original("gpu", "0.34.0"), True),
-        (original("gpu", "0.36.0"), True),
-        (own_image("intel-gpu-plugin"), False),
-        (original("gpu", "devel"), False),
-    ],
-)
-def test_images_whose_release_removed_the_resource_manager_are_a_warning(image: str, warns: bool) -> None:
-    spec = {"image": image, "resourceManager": True, "sharedDevNum": 2}
-    expected = (
-        f"resourceManager true needs image version 1.0.0 or newer, or one below 0.34.0, found '{image}'; "
-        f"set image to {own_image('intel-gpu-plugin')}"
-    )
-    for policy in (
-        ImagePolicy(minimum="0.30.0"),
-        ImagePolicy(minimum="0.30.0", vendor="intel", target="0.36.0", upgrade="off"),
-    ):
-        assert (expected in warned("gpu", policy, **spec)) is warns
-    assert "resourceManager true" not in warned("gpu", **{**spec, "resourceManager": False})
-
-
-@pytest.mark.parametrize(
-    ("family", "spec"),
-    [
-        ("dsa", {"driver": "idxd"}),
-        ("gpu", {"monitoringMode": "split", "sharedDevNum": 2, "preferredAllocationPolicy": "packed"}),
-        ("qat", {"kernelVfDrivers": ["4xxxvf"]}),
-        ("sgx", {"dcapInfraResources": False, "enclaveLimit": 5}),
-    ],
-)
-def test_fields_of_the_oldest_release_are_no_warning(family: str, spec: dict[str, Any]) -> None:
-    assert warned(family, image=original(family), **spec) == ""
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from releases import METADATA, STATUS, VERSION, names, write_images
 
 from accelplane.cli.operator import FLAGS, options
 from accelplane.manifests.spans import EditError
-from accelplane.operator.images import pinned
+from accelplane.operator.images import pin_digest
 from release import artefacts, build, git, images, oci, sbom, verify
 from release.errors import ReleaseError
 from release.kustomize import load_yaml
@@ -73,10 +73,10 @@ def test_the_operator_of_a_release_pins_the_images_of_its_plugins(release_direct
     expected = {line.partition("@")[0]: line for line in (release_directory / "out/images.txt").read_text().split()}
     for name in PLUGIN_IMAGES:
         default = policy.reference(name)
-        assert pinned(default, policy) == expected[default]
+        assert pin_digest(default, policy) == expected[default]
         # The tag in a mirror, or another tag, is that of another image.
         for other in (f"mirror.example/{name}:{VERSION}", f"{REGISTRY}/{name}:1.0.1", f"{REGISTRY}/{name}:devel"):
-            assert pinned(other, policy) == other
+            assert pin_digest(other, policy) == other
 
 
 def test_charts_pin_images_by_digest_unless_another_tag_is_chosen(release_directory: Path) -> None:

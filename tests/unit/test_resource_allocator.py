@@ -34,7 +34,7 @@ async def test_each_id_list_is_read_once_for_any_number_of_devices(tmp_path: Pat
     cdi = CdiPublisher(context, AllocationReader(settings))
     allocator = ResourceAllocator("gpu.intel.com/i915", context, cdi, CallRecord(), lambda: devices)
     available, fixed = ReadCounter(["stranger", *devices]), ReadCounter(["card7-0"])
-    assert await allocator.preferred(available, fixed, 2) == ["card7-0", "card0-0"]
+    assert await allocator.preferred_allocation(available, fixed, 2) == ["card7-0", "card0-0"]
     assert (available.reads, fixed.reads) == (1, 1)
 
 

@@ -67,8 +67,8 @@ def add_fpga_admission(
         naming,
     )
     allocatable = AllocatableByResource(manager.client, manager.watch_timeouts, retry=retry)
-    StatusController(manager, mappings.functions, mappings, allocatable, retry=retry).with_others(mappings.regions)
-    StatusController(manager, mappings.regions, mappings, allocatable, retry=retry).with_others(mappings.functions)
+    StatusController(manager, mappings.functions, mappings, allocatable, retry=retry).watches(mappings.regions)
+    StatusController(manager, mappings.regions, mappings, allocatable, retry=retry).watches(mappings.functions)
     pods = PendingPods(manager, mappings, allocatable, retry=retry, grace=grace)
     first_object = asyncio.Event()
     for work in (allocatable.run, pods.run):
@@ -137,7 +137,7 @@ class StatusController(Generic[M]):
         cache.add_index(_RESOURCE, self._resource)
         allocatable.subscribe(self._allocatable_changed)
 
-    def with_others(self, others: Cache[Other]) -> None:
+    def watches(self, others: Cache[Other]) -> None:
         """Also reconciles an object when an object of the other kind with the same name is created or deleted."""
         self._controller.watches(others, lambda each: [request_of(each)])
 

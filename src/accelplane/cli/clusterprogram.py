@@ -40,7 +40,7 @@ def run_in_cluster(
     if importlib.util.find_spec("prometheus_client") is None:
         sys.stderr.write(
             f"{program}: Python package prometheus-client not found; run pip install prometheus-client cryptography, "
-            "or use the image of the operator or of the FPGA webhook\n"
+            "or use the image of this program\n"
         )
         return 1
     from accelplane.apiserver import ApiError  # noqa: PLC0415

@@ -1,6 +1,7 @@
 """`accelplane fleet`: the page of a cluster's accelerators, and `accelplane fleet demo` with a simulated cluster."""
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -64,8 +65,16 @@ async def _run(values: Values) -> None:
     from accelplane.kube.client import load_config  # noqa: PLC0415 - as above
 
     chosen = fleet_options(values), page_options(values)
+    _check_files(values)
     raise_file_limit()  # there is a connection to each agent
     await run(*chosen, load_config(str(values["kubeconfig"])))
+
+
+def _check_files(values: Values) -> None:
+    """Raises `ValueError` for a missing file, which would be the state of each agent otherwise."""
+    for flag in ("agent-ca", "agent-token"):
+        if values[flag] and not os.path.isfile(str(values[flag])):
+            raise ValueError(f"-{flag}: found no file {values[flag]}, expected the mounted file of a volume")
 
 
 def fleet_options(values: Values) -> "FleetOptions":
@@ -74,13 +83,13 @@ def fleet_options(values: Values) -> "FleetOptions":
 
     pods = str(values["pods"])
     if pods not in ("waiting", "all"):
-        raise ValueError(f"-pods: {pods!a}: expected waiting or all")
+        raise ValueError(f"-pods: found {pods!a}, expected waiting or all")
     if values["agent-token"] and not values["agent-ca"]:
-        raise ValueError("-agent-token: found no -agent-ca; a token is sent to verified agents only")
+        raise ValueError("-agent-token: found without -agent-ca, expected both: only verified agents get a token")
     prefixes = _split(values, "resource-prefixes")
     for prefix in prefixes:
         if not prefix.endswith("/"):
-            raise ValueError(f"-resource-prefixes: {prefix!a}: expected a domain and /, such as example.com/")
+            raise ValueError(f"-resource-prefixes: found {prefix!a}, expected a domain and /, such as example.com/")
     return FleetOptions(
         pods="all" if pods == "all" else "waiting",
         quotas=bool(values["quotas"]),
@@ -103,12 +112,12 @@ def page_options(values: Values) -> "PageOptions":
         raise ValueError("-secure-address and -tls-dir: found one of them, expected both or none")
     plain = _address(values, "address")
     if not plain and not secure:
-        raise ValueError("-address: found no address of pages, expected -address or -secure-address")
+        raise ValueError("-address: found 0 and no -secure-address, expected at least one address of the pages")
     grafana = str(values["grafana-url"])
     if grafana and not grafana.startswith(("https://", "http://")):
-        raise ValueError(f"-grafana-url: {grafana!a}: expected https://…")
+        raise ValueError(f"-grafana-url: found {grafana!a}, expected https://…")
     if values["requestheader-client-ca"] and not secure:
-        raise ValueError("-requestheader-client-ca: found no -secure-address; header fields need TLS")
+        raise ValueError("-requestheader-client-ca: found without -secure-address, expected both: they need TLS")
     return PageOptions(
         address=plain,
         secure_address=secure,
@@ -134,7 +143,7 @@ def _demo(words: Sequence[str]) -> int:
     values = with_defaults(DEMO_FLAGS, parse_or_exit(DEMO, DEMO_FLAGS, words), {})
     nodes = int(values["nodes"])
     if not 1 <= nodes <= _MAX_NODES:
-        sys.stderr.write(f"{DEMO}: -nodes: {nodes}: expected a number from 1 to {_MAX_NODES}\n")
+        sys.stderr.write(f"{DEMO}: -nodes: found {nodes}, expected a number from 1 to {_MAX_NODES}\n")
         return 2
     try:
         asyncio.run(_run_demo(str(values["address"]), nodes, int(values["changes"])))

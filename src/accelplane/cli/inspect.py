@@ -31,7 +31,7 @@ K = TypeVar("K")
 
 _MANY = 8
 _KUBELET_NOTES = {
-    "none": "No kubelet found under {}: advertised and held devices are not known.",
+    "none": "No kubelet answers under {}: advertised and held devices are not known.",
     "checkpoint": "From the checkpoint under {}: its pod-resources socket does not answer.",
 }
 

@@ -139,8 +139,9 @@ class _Node:
             others = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
             found.append(f"{device}: {min(paths)}{others}: permission denied; run as root")
         found += [f"{device}: a read blocks; the device is not read" for device in sorted(self._stuck)]
-        if self._holders.requests["List", "error"] and sockets.identity(self._settings.pod_resources_socket):
-            found.append(f"{self._settings.pod_resources_socket}: no answer of the kubelet; holders may be missing")
+        socket = self._settings.pod_resources_socket
+        if self._holders.last.source != "podresources" and sockets.identity(socket):
+            found.append(f"{socket}: no answer of the kubelet; holders may be missing")
         return found
 
     async def close(self) -> None:

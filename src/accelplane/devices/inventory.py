@@ -46,7 +46,7 @@ class Inventory(Struct, frozen=True):
     def __len__(self) -> int:
         return sum(len(devices) for devices in self.resources.values())
 
-    def replaced(self, devices: Iterable[Device]) -> "Inventory":
+    def with_devices(self, devices: Iterable[Device]) -> "Inventory":
         """Returns a copy with the given devices, which replace those with the same ID."""
         resources = {name: dict(known) for name, known in self.resources.items()}
         for device in devices:

@@ -5,7 +5,7 @@ Node status, and allocations are known only with `-pods=all`.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -46,7 +46,8 @@ class Supply(Struct):
     """What there is of a resource for pods that wait, in IDs.
 
     `free` is on nodes that accept pods, `most_free` on the one of these with the most. The others are not free for
-    the reason of their name; `unready` are on nodes that are not ready. `estimated` nodes have no known allocation.
+    the reason of their name; `unready` are on nodes that are not ready. `estimated` nodes have no known allocation:
+    what is healthy there counts as free, but not in `free_by_node`.
     """
 
     free: int = 0
@@ -58,10 +59,14 @@ class Supply(Struct):
     unready: int = 0
     unregistered: int = 0
     estimated: int = 0
+    free_by_node: dict[str, int] = {}
 
 
 class Shortage(Struct, frozen=True):
-    """The cause of a waiting pod: requested and free IDs of a resource. `quota_left` is None without a quota."""
+    """The cause of a waiting pod: requested and free IDs of a resource.
+
+    `quota_left` is None without a quota. The pod is part of what the quota counts, because it exists.
+    """
 
     namespace: str
     pod: str
@@ -73,8 +78,7 @@ class Shortage(Struct, frozen=True):
     @property
     def fits(self) -> bool:
         """Whether one node has enough; then something else is missing: memory, a toleration, another resource."""
-        within_quota = self.quota_left is None or self.requested <= self.quota_left
-        return self.requested <= self.supply.most_free and within_quota
+        return any(free >= self.requested for free in self.supply.free_by_node.values())
 
 
 class NamespaceUse(Struct, frozen=True):
@@ -152,6 +156,8 @@ def supplies(cluster: Cluster) -> Mapping[str, Supply]:
                 supply.unready += numbers.free
             else:
                 supply.free += numbers.free
+                if numbers.known:
+                    supply.free_by_node[node.name] = numbers.free
                 if numbers.free > supply.most_free:
                     supply.most_free, supply.most_free_node = numbers.free, node.name
     return found
@@ -180,8 +186,19 @@ def oldest_first(waiting: Iterable[Waiting]) -> list[Waiting]:
     return sorted(waiting, key=lambda pod: (pod.since, pod.namespace, pod.name))
 
 
-def explain(shortage: Shortage) -> str:
-    """The numbers of a shortage as sentences."""
+def fit_together(causes: Sequence[Shortage]) -> bool:
+    """Whether one node has enough of everything that a pod requests."""
+    if not causes:
+        return True
+    fewest = min(causes, key=lambda each: len(each.supply.free_by_node))
+    return any(
+        all(each.supply.free_by_node.get(node, 0) >= each.requested for each in causes)
+        for node in fewest.supply.free_by_node
+    )
+
+
+def explain(shortage: Shortage, *, together: bool = True) -> str:
+    """The numbers of a shortage as sentences. `together`: one node has enough of all that the pod requests."""
     supply = shortage.supply
     words = [f"Requests {shortage.requested:,} of {shortage.resource}."]
     if not (supply.free or supply.allocated or supply.unhealthy or supply.cordoned or supply.unready):
@@ -199,12 +216,16 @@ def explain(shortage: Shortage) -> str:
     if counted:
         words.append(f"Not usable: {', '.join(counted)}.")
     if shortage.quota_left is not None:
-        words.append(f"The quota of the namespace leaves {shortage.quota_left:,}.")
+        words.append(f"The quota of the namespace leaves {shortage.quota_left:,} for other pods.")
     if supply.estimated:
         nodes = "1 node" if supply.estimated == 1 else f"{supply.estimated} nodes"
         words.append(f"The allocation is not known on {nodes}.")
-    if shortage.fits:
+    if shortage.fits and together:
         words.append("Enough is free on one node: the pod waits for something else.")
+    elif shortage.fits:
+        words.append("Enough is free on one node, but no node has enough of all requested resources.")
+    elif shortage.requested <= supply.most_free:
+        words.append("Enough may be free on a node whose allocation is not known.")
     return " ".join(words)
 
 

@@ -35,7 +35,7 @@ class Step(NamedTuple):
     number: int
     before: int = 0
 
-    def reversed(self) -> "Step":
+    def inverse(self) -> "Step":
         """Returns the step that rolls this one back."""
         if self.what == "vfs":
             return Step("vfs", self.before, self.number)
@@ -109,7 +109,7 @@ def _rollback(host: Host, fme: Fme, done: Sequence[Step], call: Call, retry: Ret
     for step in done:
         try:
             with time_limit(retry.timeout / len(done), "rollback"):
-                _perform(host, fme, step.reversed(), call)
+                _perform(host, fme, step.inverse(), call)
         except (FpgaError, HostError) as error:
             problems.append(f"not rolled back: {step} ({error})")
     return "; ".join(problems)

@@ -65,7 +65,7 @@ class HostFiles:
     """The node below `root`. Every path given or returned is the host's own, without the root."""
 
     def __init__(self, root: str | os.PathLike[str] = "/", *, open_directories: int = _MAX_OPEN_DIRECTORIES) -> None:
-        """At most `open_directories` stay open for the next file."""
+        """At most `open_directories` of files that `read_once` has read stay open, and 64 on the way to them."""
         # realpath(3) of this link, which leads into another mount namespace, would be the root of this one.
         self.root = f"{root}/." if _PROCESS_ROOT.fullmatch(os.fspath(root)) else os.path.realpath(root)
         self._prefix = "" if self.root == "/" else self.root
@@ -85,7 +85,9 @@ class HostFiles:
         self._links: dict[str, str | None] = {}
         self._canonical: dict[str, str] = {}
         self._directories: dict[str, _Directory] = {}
-        self._recent: tuple[str, _Directory] | None = None  # of the last file that `read_once` has read
+        # Those of files that `read_once` has read, by their paths with links, and that of the last file.
+        self._kept: dict[str, _Directory] = {}
+        self._recent: tuple[str, _Directory] | None = None
 
     def local(self, path: str) -> str:
         """The path of the host's `path` for this process, links resolved inside the root.
@@ -268,8 +270,9 @@ class HostFiles:
         self.notes.append(text)
 
     def close_directories(self) -> None:
-        """Closes the open directories. What links lead to stays known. Another thread may be reading."""
+        """Closes all directories. What links lead to stays known. Another thread may be reading."""
         self._directories.clear()
+        self._kept.clear()
         self._recent = None
 
     def _forget(self) -> None:
@@ -314,23 +317,23 @@ class HostFiles:
             name = names.pop()
             found = _Directory(os.open(name, _OPEN_DIRECTORY, dir_fd=found.descriptor))
             canonical = f"{canonical}/{name}"
-            self._add_directory(canonical, found)
+            if len(self._directories) >= min(_MAX_OPEN_DIRECTORIES, self._max_directories):
+                self._directories.clear()
+            self._directories[canonical] = found
         return found
 
-    def _linked_directory(self, directory: str) -> _Directory:
-        """The directory that a path leads to. Raises `OSError`, `ValueError` or `Unreadable`."""
-        if self._prefix:
-            return self._directory(self._canonical_directory(directory))
-        found = self._directories.get(directory)
+    def _kept_directory(self, directory: str) -> _Directory:
+        """The directory that a path leads to, which stays open. Raises `OSError`, `ValueError` or `Unreadable`."""
+        found = self._kept.get(directory)
         if found is None:
-            found = _Directory(os.open(directory or "/", _OPEN_LINKED_DIRECTORY))
-            self._add_directory(directory, found)
+            if self._prefix:
+                found = self._directory(self._canonical_directory(directory))
+            else:
+                found = _Directory(os.open(directory or "/", _OPEN_LINKED_DIRECTORY))
+            if len(self._kept) >= self._max_directories:
+                self._kept.clear()
+            self._kept[directory] = found
         return found
-
-    def _add_directory(self, path: str, directory: _Directory) -> None:
-        if len(self._directories) >= self._max_directories:
-            self._directories.clear()
-        self._directories[path] = directory
 
     def _link(self, path: str) -> str | None:
         """The text of the link at a path whose directory has no links; None if it is no link, `_ABSENT` if nothing."""
@@ -402,7 +405,7 @@ class HostFiles:
             if recent is None or recent[0] != directory:
                 if name in _NO_NAMES:
                     return self.open(path, os.O_RDONLY)
-                recent = self._recent = directory, self._linked_directory(directory)
+                recent = self._recent = directory, self._kept_directory(directory)
             return os.open(name, _OPEN_AGAIN if self._prefix else _OPEN_TO_READ, dir_fd=recent[1].descriptor)
         except OSError as error:
             if error.errno not in _MOVED:

@@ -137,15 +137,15 @@ _OK = _Status(200)
 _NULL = Raw(b"null")
 
 
-class _DeletedMetadata(Struct, frozen=True, rename="camel"):
+class _OldMetadata(Struct, frozen=True, rename="camel"):
     deletion_timestamp: str | None = None
 
 
-class _Deleted(Struct, frozen=True):
-    metadata: _DeletedMetadata = _DeletedMetadata()
+class _OldObject(Struct, frozen=True):
+    metadata: _OldMetadata = _OldMetadata()
 
 
-_DELETED = msgspec.json.Decoder(_Deleted)
+_OLD_OBJECT = msgspec.json.Decoder(_OldObject)
 
 
 class Webhook(Generic[T]):
@@ -202,7 +202,7 @@ def _count_values(value: Raw) -> int:
 
 def _is_being_deleted(value: Raw) -> bool:
     try:
-        return bool(_DELETED.decode(value).metadata.deletion_timestamp)
+        return bool(_OLD_OBJECT.decode(value).metadata.deletion_timestamp)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
 

@@ -24,7 +24,7 @@ from accelplane.apiserver.errors import AlreadyExists, ApiError, Conflict, NotFo
 from .client import Client
 from .differences import Difference, differences, managers_of
 from .driftbackoff import DriftBackoff
-from .fieldmanagers import Entry, managed_fields, transferred
+from .fieldmanagers import Entry, managed_fields, transfer_fields
 from .objects import Object, api_of, document_of, is_namespaced, is_terminating, metadata_of, request_of
 from .owners import controller_of, is_controlled_by, owner_reference, owner_request
 
@@ -34,7 +34,7 @@ Action = Literal["created", "adopted", "updated", "unchanged", "postponed", "ter
 Adopt = Literal["never", "former-owner", "uncontrolled"]
 
 
-class Ensured(msgspec.Struct, Generic[T], frozen=True):
+class EnsureResult(msgspec.Struct, Generic[T], frozen=True):
     """The result of `ensure`, and the object as written, read, or passed as `existing`.
 
     created       it was created
@@ -65,7 +65,7 @@ async def ensure(
     former_managers: Collection[str] = (),
     hash_annotation: str = "",
     backoff: DriftBackoff | None = None,
-) -> Ensured[T]:
+) -> EnsureResult[T]:
     """Creates or updates an object to match `child`, with `owner` as its controller.
 
     `existing` is the object from a cache, if the cache has it: it saves a request. `adopt` says which objects are
@@ -84,22 +84,22 @@ async def ensure(
         live = await _read(client, desired)
     if live is None:
         try:
-            return Ensured(await client.create(desired), "created")
+            return EnsureResult(await client.create(desired), "created")
         except AlreadyExists:
             key = request_of(desired)
             live = await client.get(type(child), key.name, key.namespace)
     adopts = _check_owner(live, owner, adopt)
     if is_terminating(live):
-        return Ensured(live, "terminating")
+        return EnsureResult(live, "terminating")
     found = differences(document_of(desired), document_of(live))
     if not found:
-        return Ensured(live, "unchanged")
+        return EnsureResult(live, "unchanged")
     key = request_of(desired)
     if backoff is not None and not adopts:
         if backoff.is_persistent(key, digest, found):
-            return Ensured(live, "unchanged", found)
+            return EnsureResult(live, "unchanged", found)
         if (delay := backoff.delay(key, digest, found)) > 0:
-            return Ensured(live, "postponed", found, delay)
+            return EnsureResult(live, "postponed", found, delay)
     try:
         written, changed = await _correct(client, desired, live, owner, former_managers)
     except NotFound as error:
@@ -109,7 +109,7 @@ async def ensure(
         backoff.record_correction(key, digest, found, managers)
     elif backoff is not None:
         backoff.record_persistent(key, digest, found)
-    return Ensured(written, "adopted" if adopts else "updated" if changed else "unchanged", found)
+    return EnsureResult(written, "adopted" if adopts else "updated" if changed else "unchanged", found)
 
 
 def digest_of(document: Mapping[str, object]) -> str:
@@ -198,7 +198,7 @@ def _preparation(
         others = [each for each in metadata_of(live).ownerReferences or () if not each.controller]
         references = [msgspec.to_builtins(each) for each in (*others, owner_reference(owner))]
         changes.append({"op": "add", "path": "/metadata/ownerReferences", "value": references})
-    if (fields := transferred(managed_fields(live), manager, former_managers)) is not None:
+    if (fields := transfer_fields(managed_fields(live), manager, former_managers)) is not None:
         changes.append({"op": "add", "path": "/metadata/managedFields", "value": fields})
     return changes or None
 

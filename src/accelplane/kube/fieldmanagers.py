@@ -2,7 +2,7 @@
 
 An object that was created or updated by PUT or POST has its fields owned by an entry with the operation `Update`. A
 server-side apply never removes fields of such an entry, not even of the same manager. Before the first apply the
-entry is transferred: `transferred` returns the managed fields to write.
+entry is transferred: `transfer_fields` returns the managed fields to write.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -22,7 +22,7 @@ def managed_fields(thing: Object) -> Sequence[Entry]:
     return [to_builtins(entry) for entry in found or ()]
 
 
-def transferred(entries: Sequence[Entry], manager: str, former: Collection[str] = ()) -> list[Entry] | None:
+def transfer_fields(entries: Sequence[Entry], manager: str, former: Collection[str] = ()) -> list[Entry] | None:
     """Returns managed fields in which `manager` has applied the fields that it or a `former` manager updated.
 
     None if there is nothing to transfer. Entries of subresources stay.

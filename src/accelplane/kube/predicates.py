@@ -18,14 +18,14 @@ T = TypeVar("T")
 Predicate = Callable[[T | None, T | None], bool]
 
 
-class Labelled(HasIdentity, Protocol):
+class LabelledMetadata(HasIdentity, Protocol):
     """Metadata with labels."""
 
     @property
     def labels(self) -> Mapping[str, str] | None: ...
 
 
-class Annotated(HasIdentity, Protocol):
+class AnnotatedMetadata(HasIdentity, Protocol):
     """Metadata with annotations."""
 
     @property
@@ -36,14 +36,14 @@ class HasLabels(Protocol):
     """An object with labels."""
 
     @property
-    def metadata(self) -> Labelled | None: ...
+    def metadata(self) -> LabelledMetadata | None: ...
 
 
 class HasAnnotations(Protocol):
     """An object with annotations."""
 
     @property
-    def metadata(self) -> Annotated | None: ...
+    def metadata(self) -> AnnotatedMetadata | None: ...
 
 
 def on_update(changed: Callable[[T, T], bool]) -> Predicate[T]:

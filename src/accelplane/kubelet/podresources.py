@@ -48,14 +48,14 @@ class ClaimHolder(Struct, frozen=True):
     cdi_names: tuple[str, ...]
 
 
-class Held(NamedTuple):
+class NodeHolders(NamedTuple):
     """What the containers of a node hold: devices of device plugins in the kubelet's order, those of claims by name."""
 
     devices: tuple[Holder, ...]
     claims: tuple[ClaimHolder, ...]
 
 
-async def list_holders(socket: str) -> Held:
+async def list_holders(socket: str) -> NodeHolders:
     """The containers of this node with devices of device plugins and of claims. Raises `PodResourcesError`."""
     response = await _ask(socket, "List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
     devices = [
@@ -74,7 +74,7 @@ async def list_holders(socket: str) -> Held:
         for claim in container.dynamic_resources
         for each in claim.claim_resources
     }
-    return Held(
+    return NodeHolders(
         tuple(devices),
         tuple(sorted(claims, key=lambda one: (one.namespace, one.pod, one.container, one.driver, one.device))),
     )

@@ -62,7 +62,7 @@ class Allocator(Protocol):
     @property
     def pre_starts(self) -> bool: ...
     async def allocate(self, ids: Sequence[str], *, alone: bool = True) -> Allocation: ...
-    async def preferred(
+    async def preferred_allocation(
         self, available: Sequence[str], must_include: Sequence[str], size: int, *, alone: bool = True
     ) -> Sequence[str]: ...
     async def pre_start(self, ids: Sequence[str]) -> None: ...
@@ -93,14 +93,14 @@ class Counters:
         self.preferred_buckets = [0] * (len(LATENCY_BOUNDS) + 1)
         self.preferred_seconds_sum = 0.0
 
-    def allocated(self, seconds: float, outcome: str) -> None:
+    def count_allocation(self, seconds: float, outcome: str) -> None:
         self.allocations += 1
         self.allocation_failures += outcome != "ok"
         self.allocation_outcomes[outcome] += 1
         self.allocation_seconds_sum += seconds
         self.allocation_buckets[bisect_left(LATENCY_BOUNDS, seconds)] += 1
 
-    def preferred(self, seconds: float) -> None:
+    def count_preferred_allocation(self, seconds: float) -> None:
         self.preferred_seconds_sum += seconds
         self.preferred_buckets[bisect_left(LATENCY_BOUNDS, seconds)] += 1
 
@@ -368,13 +368,13 @@ class ResourceServer:
         alone = len(request.container_requests) == 1
         try:
             for each in request.container_requests:
-                chosen = await self._allocator.preferred(
+                chosen = await self._allocator.preferred_allocation(
                     each.available_deviceIDs, each.must_include_deviceIDs, each.allocation_size, alone=alone
                 )
                 response.container_responses.add(deviceIDs=chosen)
             return response
         finally:
-            self.counters.preferred(time.perf_counter() - start)
+            self.counters.count_preferred_allocation(time.perf_counter() - start)
 
     async def _allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
         start = time.perf_counter()
@@ -391,7 +391,7 @@ class ResourceServer:
             outcome = error.outcome
             raise
         finally:
-            self.counters.allocated(time.perf_counter() - start, outcome)
+            self.counters.count_allocation(time.perf_counter() - start, outcome)
             self._changed()
 
     async def _pre_start(self, request: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:

@@ -32,7 +32,7 @@ from accelplane.manifests.spans import (
     nodes,
     pairs,
     removed_line,
-    replaced,
+    replacement_of,
     string,
 )
 from accelplane.operator.images import Reference, parse
@@ -84,7 +84,7 @@ class Change(msgspec.Struct, frozen=True):
     used: str
 
 
-class Edited(msgspec.Struct, frozen=True):
+class EditResult(msgspec.Struct, frozen=True):
     """The text after the edit and its changes."""
 
     text: str
@@ -96,7 +96,7 @@ class _Found(msgspec.Struct, frozen=True):
     change: Change
 
 
-def edit(text: str, settings: Settings, *, chart: bool = False, blocks: int = 0) -> Edited:
+def edit(text: str, settings: Settings, *, chart: bool = False, blocks: int = 0) -> EditResult:
     """The text of a manifest with the new values. `chart` is True for the file `Chart.yaml` of a chart.
 
     `blocks` is the number of literal blocks that contain the text.
@@ -117,7 +117,7 @@ def edit(text: str, settings: Settings, *, chart: bool = False, blocks: int = 0)
     found += _comments(text, settings)
     found = _first_of_each_place(found)
     edited = apply(text, [each.replacement for each in found])
-    return Edited(edited, tuple(each.change for each in sorted(found, key=lambda each: each.replacement)))
+    return EditResult(edited, tuple(each.change for each in sorted(found, key=lambda each: each.replacement)))
 
 
 def selected_images(text: str, settings: Settings) -> list[tuple[int, str]]:
@@ -200,7 +200,7 @@ def _digest(image: str, settings: Settings) -> str:
 
 def _replace(node: yaml.Node | None, field: str, value: str) -> Iterator[_Found]:
     if isinstance(node, yaml.ScalarNode) and string(node) != value:
-        yield _Found(replaced(node, value), Change(line_of(node), field, string(node), value))
+        yield _Found(replacement_of(node, value), Change(line_of(node), field, string(node), value))
 
 
 def _is_block(key: str, node: yaml.ScalarNode, settings: Settings) -> bool:

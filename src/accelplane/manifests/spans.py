@@ -94,7 +94,7 @@ def string(node: yaml.Node | None) -> str:
     return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
 
 
-def replaced(node: yaml.ScalarNode, value: str) -> Replacement:
+def replacement_of(node: yaml.ScalarNode, value: str) -> Replacement:
     """The replacement of a scalar on one line by a string, in the style of the scalar."""
     if node.style in {"|", ">"} or node.start_mark.line != node.end_mark.line:
         raise EditError(f"line {line_of(node)}: found {string(node)!a} in a block, expected a value on one line")

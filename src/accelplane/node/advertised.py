@@ -25,8 +25,8 @@ Departures = Mapping[Key, Departure]
 def with_health(found: Inventory, apply: Callable[[Device], Device] | None, outdated: str) -> Inventory:
     """The devices with their health; all Unhealthy if there is a reason why the scan is `outdated`."""
     if outdated:
-        return found.replaced(replace(device, health=UNHEALTHY, reason=outdated) for device in found)
-    return found if apply is None else found.replaced(map(apply, found))
+        return found.with_devices(replace(device, health=UNHEALTHY, reason=outdated) for device in found)
+    return found if apply is None else found.with_devices(map(apply, found))
 
 
 def with_departed(
@@ -50,4 +50,4 @@ def with_departed(
         if now < departure.until or must_stay(device, departure):
             departed[key] = departure
             stay.append(device if key in departures else replace(device, health=UNHEALTHY, reason=DEPARTED))
-    return present.replaced(stay) if stay else present, departed
+    return present.with_devices(stay) if stay else present, departed

@@ -57,7 +57,7 @@ class ResourceAllocator:
             self._calls.record_allocation(ids)
             return allocation
 
-    async def preferred(
+    async def preferred_allocation(
         self, available: Sequence[str], must_include: Sequence[str], size: int, *, alone: bool = True
     ) -> Sequence[str]:
         """The plugin's choice of IDs; IDs that are not listed are ignored."""
@@ -66,7 +66,9 @@ class ResourceAllocator:
             raise AllocationError(f"{self.resource}: this plugin has no preferred allocation")
         if self._context.pod_allocator is not None:
             with self._calls.record_call(frozenset(available)):
-                return await self._context.pod_allocator.preferred(available, must_include, size) if alone else ()
+                if not alone:
+                    return ()
+                return await self._context.pod_allocator.preferred_allocation(available, must_include, size)
         offered, required = set(available), set(must_include)
         devices = self.devices()
         free = offered | required

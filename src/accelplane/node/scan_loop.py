@@ -261,7 +261,7 @@ def scan(plugin: Plugin[Config], host: Host) -> Inventory:
     """One scan; topology left to the framework is filled in. Raises the exceptions of `Plugin.scan`."""
     inventory = Inventory.of(plugin.namespace, plugin.scan(host))
     unset = [device for device in inventory if isinstance(device.topology, UnsetType)]
-    return inventory.replaced(_with_topology(host, unset)) if unset else inventory
+    return inventory.with_devices(_with_topology(host, unset)) if unset else inventory
 
 
 async def scan_once(plugin: Plugin[Config], root: str) -> Inventory:

@@ -9,7 +9,7 @@ from accelplane.kube.events import Recorder
 from accelplane.onload.models import Onload
 from accelplane.onload.names import Names
 from accelplane.onload.nodes import Nodes
-from accelplane.onload.observed import Blocked, NodeView
+from accelplane.onload.observed import BlockedEviction, NodeView
 from accelplane.onload.plan import Action, Plan
 from accelplane.onload.resources import owner_of
 
@@ -34,14 +34,14 @@ class Actions:
         views: Sequence[NodeView],
         resource: CustomResource | None,
         onload: Onload | None = None,
-    ) -> tuple[tuple[Blocked, ...], ApiError | None]:
+    ) -> tuple[tuple[BlockedEviction, ...], ApiError | None]:
         """Performs actions: an error of one node does not affect the others.
 
         Returns the pods whose eviction a PodDisruptionBudget does not allow now, and the first error. The resource is
         None if it was deleted; `onload` is only needed for probe pods.
         """
         by_name = {each.name: each for each in views}
-        blocked: list[Blocked] = []
+        blocked: list[BlockedEviction] = []
         failure: ApiError | None = None
         performed = 0
         for action in plan.actions:
@@ -60,7 +60,7 @@ class Actions:
 
     async def _perform(
         self, names: Names, action: Action, node: NodeView, resource: CustomResource | None, onload: Onload | None
-    ) -> Sequence[Blocked]:
+    ) -> Sequence[BlockedEviction]:
         ends = action.removes_progress or action.step in _PROBE_ENDS
         if action.delete_probe or (node.probe != "none" and ends):
             await self._nodes.delete_probe(names, action.node)

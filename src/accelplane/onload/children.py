@@ -1,7 +1,7 @@
 """The objects that the operator owns for one resource: two Modules and the DaemonSet.
 
-    desired(onload, version, image, ...)     the objects as they should be
-    Children                                reads and writes them
+    desired_objects(onload, version, image, ...)     the objects as they should be
+    Children                                         reads and writes them
 
 Objects of the Go operator are adopted in place: their pods stay, because the DaemonSet has the strategy OnDelete.
 """
@@ -19,7 +19,7 @@ from accelplane.kube.ensure import ensure
 from accelplane.kube.manager import Manager
 from accelplane.kube.objects import Request, request_of
 from accelplane.kube.owners import is_controlled_by
-from accelplane.onload.daemonset import adapted, daemonset, node_selector_of, revision_of, with_node_selector
+from accelplane.onload.daemonset import daemonset, node_selector_of, revision_of, with_node_selector, with_selector_of
 from accelplane.onload.kmm import Kmm
 from accelplane.onload.models import Onload, uses_kmm, uses_sfc
 from accelplane.onload.modules import KmmApi, module, names_of, sfc_module, without_reload
@@ -55,12 +55,12 @@ class DesiredObjects(msgspec.Struct, frozen=True):
         return revision_of(self.daemonset)
 
     @property
-    def adopted(self) -> str:
+    def adopted_revision(self) -> str:
         """The revision that counts for pods of the Go operator."""
         return (self.daemonset.metadata.annotations or {}).get(ADOPTED_ANNOTATION, "")
 
 
-def desired(
+def desired_objects(
     onload: Onload, version: str, image: str, kmm: KmmApi | None, existing: Existing, *, keeps_selector: bool
 ) -> DesiredObjects:
     """The objects of a resource. `keeps_selector`: nodes of the former selector have not been released yet.
@@ -88,7 +88,7 @@ def _adopted(made: DaemonSet, live: DaemonSet | None) -> DaemonSet:
     if revision:
         more = {**(made.metadata.annotations or {}), ADOPTED_ANNOTATION: revision}
         made = msgspec.structs.replace(made, metadata=msgspec.structs.replace(made.metadata, annotations=more))
-    return adapted(made, live)
+    return with_selector_of(made, live)
 
 
 def _with_live_fields(made: Module, live: Module | None, kmm: KmmApi, *, keeps_selector: bool) -> Module:

@@ -60,7 +60,7 @@ def revision_of(made: DaemonSet) -> str:
     return str((as_mapping(metadata.get("annotations")) or {}).get(REVISION_ANNOTATION, ""))
 
 
-def adapted(made: DaemonSet, live: DaemonSet) -> DaemonSet:
+def with_selector_of(made: DaemonSet, live: DaemonSet) -> DaemonSet:
     """The DaemonSet with the selector of the existing one, which is immutable.
 
     Version 3.0.0 of the Go operator had a selector without the base labels. Pods that it selects stay.

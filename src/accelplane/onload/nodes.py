@@ -17,7 +17,7 @@ from accelplane.kube.objects import Metadata, OwnerReference, Request
 from accelplane.onload import models
 from accelplane.onload.modules import names_of
 from accelplane.onload.names import NAME_LABEL, RESOURCE, VERIFY_LABEL, Names
-from accelplane.onload.observed import Blocked, NodeView, PodView, format_progress, view
+from accelplane.onload.observed import BlockedEviction, NodeView, PodView, format_progress, view
 from accelplane.onload.plan import Action, Role
 from accelplane.onload.resources import Eviction, Node, Pod, ProbePod, concerns_onload, node_only, pod_only
 
@@ -79,13 +79,13 @@ class Nodes:
         node_only(written)
         self._written[action.node] = (older, written)
 
-    async def evict(self, pods: Iterable[PodView]) -> list[Blocked]:
+    async def evict(self, pods: Iterable[PodView]) -> list[BlockedEviction]:
         """Requests the eviction of pods. Returns those whose eviction is rejected. Raises the first other error."""
         results = await asyncio.gather(*(_evict(self._client, pod) for pod in pods), return_exceptions=True)
         for each in results:
             if isinstance(each, BaseException):
                 raise each
-        return [each for each in results if isinstance(each, Blocked)]
+        return [each for each in results if isinstance(each, BlockedEviction)]
 
     async def delete(self, pods: Iterable[PodView]) -> None:
         """Deletes pods, unless others have their names by now."""
@@ -195,7 +195,7 @@ def _concerns(node: Node, names: Names, selector: Mapping[str, str] | None) -> b
     )
 
 
-async def _evict(client: Client, pod: PodView) -> Blocked | None:
+async def _evict(client: Client, pod: PodView) -> BlockedEviction | None:
     """Returns the pod if its eviction is rejected. Raises `Conflict` if another pod has its name, perhaps elsewhere."""
     key = pod.key
     options: dict[str, object] | None = {"preconditions": {"uid": pod.uid}} if pod.uid else None
@@ -206,9 +206,9 @@ async def _evict(client: Client, pod: PodView) -> Blocked | None:
     except TooManyRequests as error:
         # The API server names the budget in a cause.
         budget = next((each.message for each in error.causes if each.reason == "DisruptionBudget"), "")
-        return Blocked(str(key), budget[:_MAX_MESSAGE])
+        return BlockedEviction(str(key), budget[:_MAX_MESSAGE])
     except Conflict:
         raise
     except StatusError as error:
-        return Blocked(str(key), (error.message or str(error))[:_MAX_MESSAGE], by_budget=False)
+        return BlockedEviction(str(key), (error.message or str(error))[:_MAX_MESSAGE], by_budget=False)
     return None

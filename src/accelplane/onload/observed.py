@@ -55,7 +55,7 @@ class PodView(msgspec.Struct, frozen=True):
     ready_since: int = 0
 
 
-class Blocked(NamedTuple):
+class BlockedEviction(NamedTuple):
     """A pod (`namespace/name`) whose eviction the API server rejected, with its message.
 
     `by_budget`: a PodDisruptionBudget does not allow it now. Otherwise it is rejected for another reason, for example

@@ -34,15 +34,15 @@ StepName = Literal[
 class Target(msgspec.Struct, frozen=True, kw_only=True):
     """The desired state of the nodes. `version` is that of all labels, `revision` that of the plugin pods.
 
-    Plugin pods without a revision count as pods of `adopted`. An `eviction_timeout` of 0 means no limit. The plugin pod
-    of an upgraded node has to be ready for `min_ready` seconds.
+    Plugin pods without a revision count as pods of `adopted_revision`. An `eviction_timeout` of 0 means no limit. The
+    plugin pod of an upgraded node has to be ready for `min_ready` seconds.
     """
 
     version: str
     sfc: bool = False
     kmm: bool = True
     revision: str = ""
-    adopted: str = ""
+    adopted_revision: str = ""
     max_unavailable: int = 1
     paused: bool = False
     node_timeout: float = 900.0

@@ -26,17 +26,17 @@ from accelplane.kube.predicates import any_of, field_changed, generation_changed
 from accelplane.kube.status import apply_status
 from accelplane.onload import status
 from accelplane.onload.actions import Actions
-from accelplane.onload.children import Children, DesiredObjects, Existing, desired
+from accelplane.onload.children import Children, DesiredObjects, Existing, desired_objects
 from accelplane.onload.kmm import Kmm
 from accelplane.onload.models import Onload, Revision, uses_kmm
 from accelplane.onload.names import FINALIZER, GROUP, MANAGED_BY, MANAGED_BY_LABEL, Names, owner_of_label
 from accelplane.onload.nodes import Nodes
 from accelplane.onload.observed import NodeView
 from accelplane.onload.plan import Plan, Target
-from accelplane.onload.requirements import overlaps, problem_of, target_of, unordered
+from accelplane.onload.requirements import load_order_problems, overlaps, problem_of, target_of
 from accelplane.onload.resources import ONLOAD, DaemonSet, Node, Pod, concerns_onload, pod_state, read, relevant
-from accelplane.onload.revisions import Outcome, module_version, recorded, rollback, target
-from accelplane.onload.status import Observed, Problem
+from accelplane.onload.revisions import Outcome, module_version, record_outcome, rollback, target
+from accelplane.onload.status import Observation, Problem
 from accelplane.onload.steps import EVICTION_RETRY, decide
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class OnloadController:
         version = module_version(effective, existing.module, existing.sfc)
         views = self._nodes.views(names, onload.spec.selector)
         keeps = any(not node.selected and node.ready and not node.is_clean for node in views)
-        made = desired(effective, version, self._image, kmm, existing, keeps_selector=keeps)
+        made = desired_objects(effective, version, self._image, kmm, existing, keeps_selector=keeps)
         goal = target_of(effective, made, views, version=version, rolls_back=back is not None)
         problems, failure = await self._ensure(resource, made, existing, views)
         plan, blocked = Plan(), ()
@@ -135,7 +135,7 @@ class OnloadController:
             blocked, failure = await self._actions.perform(names, plan, views, resource, effective)
             problems = _rejections(failure)
         conflicts = [Problem("FieldConflict", each) for each in self._children.conflicts(names)]
-        observed = Observed(
+        observed = Observation(
             target=goal,
             plan=plan,
             nodes=views,
@@ -143,7 +143,7 @@ class OnloadController:
             history=self._history(onload, history, plan, views),
             rolled_back=onload.spec.onload.version if back is not None else "",
             blocking=blocked,
-            problems=[*problems, *conflicts, *unordered(names, goal, views), *self._overlaps(onload)],
+            problems=[*problems, *conflicts, *load_order_problems(names, goal, views), *self._overlaps(onload)],
         )
         await self._update_status(resource, onload, observed)
         self._warn(resource, onload, observed)
@@ -181,7 +181,7 @@ class OnloadController:
             outcome = "failed"
         elif plan.is_complete and any(step.step == "Verified" for step in plan.steps):
             outcome = "complete"
-        return recorded(onload, history, outcome, self._time())
+        return record_outcome(onload, history, outcome, self._time())
 
     def _overlaps(self, onload: Onload) -> list[Problem]:
         """Other resources that select nodes of this one."""
@@ -223,17 +223,17 @@ class OnloadController:
             raise failure
         return _result(observed.plan)
 
-    async def _release(self, resource: CustomResource | None, names: Names) -> tuple[Observed, ApiError | None]:
+    async def _release(self, resource: CustomResource | None, names: Names) -> tuple[Observation, ApiError | None]:
         """One pass of releasing all nodes. Returns the observed state, and the first error."""
         views, goal = self._nodes.views(names, None), Target(version="", deleting=True)
         plan = decide(goal, views, self._clock())
         blocked, failure = await self._actions.perform(names, plan, views, resource)
-        observed = Observed(target=goal, plan=plan, nodes=views, blocking=blocked, problems=_rejections(failure))
+        observed = Observation(target=goal, plan=plan, nodes=views, blocking=blocked, problems=_rejections(failure))
         return observed, failure
 
     # Reports
 
-    async def _report_deletion(self, resource: CustomResource, observed: Observed) -> None:
+    async def _report_deletion(self, resource: CustomResource, observed: Observation) -> None:
         """Writes the status while nodes are released: it names the pods that delay the deletion."""
         onload = _readable(resource)
         if onload is None or observed.plan.is_complete:
@@ -246,9 +246,9 @@ class OnloadController:
         self._events.record(resource, "Warning", problem.reason, problem.message)
         history = onload.status.onload.history if onload.status else ()
         goal = Target(version=onload.spec.onload.version)
-        await self._update_status(resource, onload, Observed(target=goal, history=history, problems=[problem]))
+        await self._update_status(resource, onload, Observation(target=goal, history=history, problems=[problem]))
 
-    def _warn(self, resource: CustomResource, onload: Onload, observed: Observed) -> None:
+    def _warn(self, resource: CustomResource, onload: Onload, observed: Observation) -> None:
         """Problems are Events when they begin; blocked evictions as long as they last."""
         before = onload.status.conditions if onload.status is not None else ()
         degraded = {each.message for each in before if each.type == status.DEGRADED and each.status == "True"}
@@ -261,7 +261,7 @@ class OnloadController:
                 note = f"node {step.node}: KMM does not report that the module is loaded; continues without"
                 self._events.record(resource, "Warning", "ModuleNotReported", note)
 
-    async def _update_status(self, resource: CustomResource, onload: Onload, observed: Observed) -> None:
+    async def _update_status(self, resource: CustomResource, onload: Onload, observed: Observation) -> None:
         new = status.status(onload, observed, self._time())
         if new == onload.status:
             return

@@ -1,9 +1,9 @@
 """Preconditions of a resource for all writes of the operator, and numeric values derived from its spec.
 
-problem_of(onload)                  the first problem, if any
-target_of(onload, ...)              the target of its nodes
-overlaps(onload, others, nodes)     resources that select the same nodes
-unordered(names, target, nodes)     nodes whose modules are not loaded in their order
+problem_of(onload)                            the first problem, if any
+target_of(onload, ...)                        the target of its nodes
+overlaps(onload, others, nodes)               resources that select the same nodes
+load_order_problems(names, target, nodes)     nodes whose modules are not loaded in their order
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,7 +55,7 @@ def target_of(
         sfc=uses_sfc(onload.spec.onload),
         kmm=uses_kmm(onload.spec.onload),
         revision=made.revision,
-        adopted=made.adopted,
+        adopted_revision=made.adopted_revision,
         max_unavailable=1 if rolls_back else max_unavailable(upgrade.max_unavailable, selected),
         paused=upgrade.paused,
         node_timeout=seconds(upgrade.node_timeout) if upgrade.node_timeout else DEFAULT_NODE_TIMEOUT,
@@ -93,7 +93,7 @@ def overlaps(onload: Onload, others: Iterable[Onload], nodes: Mapping[str, Mappi
     return found
 
 
-def unordered(names: Names, target: Target, nodes: Iterable[NodeView]) -> list[Problem]:
+def load_order_problems(names: Names, target: Target, nodes: Iterable[NodeView]) -> list[Problem]:
     """Nodes on which KMM reports `onload` and not `sfc`: `onload` may use the kernel's own `sfc`.
 
     KMM 1.1 starts both loaders simultaneously after a reboot. The loader of `sfc` then cannot remove the kernel's own

@@ -1,7 +1,7 @@
 """Versions of Onload over time: the target of the nodes, and the history for rollbacks.
 
     target(onload, history)                             the resource whose version the nodes should have
-    recorded(onload, history, outcome, now)             the history after an observation
+    record_outcome(onload, history, outcome, now)       the history after an observation
     module_version(onload, live, live_sfc)              the version of the Modules
 
 All functions are pure.
@@ -62,7 +62,7 @@ def rollback(onload: Onload, history: Sequence[Revision]) -> Revision | None:
     return next((each for each in history[1:] if each.state == "Verified"), None)
 
 
-def recorded(onload: Onload, history: Sequence[Revision], outcome: Outcome, now: str) -> tuple[Revision, ...]:
+def record_outcome(onload: Onload, history: Sequence[Revision], outcome: Outcome, now: str) -> tuple[Revision, ...]:
     """The history, the newest first. `outcome` is that of the nodes with `target(onload, history)`."""
     desired, rolled_back = revision(onload), rollback(onload, history) is not None
     known = next((each for each in history if _is_same(each, desired)), None)

@@ -17,7 +17,7 @@ import msgspec
 
 from accelplane.kube.conditions import condition, with_transition_times
 from accelplane.onload.models import CurrentNode, DevicePluginStatus, Onload, OnloadStatus, Revision, Status
-from accelplane.onload.observed import Blocked, NodeView
+from accelplane.onload.observed import BlockedEviction, NodeView
 from accelplane.onload.plan import NodeStep, Plan, Target
 from accelplane.onload.resources import DaemonSetStatus
 
@@ -33,7 +33,7 @@ class Problem(NamedTuple):
     message: str
 
 
-class Observed(msgspec.Struct, frozen=True, kw_only=True):
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """The observations of a reconciliation. `blocking` are pods whose eviction was rejected."""
 
     target: Target
@@ -42,11 +42,11 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     daemonset: DaemonSetStatus | None = None
     history: tuple[Revision, ...] = ()
     rolled_back: str = ""
-    blocking: Sequence[Blocked] = ()
+    blocking: Sequence[BlockedEviction] = ()
     problems: Sequence[Problem] = ()
 
 
-def status(onload: Onload, observed: Observed, now: str) -> Status:
+def status(onload: Onload, observed: Observation, now: str) -> Status:
     """The status after a reconciliation, from the one before. `now` is the time as the API writes it."""
     target, selected = observed.target, [node for node in observed.nodes if node.selected]
     pods = observed.daemonset or DaemonSetStatus()
@@ -81,7 +81,7 @@ class _Finding(NamedTuple):
     message: str
 
 
-def _ready(observed: Observed, selected: int, verified: int) -> _Finding:
+def _ready(observed: Observation, selected: int, verified: int) -> _Finding:
     if observed.problems and not observed.plan.steps:
         return _Finding(READY, False, *observed.problems[0])
     if observed.target.deleting:
@@ -99,7 +99,7 @@ def _ready(observed: Observed, selected: int, verified: int) -> _Finding:
     return _Finding(READY, True, "AllNodesReady", message)
 
 
-def _progressing(observed: Observed) -> _Finding:
+def _progressing(observed: Observation) -> _Finding:
     changing = [step for step in observed.plan.steps if step.step not in {"Verified", "Removed"}]
     if not changing:
         return _Finding(PROGRESSING, False, "Complete", "no node is changed")
@@ -112,13 +112,13 @@ def _progressing(observed: Observed) -> _Finding:
     return _Finding(PROGRESSING, True, reason, _waiting(active))
 
 
-def _degraded(observed: Observed) -> _Finding:
+def _degraded(observed: Observation) -> _Finding:
     if found := problems(observed):
         return _Finding(DEGRADED, True, found[0].reason, "; ".join(each.message for each in found))
     return _Finding(DEGRADED, False, "AsExpected", "no errors")
 
 
-def problems(observed: Observed) -> list[Problem]:
+def problems(observed: Observation) -> list[Problem]:
     """Everything that needs attention, the most important first."""
     found = list(observed.problems)
     if observed.rolled_back:
@@ -133,7 +133,7 @@ def problems(observed: Observed) -> list[Problem]:
     return found
 
 
-def blocked_message(blocked: Sequence[Blocked]) -> str:
+def blocked_message(blocked: Sequence[BlockedEviction]) -> str:
     """The pods that cannot be evicted, with reason and remedy."""
     reasons = (
         (True, "a PodDisruptionBudget does not allow the eviction of {}; change the budget or delete the pods"),
@@ -147,7 +147,7 @@ def blocked_message(blocked: Sequence[Blocked]) -> str:
     return "; ".join(found)
 
 
-def _with_message(blocked: Blocked) -> str:
+def _with_message(blocked: BlockedEviction) -> str:
     return f"{blocked.pod} ({blocked.message.rstrip('.')})" if blocked.message else blocked.pod
 
 
@@ -155,7 +155,7 @@ def _is_labelled(target: Target, node: NodeView) -> bool:
     return (node.module == target.version or not target.kmm) and node.gate == target.version
 
 
-def _current(observed: Observed, steps: dict[str, NodeStep]) -> list[CurrentNode]:
+def _current(observed: Observation, steps: dict[str, NodeStep]) -> list[CurrentNode]:
     return [
         CurrentNode(
             name=node.name,

@@ -264,7 +264,7 @@ class _Node:
         return found
 
     def _is_outdated(self, pod: PodView) -> bool:
-        found = self.target.adopted if pod.revision is None else pod.revision
+        found = self.target.adopted_revision if pod.revision is None else pod.revision
         return bool(self.target.revision) and found != self.target.revision
 
     def _is_loaded(self, *, loaded: bool, version: str | None) -> bool:

@@ -1,8 +1,7 @@
 """The admission webhook for Onload resources, which calls `validation`.
 
 An update that leaves the spec unchanged is admitted with warnings: the operator writes its finalizer also to resources
-that were stored before there was a webhook. Updates of a resource in deletion are admitted, so that it can lose its
-finalizer.
+that were stored before there was a webhook. `Validator` admits all updates of a resource that is being deleted.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -10,20 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 from msgspec import Raw
 
-from accelplane.kube.admission import ALLOWED, Decision, Hook, Review, Validator, deny
+from accelplane.kube.admission import Decision, Hook, Review, Validator, deny
 from accelplane.onload import validation
 from accelplane.onload.models import Onload, Spec
 from accelplane.onload.validation import Labels
 
 PATH = "/validate-onload-amd-com-v1alpha1-onload"
-
-
-class _Metadata(msgspec.Struct, rename="camel"):
-    deletion_timestamp: str = ""
-
-
-class _Deleted(msgspec.Struct):
-    metadata: _Metadata
 
 
 class _OldSpec(msgspec.Struct):
@@ -34,8 +25,6 @@ def validator(others: Callable[[], Iterable[Onload]], nodes: Callable[[], Mappin
     """The webhook. The functions return the resources of the cluster, and the labels of its nodes."""
 
     def decide(review: Review, resource: Raw) -> Decision:
-        if _is_in_deletion(resource):
-            return ALLOWED
         try:
             onload = msgspec.json.decode(resource, type=Onload)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -48,13 +37,6 @@ def validator(others: Callable[[], Iterable[Onload]], nodes: Callable[[], Mappin
         return Decision(denial=deny(found.refusal).denial, warnings=found.warnings)
 
     return Validator(PATH, Raw, decide)
-
-
-def _is_in_deletion(resource: Raw) -> bool:
-    try:
-        return bool(msgspec.json.decode(resource, type=_Deleted).metadata.deletion_timestamp)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
 
 
 def _spec_is_unchanged(review: Review, onload: Onload) -> bool:

@@ -19,7 +19,7 @@ from accelplane.kube.client import Selection
 from accelplane.kube.controller import Result, TerminalError
 from accelplane.kube.customresource import CustomResource, compact
 from accelplane.kube.driftbackoff import DriftBackoff
-from accelplane.kube.ensure import Ensured, NameConflict, ensure
+from accelplane.kube.ensure import EnsureResult, NameConflict, ensure
 from accelplane.kube.jsontypes import JsonObject, as_mapping
 from accelplane.kube.manager import Manager
 from accelplane.kube.namedcaches import NamedCaches
@@ -29,7 +29,7 @@ from accelplane.kube.owners import controller_of, owner_request
 from accelplane.kube.status import apply_status
 from accelplane.operator import images, models, status
 from accelplane.operator.daemonsets import provisioning_hash, render
-from accelplane.operator.features import unsupported
+from accelplane.operator.features import unsupported_fields
 from accelplane.operator.models import DevicePlugin
 from accelplane.operator.nodes import Nodes
 from accelplane.operator.overlap import Overlap, overlaps_of
@@ -162,7 +162,7 @@ class PluginController:
         except msgspec.ValidationError as error:
             problem = f"the resource is malformed: {error}; its DaemonSet stays as it is"
             observed_daemonset = _seen(existing[0]) if existing else None
-            observed = status.Observed(
+            observed = status.Observation(
                 daemonset=observed_daemonset, nodes=self._nodes_of(observed_daemonset), malformed=problem
             )
             await self._update_status(resource, read_without_spec(resource), observed)
@@ -181,7 +181,7 @@ class PluginController:
         name = planned.child.metadata.name
         current = next((each for each in existing if each.metadata.name == name), None)
         failure: StatusError | NameConflict | None = None
-        ensured: Ensured[DaemonSet] | None = None
+        ensured: EnsureResult[DaemonSet] | None = None
         try:
             await self._reconcile_shared(before=True)
             ensured = await self._ensure(resource, planned, current)
@@ -198,14 +198,14 @@ class PluginController:
         if ensured is not None and ensured.action != "terminating":
             observed_daemonset = _seen(ensured.object)
         key = Request(name, self._settings.namespace)
-        observed = status.Observed(
+        observed = status.Observation(
             daemonset=observed_daemonset,
             nodes=self._nodes_of(observed_daemonset),
             replaced=replaced,
             config_missing=missing,
             overlaps=self._overlaps(plugin),
             original_images=images.original_images(plugin, self._settings.images),
-            unsupported=unsupported(plugin, self._settings.images),
+            unsupported=unsupported_fields(plugin, self._settings.images),
             failure=str(failure) if failure else "",
             failure_reason=reason,
             field_conflicts=self._backoff.conflicts(key),
@@ -218,7 +218,9 @@ class PluginController:
         times = (ensured.retry_after if ensured is not None else 0.0, self._backoff.expiry(key))
         return Result(requeue_after=min(each for each in times if each > 0)) if any(times) else None
 
-    async def _ensure(self, resource: CustomResource, planned: Plan, current: DaemonSet | None) -> Ensured[DaemonSet]:
+    async def _ensure(
+        self, resource: CustomResource, planned: Plan, current: DaemonSet | None
+    ) -> EnsureResult[DaemonSet]:
         """Writes the DaemonSet, and reports the changes. Raises `NameConflict`."""
         child = msgspec.convert(planned.child.as_object(), DaemonSet)
         key = request_of(child)
@@ -350,9 +352,11 @@ class PluginController:
         return [each.spec.nodeName for each in pods]
 
     def _overlaps(self, plugin: DevicePlugin) -> Sequence[Overlap]:
-        return overlaps_of(plugin, self.others(plugin.name), self.node_labels()) if len(self._resources) > 1 else ()
+        if len(self._resources) <= 1:
+            return ()
+        return overlaps_of(plugin, self.other_resources(plugin.name), self.node_labels())
 
-    def others(self, name: str) -> list[DevicePlugin]:
+    def other_resources(self, name: str) -> list[DevicePlugin]:
         """The other resources of the kind, as far as they can be read."""
         read = (_reads(each) for each in self._resources if each.metadata.name != name)
         return [each for each in read if each is not None]
@@ -361,7 +365,9 @@ class PluginController:
         """Labels of all nodes, by name."""
         return self._nodes.labels()
 
-    async def _update_status(self, resource: CustomResource, plugin: DevicePlugin, observed: status.Observed) -> None:
+    async def _update_status(
+        self, resource: CustomResource, plugin: DevicePlugin, observed: status.Observation
+    ) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         new = status.status(plugin, observed, now)
         if new == plugin.status:

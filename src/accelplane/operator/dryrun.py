@@ -1,6 +1,6 @@
 """Dry run: the DaemonSets that the operator creates for custom resources, without a cluster.
 
-    render_text(text, settings) -> Rendered      YAML in, YAML and warnings out
+    render_text(text, settings) -> RenderResult      YAML in, YAML and warnings out
 
 The schemas of the definitions and the defaulting and validation of admission are applied. What needs a cluster is not
 checked: overlaps with other resources, ConfigMaps.
@@ -24,14 +24,14 @@ class RenderError(Exception):
     """The text, or a resource in it, cannot be rendered. The message has one line, which names the resource."""
 
 
-class Rendered(msgspec.Struct, frozen=True):
+class RenderResult(msgspec.Struct, frozen=True):
     """The DaemonSets as YAML, and the warnings that admission would return, each with the name of its resource."""
 
     text: str
     warnings: tuple[str, ...] = ()
 
 
-def render_text(text: str, settings: Settings) -> Rendered:
+def render_text(text: str, settings: Settings) -> RenderResult:
     """Renders all custom resources of a text and ignores other objects. Raises `RenderError`."""
     import yaml  # noqa: PLC0415 - the operator does not need it at start
 
@@ -53,7 +53,7 @@ def render_text(text: str, settings: Settings) -> Rendered:
             warnings += found
     if not daemonsets:
         raise RenderError(f"found no custom resource, expected one with apiVersion {models.API_VERSION}")
-    return Rendered(yaml.safe_dump_all(daemonsets, sort_keys=False), tuple(warnings))
+    return RenderResult(yaml.safe_dump_all(daemonsets, sort_keys=False), tuple(warnings))
 
 
 class _Head(msgspec.Struct, rename="camel"):

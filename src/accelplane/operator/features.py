@@ -1,6 +1,6 @@
 """Fields of custom resources that images of older releases do not support.
 
-    unsupported(plugin, policy)    one line for each field that the images of a custom resource do not support
+    unsupported_fields(plugin, policy)    one line for each field that the images of a custom resource do not support
 
 The operator passes these fields to the plugin as flags or to the init container as variables. A plugin does not start
 with a flag that it does not know; an init container ignores an unknown variable. The versions are those of the Go
@@ -28,7 +28,7 @@ class Feature(msgspec.Struct, frozen=True):
     image_field: str = "image"
 
 
-def unsupported(plugin: DevicePlugin, policy: ImagePolicy) -> tuple[str, ...]:
+def unsupported_fields(plugin: DevicePlugin, policy: ImagePolicy) -> tuple[str, ...]:
     """One line for each field that the images of a custom resource do not support, with the image to use instead."""
     named = images.named_images(plugin.spec)
     found: list[str] = []

@@ -3,8 +3,8 @@
     reference_error(reference, names)        why a reference is not an image of these names; None when it is
     version_error(reference, policy)         why its version is too low; None when it is not
     digests(environment)                     the digests of the variables RELATED_IMAGE_…, by name and tag
-    pinned(reference, policy)                the reference with its digest, if one is known for its name and tag
-    upgraded(reference, policy)              the reference to run instead, which is often the same
+    pin_digest(reference, policy)            the reference with its digest, if one is known for its name and tag
+    upgrade_reference(reference, policy)     the reference to run instead, which is often the same
     upgrade(plugin, policy)                  a custom resource with all its images upgraded, and the replacements
     original_images(plugin, policy)          its images of the Go project, with those to use instead
 
@@ -115,7 +115,7 @@ def digests(environment: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def pinned(reference: str, policy: ImagePolicy) -> str:
+def pin_digest(reference: str, policy: ImagePolicy) -> str:
     """The reference with its digest, if one is known for its name and tag. The tag stays."""
     parsed = parse(reference)
     digest = "" if parsed.digest else policy.digests.get(_key(parsed), "")
@@ -126,7 +126,7 @@ def _key(reference: Reference) -> str:
     return f"{reference.name.removeprefix(_DEFAULT_HOST)}:{reference.tag}"
 
 
-def upgraded(reference: str, policy: ImagePolicy) -> str:
+def upgrade_reference(reference: str, policy: ImagePolicy) -> str:
     """The reference to run instead of the given one: an override, a newer version, or itself."""
     parsed = parse(reference)
     if policy.upgrade == "off" or not parsed.image or not (parsed.tag or parsed.digest):
@@ -144,7 +144,7 @@ def upgrade(plugin: Plugin, policy: ImagePolicy) -> tuple[Plugin, tuple[Replacem
     """The custom resource with the images to run in its spec, and the images that were replaced."""
     replaced: list[Replacement] = []
     for field, reference in named_images(plugin.spec).items():
-        used = upgraded(reference, policy)
+        used = upgrade_reference(reference, policy)
         if used != reference:
             name = parse(reference).image
             replaced.append(Replacement(field, reference, used, variable_of(name) if policy.override(name) else ""))
@@ -162,7 +162,7 @@ def original_images(plugin: DevicePlugin, policy: ImagePolicy) -> str:
     found: list[str] = []
     for field, reference in named_images(plugin.spec).items():
         parsed = parse(reference)
-        recommended = policy.recommended(parsed.image.replace("-initimage", "-initcontainer"))
+        recommended = policy.default_reference(parsed.image.replace("-initimage", "-initcontainer"))
         if parsed.original and not policy.override(parsed.image) and not parse(recommended).original:
             found.append(f"{field} is {reference}, an image of the Go project; set {field} to {recommended}")
     return "; ".join(found)

@@ -49,9 +49,9 @@ class ImagePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     def reference(self, name: str) -> str:
         """The default image of that name."""
-        return self.override(name) or self.recommended(name)
+        return self.override(name) or self.default_reference(name)
 
-    def recommended(self, name: str) -> str:
+    def default_reference(self, name: str) -> str:
         """The default image of that name without overrides."""
         vendor = self.vendor.rpartition("/")[2]
         version = self.version(original=vendor == ORIGINAL_VENDOR)

@@ -60,7 +60,7 @@ class SeenDaemonSet(msgspec.Struct, frozen=True):
     status: DaemonSetStatus = DaemonSetStatus()
 
 
-class Observed(msgspec.Struct, frozen=True, kw_only=True):
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """The observations of a reconciliation. `nodes` are those of the pods.
 
     `failure` is the error of a write that failed permanently, `malformed` that of a resource which does not fit its
@@ -85,7 +85,7 @@ def node_names(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({name for name in names if name}))
 
 
-def status(plugin: DevicePlugin, observed: Observed, now: str) -> Status:
+def status(plugin: DevicePlugin, observed: Observation, now: str) -> Status:
     """The status after a reconciliation, from the one before. `now` is the time as the API writes it."""
     before = plugin.status or Status(desired_number_scheduled=0, number_ready=0)
     daemonset = observed.daemonset or SeenDaemonSet()
@@ -131,7 +131,7 @@ def _reference(before: ObjectReference | None, daemonset: SeenDaemonSet | None) 
     )
 
 
-def _progress(observed: Observed) -> tuple[_Finding, _Finding]:
+def _progress(observed: Observation) -> tuple[_Finding, _Finding]:
     if observed.daemonset is None:
         return (
             _Finding(AVAILABLE, False, "NoDaemonSet", "the DaemonSet does not exist yet"),
@@ -156,7 +156,7 @@ def _progress(observed: Observed) -> tuple[_Finding, _Finding]:
     return availability, _Finding(PROGRESSING, not complete, "Complete" if complete else "RollingOut", message)
 
 
-def _findings(plugin: DevicePlugin, observed: Observed) -> tuple[_Finding, ...]:
+def _findings(plugin: DevicePlugin, observed: Observation) -> tuple[_Finding, ...]:
     return (
         _degraded(observed),
         _problem(
@@ -198,7 +198,7 @@ def _config(name: str, missing: bool | None) -> _Finding:
     )
 
 
-def _degraded(observed: Observed) -> _Finding:
+def _degraded(observed: Observation) -> _Finding:
     if observed.failure:
         return _Finding(DEGRADED, True, observed.failure_reason, observed.failure)
     if observed.field_conflicts:

@@ -15,7 +15,7 @@ import msgspec
 from accelplane.kube.names import is_dns_subdomain
 from accelplane.kube.rules import broken
 from accelplane.operator import images, rules
-from accelplane.operator.features import unsupported
+from accelplane.operator.features import unsupported_fields
 from accelplane.operator.models import (
     DevicePlugin,
     DlbSpec,
@@ -52,13 +52,13 @@ class Verdict(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-class Warned(msgspec.Struct, frozen=True):
+class ValidationWarning(msgspec.Struct, frozen=True):
     """A finding that does not refuse the resource."""
 
     text: str
 
 
-Finding = str | Warned
+Finding = str | ValidationWarning
 
 
 def verdict(
@@ -77,7 +77,7 @@ def verdict(
         if isinstance(finding, str):
             return Verdict(PREFIX + finding, tuple(warnings))
         warnings.append(finding.text)
-    warnings += unsupported(images.upgrade(plugin, policy)[0], policy)
+    warnings += unsupported_fields(images.upgrade(plugin, policy)[0], policy)
     warnings += (format_overlap(each, plugin.name) for each in overlaps)
     return Verdict(warnings=tuple(warnings))
 
@@ -125,20 +125,22 @@ def _image(
     if optional and not reference:
         return
     advice = f"set {field} to {policy.reference(names[0])}"
-    used = images.upgraded(reference, policy)
+    used = images.upgrade_reference(reference, policy)
     if error := images.reference_error(reference, names):
         yield f"{field} {error}; {advice}"
     elif error := images.version_error(reference, policy):
         if policy.older == "warn" and policy.upgrade != "off":
-            yield Warned(f"{field} {error}; the operator replaces it with {used}")
+            yield ValidationWarning(f"{field} {error}; the operator replaces it with {used}")
         else:
             yield f"{field} {error}; {advice}"
     elif used != reference:
         name = images.parse(reference).image
         cause = f"{variable_of(name)} of the operator" if policy.override(name) else "the operator"
-        yield Warned(f"{field} is {reference!a}; {cause} replaces it with {used}")
+        yield ValidationWarning(f"{field} is {reference!a}; {cause} replaces it with {used}")
     elif images.parse(reference).tag == images.DEVEL:
-        yield Warned(f"{field} has tag devel in {reference!a}, which is no version and is never upgraded; {advice}")
+        yield ValidationWarning(
+            f"{field} has tag devel in {reference!a}, which is no version and is never upgraded; {advice}"
+        )
 
 
 def _provisioning(spec: DsaSpec | IaaSpec | QatSpec, names: Sequence[str], policy: ImagePolicy) -> Iterator[Finding]:
@@ -156,7 +158,7 @@ def _gpu(spec: GpuSpec, others: Sequence[DevicePlugin]) -> Iterator[Finding]:
     yield from broken(spec, rules.GPU)
     policy = spec.preferred_allocation_policy or "none"
     if policy != "none" and spec.shared_dev_num is None:
-        yield Warned(f"preferredAllocationPolicy {policy} has no effect without sharedDevNum above 1")
+        yield ValidationWarning(f"preferredAllocationPolicy {policy} has no effect without sharedDevNum above 1")
     for other in others:
         if isinstance(other, GpuDevicePlugin) and other.spec.resource_manager != spec.resource_manager:
             own, other_text = (str(each.resource_manager).lower() for each in (spec, other.spec))
@@ -174,4 +176,4 @@ def _gpu_sidecars(spec: GpuSpec, policy: ImagePolicy) -> Iterator[Finding]:
     yield from broken(spec, rules.GPU_HEALTH)
     for finding in _image("initImage", spec.init_image, _GPU_INIT, policy, optional=True):
         # The Go operator accepts any image here.
-        yield Warned(finding) if isinstance(finding, str) else finding
+        yield ValidationWarning(finding) if isinstance(finding, str) else finding

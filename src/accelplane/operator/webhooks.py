@@ -58,7 +58,7 @@ def _validator(path: str, controller: PluginController, policy: ImagePolicy) -> 
             plugin = models.decode(document)
         except msgspec.DecodeError as error:
             return deny(f"{validation.PREFIX}{error}")
-        others = controller.others(plugin.name)
+        others = controller.other_resources(plugin.name)
         overlaps = overlaps_of(plugin, others, controller.node_labels()) if others else ()
         verdict = validation.verdict(plugin, policy, others=others, overlaps=overlaps)
         if verdict.refusal:

@@ -210,7 +210,10 @@ def _attached(reading: DeviceReading, attached: Mapping[tuple[str, str], str]) -
 
 
 def _unit_info(readings: NodeReadings, status: NodeStatus) -> Iterator[str]:
-    """A sample for each resource of each unit."""
+    """A sample for each resource of each unit.
+
+    While the agent starts, units are known before their resources. A sample without a resource would be a new series.
+    """
     resources: dict[tuple[str, str], dict[str, str]] = {}
     for resource, (plugin, devices) in listed_devices(status).items():
         label = f",{labels(resource=resource)}"
@@ -220,7 +223,7 @@ def _unit_info(readings: NodeReadings, status: NodeStatus) -> Iterator[str]:
         bdf = f",{labels(bdf=reading.bdf)}" if reading.bdf else ""
         for unit in reading.units:
             text = labels(plugin=reading.plugin, unit=unit, device=reading.device)
-            for resource in resources.get((reading.plugin, unit), {"": ""}).values():
+            for resource in resources.get((reading.plugin, unit), {}).values():
                 yield f"{UNIT_INFO.name}{{{text}{bdf}{resource}}} 1"
 
 

@@ -34,7 +34,7 @@ _PLAN_TIMEOUT = 4.0
 _CLOSE_TIMEOUT = 0.5
 # Seconds until a device whose read has blocked is read again, by the number of times in a row.
 _STUCK_PAUSES = (60.0, 120.0, 240.0, 480.0, 600.0)
-# Open directories of a plugin, and as a share of the limit of descriptors. 64 GPUs have 640.
+# Open directories of a plugin, and as a share of the limit of descriptors. 64 GPUs have 320.
 _MAX_OPEN_DIRECTORIES = 1024
 _DESCRIPTOR_SHARE = 16
 _OPEN_SECONDS = 120.0

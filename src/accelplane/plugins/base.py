@@ -105,7 +105,9 @@ class PodAllocator(Protocol):
     It never fails a pod: where it has no answer, the default method applies.
     """
 
-    async def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
+    async def preferred_allocation(
+        self, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> Sequence[str]:
         """As the kubelet's GetPreferredAllocation, for one container; empty without an answer."""
         ...
 
@@ -215,7 +217,7 @@ class Plugin(Generic[ConfigT_co]):
 
         `available` and `must_include` are in the order of the inventory, whatever the order of the kubelet's request.
         `in_use` maps a unit to the number of its healthy ids that are allocated: listed, but not available.
-        `accelplane.plugins.policies.preferred` implements the usual policies.
+        `accelplane.plugins.policies.preferred_ids` implements the usual policies.
         """
         raise NotImplementedError
 

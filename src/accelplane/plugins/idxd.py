@@ -18,7 +18,7 @@ from accelplane.host import Host, HostError, Missing, Unreadable, drivers
 from accelplane.plugins import vfio
 from accelplane.plugins.base import Config, DevicePlans, Plugin, Watch
 from accelplane.plugins.options import check_choice
-from accelplane.plugins.policies import preferred
+from accelplane.plugins.policies import preferred_ids
 
 # PCI device ids of DSA.
 DSA_PCI_IDS = ("0x0b25", "0x11fb", "0x1212")
@@ -74,7 +74,7 @@ class _QueuePlugin(Plugin[ConfigT]):
         self, available: Sequence[Device], must_include: Sequence[Device], size: int, in_use: Mapping[str, int]
     ) -> Sequence[str]:
         # `wq0` stands for the device of the queue `wq0.1`.
-        return preferred("none", available, must_include, size, in_use, group=lambda unit: unit.partition(".")[0])
+        return preferred_ids("none", available, must_include, size, in_use, group=lambda unit: unit.partition(".")[0])
 
     def readings(self, host: Host, devices: Iterable[Device]) -> DevicePlans:
         from accelplane.readings import offload, pci  # noqa: PLC0415 - memory of agents without pages

@@ -16,7 +16,7 @@ from accelplane.host import Host, HostError, Missing, pci_address
 from accelplane.plugins.base import Config, DevicePlans, Plugin, Sample, Watch
 from accelplane.plugins.cdi_mode import CDI_MODES, split_by_cdi_mode
 from accelplane.plugins.options import AllocationPolicy, CdiMode, Prefix, SharedDevNum, check_choice, normal_prefix
-from accelplane.plugins.policies import POLICIES, preferred
+from accelplane.plugins.policies import POLICIES, preferred_ids
 
 CDI_KIND = "intel.cdi.k8s.io/npu"
 
@@ -80,7 +80,7 @@ class NpuPlugin(Plugin[NpuConfig]):
     async def preferred_allocation(
         self, available: Sequence[Device], must_include: Sequence[Device], size: int, in_use: Mapping[str, int]
     ) -> Sequence[str]:
-        return preferred(self.config.allocation_policy, available, must_include, size, in_use)
+        return preferred_ids(self.config.allocation_policy, available, must_include, size, in_use)
 
     def measure(self, host: Host, devices: Iterable[Device]) -> Iterator[Sample]:
         for name in sorted({device.unit for device in devices}, key=natural):

@@ -31,7 +31,7 @@ class _Unit(Struct):
     numa: frozenset[int] = frozenset()
 
 
-def preferred(
+def preferred_ids(
     policy: str,
     available: Sequence[Device],
     must_include: Sequence[Device],

@@ -7,7 +7,7 @@ from functools import partial
 from accelplane.host import Host, HostError, pci_address
 from accelplane.readings import families
 from accelplane.readings.plan import DevicePlan, Source
-from accelplane.readings.values import Family, InvalidText, Parse, Value, gathered, labels, number, scalar
+from accelplane.readings.values import Family, InvalidText, Parse, Value, labels, number, parse_parts, scalar
 
 _DIRECTORY = "/sys/bus/pci/devices"
 _AER = {"correctable": "COR", "nonfatal": "NONFATAL", "fatal": "FATAL"}
@@ -137,7 +137,7 @@ def _errors(severity: str, total_name: str) -> Callable[[str], Sequence[Value]]:
 
     def parse(text: str) -> Sequence[Value]:
         lines = [part for part in text.split("\n") if part]
-        found = gathered(text, (partial(line, part) for part in lines[:_MAX_LINES]))
+        found = parse_parts(text, (partial(line, part) for part in lines[:_MAX_LINES]))
         if not lines or len(lines) > _MAX_LINES:
             raise InvalidText(text, found)
         return found

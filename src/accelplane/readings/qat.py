@@ -11,7 +11,7 @@ from functools import partial
 from accelplane.host import Host
 from accelplane.readings import families, pci
 from accelplane.readings.plan import TABLE_LIMIT, Source
-from accelplane.readings.values import Family, InvalidText, Parse, Value, flag, gathered, labels, number, scalar
+from accelplane.readings.values import Family, InvalidText, Parse, Value, flag, labels, number, parse_parts, scalar
 
 _SEVERITIES = ("correctable", "nonfatal", "fatal")
 _SLICE = re.compile(r"(util|exec)_([a-z0-9_]{1,24})", re.ASCII)
@@ -81,7 +81,7 @@ def _counters(text: str) -> Sequence[Value]:
         seen.add(match[1])
         return (Value(families.QAT_REQUESTS, "", number(match[2])), Value(families.QAT_RESPONSES, "", number(match[3])))
 
-    found = gathered(text, (partial(engine, line) for line in lines[:_MAX_LINES]))
+    found = parse_parts(text, (partial(engine, line) for line in lines[:_MAX_LINES]))
     if not lines or len(lines) > _MAX_LINES:
         raise InvalidText(text, found)
     return found
@@ -93,7 +93,7 @@ def _telemetry(text: str) -> Sequence[Value]:
     parts = [partial(_row, row[0], row[1]) for row in rows if len(row) >= 2]
     if not parts:
         raise InvalidText(text)
-    return gathered(text, parts)
+    return parse_parts(text, parts)
 
 
 def _row(key: str, text: str) -> Sequence[Value]:

@@ -117,7 +117,7 @@ def flag(family: Family, true: str, extra: str = "") -> Parse:
     return parse
 
 
-def gathered(text: str, parts: Iterable[Callable[[], Sequence[Value]]]) -> Sequence[Value]:
+def parse_parts(text: str, parts: Iterable[Callable[[], Sequence[Value]]]) -> Sequence[Value]:
     """The values of all parts. Raises `InvalidText` with the valid values if a part raises it."""
     values: list[Value] = []
     invalid = False

@@ -159,7 +159,7 @@ class ZeProcess:
     async def run(self) -> None:
         """Runs the process until cancelled. Raises `InitError` if the first initialization fails."""
         backoff = _Backoff(self._limits.first_retry, self._limits.last_retry)
-        self._refresh.failed()
+        self._refresh.record_failure()
         while True:
             try:
                 async with contextlib.AsyncExitStack() as stack:
@@ -176,7 +176,7 @@ class ZeProcess:
                 problem, code = str(error), error.code
             except (_Broken, OSError) as error:
                 problem, code = str(error), DEPENDENCY_UNAVAILABLE
-            delay = backoff.failed()
+            delay = backoff.record_failure()
             log.error("%s; restarting the worker process in %g s", problem, delay)
             if delay >= self._limits.request:  # else requests can wait
                 self._refuse(code)
@@ -215,7 +215,7 @@ class ZeProcess:
                 continue
             code = int((await self._respond(child, request))[0])
             if code in _STALE and not self._refresh.active:
-                self._refresh.failed()
+                self._refresh.record_failure()
                 log.info("%s: %s; enumerating the devices again", request.line, error_text(code))
                 return
 
@@ -274,7 +274,7 @@ class ZeProcess:
         if len(self._waits) >= _MAX_REMEMBERED:
             self._waits.clear()
         backoff = _Backoff(self._limits.first_device_retry, self._limits.last_device_retry)
-        delay = self._waits.setdefault(device, backoff).failed()
+        delay = self._waits.setdefault(device, backoff).record_failure()
         log.error("%s: skipped for %g s", device, delay)
 
     def _refuse(self, code: int) -> None:
@@ -298,7 +298,7 @@ class _Backoff:
     def active(self) -> bool:
         return time.monotonic() < self._until
 
-    def failed(self) -> float:
+    def record_failure(self) -> float:
         """Returns the delay."""
         now = time.monotonic()
         delay = self._first if now - self._until > self._last else self._delay

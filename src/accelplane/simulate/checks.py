@@ -43,7 +43,7 @@ class Form(NamedTuple):
         return None
 
 
-class Described(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+class Spec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
     """A part of the description of a node. Creating it raises `ValueError` with the first of its `problems`."""
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbi
             yield rule.problem(field.replace("_", "-"), getattr(self, field))
 
 
-class Placed(Described, frozen=True, kw_only=True):
+class PciDeviceSpec(Spec, frozen=True, kw_only=True):
     """A PCI device in it, with an address and a NUMA node; the defaults follow from the number of the device."""
 
     bdf: Annotated[str | None, Form(BDF, "0000:03:00.0")] = None
@@ -64,6 +64,6 @@ class Placed(Described, frozen=True, kw_only=True):
 
 
 @functools.cache
-def _rules(described: type[Described]) -> list[tuple[str, Range | Form]]:
+def _rules(described: type[Spec]) -> list[tuple[str, Range | Form]]:
     hints = get_type_hints(described, include_extras=True).items()
     return [(field, rule) for field, hint in hints for rule in getattr(hint, "__metadata__", ())]

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from accelplane.simulate.checks import MAX_INDEX, MAX_VFS, Described, Form, Placed, Range
+from accelplane.simulate.checks import MAX_INDEX, MAX_VFS, Form, PciDeviceSpec, Range, Spec
 
 MAX_QUEUES = 8  # of one DSA or IAA device
 _SERVICES = re.compile(r"[a-z]+(;[a-z]+)*")
@@ -56,7 +56,7 @@ QAT_PRODUCTS: Mapping[str, QatProduct] = {
 }
 
 
-class QatSpec(Placed, frozen=True, kw_only=True):
+class QatSpec(PciDeviceSpec, frozen=True, kw_only=True):
     """One QAT physical function.
 
     `vfs` is the number of enabled VFs, `vf_driver` their driver: the kernel's, another one, or none. The default of
@@ -87,7 +87,7 @@ class QatSpec(Placed, frozen=True, kw_only=True):
         return self.product.total_vfs if self.total_vfs is None and not self.vfs else self.total_vfs or self.vfs
 
 
-class QueueSpec(Described, frozen=True, kw_only=True):
+class QueueSpec(Spec, frozen=True, kw_only=True):
     """One configured work queue, in the group of the same number with the engine of the same number."""
 
     type: Literal["user", "kernel"] = "user"
@@ -97,7 +97,7 @@ class QueueSpec(Described, frozen=True, kw_only=True):
     enabled: bool = True
 
 
-class _IdxdSpec(Placed, frozen=True, kw_only=True):
+class _IdxdSpec(PciDeviceSpec, frozen=True, kw_only=True):
     index: Annotated[int | None, Range(0, MAX_INDEX)] = None
     queues: Sequence[QueueSpec] = ()
     driver: Literal["idxd", "vfio-pci", "none"] = "idxd"
@@ -126,7 +126,7 @@ class IaaSpec(_IdxdSpec, frozen=True, kw_only=True):
     model: IaaModel = "0cfe"
 
 
-class DlbSpec(Placed, frozen=True, kw_only=True):
+class DlbSpec(PciDeviceSpec, frozen=True, kw_only=True):
     """One DLB physical function with `vfs` enabled VFs. VFs have device nodes once they have resources."""
 
     vfs: int = 0
@@ -138,7 +138,7 @@ class DlbSpec(Placed, frozen=True, kw_only=True):
         yield Range(0, self.total_vfs).problem("vfs", self.vfs)
 
 
-class SgxSpec(Described, frozen=True, kw_only=True):
+class SgxSpec(Spec, frozen=True, kw_only=True):
     """SGX of the machine. `epc` is in bytes per NUMA node. Without `loaded` the driver has failed to start."""
 
     epc: Annotated[int, Range(0, 2**63 - 1)] = 64 * 1024**2
@@ -146,7 +146,7 @@ class SgxSpec(Described, frozen=True, kw_only=True):
     provision: bool = True
 
 
-class FpgaSpec(Placed, frozen=True, kw_only=True):
+class FpgaSpec(PciDeviceSpec, frozen=True, kw_only=True):
     """One FPGA card with one port per entry of `afus`, programmed with that AFU. `interface` is the interface ID.
 
     The last `vfs` ports belong to VFs. Programming takes `seconds`.
@@ -164,14 +164,14 @@ class FpgaSpec(Placed, frozen=True, kw_only=True):
         yield Range(0, len(self.afus)).problem("vfs", self.vfs)
 
 
-class NicSpec(Placed, frozen=True, kw_only=True):
+class NicSpec(PciDeviceSpec, frozen=True, kw_only=True):
     """One Solarflare NIC with one port. The default of `interface` is `sfcN` with the lowest free number."""
 
     model: Literal["0a03", "0b03"] = "0b03"
     interface: Annotated[str | None, Form(_INTERFACE, "ens1f0")] = None
 
 
-class OnloadSpec(Described, frozen=True, kw_only=True):
+class OnloadSpec(Spec, frozen=True, kw_only=True):
     """Onload can be loaded on the machine. With `loaded` its modules are loaded at boot."""
 
     loaded: bool = True

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 import msgspec
 
 from accelplane.simulate import checks
-from accelplane.simulate.checks import Described, Form, Placed, Range
+from accelplane.simulate.checks import Form, PciDeviceSpec, Range, Spec
 from accelplane.simulate.description import Description, DescriptionError, read_description, read_limited
 from accelplane.simulate.offload import DlbSpec, DsaSpec, FpgaSpec, IaaSpec, NicSpec, OnloadSpec, QatSpec, SgxSpec
 
@@ -34,7 +34,7 @@ ARC_B580 = Model("0xe20b", "0x030000")
 LUNAR_LAKE_NPU = Model("0x643e", "0x120000")
 
 
-class GpuSpec(Placed, frozen=True, kw_only=True):
+class GpuSpec(PciDeviceSpec, frozen=True, kw_only=True):
     """One GPU. `index` is the number in `cardN`, default the lowest free one.
 
     `vfs` is the number of enabled VFs, each of them a card. `memory` is in bytes per tile, 0 for an integrated GPU.
@@ -66,7 +66,7 @@ class GpuSpec(Placed, frozen=True, kw_only=True):
         return ("DP-1",) if self.model.pci_class.startswith("0x0300") else ()
 
 
-class NpuSpec(Placed, frozen=True, kw_only=True):
+class NpuSpec(PciDeviceSpec, frozen=True, kw_only=True):
     """One NPU. `index` is the number in `accelN`, default the lowest free one."""
 
     driver: Literal["intel_vpu"] = "intel_vpu"
@@ -78,7 +78,7 @@ class NpuSpec(Placed, frozen=True, kw_only=True):
         return Model(self.device_id or LUNAR_LAKE_NPU.device_id, LUNAR_LAKE_NPU.pci_class)
 
 
-class NodeSpec(Described, frozen=True, kw_only=True):
+class NodeSpec(Spec, frozen=True, kw_only=True):
     """A node. Devices without a NUMA node are distributed over `numa_nodes`; 0 means a machine without NUMA.
 
     `iommu`: `scalable` allows user queues and VFs, `legacy` only VFs, `off` neither. `loaded` lists additional drivers.

@@ -233,7 +233,8 @@ class SecureGate:
     async def _authorize(self, viewer: Viewer, access: PageAccess) -> None:
         """Raises `HttpError`."""
         if viewer.user is None or not await self._access.allowed(viewer.user, access):
-            raise HttpError(403, f"{viewer.name} may not {access.verb} {access.path}; see the role of viewers")
+            role = "accelplane-fleet-viewer" if access is PAGE else "accelplane-fleet-metrics-reader"
+            raise HttpError(403, f"{viewer.name} may not {access.verb} {access.path}; bind the ClusterRole {role}")
 
     def _form(self, status: int, problem: str, target: str) -> Response:
         content = (

@@ -10,6 +10,8 @@ from msgspec import Struct
 
 _VOID = frozenset(("br", "hr", "input", "link", "meta"))
 _ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"})
+# Characters that change the direction of the text after them, so that it reads as something else.
+_DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
 # The children of an element with this attribute have a key each, and are updated while the page is open.
 LIVE = "data-live"
 KEY = "data-key"
@@ -62,7 +64,7 @@ def render(tree: "Element | str") -> str:
 def as_json(tree: "Element | str") -> object:
     """A tree for the script: a text, or a list of tag, attributes and children."""
     if isinstance(tree, str):
-        return tree.encode("utf-8", "replace").decode()
+        return _shown(tree).encode("utf-8", "replace").decode()
     return [tree.tag, tree.attributes, *(as_json(child) for child in tree.children)]
 
 
@@ -81,6 +83,11 @@ def blocks(tree: "Element | str") -> Mapping[str, Mapping[str, Element]]:
     }
 
 
+def _shown(text: str) -> str:
+    """A text without characters that change the direction of what follows."""
+    return text if text.isascii() else text.translate(_DIRECTIONS)
+
+
 def _live_elements(tree: "Element | str") -> Iterator[Element]:
     if isinstance(tree, str):
         return
@@ -93,7 +100,7 @@ def _live_elements(tree: "Element | str") -> Iterator[Element]:
 
 def _render(tree: "Element | str", parts: list[str]) -> None:
     if isinstance(tree, str):
-        parts.append(escape(tree))
+        parts.append(escape(_shown(tree)))
         return
     parts.append(f"<{tree.tag}")
     parts.extend(f' {name}="{escape(value)}"' if value else f" {name}" for name, value in tree.attributes.items())

@@ -8,7 +8,7 @@ from ..arithmetic import allocation
 from ..families import family_of
 from ..model import Holder, Node, Unit
 from .html import Element, element, keyed
-from .page import Context, Page, cell, counted, empty_list, node_link, number, numeric, pages, part, table
+from .page import Context, Page, cell, counted, empty_list, node_link, number, numeric, pages, part, skip_list, table
 from .query import NodesQuery, PlaceQuery, SelectorError, Sort, link, selector_terms
 from .summaries import STATES, Summary, state_of
 
@@ -38,6 +38,7 @@ def screen(context: Context, query: NodesQuery) -> Page:
         content=(
             _filters(context, query, problem),
             _legend(),
+            skip_list(),
             table("Nodes and their devices", headers, rows, block="rows", empty=empty),
             pages("nodes", query, shown=len(rows), following=query.start + len(rows), total=len(ordered), noun="node"),
         ),

@@ -6,7 +6,21 @@ from collections.abc import Iterator
 from ..arithmetic import Overview, overview
 from ..model import DevicePlugin
 from .html import Element, element, keyed
-from .page import Context, Page, counted, moment, more, node_link, number, numeric, optional, part, row, table
+from .page import (
+    Context,
+    Page,
+    counted,
+    moment,
+    more,
+    node_link,
+    number,
+    numeric,
+    optional,
+    part,
+    row,
+    row_header,
+    table,
+)
 from .query import ListQuery, NodesQuery, PlaceQuery, link
 from .summaries import Problem
 
@@ -129,8 +143,8 @@ def _device_plugin(each: DevicePlugin) -> Element:
     return keyed(
         element(
             "tr",
-            element("th", each.kind, scope="row"),
-            element("th", each.name, scope="row"),
+            row_header(each.kind),
+            row_header(each.name),
             element("td", each.problem or "no problem", class_="long bad" if each.problem else "long quiet"),
             number(each.desired),
             number(each.ready),

@@ -238,7 +238,14 @@ def numeric(text: str) -> Element:
 def row(key: str, *cells: "Element | str | None", head: "Element | str") -> Element:
     """A row of a table. Its first cell is a header."""
     rest = (each if isinstance(each, Element) and each.tag == "td" else element("td", each) for each in cells)
-    return keyed(element("tr", element("th", head, scope="row"), *rest), key)
+    return keyed(element("tr", row_header(head), *rest), key)
+
+
+def row_header(head: "Element | str", *, class_: str | None = None) -> Element:
+    """The header cell of a row. A text, which can be a long name, gets an element that limits its width."""
+    return element(
+        "th", element("span", head, class_="name") if isinstance(head, str) else head, scope="row", class_=class_
+    )
 
 
 def number(value: int, href: str = "", *, alert: bool = False) -> Element:
@@ -273,7 +280,12 @@ def pages(page: str, query: NodesQuery | ListQuery, *, shown: int, following: in
         aria_label=f"Parts of the list of {noun}s",
         class_="pages",
     )
-    return live(element("div", keyed(navigation, "pages")), "pages")
+    return live(element("div", keyed(navigation, "pages"), id="pages", tabindex="-1"), "pages")
+
+
+def skip_list() -> Element:
+    """A link over a list to `pages`: with the keyboard there can be a thousand links between them."""
+    return element("p", element("a", "Skip the list", href="#pages"), class_="skip-list")
 
 
 def part(rows: Iterable[Element], *, elements: int = MAX_ELEMENTS, limit: int = ROWS) -> Sequence[Element]:

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from ..arithmetic import Shortage, explain, oldest_first, shortages
+from ..arithmetic import Shortage, explain, fit_together, oldest_first, shortages
 from ..model import Waiting
 from .html import Element, element, keyed
-from .page import HIDDEN, Context, Page, empty_list, moment, pages, part, search_form, table
+from .page import HIDDEN, Context, Page, empty_list, moment, pages, part, row_header, search_form, table
 from .query import ListQuery
 
 _HEADERS = ("Pod", "Why, by resource", "Scheduler", "Waits since")
@@ -52,13 +52,14 @@ def _row(context: Context, index: int, pod: Waiting, reasons: Mapping[tuple[str,
     message = (pod.message or "no message yet") if shown else HIDDEN
     gates = f" Scheduling gates: {', '.join(pod.gates)}." if pod.gates and shown else ""
     causes = reasons.get((pod.namespace, pod.name), ())
-    whys = [element("li", explain(each)) for each in causes[:_MAX_CAUSES]]
+    together = fit_together(causes)
+    whys = [element("li", explain(each, together=together)) for each in causes[:_MAX_CAUSES]]
     if len(causes) > _MAX_CAUSES:
         whys.append(element("li", f"{len(causes) - _MAX_CAUSES:,} more resources are not shown."))
     return keyed(
         element(
             "tr",
-            element("th", name, scope="row", class_=None if shown else "hidden-name"),
+            row_header(name, class_=None if shown else "hidden-name"),
             element("td", element("ul", *whys), class_="long"),
             element("td", message + gates, class_="long"),
             element("td", moment(pod.since)),

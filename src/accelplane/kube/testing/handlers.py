@@ -112,7 +112,7 @@ class Handlers:
             raise Failure(404, f'{resource.plural} "{resource.name}" not found')
         return found
 
-    def selected(self, resource: Resource, request: RecordedRequest) -> list[JsonObject]:
+    def select(self, resource: Resource, request: RecordedRequest) -> list[JsonObject]:
         """The objects that a list or watch selects, in the order of their keys."""
         try:
             return [
@@ -126,7 +126,7 @@ class Handlers:
             raise Failure(400, str(error)) from error
 
     def _list(self, resource: Resource, request: RecordedRequest) -> JsonObject:
-        things = self.selected(resource, request)
+        things = self.select(resource, request)
         start, _, version = request.parameters.get("continue", "").partition("@")
         if version and int(version) < self._storage.oldest:
             raise Failure(410, "the continue token is too old")
@@ -265,7 +265,7 @@ class Handlers:
         return {"kind": "Status", "apiVersion": "v1", "status": "Success"}
 
     def _delete_all(self, resource: Resource, request: RecordedRequest) -> JsonObject:
-        for thing in self.selected(resource, request):
+        for thing in self.select(resource, request):
             metadata = thing["metadata"]
             one = Resource(
                 resource.group, resource.version, resource.plural, metadata.get("namespace", ""), metadata["name"], ""
@@ -298,7 +298,7 @@ def partial_metadata(found: JsonObject, accept: str) -> JsonObject:
     }
 
 
-def encoded(document: JsonObject) -> bytes:
+def encode(document: JsonObject) -> bytes:
     return msgspec.json.encode(document)
 
 

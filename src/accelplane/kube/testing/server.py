@@ -13,7 +13,7 @@ from accelplane.apiserver import ClientConfig
 
 from .documents import JsonObject
 from .faults import Fault, RecordedRequest
-from .handlers import Failure, Handlers, Resource, encoded, partial_metadata
+from .handlers import Failure, Handlers, Resource, encode, partial_metadata
 from .selectors import matches
 from .storage import Change, Storage
 
@@ -145,9 +145,9 @@ class FakeApiServer(Storage):
                 await self._watch(request, writer)
             else:
                 code, body = self._handlers.handle(request)
-                _write(writer, code, encoded(body))
+                _write(writer, code, encode(body))
         except Failure as failure:
-            _write(writer, failure.code, encoded(failure.status()))
+            _write(writer, failure.code, encode(failure.status()))
         return True
 
     async def _fail(self, fault: Fault, request: RecordedRequest, writer: asyncio.StreamWriter) -> bool:
@@ -160,7 +160,7 @@ class FakeApiServer(Storage):
         if not fault.status:
             writer.transport.abort()
             return False
-        body = encoded(Failure(fault.status, "injected fault").status()) if fault.body is None else fault.body
+        body = encode(Failure(fault.status, "injected fault").status()) if fault.body is None else fault.body
         _write(writer, fault.status, body, fault.headers)
         return True
 
@@ -169,7 +169,7 @@ class FakeApiServer(Storage):
     async def _watch(self, request: RecordedRequest, writer: asyncio.StreamWriter) -> None:
         """Raises `Failure` before the watch has begun."""
         resource = Resource.of(request.path)
-        initial = self._handlers.selected(resource, request)
+        initial = self._handlers.select(resource, request)
         version = request.parameters.get("resourceVersion") or "0"
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
         if version == "0":
@@ -256,7 +256,7 @@ def _write(writer: asyncio.StreamWriter, code: int, body: bytes, headers: dict[s
 
 
 def _write_event(writer: asyncio.StreamWriter, kind: str, thing: JsonObject) -> None:
-    writer.write(_chunk(encoded({"type": kind, "object": thing}) + b"\n"))
+    writer.write(_chunk(encode({"type": kind, "object": thing}) + b"\n"))
 
 
 def _chunk(text: bytes) -> bytes:

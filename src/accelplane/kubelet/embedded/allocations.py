@@ -15,7 +15,7 @@ class Allocations:
     def __iter__(self) -> Iterator[Holding]:
         return iter(self._holdings.values())
 
-    def held(self, uid: str, container: str, resource: str) -> Holding | None:
+    def find(self, uid: str, container: str, resource: str) -> Holding | None:
         return self._holdings.get((uid, container, resource))
 
     def record(self, holding: Holding) -> None:
@@ -43,5 +43,5 @@ class Allocations:
         return RunningContainer.of((each.answer for each in held), {each.resource: each.ids for each in held})
 
     def _ids(self, uid: str, containers: Iterable[str], resource: str) -> frozenset[str]:
-        holdings = (self.held(uid, container, resource) for container in containers)
+        holdings = (self.find(uid, container, resource) for container in containers)
         return frozenset(key for holding in holdings if holding for key in holding.ids)

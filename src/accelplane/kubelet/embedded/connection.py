@@ -66,7 +66,9 @@ class PluginConnection:
                 return
             yield _decode(message, pb.ListAndWatchResponse)
 
-    async def preferred(self, available: Collection[str], selected: Collection[str], size: int) -> tuple[str, ...]:
+    async def preferred_allocation(
+        self, available: Collection[str], selected: Collection[str], size: int
+    ) -> tuple[str, ...]:
         """The IDs of the first container response; empty if there is none."""
         request = pb.PreferredAllocationRequest()
         request.container_requests.add(

@@ -62,7 +62,7 @@ class DeviceManager:
 
     def holds_all(self, claim: Claim) -> bool:
         """Whether the container holds devices of each resource that it requests."""
-        return all(self.allocations.held(claim.uid, claim.container, resource) for resource in claim.sizes)
+        return all(self.allocations.find(claim.uid, claim.container, resource) for resource in claim.sizes)
 
     async def admit(self, claim: Claim) -> None:
         """Allocates devices to a container that does not hold them yet. Raises `AdmissionError`."""
@@ -92,7 +92,7 @@ class DeviceManager:
         """Calls PreStartContainer of the plugins that require it. Raises `ContainerStartError`."""
         for resource in claim.sizes:
             endpoint = self._endpoints.by_name.get(resource)
-            holding = self.allocations.held(claim.uid, claim.container, resource)
+            holding = self.allocations.find(claim.uid, claim.container, resource)
             if endpoint is None or endpoint.expired:
                 problem = f"endpoint not found in cache for a registered resource: {resource}"
             elif not endpoint.options.pre_start_required:
@@ -116,7 +116,7 @@ class DeviceManager:
         devices = self.devices_of(resource)
         if not topology.has_topology(devices):
             return None
-        recorded = self.allocations.held(claim.uid, claim.container, resource)
+        recorded = self.allocations.find(claim.uid, claim.container, resource)
         if recorded is not None:
             available, reusable = frozenset(recorded.ids), frozenset[str]()
             if len(available) != size:
@@ -133,7 +133,7 @@ class DeviceManager:
 
     async def _allocate(self, claim: Claim, resource: str, size: int, affinity: int | None) -> None:
         """Raises `_AllocationError` and `PluginError`."""
-        recorded = self.allocations.held(claim.uid, claim.container, resource)
+        recorded = self.allocations.find(claim.uid, claim.container, resource)
         if recorded is not None and len(recorded.ids) != size:
             raise _AllocationError(
                 f'pod "{claim.uid}" container "{claim.container}" changed request for resource "{resource}" '
@@ -175,7 +175,7 @@ class DeviceManager:
         if draft.is_complete or not endpoint.options.get_preferred_allocation_available:
             return complete(draft, ())
         try:
-            preferred = await endpoint.plugin().preferred(
+            preferred = await endpoint.plugin().preferred_allocation(
                 self._shuffle((*draft.selected, *draft.choice)), self._shuffle(draft.selected), size
             )
         except PluginError as error:

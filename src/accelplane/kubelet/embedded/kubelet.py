@@ -371,7 +371,7 @@ class EmbeddedKubelet:
             self._renewals_due.remove(resource)
             for pod, running in [*self._pods.values()]:
                 holding = [
-                    name for name in running.containers if self._manager.allocations.held(running.uid, name, resource)
+                    name for name in running.containers if self._manager.allocations.find(running.uid, name, resource)
                 ]
                 if not all(self._manager.decide(self._manager.claim(pod, running.uid, name))[1] for name in holding):
                     log.warning("pod %s/%s: TopologyAffinityError after the restart", pod.namespace, pod.name)

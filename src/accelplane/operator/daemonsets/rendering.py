@@ -174,7 +174,7 @@ def _with_images(containers: tuple[Container, ...], spec: PluginSpec, policy: Im
     """The containers with the digests of their images, as far as they are known, and with the pull policy."""
     pull_policy = spec.image_pull_policy or PULL_POLICY
     return tuple(
-        replace(each, image=images.pinned(each.image, policy), image_pull_policy=pull_policy) for each in containers
+        replace(each, image=images.pin_digest(each.image, policy), image_pull_policy=pull_policy) for each in containers
     )
 
 

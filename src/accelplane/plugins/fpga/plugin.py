@@ -16,7 +16,7 @@ from accelplane.plugins.base import DevicePlans, Plugin, Sample, ScanResult, Wat
 from accelplane.plugins.fpga.config import MODES, FpgaConfig
 from accelplane.plugins.fpga.nodemode import NodeMode
 from accelplane.plugins.fpga.programmings import programmings
-from accelplane.plugins.fpga.scan import CDI_KIND, Known, Reading, devices_of, read, recall
+from accelplane.plugins.fpga.scan import CDI_KIND, PublishedPort, Reading, devices_of, read, recall
 
 if TYPE_CHECKING:
     from accelplane.apiserver import ApiServer
@@ -49,7 +49,7 @@ class FpgaPlugin(Plugin[FpgaConfig]):
         self._reading = Reading()
         self._prepared: Host | None = None  # for the scan after `prepare`, which has read it
         # With whether it has AFU ids: of the other modes it would be incomplete.
-        self._known: tuple[bool, Mapping[str, Known]] = (False, {})
+        self._known: tuple[bool, Mapping[str, PublishedPort]] = (False, {})
         self._record_problems: set[str] = set()
 
     async def refresh(self, host: Host) -> None:
@@ -133,7 +133,7 @@ class FpgaPlugin(Plugin[FpgaConfig]):
     def _afus(self) -> bool:
         return self._node.mode == "af"
 
-    def _known_of(self, afus: bool) -> Mapping[str, Known]:
+    def _known_of(self, afus: bool) -> Mapping[str, PublishedPort]:
         return self._known[1] if self._known[0] == afus else {}
 
     async def _keep_reading(self, host: Host, request_scan: Callable[[], None]) -> None:

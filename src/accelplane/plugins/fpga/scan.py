@@ -26,7 +26,7 @@ CDI_KIND = "intel.cdi.k8s.io/fpga"
 HOOK = "/opt/intel/fpga-sw/intel-fpga-crihook"
 
 
-class Seen(NamedTuple):
+class PortReading(NamedTuple):
     """A port as it was read: `afu` is None while it is being programmed, and empty if it was not read."""
 
     port: Port
@@ -37,12 +37,12 @@ class Seen(NamedTuple):
 class Reading(NamedTuple):
     """The ports of a host; `unused` are FMEs without a usable port."""
 
-    ports: tuple[Seen, ...] = ()
+    ports: tuple[PortReading, ...] = ()
     faults: tuple[Fault, ...] = ()
     unused: tuple[str, ...] = ()
 
 
-class Known(NamedTuple):
+class PublishedPort(NamedTuple):
     """A port with the ids under which it is published. `problem` is why it cannot be used now, empty if it can."""
 
     port: Port
@@ -62,23 +62,23 @@ def read(host: Host, *, afus: bool) -> Reading:
     if driver is None:
         return Reading()
     found = sysfs.scan(host, driver)
-    ports: list[Seen] = []
+    ports: list[PortReading] = []
     faults = list(found.faults)
     for port, interface in found.ports:
         try:
-            ports.append(Seen(port, interface, sysfs.afu_id(host, port) if afus else ""))
+            ports.append(PortReading(port, interface, sysfs.afu_id(host, port) if afus else ""))
         except (HostError, FpgaError) as error:
             faults.append(Fault(port.name, str(error)))
     used = {port.fme.name for port, _interface in found.ports}
     return Reading(tuple(ports), tuple(faults), tuple(name for name in _fmes(host, driver) if name not in used))
 
 
-def recall(known: Mapping[str, Known], reading: Reading) -> Mapping[str, Known]:
+def recall(known: Mapping[str, PublishedPort], reading: Reading) -> Mapping[str, PublishedPort]:
     """The present ports by name, with their ids from this reading, or else from `known`.
 
     The result is `known` of the next reading. The function is idempotent for the same reading.
     """
-    now: dict[str, Known] = {}
+    now: dict[str, PublishedPort] = {}
     for port, interface, afu in reading.ports:
         before = known.get(port.name)
         if before is not None and before.port.path != port.path:
@@ -91,7 +91,7 @@ def recall(known: Mapping[str, Known], reading: Reading) -> Mapping[str, Known]:
         if problem and before is not None and not _crash(*before[:3]):
             now[port.name] = before._replace(problem=problem)
         else:
-            now[port.name] = Known(port, interface, afu, problem)
+            now[port.name] = PublishedPort(port, interface, afu, problem)
     faults = {fault.name: fault.problem for fault in reading.faults}
     for name, before in known.items():
         problem = faults.get(name) or faults.get(before.container)
@@ -101,7 +101,7 @@ def recall(known: Mapping[str, Known], reading: Reading) -> Mapping[str, Known]:
 
 
 def devices_of(
-    host: Host, reading: Reading, known: Mapping[str, Known], config: FpgaConfig, mode: Mode, *, obstacle: str
+    host: Host, reading: Reading, known: Mapping[str, PublishedPort], config: FpgaConfig, mode: Mode, *, obstacle: str
 ) -> Iterator[Device | Skipped]:
     """The devices of a reading, whose ports were `known` as given before.
 
@@ -130,7 +130,7 @@ def devices_of(
             yield Skipped(name, "no usable port: its ports are released, or cannot be read")
 
 
-def _functions(host: Host, ports: list[Known], naming: Naming) -> Iterator[Device | Skipped]:
+def _functions(host: Host, ports: list[PublishedPort], naming: Naming) -> Iterator[Device | Skipped]:
     for known in ports:
         port = known.port
         try:
@@ -155,11 +155,11 @@ def _functions(host: Host, ports: list[Known], naming: Naming) -> Iterator[Devic
         )
 
 
-def _regions(host: Host, ports: list[Known], mode: Mode, cdi: str, obstacle: str) -> Iterator[Device]:
+def _regions(host: Host, ports: list[PublishedPort], mode: Mode, cdi: str, obstacle: str) -> Iterator[Device]:
     programmed = mode == "region"
     hooked = programmed and cdi != "off"
     by_cdi = programmed and cdi == "only"
-    regions: dict[tuple[str, str], list[Known]] = {}
+    regions: dict[tuple[str, str], list[PublishedPort]] = {}
     for known in ports:
         regions.setdefault((known.port.fme.path, known.interface), []).append(known)
     regions_of = Counter(path for path, _interface in regions)

@@ -60,7 +60,7 @@ class Candidate(NamedTuple):
     number: int
 
 
-class Undecided(NamedTuple):
+class NoCandidate(NamedTuple):
     """No candidate. `retry` is set if annotations may still be missing."""
 
     reason: str
@@ -149,7 +149,7 @@ def project(document: memoryview) -> Pod | None:
     )
 
 
-def find_candidate(pods: Iterable[Pod], holders: Mapping[tuple[str, str], int]) -> Candidate | Undecided:
+def find_candidate(pods: Iterable[Pod], holders: Mapping[tuple[str, str], int]) -> Candidate | NoCandidate:
     """The container that the kubelet allocates devices for.
 
     `holders` are the numbers of containers that hold GPUs, by the namespaces and names of the pods that the kubelet
@@ -162,15 +162,15 @@ def find_candidate(pods: Iterable[Pod], holders: Mapping[tuple[str, str], int]) 
         if pod.pending and allocated is not None and allocated < target:
             candidates.append(Candidate(pod, allocated))
     if not candidates:
-        return Undecided("found no pending pod that lacks GPUs", retry=False)
+        return NoCandidate("found no pending pod that lacks GPUs", retry=False)
     if len(candidates) == 1:
         (candidate,) = candidates
         if candidate.pod.cards is None:
-            return Undecided(f"pod {candidate.pod.namespace}/{candidate.pod.name} has no {CARDS}", retry=True)
+            return NoCandidate(f"pod {candidate.pod.namespace}/{candidate.pod.name} has no {CARDS}", retry=True)
         return candidate
     dated = [candidate for candidate in candidates if candidate.pod.timestamp is not None]
     if not dated:
-        return Undecided(f"none of {len(candidates)} pending pods has {TIMESTAMP}", retry=True)
+        return NoCandidate(f"none of {len(candidates)} pending pods has {TIMESTAMP}", retry=True)
     return min(dated, key=lambda each: (each.pod.timestamp or "", *each.pod.key))  # time stamps compare as text
 
 

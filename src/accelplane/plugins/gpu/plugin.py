@@ -14,7 +14,7 @@ from accelplane.plugins.base import DevicePlans, HealthSource, NodePods, Plugin,
 from accelplane.plugins.gpu.config import GpuConfig
 from accelplane.plugins.gpu.driverhealth import reports_health, verdicts
 from accelplane.plugins.gpu.scan import AFFINITY_MASK, CDI_KIND, MONITORING_ID, Scope, scan, wsl_devices
-from accelplane.plugins.policies import preferred
+from accelplane.plugins.policies import preferred_ids
 
 if TYPE_CHECKING:
     from accelplane.plugins.gpu.health import LevelZeroSource
@@ -109,7 +109,7 @@ class GpuPlugin(Plugin[GpuConfig]):
     async def preferred_allocation(
         self, available: Sequence[Device], must_include: Sequence[Device], size: int, in_use: Mapping[str, int]
     ) -> Sequence[str]:
-        return preferred(self.config.allocation_policy, available, must_include, size, in_use)
+        return preferred_ids(self.config.allocation_policy, available, must_include, size, in_use)
 
     def prepare(self, host: Host) -> None:
         """Reads the input of labels and affinity masks. Changes nothing on the node."""

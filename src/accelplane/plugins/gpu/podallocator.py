@@ -13,7 +13,7 @@ from accelplane.devices import Allocation, Device
 from accelplane.logs import v
 from accelplane.plugins.base import NodePods, PodsError
 from accelplane.plugins.gpu import fractional
-from accelplane.plugins.gpu.fractional import Assignment, Candidate, PodKey, Undecided
+from accelplane.plugins.gpu.fractional import Assignment, Candidate, NoCandidate, PodKey
 from accelplane.plugins.gpu.scan import AFFINITY_MASK, MONITORING_ID
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,9 @@ class FractionalAllocator:
         self._deadline = deadline
         self._assignments: dict[tuple[PodKey, int], Assignment] = {}
 
-    async def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
+    async def preferred_allocation(
+        self, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> Sequence[str]:
         if MONITORING_ID in available or MONITORING_ID in must_include:
             return ()
         candidate = await self._candidate()
@@ -114,6 +116,6 @@ class FractionalAllocator:
         log.warning("resource manager: %s; using the default method", reason)
         return None
 
-    async def _find(self) -> Candidate | Undecided:
+    async def _find(self) -> Candidate | NoCandidate:
         pods = await self._pods.pods(fractional.project)
         return fractional.find_candidate(pods, await self._pods.holders(fractional.RESOURCES))

@@ -7,7 +7,7 @@ from functools import partial
 from accelplane.devices import Allocation, Device, HealthPolicy, Verdict, natural
 from accelplane.host import Host, HostError
 from accelplane.plugins.base import DevicePlans, Plugin, Sample, ScanResult, Watch
-from accelplane.plugins.policies import preferred
+from accelplane.plugins.policies import preferred_ids
 from accelplane.plugins.qat import kernelmode
 from accelplane.plugins.qat.binding import Binder
 from accelplane.plugins.qat.config import QatConfig
@@ -72,7 +72,7 @@ class QatPlugin(Plugin[QatConfig]):
     async def preferred_allocation(
         self, available: Sequence[Device], must_include: Sequence[Device], size: int, in_use: Mapping[str, int]
     ) -> Sequence[str]:
-        return preferred(self.config.allocation_policy, available, must_include, size, in_use)
+        return preferred_ids(self.config.allocation_policy, available, must_include, size, in_use)
 
     async def post_allocate(self, devices: Sequence[Device], allocation: Allocation) -> Allocation:
         if self._kernel_mode:

@@ -40,7 +40,7 @@ class Number(NamedTuple):
             plain = int(plain)
         return str(int(plain)) if isinstance(plain, int) and self.least <= plain <= self.most else None
 
-    def same(self, desired: str, found: str) -> bool:
+    def is_equal(self, desired: str, found: str) -> bool:
         try:
             return self.stored_number(int(desired)) == int(found, 0)
         except ValueError:
@@ -64,7 +64,7 @@ class Word(NamedTuple):
     def text(self, plain: Plain) -> str | None:
         return plain if isinstance(plain, str) and re.fullmatch(self.form, plain) else None
 
-    def same(self, desired: str, found: str) -> bool:
+    def is_equal(self, desired: str, found: str) -> bool:
         try:
             return self.value(desired) == self.value(found)
         except ValueError:
@@ -150,12 +150,12 @@ OPTIONAL = frozenset(
 )
 
 
-def same(part: Part, attribute: str, desired: str, found: str) -> bool:
+def is_equal(part: Part, attribute: str, desired: str, found: str) -> bool:
     """Whether the attribute reads as it does once `desired` was written to it."""
-    return RULES[part.kind][attribute].same(desired, found)
+    return RULES[part.kind][attribute].is_equal(desired, found)
 
 
-def rounded(part: Part, attribute: str, text: str) -> int:
+def stored_number(part: Part, attribute: str, text: str) -> int:
     """The number that the kernel stores for the text."""
     rule = RULES[part.kind][attribute]
     return rule.stored_number(int(text)) if isinstance(rule, Number) else int(text)

@@ -3,15 +3,15 @@
 from collections.abc import Iterator
 
 from accelplane.host import Host
-from accelplane.provision.idxd.attributes import DEVICE, OPTIONAL, READ_BUFFERS, Part, rounded
-from accelplane.provision.idxd.device import Observed, driver_path
+from accelplane.provision.idxd.attributes import DEVICE, OPTIONAL, READ_BUFFERS, Part, stored_number
+from accelplane.provision.idxd.device import IdxdState, driver_path
 from accelplane.provision.idxd.template import Setup
 
 _COUNTS = {"group": "max_groups", "wq": "max_work_queues", "engine": "max_engines"}
 _EVENT_LOG = range(64, 65536)
 
 
-def problems(host: Host, setup: Setup, found: Observed) -> Iterator[str]:
+def problems(host: Host, setup: Setup, found: IdxdState) -> Iterator[str]:
     """Why the device cannot have the setup."""
     for part, state in found.states.items():
         if part == DEVICE and state not in ("enabled", "disabled"):
@@ -38,13 +38,13 @@ def problems(host: Host, setup: Setup, found: Observed) -> Iterator[str]:
         yield from _beyond_limits(setup, found)
 
 
-def _beyond_limits(setup: Setup, found: Observed) -> Iterator[str]:
+def _beyond_limits(setup: Setup, found: IdxdState) -> Iterator[str]:
     total = sum(int(values["size"]) for part, values in setup.attributes.items() if part.kind == "wq")
     yield from _beyond(found, "max_work_queues_size", total, "the queues' sizes add up to")
     for part, values in setup.attributes.items():
         for name in ("max_batch_size", "max_transfer_size"):
             if name in values and name in found.files.get(part, {}):
-                value = rounded(part, name, values[name])
+                value = stored_number(part, name, values[name])
                 yield from _beyond(found, name, value, f"{found.place.part_name(part)} {name} is")
     values = setup.attributes.get(DEVICE, {})
     if "event_log_size" in values and "event_log_size" in found.files[DEVICE]:
@@ -56,7 +56,7 @@ def _beyond_limits(setup: Setup, found: Observed) -> Iterator[str]:
         yield from _beyond_read_buffers(setup, found)
 
 
-def _beyond_read_buffers(setup: Setup, found: Observed) -> Iterator[str]:
+def _beyond_read_buffers(setup: Setup, found: IdxdState) -> Iterator[str]:
     groups = {part: values for part, values in setup.attributes.items() if part.kind == "group"}
     reserved = {part: int(values.get("read_buffers_reserved", 0)) for part, values in groups.items()}
     total = sum(reserved.values())
@@ -68,7 +68,7 @@ def _beyond_read_buffers(setup: Setup, found: Observed) -> Iterator[str]:
         yield from _beyond(found, "max_read_buffers", allowed + others, what)
 
 
-def _beyond(found: Observed, limit: str, value: int, what: str) -> Iterator[str]:
+def _beyond(found: IdxdState, limit: str, value: int, what: str) -> Iterator[str]:
     most = found.limits.get(limit)
     if most is not None and value > most:
         yield f"{what} {value}, expected at most {most} ({limit})"

@@ -51,7 +51,7 @@ class Place(msgspec.Struct, frozen=True):
         return self.name if part == DEVICE else f"{part.kind}{self.number}.{part.number}"
 
 
-class Observed(msgspec.Struct, frozen=True, kw_only=True):
+class IdxdState(msgspec.Struct, frozen=True, kw_only=True):
     """The current state of a device.
 
     `files` are the attributes that exist, and `errors` is why some of them cannot be read. `states` and `drivers` are
@@ -90,7 +90,7 @@ def places(host: Host, family: str) -> list[Place]:
     return []
 
 
-def observe(host: Host, place: Place) -> Observed:
+def observe(host: Host, place: Place) -> IdxdState:
     """Reads the device. Raises `HostError` if its state, or that of a queue, cannot be read."""
     files: dict[Part, dict[str, str]] = {}
     attributes: dict[Part, dict[str, str]] = {}
@@ -108,7 +108,7 @@ def observe(host: Host, place: Place) -> Observed:
             except HostError as error:
                 faults[part][name] = str(error)
     stateful = [part for part in files if part.kind in ("device", "wq")]
-    return Observed(
+    return IdxdState(
         place=place,
         files=files,
         attributes=attributes,

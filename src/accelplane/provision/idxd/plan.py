@@ -13,8 +13,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from accelplane.host import Host
-from accelplane.provision.idxd.attributes import DEVICE, DRIVERS, NEVER_FIXED, READ_BUFFERS, RULES, Part, same
-from accelplane.provision.idxd.device import Observed, driver_path
+from accelplane.provision.idxd.attributes import DEVICE, DRIVERS, NEVER_FIXED, READ_BUFFERS, RULES, Part, is_equal
+from accelplane.provision.idxd.device import IdxdState, driver_path
 from accelplane.provision.idxd.status import command_error
 from accelplane.provision.idxd.template import Setup
 from accelplane.provision.steps import Plan, Step
@@ -31,7 +31,7 @@ class _Difference(NamedTuple):
     found: str
 
 
-def plan_changes(host: Host, setup: Setup, found: Observed, *, force: bool = False) -> Plan:
+def plan_changes(host: Host, setup: Setup, found: IdxdState, *, force: bool = False) -> Plan:
     """The next round of writes towards the setup; with `force` also if queues have clients."""
     plan = Plan(device=found.place.name)
     fixed, differences = _differences(setup, found)
@@ -59,14 +59,14 @@ def plan_changes(host: Host, setup: Setup, found: Observed, *, force: bool = Fal
     return _skip_if_locked(plan, found, [_enable(host, found, part, setup.queues[part]) for part in disabled], ())
 
 
-def current_setup(found: Observed) -> Setup:
+def current_setup(found: IdxdState) -> Setup:
     """The setup of the device, as far as it can be written again."""
     attributes = {
         part: {
             name: text
             for name, text in values.items()
             # An invalid value is not equal to itself.
-            if same(part, name, text, text) and not (name.startswith("traffic_class") and "-" in text)
+            if is_equal(part, name, text, text) and not (name.startswith("traffic_class") and "-" in text)
         }
         for part, values in found.attributes.items()
     }
@@ -74,7 +74,7 @@ def current_setup(found: Observed) -> Setup:
     return Setup(attributes, queues, found.enabled)
 
 
-def describe(setup: Setup | None, found: Observed) -> dict[str, str]:
+def describe(setup: Setup | None, found: IdxdState) -> dict[str, str]:
     """The device, for `Plan.now`."""
     place = found.place
     lines = {"state": found.states[DEVICE][:_MAX_SHOWN]}
@@ -115,7 +115,7 @@ def describe(setup: Setup | None, found: Observed) -> dict[str, str]:
     return lines
 
 
-def users(found: Observed) -> list[str]:
+def users(found: IdxdState) -> list[str]:
     """The queues with clients, or with an unknown number of them."""
     return [
         f"{found.place.part_name(part)} does not report its clients"
@@ -126,14 +126,14 @@ def users(found: Observed) -> list[str]:
     ]
 
 
-def _differences(setup: Setup, found: Observed) -> tuple[list[_Difference], list[_Difference]]:
+def _differences(setup: Setup, found: IdxdState) -> tuple[list[_Difference], list[_Difference]]:
     """The differences from the setup: those that cannot be changed, and the others."""
     fixed: list[_Difference] = []
     remaining: list[_Difference] = []
     for part, values in setup.attributes.items():
         current = found.attributes.get(part, {})
         for name, desired in values.items():
-            if name not in current or same(part, name, desired, current[name]):
+            if name not in current or is_equal(part, name, desired, current[name]):
                 continue
             if _has_effect(setup, found, part, name, desired):
                 difference = _Difference(part, name, desired, current[name])
@@ -145,7 +145,7 @@ def _differences(setup: Setup, found: Observed) -> tuple[list[_Difference], list
     return fixed, remaining
 
 
-def _has_effect(setup: Setup, found: Observed, part: Part, name: str, desired: str) -> bool:
+def _has_effect(setup: Setup, found: IdxdState, part: Part, name: str, desired: str) -> bool:
     """Whether the attribute has an effect on this device."""
     if name in READ_BUFFERS and found.place.family == "iax":
         return False
@@ -160,7 +160,7 @@ def _has_effect(setup: Setup, found: Observed, part: Part, name: str, desired: s
     return True
 
 
-def _sizes_to_release(setup: Setup, found: Observed) -> list[_Difference]:
+def _sizes_to_release(setup: Setup, found: IdxdState) -> list[_Difference]:
     """Sizes that queues outside the setup must release, if all would be more than the device has."""
     most = found.limits.get("max_work_queues_size")
     desired = sum(int(values.get("size", "0")) for part, values in setup.attributes.items() if part.kind == "wq")
@@ -178,7 +178,7 @@ def _sizes_to_release(setup: Setup, found: Observed) -> list[_Difference]:
     ]
 
 
-def _to_disable(host: Host, setup: Setup, found: Observed, differences: Sequence[_Difference]) -> list[Part]:
+def _to_disable(host: Host, setup: Setup, found: IdxdState, differences: Sequence[_Difference]) -> list[Part]:
     """The queues to disable, the last one first, and then the device if it must be disabled."""
     device = found.enabled and (
         not setup.enabled
@@ -193,29 +193,29 @@ def _to_disable(host: Host, setup: Setup, found: Observed, differences: Sequence
     return [*reversed(queues), *([DEVICE] if device else [])]
 
 
-def _has_driver(host: Host, setup: Setup, found: Observed, queue: Part) -> bool:
+def _has_driver(host: Host, setup: Setup, found: IdxdState, queue: Part) -> bool:
     desired = driver_path(host, found.place.bus, setup.queues[queue]).rpartition("/")[2]
     return found.drivers.get(queue, desired) == desired
 
 
-def _driver(found: Observed, queue: Part) -> str:
+def _driver(found: IdxdState, queue: Part) -> str:
     """The driver of an enabled queue."""
     values = found.attributes[queue]
     return found.drivers.get(queue) or values.get("driver_name") or DRIVERS.get(values.get("type", ""), "user")
 
 
-def _lock_reason(found: Observed) -> str:
+def _lock_reason(found: IdxdState) -> str:
     states = {part: state for part, state in found.states.items() if state not in ("enabled", "disabled")}
     return "; ".join(f"{found.place.part_name(part)} is {state[:_MAX_SHOWN]}" for part, state in states.items())
 
 
-def _skip_if_locked(plan: Plan, found: Observed, steps: Sequence[Step], later: Iterable[str]) -> Plan:
+def _skip_if_locked(plan: Plan, found: IdxdState, steps: Sequence[Step], later: Iterable[str]) -> Plan:
     if steps and (refusal := _lock_reason(found)):
         return replace(plan, skip_reason=refusal)
     return replace(plan, steps=steps, later=list(later))
 
 
-def _write_steps(setup: Setup, found: Observed, differences: Sequence[_Difference]) -> Iterator[Step]:
+def _write_steps(setup: Setup, found: IdxdState, differences: Sequence[_Difference]) -> Iterator[Step]:
     """The writes, in an order that the kernel accepts."""
     crowded = _crowding_engines(found, differences)
     moves = [_Difference(part, "group_id", "-1", found.attributes[part]["group_id"]) for part in crowded]
@@ -234,7 +234,7 @@ def _write_steps(setup: Setup, found: Observed, differences: Sequence[_Differenc
             yield _write(found, difference)
 
 
-def _crowding_engines(found: Observed, differences: Sequence[_Difference]) -> list[Part]:
+def _crowding_engines(found: IdxdState, differences: Sequence[_Difference]) -> list[Part]:
     """Engines to remove from their groups while a number of read buffers is written that is too small for them.
 
     The kernel requires four for each engine, but only at the time of the write.
@@ -249,7 +249,7 @@ def _crowding_engines(found: Observed, differences: Sequence[_Difference]) -> li
     return crowding
 
 
-def _in_order(setup: Setup, found: Observed, differences: Iterable[_Difference]) -> list[_Difference]:
+def _in_order(setup: Setup, found: IdxdState, differences: Iterable[_Difference]) -> list[_Difference]:
     limit = found.attributes[DEVICE].get("read_buffer_limit", "0")
     return sorted(differences, key=partial(_rank, setup, limit))
 
@@ -278,38 +278,38 @@ def _less(one: str, other: str) -> bool:
     return other.isdecimal() and int(one) < int(other)
 
 
-def _write(found: Observed, difference: _Difference) -> Step:
+def _write(found: IdxdState, difference: _Difference) -> Step:
     path = found.files[difference.part][difference.attribute]
     return _step(found, _describe(found, difference), path, difference.desired or "\n")  # an empty write is ignored
 
 
-def _disable(found: Observed, part: Part) -> Step:
+def _disable(found: IdxdState, part: Part) -> Step:
     name = found.place.part_name(part)
     return _step(found, f"disable {name}", f"{found.place.part(part)}/driver/unbind", name)
 
 
-def _enable(host: Host, found: Observed, part: Part, driver: str) -> Step:
+def _enable(host: Host, found: IdxdState, part: Part, driver: str) -> Step:
     name = found.place.part_name(part)
     return _step(found, f"enable {name}", f"{driver_path(host, found.place.bus, driver)}/bind", name)
 
 
-def _step(found: Observed, what: str, path: str, text: str) -> Step:
+def _step(found: IdxdState, what: str, path: str, text: str) -> Step:
     return Step(what=what, path=path, text=text, explain=partial(command_error, found.place.path))
 
 
-def _describe(found: Observed, difference: _Difference) -> str:
+def _describe(found: IdxdState, difference: _Difference) -> str:
     part, attribute, desired, now = difference
     return f"{found.place.part_name(part)} {attribute} {now[:_MAX_SHOWN] or 'none'} -> {desired or 'none'}"
 
 
-def _later_steps(setup: Setup, found: Observed, down: Sequence[Part]) -> Iterator[str]:
+def _later_steps(setup: Setup, found: IdxdState, down: Sequence[Part]) -> Iterator[str]:
     """The parts to enable after the attributes are written."""
     if setup.enabled and (DEVICE in down or not found.enabled):
         yield f"enable {found.place.name}"
     yield from _later_queues(setup, found, down)
 
 
-def _later_queues(setup: Setup, found: Observed, down: Sequence[Part]) -> Iterator[str]:
+def _later_queues(setup: Setup, found: IdxdState, down: Sequence[Part]) -> Iterator[str]:
     for part in sorted(setup.queues):
         if part in down or found.states.get(part) != "enabled":
             yield f"enable {found.place.part_name(part)}"

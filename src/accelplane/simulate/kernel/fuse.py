@@ -125,7 +125,7 @@ class FileSystem:
             raise oserror(errno.ENOENT)
         child = self._inodes.setdefault(entry.inode, _Inode(entry, f"{inode.path}/{name}"))
         child.lookups += 1
-        return wire.found(entry, _text(child))
+        return wire.lookup_reply(entry, _text(child))
 
     def _getattr(self, _request: Request, inode: _Inode) -> bytes:
         return wire.attributes_reply(inode.entry, _text(inode))

@@ -101,7 +101,7 @@ def attributes(entry: Entry, text: str = "") -> bytes:
     return _ATTRIBUTES.pack(entry.inode, size, 0, 0, 0, 0, 0, 0, 0, _mode(entry), links, 0, 0, device, PAGE, 0)
 
 
-def found(entry: Entry, text: str) -> bytes:
+def lookup_reply(entry: Entry, text: str) -> bytes:
     """The reply to LOOKUP, which must not be cached."""
     return _ENTRY.pack(entry.inode, 0, 0, 0, 0, 0) + attributes(entry, text)
 

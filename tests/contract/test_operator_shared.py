@@ -1,0 +1,115 @@
+"""Objects that the GPU plugins of an operator share, and overlaps of resources."""
+
+from typing import Any
+
+import pytest
+from customresources import resource
+from kubeapi import KubeApi, Object
+from manifests import own_image
+from pluginoperators import IMAGE, NAMESPACE, condition, daemonset, has_condition, operator, put
+from waiting import until
+
+pytestmark = pytest.mark.virtual_time
+
+
+def node(name: str, **labels: str) -> Object:
+    return {"metadata": {"name": name, "labels": {"kubernetes.io/arch": "amd64", **labels}}}
+
+
+async def test_two_resources_on_the_same_nodes_report_their_overlap(api: KubeApi) -> None:
+    api.put("nodes", node("one", gpu="yes"))
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", "a", image=IMAGE))
+        put(api, resource("gpu", "b", image=IMAGE, nodeSelector={"gpu": "yes"}))
+        await until(lambda: all(has_condition(api, "NodeOverlap", "True", name=name) for name in ("a", "b")))
+        api.put("nodes", node("one"))
+        await until(lambda: all(has_condition(api, "NodeOverlap", "False", name=name) for name in ("a", "b")))
+
+
+async def test_recreating_a_resource_notifies_overlapping_resources(api: KubeApi) -> None:
+    api.put("nodes", node("one", gpu="yes"))
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", "a", image=IMAGE))
+        put(api, resource("gpu", "b", image=IMAGE, nodeSelector={"gpu": "yes"}))
+        await until(lambda: all(has_condition(api, "NodeOverlap", "True", name=name) for name in ("a", "b")))
+        api.remove("gpudeviceplugins", "b")
+        put(api, resource("gpu", "b", image=IMAGE, nodeSelector={"gpu": "no"}))
+        api.compact()
+        api.abort_watches()
+        await until(lambda: has_condition(api, "NodeOverlap", "False", name="a"))
+
+
+async def test_shared_objects_of_gpu_plugins_exist_while_one_of_them_needs_them(api: KubeApi) -> None:
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", image=IMAGE, resourceManager=True, sharedDevNum=2))
+        await until(lambda: daemonset(api) is not None)
+        binding = api.get("clusterrolebindings", "gpu-manager-rolebinding")
+        assert binding
+        assert binding["roleRef"]["name"] == "inteldeviceplugins-gpu-manager-role"
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "gpu-manager-sa", "namespace": NAMESPACE}]
+        assert api.get("serviceaccounts", "gpu-manager-sa", NAMESPACE)
+        put(api, resource("gpu", image=IMAGE), generation=2)
+        await until(lambda: not api.all("clusterrolebindings") and not api.all("serviceaccounts"))
+
+
+def binding(namespace: str = NAMESPACE, role: str = "inteldeviceplugins-gpu-manager-role", **more: Any) -> Object:
+    subject = {"kind": "ServiceAccount", "name": "gpu-manager-sa", "namespace": namespace}
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": "gpu-manager-rolebinding"},
+        "roleRef": {"kind": "ClusterRole", "name": role, "apiGroup": "rbac.authorization.k8s.io"},
+        "subjects": [subject],
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        binding("default"),
+        binding(role="other-gpu-manager-role"),
+        binding(subjects=[{"kind": "User", "name": "gpu-manager-sa", "apiGroup": "rbac.authorization.k8s.io"}]),
+        binding(subjects=None),
+    ],
+    ids=["namespace", "role", "user", "nobody"],
+)
+async def test_a_binding_of_another_installation_is_replaced(api: KubeApi, found: Object) -> None:
+    api.put("clusterrolebindings", found)
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", image=own_image("intel-gpu-plugin"), resourceManager=True, sharedDevNum=2))
+        await until(lambda: daemonset(api) is not None)
+        existing = api.get("clusterrolebindings", "gpu-manager-rolebinding")
+        assert existing
+        assert {key: existing[key] for key in ("roleRef", "subjects")} == {
+            key: binding()[key] for key in ("roleRef", "subjects")
+        }
+
+
+async def test_with_the_rights_of_older_manifests_a_binding_is_not_verified(api: KubeApi) -> None:
+    api.put("clusterrolebindings", binding())
+    api.fault("GET .*/clusterrolebindings/", 403, times=1_000_000)
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", image=own_image("intel-gpu-plugin"), resourceManager=True, sharedDevNum=2))
+        await until(lambda: daemonset(api) is not None)
+        assert not has_condition(api, "Degraded", "True")
+
+
+async def test_a_binding_with_further_accounts_is_unchanged(api: KubeApi) -> None:
+    others = {"kind": "Group", "name": "readers", "apiGroup": "rbac.authorization.k8s.io"}
+    api.put("clusterrolebindings", binding(subjects=[others, *binding()["subjects"]]))
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", image=own_image("intel-gpu-plugin"), resourceManager=True, sharedDevNum=2))
+        await until(lambda: daemonset(api) is not None)
+    assert api.count("DELETE .*clusterrolebindings") == 0
+    assert others in (api.get("clusterrolebindings", "gpu-manager-rolebinding") or {})["subjects"]
+
+
+async def test_shared_gpu_objects_that_may_not_be_created_are_reported(api: KubeApi) -> None:
+    refusing = api.fault("POST .*/serviceaccounts", 403, times=1_000_000)
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", image=IMAGE, resourceManager=True, sharedDevNum=2))
+        await until(lambda: has_condition(api, "Degraded", "True"))
+        assert "serviceaccounts" in (condition(api, "Degraded") or {})["message"]
+        refusing.times = 0
+        await until(lambda: has_condition(api, "Degraded", "False") and daemonset(api) is not None)
