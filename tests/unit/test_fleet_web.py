@@ -535,6 +535,13 @@ def test_an_empty_list_says_whether_filters_are_the_cause(name: ScreenName, quer
     assert expected in text(name, cluster(), query)
 
 
+@pytest.mark.parametrize("name", ["overview", "nodes"])
+def test_without_lists_of_the_api_server_no_statement_about_the_cluster_is_made(name: ScreenName) -> None:
+    shown = text(name, cluster(problem="nodes and pods have not been listed yet"))
+    assert "No node is known." in shown
+    assert "No node has a resource" not in shown
+
+
 def test_a_part_behind_the_end_of_a_list_is_not_called_without_a_match() -> None:
     shown = text("nodes", cluster(node()), NodesQuery(start=100))
     assert "No node on this part of the list." in shown

@@ -31,7 +31,10 @@ def screen(context: Context, query: NodesQuery) -> Page:
         found, problem = [], str(error)
     ordered = sorted(found, key=_order(query.sort))
     rows = part([_row(each, query) for each in ordered[query.start : query.start + 100]])
-    empty = empty_list(query, len(found), noun="node", otherwise="No node has a resource of the plugins or an agent.")
+    otherwise = "No node has a resource of the plugins or an agent."
+    if context.cluster.problem:
+        otherwise = "No node is known."
+    empty = empty_list(query, len(found), noun="node", otherwise=otherwise)
     headers = [*(_header(query, name, text) for name, text in _COLUMNS), numeric("IDs"), "Devices"]
     return Page(
         title="Nodes",
