@@ -683,6 +683,25 @@ def test_hidden_names_are_nowhere_on_a_page(name: ScreenName) -> None:
         ) or name == "nodes"  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("text_", "expected"),
+    [
+        ("ci/", ["a", "b"]), ("CI/train", ["a", "b"]), ("ci/train-1", ["a", "b"]), ("ci/train-1/", ["a"]),
+        ("ci/train-1/main", ["a"]), ("train-1", ["a", "b", "c"]), ("team-ci", ["c"]), ("i/train-1/", [""]), ("/", [""]),
+    ],
+)  # fmt: skip
+def test_the_complete_name_of_a_holder_does_not_match_longer_names(text_: str, expected: list[str]) -> None:
+    pods = {"a": ("ci", "train-1"), "b": ("ci", "train-10"), "c": ("team-ci", "train-1")}
+    found = cluster(*(node(name, unit(holders=(holder(*pod),))) for name, pod in pods.items()))
+    assert names_of(page("nodes", found, NodesQuery(holder=text_, sort="name"))) == expected
+
+
+def test_links_to_a_pod_and_a_namespace_lead_to_their_nodes_only() -> None:
+    found = cluster(node("a", unit(holders=(holder("ci", "train-1"),))))
+    assert 'href="nodes?holder=ci/train-1/"' in html("node", found, PlaceQuery(node="a"))
+    assert 'href="nodes?holder=ci/"' in html("namespaces", found)
+
+
 def test_filters_do_not_reveal_hidden_holders() -> None:
     found = cluster(node("a", unit(holders=(holder("secret", "pod"),))))
     hidden: Callable[[str], bool] = lambda _space: False  # noqa: E731
