@@ -71,6 +71,13 @@ def test_a_pending_pod_has_its_message_and_scheduling_gates() -> None:
     assert (found.message, found.gates, found.since) == ("0/1 nodes", ("x.org/gate",), 1767225600.0)
 
 
+def test_a_pod_with_many_scheduling_gates_shows_some_and_their_number() -> None:
+    gates = [{"name": f"x.org/{number}"} for number in range(1000)]
+    found = waiting_pod(pod(container(1), spec={"schedulingGates": gates}), is_known)
+    assert found is not None
+    assert (len(found.gates), found.gates[0], found.gates[-1]) == (17, "x.org/0", "984 more")
+
+
 def test_pods_without_our_resources_and_finished_pods_do_not_wait() -> None:
     assert waiting_pod(pod({"name": "c"}), is_known) is None
     assert waiting_pod(pod(container(1), meta={"deletionTimestamp": "2026-01-01T00:00:00Z"}), is_known) is None

@@ -535,6 +535,13 @@ def test_an_empty_list_says_whether_filters_are_the_cause(name: ScreenName, quer
     assert expected in text(name, cluster(), query)
 
 
+@pytest.mark.parametrize("name", ["overview", "nodes"])
+def test_without_lists_of_the_api_server_no_statement_about_the_cluster_is_made(name: ScreenName) -> None:
+    shown = text(name, cluster(problem="nodes and pods have not been listed yet"))
+    assert "No node is known." in shown
+    assert "No node has a resource" not in shown
+
+
 def test_a_part_behind_the_end_of_a_list_is_not_called_without_a_match() -> None:
     shown = text("nodes", cluster(node()), NodesQuery(start=100))
     assert "No node on this part of the list." in shown
@@ -674,6 +681,25 @@ def test_hidden_names_are_nowhere_on_a_page(name: ScreenName) -> None:
             name, found, SCREENS[name].read({"node": "a", "plugin": "gpu", "unit": "card0"}),
             visible=lambda _space: False, holders=(holder_,),
         ) or name == "nodes"  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text_", "expected"),
+    [
+        ("ci/", ["a", "b"]), ("CI/train", ["a", "b"]), ("ci/train-1", ["a", "b"]), ("ci/train-1/", ["a"]),
+        ("ci/train-1/main", ["a"]), ("train-1", ["a", "b", "c"]), ("team-ci", ["c"]), ("i/train-1/", [""]), ("/", [""]),
+    ],
+)  # fmt: skip
+def test_the_complete_name_of_a_holder_does_not_match_longer_names(text_: str, expected: list[str]) -> None:
+    pods = {"a": ("ci", "train-1"), "b": ("ci", "train-10"), "c": ("team-ci", "train-1")}
+    found = cluster(*(node(name, unit(holders=(holder(*pod),))) for name, pod in pods.items()))
+    assert names_of(page("nodes", found, NodesQuery(holder=text_, sort="name"))) == expected
+
+
+def test_links_to_a_pod_and_a_namespace_lead_to_their_nodes_only() -> None:
+    found = cluster(node("a", unit(holders=(holder("ci", "train-1"),))))
+    assert 'href="nodes?holder=ci/train-1/"' in html("node", found, PlaceQuery(node="a"))
+    assert 'href="nodes?holder=ci/"' in html("namespaces", found)
 
 
 def test_filters_do_not_reveal_hidden_holders() -> None:

@@ -165,7 +165,8 @@ async def _run_demo(address: str, nodes: int, changes: int) -> None:
     async def serve() -> None:
         async with listen(screens, open_gate(address), address) as port:
             host = address.rpartition(":")[0] or "127.0.0.1"
-            print(f"A simulated fleet of {nodes} nodes: http://{host}:{port}/  (Ctrl-C ends it)", flush=True)
+            noun = "node" if nodes == 1 else "nodes"
+            print(f"A simulated fleet of {nodes} {noun}: http://{host}:{port}/  (Ctrl-C ends it)", flush=True)
             try:
                 await view.run(changes=changes)
             finally:

@@ -24,6 +24,7 @@ AGENT_LABELS: Mapping[str, str] = {
 AGENT_PORT = "pages"
 
 _MAX_COUNT = 2**53
+_MAX_GATES = 16
 
 Known = Callable[[str], bool]
 
@@ -216,8 +217,14 @@ def waiting_pod(pod: Pod, known: Known) -> Waiting | None:
         since=_seconds(pod.metadata.creationTimestamp),
         requests=requests,
         message=(scheduled.message or "")[:2048] if scheduled and scheduled.status != "True" else "",
-        gates=tuple(gate.name for gate in (pod.spec.schedulingGates if pod.spec else None) or ()),
+        gates=_limited_gates((pod.spec.schedulingGates if pod.spec else None) or ()),
     )
+
+
+def _limited_gates(gates: Sequence[Gate]) -> tuple[str, ...]:
+    """The names of gates. A pod can have as many as fit into its object, and all viewers load those of all pods."""
+    names = tuple(gate.name for gate in gates[:_MAX_GATES])
+    return (*names, f"{len(gates) - _MAX_GATES} more") if len(gates) > _MAX_GATES else names
 
 
 def requests_of(pod: Pod, known: Known) -> dict[str, int]:

@@ -121,8 +121,13 @@ class Source:
             tasks.start(f"cache {informer}", informer.run())
         for rejections, informers in self._optional:
             for informer in informers:
-                running = informer.run_while_served(rejections.add, retry=self._unserved_retry)
-                tasks.start(f"cache {informer}", running)
+                tasks.start(f"cache {informer}", self._run_optional(informer, rejections))
+
+    async def _run_optional(self, informer: Informer, rejections: "_RejectionLog") -> None:
+        # Without the API server, the messages of the required watches are enough.
+        for required in self._informers:
+            await required.synced.wait()
+        await informer.run_while_served(rejections.add, retry=self._unserved_retry)
 
     @property
     def synced(self) -> bool:

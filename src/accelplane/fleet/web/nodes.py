@@ -31,7 +31,10 @@ def screen(context: Context, query: NodesQuery) -> Page:
         found, problem = [], str(error)
     ordered = sorted(found, key=_order(query.sort))
     rows = part([_row(each, query) for each in ordered[query.start : query.start + 100]])
-    empty = empty_list(query, len(found), noun="node", otherwise="No node has a resource of the plugins or an agent.")
+    otherwise = "No node has a resource of the plugins or an agent."
+    if context.cluster.problem:
+        otherwise = "No node is known."
+    empty = empty_list(query, len(found), noun="node", otherwise=otherwise)
     headers = [*(_header(query, name, text) for name, text in _COLUMNS), numeric("IDs"), "Devices"]
     return Page(
         title="Nodes",
@@ -56,7 +59,7 @@ def _order(sort: Sort) -> Callable[[Summary], "tuple[int, str]"]:
 def _matching(context: Context, query: NodesQuery) -> list[Summary]:
     """Raises `SelectorError`."""
     terms = selector_terms(query.labels)
-    holder, text = query.holder.casefold(), query.text.casefold()
+    text, is_match = query.text.casefold(), _holder_filter(query.holder.casefold())
     return [
         each
         for each in context.summaries.values()
@@ -65,7 +68,7 @@ def _matching(context: Context, query: NodesQuery) -> list[Summary]:
         and (not query.state or _has_state(each, query))
         and all(term.matches(each.node.labels) for term in terms)
         and (not text or _has_text(each.node, text))
-        and (not holder or _has_holder(context, each.node, holder))
+        and (not query.holder or _has_holder(context, each.node, is_match))
     ]
 
 
@@ -89,13 +92,26 @@ def _has_text(node: Node, text: str) -> bool:
     )
 
 
-def _has_holder(context: Context, node: Node, text: str) -> bool:
+def _holder_filter(text: str) -> Callable[[Holder], bool]:
+    """A name before a `/` is complete: `a/` is the namespace a, `a/b/` its pod b, and `a/b` its pods that begin with b.
+
+    Any other text is a part of the names.
+    """
+    namespace, separator, rest = text.partition("/")
+    pod, end, _ = rest.partition("/")
+
+    def matches(holder: Holder) -> bool:
+        if not separator:
+            return text in f"{holder.namespace}/{holder.pod}".casefold()
+        name = holder.pod.casefold()
+        return holder.namespace.casefold() == namespace and (name == pod if end else name.startswith(pod))
+
+    return matches
+
+
+def _has_holder(context: Context, node: Node, is_match: Callable[[Holder], bool]) -> bool:
     holders = (holder for holders in (node.holders, *(unit.holders for unit in node.units)) for holder in holders)
-    return any(text in _full_name(holder) and context.visible(holder.namespace) for holder in holders)
-
-
-def _full_name(holder: Holder) -> str:
-    return f"{holder.namespace}/{holder.pod}".casefold()
+    return any(is_match(holder) and context.visible(holder.namespace) for holder in holders)
 
 
 def _families(unit: Unit) -> Iterator[str]:

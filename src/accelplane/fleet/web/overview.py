@@ -84,10 +84,11 @@ def _problem(problem: Problem) -> Element:
 def _resources(context: Context) -> Element:
     found = overview(context.cluster)
     rows = part((_resource(each) for each in found), elements=_RESOURCE_ELEMENTS)
+    empty = "No node is known." if context.cluster.problem else "No node has a resource of the plugins."
     return element(
         "section",
         element("h2", "Resources"),
-        table("Resources", _HEADERS, rows, block="resources", empty="No node has a resource of the plugins."),
+        table("Resources", _HEADERS, rows, block="resources", empty=empty),
         more("resources", len(found) - len(rows), noun="resource"),
     )
 

@@ -201,7 +201,7 @@ def pod_name(context: Context, namespace: str, pod: str) -> Element:
     if not context.visible(namespace):
         return element("span", HIDDEN, class_="hidden-name")
     name = f"{namespace}/{pod}"
-    return element("a", name, href=link("nodes", holder=name))
+    return element("a", name, href=link("nodes", holder=f"{name}/"))
 
 
 # Tables
