@@ -239,6 +239,33 @@ async def test_a_blocked_read_marks_its_device_and_other_devices_are_read(
     assert caplog.messages == ["a: m1: a read takes longer than 0.05 s; the device is not read for 60 s"]
 
 
+async def test_after_a_blocked_read_devices_are_read_at_the_same_time(setup: Setup) -> None:
+    setup.readings = Readings(lambda: setup.sources, "/", held=lambda: (), clock=lambda: setup.now)
+    barrier = threading.Barrier(4)
+
+    def read() -> float:
+        barrier.wait(60)  # for the reads of the other three devices
+        return 1.0
+
+    plugin = setup.add("a", Meters(m0=setup.hang, m1=read, m2=read, m3=read, m4=read))
+    assert await setup.levels() == ["m0 stuck", "m1 1", "m2 1", "m3 1", "m4 1"]
+    plugin.reads |= {f"m{number}": setup.hang for number in range(1, 5)}
+    assert await setup.levels() == [f"m{number} stuck" for number in range(5)]
+    assert len(setup.readings.blocked) == 5
+
+
+async def test_a_second_plan_of_a_device_is_reported_and_not_used(
+    setup: Setup, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = setup.add("a", Meters(m0=lambda: 1.0, m1=lambda: 2.0))
+    readings = plugin.readings
+    monkeypatch.setattr(plugin, "readings", lambda *given: [*readings(*given), *readings(*given)])
+    assert await setup.levels() == ["m0 1", "m1 2"]
+    assert caplog.messages == [
+        "a: readings are left out of the metrics page: found 4 plans of 2 devices, expected one for each"
+    ]
+
+
 async def test_a_blocked_device_is_read_again_with_backoff(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
     releases: list[threading.Event] = []
 

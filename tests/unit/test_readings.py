@@ -1,6 +1,7 @@
 """Readings of device files: from trees of files to samples."""
 
 import errno
+import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from readingplans import BDF, BUS, FME, FUNCTION, IDXD, QAT, TABLES, build, read, samples
 
 from accelplane.host import Host, HostError
-from accelplane.pages.device_reader import DeviceReader
+from accelplane.pages.device_reader import DeviceReader, number_text
 from accelplane.pages.exposition import render
 from accelplane.pages.hardware_metrics import hardware
 from accelplane.pages.readings import NodeReadings
@@ -393,3 +394,19 @@ def test_any_content_of_any_file_yields_a_valid_page(tmp_path: Path, files: Mapp
     page = render(hardware(NodeReadings([reading], {"gpu": reading.outcomes}))).decode()
     for family in text_string_to_metric_families(page):
         assert all(sample.value >= -60 for sample in family.samples)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (2, "2"),
+        (-3.0, "-3"),
+        (0.1, "0.1"),
+        (1e300, "1e+300"),
+        (math.inf, "+Inf"),
+        (-math.inf, "-Inf"),
+        (math.nan, "NaN"),
+    ],
+)
+def test_the_text_of_a_number_is_that_of_the_text_format(value: float, text: str) -> None:
+    assert number_text(value) == text

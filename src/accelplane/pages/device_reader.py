@@ -12,7 +12,7 @@ from accelplane.host import Host, HostError
 from accelplane.readings import DevicePlan, Family, InvalidText, Source, Value
 from accelplane.readings.families import ACTIVITY, AWAKE, ENERGY_GAPS, INFO, STUCK
 from accelplane.readings.plan import is_awake, waking_reads
-from accelplane.readings.values import labels
+from accelplane.readings.values import NOT_FINITE, labels
 
 # The file or device was removed, or the hardware lacks the value: not read again before the next scan.
 _GONE = {errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.ENOTDIR, errno.EOPNOTSUPP}
@@ -386,4 +386,7 @@ def _autosuspend(host: Host, plan: DevicePlan) -> float:
 def number_text(value: float) -> str:
     """The shortest text of a number that reads back as the same number."""
     value = float(value)  # parsers may return integers
-    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+    if value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    text = repr(value)
+    return NOT_FINITE.get(text, text)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal
 
-from accelplane.readings.values import LABEL_NAME, METRIC_NAME, escape
+from accelplane.readings.values import LABEL_NAME, METRIC_NAME, NOT_FINITE, escape
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -19,7 +19,6 @@ OWN_PREFIXES = ("accelplane_", "process_")
 MAX_PLUGIN_SAMPLES = 2000
 
 _HEAD_LINES = 2  # HELP and TYPE
-_NO_NUMBERS = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
 _HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
@@ -123,4 +122,4 @@ def _pairs(metric: str, labels: Mapping[str, str]) -> list[str]:
 
 def _number(value: float) -> str:
     text = repr(float(value))
-    return _NO_NUMBERS.get(text, text)
+    return NOT_FINITE.get(text, text)

@@ -2,7 +2,7 @@
 
 A read of a driver's file may block. The devices of all plugins are read in one thread; if a read takes long, another
 thread continues with the next plugin. A device whose read takes longer than a second is abandoned together with the
-thread, and another thread continues with the next device.
+thread, and other threads continue with the further devices.
 
 The directories of the files stay open until the next scan, or until nobody has read for two minutes: opening them takes
 a sixth of the time of a reading. An open directory neither wakes a device nor delays its removal.
@@ -38,6 +38,7 @@ _STUCK_PAUSES = (60.0, 120.0, 240.0, 480.0, 600.0)
 _MAX_OPEN_DIRECTORIES = 1024
 _DESCRIPTOR_SHARE = 16
 _OPEN_SECONDS = 120.0
+_MAX_CONCURRENT = 16  # reads of a plugin that may block at the same time
 
 HeldUnits = Collection[tuple[str, str]]  # plugin, unit
 
@@ -203,17 +204,22 @@ class Readings:
         waiting = [device for device in known.devices if device.blocked or device.stuck_until > now]
         found = {id(device): device.reader.stuck() for device in waiting}
         due = deque(device for device in known.devices if id(device) not in found)
-        while due:
-            work = _Work(due, known.host, self._waking, now, held)
-            stuck = await self._follow(work)
-            found.update(work.results)
-            if stuck is not None:
-                # The thread still uses this host, which it may keep for ever.
-                known.host.close_directories()
-                known.host = known.host.fresh()
-                found[id(stuck)] = stuck.reader.stuck()
-                self._record_stuck(name, stuck)
-            self._report(name, known, work.problem)
+        works = [_Work(due, known.host, self._waking, now, held)] if due else []
+        problem = ""
+        while works:
+            for work, stuck in zip(works, await asyncio.gather(*map(self._follow, works)), strict=True):
+                found.update(work.results)
+                problem = problem or work.problem
+                if stuck is not None:
+                    found[id(stuck)] = stuck.reader.stuck()
+                    self._record_stuck(name, stuck)
+                    if work.host is known.host:
+                        known.host = known.host.fresh()
+            # After a read that has blocked, others may block too: they are waited for at the same time.
+            works = [
+                _Work(due, known.host.fresh(), self._waking, now, held) for _ in range(min(len(due), _MAX_CONCURRENT))
+            ]
+        self._report(name, known, problem)
         readings = [found[id(device)] for device in known.devices if id(device) in found]
         self._count(name, readings)
         return readings
@@ -257,7 +263,12 @@ class Readings:
         except Exception as error:  # noqa: BLE001 - a plugin's hook may raise anything
             self._report(name, made, f"{type(error).__name__}: {error}")
             plans = []
+        distinct: dict[str, DevicePlan] = {}
         for plan in plans:
+            distinct.setdefault(plan.device, plan)
+        if len(distinct) < len(plans):
+            self._report(name, made, f"found {len(plans)} plans of {len(distinct)} devices, expected one for each")
+        for plan in distinct.values():
             reader = DeviceReader(name, plan)
             device = earlier.get(plan.device)
             if device is None:
@@ -280,6 +291,7 @@ class Readings:
         while not running.done():
             await asyncio.wait((running,), timeout=work.time_limit(self._read_timeout))
             if not running.done() and (stuck := work.abandon(self._read_timeout)) is not None:
+                work.host.close_directories()  # the thread may keep them for ever
                 return stuck
         running.result()
         return None
@@ -314,13 +326,16 @@ def _plans(known: _Plugin) -> Sequence[DevicePlan]:
 
 
 class _Work:
-    """Reads devices in one thread, in the order of the queue, until the queue is empty or the thread is abandoned."""
+    """Reads devices of a queue in one thread, until the queue is empty or the thread is abandoned.
+
+    Several threads may read devices of one queue, each with a host of its own.
+    """
 
     def __init__(self, due: "deque[_Device]", host: Host, waking: str, now: float, held: Collection[str]) -> None:
         self.results: dict[int, DeviceReading] = {}
         self.problem = ""
+        self.host = host
         self._due = due
-        self._host = host
         self._waking: str = waking
         self._now = now
         self._held = held
@@ -343,9 +358,12 @@ class _Work:
 
     def _next(self) -> _Device | None:
         with self._lock:
-            if self._abandoned or not self._due:
+            if self._abandoned:
                 return None
-            device = self._due.popleft()
+            try:
+                device = self._due.popleft()
+            except IndexError:
+                return None
             self._current = device, time.monotonic()
             return device
 
@@ -367,6 +385,6 @@ class _Work:
     def _read(self, device: _Device) -> tuple[DeviceReading | None, str]:
         held = any(unit in self._held for unit in device.reader.plan.units)
         try:
-            return device.reader.read(self._host, self._waking, self._now, held=held), ""
+            return device.reader.read(self.host, self._waking, self._now, held=held), ""
         except Exception as error:  # noqa: BLE001 - parsers of other plugins may raise anything
             return None, f"{device.reader.plan.device}: {type(error).__name__}: {error}"

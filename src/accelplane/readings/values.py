@@ -18,6 +18,7 @@ _NUMBER = re.compile(r"[+-]?(?:0x[0-9a-fA-F]{1,16}|[0-9]{1,20})", re.ASCII)
 _NOT_READ = {-1, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF}
 _LABEL_TEXT = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _LABEL_BYTES = 128
+NOT_FINITE = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}  # as the text format writes these numbers
 # One invalid name would make the whole page invalid.
 METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*", re.ASCII)
 LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
