@@ -61,10 +61,11 @@ def test_the_overview_counts_ids_by_nodes_and_health_by_units() -> None:
         unit("card0", 2, holder(), phase="unhealthy"),
         unit("card1", 2, holder(count=2), idle_since=5.0),
         unit("card2", 2, known=False, phase="recovering"),
+        unit("card3", 0, known=False),
     )
     assert overview(cluster(node("n1", 6, 3, *units, unhealthy=2), bare("n2", 4, 3))) == (
         Overview(
-            "gpu", I915, nodes=2, units=3, ids=10, allocated=3, free=4, unhealthy=2, affected=1, unknown=1, idle=1,
+            "gpu", I915, nodes=2, units=4, ids=10, allocated=3, free=4, unhealthy=2, affected=1, unknown=1, idle=1,
             estimated=1,
         ),
     )  # fmt: skip

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelplane.apiserver import ClientConfig
+from accelplane.fleet.arithmetic import overview
 from accelplane.fleet.model import (
     Agent,
     Change,
@@ -694,6 +695,30 @@ def test_the_complete_name_of_a_holder_does_not_match_longer_names(text_: str, e
     pods = {"a": ("ci", "train-1"), "b": ("ci", "train-10"), "c": ("team-ci", "train-1")}
     found = cluster(*(node(name, unit(holders=(holder(*pod),))) for name, pod in pods.items()))
     assert names_of(page("nodes", found, NodesQuery(holder=text_, sort="name"))) == expected
+
+
+def test_the_numbers_of_a_resource_lead_to_its_nodes_and_not_to_others_of_the_family() -> None:
+    xe = "gpu.intel.com/xe"
+    other = node("b", unit(ids={xe: 1}, phase="unhealthy"), resources=(Resource(xe, 1, 1, 1, 0, 0, "registered"),))
+    bare = Node("c", resources=(Resource(xe, 1, 1),))
+    found = cluster(node("a", unit(phase="unhealthy")), other, bare)
+    assert 'href="nodes?family=gpu.intel.com/xe&amp;state=unhealthy"' in html("overview", found)
+    assert names_of(page("nodes", found, NodesQuery(family=xe, sort="name"))) == ["b", "c"]
+    assert names_of(page("nodes", found, NodesQuery(family=xe, state="unhealthy"))) == ["b"]
+    assert names_of(page("nodes", found, NodesQuery(family="gpu", sort="name"))) == ["a", "b", "c"]
+
+
+def test_the_numbers_of_the_overview_count_what_their_links_select() -> None:
+    nodes = (
+        node("a", unit(phase="recovering", known=False)), node("b", unit(phase="unhealthy")),
+        node("c", unit(known=False)), node("d", unit()),
+    )  # fmt: skip
+    found = cluster(*nodes)
+    (row,) = overview(found)
+    assert (row.unhealthy, row.unknown) == (2, 1)
+    assert names_of(page("nodes", found, NodesQuery(state="unhealthy", sort="name"))) == ["a", "b"]
+    assert names_of(page("nodes", found, NodesQuery(state="recovering"))) == ["a"]
+    assert names_of(page("nodes", found, NodesQuery(state="unknown"))) == ["c"]
 
 
 def test_links_to_a_pod_and_a_namespace_lead_to_their_nodes_only() -> None:

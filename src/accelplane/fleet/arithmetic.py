@@ -278,7 +278,7 @@ def _count_unit(row: defaultdict[str, int], unit: Unit) -> None:
     row["units"] += 1
     row["unhealthy"] += unhealthy
     row["affected"] += unhealthy and bool(unit.holders)
-    row["unknown"] += not unit.known
+    row["unknown"] += not unit.known and unit.phase == "healthy"
     row["idle"] += bool(unit.holders and unit.idle_since)
 
 

@@ -10,7 +10,7 @@ from ..model import Holder, Node, Unit
 from .html import Element, element, keyed
 from .page import Context, Page, cell, counted, empty_list, node_link, number, numeric, pages, part, skip_list, table
 from .query import NodesQuery, PlaceQuery, SelectorError, Sort, link, selector_terms
-from .summaries import STATES, Summary, state_of
+from .summaries import STATES, Summary, states_of
 
 _MAX_CELLS = 64
 _MAX_RESOURCES = 20
@@ -63,7 +63,7 @@ def _matching(context: Context, query: NodesQuery) -> list[Summary]:
     return [
         each
         for each in context.summaries.values()
-        if (not query.family or query.family in each.families)
+        if (not query.family or _has_family(each, query.family))
         and (not query.model or query.model in each.models)
         and (not query.state or _has_state(each, query))
         and all(term.matches(each.node.labels) for term in terms)
@@ -78,7 +78,7 @@ def _has_state(each: Summary, query: NodesQuery) -> bool:
     # With a family, one of its devices must have the state, not any device of the node.
     units = [unit for unit in each.node.units if not query.family or query.family in _families(unit)]
     if query.state in STATES:
-        return any(state_of(unit) == query.state for unit in units)
+        return any(query.state in states_of(unit) for unit in units)
     if query.state in ("held", "unheld"):
         return any(bool(unit.holders) is (query.state == "held") for unit in units)
     return query.state != "idle" or any(unit.holders and unit.idle_since for unit in units)
@@ -114,8 +114,19 @@ def _has_holder(context: Context, node: Node, is_match: Callable[[Holder], bool]
     return any(is_match(holder) and context.visible(holder.namespace) for holder in holders)
 
 
+def _has_family(each: Summary, family: str) -> bool:
+    """Whether a node has devices of a family, or of one resource: the overview counts by resource."""
+    if "/" not in family:
+        return family in each.families
+    return any(resource.name == family for resource in each.node.resources) or any(
+        family in unit.ids for unit in each.node.units
+    )
+
+
 def _families(unit: Unit) -> Iterator[str]:
+    """The values of the filter that select a device."""
     yield unit.plugin
+    yield from unit.ids
     yield from (family_of(name) for name in unit.ids)
 
 
@@ -170,7 +181,8 @@ def _filters(context: Context, query: NodesQuery, problem: str) -> Element:
     summaries = context.summaries.values()
     families = sorted(frozenset[str]().union(*(each.families for each in summaries)))[:_MAX_OPTIONS]
     models = sorted(frozenset[str]().union(*(each.models for each in summaries)))[:_MAX_OPTIONS]
-    states = [(state, state) for state in STATES] + list(_NODE_STATES)
+    texts = {"unhealthy": "unhealthy or recovering"}
+    states = [(state, texts.get(state, state)) for state in STATES] + list(_NODE_STATES)
     return element(
         "form",
         _choice("family", "Family", [(each, each) for each in families], query.family),

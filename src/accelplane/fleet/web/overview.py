@@ -94,10 +94,8 @@ def _resources(context: Context) -> Element:
 
 
 def _resource(each: Overview) -> Element:
-    family = each.family
-
     def of(state: str) -> str:
-        return link("nodes", NodesQuery(family=family, state=state))
+        return link("nodes", NodesQuery(family=each.resource, state=state))
 
     return keyed(
         element(

@@ -94,6 +94,12 @@ def state_of(unit: Unit) -> State:
     return unit.phase if unit.known or unit.phase != "healthy" else "unknown"
 
 
+def states_of(unit: Unit) -> tuple[State, ...]:
+    """The values of the state filter that select a device. A recovering one is still counted as unhealthy."""
+    state = state_of(unit)
+    return (state, "unhealthy") if state == "recovering" else (state,)
+
+
 def held_share(unit: Unit) -> float:
     """The part of a device's IDs that is held, from 0 to 1; with several resources that of the most used one.
 
@@ -132,7 +138,7 @@ def summarize(node: Node) -> Summary:
 
 def _states(node: Node) -> Iterator[str]:
     for unit in node.units:
-        yield state_of(unit)
+        yield from states_of(unit)
         yield "held" if unit.holders else "unheld"
         if unit.holders and unit.idle_since:
             yield "idle"
