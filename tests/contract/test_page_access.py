@@ -249,6 +249,13 @@ async def test_pages_that_all_clients_can_read_cause_one_warning(  # noqa: PLR09
                 "address: others on the network could read the tokens"
             ),
         ),
+        (
+            {"http-authorized": True, "http-address": "127.example.com:9400"},
+            (
+                "-http-authorized: found http-address '127.example.com:9400' without TLS, expected http-tls-dir or a "
+                "loopback address: others on the network could read the tokens"
+            ),
+        ),
     ],
 )
 def test_contradictory_options_are_rejected(options: dict[str, object], message: str) -> None:

@@ -148,5 +148,10 @@ def _check_values(given: Settings, source: str) -> None:
 
 
 def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    return host in ("localhost", "::1") or host.startswith("127.")
+    from ipaddress import ip_address  # noqa: PLC0415 - needed for authorized pages without TLS only
+
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from accelplane.host.blocking import in_thread
-from accelplane.http.connection import Handler, PendingResponse
+from accelplane.http.handler import Handler, PendingResponse
 from accelplane.http.listening import split_address
 from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response
 from accelplane.http.server import HttpServer
