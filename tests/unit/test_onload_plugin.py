@@ -220,7 +220,7 @@ def skipped(root: Path) -> str:
 
 
 def test_the_agent_publishes_nothing_on_nodes_without_onload(tmp_path: Path) -> None:
-    assert skipped(tmp_path) == "no sfc devices found"
+    assert not [*OnloadPlugin().scan(Host(tmp_path))]
     interface(tmp_path, "sfc0")
     module(tmp_path)
     assert skipped(tmp_path).startswith("/opt/onload/usr/lib64: ")

@@ -57,7 +57,8 @@ class OnloadPlugin(Plugin[OnloadConfig]):
         module, files = userland.module_problem(host), userland.userland_problem(host, self.config)
         absence = _NO_NIC if self.config.need_nic and not nics else ""
         if not self.publishes_always and (absence or files):
-            yield Skipped(RESOURCE, absence or files)
+            if not absence:
+                yield Skipped(RESOURCE, files)
             return
         if problem := absence or module or files:
             host.note(f"all devices are Unhealthy: {problem}")
