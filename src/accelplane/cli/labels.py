@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from accelplane import jsontext
 from accelplane.apiserver import ApiError, ApiServer
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit, with_defaults
@@ -260,7 +261,7 @@ def _evaluate_once(options: Options) -> RuleOutput:
 def _print(options: Options) -> None:
     output = _evaluate_once(options)
     if options.output == "json":
-        print(msgspec.json.format(msgspec.json.encode(output), indent=2).decode())
+        print(jsontext.indented(output))
         return
     if not output.labels:
         print("no rule matches this node")

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from accelplane import __version__
+from accelplane import __version__, jsontext
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, Value, flags_of, go_text, parse_or_exit
 from accelplane.devices import Skipped
@@ -257,4 +257,4 @@ async def _check_plugin(settings: Settings, plugin: Plugin[Config]) -> _Checked:
 
 
 def _print_json(report: Mapping[str, object]) -> None:
-    print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+    print(jsontext.indented(report))

@@ -17,6 +17,7 @@ from typing import Literal
 
 import msgspec
 
+from accelplane import jsontext
 from accelplane.descriptors import closing
 from accelplane.host import Host, HostError
 from accelplane.provision import dlb, idxd, qat
@@ -112,7 +113,7 @@ def run(mode: Mode, desired: Sequence[Part], root: str, form: str) -> int:
         problems.append(f"stopped by {arrived[0].name}, nothing was written")
     if form == "json":
         report = Report(devices=rows, notes=notes, problems=problems)
-        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+        print(jsontext.indented(report))
     else:
         _print_list("failed", problems)
         _print(_summary(rows))

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from accelplane import jsontext
 from accelplane.devices import natural
 
 API_VERSION = "accelplane/v1"
@@ -132,7 +133,7 @@ def print_problems(program: str, problems: Sequence[str]) -> int:
 def format_content(content: object, output: Output) -> str:
     """The content as JSON or YAML."""
     if output == "json":
-        return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
+        return jsontext.indented(content) + "\n"
     import yaml  # noqa: PLC0415 - only this output needs it
 
     return yaml.safe_dump(msgspec.to_builtins(content), sort_keys=False, allow_unicode=True)

@@ -10,9 +10,9 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 
-import msgspec
 from msgspec import Struct
 
+from accelplane import jsontext
 from accelplane.host.blocking import in_thread
 from accelplane.http.handler import Handler, PendingResponse
 from accelplane.http.listening import split_address
@@ -143,7 +143,7 @@ class _Pages:
             case "/metrics":
                 return self._metrics(request)
             case "/status":
-                return Response(200, msgspec.json.format(_encode(_report(self._status())), indent=2))
+                return Response(200, jsontext.indented(_report(self._status())).encode())
             case "/healthz":
                 return _check(self._status().unhealthy)
             case "/readyz":
@@ -251,16 +251,6 @@ def _report(status: NodeStatus) -> dict[str, object]:
             for name, plugin in status.plugins.items()
         },
     }
-
-
-def _encode(report: Mapping[str, object]) -> bytes:
-    """The JSON, with `?` for lone surrogates: names of files that are no UTF-8 text have them."""
-    try:
-        return msgspec.json.encode(report)
-    except UnicodeEncodeError:
-        import json  # noqa: PLC0415 - memory of agents without such names
-
-        return json.dumps(msgspec.to_builtins(report), ensure_ascii=False).encode(errors="replace")
 
 
 def _resource_report(resource: ResourceStatus) -> dict[str, object]:
