@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from accelplane.apiserver import ApiError
-from accelplane.http.connection import PendingResponse
+from accelplane.http.handler import PendingResponse
 from accelplane.http.messages import HttpError, Request, Response
 
 from ..devicelist import PATH as DEVICES_PATH
