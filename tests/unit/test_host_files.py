@@ -471,6 +471,25 @@ class TestReadOnce:
         (tmp_path / "old/file").unlink()
         assert host.read_once(name("directory/file"), 100) == b"new"
 
+    def test_a_known_directory_is_listed_again(self, path_in_host: Seen, tmp_path: Path) -> None:
+        host, name = path_in_host
+        write(tmp_path / "old/one", "")
+        write(tmp_path / "new/two", "")
+        link(tmp_path / "directory", "old")
+        for path in ("directory", "old"):
+            assert [host.names_again(name(path)) for _ in range(2)] == [["one"]] * 2
+        (tmp_path / "directory").unlink()
+        link(tmp_path / "directory", "new")
+        (tmp_path / "old/one").unlink()
+        (tmp_path / "old").rmdir()
+        assert host.names_again(name("directory")) == ["two"]
+        for path in ("old", "new/two", "a\0b"):
+            with pytest.raises(HostError) as expected:
+                host.names(name(path))
+            with pytest.raises(type(expected.value)) as found:
+                host.names_again(name(path))
+            assert (found.value.errno, str(found.value)) == (expected.value.errno, str(expected.value))
+
     def test_directories_stay_open_although_another_file_does_not_exist(
         self, path_in_host: Seen, tmp_path: Path
     ) -> None:

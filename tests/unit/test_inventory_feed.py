@@ -30,8 +30,11 @@ class Setup:
         self.planned: list[tuple[str, ...]] = []  # the plugins at the time of each call of `plans`
         self.planning = asyncio.Event()
         self.planning.set()
+        self.made: Mapping[str, Sequence[DevicePlan]] = {}
+        self.statuses = 0  # the number of calls of `status`
 
     def status(self) -> NodeStatus:
+        self.statuses += 1
         plugins = {name: PluginStatus(name=name, namespace="x", scan=ScanStatus(completed=True)) for name in self.names}
         served = ResourceStatus(name="x/y", counters=ResourceCounters(allocations=self.calls))
         plugins["served"] = PluginStatus(
@@ -58,7 +61,7 @@ class Setup:
     async def plans(self) -> Mapping[str, Sequence[DevicePlan]]:
         self.planned.append(tuple(self.names))
         await self.planning.wait()
-        return {}
+        return dict(self.made)
 
 
 @asynccontextmanager
@@ -137,6 +140,40 @@ async def test_the_holders_are_read_after_an_allocation_just_before_a_reader_wai
         waiting = asyncio.create_task(feed.next(known, 50.0))
         await until(lambda: setup.reads == 1)
         waiting.cancel()
+
+
+async def test_an_inventory_without_changes_is_not_made_again() -> None:
+    setup = Setup()
+    async with feeding(setup) as feed:
+        first = await feed.current()
+        made = setup.statuses
+        assert await feed.current() is first
+        assert setup.statuses == made
+        setup.made = {"gpu": [DevicePlan(device="card0", units=("card0",))]}
+        await feed.current()
+        assert setup.statuses == made + 1
+
+
+async def test_a_plan_that_is_made_while_a_reader_waits_is_used() -> None:
+    setup = Setup()
+    async with feeding(setup) as feed:
+        known = (await feed.current()).etag
+        made = setup.statuses
+        setup.made = {"gpu": [DevicePlan(device="card0", units=("card0",))]}
+        setup.step = 31.0  # the holders are due at once
+        waiting = asyncio.create_task(feed.next(known, 50.0))
+        await until(lambda: setup.statuses == made + 1)
+        waiting.cancel()
+
+
+async def test_a_reader_that_waits_again_gets_what_changed_meanwhile() -> None:
+    setup = Setup()
+    async with feeding(setup) as feed:
+        current = await feed.current()
+        assert feed.known(lambda etag: etag == current.etag) is current
+        assert feed.known(lambda _etag: False) is None
+        setup.add("gpu")
+        assert await feed.next(current.etag, 50.0) not in (None, current)
 
 
 async def test_readers_that_wait_at_the_end_get_no_generation() -> None:

@@ -35,6 +35,8 @@ _OPEN_LINKED_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _OPEN_DIRECTORY = _OPEN_LINKED_DIRECTORY | os.O_NOFOLLOW
 _OPEN_TO_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _OPEN_AGAIN = _OPEN_TO_READ | os.O_NOFOLLOW
+_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_LIST_AGAIN = _LIST | os.O_NOFOLLOW
 _NO_NAMES = ("", ".", "..")
 _PIECE = ATTRIBUTE_LIMIT + 1  # a sysctl allocates the requested size of a read
 _PROCESS_ROOT = re.compile(r"/proc/[0-9]+/root")
@@ -204,13 +206,34 @@ class HostFiles:
                 return _names(path, path or "/")
             canonical = self._canonical_directory(path)
             self.directories_read.add(canonical or "/")
-            descriptor = self._call_at(os.open, f"{canonical}/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            descriptor = self._call_at(os.open, f"{canonical}/", _LIST)
             try:
                 return _names(path, descriptor)
             finally:
                 os.close(descriptor)
         except (OSError, ValueError) as error:
             raise host_error(path, error) from None
+
+    def names_again(self, path: str) -> list[str]:
+        """As `names`, for repeated reads of known directories, as `read_once`: `directories_read` has them not.
+
+        Raises `Missing` or `Unreadable`.
+        """
+        try:
+            place = self._canonical_directory(path) if self._prefix else path
+            above, _, name = place.rpartition("/")
+            flags = _LIST_AGAIN if self._prefix else _LIST
+            descriptor = os.open(name or ".", flags, dir_fd=self._kept_directory(above).descriptor)
+            try:
+                return _names(path, descriptor)
+            finally:
+                os.close(descriptor)
+        except (OSError, ValueError) as error:
+            if isinstance(error, ValueError) or error.errno not in _MOVED:
+                raise host_error(path, error) from None
+        found = self.fresh().names(path)
+        self._forget()
+        return found
 
     def entries(self, path: str) -> list[str]:
         """As `names`, but empty if the directory cannot be listed."""

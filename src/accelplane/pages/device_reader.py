@@ -359,7 +359,7 @@ def _added(values: Iterable[Value]) -> Sequence[Value]:
 def _names(host: Host, path: str) -> Sequence[str] | None:
     """None if the directory cannot be listed."""
     try:
-        return host.names(path)
+        return host.names_again(path)
     except HostError:
         return None
 

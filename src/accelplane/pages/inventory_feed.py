@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -26,6 +26,7 @@ from accelplane.pages.inventory import (
     state_of,
 )
 from accelplane.pages.readings import Readings
+from accelplane.readings.plan import DevicePlan
 
 # Changes come in groups: a scan, the health of several devices, registrations.
 _DEBOUNCE = 0.1
@@ -70,8 +71,9 @@ class InventoryFeed:
         self._started = f"{int(time.time()):x}.{secrets.token_hex(4)}"
         self._counter = 0
         self._state = b""
-        # The input of the last update: the number of notifications, idle times and holders.
+        # The input of the last update: the number of notifications, plans, idle times and holders.
         self._seen = -1
+        self._shown_plans: Mapping[str, Sequence[DevicePlan]] = {}
         self._shown_idle: IdleSince = {}
         self._shown_holders = Holders()
         self._current: Generation | None = None
@@ -83,8 +85,14 @@ class InventoryFeed:
 
     async def current(self) -> Generation:
         """The generation now, with holders that are at most 10 s old."""
-        await asyncio.gather(self._holders.read(), self._readings.plans())
+        _, plans = await asyncio.gather(self._holders.read(allocatable=False), self._readings.plans())
+        if self._current is not None and plans == self._shown_plans and not self._is_outdated():
+            return self._current
         return await self._update()
+
+    def known(self, matches: Callable[[str], bool]) -> Generation | None:
+        """The last generation if `matches` is true for its entity tag. It may be old: `next` has what changed since."""
+        return self._current if self._current is not None and matches(self._current.etag) else None
 
     async def next(self, known: str, seconds: float) -> Generation | None:
         """A generation other than that with the entity tag `known`; None if there is none within `seconds`."""
@@ -95,8 +103,9 @@ class InventoryFeed:
         if not self._waiting:
             count = self._holders.allocations()
             # If there was an allocation without a reader, the kubelet may not have known its pod in `current`.
-            due = _HOLDERS_INTERVAL if count == self._allocated else _AFTER_ALLOCATION
-            self._allocated, self._holders_due = count, self._clock() + due
+            now = self._clock()
+            due = self._holders.last.began + _HOLDERS_INTERVAL if count == self._allocated else now + _AFTER_ALLOCATION
+            self._allocated, self._holders_due = count, due
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds) as limit:
                 self._waiting.add(limit)
@@ -118,14 +127,16 @@ class InventoryFeed:
         # Notifications while no reader waited are in the count.
         if self._changes.count != self._seen or await self._changes.wait(max(0.0, self._holders_due - self._clock())):
             await asyncio.sleep(_DEBOUNCE)
-        now = self._clock()
+        now, late = self._clock(), False
         if (count := self._holders.allocations()) != self._allocated:
             self._allocated = count
             self._holders_due = min(self._holders_due, now + _AFTER_ALLOCATION)
         if now >= self._holders_due:
             await self._holders.read(max_age=0.0, allocatable=False)
             self._holders_due = now + _HOLDERS_INTERVAL
-        if self._is_outdated():
+            # A plan may be made late.
+            late = await self._readings.plans() != self._shown_plans
+        if late or self._is_outdated():
             await self._update()
 
     def _is_outdated(self) -> bool:
@@ -144,7 +155,7 @@ class InventoryFeed:
             plans = await self._readings.plans()
             facts = Facts(status=self._status(), holders=self._holders.last, plans=plans, idle_since=self._idle_since())
             self._seen = seen
-            self._shown_idle, self._shown_holders = facts.idle_since, facts.holders
+            self._shown_plans, self._shown_idle, self._shown_holders = plans, facts.idle_since, facts.holders
             plugins = inventory_plugins(facts)
             state = state_of(plugins, facts.holders.source)
             if self._current is not None and state == self._state:

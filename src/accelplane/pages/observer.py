@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from accelplane.host.blocking import ThreadQueue
@@ -96,6 +97,10 @@ class Observer:
 
     async def inventory(self) -> Generation:
         return await self._inventory.current()
+
+    def known_inventory(self, matches: Callable[[str], bool]) -> Generation | None:
+        """The last generation, which may be old, if `matches` is true for its entity tag."""
+        return self._inventory.known(matches)
 
     async def next_inventory(self, known: str, seconds: float) -> Generation | None:
         """A generation other than that with the entity tag `known`; None if there is none within `seconds`."""

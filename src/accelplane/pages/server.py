@@ -170,8 +170,11 @@ class _Pages:
     async def _inventory(self, request: Request) -> Response:
         seconds = _wait(request)
         known = request.fields.get("if-none-match", "")
-        async with self._turn("inventory"):
-            found = await self._observer.inventory()
+        # A reader that waits again has the changes of the meantime from `next_inventory`.
+        found = self._observer.known_inventory(lambda etag: _matches(known, etag)) if seconds else None
+        if found is None:
+            async with self._turn("inventory"):
+                found = await self._observer.inventory()
         if _matches(known, found.etag):
             changed = await self._observer.next_inventory(found.etag, seconds) if seconds else None
             if changed is None:
