@@ -100,8 +100,8 @@ async def _idle(
         async with registered_agent(setup, *options) as (agent, _kubelet):
             if read is not None:
                 await _get(f"http://{address}/metrics")
-            await asyncio.sleep(_SETTLE)
             reader = asyncio.create_task((read or _read)(f"http://{address}"))
+            await asyncio.sleep(_SETTLE)
             cpu = agent.cpu_seconds()
             await asyncio.sleep(seconds)
             agent.check()
@@ -122,14 +122,19 @@ async def _scrape(url: str) -> None:
 
 
 async def _wait(url: str) -> None:
+    """Waits for the inventory again and again on one connection, as the fleet does."""
+    reader, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
     tag = ""
-    while True:
-        reader, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
-        lines = ("GET /api/v1/inventory?wait=55 HTTP/1.1", "Host: x", f"If-None-Match: {tag}", "Connection: close")
-        writer.write("\r\n".join((*lines, "", "")).encode())
-        head = (await reader.read()).partition(b"\r\n\r\n")[0].decode()
+    try:
+        while True:
+            lines = ("GET /api/v1/inventory?wait=55 HTTP/1.1", "Host: x", f"If-None-Match: {tag}")
+            writer.write("\r\n".join((*lines, "", "")).encode())
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
+            fields = dict(line.split(": ", 1) for line in head[1:] if line)
+            await reader.readexactly(int(fields.get("content-length", "0")))
+            tag = fields.get("etag", tag)
+    finally:
         writer.close()
-        tag = next((line[6:] for line in head.split("\r\n") if line.lower().startswith("etag: ")), tag)
 
 
 async def _memory() -> Sequence[Figure]:
