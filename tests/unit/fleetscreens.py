@@ -1,0 +1,100 @@
+"""Screens of the fleet page for tests: clusters, and what a page of them contains."""
+
+from collections.abc import Callable
+from html.parser import HTMLParser
+from typing import Any
+
+import msgspec
+
+from accelplane.fleet.model import Agent, Cluster, Holder, Node, Resource, Unit
+from accelplane.fleet.web.html import blocks, element
+from accelplane.fleet.web.page import Assets, Context, Frame, Page, ScreenName, document
+from accelplane.fleet.web.query import Query
+from accelplane.fleet.web.screens import SCREENS
+from accelplane.fleet.web.summaries import Summaries
+
+I915 = "gpu.intel.com/i915"
+ALL: Callable[[str], bool] = lambda _namespace: True  # noqa: E731
+ASSETS = Assets("assets/s.css", "assets/s.js")
+
+
+class Parsed(HTMLParser):
+    """The tags and texts of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "link", "input", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+def unit(name: str = "card0", **changes: Any) -> Unit:
+    return msgspec.structs.replace(
+        Unit("gpu", name, name, "0000:03:00.0", "Flex 170", 0, ids={I915: 2}, since=1764000000), **changes
+    )
+
+
+def node(name: str = "n1", *units: Unit, **changes: Any) -> Node:
+    ids = sum(each.ids.get(I915, 0) for each in units)
+    allocated = sum(holder.count for each in units for holder in each.holders)
+    resource = Resource(I915, ids, ids, ids, ids, allocated, "registered")
+    agent = Agent("accelplane/a", "accelplane node", "1.0.0", "connected", holders_source="podresources")
+    instance = Node(name, {"zone": "a"}, agents=(agent,), resources=(resource,), units=units)
+    return msgspec.structs.replace(instance, **changes)
+
+
+def holder(namespace: str = "team", pod: str = "p", number: int = 1) -> Holder:
+    return Holder(namespace, pod, "main", I915, number, 1764000000)
+
+
+def cluster(*nodes: Node, **changes: Any) -> Cluster:
+    return msgspec.structs.replace(Cluster(7, 100.0, 50.0, {each.name: each for each in nodes}), **changes)
+
+
+def page(
+    name: ScreenName, found: Cluster, query: Query | None = None, visible: Callable[[str], bool] = ALL, **more: Any
+) -> Page:
+    context = Context(cluster=found, summaries=Summaries().of(found), visible=visible, now=160.0, **more)
+    return SCREENS[name].make(context, query if query is not None else SCREENS[name].read({}))
+
+
+def html(
+    name: ScreenName, found: Cluster, query: Query | None = None, visible: Callable[[str], bool] = ALL, **more: Any
+) -> str:
+    context = Context(cluster=found, summaries=Summaries().of(found), visible=visible, now=160.0, **more)
+    query = query if query is not None else SCREENS[name].read({})
+    return document(SCREENS[name].make(context, query), Frame(assets=ASSETS, screen=name, query=query), context)
+
+
+def text(name: ScreenName, found: Cluster, query: Query | None = None, **more: Any) -> str:
+    return Parsed(html(name, found, query, **more)).text
+
+
+def names_of(found: Page, block: str = "rows") -> list[str]:
+    return list(blocks(element("div", *found.content))[block])
+
+
+FLEET = cluster(
+    node("a", unit("card0", phase="unhealthy", reason="bus", model="Max 1550")),
+    node("b", unit("card0", holders=(holder("team", "train"),), idle_since=90), unit("card1"), labels={"zone": "b"}),
+    node("c", unit("wq0.1", plugin="dsa", ids={"dsa.intel.com/wq": 1}, known=False), cordoned=True),
+    Node("d", resources=(Resource(I915, 3, 3),)),
+    Node("e", agents=(Agent("n/e", "accelplane node", "", "stale"),), resources=(Resource(I915, 1, 1),), ready=False),
+)
