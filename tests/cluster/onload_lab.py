@@ -351,20 +351,20 @@ def violations(events: Sequence[Event], *, most: int = 1) -> list[str]:
     """Violations: a module is unloaded under a pod, or more than `most` nodes are changed at a time.
 
     KMM unloads a module after the removal of its label. So the label is removed when no pod on the node uses Onload
-    and no pod of the device plugin exists. A pod that the kubelet rejects, because the device plugin is gone, uses
-    nothing. The installation on a new node is not a change.
+    and no pod of the device plugin exists. A pod of which no container ever runs, because the device plugin is gone,
+    uses nothing. The installation on a new node is not a change.
     """
     found: list[str] = []
     keys = [key.label(DESIRED) for key in (MODULE, SFC)]
     changing: set[str] = set()
     upgradable: set[str] = set()
-    rejected = _rejected(events)
+    started = _started(events)
     for event, before, objects in states(events):
         if event.kind != "Node" or before is None or event.deleted:
             continue
         name, old, new = event.name, before["metadata"]["labels"], event.thing["metadata"]["labels"]
         pods = [each for (kind, *_), each in objects.items() if kind == "Pod" and each["spec"].get("nodeName") == name]
-        users = [each for each in pods if _blocks_unload(each) and each["metadata"]["uid"] not in rejected]
+        users = [each for each in pods if _blocks_unload(each) and each["metadata"]["uid"] in started]
         removed = [key for key in keys if key in old and old[key] != new.get(key)]
         if removed and users:
             names = [each["metadata"]["name"] for each in users]
@@ -381,17 +381,18 @@ def violations(events: Sequence[Event], *, most: int = 1) -> list[str]:
     return found
 
 
-def _rejected(events: Sequence[Event]) -> set[str]:
-    """The UIDs of pods that a kubelet has rejected, so that none of their containers ran.
+def _started(events: Sequence[Event]) -> set[str]:
+    """The UIDs of pods that have run a container.
 
-    Until a kubelet has updated the status of its node, the scheduler assigns pods to it that it cannot give devices.
+    Until a kubelet has updated the status of its node, the scheduler assigns pods to it that it cannot give devices:
+    the kubelet rejects them, or they are evicted before.
     """
-    pods = [event.thing for event in events if event.kind == "Pod"]
-    reasons = [(each["metadata"]["uid"], each.get("status", {})) for each in pods]
     return {
-        uid
-        for uid, status in reasons
-        if status.get("reason") == "UnexpectedAdmissionError" and not status.get("containerStatuses")
+        event.thing["metadata"]["uid"]
+        for event in events
+        if event.kind == "Pod"
+        for container in event.thing.get("status", {}).get("containerStatuses", ())
+        if {"running", "terminated"} & container.get("state", {}).keys()
     }
 
 
