@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 from google.protobuf.wrappers_pb2 import BytesValue
@@ -92,3 +93,14 @@ async def call_all(
     calls = [("/t.T/Echo", BytesValue(value=content), BytesValue) for content in contents]
     results = await channel.call_all(calls, deadline=deadline, read_delay=read_delay)
     return [(one.code, one.text) if isinstance(one, RpcError) else one.value for one in results]
+
+
+@contextlib.asynccontextmanager
+async def running_double(directory: str) -> AsyncIterator[Double]:
+    """A double that listens in the directory. Asserts that no exception is left to the event loop."""
+    unexpected: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unexpected.append(context))
+    double = Double(f"{directory}/s")
+    async with double.listening():
+        yield double
+    assert unexpected == []

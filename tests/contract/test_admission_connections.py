@@ -165,7 +165,7 @@ async def test_shutdown_completes_running_requests_and_closes_idle_connections()
         reply = await head.ask(message[100:])
         assert (reply.response["uid"], reply.fields["connection"]) == ("last", "close")
         await stopping
-        with pytest.raises(OSError):  # noqa: PT011 - refused or reset, as the kernel likes
+        with pytest.raises(OSError):  # noqa: PT011 - the kernel refuses or resets the connection
             await one.caller()
 
 

@@ -138,7 +138,8 @@ async def test_a_failed_allocation_fails_the_pod_and_frees_its_devices(
         assert kubelet.resources()["example.com/a"].in_use == ()
 
 
-async def test_a_plugin_that_dies_during_allocation_fails_the_pod(kubelet: EmbeddedKubelet) -> None:
+async def begin_admission(kubelet: EmbeddedKubelet) -> tuple[FakePlugin, asyncio.Task[object]]:
+    """A plugin whose Allocate call hangs, and the admission of the pod that waits for it."""
     called = asyncio.Event()
 
     async def hang(_: object) -> None:
@@ -148,21 +149,18 @@ async def test_a_plugin_that_dies_during_allocation_fails_the_pod(kubelet: Embed
     plugin = await join(kubelet, FakePlugin(kubelet.directory, Allocate=hang))
     admission = asyncio.create_task(kubelet.run_pod(request_pod(1)))
     await called.wait()
+    return plugin, admission
+
+
+async def test_a_plugin_that_dies_during_allocation_fails_the_pod(kubelet: EmbeddedKubelet) -> None:
+    plugin, admission = await begin_admission(kubelet)
     await plugin.abort()
     with pytest.raises(AdmissionError, match="UnexpectedAdmissionError: Allocate failed due to rpc error"):
         await admission
 
 
 async def test_a_kubelet_that_is_killed_during_allocation_fails_the_pod(kubelet: EmbeddedKubelet) -> None:
-    called = asyncio.Event()
-
-    async def hang(_: object) -> None:
-        called.set()
-        await asyncio.Event().wait()
-
-    plugin = await join(kubelet, FakePlugin(kubelet.directory, Allocate=hang))
-    admission = asyncio.create_task(kubelet.run_pod(request_pod(1)))
-    await called.wait()
+    plugin, admission = await begin_admission(kubelet)
     await kubelet.stop()
     with pytest.raises(AdmissionError, match="the client connection is closing"):
         await admission

@@ -3,7 +3,6 @@
 import asyncio
 import struct
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 from google.protobuf.wrappers_pb2 import BytesValue
@@ -26,7 +25,7 @@ from http2 import (
     setting,
 )
 from hyperframe.frame import GoAwayFrame, HeadersFrame, RstStreamFrame, WindowUpdateFrame
-from rpcchannels import BEGIN, Double, begin, call, end, failure, fields, good, respond_with
+from rpcchannels import BEGIN, Double, begin, call, end, failure, fields, good, respond_with, running_double
 from waiting import until
 
 from accelplane.rpc import Channel, RpcError
@@ -34,12 +33,8 @@ from accelplane.rpc import Channel, RpcError
 
 @pytest.fixture
 async def double(directory: str) -> AsyncIterator[Double]:
-    unexpected: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unexpected.append(context))
-    double = Double(f"{directory}/s")
-    async with double.listening():
+    async with running_double(directory) as double:
         yield double
-    assert unexpected == []
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from http2 import END_HEADERS, END_STREAM, HEADERS, Raw, frame, setting
-from rpcchannels import Double, call, call_all, end, fields, good, respond_with
+from rpcchannels import Double, call, call_all, end, fields, good, respond_with, running_double
 from waiting import until
 
 from accelplane.rpc import Channel, RpcError
@@ -14,12 +14,8 @@ from accelplane.rpc import Channel, RpcError
 
 @pytest.fixture
 async def double(directory: str) -> AsyncIterator[Double]:
-    unexpected: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unexpected.append(context))
-    double = Double(f"{directory}/s")
-    async with double.listening():
+    async with running_double(directory) as double:
         yield double
-    assert unexpected == []
 
 
 @pytest.fixture

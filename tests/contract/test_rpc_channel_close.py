@@ -5,13 +5,12 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 from google.protobuf.wrappers_pb2 import BytesValue
 from http2 import GOAWAY, PING, WINDOW_UPDATE, Raw, frame, number, serving, setting
 from hyperframe.frame import HeadersFrame, PingFrame, RstStreamFrame, SettingsFrame
-from rpcchannels import Double, call, call_all, failure, good, respond_with
+from rpcchannels import Double, call, call_all, failure, good, respond_with, running_double
 from waiting import until
 
 from accelplane.rpc import Channel, RpcError
@@ -19,12 +18,8 @@ from accelplane.rpc import Channel, RpcError
 
 @pytest.fixture
 async def double(directory: str) -> AsyncIterator[Double]:
-    unexpected: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unexpected.append(context))
-    double = Double(f"{directory}/s")
-    async with double.listening():
+    async with running_double(directory) as double:
         yield double
-    assert unexpected == []
 
 
 @pytest.fixture

@@ -170,8 +170,8 @@ async def test_a_reader_that_waits_again_gets_what_changed_meanwhile() -> None:
     setup = Setup()
     async with feeding(setup) as feed:
         current = await feed.current()
-        assert feed.known(lambda etag: etag == current.etag) is current
-        assert feed.known(lambda _etag: False) is None
+        assert feed.last(lambda etag: etag == current.etag) is current
+        assert feed.last(lambda _etag: False) is None
         setup.add("gpu")
         assert await feed.next(current.etag, 50.0) not in (None, current)
 

@@ -67,7 +67,7 @@ class HostFiles:
     """The node below `root`. Every path given or returned is the host's own, without the root."""
 
     def __init__(self, root: str | os.PathLike[str] = "/", *, open_directories: int = _MAX_OPEN_DIRECTORIES) -> None:
-        """At most `open_directories` of files that `read_once` has read stay open, and 64 on the way to them."""
+        """`read_once` keeps the directories of its files open, at most `open_directories`."""
         # realpath(3) of this link, which leads into another mount namespace, would be the root of this one.
         self.root = f"{root}/." if _PROCESS_ROOT.fullmatch(os.fspath(root)) else os.path.realpath(root)
         self._prefix = "" if self.root == "/" else self.root
@@ -87,8 +87,8 @@ class HostFiles:
         self._links: dict[str, str | None] = {}
         self._canonical: dict[str, str] = {}
         self._directories: dict[str, _Directory] = {}
-        # Those of files that `read_once` has read, by their paths with links, and that of the last file.
-        self._kept: dict[str, _Directory] = {}
+        # The directories of files that `read_once` has read, by their paths with links, and that of the last file.
+        self._file_directories: dict[str, _Directory] = {}
         self._recent: tuple[str, _Directory] | None = None
 
     def local(self, path: str) -> str:
@@ -215,7 +215,7 @@ class HostFiles:
             raise host_error(path, error) from None
 
     def names_again(self, path: str) -> list[str]:
-        """As `names`, for repeated reads of known directories, as `read_once`: `directories_read` has them not.
+        """As `names`, for repeated reads of the same directories. Does not add them to `directories_read`.
 
         Raises `Missing` or `Unreadable`.
         """
@@ -223,7 +223,7 @@ class HostFiles:
             place = self._canonical_directory(path) if self._prefix else path
             above, _, name = place.rpartition("/")
             flags = _LIST_AGAIN if self._prefix else _LIST
-            descriptor = os.open(name or ".", flags, dir_fd=self._kept_directory(above).descriptor)
+            descriptor = os.open(name or ".", flags, dir_fd=self._file_directory(above).descriptor)
             try:
                 return _names(path, descriptor)
             finally:
@@ -295,7 +295,7 @@ class HostFiles:
     def close_directories(self) -> None:
         """Closes all directories. What links lead to stays known. Another thread may be reading."""
         self._directories.clear()
-        self._kept.clear()
+        self._file_directories.clear()
         self._recent = None
 
     def _forget(self) -> None:
@@ -345,17 +345,17 @@ class HostFiles:
             self._directories[canonical] = found
         return found
 
-    def _kept_directory(self, directory: str) -> _Directory:
+    def _file_directory(self, directory: str) -> _Directory:
         """The directory that a path leads to, which stays open. Raises `OSError`, `ValueError` or `Unreadable`."""
-        found = self._kept.get(directory)
+        found = self._file_directories.get(directory)
         if found is None:
             if self._prefix:
                 found = self._directory(self._canonical_directory(directory))
             else:
                 found = _Directory(os.open(directory or "/", _OPEN_LINKED_DIRECTORY))
-            if len(self._kept) >= self._max_directories:
-                self._kept.clear()
-            self._kept[directory] = found
+            if len(self._file_directories) >= self._max_directories:
+                self._file_directories.clear()
+            self._file_directories[directory] = found
         return found
 
     def _link(self, path: str) -> str | None:
@@ -428,7 +428,7 @@ class HostFiles:
             if recent is None or recent[0] != directory:
                 if name in _NO_NAMES:
                     return self.open(path, os.O_RDONLY)
-                recent = self._recent = directory, self._kept_directory(directory)
+                recent = self._recent = directory, self._file_directory(directory)
             return os.open(name, _OPEN_AGAIN if self._prefix else _OPEN_TO_READ, dir_fd=recent[1].descriptor)
         except OSError as error:
             if error.errno not in _MOVED:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -119,7 +120,7 @@ def _check_pages(settings: Settings, source: str) -> None:
         )
     if settings.http_audience and not settings.http_authorized:
         raise ConfigurationError(f"{source}http-audience: found without http-authorized, expected both")
-    if settings.http_authorized and not settings.http_tls_dir and not _is_loopback(settings.http_address):
+    if settings.http_authorized and not settings.http_tls_dir and not is_loopback(_host(settings.http_address)):
         raise ConfigurationError(
             f"{source}http-authorized: found http-address {settings.http_address!a} without TLS, expected http-tls-dir "
             "or a loopback address: others on the network could read the tokens"
@@ -147,11 +148,16 @@ def _check_values(given: Settings, source: str) -> None:
             raise ConfigurationError(f"{source}{option}: found {shown}, expected {expected}")
 
 
-def _is_loopback(address: str) -> bool:
-    from ipaddress import ip_address  # noqa: PLC0415 - needed for authorized pages without TLS only
-
-    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+def is_loopback(host: str) -> bool:
+    """Whether a host is `localhost` or a loopback address."""
+    if host in ("localhost", "::1"):
+        return True
     try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
+        return socket.inet_pton(socket.AF_INET, host).startswith(b"\x7f")
+    except (OSError, ValueError):
         return False
+
+
+def _host(address: str) -> str:
+    """The host of `[host]:port`."""
+    return address.rpartition(":")[0].removeprefix("[").removesuffix("]")

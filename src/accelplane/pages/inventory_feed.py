@@ -90,8 +90,8 @@ class InventoryFeed:
             return self._current
         return await self._update()
 
-    def known(self, matches: Callable[[str], bool]) -> Generation | None:
-        """The last generation if `matches` is true for its entity tag. It may be old: `next` has what changed since."""
+    def last(self, matches: Callable[[str], bool]) -> Generation | None:
+        """The last generation if `matches` is true for its entity tag. `next` returns what has changed since."""
         return self._current if self._current is not None and matches(self._current.etag) else None
 
     async def next(self, known: str, seconds: float) -> Generation | None:
@@ -127,16 +127,16 @@ class InventoryFeed:
         # Notifications while no reader waited are in the count.
         if self._changes.count != self._seen or await self._changes.wait(max(0.0, self._holders_due - self._clock())):
             await asyncio.sleep(_DEBOUNCE)
-        now, late = self._clock(), False
+        now, plans_changed = self._clock(), False
         if (count := self._holders.allocations()) != self._allocated:
             self._allocated = count
             self._holders_due = min(self._holders_due, now + _AFTER_ALLOCATION)
         if now >= self._holders_due:
             await self._holders.read(max_age=0.0, allocatable=False)
             self._holders_due = now + _HOLDERS_INTERVAL
-            # A plan may be made late.
-            late = await self._readings.plans() != self._shown_plans
-        if late or self._is_outdated():
+            # A plan that blocked before may be complete now.
+            plans_changed = await self._readings.plans() != self._shown_plans
+        if plans_changed or self._is_outdated():
             await self._update()
 
     def _is_outdated(self) -> bool:

@@ -98,9 +98,9 @@ class Observer:
     async def inventory(self) -> Generation:
         return await self._inventory.current()
 
-    def known_inventory(self, matches: Callable[[str], bool]) -> Generation | None:
-        """The last generation, which may be old, if `matches` is true for its entity tag."""
-        return self._inventory.known(matches)
+    def last_inventory(self, matches: Callable[[str], bool]) -> Generation | None:
+        """The last generation if `matches` is true for its entity tag, without reading anything."""
+        return self._inventory.last(matches)
 
     async def next_inventory(self, known: str, seconds: float) -> Generation | None:
         """A generation other than that with the entity tag `known`; None if there is none within `seconds`."""

@@ -19,7 +19,7 @@ from accelplane.http.listening import split_address
 from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response
 from accelplane.http.server import HttpServer
 from accelplane.http.tls import ConnectionContext
-from accelplane.node.settings import ConfigurationError
+from accelplane.node.settings import ConfigurationError, is_loopback
 from accelplane.node.status import NodeStatus, ResourceStatus
 from accelplane.pages import current_values, metrics
 from accelplane.pages.exposition import CONTENT_TYPE, Family
@@ -81,7 +81,7 @@ async def serving(
         raise ConfigurationError(f"-http-address: {address}: {error.strerror or error}") from error
     scheme = "https" if access.tls else "http"
     log.info("pages at %s", ", ".join(f"{scheme}://{_authority(*each)}" for each in server.addresses))
-    if not access.restricted and not all(_is_loopback(host) for host, _port in server.addresses):
+    if not access.restricted and not all(is_loopback(host) for host, _port in server.addresses):
         log.warning(
             "-http-address: found %s without -http-authorized or -http-client-ca: all clients that reach the port can "
             "read the pages; set one of these flags, a NetworkPolicy, or an address of 127.0.0.1",
@@ -91,10 +91,6 @@ async def serving(
         yield
     finally:
         await server.stop(grace=1.0)
-
-
-def _is_loopback(host: str) -> bool:
-    return host.startswith("127.") or host == "::1"
 
 
 def _authority(host: str, port: int) -> str:
@@ -170,8 +166,8 @@ class _Pages:
     async def _inventory(self, request: Request) -> Response:
         seconds = _wait(request)
         known = request.fields.get("if-none-match", "")
-        # A reader that waits again has the changes of the meantime from `next_inventory`.
-        found = self._observer.known_inventory(lambda etag: _matches(known, etag)) if seconds else None
+        # A reader that waits again gets from `next_inventory` what has changed since.
+        found = self._observer.last_inventory(lambda etag: _matches(known, etag)) if seconds else None
         if found is None:
             async with self._turn("inventory"):
                 found = await self._observer.inventory()
