@@ -14,7 +14,7 @@ import msgspec
 from accelplane.kube.objects import Request
 from accelplane.onload.observed import NodeView, PodView, Progress
 from accelplane.onload.plan import Action, Plan, Target
-from accelplane.onload.steps import decide
+from accelplane.onload.steps import STATUS_WAIT, decide
 
 PLUGIN = Request("plugin", "n")
 APP = Request("app", "default")
@@ -70,12 +70,7 @@ class Cluster:
         """Performs an action after checks for violations."""
         node = self.nodes[action.node]
         labels: Mapping[str, str | None] = action.labels
-        for role in ("module", "sfc"):
-            if role in labels and labels[role] is None and getattr(node, role) is not None and node.ready:
-                assert not node.apps, f"{node.name}: label of {role} removed while {node.apps} runs"
-        # Without KMM, the operator waits for a limited time.
-        if labels.get("sfc", "") is None and node.ready and node.selected and self.uses_kmm:
-            assert not node.module_loaded, f"{node.name}: sfc unloaded before onload"
+        self._check(node, labels)
         if labels.get("gate", "") is None and is_available(node) and node.selected:
             self.taken_down.add(node.name)
         changes: dict[str, Any] = dict(labels)
@@ -98,6 +93,18 @@ class Cluster:
             self.taken_down.discard(node.name)
         self.change(node.name, **changes)
         self.most_down = max(self.most_down, len(self.taken_down))
+
+    def _check(self, node: NodeView, labels: Mapping[str, str | None]) -> None:
+        """Fails if the labels that are written violate an invariant."""
+        for role in ("module", "sfc"):
+            if role in labels and labels[role] is None and getattr(node, role) is not None and node.ready:
+                assert not node.apps, f"{node.name}: label of {role} removed while {node.apps} runs"
+        if labels.get("module", "") is None and node.ready and node.progress is not None:
+            waited = self.now - node.progress.since >= STATUS_WAIT
+            assert waited or not node.advertised, f"{node.name}: pods may be assigned to it while onload is unloaded"
+        # Without KMM, the operator waits for a limited time.
+        if labels.get("sfc", "") is None and node.ready and node.selected and self.uses_kmm:
+            assert not node.module_loaded, f"{node.name}: sfc unloaded before onload"
 
     def react(self, name: str) -> bool:
         """One reaction on a node. Returns whether anything changed."""

@@ -114,7 +114,7 @@ def test_a_resource_in_deletion_is_not_ready() -> None:
 def test_counts_of_nodes_and_pods() -> None:
     nodes = [
         working("a", NEW),
-        working("b", OLD, gate=None, plugins=(), progress=progress(NEW, upgrade=True)),
+        working("b", OLD, gate=None, plugins=(), advertised=False, progress=progress(NEW, upgrade=True)),
         working("c", OLD, selected=False),
     ]
     after = status_of(nodes, daemonset=DaemonSetStatus(desired_number_scheduled=2, number_ready=1))

@@ -12,7 +12,7 @@ from onloadsteps import NEW, NOW, OLD, TARGET, act, step
 
 from accelplane.onload.observed import NodeView, format_progress, parse_progress
 from accelplane.onload.plan import Target
-from accelplane.onload.steps import READY_WAIT, decide
+from accelplane.onload.steps import READY_WAIT, STATUS_WAIT, decide
 
 
 def with_sfc(target: Target = TARGET) -> Target:
@@ -37,9 +37,12 @@ def test_a_new_node_is_labelled_in_the_order_of_the_go_operator() -> None:
         ({}, ("Pending", {})),
         ({"progress": progress(NEW, upgrade=True)}, ("RemovingGate", {"gate": None})),
         ({"gate": None}, ("WaitingForPluginPod", {})),
-        ({"gate": None, "plugins": (), "apps": (app_pod(),)}, ("Evicting", {})),
-        ({"gate": None, "plugins": (), "apps": (app_pod(is_terminating=True),)}, ("Evicting", {})),
-        ({"gate": None, "plugins": ()}, ("RemovingModule", {"module": None})),
+        ({"gate": None, "plugins": (), "apps": (app_pod(),)}, ("WaitingForNodeStatus", {})),
+        ({"gate": None, "plugins": ()}, ("WaitingForNodeStatus", {})),
+        ({"gate": None, "plugins": (), "apps": (app_pod(),), "ready": False}, ("Evicting", {})),
+        ({"gate": None, "plugins": (), "apps": (app_pod(),), "advertised": False}, ("Evicting", {})),
+        ({"gate": None, "plugins": (), "apps": (app_pod(is_terminating=True),), "advertised": False}, ("Evicting", {})),
+        ({"gate": None, "plugins": (), "advertised": False}, ("RemovingModule", {"module": None})),
         ({"gate": None, "plugins": (), "module": None}, ("WaitingForModulePods", {})),
         ({"gate": None, "plugins": (), "module": None, "module_loaded": False}, ("LabellingModule", {"module": NEW})),
         (
@@ -62,7 +65,7 @@ def test_an_upgrade_of_a_node_has_the_order_of_the_go_operator(
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"gate": None, "plugins": ()}, ("RemovingModule", {"module": None})),
+        ({"gate": None, "plugins": (), "advertised": False}, ("RemovingModule", {"module": None})),
         ({"gate": None, "plugins": (), "module": None}, ("WaitingForUnload", {})),
         ({"gate": None, "plugins": (), "module": None, "module_loaded": False}, ("RemovingSfc", {"sfc": None})),
         (
@@ -153,7 +156,7 @@ def test_a_new_node_on_hold_gets_no_label() -> None:
 
 def test_a_paused_upgrade_finishes_nodes_and_starts_none() -> None:
     target = msgspec.structs.replace(TARGET, paused=True, max_unavailable=5)
-    started = working("b", OLD, gate=None, plugins=(), progress=progress(NEW, upgrade=True))
+    started = working("b", OLD, gate=None, plugins=(), advertised=False, progress=progress(NEW, upgrade=True))
     plan = decide(target, [working("a", OLD), started], NOW)
     assert [action.node for action in plan.actions] == ["b"]
     assert plan.steps[0].message == "the upgrade is paused"
@@ -187,8 +190,23 @@ def test_a_new_node_over_its_time_limit_does_not_stop_the_upgrade() -> None:
 
 def test_pods_that_are_being_deleted_are_not_evicted_again() -> None:
     apps = (app_pod("one", is_terminating=True), app_pod("two"))
-    node = working("a", OLD, gate=None, plugins=(), apps=apps, progress=progress(NEW, upgrade=True))
+    taken_down = {"gate": None, "plugins": (), "advertised": False}
+    node = working("a", OLD, **taken_down, apps=apps, progress=progress(NEW, upgrade=True))
     assert [pod.key.name for pod in act(node).evict] == ["two"]
+
+
+@pytest.mark.parametrize("change", [{}, {"selected": False}])
+def test_a_node_that_reports_no_status_is_waited_for_in_a_limited_time(change: dict[str, Any]) -> None:
+    """The kubelet rejects pods that are assigned until it reports that the resource is not advertised any more."""
+    node = working("a", OLD, gate=None, plugins=(), apps=(app_pod(),), progress=progress(NEW, upgrade=True), **change)
+    plan = decide(TARGET, [node], NOW)
+    assert (plan.steps[0].step, plan.actions, plan.retry) == ("WaitingForNodeStatus", (), STATUS_WAIT)
+    assert plan.steps[0].message == "the node still advertises amd.com/onload"
+    assert step(msgspec.structs.replace(node, advertised=False)) == ("Evicting", {})
+    assert step(node, now=NOW + STATUS_WAIT) == ("Evicting", {})
+    without_pods = msgspec.structs.replace(node, apps=())
+    assert step(without_pods)[0] == "WaitingForNodeStatus"
+    assert step(without_pods, now=NOW + STATUS_WAIT) == ("RemovingModule", {"module": None})
 
 
 def test_a_plugin_pod_of_another_revision_is_replaced_without_evictions() -> None:
@@ -360,7 +378,7 @@ def apply_event(cluster: Cluster, target: Target, event: tuple[Any, ...]) -> Tar
             cluster.react(name)
         case "time", _:
             cluster.now += event[1]
-        case "app", NodeView(advertised=True, gate=str(), plugins=plugins) if any(pod.is_ready for pod in plugins):
+        case "app", NodeView(advertised=True):
             cluster.change(name, apps=(*node.apps, app_pod()) if len(node.apps) < 3 else node.apps)
         case "protect", NodeView():
             cluster.protected ^= {name}

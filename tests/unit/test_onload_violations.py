@@ -21,8 +21,10 @@ class Recording:
     def pod(self, name: str, node: str, *, phase: str = "Running", deleted: bool = False, **labels: str) -> None:
         container = {"resources": {} if labels else {"requests": {"amd.com/onload": "1"}}}
         spec = {"nodeName": node, "containers": [container]}
-        metadata = {"name": name, "namespace": "apps", "labels": labels}
-        self._add("Pod", {"metadata": metadata, "spec": spec, "status": {"phase": phase}}, deleted=deleted)
+        metadata = {"name": name, "namespace": "apps", "uid": f"uid-of-{name}", "labels": labels}
+        state = {"waiting" if phase == "Pending" else "running": {}}
+        status = {"phase": phase, "containerStatuses": [{"state": state}]}
+        self._add("Pod", {"metadata": metadata, "spec": spec, "status": status}, deleted=deleted)
 
     def _add(self, kind: str, thing: dict[str, Any], *, deleted: bool = False) -> None:
         self.events.append(Event(len(self.events), kind, deleted, thing))
@@ -55,6 +57,15 @@ def test_an_upgrade_in_order_is_accepted(recording: Recording) -> None:
 def test_finished_pods_are_accepted(recording: Recording) -> None:
     recording.pod("plugin", "a", deleted=True, **{"onload.amd.com/name": NAMES.daemonset})
     recording.pod("app", "a", phase="Succeeded")
+    recording.node("a")
+    assert violations(recording.events) == []
+
+
+def test_pods_of_which_no_container_ran_are_accepted(recording: Recording) -> None:
+    """The kubelet has not rejected them yet."""
+    recording.pod("plugin", "a", deleted=True, **{"onload.amd.com/name": NAMES.daemonset})
+    recording.pod("app", "a", deleted=True)
+    recording.pod("assigned", "a", phase="Pending")
     recording.node("a")
     assert violations(recording.events) == []
 

@@ -15,6 +15,7 @@ StepName = Literal[
     "Pending",
     "RemovingGate",
     "WaitingForPluginPod",
+    "WaitingForNodeStatus",
     "Evicting",
     "RemovingModule",
     "WaitingForUnload",

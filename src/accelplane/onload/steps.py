@@ -2,8 +2,8 @@
 
 Each node is in one step, which follows from its labels, its pods and the annotation with its progress:
 
-    taken down      gate label removed -> plugin pod gone -> pods that use Onload evicted -> label of `onload` removed
-                    -> `onload` unloaded -> label of `sfc` removed
+    taken down      gate label removed -> plugin pod gone -> resource not advertised -> pods that use Onload evicted
+                    -> label of `onload` removed -> `onload` unloaded -> label of `sfc` removed
     brought up      label of `sfc` -> `sfc` loaded -> label of `onload` -> `onload` loaded -> gate label
                     -> plugin pod ready, resource advertised, probe succeeded -> verified
 
@@ -26,6 +26,9 @@ from accelplane.onload.plan import Action, NodeStep, Plan, Role, StepName, Targe
 
 # Seconds for which a node may not report a loaded module before the next step, unless verification is strict.
 READY_WAIT = 30
+# Seconds for which a node may still advertise the resource after the removal of the gate. A kubelet updates the status
+# every 10 s. Until then the scheduler assigns pods to the node, and the kubelet rejects them.
+STATUS_WAIT = 30
 # Pods and nodes are watched. This interval is for pods whose eviction was rejected.
 EVICTION_RETRY = 5.0
 # A probe pod that failed is created again this many seconds after its creation. This does not extend the time limit.
@@ -101,12 +104,14 @@ class _Node:
         return self._module_differs() or self._sfc_differs() or gate_differs
 
     def _taking_down(self) -> NodeStep:
-        """The gate label, the plugin pod, applications, `onload`, and `sfc`, in this order."""
+        """The gate label, the plugin pod, the resource, applications, `onload`, and `sfc`, in this order."""
         node = self.node
         if node.gate is not None:
             return self._start("RemovingGate", "the device plugin stops", labels={"gate": None})
         if node.plugins:
             return self._waiting("WaitingForPluginPod", "the device plugin pod is being deleted")
+        if self._may_be_assigned_pods() and (node.module is not None or node.apps):
+            return self._waiting_for_status()
         if node.apps:
             return self._evicting()
         if node.module is not None:
@@ -120,6 +125,14 @@ class _Node:
                 return msgspec.structs.replace(step, until=float(self._since() + READY_WAIT))
         action = self._patch("RemovingSfc", "the module sfc is unloaded", labels={"sfc": None}, unloads=True)
         return self._acting(msgspec.structs.replace(action, progress=self._progress(new=True)))
+
+    def _may_be_assigned_pods(self) -> bool:
+        """Whether the scheduler assigns pods that use Onload to the node although the device plugin has ended."""
+        return self.node.ready and self.node.advertised and not self._waited(STATUS_WAIT)
+
+    def _waiting_for_status(self) -> NodeStep:
+        step = self._waiting("WaitingForNodeStatus", "the node still advertises amd.com/onload")
+        return msgspec.structs.replace(step, until=float(self._since() + STATUS_WAIT))
 
     def _evicting(self) -> NodeStep:
         node = self.node
@@ -153,6 +166,8 @@ class _Node:
             return self._start("RemovingGate", "the device plugin stops", labels={"gate": None})
         if node.plugins:
             return self._waiting("WaitingForPluginPod", "the device plugin pod is being deleted")
+        if self._may_be_assigned_pods() and node.module is not None:
+            return self._waiting_for_status()
         if node.apps and (node.module is not None or node.sfc is not None):
             return self._evicting()
         if node.module is not None:
