@@ -1,8 +1,13 @@
 """Plain-file trees of GPUs and NPUs, laid out as the kernel lays out sysfs and udev lays out /dev."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from accelplane.host import Host
+
+# A host, and a function that returns its path of a file.
+PathInHost = tuple[Host, Callable[[str], str]]
 
 
 def write(path: Path, text: str | bytes) -> Path:

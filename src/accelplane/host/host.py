@@ -5,14 +5,15 @@ from collections.abc import Sequence
 from accelplane.host import topology
 from accelplane.host.errors import HostError, Missing
 from accelplane.host.files import HostFiles
+from accelplane.host.paths import HostPaths
 from accelplane.host.pci import PciDevice, pci_address
 
 
 class Host(HostFiles):
     """The node below `root`. Every path given or returned is the host's own, without the root."""
 
-    def _begin(self) -> None:
-        super()._begin()
+    def _begin(self, paths: HostPaths) -> None:
+        super()._begin(paths)
         self._hints: topology.Cache = {}
         self._numa_nodes: dict[tuple[str, ...], tuple[int, ...] | None] = {}
 
