@@ -155,7 +155,7 @@ async def test_a_change_of_a_device_is_sent_as_its_row(setup: Setup) -> None:
         assert rows.id == str(setup.view.cluster().generation)
         overview = await events.of_kind("overview")
         assert list(overview.data["blocks"]["summary"]["set"]) == ["unhealthy"]
-        assert overview.data["say"].endswith("before.")
+        assert overview.data["announcement"].endswith("before.")
     await until(lambda: setup.screens.live.viewers == 0)
 
 

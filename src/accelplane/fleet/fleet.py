@@ -97,7 +97,7 @@ class Fleet:
     async def holders(self, node: str) -> tuple[Holder, ...]:
         """The containers on a node that request resources of ours, by the API server, at most a minute old.
 
-        None for a node that is not in the snapshot. Raises `accelplane.apiserver.ApiError`.
+        Empty for a node that is not in the snapshot. Raises `accelplane.apiserver.ApiError`.
         """
         if node not in self._cluster.nodes:
             return ()

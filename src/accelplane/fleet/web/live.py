@@ -293,10 +293,10 @@ class _Channel:
         self._known = known
         self._limits = limits
         self._subscribers: dict[_Subscriber, int | None] = {}
-        self._joined: list[_Subscriber] = []
+        self._new_subscribers: list[_Subscriber] = []
         self._sent: dict[str, Mapping[str, int]] = {}
         self._content: Content | None = None
-        self._said: Totals | None = None
+        self._announced: Totals | None = None
         self._overview_due = 0.0
         self._pending = False
         self.task: asyncio.Task[None] | None = None
@@ -309,15 +309,15 @@ class _Channel:
         self._subscribers[subscriber] = seen
         # The content can be older than the page of the client, which it must not replace.
         if self._content is None or (seen is not None and seen > self._content.generation):
-            self._joined.append(subscriber)
+            self._new_subscribers.append(subscriber)
         else:
             self._send_missed(subscriber, self._content, seen)
 
     def remove(self, subscriber: _Subscriber) -> bool:
         """Removes a subscriber. Returns whether there are others."""
         self._subscribers.pop(subscriber, None)
-        if subscriber in self._joined:
-            self._joined.remove(subscriber)
+        if subscriber in self._new_subscribers:
+            self._new_subscribers.remove(subscriber)
         return bool(self._subscribers)
 
     async def _run(self) -> None:
@@ -360,7 +360,7 @@ class _Channel:
         current = digests(content.blocks)
         if first:
             self._sent = dict(current)
-            self._said = content.totals
+            self._announced = content.totals
             self._known.add(self._subject, content.generation, current)
             self._send_joined(content)
             return
@@ -368,10 +368,10 @@ class _Channel:
         events = [self._event("rows", content, rows, "")] if rows else []
         self._pending = bool(overview) and now < self._overview_due
         if overview and not self._pending:
-            said = announcement(self._said, content.totals) if self._said is not None else ""
-            self._said = content.totals
+            text = announcement(self._announced, content.totals) if self._announced is not None else ""
+            self._announced = content.totals
             self._overview_due = now + self._limits.overview
-            events.append(self._event("overview", content, overview, said))
+            events.append(self._event("overview", content, overview, text))
         if events:
             self._known.add(self._subject, content.generation, dict(self._sent))
         joined = self._send_joined(content)
@@ -381,12 +381,12 @@ class _Channel:
 
     def _send_joined(self, content: Content) -> set[_Subscriber]:
         """Sends what new subscribers have missed. Returns them, and those that have seen newer content."""
-        joined = set(self._joined)
-        self._joined.clear()
+        joined = set(self._new_subscribers)
+        self._new_subscribers.clear()
         for subscriber in joined:
             seen = self._subscribers[subscriber]
             if seen is not None and seen > content.generation:
-                self._joined.append(subscriber)
+                self._new_subscribers.append(subscriber)
             else:
                 self._send_missed(subscriber, content, seen)
         return joined
@@ -398,10 +398,10 @@ class _Channel:
         overview = {name: rows for name, rows in changed.items() if whole or name in _HEADER_BLOCKS}
         return overview, {name: rows for name, rows in changed.items() if name not in overview}
 
-    def _event(self, kind: str, content: Content, blocks: Digests, said: str) -> bytes:
+    def _event(self, kind: str, content: Content, blocks: Digests, text: str) -> bytes:
         data = {name: difference(self._sent.get(name, {}), rows, content.blocks[name]) for name, rows in blocks.items()}
         self._sent |= blocks
-        return event(kind, content.generation, data, said)
+        return event(kind, content.generation, data, text)
 
     def _send_missed(self, subscriber: _Subscriber, content: Content, seen: int | None) -> None:
         if seen == content.generation and not self._subject.refresh:
@@ -416,9 +416,9 @@ class _Channel:
             subscriber.put(event("rows", content.generation, data))
 
 
-def event(kind: str, generation: int, blocks: Mapping[str, object], said: str = "") -> bytes:
-    """An event with changed blocks."""
-    data = msgspec.json.encode({"blocks": blocks, "say": said})
+def event(kind: str, generation: int, blocks: Mapping[str, object], text: str = "") -> bytes:
+    """An event with changed blocks, and a text for assistive technology."""
+    data = msgspec.json.encode({"blocks": blocks, "announcement": text})
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (generation, kind.encode(), data)
 
 

@@ -136,7 +136,7 @@ function applyDeferred() {
 }
 
 /* One sentence in five seconds at most; the last one counts. */
-function say(text) {
+function announce(text) {
   if (!text) return;
   clearTimeout(announceTimer);
   announceTimer = setTimeout(() => {
@@ -171,7 +171,7 @@ function receive(event) {
   generation = event.lastEventId || generation;
   const data = JSON.parse(event.data);
   update(data.blocks);
-  say(data.say);
+  announce(data.announcement);
 }
 
 function connect() {
