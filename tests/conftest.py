@@ -1,4 +1,4 @@
-"""Settings of hypothesis, and the report of tests that passed only when they ran again.
+"""Settings of hypothesis, common fixtures, and the report of tests that passed only when they ran again.
 
 Hypothesis generates 25 inputs per test, 50 with `ACCELPLANE_THOROUGH`, or `ACCELPLANE_FUZZ` of them (`make fuzz`),
 except for tests that set a number of their own. All of them have the marker `fuzz`. With `ACCELPLANE_FUZZ`, the report
@@ -31,6 +31,9 @@ import memorydirectory
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 from thoroughness import FUZZ, examples
+from trees import PathInHost
+
+from accelplane.host import Host
 
 _INPUTS = "inputs"
 _DATA = os.path.abspath(".coverage")
@@ -99,6 +102,14 @@ def tmp_path(request: pytest.FixtureRequest) -> Iterator[Path]:
     yield path
     if request.session.testsfailed == failures:
         shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(params=["under a root", "at the machine's own"])
+def path_in_host(request: pytest.FixtureRequest, tmp_path: Path) -> PathInHost:
+    """A host, and a function that returns its paths of files in `tmp_path`."""
+    if request.param == "under a root":
+        return Host(tmp_path), lambda path: f"/{path}"
+    return Host(), lambda path: f"{tmp_path}/{path}"
 
 
 @pytest.hookimpl(wrapper=True)
