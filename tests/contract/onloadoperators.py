@@ -53,3 +53,8 @@ async def running(setup: Setup) -> AsyncIterator[None]:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert not setup.violations
+
+
+def events(api: KubeApi, reason: str) -> list[str]:
+    """The texts of the events with this reason."""
+    return [each["note"] for each in api.all("events") if each["reason"] == reason]

@@ -14,6 +14,7 @@ from accelplane.node.pods import Kubelet, NodePods
 
 NODE = "node-1"
 I915 = "gpu.intel.com/i915"
+MASK = "ZE_AFFINITY_MASK"  # the variable that limits a container to tiles of its cards
 
 Object = dict[str, Any]
 Pods = Callable[[], Sequence[Object]]

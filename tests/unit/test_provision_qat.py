@@ -1,110 +1,15 @@
-"""Provisioning of QAT devices: configuration files, plans, and effects on an emulated kernel."""
+"""Provisioning of QAT devices: its effects on an emulated kernel, and rollback."""
 
 import errno
-from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from kernelhost import KernelHost, snapshot
+from kernelhost import snapshot
+from qatnodes import CY, PF, SYS, Node, qat
 
-from accelplane.host.drivers import vfio_group
-from accelplane.provision.qat import QatConfig, planners
-from accelplane.provision.steps import Outcome, apply, preview
-from accelplane.simulate.kernel import Kernel
+from accelplane.provision.qat import QatConfig
 from accelplane.simulate.offload import QatSpec
-from accelplane.simulate.specs import NodeSpec
-
-PF, VF = "0000:61:00.0", "0000:61:00.1"
-SYS = f"/sys/bus/pci/devices/{PF}"
-CY = QatConfig(services="sym;asym")
-
-
-class Node:
-    """An emulated node; `writes` has what was written to it."""
-
-    def __init__(self, *qats: QatSpec, **more: object) -> None:
-        spec = {"loaded": ("vfio-pci",), **more}
-        self._spec = NodeSpec(qats=qats, **spec)  # pyright: ignore[reportArgumentType]
-        self.writes: list[tuple[str, str]] = []
-        self.open_groups: set[str] = set()
-        self.refused: list[tuple[str, str, int]] = []
-
-    @cached_property
-    def kernel(self) -> Kernel:  # made by the test: the collection of tests makes all nodes
-        return Kernel(self._spec)
-
-    def host(self, _root: str = "/") -> KernelHost:
-        host = KernelHost(self.kernel, self.writes)
-        host.open_groups, host.refused = self.open_groups, self.refused
-        return host
-
-    def apply(self, config: QatConfig = CY) -> list[Outcome]:
-        return list(apply("/", planners(self.host(), config), timeout=0, host=self.host))
-
-    def preview(self, config: QatConfig = CY) -> list[Outcome]:
-        return list(preview("/", planners(self.host(), config), host=self.host))
-
-    def read(self, name: str) -> str:
-        return self.kernel.read(f"{SYS}/{name}").strip()
-
-    def vf_drivers(self) -> dict[str, int]:
-        names = [name for name in self.kernel.list(SYS) if name.startswith("virtfn")]
-        paths = [f"{SYS}/{name}/driver" for name in names]
-        return Counter(
-            self.kernel.readlink(path).rpartition("/")[2] if self.kernel.exists(path) else "" for path in paths
-        )
-
-    def open_group(self, address: str = VF) -> None:
-        self.open_groups.add(f"/dev/vfio/{vfio_group(self.host(), address)}")
-
-
-def qat(**spec: object) -> QatSpec:
-    return QatSpec(bdf=PF, **{"services": "dc", **spec})  # pyright: ignore[reportArgumentType]
-
-
-# Which devices.
-
-
-def test_devices_are_found_by_their_exact_ids_in_every_domain() -> None:
-    node = Node(
-        QatSpec(model="4xxx", bdf="0000:61:00.0", vfs=2),
-        QatSpec(model="c6xx", bdf="0000:65:00.0"),
-        QatSpec(model="dh895xcc", bdf="0000:69:00.0"),
-        QatSpec(model="6xxx", bdf="10000:01:00.0"),
-    )
-    assert [outcome.device for outcome in node.preview()] == ["0000:61:00.0", "0000:65:00.0", "10000:01:00.0"]
-    assert [outcome.device for outcome in node.preview(QatConfig(pf_ids=("0435",)))] == ["0000:69:00.0"]
-
-
-# Plans, which write nothing.
-
-
-def test_a_plan_shows_the_steps_and_the_current_state() -> None:
-    node = Node(qat())
-    before = snapshot(node.kernel)
-    (outcome,) = node.preview(QatConfig(services="sym;asym", auto_reset="on"))
-    assert outcome == Outcome(
-        device=PF,
-        state="pending",
-        steps=[
-            "state up -> down",
-            "services dc -> sym;asym",
-            "state down -> up",
-            "VFs 0 -> 16",
-            "auto-reset off -> on",
-            "driver of the VFs -> vfio-pci",
-        ],
-        notes=[],
-        now={"driver": "4xxx", "state": "up", "services": "dc", "auto-reset": "off", "VFs": "0 of 16"},
-    )
-    assert (snapshot(node.kernel), node.writes) == (before, [])
-
-
-# Provisioning.
 
 
 class Case(NamedTuple):
@@ -425,22 +330,6 @@ def test_a_second_run_writes_nothing(case: Case) -> None:
     assert not outcome.failed
 
 
-def test_groups_of_unchanged_vfs_are_not_opened() -> None:
-    node = Node(qat(vfs=2, vf_driver="vfio-pci"))
-    opened: list[str] = []
-
-    class Watched(KernelHost):
-        def open(self, path: str, flags: int, mode: int = 0o600) -> int:
-            opened.append(path)
-            return super().open(path, flags, mode)
-
-    host = Watched(node.kernel, node.writes)
-    for config, groups in ((QatConfig(), 0), (CY, 2)):
-        (planner,) = planners(host, config)
-        planner(host)
-        assert len([path for path in opened if path.startswith("/dev/vfio/")]) == groups
-
-
 def test_a_failing_device_does_not_affect_the_others() -> None:
     node = Node(qat(), QatSpec(services="dc"), QatSpec(model="c6xx", total_vfs=1))
     node.kernel.fail(f"{SYS}/qat/state", errno.EIO)
@@ -449,29 +338,3 @@ def test_a_failing_device_does_not_affect_the_others() -> None:
 
 def test_a_node_without_devices_needs_no_changes() -> None:
     assert Node().apply() == []
-
-
-JUNK = st.binary(max_size=40) | st.sampled_from(
-    [b"", b"\n", b"-1", b"16\n", b"0x10", b"up\n", b"down\n", b"dc;sym\n", b"9" * 99]
-)
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from(
-            [
-                *("device", "sriov_totalvfs", "sriov_numvfs", "virtfn0/driver_override"),
-                *("qat/state", "qat/cfg_services", "qat/auto_reset"),
-            ]
-        ),
-        JUNK,
-    )
-)
-def test_any_attribute_content_results_in_a_reported_state(contents: dict[str, bytes]) -> None:
-    node = Node(qat(vfs=2))
-    to_do = planners(node.host(), CY)
-    for name, content in contents.items():
-        node.kernel.set_content(f"{SYS}/{name}", content)
-    (planned,) = preview("/", to_do, host=node.host)
-    (outcome,) = apply("/", to_do, timeout=0, host=node.host)
-    assert (planned.device, outcome.device) == (PF, PF)
