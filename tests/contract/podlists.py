@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,12 +13,13 @@ from accelplane.kubelet import podresources_v1_pb2 as pb
 
 
 @asynccontextmanager
-async def answering(socket: str, **answers: bytes | Callable[[], bytes]) -> AsyncIterator[None]:
+async def answering(socket: str, **answers: bytes | Callable[[], bytes | Awaitable[bytes]]) -> AsyncIterator[None]:
     """A server whose methods have these answers, or those of these functions."""
 
-    def handler(answer: bytes | Callable[[], bytes]) -> grpc.RpcMethodHandler[Any, Any]:
+    def handler(answer: bytes | Callable[[], bytes | Awaitable[bytes]]) -> grpc.RpcMethodHandler[Any, Any]:
         async def give(_request: Any, _context: object) -> bytes:
-            return answer if isinstance(answer, bytes) else answer()
+            found = answer if isinstance(answer, bytes) else answer()
+            return found if isinstance(found, bytes) else await found
 
         return grpc.unary_unary_rpc_method_handler(give)
 

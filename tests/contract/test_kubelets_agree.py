@@ -306,7 +306,7 @@ async def test_checkpoint_names_a_deleted_pod_until_pods_are_listed_and_a_list_a
     await plugin.send(listing("a", "b"))
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
     assert len(memory(kubelet).holdings) == 1
-    held = await podresources.list_holders(f"{kubelet.directory}/pod-resources/kubelet.sock")
+    held = await podresources.PodResources(f"{kubelet.directory}/pod-resources/kubelet.sock").list_holders()
     assert held.devices == ()
     assert len(memory(kubelet).holdings) == 1
     await plugin.send(listing("a"))

@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,16 +13,11 @@ import grpc.aio
 import pytest
 from fake_plugin import FakePlugin, listing
 from podlists import answering, claim, pods_with_claim
+from waiting import until
 
 from accelplane.kubelet import podresources_v1_pb2 as pb
 from accelplane.kubelet.embedded import EmbeddedKubelet, Pod
-from accelplane.kubelet.podresources import (
-    ClaimHolder,
-    Holder,
-    PodResourcesError,
-    allocatable,
-    list_holders,
-)
+from accelplane.kubelet.podresources import ClaimHolder, Holder, PodResources, PodResourcesError
 
 GADGET = "example.com/gadget"
 DEVICES = listing(("d1", "Healthy", [0]), ("d2", "Healthy", [0, 1]), ("d10", "Unhealthy", [1]), "s")
@@ -39,10 +35,10 @@ async def test_holders_have_each_device_once_whatever_its_nodes(directory: str) 
         await plugin.register()
         await kubelet.until(lambda k: GADGET in k.resources())
         await kubelet.run_pod(Pod("pod", "team", containers={"main": {GADGET: 3}, "idle": {}}))
-        assert (await list_holders(kubelet.pod_resources_socket)).devices == (
+        assert (await PodResources(kubelet.pod_resources_socket).list_holders()).devices == (
             Holder("team", "pod", "main", GADGET, ("d1", "d2", "s"), {"d1": (0,), "d2": (0, 1)}),
         )
-        assert await allocatable(kubelet.pod_resources_socket) == {GADGET: ("d1", "d2", "s")}
+        assert await PodResources(kubelet.pod_resources_socket).allocatable() == {GADGET: ("d1", "d2", "s")}
 
 
 async def test_the_server_gives_an_entry_for_each_device_and_node(directory: str) -> None:
@@ -75,7 +71,7 @@ async def test_devices_of_claims_are_listed_with_their_cdi_names(directory: str)
     answer.pod_resources[0].containers[0].devices.add(resource_name=GADGET, device_ids=["d1"])
     path = os.path.join(directory, "list.sock")
     async with answering(path, List=answer.SerializeToString()):
-        found = await list_holders(path)
+        found = await PodResources(path).list_holders()
         assert found.devices == (Holder("team", "pod", "main", GADGET, ("d1",)),)
     names = ("intel.com/gpu=a", "intel.com/gpu=b")
     assert found.claims == tuple(
@@ -88,12 +84,12 @@ async def test_devices_of_claims_are_listed_with_their_cdi_names(directory: str)
 async def test_a_missing_socket_is_reported(directory: str) -> None:
     path = os.path.join(directory, "absent.sock")
     with pytest.raises(PodResourcesError, match=path):
-        await list_holders(path)
+        await PodResources(path).list_holders()
 
 
 async def test_a_too_long_socket_path_is_reported_with_the_limit() -> None:
     with pytest.raises(PodResourcesError, match="at most 107"):
-        await allocatable("/" + "x" * 200)
+        await PodResources("/" + "x" * 200).allocatable()
 
 
 @pytest.mark.parametrize(
@@ -107,7 +103,101 @@ async def test_an_invalid_server_response_is_an_error(directory: str, answer: by
     path = os.path.join(directory, "liar.sock")
     async with answering(path, List=answer):
         with pytest.raises(PodResourcesError, match=f"{path}: {problem}"):
-            await list_holders(path)
+            await PodResources(path).list_holders()
+
+
+def connections(path: str) -> int:
+    """The number of open connections at the server of a socket."""
+    entries = Path("/proc/net/unix").read_text().splitlines()
+    return sum(entry.endswith(f" {path}") for entry in entries) - 1  # one is the socket that listens
+
+
+EMPTY = pb.ListPodResourcesResponse().SerializeToString()
+
+
+async def test_the_connection_is_closed_after_a_response(directory: str) -> None:
+    path = os.path.join(directory, "list.sock")
+    async with answering(path, List=EMPTY):
+        await PodResources(path).list_holders()
+        await until(lambda: connections(path) == 0)
+
+
+async def test_a_connection_is_kept_for_later_requests_and_closed_by_its_owner(directory: str) -> None:
+    path = os.path.join(directory, "list.sock")
+    kubelet = PodResources(path, keep=60)
+    async with answering(path, List=EMPTY, GetAllocatableResources=b""):
+        for _ in range(2):
+            await kubelet.list_holders()
+            await kubelet.allocatable()
+        assert connections(path) == 1
+        await kubelet.close()
+        await until(lambda: connections(path) == 0)
+
+
+async def test_a_kept_connection_is_closed_when_it_is_not_used(directory: str) -> None:
+    path = os.path.join(directory, "list.sock")
+    kubelet = PodResources(path, keep=0.05)
+    async with answering(path, List=EMPTY):
+        for _ in range(2):
+            await kubelet.list_holders()
+            await until(lambda: connections(path) == 0)
+
+
+async def test_a_kept_connection_is_made_again_after_a_restart_of_the_kubelet(directory: str) -> None:
+    path = os.path.join(directory, "list.sock")
+    kubelet = PodResources(path, keep=60)
+    for name in ("a", "b"):
+        answer = pods_with_claim(claim("x.com", name)).SerializeToString()
+        async with answering(path, List=answer):
+            assert [each.device for each in (await kubelet.list_holders()).claims] == [name]
+    with pytest.raises(PodResourcesError, match=path):
+        await kubelet.list_holders()
+
+
+async def test_a_connection_that_ends_with_a_request_is_made_again_once(directory: str) -> None:
+    """The end of the connection and the next request can be at the same time."""
+    path = os.path.join(directory, "list.sock")
+    kubelet = PodResources(path, keep=60)
+    answers = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal answers
+        answers += 1
+        await reader.read(1)
+        writer.close()
+
+    async with answering(path, List=EMPTY):
+        await kubelet.list_holders()
+    Path(path).unlink(missing_ok=True)
+    async with await asyncio.start_unix_server(answer, path):
+        with pytest.raises(PodResourcesError, match="UNAVAILABLE"):
+            await kubelet.list_holders()
+    assert answers == 2
+
+
+@pytest.mark.parametrize("how", ["an invalid response", "cancellation"])
+async def test_a_kept_connection_is_closed_after_a_request_without_a_response(directory: str, how: str) -> None:
+    path = os.path.join(directory, "list.sock")
+    kubelet = PodResources(path, keep=60)
+    waiting = asyncio.Event()
+
+    async def wait() -> bytes:
+        waiting.set()
+        await asyncio.sleep(1000)
+        return b""
+
+    async with answering(path, List=EMPTY, GetAllocatableResources=wait if how == "cancellation" else b"\xff"):
+        await kubelet.list_holders()
+        assert connections(path) == 1
+        request = asyncio.create_task(kubelet.allocatable())
+        if how == "cancellation":
+            await waiting.wait()
+            request.cancel()
+        await asyncio.wait((request,))
+        assert request.cancelled() or isinstance(request.exception(), PodResourcesError)
+        await until(lambda: connections(path) == 0)
+        await kubelet.list_holders()
+        await kubelet.close()
 
 
 async def ask(path: str, method: str, request: Any) -> bytes:

@@ -241,8 +241,9 @@ async def _ask_kubelet(settings: Settings) -> _Kubelet:
 
 async def _from_pod_resources(socket: str) -> _Kubelet:
     """The kubelet's answer, without times. Raises `PodResourcesError`."""
-    holders, claims = await podresources.list_holders(socket)
-    advertised = await podresources.allocatable(socket)
+    kubelet = podresources.PodResources(socket)
+    holders, claims = await kubelet.list_holders()
+    advertised = await kubelet.allocatable()
     return _Kubelet(
         "pod-resources",
         {resource: frozenset(ids) for resource, ids in advertised.items()},

@@ -92,7 +92,7 @@ class AllocationReader:
         if sockets.identity(self._socket) is None:
             return None
         try:
-            held = await podresources.list_holders(self._socket)
+            held = await podresources.PodResources(self._socket).list_holders()
         except podresources.PodResourcesError as error:
             log.log(v(2), "allocations: %s", error)
             return None

@@ -123,7 +123,7 @@ class NodePods:
 
     async def holders(self, resources: Collection[str]) -> Mapping[tuple[str, str], int]:
         try:
-            return await podresources.holder_counts(self._socket, resources)
+            return await podresources.PodResources(self._socket).holder_counts(resources)
         except podresources.PodResourcesError as error:
             raise PodsError(str(error)) from error
 

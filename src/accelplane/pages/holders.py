@@ -23,6 +23,8 @@ from accelplane.node.settings import Settings
 _MAX_AGE = 10.0
 # How long the last answer is shown while the kubelet does not answer.
 _GRACE = 60.0
+# Scrapes and waiting readers read the holders every 30 s.
+_KEEP_CONNECTION = 40.0
 # How long a page waits for the kubelet.
 _READ_TIMEOUT = 2.0
 
@@ -60,7 +62,7 @@ class HolderReader:
     ) -> None:
         """`allocated_at` returns the Unix time of the last Allocate call for IDs of a resource, None if unknown."""
         self._off = settings.metrics_holders == "off"
-        self._socket = settings.pod_resources_socket
+        self._kubelet = podresources.PodResources(settings.pod_resources_socket, keep=_KEEP_CONNECTION)
         self._directory = settings.sockets_dir
         self.allocations = allocations
         self._allocated_at = allocated_at
@@ -103,10 +105,11 @@ class HolderReader:
                 return self.last
 
     async def close(self) -> None:
-        """Ends the reading, and waits for the thread that reads the checkpoint."""
+        """Ends the reading and the connection, and waits for the thread that reads the checkpoint."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait((self._running,))
+        await self._kubelet.close()
         await self._thread.wait_idle("holders")
 
     def _shared_reading(self, count: int, *, allocatable: bool) -> tuple[asyncio.Task[None], bool]:
@@ -130,7 +133,7 @@ class HolderReader:
         if allocatable:
             self._allocatable_began = began
         try:
-            rows, claims = await podresources.list_holders(self._socket)
+            rows, claims = await self._kubelet.list_holders()
         except podresources.PodResourcesError:
             self.requests["List", "error"] += 1
             if self.last.source == "podresources" and self._age() < _GRACE:
@@ -148,7 +151,7 @@ class HolderReader:
 
     async def _allocatable(self) -> Mapping[str, int]:
         try:
-            found = await podresources.allocatable(self._socket)
+            found = await self._kubelet.allocatable()
         except podresources.PodResourcesError:
             self.requests["GetAllocatableResources", "error"] += 1
             return {}
