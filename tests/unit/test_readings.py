@@ -115,6 +115,17 @@ def test_files_of_xe_become_samples_of_card_package_and_gt(tmp_path: Path) -> No
     }
 
 
+def test_the_package_of_xe_has_one_name_whatever_the_driver_labels(tmp_path: Path) -> None:
+    labels = {f"{FUNCTION}/hwmon/hwmon0/{name}_label": "pkg\n" for name in ("energy2", "temp2", "in1")}
+    host = build(tmp_path, {**XE, **labels, f"{FUNCTION}/hwmon/hwmon0/temp3_label": "vram\n"})
+    found = samples(read(gpu_plan(host), host))
+    assert {name for name in found if "sensor" in name and "limit" not in name} == {
+        'device_energy_joules_total{sensor="card"}', 'device_energy_joules_total{sensor="package"}',
+        'device_temperature_celsius{sensor="package"}', 'device_temperature_celsius{sensor="vram"}',
+        'device_voltage_volts{sensor="package"}',
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("text", "reasons"),
     [
@@ -181,6 +192,7 @@ def test_text_that_is_no_number_has_no_sample_and_counts_as_invalid(
         ("RxErr 3\nUnknown New Error 4\n", 7, None, "ok"),
         ("RxErr 3\nBadTLP -2\nTOTAL_ERR_COR 5\n", 3, 5, "invalid"),
         ("".join(f"E{n} 1\n" for n in range(400)), 256, None, "invalid"),
+        ("RxErr 3\nBadTLP 1\n" + 10_000 * "An Error With A Long Name 0\n", 4, None, "invalid"),
         ("RxErr\n", None, None, "invalid"),
     ],
 )
@@ -255,9 +267,11 @@ def test_waking_reads_depend_on_mode_power_state_and_holders(  # noqa: PLR0917 -
 
 
 @pytest.mark.parametrize("files", [{f"{FUNCTION}/power/control": "on\n"}, {f"{FUNCTION}/physfn/vendor": ""}])
-def test_devices_that_never_sleep_are_always_read(tmp_path: Path, files: Mapping[str, str]) -> None:
+def test_devices_that_never_sleep_are_awake_and_always_read(tmp_path: Path, files: Mapping[str, str]) -> None:
     host = build(tmp_path, {**GPU_PCI, **files, f"{FUNCTION}/power/runtime_status": "suspended\n"})
-    assert "pci_link_transfers_per_second" in samples(read(gpu_plan(host), host, in_use=False))
+    found = samples(read(gpu_plan(host), host, in_use=False))
+    assert "pci_link_transfers_per_second" in found
+    assert found["device_awake"] == 1
 
 
 def test_a_constant_is_read_once_for_each_plan_when_it_is_valid(tmp_path: Path) -> None:

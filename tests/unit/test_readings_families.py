@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from readingplans import BUS, FME, FUNCTION, IDXD, QAT, TABLES, build, texts
+from readingplans import BUS, FME, FUNCTION, IDXD, QAT, TABLES, build, read, texts
 
-from accelplane.readings import dfl, nic, npu, offload, qat
+from accelplane.readings import DevicePlan, dfl, nic, npu, offload, qat
 
 pytestmark = pytest.mark.memory
 
@@ -33,6 +33,9 @@ def test_files_of_dsa_become_samples_of_device_and_queue(tmp_path: Path) -> None
     [
         ("00000000,00000000,00000000,00000000,00000000,00000000,00000000,00000001\n", 1),
         ("00000001,00000000,00000000,00000000,00000000,00000000,00000000,00000000\n", 0),
+        ("00000000,00000000,00000000,00000000,00000000,00000000,ffffffff,ffffffff\n", None),
+        ("00000000,00000000,00000000,00000000,00000000,00000000,00000001,ffffffff\n", 1),
+        ("0xffffffffffffffff 0x0 0x0 0x0", None),
         ("0,0,0,0", None),
         ("0x1 0x0 0x0 0x0", 1),
         ("0000000000000000 0 0 0", 0),
@@ -83,7 +86,10 @@ def test_telemetry_that_is_switched_off_is_not_read(tmp_path: Path) -> None:
 )
 def test_invalid_lines_of_firmware_counters_are_omitted(tmp_path: Path, rows: str, requests: float | None) -> None:
     host = build(tmp_path, {**QAT, f"{TABLES}/fw_counters": f"AE   Requests   Responses\n{rows}"})
-    assert texts(qat.sources(host, FUNCTION, TABLES), host).get("qat_requests_total") == requests
+    sources = tuple(qat.sources(host, FUNCTION, TABLES))
+    assert texts(sources, host).get("qat_requests_total") == requests
+    outcomes = read(DevicePlan(device="d", units=("d",), sources=sources), host).outcomes
+    assert outcomes["invalid"] == 1
 
 
 PORT = f"{FUNCTION}/fpga_region/region0/dfl-port.0"

@@ -191,15 +191,25 @@ class DeviceReader:
             self._unreadable.add(source.path)
 
     def _interpret(self, reads: "_Reads", source: Source, text: bytes) -> "_Part | None":
-        """The meaning of the text, None if it is too long or no ASCII text."""
+        """The meaning of the text, None if it is no ASCII text, or too long and not read by lines."""
         part = self._parsed.get(source.path)
         if part is None or part.text != text:
-            if len(text) > source.limit or not text.isascii():
+            too_long = len(text) > source.limit
+            if (too_long and not source.by_lines) or not text.isascii():
                 reads.outcomes["invalid"] += 1
                 return None
-            part = self._parsed[source.path] = self._parse(source, text, part)
+            found = self._parse_lines(source, text, part) if too_long else self._parse(source, text, part)
+            part = self._parsed[source.path] = found
         reads.outcomes["ok" if part.valid else "invalid"] += 1
         return part
+
+    def _parse_lines(self, source: Source, text: bytes, earlier: "_Part | None") -> "_Part":
+        """The values of the complete lines of a text that is too long."""
+        try:
+            values = source.parse(text.rpartition(b"\n")[0].decode("ascii"))
+        except InvalidText as error:
+            values = error.values
+        return self._part(values, text, valid=False, earlier=earlier)
 
     def _parse(self, source: Source, text: bytes, earlier: "_Part | None") -> "_Part":
         content = text.decode("ascii")
@@ -234,7 +244,7 @@ class DeviceReader:
         """The values that are not in one file."""
         values = [*self._increases.totals()]
         if status:
-            values.append(Value(AWAKE, "", float(is_awake(status))))
+            values.append(Value(AWAKE, "", float(self.plan.never_sleeps or is_awake(status))))
         if self._wraps_after:
             values.append(Value(ENERGY_GAPS, "", self._gaps))
         if values != self._own.values:
