@@ -166,6 +166,17 @@ async def test_the_metrics_page_shows_how_long_the_pages_before_it_took(serve: S
     assert counts == [None, 1, 2]
 
 
+async def test_the_time_to_make_a_page_is_that_of_each_page_with_data(serve: Serve, get: Get) -> None:
+    paths = {"metrics": "/metrics", "status": "/status"}
+    paths |= {name: f"/api/v1/{name}" for name in ("inventory", "readings")}
+    async with serve():
+        for path in (*paths.values(), "/healthz"):
+            await get(path)
+        found = values((await get("/metrics"))[1])
+    counts = {name: value for name, value in found.items() if name.startswith("accelplane_page_seconds_count")}
+    assert counts == {f'accelplane_page_seconds_count{{page="{page}"}}': 1 for page in paths}
+
+
 async def test_every_page_has_names_that_are_no_utf_8_text(serve: Serve, get: Get) -> None:
     device = Device(resource="meter", id="m0", unit="m\udcff", attributes={"\udcfe": "\udcff"}, topology=None)
     resource = ResourceStatus(name=METERS, devices={"m0": device})

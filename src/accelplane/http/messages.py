@@ -14,6 +14,7 @@ END_OF_HEAD = b"\r\n\r\n"
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]*) HTTP/1\.([01])")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff\t]*)")
 _LENGTH = re.compile(rb"[0-9]{1,10}")
+_CODING = re.compile(r"(?:^|,)\s*(gzip|\*)\s*(?:;\s*q\s*=\s*([0-9.]+))?\s*(?=,|$)", re.IGNORECASE)
 _SINGLETONS = (b"content-length", b"transfer-encoding", b"content-type", b"host", b"authorization")
 
 
@@ -85,6 +86,14 @@ class Request(Struct, frozen=True):
     fields: Mapping[str, str] = {}
     source: bytes = b""
     certificate_name: str = ""
+
+
+def accepts_gzip(request: Request) -> bool:
+    """Whether the client accepts compressed responses. The server has to be configured to read `accept-encoding`."""
+    # `*` stands for the codings that the field does not name.
+    qualities = {name.lower(): quality for name, quality in _CODING.findall(request.fields.get("accept-encoding", ""))}
+    quality = qualities.get("gzip", qualities.get("*"))
+    return quality is not None and (not quality or quality.strip("0.") != "")
 
 
 class Response(Struct, frozen=True):

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from accelplane.apiserver import ApiError
 from accelplane.http.handler import PendingResponse
-from accelplane.http.messages import HttpError, Request, Response
+from accelplane.http.messages import HttpError, Request, Response, accepts_gzip
 
 from ..devicelist import PATH as DEVICES_PATH
 from ..devicelist import DeviceList, device_list
@@ -24,7 +24,7 @@ from .live import Content, Live, LiveLimits, Subject
 from .page import Assets, Context, Frame, Page, ScreenName, document, header_blocks, plain_document
 from .query import PlaceQuery, Query, fields_of
 from .screens import NAMES, PATHS, SCREENS
-from .security import FIELDS, accepts_gzip, compressed, page_response, redirect
+from .security import FIELDS, compressed, page_response, redirect
 from .summaries import Summaries, totals
 
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
