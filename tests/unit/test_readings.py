@@ -11,7 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from readingplans import BDF, BUS, FME, FUNCTION, IDXD, QAT, TABLES, build, read, samples
+from readingplans import (
+    BDF,
+    BUS,
+    FME,
+    FUNCTION,
+    HOSTILE,
+    IDXD,
+    QAT,
+    TABLES,
+    accessed,
+    build,
+    read,
+    reset_access,
+    samples,
+)
 
 from accelplane.host import Host, HostError
 from accelplane.pages.device_reader import DeviceReader, number_text
@@ -167,12 +181,6 @@ def test_link_speeds_are_transfers_per_second(tmp_path: Path, text: str, speed: 
     assert samples(read(gpu_plan(host), host)) == expected
 
 
-HOSTILE: Sequence[str | bytes] = (
-    "-1", "0xffffffff", "18446744073709551615", "1" + 40 * "0", "", b"\0", 70_000 * "1", b"\xe9\xff", "nan", "1e999",
-    "12 34", "0x", "+", "٣",
-)  # fmt: skip
-
-
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: repr(text[:12]))
 @pytest.mark.parametrize(
     "name", ["hwmon/hwmon0/energy1_input", "hwmon/hwmon0/temp1_input", "max_link_width", "power/runtime_active_time"]
@@ -213,12 +221,10 @@ def test_a_sleeping_device_is_not_read_and_keeps_its_counters(tmp_path: Path) ->
     awake = samples(reader.read(host, "auto", 0.0, held=True))
     build(tmp_path, {f"{FUNCTION}/power/runtime_status": "suspended\n"})
     waking = [source.path for source in reader.plan.sources if source.waking]
-    before = {path: os.stat(host.local(path)).st_atime_ns for path in waking}
-    for path in waking:  # with relatime, a read updates the time of access only if it is older than the modification
-        os.utime(host.local(path), ns=(0, before[path]))
+    reset_access(host, waking)
     reading = reader.read(host, "auto", 10.0, held=True)
     asleep = samples(reading)
-    assert {path for path in waking if os.stat(host.local(path)).st_atime_ns != 0} == set()
+    assert accessed(host, waking) == set()
     assert asleep["device_awake"] == 0
     counters = {name for name in asleep if "_total" in name}
     assert {name: asleep[name] for name in counters} == {name: awake[name] for name in counters}

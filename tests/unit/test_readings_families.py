@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from readingplans import BUS, FME, FUNCTION, IDXD, QAT, TABLES, build, read, texts
+from readingplans import BUS, FME, FUNCTION, IDXD, QAT, TABLES, accessed, build, read, reset_access, texts
 
 from accelplane.readings import DevicePlan, dfl, nic, npu, offload, qat
 
@@ -70,12 +70,17 @@ def test_files_of_qat_become_samples_of_all_engines(tmp_path: Path) -> None:
 
 def test_tables_of_a_qat_device_that_is_down_are_not_opened(tmp_path: Path) -> None:
     host = build(tmp_path, {**QAT, f"{FUNCTION}/qat/state": "down\n"})
+    tables = [path for path in QAT if path.startswith(TABLES)]
+    reset_access(host, tables)
     assert texts(qat.sources(host, FUNCTION, TABLES), host) == {"qat_up": 0, **RAS}
+    assert accessed(host, tables) == set()
 
 
 def test_telemetry_that_is_switched_off_is_not_read(tmp_path: Path) -> None:
     host = build(tmp_path, {**QAT, f"{TABLES}/telemetry/control": "0\n"})
+    reset_access(host, tables := [f"{TABLES}/telemetry/{name}" for name in ("control", "device_data")])
     found = texts(qat.sources(host, FUNCTION, TABLES), host)
+    assert accessed(host, tables) == {tables[0]}
     assert not [name for name in found if "slice" in name or "latency" in name]
     assert found["qat_requests_total"] == 15
 
