@@ -276,6 +276,16 @@ async def test_other_requests_get_an_error_status(serve: Serve, get: Get, path: 
         assert (await get(path, method))[0] == code
 
 
+async def test_a_rejected_method_is_answered_with_the_allowed_ones(serve: Serve, port: int) -> None:
+    async with serve():
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /metrics HTTP/1.1\r\nHost: test\r\nContent-Length: 0\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+    assert head.startswith(b"HTTP/1.1 405 ")
+    assert b"\r\nAllow: GET, HEAD\r\n" in head
+
+
 @pytest.mark.parametrize(
     "path", ["/metrics", "/status", "/healthz", "/readyz", "/api/v1/inventory", "/api/v1/readings"]
 )

@@ -111,11 +111,17 @@ class Response(Struct, frozen=True):
 
 
 class HttpError(Exception):
-    """An error response; the text is its body."""
+    """An error response; the text is its body. `fields` are further header fields, as those of `Response`."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, fields: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.fields = fields or {}
+
+
+def method_error(methods: Sequence[str]) -> HttpError:
+    """The response to a request with another method."""
+    return HttpError(405, f"expected method {' or '.join(methods)}", {"Allow": ", ".join(methods)})
 
 
 class Head(Struct, frozen=True):
@@ -152,7 +158,7 @@ def parse_head(text: bytes, limits: HttpLimits, methods: Sequence[str], names: S
         fields[name] = fields[name] + b", " + value if name in fields and name.decode() in names else value
     method = found[1].decode()
     if method not in methods:
-        raise HttpError(405, f"expected method {' or '.join(methods)}")
+        raise method_error(methods)
     connection = [each.strip().lower() for each in fields.get(b"connection", b"").split(b",")]
     path, _, query = found[2].decode().partition("?")
     return Head(
