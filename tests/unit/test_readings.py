@@ -230,15 +230,16 @@ def test_a_sleeping_device_is_not_read_and_keeps_its_counters(tmp_path: Path) ->
     assert {name: asleep[name] for name in counters} == {name: awake[name] for name in counters}
     assert asleep.keys() - counters == {"device_awake"}
     assert reading.outcomes["asleep"] == len(waking)
+    assert not reading.fresh
 
 
 def test_an_active_device_without_holders_is_read_once_a_minute(tmp_path: Path) -> None:
     host = build(tmp_path, {**GPU_PCI, **I915})
     reader = DeviceReader("gpu", gpu_plan(host))
-    reads = [reader.read(host, "auto", 5.0 * step, held=False).outcomes["asleep"] == 0 for step in range(36)]
+    reads = [reader.read(host, "auto", 5.0 * step, held=False).fresh for step in range(36)]
     assert sum(reads) == 3
     reader = DeviceReader("gpu", gpu_plan(host))
-    assert all(reader.read(host, "auto", 5.0 * step, held=True).outcomes["asleep"] == 0 for step in range(36))
+    assert all(reader.read(host, "auto", 5.0 * step, held=True).fresh for step in range(36))
 
 
 def test_values_between_two_readings_of_an_unheld_device_are_repeated(tmp_path: Path) -> None:
@@ -246,7 +247,10 @@ def test_values_between_two_readings_of_an_unheld_device_are_repeated(tmp_path: 
     reader = DeviceReader("gpu", gpu_plan(host))
     first = samples(reader.read(host, "auto", 0.0, held=False))
     build(tmp_path, {f"{FUNCTION}/hwmon/hwmon1/temp1_input": "70000\n"})
-    assert samples(reader.read(host, "auto", 30.0, held=False)) == first
+    repeated = reader.read(host, "auto", 30.0, held=False)
+    assert samples(repeated) == first
+    assert repeated.outcomes.keys() == {"ok"}, "the device is awake"
+    assert not repeated.fresh
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ Lines = Mapping[Family, Sequence[str]]
 class DeviceReading(Struct, frozen=True):
     """The rendered samples of one device by family, the number of reads by outcome, and the values of its activity.
 
-    Outcomes: ok, missing, denied, asleep, invalid, error, timeout.
+    Outcomes: ok, missing, denied, asleep, invalid, error, timeout. `fresh` is false if files that wake the device were
+    not read: their values are those of an earlier reading, or missing.
     """
 
     lines: Lines
@@ -39,6 +40,7 @@ class DeviceReading(Struct, frozen=True):
     bdf: str = ""
     units: Sequence[str] = ()
     activity: Sequence[Value] = ()
+    fresh: bool = True
 
 
 class DeviceReader:
@@ -86,7 +88,8 @@ class DeviceReader:
         changed = False
         for state in self._states:
             if state.source.waking and decision != "read":
-                reads.outcomes["asleep"] += 1
+                if decision == "skip":
+                    reads.outcomes["asleep"] += 1
             elif not state.complete and self._update(reads, state):
                 changed = True
         if decision == "read" and self._wakes:
@@ -97,9 +100,17 @@ class DeviceReader:
         own = self._own_part(status)
         if changed or decision != self._merged.decision or own is not self._merged.own:
             self._merged = self._merge(decision, own)
-        lines, activity, plan = self._merged.lines, self._merged.activity, self.plan
+        plan = self.plan
         return DeviceReading(
-            lines, reads.outcomes, reads.denied, self._plugin, plan.device, plan.bdf, plan.units, activity
+            self._merged.lines,
+            reads.outcomes,
+            reads.denied,
+            self._plugin,
+            plan.device,
+            plan.bdf,
+            plan.units,
+            self._merged.activity,
+            fresh=decision == "read" or not self._wakes,
         )
 
     def stuck(self) -> DeviceReading:
