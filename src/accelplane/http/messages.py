@@ -12,9 +12,9 @@ from msgspec import Struct
 END_OF_HEAD = b"\r\n\r\n"
 
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]*) HTTP/1\.([01])")
-_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff\t]*)")
+# Without the blanks around the value: a client could make an expression for them try all ways to divide them.
+_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\x20-\x7e\x80-\xff\t]*)")
 _LENGTH = re.compile(rb"[0-9]{1,10}")
-_CODING = re.compile(r"(?:^|,)\s*(gzip|\*)\s*(?:;\s*q\s*=\s*([0-9.]+))?\s*(?=,|$)", re.IGNORECASE)
 _SINGLETONS = (b"content-length", b"transfer-encoding", b"content-type", b"host", b"authorization")
 
 
@@ -90,10 +90,13 @@ class Request(Struct, frozen=True):
 
 def accepts_gzip(request: Request) -> bool:
     """Whether the client accepts compressed responses. The server has to be configured to read `accept-encoding`."""
+    accepted: dict[str, bool] = {}
+    for coding in request.fields.get("accept-encoding", "").lower().split(","):
+        name, _, parameter = coding.partition(";")
+        weight, _, quality = parameter.partition("=")
+        accepted[name.strip()] = weight.strip() != "q" or quality.strip().strip("0.") != ""
     # `*` stands for the codings that the field does not name.
-    qualities = {name.lower(): quality for name, quality in _CODING.findall(request.fields.get("accept-encoding", ""))}
-    quality = qualities.get("gzip", qualities.get("*"))
-    return quality is not None and (not quality or quality.strip("0.") != "")
+    return accepted.get("gzip", accepted.get("*", False))
 
 
 class Response(Struct, frozen=True):
@@ -154,7 +157,7 @@ def parse_head(text: bytes, limits: HttpLimits, methods: Sequence[str], names: S
         name = field[1].lower()
         if name in fields and name in _SINGLETONS:
             raise HttpError(400, f"expected one {name.decode()}")
-        value = field[2].rstrip()
+        value = field[2].strip(b" \t")
         fields[name] = fields[name] + b", " + value if name in fields and name.decode() in names else value
     method = found[1].decode()
     if method not in methods:
