@@ -20,7 +20,7 @@ from accelplane.plugins.gpu import GpuConfig, GpuPlugin
 from accelplane.plugins.idxd import DsaPlugin, IaaPlugin
 from accelplane.plugins.npu import NpuPlugin
 from accelplane.plugins.qat import QatPlugin
-from accelplane.readings.families import FPGA_ERRORS, PCI_ERRORS, TEMPERATURE
+from accelplane.readings.families import FPGA_ERRORS, IDXD_ENABLED, IDXD_QUEUE_ENABLED, PCI_ERRORS, TEMPERATURE
 from accelplane.simulate.offload import DlbSpec, DsaSpec, FpgaSpec, IaaSpec, QatSpec, QueueSpec
 from accelplane.simulate.specs import GpuSpec, NodeSpec, NpuSpec
 from accelplane.simulate.tree import SimulatedNode
@@ -98,3 +98,19 @@ def test_an_fpga_of_the_opae_driver_has_samples_of_its_errors_and_its_function(t
     assert reading.lines[PCI_ERRORS] == (f'accelplane_pci_errors_total{{{labels},severity="fatal"}} 2',)
     assert TEMPERATURE not in reading.lines
     assert reading.outcomes["invalid"] == 1
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_devices_and_queues_that_are_not_published_are_read(tmp_path: Path, *, enabled: bool) -> None:
+    queues = [QueueSpec(), QueueSpec()]
+    SimulatedNode(tmp_path).build(NodeSpec(dsas=[DsaSpec(queues=queues)], iaas=[IaaSpec(index=1, queues=queues)]))
+    device = tmp_path / "sys/bus/dsa/devices/dsa0"
+    disabled = [device / "wq0.1"] if enabled else [device, device / "wq0.0", device / "wq0.1"]
+    for path in disabled:
+        (path / "state").write_text("disabled\n")
+    host, plugin = Host(tmp_path), DsaPlugin()
+    [plan] = plugin.readings(host, Inventory.of(plugin.namespace, plugin.scan(host)))
+    assert (plan.device, plan.units) == ("dsa0", ("wq0.0",) if enabled else ())
+    lines = DeviceReader("dsa", plan).read(host, "auto", 0.0, held=False).lines
+    assert [line.rpartition(" ")[2] for line in lines[IDXD_ENABLED]] == [str(int(enabled))]
+    assert [line.rpartition(" ")[2] for line in lines[IDXD_QUEUE_ENABLED]] == [str(int(enabled)), "0"]
