@@ -30,7 +30,8 @@ _PRELOADED = (
     *("accelplane.cli.clusterview", "accelplane.cli.fleetview", "accelplane.node.agent"),
     *(f"accelplane.plugins.{name}" for name in ("dlb", "fpga", "gpu", "idxd", "npu", "onload", "qat", "sgx")),
     *("accelplane.readings.dfl", "accelplane.readings.gpu", "accelplane.readings.nic", "accelplane.readings.npu"),
-    *("accelplane.readings.offload", "accelplane.readings.qat", "rich.console", "rich.table"),
+    *("accelplane.readings.offload", "accelplane.readings.opae", "accelplane.readings.qat"),
+    *("rich.console", "rich.table"),
 )
 
 

@@ -245,7 +245,9 @@ async def test_metrics_are_served_over_tls_to_authorized_clients_only(api: KubeA
 
     running = asyncio.create_task(manager.run())
     await until(lambda: "metrics" in manager.ports)
-    assert (await page("")).startswith("HTTP/1.1 401 ")
+    rejected = await page("")
+    assert rejected.startswith("HTTP/1.1 401 ")
+    assert "\r\nWWW-Authenticate: Bearer\r\n" in rejected
     output = await page("Authorization: Bearer t\r\n")
     assert output.startswith("HTTP/1.1 200 ")
     assert "process_resident_memory_bytes" in output

@@ -46,7 +46,7 @@ def pod(namespace: str, name: str, count: int, *, on: str = "", phase: str = "Ru
 
 @pytest.fixture
 def cluster_objects(api: KubeApi, tmp_path: Path) -> KubeApi:
-    """Three nodes, of which one is cordoned and one has an unhealthy card; pods that run, have ended, and wait."""
+    """Three nodes, of which one is cordoned and one has an unhealthy card; pods that run, have ended, wait, and end."""
     for each in (node("one", 4, 3), node("two", 4, 4), node("three", 2, 2, cordoned=True), node("none", 0, 0)):
         api.put("nodes", each)
     pods = [
@@ -57,7 +57,9 @@ def cluster_objects(api: KubeApi, tmp_path: Path) -> KubeApi:
         pod("red", "large", 5, phase="Pending"),
         pod("blue", "gated", 1, phase="Pending", schedulingGates=[{"name": "budget"}]),
     ]
-    for each in pods:
+    leaving = pod("red", "leaving", 1, phase="Pending")
+    leaving["metadata"] |= {"deletionTimestamp": "2026-01-02T03:04:06Z", "finalizers": ["example.com/wait"]}
+    for each in (*pods, leaving):
         api.put("pods", each)
     quota = {f"requests.{I915}": "6", "pods": "10"}
     used = {f"requests.{I915}": "3", "pods": "4"}

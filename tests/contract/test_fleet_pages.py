@@ -104,7 +104,9 @@ async def test_assets_have_a_hash_in_their_names_and_are_cached(setup: Setup) ->
     ],
 )  # fmt: skip
 async def test_other_requests_get_their_error_status(setup: Setup, method: str, path: str, status: int) -> None:
-    assert (await setup.caller.send(method, path)).status == status
+    found = await setup.caller.send(method, path)
+    assert found.status == status
+    assert ("allow" in found.fields) is (status == 405)
 
 
 @pytest.mark.parametrize(("path", "root"), [("/missing", ""), ("/nodes/", "../"), ("/a/b/c", "../../")])

@@ -45,7 +45,7 @@ class Meters(Plugin[Config]):
 
 @asynccontextmanager
 async def reading(agent: Agent, now: list[float]) -> AsyncIterator[HolderReader]:
-    reader = HolderReader(agent.settings, agent.allocations, clock=lambda: now[0])
+    reader = HolderReader(agent.settings, agent.allocations, allocated_at=agent.allocated_at, clock=lambda: now[0])
     try:
         yield reader
     finally:
@@ -110,6 +110,27 @@ async def test_a_container_has_the_time_of_its_allocate_call(start_agent: Start,
     finally:
         await observer.close()
     assert before <= seconds <= after
+
+
+async def test_a_pod_that_is_created_again_has_the_time_of_its_own_allocate_call(
+    start_agent: Start, kubelet: Kubelet
+) -> None:
+    """As those of a StatefulSet, it has the name of the pod before it, and no page is read between the two."""
+    agent, now = await start_agent(meters=Meters()), [100.0]
+    await kubelet.until(lambda resources: METERS in resources)
+    await kubelet.run_pod("a", {METERS: 1})
+    async with reading(agent, now) as reader:
+        [before] = (await reader.read()).since.values()
+        await kubelet.delete_pod("a")
+        await kubelet.run_pod("a", {METERS: 1})
+
+        async def is_new() -> bool:
+            now[0] += 10
+            return all(seconds > before for seconds in (await reader.read()).since.values())
+
+        await until(is_new)
+        [after] = (await reader.read()).since.values()
+    assert before < after <= time.time()
 
 
 async def test_holders_are_read_again_after_an_allocation_or_ten_seconds(start_agent: Start, kubelet: Kubelet) -> None:
@@ -220,7 +241,7 @@ async def test_the_pod_that_is_later_in_the_list_of_the_kubelet_has_the_id(direc
 
 async def test_an_outage_of_the_kubelet_does_not_change_the_time_of_a_holder(directory: str) -> None:
     settings, now = Settings(kubelet_dir=directory), [100.0]
-    allocated = iter((1000.0, 2000.0))
+    allocated = iter((1000.0, None))  # the call may be forgotten meanwhile
     reader = HolderReader(
         settings, lambda: 0, allocated_at=lambda _resource, _ids: next(allocated), clock=lambda: now[0]
     )

@@ -69,6 +69,8 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
         (b"HTTP/1.1 200 OK\r\nA: b\r\n folded: c\r\n\r\n", "the header field b' folded: c'"),
         (b"HTTP/1.1 200 OK\r\nA: b\nContent-Length: 3\r\n\r\n", "the header field"),
         (b"HTTP/1.1 200 OK\r\nA: \x00\r\n\r\n", "the header field"),
+        # An expression for the blanks would try all ways to divide them.
+        (b"HTTP/1.1 200 OK\r\nA:" + b" " * 60_000 + b"\x00\r\n\r\n", "the header field"),
         (b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok" + b"x" * 70000, "a head of more than 65536 bytes"),
         (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 101 + b"\r\n", "101 header fields, expected at most 100"),
         (b"HTTP/1.1 200 OK\r\nA: " + b"x" * 70000, "a head of more than 65536 bytes"),

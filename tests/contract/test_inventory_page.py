@@ -227,6 +227,7 @@ async def test_a_non_numeric_wait_is_rejected(unused_tcp_port: int, query: str, 
     ("accepted", "compressed"),
     [
         ("gzip", True), ("deflate, gzip;q=0.5", True), ("*", True), ("GZIP ; q=1", True),
+        ("*;q=0, gzip", True), ("*, gzip;q=0", False),
         ("gzip;q=0", False), ("gzip;q=0.000", False), ("identity", False), ("x-gzip", False), ("", False),
     ],
 )  # fmt: skip

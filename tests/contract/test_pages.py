@@ -166,6 +166,17 @@ async def test_the_metrics_page_shows_how_long_the_pages_before_it_took(serve: S
     assert counts == [None, 1, 2]
 
 
+async def test_the_time_to_make_a_page_is_that_of_each_page_with_data(serve: Serve, get: Get) -> None:
+    paths = {"metrics": "/metrics", "status": "/status"}
+    paths |= {name: f"/api/v1/{name}" for name in ("inventory", "readings")}
+    async with serve():
+        for path in (*paths.values(), "/healthz"):
+            await get(path)
+        found = values((await get("/metrics"))[1])
+    counts = {name: value for name, value in found.items() if name.startswith("accelplane_page_seconds_count")}
+    assert counts == {f'accelplane_page_seconds_count{{page="{page}"}}': 1 for page in paths}
+
+
 async def test_every_page_has_names_that_are_no_utf_8_text(serve: Serve, get: Get) -> None:
     device = Device(resource="meter", id="m0", unit="m\udcff", attributes={"\udcfe": "\udcff"}, topology=None)
     resource = ResourceStatus(name=METERS, devices={"m0": device})
@@ -263,6 +274,16 @@ async def test_health_and_readiness_report_each_problem(
 async def test_other_requests_get_an_error_status(serve: Serve, get: Get, path: str, method: str, code: int) -> None:
     async with serve():
         assert (await get(path, method))[0] == code
+
+
+async def test_a_rejected_method_is_answered_with_the_allowed_ones(serve: Serve, port: int) -> None:
+    async with serve():
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /metrics HTTP/1.1\r\nHost: test\r\nContent-Length: 0\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+    assert head.startswith(b"HTTP/1.1 405 ")
+    assert b"\r\nAllow: GET, HEAD\r\n" in head
 
 
 @pytest.mark.parametrize(

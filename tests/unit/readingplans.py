@@ -1,6 +1,7 @@
 """Trees of sysfs, and the samples that a plan reads from them."""
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from accelplane.host import Host
@@ -10,6 +11,12 @@ from accelplane.readings import DevicePlan, Source, families
 BDF = "0000:03:00.0"
 FUNCTION = f"/sys/devices/pci0000:00/{BDF}"
 
+# No numbers, or values of registers that cannot be read.
+HOSTILE: Sequence[str | bytes] = (
+    "-1", "0xffffffff", "18446744073709551615", "1" + 40 * "0", "", b"\0", 70_000 * "1", b"\xe9\xff", "nan", "1e999",
+    "12 34", "0x", "+", "٣",
+)  # fmt: skip
+
 
 def build(root: Path, files: Mapping[str, str | bytes]) -> Host:
     for name, content in files.items():
@@ -17,6 +24,17 @@ def build(root: Path, files: Mapping[str, str | bytes]) -> Host:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return Host(root)
+
+
+def reset_access(host: Host, paths: Iterable[str]) -> None:
+    """With relatime, a read updates the time of access only if it is older than the modification."""
+    for path in paths:
+        os.utime(host.local(path), ns=(0, os.stat(host.local(path)).st_mtime_ns))
+
+
+def accessed(host: Host, paths: Iterable[str]) -> set[str]:
+    """The files that have been read since `reset_access`."""
+    return {path for path in paths if os.stat(host.local(path)).st_atime_ns != 0}
 
 
 def read(plan: DevicePlan, host: Host, mode: str = "auto", *, in_use: bool = True) -> DeviceReading:

@@ -18,9 +18,9 @@ from accelplane.readings.families import (
 U = ("p", "u")
 
 
-def reading(*values: Value, units: tuple[str, ...] = ("u",), asleep: bool = False) -> NodeReadings:
-    outcomes = {"asleep": 1} if asleep else {"ok": 1}
-    return NodeReadings([DeviceReading({}, outcomes, plugin="p", device="d", units=units, activity=values)])
+def reading(*values: Value, units: tuple[str, ...] = ("u",), fresh: bool = True) -> NodeReadings:
+    found = DeviceReading({}, {}, plugin="p", device="d", units=units, activity=values, fresh=fresh)
+    return NodeReadings([found])
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,19 @@ def test_units_without_holder_or_signal_are_absent_and_the_time_begins_with_the_
 def test_a_sleeping_gpu_stays_idle_and_repeated_counters_are_no_activity() -> None:
     activity = Activity()
     activity.update(reading(Value(GPU_IDLE, "", 10)), {U}, 100.0)
-    activity.update(reading(Value(GPU_IDLE, "", 10), asleep=True), {U}, 110.0)
+    activity.update(reading(Value(GPU_IDLE, "", 10), fresh=False), {U}, 110.0)
     activity.update(reading(Value(GPU_IDLE, "", 30)), {U}, 120.0)
     assert activity.idle_seconds(120.0) == {U: 20}
+
+
+def test_the_busy_time_of_a_sleeping_npu_is_its_activity() -> None:
+    """The driver answers without waking the NPU, which sleeps between its jobs."""
+    activity = Activity()
+    for now, busy in ((100.0, 5), (110.0, 5)):
+        activity.update(reading(Value(NPU_BUSY, "", busy), fresh=False), {U}, now)
+    assert activity.idle_seconds(110.0) == {U: 10}
+    activity.update(reading(Value(NPU_BUSY, "", 6), fresh=False), {U}, 120.0)
+    assert activity.idle_seconds(121.0) == {U: 1}
 
 
 def test_only_long_pauses_are_part_of_the_inventory() -> None:

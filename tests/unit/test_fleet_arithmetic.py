@@ -134,6 +134,15 @@ def test_an_explanation_lists_unusable_and_unknown_properties() -> None:
     )
 
 
+def test_an_explanation_does_not_deny_what_only_unregistered_agents_have() -> None:
+    found = Node("n1", resources=(Resource(I915, ids=4, healthy=4, stage="waiting"),))
+    (shortage,) = shortages(cluster(found, waiting=(Waiting("a", "p", 1.0, {I915: 2}),)))
+    assert explain(shortage) == (
+        "Requests 2 of gpu.intel.com/i915. 0 free in the cluster, at most 0 on one node. "
+        "Not usable: 4 on nodes whose agent is not registered."
+    )
+
+
 def test_a_pod_that_exists_does_not_wait_for_its_quota() -> None:
     found = cluster(node("n1", 2), waiting=(Waiting("a", "p", 1.0, {I915: 2}),), quotas=(Quota("a", "q", I915, 2, 2),))
     (shortage,) = shortages(found)

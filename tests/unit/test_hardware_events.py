@@ -45,7 +45,7 @@ def test_recoveries_are_counted_and_a_failed_one_is_a_bad_verdict(
 @pytest.mark.parametrize(
     ("event", "wedged"),
     [
-        (drm("rebind"), True), (drm("rebind,bus-reset"), True), (drm("\x1b]"), True), (drm("none"), False),
+        (drm("rebind"), True), (drm("rebind,bus-reset"), True), (drm("\x1b]"), True),
         (drm("rebind", "/devices/platform/x/drm/card1"), False),
     ],
 )  # fmt: skip
@@ -55,6 +55,13 @@ def test_a_wedged_gpu_is_counted_and_unhealthy(event: Uevent, wedged: bool) -> N
     assert dict(events.wedged) == ({ADDRESS: 1} if wedged else {})
     assert causes(events) == ({ADDRESS: "wedged"} if wedged else {})
     assert all(verdict.reason.isprintable() for verdict in events.verdicts.values())
+
+
+def test_a_wedged_gpu_that_needs_no_recovery_is_counted_and_healthy() -> None:
+    events = HardwareEvents()
+    events.record(drm("none"))
+    assert dict(events.wedged) == {ADDRESS: 1}
+    assert causes(events) == {}
 
 
 @pytest.mark.parametrize("action", ["bind", "unbind", "remove"])

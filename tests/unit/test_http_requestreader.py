@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelplane.http.messages import HttpError, HttpLimits, parse_head
+from accelplane.http.messages import HttpError, HttpLimits, Request, accepts_gzip, parse_head
 from accelplane.http.requestreader import RequestReader
 
 LIMITS = HttpLimits(head=256, body=64)
@@ -77,3 +77,25 @@ def test_a_body_that_is_everything_received_is_not_copied() -> None:
     received = found.received
     assert found.read_body(head.length) is received
     assert found.received == b""
+
+
+BLANKS = " \t" * 500_000
+"""So many that reading them takes seconds at most in linear time, and days in quadratic time."""
+
+
+@pytest.mark.timeout(60)
+def test_blanks_of_a_header_field_are_read_in_linear_time() -> None:
+    field = f"Accept-Encoding:{BLANKS}gzip{BLANKS}".encode()
+    head = parse_head(b"GET / HTTP/1.1\r\n" + field, LIMITS, ("GET",), ("accept-encoding",))
+    assert head.fields == {"accept-encoding": "gzip"}
+    with pytest.raises(HttpError, match="expected header fields as name: value"):
+        parse_head(b"GET / HTTP/1.1\r\n" + field + b"\x01", LIMITS, ("GET",))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("accepted", "found"),
+    [(f"gzip{BLANKS}", True), (f"gzip{BLANKS}x", False), (f"gzip;{BLANKS}q{BLANKS}={BLANKS}0{BLANKS}", False)],
+)
+def test_accepted_codings_are_read_in_linear_time(accepted: str, *, found: bool) -> None:
+    assert accepts_gzip(Request("GET", "/", "", b"", fields={"accept-encoding": accepted})) is found

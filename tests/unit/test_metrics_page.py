@@ -101,6 +101,14 @@ def test_attach_adds_the_pod_to_samples_of_devices_with_one_holder(prefix: str) 
             assert {each.labels[f"{prefix}namespace"] for each in since} == {"n"}
 
 
+def test_attach_adds_the_pod_to_counters_of_events() -> None:
+    contents = Contents(readings=readings(), holders=SHARED)
+    found = render(PageOptions(holders="attach"), contents, node(wedged={"0000:01:00.0": 1}))
+    for name in ("accelplane_pci_recoveries_total", "accelplane_gpu_wedged_total"):
+        pods = {(each.labels["device"], each.labels.get("pod")) for each in found[name].samples}
+        assert pods - {("d0", None)} == {("d1", "c")}
+
+
 def test_claims_name_the_holders_of_the_units_of_their_cdi_devices() -> None:
     """A claim is shared by two containers, and one has a device of another driver."""
     names = ("example.com/r=u0",)
@@ -186,7 +194,15 @@ def test_a_page_over_the_limit_omits_the_last_metric_families() -> None:
     found = render(PageOptions(max_samples=350), many, node(200))
     assert TEMPERATURE.name not in found
     assert {each.labels["plugin"] for each in found[DROPPED].samples} == {"p"}
-    assert sum(len(family.samples) for family in found.values()) <= 350 + 1
+
+
+def test_a_page_has_at_most_the_configured_number_of_samples() -> None:
+    """The samples that count what is left out are included."""
+    samples = [Sample(f"x{name}", "h", {}, 1) for name in range(20)]
+    contents = Contents(samples=samples, readings=readings(40), holders=SHARED)
+    for limit in range(100, 350):
+        found = render(PageOptions(max_samples=limit), contents, node(40))
+        assert sum(len(family.samples) for family in found.values()) <= limit
 
 
 DROPPED = "accelplane_samples_dropped_total"

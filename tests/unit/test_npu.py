@@ -172,7 +172,11 @@ def test_busy_time_is_measured_in_seconds_once_per_npu(tmp_path: Path) -> None:
     npu(tmp_path, 0, busy_us=1_500_000)
     npu(tmp_path, 1)
     npu(tmp_path, 2, busy_us=0)
-    write(tmp_path / "sys/class/accel/accel2/device/npu_busy_time_us", "much")
+    npu(tmp_path, 3, busy_us=0)
+    npu(tmp_path, 4, busy_us=0)
+    npu(tmp_path, 5, busy_us=0)
+    for number, text in ((2, "much"), (3, "-1"), (4, "18446744073709551615"), (5, "1_000")):
+        write(tmp_path / f"sys/class/accel/accel{number}/device/npu_busy_time_us", text)
     plugin, host = NpuPlugin(NpuConfig(shared_dev_num=2)), Host(tmp_path)
     devices = [item for item in plugin.scan(host) if isinstance(item, Device)]
     assert [(sample.name, sample.labels, sample.value) for sample in plugin.measure(host, devices)] == [

@@ -11,7 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from readingplans import BDF, BUS, FME, FUNCTION, IDXD, QAT, TABLES, build, read, samples
+from readingplans import (
+    BDF,
+    BUS,
+    FME,
+    FUNCTION,
+    HOSTILE,
+    IDXD,
+    QAT,
+    TABLES,
+    accessed,
+    build,
+    read,
+    reset_access,
+    samples,
+)
 
 from accelplane.host import Host, HostError
 from accelplane.pages.device_reader import DeviceReader, number_text
@@ -115,6 +129,17 @@ def test_files_of_xe_become_samples_of_card_package_and_gt(tmp_path: Path) -> No
     }
 
 
+def test_the_package_of_xe_has_one_name_whatever_the_driver_labels(tmp_path: Path) -> None:
+    labels = {f"{FUNCTION}/hwmon/hwmon0/{name}_label": "pkg\n" for name in ("energy2", "temp2", "in1")}
+    host = build(tmp_path, {**XE, **labels, f"{FUNCTION}/hwmon/hwmon0/temp3_label": "vram\n"})
+    found = samples(read(gpu_plan(host), host))
+    assert {name for name in found if "sensor" in name and "limit" not in name} == {
+        'device_energy_joules_total{sensor="card"}', 'device_energy_joules_total{sensor="package"}',
+        'device_temperature_celsius{sensor="package"}', 'device_temperature_celsius{sensor="vram"}',
+        'device_voltage_volts{sensor="package"}',
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("text", "reasons"),
     [
@@ -156,12 +181,6 @@ def test_link_speeds_are_transfers_per_second(tmp_path: Path, text: str, speed: 
     assert samples(read(gpu_plan(host), host)) == expected
 
 
-HOSTILE: Sequence[str | bytes] = (
-    "-1", "0xffffffff", "18446744073709551615", "1" + 40 * "0", "", b"\0", 70_000 * "1", b"\xe9\xff", "nan", "1e999",
-    "12 34", "0x", "+", "٣",
-)  # fmt: skip
-
-
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: repr(text[:12]))
 @pytest.mark.parametrize(
     "name", ["hwmon/hwmon0/energy1_input", "hwmon/hwmon0/temp1_input", "max_link_width", "power/runtime_active_time"]
@@ -181,6 +200,7 @@ def test_text_that_is_no_number_has_no_sample_and_counts_as_invalid(
         ("RxErr 3\nUnknown New Error 4\n", 7, None, "ok"),
         ("RxErr 3\nBadTLP -2\nTOTAL_ERR_COR 5\n", 3, 5, "invalid"),
         ("".join(f"E{n} 1\n" for n in range(400)), 256, None, "invalid"),
+        ("RxErr 3\nBadTLP 1\n" + 10_000 * "An Error With A Long Name 0\n", 4, None, "invalid"),
         ("RxErr\n", None, None, "invalid"),
     ],
 )
@@ -201,26 +221,25 @@ def test_a_sleeping_device_is_not_read_and_keeps_its_counters(tmp_path: Path) ->
     awake = samples(reader.read(host, "auto", 0.0, held=True))
     build(tmp_path, {f"{FUNCTION}/power/runtime_status": "suspended\n"})
     waking = [source.path for source in reader.plan.sources if source.waking]
-    before = {path: os.stat(host.local(path)).st_atime_ns for path in waking}
-    for path in waking:  # with relatime, a read updates the time of access only if it is older than the modification
-        os.utime(host.local(path), ns=(0, before[path]))
+    reset_access(host, waking)
     reading = reader.read(host, "auto", 10.0, held=True)
     asleep = samples(reading)
-    assert {path for path in waking if os.stat(host.local(path)).st_atime_ns != 0} == set()
+    assert accessed(host, waking) == set()
     assert asleep["device_awake"] == 0
     counters = {name for name in asleep if "_total" in name}
     assert {name: asleep[name] for name in counters} == {name: awake[name] for name in counters}
     assert asleep.keys() - counters == {"device_awake"}
     assert reading.outcomes["asleep"] == len(waking)
+    assert not reading.fresh
 
 
 def test_an_active_device_without_holders_is_read_once_a_minute(tmp_path: Path) -> None:
     host = build(tmp_path, {**GPU_PCI, **I915})
     reader = DeviceReader("gpu", gpu_plan(host))
-    reads = [reader.read(host, "auto", 5.0 * step, held=False).outcomes["asleep"] == 0 for step in range(36)]
+    reads = [reader.read(host, "auto", 5.0 * step, held=False).fresh for step in range(36)]
     assert sum(reads) == 3
     reader = DeviceReader("gpu", gpu_plan(host))
-    assert all(reader.read(host, "auto", 5.0 * step, held=True).outcomes["asleep"] == 0 for step in range(36))
+    assert all(reader.read(host, "auto", 5.0 * step, held=True).fresh for step in range(36))
 
 
 def test_values_between_two_readings_of_an_unheld_device_are_repeated(tmp_path: Path) -> None:
@@ -228,7 +247,10 @@ def test_values_between_two_readings_of_an_unheld_device_are_repeated(tmp_path: 
     reader = DeviceReader("gpu", gpu_plan(host))
     first = samples(reader.read(host, "auto", 0.0, held=False))
     build(tmp_path, {f"{FUNCTION}/hwmon/hwmon1/temp1_input": "70000\n"})
-    assert samples(reader.read(host, "auto", 30.0, held=False)) == first
+    repeated = reader.read(host, "auto", 30.0, held=False)
+    assert samples(repeated) == first
+    assert repeated.outcomes.keys() == {"ok"}, "the device is awake"
+    assert not repeated.fresh
 
 
 @pytest.mark.parametrize(
@@ -255,9 +277,11 @@ def test_waking_reads_depend_on_mode_power_state_and_holders(  # noqa: PLR0917 -
 
 
 @pytest.mark.parametrize("files", [{f"{FUNCTION}/power/control": "on\n"}, {f"{FUNCTION}/physfn/vendor": ""}])
-def test_devices_that_never_sleep_are_always_read(tmp_path: Path, files: Mapping[str, str]) -> None:
+def test_devices_that_never_sleep_are_awake_and_always_read(tmp_path: Path, files: Mapping[str, str]) -> None:
     host = build(tmp_path, {**GPU_PCI, **files, f"{FUNCTION}/power/runtime_status": "suspended\n"})
-    assert "pci_link_transfers_per_second" in samples(read(gpu_plan(host), host, in_use=False))
+    found = samples(read(gpu_plan(host), host, in_use=False))
+    assert "pci_link_transfers_per_second" in found
+    assert found["device_awake"] == 1
 
 
 def test_a_constant_is_read_once_for_each_plan_when_it_is_valid(tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from readingplans import BUS, FME, FUNCTION, IDXD, QAT, TABLES, build, texts
+from readingplans import BUS, FME, FUNCTION, IDXD, QAT, TABLES, accessed, build, read, reset_access, texts
 
-from accelplane.readings import dfl, nic, npu, offload, qat
+from accelplane.readings import DevicePlan, dfl, nic, npu, offload, qat
 
 pytestmark = pytest.mark.memory
 
@@ -33,6 +33,9 @@ def test_files_of_dsa_become_samples_of_device_and_queue(tmp_path: Path) -> None
     [
         ("00000000,00000000,00000000,00000000,00000000,00000000,00000000,00000001\n", 1),
         ("00000001,00000000,00000000,00000000,00000000,00000000,00000000,00000000\n", 0),
+        ("00000000,00000000,00000000,00000000,00000000,00000000,ffffffff,ffffffff\n", None),
+        ("00000000,00000000,00000000,00000000,00000000,00000000,00000001,ffffffff\n", 1),
+        ("0xffffffffffffffff 0x0 0x0 0x0", None),
         ("0,0,0,0", None),
         ("0x1 0x0 0x0 0x0", 1),
         ("0000000000000000 0 0 0", 0),
@@ -67,12 +70,17 @@ def test_files_of_qat_become_samples_of_all_engines(tmp_path: Path) -> None:
 
 def test_tables_of_a_qat_device_that_is_down_are_not_opened(tmp_path: Path) -> None:
     host = build(tmp_path, {**QAT, f"{FUNCTION}/qat/state": "down\n"})
+    tables = [path for path in QAT if path.startswith(TABLES)]
+    reset_access(host, tables)
     assert texts(qat.sources(host, FUNCTION, TABLES), host) == {"qat_up": 0, **RAS}
+    assert accessed(host, tables) == set()
 
 
 def test_telemetry_that_is_switched_off_is_not_read(tmp_path: Path) -> None:
     host = build(tmp_path, {**QAT, f"{TABLES}/telemetry/control": "0\n"})
+    reset_access(host, tables := [f"{TABLES}/telemetry/{name}" for name in ("control", "device_data")])
     found = texts(qat.sources(host, FUNCTION, TABLES), host)
+    assert accessed(host, tables) == {tables[0]}
     assert not [name for name in found if "slice" in name or "latency" in name]
     assert found["qat_requests_total"] == 15
 
@@ -83,7 +91,10 @@ def test_telemetry_that_is_switched_off_is_not_read(tmp_path: Path) -> None:
 )
 def test_invalid_lines_of_firmware_counters_are_omitted(tmp_path: Path, rows: str, requests: float | None) -> None:
     host = build(tmp_path, {**QAT, f"{TABLES}/fw_counters": f"AE   Requests   Responses\n{rows}"})
-    assert texts(qat.sources(host, FUNCTION, TABLES), host).get("qat_requests_total") == requests
+    sources = tuple(qat.sources(host, FUNCTION, TABLES))
+    assert texts(sources, host).get("qat_requests_total") == requests
+    outcomes = read(DevicePlan(device="d", units=("d",), sources=sources), host).outcomes
+    assert outcomes["invalid"] == 1
 
 
 PORT = f"{FUNCTION}/fpga_region/region0/dfl-port.0"

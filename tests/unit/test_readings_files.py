@@ -1,14 +1,23 @@
 """One file at a time: the samples of each file that is read, with their units. Paths are relative to the device."""
 
-from collections.abc import Callable, Iterable, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+from readingplans import HOSTILE
 from trees import write
 
 from accelplane.host import Host
-from accelplane.pages.device_reader import DeviceReader
-from accelplane.readings import DevicePlan, Source, dfl, families, gpu, nic, npu, offload, pci, qat
+from accelplane.pages.device_reader import DeviceReader, DeviceReading
+from accelplane.pages.exposition import render
+from accelplane.pages.hardware_metrics import hardware
+from accelplane.pages.readings import NodeReadings
+from accelplane.readings import DevicePlan, InvalidText, Source, dfl, families, gpu, nic, npu, offload, pci, qat
+from accelplane.readings.values import number
 
 pytestmark = pytest.mark.memory
 
@@ -188,11 +197,15 @@ ROWS: list[tuple[str, str, str, Samples]] = [
 ]  # fmt: skip
 
 
-def samples(root: Path, kind: str) -> dict[str, float]:
-    """The samples of a device of the kind, without its own labels."""
+def read(root: Path, kind: str) -> DeviceReading:
     host = Host(root)
     sources = tuple(KINDS[kind][0](host))
-    reading = DeviceReader("p", DevicePlan(device="d", units=("d",), sources=sources)).read(host, "auto", 0, held=True)
+    return DeviceReader("p", DevicePlan(device="d", units=("d",), sources=sources)).read(host, "auto", 0, held=True)
+
+
+def samples(root: Path, kind: str) -> dict[str, float]:
+    """The samples of a device of the kind, without its own labels."""
+    reading = read(root, kind)
     return {
         line.rpartition(" ")[0]
         .removeprefix("accelplane_")
@@ -205,9 +218,13 @@ def samples(root: Path, kind: str) -> dict[str, float]:
     }
 
 
+def path_of(root: Path, kind: str, name: str) -> Path:
+    return root / (name if name.startswith("/") else f"{KINDS[kind][1]}/{name}").lstrip("/")
+
+
 def build(root: Path, kind: str, files: Mapping[str, str]) -> None:
     for name, text in {**KINDS[kind][2], **files}.items():
-        write(root / (name if name.startswith("/") else f"{KINDS[kind][1]}/{name}").lstrip("/"), f"{text}\n")
+        write(path_of(root, kind, name), f"{text}\n")
 
 
 @pytest.mark.parametrize(("kind", "name", "text", "expected"), ROWS, ids=[f"{each[0]} {each[1]}" for each in ROWS])
@@ -220,6 +237,54 @@ def test_a_file_becomes_a_sample_in_base_units(
     after = samples(tmp_path, kind)
     assert before.items() <= after.items()
     assert {each: value for each, value in after.items() if each not in before} == pytest.approx(expected)
+
+
+def is_number(text: str) -> bool:
+    try:
+        number(text)
+    except InvalidText:
+        return False
+    return True
+
+
+NUMERIC = sorted({(kind, name) for kind, name, text, _expected in ROWS if is_number(text)})
+
+
+@pytest.mark.parametrize(("kind", "name"), NUMERIC, ids=[" ".join(each) for each in NUMERIC])
+def test_a_numeric_file_with_another_text_has_no_sample_and_counts_as_invalid(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    build(tmp_path, kind, {})
+    before, invalid = samples(tmp_path, kind), read(tmp_path, kind).outcomes.get("invalid", 0)
+    path = path_of(tmp_path, kind, name)
+    for text in HOSTILE:
+        if name.endswith("group_id") and text == "-1":
+            continue  # an engine without a group
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        assert samples(tmp_path, kind) == before, text[:20]
+        assert read(tmp_path, kind).outcomes["invalid"] == invalid + 1, text[:20]
+
+
+ALL_FILES = sorted({(kind, name) for kind, name, _text, _expected in ROWS})
+
+
+@given(st.lists(st.tuples(st.sampled_from(ALL_FILES), st.binary(max_size=100)), min_size=5, max_size=30))
+def test_any_content_of_the_files_of_any_kind_yields_a_valid_page(
+    tmp_path: Path, files: Sequence[tuple[tuple[str, str], bytes]]
+) -> None:
+    root = Path(tempfile.mkdtemp(dir=tmp_path))
+    kinds = {kind for (kind, _name), _content in files}
+    for kind in kinds:
+        build(root, kind, {})
+    for (kind, name), content in files:
+        path = path_of(root, kind, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    readings = [read(root, kind) for kind in sorted(kinds)]
+    for reading in readings:
+        page = render(hardware(NodeReadings([reading], {"p": reading.outcomes}))).decode()
+        assert all(sample.value >= -60 for family in text_string_to_metric_families(page) for sample in family.samples)
 
 
 @pytest.mark.parametrize("kind", ["pci", "i915", "npu", "qat", "dsa", "dlb", "fme", "port", "nic"])

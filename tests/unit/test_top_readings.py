@@ -85,7 +85,7 @@ def test_a_sleeping_device_has_no_rates_and_its_counters_are_repeated() -> None:
     asleep = reading(Value(families.AWAKE, "", 0.0))
     assert values(asleep, Rates(0.5, 20.0)).busy is None
     assert values(asleep, Rates(0.5, 20.0)).awake is False
-    skipped = DeviceReading({}, Counter(asleep=2))
+    skipped = DeviceReading({}, {}, fresh=False)
     assert not counters(skipped, 1.0).fresh
 
 

@@ -35,6 +35,9 @@ _MAX_CONCURRENT, _MAX_UNKNOWN = 4, 3
 # Seconds for which a decision is cached.
 _ALLOW_TTL, _DENY_TTL = 60.0, 10.0
 
+# The authentication scheme that a response with status 401 has to name (RFC 9110, 11.6.1).
+CHALLENGE: Mapping[str, str] = {"WWW-Authenticate": "Bearer"}
+
 _TOKEN_REVIEWS = resource_path("authentication.k8s.io", "v1", "tokenreviews")
 _ACCESS_REVIEWS = resource_path("authorization.k8s.io", "v1", "subjectaccessreviews")
 
@@ -131,7 +134,7 @@ class Authorized:
         cached = self._cached(key) or await self._decide(key, token, PageAccess(path, verb))
         refusal = cached[1]
         if refusal is not None:
-            raise HttpError(refusal.status, str(refusal))
+            raise HttpError(refusal.status, str(refusal), refusal.fields)
         return await self._answer(request)
 
     def _cached(self, key: bytes) -> tuple[float, HttpError | None] | None:
@@ -171,7 +174,7 @@ class Authorized:
         """The refusal of a token, None if it is authorized. Raises `ApiError`."""
         user = await review_token(self._server, token, self._audiences)
         if user is None:
-            return HttpError(401, "the token is not valid in this cluster")
+            return HttpError(401, "the token is not valid in this cluster", CHALLENGE)
         allowed = await review_access(self._server, user, access)
         return None if allowed else HttpError(403, f"{user.username} may not {access.verb} {access.path}")
 
@@ -211,5 +214,5 @@ def _token(request: Request) -> str:
     scheme, _, token = request.authorization.partition(" ")
     token = token.strip()
     if scheme.lower() != "bearer" or not token:
-        raise HttpError(401, "expected the header Authorization: Bearer TOKEN")
+        raise HttpError(401, "expected the header Authorization: Bearer TOKEN", CHALLENGE)
     return token

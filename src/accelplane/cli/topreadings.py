@@ -66,7 +66,7 @@ def identity(reading: DeviceReading) -> tuple[str, str]:
 def counters(reading: DeviceReading, time: float) -> Counters:
     return Counters(
         time=time,
-        fresh=not reading.outcomes.get("asleep"),
+        fresh=reading.fresh,
         idle={labels.get("gt", ""): value for labels, value in samples(reading, families.GPU_IDLE)},
         busy=next((value for _, value in samples(reading, families.NPU_BUSY)), None),
         energy={labels.get("sensor", ""): value for labels, value in samples(reading, families.ENERGY)},

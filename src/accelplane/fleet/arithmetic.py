@@ -201,11 +201,6 @@ def explain(shortage: Shortage, *, together: bool = True) -> str:
     """The numbers of a shortage as sentences. `together`: one node has enough of all that the pod requests."""
     supply = shortage.supply
     words = [f"Requests {shortage.requested:,} of {shortage.resource}."]
-    if not (supply.free or supply.allocated or supply.unhealthy or supply.cordoned or supply.unready):
-        words.append("No node has any.")
-    else:
-        at = f", on {supply.most_free_node}" if supply.most_free_node else ""
-        words.append(f"{supply.free:,} free in the cluster, at most {supply.most_free:,} on one node{at}.")
     others = [
         (supply.unhealthy, "unhealthy"),
         (supply.cordoned, "on cordoned nodes"),
@@ -213,6 +208,11 @@ def explain(shortage: Shortage, *, together: bool = True) -> str:
         (supply.unregistered, "on nodes whose agent is not registered"),
     ]
     counted = [f"{count:,} {where}" for count, where in others if count]
+    if not (supply.free or supply.allocated or counted):
+        words.append("No node has any.")
+    else:
+        at = f", on {supply.most_free_node}" if supply.most_free_node else ""
+        words.append(f"{supply.free:,} free in the cluster, at most {supply.most_free:,} on one node{at}.")
     if counted:
         words.append(f"Not usable: {', '.join(counted)}.")
     if shortage.quota_left is not None:

@@ -53,6 +53,7 @@ class _Metadata(Struct, frozen=True):
     namespace: str = ""
     labels: dict[str, str] | None = None
     created: datetime | None = msgspec.field(name="creationTimestamp", default=None)
+    deleted: datetime | None = msgspec.field(name="deletionTimestamp", default=None)
 
 
 class _Condition(Struct, frozen=True, rename="camel"):
@@ -239,7 +240,8 @@ def _resources(status: _NodeStatus, known: Callable[[str], bool]) -> tuple[Resou
 
 def _waiting(pods: Iterable[Pod], known: Callable[[str], bool]) -> Iterable[Waiting]:
     for pod in pods:
-        if pod.spec.node_name or pod.status.phase not in ("", "Pending"):
+        # The scheduler ignores pods that are being deleted.
+        if pod.spec.node_name or pod.status.phase not in ("", "Pending") or pod.metadata.deleted is not None:
             continue
         requested = {resource: count for resource, count in requests(pod, known).items() if count}
         if requested:

@@ -22,7 +22,8 @@ _MAX_LINE = 1024
 _MAX_INTERIM = 8
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([^\r\n]*))?")
-_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00\r\n]*?)[ \t]*")
+# Without the blanks around the value: a server could make an expression for them try all ways to divide them.
+_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\x00\r\n]*)")
 _CHUNK_HEAD = re.compile(rb"([0-9A-Fa-f]{1,12})[ \t]*(?:;[^\r\n]*)?")
 _LENGTH = re.compile(rb"[0-9]{1,15}")
 _TARGET = re.compile(r"[\x21-\x7e]+")
@@ -227,7 +228,7 @@ class _Head:
             field = _FIELD.fullmatch(line)
             if field is None:
                 raise ProtocolError(f"found the header field {line[:60]!a}, expected name: value")
-            name, value = field[1].decode("ascii").lower(), field[2].decode("latin-1")
+            name, value = field[1].decode("ascii").lower(), field[2].strip(b" \t").decode("latin-1")
             if name in ("content-length", "transfer-encoding") and self.fields.get(name, value) != value:
                 raise ProtocolError(f"found two different {name} fields")
             self.fields[name] = value

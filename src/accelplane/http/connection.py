@@ -380,7 +380,7 @@ class Connection(asyncio.BufferedProtocol):
         self._reader.finish()
         self._release()
         self._linger = self._limits.linger if linger is None else linger
-        self._send(Response(error.status, f"{error}\n".encode(), "text/plain; charset=utf-8"))
+        self._send(Response(error.status, f"{error}\n".encode(), "text/plain; charset=utf-8", error.fields))
         self._update_reading()
 
     def _send(self, response: Response) -> None:

@@ -12,7 +12,8 @@ from msgspec import Struct
 END_OF_HEAD = b"\r\n\r\n"
 
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]*) HTTP/1\.([01])")
-_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff\t]*)")
+# Without the blanks around the value: a client could make an expression for them try all ways to divide them.
+_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\x20-\x7e\x80-\xff\t]*)")
 _LENGTH = re.compile(rb"[0-9]{1,10}")
 _SINGLETONS = (b"content-length", b"transfer-encoding", b"content-type", b"host", b"authorization")
 
@@ -87,6 +88,17 @@ class Request(Struct, frozen=True):
     certificate_name: str = ""
 
 
+def accepts_gzip(request: Request) -> bool:
+    """Whether the client accepts compressed responses. The server has to be configured to read `accept-encoding`."""
+    accepted: dict[str, bool] = {}
+    for coding in request.fields.get("accept-encoding", "").lower().split(","):
+        name, _, parameter = coding.partition(";")
+        weight, _, quality = parameter.partition("=")
+        accepted[name.strip()] = weight.strip() != "q" or quality.strip().strip("0.") != ""
+    # `*` stands for the codings that the field does not name.
+    return accepted.get("gzip", accepted.get("*", False))
+
+
 class Response(Struct, frozen=True):
     """A complete response, or the beginning of one whose other parts are those of `stream`.
 
@@ -102,11 +114,17 @@ class Response(Struct, frozen=True):
 
 
 class HttpError(Exception):
-    """An error response; the text is its body."""
+    """An error response; the text is its body. `fields` are further header fields, as those of `Response`."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, fields: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.fields = fields or {}
+
+
+def method_error(methods: Sequence[str]) -> HttpError:
+    """The response to a request with another method."""
+    return HttpError(405, f"expected method {' or '.join(methods)}", {"Allow": ", ".join(methods)})
 
 
 class Head(Struct, frozen=True):
@@ -139,11 +157,11 @@ def parse_head(text: bytes, limits: HttpLimits, methods: Sequence[str], names: S
         name = field[1].lower()
         if name in fields and name in _SINGLETONS:
             raise HttpError(400, f"expected one {name.decode()}")
-        value = field[2].rstrip()
+        value = field[2].strip(b" \t")
         fields[name] = fields[name] + b", " + value if name in fields and name.decode() in names else value
     method = found[1].decode()
     if method not in methods:
-        raise HttpError(405, f"expected method {' or '.join(methods)}")
+        raise method_error(methods)
     connection = [each.strip().lower() for each in fields.get(b"connection", b"").split(b",")]
     path, _, query = found[2].decode().partition("?")
     return Head(

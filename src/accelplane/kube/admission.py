@@ -345,7 +345,8 @@ class AdmissionServer:
         if request.method == "GET":
             page = self._pages.get(request.path)
             if page is None:
-                raise HttpError(405 if request.path in self.webhooks else 404, "expected a POST to a webhook's path")
+                status, fields = (405, {"Allow": "POST"}) if request.path in self.webhooks else (404, None)
+                raise HttpError(status, "expected a POST to a webhook's path", fields)
             status, text = page()
             return Response(status, text.encode(), "text/plain; charset=utf-8")
         webhook = self.webhooks.get(request.path)

@@ -1,8 +1,8 @@
 """Health events in the kernel's uevents: recoveries from PCIe errors, and wedged GPUs.
 
 The kernel sends `ERROR_EVENT` for PCI functions (drivers/pci/pci-driver.c, pci_uevent_ers) and `WEDGED` for DRM devices
-(Documentation/gpu/drm-uapi, device wedging, Linux 6.15). A GPU that is wedged and a function whose recovery failed are
-unhealthy until the driver is bound again.
+(Documentation/gpu/drm-uapi, device wedging, Linux 6.15). A GPU that is wedged and needs a recovery is unhealthy until
+the driver is bound again, and so is a function whose recovery failed.
 """
 
 from collections import Counter
@@ -55,9 +55,11 @@ class HardwareEvents:
     def _record_wedged(self, event: Uevent) -> None:
         address = next((part for part in reversed(event.devpath.split("/")) if pci_address(part)), "")
         methods = event.fields["WEDGED"]
-        if not address or methods == "none":
+        if not address:
             return
         self._count(self.wedged, address)
+        if methods == "none":  # the driver has recovered the device itself
+            return
         shown = ascii(methods[:_MAX_WORD])
         self._set(address, Verdict("bad", f"the driver declared the device wedged, recovery by {shown}", "wedged"))
 

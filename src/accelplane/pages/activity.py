@@ -18,6 +18,8 @@ from accelplane.readings.values import labels
 # A GT that is busy for a smaller part of the time does housekeeping.
 _IDLE_SHARE = 0.98
 _QUEUE = frozenset((IDXD_QUEUE_CLIENTS, IDXD_QUEUE_ENTRIES))
+# A reading that is not fresh repeats these.
+_WAKING = frozenset((GPU_IDLE,))
 # Shorter pauses are no change of the inventory.
 _IDLE_STATE = 600.0
 
@@ -50,8 +52,8 @@ class Activity:
         for reading in readings.devices:
             key = (reading.plugin, reading.device)
             counters = self._counters.get(key)
-            fresh = not reading.outcomes.get("asleep")
-            active, present = signals(reading.activity if fresh else (), reading.units, counters, now)
+            values = [value for value in reading.activity if reading.fresh or value.family not in _WAKING]
+            active, present = signals(values, reading.units, counters, now)
             for unit in reading.units:
                 place = (reading.plugin, unit)
                 if place in held and (unit in active or place in self._active_at):

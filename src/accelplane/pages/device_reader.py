@@ -28,7 +28,8 @@ Lines = Mapping[Family, Sequence[str]]
 class DeviceReading(Struct, frozen=True):
     """The rendered samples of one device by family, the number of reads by outcome, and the values of its activity.
 
-    Outcomes: ok, missing, denied, asleep, invalid, error, timeout.
+    Outcomes: ok, missing, denied, asleep, invalid, error, timeout. `fresh` is false if files that wake the device were
+    not read: their values are those of an earlier reading, or missing.
     """
 
     lines: Lines
@@ -39,6 +40,7 @@ class DeviceReading(Struct, frozen=True):
     bdf: str = ""
     units: Sequence[str] = ()
     activity: Sequence[Value] = ()
+    fresh: bool = True
 
 
 class DeviceReader:
@@ -86,7 +88,8 @@ class DeviceReader:
         changed = False
         for state in self._states:
             if state.source.waking and decision != "read":
-                reads.outcomes["asleep"] += 1
+                if decision == "skip":
+                    reads.outcomes["asleep"] += 1
             elif not state.complete and self._update(reads, state):
                 changed = True
         if decision == "read" and self._wakes:
@@ -97,9 +100,17 @@ class DeviceReader:
         own = self._own_part(status)
         if changed or decision != self._merged.decision or own is not self._merged.own:
             self._merged = self._merge(decision, own)
-        lines, activity, plan = self._merged.lines, self._merged.activity, self.plan
+        plan = self.plan
         return DeviceReading(
-            lines, reads.outcomes, reads.denied, self._plugin, plan.device, plan.bdf, plan.units, activity
+            self._merged.lines,
+            reads.outcomes,
+            reads.denied,
+            self._plugin,
+            plan.device,
+            plan.bdf,
+            plan.units,
+            self._merged.activity,
+            fresh=decision == "read" or not self._wakes,
         )
 
     def stuck(self) -> DeviceReading:
@@ -191,15 +202,25 @@ class DeviceReader:
             self._unreadable.add(source.path)
 
     def _interpret(self, reads: "_Reads", source: Source, text: bytes) -> "_Part | None":
-        """The meaning of the text, None if it is too long or no ASCII text."""
+        """The meaning of the text, None if it is no ASCII text, or too long and not read by lines."""
         part = self._parsed.get(source.path)
         if part is None or part.text != text:
-            if len(text) > source.limit or not text.isascii():
+            too_long = len(text) > source.limit
+            if (too_long and not source.by_lines) or not text.isascii():
                 reads.outcomes["invalid"] += 1
                 return None
-            part = self._parsed[source.path] = self._parse(source, text, part)
+            found = self._parse_lines(source, text, part) if too_long else self._parse(source, text, part)
+            part = self._parsed[source.path] = found
         reads.outcomes["ok" if part.valid else "invalid"] += 1
         return part
+
+    def _parse_lines(self, source: Source, text: bytes, earlier: "_Part | None") -> "_Part":
+        """The values of the complete lines of a text that is too long."""
+        try:
+            values = source.parse(text.rpartition(b"\n")[0].decode("ascii"))
+        except InvalidText as error:
+            values = error.values
+        return self._part(values, text, valid=False, earlier=earlier)
 
     def _parse(self, source: Source, text: bytes, earlier: "_Part | None") -> "_Part":
         content = text.decode("ascii")
@@ -234,7 +255,7 @@ class DeviceReader:
         """The values that are not in one file."""
         values = [*self._increases.totals()]
         if status:
-            values.append(Value(AWAKE, "", float(is_awake(status))))
+            values.append(Value(AWAKE, "", float(self.plan.never_sleeps or is_awake(status))))
         if self._wraps_after:
             values.append(Value(ENERGY_GAPS, "", self._gaps))
         if values != self._own.values:

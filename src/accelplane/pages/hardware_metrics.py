@@ -45,7 +45,7 @@ def hardware(
             lines[family] += itertools.chain.from_iterable(rendered)
     if status is not None:
         lines[UNIT_INFO] = [*_unit_info(readings, status)]
-        for family, line in _events(status, readings.plans):
+        for family, line in _events(status, readings.plans, attached or {}):
             lines[family].append(line)
     for family in sorted(lines.keys() & _ORDER.keys(), key=_ORDER.__getitem__):
         yield _rendered(family, lines[family])
@@ -190,7 +190,7 @@ def _container(prefix: str, namespace: str, pod: str, container: str) -> dict[st
 def _attached(reading: DeviceReading, attached: Mapping[tuple[str, str], str]) -> Lines:
     """The lines with the labels of the container that alone holds their unit, or the device with all its units."""
     by_unit = {unit: attached.get((reading.plugin, unit), "") for unit in reading.units}
-    whole = next(iter(by_unit.values())) if len(set(by_unit.values())) == 1 else ""
+    whole = _common_label(by_unit.values())
 
     def extended(line: str) -> str:
         unit = _UNIT.search(line)
@@ -207,6 +207,12 @@ def _attached(reading: DeviceReading, attached: Mapping[tuple[str, str], str]) -
         family: rendered if family is INFO else [*map(extended if family in _ORDER else extended_if_valid, rendered)]
         for family, rendered in reading.lines.items()
     }
+
+
+def _common_label(texts: Iterable[str]) -> str:
+    """The labels of the units of a device if they are equal, else none."""
+    distinct = set(texts)
+    return distinct.pop() if len(distinct) == 1 else ""
 
 
 def _unit_info(readings: NodeReadings, status: NodeStatus) -> Iterator[str]:
@@ -227,15 +233,19 @@ def _unit_info(readings: NodeReadings, status: NodeStatus) -> Iterator[str]:
                 yield f"{UNIT_INFO.name}{{{text}{bdf}{resource}}} 1"
 
 
-def _events(status: NodeStatus, plans: Mapping[str, Sequence[DevicePlan]]) -> Iterator[tuple[ReadingFamily, str]]:
+def _events(
+    status: NodeStatus, plans: Mapping[str, Sequence[DevicePlan]], attached: Mapping[tuple[str, str], str]
+) -> Iterator[tuple[ReadingFamily, str]]:
     """The counters of uevents, with 0 for devices without an event: `increase()` then has the first one."""
     for plugin, plan in ((plugin, plan) for plugin, found in plans.items() for plan in found if plan.bdf):
         device = labels(plugin=plugin, device=plan.device, bdf=plan.bdf)
+        holder = _common_label(attached.get((plugin, unit), "") for unit in plan.units) if attached else ""
+        extra = f",{holder}" if holder else ""
         for outcome in OUTCOMES:
             count = status.recoveries.get((plan.bdf, outcome), 0)
-            yield PCI_RECOVERIES, f'{PCI_RECOVERIES.name}{{{device},outcome="{outcome}"}} {count}'
+            yield PCI_RECOVERIES, f'{PCI_RECOVERIES.name}{{{device},outcome="{outcome}"{extra}}} {count}'
         if plugin == "gpu" or plan.bdf in status.wedged:
-            yield GPU_WEDGED, f"{GPU_WEDGED.name}{{{device}}} {status.wedged.get(plan.bdf, 0)}"
+            yield GPU_WEDGED, f"{GPU_WEDGED.name}{{{device}{extra}}} {status.wedged.get(plan.bdf, 0)}"
 
 
 def _source(holders: Holders, now: float) -> Sequence[Family]:

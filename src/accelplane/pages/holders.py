@@ -142,12 +142,20 @@ class HolderReader:
         self.requests["List", "ok"] += 1
         known = await self._allocatable() if allocatable else self.last.allocatable
         found = without_stale(Holders(rows, "podresources", began, allocatable=known, claims=claims))
-        now = time.time()
-        since = {key_of(row): self._allocated_at(row.resource, row.device_ids) or now for row in found.rows}
-        since |= dict.fromkeys(map(key_of, found.claims), now)
-        # A kubelet that does not answer for a while changes no holder.
-        self._since = {key: self._since.get(key, first) for key, first in since.items()}
+        self._since = self._times(found)
         return replace(found, rows=tuple(sorted(found.rows, key=key_of)), since=self._since)
+
+    def _times(self, found: Holders) -> Mapping[Key, float]:
+        """Since when the holders have their devices, with the times that are known already."""
+        now = time.time()
+        # A kubelet that does not answer for a while changes no holder.
+        times = {key: self._since.get(key, now) for key in map(key_of, found.claims)}
+        for row in found.rows:
+            key, allocated = key_of(row), self._allocated_at(row.resource, row.device_ids)
+            known = self._since.get(key)
+            # A later Allocate call was for a new pod of the same name.
+            times[key] = max(known or 0.0, allocated or 0.0) or now
+        return times
 
     async def _allocatable(self) -> Mapping[str, int]:
         try:

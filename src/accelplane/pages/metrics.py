@@ -81,7 +81,7 @@ class MetricsPage:
         last = (*more, *_lag(contents.lag), *_process())
         limit = self._options.max_samples - sum(map(len, first)) - sum(map(len, last))
         health = with_samples(_health(status.plugins.values()))
-        kept = self._limited([*health, *self._of_devices(status, contents)], limit)
+        kept = self._limited([*health, *self._of_devices(status, contents)], limit, contents.dropped)
         dropped = with_samples((_dropped(contents.dropped, self._dropped),))
         found = [*first, *kept, *dropped, *last]
         if self._options.node:
@@ -110,16 +110,20 @@ class MetricsPage:
                 found.append(family)
         return found
 
-    def _limited(self, found: Sequence[Family], limit: int) -> Sequence[Family]:
-        """The first families, as many as the limit allows. A family is complete or left out."""
-        total = 0
-        for index, family in enumerate(found):
-            total += len(family)
-            if total > limit:
-                for each in found[index:]:
-                    self._dropped.update((plugin_of(sample), "limit") for sample in each.samples)
-                return found[:index]
-        return found
+    def _limited(
+        self, found: Iterable[Family], limit: int, dropped_before: Mapping[tuple[str, str], int]
+    ) -> Sequence[Family]:
+        """The first families, as many as the limit allows with the samples that count what is left out.
+
+        A family is complete or left out.
+        """
+        kept = list(found)
+        total = sum(map(len, kept))
+        while kept and total + len(dropped_before.keys() | self._dropped.keys()) > limit:
+            family = kept.pop()
+            total -= len(family)
+            self._dropped.update((plugin_of(sample), "limit") for sample in family.samples)
+        return kept
 
 
 def _dropped(*found: Mapping[tuple[str, str], int]) -> Family:

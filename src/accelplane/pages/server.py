@@ -16,7 +16,7 @@ from accelplane import jsontext
 from accelplane.host.blocking import in_thread
 from accelplane.http.handler import Handler, PendingResponse
 from accelplane.http.listening import split_address
-from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response
+from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response, accepts_gzip
 from accelplane.http.server import HttpServer
 from accelplane.http.tls import ConnectionContext
 from accelplane.node.settings import ConfigurationError, is_loopback
@@ -41,7 +41,6 @@ _PAGE_TIMEOUT = 15.0
 _MAX_WAIT = 55
 _WAIT = re.compile(r"[0-9]{1,4}")
 _TAG = re.compile(r'"[^"]*"')
-_GZIP = re.compile(r"(?:^|,)\s*(?:gzip|\*)\s*(?:;\s*q\s*=\s*([0-9.]+))?\s*(?=,|$)", re.IGNORECASE)
 _GZIP_LEVEL = 1
 _GZIP_INLINE = 512 * 1024  # larger ones are compressed in a thread
 _SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -139,7 +138,7 @@ class _Pages:
             case "/metrics":
                 return self._metrics(request)
             case "/status":
-                return Response(200, jsontext.indented(_report(self._status())).encode())
+                return self._status_page()
             case "/healthz":
                 return _check(self._status().unhealthy)
             case "/readyz":
@@ -151,6 +150,12 @@ class _Pages:
             case _:
                 expected = ", ".join(_NAMES)
                 return Response(404, f"not found; expected one of {expected}\n".encode(), _TEXT)
+
+    def _status_page(self) -> Response:
+        start = time.monotonic()
+        page = jsontext.indented(_report(self._status())).encode()
+        self.counts.record("status", time.monotonic() - start)
+        return Response(200, page)
 
     async def _metrics(self, request: Request) -> Response:
         async with self._turn("metrics"):
@@ -176,7 +181,7 @@ class _Pages:
             if changed is None:
                 return Response(304, b"", fields=_tag(found.etag))
             found = changed
-        if not _accepts_gzip(request):
+        if not accepts_gzip(request):
             return Response(200, found.body, fields=_tag(found.etag))
         if self._compressed[0] != found.etag:
             self._compressed = found.etag, await _compressed(found.body)
@@ -299,14 +304,9 @@ def _gzip_tag(etag: str) -> str:
     return f'{etag[:-1]}-gzip"'
 
 
-def _accepts_gzip(request: Request) -> bool:
-    found = _GZIP.search(request.fields.get("accept-encoding", ""))
-    return found is not None and (found[1] is None or found[1].strip("0.") != "")
-
-
 async def _encoded(response: Response, request: Request) -> Response:
     """The response, compressed if the client accepts that."""
-    if not _accepts_gzip(request):
+    if not accepts_gzip(request):
         return Response(response.status, response.body, response.content_type, {"Vary": "Accept-Encoding"})
     body = await _compressed(bytes(response.body))
     fields = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, TypeVar
 
 from msgspec import Meta
+from msgspec.structs import replace
 
-from accelplane.devices import Allocation, Device, DeviceNode, Skipped
+from accelplane.devices import Allocation, Device, DeviceNode, Skipped, natural
 from accelplane.host import Host, HostError, Missing, Unreadable, drivers
 from accelplane.plugins import vfio
 from accelplane.plugins.base import Config, DevicePlans, Plugin, Watch
@@ -25,6 +26,9 @@ DSA_PCI_IDS = ("0x0b25", "0x11fb", "0x1212")
 
 _BUS = "/sys/bus/dsa/devices"
 _QUEUE = re.compile(r"wq[0-9]+\.[0-9]+")
+_UNCONFIGURED = ("", "none")  # types of queues
+# A processor has four devices of each family at most, and a device has eight queues.
+_MAX_DEVICES, _MAX_QUEUES = 128, 64
 _WORD = re.compile(r"[a-z]{1,20}")
 
 
@@ -77,17 +81,24 @@ class _QueuePlugin(Plugin[ConfigT]):
         return preferred_ids("none", available, must_include, size, in_use, group=lambda unit: unit.partition(".")[0])
 
     def readings(self, host: Host, devices: Iterable[Device]) -> DevicePlans:
+        """All devices of the driver and their configured queues, also disabled ones, which are not published."""
         from accelplane.readings import offload, pci  # noqa: PLC0415 - memory of agents without pages
 
-        queues: dict[str, dict[str, None]] = {}
-        for device in devices:
-            if _QUEUE.fullmatch(device.unit):
-                number = device.unit.removeprefix("wq").partition(".")[0]
-                queues.setdefault(f"{self.device}{number}", {})[device.unit] = None
-        for name, units in queues.items():
-            function = host.resolve(f"{_BUS}/{name}").rpartition("/")[0]
-            found = (*pci.sources(host, function), *offload.idxd(host, _BUS, name, list(units)))
-            yield pci.plan(host, name, function, found, {"driver": "idxd"}, units=list(units))
+        published = {device.unit for device in devices}
+        names = filter(re.compile(f"{self.device}[0-9]+").fullmatch, host.entries(_BUS))
+        for name in sorted(names, key=natural)[:_MAX_DEVICES]:
+            queues = [
+                queue
+                for queue in sorted(filter(_QUEUE.fullmatch, host.entries(f"{_BUS}/{name}")), key=natural)[:_MAX_QUEUES]
+                if queue in published or host.text_or_empty(f"{_BUS}/{name}/{queue}/type") not in _UNCONFIGURED
+            ]
+            try:
+                function = host.resolve(f"{_BUS}/{name}").rpartition("/")[0]
+            except HostError:
+                continue  # removed in the meantime
+            found = (*pci.sources(host, function), *offload.idxd(host, _BUS, name, queues))
+            plan = pci.plan(host, name, function, found, {"driver": "idxd"})
+            yield replace(plan, units=tuple(queue for queue in queues if queue in published))
 
     def _queue(self, host: Host, path: str, queue: str) -> Iterator[Device | Skipped]:
         """Yields the IDs of one work queue. Raises `HostError`."""

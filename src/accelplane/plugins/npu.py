@@ -83,13 +83,15 @@ class NpuPlugin(Plugin[NpuConfig]):
         return preferred_ids(self.config.allocation_policy, available, must_include, size, in_use)
 
     def measure(self, host: Host, devices: Iterable[Device]) -> Iterator[Sample]:
+        from accelplane.readings import npu  # noqa: PLC0415 - memory of agents without pages
+
         for name in sorted({device.unit for device in devices}, key=natural):
             try:
-                microseconds = int(host.text(f"{self._class}/{name}/device/npu_busy_time_us"))
+                [value] = npu.busy_time(host.text(f"{self._class}/{name}/device/npu_busy_time_us"))
             except (HostError, ValueError):
                 continue  # the file exists since Linux 6.11
             description = "Deprecated: use accelplane_npu_busy_seconds_total"
-            yield Sample("npu_busy_seconds_total", description, {"device": name}, microseconds / 1e6)
+            yield Sample("npu_busy_seconds_total", description, {"device": name}, value.value)
 
     def readings(self, host: Host, devices: Iterable[Device]) -> DevicePlans:
         from accelplane.readings import npu, pci  # noqa: PLC0415 - memory of agents without pages

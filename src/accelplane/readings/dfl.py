@@ -11,7 +11,7 @@ from accelplane.readings.values import InvalidText, Value, labels, number
 _FME_REGISTERS = (
     "pcie0_errors", "pcie1_errors", "nonfatal_errors", "catfatal_errors", "fme_errors", "first_error",
 )  # fmt: skip
-_PORT_REGISTERS = ("errors", "first_error")
+PORT_REGISTERS = ("errors", "first_error")
 _PORT_STATES = (0, 1, 2, 6)
 
 
@@ -19,16 +19,18 @@ def sources(host: Host, fme: str, ports: Sequence[tuple[str, str]]) -> Iterator[
     """`fme` is the directory of the FME; `ports` are names and directories of its ports."""
     yield from hwmon.sources(host, fme, default="fpga")
     yield from pci.existing(
-        host, f"{fme}/errors", [(register, partial(_bits, register)) for register in _FME_REGISTERS]
+        host, f"{fme}/errors", [(register, partial(parse_flags, register)) for register in _FME_REGISTERS]
     )
     for name, path in ports:
         yield from pci.existing(
-            host, f"{path}/errors", [(register, partial(_bits, f"{name}_{register}")) for register in _PORT_REGISTERS]
+            host,
+            f"{path}/errors",
+            [(register, partial(parse_flags, f"{name}_{register}")) for register in PORT_REGISTERS],
         )
         yield from pci.existing(host, path, [("power_state", _port_state(name))])
 
 
-def _bits(register: str, text: str) -> Sequence[Value]:
+def parse_flags(register: str, text: str) -> Sequence[Value]:
     """The number of bits that are set in a mask."""
     mask = number(text)
     if mask < 0:

@@ -19,8 +19,10 @@ _TILE = re.compile(r"i915_(gt[0-9]{1,2})", re.ASCII)
 _UNNAMED = re.compile(r"[^a-z0-9_]+")
 _NAME_LENGTH = 32
 _GPU_DRIVERS = ("i915", "xe")
-_NUMBERED = {1: "card", 2: "package"}
-_XE_TEMPERATURES = {2: "package", 3: "vram"}
+_PACKAGE = "package"
+_XE_PACKAGE = "pkg"  # the label of xe
+_NUMBERED = {1: "card", 2: _PACKAGE}
+_XE_TEMPERATURES = {2: _PACKAGE, 3: "vram"}
 
 _MAX_WATTS, _MAX_RPM, _CELSIUS = 10_000.0, 100_000.0, (-60.0, 250.0)
 _POWER_LIMITS = {"max": "sustained", "cap": "burst", "crit": "critical", "rated_max": "rated"}
@@ -89,9 +91,9 @@ def _sensor(host: Host, label_path: str, driver: str, kind: str, index: int) -> 
     if driver in _GPU_DRIVERS and kind in ("energy", "power"):
         return _NUMBERED.get(index, "")
     if label := _UNNAMED.sub("_", host.text_or_empty(label_path).lower()).strip("_")[:_NAME_LENGTH]:
-        return label
+        return _PACKAGE if driver in _GPU_DRIVERS and label == _XE_PACKAGE else label
     if kind == "temp" and driver in _GPU_DRIVERS:
-        return _XE_TEMPERATURES.get(index, "") if driver == "xe" else "package"
+        return _XE_TEMPERATURES.get(index, "") if driver == "xe" else _PACKAGE
     return ""
 
 

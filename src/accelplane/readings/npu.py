@@ -9,6 +9,9 @@ from accelplane.readings.values import labels, scalar
 
 _MAX_HERTZ = 100e9
 
+busy_time = scalar(families.NPU_BUSY, scale=1e-6)
+"""The parser of `npu_busy_time_us`."""
+
 
 def sources(host: Host, device: str) -> Iterator[Source]:
     """`device` is the directory of the PCI function."""
@@ -18,7 +21,7 @@ def sources(host: Host, device: str) -> Iterator[Source]:
         for kind in ("actual", "max")
     )
     parsers = [
-        ("npu_busy_time_us", scalar(families.NPU_BUSY, scale=1e-6)),
+        ("npu_busy_time_us", busy_time),
         ("npu_memory_utilization", scalar(families.NPU_MEMORY)),
         ("npu_current_frequency_mhz", current),
         ("npu_max_frequency_mhz", largest),

@@ -13,6 +13,7 @@ _WORD = re.compile(r"[a-z]{1,20}", re.ASCII)
 _RESOURCE = re.compile(r"num_([a-z0-9_]{1,32})", re.ASCII)
 _ENGINE = re.compile(r"engine[0-9]{1,3}\.[0-9]{1,3}", re.ASCII)
 _ERROR_WORDS = 4
+_UNREADABLE_WORD = 0xFFFF_FFFF_FFFF_FFFF  # the register of a device that does not answer
 _FILE = re.compile(r"file[0-9]{1,10}", re.ASCII)
 _FAULTS = {"cr_faults": "resolved", "cr_fault_failures": "failed"}
 _HEXADECIMAL = re.compile(r"(?:0x)?[0-9a-f]{1,16}", re.ASCII)
@@ -97,7 +98,10 @@ def _error(text: str) -> Sequence[Value]:
     if len(groups) != expected or not all(map(_HEXADECIMAL.fullmatch, groups)):
         raise InvalidText(text)
     first = groups[-2:] if bitmap else groups[:1]
-    return (Value(families.IDXD_ERROR, "", float(any(int(group, 16) for group in first))),)
+    word = int("".join(group.removeprefix("0x").rjust(8, "0") for group in first), 16)
+    if word == _UNREADABLE_WORD:
+        raise InvalidText(text)
+    return (Value(families.IDXD_ERROR, "", float(word != 0)),)
 
 
 def _engine(text: str) -> Sequence[Value]:

@@ -78,7 +78,7 @@ def sources(host: Host, path: str) -> Iterator[Source]:
     for severity, total in _AER.items():
         name = f"aer_dev_{severity}"
         if name in names:
-            yield Source(path=f"{path}/{name}", parse=_errors(severity, f"TOTAL_ERR_{total}"))
+            yield Source(path=f"{path}/{name}", parse=_errors(severity, f"TOTAL_ERR_{total}"), by_lines=True)
     # Kernels from about 6.18 power the function up to read the link.
     lanes = partial(scalar, lowest=1, highest=_MAX_LANES)
     link: Sequence[tuple[str, Parse]] = (

@@ -24,7 +24,8 @@ class Source(Struct, frozen=True, kw_only=True):
     `parse` and `follow` are pure functions: they are called only if the text differs from that of the last reading.
     `waking`: the driver powers the device up to answer. `constant`: the text is that of the hardware, and is read once
     for each plan. `wraps_after`: a counter of the device may wrap in more than this number of seconds without a
-    reading. `follow` returns further sources that depend on the text.
+    reading. `follow` returns further sources that depend on the text. `by_lines`: the lines within `limit` of a longer
+    text have values; the text is invalid nevertheless.
 
     With `members` the path is a directory, and `members` returns the sources of its entries, by their names, at each
     reading. The value of a source that `accumulates` is the increase of its numbers, of all its paths together, since
@@ -36,6 +37,7 @@ class Source(Struct, frozen=True, kw_only=True):
     waking: bool = False
     constant: bool = False
     limit: int = ATTRIBUTE_LIMIT
+    by_lines: bool = False
     wraps_after: float = 0.0
     follow: "Callable[[str], Sequence[Source]] | None" = None
     members: "Callable[[Sequence[str]], Sequence[Source]] | None" = None

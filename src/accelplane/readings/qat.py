@@ -46,7 +46,7 @@ def sources(host: Host, device: str, debugfs: str) -> Iterator[Source]:
 def _debugfs(host: Host, path: str) -> Iterator[Source]:
     names = host.entries(path)
     if "fw_counters" in names:
-        yield Source(path=f"{path}/fw_counters", parse=_counters, limit=TABLE_LIMIT)
+        yield Source(path=f"{path}/fw_counters", parse=_counters, limit=TABLE_LIMIT, by_lines=True)
     queries = [
         ("queries_sent", scalar(families.QAT_HEARTBEAT_QUERIES)),
         ("queries_failed", scalar(families.QAT_HEARTBEAT_FAILURES)),
@@ -54,7 +54,7 @@ def _debugfs(host: Host, path: str) -> Iterator[Source]:
     yield from pci.existing(host, f"{path}/heartbeat", queries)
     telemetry = f"{path}/telemetry"
     if {"control", "device_data"}.issubset(host.entries(telemetry)):
-        data = Source(path=f"{telemetry}/device_data", parse=_telemetry, limit=TABLE_LIMIT)
+        data = Source(path=f"{telemetry}/device_data", parse=_telemetry, limit=TABLE_LIMIT, by_lines=True)
         yield Source(path=f"{telemetry}/control", parse=_control, follow=partial(_if_switched_on, data))
 
 

@@ -13,7 +13,7 @@ from urllib.parse import unquote_plus
 
 from msgspec import Struct
 
-from accelplane.apiserver.authorized import PageAccess, UserInfo
+from accelplane.apiserver.authorized import CHALLENGE, PageAccess, UserInfo
 from accelplane.http.eviction import source_of
 from accelplane.http.messages import HttpError, Request, Response
 
@@ -132,7 +132,8 @@ class SecureGate:
         if viewer is None:
             if page and not request.authorization:
                 return self._form(401, "", _next(request))
-            raise HttpError(401, "expected a valid token in the header Authorization: Bearer TOKEN, or a session")
+            problem = "expected a valid token in the header Authorization: Bearer TOKEN, or a session"
+            raise HttpError(401, problem, CHALLENGE)
         await self._authorize(viewer, PAGE)
         return viewer
 
@@ -144,7 +145,7 @@ class SecureGate:
             viewer = Viewer(user) if user is not None else None
         viewer = viewer or await self._authenticate(request)
         if viewer is None:
-            raise HttpError(401, "expected a valid token in the header Authorization: Bearer TOKEN")
+            raise HttpError(401, "expected a valid token in the header Authorization: Bearer TOKEN", CHALLENGE)
         await self._authorize(viewer, METRICS)
 
     async def still_admitted(self, request: Request, viewer: Viewer, *, everything: bool) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from accelplane.http.messages import Request, Response
+from accelplane.http.messages import Request, Response, accepts_gzip
 
 HTML = "text/html; charset=utf-8"
 _POLICY = (
@@ -35,12 +35,6 @@ def page_response(status: int, text: str) -> Response:
 def redirect(target: str, fields: Mapping[str, str] | None = None) -> Response:
     """Leads a browser to a relative address with GET."""
     return Response(303, b"", "text/plain; charset=utf-8", {**FIELDS, "Location": target, **(fields or {})})
-
-
-def accepts_gzip(request: Request) -> bool:
-    """Whether the client accepts compressed responses."""
-    words = (word.strip().partition(";") for word in request.fields.get("accept-encoding", "").lower().split(","))
-    return any(name.strip() == "gzip" and rest.replace(" ", "") not in ("q=0", "q=0.0") for name, _, rest in words)
 
 
 def compressed(response: Response, request: Request) -> Response:

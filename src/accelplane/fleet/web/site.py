@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from accelplane.apiserver import ApiError
 from accelplane.http.handler import PendingResponse
-from accelplane.http.messages import HttpError, Request, Response
+from accelplane.http.messages import HttpError, Request, Response, accepts_gzip, method_error
 
 from ..devicelist import PATH as DEVICES_PATH
 from ..devicelist import DeviceList, device_list
@@ -24,7 +24,7 @@ from .live import Content, Live, LiveLimits, Subject
 from .page import Assets, Context, Frame, Page, ScreenName, document, header_blocks, plain_document
 from .query import PlaceQuery, Query, fields_of
 from .screens import NAMES, PATHS, SCREENS
-from .security import FIELDS, accepts_gzip, compressed, page_response, redirect
+from .security import FIELDS, compressed, page_response, redirect
 from .summaries import Summaries, totals
 
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
@@ -138,9 +138,9 @@ class Site:
             return compressed(await self._routed(request), request)
         except HttpError as error:
             if not request.path.startswith(_TEXT_PATHS) and not request.authorization:
-                return self._error_page(request.path, error)
-            fields = {**FIELDS, "WWW-Authenticate": "Bearer"} if error.status == 401 else FIELDS
-            return Response(error.status, f"{error}\n".encode(), _TEXT, fields)
+                page = self._error_page(request.path, error)
+                return msgspec.structs.replace(page, fields={**page.fields, **error.fields})
+            return Response(error.status, f"{error}\n".encode(), _TEXT, {**FIELDS, **error.fields})
 
     def _error_page(self, path: str, error: HttpError) -> Response:
         """An error for a person. The path need not be that of a screen, so links lead to the directory of screens."""
@@ -158,7 +158,7 @@ class Site:
                 return redirect("./")
             return await (self._gate.sign_in(request) if path == "/login" else self._gate.sign_out(request))
         if post:
-            raise HttpError(405, "expected method GET or HEAD")
+            raise method_error(("GET", "HEAD"))
         if path == "/metrics" and self._metrics is not None:
             await self._gate.admit_scraper(request)
             return Response(200, self._metrics(), _METRICS, FIELDS)

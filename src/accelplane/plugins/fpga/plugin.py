@@ -103,11 +103,12 @@ class FpgaPlugin(Plugin[FpgaConfig]):
         yield from samples
 
     def readings(self, host: Host, devices: Iterable[Device]) -> DevicePlans:
-        """Sensors and errors of the DFL driver; the units of values of the OPAE driver are not documented."""
-        from accelplane.readings import dfl, pci  # noqa: PLC0415 - memory of agents without pages
+        from accelplane.readings import dfl, opae, pci  # noqa: PLC0415 - memory of agents without pages
 
-        if detect(host) is not DFL:
+        driver = detect(host)
+        if driver is None:
             return
+        sources = dfl.sources if driver is DFL else opae.sources
         ports_of: dict[str, list[Port]] = {}
         for known in self._known[1].values():
             ports_of.setdefault(known.port.fme.path, []).append(known.port)
@@ -115,9 +116,10 @@ class FpgaPlugin(Plugin[FpgaConfig]):
         for path, ports in ports_of.items():
             fme = ports[0].fme
             names = {fme.name, *(port.name for port in ports)}
-            registers = dfl.sources(host, path, [(port.name, port.path) for port in ports])
-            found = (*pci.sources(host, fme.pci.path), *registers)
-            yield pci.plan(host, fme.name, fme.pci.path, found, {"driver": "dfl"}, units=sorted(units & names))
+            own_sources = sources(host, path, [(port.name, port.path) for port in ports])
+            found = (*pci.sources(host, fme.pci.path), *own_sources)
+            attributes = {"driver": driver.name.lower()}
+            yield pci.plan(host, fme.name, fme.pci.path, found, attributes, units=sorted(units & names))
 
     def explain(self, host: Host) -> Mapping[str, object]:
         driver = detect(host)
