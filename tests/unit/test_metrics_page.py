@@ -142,6 +142,16 @@ def test_claims_name_the_holders_of_the_units_of_their_cdi_devices() -> None:
     assert {each.labels.get("pod") for each in found[TEMPERATURE.name].samples} == {None, "c"}
 
 
+def test_ids_of_ended_pods_are_counted_if_the_kubelet_answers() -> None:
+    holders = msgspec.structs.replace(holding(("a", "card0-0")), stale=2)
+    [stale] = render(PageOptions(), Contents(readings=readings(), holders=holders))[
+        "accelplane_holders_stale_ids"
+    ].samples
+    assert (stale.labels, stale.value) == ({}, 2)
+    found = render(PageOptions(), Contents(readings=readings(), holders=Holders(source="checkpoint")))
+    assert "accelplane_holders_stale_ids" not in found
+
+
 def test_the_node_label_is_on_every_sample() -> None:
     found = render(PageOptions(node='n"1'), Contents(readings=readings(), holders=SHARED))
     assert {each.labels.get("node") for family in found.values() for each in family.samples} == {'n"1'}

@@ -255,7 +255,10 @@ def _source(holders: Holders, now: float) -> Sequence[Family]:
     age = Family("accelplane_holders_age_seconds", "Time since the holders were read.")
     if holders.source != "none":
         age.add(max(0.0, now - holders.began))
-    return source, age
+    stale = Family("accelplane_holders_stale_ids", "Device IDs that the kubelet lists for an ended pod as well.")
+    if holders.source == "podresources":
+        stale.add(holders.stale)
+    return source, age, stale
 
 
 def with_samples(families: Iterable[Family]) -> list[Family]:
