@@ -19,7 +19,7 @@ from functools import partial
 from typing import NamedTuple, Self
 
 from accelplane.host.errors import HostError, Missing, Unreadable, WriteError, host_error
-from accelplane.host.paths import NO_NAMES, OPEN_DIRECTORIES, OPEN_LINKED_DIRECTORY, Directory, HostPaths
+from accelplane.host.paths import MAX_OPEN_DIRECTORIES, OPEN_LINKED_DIRECTORY, SPECIAL_NAMES, Directory, HostPaths
 
 # sysfs never gives more than a page for a text attribute; binary ones are not read here.
 ATTRIBUTE_LIMIT = 64 * 1024
@@ -42,7 +42,7 @@ class SysfsDevice(NamedTuple):
 class HostFiles:
     """The node below `root`. Every path given or returned is the host's own, without the root."""
 
-    def __init__(self, root: str | os.PathLike[str] = "/", *, open_directories: int = OPEN_DIRECTORIES) -> None:
+    def __init__(self, root: str | os.PathLike[str] = "/", *, open_directories: int = MAX_OPEN_DIRECTORIES) -> None:
         """`read_once` keeps the directories of its files open, at most `open_directories`."""
         self._max_directories = open_directories
         self._begin(HostPaths(root, open_directories))
@@ -292,7 +292,7 @@ class HostFiles:
         try:
             recent = self._recent
             if recent is None or recent[0] != directory:
-                if name in NO_NAMES:
+                if name in SPECIAL_NAMES:
                     return self.open(path, os.O_RDONLY)
                 recent = self._recent = directory, self._file_directory(directory)
             return os.open(name, _OPEN_AGAIN if self._prefix else _OPEN_TO_READ, dir_fd=recent[1].descriptor)

@@ -16,9 +16,9 @@ from accelplane.host.errors import Unreadable
 
 T = TypeVar("T")
 
-OPEN_DIRECTORIES = 64
+MAX_OPEN_DIRECTORIES = 64
 OPEN_LINKED_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-NO_NAMES = ("", ".", "..")
+SPECIAL_NAMES = ("", ".", "..")  # of the directory itself, and of the one above it
 _OPEN_DIRECTORY = OPEN_LINKED_DIRECTORY | os.O_NOFOLLOW
 _MAX_LINKS = 40  # as the kernel's own limit (path_resolution(7))
 _PROCESS_ROOT = re.compile(r"/proc/[0-9]+/root")
@@ -48,7 +48,7 @@ class HostPaths:
         # realpath(3) of this link, which leads into another mount namespace, would be the root of this one.
         self.root = f"{root}/." if _PROCESS_ROOT.fullmatch(os.fspath(root)) else os.path.realpath(root)
         self.prefix = "" if self.root == "/" else self.root
-        self._max_directories = min(OPEN_DIRECTORIES, max_directories)
+        self._max_directories = min(MAX_OPEN_DIRECTORIES, max_directories)
         self._begin()
 
     def fresh(self) -> Self:
@@ -78,7 +78,7 @@ class HostPaths:
         if not self.prefix:
             self.directories_read.add(directory or "/")
             return path, None
-        if name in NO_NAMES:
+        if name in SPECIAL_NAMES:
             directory, _, name = self.resolve(path).rpartition("/")
         canonical = self.canonical_directory(directory)
         self.directories_read.add(canonical or "/")
