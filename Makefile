@@ -181,7 +181,10 @@ fpga-host: $(ready)
 	$(PY) deploy/images/fpga_host.py dist/fpga-sw
 	ls -l dist/fpga-sw
 
-## kube: build the Kubernetes programs for the cluster tests
+# The version of Kubernetes for kube, cluster and test-cluster: one of VERSIONS in tests/cluster/build.py.
+kube test-cluster cluster: export ACCELPLANE_KUBERNETES := $(or $(VERSION),$(ACCELPLANE_KUBERNETES))
+
+## kube: build the Kubernetes programs for the cluster tests. VERSION=1.37
 kube: $(ready)
 	$(PY) -m tests.cluster.build
 
@@ -189,12 +192,12 @@ kube: $(ready)
 tools: $(ready)
 	$(PY) -m tests.cluster.build $(TOOLS)
 
-## test-cluster: run the cluster tests, three files at a time on two cores; needs root. ARGS=… are passed to pytest
+## test-cluster: run the cluster tests, three files at a time on two cores; needs root. VERSION=1.37 ARGS=… (to pytest)
 test-cluster: kube
 	$(PY) -m pytest --numprocesses "$$((($$(nproc) * 3 + 1) / 2))" --maxprocesses 6 --dist loadfile \
 		--no-loadscope-reorder -p tests.cluster.distribution -m cluster $(ARGS)
 
-## cluster: start a real cluster with simulated GPUs and our images; needs root
+## cluster: start a real cluster with simulated GPUs and our images; needs root. VERSION=1.37
 cluster: kube
 	$(PY) -m tests.cluster up --image "$$($(PY) -m tests.cluster.product_image)" $(ARGS)
 

@@ -51,8 +51,8 @@ def up(chosen: argparse.Namespace) -> None:
         if chosen.kwok:
             cluster.add_kwok_nodes(chosen.kwok)
         cluster.leave_running()
-    print(f"ready after {time.monotonic() - started:.1f} s; programs in {assets().bin}", file=sys.stderr)
-    print(f"export KUBECONFIG={cluster.kubeconfig} PATH={assets().bin}:$PATH")
+    print(f"ready after {time.monotonic() - started:.1f} s; programs in {assets().path}", file=sys.stderr)
+    print(f"export KUBECONFIG={cluster.kubeconfig} PATH={assets().path}:$PATH")
 
 
 def down(chosen: argparse.Namespace) -> None:

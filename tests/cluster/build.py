@@ -1,9 +1,12 @@
 """The programs of a cluster: Kubernetes, containerd and kwok from their Go modules, the rest from Debian.
 
-``python -m tests.cluster.build`` (``make kube``) compiles once into a directory outside the work tree, named
-after the version and a hash of everything that decides the result: the modules below ``kube/`` (their go.sum
-pins every source) and the recipes of this file. A complete directory is never changed, and is created by one
-rename, so that an interrupted build leaves no incomplete directory.
+``python -m tests.cluster.build`` (``make kube``) compiles once into directories outside the work tree: one for the
+programs of Kubernetes, named after their version, and one for the others. The names have a hash of everything that
+decides the result: the modules below ``kube/`` (their go.sum pins every source) and the recipes of this file. A
+complete directory is never changed, and is created by one rename, so that an interrupted build leaves no incomplete
+directory.
+
+The variable ``ACCELPLANE_KUBERNETES`` (``make … VERSION=``) selects one of the versions of Kubernetes in ``VERSIONS``.
 
 Other programs of the tests are compiled one module at a time, from the modules below ``tools/``: each has a directory
 of its own, named after the module and a hash of its files. Its ``go.mod`` names the packages in ``tool`` lines. Its
@@ -36,8 +39,10 @@ from pathlib import Path
 KUBE = Path(__file__).parent / "kube"
 TOOLS = Path(__file__).parent / "tools"
 KUSTOMIZE_VERSIONS = ("5.0.3", "5.4.2", "5.8.2")
+VERSIONS = ("1.31", "1.33", "1.34", "1.35", "1.36", "1.37")
+DEFAULT_VERSION = "1.34"
 DEFAULT_TOOLS = (*(f"kustomize-{version}" for version in KUSTOMIZE_VERSIONS), "helm")
-OLDEST_GO = (1, 24)
+OLDEST_GO = (1, 26)  # of the newest version of Kubernetes
 TOOLCHAIN = "go1.26.8"
 BUILD_COMMAND = "python -m tests.cluster.build"
 
@@ -48,7 +53,10 @@ class ClusterError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
+    """Packages of a module to compile. ``requirements`` names the module whose go.mod is used, if it is another one."""
+
     module: str
+    requirements: str = ""
     packages: tuple[str, ...] = (".",)
     links: tuple[str, ...] = ()
     tags: str = ""
@@ -64,16 +72,30 @@ def _version(module: str, dependency: str) -> str:
     return found[1]
 
 
+def selected_version() -> str:
+    """The selected minor version of Kubernetes. Raises `ClusterError` for one that is not in `VERSIONS`."""
+    selected = os.environ.get("ACCELPLANE_KUBERNETES") or DEFAULT_VERSION
+    if selected not in VERSIONS:
+        raise ClusterError(f"ACCELPLANE_KUBERNETES: found {selected}, expected one of {', '.join(VERSIONS)}")
+    return selected
+
+
 def kubernetes_version() -> str:
-    return _version("kubernetes", "k8s.io/kubernetes")
+    """The complete version, for example ``v1.34.4``."""
+    return _version(f"kubernetes-{selected_version()}", "k8s.io/kubernetes")
 
 
-def _recipes() -> list[Recipe]:
+def kubernetes_minor() -> int:
+    return int(selected_version().split(".")[1])
+
+
+def _kubernetes_recipes() -> list[Recipe]:
     kubernetes = kubernetes_version()
     major, minor, _ = kubernetes.removeprefix("v").split(".", 2)
     return [
         Recipe(
             module="kubernetes",
+            requirements=f"kubernetes-{selected_version()}",
             links=("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"),
             stamps={
                 "k8s.io/component-base/version.gitVersion": kubernetes,
@@ -81,7 +103,12 @@ def _recipes() -> list[Recipe]:
                 "k8s.io/component-base/version.gitMinor": minor,
                 "k8s.io/client-go/pkg/version.gitVersion": kubernetes,
             },
-        ),
+        )
+    ]
+
+
+def _other_recipes() -> list[Recipe]:
+    return [
         Recipe(
             module="containerd",
             packages=tuple(
@@ -123,13 +150,15 @@ _SYSTEM_DIRECTORIES = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/lib/cni",
 
 @dataclass(frozen=True)
 class Assets:
-    """The built programs. ``program`` also finds those of the system."""
+    """The built programs: Kubernetes in its own directory, the others. ``program`` also finds those of the system."""
 
+    kubernetes: Path
     directory: Path
 
     @property
-    def bin(self) -> Path:
-        return self.directory / "bin"
+    def path(self) -> str:
+        """The directories of the programs, as in the variable PATH."""
+        return f"{self.kubernetes / 'bin'}:{self.directory / 'bin'}"
 
     @property
     def old_containerd(self) -> Path:
@@ -137,7 +166,7 @@ class Assets:
         return self.directory / f"containerd-{OLD_CONTAINERD}/usr/bin"
 
     def find(self, name: str) -> Path | None:
-        places = [self.bin, self.directory / "debian/usr/bin", *os.environ.get("PATH", "").split(":")]
+        places = [*self.path.split(":"), self.directory / "debian/usr/bin", *os.environ.get("PATH", "").split(":")]
         for place in (*places, *_SYSTEM_DIRECTORIES):
             if place and os.access(candidate := Path(place) / name, os.X_OK):
                 return candidate
@@ -150,8 +179,9 @@ class Assets:
 
     def missing(self) -> list[str]:
         """The missing programs of a cluster, each with its remedy; empty if complete."""
-        if not self.directory.is_dir():
-            return [f"no Kubernetes binaries in {self.directory}; run {BUILD_COMMAND}"]
+        for directory in (self.kubernetes, self.directory):
+            if not directory.is_dir():
+                return [f"no Kubernetes binaries in {directory}; run {BUILD_COMMAND}"]
         return [f"{name} not found; {_installation_hint(name)}" for name in SYSTEM_PROGRAMS if not self.find(name)]
 
 
@@ -168,7 +198,10 @@ def cache_directory() -> Path:
 
 def assets() -> Assets:
     """The paths of the programs of the current recipes, built or not."""
-    return Assets(cache_directory() / f"{kubernetes_version()}-{_digest(KUBE, repr((_recipes(), platform.machine())))}")
+    return Assets(
+        cache_directory() / f"{kubernetes_version()}-{_recipes_digest(_kubernetes_recipes())}",
+        cache_directory() / f"programs-{_recipes_digest(_other_recipes())}",
+    )
 
 
 def tool(module: str, program: str | None = None) -> Path:
@@ -184,17 +217,22 @@ def kustomize(version: str) -> Path:
 def _tool_directory(module: str) -> Path:
     if not (TOOLS / module / "go.mod").is_file():
         raise ClusterError(f"{module}: no such tool; expected one of {', '.join(sorted(map(_name, TOOLS.iterdir())))}")
-    return cache_directory() / f"tools/{module}-{_digest(TOOLS / module, platform.machine())}"
+    return cache_directory() / f"tools/{module}-{_digest([TOOLS / module], platform.machine())}"
 
 
 def _name(path: Path) -> str:
     return path.name
 
 
-def _digest(modules: Path, recipe: str) -> str:
+def _recipes_digest(recipes: Sequence[Recipe]) -> str:
+    modules = [KUBE / name for recipe in recipes for name in (recipe.module, recipe.requirements) if name]
+    return _digest(modules, repr((recipes, platform.machine())))
+
+
+def _digest(modules: Sequence[Path], recipe: str) -> str:
     digest = hashlib.sha256(recipe.encode())
-    for file in sorted(path for path in modules.rglob("*") if path.is_file()):
-        digest.update(f"{file.relative_to(modules)}\0".encode() + file.read_bytes() + b"\0")
+    for file in sorted(path for module in modules for path in module.rglob("*") if path.is_file()):
+        digest.update(f"{file.relative_to(file.parents[1])}\0".encode() + file.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 
 
@@ -203,10 +241,14 @@ def build(print_status: Callable[[str], None] = print) -> Assets:
     result = assets()
     cache_directory().mkdir(parents=True, exist_ok=True)
     with _only_builder():
-        if not result.directory.is_dir():
-            started = time.monotonic()
-            _compile(result.directory, print_status)
-            print_status(f"built in {time.monotonic() - started:.0f} s: {result.directory}")
+        for directory, recipes in (
+            (result.kubernetes, _kubernetes_recipes()),
+            (result.directory, _other_recipes()),
+        ):
+            if not directory.is_dir():
+                started = time.monotonic()
+                _compile(directory, recipes, print_status)
+                print_status(f"built in {time.monotonic() - started:.0f} s: {directory}")
         for module in DEFAULT_TOOLS:
             _compile_tool(module, print_status)
         _get_system_programs(result, print_status)
@@ -230,15 +272,17 @@ def _only_builder() -> Iterator[None]:
         yield
 
 
-def _compile(target: Path, print_status: Callable[[str], None]) -> None:
+def _compile(target: Path, recipes: Sequence[Recipe], print_status: Callable[[str], None]) -> None:
     go = _go(print_status)
     with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as scratch:
         programs = Path(scratch) / "assets/bin"
         programs.mkdir(parents=True)
-        for recipe in _recipes():
-            print_status(f"compiling {recipe.module}")
+        for recipe in recipes:
+            print_status(f"compiling {recipe.requirements or recipe.module}")
             stamps = " ".join(f"-X {name}={value}" for name, value in recipe.stamps.items())
             command = [go, "build", "-trimpath", f"-tags={recipe.tags}", f"-ldflags=-s -w {stamps}", "-o", programs]
+            if recipe.requirements:
+                command.append(f"-modfile={KUBE / recipe.requirements / 'go.mod'}")
             _run([*command, *recipe.packages], cwd=KUBE / recipe.module, env=_go_environment())
             for link in recipe.links:
                 (programs / link).symlink_to(recipe.module)

@@ -60,9 +60,9 @@ class Cluster:
         self._claim = claim
         self.addresses = Addresses(self.number)
         self.assets: Assets = assets()
-        self.shares = [*shares, self.assets.directory]
+        self.shares = [*shares, self.assets.kubernetes, self.assets.directory]
         self.nodes: dict[str, Node] = {}
-        places = [self.assets.bin, self.assets.program("etcd").parent, Path(sys.executable).parent]
+        places = [*self.assets.path.split(":"), self.assets.program("etcd").parent, Path(sys.executable).parent]
         system = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
         self.path = ":".join([*map(str, places), *system])
         self._authority = Authority("accelplane test cluster")

@@ -27,7 +27,7 @@ func main() {
 		"kube-controller-manager": controllermanager.NewControllerManagerCommand,
 		"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
 		"kube-proxy":              proxy.NewProxyCommand,
-		"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
+		"kubelet":                 newKubeletCommand,
 		"kubectl":                 kubectl.NewDefaultKubectlCommand,
 	}
 	name := filepath.Base(os.Args[0])
@@ -37,4 +37,16 @@ func main() {
 		os.Exit(2)
 	}
 	os.Exit(cli.Run(program()))
+}
+
+// newKubeletCommand calls a function whose signature changed in Kubernetes 1.34.
+func newKubeletCommand() *cobra.Command {
+	switch create := any(kubelet.NewKubeletCommand).(type) {
+	case func() *cobra.Command:
+		return create()
+	case func(context.Context) *cobra.Command:
+		return create(context.Background())
+	default:
+		panic(fmt.Sprintf("NewKubeletCommand has the unknown type %T", create))
+	}
 }
