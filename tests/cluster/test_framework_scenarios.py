@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from . import conftest
+from .build import kubernetes_minor
 from .cluster import Cluster
 from .gpu_scenarios import CARDS, I915, MONITORING, Setup
 from .machine import Daemon, wait_until
@@ -283,16 +284,65 @@ def _phases(setup: Setup) -> list[str]:
 # Two plugins with one resource name
 
 
-def test_a_second_plugin_of_the_same_name_waits_until_the_first_is_gone(setup: Setup) -> None:
+def test_a_plugin_that_starts_later_takes_over_and_the_earlier_one_serves_again_after_its_end(setup: Setup) -> None:
     first = setup.plugin()
     setup.wait(I915, CARDS)
     second = setup.plugin("-shared-dev-num=2", name="second-plugin")
-    wait_until(lambda: "is in use by" in second.tail(1000), "second-plugin: to find the socket in use", 90)
-    setup.run("worker", {I915: 1}, restart="Always")
-    first.stop()
     setup.wait(I915, 2 * CARDS, 90)
+    setup.run("worker", {I915: 1}, restart="Always")
+    wait_until(lambda: "is in use by" in first.tail(1000), "the first plugin: to find the socket in use", 90)
+    setup.wait(I915, 2 * CARDS, 90)
+    second.kill()
+    # The ID that the pod holds is no device of the first plugin; it stays listed as unhealthy.
+    setup.wait(I915, CARDS, 90)
     assert setup.container_state("worker")[1] == 0
-    assert second.running
+    assert first.running
+
+
+# Kubelets since 1.37 could reject all later registrations of the plugin in these cases.
+
+
+def test_a_plugin_whose_socket_was_removed_while_the_kubelet_was_stopped_is_registered_after_its_restart(
+    setup: Setup,
+) -> None:
+    plugin = setup.plugin()
+    setup.wait(I915, CARDS)
+    setup.run("worker", {I915: 1}, restart="Always")
+    before = setup.container_state("worker")
+    with setup.node.kubelet.suspended():
+        known = len(plugin.tail(10_000))
+        setup.node.path(f"/var/lib/kubelet/device-plugins/{I915.replace('/', '-')}.sock").unlink()
+        # The plugin waits 20 s for the answer of the stopped kubelet, then registers again.
+        wait_until(lambda: plugin.tail(10_000)[known:].count("registration at") > 0, "a registration to time out", 60)
+    setup.wait(I915, CARDS, 60)
+    plugin.kill()
+    plugin.start()
+    setup.run("second", {I915: 1})
+    setup.wait(I915, CARDS)
+    assert setup.container_state("worker") == before
+    plugin.kill()
+    setup.wait(I915, 0)
+
+
+def test_a_hundred_restarts_of_the_plugin_without_a_pause_leave_no_rejected_registration(setup: Setup) -> None:
+    plugin = setup.plugin()
+    setup.wait(I915, CARDS)
+    setup.run("worker", {I915: 1}, restart="Always")
+    before = setup.container_state("worker")
+    known = setup.node.kubelet.log.stat().st_size
+    for turn in range(RESTARTS):
+        plugin.kill(signal.SIGTERM if turn % 2 else signal.SIGKILL)
+        plugin.start()
+        if turn % 2:
+            wait_until(lambda: "registered at" in plugin.tail(), "a registration", 30)
+    setup.wait(I915, CARDS)
+    assert "already connected" not in log_since(setup.node, known)
+    setup.run("late", {I915: 2})
+    assert setup.container_state("worker") == before
+    sockets = setup.node.path("/var/lib/kubelet/device-plugins").glob("gpu*.sock")
+    assert len(list(sockets)) == 2, "the resource's name and the one of its registration"
+    plugin.kill()
+    setup.wait(I915, 0)
 
 
 RIVAL = """
@@ -319,9 +369,10 @@ def test_a_registration_by_another_process_applies_until_the_plugin_registers_ag
     contract = Path(__file__).parents[1] / "contract"
     rival = setup.daemon("rival", sys.executable, "-c", RIVAL, contract)
     setup.wait(I915, 7)
-    # Kubelets identify plugins by resource name only: the end of the other plugin's stream disconnects both.
     rival.kill()
-    setup.wait(I915, 0)
+    if kubernetes_minor() < 37:
+        # The kubelet identifies plugins by resource only: the end of the other plugin's stream disconnects both.
+        setup.wait(I915, 0)
     plugin.restart()
     setup.wait(I915, CARDS)
     setup.run("late", {I915: 2})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import memorydirectory
 import pytest
-from kubelets import Embedded, Kubelet
+from kubelets import EMBEDDED, Embedded, Kubelet
 from processes import Process
 from virtualtime import TCP_DELAY, VirtualTimeLoop
 
@@ -60,11 +60,11 @@ def real_node() -> Iterator["Node"]:
         yield node
 
 
-@pytest.fixture(params=["embedded", pytest.param("real", marks=pytest.mark.cluster)])
+@pytest.fixture(params=[*EMBEDDED, pytest.param("real", marks=pytest.mark.cluster)])
 def idle_kubelet(directory: str, request: pytest.FixtureRequest) -> Iterator[Kubelet]:
-    """A kubelet that has not been started yet: the embedded one, then a real one."""
-    if request.param == "embedded":
-        yield Embedded(directory)
+    """A kubelet that has not been started yet: the embedded one with each behaviour, then a real one."""
+    if request.param in EMBEDDED:
+        yield Embedded(directory, request.param.removeprefix("embedded-"))
         return
     from real_kubelet import Real
 

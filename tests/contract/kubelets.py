@@ -5,7 +5,14 @@ from typing import NamedTuple, Protocol
 
 import pytest
 
-from accelplane.kubelet.embedded import AdmissionError, ContainerStartError, EmbeddedKubelet, Pod, RunningContainer
+from accelplane.kubelet.embedded import (
+    BEHAVIOURS,
+    AdmissionError,
+    ContainerStartError,
+    EmbeddedKubelet,
+    Pod,
+    RunningContainer,
+)
 
 
 class Counts(NamedTuple):
@@ -20,9 +27,10 @@ class PodRejected(Exception):
 
 
 class Kubelet(Protocol):
-    """A kubelet whose device plugin directory is `<directory>/device-plugins`."""
+    """A kubelet whose device plugin directory is `<directory>/device-plugins`. `behaviour` is one of `BEHAVIOURS`."""
 
     directory: str
+    behaviour: str
 
     async def start(self) -> None:
         """Starts, also after `kill`."""
@@ -49,18 +57,22 @@ class Kubelet(Protocol):
     async def delete_pod(self, name: str) -> None: ...
 
 
+EMBEDDED = tuple(f"embedded-{behaviour}" for behaviour in BEHAVIOURS)
+
+
 def embedded_only(reason: str) -> pytest.MarkDecorator:
     """Marks a test that cannot run with a real kubelet because of `reason`."""
     assert reason
-    return pytest.mark.parametrize("idle_kubelet", ["embedded"], indirect=True)
+    return pytest.mark.parametrize("idle_kubelet", EMBEDDED[-1:], indirect=True)
 
 
 class Embedded:
     """The embedded kubelet."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, behaviour: str = BEHAVIOURS[-1]) -> None:
         self.directory = directory
-        self.inner = EmbeddedKubelet(directory, connect_timeout=2.0, call_timeout=5.0, seed=1)
+        self.behaviour = behaviour
+        self.inner = EmbeddedKubelet(directory, connect_timeout=2.0, call_timeout=5.0, seed=1, behaviour=behaviour)
 
     async def start(self) -> None:
         await self.inner.start()

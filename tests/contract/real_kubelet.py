@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from cluster.build import kubernetes_minor
 from cluster.cluster import Cluster
 from cluster.machine import wait_until
 from cluster.node import Node, NodePlan
@@ -24,7 +25,7 @@ from kubelets import Counts, PodRejected
 from waiting import until
 
 from accelplane.kubelet.checkpoint import read_checkpoint
-from accelplane.kubelet.embedded import RunningContainer
+from accelplane.kubelet.embedded import BEHAVIOURS, RunningContainer
 
 _KUBELET = Path("/var/lib/kubelet")
 _NULL = (1, 3)
@@ -64,6 +65,8 @@ class Real:
     def __init__(self, node: Node, directory: str) -> None:
         self.node = node
         self.directory = directory
+        minor = kubernetes_minor()
+        self.behaviour = max((each for each in BEHAVIOURS if int(each.split(".")[1]) <= minor), default=BEHAVIOURS[0])
         self.cluster: Cluster = node.cluster
         self._path = f"/api/v1/nodes/{node.name}"
         self._plugins = node.disk / "root" / _KUBELET.relative_to("/") / "device-plugins"

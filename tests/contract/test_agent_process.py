@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -34,8 +35,10 @@ def tree(tmp_path: Path) -> Path:
 
 
 def own_sockets(directory: str) -> list[str]:
+    """The names of the plugins' sockets, in those of registrations N stands for the suffix."""
     names = os.listdir(os.path.join(directory, "device-plugins"))
-    return sorted(name for name in names if name.endswith(".sock") and name != "kubelet.sock")
+    plugins = sorted(name for name in names if name.endswith(".sock") and name != "kubelet.sock")
+    return [re.sub(r"-[0-9a-f]{6}\.sock$", "-N.sock", name) for name in plugins]
 
 
 # Start and shutdown
@@ -47,7 +50,12 @@ async def test_a_signal_ends_the_process_with_0_and_removes_its_sockets(
 ) -> None:
     process = run("accelplane", "node", interpreter=True)
     await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 1)})
-    assert own_sockets(kubelet.directory) == ["gpu.intel.com-i915.sock", "npu.intel.com-accel.sock"]
+    assert own_sockets(kubelet.directory) == [
+        "gpu.intel.com-i915-N.sock",
+        "gpu.intel.com-i915.sock",
+        "npu.intel.com-accel-N.sock",
+        "npu.intel.com-accel.sock",
+    ]
     process.send(number)
     assert await process.exit_code() == 0
     assert own_sockets(kubelet.directory) == []
@@ -92,26 +100,28 @@ async def test_wsl_without_the_levelzero_service_is_reported_in_one_line(run: Ru
     assert "Traceback" not in process.log()
 
 
-async def test_a_second_agent_waits_for_the_first_and_takes_over_when_it_ends(
+async def test_an_agent_that_starts_later_takes_over_and_the_earlier_one_serves_again_after_its_end(
     run: Run, kubelet: Kubelet, tree: Path
 ) -> None:
-    first = run("intel_gpu_device_plugin")
+    first = run("intel_gpu_device_plugin", interpreter=True)
     await kubelet.until(lambda resources: resources == {I915: (1, 1)})
-    second = run("intel_gpu_device_plugin", "-shared-dev-num=2")
-    await second.wait_for_log(f"gpu.intel.com-i915.sock is in use by process {first.pid}")
-    assert kubelet.resources() == {I915: (1, 1)}
-    assert await first.terminate() == 0
+    second = run("intel_gpu_device_plugin", "-shared-dev-num=2", interpreter=True)
     await kubelet.until(lambda resources: resources == {I915: (2, 2)})
-    assert own_sockets(kubelet.directory) == ["gpu.intel.com-i915.sock"]
-    assert await second.terminate() == 0
-
-
-async def test_a_second_agent_takes_over_from_a_killed_one(run: Run, kubelet: Kubelet, tree: Path) -> None:
-    first = run("intel_gpu_device_plugin")
+    await first.wait_for_log(f"gpu.intel.com-i915.sock is in use by process {second.pid}")
+    await kubelet.until(lambda resources: resources == {I915: (2, 2)})
+    second.kill()
     await kubelet.until(lambda resources: resources == {I915: (1, 1)})
-    second = run("intel_gpu_device_plugin", "-shared-dev-num=2")
-    await second.wait_for_log("is in use by process")
-    first.kill()
+    assert own_sockets(kubelet.directory) == ["gpu.intel.com-i915-N.sock", "gpu.intel.com-i915.sock"]
+    assert await first.terminate() == 0
+
+
+async def test_the_end_of_the_earlier_agent_changes_nothing(run: Run, kubelet: Kubelet, tree: Path) -> None:
+    first = run("intel_gpu_device_plugin", interpreter=True)
+    await kubelet.until(lambda resources: resources == {I915: (1, 1)})
+    second = run("intel_gpu_device_plugin", "-shared-dev-num=2", interpreter=True)
+    await kubelet.until(lambda resources: resources == {I915: (2, 2)})
+    assert await first.terminate() == 0
+    await until(lambda: "gpu.intel.com-i915-N.sock" in own_sockets(kubelet.directory))
     await kubelet.until(lambda resources: resources == {I915: (2, 2)})
     assert await second.terminate() == 0
 
@@ -130,10 +140,12 @@ async def test_a_killed_agent_is_replaced_by_its_next_instance(run: Run, kubelet
     first = run("intel_gpu_device_plugin")
     await kubelet.until(lambda resources: resources == {I915: (1, 1)})
     first.kill()
-    assert own_sockets(kubelet.directory) == ["gpu.intel.com-i915.sock"], "no process removed it"
+    sockets = ["gpu.intel.com-i915-N.sock", "gpu.intel.com-i915.sock"]
+    assert own_sockets(kubelet.directory) == sockets, "no process removed them"
     await kubelet.until(lambda resources: resources == {I915: (1, 0)})
     run("intel_gpu_device_plugin")
     await kubelet.until(lambda resources: resources == {I915: (1, 1)})
+    assert own_sockets(kubelet.directory) == sockets, "those of the killed one are removed"
 
 
 async def test_the_socket_of_a_process_is_accessible_only_to_its_owner(run: Run, kubelet: Kubelet, tree: Path) -> None:

@@ -70,6 +70,8 @@ def test_an_unknown_policy_and_invalid_node_counts_are_rejected() -> None:
         EmbeddedKubelet("/nowhere", topology_policy="strict")
     with pytest.raises(ValueError, match="1 to 8"):
         EmbeddedKubelet("/nowhere", numa_nodes=9)
+    with pytest.raises(ValueError, match="unknown behaviour"):
+        EmbeddedKubelet("/nowhere", behaviour="1.36")
 
 
 async def test_a_stopped_kubelet_runs_no_pods(directory: str) -> None:
@@ -209,13 +211,12 @@ async def test_a_plugin_that_returns_within_the_grace_period_keeps_its_devices(d
 
 
 async def test_the_newest_registration_of_a_name_wins(directory: str) -> None:
-    async with EmbeddedKubelet(directory, drops_successor=False) as kubelet:
+    async with EmbeddedKubelet(directory) as kubelet:
         old = await join(kubelet, FakePlugin(directory, devices=listing("old")))
         new = await join(kubelet, FakePlugin(directory, endpoint="new.sock", devices=listing("new")))
         await kubelet.until(lambda k: list(k.resources()[GADGET].devices) == ["new"])
         await kubelet.run_pod(request_pod(1))
         assert (old.ids("Allocate"), new.ids("Allocate")) == ([], [["new"]])
-        await old.send(listing("ghost"))
         await old.abort()
         other = await join(kubelet, FakePlugin(directory, GIZMO, "gizmo.sock"))
         assert list(kubelet.resources()[GADGET].devices) == ["new"]
@@ -224,14 +225,12 @@ async def test_the_newest_registration_of_a_name_wins(directory: str) -> None:
         await new.abort()
 
 
-async def test_older_kubelets_disconnect_the_new_plugin_at_the_end_of_the_old_stream(
-    kubelet: EmbeddedKubelet,
-) -> None:
-    old = await join(kubelet, FakePlugin(kubelet.directory, devices=listing("old")))
-    new = await join(kubelet, FakePlugin(kubelet.directory, endpoint="new.sock", devices=listing("new")))
-    await kubelet.until(lambda k: list(k.resources()[GADGET].devices) == ["new"])
-    await old.abort()
-    await kubelet.until(lambda k: counts(k) == (1, 0))
-    await new.register()
-    await kubelet.until(lambda k: counts(k) == (1, 1))
-    await new.abort()
+async def test_the_last_list_of_any_plugin_of_a_resource_counts(directory: str) -> None:
+    async with EmbeddedKubelet(directory) as kubelet:
+        old = await join(kubelet, FakePlugin(directory, devices=listing("old")))
+        new = await join(kubelet, FakePlugin(directory, endpoint="new.sock", devices=listing("new")))
+        await kubelet.until(lambda k: list(k.resources()[GADGET].devices) == ["new"])
+        await old.send(listing())
+        await kubelet.until(lambda k: counts(k) == (0, 0))
+        await old.abort()
+        await new.abort()

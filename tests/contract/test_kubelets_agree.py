@@ -154,14 +154,43 @@ async def test_an_ended_or_invalid_stream_makes_all_devices_unhealthy_and_keeps_
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
 
 
-async def test_ending_the_stream_of_an_earlier_plugin_disconnects_the_new_one(kubelet: Kubelet, join: Join) -> None:
-    old = await join(devices=listing("old"))
-    new = await join(endpoint="new.sock", devices=listing("new", "newer"))
+async def test_kubelets_until_1_36_disconnect_the_new_plugin_when_the_stream_of_the_earlier_one_ends(
+    kubelet: Kubelet, join: Join
+) -> None:
+    old = await join(devices=listing("a"))
+    new = await join(endpoint="new.sock", devices=listing("b", "c"))
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
     await old.abort()
+    if kubelet.behaviour == "1.34":
+        await kubelet.until(lambda resources: resources == {GADGET: (2, 0)})
+        await new.register()
+        await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+    await kubelet.run_pod("pod", {GADGET: 1})
+    assert len(new.ids("Allocate")) == 1
+    await new.abort()
     await kubelet.until(lambda resources: resources == {GADGET: (2, 0)})
-    await new.register()
-    await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+
+
+async def test_kubelets_since_1_37_reject_a_path_that_is_connected_and_lose_track_of_the_plugin(
+    kubelet: Kubelet, join: Join
+) -> None:
+    plugin = await join()
+    if kubelet.behaviour == "1.34":
+        await plugin.register()
+        await kubelet.until(lambda resources: resources == {GADGET: (3, 3)})
+        return
+    for _ in range(2):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await plugin.register()
+        assert (caught.value.details() or "").startswith("device plugin already connected: /")
+        await plugin.abort()
+        assert kubelet.resources() == {GADGET: (3, 3)}, "nobody serves them"
+        await plugin.serve()
+    other = await join(endpoint="other.sock", devices=listing("x"))
+    await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
+    await other.abort()
+    await kubelet.run_pod("other", {GIZMO: 1})
+    assert kubelet.resources() == {GADGET: (1, 1)}
 
 
 # Admission

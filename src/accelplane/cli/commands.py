@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from accelplane.simulate.kernel.fpga import Outcome
 
 SHELLS = ("bash", "zsh", "fish")
+KUBELET_BEHAVIOURS = ("1.34", "1.37")  # `accelplane.kubelet.embedded.BEHAVIOURS`, without importing it
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -41,12 +42,19 @@ def webhook() -> None:
     help="Policy of the Topology Manager.",
 )
 @click.option("--numa-nodes", type=click.IntRange(1, 8), default=2, show_default=True, help="Number of NUMA nodes.")
-def kubelet(kubelet_dir: str, topology_policy: str, numa_nodes: int) -> None:
+@click.option(
+    "--behaviour",
+    type=click.Choice(KUBELET_BEHAVIOURS),
+    default=KUBELET_BEHAVIOURS[-1],
+    show_default=True,
+    help="Version of Kubernetes: kubelets identify a plugin by its resource until 1.36, by its socket from 1.37.",
+)
+def kubelet(kubelet_dir: str, topology_policy: str, numa_nodes: int, behaviour: str) -> None:
     """Run an embedded kubelet to develop a plugin without a cluster."""
     _require_simulate()
     from accelplane.cli.kubelet import run  # noqa: PLC0415
 
-    sys.exit(run(os.path.abspath(kubelet_dir), topology_policy, numa_nodes))
+    sys.exit(run(os.path.abspath(kubelet_dir), topology_policy, numa_nodes, behaviour))
 
 
 @accelplane.command()

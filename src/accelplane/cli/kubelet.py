@@ -38,7 +38,7 @@ class CommandError(Exception):
     """An invalid command. The message has the expected syntax."""
 
 
-def run(kubelet_dir: str, topology_policy: str, numa_nodes: int) -> int:
+def run(kubelet_dir: str, topology_policy: str, numa_nodes: int, behaviour: str) -> int:
     """Runs until `quit`, SIGTERM or SIGINT, also after the end of the input. Returns the exit code."""
     # It would remove the sockets of the node's plugins and replace the checkpoint, also while that kubelet is stopped.
     found = next((name for name in _NODE_KUBELET_FILES if os.path.lexists(os.path.join(kubelet_dir, name))), "")
@@ -49,7 +49,9 @@ def run(kubelet_dir: str, topology_policy: str, numa_nodes: int) -> int:
         )
         return 1
     try:
-        kubelet = EmbeddedKubelet(kubelet_dir, topology_policy=topology_policy, numa_nodes=numa_nodes)
+        kubelet = EmbeddedKubelet(
+            kubelet_dir, topology_policy=topology_policy, numa_nodes=numa_nodes, behaviour=behaviour
+        )
         return asyncio.run(_run(kubelet))
     except (embedded.KubeletError, ValueError) as error:
         sys.stderr.write(f"accelplane kubelet: {error}\n")

@@ -2,20 +2,22 @@
 
 The life cycle is one loop: wait until the socket's path is free, serve, register, wait for a reason to start again.
 The reasons are read from the directory, not from events: the own socket was removed or replaced, or `kubelet.sock` is
-another one. When the kubelet's stream ends or never opens, the resource is registered again with the same socket.
-Errors here neither end the process nor affect other resources.
+another one. When the kubelet's stream ends or never opens, the resource is registered again, with a new name of the
+same socket. Errors here neither end the process nor affect other resources.
+
+Two processes of one resource overlap during a rolling update. The one that has started later takes the socket's path
+over. The earlier one sends no more lists, because the kubelet uses the last list that it gets. It answers calls for a
+moment longer, so that the kubelet has the new list before the old stream ends; then it waits.
 
 Kubelet behaviour (1.28 to 1.37): at its start a kubelet deletes every socket in the directory and then creates its own.
-When a stream of a resource ends after a new registration of the same resource, the kubelet drops the new one, so the
-old server must have ended before. Sockets are bound under a temporary name and renamed: the final name always accepts
-connections, no socket in use by another process is unlinked, and the mode is 0600 from the start.
+Until 1.36, when a stream of a resource ends after a new registration of the same resource, the kubelet drops the new
+one, which then has to register again. Since 1.37 a path can be registered only once; see `pluginsocket`.
 """
 
 import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import stat
 import time
 from bisect import bisect_left
@@ -28,6 +30,7 @@ from accelplane.devices import Allocation, Device
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
 from accelplane.kubelet import messages, sockets
 from accelplane.kubelet.notifier import Notifier
+from accelplane.kubelet.pluginsocket import PluginSocket
 from accelplane.kubelet.registration_state import FIRST_RETRY, LAST_RETRY, MAX_CHECK_INTERVAL, RegistrationState
 from accelplane.logs import v
 
@@ -35,8 +38,10 @@ log = logging.getLogger(__name__)
 
 KUBELET_SOCKET = "kubelet.sock"
 _REGISTER_DEADLINE = 20.0  # the kubelet itself waits up to 10 s for our answer
-_BUSY_RETRY, _BUSY_RETRY_AFTER_GRACE = 1.0, 10.0
+_ANSWER_TIMEOUT = 1.0  # after the kubelet has opened a stream
+_BUSY_RETRY, _BUSY_RETRY_AFTER_GRACE = 1.0, 3.0
 _TERMINATION_GRACE = 30.0  # Kubernetes' default for a predecessor that is terminating
+_HANDOVER = 2.0
 _WITHDRAW_TIMEOUT = 0.5
 
 
@@ -119,15 +124,15 @@ class _List:
 class ResourceServer:
     """Serves one resource for as long as `run` runs.
 
-    `directory` is the kubelet's device plugin directory, `endpoint` the file name of the own socket in it. The caller
-    watches that directory and notifies `wake` of changes in it.
+    `directory` is the kubelet's device plugin directory, `socket_name` the file name of the resource's socket in it.
+    The caller watches that directory and notifies `wake` of changes in it.
     """
 
     def __init__(
         self,
         resource: str,
         directory: str,
-        endpoint: str,
+        socket_name: str,
         allocator: Allocator,
         *,
         changed: Callable[[], None] = lambda: None,
@@ -139,8 +144,7 @@ class ResourceServer:
         self._changed = changed
         self.stage = Stage.WAITING
         self.resource = resource
-        self.endpoint = endpoint
-        self.path = sockets.checked_path(os.path.join(directory, endpoint))
+        self._socket = PluginSocket(directory, socket_name)
         self.problem = ""
         self._reported_at = 0
         self.counters = Counters()
@@ -177,7 +181,12 @@ class ResourceServer:
         log.log(v(4), "%s: new list of %d devices", self.resource, len(message.devices))
 
     async def withdraw(self) -> None:
-        """Sends an empty list to the streams that read within a moment. Call it before ending the server."""
+        """Sends an empty list to the streams that read within a moment. Call it before ending the server.
+
+        Does nothing if another process serves the resource now.
+        """
+        if not self._socket.owned:
+            return
         self.publish(())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WITHDRAW_TIMEOUT):
@@ -219,22 +228,18 @@ class ResourceServer:
             raise sockets.SocketPathError(
                 f"{self._directory}: not a directory, expected the kubelet's device plugin directory"
             )
-        owner = sockets.listener(self.path)
-        if owner is None:
+        owner = self._socket.owner()
+        if owner is None or self._socket.can_be_taken_over():
             return ""
         process = f"process {owner}" if owner else "another process"
-        return f"{self.path} is in use by {process}; end the other plugin for this resource"
+        return f"{self._socket.path} is in use by {process}; end the other plugin for this resource"
 
     async def _serve(self) -> None:
         """Creates the socket and serves until it or the kubelet's is removed or replaced."""
         server = rpc.RpcServer(self._methods())
-        temporary = os.path.join(self._directory, f".{secrets.token_hex(3)}")
         try:
             try:
-                await server.start(temporary)
-                os.chmod(temporary, 0o600)
-                own = sockets.identity(temporary)
-                os.replace(temporary, self.path)
+                await self._socket.create(server)
             except FileNotFoundError:
                 # A starting kubelet deleted it, or the directory was removed. The kubelet's own socket may exist by
                 # now, so there may be no further notification.
@@ -243,31 +248,34 @@ class ResourceServer:
             except OSError as error:
                 reason = error.strerror or error
                 self._report(
-                    f"cannot create the socket {self.path}: {reason}; check its directory's mode and SELinux label"
+                    f"cannot create the socket {self._socket.path}: {reason}; "
+                    "check its directory's mode and SELinux label"
                 )
                 await self.wake.wait(LAST_RETRY)
                 return
             self._enter(Stage.SERVING)
             self.problem = ""
-            log.log(v(1), "%s: serving at %s", self.resource, self.path)
-            try:
-                reason = await self._stay_registered(own)
-                log.log(v(1), "%s: %s, starting again", self.resource, reason)
-            finally:
-                if own is not None and sockets.identity(self.path) == own:
-                    with contextlib.suppress(OSError):
-                        os.unlink(self.path)
+            log.log(v(1), "%s: serving at %s", self.resource, self._socket.path)
+            reason = await self._stay_registered()
+            log.log(v(1), "%s: %s, starting again", self.resource, reason)
+            await self._hand_over()
         finally:
             self._enter(Stage.WAITING)
+            self._socket.remove()
             await server.stop()
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
 
-    async def _stay_registered(self, own: sockets.Identity | None) -> str:
+    async def _hand_over(self) -> None:
+        """Answers calls for a moment longer if another process has taken over: its registration takes some time."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _HANDOVER
+        while (remaining := end - loop.time()) > 0 and not self._socket.owned and self._socket.owner() is not None:
+            await self.wake.wait(remaining)
+
+    async def _stay_registered(self) -> str:
         """Registers whenever needed; returns the reason why a new socket is needed."""
         state = RegistrationState()
         while True:
-            if sockets.identity(self.path) != own:
+            if not self._socket.owned:
                 return "the socket was removed or replaced"
             kubelet, now = sockets.identity(self._kubelet), time.monotonic()
             if state.observe(kubelet, open_streams=len(self._streams), opened=self._streams_opened, now=now):
@@ -277,7 +285,7 @@ class ResourceServer:
             if state.should_register(now):
                 # A starting kubelet creates its socket before it listens: the first attempt often fails.
                 level = logging.WARNING if state.rejections else v(1)
-                accepted = await self._register_while((own, kubelet), level)
+                accepted = await self._register_while_at(kubelet, level)
                 state.record_attempt(time.monotonic(), accepted=accepted)
                 continue  # notifications during the attempt were not received
             self._enter(Stage.REGISTERED if state.registered else Stage.SERVING)
@@ -285,23 +293,40 @@ class ResourceServer:
                 self._report(f"waiting for {self._kubelet}", level=v(1))
             await self.wake.wait(state.next_check(time.monotonic()))
 
-    async def _register_while(self, identities: tuple[sockets.Identity | None, ...], level: int) -> bool:
-        """Registers while the own and the kubelet's socket are these: a stopping kubelet may never answer."""
-        attempt = asyncio.create_task(self._register(level))
+    async def _register_while_at(self, kubelet: sockets.Identity | None, level: int) -> bool:
+        """Registers while the sockets are the own and this `kubelet`: a stopping kubelet may never answer.
+
+        A stream that opens meanwhile shows that the kubelet has accepted the registration, whatever the answer is.
+        """
+        opened = self._streams_opened
+
+        def streaming() -> bool:
+            return self._streams_opened > opened and bool(self._streams)
+
+        attempt = asyncio.create_task(self._register(level, streaming))
         attempt.add_done_callback(lambda _attempt: self.wake.notify_all())
         try:
-            while not attempt.done() and identities == tuple(map(sockets.identity, (self.path, self._kubelet))):
-                await self.wake.wait(MAX_CHECK_INTERVAL)
+            while not attempt.done() and self._socket.owned and sockets.identity(self._kubelet) == kubelet:
+                answer_due = streaming()
+                if not await self.wake.wait(_ANSWER_TIMEOUT if answer_due else MAX_CHECK_INTERVAL) and answer_due:
+                    log.log(v(1), "%s: registered, the kubelet's answer was lost", self.resource)
+                    return streaming()
             return attempt.done() and attempt.result()
         finally:
             attempt.cancel()
             await asyncio.wait((attempt,))
 
-    async def _register(self, level: int) -> bool:
+    async def _register(self, level: int, streaming: Callable[[], bool]) -> bool:
         """Whether the kubelet accepted the registration; an error is logged at `level`."""
         options = await self._get_options(pb.Empty())
+        try:
+            # A rejected name is never used again, see `pluginsocket`.
+            endpoint = self._socket.add_registration_name()
+        except OSError as error:
+            self._report(f"cannot link the socket {self._socket.path}: {error.strerror or error}", level)
+            return False
         request = pb.RegisterRequest(
-            version=messages.VERSION, endpoint=self.endpoint, resource_name=self.resource, options=options
+            version=messages.VERSION, endpoint=endpoint, resource_name=self.resource, options=options
         )
         async with rpc.Channel(self._kubelet) as channel:
             try:
@@ -311,10 +336,10 @@ class ResourceServer:
                 failures[error.code] = failures.get(error.code, 0) + 1
                 hint = "; check permission and SELinux label" if "ermission denied" in error.text else ""
                 self._report(f"registration at {self._kubelet} failed: {error}{hint}", level)
-                return False
+                return streaming()
         self.counters.registrations += 1
         self.problem = ""
-        log.log(v(1), "%s: registered", self.resource)
+        log.log(v(1), "%s: registered at %s", self.resource, endpoint)
         return True
 
     def _report(self, problem: str, level: int = logging.WARNING) -> None:
@@ -351,7 +376,8 @@ class ResourceServer:
         try:
             while True:
                 current = self._list
-                if self._streams[stream] is not current:
+                # The list of a process that has taken over must stay the last one.
+                if self._streams[stream] is not current and self._socket.owned:
                     self.counters.lists_sent += 1
                     self.counters.last_list_time = time.time()
                     yield current.message

@@ -7,7 +7,7 @@ and serves the pod resources API. It has no API server and no container runtime:
 crashed a real kubelet.
 """
 
-from accelplane.kubelet.embedded.kubelet import EmbeddedKubelet
+from accelplane.kubelet.embedded.kubelet import BEHAVIOURS, EmbeddedKubelet
 from accelplane.kubelet.embedded.model import (
     AdmissionError,
     ContainerStartError,
@@ -23,6 +23,7 @@ from accelplane.kubelet.embedded.model import (
 )
 
 __all__ = [
+    "BEHAVIOURS",
     "AdmissionError",
     "ContainerStartError",
     "DeviceStatus",

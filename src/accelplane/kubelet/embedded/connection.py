@@ -39,6 +39,7 @@ class PluginConnection:
     def __init__(self, resource: str, path: str, *, call_timeout: float) -> None:
         """Raises `sockets.SocketPathError`."""
         self.resource = resource
+        self.path = path
         self._call_timeout = call_timeout
         self._channel = grpc.aio.insecure_channel(sockets.address(sockets.checked_path(path)), options=_OPTIONS)
 

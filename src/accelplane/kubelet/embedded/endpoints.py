@@ -1,4 +1,9 @@
-"""The kubelet's side of plugins: registration, ListAndWatch streams, and the grace period after a disconnect."""
+"""The kubelet's side of plugins: registration, ListAndWatch streams, and the grace period after a disconnect.
+
+A kubelet keeps two records of its connections: the clients whose end it handles, and the endpoints that it calls. Until
+1.36 both identify a plugin by its resource, since 1.37 by its resource and the path of its socket. The records differ
+after some failures, and the defects that this causes are modelled, too: see docs/kubelet-defects.md.
+"""
 
 import asyncio
 import logging
@@ -24,8 +29,9 @@ _Result = TypeVar("_Result")
 class Endpoint:
     """A resource that has been registered.
 
-    `devices` is None until the first list. `connection` is None while no plugin is connected; `options` are then those
-    of the last plugin. `expired` is set at the end of the grace period.
+    `devices` is None until the first list. `connected` are all plugins of the resource by path; only one has the key ""
+    if the kubelet identifies plugins by resource. `connection` is the one that is called, None without one; `options`
+    are then those of the last plugin. `expired` is set at the end of the grace period.
     """
 
     def __init__(self, name: str) -> None:
@@ -33,6 +39,7 @@ class Endpoint:
         self.devices: Mapping[str, DeviceStatus] | None = None
         self.connection: PluginConnection | None = None
         self.options = PluginOptions()
+        self.connected: dict[str, tuple[PluginConnection, PluginOptions]] = {}
         self.expired = False
         self.expiry: asyncio.TimerHandle | None = None
 
@@ -62,7 +69,7 @@ class Endpoints:
         grace: float,
         connect_timeout: float,
         call_timeout: float,
-        drops_successor: bool,
+        identified_by_path: bool,
         on_list: Callable[[], None],
         on_registration: Callable[[], None],
     ) -> None:
@@ -72,16 +79,18 @@ class Endpoints:
         self._grace = grace
         self._connect_timeout = connect_timeout
         self._call_timeout = call_timeout
-        self._drops_successor = drops_successor
+        self._identified_by_path = identified_by_path
         self._on_list = on_list
         self._on_registration = on_registration
         self._registered = 0
         self._tasks: set[asyncio.Task[object]] = set()
         self._connections: set[PluginConnection] = set()
+        self._clients: dict[tuple[str, str], list[PluginConnection]] = {}
 
     def restore(self, names: Iterable[str]) -> None:
         """Replaces all endpoints by those of a checkpoint, with 0 devices until their plugins register."""
         self.by_name = {}
+        self._clients.clear()
         for name in names:
             endpoint = self.by_name[name] = Endpoint(name)
             endpoint.devices = {}
@@ -104,8 +113,9 @@ class Endpoints:
         async def register(
             request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]
         ) -> pb.Empty:
-            # A kubelet completes a registration even if the plugin cancels the call.
-            outcome = await asyncio.shield(self._spawn(self._register(request)))
+            registration = self._spawn(self._register(request))
+            # Until 1.36 a kubelet completes a registration even if the plugin cancels the call.
+            outcome = await (registration if self._identified_by_path else asyncio.shield(registration))
             if outcome != ACCEPTED:
                 await context.abort(grpc.StatusCode.UNKNOWN, outcome)
             return pb.Empty()
@@ -144,6 +154,9 @@ class Endpoints:
         except sockets.SocketPathError as error:
             raise _RegistrationError(f"failed to dial device plugin: {error}") from error
         self._connections.add(connection)
+        key = self._key(connection)
+        others = self._clients.get(key, []) if self._identified_by_path else []
+        self._clients[key] = [*others, connection]
         try:
             try:
                 await connection.connect(self._connect_timeout)
@@ -153,33 +166,44 @@ class Endpoints:
                 options = PluginOptions.of(await connection.options())
             except PluginError as error:
                 raise _RegistrationError(f"failed to get device plugin options: {error}") from error
+            self._on_connect(connection, options)
         except BaseException:
+            # This also removes the client of an earlier registration, whose end is then not handled.
+            self._clients.pop(key, None)
             await self._close_connection(connection)
             raise
-        endpoint = self.by_name.setdefault(request.resource_name, Endpoint(request.resource_name))
-        endpoint.connection = connection
-        endpoint.options = options
+        self._spawn(self._watch(connection))
+        return options
+
+    def _key(self, connection: PluginConnection) -> tuple[str, str]:
+        """What identifies a plugin: its resource and, since 1.37, the path of its socket."""
+        return connection.resource, connection.path if self._identified_by_path else ""
+
+    def _on_connect(self, connection: PluginConnection, options: PluginOptions) -> None:
+        """Uses the plugin for the calls of its resource. Raises `_RegistrationError`."""
+        name, path = self._key(connection)
+        endpoint = self.by_name.setdefault(name, Endpoint(name))
+        if self._identified_by_path and path in endpoint.connected:
+            raise _RegistrationError(f"device plugin already connected: {path}")
+        endpoint.connected[path] = connection, options
+        endpoint.connection, endpoint.options = connection, options
         if endpoint.expiry is not None:
             endpoint.expiry.cancel()
             endpoint.expiry = None
-        self._spawn(self._watch(connection, endpoint))
-        return options
 
-    async def _watch(self, connection: PluginConnection, endpoint: Endpoint) -> None:
+    async def _watch(self, connection: PluginConnection) -> None:
         """Receives one plugin's lists until the stream ends."""
         reason = "the plugin ended it"
         try:
             async for message in connection.list_and_watch():
-                # Kubelets that identify plugins by resource name only still accept lists of a predecessor.
-                if self._drops_successor or endpoint.connection is connection:
-                    self._update_devices(endpoint, message)
+                self._update_devices(self.by_name[connection.resource], message)
         except PluginError as error:
             reason = str(error)
         log.info("ListAndWatch of %s ended: %s", connection.resource, reason)
-        current = endpoint.connection
-        if current is not None and (current is connection or self._drops_successor):
-            self._on_disconnect(endpoint)
-            await self._close_connection(current)
+        # The client that is recorded now, which may be the one of a later registration.
+        if clients := self._clients.pop(self._key(connection), None):
+            self._on_disconnect(clients[0])
+            await self._close_connection(clients[0])
         await self._close_connection(connection)
 
     def _update_devices(self, endpoint: Endpoint, message: pb.ListAndWatchResponse) -> None:
@@ -194,8 +218,15 @@ class Endpoints:
         endpoint.devices = {key: devices[key] for key in sorted(devices, key=natural)}
         self._on_list()
 
-    def _on_disconnect(self, endpoint: Endpoint) -> None:
-        """Marks the devices Unhealthy and starts the grace period."""
+    def _on_disconnect(self, connection: PluginConnection) -> None:
+        """Uses another plugin of the resource; without one, marks the devices Unhealthy and starts the grace period."""
+        name, path = self._key(connection)
+        endpoint = self.by_name[name]
+        if endpoint.connected.pop(path, None) is None:
+            return
+        if endpoint.connected:
+            endpoint.connection, endpoint.options = next(iter(endpoint.connected.values()))
+            return
         endpoint.connection = None
         if endpoint.devices is not None:
             endpoint.devices = {key: device._replace(health=UNHEALTHY) for key, device in endpoint.devices.items()}

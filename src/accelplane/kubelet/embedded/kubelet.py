@@ -40,6 +40,8 @@ from accelplane.kubelet.notifier import Notifier
 log = logging.getLogger(__name__)
 
 _SOCKET = "kubelet.sock"
+# The first tested versions of Kubernetes with each behaviour; later versions up to the next one behave equally.
+BEHAVIOURS = ("1.34", "1.37")
 
 
 class EmbeddedKubelet:
@@ -49,8 +51,10 @@ class EmbeddedKubelet:
     `endpoint_grace` is how many seconds a resource keeps its capacity after its plugin has disconnected.
 
     `call_timeout` bounds PreStartContainer and the calls for which a real kubelet has no deadline. `seed` makes the
-    random order of IDs repeatable. `drops_successor` is a race in kubelets: when the old stream of a resource ends
-    after a new registration, the new plugin is disconnected instead.
+    random order of IDs repeatable. `behaviour` is the version of Kubernetes, one of `BEHAVIOURS`: until 1.36 (`1.34`)
+    a kubelet identifies a plugin by its resource, and the end of an old stream disconnects the plugin that has
+    registered since; from `1.37` it identifies a plugin by its resource and the path of its socket, several can be
+    connected, and a path that is connected is rejected.
     """
 
     def __init__(
@@ -63,9 +67,11 @@ class EmbeddedKubelet:
         connect_timeout: float = 10.0,
         call_timeout: float = 30.0,
         seed: int | None = None,
-        drops_successor: bool = True,
+        behaviour: str = BEHAVIOURS[-1],
     ) -> None:
-        """Raises `ValueError` for an unknown policy or an impossible number of NUMA nodes."""
+        """Raises `ValueError` for an unknown policy or behaviour or an impossible number of NUMA nodes."""
+        if behaviour not in BEHAVIOURS:
+            raise ValueError(f"unknown behaviour {behaviour!r}, expected one of {', '.join(BEHAVIOURS)}")
         policy = topology.checked_policy(topology_policy)
         if not 1 <= numa_nodes <= topology.MAX_NUMA_NODES:
             raise ValueError(f"{numa_nodes} NUMA nodes, a kubelet works with 1 to {topology.MAX_NUMA_NODES}")
@@ -80,7 +86,7 @@ class EmbeddedKubelet:
             grace=endpoint_grace,
             connect_timeout=connect_timeout,
             call_timeout=call_timeout,
-            drops_successor=drops_successor,
+            identified_by_path=behaviour != "1.34",
             on_list=self._on_list,
             on_registration=self._state_changed.notify_all,
         )
