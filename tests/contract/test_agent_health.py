@@ -165,6 +165,21 @@ async def test_with_defaults_a_failing_gpu_is_unhealthy_after_one_round_of_queri
         assert service.calls["GetDeviceHealth"] - queries == 8
 
 
+async def test_with_defaults_the_health_that_the_driver_reports_is_read_on_a_quiet_node(
+    running: Running, directory: str
+) -> None:
+    """The first source of health is known after the first scan, and sysfs has no events for its content."""
+    source = gpu_card(Path(directory), 0, driver="xe") / "gpu_health"
+    source.write_text("ok\n")
+    unobserved = Path(directory) / "unobserved/gpu_health"  # a write here is no event for the directory of the card
+    unobserved.parent.mkdir()
+    unobserved.hardlink_to(source)
+    async with running(GpuPlugin(GpuConfig()), "xe", health_interval=0.1) as (_runner, _peer, lists):
+        assert await lists.next() == {"card0-0": "Healthy"}
+        unobserved.write_text("critical\n")
+        assert await lists.next() == {"card0-0": "Unhealthy"}
+
+
 async def test_all_shares_of_a_unit_become_unhealthy_together_and_the_unit_is_checked_once(running: Running) -> None:
     plugin = WithHealth([gadget(f"card{card}-{share}", unit=f"card{card}") for card in (0, 1) for share in (0, 1)])
     plugin.verdicts = {"card0": HOT, "card1": GOOD}

@@ -43,6 +43,7 @@ class HealthLoop:
         self._problem = ""
         self._host = lru_cache(maxsize=1)(Host)  # resolves the root in the settings once
         self._watch: _Watch | None = None
+        self._waits_for_request_only = False  # no check is due: there was nothing to check when the wait began
         self._units: tuple[Inventory, Sequence[Device]] | None = None  # a device of each unit, for the watch
         # Read addresses, and watch healthy devices; the owner waits for both at its end.
         self.thread, self.watch_thread = SerialThread(), SerialThread()
@@ -88,6 +89,8 @@ class HealthLoop:
             await self.tracker.check(plugin, self._fresh_host(), new, _FIRST_CHECK_DEADLINE, reported=reported)
             if self._watch is not None and not self.tracker.all_healthy:
                 self.request()  # the watch is for healthy devices only
+        if self._waits_for_request_only and self._next_check_in(plugin) < math.inf:
+            self.request()  # a scan has found the first source of health, or the first unit to check
 
     def _fresh_host(self) -> Host:
         return self._host(self._context.settings.root).fresh()
@@ -133,20 +136,30 @@ class HealthLoop:
         plugin = self._context.plugin
         timer = None
         if self._checks(plugin):
-            interval = math.inf
-            if plugin.overrides("health"):
-                interval = self._context.settings.health_interval or plugin.health_policy.interval
-            self._update_watch(plugin, interval)
-            seconds = self.tracker.next_check_in(interval if self._watch is None else _WATCHED_INTERVAL)
+            self._update_watch(plugin, self._interval(plugin))
+            seconds = self._next_check_in(plugin)
             if seconds < math.inf:
                 # A timer that sets the event costs less than a timeout, which raises an exception at each interval.
                 loop = asyncio.get_running_loop()
                 timer = loop.call_at(coalesced_deadline(loop.time(), seconds), self._requested.set)
+        self._waits_for_request_only = timer is None
         try:
             await self._requested.wait()
         finally:
+            self._waits_for_request_only = False
             if timer is not None:
                 timer.cancel()
+
+    def _interval(self, plugin: Plugin[Config]) -> float:
+        if not plugin.overrides("health"):
+            return math.inf
+        return self._context.settings.health_interval or plugin.health_policy.interval
+
+    def _next_check_in(self, plugin: Plugin[Config]) -> float:
+        """Seconds until the next check without a request, infinite if none is due."""
+        if not self._checks(plugin):
+            return math.inf
+        return self.tracker.next_check_in(self._interval(plugin) if self._watch is None else _WATCHED_INTERVAL)
 
     def _update_watch(self, plugin: Plugin[Config], interval: float) -> None:
         """Starts a watch while all devices are healthy and the plugin supports it, and stops one that is obsolete."""
