@@ -225,6 +225,20 @@ async def test_each_status_has_its_own_exception(
     assert raised.value.retry_after == 12
 
 
+@pytest.mark.parametrize(
+    ("header", "body"),
+    [("86400", b""), ("999999999999", b""), ("", b'{"details": {"retryAfterSeconds": 86400}}')],
+)
+async def test_a_delay_that_the_server_requests_has_a_limit(
+    api: KubeApi, client: Client, header: str, body: bytes
+) -> None:
+    """Caches, controllers and repeated requests wait this long; one wrong answer of a proxy must not stop them."""
+    api.fault("GET", 429, headers={"Retry-After": header} if header else {}, body=body)
+    with pytest.raises(errors.TooManyRequests) as raised:
+        await client.get(Widget, "w")
+    assert raised.value.retry_after == errors.MAX_RETRY_AFTER == 60
+
+
 @pytest.mark.parametrize("body", [b"", b"\xff\xfe", b"[]", b"{}", b'{"metadata": 3}', b'{"metadata": {"name": "w"}'])
 async def test_invalid_data_is_a_decode_error(api: KubeApi, client: Client, body: bytes) -> None:
     api.fault("GET", 200, body=body)

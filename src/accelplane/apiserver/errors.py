@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+# A wrong answer of a server or of a proxy must not stop a cache or a controller for hours.
+MAX_RETRY_AFTER = 60.0
 _MAX_MESSAGE = 2000
 _MAX_REASON = 100
 
@@ -122,7 +124,7 @@ def status_error(
     """The error for a response whose status is not a success, or, with code 0, for the Status in an ERROR event.
 
     Proxies and authenticators in front of the server respond with text; then the message is the start of it.
-    `retry_after` is the header of that name.
+    `retry_after` is the header of that name; longer delays than `MAX_RETRY_AFTER` are shortened.
     """
     try:
         status = msgspec.json.decode(body, type=_Status)
@@ -140,5 +142,5 @@ def status_error(
         code=code,
         reason=reason,
         causes=tuple(details.causes or ()),
-        retry_after=max(0.0, seconds),
+        retry_after=min(max(0.0, seconds), MAX_RETRY_AFTER),
     )
