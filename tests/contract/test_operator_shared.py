@@ -86,6 +86,27 @@ async def test_a_binding_of_another_installation_is_replaced(api: KubeApi, found
         }
 
 
+@pytest.mark.parametrize(
+    "found",
+    [
+        binding("default"),
+        binding(role="gpu-manager-role"),
+        binding(subjects=[{"kind": "Group", "name": "readers", "apiGroup": "rbac.authorization.k8s.io"}]),
+    ],
+    ids=["namespace", "role", "group"],
+)
+async def test_a_binding_that_is_not_the_operators_is_not_deleted(api: KubeApi, found: Object) -> None:
+    """The overlay fractional_resources has a binding of this name, too."""
+    api.put("clusterrolebindings", found)
+    api.put("serviceaccounts", {"metadata": {"name": "gpu-manager-sa", "namespace": NAMESPACE}})
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", image=IMAGE))
+        await until(lambda: daemonset(api) is not None and api.count("GET .*/clusterrolebindings/") > 0)
+        await until(lambda: has_condition(api, "Degraded", "False"))
+    assert api.count("DELETE .*") == 0
+    assert api.get("clusterrolebindings", "gpu-manager-rolebinding")
+
+
 async def test_with_the_rights_of_older_manifests_a_binding_is_not_verified(api: KubeApi) -> None:
     api.put("clusterrolebindings", binding())
     api.fault("GET .*/clusterrolebindings/", 403, times=1_000_000)

@@ -202,15 +202,18 @@ class Client:
         *,
         propagation: Propagation = "Background",
         uid: str | None = None,
+        resource_version: str | None = None,
         dry_run: bool = False,
     ) -> bool:
-        """Deletes an object, the one with this uid if given. Returns False if there is none.
+        """Deletes an object, the one with this uid and resource version if given. Returns False if there is none.
 
-        Raises `Conflict` if the object has another uid.
+        Raises `Conflict` if the object has others.
         """
         options: dict[str, object] = {"propagationPolicy": propagation}
-        if uid:
-            options["preconditions"] = {"uid": uid}
+        if preconditions := {
+            key: value for key, value in (("uid", uid), ("resourceVersion", resource_version)) if value
+        }:
+            options["preconditions"] = preconditions
         if dry_run:
             # The server ignores query parameters of a request that has DeleteOptions.
             options["dryRun"] = ["All"]

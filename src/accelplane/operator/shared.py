@@ -8,7 +8,7 @@ import contextlib
 import logging
 from http import HTTPStatus
 
-from accelplane.apiserver import AlreadyExists, StatusError
+from accelplane.apiserver import AlreadyExists, NotFound, StatusError
 from accelplane.kube.client import Client
 from accelplane.kube.objects import Metadata
 from accelplane.operator.daemonsets.rendering import GPU_MANAGER
@@ -26,7 +26,8 @@ class SharedObjects:
     def __init__(self, client: Client, settings: Settings) -> None:
         self._client = client
         self._namespace = settings.namespace
-        self._role = settings.gpu_manager_role
+        self._reference = RoleReference(settings.gpu_manager_role)
+        self._subject = Subject(GPU_MANAGER, settings.namespace)
         self._absent = False
 
     async def reconcile(self, *, needed: bool) -> None:
@@ -36,8 +37,7 @@ class SharedObjects:
             await self._make()
         elif not self._absent:
             try:
-                await self._client.delete(ClusterRoleBinding, BINDING)
-                await self._client.delete(ServiceAccount, GPU_MANAGER, self._namespace)
+                await self._delete()
             except StatusError as error:
                 if not error.permanent:
                     raise
@@ -45,11 +45,27 @@ class SharedObjects:
                 log.warning("what GPU plugins shared is no longer needed, and stays: %s", error)
             self._absent = True
 
+    async def _delete(self) -> None:
+        """Deletes the binding that `_make` creates, and the account. Objects of others with these names stay."""
+        try:
+            found = await self._client.get(ClusterRoleBinding, BINDING)
+        except NotFound:
+            return
+        if found.roleRef != self._reference or found.subjects != [self._subject]:
+            log.info("ClusterRoleBinding %s is for another account or role; it stays", BINDING)
+            return
+        # The account first: the binding is the evidence that it belongs to this operator.
+        await self._client.delete(ServiceAccount, GPU_MANAGER, self._namespace)
+        metadata = found.metadata
+        await self._client.delete(
+            ClusterRoleBinding, BINDING, uid=metadata.uid, resource_version=metadata.resourceVersion
+        )
+
     async def _make(self) -> None:
         account = ServiceAccount(metadata=Metadata(name=GPU_MANAGER, namespace=self._namespace))
         with contextlib.suppress(AlreadyExists):
             await self._client.create(account)
-        subject, role = Subject(GPU_MANAGER, self._namespace), RoleReference(self._role)
+        subject, role = self._subject, self._reference
         binding = ClusterRoleBinding(metadata=Metadata(name=BINDING), roleRef=role, subjects=[subject])
         try:
             await self._client.create(binding)
