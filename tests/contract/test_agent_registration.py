@@ -114,6 +114,20 @@ async def test_a_long_resource_name_has_registration_names_that_fit_into_a_socke
     assert os.listdir(plugins_dir(directory)) == []
 
 
+@pytest.mark.parametrize(("length", "registered"), [(20, 27), (41, 48), (45, 48), (60, 60)])
+async def test_registration_names_fit_into_the_directory_of_the_kubelet(
+    directory: str, length: int, registered: int
+) -> None:
+    """The kubelet can know the directory by a longer path, in which the resource name still fits."""
+    os.mkdir(plugins_dir(directory))
+    endpoint = PluginSocket(plugins_dir(directory), f"{'x' * length}.sock")
+    first = rpc.RpcServer({})
+    await endpoint.create(first)
+    assert len(endpoint.add_registration_name()) == registered + len(".sock")
+    endpoint.remove()
+    await first.stop()
+
+
 async def test_only_sockets_without_a_listener_of_the_same_resource_are_removed(directory: str) -> None:
     os.mkdir(plugins_dir(directory))
     kept = ["example.com-gadget-0a1b2c.sock", "example.com-gadget-xx.sock", "example.com-gizmo-0a1b2d.sock"]

@@ -23,6 +23,7 @@ from accelplane.kubelet import sockets
 
 _SUFFIX_BYTES = 3
 PROCESS_START = time.time()
+_USUAL_NAME_BYTES = 48  # registration names of this length, without `.sock`, fit into each usual directory
 # A kubelet that was stopped connects late to the name of an earlier registration.
 _REGISTRATION_NAMES_KEPT = 3
 
@@ -35,9 +36,12 @@ class PluginSocket:
         self.path = sockets.checked_path(os.path.join(directory, name))
         self._directory = directory
         stem = name.removesuffix(".sock")
-        # A long name is truncated: the suffix alone makes it unique.
-        longest = sockets.MAX_PATH_BYTES - len(os.fsencode(os.path.join(directory, f"-{'0' * 2 * _SUFFIX_BYTES}.sock")))
-        self._stem = os.fsdecode(os.fsencode(stem)[:longest])
+        # A long name is truncated to the length of the resource name, which the path of the kubelet's directory allows:
+        # that path can be longer than the one that this process uses. The suffix alone makes a name unique.
+        suffix = len(f"-{'0' * 2 * _SUFFIX_BYTES}")
+        encoded = os.fsencode(stem)
+        longest = sockets.MAX_PATH_BYTES - len(os.fsencode(os.path.join(directory, ".sock")))
+        self._stem = os.fsdecode(encoded[: min(longest, max(len(encoded), _USUAL_NAME_BYTES)) - suffix])
         self._identity: sockets.Identity | None = None
         self._registration_names: list[str] = []
 
