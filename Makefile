@@ -184,7 +184,7 @@ fpga-host: $(ready)
 # The version of Kubernetes for kube, cluster and test-cluster: one of VERSIONS in tests/cluster/build.py.
 kube test-cluster cluster: export ACCELPLANE_KUBERNETES := $(or $(VERSION),$(ACCELPLANE_KUBERNETES))
 
-## kube: build the Kubernetes programs for the cluster tests. VERSION=1.37
+## kube: build the Kubernetes programs for the cluster tests. VERSION=1.34
 kube: $(ready)
 	$(PY) -m tests.cluster.build
 
@@ -192,12 +192,16 @@ kube: $(ready)
 tools: $(ready)
 	$(PY) -m tests.cluster.build $(TOOLS)
 
-## test-cluster: run the cluster tests, three files at a time on two cores; needs root. VERSION=1.37 ARGS=… (to pytest)
+## test-cluster: run the cluster tests, three files at a time on two cores; needs root. VERSION=1.34 ARGS=… (to pytest)
 test-cluster: kube
 	$(PY) -m pytest --numprocesses "$$((($$(nproc) * 3 + 1) / 2))" --maxprocesses 6 --dist loadfile \
 		--no-loadscope-reorder -p tests.cluster.distribution -m cluster $(ARGS)
 
-## cluster: start a real cluster with simulated GPUs and our images; needs root. VERSION=1.37
+## test-versions: run scenarios on each version of Kubernetes and update docs/versions.md; VERSIONS="1.31 1.34" ARGS=…
+test-versions: $(ready)
+	$(PY) -m tests.cluster.versions $(VERSIONS) $(ARGS)
+
+## cluster: start a real cluster with simulated GPUs and our images; needs root. VERSION=1.34
 cluster: kube
 	$(PY) -m tests.cluster up --image "$$($(PY) -m tests.cluster.product_image)" $(ARGS)
 

@@ -40,7 +40,7 @@ KUBE = Path(__file__).parent / "kube"
 TOOLS = Path(__file__).parent / "tools"
 KUSTOMIZE_VERSIONS = ("5.0.3", "5.4.2", "5.8.2")
 VERSIONS = ("1.31", "1.33", "1.34", "1.35", "1.36", "1.37")
-DEFAULT_VERSION = "1.34"
+DEFAULT_VERSION = VERSIONS[-1]  # the newest stable one
 DEFAULT_TOOLS = (*(f"kustomize-{version}" for version in KUSTOMIZE_VERSIONS), "helm")
 OLDEST_GO = (1, 26)  # of the newest version of Kubernetes
 TOOLCHAIN = "go1.26.8"
@@ -80,9 +80,9 @@ def selected_version() -> str:
     return selected
 
 
-def kubernetes_version() -> str:
-    """The complete version, for example ``v1.34.4``."""
-    return _version(f"kubernetes-{selected_version()}", "k8s.io/kubernetes")
+def kubernetes_version(minor: str = "") -> str:
+    """The complete version of the selected minor version, or of this one: for example ``v1.34.4`` of ``1.34``."""
+    return _version(f"kubernetes-{minor or selected_version()}", "k8s.io/kubernetes")
 
 
 def kubernetes_minor() -> int:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,17 @@ def why_unavailable() -> str | None:
     if subprocess.run(["unshare", "--mount", "--net", "--pid", "--fork", "true"], check=False).returncode:
         return "this machine does not allow new namespaces (unshare failed)"
     return None
+
+
+def _raise_inotify_limit() -> None:
+    """Allows as many inotify instances as several clusters need: the limit is per user, and all nodes are root's.
+
+    A kubelet ends without one. Where the limit cannot be changed, as many clusters run as it allows.
+    """
+    limit = Path("/proc/sys/fs/inotify/max_user_instances")
+    with suppress(OSError):
+        if int(limit.read_text()) < settings.INOTIFY_INSTANCES:
+            limit.write_text(str(settings.INOTIFY_INSTANCES))
 
 
 class Cluster:
@@ -114,6 +125,7 @@ class Cluster:
                     cluster.stop()
 
     def start(self, nodes: Sequence[NodePlan]) -> None:
+        _raise_inotify_limit()
         self._start_control()
         # The API server needs two seconds to start. The nodes boot meanwhile.
         for node in [self._make_node(plan) for plan in nodes]:

@@ -30,6 +30,7 @@ GROUPS = tuple(
         # It waits for five minutes while the API server is stopped.
         "fleet_page",
         "vanished_devices",
+        "kubelet_defects",
         "operator_life",
         "operator_edits",
         "fpga",

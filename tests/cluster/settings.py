@@ -33,6 +33,8 @@ PKI = "/etc/kubernetes/pki"
 _SYS_OPTIONS = ("rbind", "ro", "nosuid", "noexec", "nodev")
 # The node monitor grace period in seconds: shorter than the default.
 NODE_MONITOR_GRACE_PERIOD = 12
+# `fs.inotify.max_user_instances`, whose usual value is 128. A node takes about 20.
+INOTIFY_INSTANCES = 1024
 # With the default 20 requests a second the controllers alone take five seconds to start.
 _UNTHROTTLED = ("--kube-api-qps=500", "--kube-api-burst=1000")
 

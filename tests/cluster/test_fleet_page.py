@@ -43,9 +43,9 @@ pytestmark = pytest.mark.cluster
 SPACE = "accelplane-fleet"
 SERVER = Authority("servers")
 _DISCONNECTED = 300.0  # seconds for which the last state must be shown
-# The rights of every authenticated account: reviews of itself.
+# The rights of every authenticated account: reviews of itself, and since 1.37 the certificates of public authorities.
 OF_EVERYONE = {"selfsubjectreviews.authentication.k8s.io", "selfsubjectaccessreviews.authorization.k8s.io",
-               "selfsubjectrulesreviews.authorization.k8s.io"}  # fmt: skip
+               "selfsubjectrulesreviews.authorization.k8s.io", "clustertrustbundles.certificates.k8s.io"}  # fmt: skip
 
 
 class Page(NamedTuple):
