@@ -54,6 +54,19 @@ async def test_run_when_permitted_waits_for_the_right_to_list(api: KubeApi, clie
     running.cancel()
 
 
+async def test_run_when_permitted_recognizes_a_missing_right_after_another_error(api: KubeApi, client: Client) -> None:
+    api.fault("GET .*/widgets", 500, times=2)
+    api.fault("GET .*/widgets", 403, times=1_000_000)
+    refused: list[StatusError] = []
+    informer = Informer(client, watch_timeouts=HASTE)
+    informer.cache(Widget)
+    running = asyncio.create_task(informer.run_when_permitted(refused.append, retry=3600))
+    await until(informer.initialized.is_set)
+    assert [error.code for error in refused] == [403]
+    assert api.count("GET .*/widgets") == 3
+    running.cancel()
+
+
 @pytest.mark.parametrize("code", [403, 404])
 async def test_run_while_served_empties_the_caches_when_the_server_rejects_lists(
     api: KubeApi, client: Client, code: int

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 from kubeapi import KubeApi
@@ -42,6 +43,85 @@ async def test_controllers_share_caches_and_start_when_all_are_synced(
         await until(lambda: calls == [Request("w")] * 2)
         assert api.count("GET .*widgets") == 1
         assert api.count("GET .*/n/configmaps") == 6
+
+
+async def test_controllers_of_other_kinds_run_while_it_is_unknown_whether_a_kind_is_served(
+    api: KubeApi, manager: Manager, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("accelplane.kube.manager._UNSERVED_RETRY", 0.02)
+    calls: list[tuple[str, Request]] = []
+
+    async def record(kind: str, request: Request) -> None:
+        calls.append((kind, request))
+
+    widgets = manager.cache(Widget, optional=True)
+    configs = manager.cache(Config, optional=True)
+    manager.controller("config", partial(record, "config")).for_object(configs)
+    manager.controller("both", partial(record, "both")).for_object(configs).watches(widgets, lambda _: ())
+    manager.controller("widget", partial(record, "widget")).for_object(widgets)
+    api.put("configmaps", {"metadata": {"name": "c", "namespace": "n"}})
+    config = Request("c", "n")
+    unknown = api.fault("GET .*/widgets", 503, times=1_000_000)
+    async with running(manager):
+        await until(lambda: calls == [("config", config)])
+        assert await page(manager, "health", "/readyz") == (503, "not ready: cache widgets")
+        missing = api.fault(".*/widgets", 404, times=1_000_000)
+        unknown.times = 0
+
+        async def is_ready() -> bool:
+            return await page(manager, "health", "/readyz") == (200, "ok")
+
+        await until(is_ready)
+        await until(lambda: api.count("GET .*/widgets") > 10)
+        assert caplog.text.count("widgets: not served, so its objects are managed when its definition exists") == 1
+        assert calls == [("config", config)]
+        api.put("widgets", widget("w"))
+        missing.times = 0
+        await until(lambda: len(calls) == 3)
+        assert set(calls[1:]) == {("both", config), ("widget", Request("w"))}
+        # The definition is deleted: the objects are not treated as deleted.
+        missing.times = 1_000_000
+        lists = api.count("GET .*/widgets")
+        api.abort_watches()
+        await until(lambda: api.count("GET .*/widgets") > lists)
+        assert len(calls) == 3
+        assert len(widgets) == 1
+
+
+async def test_a_manager_is_not_ready_while_no_optional_kind_is_served(api: KubeApi, manager: Manager) -> None:
+    manager.cache(Widget, optional=True)
+    missing = api.fault("GET .*/widgets", 404, times=1_000_000)
+    async with running(manager):
+        await until(lambda: api.count("GET .*/widgets") == 1)
+        assert await page(manager, "health", "/readyz") == (503, "not ready: cache widgets")
+        missing.times = 0
+
+
+async def test_a_cache_is_required_if_one_of_its_users_requires_it(api: KubeApi, manager: Manager) -> None:
+    calls: list[Request] = []
+
+    async def record(request: Request) -> None:
+        calls.append(request)
+
+    assert manager.cache(Widget, optional=True) is manager.cache(Widget)
+    manager.controller("config", record).for_object(manager.cache(Config))
+    api.put("configmaps", {"metadata": {"name": "c", "namespace": "n"}})
+    missing = api.fault("GET .*/widgets", 404, times=1_000_000)
+    async with running(manager):
+        await until(lambda: api.count("GET .*/widgets") > 3)
+        assert not calls
+        missing.times = 0
+        await until(lambda: calls == [Request("c", "n")])
+
+
+async def test_a_manager_stops_at_once_while_a_controller_waits_for_its_kind(api: KubeApi, manager: Manager) -> None:
+    async def reconcile(request: Request) -> None:
+        raise AssertionError(request)
+
+    manager.controller("widget", reconcile).for_object(manager.cache(Widget, optional=True))
+    api.fault("GET .*/widgets", 404, times=1_000_000)
+    async with running(manager):
+        await until(lambda: api.count("GET .*/widgets") == 1)
 
 
 async def test_readyz_reports_each_failed_check(api: KubeApi, manager: Manager) -> None:

@@ -109,5 +109,5 @@ async def test_the_hosting_operator_does_its_other_work_without_the_kind(api: Ku
     api.fault("(GET|WATCH) .*/onloads", 404, times=1_000_000)
     process = start("-onload", "-devices=gpu", "-shutdown-delay=0", module="operator")
     await process.wait_for_log("all caches are synced")
-    assert "Onload: there is no definition of this kind" in process.log()
+    assert "onloads: not served" in process.log()
     assert await process.terminate() == 0

@@ -108,15 +108,29 @@ async def test_an_older_installation_works_without_its_missing_objects(api: Kube
     api.fault("GET .*/npudeviceplugins", 404, times=1_000_000)
     api.fault("GET .*/nodes", 403, times=1_000_000)
     process = start()
-    await process.wait_for_log("NpuDevicePlugin: there is no definition of this kind")
+    await process.wait_for_log("npudeviceplugins: not served")
     for name in ("one", "two"):
         api.put("gpudeviceplugins", resource("gpu", name, image=IMAGE))
     await until(lambda: len(api.all("daemonsets")) == 2)
-    late = await review(await port_of(process), "/validate-deviceplugin-intel-com-v1-npudeviceplugin", resource("npu"))
-    assert "restart it" in late["status"]["message"]
     assert process.log().count("nodes may not be listed") == 1
     assert "/api/v1/nodes" not in process.log(), "no request is logged"
     assert await process.terminate() == 0
+
+
+async def test_a_kind_whose_definition_is_created_later_is_managed_without_a_restart(
+    api: KubeApi, start: Start
+) -> None:
+    unknown = api.fault("GET .*/npudeviceplugins", 503, times=1_000_000)
+    process = start("-devices=npu,gpu", "--health-probe-bind-address=127.0.0.1:0")
+    health = await port_of(process, "health")
+    api.put("gpudeviceplugins", resource("gpu", image=IMAGE))
+    await until(lambda: len(api.all("daemonsets")) == 1)
+    status, text = await page(health, "/readyz")
+    assert (status, "cache npudeviceplugins" in text) == (503, True)
+    api.put("npudeviceplugins", resource("npu", image="intel/intel-npu-plugin:0.34.0"))
+    unknown.times = 0
+    await until(lambda: len(api.all("daemonsets")) == 2, 10)
+    assert await page(health, "/readyz") == (200, "ok")
 
 
 async def test_metrics_need_tls_and_authorization(api: KubeApi, start: Start) -> None:

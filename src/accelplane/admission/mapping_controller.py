@@ -62,8 +62,8 @@ def add_fpga_admission(
     Forbidden requests are retried after `retry` seconds. A pod is checked after it was Pending for `grace` seconds.
     """
     mappings = Mappings(
-        manager.cache(AcceleratorFunction, transform=remove_metadata),
-        manager.cache(FpgaRegion, transform=remove_metadata),
+        manager.cache(AcceleratorFunction, transform=remove_metadata, optional=True),
+        manager.cache(FpgaRegion, transform=remove_metadata, optional=True),
         naming,
     )
     allocatable = AllocatableByResource(manager.client, manager.watch_timeouts, retry=retry)

@@ -93,11 +93,9 @@ def _onload(environment: Mapping[str, str]) -> "Extension":
     """The Onload operator as a part of this one. Raises `ValueError` naming the variable that is not set."""
     from accelplane.cli.onloadoperator import plugin_image  # noqa: PLC0415
     from accelplane.onload.program import add  # noqa: PLC0415
-    from accelplane.onload.resources import ONLOAD  # noqa: PLC0415
-    from accelplane.operator.program import Extension  # noqa: PLC0415
 
     image = plugin_image(environment)
-    return Extension((ONLOAD,), lambda manager: [add(manager, image)])
+    return lambda manager: [add(manager, image)]
 
 
 def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Options":

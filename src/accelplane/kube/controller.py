@@ -12,7 +12,7 @@ it is called again after a delay that doubles from 5 ms to 1000 s; after `Termin
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import TypeVar
 
 import msgspec
@@ -69,6 +69,7 @@ class Controller:
         self._queue = WorkQueue(name, metrics=self._metrics, base_delay=base_delay, max_delay=max_delay)
         self._objects: list[Callable[[], Iterable[Request]]] = []
         self._initial: list[Callable[[], Iterable[Request]]] = []
+        self._synced: list[asyncio.Event] = []
         self._running = False
         self._metrics.max_workers.labels(name).set(workers)
 
@@ -133,6 +134,12 @@ class Controller:
         self._initial.append(lambda: (request,))
         return self
 
+    async def wait_for(self, caches: Collection[asyncio.Event]) -> None:
+        """Waits until those of `caches` (their `synced`) are synced whose changes this controller reconciles."""
+        for synced in self._synced:
+            if synced in caches:
+                await synced.wait()
+
     def enqueue(self, request: Request, *, after: float = 0.0) -> None:
         """Reconciles a request after at most `after` seconds: once, however often it is enqueued until then.
 
@@ -186,6 +193,7 @@ class Controller:
                     self.enqueue(request, after=delay)
 
         cache.subscribe(changed, on_unreadable=on_unreadable)
+        self._synced.append(cache.synced)
 
     def _enqueue_all(self, requests: Iterable[Request]) -> None:
         for request in requests:

@@ -78,7 +78,7 @@ class Informer:
     ) -> None:
         self.selection = selection
         self.synced = asyncio.Event()
-        # Set after the first list, and when the account may not list.
+        # Set after the first list, and when it is certain that there is none: no right, or no such resource.
         self.initialized = asyncio.Event()
         self.synced_at = 0.0
         self.watching_since = 0.0
@@ -132,8 +132,11 @@ class Informer:
         """Lists and watches until cancelled."""
         await self._run(frozenset())
 
-    async def _run(self, final: Collection[int]) -> None:
-        """Raises `StatusError` for a status of `final`; other errors are retried."""
+    async def _run(self, final: Collection[int], *, until_synced: bool = False) -> None:
+        """Raises `StatusError` for a status of `final`; other errors are retried.
+
+        With `until_synced`, the statuses of `final` are retried too, after the first complete list.
+        """
         if not self._caches:
             raise RuntimeError("informer without a cache: add one with `cache` before `run`")
         if self._running:
@@ -142,7 +145,7 @@ class Informer:
         self._client.metrics.informers.add(self)
         try:
             while True:
-                await self._run_once(final)
+                await self._run_once(() if until_synced and self.synced.is_set() else final)
         finally:
             self._running = False
             self._client.metrics.informers.discard(self)
@@ -152,14 +155,29 @@ class Informer:
 
         Calls `on_forbidden` after the first rejection. Retries every `retry` seconds.
         """
+        await self._run_when_accepted(HTTPStatus.FORBIDDEN, on_forbidden, retry)
+
+    async def run_when_served(self, on_missing: Callable[[StatusError], None], *, retry: float) -> None:
+        """Runs as soon as the server has the resource, whose definition may be created at any time.
+
+        Calls `on_missing` after the first status 404. Retries every `retry` seconds.
+        """
+        await self._run_when_accepted(HTTPStatus.NOT_FOUND, on_missing, retry)
+
+    async def _run_when_accepted(
+        self, rejection: HTTPStatus, on_rejected: Callable[[StatusError], None], retry: float
+    ) -> None:
+        """After the first complete list, a rejection is an error like others, and the caches stay as they are."""
         reported = False
-        while (error := await self._forbidden()) is not None:
-            if not reported:
-                on_forbidden(error)
+        while True:
+            try:
+                await self._run((rejection,), until_synced=True)
+            except StatusError as error:
+                if not reported:
+                    on_rejected(error)
                 self.initialized.set()
                 reported = True
             await asyncio.sleep(retry)
-        await self.run()
 
     async def run_while_served(self, on_rejected: Callable[[StatusError], None], *, retry: float) -> None:
         """Runs while the server has the resource and the account may list and watch it. Until then caches are empty.
@@ -176,18 +194,6 @@ class Informer:
                 self.initialized.set()
                 on_rejected(error)
             await asyncio.sleep(retry)
-
-    async def _forbidden(self) -> StatusError | None:
-        # An account whose rights are limited to one name must select this name.
-        fields = self.selection.fields or "metadata.name=none"
-        selection = msgspec.structs.replace(self.selection, fields=fields)
-        try:
-            await self._client.list_pages(self._kind, selection, lambda _objects: None)
-        except StatusError as error:
-            return error if error.code == HTTPStatus.FORBIDDEN else None
-        except ApiError as error:
-            log.debug("%s", error)
-        return None
 
     @property
     def _kind(self) -> type[Object]:

@@ -6,7 +6,8 @@
     await manager.run()
 
 Caches, servers and other runnables run in every replica; controllers run in the leader only, after all caches are
-synced. An error of any part ends the program: the kubelet restarts it.
+synced. A cache of a kind that the API server may not serve is optional: only its own controllers wait for it. An error
+of any part ends the program: the kubelet restarts it.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from accelplane.apiserver import StatusError
 from accelplane.apiserver.authorized import Authorized
 from accelplane.http.handler import Handler, PendingResponse
 from accelplane.http.listening import split_address
@@ -52,6 +54,8 @@ OFF = "0"
 """The address of a server that is disabled."""
 
 _EVENT_FLUSH_TIMEOUT = 5.0
+# Seconds between lists of a kind that is not served. A CustomResourceDefinition can be created at any time.
+_UNSERVED_RETRY = 10.0
 
 _TEXT = "text/plain; charset=utf-8"
 
@@ -105,6 +109,7 @@ class Manager:
         self._shutdown_delay = shutdown_delay
         self._end = end
         self._informers: dict[tuple[str, Selection], Informer] = {}
+        self._optional: set[Informer] = set()
         self._caches: dict[_CacheKey, Cache[Object]] = {}
         self._controllers: list[Controller] = []
         self._contexts: list[AbstractAsyncContextManager[object]] = []
@@ -112,6 +117,7 @@ class Manager:
         self._runnables: list[tuple[Runnable, bool]] = []
         self._checks: dict[str, Check] = {}
         self._profile: Profile | None = None
+        self._controller_tasks: list[asyncio.Task[None]] = []
         self._leader_tasks: list[asyncio.Task[None]] = []
         self._renewal: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
@@ -122,18 +128,24 @@ class Manager:
         selection: Selection = Selection(),  # noqa: B008 - a frozen value
         *,
         transform: Callable[[T], None] = trim,
+        optional: bool = False,
     ) -> Cache[T]:
         """Returns the cache of a kind and selection; the same cache for the same arguments.
 
-        Caches of different types for the same resource and selection share one watch.
+        Caches of different types for the same resource and selection share one watch. An `optional` cache is of a kind
+        that the API server may not serve: it is synced as soon as the kind is served and can be listed, and controllers
+        that it does not trigger do not wait for it. A definition that is deleted later leaves the cache as it is.
         """
         key = _CacheKey(kind, selection, transform)
         if key not in self._caches:
             where = (path_of(kind), selection)
             if where not in self._informers:
                 self._informers[where] = Informer(self.client, selection, watch_timeouts=self.watch_timeouts)
+                self._optional.add(self._informers[where])
             informer_cache = self._informers[where].cache(kind, transform=transform)
             self._caches[key] = cast("Cache[Object]", informer_cache)
+        if not optional:
+            self._optional.discard(self._informers[path_of(kind), selection])
         return cast("Cache[T]", self._caches[key])  # the key contains the type
 
     def controller(
@@ -196,10 +208,15 @@ class Manager:
 
     def _start(self, tasks: Supervisor) -> asyncio.Task[None]:
         for informer in self._informers.values():
-            tasks.start(f"cache {informer}", informer.run())
+            if informer in self._optional:
+                served = informer.run_when_served(partial(_log_unserved, informer), retry=_UNSERVED_RETRY)
+                tasks.start(f"cache {informer}", served)
+            else:
+                tasks.start(f"cache {informer}", informer.run())
         for run, leader_only in self._runnables:
             if not leader_only:
                 tasks.start(_name(run), run())
+        tasks.start("cache log", self._log_synced())
         tasks.start("events", self.events.run())
         return tasks.start("leader", self._lead(tasks))
 
@@ -218,19 +235,28 @@ class Manager:
 
     async def _lead(self, tasks: Supervisor) -> None:
         for informer in self._informers.values():
-            await informer.synced.wait()
-        if self._informers:
-            log.info("all caches are synced")
+            if informer not in self._optional:
+                await informer.synced.wait()
         if self.elector is not None:
             await self.elector.acquire()
             self._renewal = tasks.start("lease", self._renew(self.elector))
             FENCE.set(partial(self._check_lease, self.elector))
-        self._leader_tasks = [
-            tasks.start(f"controller {controller.name}", controller.run()) for controller in self._controllers
-        ]
-        self._leader_tasks += [tasks.start(_name(run), run()) for run, leader_only in self._runnables if leader_only]
-        # The tasks inherit the fence from this one, which has nothing else to do.
+        # The tasks inherit the fence from this one.
+        starting = asyncio.gather(*(self._start_when_synced(tasks, controller) for controller in self._controllers))
+        self._leader_tasks = [tasks.start(_name(run), run()) for run, leader_only in self._runnables if leader_only]
+        await starting
         await asyncio.Event().wait()
+
+    async def _log_synced(self) -> None:
+        for informer in self._informers.values():
+            await (informer.initialized if informer in self._optional else informer.synced).wait()
+        if self._informers:
+            log.info("all caches are synced")
+        await asyncio.Event().wait()
+
+    async def _start_when_synced(self, tasks: Supervisor, controller: Controller) -> None:
+        await controller.wait_for([informer.synced for informer in self._optional])
+        self._controller_tasks.append(tasks.start(f"controller {controller.name}", controller.run()))
 
     async def _renew(self, elector: LeaderElector) -> None:
         try:
@@ -277,12 +303,11 @@ class Manager:
         await tasks.cancel(leading)
         for controller in self._controllers:
             controller.stop()
-        controllers = self._leader_tasks[: len(self._controllers)]
-        if controllers:
-            _, late = await asyncio.wait(controllers, timeout=self._graceful_shutdown_timeout)
+        if self._controller_tasks:
+            _, late = await asyncio.wait(self._controller_tasks, timeout=self._graceful_shutdown_timeout)
             for task in late:
                 log.warning("%s: not finished after %g s", task.get_name(), self._graceful_shutdown_timeout)
-        await tasks.cancel(*self._leader_tasks)
+        await tasks.cancel(*self._controller_tasks, *self._leader_tasks)
         if self._renewal is not None:
             await tasks.cancel(self._renewal)
         if self.elector is not None:
@@ -325,7 +350,7 @@ class Manager:
 
     async def _answer_ready(self) -> Response:
         failed = ["shutting down"] if self._stopping.is_set() else []
-        failed += [f"cache {informer}" for informer in self._informers.values() if not informer.synced.is_set()]
+        failed += [f"cache {informer}" for informer in self._informers.values() if not self._is_known(informer)]
         for name, check in self._checks.items():
             passed = check()
             if not (passed if isinstance(passed, bool) else await passed):
@@ -333,6 +358,13 @@ class Manager:
         if failed:
             return Response(503, f"not ready: {', '.join(failed)}".encode(), _TEXT)
         return Response(200, b"ok", _TEXT)
+
+    def _is_known(self, informer: Informer) -> bool:
+        """Whether a cache is synced, or is of a kind that is certainly not served while another optional one is."""
+        if informer.synced.is_set():
+            return True
+        is_useful = any(each.synced.is_set() for each in self._optional)
+        return informer in self._optional and informer.initialized.is_set() and is_useful
 
     def _answer_metrics(self, request: Request) -> Response:
         if request.path != "/metrics":
@@ -352,6 +384,10 @@ class Manager:
         Stats(self._profile, stream=text).sort_stats("cumulative").print_stats(80)
         self._profile = None
         return text.getvalue()
+
+
+def _log_unserved(informer: Informer, error: StatusError) -> None:
+    log.warning("%s: not served, so its objects are managed when its definition exists: %s", informer, error)
 
 
 def _tasks() -> str:

@@ -56,7 +56,7 @@ class OnloadController:
         self._events = manager.events
         self._image = image
         self._clock = clock
-        self._resources = manager.cache(ONLOAD, transform=compact)
+        self._resources = manager.cache(ONLOAD, transform=compact, optional=True)
         self._nodes = Nodes(manager, clock)
         self._actions = Actions(self._nodes, manager.events)
         self._kmm = Kmm(manager)

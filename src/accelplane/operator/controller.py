@@ -82,7 +82,7 @@ class PluginController:
         self._backoff = DriftBackoff()
         self._shared = SharedObjects(manager.client, settings) if family == "gpu" else None
         own_pods = Selection(settings.namespace, labels=f"app=intel-{family}-plugin")
-        self._resources = manager.cache(self._kind, transform=compact)
+        self._resources = manager.cache(self._kind, transform=compact, optional=True)
         self._daemonsets = manager.cache(DaemonSet, own_pods, transform=untrimmed)
         self._pods = manager.cache(Pod, own_pods, transform=place_only)
         self._nodes = nodes

@@ -5,24 +5,19 @@ Controllers run in the leader only. Every replica serves webhooks, probes and me
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 
 import msgspec
 
 from accelplane.admission import sgx
 from accelplane.admission.mapping_controller import add_fpga_admission
-from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion
 from accelplane.admission.sgx import SgxOptions
 from accelplane.http.servingtls import ServingTls, TlsSettings
 from accelplane.kube.admission import Hook
 from accelplane.kube.client import Client, ClientConfig
-from accelplane.kube.discovery import served_kinds, stop_when_served
 from accelplane.kube.leader import Election
 from accelplane.kube.manager import Manager
-from accelplane.kube.objects import Object
 from accelplane.kube.webhooks import Certificate, serve
 from accelplane.operator.controller import PluginController, controllers
-from accelplane.operator.resources import KINDS
 from accelplane.operator.settings import Settings
 from accelplane.operator.webhooks import hooks
 
@@ -49,11 +44,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     profiling: bool = False
 
 
-class Extension(msgspec.Struct, frozen=True):
-    """`add` adds controllers of `kinds` and a cache of all nodes to a manager, and returns their webhooks."""
-
-    kinds: Sequence[type[Object]]
-    add: Callable[[Manager], Iterable[Hook]]
+# Adds controllers and a cache of all nodes to a manager, and returns their webhooks.
+Extension = Callable[[Manager], Iterable[Hook]]
 
 
 async def run(options: Options, config: ClientConfig, extend: Extension | None = None) -> None:
@@ -63,31 +55,13 @@ async def run(options: Options, config: ClientConfig, extend: Extension | None =
     """
     client = Client(config, field_manager=FIELD_MANAGER)
     try:
-        names = (AcceleratorFunction, FpgaRegion) if "fpga" in options.families else ()
-        served = await served_kinds(client, [*(KINDS[family] for family in options.families), *names])
-        families = [family for family in options.families if KINDS[family] in served]
-        named = bool(names) and all(kind in served for kind in names)
-        # If none is served, the definitions are probably applied later. Until then the readiness probe fails.
-        chosen = msgspec.structs.replace(options, families=families or options.families)
-        missing = await _missing(client, extend)
-        manager = _manager(client, chosen, None if missing else extend, named=named)
-        if missing:
-            # The other kinds do not wait for a kind of another product.
-            manager.add_runnable(partial(stop_when_served, client, missing, manager.stop))
+        manager = _manager(client, options, extend)
         await manager.run()
     finally:
         await client.close()
 
 
-async def _missing(client: Client, extend: Extension | None) -> list[type[Object]]:
-    """The kinds of the extension that are not served."""
-    if extend is None:
-        return []
-    served = await served_kinds(client, extend.kinds)
-    return [kind for kind in extend.kinds if kind not in served]
-
-
-def _manager(client: Client, options: Options, extend: Extension | None, *, named: bool) -> Manager:
+def _manager(client: Client, options: Options, extend: Extension | None) -> Manager:
     tls = ServingTls(TlsSettings(allow_tls13=options.allow_tls13))
     manager = Manager(
         client,
@@ -100,18 +74,16 @@ def _manager(client: Client, options: Options, extend: Extension | None, *, name
         shutdown_delay=options.shutdown_delay,
     )
     by_family = controllers(manager, options.families, options.settings, requires_nodes=extend is not None)
-    found = [*_hooks(manager, by_family, options, named=named), *(extend.add(manager) if extend is not None else ())]
+    found = [*_hooks(manager, by_family, options), *(extend(manager) if extend is not None else ())]
     serve(manager, found, options.certificate, tls, port=options.webhook_port)
     log.info("kinds: %s; DaemonSets in namespace %s", ", ".join(options.families), options.settings.namespace)
     return manager
 
 
-def _hooks(
-    manager: Manager, by_family: Mapping[str, PluginController], options: Options, *, named: bool
-) -> Iterator[Hook]:
+def _hooks(manager: Manager, by_family: Mapping[str, PluginController], options: Options) -> Iterator[Hook]:
     yield from hooks(by_family, options.settings.images)
     if "sgx" in by_family:
         yield sgx.mutator(options.sgx)
-    if named:
+    if "fpga" in by_family:
         # Every replica knows all names before it is ready. Only the leader writes statuses.
         yield from add_fpga_admission(manager, options.settings.fpga_naming)

@@ -28,8 +28,7 @@ def hooks(controllers: Mapping[str, PluginController], policy: ImagePolicy) -> I
             for path in paths:
                 yield denying(
                     path,
-                    f"{model.__name__} is not enabled: add -devices={family} to the operator, or restart it if the "
-                    "CustomResourceDefinition was created after its start",
+                    f"{model.__name__} is not enabled: add -devices={family} to the operator",
                 )
         else:
             yield _defaulter(paths[0], family, policy)
