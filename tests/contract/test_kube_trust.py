@@ -206,6 +206,16 @@ async def test_deleted_secret_is_restored_with_the_certificates_in_use(created_a
     assert len(tls.served) == 1
 
 
+async def test_certificates_are_replaced_when_a_clock_that_was_ahead_is_corrected() -> None:
+    store, tls, clock = Store(), RecordingTls(), Clock()
+    clock.now = START + datetime.timedelta(days=400)
+    reconciler = trust(store, tls, clock)
+    await reconciler.reconcile()
+    clock.now = START
+    await reconciler.reconcile()
+    assert accepts(store.bundle(), tls.served[-1], NAMES[0], START)
+
+
 async def test_emptied_secret_gets_a_new_authority() -> None:
     store, tls = Store(), RecordingTls()
     reconciler = trust(store, tls)

@@ -148,6 +148,29 @@ def test_an_authority_without_a_key_is_replaced_and_the_served_certificate_is_ke
     assert (second.certificate, second.key) == (first.certificate, first.key)
 
 
+@pytest.mark.parametrize("ahead", [HOUR, 30 * DAY, 3650 * DAY])
+def test_certificates_that_were_issued_while_the_clock_was_ahead_are_replaced(ahead: datetime.timedelta) -> None:
+    early = renew(None, NAMES, START + ahead, POLICY)
+    assert not trusts(early.authorities, early.certificate, START)
+    second = renew(early, NAMES, START, POLICY)
+    assert trusts(second.authorities, second.certificate, START)
+    assert count(second.authorities) == 1
+    assert renew(second, NAMES, START, POLICY) is second
+
+
+def test_a_certificate_that_was_issued_while_the_clock_was_ahead_is_replaced_by_the_same_authority() -> None:
+    first = renew(None, NAMES, START - DAY, POLICY)
+    early = renew(CertificateSet(first.authorities, first.authority_key, b"", b""), NAMES, START + DAY, POLICY)
+    second = renew(early, NAMES, START, POLICY)
+    assert second.authorities == first.authorities
+    assert trusts(first.authorities, second.certificate, START)
+
+
+def test_small_differences_of_clocks_replace_nothing() -> None:
+    first = renew(None, NAMES, START, POLICY)
+    assert renew(first, NAMES, START - datetime.timedelta(minutes=9), POLICY) is first
+
+
 def test_a_mismatched_key_is_replaced() -> None:
     first, other = (renew(None, NAMES, START, POLICY) for _ in range(2))
     for mixed in (

@@ -1,8 +1,9 @@
 """The certificate authority (CA) of a program: decides about renewals, and issues certificates.
 
 A new CA is trusted for some time before it signs, and an old CA is trusted until it expires. So callers always trust
-the certificate of each replica. Concurrent replicas are safe: a write to the Secret carries the resource version that
-the decision is based on.
+the certificate of each replica. A CA or certificate that is not valid yet, because it was issued while the clock was
+ahead, is replaced: no caller accepts it. Concurrent replicas are safe: a write to the Secret carries the resource
+version that the decision is based on.
 
 Run as a program, it reads one `RenewalRequest` from standard input and writes the `RenewalPlan` to standard output.
 """
@@ -47,7 +48,7 @@ def renew(
     Unreadable parts are treated like missing ones.
     """
     known = _certificates(current.authorities if current else b"")
-    trusted = [authority for authority in known if authority.not_valid_after_utc > now]
+    trusted = [authority for authority in known if _is_current(authority, now)]
     signer = _signer(trusted, current, now) or _new_authority(now, policy)
     if signer.certificate not in trusted:
         trusted.insert(0, signer.certificate)
@@ -118,10 +119,14 @@ def _valid(
 ) -> bool:
     """Whether callers accept this certificate now."""
     return (
-        certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc
+        _is_current(certificate, now)
         and set(names) <= _names(certificate)
         and any(_is_signed_by(certificate, authority) for authority in trusted)
     )
+
+
+def _is_current(certificate: x509.Certificate, now: datetime.datetime) -> bool:
+    return certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc
 
 
 def _needs_renewal(certificate: x509.Certificate, now: datetime.datetime) -> bool:

@@ -298,7 +298,7 @@ class Trust:
     async def _renew(self, current: CertificateSet | None) -> CertificateSet:
         """The certificates that the Secret should have. Raises `TrustError`."""
         now, planned = self._clock(), self._planned
-        if planned is not None and now < planned.until and current in (planned.current, planned.certificates):
+        if planned is not None and planned.applies(current, now):
             return planned.certificates
         names = service_names(self._settings.service, self._settings.namespace)
         try:
@@ -308,13 +308,17 @@ class Trust:
         certificates = plan.certificates or current
         if certificates is None:
             raise TrustError(f"certificate of {self._name}: internal error: nothing was issued")
-        self._planned = _Planned(current, certificates, plan.until)
+        self._planned = _Planned(current, certificates, now, plan.until)
         return certificates
 
 
 class _Planned(Struct, frozen=True):
-    """The last plan, valid until a time: `certificates` replace `current`."""
+    """The last plan: `certificates` replace `current`. It was made at `since`; an earlier time is a corrected clock."""
 
     current: CertificateSet | None
     certificates: CertificateSet
+    since: datetime.datetime
     until: datetime.datetime
+
+    def applies(self, current: CertificateSet | None, now: datetime.datetime) -> bool:
+        return self.since <= now < self.until and current in (self.current, self.certificates)
