@@ -181,10 +181,16 @@ def test_flags_set_the_options_of_decisions() -> None:
             "aesmd-volume": "emptyDir",
             "aesmd-sidecar-without-epc": True,
             "epc-whole-pages": True,
+            "epc-required": True,
         }
     )
     assert changed == sgxwebhook.SgxOptions(
-        aesmd_name="q", socket_directory="/q", socket_volume="emptyDir", sidecar_without_epc=True, whole_pages=True
+        aesmd_name="q",
+        socket_directory="/q",
+        socket_volume="emptyDir",
+        sidecar_without_epc=True,
+        whole_pages=True,
+        epc_required=True,
     )
 
 

@@ -172,12 +172,49 @@ def test_values_that_users_wrote_for_enclave_and_annotation_are_replaced() -> No
     assert after["metadata"]["annotations"] == {"sgx.intel.com/epc": "1Mi", "x": "y"}
 
 
-def test_epc_of_zero_counts_as_use_and_leaves_the_annotation() -> None:
-    document = pod(container("a", "0"))
-    document["metadata"]["annotations"] = {"sgx.intel.com/epc": "7"}
-    after = mutated(document)
-    assert devices(after["spec"]["containers"][0]) == USER
-    assert after["metadata"]["annotations"] == {"sgx.intel.com/epc": "7"}
+@pytest.mark.parametrize("amount", ["0", 0, "0Mi", "0e3"])
+@pytest.mark.parametrize("provider", [None, "a", "aesmd"])
+def test_epc_of_zero_gives_no_device_and_leaves_the_annotation(amount: Any, provider: str | None) -> None:
+    document = pod(container("a", amount), container("aesmd", amount), provider=provider)
+    document["metadata"].setdefault("annotations", {})["sgx.intel.com/epc"] = "7"
+    assert mutated(document) == document
+    warnings = decide_pod(document).warnings
+    for name in ("a", "aesmd"):
+        assert f"container '{name}': sgx.intel.com/epc is 0, so it gets no enclave" in "\n".join(warnings)
+
+
+def test_a_container_with_epc_of_zero_gets_no_device_beside_one_with_epc() -> None:
+    after = mutated(pod(container("a", "1Mi"), container("b", "0"), provider="b", initContainers=[container("c", "0")]))
+    assert [devices(one) for one in after["spec"]["containers"]] == [USER, set()]
+    assert devices(after["spec"]["initContainers"][0]) == set()
+
+
+@pytest.mark.parametrize(
+    ("one", "resource"),
+    [
+        (container("a", resources={"sgx.intel.com/enclave": "1"}), "enclave"),
+        (container("a", resources={"sgx.intel.com/provision": "1"}), "provision"),
+        (container("a", "0", resources={"sgx.intel.com/enclave": "1"}), "enclave"),
+        (container("a", "1Mi", resources={"sgx.intel.com/enclave": "2"}), "enclave"),
+        (container("a", "1Mi", resources={"sgx.intel.com/provision": "1"}), "provision"),
+    ],
+)
+@pytest.mark.parametrize("is_init", [False, True])
+def test_direct_requests_of_devices_are_denied_with_the_option(one: Json, resource: str, is_init: bool) -> None:
+    more = [container("w", resources={"sgx.intel.com/enclave": "1"})] * 30 if not is_init else []
+    document = pod(*([] if is_init else [one]), *more, initContainers=[one] if is_init else [])
+    assert decide_pod(document).denial is None
+    denial = decide_pod(document, SgxOptions(epc_required=True)).denial
+    assert denial is not None
+    assert f"container 'a': sgx.intel.com/{resource} is for internal use" in denial.message
+
+
+@pytest.mark.parametrize("provider", [None, "a", "aesmd"])
+def test_pods_that_request_epc_are_mutated_with_the_option_in_both_reviews(provider: str | None) -> None:
+    options = SgxOptions(epc_required=True)
+    after = mutated(pod(container("a", "1Mi"), container("b"), provider=provider), options)
+    assert after == mutated(pod(container("a", "1Mi"), container("b"), provider=provider))
+    assert mutated(after, options) == after
 
 
 @pytest.mark.parametrize(
@@ -404,6 +441,7 @@ OPTIONS = st.builds(
     socket_volume=st.sampled_from(["auto", "hostPath", "emptyDir"]),
     sidecar_without_epc=st.booleans(),
     whole_pages=st.booleans(),
+    epc_required=st.booleans(),
 )
 
 
@@ -418,6 +456,10 @@ def test_mutation_is_idempotent_and_keeps_all_fields_of_the_user(document: Json,
     after = apply_json_patch(document, patch)
     assert not decide_pod(after, options).patch
     assert_kept(document, after, ())
+    for field in ("containers", "initContainers"):
+        for one, other in zip(document["spec"].get(field, ()), after["spec"].get(field, ()), strict=True):
+            if ((one["resources"] or {}).get("limits") or {}).get("sgx.intel.com/epc", "0") == "0":
+                assert one["resources"] == other["resources"]
 
 
 def assert_kept(before: Any, after: Any, where: tuple[str, ...]) -> None:

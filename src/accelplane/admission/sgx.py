@@ -1,6 +1,7 @@
 """Mutation of pods that use SGX.
 
-A pod requests only EPC memory. A container that requests `sgx.intel.com/epc` gets the enclave device. The pod's
+A pod requests only EPC memory. A container that requests `sgx.intel.com/epc` gets the enclave device. An amount of 0 is
+no request: the device would be outside of all accounting and quotas. The pod's
 annotation `sgx.intel.com/quote-provider` names who makes quotes: a container, which gets the provision device, or
 `aesmd`, whose clients get its socket. The total is written to an annotation, from which Kata Containers takes the EPC
 size of a virtual machine.
@@ -47,6 +48,7 @@ class SgxOptions(Struct, frozen=True, kw_only=True):
     socket_volume: SocketVolume = "auto"
     sidecar_without_epc: bool = False
     whole_pages: bool = False
+    epc_required: bool = False
 
 
 class Annotations(Struct, frozen=True):
@@ -89,7 +91,7 @@ class _InvalidResourcesError(Exception):
 
 
 class _Requests(Struct, frozen=True):
-    """The SGX resources of a container; `epc` is None if it requests none, which is not the same as 0."""
+    """The SGX resources of a container; `epc` is None if it requests none, or 0."""
 
     limits: Mapping[str, Quantity] | None
     requests: Mapping[str, Quantity] | None
@@ -154,7 +156,9 @@ class _Mutation:
         if name == self._provider:
             self._provider_has_epc |= requests.epc is not None
             self._provider_lacks_epc |= requests.epc is None
-        self._warn_of_internal_resources(name, requests)
+        if requests.epc is None and EPC in (requests.limits or {}):
+            self._warn(name, f"{EPC} is 0, so it gets no enclave; request the amount that it needs")
+        self._check_internal_resources(name, requests)
         self._count(place, requests.epc)
         if requests.epc is not None:
             self._users += 1
@@ -236,13 +240,20 @@ class _Mutation:
             self._warnings.append(f"{QUOTE_PROVIDER}: no container requests {EPC}, so the annotation has no effect")
         return Decision(warnings=self._warnings) if self._warnings else ALLOWED
 
-    def _warn_of_internal_resources(self, name: str, requests: _Requests) -> None:
+    def _warn(self, container: str, problem: str) -> None:
+        if len(self._warnings) < _MAX_WARNINGS:
+            self._warnings.append(f"container {container[:63]!a}: {problem}")
+
+    def _check_internal_resources(self, name: str, requests: _Requests) -> None:
+        """Raises `_InvalidResourcesError` for a resource that only the webhook may add, if the options say so."""
         for resource in (ENCLAVE, PROVISION):
             is_own = requests.epc is not None and (resource == ENCLAVE or name == self._provider)
             limits = requests.limits or {}
-            internal = resource in limits and not (is_own and _is_one(limits, resource))
-            if internal and len(self._warnings) < _MAX_WARNINGS:
-                self._warnings.append(f"container {name[:63]!a}: {resource} is for internal use; request {EPC} only")
+            if resource in limits and not (is_own and _is_one(limits, resource)):
+                problem = f"{resource} is for internal use; request {EPC} only"
+                if self._options.epc_required:
+                    raise _InvalidResourcesError(f"container {name[:63]!a}: {problem}")
+                self._warn(name, problem)
 
     def _all_warnings(self) -> list[str]:
         provider = self._provider
@@ -275,7 +286,10 @@ def _requests(place: Place) -> _Requests:
 
 
 def _epc(container: str, limits: Mapping[str, Quantity], requests: Mapping[str, Quantity]) -> Fraction | None:
-    """The EPC of a container, None without. Raises `_InvalidResourcesError` if any of its SGX resources is invalid."""
+    """The EPC of a container, None for 0 and without.
+
+    Raises `_InvalidResourcesError` if any of its SGX resources is invalid.
+    """
     numbers: dict[str, Fraction] = {}
     for name in sorted({*limits, *requests}):
         limit, request = limits.get(name), requests.get(name)
@@ -290,7 +304,7 @@ def _epc(container: str, limits: Mapping[str, Quantity], requests: Mapping[str, 
                 f'resource "{name}" of container {container!a}: {_text(limit)} is not integral'
             )
         numbers[name] = number
-    return numbers.get(EPC)
+    return numbers.get(EPC) or None
 
 
 def _number(name: str, quantity: Quantity | None) -> Fraction | None:

@@ -40,6 +40,8 @@ FLAGS = (
          "pod's if the daemon is one of its containers"),
     Flag("aesmd-sidecar-without-epc", False, "treat a container with the daemon's name as a sidecar even without EPC"),
     Flag("epc-whole-pages", False, "round the annotation sgx.intel.com/epc up to pages of 4 KiB, for Kata Containers"),
+    Flag("epc-required", False, "deny pods that request sgx.intel.com/enclave or sgx.intel.com/provision themselves, "
+         "which quotas of sgx.intel.com/epc do not count"),
     Flag("certificate-secret", "", "Secret in the pod's namespace for a self-signed certificate; it has to exist, "
          "empty at first", environment="CERTIFICATE_SECRET"),
     Flag("service", "intelsgxwebhook-webhook-service", "Service of the webhook, for -certificate-secret",
@@ -92,6 +94,7 @@ def sgx_options(values: Mapping[str, Value]) -> SgxOptions:
         socket_volume=volume,
         sidecar_without_epc=bool(values["aesmd-sidecar-without-epc"]),
         whole_pages=bool(values["epc-whole-pages"]),
+        epc_required=bool(values["epc-required"]),
     )
 
 
