@@ -2,6 +2,8 @@
 
 import msgspec
 
+from accelplane.controls import escape_json
+
 
 def encode(value: object) -> bytes:
     """The JSON of what msgspec can encode, with `?` for lone surrogates: names that are no UTF-8 text have them."""
@@ -14,5 +16,5 @@ def encode(value: object) -> bytes:
 
 
 def indented(value: object) -> str:
-    """As `encode`, in lines for readers."""
-    return msgspec.json.format(encode(value), indent=2).decode()
+    """As `encode`, in lines for readers, with escape sequences for characters that control a terminal."""
+    return escape_json(msgspec.json.format(encode(value), indent=2).decode())

@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from accelplane.controls import escape_json, escape_text
+
 _LETTERS = {logging.DEBUG: "I", logging.INFO: "I", logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
 _JSON_NAMES = {"I": "info", "W": "warning", "E": "error", "F": "fatal"}
 MAX_VERBOSITY = 18
-# Escapes control characters in untrusted text: it must not forge log lines or control a terminal.
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {10: "\\n", 13: "\\r", 9: "\\t"}
 
 
 def v(verbosity: int) -> int:
@@ -45,9 +45,10 @@ class KlogFormatter(logging.Formatter):
         self._directories = directories
 
     def format(self, record: logging.LogRecord) -> str:
-        text = record.getMessage().translate(_CONTROLS)
+        # Untrusted text must not forge log lines or control a terminal.
+        text = escape_text(record.getMessage())
         if record.exc_info:
-            text += "\n" + self.formatException(record.exc_info)
+            text += "\n" + escape_text(self.formatException(record.exc_info), keep_lines=True)
         if not self._headers:
             return text
         stamp = time.strftime("%m%d %H:%M:%S", time.localtime(record.created))
@@ -73,7 +74,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["stack"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
+        return escape_json(json.dumps(entry, ensure_ascii=False))
 
 
 def start(

@@ -1,5 +1,6 @@
 """Logging in klog's format: headers, verbosities, thresholds, files; and JSON lines. Each test uses a process."""
 
+import ast
 import json
 import os
 import re
@@ -93,6 +94,22 @@ def test_a_message_is_one_line_with_any_quoted_text() -> None:
     program = PROGRAM.replace('say("cdi")', code)
     quoted = r"name: a\nE1121 00:00:00.000000 1 b.py:1] c\x1b[2J\x85"
     assert next(line for line in logged(program=program) if "name:" in line).endswith(quoted)
+
+
+CONTROLS = r"a\x7f\x85\x9b2J\u061c\u200f\u2028\u202e\u2066 ü"
+
+
+def test_characters_that_control_a_terminal_are_escaped_in_all_formats() -> None:
+    code = f'try: raise ValueError("{CONTROLS}")\nexcept ValueError: logging.exception("{CONTROLS}")'
+    program = PROGRAM.replace('say("cdi")', code)
+    lines = logged(program=program)
+    assert lines[0].endswith(f"] {CONTROLS}")
+    assert f"ValueError: {CONTROLS}" in lines
+    (line, *_) = logged("-log-format=json", program=program)
+    assert line.isprintable()
+    text = ast.literal_eval(f'"{CONTROLS}"')
+    assert json.loads(line)["msg"] == text
+    assert json.loads(line)["stack"].endswith(f"ValueError: {text}")
 
 
 def test_headers_can_be_omitted_or_have_the_directory() -> None:

@@ -33,6 +33,15 @@ def test_a_table_is_aligned_and_wide_columns_are_in_wide_only() -> None:
     assert write(CARDS, Format(output="wide")).splitlines()[2] == "card2    12     too hot"
 
 
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_no_output_has_characters_that_control_a_terminal(output: Output) -> None:
+    name = "a\x1b[2J\x7f\x85\x9b2J\u061c\u200f\u2028\u202e\u2066 ü"
+    text = write(document((name, name, name)), Format(output=output))
+    assert all(line.isprintable() for line in text.removesuffix("\n").split("\n"))
+    if output in ("json", "yaml"):
+        assert yaml.safe_load(text)["cards"] == [[name, name, name]]
+
+
 def test_no_headers_leaves_rows_only() -> None:
     assert write(CARDS, Format(headers=False)) == "card10   3\ncard2    12\n"
     assert write(CARDS, Format(output="csv", headers=False)) == "card10,3,-\ncard2,12,too hot\n"

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from accelplane.cli import signals
 from accelplane.cli.goflags import Flag, FlagError, HelpRequested, Value, parse, usage
+from accelplane.controls import escape_json
 from accelplane.fpga import FpgaError, quote
 from accelplane.fpga.bitstream import extra, open_bitstream
 from accelplane.fpga.drivers import kind_of
@@ -111,7 +112,7 @@ def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
             print(f"{name}: ignored: {' '.join(map(quote, words[1:]))}", file=sys.stderr)
         document = COMMANDS[words[0]](given)
         if given.has("json"):
-            print(json.dumps(document, indent=2))
+            print(escape_json(json.dumps(document, indent=2)))
         print(end="", flush=True)
     except OSError as error:
         # Of standard output: devices and files raise other errors. Python must not flush it again at exit.
@@ -160,11 +161,11 @@ def _info(given: Given) -> Json:
         more = {} if given.has("q") else extra(bitstream)
     if not given.has("json"):
         for row in rows:
-            print(f"{row.label:{_BITSTREAM_WIDTH}}: {json.dumps(row.value)}")
+            print(f"{row.label:{_BITSTREAM_WIDTH}}: {_json(row.value)}")
         if more:
             print("Extra:")
             for key, text in more.items():
-                print(f"\t{key} : {json.dumps(text)}")
+                print(f"\t{key} : {_json(text)}")
     return {**{row.key: row.value for row in rows}, **({"extra": more} if not given.has("q") else {})}
 
 
@@ -172,7 +173,7 @@ def _install(given: Given) -> Json:
     dry_run = given.has("dry-run")
     with open_bitstream(given.text("b")) as bitstream:
         path = install(given.host, bitstream, force=given.has("force"), dry_run=dry_run)
-        given.say(f"{'Would install' if dry_run else 'Installed'} {json.dumps(bitstream.path)} as {json.dumps(path)}")
+        given.say(f"{'Would install' if dry_run else 'Installed'} {_json(bitstream.path)} as {_json(path)}")
         return {"file": bitstream.path, "installationPath": path, "installed": not dry_run}
 
 
@@ -212,6 +213,10 @@ def _show(given: Given, kind: str, rows: Sequence[Row]) -> dict[str, Json]:
             for value in row.value if isinstance(row.value, list) else [row.value]:
                 print(f"{row.label:{_DEVICE_WIDTH}}: {_shown_value(value)}")
     return {"kind": kind.lower(), **{row.key: row.value for row in rows}}
+
+
+def _json(value: Json) -> str:
+    return escape_json(json.dumps(value))
 
 
 def _shown_value(value: Json) -> str:
@@ -298,7 +303,7 @@ def _program(given: Given) -> Json:
             api_version(host, port.fme)
         before = _ids(host, port)
         given.say(f"Before: {_format_ids(before)}")
-        given.say(f'Programming {json.dumps(bitstream.path)} to port "{port.name}": ', end="")
+        given.say(f'Programming {_json(bitstream.path)} to port "{port.name}": ', end="")
         try:
             done = program(host, port, bitstream, dry_run=dry_run)
         except (FpgaError, HostError) as error:

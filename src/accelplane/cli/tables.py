@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from accelplane import jsontext
+from accelplane.controls import escape_text
 from accelplane.devices import natural
 
 API_VERSION = "accelplane/v1"
@@ -136,7 +137,12 @@ def format_content(content: object, output: Output) -> str:
         return jsontext.indented(content) + "\n"
     import yaml  # noqa: PLC0415 - only this output needs it
 
-    return yaml.safe_dump(msgspec.to_builtins(content), sort_keys=False, allow_unicode=True)
+    plain = msgspec.to_builtins(content)
+    text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+    if escape_text(text, keep_lines=True) == text:
+        return text
+    # PyYAML escapes control characters, but not those that change the order of text.
+    return yaml.safe_dump(plain, sort_keys=False)
 
 
 def sort_tables(tables: Sequence[Table[T]], sort_by: str) -> Sequence[Table[T]]:
