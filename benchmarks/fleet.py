@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from accelplane.apiserver import ClientConfig
 from accelplane.fleet.fleet import Fleet
+from accelplane.fleet.options import FleetOptions
 from accelplane.fleet.serve import listen
 from accelplane.fleet.web.gate import OpenGate
 from accelplane.fleet.web.site import Screens, Site
@@ -71,7 +72,7 @@ async def _measure(load: Load) -> tuple[Figure, ...]:
 async def _measure_fleet(agents: Process, url: str, load: Load) -> tuple[Figure, ...]:
     assert agents.stdin is not None
     client, own = Client(ClientConfig(server=url), field_manager="benchmark"), os.getpid()
-    fleet = Fleet(client)
+    fleet = Fleet(client, FleetOptions(loopback_agents=True))
     running = asyncio.create_task(fleet.run())
     started = time.monotonic()
     async with asyncio.timeout(_CONNECT_TIMEOUT):

@@ -109,8 +109,12 @@ def fill(api: FakeApiServer, nodes: int, port: int) -> None:
         api.put(
             "pods",
             {
-                "metadata": {"name": f"agent-{number:05}", "namespace": "accelplane", "labels": dict(AGENT_LABELS)},
-                "spec": {"nodeName": name, "containers": [{"name": "agent", "ports": ports}]},
+                "metadata": {"name": f"agent-{number:05}", "namespace": "kube-system", "labels": dict(AGENT_LABELS)},
+                "spec": {
+                    "nodeName": name,
+                    "serviceAccountName": "accelplane-node",
+                    "containers": [{"name": "agent", "ports": ports}],
+                },
                 "status": {"phase": "Running", "podIP": "127.0.0.1"},
             },
         )

@@ -72,8 +72,12 @@ class AgentDouble:
         """The pod of the agent."""
         ports = [{"name": "pages", "containerPort": self.port}]
         return {
-            "metadata": {"name": name or f"agent-{self.node}", "namespace": "accelplane", "labels": LABELS},
-            "spec": {"nodeName": self.node, "containers": [{"name": "agent", "ports": ports}]},
+            "metadata": {"name": name or f"agent-{self.node}", "namespace": "kube-system", "labels": LABELS},
+            "spec": {
+                "nodeName": self.node,
+                "serviceAccountName": "accelplane-node",
+                "containers": [{"name": "agent", "ports": ports}],
+            },
             "status": {"phase": "Running", "podIP": "127.0.0.1"},
         } | changes
 

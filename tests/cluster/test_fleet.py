@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from fleetagents import I915, AgentDouble, unit
 from manifests import DEPLOY
@@ -64,7 +65,8 @@ async def fleet_of(
     config = directory / "kubeconfig"
     config.write_text(cluster.user(user))
     client = Client(load_config(str(config)), field_manager="accelplane-fleet")
-    fleet = Fleet(client, options or FleetOptions(), watch_timeouts=HASTE, unserved_retry=1)
+    options = msgspec.structs.replace(options or FleetOptions(), loopback_agents=True)
+    fleet = Fleet(client, options, watch_timeouts=HASTE, unserved_retry=1)
     running = asyncio.create_task(fleet.run())
     try:
         async with asyncio.timeout(30):
@@ -121,7 +123,7 @@ async def test_an_agent_is_found_by_its_labels_and_its_changes_are_applied(api: 
         assert fleet.cluster().nodes["kwok-1"].agents == ()
         (resource,) = fleet.cluster().nodes["kwok-1"].resources
         assert (resource.name, resource.capacity) == (I915, 1)
-        api.kubectl("delete", "pod", "agent", "--namespace=accelplane", "--force", "--grace-period=0")
+        api.kubectl("delete", "pod", "agent", "--namespace=kube-system", "--force", "--grace-period=0")
         await until(lambda: fleet.cluster().nodes["kwok-0"].agents[0].state == "stale", 30)
         assert len(fleet.cluster().nodes["kwok-0"].units) == 1
 
@@ -213,7 +215,7 @@ async def test_events_are_written_once_per_change_and_within_the_limits(api: Clu
             assert "gpu device card0 of node kwok-0 is unhealthy" in described
     finally:
         api.kubectl("delete", "pod", "holder", "--force", "--grace-period=0")
-        api.kubectl("delete", "pod", "agent", "--namespace=accelplane", "--force", "--grace-period=0")
+        api.kubectl("delete", "pod", "agent", "--namespace=kube-system", "--force", "--grace-period=0")
 
 
 async def test_without_the_right_to_write_events_the_log_has_one_line(
@@ -241,7 +243,7 @@ async def test_without_the_right_to_write_events_the_log_has_one_line(
             await until(lambda: fleet.cluster().nodes["kwok-0"].units[3].phase == "unhealthy", 60)
             await asyncio.sleep(1)  # for attempts that are not expected
     finally:
-        api.kubectl("delete", "pod", "agent", "--namespace=accelplane", "--force", "--grace-period=0")
+        api.kubectl("delete", "pod", "agent", "--namespace=kube-system", "--force", "--grace-period=0")
     lines = [record.getMessage() for record in caplog.records if "event" in record.getMessage()]
     assert len(lines) == 1, lines
     assert 'cannot create resource "events" in API group "events.k8s.io"' in lines[0]
@@ -252,14 +254,18 @@ def place_agent(cluster: Cluster, pod: dict[str, Any]) -> None:
     """Creates an agent's pod on its node, at an address of this machine."""
     with_image = {"name": "agent", "image": "example.com/none"}
     (container,) = pod["spec"]["containers"]
-    spec = {"nodeName": "kwok-0", "containers": [container | with_image], "tolerations": [{"operator": "Exists"}]}
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "accelplane"}})
-    wait_until(
-        lambda: "default" in cluster.kubectl("get", "serviceaccounts", "--namespace=accelplane"), "a service account"
-    )
+    account = pod["spec"]["serviceAccountName"]
+    metadata = {"name": account, "namespace": "kube-system"}
+    cluster.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
+    spec = {
+        "nodeName": "kwok-0", "serviceAccountName": account, "containers": [container | with_image],
+        "tolerations": [{"operator": "Exists"}],
+    }  # fmt: skip
     cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": pod["metadata"], "spec": spec})
-    path = "/api/v1/namespaces/accelplane/pods/agent/status"
-    wait_until(lambda: "Running" in cluster.kubectl("get", "pods", "--namespace=accelplane"), "the agent: running")
+    path = "/api/v1/namespaces/kube-system/pods/agent/status"
+    wait_until(
+        lambda: "Running" in cluster.kubectl("get", "pod", "agent", "--namespace=kube-system"), "the agent: running"
+    )
     change = {"status": {"podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}}
     code, answer = cluster.request("PATCH", path, change, content="application/merge-patch+json")
     assert code == 200, answer

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import msgspec
 from fleetagents import AgentDouble, node, response
 from kubeapi import KubeApi
 from waiting import until
@@ -22,10 +23,16 @@ TIMES = AgentTimes(wait=30, answer=0.5, first_delay=0.02, max_delay=0.1, min_int
 
 @asynccontextmanager
 async def fleet_of(
-    api: KubeApi, options: FleetOptions | None = None, times: AgentTimes = TIMES, client: Client | None = None
+    api: KubeApi,
+    options: FleetOptions | None = None,
+    times: AgentTimes = TIMES,
+    client: Client | None = None,
+    *,
+    loopback: bool = True,
 ) -> AsyncIterator[Fleet]:
     client = client or Client(api.config, field_manager="test", timeout=1)
-    fleet = Fleet(client, options or FleetOptions(), agent_times=times, watch_timeouts=HASTE, unserved_retry=0.05)
+    options = msgspec.structs.replace(options or FleetOptions(), loopback_agents=loopback)
+    fleet = Fleet(client, options, agent_times=times, watch_timeouts=HASTE, unserved_retry=0.05)
     running = asyncio.create_task(fleet.run())
     try:
         yield fleet

@@ -29,7 +29,7 @@ async def test_nodes_with_and_without_an_agent_are_shown(api: KubeApi) -> None:
         assert fleet.synced
     assert [each.unit for each in found.units] == ["card0", "card1"]
     (agent,) = found.agents
-    assert (agent.pod, agent.name, agent.version) == ("accelplane/agent-n1", "accelplane node", "1.0.0")
+    assert (agent.pod, agent.name, agent.version) == ("kube-system/agent-n1", "accelplane node", "1.0.0")
     (resource,) = found.resources
     assert (resource.capacity, resource.ids, resource.stage) == (2, 2, "registered")
     assert (bare.agents, bare.units, bare.ready, bare.labels) == ((), (), True, {"zone": "a"})

@@ -5,11 +5,12 @@ import gzip
 import ssl
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from cluster.pki import Authority
-from fleetagents import I915, AgentDouble, node, unit
+from fleetagents import I915, LABELS, AgentDouble, node, unit
 from kubeapi import KubeApi
 from runningfleets import TIMES, agents_of, connected, fleet_of, invalid_agent, node_with, state
 from waiting import until
@@ -55,16 +56,16 @@ async def test_an_unchanged_inventory_makes_no_new_snapshot(api: KubeApi) -> Non
         ),
         (
             invalid_agent(b"", status="302 Found", fields="Location: http://127.0.0.1:1/\r\n"),
-            "found status 302 'Found'",
+            "found status 302, expected 200",
         ),
         (
             invalid_agent(gzip.compress(b" " * 10_000_000), fields="Content-Encoding: gzip\r\n"),
-            "found content-encoding 'gzip', expected none",
+            "found a content-encoding, expected none",
         ),
         (lambda _head: b"SSH-2.0-x\r\n\r\n", "expected a status line"),
         (
             invalid_agent(msgspec.json.encode(AgentDouble("n2").document)),
-            "found the inventory of node 'n2', expected 'n1'",
+            "found the inventory of another node, expected 'n1'",
         ),
     ],
     ids=["junk", "large", "endless", "redirect", "gzip bomb", "other protocol", "other node"],
@@ -92,9 +93,9 @@ async def test_only_an_agent_with_an_invalid_response_is_marked(
         (lambda _head: b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", "no complete answer within 0.5 s"),
         (
             invalid_agent(b"", status="403 Forbidden"),
-            "found status 403 'Forbidden', expected 200; grant it accelplane-inv",
+            "found status 403, expected 200; grant it accelplane-inv",
         ),
-        (invalid_agent(b"", status="503 Busy"), "found status 503 'Busy', expected 200"),
+        (invalid_agent(b"", status="503 Busy"), "found status 503, expected 200"),
     ],
     ids=["silent", "incomplete", "forbidden", "busy"],
 )
@@ -139,11 +140,13 @@ async def test_an_agent_that_never_answered_is_connecting(api: KubeApi) -> None:
 
 async def test_an_agent_without_pages_is_shown_with_the_option_to_set(api: KubeApi) -> None:
     double = AgentDouble("n1")
-    api.put("pods", double.pod() | {"spec": {"nodeName": "n1", "containers": [{"name": "agent"}]}})
+    pod = double.pod()
+    pod["spec"]["containers"] = [{"name": "agent"}]
+    api.put("pods", pod)
     async with fleet_of(api) as fleet:
         found = await node_with(fleet, "n1", lambda found: bool(found.agents))
         assert found.agents[0] == Agent(
-            "accelplane/agent-n1",
+            "kube-system/agent-n1",
             "",
             "",
             "none",
@@ -152,10 +155,54 @@ async def test_an_agent_without_pages_is_shown_with_the_option_to_set(api: KubeA
 
 
 async def test_agents_of_other_namespaces_are_ignored(api: KubeApi) -> None:
-    async with agents_of(api, "n1"), fleet_of(api, FleetOptions(agent_namespaces=("kube-system",))) as fleet:
+    async with agents_of(api, "n1"), fleet_of(api, FleetOptions(agent_namespaces=("accelplane",))) as fleet:
         found = await node_with(fleet, "n1", lambda found: True)
         await until(lambda: fleet.synced)
         assert found.agents == ()
+
+
+IMPOSTORS: list[dict[str, Any]] = [
+    {"metadata": {"name": "x", "namespace": "team", "labels": LABELS}},
+    {"spec": {"serviceAccountName": "default"}},
+    {"spec": {"serviceAccountName": None}},
+]
+
+
+@pytest.mark.parametrize("changes", IMPOSTORS)
+async def test_a_pod_with_the_labels_of_an_agent_needs_its_namespace_and_account(
+    api: KubeApi, changes: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with agents_of(api, "n1") as (agent,), AgentDouble("n1").serving() as impostor, fleet_of(api) as fleet:
+        await connected(fleet, "n1")
+        pod = impostor.pod("impostor")
+        api.put("pods", pod | changes | {"spec": pod["spec"] | changes.get("spec", {})})
+        await until(lambda: "is ignored: found labels of an agent" in caplog.text)
+        agent.change()
+        await until(lambda: len(agent.requests) > 2)
+        assert impostor.requests == []
+        assert [each.pod for each in fleet.cluster().nodes["n1"].agents] == ["kube-system/agent-n1"]
+
+
+async def test_empty_lists_admit_agents_of_all_namespaces_and_accounts(api: KubeApi) -> None:
+    options = FleetOptions(agent_namespaces=(), agent_accounts=())
+    async with AgentDouble("n1").serving() as agent, fleet_of(api, options) as fleet:
+        api.put("nodes", node("n1"))
+        pod = agent.pod()
+        del pod["spec"]["serviceAccountName"]
+        pod["metadata"]["namespace"] = "team"
+        api.put("pods", pod)
+        await connected(fleet, "n1")
+
+
+async def test_no_connection_is_made_to_a_loopback_address(api: KubeApi) -> None:
+    async with AgentDouble("n1").serving() as agent:
+        api.put("nodes", node("n1"))
+        api.put("pods", agent.pod())
+        async with fleet_of(api, loopback=False) as fleet:
+            found = await node_with(fleet, "n1", lambda found: bool(found.agents and found.agents[0].problem))
+            problem = "found pod IP '127.0.0.1', expected an address of the cluster's network"
+            assert (found.agents[0].state, found.agents[0].problem) == ("invalid", problem)
+        assert agent.requests == []
 
 
 async def test_an_update_of_the_agents_loses_no_unit(api: KubeApi) -> None:
@@ -163,7 +210,7 @@ async def test_an_update_of_the_agents_loses_no_unit(api: KubeApi) -> None:
         await connected(fleet, "n1")
         new.units = [unit("card0"), unit("card1"), unit("card2")]
         new.answer = invalid_agent(b"", status="503 Starting")
-        api.remove("pods", "agent-n1", "accelplane")
+        api.remove("pods", "agent-n1", "kube-system")
         found = await node_with(fleet, "n1", lambda found: found.agents[0].state == "stale")
         assert (len(found.units), found.agents[0].problem) == (2, "the pod was deleted")
         api.put("pods", new.pod("agent-new"))
@@ -171,7 +218,7 @@ async def test_an_update_of_the_agents_loses_no_unit(api: KubeApi) -> None:
         assert len(found.units) == 2
         new.answer = None
         found = await node_with(fleet, "n1", lambda found: len(found.units) == 3)
-        assert [each.pod for each in found.agents] == ["accelplane/agent-new"]
+        assert [each.pod for each in found.agents] == ["kube-system/agent-new"]
         assert old.requests
 
 
@@ -179,7 +226,7 @@ async def test_the_inventory_of_a_pod_that_is_gone_expires(api: KubeApi) -> None
     times = msgspec.structs.replace(TIMES, expiry=0.5)
     async with agents_of(api, "n1"), fleet_of(api, times=times) as fleet:
         await connected(fleet, "n1")
-        api.remove("pods", "agent-n1", "accelplane")
+        api.remove("pods", "agent-n1", "kube-system")
         found = await node_with(fleet, "n1", lambda found: not found.agents)
         assert [(each.capacity, each.ids) for each in found.resources] == [(2, 0)]
         api.remove("nodes", "n1")
@@ -227,7 +274,7 @@ async def test_missing_readings_have_a_reason(api: KubeApi) -> None:
         await node_with(fleet, "bare", lambda found: True)
         agent.answer = invalid_agent(b"[]")
         answer = await fleet.readings("n1")
-        assert answer.problem.startswith("accelplane/agent-n1: readings: Expected `object`")
+        assert answer.problem.startswith("kube-system/agent-n1: readings: Expected `object`")
         assert (await fleet.readings("bare")).problem == "no agent of this node answers"
         assert (await fleet.readings("none")).problem == "no such node"
 
@@ -254,7 +301,7 @@ async def test_a_token_is_sent_over_verified_tls_only(api: KubeApi, tmp_path: Pa
             await node_with(fleet, "n2", lambda found: bool(found.agents[0].problem))
         assert "Authorization: Bearer secret" in agent.requests[0]
         assert plain.requests == []
-        api.remove("pods", "agent-n1", "accelplane")
+        api.remove("pods", "agent-n1", "kube-system")
         async with fleet_of(api, msgspec.structs.replace(secure, agent_ca="")) as fleet:
             await connected(fleet, "n2")
         assert not [request for request in plain.requests if "Authorization" in request]

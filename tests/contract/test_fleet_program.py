@@ -19,6 +19,7 @@ from fleetagents import AgentDouble, node
 from fleetpages import Caller
 from kubeapi import KubeApi, kube_api
 from waiting import until
+from webtokens import TokenIssuer
 
 from accelplane.fleet.options import FleetOptions, PageOptions
 from accelplane.fleet.program import run
@@ -32,7 +33,7 @@ def free_port() -> int:
 
 @asynccontextmanager
 async def program(api: KubeApi, pages: PageOptions) -> AsyncIterator["asyncio.Task[None]"]:
-    running = asyncio.create_task(run(FleetOptions(), pages, api.config))
+    running = asyncio.create_task(run(FleetOptions(loopback_agents=True), pages, api.config))
     try:
         yield running
     finally:
@@ -109,6 +110,35 @@ async def test_a_port_in_use_is_reported_with_its_address(tmp_path: Path) -> Non
         async with kube_api() as api:
             with pytest.raises(OSError, match=f"pages at {address}: "):
                 await run(FleetOptions(), PageOptions(address=address, health_address=""), api.config)
+
+
+API = "https://kubernetes.default.svc"
+
+
+@pytest.mark.parametrize(
+    ("agent", "own", "expected"),
+    [
+        (TokenIssuer.elliptic().token("fleet", [API]), TokenIssuer.elliptic().token("fleet", [API, "k3s"]), True),
+        (TokenIssuer.elliptic().token("fleet", ""), None, True),
+        (TokenIssuer.elliptic().token("fleet", ["accelplane-agent"]), TokenIssuer.elliptic().token("x", [API]), False),
+        (TokenIssuer.elliptic().token("fleet", ["accelplane-agent"]), None, False),
+        ("opaque", TokenIssuer.elliptic().token("fleet", [API]), False),
+    ],
+    ids=["same audience", "no audience", "own audience", "outside the cluster", "another format"],
+)
+async def test_a_token_for_agents_that_the_api_server_accepts_is_reported(
+    agent: str, own: str | None, expected: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "token").write_text(f"{agent}\n")
+    (tmp_path / "own").write_text(own or "")
+    options = FleetOptions(agent_token=str(tmp_path / "token"))
+    async with kube_api() as api:
+        config = msgspec.structs.replace(api.config, token=str(tmp_path / "own") if own else None)
+        with socket.create_server(("127.0.0.1", 0)) as used:
+            pages = PageOptions(address=f"127.0.0.1:{used.getsockname()[1]}", health_address="")
+            with pytest.raises(OSError, match="pages at"):
+                await run(options, pages, config)
+    assert ("is valid for the API server" in caplog.text) is expected
 
 
 async def test_a_certificate_that_cannot_be_used_is_reported(tmp_path: Path) -> None:

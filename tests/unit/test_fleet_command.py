@@ -28,14 +28,14 @@ def test_the_defaults_are_the_documented_ones() -> None:
 
 def test_flags_become_options() -> None:
     options = values(
-        "-pods=all", "-quotas=false", "-device-plugins=false", "-events", "-agent-namespaces=a, b",
+        "-pods=all", "-quotas=false", "-device-plugins=false", "-events", "-agent-namespaces=a, b", "-agent-accounts=",
         "-agent-ca=ca", "-agent-server-name=s",
         "-agent-token=t", "-resource-prefixes=example.com/", "-address=0", "-secure-address=:8443", "-tls-dir=d",
         "-audience=x,y", "-requestheader-client-ca=p", "-requestheader-allowed-names=front",
         "-health-probe-bind-address=0", "-grafana-url=https://g/{node}",
     )  # fmt: skip
     assert fleet_options(options) == FleetOptions(
-        pods="all", quotas=False, device_plugins=False, events=True, agent_namespaces=("a", "b"),
+        pods="all", quotas=False, device_plugins=False, events=True, agent_namespaces=("a", "b"), agent_accounts=(),
         agent_ca="ca", agent_server_name="s", agent_token="t", resource_prefixes=("example.com/",),  # noqa: S106 - a file
     )  # fmt: skip
     assert page_options(options) == PageOptions(

@@ -118,6 +118,23 @@ def test_an_agent_serves_at_the_port_named_pages(options: dict[str, Any], place:
     assert agent_place(pod({"name": "c", "ports": ports}, spec=spec, **options)) == place
 
 
+@pytest.mark.parametrize(
+    ("address", "usable"),
+    [
+        ("10.0.0.1", True), ("fd00::1", True), ("240.0.0.1", True), ("192.168.1.1", True),
+        ("127.0.0.1", False), ("127.9.9.9", False), ("::1", False), ("::ffff:127.0.0.1", False),
+        ("169.254.169.254", False), ("fe80::1", False), ("fe80::1%eth0", False), ("::ffff:169.254.0.1", False),
+        ("0.0.0.0", False),  # noqa: S104 - not bound
+        ("::", False), ("224.0.0.1", False), ("ff02::1", False), ("api.example", False),
+    ],
+)  # fmt: skip
+def test_an_agent_is_reached_at_addresses_of_the_network_only(address: str, usable: bool) -> None:
+    ports = [{"name": "pages", "containerPort": 9400}]
+    found = agent_place(pod({"name": "c", "ports": ports}, spec={"nodeName": "n"}, podIP=address))
+    assert found is not None
+    assert (bool(found.host), bool(found.problem)) == (usable, not usable)
+
+
 def test_an_out_of_range_port_is_none() -> None:
     found = agent_place(
         pod({"name": "c", "ports": [{"name": "pages", "containerPort": 70_000}]}, spec={"nodeName": "n"})

@@ -24,7 +24,6 @@ _CONNECTING = 64
 # Larger answers are read a few at a time, so that hostile agents cannot fill the memory together.
 _SMALL_ANSWER = 64 * 1024
 _LARGE_ANSWERS = 8
-_MAX_PHRASE = 60
 
 
 class AgentTimes(Struct, frozen=True):
@@ -43,13 +42,17 @@ class AgentTimes(Struct, frozen=True):
 
 
 class Place(Struct, frozen=True):
-    """Where an agent serves its pages; no `host` before the pod has an address, no `port` without pages."""
+    """Where an agent serves its pages; no `host` before the pod has a usable address, no `port` without pages.
+
+    `problem` is the reason why its address cannot be used.
+    """
 
     namespace: str
     pod: str
     node: str
     host: str = ""
     port: int = 0
+    problem: str = ""
 
     @property
     def name(self) -> str:
@@ -281,7 +284,7 @@ class _Link:
         if body is not None:
             inventory = decode_inventory(body)
             if inventory.node not in ("", place.node):
-                raise InventoryError(f"found the inventory of node {inventory.node[:64]!a}, expected {place.node!a}")
+                raise InventoryError(f"found the inventory of another node, expected {place.node!a}")
         report = Report(place, "connected", "", time.time(), inventory)
         if body is not None:
             self._set(report)
@@ -372,19 +375,19 @@ def _first_report(place: Place) -> Report:
     if not place.port:
         problem = "found no port named pages in the pod, expected one; set -http-address of the agent"
         return Report(place, "none", problem)
+    if place.problem:
+        return Report(place, "invalid", place.problem)
     return Report(place, "connecting", "" if place.host else "the pod has no address yet")
 
 
 def _check_head(response: Response) -> None:
-    """Raises `UnexpectedAnswer`."""
+    """Raises `UnexpectedAnswer`, without text of the response: everyone who may open the page can read the message."""
     if response.status != 200:
         hint = "; grant it accelplane-inventory-reader" if response.status in (401, 403) else ""
-        found = f"{response.status} {response.phrase[:_MAX_PHRASE]!a}"
         temporary = response.status in (401, 403, 429) or response.status >= 500
-        raise UnexpectedAnswer(f"found status {found}, expected 200{hint}", permanent=not temporary)
-    coding = response.fields.get("content-encoding", "identity")
-    if coding.lower() != "identity":
-        raise UnexpectedAnswer(f"found content-encoding {coding[:_MAX_PHRASE]!a}, expected none")
+        raise UnexpectedAnswer(f"found status {response.status}, expected 200{hint}", permanent=not temporary)
+    if response.fields.get("content-encoding", "identity").lower() != "identity":
+        raise UnexpectedAnswer("found a content-encoding, expected none")
     length = response.fields.get("content-length", "")
     if length and int(length) > MAX_BYTES:
         raise UnexpectedAnswer(f"found {int(length)} bytes, expected at most {MAX_BYTES}")

@@ -5,6 +5,7 @@ snapshot. All else of a snapshot is shared with the one before.
 """
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -13,21 +14,24 @@ from accelplane.kube.client import Client
 from accelplane.kube.informer import WatchTimeouts
 from accelplane.kube.tasks import Supervisor
 
-from .agents import Agents, AgentTimes
+from .agents import Agents, AgentTimes, Place
 from .compose import compose
 from .events import DeviceEvents
 from .metrics import FleetMetrics
 from .model import Cluster, Holder, Node, NodeReadings
-from .objects import Pod, agent_place
+from .objects import Pod, agent_identity, agent_place
 from .ondemand import OnDemand
 from .options import FleetOptions
 from .source import NOT_LISTED, UNSERVED_RETRY, Listeners, Source
 from .usage import Usage
 
+log = logging.getLogger(__name__)
+
 _MIN_INTERVAL = 0.1
 _HOLDERS_AGE = 60.0
 _READINGS_AGE = 2.0
 _AT_ONCE = 4
+_MAX_IGNORED = 16
 _FIRST_CHECK = 0.5
 
 
@@ -44,6 +48,8 @@ class Fleet:
         unserved_retry: float = UNSERVED_RETRY,
     ) -> None:
         self._options = options
+        # Namespaces and accounts of pods that are no agents, each of which is logged once.
+        self._ignored: set[tuple[str, str]] = set()
         started = time.time()
         # Greater than those of an earlier process, so that its viewers notice the new one.
         self._cluster = Cluster(int(started * 1000), started, started, {}, problem=NOT_LISTED)
@@ -129,15 +135,26 @@ class Fleet:
         self._marked.set()
 
     def _on_agent(self, old: Pod | None, new: Pod | None) -> None:
-        before, after = (agent_place(pod) if pod is not None else None for pod in (old, new))
-        allowed = self._options.agent_namespaces
-        if after is not None and allowed and after.namespace not in allowed:
-            after = None
+        before, after = (self._agent_place(pod) if pod is not None else None for pod in (old, new))
         # A watch that was interrupted may show a new pod of the same name, on another node, as a change of the old one.
         if before is not None and (after is None or after.node != before.node):
             self._agents.remove(before.node, before.name)
         if after is not None:
             self._agents.set(after)
+
+    def _agent_place(self, pod: Pod) -> Place | None:
+        identity = namespace, account = agent_identity(pod)
+        namespaces, accounts = self._options.agent_namespaces, self._options.agent_accounts
+        if (not namespaces or namespace in namespaces) and (not accounts or account in accounts):
+            return agent_place(pod, loopback=self._options.loopback_agents)
+        if identity not in self._ignored and len(self._ignored) < _MAX_IGNORED:
+            self._ignored.add(identity)
+            log.warning(
+                "pod %s/%s is ignored: found labels of an agent with service account %s, expected a namespace of "
+                "-agent-namespaces (%s) and an account of -agent-accounts (%s)",
+                namespace, pod.metadata.name, account, ", ".join(namespaces) or "all", ", ".join(accounts) or "all",
+            )  # fmt: skip
+        return None
 
     async def _publish_changes(self) -> None:
         while True:

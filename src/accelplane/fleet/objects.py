@@ -3,6 +3,7 @@
 The caches store only these parts: a complete node is a hundred times as large.
 """
 
+import ipaddress
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -25,6 +26,7 @@ AGENT_PORT = "pages"
 
 _MAX_COUNT = 2**53
 _MAX_GATES = 16
+_MAX_ADDRESS = 64
 
 Known = Callable[[str], bool]
 
@@ -93,6 +95,7 @@ class Gate(Struct):
 
 class PodSpec(Struct):
     nodeName: str | None = None
+    serviceAccountName: str | None = None
     containers: list[Container] | None = None
     initContainers: list[Container] | None = None
     schedulingGates: list[Gate] | None = None
@@ -193,15 +196,38 @@ def node_facts(node: Node) -> NodeFacts:
     )
 
 
-def agent_place(pod: Pod) -> Place | None:
-    """Where an agent's pod serves; None if it is not on a node, has ended or ends."""
+def agent_identity(pod: Pod) -> tuple[str, str]:
+    """The namespace and the service account of an agent's pod. Labels can be set by everyone who creates pods."""
+    return pod.metadata.namespace or "", (pod.spec and pod.spec.serviceAccountName) or ""
+
+
+def agent_place(pod: Pod, *, loopback: bool = False) -> Place | None:
+    """Where an agent's pod serves; None if it is not on a node, has ended or ends.
+
+    The kubelet writes the address: that of an attacked node could direct requests to programs in the pod of the fleet,
+    or to services of its node. `loopback` permits loopback addresses.
+    """
     spec, status = pod.spec or PodSpec(), pod.status or PodStatus()
     ended = status.phase in ("Succeeded", "Failed") or pod.metadata.deletionTimestamp is not None
     if not spec.nodeName or ended:
         return None
     ports = [port for container in spec.containers or () for port in container.ports or () if port.name == AGENT_PORT]
     port = ports[0].containerPort if ports and 0 < ports[0].containerPort < 65_536 else 0
-    return Place(pod.metadata.namespace or "", pod.metadata.name or "", spec.nodeName, status.podIP or "", port)
+    host, problem = status.podIP or "", ""
+    if host and not _is_pod_address(host, loopback=loopback):
+        host, problem = "", f"found pod IP {host[:_MAX_ADDRESS]!a}, expected an address of the cluster's network"
+    return Place(pod.metadata.namespace or "", pod.metadata.name or "", spec.nodeName, host, port, problem)
+
+
+def _is_pod_address(host: str, *, loopback: bool) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    address = getattr(address, "ipv4_mapped", None) or address
+    if address.is_loopback:
+        return loopback
+    return not (address.is_link_local or address.is_multicast or address.is_unspecified)
 
 
 def waiting_pod(pod: Pod, known: Known) -> Waiting | None:

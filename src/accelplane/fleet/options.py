@@ -9,7 +9,8 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
     """The options of `Fleet`.
 
     With `pods="all"` assigned pods are watched too: holders are known on nodes without an agent's pages.
-    Agents are pods with the labels of `agents.AGENT_LABELS` in `agent_namespaces`, in all namespaces without any. With
+    Agents are pods with the labels of `objects.AGENT_LABELS`, in one of `agent_namespaces` and with one of the service
+    accounts `agent_accounts`; an empty tuple admits all. `loopback_agents` permits loopback addresses, for tests. With
     `agent_ca`, a file in PEM, agents are reached by HTTPS and verified under `agent_server_name`; only then the token
     in the file `agent_token` is sent. `resource_prefixes` adds resources of other plugins, such as `example.com/`.
     """
@@ -18,10 +19,12 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
     quotas: bool = True
     device_plugins: bool = True
     events: bool = False
-    agent_namespaces: tuple[str, ...] = ()
+    agent_namespaces: tuple[str, ...] = ("kube-system",)
+    agent_accounts: tuple[str, ...] = ("accelplane-node",)
     agent_ca: str = ""
     agent_server_name: str = "accelplane-agent"
     agent_token: str = ""
+    loopback_agents: bool = False
     resource_prefixes: tuple[str, ...] = ()
 
 

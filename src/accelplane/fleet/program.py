@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from accelplane.apiserver.config import Source, read_source
 from accelplane.http.servingtls import ServingTls, TlsSettings
 from accelplane.kube.client import Client, ClientConfig
 from accelplane.kube.manager import OFF, Manager
@@ -16,7 +17,7 @@ from .options import FleetOptions, PageOptions
 from .serve import listen, open_gate
 from .web.access import Access
 from .web.gate import ProxyHeaders, SecureGate, token_command_of
-from .web.issuer import IssuerKeys
+from .web.issuer import IssuerKeys, parse_token
 from .web.site import Screens, SiteOptions
 
 log = logging.getLogger(__name__)
@@ -27,8 +28,15 @@ FIELD_MANAGER = "accelplane-fleet"
 async def run(options: FleetOptions, pages: PageOptions, config: ClientConfig) -> None:
     """Runs the server until SIGTERM or SIGINT.
 
-    Raises `OSError` for an address that cannot be used, `CertificateError`, and the error of any part that fails.
+    Raises `OSError` for an address that cannot be used, `CertificateError`, `NoCredentials`, and the error of any part
+    that fails.
     """
+    if options.agent_token and is_for_api_server(options.agent_token, config.token):
+        log.warning(
+            "-agent-token: %s is valid for the API server: an agent of an attacked node can use it for all rights of "
+            "this account; expected a projected token with an audience of its own, and -http-audience of the agents",
+            options.agent_token,
+        )
     client = Client(config, field_manager=FIELD_MANAGER)
     try:
         fleet = Fleet(client, options)
@@ -40,6 +48,21 @@ async def run(options: FleetOptions, pages: PageOptions, config: ClientConfig) -
         await manager.run()
     finally:
         await client.close()
+
+
+def is_for_api_server(agent_token: Source, own_token: Source | None) -> bool:
+    """Whether the token for agents has an audience of the token for the API server, or has none.
+
+    Raises `NoCredentials` for a file that cannot be read.
+    """
+    found, own = (
+        parse_token(read_source(source).decode("ascii", "replace").strip()) if source else None
+        for source in (agent_token, own_token)
+    )
+    if found is None:
+        return False
+    audiences = {*found.audiences} - {""}
+    return not audiences or (own is not None and not audiences.isdisjoint(own.audiences))
 
 
 @asynccontextmanager
