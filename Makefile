@@ -115,9 +115,10 @@ release: $(ready)
 push-release: $(ready)
 	$(PY) -m release push "$(OUT)" $(if $(CA_FILE),--ca-file "$(CA_FILE)")
 
-## verify-release: check a release as its users would: OUT=DIR KEY=FILE.pub [REGISTRY=…]
+## verify-release: check a release as its users would: OUT=DIR KEY=FILE.pub VERSION=… [REGISTRY=…] [DRAFT=1]
 verify-release: $(ready)
-	$(PY) -m release verify "$(OUT)" --key "$(KEY)" $(if $(REGISTRY),--registry "$(REGISTRY)") $(if $(CA_FILE),--ca-file "$(CA_FILE)")
+	$(PY) -m release verify "$(OUT)" --key "$(KEY)" --version "$(VERSION)" $(if $(DRAFT),--draft) \
+		$(if $(REGISTRY),--registry "$(REGISTRY)") $(if $(CA_FILE),--ca-file "$(CA_FILE)")
 
 ## sbom-tools: install the validators of bills of materials, which the tests use, into .venv/sbom
 sbom-tools: $(ready)

@@ -127,7 +127,7 @@ async def _wait(url: str) -> None:
     tag = ""
     try:
         while True:
-            lines = ("GET /api/v1/inventory?wait=55 HTTP/1.1", "Host: x", f"If-None-Match: {tag}")
+            lines = ("GET /api/v1/inventory?wait=55 HTTP/1.1", "Host: localhost", f"If-None-Match: {tag}")
             writer.write("\r\n".join((*lines, "", "")).encode())
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
             fields = dict(line.split(": ", 1) for line in head[1:] if line)

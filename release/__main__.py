@@ -119,6 +119,8 @@ def push_release(*, out: Path, **options: Any) -> None:
 @release.command("verify")
 @click.argument("out", type=_Named(path_type=Path, exists=True, file_okay=False))
 @click.option("--key", type=_Named(path_type=Path), required=True, help="The public key that you trust.")
+@click.option("--version", required=True, help="The version that you expect.")
+@click.option("--draft", is_flag=True, help="Accept a release of changes that are not committed.")
 @click.option("--registry", default="", help="Check this registry too.")
 @_PLAIN
 @_CA

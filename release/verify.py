@@ -24,10 +24,15 @@ from release.registry import Registry, RegistryError
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):
-    """A release in a directory, the key that its user trusts, and the registry to check as well, if any."""
+    """A release in a directory, the key and the version that its user expects, and the registry to check, if any.
+
+    An older release has a valid signature too. `draft` accepts one that was built from changes that are not committed.
+    """
 
     out: Path
     key: Path
+    version: str
+    draft: bool = False
     registry: str = ""
     plain_http: bool = False
     ca_file: str = ""
@@ -93,6 +98,16 @@ def checksums(release: Release) -> str:
         if oci.file_digest(file) != f"sha256:{digest}":
             raise ReleaseError(f"{name}: found other content than that of {SUMS}")
     return f"{len(expected)} files"
+
+
+def expected_release(release: Release) -> str:
+    """The release has the expected version, and is no draft."""
+    facts = release.facts
+    if facts["version"] != release.version:
+        raise ReleaseError(f"release.json: found version {facts['version']}, expected {release.version}")
+    if facts["draft"] and not release.draft:
+        raise ReleaseError("release.json: found a draft, expected a release of a commit; use --draft to accept it")
+    return f"version {release.version}{', a draft' if facts['draft'] else ''}"
 
 
 def _is_directory(path: Path) -> bool:
@@ -363,6 +378,7 @@ def registry_signatures(release: Release) -> str:
 CHECKS: dict[str, Callable[[Release], str]] = {
     "signature": signature,
     "checksums": checksums,
+    "version": expected_release,
     "python packages": python_packages,
     "images": image_layout,
     "charts": helm_charts,

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from manifests import write_overlay
 
 from accelplane.simulate import DlbSpec, DsaSpec, IaaSpec, QatSpec, QueueSpec
 
@@ -36,12 +37,18 @@ plugins:
 
 
 @pytest.fixture(scope="module")
-def running(shared_families: Families) -> Iterator[tuple[Families, DaemonSet]]:
+def running(
+    shared_families: Families, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Families, DaemonSet]]:
     families = shared_families
     families.reset(HARDWARE)
-    (agent,) = families.deploy(
-        "accelplane_node/overlays/config", config=config_map("accelplane-node", {"agent.yaml": CONFIG})
+    tree = tmp_path_factory.mktemp("tree")
+    write_overlay(
+        tree,
+        resources=["deploy/accelplane_node/overlays/config"],
+        components=["deploy/accelplane_node/components/qat"],
     )
+    (agent,) = families.deploy(str(tree), config=config_map("accelplane-node", {"agent.yaml": CONFIG}))
     families.wait(ALL)
     families.run("worker", {name: 1 for name in ALL if name != GPU}, restart="Always")
     yield families, agent

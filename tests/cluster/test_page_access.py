@@ -61,7 +61,7 @@ class Agent:
         """The status codes of `count` requests of one connection."""
         caller = Caller(self.port, self._context, authorization=f"Bearer {token}")
         reader, writer = await caller.open("GET", path)
-        request = f"GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n\r\n".encode()
+        request = f"GET {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n\r\n".encode()
         found: list[int] = []
         while len(found) < count:
             status, fields = await head_of(reader)

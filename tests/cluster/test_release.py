@@ -114,7 +114,9 @@ def key_of(plan: build.Plan) -> Path:
 
 
 def test_all_checks_pass_with_a_real_registry(released: build.Plan) -> None:
-    release = verify.Release(out=released.out, key=key_of(released), registry=released.registry)
+    release = verify.Release(
+        out=released.out, key=key_of(released), version=VERSION, draft=True, registry=released.registry
+    )
     found = list(verify.verify(release))
     assert [(each.name, each.problem) for each in found if each.problem] == []
     assert [each.name for each in found] == list(verify.CHECKS)
@@ -179,7 +181,9 @@ def tampered(registry: str, tmp_path_factory: pytest.TempPathFactory) -> build.P
 
 
 def test_another_image_under_the_tag_is_detected(tampered: build.Plan) -> None:
-    release = verify.Release(out=tampered.out, key=key_of(tampered), registry=tampered.registry)
+    release = verify.Release(
+        out=tampered.out, key=key_of(tampered), version=VERSION, draft=True, registry=tampered.registry
+    )
     other = images.load(tampered.out / "images.json").digests["accelplane"]
     with pytest.raises(ReleaseError, match=f"intel-gpu-plugin:{VERSION}: found {other}, expected"):
         verify.registry_digests(release)

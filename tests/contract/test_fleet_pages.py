@@ -15,12 +15,12 @@ from accelplane.fleet.model import Node, Waiting
 from accelplane.fleet.serve import listen, open_gate
 from accelplane.fleet.simulated import SimulatedFleet
 from accelplane.fleet.web.access import Viewer
-from accelplane.fleet.web.gate import is_loopback
 from accelplane.fleet.web.html import element
 from accelplane.fleet.web.live import RELOAD, Content, Live, LiveLimits, Subject
 from accelplane.fleet.web.query import NodesQuery, PlaceQuery
 from accelplane.fleet.web.site import Screens, SiteOptions
 from accelplane.fleet.web.summaries import Summaries, totals
+from accelplane.http.listening import is_own_host
 from accelplane.http.messages import HttpError
 
 LIMITS = LiveLimits(rows=0.01, overview=0.01, keepalive=0.05, share=1)
@@ -137,7 +137,7 @@ async def test_a_name_that_resolves_to_the_loopback_interface_is_rejected(setup:
     ],
 )  # fmt: skip
 def test_the_names_of_this_machine_are_found(host: str, expected: bool) -> None:
-    assert is_loopback(host) is expected
+    assert is_own_host(host) is expected
 
 
 # Updates

@@ -69,7 +69,7 @@ async def get(port: int, path: str, **fields: str) -> Answer:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in fields.items())
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{lines}\r\n".encode())
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{lines}\r\n".encode())
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     finally:
         writer.close()
@@ -198,7 +198,9 @@ async def test_slots_of_disconnected_readers_are_reused(
     try:
         async with pages.serving(f"127.0.0.1:{unused_tcp_port}", agent.status, observer):
             tag = (await get(unused_tcp_port, "/api/v1/inventory")).fields["etag"]
-            request = f"GET /api/v1/inventory?wait=55 HTTP/1.1\r\nHost: x\r\nIf-None-Match: {tag}\r\n\r\n".encode()
+            request = (
+                f"GET /api/v1/inventory?wait=55 HTTP/1.1\r\nHost: localhost\r\nIf-None-Match: {tag}\r\n\r\n".encode()
+            )
             for _ in range(2):
                 writers = [(await asyncio.open_connection("127.0.0.1", unused_tcp_port))[1] for _ in range(16)]
                 for writer in writers:

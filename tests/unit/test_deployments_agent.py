@@ -15,6 +15,8 @@ from manifests import (
     from_fields,
     host_paths,
     in_order,
+    mounts,
+    overlay,
     own_image,
     plugin_container,
     plugin_daemonset,
@@ -22,8 +24,9 @@ from manifests import (
     resources,
 )
 
-from accelplane.cli import clients
+from accelplane.cli import clients, fleet
 from accelplane.fleet.objects import AGENT_LABELS, AGENT_PORT
+from accelplane.fleet.options import FleetOptions
 from accelplane.node import config
 from accelplane.node.plugins import installed
 
@@ -31,11 +34,11 @@ NAME = "accelplane-node"
 VOLUMES: Volumes = {
     "devfs": ("/dev", "ro", ""),
     "debugfsdir": ("/sys/kernel/debug", "ro", ""),
-    "pcidir": ("/sys/bus/pci", "rw", ""),
     "cdipath": ("/var/run/cdi", "rw", "DirectoryOrCreate"),
     "fpga-records": ("/run/accelplane-fpga", "ro", "DirectoryOrCreate"),
     **SOCKETS,
 }
+QAT_VOLUMES: Volumes = {"pcidir": ("/sys/bus/pci", "rw", "")}
 CONFIG = {"name": "config", "configMap": {"name": NAME}}
 APPARMOR = {f"container.apparmor.security.beta.kubernetes.io/{NAME}": "unconfined"}
 TREES = {
@@ -44,16 +47,20 @@ TREES = {
     "accelplane_node/overlays/config": True,
 }
 WITH_FPGAS = "accelplane_node/overlays/fpga"
+WITH_QAT = "accelplane_node/overlays/qat"
+QAT = "accelplane_node/components/qat"
 COMPONENT = "accelplane_node/components/fpga"
 PAGES = {
     "accelplane_node/overlays/pages": [
         "--http-address=:9400",
         "--http-tls-dir=/etc/accelplane-tls",
         "--http-authorized",
+        "--http-audience=accelplane-agent",
     ],
     "accelplane_node/overlays/pages-plain": ["--http-address=:9400"],
 }
-PAGE_COMPONENTS = {"accelplane_node/components/account", "accelplane_node/components/pages"}
+PAGE_COMPONENT = "accelplane_node/components/pages"
+FLEET_COMPONENT = "fleet/components/authorized-agents"
 WITH_CLIENTS = "accelplane_node/overlays/clients"
 CLIENTS = "accelplane_node/components/clients"
 FAMILIES = ("gpu", "npu", "qat", "dsa", "iaa", "dlb", "sgx", "fpga")
@@ -72,19 +79,31 @@ def expected_daemonset(*, configured: bool) -> Object:
         container["volumeMounts"].append({"name": "config", "mountPath": "/etc/accelplane", "readOnly": True})
         volumes.append(CONFIG)
     pod = {"automountServiceAccountToken": False, "containers": [container], "volumes": volumes}
-    expected = plugin_daemonset(NAME, pod)
-    expected["spec"]["template"]["metadata"]["annotations"] = APPARMOR
-    return expected
+    return plugin_daemonset(NAME, pod | {"serviceAccountName": NAME})
 
 
 @pytest.mark.parametrize("directory", TREES)
-def test_a_tree_renders_only_its_daemonset(directory: str) -> None:
-    assert in_order(render(DEPLOY / directory)) == [in_order(expected_daemonset(configured=TREES[directory]))]
+def test_a_tree_renders_only_its_daemonset_and_an_account_without_rights(directory: str) -> None:
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": NAME}}
+    assert in_order(render(DEPLOY / directory)) == [
+        {**account, "automountServiceAccountToken": False},
+        in_order(expected_daemonset(configured=TREES[directory])),
+    ]
+
+
+def test_only_the_qat_component_makes_sysfs_writable_and_disables_apparmor() -> None:
+    (daemonset,) = (each for each in render(DEPLOY / WITH_QAT) if each["kind"] == "DaemonSet")
+    expected = expected_daemonset(configured=False)
+    template = expected["spec"]["template"]
+    template["metadata"]["annotations"] = APPARMOR
+    template["spec"]["containers"][0]["volumeMounts"] += mounts(QAT_VOLUMES)
+    template["spec"]["volumes"] += host_paths(QAT_VOLUMES)
+    assert in_order(daemonset) == in_order(expected)
 
 
 def test_every_kustomization_is_in_the_table() -> None:
     existing = {str(file.parent.relative_to(DEPLOY)) for file in (DEPLOY / NAME.replace("-", "_")).rglob("kust*.yaml")}
-    assert existing == {*TREES, WITH_FPGAS, COMPONENT, *PAGES, *PAGE_COMPONENTS, WITH_CLIENTS, CLIENTS}
+    assert existing == {*(*TREES, *PAGES, PAGE_COMPONENT, WITH_FPGAS, COMPONENT, WITH_QAT, QAT, WITH_CLIENTS, CLIENTS)}
 
 
 @pytest.mark.parametrize("directory", PAGES)
@@ -103,7 +122,7 @@ def test_the_page_overlays_serve_pages_to_authorized_clients_or_to_namespaces(di
         policy = others.pop(("NetworkPolicy", "accelplane-node-pages"))["spec"]
         assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
         assert not template["spec"]["automountServiceAccountToken"]
-        assert not others
+        assert {*others} == {("ServiceAccount", NAME)}
         return
     assert template["spec"]["automountServiceAccountToken"]
     assert {name: others["ClusterRole", name]["rules"] for kind, name in others if kind == "ClusterRole"} == {
@@ -115,6 +134,35 @@ def test_the_page_overlays_serve_pages_to_authorized_clients_or_to_namespaces(di
         ],
     }
     assert [name for kind, name in others if kind == "ClusterRoleBinding"] == ["accelplane-node-reviewer"]
+
+
+def test_the_token_of_the_fleet_is_valid_for_the_agents_only(tmp_path: Path) -> None:
+    """A compromised node gets the token of each of its readers: the API server must reject it."""
+    objects = render(DEPLOY / "fleet/overlays/authorized-agents")
+    (pod,) = (each["spec"]["template"]["spec"] for each in objects if each["kind"] == "Deployment")
+    volumes = {each["name"]: each for each in pod["volumes"]}
+    (source,) = (each["serviceAccountToken"] for each in volumes["agent-token"]["projected"]["sources"])
+    assert f"--http-audience={source['audience']}" in PAGES["accelplane_node/overlays/pages"]
+    mounts = {each["name"]: each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
+    values = flag_values(fleet.FLAGS, pod["containers"][0])
+    assert values["agent-token"] == f"{mounts['agent-token']}/{source['path']}"
+    assert values["agent-ca"] == f"{mounts['agent-ca']}/ca.crt"
+    # The same rights as those of the role that the agents' tree has for its readers.
+    readers = {each["metadata"]["name"]: each for each in render(DEPLOY / "accelplane_node/overlays/pages")}
+    (role,) = (each for each in objects if each["metadata"]["name"].endswith("inventories") and "rules" in each)
+    assert role["rules"] == readers["accelplane-inventory-reader"]["rules"]
+    # Both overlays of the page together.
+    combined = overlay(tmp_path, resources=["deploy/fleet/overlays/secure"], components=[f"deploy/{FLEET_COMPONENT}"])
+    (pod,) = (each["spec"]["template"]["spec"] for each in combined if each["kind"] == "Deployment")
+    assert {each["name"] for each in pod["volumes"]} == {"agent-ca", "agent-token", "tls"}
+
+
+@pytest.mark.parametrize("directory", PAGES)
+def test_the_fleet_recognises_the_agents_of_the_overlays_by_default(directory: str) -> None:
+    (daemonset,) = (each for each in render(DEPLOY / directory) if each["kind"] == "DaemonSet")
+    options = FleetOptions()
+    assert daemonset["metadata"]["namespace"] in options.agent_namespaces
+    assert daemonset["spec"]["template"]["spec"]["serviceAccountName"] in options.agent_accounts
 
 
 def test_pages_and_fpgas_can_be_combined(tmp_path: Path) -> None:
@@ -166,7 +214,7 @@ def test_the_fpga_component_installs_programs_and_grants_reading_nodes(tmp_path:
     assert objects.keys() == {"ServiceAccount", "ClusterRole", "ClusterRoleBinding"}
     # There are no other differences.
     expected = expected_daemonset(configured=configured)["spec"]["template"]["spec"]
-    expected |= {"serviceAccountName": NAME, "automountServiceAccountToken": True}
+    expected |= {"automountServiceAccountToken": True}
     expected["initContainers"] = plugin["initContainers"]
     expected["volumes"] += [volume for volume in plugin["volumes"] if volume["name"] == "intel-fpga-sw"]
     assert in_order(pod) == in_order(expected)
@@ -176,7 +224,8 @@ def test_the_fpga_component_installs_programs_and_grants_reading_nodes(tmp_path:
 
 
 def test_only_the_container_reader_has_the_additional_capabilities() -> None:
-    daemonsets = {each["metadata"]["name"]: each for each in render(DEPLOY / WITH_CLIENTS)}
+    objects = render(DEPLOY / WITH_CLIENTS)
+    daemonsets = {each["metadata"]["name"]: each for each in objects if each["kind"] == "DaemonSet"}
     assert daemonsets.keys() == {NAME, "accelplane-clients"}
     pod = daemonsets["accelplane-clients"]["spec"]["template"]["spec"]
     (reader,) = pod["containers"]
@@ -216,7 +265,8 @@ def test_the_agent_mounts_the_paths_of_each_family_plugin(family: str) -> None:
         if path.startswith("/sys/") and path not in writable and not path.startswith("/sys/kernel/debug"):
             continue
         modes = ("rw",) if path in writable else ("rw", "ro")
-        places = [place for place, mode, _ in VOLUMES.values() if mode in modes]
+        volumes = VOLUMES | (QAT_VOLUMES if family == "qat" else {})
+        places = [place for place, mode, _ in volumes.values() if mode in modes]
         assert any(PurePosixPath(path).is_relative_to(place) for place in places), path
 
 

@@ -33,7 +33,7 @@ from release.registry import ADDRESS, Registry, RegistryError
         ["build", "--version", VERSION, "--out", "", "--key", "x"],
         ["build", "--version", VERSION, "--out", "x", "--key", ""],
         ["push", ""],
-        ["verify", "", "--key", "x"],
+        ["verify", "", "--key", "x", "--version", "1"],
     ],
 )
 def test_variables_that_are_not_set_are_errors(words: list[str]) -> None:
@@ -171,7 +171,7 @@ def signed(tmp_path: Path) -> verify.Release:
     (tmp_path / "out/SHA256SUMS").write_text(sums)
     signature = signing.sign(signing.load(tmp_path / "key"), sums.encode())
     (tmp_path / "out/SHA256SUMS.sig").write_text(signature)
-    return verify.Release(out=tmp_path / "out", key=tmp_path / "key.pub")
+    return verify.Release(out=tmp_path / "out", key=tmp_path / "key.pub", version=VERSION)
 
 
 @pytest.mark.parametrize("target", ["/etc", "nowhere", "file"])
@@ -219,7 +219,7 @@ def test_offline_archives_have_only_regular_files_in_their_directory(name: str, 
     with pytest.raises(
         ReleaseError, match=r"found the member .*, expected files below accelplane-1\.0\.0-offline, once"
     ):
-        verify.offline_archive(verify.Release(out=tmp_path, key=tmp_path / "key.pub"))
+        verify.offline_archive(verify.Release(out=tmp_path, key=tmp_path / "key.pub", version=VERSION))
 
 
 def test_an_offline_archive_without_signed_checksums_is_an_error(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_an_offline_archive_without_signed_checksums_is_an_error(tmp_path: Path)
     with tarfile.open(tmp_path / "accelplane-1.0.0-offline.tar", "w") as tar:
         tar.addfile(tarfile.TarInfo("accelplane-1.0.0-offline/SHA256SUMS"))
     with pytest.raises(ReleaseError, match=r"found \['SHA256SUMS'\], expected SHA256SUMS and its signature"):
-        verify.offline_archive(verify.Release(out=tmp_path, key=tmp_path / "key.pub"))
+        verify.offline_archive(verify.Release(out=tmp_path, key=tmp_path / "key.pub", version=VERSION))
 
 
 # Registries.

@@ -31,7 +31,8 @@ def copy(release_directory: Path, tmp_path: Path) -> Path:
 
 
 def failures(out: Path, key: Path, **fields: object) -> dict[str, str]:
-    found = verify.verify(verify.Release(out=out, key=key, **fields))  # pyright: ignore
+    options = {"version": VERSION, "draft": True} | fields
+    found = verify.verify(verify.Release(out=out, key=key, **options))  # pyright: ignore
     return {each.name: each.problem for each in found if each.problem}
 
 
@@ -67,6 +68,14 @@ def test_missing_and_additional_files_are_found(copy: Path, release_directory: P
     (copy / "other").unlink()
     (copy / "CHANGELOG.md").unlink()
     assert "CHANGELOG.md: found in" in failures(copy, release_directory / "key.pub")["checksums"]
+
+
+def test_another_version_and_a_draft_are_rejected(copy: Path, release_directory: Path) -> None:
+    key = release_directory / "key.pub"
+    found = f"release.json: found version {VERSION}, expected 9.9.9"
+    assert failures(copy, key, version="9.9.9") == {"version": found}
+    found = "release.json: found a draft, expected a release of a commit; use --draft to accept it"
+    assert failures(copy, key, draft=False) == {"version": found}
 
 
 def test_a_release_with_another_key_is_rejected(copy: Path, release_directory: Path, tmp_path: Path) -> None:

@@ -3,12 +3,12 @@
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
-from accelplane.http.listening import split_address
+from accelplane.http.listening import is_own_host, split_address
 from accelplane.http.messages import HttpLimits
 from accelplane.http.server import HttpServer
 from accelplane.http.tls import ConnectionContext
 
-from .web.gate import Gate, OpenGate, is_loopback
+from .web.gate import Gate, OpenGate
 from .web.security import KEPT_FIELDS
 from .web.site import Screens, Site
 
@@ -21,7 +21,7 @@ LIMITS = HttpLimits(
 def open_gate(address: str) -> OpenGate:
     """The gate of a plain listener. Raises `ValueError` for an address that is not host:port."""
     host, _ = split_address(address)
-    return OpenGate(loopback_only=host is not None and is_loopback(host))
+    return OpenGate(loopback_only=host is not None and is_own_host(host))
 
 
 @asynccontextmanager

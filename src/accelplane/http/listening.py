@@ -1,6 +1,7 @@
 """Addresses and listening sockets of HTTP servers."""
 
 import contextlib
+import ipaddress
 import os
 import socket
 
@@ -11,6 +12,22 @@ def split_address(address: str) -> tuple[str | None, int]:
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ValueError(f"found {address!a}, expected host:port, for example :8080")
     return host.removeprefix("[").removesuffix("]") or None, int(port)
+
+
+def is_own_host(field: str) -> bool:
+    """Whether the value of a Host field is `localhost` or a loopback address.
+
+    A listener on the loopback interface has to check this. Otherwise a page of another site can read its answers in a
+    browser, under a name of its own that leads to 127.0.0.1.
+    """
+    name = field.rpartition(":")[0] if not field.endswith("]") and ":" in field else field
+    name = name.removeprefix("[").removesuffix("]")
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def bind(host: str | None, port: int, backlog: int) -> list[socket.socket]:

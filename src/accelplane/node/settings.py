@@ -51,7 +51,9 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
     http_authorized: Annotated[
         bool, _flag("the API server decides by a client's bearer token whether it may read a page")
     ] = False
-    http_audience: Annotated[str, _flag("with -http-authorized: tokens must be valid for this audience")] = ""
+    http_audience: Annotated[
+        str, _flag("with -http-authorized: tokens must be valid for one of these audiences, separated by commas")
+    ] = ""
     metrics_waking: Annotated[
         str, _flag("read files that power a sleeping device up: auto (while it is awake), always or never")
     ] = "auto"

@@ -38,6 +38,6 @@ def page_access(settings: Settings, connect: Callable[[], ApiServer] = ApiServer
         raise ConfigurationError(f"-http-tls-dir: {error}") from error
     except NoCredentials as error:
         raise ConfigurationError(f"-http-authorized: {error}") from error
-    audiences = (settings.http_audience,) if settings.http_audience else ()
+    audiences = tuple(word for each in settings.http_audience.split(",") if (word := each.strip()))
     authorize = partial(Authorized, server, audiences=audiences, public=PUBLIC, review_path=review_path)
     return Access(context, restricted=True, authorize=authorize)

@@ -15,7 +15,7 @@ from msgspec import Struct
 from accelplane import jsontext
 from accelplane.host.blocking import in_thread
 from accelplane.http.handler import Handler, PendingResponse
-from accelplane.http.listening import split_address
+from accelplane.http.listening import is_own_host, split_address
 from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response, accepts_gzip
 from accelplane.http.server import HttpServer
 from accelplane.http.tls import ConnectionContext
@@ -28,7 +28,7 @@ from accelplane.pages.observer import Observer
 log = logging.getLogger(__name__)
 
 _TEXT = "text/plain; charset=utf-8"
-_FIELDS = ("accept-encoding", "if-none-match")
+_FIELDS = ("accept-encoding", "host", "if-none-match")
 _NAMES = {
     "/metrics": "metrics", "/status": "status", "/healthz": "healthz", "/readyz": "readyz",
     "/api/v1/inventory": "inventory", "/api/v1/readings": "readings",
@@ -70,9 +70,9 @@ async def serving(
 ) -> AsyncGenerator[None]:
     """Serves the pages at `[host]:port` while entered. Raises `ConfigurationError` if that cannot be bound."""
     pages = _Pages(status, observer, options or metrics.PageOptions())
-    handler = _counted(access.authorize(pages.handle), pages.counts)
-    server = HttpServer(handler, PAGE_LIMITS, methods=("GET", "HEAD"), fields=_FIELDS)
     try:
+        handler = _counted(_for_own_hosts(access.authorize(pages.handle), address), pages.counts)
+        server = HttpServer(handler, PAGE_LIMITS, methods=("GET", "HEAD"), fields=_FIELDS)
         await server.start(*split_address(address), access.tls)
     except ValueError as error:
         raise ConfigurationError(f"-http-address: found {address!a}, expected host:port") from error
@@ -205,6 +205,20 @@ class _Pages:
         finally:
             self._turns.release()
             self.counts.record(page, time.monotonic() - start)
+
+
+def _for_own_hosts(handler: Handler, address: str) -> Handler:
+    """The handler, which on the loopback interface answers only to names of the own machine."""
+    host, _ = split_address(address)
+    if host is None or not is_loopback(host):
+        return handler
+
+    def handle(request: Request) -> Response | PendingResponse:
+        if not is_own_host(request.fields.get("host", "localhost")):  # browsers always send it
+            raise HttpError(421, "expected the address localhost or 127.0.0.1 in the Host field")
+        return handler(request)
+
+    return handle
 
 
 def _counted(handler: Handler, counts: PageCounts) -> Handler:

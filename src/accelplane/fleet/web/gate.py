@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from accelplane.apiserver.authorized import CHALLENGE, PageAccess, UserInfo
 from accelplane.http.eviction import source_of
+from accelplane.http.listening import is_own_host
 from accelplane.http.messages import HttpError, Request, Response
 
 from .access import ALL_PODS, METRICS, PAGE, Access, Viewer, hash_of
@@ -60,10 +61,7 @@ class Gate(Protocol):
 
 
 class OpenGate:
-    """Admits everyone. With `loopback_only`, the address in the URL has to be one of the own machine.
-
-    Without this, a page of another site could read the answers under a name of its own that leads to 127.0.0.1.
-    """
+    """Admits everyone. With `loopback_only`, the address in the URL has to be one of the own machine."""
 
     def __init__(self, *, loopback_only: bool) -> None:
         self._loopback_only = loopback_only
@@ -73,7 +71,7 @@ class OpenGate:
         return None
 
     async def admit(self, request: Request, *, page: bool = True) -> Viewer | Response:
-        if self._loopback_only and not is_loopback(request.fields.get("host", "")):
+        if self._loopback_only and not is_own_host(request.fields.get("host", "")):
             raise HttpError(421, "expected the address localhost or 127.0.0.1; use the secure address for other names")
         return Viewer(source=request.source)
 
@@ -272,18 +270,6 @@ def token_command_of(namespace: str, audiences: Sequence[str]) -> str:
     words += [f"--audience {shlex.quote(audiences[0])}"] if audiences else []
     words += [f"--namespace {namespace}"] if namespace else []
     return " ".join(words)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether the value of a Host field is a name or an address of the own machine."""
-    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-    name = name.removeprefix("[").removesuffix("]")
-    if name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def _bearer_token(request: Request) -> str:
