@@ -13,7 +13,7 @@ import msgspec
 
 from accelplane.kube.objects import Request
 from accelplane.onload.observed import NodeView, PodView, Progress
-from accelplane.onload.plan import Action, Plan, Target
+from accelplane.onload.plan import Action, ObservedWait, Plan, Target
 from accelplane.onload.steps import STATUS_WAIT, decide
 
 PLUGIN = Request("plugin", "n")
@@ -51,6 +51,8 @@ class Cluster:
         self.nodes = {node.name: node for node in nodes}
         self.revision = revision
         self.now = 1000.0
+        self.waits: Mapping[str, ObservedWait] = {}
+        self.gate_removed: dict[str, float] = {}
         self.protected: set[str] = set()
         self.broken_versions: set[str] = set()
         self.reports_modules = True
@@ -61,7 +63,9 @@ class Cluster:
 
     def decide(self, target: Target) -> Plan:
         self.uses_kmm = target.kmm
-        return decide(target, list(self.nodes.values()), self.now)
+        plan = decide(target, list(self.nodes.values()), self.now, self.waits)
+        self.waits = plan.waits
+        return plan
 
     def change(self, name: str, **changes: Any) -> None:
         self.nodes[name] = msgspec.structs.replace(self.nodes[name], **changes)
@@ -73,6 +77,8 @@ class Cluster:
         self._check(node, labels)
         if labels.get("gate", "") is None and is_available(node) and node.selected:
             self.taken_down.add(node.name)
+        if labels.get("gate", "") is None:
+            self.gate_removed[node.name] = self.now
         changes: dict[str, Any] = dict(labels)
         if action.progress is not None or action.removes_progress:
             changes["progress"] = action.progress
@@ -99,8 +105,8 @@ class Cluster:
         for role in ("module", "sfc"):
             if role in labels and labels[role] is None and getattr(node, role) is not None and node.ready:
                 assert not node.apps, f"{node.name}: label of {role} removed while {node.apps} runs"
-        if labels.get("module", "") is None and node.ready and node.progress is not None:
-            waited = self.now - node.progress.since >= STATUS_WAIT
+        if labels.get("module", "") is None and node.ready and node.name in self.gate_removed:
+            waited = self.now - self.gate_removed[node.name] >= STATUS_WAIT
             assert waited or not node.advertised, f"{node.name}: pods may be assigned to it while onload is unloaded"
         # Without KMM, the operator waits for a limited time.
         if labels.get("sfc", "") is None and node.ready and node.selected and self.uses_kmm:
@@ -115,7 +121,7 @@ class Cluster:
         self._load(name)
         self._run_plugin(name)
         if self.nodes[name].probe == "running":
-            self.change(name, probe="failed" if self.failing_probes > 0 else "succeeded")
+            self.change(name, probe="failed" if self.failing_probes > 0 else "succeeded", probe_since=self.now)
             self.failing_probes -= 1
         return self.nodes[name] != before
 
@@ -180,4 +186,4 @@ def is_available(node: NodeView) -> bool:
 
 
 def progress(target: str, started: int = 1000, **more: Any) -> Progress:
-    return Progress(target=target, started=started, since=more.pop("since", started), **more)
+    return Progress(target=target, started=started, **more)

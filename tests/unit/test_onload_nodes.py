@@ -112,12 +112,12 @@ def plugin(uid: str, version: int, *, ready: bool) -> dict[str, Any]:
 
 def test_the_time_of_readiness_begins_again_when_a_plugin_pod_fails_or_is_replaced(server: Server) -> None:
     now = 100.0
-    made = Nodes(cast("Manager", server), lambda: now)
+    made = Nodes(cast("Manager", server), monotonic=lambda: now)
     server.deliver(document(1))
 
     versions = itertools.count(1)
 
-    def ready_since(uid: str, *, ready: bool) -> int:
+    def ready_since(uid: str, *, ready: bool) -> float:
         pod = plugin(uid, next(versions), ready=ready)
         server.caches[Pod].store(msgspec.Raw(msgspec.json.encode(pod)))
         (found,) = made.views(NAMES, SELECTOR)

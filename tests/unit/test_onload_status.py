@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from onloadcluster import Cluster, app_pod, plugin_pod, progress, working
 from onloadresources import onload
+from onloadsteps import waited
 
 from accelplane.kube.conditions import Condition
 from accelplane.onload import validation
@@ -25,8 +26,8 @@ NEW, OLD = "8.2", "8.1"
 TARGET = Target(version=NEW, revision="r")
 
 
-def status_of(nodes: list[NodeView], target: Target = TARGET, now: float = 1000.0, **more: Any) -> Status:
-    plan = decide(target, nodes, now)
+def status_of(nodes: list[NodeView], target: Target = TARGET, seconds: float = 0, **more: Any) -> Status:
+    plan = waited(seconds, *nodes, target=target)
     return status(onload(), Observation(target=target, plan=plan, nodes=nodes, **more), NOW)
 
 
@@ -61,8 +62,8 @@ def found(which: Status) -> dict[str, tuple[str, str]]:
         ),
         ([working("a", OLD, held=True)], {}, {"Progressing": ("False", "Held")}),
         (
-            [working("a", NEW, plugins=(), progress=progress(NEW, started=0, upgrade=True))],
-            {},
+            [working("a", NEW, plugins=(), progress=progress(NEW, upgrade=True))],
+            {"target": msgspec.structs.replace(TARGET, node_timeout=1), "seconds": 1},
             {"Degraded": ("True", "NodeTimeout")},
         ),
         (

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onloadcluster import Cluster, app_pod, plugin_pod, progress, working
-from onloadsteps import NEW, NOW, OLD, TARGET, act, step
+from onloadsteps import NEW, NOW, OLD, TARGET, act, step, waited
 
 from accelplane.onload.observed import NodeView, format_progress, parse_progress
 from accelplane.onload.plan import Target
@@ -166,8 +166,8 @@ def test_a_node_over_its_time_limit_stops_the_upgrade() -> None:
     stuck = working("a", NEW, plugins=(), progress=progress(NEW, upgrade=True))
     nodes = [stuck, working("b", OLD)]
     target = msgspec.structs.replace(TARGET, max_unavailable=2, node_timeout=60)
-    assert [each.node for each in decide(target, nodes, NOW + 60).actions] == ["b"]
-    plan = decide(target, nodes, NOW + 61)
+    assert [each.node for each in waited(59, *nodes, target=target).actions] == ["b"]
+    plan = waited(60, *nodes, target=target)
     assert [each.node for each in plan.overdue] == ["a"]
     assert not plan.actions
     assert "exceeded its time limit" in plan.steps[1].message
@@ -175,15 +175,52 @@ def test_a_node_over_its_time_limit_stops_the_upgrade() -> None:
 
 def test_an_eviction_has_a_time_limit_of_its_own() -> None:
     node = working("a", OLD, gate=None, plugins=(), apps=(app_pod(),), progress=progress(NEW, upgrade=True))
-    assert not decide(TARGET, [node], NOW + 1e6).overdue
+    node = msgspec.structs.replace(node, advertised=False)
+    assert not waited(1e5, node).overdue
     limited = msgspec.structs.replace(TARGET, eviction_timeout=300)
-    assert not decide(limited, [node], NOW + 300).overdue
-    assert decide(limited, [node], NOW + 301).overdue
+    assert not waited(299, node, target=limited).overdue
+    assert waited(300, node, target=limited).overdue
+
+
+def test_a_step_that_acts_is_not_overdue_after_a_long_eviction() -> None:
+    node = working("a", OLD, gate=None, plugins=(), advertised=False, progress=progress(NEW, started=0, upgrade=True))
+    evicting = msgspec.structs.replace(node, apps=(app_pod(),))
+    plan = waited(36_000, evicting)
+    assert (plan.steps[0].step, plan.overdue) == ("Evicting", ())
+    plan = decide(TARGET, [node], NOW + 36_000, plan.waits)
+    assert (plan.steps[0].step, plan.steps[0].wait, plan.overdue) == ("RemovingModule", None, ())
+    unloading = msgspec.structs.replace(node, module=None, module_loaded=True)
+    assert not decide(TARGET, [unloading], NOW + 36_001, plan.waits).overdue
+
+
+@pytest.mark.parametrize("gap", [1e9, -1e9])
+def test_only_observed_time_counts(gap: float) -> None:
+    node = working("a", NEW, plugins=(), progress=progress(NEW, started=1, upgrade=True))
+    assert not decide(TARGET, [node], NOW).overdue, "the operator was restarted"
+    plan = decide(TARGET, [node], NOW + gap, decide(TARGET, [node], NOW).waits)
+    assert not plan.overdue, "the operator was stopped, or the clock was changed"
+    assert waited(TARGET.node_timeout, node).overdue
+
+
+def test_the_time_limit_belongs_to_the_revision_of_the_plugin_pod() -> None:
+    """A corrected image of the userland does not inherit the time of the one that did not work."""
+    node = working("a", NEW, plugins=(plugin_pod("r", is_ready=False),), progress=progress(NEW, upgrade=True))
+    plan = waited(TARGET.node_timeout, node)
+    assert plan.overdue
+    node = msgspec.structs.replace(node, plugins=(plugin_pod("fixed", is_ready=False),))
+    fixed = msgspec.structs.replace(TARGET, revision="fixed")
+    assert not decide(fixed, [node], NOW + TARGET.node_timeout, plan.waits).overdue
+
+
+def test_a_module_that_does_not_unload_is_not_polled() -> None:
+    node = working("a", NEW, sfc=True, selected=False, gate=None, plugins=(), module=None, advertised=False)
+    plan = waited(600, node, target=with_sfc())
+    assert (plan.steps[0].step, plan.retry) == ("WaitingForUnload", 0)
 
 
 def test_a_new_node_over_its_time_limit_does_not_stop_the_upgrade() -> None:
     fresh = NodeView(name="a", module=NEW, gate=NEW, progress=progress(NEW))
-    plan = decide(TARGET, [fresh, working("b", OLD)], NOW + 1e6)
+    plan = waited(TARGET.node_timeout, fresh, working("b", OLD))
     assert plan.overdue
     assert [each.node for each in plan.actions] == ["b"]
 
@@ -203,10 +240,10 @@ def test_a_node_that_reports_no_status_is_waited_for_in_a_limited_time(change: d
     assert (plan.steps[0].step, plan.actions, plan.retry) == ("WaitingForNodeStatus", (), STATUS_WAIT)
     assert plan.steps[0].message == "the node still advertises amd.com/onload"
     assert step(msgspec.structs.replace(node, advertised=False)) == ("Evicting", {})
-    assert step(node, now=NOW + STATUS_WAIT) == ("Evicting", {})
+    assert step(node, seconds=STATUS_WAIT) == ("Evicting", {})
     without_pods = msgspec.structs.replace(node, apps=())
     assert step(without_pods)[0] == "WaitingForNodeStatus"
-    assert step(without_pods, now=NOW + STATUS_WAIT) == ("RemovingModule", {"module": None})
+    assert step(without_pods, seconds=STATUS_WAIT) == ("RemovingModule", {"module": None})
 
 
 def test_a_plugin_pod_of_another_revision_is_replaced_without_evictions() -> None:
@@ -269,17 +306,16 @@ def test_deletion_does_not_wait_for_nodes_that_are_not_ready() -> None:
 
 
 def test_deletion_does_not_wait_for_a_kmm_that_is_gone() -> None:
-    node = working("a", NEW, sfc=True, gate=None, plugins=(), module=None, progress=progress("", since=1000))
+    node = working("a", NEW, sfc=True, gate=None, plugins=(), module=None, progress=progress(""))
     target = Target(version="", deleting=True)
     assert step(node, target) == ("WaitingForUnload", {})
-    assert step(node, target, NOW + READY_WAIT) == ("RemovingSfc", {"sfc": None})
+    assert step(node, target, READY_WAIT) == ("RemovingSfc", {"sfc": None})
 
 
-def test_another_version_during_an_upgrade_restarts_the_time_limit() -> None:
+def test_another_version_during_an_upgrade_begins_a_new_change() -> None:
     node = working("a", OLD, gate=None, plugins=(), progress=progress("8.3", started=1, upgrade=True, advertised=True))
     action = act(node)
-    assert action.progress == progress(NEW, started=1000, upgrade=True, advertised=True)
-    assert not decide(TARGET, [node], 1e9).overdue
+    assert action.progress == progress(NEW, started=0, upgrade=True, advertised=True), "the time is added by the write"
 
 
 def test_rollback_continues_with_the_failed_node_first() -> None:

@@ -177,7 +177,8 @@ class UpgradeSpec(Wire, frozen=True):
     ] = None
     paused: Annotated[bool, _about("Whether no upgrade starts on further nodes.")] = False
     node_timeout: Annotated[
-        Duration | None, _about("Time for the upgrade of one node, for example 15m. 15m when not set.")
+        Duration | None,
+        _about("Time for each step in which a node waits, except evictions, for example 15m. 15m when not set."),
     ] = None
     eviction_timeout: Annotated[
         Duration | None,

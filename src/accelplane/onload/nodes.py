@@ -10,7 +10,10 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+import msgspec
+
 from accelplane.apiserver import AlreadyExists, ApiError, Conflict, NotFound, StatusError, TooManyRequests
+from accelplane.apiserver.clock import loop_time
 from accelplane.kube.client import Client, Selection
 from accelplane.kube.manager import Manager
 from accelplane.kube.objects import Metadata, OwnerReference, Request
@@ -34,16 +37,22 @@ class InUse(ApiError):
 class Nodes:
     """The nodes of the cluster with the pods that concern Onload."""
 
-    def __init__(self, manager: Manager, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        manager: Manager,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = loop_time,
+    ) -> None:
         self._clock = clock
+        self._monotonic = monotonic
         self._client = manager.client
         self.nodes = manager.cache(Node, transform=node_only)
         self.pods = manager.cache(Pod, transform=pod_only)
         self.pods.add_index(_NODE, lambda pod: [pod.spec.nodeName] if concerns_onload(pod) else [])
         self._written: dict[str, tuple[frozenset[str | None], Node]] = {}
         self.nodes.subscribe(self._forget)
-        self._ready_since: dict[str, int] = {}
-        self.pods.subscribe(self._record_readiness)
+        self._since: dict[str, float] = {}
+        self.pods.subscribe(self._record_since)
 
     def __iter__(self) -> Iterator[Node]:
         for node in self.nodes:
@@ -52,7 +61,7 @@ class Nodes:
     def views(self, names: Names, selector: Mapping[str, str] | None) -> list[NodeView]:
         """The nodes that the selector matches, and those that have anything of the resource."""
         return [
-            view(node, names, selector, self.pods.by_index(_NODE, node.metadata.name or ""), self._ready_since)
+            view(node, names, selector, self.pods.by_index(_NODE, node.metadata.name or ""), self._since)
             for node in self
             if _concerns(node, names, selector)
         ]
@@ -69,8 +78,7 @@ class Nodes:
         if action.labels:
             metadata["labels"] = {roles[role]: value for role, value in action.labels.items()}
         if action.progress is not None or action.removes_progress:
-            text = format_progress(action.progress) if action.progress is not None else None
-            metadata["annotations"] = {names.progress_annotation: text}
+            metadata["annotations"] = {names.progress_annotation: self._progress_text(action)}
         older = self._older_versions(action.node) | {version}
         try:
             written = await self._client.patch(Node, action.node, {"metadata": metadata})
@@ -120,16 +128,27 @@ class Nodes:
         if old is not None and new is None:
             self._written.pop(old.metadata.name or "", None)
 
-    def _record_readiness(self, old: Pod | None, new: Pod | None) -> None:
-        """Records since when plugin pods are ready, by this clock: the status of a pod has that of its node."""
+    def _progress_text(self, action: Action) -> str | None:
+        progress = action.progress
+        if progress is not None and not progress.started:
+            progress = msgspec.structs.replace(progress, started=int(self._clock()))
+        return format_progress(progress) if progress is not None else None
+
+    def _record_since(self, old: Pod | None, new: Pod | None) -> None:
+        """Records since when plugin pods are ready, and probe pods failed.
+
+        The times are those of the monotonic clock of the operator: the status of a pod has the time of its node.
+        """
         if old is not None and (new is None or new.metadata.uid != old.metadata.uid):
-            self._ready_since.pop(old.metadata.uid or "", None)
-        if new is None or NAME_LABEL not in new.labels:
+            self._since.pop(old.metadata.uid or "", None)
+        if new is None:
             return
-        if new.is_ready:
-            self._ready_since.setdefault(new.metadata.uid or "", int(self._clock()))
+        is_ready_plugin = NAME_LABEL in new.labels and new.is_ready
+        is_failed_probe = VERIFY_LABEL in new.labels and new.status.phase == "Failed"
+        if is_ready_plugin or is_failed_probe:
+            self._since.setdefault(new.metadata.uid or "", self._monotonic())
         else:
-            self._ready_since.pop(new.metadata.uid or "", None)
+            self._since.pop(new.metadata.uid or "", None)
 
     def _older_versions(self, name: str) -> frozenset[str | None]:
         """Versions of a node that precede the next write. They are known before it: afterwards, the cache may have

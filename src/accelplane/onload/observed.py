@@ -28,15 +28,14 @@ _MAX_PROGRESS = 1024
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """The change of one node that is under way, as the annotation has it. Times are seconds since the epoch.
+    """The change of one node that is under way, as the annotation has it.
 
-    `started` is when the time limit of the node began, `since` when its last step began. `upgrade` means that the node
-    worked before, so that it counts as unavailable; `advertised` that it advertised the resource.
+    `started` is when the change began, in seconds since the epoch. It is shown and never used for decisions. `upgrade`
+    means that the node worked before, so that it counts as unavailable; `advertised` that it advertised the resource.
     """
 
     target: str
-    started: int
-    since: int
+    started: int = 0
     upgrade: bool = False
     advertised: bool = False
 
@@ -44,7 +43,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
 class PodView(msgspec.Struct, frozen=True):
     """A pod of a node. `revision` is that of a plugin pod; None if it has none.
 
-    `ready_since` is when the operator first observed that a plugin pod is ready, in seconds since the epoch.
+    `ready_since` is when the operator first observed that a plugin pod is ready, by its monotonic clock.
     """
 
     key: Request
@@ -52,7 +51,7 @@ class PodView(msgspec.Struct, frozen=True):
     is_terminating: bool = False
     is_ready: bool = False
     revision: str | None = None
-    ready_since: int = 0
+    ready_since: float = 0.0
 
 
 class BlockedEviction(NamedTuple):
@@ -71,7 +70,10 @@ Probe = Literal["none", "running", "succeeded", "failed", "terminating"]
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """One node as of a resource version. Labels are None if the node has no such label."""
+    """One node as of a resource version. Labels are None if the node has no such label.
+
+    `probe_since` is when the operator first observed that the probe pod failed, by its monotonic clock.
+    """
 
     name: str
     version: str = ""
@@ -91,6 +93,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     plugins: tuple[PodView, ...] = ()
     apps: tuple[PodView, ...] = ()
     probe: Probe = "none"
+    probe_since: float = 0.0
     progress: Progress | None = None
 
     @property
@@ -109,11 +112,15 @@ def view(
     names: Names,
     selector: Mapping[str, str] | None,
     pods: Sequence[Pod],
-    ready_since: Mapping[str, int] = MappingProxyType({}),
+    since: Mapping[str, float] = MappingProxyType({}),
 ) -> NodeView:
-    """A node with its pods. Without a selector the node is not selected. `ready_since` has times by the UID of pods."""
+    """A node with its pods. Without a selector the node is not selected.
+
+    `since` has, by the UID of pods, when plugin pods were first observed to be ready, and probe pods to have failed.
+    """
     labels, annotations = node.labels, node.annotations
     here = [pod for pod in pods if not pod.is_finished]
+    probe = _probe_pod(pods, names)
     return NodeView(
         name=node.metadata.name or "",
         version=node.metadata.resourceVersion or "",
@@ -131,12 +138,13 @@ def view(
         module_pods=_module_pods(here, names, names.module),
         sfc_pods=_module_pods(here, names, names.sfc_module),
         plugins=tuple(
-            _pod(pod, ready_since)
+            _pod(pod, since)
             for pod in here
             if pod.labels.get(NAME_LABEL) == names.daemonset and pod.metadata.namespace == names.namespace
         ),
         apps=tuple(_pod(pod, {}) for pod in here if pod.uses_onload and VERIFY_LABEL not in pod.labels),
-        probe=_probe(pods, names),
+        probe=_probe(probe),
+        probe_since=since.get(probe.metadata.uid or "", 0.0) if probe is not None else 0.0,
         progress=parse_progress(annotations.get(names.progress_annotation)),
     )
 
@@ -150,7 +158,7 @@ def parse_progress(text: str | None) -> Progress | None:
             return msgspec.json.decode(text, type=Progress)
     except msgspec.DecodeError:
         pass
-    return Progress(target="", started=0, since=0, upgrade=True)
+    return Progress(target="", upgrade=True)
 
 
 def format_progress(progress: Progress) -> str:
@@ -162,8 +170,8 @@ def _module_pods(pods: Sequence[Pod], names: Names, module: str) -> int:
     return sum(pod.labels.get(KMM_POD_LABEL) == module and pod.metadata.namespace == names.namespace for pod in pods)
 
 
-def _probe(pods: Sequence[Pod], names: Names) -> Probe:
-    found = next(
+def _probe_pod(pods: Sequence[Pod], names: Names) -> Pod | None:
+    return next(
         (
             pod
             for pod in pods
@@ -171,6 +179,9 @@ def _probe(pods: Sequence[Pod], names: Names) -> Probe:
         ),
         None,
     )
+
+
+def _probe(found: Pod | None) -> Probe:
     if found is None:
         return "none"
     if found.metadata.deletionTimestamp is not None and found.status.phase != "Succeeded":
@@ -184,12 +195,12 @@ def _probe(pods: Sequence[Pod], names: Names) -> Probe:
             return "running"
 
 
-def _pod(pod: Pod, ready_since: Mapping[str, int]) -> PodView:
+def _pod(pod: Pod, since: Mapping[str, float]) -> PodView:
     return PodView(
         Request(pod.metadata.name or "", pod.metadata.namespace or ""),
         uid=pod.metadata.uid or "",
         is_terminating=pod.metadata.deletionTimestamp is not None,
         is_ready=pod.is_ready,
         revision=(pod.metadata.annotations or {}).get(REVISION_ANNOTATION),
-        ready_since=ready_since.get(pod.metadata.uid or "", 0),
+        ready_since=since.get(pod.metadata.uid or "", 0.0),
     )

@@ -1,5 +1,6 @@
 """The values of an upgrade: its target, the steps and actions of nodes, and the plan of one pass."""
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -79,28 +80,53 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.labels) or self.removes_progress or self.progress is not None
 
 
+class Wait(msgspec.Struct, frozen=True):
+    """What a waiting step has: steps that write labels or replace pods have none.
+
+    The node is overdue after `limit` seconds in this step. `retry` is the number of seconds after which the step may
+    change although nothing in the cluster does.
+    """
+
+    limit: float = math.inf
+    retry: float = math.inf
+
+
+class ObservedWait(msgspec.Struct, frozen=True):
+    """How long the operator has observed that a node waits, in seconds by step.
+
+    It begins again when the `stage` of the node changes: its labels or its target. `step` is the step in which the
+    node waited when it was last observed, at `time`; empty if it did not wait.
+    """
+
+    stage: tuple[object, ...]
+    time: float
+    step: str = ""
+    seconds: Mapping[str, float] = {}
+
+
 class NodeStep(msgspec.Struct, frozen=True, kw_only=True):
-    """The step of one node, with its action or the reason for waiting."""
+    """The step of one node, with its action or what it waits for."""
 
     node: str
     step: StepName
     message: str = ""
     action: Action | None = None
+    wait: Wait | None = None
     starts: bool = False
-    until: float = 0.0
     skipped_wait: bool = False
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The steps of all nodes, and the actions of this pass.
 
-    `overdue` are the nodes that exceeded their time limit. `retry` is the time after which to decide again at the
-    latest, in seconds; 0 if only a change matters.
+    `overdue` are the nodes that exceeded their time limit. `waits` is the input of the next pass. `retry` is the time
+    after which to decide again at the latest, in seconds; 0 if only a change matters.
     """
 
     steps: tuple[NodeStep, ...] = ()
     actions: tuple[Action, ...] = ()
     overdue: tuple[NodeStep, ...] = ()
+    waits: Mapping[str, ObservedWait] = {}
     unavailable: int = 0
     retry: float = 0.0
 

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from accelplane.apiserver import ApiError, NotFound, StatusError
+from accelplane.apiserver.clock import loop_time
 from accelplane.kube.client import Selection
 from accelplane.kube.controller import Result, TerminalError
 from accelplane.kube.customresource import CustomResource, compact
@@ -32,7 +33,7 @@ from accelplane.onload.models import Onload, Revision, uses_kmm
 from accelplane.onload.names import FINALIZER, GROUP, MANAGED_BY, MANAGED_BY_LABEL, Names, owner_of_label
 from accelplane.onload.nodes import Nodes
 from accelplane.onload.observed import NodeView
-from accelplane.onload.plan import Plan, Target
+from accelplane.onload.plan import ObservedWait, Plan, Target
 from accelplane.onload.requirements import load_order_problems, overlaps, problem_of, target_of
 from accelplane.onload.resources import ONLOAD, DaemonSet, Node, Pod, concerns_onload, pod_state, read, relevant
 from accelplane.onload.revisions import Outcome, module_version, record_outcome, rollback, target
@@ -63,6 +64,7 @@ class OnloadController:
         ours = Selection(labels=f"{MANAGED_BY_LABEL}={MANAGED_BY}")
         daemonsets = manager.cache(DaemonSet, ours, transform=untrimmed)
         self._children = Children(manager, self._kmm, daemonsets)
+        self._waits: dict[Names, Mapping[str, ObservedWait]] = {}
         changed = any_of(generation_changed, field_changed(_finalizers))
         (
             manager.controller("onload", self.reconcile)
@@ -131,7 +133,7 @@ class OnloadController:
         problems, failure = await self._ensure(resource, made, existing, views)
         plan, blocked = Plan(), ()
         if failure is None:
-            plan = decide(goal, views, self._clock())
+            plan = self._decide(names, goal, views)
             blocked, failure = await self._actions.perform(names, plan, views, resource, effective)
             problems = _rejections(failure)
         conflicts = [Problem("FieldConflict", each) for each in self._children.conflicts(names)]
@@ -152,6 +154,12 @@ class OnloadController:
         if observed.history != history:
             return Result(requeue_after=_AFTER_ACTION)
         return _result(plan) or (Result(requeue_after=_CONFLICT_RETRY) if conflicts else None)
+
+    def _decide(self, names: Names, goal: Target, views: Sequence[NodeView]) -> Plan:
+        """The plan of this pass. What was observed of waiting nodes is only in memory: it begins again at a restart."""
+        plan = decide(goal, views, loop_time(), self._waits.get(names))
+        self._waits[names] = plan.waits
+        return plan
 
     async def _ensure(
         self, resource: CustomResource, made: DesiredObjects, existing: Existing, views: Sequence[NodeView]
@@ -176,7 +184,9 @@ class OnloadController:
         self, onload: Onload, history: Sequence[Revision], plan: Plan, views: Sequence[NodeView]
     ) -> tuple[Revision, ...]:
         outcome: Outcome = "progressing"
-        upgraded = {node.name for node in views if node.progress is not None and node.progress.upgrade}
+        upgraded = {
+            node.name for node in views if node.selected and node.progress is not None and node.progress.upgrade
+        }
         if any(step.node in upgraded for step in plan.overdue):
             outcome = "failed"
         elif plan.is_complete and any(step.step == "Verified" for step in plan.steps):
@@ -211,6 +221,7 @@ class OnloadController:
     async def _clean_up(self, names: Names) -> Result | None:
         """Removes labels and annotations of a resource that was deleted without a running operator, or by Go's."""
         if not self._nodes.views(names, None):
+            self._waits.pop(names, None)
             return None
         try:
             await self._client.get(ONLOAD, names.name, names.namespace)
@@ -226,7 +237,7 @@ class OnloadController:
     async def _release(self, resource: CustomResource | None, names: Names) -> tuple[Observation, ApiError | None]:
         """One pass of releasing all nodes. Returns the observed state, and the first error."""
         views, goal = self._nodes.views(names, None), Target(version="", deleting=True)
-        plan = decide(goal, views, self._clock())
+        plan = self._decide(names, goal, views)
         blocked, failure = await self._actions.perform(names, plan, views, resource)
         observed = Observation(target=goal, plan=plan, nodes=views, blocking=blocked, problems=_rejections(failure))
         return observed, failure

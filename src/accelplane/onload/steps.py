@@ -1,4 +1,4 @@
-"""The next actions on the nodes of one Onload resource: `decide(target, nodes, now) -> Plan`. A pure function.
+"""The next actions on the nodes of one Onload resource: `decide(target, nodes, now, waits) -> Plan`. A pure function.
 
 Each node is in one step, which follows from its labels, its pods and the annotation with its progress:
 
@@ -14,15 +14,19 @@ deleted resource, are taken down and not brought up.
 
 The first step of a node that works counts as its start. At most `max_unavailable` nodes are between start and
 verification. No node starts while the upgrade is paused, or if a node exceeded its time limit.
+
+A time limit counts the seconds for which the operator observed that a node waits in its present step. `now` is a
+monotonic clock. A step that writes labels or replaces pods has no `Wait`, so it has no time limit.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
 from accelplane.onload.observed import NodeView, PodView, Progress
-from accelplane.onload.plan import Action, NodeStep, Plan, Role, StepName, Target
+from accelplane.onload.plan import Action, NodeStep, ObservedWait, Plan, Role, StepName, Target, Wait
 
 # Seconds for which a node may not report a loaded module before the next step, unless verification is strict.
 READY_WAIT = 30
@@ -31,59 +35,150 @@ READY_WAIT = 30
 STATUS_WAIT = 30
 # Pods and nodes are watched. This interval is for pods whose eviction was rejected.
 EVICTION_RETRY = 5.0
-# A probe pod that failed is created again this many seconds after its creation. This does not extend the time limit.
+# A probe pod is created again this many seconds after it was observed that it failed.
 PROBE_RETRY = 60.0
+# While a node waits, it is observed at this interval. Of a longer pause of the operator, this much counts as waiting.
+OBSERVATION_INTERVAL = 30.0
+
+# One phase per node: nothing changes, its change would start now, it is unavailable because of its change, or it is a
+# new node that gets its first version.
+Phase = Literal["steady", "starting", "down", "joining"]
 
 
-def decide(target: Target, nodes: Sequence[NodeView], now: float) -> Plan:
-    """The actions of this pass."""
+def decide(
+    target: Target, nodes: Sequence[NodeView], now: float, waits: Mapping[str, ObservedWait] | None = None
+) -> Plan:
+    """The actions of this pass. `waits` are those of the plan before; without them, all waiting begins now."""
     ordered = sorted(nodes, key=lambda each: each.name)
-    steps = [_Node(target, node, now).step() for node in ordered]
+    observed = {node.name: _observe(target, node, now, (waits or {}).get(node.name)) for node in ordered}
+    steps = [_Node(target, node, now, observed[node.name].seconds).step() for node in ordered]
+    observed = {step.node: _waiting_in(step, observed[step.node]) for step in steps}
     pairs = list(zip(ordered, steps, strict=True))
-    deadlines = [_deadline(target, node, step) for node, step in pairs]
-    overdue = tuple(step for step, deadline in zip(steps, deadlines, strict=True) if now > deadline)
+    overdue = tuple(step for step in steps if _is_overdue(step, observed[step.node]))
+    down = [(node, step) for node, step in pairs if _phase(target, node, step) == "down"]
     # A node that was lost during an upgrade must not prevent the rollback of the others.
-    counted = [(node, step) for node, step in pairs if node.ready or not target.rolls_back]
-    down = [node.name for node, step in counted if _is_taken_down(target, node, step)]
-    failed = any(node.progress is not None and node.progress.upgrade for node, step in counted if step in overdue)
-    free = target.max_unavailable - len(down)
+    counted = [(node, step) for node, step in down if node.ready or not target.rolls_back]
+    failed = any(step in overdue for _, step in counted)
+    free = target.max_unavailable - len(counted)
     if not target.deleting and (target.paused or failed):
         free = 0
     decided: list[NodeStep] = []
     for node, step in pairs:
         if _is_on_hold(target, node, step):
-            decided.append(_waiting(node, "Held", "the node has the annotation onload.amd.com/hold"))
+            decided.append(_blocked(node, "Held", "the node has the annotation onload.amd.com/hold"))
         elif not step.starts or target.deleting:
             decided.append(step)
         elif not node.ready:
-            decided.append(_waiting(node, "NodeNotReady", "the node is not ready"))
+            decided.append(_blocked(node, "NodeNotReady", "the node is not ready"))
         elif free > 0:
             free -= 1
             decided.append(step)
         else:
-            decided.append(_waiting(node, "Pending", _pending(target, failed=failed)))
-    actions = tuple(step.action for step in decided if step.action is not None)
-    retry = _retry(decided, deadlines, now)
-    return Plan(steps=tuple(decided), actions=actions, overdue=overdue, unavailable=len(down), retry=retry)
+            decided.append(_blocked(node, "Pending", _pending(target, failed=failed)))
+    return Plan(
+        steps=tuple(decided),
+        actions=tuple(step.action for step in decided if step.action is not None),
+        overdue=overdue,
+        waits=observed,
+        unavailable=len(counted),
+        retry=_retry(decided, observed),
+    )
+
+
+# Waiting
+
+
+def _observe(target: Target, node: NodeView, now: float, before: ObservedWait | None) -> ObservedWait:
+    """The waiting of a node until now."""
+    labels = (node.module, node.sfc, node.gate)
+    stage = (target.version, target.revision, target.deleting, node.selected, *labels)
+    if before is None or before.stage != stage:
+        return ObservedWait(stage, now)
+    seconds = {**before.seconds}
+    if before.step:
+        passed = min(max(0.0, now - before.time), OBSERVATION_INTERVAL)
+        seconds[before.step] = seconds.get(before.step, 0.0) + passed
+    return ObservedWait(stage, now, "", seconds)
+
+
+def _waiting_in(step: NodeStep, observed: ObservedWait) -> ObservedWait:
+    return msgspec.structs.replace(observed, step=step.step if step.wait is not None else "")
+
+
+def _is_overdue(step: NodeStep, observed: ObservedWait) -> bool:
+    return step.wait is not None and observed.seconds.get(step.step, 0.0) >= step.wait.limit
+
+
+def _retry(steps: Sequence[NodeStep], observed: Mapping[str, ObservedWait]) -> float:
+    """The seconds until something happens without a change of the cluster; 0 for never."""
+    following = math.inf
+    for step in steps:
+        if step.wait is None:
+            continue
+        remaining = step.wait.limit - observed[step.node].seconds.get(step.step, 0.0)
+        if 0 < remaining < math.inf:
+            following = min(following, remaining, OBSERVATION_INTERVAL)
+        following = min(following, step.wait.retry)
+    return max(0.1, following) if following < math.inf else 0.0
+
+
+# Phases
+
+
+def _phase(target: Target, node: NodeView, step: NodeStep) -> Phase:
+    """Without an annotation, the Go operator has started the change of a node."""
+    if step.starts:
+        return "starting"
+    if step.step in {"Verified", "Removed"} and node.progress is None:
+        return "steady"
+    is_down = node.progress.upgrade if node.progress is not None else _was_stopped(target, node)
+    return "down" if is_down else "joining"
+
+
+def _was_stopped(target: Target, node: NodeView) -> bool:
+    """Whether a node without progress has modules of another version and no device plugin."""
+    return target.kmm and node.gate is None and not {node.module, node.sfc} <= {None, target.version}
+
+
+def _is_on_hold(target: Target, node: NodeView, step: NodeStep) -> bool:
+    """Whether the annotation prevents that a change of the node begins. The installation on a new node is a change."""
+    phase = _phase(target, node, step)
+    begins = phase == "starting" or (phase == "joining" and step.action is not None and node.progress is None)
+    return node.held and node.selected and begins and not target.deleting
+
+
+def _blocked(node: NodeView, step: StepName, message: str) -> NodeStep:
+    return NodeStep(node=node.name, step=step, message=message)
+
+
+def _pending(target: Target, *, failed: bool) -> str:
+    if failed:
+        return "a node exceeded its time limit, so no other node starts"
+    if target.paused:
+        return "the upgrade is paused"
+    return f"at most {target.max_unavailable} nodes are changed at the same time"
 
 
 class _Node:
-    """Computes the step of one node without regard to limits."""
+    """Computes the step of one node without regard to the other nodes."""
 
-    def __init__(self, target: Target, node: NodeView, now: float) -> None:
+    def __init__(self, target: Target, node: NodeView, now: float, waited: Mapping[str, float]) -> None:
         self.target = target
         self.node = node
-        self.now = int(now)
+        self.now = now
+        self.waited = waited
 
     def step(self) -> NodeStep:
         node, target = self.node, self.target
         if target.deleting or not node.selected:
             return self._removal()
         if node.progress is not None and node.progress.target != target.version:
-            action = self._patch("Pending", f"the change to {target.version} begins", progress=self._progress(new=True))
-            return self._acting(action)
+            progress = msgspec.structs.replace(self._progress(), started=0)
+            return self._patch("Pending", f"the change to {target.version} begins", progress=progress)
         if self._must_be_taken_down():
-            return self._taking_down()
+            return self._taking_down() or self._patch(
+                "RemovingSfc", "the module sfc is unloaded", labels={"sfc": None}, unloads=True
+            )
         return self._bringing_up()
 
     # Taking down
@@ -103,36 +198,30 @@ class _Node:
         gate_differs = node.gate is not None and (node.gate != target.version or (target.kmm and node.module is None))
         return self._module_differs() or self._sfc_differs() or gate_differs
 
-    def _taking_down(self) -> NodeStep:
-        """The gate label, the plugin pod, the resource, applications, `onload`, and `sfc`, in this order."""
+    def _taking_down(self) -> NodeStep | None:
+        """The gate label, the plugin pod, the resource, applications, and `onload`, in this order. None at the end."""
         node = self.node
+        has_labels = node.module is not None or node.sfc is not None
         if node.gate is not None:
             return self._start("RemovingGate", "the device plugin stops", labels={"gate": None})
         if node.plugins:
             return self._waiting("WaitingForPluginPod", "the device plugin pod is being deleted")
-        if self._may_be_assigned_pods() and (node.module is not None or node.apps):
-            return self._waiting_for_status()
-        if node.apps:
+        # While the node advertises the resource, the scheduler assigns pods that use Onload to it.
+        advertises = node.ready and node.advertised and not self._waited("WaitingForNodeStatus", STATUS_WAIT)
+        if advertises and (node.module is not None or (has_labels and node.apps)):
+            message = "the node still advertises amd.com/onload"
+            return self._waiting("WaitingForNodeStatus", message, within=STATUS_WAIT)
+        if has_labels and node.apps:
             return self._evicting()
         if node.module is not None:
-            return self._unloading("the module onload is unloaded")
-        if node.module_pods or node.module_loaded:
-            step = self._waiting("WaitingForUnload", "the module onload is being unloaded")
-            if self.target.kmm:
-                return step
+            message = "the module onload is unloaded"
+            return self._patch("RemovingModule", message, labels={"module": None}, unloads=True)
+        if node.sfc is not None and (node.module_pods or node.module_loaded):
             # KMM may have been removed.
-            if not self._waited(READY_WAIT):
-                return msgspec.structs.replace(step, until=float(self._since() + READY_WAIT))
-        action = self._patch("RemovingSfc", "the module sfc is unloaded", labels={"sfc": None}, unloads=True)
-        return self._acting(msgspec.structs.replace(action, progress=self._progress(new=True)))
-
-    def _may_be_assigned_pods(self) -> bool:
-        """Whether the scheduler assigns pods that use Onload to the node although the device plugin has ended."""
-        return self.node.ready and self.node.advertised and not self._waited(STATUS_WAIT)
-
-    def _waiting_for_status(self) -> NodeStep:
-        step = self._waiting("WaitingForNodeStatus", "the node still advertises amd.com/onload")
-        return msgspec.structs.replace(step, until=float(self._since() + STATUS_WAIT))
+            within = READY_WAIT if self.target.deleting or not self.target.kmm else math.inf
+            if not self._waited("WaitingForUnload", within):
+                return self._waiting("WaitingForUnload", "the module onload is being unloaded", within=within)
+        return None
 
     def _evicting(self) -> NodeStep:
         node = self.node
@@ -141,13 +230,8 @@ class _Node:
         evict = tuple(each for each in node.apps if not each.is_terminating)
         message = f"evicts pods that use Onload: {names}{more}"
         action = Action(node=node.name, step="Evicting", message=message, evict=evict) if evict else None
-        return NodeStep(
-            node=node.name, step="Evicting", message=message, action=action, until=self.now + EVICTION_RETRY
-        )
-
-    def _unloading(self, message: str) -> NodeStep:
-        action = self._patch("RemovingModule", message, labels={"module": None}, unloads=True)
-        return self._acting(msgspec.structs.replace(action, progress=self._progress(new=True)))
+        wait = Wait(self._limit(self.target.eviction_timeout or math.inf), EVICTION_RETRY if evict else math.inf)
+        return NodeStep(node=node.name, step="Evicting", message=message, action=action, wait=wait)
 
     def _removal(self) -> NodeStep:
         """The node loses everything that belongs to the resource."""
@@ -157,28 +241,14 @@ class _Node:
         if target.deleting and not node.ready:
             # Nothing on this node can be observed or changed. Its pods must not prevent the deletion.
             everything: dict[Role, str | None] = {"module": None, "sfc": None, "gate": None}
-            return self._acting(
-                self._patch(
-                    "RemovingSfc", "the node is not ready: removes its labels", labels=everything, removes_progress=True
-                )
-            )
-        if node.gate is not None:
-            return self._start("RemovingGate", "the device plugin stops", labels={"gate": None})
-        if node.plugins:
-            return self._waiting("WaitingForPluginPod", "the device plugin pod is being deleted")
-        if self._may_be_assigned_pods() and node.module is not None:
-            return self._waiting_for_status()
-        if node.apps and (node.module is not None or node.sfc is not None):
-            return self._evicting()
-        if node.module is not None:
-            return self._unloading("the module onload is unloaded")
-        if node.sfc is not None and (node.module_pods or node.module_loaded):
-            step = self._waiting("WaitingForUnload", "the module onload is being unloaded")
-            if not (target.deleting and self._waited(READY_WAIT)):
-                return msgspec.structs.replace(step, until=self._since() + READY_WAIT)
+            message = "the node is not ready: removes its labels"
+            return self._patch("RemovingSfc", message, labels=everything, removes_progress=True)
+        if (step := self._taking_down()) is not None:
+            return step
         labels: dict[Role, str | None] = {"sfc": None} if node.sfc is not None else {}
-        action = self._patch("RemovingSfc", "the node is released", labels=labels, unloads=bool(labels))
-        return self._acting(msgspec.structs.replace(action, progress=None, removes_progress=True))
+        return self._patch(
+            "RemovingSfc", "the node is released", labels=labels, unloads=bool(labels), removes_progress=True
+        )
 
     # Bringing up
 
@@ -193,18 +263,18 @@ class _Node:
             if node.module_pods or node.module_loaded:
                 return self._waiting_for_unload()
             if target.sfc and not self._is_loaded(loaded=node.sfc_loaded, version=node.sfc_loaded_version):
-                if not self._may_skip():
+                if not self._may_skip("WaitingForSfc"):
                     return self._waiting_for_module("WaitingForSfc", "sfc")
                 skipped = True
             return self._label("LabellingModule", "the module onload is loaded", "module", skipped=skipped)
         if node.gate is None:
-            if not target.kmm and node.has_kmm_modules and not self._waited(READY_WAIT):
-                step = self._waiting("WaitingForModulePods", "the modules of KMM are being unloaded")
-                return msgspec.structs.replace(step, until=float(self._since() + READY_WAIT))
+            if not target.kmm and node.has_kmm_modules and not self._waited("WaitingForModulePods", READY_WAIT):
+                message = "the modules of KMM are being unloaded"
+                return self._waiting("WaitingForModulePods", message, within=READY_WAIT)
             if node.plugins:
                 return self._waiting("WaitingForPluginPod", "the former device plugin pod is being deleted")
             if target.kmm and not self._is_loaded(loaded=node.module_loaded, version=node.module_loaded_version):
-                if not self._may_skip():
+                if not self._may_skip("WaitingForModule"):
                     return self._waiting_for_module("WaitingForModule", "onload")
                 skipped = True
             return self._label("SettingGate", "the device plugin starts", "gate", skipped=skipped)
@@ -226,42 +296,48 @@ class _Node:
             return self._start("ReplacingPluginPod", "the device plugin pod is replaced", labels={})
         deleted = tuple(each for each in outdated if not each.is_terminating)
         if deleted:
-            action = Action(
-                node=node.name, step="ReplacingPluginPod", message="the device plugin pod is replaced", delete=deleted
+            return self._acting(
+                Action(
+                    node=node.name,
+                    step="ReplacingPluginPod",
+                    message="the device plugin pod is replaced",
+                    delete=deleted,
+                )
             )
-            return self._acting(action)
         missing = self._unverified()
-        if not missing:
-            if node.progress is None:
-                return NodeStep(node=node.name, step="Verified")
-            if (until := self._ready_until()) > self.now:
-                message = f"the device plugin pod has to be ready for {self.target.min_ready} s"
-                return msgspec.structs.replace(self._waiting("Verifying", message), until=until)
-            if self.target.probe and node.probe != "succeeded":
-                return self._probing()
-            action = self._patch("Verified", f"version {self.target.version} is verified", removes_progress=True)
-            return self._acting(msgspec.structs.replace(action, progress=None))
-        return self._waiting("Verifying", f"waits for {', '.join(missing)}")
+        if missing:
+            return self._waiting("Verifying", f"waits for {', '.join(missing)}")
+        if node.progress is None:
+            return NodeStep(node=node.name, step="Verified")
+        if (remaining := self._ready_until() - self.now) > 0:
+            message = f"the device plugin pod has to be ready for {self.target.min_ready} s"
+            return self._waiting("Verifying", message, retry=remaining)
+        if self.target.probe and node.probe != "succeeded":
+            return self._probing()
+        return self._patch("Verified", f"version {self.target.version} is verified", removes_progress=True)
 
     def _probing(self) -> NodeStep:
-        """The probe pod has to succeed. The last step of the progress is its creation."""
-        if self.node.probe == "none":
-            action = self._patch("Verifying", "a probe pod is created", progress=self._progress())
-            return self._acting(msgspec.structs.replace(action, create_probe=True))
-        if self.node.probe != "failed":
-            return self._waiting("Verifying", f"the probe pod is {self.node.probe}")
-        if self._waited(PROBE_RETRY):
-            message = "the probe pod failed, so it is created again"
-            return self._acting(Action(node=self.node.name, step="Verifying", message=message, delete_probe=True))
-        step = self._waiting("Verifying", "the probe pod failed; it is created again a minute after its creation")
-        return msgspec.structs.replace(step, until=self._since() + PROBE_RETRY)
+        """The probe pod has to succeed. It is created again while the node is in this step."""
+        node, wait = self.node, Wait(self._limit(self.target.node_timeout))
+        if node.probe == "none":
+            message = "a probe pod is created"
+            action = Action(node=node.name, step="Verifying", message=message, create_probe=True)
+            return NodeStep(node=node.name, step="Verifying", message=message, action=action, wait=wait)
+        if node.probe != "failed":
+            return self._waiting("Verifying", f"the probe pod is {node.probe}")
+        remaining = node.probe_since + PROBE_RETRY - self.now
+        if remaining > 0:
+            return self._waiting("Verifying", "the probe pod failed; it is created again after a minute", remaining)
+        message = "the probe pod failed, so it is created again"
+        action = Action(node=node.name, step="Verifying", message=message, delete_probe=True)
+        return NodeStep(node=node.name, step="Verifying", message=message, action=action, wait=wait)
 
     def _ready_until(self) -> float:
         """When the plugin pod of an upgraded node has been ready for long enough. A failing one is ready repeatedly."""
         if self.node.progress is None or not self.node.progress.upgrade:
-            return 0
+            return self.now
         ready = (each.ready_since for each in self.node.plugins if each.is_ready and not each.is_terminating)
-        return float(min(ready, default=0) + self.target.min_ready)
+        return min(ready, default=0.0) + self.target.min_ready
 
     def _unverified(self) -> list[str]:
         """The missing conditions of verification, apart from the probe."""
@@ -285,26 +361,36 @@ class _Node:
     def _is_loaded(self, *, loaded: bool, version: str | None) -> bool:
         return loaded and version in {None, self.target.version}
 
-    def _may_skip(self) -> bool:
-        return not self.target.strict and self._waited(READY_WAIT)
+    # Waiting
 
-    def _since(self) -> int:
-        """When the last step began. A node without progress was labelled by another program: that wait is over."""
-        return self.node.progress.since if self.node.progress is not None else 0
+    def _waited(self, step: StepName, seconds: float) -> bool:
+        return self.waited.get(step, 0.0) >= seconds
 
-    def _waited(self, seconds: float) -> bool:
-        return self.now - self._since() >= seconds
+    def _may_skip(self, step: StepName) -> bool:
+        return not self.target.strict and self._waited(step, READY_WAIT)
 
-    # Results
+    def _limit(self, seconds: float) -> float:
+        """The time limit of a step. Only a change that is under way has one."""
+        return math.inf if self.node.progress is None or self.target.deleting else seconds
 
-    def _progress(self, *, new: bool = False, upgrade: bool | None = None) -> Progress:
-        """The progress after an action of now. With `new`, the time limit begins again."""
+    def _waiting(self, step: StepName, message: str, retry: float = math.inf, *, within: float = math.inf) -> NodeStep:
+        """A waiting step. It ends by itself after `retry` seconds from now, or `within` seconds of waiting."""
+        wait = Wait(self._limit(self.target.node_timeout), min(retry, within - self.waited.get(step, 0.0)))
+        return NodeStep(node=self.node.name, step=step, message=message, wait=wait)
+
+    def _waiting_for_module(self, step: StepName, module: str) -> NodeStep:
+        within = math.inf if self.target.strict else READY_WAIT
+        return self._waiting(step, f"waits until KMM has loaded the module {module}", within=within)
+
+    # Acting
+
+    def _progress(self, *, upgrade: bool | None = None) -> Progress:
+        """The progress after an action. The time of its start is added when it is written."""
         known = self.node.progress
         works = known.upgrade if known is not None else _was_stopped(self.target, self.node)
         return Progress(
             target=self.target.version,
-            started=self.now if new or known is None else known.started,
-            since=self.now,
+            started=known.started if known is not None else 0,
             upgrade=works if upgrade is None else upgrade,
             advertised=known.advertised if known is not None else self.node.advertised,
         )
@@ -318,84 +404,29 @@ class _Node:
         progress: Progress | None = None,
         removes_progress: bool = False,
         unloads: bool = False,
-    ) -> Action:
-        return Action(
-            node=self.node.name,
-            step=step,
-            message=message,
-            labels=labels or {},
-            progress=progress,
-            removes_progress=removes_progress,
-            unloads=unloads,
+    ) -> NodeStep:
+        """A step that writes labels and progress."""
+        return self._acting(
+            Action(
+                node=self.node.name,
+                step=step,
+                message=message,
+                labels=labels or {},
+                progress=None if removes_progress else progress or self._progress(),
+                removes_progress=removes_progress,
+                unloads=unloads,
+            )
         )
 
     def _start(self, step: StepName, message: str, *, labels: Mapping[Role, str | None]) -> NodeStep:
         """The first step of a node that may work now. A node whose change is under way has started already."""
         under_way = self.node.progress is not None and self.node.progress.upgrade
-        action = self._patch(step, message, labels=labels, progress=self._progress(new=not under_way, upgrade=True))
-        return NodeStep(node=self.node.name, step=step, message=message, action=action, starts=not under_way)
+        found = self._patch(step, message, labels=labels, progress=self._progress(upgrade=True))
+        return msgspec.structs.replace(found, starts=not under_way)
 
     def _label(self, step: StepName, message: str, role: Role, *, skipped: bool = False) -> NodeStep:
-        action = self._patch(step, message, labels={role: self.target.version}, progress=self._progress())
-        return NodeStep(node=self.node.name, step=step, message=message, action=action, skipped_wait=skipped)
+        found = self._patch(step, message, labels={role: self.target.version})
+        return msgspec.structs.replace(found, skipped_wait=skipped)
 
     def _acting(self, action: Action) -> NodeStep:
         return NodeStep(node=self.node.name, step=action.step, message=action.message, action=action)
-
-    def _waiting(self, step: StepName, message: str) -> NodeStep:
-        return _waiting(self.node, step, message)
-
-    def _waiting_for_module(self, step: StepName, module: str) -> NodeStep:
-        found = _waiting(self.node, step, f"waits until KMM has loaded the module {module}")
-        return found if self.target.strict else msgspec.structs.replace(found, until=float(self._since() + READY_WAIT))
-
-
-def _waiting(node: NodeView, step: StepName, message: str) -> NodeStep:
-    return NodeStep(node=node.name, step=step, message=message)
-
-
-def _pending(target: Target, *, failed: bool) -> str:
-    if failed:
-        return "a node exceeded its time limit, so no other node starts"
-    if target.paused:
-        return "the upgrade is paused"
-    return f"at most {target.max_unavailable} nodes are changed at the same time"
-
-
-def _is_on_hold(target: Target, node: NodeView, step: NodeStep) -> bool:
-    """Whether the annotation prevents that a change of the node begins. The installation on a new node is a change."""
-    begins = step.starts or (step.action is not None and node.progress is None and not _was_stopped(target, node))
-    return node.held and node.selected and begins and not target.deleting
-
-
-def _is_taken_down(target: Target, node: NodeView, step: NodeStep) -> bool:
-    """Whether the operator made the node unavailable. Without an annotation, the Go operator has started the change."""
-    if step.starts or (step.step in {"Verified", "Removed"} and node.progress is None):
-        return False
-    return node.progress.upgrade if node.progress is not None else _was_stopped(target, node)
-
-
-def _was_stopped(target: Target, node: NodeView) -> bool:
-    """Whether a node without progress has modules of another version and no device plugin."""
-    return target.kmm and node.gate is None and not {node.module, node.sfc} <= {None, target.version}
-
-
-def _deadline(target: Target, node: NodeView, step: NodeStep) -> float:
-    """When a node exceeds its time limit. A node that does not wait for anything of the operator has none."""
-    progress = node.progress
-    if progress is None or progress.target != target.version or step.starts or target.deleting:
-        return math.inf
-    if step.action is not None and step.action.removes_progress:
-        return math.inf
-    limit = target.node_timeout
-    if step.step == "Evicting":
-        limit = target.eviction_timeout or math.inf
-    return progress.started + limit
-
-
-def _retry(steps: Sequence[NodeStep], deadlines: Sequence[float], now: float) -> float:
-    """The seconds until something happens without a change of the cluster; 0 for never."""
-    # A limit is exceeded when it has passed.
-    times = [*(step.until for step in steps if step.until), *(each + 1 for each in deadlines if each >= now)]
-    following = min(times, default=math.inf)
-    return max(0.1, following - now) if following < math.inf else 0.0
