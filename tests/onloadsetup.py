@@ -66,6 +66,7 @@ class Setup:
         self.names = names
         self.broken: set[str] = set()
         self.violations: list[str] = []
+        self.loaded: dict[tuple[str, str], Object] = {}
         self.most_down = 0
         for index in range(nodes):
             api.put("nodes", node(f"node-{index}"))
@@ -153,7 +154,10 @@ class Setup:
             labels = dict(self.labels(name))
             ready, version_ready = names.ready_label(module), names.version_ready_label(module)
             version, live = labels.get(label), self.api.get("modules", module, names.namespace)
-            if ready in labels and labels.get(version_ready) != version:
+            content = self._content(live, version, name)
+            # KMM 2 reloads a module at once if its content differs although the version does not.
+            differs = content is not None and self.loaded.setdefault((name, module), content) != content
+            if ready in labels and (labels.get(version_ready) != version or differs):
                 if apps := self.apps(name):
                     self.violations.append(f"{name}: {module} would be unloaded while {apps} run")
                     continue
@@ -161,8 +165,21 @@ class Setup:
                     self.violations.append(f"{name}: sfc would be unloaded before onload")
                     continue
                 self._relabel(name, {ready: None, version_ready: None})
+                self.loaded.pop((name, module), None)
             elif version and ready not in labels and live and self._matches(live, version, name):
                 self._relabel(name, {ready: "", version_ready: version})
+                if content is not None:
+                    self.loaded[name, module] = content
+
+    def _content(self, live: Object | None, version: str | None, name: str) -> Object | None:
+        """What KMM would load on a node, if the version of the Module is that of the node."""
+        container = (live or {"spec": {}})["spec"].get("moduleLoader", {}).get("container", {})
+        kernel = (self.api.get("nodes", name) or {})["status"]["nodeInfo"]["kernelVersion"]
+        mappings = (each for each in container.get("kernelMappings", ()) if re.search(each["regexp"], kernel))
+        if container.get("version") != version or (mapping := next(mappings, None)) is None:
+            return None
+        fields = (container["modprobe"], container.get("imagePullPolicy"))
+        return {"image": mapping["containerImage"], "fields": fields}
 
     def _matches(self, live: Object, pattern: str, name: str) -> bool:
         container = live["spec"]["moduleLoader"]["container"]

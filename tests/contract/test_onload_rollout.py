@@ -181,6 +181,73 @@ async def test_other_images_of_the_same_version_are_rolled_out_in_order(api: Kub
     assert setup.most_down == 1
 
 
+def images(*found: str) -> list[dict[str, Any]]:
+    return [{**MAPPING, "kernelModuleImage": each} for each in found]
+
+
+async def test_a_version_that_comes_back_with_another_image_does_not_reload_modules_under_applications(
+    api: KubeApi,
+) -> None:
+    setup = Setup(api)
+    setup.create(onload__kernelMappings=images("one"))
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
+        api.put("pods", app("app", "node-1"))
+        setup.create(onload__version=NEW, onload__kernelMappings=images("two"))
+        await until(lambda: setup.labels("node-0").get(NAMES.module_label) == NEW)
+        fault = api.fault("POST .*/eviction", **PDB)
+        setup.create(onload__kernelMappings=images("three"))
+        await until(lambda: setup.status()["onload"]["blockingPods"] == ["apps/app"], 30)
+        fault.times = 0
+        await until(lambda: setup.condition("Ready").get("status") == "True", 30)
+    ((module, _, gate),) = setup.versions()
+    assert module == gate
+    assert str(module).startswith(f"{VERSION}-")
+    labels = {
+        each["label"]: each["kernelMappings"][0]["kernelModuleImage"] for each in setup.status()["onload"]["history"]
+    }
+    assert labels == {module: "three", NEW: "two", VERSION: "one"}
+
+
+async def test_a_revert_to_modules_that_nodes_still_have_evicts_nothing_there(api: KubeApi) -> None:
+    setup = Setup(api)
+    setup.create(onload__kernelMappings=images("one"))
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
+        for name in ("node-0", "node-1"):
+            api.put("pods", app(f"app-{name}", name))
+        api.fault("POST .*/app-node-1/eviction", **PDB)
+        setup.create(onload__kernelMappings=images("two"))
+        await until(lambda: setup.labels("node-0").get(NAMES.module_label, "").startswith(f"{VERSION}-"), 30)
+        setup.create(onload__kernelMappings=images("one"))
+        await until(lambda: setup.is_ready(VERSION), 30)
+    assert setup.apps("node-1") == ["app-node-1"]
+    assert setup.versions() == {(VERSION, None, VERSION)}
+
+
+async def test_a_rollback_keeps_the_version_of_nodes_that_were_verified_while_another_was_held(api: KubeApi) -> None:
+    setup = Setup(api, nodes=3)
+    limits = {"upgrade__nodeTimeout": "1s", "upgrade__autoRollback": True, "upgrade__verify__strict": True}
+    setup.create(**limits)
+    setup.broken = {"8.3"}
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
+        held = api.get("nodes", "node-2") or {}
+        held["metadata"]["annotations"] = {"onload.amd.com/hold": ""}
+        api.put("nodes", held)
+        setup.create(onload__version=NEW, **limits)
+        await until(lambda: [setup.labels(f"node-{index}").get(NAMES.gate_label) for index in (0, 1)] == [NEW, NEW], 30)
+        await until(lambda: len(events(api, "Verified")) == 2)
+        api.put("pods", app("app", "node-1"))
+        setup.create(onload__version="8.3", **limits)
+        await until(lambda: setup.condition("Degraded").get("reason") == "RolledBack", 30)
+        await until(lambda: setup.condition("Ready").get("status") == "True", 30)
+        assert [setup.labels(f"node-{index}")[NAMES.module_label] for index in range(3)] == [NEW, NEW, VERSION]
+        assert setup.apps("node-1") == ["app"]
+    states = [(each["label"], each.get("state"), each.get("nodes", 0)) for each in setup.status()["onload"]["history"]]
+    assert states == [("8.3", "Failed", 0), (NEW, None, 2), (VERSION, "Verified", 1)]
+
+
 async def test_a_new_device_plugin_image_replaces_pods_one_at_a_time_and_keeps_applications(api: KubeApi) -> None:
     setup = Setup(api)
     setup.create()

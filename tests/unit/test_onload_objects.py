@@ -8,11 +8,10 @@ from onloadresources import MAPPING, onload
 
 from accelplane.onload.children import Existing, desired_objects
 from accelplane.onload.daemonset import daemonset, revision_of
-from accelplane.onload.models import Onload, Revision
+from accelplane.onload.models import Onload
 from accelplane.onload.modules import KmmApi, kmm_api, module, sfc_module
 from accelplane.onload.names import ADOPTED_ANNOTATION, HASH_ANNOTATION, Names, owner_of_label, too_long
-from accelplane.onload.resources import DaemonSet, Definition, Module
-from accelplane.onload.revisions import MAX_HISTORY, module_version, record_outcome, target
+from accelplane.onload.resources import DaemonSet, Definition
 
 Object = dict[str, Any]
 V1, V2 = KmmApi(), KmmApi(in_tree_list=True, tolerations=True)
@@ -294,115 +293,3 @@ def test_a_default_of_the_api_server_is_no_change_of_a_module() -> None:
     assert desired_objects(
         onload(), VERSION, "plugin:1", V2, Existing(live, None, None), keeps_selector=False
     ).module == (module(onload(), VERSION, V2))
-
-
-# Versions
-
-
-def existing_module(resource: Onload, version: str = VERSION) -> Module:
-    return module(resource, version, V2)
-
-
-@pytest.mark.parametrize(
-    ("paths", "is_same"),
-    [
-        ({}, True),
-        ({"onload__imagePullPolicy": "Always"}, True),
-        ({"onload__kernelMappings": [MAPPING, {**MAPPING, "regexp": "appended"}]}, True),
-        ({"onload__kernelMappings": [{**MAPPING, "build": BUILD}]}, True),
-        ({"onload__kernelMappings": [{**MAPPING, "regexp": "first"}, MAPPING]}, False),
-        ({"onload__kernelMappings": [{**MAPPING, "kernelModuleImage": "other"}]}, False),
-        ({"onload__moduleParameters": {"onload": ["a=1"]}}, False),
-    ],
-)
-def test_a_change_that_reloads_modules_gets_another_version(paths: Object, is_same: bool) -> None:
-    version = module_version(onload(**paths), existing_module(onload()), None)
-    assert (version == VERSION) == is_same
-    assert version.startswith(VERSION)
-    if not is_same:
-        after = existing_module(onload(**paths), version)
-        assert module_version(onload(**paths), after, None) == version
-        assert module_version(onload(), after, None) not in {version, VERSION}
-
-
-def test_a_new_version_has_no_suffix() -> None:
-    assert module_version(onload(), None, None) == VERSION
-    assert module_version(onload(), existing_module(onload(), "8.0"), None) == VERSION
-    assert module_version(onload(), existing_module(onload(), f"{VERSION}-rc1"), None) == VERSION
-
-
-def test_a_version_that_leaves_no_room_for_a_suffix_stays() -> None:
-    long = "1" * 60
-    changed = onload(onload__version=long, onload__kernelMappings=[{**MAPPING, "kernelModuleImage": "other"}])
-    assert module_version(changed, existing_module(onload(), long), None) == long
-
-
-def history(*entries: tuple[str, str]) -> tuple[Revision, ...]:
-    result = onload()
-    mappings = result.spec.onload.kernel_mappings
-    image = result.spec.onload.user_image
-    return tuple(
-        Revision(version=version, user_image=image, kernel_mappings=mappings, state=state, time="t")
-        for version, state in entries
-    )
-
-
-def states(found: tuple[Revision, ...]) -> list[tuple[str, str]]:
-    return [(each.version, each.state) for each in found]
-
-
-@pytest.mark.parametrize(
-    ("before", "outcome", "after"),
-    [
-        ([], "progressing", [("2", "Progressing")]),
-        ([], "complete", [("2", "Verified")]),
-        ([("1", "Verified")], "progressing", [("2", "Progressing"), ("1", "Verified")]),
-        ([("2", "Progressing"), ("1", "Verified")], "failed", [("2", "Failed"), ("1", "Verified")]),
-        ([("2", "Progressing"), ("1", "Progressing")], "failed", [("2", "Progressing"), ("1", "Progressing")]),
-        ([("2", "Failed"), ("1", "Verified")], "complete", [("2", "Failed"), ("1", "Verified")]),
-        ([("1", "Verified"), ("2", "Failed")], "progressing", [("2", "Progressing"), ("1", "Verified")]),
-        ([("2", "Verified"), ("1", "Verified")], "failed", [("2", "Verified"), ("1", "Verified")]),
-    ],
-)
-def test_outcomes_are_recorded_in_the_history(
-    before: list[tuple[str, str]], outcome: Any, after: list[tuple[str, str]]
-) -> None:
-    result = onload(onload__version="2", upgrade__autoRollback=True)
-    assert states(record_outcome(result, history(*before), outcome, "now")) == after
-
-
-def test_without_rollback_nothing_fails() -> None:
-    before = history(("2", "Progressing"), ("1", "Verified"))
-    assert states(record_outcome(onload(onload__version="2"), before, "failed", "now"))[0] == ("2", "Progressing")
-
-
-def test_a_history_that_does_not_change_keeps_its_times() -> None:
-    before = history(("2", "Verified"), ("1", "Verified"))
-    assert record_outcome(onload(onload__version="2"), before, "complete", "now") == before
-
-
-def test_the_history_is_short_and_keeps_the_last_verified_version() -> None:
-    before = history(*((str(number), "Progressing") for number in range(9, 2, -1)), ("1", "Verified"))
-    after = record_outcome(onload(onload__version="10"), before, "progressing", "now")
-    assert len(after) == MAX_HISTORY
-    assert states(after)[-1] == ("1", "Verified")
-
-
-def test_a_failed_version_is_replaced_by_the_last_verified_one() -> None:
-    entries = history(("2", "Failed"), ("1", "Verified"), ("0", "Verified"))
-    failed = onload(onload__version="2", upgrade__autoRollback=True)
-    assert target(failed, entries).spec.onload.version == "1"
-    assert target(failed, entries[1:]).spec.onload.version == "2"
-    assert target(onload(onload__version="2"), entries).spec.onload.version == "2"
-    assert target(onload(onload__version="3", upgrade__autoRollback=True), entries).spec.onload.version == "3"
-
-
-def test_a_rollback_restores_the_parameters_of_the_modules() -> None:
-    before = record_outcome(onload(upgrade__autoRollback=True), (), "complete", "now")
-    parameters = {"onload": ["unknown=1"]}
-    changed = onload(upgrade__autoRollback=True, onload__moduleParameters=parameters)
-    found = record_outcome(changed, record_outcome(changed, before, "progressing", "now"), "failed", "now")
-    assert [each.state for each in found] == ["Failed", "Verified"]
-    assert target(changed, found).spec.onload.module_parameters is None
-    empty = onload(upgrade__autoRollback=True, onload__moduleParameters={})
-    assert record_outcome(empty, before, "progressing", "now") == before

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from onloadcluster import Cluster, app_pod, plugin_pod, progress, working
+from onloadcluster import Cluster, app_pod, progress, working
 from onloadresources import onload
 from onloadsteps import waited
 
@@ -18,12 +18,14 @@ from accelplane.onload.observed import BlockedEviction, NodeView
 from accelplane.onload.plan import Target
 from accelplane.onload.requirements import load_order_problems, max_unavailable, overlaps, problem_of, target_of
 from accelplane.onload.resources import DaemonSetStatus, Node, Pod, concerns_onload, node_only, pod_only, relevant
+from accelplane.onload.rollout import Rollout
 from accelplane.onload.status import Observation, Problem, status
 from accelplane.onload.steps import decide
 
 NOW = "2026-01-02T03:04:05Z"
 NEW, OLD = "8.2", "8.1"
 TARGET = Target(version=NEW, revision="r")
+REVISION = Revision(version=NEW, label=NEW, user_image="u", state="Verified")
 
 
 def status_of(nodes: list[NodeView], target: Target = TARGET, seconds: float = 0, **more: Any) -> Status:
@@ -263,10 +265,12 @@ def test_the_upgrade_target_has_the_settings_of_the_resource() -> None:
     )
     nodes = [NodeView(name=name) for name in "abcd"]
     objects = desired_objects(resource, NEW, "plugin:1", KmmApi(), Existing(None, None, None), keeps_selector=False)
-    goal = target_of(resource, objects, nodes, version=NEW, rolls_back=False)
+    rollout = Rollout(desired=REVISION, target=REVISION)
+    goal = target_of(resource, objects, nodes, rollout)
     assert (goal.max_unavailable, goal.paused, goal.node_timeout, goal.eviction_timeout) == (2, True, 120, 30)
     assert (goal.strict, goal.probe, goal.revision) == (True, True, objects.revision)
-    assert target_of(resource, objects, nodes, version=NEW, rolls_back=True).max_unavailable == 1
+    back = msgspec.structs.replace(rollout, rolls_back=True)
+    assert target_of(resource, objects, nodes, back).max_unavailable == 1
 
 
 @pytest.mark.parametrize(
@@ -327,5 +331,11 @@ def test_pods_that_use_onload_are_detected(containers: dict[str, Any], uses: boo
 
 
 def test_history_is_part_of_the_status() -> None:
-    history = (Revision(version=NEW, user_image="u", state="Verified"),)
-    assert status_of([working("a", NEW, plugins=(plugin_pod(),))], history=history).onload.history == history
+    nodes = [working("a", NEW), working("b", OLD, progress=progress(NEW, verified=OLD)), NodeView(name="c")]
+    mapped = msgspec.structs.replace(REVISION, label=OLD, kernel_mappings=onload().spec.onload.kernel_mappings)
+    after = status_of(nodes, history=(REVISION, mapped)).onload
+    assert [(each.label, each.nodes) for each in after.history] == [(NEW, 1), (OLD, 1)]
+    assert [(each.name, each.verified, each.target) for each in after.current_nodes] == [
+        ("b", OLD, NEW),
+        ("c", "", NEW),
+    ]

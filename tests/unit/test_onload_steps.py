@@ -339,6 +339,30 @@ def test_a_node_that_was_lost_during_the_upgrade_does_not_prevent_the_rollback_o
     assert not decide(msgspec.structs.replace(back, rolls_back=False), [lost, working("b", NEW)], NOW).actions[1:]
 
 
+def test_during_a_rollback_nodes_keep_or_get_another_version_than_the_target() -> None:
+    keeping = working("a", NEW, apps=(app_pod(),))
+    returning = working("b", "8.3", plugins=(), progress=progress("8.3", upgrade=True, verified="7.0"))
+    target = msgspec.structs.replace(TARGET, version=OLD, rolls_back=True, others={"a": NEW, "b": "7.0"})
+    plan = decide(target, [keeping, returning, working("c", OLD)], NOW)
+    assert [(each.step, each.message) for each in plan.steps] == [
+        ("Verified", f"keeps version {NEW}"),
+        ("Pending", f"returns to version 7.0 after nodes that return to {OLD}"),
+        ("Verified", ""),
+    ]
+    assert not plan.actions
+    assert not plan.is_complete
+
+
+def test_progress_records_what_a_node_was_verified_on() -> None:
+    pod = msgspec.structs.replace(plugin_pod(), user_image="user:1")
+    node = working("a", OLD, plugins=(pod,))
+    written = act(node).progress
+    assert written is not None
+    assert (written.verified, written.user_image) == (OLD, "user:1")
+    again = act(working("a", OLD, gate=None, plugins=(), advertised=False, progress=written)).progress
+    assert again == written
+
+
 def test_a_node_cordoned_by_the_go_operator_counts_until_it_is_verified() -> None:
     node = NodeView(name="a", module=OLD, sfc=OLD)
     target = with_sfc()

@@ -61,9 +61,17 @@ class DesiredObjects(msgspec.Struct, frozen=True):
 
 
 def desired_objects(
-    onload: Onload, version: str, image: str, kmm: KmmApi | None, existing: Existing, *, keeps_selector: bool
+    onload: Onload,
+    version: str,
+    image: str,
+    kmm: KmmApi | None,
+    existing: Existing,
+    *,
+    keeps_selector: bool,
+    module_policy: str | None = None,
 ) -> DesiredObjects:
-    """The objects of a resource. `keeps_selector`: nodes of the former selector have not been released yet.
+    """The objects of a resource. `version` is the label of nodes for KMM. `module_policy` is the pull policy of the
+    Modules if it differs from that of the spec. `keeps_selector`: nodes of the former selector have not been released.
 
     A changed selector would immediately unload modules and stop device plugins on these nodes.
     """
@@ -72,6 +80,9 @@ def desired_objects(
         made = with_node_selector(made, node_selector_of(existing.daemonset))
     if not uses_kmm(onload.spec.onload) or kmm is None:
         return DesiredObjects(None, None, made)
+    if module_policy is not None:
+        spec = msgspec.structs.replace(onload.spec.onload, image_pull_policy=module_policy)
+        onload = msgspec.structs.replace(onload, spec=msgspec.structs.replace(onload.spec, onload=spec))
     main = _with_live_fields(module(onload, version, kmm), existing.module, kmm, keeps_selector=keeps_selector)
     sfc = sfc_module(onload, version, kmm) if uses_sfc(onload.spec.onload) else None
     if sfc is not None:

@@ -185,7 +185,8 @@ class UpgradeSpec(Wire, frozen=True):
         _about("Time for the eviction of the pods of one node, for example 5m. No limit when not set."),
     ] = None
     auto_rollback: Annotated[
-        bool, _about("Whether nodes return to the last verified version if the upgrade of a node fails.")
+        bool,
+        _about("Whether nodes return to the version on which they were last verified if the upgrade of a node fails."),
     ] = False
     verify: Annotated[Verify | None, _about("Verification of a node after its upgrade.")] = None
 
@@ -220,6 +221,10 @@ class Revision(Wire, frozen=True):
     module_parameters: Annotated[
         ModuleParameters | None, _about("Parameters of the kernel modules. None when not set.")
     ] = None
+    image_pull_policy: Annotated[str, _about("Pull policy of the images of the kernel modules.")] = ""
+    label: Annotated[str, _about("Value of the labels of nodes with this version: the version, or with a suffix.")] = ""
+    digest: Annotated[str, _about("Digest of the kernel mappings and the parameters that the label stands for.")] = ""
+    nodes: Annotated[Int32, _about("Number of nodes with this label.")] = 0
     state: Annotated[
         RevisionState,
         _about("Progressing, Verified (complete on all nodes) or Failed (a node failed, with autoRollback)."),
@@ -232,6 +237,8 @@ class CurrentNode(Wire, frozen=True):
     step: Annotated[str, _about("Step of the node.")] = ""
     since: Annotated[str, _about("Time at which the change of the node began.", format="date-time")] = ""
     message: Annotated[str, _about("What the node waits for.")] = ""
+    verified: Annotated[str, _about("Label of the version on which the node was last verified.")] = ""
+    target: Annotated[str, _about("Label of the version that the node gets.")] = ""
 
 
 class OnloadStatus(Wire, frozen=True, omit_defaults=False):

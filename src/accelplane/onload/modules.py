@@ -18,7 +18,7 @@ from accelplane.onload.names import KMM_VERSION, MODULE_COMPONENT, Names
 from accelplane.onload.resources import Definition, Module
 
 # Loading fails if another onload or sfc is loaded already, so that it is noticed.
-_FIRST_TIME = "--first-time"
+FIRST_TIME = "--first-time"
 _POLICY, _DEFAULT_POLICY = "imagePullPolicy", "IfNotPresent"
 
 
@@ -116,7 +116,7 @@ def _container(
     onload: Onload, version: str, name: str, parameters: Sequence[str], mappings: Sequence[JsonObject]
 ) -> JsonObject:
     container: JsonObject = {
-        "modprobe": {"moduleName": name, "parameters": [_FIRST_TIME, *parameters]},
+        "modprobe": {"moduleName": name, "parameters": [FIRST_TIME, *parameters]},
         "version": version,
         "kernelMappings": [*mappings],
     }

@@ -32,12 +32,22 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
 
     `started` is when the change began, in seconds since the epoch. It is shown and never used for decisions. `upgrade`
     means that the node worked before, so that it counts as unavailable; `advertised` that it advertised the resource.
+    `verified` is the label on which the node was last verified, and `user_image` its userland; both may be empty.
     """
 
     target: str
     started: int = 0
     upgrade: bool = False
     advertised: bool = False
+    verified: str = ""
+    user_image: str = ""
+
+
+class VerifiedVersion(NamedTuple):
+    """What a node was last verified on: the label of the version, and the image of the userland."""
+
+    label: str
+    user_image: str
 
 
 class PodView(msgspec.Struct, frozen=True):
@@ -51,6 +61,7 @@ class PodView(msgspec.Struct, frozen=True):
     is_terminating: bool = False
     is_ready: bool = False
     revision: str | None = None
+    user_image: str = ""
     ready_since: float = 0.0
 
 
@@ -79,6 +90,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     selected: bool = True
     ready: bool = True
+    kernel: str = ""
     held: bool = False
     advertised: bool = False
     module: str | None = None
@@ -95,6 +107,16 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     probe: Probe = "none"
     probe_since: float = 0.0
     progress: Progress | None = None
+
+    @property
+    def verified(self) -> VerifiedVersion | None:
+        """What the node was last verified on. Before a change begins, that is what it has."""
+        if self.progress is not None:
+            found = VerifiedVersion(self.progress.verified, self.progress.user_image)
+            return found if found.label else None
+        if self.gate is None or self.module not in {None, self.gate}:
+            return None
+        return VerifiedVersion(self.gate, next((each.user_image for each in self.plugins), ""))
 
     @property
     def has_kmm_modules(self) -> bool:
@@ -126,6 +148,7 @@ def view(
         version=node.metadata.resourceVersion or "",
         selected=selector is not None and selector.items() <= labels.items(),
         ready=node.is_ready,
+        kernel=node.status.nodeInfo.kernelVersion,
         held=annotations.get(HOLD_ANNOTATION, "false") != "false",
         advertised=node.advertised not in {"", "0"},
         module=labels.get(names.module_label),
@@ -201,6 +224,7 @@ def _pod(pod: Pod, since: Mapping[str, float]) -> PodView:
         uid=pod.metadata.uid or "",
         is_terminating=pod.metadata.deletionTimestamp is not None,
         is_ready=pod.is_ready,
+        user_image=pod.user_image,
         revision=(pod.metadata.annotations or {}).get(REVISION_ANNOTATION),
         ready_since=since.get(pod.metadata.uid or "", 0.0),
     )

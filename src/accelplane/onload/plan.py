@@ -37,7 +37,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """The desired state of the nodes. `version` is that of all labels, `revision` that of the plugin pods.
 
     Plugin pods without a revision count as pods of `adopted_revision`. An `eviction_timeout` of 0 means no limit. The
-    plugin pod of an upgraded node has to be ready for `min_ready` seconds.
+    plugin pod of an upgraded node has to be ready for `min_ready` seconds. `others` has the labels of nodes that keep
+    or get another version, by name: `rollout` explains them.
     """
 
     version: str
@@ -54,6 +55,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     probe: bool = False
     deleting: bool = False
     rolls_back: bool = False
+    others: Mapping[str, str] = {}
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):

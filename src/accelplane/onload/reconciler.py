@@ -29,14 +29,21 @@ from accelplane.onload import status
 from accelplane.onload.actions import Actions
 from accelplane.onload.children import Children, DesiredObjects, Existing, desired_objects
 from accelplane.onload.kmm import Kmm
-from accelplane.onload.models import Onload, Revision, uses_kmm
+from accelplane.onload.models import DevicePluginStatus, Onload, OnloadStatus, Revision, Status, uses_kmm
 from accelplane.onload.names import FINALIZER, GROUP, MANAGED_BY, MANAGED_BY_LABEL, Names, owner_of_label
 from accelplane.onload.nodes import Nodes
 from accelplane.onload.observed import NodeView
 from accelplane.onload.plan import ObservedWait, Plan, Target
 from accelplane.onload.requirements import load_order_problems, overlaps, problem_of, target_of
 from accelplane.onload.resources import ONLOAD, DaemonSet, Node, Pod, concerns_onload, pod_state, read, relevant
-from accelplane.onload.revisions import Outcome, module_version, record_outcome, rollback, target
+from accelplane.onload.rollout import (
+    Outcome,
+    Rollout,
+    known_history,
+    plan_rollout,
+    record_outcome,
+    with_revision,
+)
 from accelplane.onload.status import Observation, Problem
 from accelplane.onload.steps import EVICTION_RETRY, decide
 
@@ -121,15 +128,23 @@ class OnloadController:
         return await self._reconcile_onload(resource, onload, names)
 
     async def _reconcile_onload(self, resource: CustomResource, onload: Onload, names: Names) -> Result | None:
-        history = onload.status.onload.history if onload.status else ()
         kmm = await self._kmm.state() if uses_kmm(onload.spec.onload) else None
         existing = await self._children.existing(onload, kmm)
-        back, effective = rollback(onload, history), target(onload, history)
-        version = module_version(effective, existing.module, existing.sfc)
         views = self._nodes.views(names, onload.spec.selector)
+        rollout = plan_rollout(onload, known_history(onload, existing, views), views)
+        await self._record_labels(resource, onload, rollout)
+        effective = with_revision(onload, rollout.target)
         keeps = any(not node.selected and node.ready and not node.is_clean for node in views)
-        made = desired_objects(effective, version, self._image, kmm, existing, keeps_selector=keeps)
-        goal = target_of(effective, made, views, version=version, rolls_back=back is not None)
+        made = desired_objects(
+            effective,
+            rollout.target.label,
+            self._image,
+            kmm,
+            existing,
+            keeps_selector=keeps,
+            module_policy=rollout.target.image_pull_policy,
+        )
+        goal = target_of(effective, made, views, rollout)
         problems, failure = await self._ensure(resource, made, existing, views)
         plan, blocked = Plan(), ()
         if failure is None:
@@ -142,8 +157,8 @@ class OnloadController:
             plan=plan,
             nodes=views,
             daemonset=existing.daemonset.status if existing.daemonset is not None else None,
-            history=self._history(onload, history, plan, views),
-            rolled_back=onload.spec.onload.version if back is not None else "",
+            history=record_outcome(rollout, _outcome(plan, views), self._time()),
+            rolled_back=rollout.desired.label if rollout.rolls_back else "",
             blocking=blocked,
             problems=[*problems, *conflicts, *load_order_problems(names, goal, views), *self._overlaps(onload)],
         )
@@ -151,9 +166,20 @@ class OnloadController:
         self._warn(resource, onload, observed)
         if failure is not None:
             raise failure
-        if observed.history != history:
+        if [*map(_state, observed.history)] != [*map(_state, rollout.history)]:
             return Result(requeue_after=_AFTER_ACTION)
         return _result(plan) or (Result(requeue_after=_CONFLICT_RETRY) if conflicts else None)
+
+    async def _record_labels(self, resource: CustomResource, onload: Onload, rollout: Rollout) -> None:
+        """Writes the content of a new label into the status before a Module or a node has the label."""
+        before = onload.status.onload.history if onload.status else ()
+        known = {(each.label, each.digest) for each in before}
+        history = record_outcome(rollout, "progressing", self._time())
+        if {(each.label, each.digest) for each in history} <= known:
+            return
+        current = onload.status or Status(onload=OnloadStatus(), device_plugin=DevicePluginStatus())
+        changed = msgspec.structs.replace(current.onload, history=history)
+        await self._apply_status(resource, msgspec.structs.replace(current, onload=changed))
 
     def _decide(self, names: Names, goal: Target, views: Sequence[NodeView]) -> Plan:
         """The plan of this pass. What was observed of waiting nodes is only in memory: it begins again at a restart."""
@@ -179,19 +205,6 @@ class OnloadController:
             reason = "ModuleRejected" if "/modules" in str(error) else "WriteRejected"
             return [Problem(reason, str(error))], error
         return (), None
-
-    def _history(
-        self, onload: Onload, history: Sequence[Revision], plan: Plan, views: Sequence[NodeView]
-    ) -> tuple[Revision, ...]:
-        outcome: Outcome = "progressing"
-        upgraded = {
-            node.name for node in views if node.selected and node.progress is not None and node.progress.upgrade
-        }
-        if any(step.node in upgraded for step in plan.overdue):
-            outcome = "failed"
-        elif plan.is_complete and any(step.step == "Verified" for step in plan.steps):
-            outcome = "complete"
-        return record_outcome(onload, history, outcome, self._time())
 
     def _overlaps(self, onload: Onload) -> list[Problem]:
         """Other resources that select nodes of this one."""
@@ -274,8 +287,10 @@ class OnloadController:
 
     async def _update_status(self, resource: CustomResource, onload: Onload, observed: Observation) -> None:
         new = status.status(onload, observed, self._time())
-        if new == onload.status:
-            return
+        if new != onload.status:
+            await self._apply_status(resource, new)
+
+    async def _apply_status(self, resource: CustomResource, new: Status) -> None:
         try:
             await apply_status(self._client, resource, new, as_mapping(resource.document().get("status")))
         except NotFound:
@@ -290,6 +305,18 @@ _KMM_MISSING = Problem(
     "Kernel Module Management is not installed: found no definition of its kind Module; install it, or set "
     "spec.onload.moduleManagement to External",
 )
+
+
+def _outcome(plan: Plan, views: Sequence[NodeView]) -> Outcome:
+    """The outcome of the nodes with the target."""
+    upgraded = {node.name for node in views if node.selected and node.progress is not None and node.progress.upgrade}
+    if any(step.node in upgraded for step in plan.overdue):
+        return "failed"
+    return "complete" if plan.is_complete and any(step.step == "Verified" for step in plan.steps) else "progressing"
+
+
+def _state(revision: Revision) -> tuple[str, ...]:
+    return revision.label, revision.digest, revision.user_image, revision.state
 
 
 def _finalizers(resource: CustomResource) -> object:

@@ -24,6 +24,7 @@ from accelplane.onload.modules import names_of
 from accelplane.onload.names import Names, has_dots, too_long
 from accelplane.onload.observed import NodeView
 from accelplane.onload.plan import Target
+from accelplane.onload.rollout import Rollout
 from accelplane.onload.rules import DEVICE_PLUGIN, SPEC, duration_errors
 from accelplane.onload.status import Problem
 
@@ -43,27 +44,26 @@ def problem_of(onload: Onload) -> Problem | None:
     return found[0] if found else None
 
 
-def target_of(
-    onload: Onload, made: DesiredObjects, nodes: Sequence[NodeView], *, version: str, rolls_back: bool
-) -> Target:
+def target_of(onload: Onload, made: DesiredObjects, nodes: Sequence[NodeView], rollout: Rollout) -> Target:
     """The target of the nodes. A rollback changes one node at a time."""
     upgrade = onload.spec.upgrade or UpgradeSpec()
     selected = sum(node.selected for node in nodes)
     verify = upgrade.verify
     return Target(
-        version=version,
+        version=rollout.target.label,
         sfc=uses_sfc(onload.spec.onload),
         kmm=uses_kmm(onload.spec.onload),
         revision=made.revision,
         adopted_revision=made.adopted_revision,
-        max_unavailable=1 if rolls_back else max_unavailable(upgrade.max_unavailable, selected),
+        max_unavailable=1 if rollout.rolls_back else max_unavailable(upgrade.max_unavailable, selected),
         paused=upgrade.paused,
         node_timeout=seconds(upgrade.node_timeout) if upgrade.node_timeout else DEFAULT_NODE_TIMEOUT,
         eviction_timeout=seconds(upgrade.eviction_timeout) if upgrade.eviction_timeout else 0.0,
         min_ready=_min_ready(verify),
         strict=verify is not None and verify.strict,
         probe=verify is not None and verify.probe is not None,
-        rolls_back=rolls_back,
+        rolls_back=rollout.rolls_back,
+        others=rollout.others,
     )
 
 

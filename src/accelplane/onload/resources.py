@@ -161,6 +161,7 @@ class _Requests(msgspec.Struct, gc=False):
 
 
 class _Container(msgspec.Struct, gc=False):
+    image: str = ""
     resources: _Requests | None = None
 
 
@@ -181,13 +182,17 @@ class PodStatus(msgspec.Struct):
 
 
 class Pod(NamespacedResource, msgspec.Struct, kw_only=True):
-    """A pod. `pod_only` replaces its containers by `uses_onload`, and keeps of its labels those that are read."""
+    """A pod. `pod_only` replaces its containers by `uses_onload`, and keeps of its labels those that are read.
+
+    `user_image` is the image of the Onload userland of a plugin pod.
+    """
 
     metadata: LabelledIdentity
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
     status: PodStatus = msgspec.field(default_factory=PodStatus)
     uses_onload: bool = msgspec.field(default=False, name="-")
     is_ready: bool = msgspec.field(default=False, name="--")
+    user_image: str = msgspec.field(default="", name="---")
     _api_info: ClassVar[ApiInfo] = api("", "v1", "Pod", "pods")
 
     @property
@@ -207,6 +212,8 @@ def pod_only(thing: Pod) -> None:
     spec, metadata = thing.spec, thing.metadata
     thing.uses_onload = any(_requests(each) for each in (*(spec.containers or ()), *(spec.initContainers or ())))
     thing.is_ready = any(each.type == "Ready" and each.status == "True" for each in thing.status.conditions or ())
+    if NAME_LABEL in thing.labels and spec.initContainers:
+        thing.user_image = _intern(spec.initContainers[0].image)
     thing.spec, thing.status = _spec(spec.nodeName), _status(thing.status.phase)
     metadata.namespace = _intern(metadata.namespace or "")
     labels = {_intern(key): _intern(value) for key, value in thing.labels.items() if key in _POD_LABELS}

@@ -64,7 +64,7 @@ def status(onload: Onload, observed: Observation, now: str) -> Status:
             nodes_upgraded=len(verified),
             current_nodes=tuple(_current(observed, steps))[:_MAX_CURRENT],
             blocking_pods=tuple(sorted(each.pod for each in observed.blocking)),
-            history=observed.history,
+            history=tuple(_with_nodes(each, observed.nodes) for each in observed.history),
         ),
         device_plugin=DevicePluginStatus(desired=pods.desired_number_scheduled, ready=pods.number_ready),
         conditions=with_transition_times(before, conditions),
@@ -122,7 +122,9 @@ def problems(observed: Observation) -> list[Problem]:
     """Everything that needs attention, the most important first."""
     found = list(observed.problems)
     if observed.rolled_back:
-        message = f"version {observed.rolled_back} failed; the nodes get {observed.target.version}; correct spec.onload"
+        message = (
+            f"version {observed.rolled_back} failed; nodes return to {observed.target.version}; correct spec.onload"
+        )
         found.append(Problem("RolledBack", message))
     found += [
         Problem("NodeTimeout", f"{_waiting(step)}: exceeded its time limit; correct the node or the spec")
@@ -155,6 +157,11 @@ def _is_labelled(target: Target, node: NodeView) -> bool:
     return (node.module == target.version or not target.kmm) and node.gate == target.version
 
 
+def _with_nodes(revision: Revision, nodes: Sequence[NodeView]) -> Revision:
+    labels = (node.module if revision.kernel_mappings else node.gate for node in nodes)
+    return msgspec.structs.replace(revision, nodes=sum(label == revision.label for label in labels))
+
+
 def _current(observed: Observation, steps: dict[str, NodeStep]) -> list[CurrentNode]:
     return [
         CurrentNode(
@@ -162,6 +169,8 @@ def _current(observed: Observation, steps: dict[str, NodeStep]) -> list[CurrentN
             step=steps[node.name].step,
             since=_time(node.progress.started) if node.progress is not None else "",
             message=steps[node.name].message,
+            verified=node.verified.label if node.verified is not None else "",
+            target=observed.target.others.get(node.name, observed.target.version) if node.selected else "",
         )
         for node in observed.nodes
         if node.name in steps

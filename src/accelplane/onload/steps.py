@@ -172,6 +172,8 @@ class _Node:
         node, target = self.node, self.target
         if target.deleting or not node.selected:
             return self._removal()
+        if (label := target.others.get(node.name)) is not None:
+            return self._other_version(label)
         if node.progress is not None and node.progress.target != target.version:
             progress = msgspec.structs.replace(self._progress(), started=0)
             return self._patch("Pending", f"the change to {target.version} begins", progress=progress)
@@ -180,6 +182,13 @@ class _Node:
                 "RemovingSfc", "the module sfc is unloaded", labels={"sfc": None}, unloads=True
             )
         return self._bringing_up()
+
+    def _other_version(self, label: str) -> NodeStep:
+        """The target does not concern the node during a rollback: it keeps its version, or returns to it later."""
+        node = self.node
+        if node.progress is None and node.verified is not None and node.verified.label == label:
+            return NodeStep(node=node.name, step="Verified", message=f"keeps version {label}")
+        return _blocked(node, "Pending", f"returns to version {label} after nodes that return to {self.target.version}")
 
     # Taking down
 
@@ -388,11 +397,14 @@ class _Node:
         """The progress after an action. The time of its start is added when it is written."""
         known = self.node.progress
         works = known.upgrade if known is not None else _was_stopped(self.target, self.node)
+        verified = self.node.verified
         return Progress(
             target=self.target.version,
             started=known.started if known is not None else 0,
             upgrade=works if upgrade is None else upgrade,
             advertised=known.advertised if known is not None else self.node.advertised,
+            verified=verified.label if verified is not None else "",
+            user_image=verified.user_image if verified is not None else "",
         )
 
     def _patch(
