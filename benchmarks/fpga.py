@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from accelplane.fpga.allocation import HOOK, hook_arguments
 from benchmarks.figures import Result, Scale, median
 from tests.bitstreams import INTERFACE, NLB0, NLB3, aocx, gbs, metadata
 
@@ -75,8 +76,9 @@ def _run_on_emulated_card(directory: Path, count: int) -> HostRuns:
         bundle = directory / afu
         bundle.mkdir()
         oci_config = {
-            "process": {"env": [f"FPGA_REGION_1={INTERFACE}", f"FPGA_AFU_1={afu}"]},
-            "linux": {"devices": [{"path": "/dev/dfl-port.0"}]},
+            "process": {"env": ["FPGA_REGIONS=1", f"FPGA_REGION_1={INTERFACE}", f"FPGA_AFU_1={afu}"]},
+            "linux": {"devices": [{"path": "/dev/dfl-port.0", "type": "c", "major": 240, "minor": 0}]},
+            "hooks": {"createRuntime": [{"path": HOOK, "args": hook_arguments(["dfl-port.0"])}]},
         }
         (bundle / "config.json").write_bytes(msgspec.json.encode(oci_config))
         (directory / f"{afu}.json").write_bytes(msgspec.json.encode({"bundle": str(bundle)}))

@@ -12,6 +12,8 @@ from fpgatrees import one_port
 from manifests import own_image
 from trees import write
 
+from accelplane.fpga.allocation import HOOK, hook_arguments
+
 from .images import needs_a_loader
 from .product_image import product_image
 
@@ -73,9 +75,11 @@ def test_the_tool_needs_no_files_of_the_host(host: Path) -> None:
 
 def test_the_hook_needs_no_files_of_the_host(host: Path) -> None:
     def request_for(afu: str) -> tuple[int, str, str]:
-        env = [f"FPGA_REGION_1={INTERFACE}", f"FPGA_AFU_1={afu}"]
-        devices = [{"path": "/dev/dfl-port.0"}]
-        write(host / "bundle/config.json", json.dumps({"process": {"env": env}, "linux": {"devices": devices}}))
+        env = ["FPGA_REGIONS=1", f"FPGA_REGION_1={INTERFACE}", f"FPGA_AFU_1={afu}"]
+        devices = [{"path": "/dev/dfl-port.0", "type": "c", "major": 244, "minor": 0}]
+        hooks = {"createRuntime": [{"path": HOOK, "args": hook_arguments(["dfl-port.0"])}]}
+        config = {"process": {"env": env}, "linux": {"devices": devices}, "hooks": hooks}
+        write(host / "bundle/config.json", json.dumps(config))
         return run_in_root(host, "/sw/intel-fpga-crihook", "-root=/tree", state='{"bundle": "/bundle"}')
 
     assert request_for(NLB0) == (0, "", "")

@@ -145,7 +145,10 @@ async def test_a_container_of_a_region_is_programmed_by_the_hook_or_does_not_sta
         await plugin.allocate(["dfl-fme.0"])
     assert [device.name for device in container.cdi_devices] == ["intel.cdi.k8s.io/fpga=dfl-fme.0"]
     assert [device.host_path for device in container.devices] == ["/dev/dfl-port.0"]
-    assert dict(container.annotations) == {"com.intel.fpga.mode": "fpga.intel.com/region"}
+    assert dict(container.annotations) == {
+        "com.intel.fpga.mode": "fpga.intel.com/region",
+        "com.intel.fpga.ports/dfl-fme.0": "dfl-port.0",
+    }
     assert file.read_text() == written == (
         "---\n"
         "cdiVersion: 0.5.0\n"
@@ -153,7 +156,10 @@ async def test_a_container_of_a_region_is_programmed_by_the_hook_or_does_not_sta
         "devices:\n"
         "- containerEdits:\n"
         "    hooks:\n"
-        "    - hookName: createRuntime\n"
+        "    - args:\n"
+        "      - intel-fpga-crihook\n"
+        "      - -ports=dfl-port.0\n"
+        "      hookName: createRuntime\n"
         "      path: /opt/intel/fpga-sw/intel-fpga-crihook\n"
         "  name: dfl-fme.0\n"
         "kind: intel.cdi.k8s.io/fpga\n"

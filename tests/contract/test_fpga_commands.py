@@ -15,6 +15,8 @@ from forkserver import ForkedProcess, ForkServer
 from mountpoints import mounted_for_test
 from waiting import until
 
+from accelplane.fpga.allocation import HOOK as INSTALLED_HOOK
+from accelplane.fpga.allocation import hook_arguments
 from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.kernel.fpga import Outcome
 from accelplane.simulate.kernel.ioctls import serve_ioctls
@@ -71,14 +73,23 @@ class Node(NamedTuple):
         """The OCI state of a container that requests these AFUs."""
         bundle = self.root / name
         bundle.mkdir(exist_ok=True)
-        env = [
+        env = [f"FPGA_REGIONS={len(afus)}"] + [
             text
             for number, afu in enumerate(afus, 1)
             for text in (f"FPGA_REGION_{number}={INTERFACE}", f"FPGA_AFU_{number}={afu}")
         ]
-        devices = [{"path": f"/dev/dfl-port.{number}"} for number in range(ports)]
-        (bundle / "config.json").write_text(json.dumps({"process": {"env": env}, "linux": {"devices": devices}}))
+        names = [f"dfl-port.{number}" for number in range(ports)]
+        devices = [self.device(name) for name in names]
+        hooks = {"createRuntime": [{"path": INSTALLED_HOOK, "args": hook_arguments(names)}]}
+        config = {"process": {"env": env}, "linux": {"devices": devices}, "hooks": hooks}
+        (bundle / "config.json").write_text(json.dumps(config))
         return json.dumps({"ociVersion": "1.0.2", "bundle": str(bundle), "annotations": {}})
+
+    def device(self, name: str) -> dict[str, object]:
+        """The device node of a port in the configuration of a container."""
+        (numbers,) = self.root.glob(f"sys/class/fpga_region/*/{name}/dev")
+        major, minor = map(int, numbers.read_text().split(":"))
+        return {"path": f"/dev/{name}", "type": "c", "major": major, "minor": minor}
 
     def hook(
         self, *afus: str, words: tuple[str, ...] = (), ports: int = 1, interpreter: bool = False

@@ -89,7 +89,8 @@ async def test_pods_are_mutated_by_the_mappings_of_their_namespace(api: KubeApi,
 
     (one,) = (await mutated("here"))["spec"]["containers"]
     assert one["resources"]["limits"] == {f"fpga.intel.com/region-{interface}": "1"}
-    assert one["env"] == [{"name": "FPGA_REGION_1", "value": interface}, {"name": "FPGA_AFU_1", "value": afu}]
+    variables = {"FPGA_REGIONS": "1", "FPGA_REGION_1": interface, "FPGA_AFU_1": afu}
+    assert one["env"] == [{"name": name, "value": value} for name, value in variables.items()]
     assert "namespace 'there' has no AcceleratorFunction" in (await mutated("there"))["status"]["message"]
     api.remove("acceleratorfunctions", "nlb0", "here")
 

@@ -92,15 +92,34 @@ def test_functions_to_program_are_replaced_by_their_region_and_the_variables_of_
     (one,) = mutated(asking)["spec"]["containers"]
     assert one["resources"] == {"limits": {REGION: "3"}, "requests": {REGION: "3"}}
     assert variables(one) == [
-        ("FPGA_REGION_1", I), ("FPGA_AFU_1", X), ("FPGA_REGION_2", I), ("FPGA_AFU_2", Y),
+        ("FPGA_REGIONS", "3"), ("FPGA_REGION_1", I), ("FPGA_AFU_1", X), ("FPGA_REGION_2", I), ("FPGA_AFU_2", Y),
         ("FPGA_REGION_3", I), ("FPGA_AFU_3", Y), ("SOME_VAR", "v"),
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("alias", "resource"), [("set", AF), ("r", REGION)])
-def test_preprogrammed_functions_become_only_their_resource(alias: str, resource: str) -> None:
-    (one,) = mutated(pod(container({alias: "1"})))["spec"]["containers"]
-    assert one == {"name": "c", "resources": {"limits": {resource: "1"}, "requests": {resource: "1"}}}
+def test_preprogrammed_functions_become_only_their_resource() -> None:
+    (one,) = mutated(pod(container({"set": "1"})))["spec"]["containers"]
+    assert one == {"name": "c", "resources": {"limits": {AF: "1"}, "requests": {AF: "1"}}}
+
+
+@pytest.mark.parametrize("request_", ["r", f"region-{I}"])
+@pytest.mark.parametrize("env", [{}, {"env": []}, {"env": [{"name": "V", "value": "1"}]}], ids=str)
+def test_regions_without_functions_become_their_resource_and_the_number_0(request_: str, env: Json) -> None:
+    (one,) = mutated(pod(container({request_: "1"}, **env)))["spec"]["containers"]
+    assert set(one["resources"]["limits"]) == {REGION}
+    assert one["env"] == [{"name": "FPGA_REGIONS", "value": "0"}, *env.get("env", ())]
+
+
+def test_the_number_of_functions_has_precedence_over_images_and_env_from() -> None:
+    for name in ("a", "r", f"region-{I}"):
+        for own in ([], [{"name": "FPGA_REGIONS", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}]):
+            asking = pod(container({name: 1}, env=own, envFrom=[{"configMapRef": {"name": "m"}}]))
+            if own and name.startswith("region-"):
+                assert "variable 'FPGA_REGIONS' is reserved" in refusal(asking)
+                continue
+            (one,) = mutated(asking)["spec"]["containers"]
+            granted = [value for variable, value in variables(one) if variable == "FPGA_REGIONS"]
+            assert granted == ["1" if name == "a" else "0"]
 
 
 def test_variables_of_users_are_unchanged_and_keep_their_order() -> None:
@@ -110,14 +129,16 @@ def test_variables_of_users_are_unchanged_and_keep_their_order() -> None:
         {"name": "Z", "value": "$(A)"},
     ]
     (one,) = mutated(pod(container({"a": 1}, env=[{"name": "FPGA_AFU_1", "value": Y}, *kept])))["spec"]["containers"]
-    assert one["env"] == [{"name": "FPGA_REGION_1", "value": I}, {"name": "FPGA_AFU_1", "value": X}, *kept]
+    own = {"FPGA_REGIONS": "1", "FPGA_REGION_1": I, "FPGA_AFU_1": X}
+    assert one["env"] == [*({"name": name, "value": value} for name, value in own.items()), *kept]
 
 
 @pytest.mark.parametrize("resources", [{"set": 1}, {"r": 1}])
 def test_users_cannot_set_the_variables_of_the_hook(resources: Mapping[str, Any]) -> None:
     env = [{"name": "FPGA_AFU_1", "value": X}, {"name": "V", "value": "1"}, {"name": "FPGA_REGIONX"}]
     (one,) = mutated(pod(container(resources, env=env)))["spec"]["containers"]
-    assert one["env"] == [{"name": "V", "value": "1"}]
+    number = [{"name": "FPGA_REGIONS", "value": "0"}] if "r" in resources else []
+    assert one["env"] == [*number, {"name": "V", "value": "1"}]
 
 
 @pytest.mark.parametrize("resources", [{}, None])
@@ -147,8 +168,16 @@ def test_variables_that_are_not_a_list_are_denied(env: Any) -> None:
 
 def test_init_containers_and_sidecars_are_mutated() -> None:
     changed = mutated(pod(container({"a": 1}), initContainers=[container({"b": 1}, restartPolicy="Always")]))
-    assert variables(changed["spec"]["initContainers"][0]) == [("FPGA_REGION_1", I), ("FPGA_AFU_1", Y)]
-    assert variables(changed["spec"]["containers"][0]) == [("FPGA_REGION_1", I), ("FPGA_AFU_1", X)]
+    assert variables(changed["spec"]["initContainers"][0]) == [
+        ("FPGA_REGIONS", "1"),
+        ("FPGA_REGION_1", I),
+        ("FPGA_AFU_1", Y),
+    ]
+    assert variables(changed["spec"]["containers"][0]) == [
+        ("FPGA_REGIONS", "1"),
+        ("FPGA_REGION_1", I),
+        ("FPGA_AFU_1", X),
+    ]
 
 
 def test_a_resource_requested_by_both_names_is_merged() -> None:
@@ -222,7 +251,11 @@ def direct(*told: tuple[str, Any], units: int = 1, resource: str = REGION) -> Js
 
 def test_a_region_requested_by_name_can_be_programmed_only_with_functions_of_the_namespace() -> None:
     right = (("FPGA_REGION_1", I), ("FPGA_AFU_1", X))
-    assert decide_pod(direct()) == decide_pod(direct(*right)) == decide_pod(direct(*reversed(right))) == Decision()
+    number = ("FPGA_REGIONS", "1")
+    for env in ((number, *right), (*reversed(right), number), (("FPGA_REGIONS", "0"),)):
+        assert decide_pod(direct(*env)) == Decision()
+    for env in (right, tuple(reversed(right))):
+        assert variables(mutated(direct(*env))["spec"]["containers"][0]) == [number, *right]
     for env, units in (
         ((("FPGA_REGION_1", I), ("FPGA_AFU_1", "0" * 32)), 1),
         ((("FPGA_REGION_1", X), ("FPGA_AFU_1", X)), 1),
@@ -235,6 +268,11 @@ def test_a_region_requested_by_name_can_be_programmed_only_with_functions_of_the
         ((*right, ("FPGA_REGION", I)), 1),
         ((("FPGA_REGION_1", I), ("FPGA_AFU_1", None)), 1),
         ((("FPGA_REGION_01", I), ("FPGA_AFU_01", X)), 1),
+        ((*right, ("FPGA_REGIONS", "2")), 2),
+        ((*right, ("FPGA_REGIONS", "01")), 1),
+        ((*right, ("FPGA_REGIONS", None)), 1),
+        ((*right, number, number), 1),
+        ((number,), 1),
     ):
         assert refusal(direct(*env, units=units))
 
@@ -243,7 +281,7 @@ def test_a_region_and_a_function_of_it_request_more_units_than_are_programmed() 
     changed = mutated(pod(container({"b": 1, f"region-{I}": 2})))
     (one,) = changed["spec"]["containers"]
     assert one["resources"]["limits"] == {REGION: "3"}
-    assert variables(one) == [("FPGA_REGION_1", I), ("FPGA_AFU_1", Y)]
+    assert variables(one) == [("FPGA_REGIONS", "1"), ("FPGA_REGION_1", I), ("FPGA_AFU_1", Y)]
     assert decide_pod(changed) == Decision()
 
 
@@ -329,7 +367,9 @@ def test_names_of_existing_resources_mean_these_resources() -> None:
     names = names_of([function("a"), function(f"region-{I}", interface=other)], [region(f"region-{other}")])
     for name in (I, other):
         asking = pod(container({f"region-{name}": 1}))
-        assert decide_pod(asking, names) == Decision()
+        assert (
+            mutated(asking, names)["spec"]["containers"][0]["resources"] == asking["spec"]["containers"][0]["resources"]
+        )
     assert mutated(pod(container({f"region-{other}": 1})), names_of([], [region(f"region-{other}")]))["spec"][
         "containers"
     ][0]["resources"]["limits"] == {REGION: "1"}
@@ -342,7 +382,7 @@ _RESOURCES = st.dictionaries(
 )
 _ENV = st.lists(
     st.fixed_dictionaries(
-        {"name": st.sampled_from(["FPGA_REGION_1", "FPGA_AFU_1", "FPGA_AFU", "V", ""])},
+        {"name": st.sampled_from(["FPGA_REGIONS", "FPGA_REGION_1", "FPGA_AFU_1", "FPGA_AFU", "V", ""])},
         optional={"value": st.one_of(st.sampled_from([I, X, Y]), st.text(max_size=8))},
     ),
     max_size=5,
@@ -360,7 +400,9 @@ def test_no_pod_is_programmed_with_a_function_outside_its_namespace(resources: d
     (one,) = apply_json_patch(asking, json.loads(msgspec.json.encode(decision.patch)))["spec"]["containers"]
     assignments = {name: value for name, value in variables(one) if name.startswith(("FPGA_REGION", "FPGA_AFU"))}
     assert {value for name, value in assignments.items() if "AFU" in name} <= {X, Y}
+    number = assignments.pop("FPGA_REGIONS", None)
     assert {value for name, value in assignments.items() if "REGION" in name} <= {I}
+    assert number == (str(len(assignments) // 2) if REGION in one["resources"]["limits"] else None)
     assert set(one["resources"]["limits"]) <= {AF, REGION}
     assert one["resources"]["limits"] == one["resources"]["requests"]
     assert [each for each in one.get("env", ()) if each["name"] in ("V", "")] == [

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from trees import link, write
 
 from accelplane.fpga import FpgaError
+from accelplane.fpga.allocation import HOOK
 from accelplane.fpga.bitstream import open_bitstream
 from accelplane.fpga.gbs import HEAD_LIMIT, parse
 from accelplane.fpga.hook import read_request
@@ -193,7 +194,7 @@ def test_no_ids_and_no_links_resolve_outside_the_store(region: str, afu: str, ki
 
 ENTRIES = st.builds(
     "{}{}{}{}".format,
-    st.sampled_from(["FPGA_REGION_", "FPGA_AFU_", "FPGA_REGION", "PATH"]),
+    st.sampled_from(["FPGA_REGION_", "FPGA_AFU_", "FPGA_REGIONS", "FPGA_REGION", "PATH"]),
     st.sampled_from(["1", "2", "3", "01", "", "9999", "99999", "x"]),
     st.sampled_from(["=", "=", "=", "", " = "]),
     IDS | st.text(max_size=4),
@@ -202,13 +203,14 @@ CONFIGS = st.fixed_dictionaries(
     {
         "process": st.fixed_dictionaries(
             {"env": st.lists(ENTRIES, max_size=3).map(
-                lambda more: [f"FPGA_REGION_1={INTERFACE}", f"FPGA_AFU_1={NLB0}", *more])}
+                lambda more: ["FPGA_REGIONS=1", f"FPGA_REGION_1={INTERFACE}", f"FPGA_AFU_1={NLB0}", *more])}
         ),
         "linux": st.fixed_dictionaries(
             {"devices": st.lists(
                 st.sampled_from(["/dev/dfl-port.0", "/dev/intel-fpga-port.1", "/dev/dfl-fme.0", "dfl-port.2", "/", ""])
-                .map(lambda path: {"path": path, "type": "c"}), max_size=3)}
+                .map(lambda path: {"path": path, "type": "c", "major": 244, "minor": 0}), max_size=3)}
         ),
+        "hooks": st.just({"createRuntime": [{"path": HOOK, "args": ["x", "-ports=dfl-port.0,intel-fpga-port.1"]}]}),
     }
 )  # fmt: skip
 BUNDLES = st.sampled_from(["/proc/self", "/dev/null", "", ".", "bundle", "\ud800", "/\udcff", "x" * 5000]) | st.text()
@@ -226,7 +228,7 @@ def test_any_configuration_requests_ids_for_its_ports_or_is_rejected(config: Jso
         return
     assert 1 <= len(found.pairs) <= len(found.ports)
     assert all(re.fullmatch("[0-9a-f]{8,40}", each) for pair in found.pairs for each in (pair.region, pair.afu))
-    assert all(re.fullmatch(r"(dfl-port\.|intel-fpga-port\.)[0-9]+", port) for port in found.ports)
+    assert {port.name for port in found.ports} <= {"dfl-port.0", "intel-fpga-port.1"}
 
 
 @given(state=damaged_documents(STATES), config=damaged_documents(CONFIGS), mode=st.booleans())

@@ -70,9 +70,23 @@ REQUESTS = st.dictionaries(
     max_size=2,
 )
 VARIABLES = st.fixed_dictionaries(
-    {"name": st.sampled_from(["FPGA_REGION_1", "FPGA_AFU_1", "FPGA_REGION_2", "FPGA_AFU_2", "FPGA_AFU", "V", "W", ""])},
+    {
+        "name": st.sampled_from(
+            [
+                "FPGA_REGION_1",
+                "FPGA_AFU_1",
+                "FPGA_REGION_2",
+                "FPGA_AFU_2",
+                "FPGA_AFU",
+                *["FPGA_REGIONS"] * 2,
+                "V",
+                "W",
+                "",
+            ]
+        )
+    },
     optional={
-        "value": st.sampled_from([INTERFACE, OTHER, NLB0, NLB3, "$(V)"]),
+        "value": st.sampled_from([INTERFACE, OTHER, NLB0, NLB3, "0", "1", "$(V)"]),
         "valueFrom": st.just({"fieldRef": {"fieldPath": "metadata.name"}}),
     },
 )
@@ -170,7 +184,9 @@ def test_pods_get_only_functions_of_their_namespace_and_mutation_is_idempotent(
         assert set(limits) <= resources
         assert set(limits) == set(requested(new, "requests"))
         variables = {each["name"]: each.get("value") for each in env_of(new) if is_ours(each)}
+        number = variables.pop("FPGA_REGIONS", None)
         count = len(variables) // 2
+        assert number == (str(count) if any(name.startswith(f"{PREFIX}region-") for name in limits) else None)
         assert set(variables) == {f"FPGA_{prefix}_{n}" for prefix in ("REGION", "AFU") for n in range(1, count + 1)}
         for n in range(1, count + 1):
             pair = (variables[f"FPGA_REGION_{n}"], variables[f"FPGA_AFU_{n}"])

@@ -16,10 +16,11 @@ from fpgatrees import Card, fme, one_port, port, with_vf
 from trees import write
 
 from accelplane.fpga import FpgaError
+from accelplane.fpga.allocation import HOOK, hook_arguments
 from accelplane.fpga.hook import assign_ports, read_request, run
 from accelplane.fpga.ids import CRASHED
 from accelplane.fpga.program import RetryPolicy, TimedOut
-from accelplane.fpga.request import Pair, Request
+from accelplane.fpga.request import Pair, PortDevice, Request
 from accelplane.fpga.statedir import STATE_DIRECTORY
 from accelplane.host import Host
 
@@ -31,7 +32,8 @@ QUICK = RetryPolicy(timeout=30, attempts=4, interval=0.001)
 
 def oci_state(*afus: str, ports: int = 1, region: str = INTERFACE, family: str = "dfl") -> Request:
     pairs = tuple(Pair(number, region, afu) for number, afu in enumerate(afus, 1))
-    return Request(pairs, tuple(Card(Path(), family).name("port", number) for number in range(ports)))
+    card = Card(Path(), family)
+    return Request(pairs, tuple(PortDevice(card.name("port", number), f"244:{number}") for number in range(ports)))
 
 
 def stored(root: Path, afu: str, content: bytes | None = None, extension: str = ".gbs", raw: bytes = b"") -> None:
@@ -116,7 +118,7 @@ class TestRun:
         card = with_vf(tmp_path)
         stored(tmp_path, NLB3)
         driver = Driver(card, NLB3)
-        request = Request((Pair(1, INTERFACE, NLB3), Pair(2, OTHER, NLB3)), ("dfl-port.0", "dfl-port.1"))
+        request = Request((Pair(1, INTERFACE, NLB3), Pair(2, OTHER, NLB3)), oci_state(ports=2).ports)
         with pytest.raises(
             FpgaError,
             match=rf"^FPGA_REGION_2: found no port of region {OTHER} in the container: dfl-port\.0 has region "
@@ -127,11 +129,35 @@ class TestRun:
 
     def test_an_unreadable_port_is_not_used_and_reported(self, tmp_path: Path) -> None:
         one_port(tmp_path)
-        request = Request((Pair(1, OTHER, NLB3),), ("dfl-port.7", "dfl-port.0"))
+        request = Request((Pair(1, OTHER, NLB3),), (PortDevice("dfl-port.7", "244:7"), *oci_state().ports))
         with pytest.raises(
             FpgaError, match=r"in the container: /dev/dfl-port\.7: no such device node.*; dfl-port\.0 has reg"
         ):
             run(Host(tmp_path), request)
+
+    @pytest.mark.parametrize("family", ["dfl", "opae"])
+    def test_a_device_with_another_number_than_the_port_on_the_host_is_not_used(
+        self, tmp_path: Path, family: str
+    ) -> None:
+        card = with_vf(tmp_path, family)
+        stored(tmp_path, NLB3)
+        driver = Driver(card, NLB3)
+        name = card.name("port", 0)
+        for number in ("244:1", "7:0", ":"):
+            request = Request((Pair(1, INTERFACE, NLB3),), (PortDevice(name, number),))
+            with pytest.raises(
+                FpgaError, match=rf"/dev/{name}: found device number {number} in the container, on the "
+            ):
+                run(Host(tmp_path), request, call=driver, retry=QUICK)
+        assert driver.calls == []
+        right = oci_state(NLB3, family=family)
+        run(Host(tmp_path), right._replace(ports=(PortDevice(name, "7:0"), *right.ports)), call=driver, retry=QUICK)
+        assert [number for _name, number, _data in driver.programmed] == [0]
+
+    def test_a_port_without_a_device_number_in_sysfs_is_not_used(self, tmp_path: Path) -> None:
+        (port(one_port(tmp_path)) / "dev").unlink()
+        with pytest.raises(FpgaError, match=r"device number 244:0 in the container, on the host '' of dfl-port\.0"):
+            assign_ports(Host(tmp_path), oci_state(NLB0))
 
     def test_a_crashed_card_is_reported_as_crashed(self, tmp_path: Path) -> None:
         fme(one_port(tmp_path), interfaces=[CRASHED])
@@ -199,9 +225,10 @@ class TestReadRequest:
         return json.dumps({"ociVersion": "1.0.2", "bundle": str(bundle), **more}).encode()
 
     def bundle(self, root: Path) -> Path:
-        environment = [f"FPGA_REGION_1={INTERFACE}", f"FPGA_AFU_1={NLB3}"]
-        devices = [{"path": "/dev/dfl-port.0"}]
-        config = {"process": {"env": environment}, "linux": {"devices": devices}}
+        environment = ["FPGA_REGIONS=1", f"FPGA_REGION_1={INTERFACE}", f"FPGA_AFU_1={NLB3}"]
+        devices = [{"path": "/dev/dfl-port.0", "type": "c", "major": 244, "minor": 0}]
+        hooks = {"createRuntime": [{"path": HOOK, "args": hook_arguments(["dfl-port.0"])}]}
+        config = {"process": {"env": environment}, "linux": {"devices": devices}, "hooks": hooks}
         write(root / "bundle/config.json", json.dumps(config))
         return root / "bundle"
 

@@ -96,9 +96,11 @@ def test_region_mode_publishes_regions_that_the_hook_programs(tmp_path: Path, fa
     (device,) = devices(scan(plugin("region"), tmp_path))
     name = card.name("fme", 0)
     assert (device.resource, device.id) == (REGION, name)
-    assert device.annotations == {"com.intel.fpga.mode": "fpga.intel.com/region"}
+    of_ports = {f"com.intel.fpga.ports/{name}": card.name("port", 0)}
+    assert device.annotations == {"com.intel.fpga.mode": "fpga.intel.com/region", **of_ports}
     assert nodes(device) == [card.name("port", 0)]
-    hook = CdiHook("createRuntime", "/opt/intel/fpga-sw/intel-fpga-crihook")
+    arguments = ("intel-fpga-crihook", f"-ports={card.name('port', 0)}")
+    hook = CdiHook("createRuntime", "/opt/intel/fpga-sw/intel-fpga-crihook", arguments)
     cdi = CdiDevice(kind="intel.cdi.k8s.io/fpga", name=name, hooks=(hook,))
     assert device.cdi == cdi
     assert cdi.file_name == f"intel.cdi.k8s.io-fpga-{name}.yaml"
@@ -110,7 +112,8 @@ def test_with_cdi_ports_are_injected_only_with_the_hook(tmp_path: Path) -> None:
     one_port(tmp_path)
     (device,) = devices(scan(plugin("region", cdi="only"), tmp_path))
     assert device.nodes == ()
-    hook = CdiHook("createRuntime", "/opt/intel/fpga-sw/intel-fpga-crihook")
+    arguments = ("intel-fpga-crihook", "-ports=dfl-port.0")
+    hook = CdiHook("createRuntime", "/opt/intel/fpga-sw/intel-fpga-crihook", arguments)
     node = CdiNode("/dev/dfl-port.0", "/dev/dfl-port.0")
     assert device.cdi == CdiDevice(kind="intel.cdi.k8s.io/fpga", name="dfl-fme.0", nodes=(node,), hooks=(hook,))
 
@@ -119,7 +122,10 @@ def test_without_the_hook_by_cdi_the_kubelet_injects_the_ports(tmp_path: Path) -
     one_port(tmp_path)
     (device,) = devices(scan(plugin("region", cdi="off"), tmp_path))
     assert (device.nodes, device.cdi) == ((DeviceNode("/dev/dfl-port.0"),), None)
-    assert device.annotations == {"com.intel.fpga.mode": "fpga.intel.com/region"}
+    assert device.annotations == {
+        "com.intel.fpga.mode": "fpga.intel.com/region",
+        "com.intel.fpga.ports/dfl-fme.0": "dfl-port.0",
+    }
 
 
 @pytest.mark.parametrize("family", ["dfl", "opae"])
@@ -151,9 +157,17 @@ def test_ports_whose_regions_differ_are_different_regions_of_their_fme(tmp_path:
         (REGION, "dfl-fme.0", ["dfl-port.0"]),
         (f"region-{OTHER}", "dfl-fme.0", ["dfl-port.1"]),
     ]
-    found = devices(scan(plugin("region", cdi="only"), tmp_path))
-    # Each has its own file.
-    assert [device.cdi.name for device in found if device.cdi] == [f"dfl-fme.0-{INTERFACE}", f"dfl-fme.0-{OTHER}"]
+    for cdi in ("auto", "only"):
+        # Each has its own file, and its own record of allocated ports.
+        found = devices(scan(plugin("region", cdi=cdi), tmp_path))
+        assert [device.cdi.name for device in found if device.cdi] == [f"dfl-fme.0-{INTERFACE}", f"dfl-fme.0-{OTHER}"]
+        arguments = [hook.args[1:] for device in found if device.cdi for hook in device.cdi.hooks]
+        assert arguments == [("-ports=dfl-port.0",), ("-ports=dfl-port.1",)]
+        records = [{key: device.annotations[key] for key in device.annotations if "ports/" in key} for device in found]
+        assert records == [
+            {f"com.intel.fpga.ports/dfl-fme.0-{INTERFACE}": "dfl-port.0"},
+            {f"com.intel.fpga.ports/dfl-fme.0-{OTHER}": "dfl-port.1"},
+        ]
 
 
 def test_names_of_april_2020_fit_into_the_default_directory(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 Pods request a function or a region by a name of their namespace. The names (`mappings`) are replaced by the resources
 that the kubelet counts. For functions that are programmed for the pod, environment variables name the function and the
-region for the programming hook. Only this webhook sets these variables: it removes or checks those of users. A
-mutated pod passes unchanged when it is created again.
+region for the programming hook, and their number. Only this webhook sets these variables: it removes or checks those of
+users. It does not see variables of images and of envFrom: those in `env` have precedence, and the number, also 0, is
+set in every container that requests a region. A mutated pod passes unchanged when it is created again.
 
 Init containers are treated like containers. Containers that request no FPGA are not changed.
 """
@@ -18,7 +19,7 @@ from msgspec import Raw, Struct
 
 from accelplane.admission.mappings import PREFIX, Names, Pair, Target
 from accelplane.admission.pods import Container, Place, PodSpec, Resources, containers, quantities
-from accelplane.fpga.ids import AFU_VARIABLE, REGION_VARIABLE
+from accelplane.fpga.ids import AFU_VARIABLE, COUNT_VARIABLE, REGION_VARIABLE
 from accelplane.kube.admission import ALLOWED, Decision, Mutator, Review, Steps, deny, run
 from accelplane.kube.jsonarray import elements
 from accelplane.kube.jsonpatch import Operation, PatchBuilder, PatchTooLargeError, Word, pointer
@@ -133,15 +134,18 @@ def _mutated(
     aliases = {name: _target(name, names, namespace) for name in sorted(requested) if name not in names.resources}
     regions = {name: units for name, units in requested.items() if name not in aliases and name.startswith(_REGIONS)}
     pairs = _pairs(aliases, requested)
+    programmable = bool(regions) or any(target.resource.startswith(_REGIONS) for target in aliases.values())
     reserved: list[_Variable] = []
-    env = bytearray()
-    if pairs or _may_be_reserved(container.env):
-        reserved, env = yield from _split_variables(container.env, pairs)
-    if regions and not aliases and reserved:
-        _check_programmed(reserved, regions, names)
-        reserved = []
+    others: list[bytes] = []
+    if programmable or _may_be_reserved(container.env):
+        reserved, others = yield from _split_variables(container.env)
+    changed = programmable or bool(reserved)
+    if regions and not aliases:
+        pairs, changed = _check_programmed(reserved, regions, names)
     operations = list(_translated(place.path, aliases, requested)) if aliases else []
-    if pairs or reserved:
+    if changed:
+        own = map(_ENCODER.encode, _variables(pairs)) if programmable else ()
+        env = b"[%b]" % b",".join((*own, *others))
         operations.append(Operation("add", pointer(*place.path, "env"), Raw(env)))
     return operations, _warning(container, aliases, requested)
 
@@ -214,14 +218,11 @@ def _may_be_reserved(env: Raw) -> bool:
     return b"FPGA_" in text or b"\\u" in text or not text.startswith((b"[", b"null"))
 
 
-def _split_variables(env: Raw, pairs: Sequence[Pair]) -> Generator[None, None, tuple[list[_Variable], bytearray]]:
-    """The reserved variables, and a list of those of `pairs` and of all others as they are.
-
-    Raises `_InvalidError`, `PatchTooLargeError`.
-    """
+def _split_variables(env: Raw) -> Generator[None, None, tuple[list[_Variable], list[bytes]]]:
+    """The reserved variables, and all others as they are. Raises `_InvalidError`, `PatchTooLargeError`."""
     reserved: list[_Variable] = []
-    text = bytearray(b"[")
-    text += b",".join(map(_ENCODER.encode, _variables(pairs)))
+    others: list[bytes] = []
+    size = 0
     try:
         for element in elements(env):
             if element is None:
@@ -231,17 +232,17 @@ def _split_variables(env: Raw, pairs: Sequence[Pair]) -> Generator[None, None, t
             if variable.name.startswith(_RESERVED):
                 reserved.append(variable)
             else:
-                text += b"," if len(text) > 1 else b""
-                text += element
-            if len(text) > PatchBuilder.LIMIT or len(reserved) > 4 * _MAX_UNITS:
-                raise PatchTooLargeError(f"found an environment of {len(text)} bytes and more")
+                others.append(bytes(element))
+                size += len(element) + 1
+            if size > PatchBuilder.LIMIT or len(reserved) > 4 * _MAX_UNITS:
+                raise PatchTooLargeError(f"found an environment of {size} bytes and more")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _InvalidError(f"its variables cannot be decoded: {error}") from None
-    text += b"]"
-    return reserved, text
+    return reserved, others
 
 
 def _variables(pairs: Sequence[Pair]) -> Iterable[Mapping[str, object]]:
+    yield {"name": COUNT_VARIABLE, "value": str(len(pairs))}
     for number, pair in enumerate(pairs, 1):
         yield {"name": f"{REGION_VARIABLE}{number}", "value": pair.interface_id}
         yield {"name": f"{AFU_VARIABLE}{number}", "value": pair.afu_id}
@@ -262,8 +263,12 @@ def _translated(
             yield Operation("add", pointer(*where, "resources", field, resource), total)
 
 
-def _check_programmed(reserved: Sequence[_Variable], regions: Mapping[str, int], names: Names) -> None:
-    """Checks that the variables are as this webhook sets them: functions of the namespace, for requested units.
+def _check_programmed(
+    reserved: Sequence[_Variable], regions: Mapping[str, int], names: Names
+) -> tuple[list[Pair], bool]:
+    """The pairs in the variables, and whether their number is missing.
+
+    Checks that the variables are as this webhook sets them: functions of the namespace, for requested units.
 
     There may be more units than functions: a container that requests a region by its own name and by a function's has
     the sum of both, and is reviewed again after its mutation. Raises `_InvalidError`.
@@ -271,9 +276,11 @@ def _check_programmed(reserved: Sequence[_Variable], regions: Mapping[str, int],
     values: dict[str, str] = {}
     for each in reserved:
         name, value = each.name, _text(each.value)
-        if not _NUMBERED.fullmatch(name) or name in values or value is None:
+        known = name == COUNT_VARIABLE or _NUMBERED.fullmatch(name)
+        if not known or name in values or value is None:
             raise _InvalidError(f"variable {name[:63]!a} is reserved for programming FPGAs")
         values[name] = value
+    count = values.pop(COUNT_VARIABLE, None)
     try:
         pairs = [
             Pair(values.pop(f"{REGION_VARIABLE}{number}"), values.pop(f"{AFU_VARIABLE}{number}"))
@@ -292,6 +299,11 @@ def _check_programmed(reserved: Sequence[_Variable], regions: Mapping[str, int],
     for region, number in Counter(f"{_REGIONS}{pair.interface_id}" for pair in pairs).items():
         if number > (units := regions.get(region, 0)):
             raise _InvalidError(f"{REGION_VARIABLE}n name {_shown(region)} {number} times, but {units} are requested")
+    if count not in (None, str(len(pairs))):
+        raise _InvalidError(
+            f"variable {COUNT_VARIABLE}: found {count[:40]!a}, expected {len(pairs)}, the number of pairs"
+        )
+    return pairs, count is None
 
 
 def _text(value: Raw) -> str | None:

@@ -58,9 +58,11 @@ def _state() -> bytes:
 def _parse(words: Sequence[str]) -> Mapping[str, str | int | float | bool]:
     if not words:
         return {}
-    from accelplane.cli.goflags import Flag, parse_or_exit  # noqa: PLC0415 - runtimes pass no arguments
+    from accelplane.cli.goflags import Flag, parse_or_exit  # noqa: PLC0415 - CRI-O passes no arguments with hooks.d
 
     flags = (
+        Flag("ports", "", "in the configuration of runtimes, where the hook reads it: ports allocated to the "
+             "container, separated by commas, or any"),
         Flag("require-annotation", False, "fail unless the container has the annotation of the device plugin's "
              "region mode"),
         Flag("root", "/", "find sysfs, devfs, locks and the bitstream store under this directory"),

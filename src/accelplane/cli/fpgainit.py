@@ -21,12 +21,12 @@ from accelplane.cli import signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit
 from accelplane.descriptors import closing
 from accelplane.fpga import FpgaError
+from accelplane.fpga.allocation import HOOK
 from accelplane.fpga.ids import REGION_MODE
 from accelplane.fpga.store import lock
 
 PROGRAM = "accelplane-fpga-init"
-HOME = "/opt/intel/fpga-sw"
-HOOK = f"{HOME}/intel-fpga-crihook"
+HOME = os.path.dirname(HOOK)
 DEFINITION = "intel-fpga-crihook.json"
 WAYS = ("cdi", "hooks.d")
 

@@ -65,12 +65,20 @@ def run(
 
 
 def assign_ports(host: Host, request: Request) -> list[tuple[Pair, Port]]:
-    """Assigns each pair the first unassigned port of its region. Raises `FpgaError`."""
+    """Assigns each pair the first unassigned port of its region. Raises `FpgaError`.
+
+    A device of the container is a port only if it has the number that the port has on the host.
+    """
     available: dict[str, tuple[str, Port]] = {}
     found: list[str] = []
-    for name in request.ports:
+    for name, number in request.ports:
         try:
             port = read_port(host, f"/dev/{name}")
+            if (port.name, port.dev) != (name, number):
+                raise FpgaError(
+                    f"/dev/{name}: found device number {number} in the container, on the host {quote(port.dev)} of "
+                    f"{port.name}; expected the same"
+                )
             interface = interface_of(port)
         except TimedOut:
             raise  # the alarm has fired: the next blocked call would not end

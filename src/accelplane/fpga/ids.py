@@ -22,6 +22,8 @@ MODE_ANNOTATION = "com.intel.fpga.mode"
 REGION_MODE = f"{NAMESPACE}/region"
 REGION_VARIABLE = "FPGA_REGION_"
 AFU_VARIABLE = "FPGA_AFU_"
+# The number of pairs of the two others that the webhook granted.
+COUNT_VARIABLE = "FPGA_REGIONS"
 
 # The value of both ids after a crash of the card's firmware.
 CRASHED = "f" * 32

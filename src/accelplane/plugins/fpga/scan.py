@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from accelplane.devices import HEALTHY, UNHEALTHY, CdiDevice, CdiHook, CdiNode, Device, DeviceNode, Skipped
 from accelplane.fpga import FpgaError, sysfs
+from accelplane.fpga.allocation import HOOK, annotations, hook_arguments
 from accelplane.fpga.drivers import Driver, detect
 from accelplane.fpga.ids import CRASHED, MODE_ANNOTATION, REGION_MODE, IdError, Naming, af_type, region_type
 from accelplane.fpga.sysfs import Fault, Port
@@ -23,7 +24,6 @@ from accelplane.host import Host, HostError
 from accelplane.plugins.fpga.config import FpgaConfig, Mode
 
 CDI_KIND = "intel.cdi.k8s.io/fpga"
-HOOK = "/opt/intel/fpga-sw/intel-fpga-crihook"
 
 
 class PortReading(NamedTuple):
@@ -171,11 +171,13 @@ def _regions(host: Host, ports: list[PublishedPort], mode: Mode, cdi: str, obsta
         nodes = [known.port.node for known in members]
         if not programmed:
             nodes.append(fme.node)
+        names = [known.port.name for known in members]
+        name = f"{fme.name}-{interface}" if regions_of[path] > 1 else fme.name
         device = CdiDevice(
             kind=CDI_KIND,
-            name=f"{fme.name}-{interface}" if by_cdi and regions_of[path] > 1 else fme.name,
+            name=name,
             nodes=[CdiNode(node, node) for node in nodes if by_cdi],
-            hooks=(CdiHook("createRuntime", HOOK),),
+            hooks=(CdiHook("createRuntime", HOOK, hook_arguments(names)),),
         )
         functions = dict.fromkeys(known.port.pci.path for known in members)
         yield Device(
@@ -184,14 +186,14 @@ def _regions(host: Host, ports: list[PublishedPort], mode: Mode, cdi: str, obsta
             health=UNHEALTHY if problem else HEALTHY,
             reason=problem,
             nodes=() if by_cdi else [DeviceNode(node) for node in nodes],
-            annotations={MODE_ANNOTATION: REGION_MODE} if programmed else {},
+            annotations={MODE_ANNOTATION: REGION_MODE, **annotations(name, names)} if programmed else {},
             cdi=device if hooked else None,
             topology=host.topology_of(*functions),
             attributes={
                 "driver": fme.driver.name,
                 "bdf": fme.pci.address,
                 "interface": interface,
-                "ports": ", ".join(known.port.name for known in members),
+                "ports": ", ".join(names),
             },
         )
 
