@@ -14,7 +14,7 @@ from virtualtime import Threads, VirtualTimeLoop, controlled
 
 from accelplane import rpc
 from accelplane.devices import CdiDevice, Device, HealthPolicy, Verdict
-from accelplane.host import Host
+from accelplane.host import Host, isolation
 from accelplane.kubelet import checkpoint, messages, server
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
 from accelplane.node import allocations, health, runner, scan_loop
@@ -240,7 +240,7 @@ class Setup:
         self._changes = 0
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(
-            controlled(self.loop, self.threads, allocations, health, runner, scan_loop, server, cdi, kubelet)
+            controlled(self.loop, self.threads, allocations, health, isolation, runner, scan_loop, server, cdi, kubelet)
         )
         self.settings = Settings(
             root=str(self.root),
@@ -341,8 +341,8 @@ class Setup:
 
     def scans(self, name: str) -> int:
         """The number of the plugin's scans running in threads."""
-        scanning = [thread for thread in self.threads.running if "ScanLoop" in thread.work.__qualname__]
-        plugins = [thread.work.__closure__[1].cell_contents for thread in scanning if thread.work.__closure__]
+        scanning = [thread for thread in self.threads.running if "ScanLoop" in thread.function.__qualname__]
+        plugins = [thread.function.__closure__[1].cell_contents for thread in scanning if thread.function.__closure__]
         return sum(getattr(plugin, "name", None) == name for plugin in plugins)
 
     def complete_work(self) -> None:

@@ -80,9 +80,9 @@ def test_a_device_is_listed_after_its_cdi_file_is_written(setup: Setup) -> None:
     until_scanning(setup)
     setup.plug("a", "u0", "d1")
     setup.step(50)
-    assert any("CdiPublisher.publish" in thread.work.__qualname__ for thread in setup.threads.running)
+    assert any("CdiPublisher.publish" in thread.function.__qualname__ for thread in setup.threads.running)
     while setup.scans("a"):
-        (scan,) = (thread for thread in setup.threads.running if "ScanLoop" in thread.work.__qualname__)
+        (scan,) = (thread for thread in setup.threads.running if "ScanLoop" in thread.function.__qualname__)
         setup.threads.deliver(setup.threads.running.index(scan))
         setup.step(50)
     while "d1" not in setup.kubelet.lists[THING]:

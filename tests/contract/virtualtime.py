@@ -69,6 +69,7 @@ class Thread:
 
     def __init__(self, work: Callable[[], Any], outcome: "asyncio.Future[Any]") -> None:
         self.work = work
+        self.function: Callable[..., Any] = work.func if isinstance(work, functools.partial) else work
         self.executed = False
         self._outcome = outcome
         self._result: Any = None

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blockedfiles import blocked_files
 from trees import write
 from trees_qat import pf, vf
 from waiting import until
 
 from accelplane.devices import Device
 from accelplane.host import Host
-from accelplane.host.blocking import in_thread
 from accelplane.plugins.qat import QatPlugin
 
 pytestmark = pytest.mark.memory
@@ -143,12 +143,12 @@ def recorded(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
     return calls
 
 
-async def test_a_second_check_opens_no_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_check_opens_no_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pf(tmp_path, vfs=[0])
     node, host = Node(tmp_path), Host(tmp_path)
-    await node.check()
+    assert node.plugin.all_healthy(Host(tmp_path), node.devices)
     calls = recorded(monkeypatch, "open", "readlink", "stat", "lstat")
-    assert await node.check(host) == {PF: "good"}
+    assert node.plugin.all_healthy(host, node.devices)
     assert calls == ["readlink driver", "open state", "open status"]
 
 
@@ -186,39 +186,21 @@ def test_all_devices_are_healthy_only_if_each_has_a_heartbeat(
         assert node.plugin.all_healthy(Host(tmp_path), node.devices) is healthy
 
 
-async def test_no_read_begins_while_one_of_another_thread_hangs(tmp_path: Path) -> None:
+async def test_a_heartbeat_that_blocks_leaves_the_verdicts_of_other_devices(tmp_path: Path) -> None:
+    other = "0000:70:00.0"
     pf(tmp_path, vfs=[0])
-    node, first, second = Node(tmp_path), SlowHost(tmp_path), SlowHost(tmp_path)
-    watching = asyncio.create_task(in_thread(lambda: node.plugin.all_healthy(first, node.devices)))
-    await until(first.reading.is_set)
-    checking = asyncio.create_task(node.check(second))
-    await asyncio.wait((checking,), timeout=0.1)
-    assert not second.reading.is_set()
-    first.release.set()
-    second.release.set()
-    assert await watching
-    assert await checking == {PF: "good"}
+    pf(tmp_path, other, vfs=[0], heartbeat=b"-1\n")
+    node = Node(tmp_path)
+    with blocked_files() as blocked:
+        blocked.block(f"{PF}/heartbeat/status")
+        found = await node.check(Host(tmp_path))
+        assert found == {PF: "unknown", other: "bad"}
 
 
 def test_instances_of_the_kernel_driver_have_no_health() -> None:
     plugin = QatPlugin(QatPlugin.config_type(mode="kernel"))
     assert not plugin.overrides("health")
     assert not plugin.overrides("all_healthy")
-
-
-async def test_the_background_task_waits_for_the_end_of_a_read(tmp_path: Path) -> None:
-    pf(tmp_path, vfs=[0])
-    node, host = Node(tmp_path), SlowHost(tmp_path)
-    background = asyncio.create_task(node.plugin.background(host, lambda: None))
-    checking = asyncio.create_task(node.check(host))
-    await until(host.reading.is_set)
-    checking.cancel()
-    background.cancel()
-    done, _pending = await asyncio.wait((background,), timeout=0.05)
-    assert not done
-    host.release.set()
-    await asyncio.wait((background,), timeout=30)
-    assert background.cancelled()
 
 
 async def test_metrics_show_published_functions_and_unknown_health(tmp_path: Path) -> None:

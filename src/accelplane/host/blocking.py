@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_END_TIMEOUT = 5.0
+END_TIMEOUT = 5.0
 
 
 class ThreadLimitError(RuntimeError):
@@ -177,24 +177,28 @@ class SerialThread:
 
     async def run(self, work: Callable[[], T]) -> T:
         """Returns the result of `work`, or raises its exception. Raises `ThreadLimitError`."""
+        await self.wait()
+        return await asyncio.shield(self.start(work))
+
+    async def wait(self) -> None:
+        """Waits until no function runs."""
         while self._running is not None and not self._running.done():
             await asyncio.wait((self._running,))
-        running = self._running = start_thread(work)
-        return await asyncio.shield(running)
 
-    def start(self, work: Callable[[], None]) -> "asyncio.Future[None]":
-        """Runs `work`, which raises nothing, without waiting for it. Call it only if no other function runs.
-
-        Raises `ThreadLimitError`.
-        """
+    def start(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+        """Runs `work` without waiting for it. Call it only if no other function runs. Raises `ThreadLimitError`."""
         running = self._running = start_thread(work)
         return running
+
+    def detach(self) -> None:
+        """Leaves the function that runs to another owner."""
+        self._running = None
 
     @property
     def busy(self) -> bool:
         return self._running is not None and not self._running.done()
 
-    async def wait_idle(self, owner: str, seconds: float = _END_TIMEOUT) -> bool:
+    async def wait_idle(self, owner: str, seconds: float = END_TIMEOUT) -> bool:
         """Waits until no function runs, at most `seconds`; returns whether none runs. Logs for `owner` if one does."""
         if self._running is not None:
             await asyncio.wait((self._running,), timeout=seconds)

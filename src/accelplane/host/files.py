@@ -14,12 +14,14 @@ import fnmatch
 import itertools
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import NamedTuple, Self
 
 from accelplane.host.errors import HostError, Missing, Unreadable, WriteError, host_error
+from accelplane.host.operations import NOTHING_BLOCKED, Blocked, BlockedError, Operation, blocked_device
 from accelplane.host.paths import MAX_OPEN_DIRECTORIES, OPEN_LINKED_DIRECTORY, SPECIAL_NAMES, Directory, HostPaths
+from accelplane.host.pci import pci_address
 
 # sysfs never gives more than a page for a text attribute; binary ones are not read here.
 ATTRIBUTE_LIMIT = 64 * 1024
@@ -45,17 +47,23 @@ class HostFiles:
     def __init__(self, root: str | os.PathLike[str] = "/", *, open_directories: int = MAX_OPEN_DIRECTORIES) -> None:
         """`read_once` keeps the directories of its files open, at most `open_directories`."""
         self._max_directories = open_directories
+        # Devices of which an operation has not returned. Their files are not read, and lists omit them.
+        self.blocked: Mapping[str, Blocked] = NOTHING_BLOCKED
         self._begin(HostPaths(root, open_directories))
 
     def fresh(self) -> Self:
         """Another one below the same root, with an empty cache. Does not resolve the root again."""
         made = object.__new__(type(self))
         made._max_directories = self._max_directories
+        made.blocked = self.blocked
         made._begin(self._paths.fresh())
         return made
 
     def _begin(self, paths: HostPaths) -> None:
         self._paths = paths
+        self.operation = Operation()
+        # The blocked devices of which files were requested.
+        self.missed: set[str] = set()
         self.root, self._prefix, self.directories_read = paths.root, paths.prefix, paths.directories_read
         self.notes: list[str] = []
         # The directories of files that `read_once` has read, by their paths with links, and that of the last file.
@@ -81,23 +89,26 @@ class HostFiles:
         """
         follow = not flags & os.O_NOFOLLOW
         flags |= os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+        self._check_blocked(path)
         name, directory = self._paths.place(path)
-        if directory is None:
-            return os.open(name, flags, mode)
-        flags |= os.O_NOFOLLOW
-        try:
-            return os.open(name, flags, mode, dir_fd=directory.descriptor)
-        except OSError as error:
-            if error.errno != errno.ELOOP or not follow:
-                raise
-        return self._paths.call_at(os.open, self.resolve(path), flags, mode)
+        with self.operation.of(path):
+            if directory is None:
+                return os.open(name, flags, mode)
+            flags |= os.O_NOFOLLOW
+            try:
+                return os.open(name, flags, mode, dir_fd=directory.descriptor)
+            except OSError as error:
+                if error.errno != errno.ELOOP or not follow:
+                    raise
+            return self._paths.call_at(os.open, self.resolve(path), flags, mode)
 
     def read_bytes(self, path: str, limit: int = ATTRIBUTE_LIMIT) -> bytes:
         """The file's content. Raises `Missing` or `Unreadable` (no regular file, more than `limit` bytes)."""
         try:
             descriptor = self.open(path, os.O_RDONLY)
             try:
-                return _read(path, descriptor, limit)
+                with self.operation.of(path):
+                    return _read(path, descriptor, limit)
             finally:
                 os.close(descriptor)
         except (OSError, ValueError) as error:
@@ -112,7 +123,8 @@ class HostFiles:
         try:
             descriptor = self._open_again(path)
             try:
-                return os.read(descriptor, size)
+                with self.operation.of(path):
+                    return os.read(descriptor, size)
             finally:
                 os.close(descriptor)
         except (OSError, ValueError) as error:
@@ -150,12 +162,16 @@ class HostFiles:
         Raises `Missing`, or `WriteError` with the kernel's reason. Below a root other than `/`, a missing file is made.
         """
         data = text.encode()
+        # The files of a driver, such as bind, take the address of a device.
+        subject = f"{path}/{text}" if pci_address(text) else path
         try:
+            self._check_blocked(subject)
             descriptor = self._open_to_write(path)
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     raise OSError(errno.EINVAL, "not a regular file")
-                written = os.write(descriptor, data)
+                with self.operation.of(subject):
+                    written = os.write(descriptor, data)
             finally:
                 os.close(descriptor)
         except FileNotFoundError as error:
@@ -169,18 +185,31 @@ class HostFiles:
             raise WriteError(path, f"only {written} of {len(data)} bytes written (writing {text[:80]!a})")
 
     def names(self, path: str) -> list[str]:
-        """The directory's entries in byte-wise order. Raises `Missing` or `Unreadable`."""
+        """The directory's entries in byte-wise order, without blocked devices. Raises `Missing` or `Unreadable`."""
+        found = self._list(path)
+        if self.blocked:
+            devices = {name: self.blocked_device(f"{path}/{name}") for name in found}
+            found = [name for name in found if not devices[name]]
+            self.missed.update(filter(None, devices.values()))
+        return found
+
+    def _list(self, path: str) -> list[str]:
+        """Raises `Missing` or `Unreadable`."""
         try:
             if not self._prefix:
                 self.directories_read.add(path or "/")
-                return _names(path, path or "/")
+                self._check_blocked(path)
+                with self.operation.of(path):
+                    return _names(path, path or "/")
             canonical = self._paths.canonical_directory(path)
             self.directories_read.add(canonical or "/")
-            descriptor = self._paths.call_at(os.open, f"{canonical}/", _LIST)
-            try:
-                return _names(path, descriptor)
-            finally:
-                os.close(descriptor)
+            self._check_blocked(path)
+            with self.operation.of(path):
+                descriptor = self._paths.call_at(os.open, f"{canonical}/", _LIST)
+                try:
+                    return _names(path, descriptor)
+                finally:
+                    os.close(descriptor)
         except (OSError, ValueError) as error:
             raise host_error(path, error) from None
 
@@ -220,11 +249,12 @@ class HostFiles:
         """The result of stat(2), links followed; None if `path` leads to nothing."""
         try:
             name, directory = self._paths.place(path)
-            if directory is None:
-                return os.stat(name)
-            found = os.stat(name, dir_fd=directory.descriptor, follow_symlinks=False)
-            if stat.S_ISLNK(found.st_mode):
-                found = self._paths.call_at(partial(os.stat, follow_symlinks=False), self.resolve(path))
+            with self.operation.of(path):
+                if directory is None:
+                    return os.stat(name)
+                found = os.stat(name, dir_fd=directory.descriptor, follow_symlinks=False)
+                if stat.S_ISLNK(found.st_mode):
+                    found = self._paths.call_at(partial(os.stat, follow_symlinks=False), self.resolve(path))
             return None if stat.S_ISLNK(found.st_mode) else found
         except (OSError, HostError, ValueError):
             return None
@@ -267,6 +297,24 @@ class HostFiles:
         self._paths.close_directories()
         self._file_directories.clear()
         self._recent = None
+
+    def device_of_node(self, path: str) -> str:
+        """The sysfs directory of the device behind a file in `/dev`. Raises `HostError`."""
+        return self.resolve(path)
+
+    def blocked_device(self, path: str) -> str:
+        """The blocked device that the path leads to, empty if there is none."""
+        try:
+            found = self.device_of_node(path) if path.startswith("/dev/") else self.resolve(path)
+        except HostError:
+            return ""
+        return blocked_device(found, self.blocked)
+
+    def _check_blocked(self, path: str) -> None:
+        """Raises `BlockedError`."""
+        if self.blocked and (device := self.blocked_device(path)):
+            self.missed.add(device)
+            raise BlockedError(path, f"not accessed, because an operation on another file of {device} has not returned")
 
     def _forget(self) -> None:
         """Clears the cache: a write can change links and thereby paths."""

@@ -1,16 +1,28 @@
 """`Host`: the files of a node, with its PCI functions and NUMA nodes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Self, TypeVar
 
 from accelplane.host import topology
 from accelplane.host.errors import HostError, Missing
 from accelplane.host.files import HostFiles
+from accelplane.host.isolation import HostThread
 from accelplane.host.paths import HostPaths
 from accelplane.host.pci import PciDevice, pci_address
+
+T = TypeVar("T")
 
 
 class Host(HostFiles):
     """The node below `root`. Every path given or returned is the host's own, without the root."""
+
+    # Runs the functions of `run`, one at a time. The agent sets it and waits for its end.
+    thread: HostThread | None = None
+
+    def fresh(self) -> Self:
+        made = super().fresh()
+        made.thread = self.thread
+        return made
 
     def _begin(self, paths: HostPaths) -> None:
         super()._begin(paths)
@@ -81,6 +93,18 @@ class Host(HostFiles):
             except HostError as error:
                 self.note(f"NUMA node of {node} unknown: {error}")
         return topology.of_sysfs(self, devices, self._hints)
+
+    def device_of_node(self, path: str) -> str:
+        """The sysfs directory of the device behind a file in `/dev`. Raises `HostError`."""
+        return topology.sysfs_device(self, path)
+
+    async def run(self, work: Callable[["Host"], T]) -> T:
+        """Runs a function that reads files, in a thread of the agent, and returns its result.
+
+        If a file of a device blocks, the function is run again with a host that omits the device.
+        """
+        thread = self.thread or HostThread()
+        return (await thread.run(self, work))[0]
 
     def _forget(self) -> None:
         super()._forget()

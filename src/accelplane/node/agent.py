@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 
 from accelplane import __version__
 from accelplane.devices import Inventory
-from accelplane.host.blocking import SerialThread
+from accelplane.host.isolation import BlockedDevices, HostThread
 from accelplane.kubelet import sockets
 from accelplane.kubelet.notifier import Notifier
 from accelplane.kubelet.server import KUBELET_SOCKET
@@ -70,10 +70,11 @@ class Agent:
         self._pods: NodePods | None = None
         self._provide_pods(settings, plugins)
         self.events = HardwareEvents(self._hardware_changed)
+        self.blocked = BlockedDevices(self._blocked_changed)
         self._watcher = Watcher(self.events.record)
         self._allocations = AllocationReader(settings)
         self._turn = asyncio.Lock()
-        self._threads: dict[str, SerialThread] = {}
+        self._threads: dict[str, HostThread] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._crashed: set[str] = set()
         self._stop = asyncio.Event()
@@ -162,14 +163,16 @@ class Agent:
 
     def _runner(self, name: str) -> PluginRunner:
         plugin, changed = self._plugins[name], self.changes.notify_all
-        context = PluginContext(name, plugin, self.settings, self._pods, changed=changed, events=self.events)
+        context = PluginContext(
+            name, plugin, self.settings, self._pods, changed=changed, events=self.events, blocked=self.blocked
+        )
         return PluginRunner(
             context,
             self._watcher,
             self._allocations,
             self._cannot_serve,
             # A scan that hangs may outlive its runner; the next one of the plugin waits for its end.
-            thread=self._threads.setdefault(name, SerialThread()),
+            thread=self._threads.setdefault(name, HostThread(self.blocked)),
             turn=self._turn,
         )
 
@@ -196,6 +199,10 @@ class Agent:
     def _hardware_changed(self) -> None:
         for runner in self.runners.values():
             runner.health.request()
+
+    def _blocked_changed(self) -> None:
+        for runner in self.runners.values():
+            runner.request_check()
 
     def _cannot_serve(self, error: Exception) -> None:
         self._unservable = error

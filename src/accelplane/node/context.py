@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from accelplane.host.isolation import BlockedDevices
 from accelplane.node.hardware_events import HardwareEvents
 from accelplane.node.settings import Settings
 from accelplane.plugins import Config, Plugin
@@ -20,8 +21,10 @@ class PluginContext:
         *,
         changed: Callable[[], None] = lambda: None,
         events: HardwareEvents | None = None,
+        blocked: BlockedDevices | None = None,
     ) -> None:
-        """`pods` is needed by plugins that override `pod_allocator`. `events` are those of all devices of the node.
+        """`pods` is needed by plugins that override `pod_allocator`. `events` and `blocked` are of all devices of the
+        node.
 
         `changed` is called after changes of what pages show: devices, health, registration, allocations.
         """
@@ -29,6 +32,7 @@ class PluginContext:
         self.settings = settings
         self.changed = changed
         self.events = events or HardwareEvents()
+        self.blocked = blocked or BlockedDevices()
         self.pods = pods
         self.use(plugin)
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 from accelplane.devices import Device, Inventory, Verdict
 from accelplane.host import Host
 from accelplane.host.blocking import SerialThread, ThreadLimitError
+from accelplane.host.isolation import HostThread
 from accelplane.kubelet.notifier import coalesced_deadline
 from accelplane.node.context import PluginContext
 from accelplane.node.health import HealthTracker
@@ -45,8 +46,10 @@ class HealthLoop:
         self._watch: _Watch | None = None
         self._waits_for_request_only = False  # no check is due: there was nothing to check when the wait began
         self._units: tuple[Inventory, Sequence[Device]] | None = None  # a device of each unit, for the watch
-        # Read addresses, and watch healthy devices; the owner waits for both at its end.
-        self.thread, self.watch_thread = SerialThread(), SerialThread()
+        # The owner waits for the threads at its end: they read addresses, read health, and watch healthy devices.
+        self.thread, self._read_thread = HostThread(context.blocked), HostThread(context.blocked)
+        self.watch_thread = SerialThread()
+        self.threads = self.thread, self._read_thread, self.watch_thread
 
     def request(self) -> None:
         """Requests a check of all devices. A request during a check causes another one."""
@@ -93,7 +96,9 @@ class HealthLoop:
             self.request()  # a scan has found the first source of health, or the first unit to check
 
     def _fresh_host(self) -> Host:
-        return self._host(self._context.settings.root).fresh()
+        host = self._host(self._context.settings.root).fresh()
+        host.blocked, host.thread = self._context.blocked.by_device, self._read_thread
+        return host
 
     def _checks(self, plugin: Plugin[Config]) -> bool:
         """Whether there is a source of health, or a unit whose health an event has changed."""
@@ -116,7 +121,8 @@ class HealthLoop:
         root = self._context.settings.root
         try:
             async with asyncio.timeout(_ADDRESSES_TIMEOUT):
-                found = await self.thread.run(lambda: _addresses(plugin, Host(root), inventory))
+                host = Host(root)
+                found, _host = await self.thread.run(host, lambda host: _addresses(plugin, host, inventory))
         except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
             problem = str(error) or type(error).__name__
             self._report(f"no answer within {_ADDRESSES_TIMEOUT:g} s" if isinstance(error, TimeoutError) else problem)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterator
 
 from accelplane.devices import UNHEALTHY, Device, Inventory, Verdict
 from accelplane.host import Host
-from accelplane.host.blocking import SerialThread
+from accelplane.host.isolation import HostThread
 from accelplane.node.advertised import DEPARTED, Departure, Departures, Key, with_departed, with_health
 from accelplane.node.allocations import AllocationReader, Reading
 from accelplane.node.context import PluginContext
@@ -43,7 +43,7 @@ class PluginRunner:
         allocations: AllocationReader,
         unservable: Callable[[Exception], None],
         *,
-        thread: SerialThread,
+        thread: HostThread,
         turn: asyncio.Lock,
     ) -> None:
         """`thread` runs the scans. It belongs to the caller, because a scan that hangs may outlive this runner."""
@@ -56,7 +56,7 @@ class PluginRunner:
         self._watcher = watcher
         self._allocations = allocations
         self._thread = thread
-        self._explain_thread = SerialThread()
+        self._explain_thread, self._background_thread = HostThread(context.blocked), HostThread(context.blocked)
         self._publishing = asyncio.Lock()
         self._departures: Departures = {}
         self._departed = asyncio.Event()
@@ -93,7 +93,7 @@ class PluginRunner:
             self._labels.close()
             await asyncio.gather(*tasks, return_exceptions=True)  # a background task may wait for a thread
             await self.cdi.close(remove=not self.context.settings.keep_cdi)
-            for thread in (self._thread, self._explain_thread, self.health.thread, self.health.watch_thread):
+            for thread in (self._thread, self._explain_thread, self._background_thread, *self.health.threads):
                 await thread.wait_idle(name)
 
     def request_check(self) -> None:
@@ -261,7 +261,7 @@ class PluginRunner:
     async def _log_explanation(self) -> None:
         plugin, root = self.context.plugin, self.context.settings.root
         try:
-            text = await self._explain_thread.run(lambda: explanation(plugin, Host(root)))
+            text, _host = await self._explain_thread.run(Host(root), lambda host: explanation(plugin, host))
         except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
             log.warning("%s: explain failed: %s", self.context.name, str(error) or type(error).__name__)
         else:
@@ -273,7 +273,9 @@ class PluginRunner:
             task.cancel()
         plugin, pod_allocator = self.context.plugin, self.context.pod_allocator
         if plugin.overrides("background"):
-            self._start_task(lambda: plugin.background(Host(self.context.settings.root), self.request_check))
+            host = Host(self.context.settings.root)
+            host.thread = self._background_thread
+            self._start_task(lambda: plugin.background(host.fresh(), self.request_check))
         if pod_allocator is not None:
             self._start_task(pod_allocator.run)
 

@@ -18,7 +18,9 @@ from msgspec.structs import replace
 
 from accelplane.devices import Device, Inventory, Skipped
 from accelplane.host import Host, HostError
-from accelplane.host.blocking import SerialThread, ThreadLimitError, retrieve_exception
+from accelplane.host.blocking import ThreadLimitError, retrieve_exception
+from accelplane.host.isolation import HostThread
+from accelplane.node.blocked_devices import keep_blocked
 from accelplane.node.context import PluginContext
 from accelplane.node.status import ScanStatus
 from accelplane.node.watcher import Watcher
@@ -49,7 +51,7 @@ class ScanLoop:
         self,
         context: PluginContext,
         watcher: Watcher,
-        thread: SerialThread,
+        thread: HostThread,
         turn: asyncio.Lock,
         *,
         changed: Callable[[], None],
@@ -145,14 +147,14 @@ class ScanLoop:
                 await self._refresh(plugin, host)
             finally:
                 start = time.monotonic()
-            inventory = await self._scan(plugin, host)
+            inventory, host = await self._scan(plugin, host)
         except Exception as error:  # noqa: BLE001 - a plugin's own scan may raise anything
             self._record_failure(error)
             self._watch(host, complete=False)
         else:
             self.plugin = plugin
             self._record_success(inventory, host)
-            self._watch(host, complete=True)
+            self._watch(host, complete=not host.missed)
             self.seconds = time.monotonic() - start
         work = time.monotonic() - start
         return work + await self._publish()
@@ -166,11 +168,16 @@ class ScanLoop:
         except TimeoutError:
             raise ScanError(f"a service that the scan needs did not answer within {_REFRESH_DEADLINE:g} s") from None
 
-    async def _scan(self, plugin: Plugin[Config], host: Host) -> Inventory:
-        scan: asyncio.Task[Inventory] | None = None
+    async def _scan(self, plugin: Plugin[Config], host: Host) -> tuple[Inventory, Host]:
+        scan: asyncio.Task[tuple[Inventory, Host]] | None = None
+        before, problem = self.inventory, self._context.blocked.problem
+
+        def work(host: Host) -> Inventory:
+            return keep_blocked(host, _prepare_and_scan(plugin, host), before, problem)
+
         try:
             async with self._turn:
-                scan = asyncio.create_task(self._thread.run(lambda: _prepare_and_scan(plugin, host)))
+                scan = asyncio.create_task(self._thread.run(host, work))
                 scan.add_done_callback(retrieve_exception)
                 self.count += 1
                 await asyncio.wait((scan,), timeout=_MAX_TURN)

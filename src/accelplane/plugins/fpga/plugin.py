@@ -10,7 +10,6 @@ from accelplane.fpga.drivers import DFL, DRIVERS, detect
 from accelplane.fpga.ids import NAMESPACE
 from accelplane.fpga.sysfs import Port
 from accelplane.host import Host, HostError
-from accelplane.host.blocking import SerialThread
 from accelplane.logs import v
 from accelplane.plugins.base import DevicePlans, Plugin, Sample, ScanResult, Watch
 from accelplane.plugins.fpga.config import MODES, FpgaConfig
@@ -140,19 +139,15 @@ class FpgaPlugin(Plugin[FpgaConfig]):
 
     async def _keep_reading(self, host: Host, request_scan: Callable[[], None]) -> None:
         """Requests a scan if IDs change: the kernel sends no uevent after programming or a firmware crash."""
-        thread = SerialThread()
-        try:
-            while True:
-                busy = any(seen.afu is None for seen in self._reading.ports)
-                await asyncio.sleep(self._interval / 5 if busy else self._interval)
-                try:
-                    now = await thread.run(lambda: read(Host(host.root), afus=self._afus))
-                except HostError:
-                    continue  # the scan reports it
-                if now != self._reading:
-                    request_scan()
-        finally:
-            await thread.wait_idle("fpga")
+        while True:
+            busy = any(seen.afu is None for seen in self._reading.ports)
+            await asyncio.sleep(self._interval / 5 if busy else self._interval)
+            try:
+                now = await host.fresh().run(lambda host: read(host, afus=self._afus))
+            except HostError:
+                continue  # the scan reports it
+            if now != self._reading:
+                request_scan()
 
 
 _ABSENCE = (

@@ -7,7 +7,7 @@ show it. `survivability_mode` exists, and is not empty, while the firmware has t
 from collections.abc import Iterable, Mapping
 
 from accelplane.devices import Verdict
-from accelplane.host import Host
+from accelplane.host import Host, HostError
 
 _VERDICTS: Mapping[str, Verdict] = {
     "ok": Verdict("good"),
@@ -35,6 +35,12 @@ def verdicts(host: Host, drm: str, cards: Iterable[str]) -> dict[str, Verdict]:
         device = f"{drm}/{card}/device"
         if problem := survivability_mode(host, device):
             found[card] = Verdict("bad", problem, "firmware")
-        elif verdict := _VERDICTS.get(host.text_or_empty(f"{device}/gpu_health")):
-            found[card] = verdict
+            continue
+        try:
+            health = host.optional_text(f"{device}/gpu_health")
+        except HostError as error:
+            found[card] = Verdict("unknown", str(error))
+        else:
+            if verdict := _VERDICTS.get(health or ""):
+                found[card] = verdict
     return found

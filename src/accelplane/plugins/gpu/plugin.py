@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from accelplane.devices import Allocation, Device, HealthPolicy, Resource, Skipped, Verdict
 from accelplane.host import Host
-from accelplane.host.blocking import in_thread
 from accelplane.plugins.base import DevicePlans, HealthSource, NodePods, Plugin, PodAllocator, Watch
 from accelplane.plugins.gpu.config import GpuConfig
 from accelplane.plugins.gpu.driverhealth import reports_health, verdicts
@@ -96,7 +95,7 @@ class GpuPlugin(Plugin[GpuConfig]):
         found = dict(await self._health.verdicts(host, devices)) if self._health is not None else {}
         if self._driver_reports:
             drm, cards = self._scope.places.drm, [device.unit for device in devices]
-            for card, verdict in (await in_thread(lambda: verdicts(host, drm, cards))).items():
+            for card, verdict in (await host.run(lambda host: verdicts(host, drm, cards))).items():
                 known = found.get(card)
                 if verdict.answer == "bad" or known is None or (known.answer == "good" and verdict.reason):
                     found[card] = verdict

@@ -4,13 +4,10 @@ When `heartbeat/status` in debugfs is read the driver queries the firmware and r
 (Documentation/ABI/testing/debugfs-driver-qat).
 """
 
-import asyncio
-import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from accelplane.devices import Device, HealthPolicy, Verdict
 from accelplane.host import Host, HostError, Missing, pci_address
-from accelplane.host.blocking import SerialThread
 from accelplane.plugins.qat.scan import Pf, debugfs
 
 
@@ -25,40 +22,30 @@ class HeartbeatSource:
     policy = HealthPolicy(interval=9.0, good_verdicts=1, recovery_delay=0.0)
 
     def __init__(self) -> None:
-        self._thread = SerialThread()
-        self._reading = threading.Lock()  # no read starts while another one hangs
-        self._opened: Host | None = None
+        self._opened: Host | None = None  # of `all_good`, which one thread calls
 
     def reopen(self) -> None:
         """Opens the directories anew at the next read: something has changed, and links may lead elsewhere."""
         self._opened = None
 
     async def verdicts(self, host: Host, devices: Sequence[Device]) -> dict[str, Verdict]:
-        """By unit. Reads in a thread: the firmware may respond slowly. No read starts while another one hangs."""
+        """By unit. Reads in a thread: the firmware may respond slowly."""
         addresses = {device.unit for device in devices if pci_address(device.unit)}
-        return await self._thread.run(lambda: self._read(host, addresses))
+        return await host.run(lambda host: {address: _verdict(host, address) for address in addresses})
 
     def all_good(self, host: Host, devices: Sequence[Device]) -> bool:
         """Whether all physical functions are good. Blocks until the firmware has responded."""
         addresses = {device.unit for device in devices if pci_address(device.unit)}
         return all(verdict.answer == "good" for verdict in self._read(host, addresses).values())
 
-    async def run(self, host: Host, request_scan: Callable[[], None]) -> None:
-        """Waits until cancelled, then for the end of the read: the kernel reports no changes of these files."""
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await self._thread.wait_idle("qat")
-
     def _read(self, host: Host, addresses: Collection[str]) -> dict[str, Verdict]:
-        with self._reading:
-            opened = self._opened if host.root != "/" else None
-            if opened is not None:
-                verdicts = {address: _verdict(opened, address) for address in addresses}
-                if all(verdict.answer == "good" for verdict in verdicts.values()):
-                    return verdicts
-            self._opened = host  # a directory may have been removed and created again
-            return {address: _verdict(host, address) for address in addresses}
+        opened = self._opened if host.root != "/" else None
+        if opened is not None:
+            verdicts = {address: _verdict(opened, address) for address in addresses}
+            if all(verdict.answer == "good" for verdict in verdicts.values()):
+                return verdicts
+        self._opened = host  # a directory may have been removed and created again
+        return {address: _verdict(host, address) for address in addresses}
 
 
 def _verdict(host: Host, address: str) -> Verdict:

@@ -1,7 +1,7 @@
 """The QAT plugin: virtual functions for user-space drivers (dpdk mode), or instances in the kernel (kernel mode)."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from accelplane.devices import Allocation, Device, HealthPolicy, Verdict, natural
@@ -50,9 +50,6 @@ class QatPlugin(Plugin[QatConfig]):
         if prepared is not host or found is None:
             found = discover(host, self.config)
         return scan(host, self.config, found, partial(self._binder.problem, host))
-
-    async def background(self, host: Host, request_scan: Callable[[], None]) -> None:
-        await self._heartbeat.run(host, request_scan)
 
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
         verdicts = await self._heartbeat.verdicts(host, devices)
