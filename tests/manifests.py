@@ -28,6 +28,9 @@ Volumes = dict[str, tuple[str, str, str]]
 # The Secret of the authority for certificates of cert-manager.
 CA = "webhook-ca-cert"
 
+APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
+UNCONFINED = {"type": "Unconfined"}
+
 SOCKETS: Volumes = {"kubeletsockets": ("/var/lib/kubelet/device-plugins", "rw", "")}
 
 

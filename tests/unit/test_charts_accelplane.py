@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from charts import CHARTS, hook_objects, rejected, template
+from charts import CHARTS, hook_objects, rejected, run_helm, template
 from manifests import DEPLOY, Object, in_order, own_image, render
 
 import accelplane
@@ -179,6 +179,14 @@ def test_the_use_of_gpus_by_containers_is_on_the_pages_of_monitoring_and_follows
     assert pods[0]["nodeSelector"] == pods[1]["nodeSelector"]
     mounts = [mount["mountPath"] for mount in node["volumeMounts"]]
     assert len(mounts) == len({*mounts})
+
+
+@pytest.mark.parametrize(("version", "expected"), [("1.29.15", 0), ("1.30.0", 2), ("1.30.4-eks-1", 2)])
+def test_the_apparmor_field_is_set_on_versions_of_kubernetes_that_have_it(version: str, expected: int) -> None:
+    values = "--set=components.clients=true,agent.qat=true"
+    text = run_helm("template", "release", CHARTS / CHART, values, f"--kube-version={version}")
+    assert text.count("container.apparmor.security.beta.kubernetes.io/") == 2
+    assert text.count("appArmorProfile:") == expected
 
 
 def test_the_use_of_gpus_by_containers_needs_the_agent() -> None:

@@ -7,8 +7,10 @@ import msgspec
 import pytest
 import yaml
 from manifests import (
+    APPARMOR,
     DEPLOY,
     SOCKETS,
+    UNCONFINED,
     Object,
     Volumes,
     flag_values,
@@ -40,7 +42,6 @@ VOLUMES: Volumes = {
 }
 QAT_VOLUMES: Volumes = {"pcidir": ("/sys/bus/pci", "rw", "")}
 CONFIG = {"name": "config", "configMap": {"name": NAME}}
-APPARMOR = {f"container.apparmor.security.beta.kubernetes.io/{NAME}": "unconfined"}
 TREES = {
     "accelplane_node": False,
     "accelplane_node/base": False,
@@ -95,8 +96,10 @@ def test_only_the_qat_component_makes_sysfs_writable_and_disables_apparmor() -> 
     (daemonset,) = (each for each in render(DEPLOY / WITH_QAT) if each["kind"] == "DaemonSet")
     expected = expected_daemonset(configured=False)
     template = expected["spec"]["template"]
-    template["metadata"]["annotations"] = APPARMOR
-    template["spec"]["containers"][0]["volumeMounts"] += mounts(QAT_VOLUMES)
+    template["metadata"]["annotations"] = {f"{APPARMOR}{NAME}": "unconfined"}
+    (container,) = template["spec"]["containers"]
+    container["securityContext"]["appArmorProfile"] = UNCONFINED
+    container["volumeMounts"] += mounts(QAT_VOLUMES)
     template["spec"]["volumes"] += host_paths(QAT_VOLUMES)
     assert in_order(daemonset) == in_order(expected)
 

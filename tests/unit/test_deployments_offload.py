@@ -11,8 +11,10 @@ import msgspec
 import pytest
 import yaml
 from manifests import (
+    APPARMOR,
     DEPLOY,
     SOCKETS,
+    UNCONFINED,
     Object,
     Volumes,
     from_fields,
@@ -27,7 +29,6 @@ from manifests import (
 )
 
 NODE_NAME = from_fields(NODE_NAME="spec.nodeName")
-APPARMOR = {"container.apparmor.security.beta.kubernetes.io/intel-qat-plugin": "unconfined"}
 
 
 class Base(msgspec.Struct, frozen=True):
@@ -231,7 +232,9 @@ def expected_daemonset(overlay: Overlay) -> Object:
     expected = plugin_daemonset(name, pod)
     expected["metadata"]["name"] += overlay.suffix
     if overlay.family == "qat":
-        expected["metadata"]["annotations"] = expected["spec"]["template"]["metadata"]["annotations"] = APPARMOR
+        container["securityContext"]["appArmorProfile"] = UNCONFINED
+        annotations = {f"{APPARMOR}{name}": "unconfined"}
+        expected["metadata"]["annotations"] = expected["spec"]["template"]["metadata"]["annotations"] = annotations
     return expected
 
 

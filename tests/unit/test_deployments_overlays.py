@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from manifests import DEPLOY, Object, flag_values, overlay, render, trees, write_overlay
+from manifests import APPARMOR, DEPLOY, UNCONFINED, Object, flag_values, overlay, render, trees, write_overlay
 from podsecurity import ENFORCE, pod_template, violations
 
 from accelplane.cli import fpgawebhook, operator, sgxwebhook
@@ -201,6 +201,19 @@ def test_cert_manager_gets_the_names_of_a_tree(tree: str) -> None:
 @pytest.mark.parametrize("tree", trees())
 def test_the_namespace_of_a_tree_admits_its_pods(tree: str) -> None:
     check_pods_are_admitted(render(DEPLOY / tree))
+
+
+def test_a_container_without_apparmor_has_both_the_annotation_and_the_field() -> None:
+    found = 0
+    for tree in trees():
+        for template in filter(None, map(pod_template, render(DEPLOY / tree))):
+            annotations = template.get("metadata", {}).get("annotations", {})
+            annotated = {name.removeprefix(APPARMOR) for name in annotations if name.startswith(APPARMOR)}
+            containers = [*template["spec"].get("initContainers", ()), *template["spec"]["containers"]]
+            profiles = {each["name"]: each.get("securityContext", {}).get("appArmorProfile") for each in containers}
+            assert annotated == {name for name, profile in profiles.items() if profile == UNCONFINED}, tree
+            found += len(annotated)
+    assert found > 5
 
 
 @pytest.mark.parametrize(
