@@ -23,6 +23,7 @@ from accelplane.cli.sgxwebhook import FLAGS
 TREE = DEPLOY / "sgx_admissionwebhook"
 CERT_MANAGER = "overlays/default-with-certmanager"
 OWN_CERTIFICATES = "overlays/default-with-own-certificates"
+POLICIES = "overlays/admission-policies"
 LABELS = {"control-plane": "controller-manager"}
 # Namespace and prefix. Trees below the overlays have placeholders.
 PLACEHOLDERS = ("system", "")
@@ -154,8 +155,18 @@ def test_a_tree_of_the_webhook_renders_only_its_objects(directory: str) -> None:
 
 def test_every_tree_of_the_webhook_is_in_the_table() -> None:
     existing = {str(file.parent.relative_to(TREE)) for file in TREE.rglob("kustomization.yaml")}
-    # The first step of the overlay above it.
-    assert existing == {*TREES, f"{CERT_MANAGER}/installation"}
+    # The first step of the overlay above it, and the policies, which are compared with the webhook on a cluster.
+    assert existing == {*TREES, f"{CERT_MANAGER}/installation", POLICIES}
+
+
+def test_both_policies_have_the_same_options_and_see_the_same_containers() -> None:
+    found = [each["spec"] for each in render(TREE / POLICIES) if each["kind"].endswith("Policy")]
+    mutating, validating = ([variable["name"] for variable in spec["variables"]] for spec in found)
+    assert mutating[:5] == ["aesmdName", "aesmdSocketDir", "aesmdVolume", "aesmdSidecarWithoutEpc", "epcWholePages"]
+    shared = mutating[: mutating.index("total") + 1]
+    assert shared == validating[: len(shared)]
+    assert found[0]["variables"][: len(shared)] == found[1]["variables"][: len(shared)]
+    assert found[0]["matchConstraints"] == found[1]["matchConstraints"]
 
 
 @pytest.mark.parametrize("directory", [CERT_MANAGER, OWN_CERTIFICATES])
