@@ -6,7 +6,6 @@ of them with `ACCELPLANE_THOROUGH`, otherwise half of them. The classes of pods 
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import subprocess
@@ -72,23 +71,11 @@ def decide(pod: Object, options: SgxOptions = OPTIONS[0]) -> Decision:
 
 
 def by_webhook(pod: Object, options: SgxOptions) -> Object | None:
-    """The pod as the webhook mutates it, None if it denies it. An amount of 0 is no use of SGX."""
-    document = copy.deepcopy(pod)
-    spec = document["spec"]
-    zeros = [
-        amounts
-        for container in (*spec.get("initContainers", ()), *spec["containers"])
-        for amounts in container.get("resources", {}).values()
-        if amounts.get(EPC) == "0"
-    ]
-    for amounts in zeros:
-        del amounts[EPC]
-    decision = decide(document, options)
+    """The pod as the webhook mutates it, None if it denies it."""
+    decision = decide(pod, options)
     if decision.denial is not None:
         return None
-    for amounts in zeros:
-        amounts[EPC] = "0"
-    return apply_json_patch(document, json.loads(msgspec.json.encode(decision.patch)))
+    return apply_json_patch(pod, json.loads(msgspec.json.encode(decision.patch)))
 
 
 def without_generated(pod: Object) -> Object:
@@ -217,6 +204,13 @@ def test_a_value_of_the_user_for_enclave_or_provision_is_replaced_without_a_warn
     one = pod(container("a", "1Mi", enclave="2", provision="2"), provider="a")
     assert len(decide(one).warnings) == 2
     assert warnings(policed, one) == []
+
+
+def test_direct_requests_of_devices_are_never_rejected(policed: Cluster) -> None:
+    one = pod(container("a", enclave="1"))
+    assert decide(one, SgxOptions(epc_required=True)).denial is not None
+    ((status, answer),) = create(policed, [one])
+    assert status == 201, answer
 
 
 def test_a_warning_names_all_containers_with_the_same_mistake(policed: Cluster) -> None:
