@@ -5,6 +5,7 @@ The webhook and the plugin set some entries; authors of pods choose all others, 
 
 import ctypes
 import json
+import operator
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -58,7 +59,7 @@ PORT_NAMES = st.builds(
 PATHS = st.builds(
     "{}{}".format, st.sampled_from(["/dev/", "/dev/", "/x/", "/dev/x/", "//dev/", "/dev/./", ""]), PORT_NAMES
 )
-# Block volumes are at any path. Privileged containers have all devices of the host.
+# Block volumes are at any path.
 DEVICES = st.builds(
     device,
     PATHS | st.sampled_from(["/dev/fuse", "/"]),
@@ -73,7 +74,7 @@ NAMES = st.builds(
 )
 VALUES = st.sampled_from([INTERFACE, NLB0, NLB3, "0", "1", "2", "3", ""])
 FORGED = st.dictionaries(
-    st.sampled_from(["com.intel.fpga.mode", "com.intel.fpga.ports/dfl-fme.1", "com.intel.fpga.ports/x", CRIO]),
+    st.sampled_from(["com.intel.fpga.mode", "com.intel.fpga.ports/dfl-fme.1", "com.intel.fpga.ports/x", CRIO, CRIO]),
     st.sampled_from(
         ["any", "dfl-port.0,dfl-port.1", "fpga.intel.com/region", json.dumps({"com.intel.fpga.ports/x": "any"})]
     ),
@@ -94,16 +95,24 @@ def configurations(draw: st.DrawFn, card: Card) -> tuple[Json, set[str], Sequenc
     others = draw(st.just([]) | st.just(beyond) | st.lists(st.tuples(NAMES, VALUES), max_size=4))
     repeated = draw(st.booleans())  # runtimes may keep a second entry of an image
     entries = [f"{name}={value}" for name, value in (*env.items(), *(o for o in others if repeated or o[0] not in env))]
-    devices = [device(f"/dev/{name}", minor=int(name[-1])) for name in ports] + draw(st.lists(DEVICES, max_size=5))
+    of_host = [device(f"/dev/{card.name('port', number)}", minor=number) for number in (0, 1)]
+    own = [of_host[number] for number in allocated]
+    privileged = draw(st.booleans())  # such containers have all devices of the host
+    similar = st.builds(operator.or_, st.sampled_from(of_host), st.sampled_from([{"type": "b"}, {"major": 7}]))
+    chosen = draw(st.lists(DEVICES | similar, max_size=4))
+    devices = of_host + chosen if privileged else own + [each for each in chosen if each not in of_host]
     config: Json = {
         "process": {"env": draw(st.permutations(entries))},
         "linux": {"devices": draw(st.permutations(devices))},
     }
     record = dict(annotations(card.name("fme", 0), ports)) if ports else {}
     forged = draw(FORGED)
-    if draw(st.booleans()):  # CRI-O with hooks.d
+    way = draw(st.sampled_from(["cdi", "cdi", "hooks.d", "none"]))
+    if way == "hooks.d":
         return {**config, "annotations": {**forged, **record, CRIO: json.dumps(record)}}, set(ports), granted
     hooks = [{"path": HOOK, "args": [*hook_arguments([name])]} for name in ports] + [{"path": HOOK}, {"path": "/bin/x"}]
+    if way == "none" and not privileged:
+        hooks.append({"path": HOOK, "args": ["x", "-ports=any"]})
     return (
         {**config, "annotations": forged, "hooks": {"createRuntime": draw(st.permutations(hooks))}},
         set(ports),
