@@ -61,7 +61,6 @@ def test_defaults_are_those_of_the_original(cluster: Cluster, definition: None) 
 @pytest.mark.parametrize(
     "paths",
     [
-        {"selector": {}},
         {"onload__kernelMappings": []},
         {"onload__moduleManagement": "External"},
         {"devicePlugin__mountOnload": True},
@@ -83,6 +82,7 @@ def test_a_violated_rule_is_rejected_with_the_message_of_admission(
         {"devicePlugin__mountOnload": True, "devicePlugin__setPreload": False},
         {"devicePlugin__mountOnload": True, "devicePlugin__preload": False},
         {"onload__moduleManagement": "External", "onload__kernelMappings": []},
+        {"selector": {}},
         {"upgrade": {"maxUnavailable": "25%", "nodeTimeout": "90s"}},
         {"upgrade": {"maxUnavailable": 3, "verify": {"strict": True, "probe": {"image": "x"}}}},
         # What only the webhook rejects.

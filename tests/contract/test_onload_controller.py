@@ -167,7 +167,6 @@ async def test_modules_are_released_and_deleted_when_kmm_does_not_manage_them_an
     ("name", "paths", "reason"),
     [
         ("x" * 30, {}, "NameTooLong"),
-        ("onload", {"selector": {}}, "InvalidSelector"),
         ("onload", {"onload__version": "not/a/label"}, "InvalidVersion"),
         ("onload", {"onload__kernelMappings": []}, "InvalidSpec"),
         ("onload", {"upgrade__nodeTimeout": "soon"}, "InvalidSpec"),
@@ -202,6 +201,63 @@ async def test_a_malformed_resource_keeps_its_objects_and_is_reported(api: KubeA
         assert "kernelMappings" in events(api, "Malformed")[0]
         assert setup.versions() == {(VERSION, None, VERSION)}
         assert api.get("modules", "onload-module", "default")
+
+
+async def test_an_empty_selector_selects_all_nodes(api: KubeApi) -> None:
+    setup = Setup(api)
+    bare = node("node-2")
+    bare["metadata"]["labels"] = {}
+    api.put("nodes", bare)
+    setup.create(selector={})
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
+    assert setup.versions() == {(VERSION, None, VERSION)}
+    assert setup.labels("node-2")[NAMES.gate_label] == VERSION
+
+
+async def test_a_second_resource_waits_for_the_nodes_of_the_first_and_its_deletion_changes_nothing_there(
+    api: KubeApi,
+) -> None:
+    setup = Setup(api)
+    setup.create()
+    other = Setup(api, nodes=0, names=NAMES._replace(name="other"))
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
+        api.put("pods", app("app", "node-0"))
+        api.put("nodes", node("node-2", zone="b"))
+        await until(lambda: setup.labels("node-2").get(NAMES.gate_label) == VERSION)
+        other.create(selector={})
+        message = "Onload default/onload has the node; change a selector"
+        await until(lambda: message in other.condition("Ready").get("message", ""))
+        setup.create(onload__version="8.2")
+        await until(lambda: setup.is_ready("8.2"), 30)
+        assert not setup.apps("node-0")
+        api.put("pods", app("again", "node-0"))
+        assert not other.leftovers()
+        other.delete()
+        await until(lambda: other.onload() is None, 20)
+        assert setup.apps("node-0") == ["again"]
+        assert setup.versions() == {("8.2", None, "8.2")}
+
+
+async def test_the_deletion_of_a_resource_does_not_evict_pods_of_another_one_that_has_the_node(api: KubeApi) -> None:
+    """Both have labels on the node, as earlier releases allowed."""
+    setup = Setup(api, nodes=1)
+    setup.create()
+    other = Setup(api, nodes=0, names=NAMES._replace(name="other"))
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
+        found = api.get("nodes", "node-0") or {}
+        found["metadata"]["labels"] |= dict.fromkeys((other.names.module_label, other.names.gate_label), VERSION)
+        api.put("nodes", found)
+        other.create()
+        await until(lambda: "has the node" in other.condition("Ready").get("message", ""))
+        api.put("pods", app("app", "node-0"))
+        other.delete()
+        await until(lambda: other.onload() is None, 30)
+    assert not other.leftovers()
+    assert setup.apps("node-0") == ["app"]
+    assert setup.versions() == {(VERSION, None, VERSION)}
 
 
 async def test_two_resources_that_select_the_same_nodes_both_report_it(api: KubeApi) -> None:

@@ -91,8 +91,8 @@ async def test_the_webhook_validates_resources(api: KubeApi, start: Start, tmp_p
     port = await port_of(start(cert))
     path = "/validate-onload-amd-com-v1alpha1-onload"
     assert (await review(port, path, resource()))["allowed"]
-    refused = await review(port, path, resource(selector={}))
-    assert "selector is empty" in json.dumps(refused)
+    refused = await review(port, path, resource(onload__version=""))
+    assert "onload.version is empty" in json.dumps(refused)
 
 
 async def test_the_operator_of_the_other_plugins_can_host_it(api: KubeApi, start: Start) -> None:

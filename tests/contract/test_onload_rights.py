@@ -64,8 +64,8 @@ async def test_the_webhook_refuses_and_warns(api: KubeApi, start: Start) -> None
     process = start()
     port = await port_of(process)
     await process.wait_for_log("all caches are synced")
-    refused = await review(port, PATH, resource("mine", selector={}), "Onload")
-    assert "invalid resource: selector is empty" in refused["status"]["message"]
+    refused = await review(port, PATH, resource("mine", onload__version=""), "Onload")
+    assert "invalid resource: onload.version is empty" in refused["status"]["message"]
     admitted = await review(port, PATH, resource("mine"), "Onload")
     assert admitted["allowed"]
     assert admitted["warnings"] == ["Onload default/other also selects nodes node-0, node-1; change a selector"]

@@ -1,5 +1,6 @@
 """Changes of Onload that are rolled out node by node: evictions, order, failed upgrades, probe pods."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -150,6 +151,74 @@ async def test_a_changed_selector_releases_nodes_before_the_module_follows(api: 
         await until(lambda: (api.get("modules", "onload-module", "default") or {})["spec"]["selector"] == {"zone": "b"})
     assert not [each for each in setup.leftovers() if "node-2" not in each]
     assert setup.labels("node-2")[NAMES.gate_label] == VERSION
+
+
+async def test_new_nodes_wait_for_the_release_of_an_old_node_and_name_it(api: KubeApi) -> None:
+    setup = Setup(api, nodes=1)
+    api.put("nodes", node("node-2", zone="b"))
+    setup.create(selector={"zone": "a"})
+    found = api.get("nodes", "node-0") or {}
+    found["metadata"]["labels"]["zone"] = "a"
+    api.put("nodes", found)
+    limits = {"upgrade__nodeTimeout": "1s", "upgrade__verify__strict": True}
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
+        api.put("pods", app("app", "node-0"))
+        fault = api.fault("POST .*/eviction", **PDB)
+        setup.create(selector={"zone": "b"}, **limits)
+        await until(lambda: setup.status()["onload"]["blockingPods"] == ["apps/app"])
+        await asyncio.sleep(5)
+        assert NAMES.gate_label not in setup.labels("node-2")
+        assert setup.condition("Degraded")["reason"] == "EvictionBlocked"
+        waiting = "waits for the release of node node-0, which the selector does not match any more"
+        steps = {each["name"]: each["message"] for each in setup.status()["onload"]["currentNodes"]}
+        assert steps["node-2"] == waiting
+        fault.times = 0
+        await until(lambda: setup.is_ready(VERSION), 30)
+
+
+async def test_a_dead_node_that_is_not_selected_any_more_does_not_delay_the_others(api: KubeApi) -> None:
+    setup = Setup(api, nodes=3)
+    setup.create()
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
+        dead = api.get("nodes", "node-0") or {}
+        dead["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
+        del dead["metadata"]["labels"]["node-role.kubernetes.io/worker"]
+        api.put("nodes", dead)
+        setup.create(onload__version=NEW)
+        await until(lambda: setup.is_ready(NEW), 30)
+        assert setup.labels("node-0")[NAMES.gate_label] == VERSION
+        dead = api.get("nodes", "node-0") or {}
+        dead["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+        api.put("nodes", dead)
+        await until(lambda: NAMES.gate_label not in setup.labels("node-0"), 30)
+
+
+async def test_nodes_with_another_kernel_and_cordoned_nodes_have_their_own_reason(api: KubeApi) -> None:
+    setup = Setup(api, nodes=1)
+    kernel, cordoned = node("node-1"), node("node-2")
+    kernel["status"]["nodeInfo"]["kernelVersion"] = "6.1"
+    cordoned["spec"]["unschedulable"] = True
+    for each in (kernel, cordoned):
+        api.put("nodes", each)
+    setup.create(onload__kernelMappings=[{**MAPPING, "regexp": "^5"}])
+    async with running(setup), operator(api):
+        await until(lambda: setup.labels("node-0").get(NAMES.gate_label) == VERSION)
+        await until(lambda: len(setup.status().get("onload", {}).get("currentNodes", ())) == 2)
+        found = {each["name"]: each["step"] for each in setup.status()["onload"]["currentNodes"]}
+        assert found == {"node-1": "NoKernelMapping", "node-2": "Cordoned"}
+        setup.create(onload__kernelMappings=[{**MAPPING, "regexp": "^5"}, {**MAPPING, "regexp": "^6", "sfc": {}}])
+        await until(lambda: setup.labels("node-1").get(NAMES.sfc_label) == VERSION)
+        found = api.get("nodes", "node-2") or {}
+        found["spec"]["unschedulable"] = False
+        api.put("nodes", found)
+        await until(lambda: setup.is_ready(VERSION))
+    assert {name: setup.labels(name).get(NAMES.sfc_label) for name in ("node-0", "node-1", "node-2")} == {
+        "node-0": None,
+        "node-1": VERSION,
+        "node-2": None,
+    }
 
 
 async def test_sfc_is_added_and_removed_in_order(api: KubeApi) -> None:

@@ -2,7 +2,8 @@
 
 from accelplane.onload.observed import NodeView
 from accelplane.onload.plan import Action, Plan, Target
-from accelplane.onload.steps import OBSERVATION_INTERVAL, decide
+from accelplane.onload.steps import decide
+from accelplane.onload.waits import OBSERVATION_INTERVAL
 
 NEW, OLD = "8.2", "8.1"
 TARGET = Target(version=NEW, revision="r")

@@ -8,7 +8,8 @@ from onloadcluster import Cluster, plugin_pod, progress, working
 from onloadsteps import NEW, NOW, OLD, TARGET, act, step, waited
 
 from accelplane.onload.observed import NodeView
-from accelplane.onload.steps import OBSERVATION_INTERVAL, READY_WAIT, decide
+from accelplane.onload.steps import READY_WAIT, decide
+from accelplane.onload.waits import OBSERVATION_INTERVAL
 
 
 def test_the_gate_waits_for_the_module_only_for_a_limited_time() -> None:

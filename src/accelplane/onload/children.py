@@ -107,7 +107,7 @@ def _with_live_fields(made: Module, live: Module | None, kmm: KmmApi, *, keeps_s
     if live is None:
         return made
     made = without_reload(made, live, kmm)
-    if not keeps_selector or not live.spec.get("selector"):
+    if not keeps_selector or "selector" not in live.spec:
         return made
     return msgspec.structs.replace(made, spec={**made.spec, "selector": live.spec["selector"]})
 

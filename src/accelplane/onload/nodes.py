@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -58,10 +58,19 @@ class Nodes:
         for node in self.nodes:
             yield self._current(node)
 
-    def views(self, names: Names, selector: Mapping[str, str] | None) -> list[NodeView]:
+    def views(
+        self, names: Names, selector: Mapping[str, str] | None, resources: Collection[Names] = ()
+    ) -> list[NodeView]:
         """The nodes that the selector matches, and those that have anything of the resource."""
         return [
-            view(node, names, selector, self.pods.by_index(_NODE, node.metadata.name or ""), self._since)
+            view(
+                node,
+                names,
+                selector,
+                self.pods.by_index(_NODE, node.metadata.name or ""),
+                since=self._since,
+                resources=resources,
+            )
             for node in self
             if _concerns(node, names, selector)
         ]

@@ -7,7 +7,7 @@ An upgrade has no other state than these: labels and the annotation of the nodes
 restart of the operator at any point.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -15,12 +15,14 @@ import msgspec
 
 from accelplane.kube.objects import Request
 from accelplane.onload.names import (
+    GROUP,
     HOLD_ANNOTATION,
     KMM_POD_LABEL,
     NAME_LABEL,
     REVISION_ANNOTATION,
     VERIFY_LABEL,
     Names,
+    owner_of_label,
 )
 from accelplane.onload.resources import Node, Pod
 
@@ -83,7 +85,8 @@ Probe = Literal["none", "running", "succeeded", "failed", "terminating"]
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """One node as of a resource version. Labels are None if the node has no such label.
 
-    `probe_since` is when the operator first observed that the probe pod failed, by its monotonic clock.
+    `others` are other Onload resources that have labels or annotations there. `probe_since` is when the operator first
+    observed that the probe pod failed, by its monotonic clock.
     """
 
     name: str
@@ -92,6 +95,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool = True
     kernel: str = ""
     held: bool = False
+    cordoned: bool = False
+    others: tuple[Names, ...] = ()
     advertised: bool = False
     module: str | None = None
     sfc: str | None = None
@@ -124,6 +129,11 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         return self.module_loaded or self.sfc_loaded or bool(self.module_pods or self.sfc_pods)
 
     @property
+    def must_be_released(self) -> bool:
+        """Whether something of the resource has to be removed from a node that is not selected, and can be."""
+        return not self.selected and self.ready and not self.is_clean
+
+    @property
     def is_clean(self) -> bool:
         """Whether nothing of the resource is left on the node."""
         return all(each is None for each in (self.module, self.sfc, self.gate, self.progress))
@@ -134,11 +144,14 @@ def view(
     names: Names,
     selector: Mapping[str, str] | None,
     pods: Sequence[Pod],
+    *,
     since: Mapping[str, float] = MappingProxyType({}),
+    resources: Collection[Names] = (),
 ) -> NodeView:
     """A node with its pods. Without a selector the node is not selected.
 
-    `since` has, by the UID of pods, when plugin pods were first observed to be ready, and probe pods to have failed.
+    `resources` are all Onload resources. `since` has, by the UID of pods, when plugin pods were first observed to be
+    ready, and probe pods to have failed.
     """
     labels, annotations = node.labels, node.annotations
     here = [pod for pod in pods if not pod.is_finished]
@@ -149,6 +162,8 @@ def view(
         selected=selector is not None and selector.items() <= labels.items(),
         ready=node.is_ready,
         kernel=node.status.nodeInfo.kernelVersion,
+        cordoned=node.spec.unschedulable,
+        others=_others(names, (*labels, *annotations), resources),
         held=annotations.get(HOLD_ANNOTATION, "false") != "false",
         advertised=node.advertised not in {"", "0"},
         module=labels.get(names.module_label),
@@ -187,6 +202,14 @@ def parse_progress(text: str | None) -> Progress | None:
 def format_progress(progress: Progress) -> str:
     """The value of the annotation."""
     return msgspec.json.encode(progress).decode()
+
+
+def _others(names: Names, keys: Iterable[str], resources: Collection[Names]) -> tuple[Names, ...]:
+    """Other resources by keys of labels and annotations. KMM's labels also belong to Modules of other programs."""
+    found = {(key.startswith(f"{GROUP}/"), owner_of_label(key)) for key in keys}
+    return tuple(
+        sorted({each for ours, each in found if each is not None and each != names and (ours or each in resources)})
+    )
 
 
 def _module_pods(pods: Sequence[Pod], names: Names, module: str) -> int:

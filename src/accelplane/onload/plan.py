@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -12,6 +12,10 @@ Role = Literal["module", "sfc", "gate"]
 StepName = Literal[
     "Verified",
     "Held",
+    "NodeOwned",
+    "ReleasePending",
+    "NoKernelMapping",
+    "Cordoned",
     "NodeNotReady",
     "Pending",
     "RemovingGate",
@@ -30,7 +34,27 @@ StepName = Literal[
     "ReplacingPluginPod",
     "Verifying",
     "Removed",
+    "NotReachable",
 ]
+
+
+# Steps after which nothing is left to do on a node. A node that is not selected and not ready cannot be released now.
+DONE = frozenset[StepName]({"Verified", "Removed", "NotReachable"})
+# Steps of nodes whose change has not begun and does not begin now.
+NOT_STARTED = frozenset[StepName](
+    {"Pending", "Held", "NodeNotReady", "NodeOwned", "ReleasePending", "NoKernelMapping", "Cordoned"}
+)
+
+
+class Obstacle(NamedTuple):
+    """Why a selected node must not change now.
+
+    `blocks`: `start` is the begin of a change, `loading` also the loading of modules, `all` every step.
+    """
+
+    step: StepName
+    message: str
+    blocks: Literal["start", "loading", "all"]
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +62,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     Plugin pods without a revision count as pods of `adopted_revision`. An `eviction_timeout` of 0 means no limit. The
     plugin pod of an upgraded node has to be ready for `min_ready` seconds. `others` has the labels of nodes that keep
-    or get another version, by name: `rollout` explains them.
+    or get another version, by name: `rollout` explains them. `without_sfc` are nodes whose kernel needs no `sfc`.
     """
 
     version: str
@@ -56,6 +80,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     deleting: bool = False
     rolls_back: bool = False
     others: Mapping[str, str] = {}
+    without_sfc: frozenset[str] = frozenset()
+    obstacles: Mapping[str, Obstacle] = {}
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,5 +160,5 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all selected nodes are verified and no other node has anything left."""
-        return all(each.step in {"Verified", "Removed"} for each in self.steps)
+        """Whether all selected nodes are verified, and no other node that is ready has anything left."""
+        return all(each.step in DONE for each in self.steps)

@@ -28,11 +28,13 @@ from accelplane.kube.status import apply_status
 from accelplane.onload import status
 from accelplane.onload.actions import Actions
 from accelplane.onload.children import Children, DesiredObjects, Existing, desired_objects
+from accelplane.onload.daemonset import node_selector_of
 from accelplane.onload.kmm import Kmm
 from accelplane.onload.models import DevicePluginStatus, Onload, OnloadStatus, Revision, Status, uses_kmm
 from accelplane.onload.names import FINALIZER, GROUP, MANAGED_BY, MANAGED_BY_LABEL, Names, owner_of_label
 from accelplane.onload.nodes import Nodes
 from accelplane.onload.observed import NodeView
+from accelplane.onload.obstacles import find_obstacles
 from accelplane.onload.plan import ObservedWait, Plan, Target
 from accelplane.onload.requirements import load_order_problems, overlaps, problem_of, target_of
 from accelplane.onload.resources import ONLOAD, DaemonSet, Node, Pod, concerns_onload, pod_state, read, relevant
@@ -130,11 +132,12 @@ class OnloadController:
     async def _reconcile_onload(self, resource: CustomResource, onload: Onload, names: Names) -> Result | None:
         kmm = await self._kmm.state() if uses_kmm(onload.spec.onload) else None
         existing = await self._children.existing(onload, kmm)
-        views = self._nodes.views(names, onload.spec.selector)
+        seniority = self._seniority()
+        views = self._nodes.views(names, onload.spec.selector, seniority)
         rollout = plan_rollout(onload, known_history(onload, existing, views), views)
         await self._record_labels(resource, onload, rollout)
         effective = with_revision(onload, rollout.target)
-        keeps = any(not node.selected and node.ready and not node.is_clean for node in views)
+        keeps = any(node.must_be_released for node in views)
         made = desired_objects(
             effective,
             rollout.target.label,
@@ -144,7 +147,10 @@ class OnloadController:
             keeps_selector=keeps,
             module_policy=rollout.target.image_pull_policy,
         )
-        goal = target_of(effective, made, views, rollout)
+        obstacles = find_obstacles(
+            names, rollout.target, views, seniority=seniority, reachable=self._reachable(existing) if keeps else None
+        )
+        goal = target_of(effective, made, views, rollout, obstacles)
         problems, failure = await self._ensure(resource, made, existing, views)
         plan, blocked = Plan(), ()
         if failure is None:
@@ -206,6 +212,25 @@ class OnloadController:
             return [Problem(reason, str(error))], error
         return (), None
 
+    def _seniority(self) -> list[Names]:
+        """All resources, in the order of their creation. Those that are being deleted are the last."""
+        ordered = sorted(
+            self._resources,
+            key=lambda each: (
+                bool(each.metadata.deletionTimestamp),
+                each.metadata.creationTimestamp or "",
+                request_of(each),
+            ),
+        )
+        return [Names(each.metadata.namespace or "", each.metadata.name or "") for each in ordered]
+
+    def _reachable(self, existing: Existing) -> frozenset[str]:
+        """The nodes that the existing DaemonSet selects."""
+        if existing.daemonset is None:
+            return frozenset(self.node_labels())
+        selector = as_mapping(node_selector_of(existing.daemonset)) or {}
+        return frozenset(name for name, labels in self.node_labels().items() if selector.items() <= labels.items())
+
     def _overlaps(self, onload: Onload) -> list[Problem]:
         """Other resources that select nodes of this one."""
         if len(self._resources) < 2:
@@ -249,7 +274,7 @@ class OnloadController:
 
     async def _release(self, resource: CustomResource | None, names: Names) -> tuple[Observation, ApiError | None]:
         """One pass of releasing all nodes. Returns the observed state, and the first error."""
-        views, goal = self._nodes.views(names, None), Target(version="", deleting=True)
+        views, goal = self._nodes.views(names, None, self._seniority()), Target(version="", deleting=True)
         plan = self._decide(names, goal, views)
         blocked, failure = await self._actions.perform(names, plan, views, resource)
         observed = Observation(target=goal, plan=plan, nodes=views, blocking=blocked, problems=_rejections(failure))

@@ -7,6 +7,7 @@ load_order_problems(names, target, nodes)     nodes whose modules are not loaded
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from accelplane.kube.rules import broken_rules
 from accelplane.onload.children import DesiredObjects
@@ -14,6 +15,7 @@ from accelplane.onload.models import (
     DEFAULT_MIN_READY,
     DEFAULT_NODE_TIMEOUT,
     Onload,
+    Revision,
     UpgradeSpec,
     Verify,
     seconds,
@@ -23,8 +25,8 @@ from accelplane.onload.models import (
 from accelplane.onload.modules import names_of
 from accelplane.onload.names import Names, has_dots, too_long
 from accelplane.onload.observed import NodeView
-from accelplane.onload.plan import Target
-from accelplane.onload.rollout import Rollout
+from accelplane.onload.plan import Obstacle, Target
+from accelplane.onload.rollout import Rollout, first_mapping
 from accelplane.onload.rules import DEVICE_PLUGIN, SPEC, duration_errors
 from accelplane.onload.status import Problem
 
@@ -44,7 +46,13 @@ def problem_of(onload: Onload) -> Problem | None:
     return found[0] if found else None
 
 
-def target_of(onload: Onload, made: DesiredObjects, nodes: Sequence[NodeView], rollout: Rollout) -> Target:
+def target_of(
+    onload: Onload,
+    made: DesiredObjects,
+    nodes: Sequence[NodeView],
+    rollout: Rollout,
+    obstacles: Mapping[str, Obstacle] = MappingProxyType({}),
+) -> Target:
     """The target of the nodes. A rollback changes one node at a time."""
     upgrade = onload.spec.upgrade or UpgradeSpec()
     selected = sum(node.selected for node in nodes)
@@ -64,7 +72,14 @@ def target_of(onload: Onload, made: DesiredObjects, nodes: Sequence[NodeView], r
         probe=verify is not None and verify.probe is not None,
         rolls_back=rollout.rolls_back,
         others=rollout.others,
+        without_sfc=frozenset(node.name for node in nodes if _needs_no_sfc(rollout.target, node.kernel)),
+        obstacles=obstacles,
     )
+
+
+def _needs_no_sfc(revision: Revision, kernel: str) -> bool:
+    mapping = first_mapping(revision.kernel_mappings, kernel) if kernel else None
+    return mapping is not None and mapping.sfc is None
 
 
 def _min_ready(verify: Verify | None) -> int:
@@ -86,7 +101,7 @@ def overlaps(onload: Onload, others: Iterable[Onload], nodes: Mapping[str, Mappi
     found: list[Problem] = []
     for other in sorted(others, key=names_of):
         shared = sorted(name for name in mine if other.spec.selector.items() <= nodes[name].items())
-        if names_of(other) != names_of(onload) and other.spec.selector and shared:
+        if names_of(other) != names_of(onload) and shared:
             there = names_of(other)
             message = f"Onload {there.namespace}/{there.name} also selects {_listed(shared)}; change a selector"
             found.append(Problem("SelectorOverlap", message))
@@ -103,7 +118,10 @@ def load_order_problems(names: Names, target: Target, nodes: Iterable[NodeView])
         node.name
         for node in nodes
         if node.selected and node.ready and node.gate is not None and target.kmm and target.sfc
-        if node.module == node.sfc == target.version and node.module_loaded and not node.sfc_loaded
+        if node.name not in target.without_sfc
+        and node.module == node.sfc == target.version
+        and node.module_loaded
+        and not node.sfc_loaded
     )
     if not found:
         return []

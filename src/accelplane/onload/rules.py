@@ -5,9 +5,9 @@
     duration_errors(upgrade) about the times of `spec.upgrade`
 
 The definition of the Go operator has one CEL rule, the first one here. The other rules with a CEL expression concern
-fields that the Go operator does not have, or specs that it accepts and cannot realize: without nodes, without kernel
-modules. All others are evaluated at admission only. A spec that works with the Go operator is never rejected by the API
-server itself.
+fields that the Go operator does not have, or specs that it accepts and cannot realize: without kernel modules. All
+others are evaluated at admission only. A spec that works with the Go operator is never rejected by the API server
+itself.
 
 Rules with a reason also prevent that the operator realizes the resource, which may be stored without admission.
 """
@@ -68,12 +68,6 @@ DEVICE_PLUGIN: tuple[Rule[DevicePluginSpec], ...] = (
 )
 
 SPEC: tuple[Rule[Spec], ...] = (
-    Rule(
-        message="selector is empty, expected labels of nodes; for all nodes write kubernetes.io/os: linux",
-        broken=lambda spec: not spec.selector,
-        cel="size(self.selector) > 0",
-        reason="InvalidSelector",
-    ),
     Rule(
         message="onload.kernelMappings is empty, expected at least one mapping; add one, or set "
         "onload.moduleManagement to External if the modules are loaded by other means",

@@ -18,11 +18,13 @@ import msgspec
 from accelplane.kube.conditions import condition, with_transition_times
 from accelplane.onload.models import CurrentNode, DevicePluginStatus, Onload, OnloadStatus, Revision, Status
 from accelplane.onload.observed import BlockedEviction, NodeView
-from accelplane.onload.plan import NodeStep, Plan, Target
+from accelplane.onload.plan import DONE, NOT_STARTED, NodeStep, Plan, Target
 from accelplane.onload.resources import DaemonSetStatus
 
 READY, PROGRESSING, DEGRADED = "Ready", "Progressing", "Degraded"
 _NAMED = 3
+# Nodes with an obstacle of their own are listed although their change has not begun.
+_NAMED_STEPS = NOT_STARTED - {"Pending"} | {"NotReachable"}
 _MAX_CURRENT = 50
 
 
@@ -87,7 +89,7 @@ def _ready(observed: Observation, selected: int, verified: int) -> _Finding:
     if observed.target.deleting:
         return _Finding(READY, False, "Deleting", "the resource is being deleted: its nodes are released")
     if not observed.plan.is_complete or verified < selected:
-        waiting = next((step for step in observed.plan.steps if step.step not in {"Verified", "Removed"}), None)
+        waiting = next((step for step in observed.plan.steps if step.step not in DONE), None)
         more = f"; {_waiting(waiting)}" if waiting is not None else ""
         return _Finding(READY, False, "NodesNotReady", f"{verified} of {selected} nodes are verified{more}")
     if not selected:
@@ -100,10 +102,10 @@ def _ready(observed: Observation, selected: int, verified: int) -> _Finding:
 
 
 def _progressing(observed: Observation) -> _Finding:
-    changing = [step for step in observed.plan.steps if step.step not in {"Verified", "Removed"}]
+    changing = [step for step in observed.plan.steps if step.step not in DONE]
     if not changing:
         return _Finding(PROGRESSING, False, "Complete", "no node is changed")
-    active = next((step for step in changing if step.step not in {"Pending", "Held", "NodeNotReady"}), None)
+    active = next((step for step in changing if step.step not in NOT_STARTED), None)
     if active is None:
         reason = "Paused" if observed.target.paused else changing[0].step
         return _Finding(PROGRESSING, False, reason, _waiting(changing[0]))
@@ -175,7 +177,7 @@ def _current(observed: Observation, steps: dict[str, NodeStep]) -> list[CurrentN
         for node in observed.nodes
         if node.name in steps
         and steps[node.name].step != "Verified"
-        and (node.progress is not None or steps[node.name].action is not None)
+        and (node.progress is not None or steps[node.name].action is not None or steps[node.name].step in _NAMED_STEPS)
     ]
 
 

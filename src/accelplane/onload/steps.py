@@ -15,8 +15,8 @@ deleted resource, are taken down and not brought up.
 The first step of a node that works counts as its start. At most `max_unavailable` nodes are between start and
 verification. No node starts while the upgrade is paused, or if a node exceeded its time limit.
 
-A time limit counts the seconds for which the operator observed that a node waits in its present step. `now` is a
-monotonic clock. A step that writes labels or replaces pods has no `Wait`, so it has no time limit.
+A step that waits has a `Wait`, whose time limit counts observed waiting (`waits`). One that writes labels or replaces
+pods has none, so it has no time limit. `now` is a monotonic clock.
 """
 
 import math
@@ -26,7 +26,8 @@ from typing import Literal
 import msgspec
 
 from accelplane.onload.observed import NodeView, PodView, Progress
-from accelplane.onload.plan import Action, NodeStep, ObservedWait, Plan, Role, StepName, Target, Wait
+from accelplane.onload.plan import DONE, Action, NodeStep, ObservedWait, Obstacle, Plan, Role, StepName, Target, Wait
+from accelplane.onload.waits import is_overdue, observe, retry_after, waiting_in
 
 # Seconds for which a node may not report a loaded module before the next step, unless verification is strict.
 READY_WAIT = 30
@@ -37,8 +38,6 @@ STATUS_WAIT = 30
 EVICTION_RETRY = 5.0
 # A probe pod is created again this many seconds after it was observed that it failed.
 PROBE_RETRY = 60.0
-# While a node waits, it is observed at this interval. Of a longer pause of the operator, this much counts as waiting.
-OBSERVATION_INTERVAL = 30.0
 
 # One phase per node: nothing changes, its change would start now, it is unavailable because of its change, or it is a
 # new node that gets its first version.
@@ -50,22 +49,24 @@ def decide(
 ) -> Plan:
     """The actions of this pass. `waits` are those of the plan before; without them, all waiting begins now."""
     ordered = sorted(nodes, key=lambda each: each.name)
-    observed = {node.name: _observe(target, node, now, (waits or {}).get(node.name)) for node in ordered}
+    observed = {node.name: observe(target, node, now, (waits or {}).get(node.name)) for node in ordered}
     steps = [_Node(target, node, now, observed[node.name].seconds).step() for node in ordered]
-    observed = {step.node: _waiting_in(step, observed[step.node]) for step in steps}
+    observed = {step.node: waiting_in(step, observed[step.node]) for step in steps}
     pairs = list(zip(ordered, steps, strict=True))
-    overdue = tuple(step for step in steps if _is_overdue(step, observed[step.node]))
+    overdue = tuple(step for step in steps if is_overdue(step, observed[step.node]))
     down = [(node, step) for node, step in pairs if _phase(target, node, step) == "down"]
     # A node that was lost during an upgrade must not prevent the rollback of the others.
-    counted = [(node, step) for node, step in down if node.ready or not target.rolls_back]
-    failed = any(step in overdue for _, step in counted)
+    down = [(node, step) for node, step in down if node.ready or not target.rolls_back]
+    # Nor must a node that was excluded by the selector prevent the change of the others.
+    counted = [(node, step) for node, step in down if node.selected or (node.ready and step not in overdue)]
+    failed = any(step in overdue for node, step in counted if node.selected)
     free = target.max_unavailable - len(counted)
     if not target.deleting and (target.paused or failed):
         free = 0
     decided: list[NodeStep] = []
     for node, step in pairs:
-        if _is_on_hold(target, node, step):
-            decided.append(_blocked(node, "Held", "the node has the annotation onload.amd.com/hold"))
+        if (obstacle := _obstacle(target, node, step)) is not None:
+            decided.append(_blocked(node, obstacle.step, obstacle.message))
         elif not step.starts or target.deleting:
             decided.append(step)
         elif not node.ready:
@@ -81,45 +82,8 @@ def decide(
         overdue=overdue,
         waits=observed,
         unavailable=len(counted),
-        retry=_retry(decided, observed),
+        retry=retry_after(decided, observed),
     )
-
-
-# Waiting
-
-
-def _observe(target: Target, node: NodeView, now: float, before: ObservedWait | None) -> ObservedWait:
-    """The waiting of a node until now."""
-    labels = (node.module, node.sfc, node.gate)
-    stage = (target.version, target.revision, target.deleting, node.selected, *labels)
-    if before is None or before.stage != stage:
-        return ObservedWait(stage, now)
-    seconds = {**before.seconds}
-    if before.step:
-        passed = min(max(0.0, now - before.time), OBSERVATION_INTERVAL)
-        seconds[before.step] = seconds.get(before.step, 0.0) + passed
-    return ObservedWait(stage, now, "", seconds)
-
-
-def _waiting_in(step: NodeStep, observed: ObservedWait) -> ObservedWait:
-    return msgspec.structs.replace(observed, step=step.step if step.wait is not None else "")
-
-
-def _is_overdue(step: NodeStep, observed: ObservedWait) -> bool:
-    return step.wait is not None and observed.seconds.get(step.step, 0.0) >= step.wait.limit
-
-
-def _retry(steps: Sequence[NodeStep], observed: Mapping[str, ObservedWait]) -> float:
-    """The seconds until something happens without a change of the cluster; 0 for never."""
-    following = math.inf
-    for step in steps:
-        if step.wait is None:
-            continue
-        remaining = step.wait.limit - observed[step.node].seconds.get(step.step, 0.0)
-        if 0 < remaining < math.inf:
-            following = min(following, remaining, OBSERVATION_INTERVAL)
-        following = min(following, step.wait.retry)
-    return max(0.1, following) if following < math.inf else 0.0
 
 
 # Phases
@@ -129,7 +93,7 @@ def _phase(target: Target, node: NodeView, step: NodeStep) -> Phase:
     """Without an annotation, the Go operator has started the change of a node."""
     if step.starts:
         return "starting"
-    if step.step in {"Verified", "Removed"} and node.progress is None:
+    if step.step in DONE and node.progress is None:
         return "steady"
     is_down = node.progress.upgrade if node.progress is not None else _was_stopped(target, node)
     return "down" if is_down else "joining"
@@ -140,11 +104,18 @@ def _was_stopped(target: Target, node: NodeView) -> bool:
     return target.kmm and node.gate is None and not {node.module, node.sfc} <= {None, target.version}
 
 
-def _is_on_hold(target: Target, node: NodeView, step: NodeStep) -> bool:
-    """Whether the annotation prevents that a change of the node begins. The installation on a new node is a change."""
-    phase = _phase(target, node, step)
+def _obstacle(target: Target, node: NodeView, step: NodeStep) -> Obstacle | None:
+    """What prevents the step of a selected node. The installation on a new node is a change that begins."""
+    if target.deleting or not node.selected:
+        return None
+    phase, found = _phase(target, node, step), target.obstacles.get(node.name)
     begins = phase == "starting" or (phase == "joining" and step.action is not None and node.progress is None)
-    return node.held and node.selected and begins and not target.deleting
+    loads = step.step in {"LabellingSfc", "LabellingModule"}
+    if found is not None and (found.blocks == "all" or begins or (found.blocks == "loading" and loads)):
+        return found
+    if node.held and begins:
+        return Obstacle("Held", "the node has the annotation onload.amd.com/hold", "start")
+    return None
 
 
 def _blocked(node: NodeView, step: StepName, message: str) -> NodeStep:
@@ -167,6 +138,7 @@ class _Node:
         self.node = node
         self.now = now
         self.waited = waited
+        self.wants_sfc = target.sfc and node.name not in target.without_sfc
 
     def step(self) -> NodeStep:
         node, target = self.node, self.target
@@ -195,8 +167,8 @@ class _Node:
     def _sfc_differs(self) -> bool:
         node, target = self.node, self.target
         if node.sfc is not None:
-            return not target.kmm or not target.sfc or node.sfc != target.version
-        return target.kmm and target.sfc and node.module is not None
+            return not target.kmm or not self.wants_sfc or node.sfc != target.version
+        return target.kmm and self.wants_sfc and node.module is not None
 
     def _module_differs(self) -> bool:
         return self.node.module is not None and (not self.target.kmm or self.node.module != self.target.version)
@@ -210,21 +182,22 @@ class _Node:
     def _taking_down(self) -> NodeStep | None:
         """The gate label, the plugin pod, the resource, applications, and `onload`, in this order. None at the end."""
         node = self.node
-        has_labels = node.module is not None or node.sfc is not None
+        # The pods on a node that another resource has as well use the modules of that resource.
+        has_labels = (node.module is not None or node.sfc is not None) and not node.others
         if node.gate is not None:
             return self._start("RemovingGate", "the device plugin stops", labels={"gate": None})
         if node.plugins:
             return self._waiting("WaitingForPluginPod", "the device plugin pod is being deleted")
         # While the node advertises the resource, the scheduler assigns pods that use Onload to it.
         advertises = node.ready and node.advertised and not self._waited("WaitingForNodeStatus", STATUS_WAIT)
-        if advertises and (node.module is not None or (has_labels and node.apps)):
+        if advertises and has_labels and (node.module is not None or node.apps):
             message = "the node still advertises amd.com/onload"
             return self._waiting("WaitingForNodeStatus", message, within=STATUS_WAIT)
         if has_labels and node.apps:
             return self._evicting()
         if node.module is not None:
             message = "the module onload is unloaded"
-            return self._patch("RemovingModule", message, labels={"module": None}, unloads=True)
+            return self._patch("RemovingModule", message, labels={"module": None}, unloads=not node.others)
         if node.sfc is not None and (node.module_pods or node.module_loaded):
             # KMM may have been removed.
             within = READY_WAIT if self.target.deleting or not self.target.kmm else math.inf
@@ -247,6 +220,9 @@ class _Node:
         node, target = self.node, self.target
         if node.is_clean:
             return NodeStep(node=node.name, step="Removed")
+        if not target.deleting and not node.ready:
+            message = "the node is not selected and not ready: it is released when it is ready"
+            return _blocked(node, "NotReachable", message)
         if target.deleting and not node.ready:
             # Nothing on this node can be observed or changed. Its pods must not prevent the deletion.
             everything: dict[Role, str | None] = {"module": None, "sfc": None, "gate": None}
@@ -256,7 +232,11 @@ class _Node:
             return step
         labels: dict[Role, str | None] = {"sfc": None} if node.sfc is not None else {}
         return self._patch(
-            "RemovingSfc", "the node is released", labels=labels, unloads=bool(labels), removes_progress=True
+            "RemovingSfc",
+            "the node is released",
+            labels=labels,
+            unloads=bool(labels) and not node.others,
+            removes_progress=True,
         )
 
     # Bringing up
@@ -264,14 +244,14 @@ class _Node:
     def _bringing_up(self) -> NodeStep:
         node, target = self.node, self.target
         skipped = False
-        if target.kmm and target.sfc and node.sfc is None:
+        if target.kmm and self.wants_sfc and node.sfc is None:
             if node.sfc_pods or node.sfc_loaded or node.module_pods or node.module_loaded:
                 return self._waiting_for_unload()
             return self._label("LabellingSfc", "the module sfc is loaded", "sfc")
         if target.kmm and node.module is None:
             if node.module_pods or node.module_loaded:
                 return self._waiting_for_unload()
-            if target.sfc and not self._is_loaded(loaded=node.sfc_loaded, version=node.sfc_loaded_version):
+            if self.wants_sfc and not self._is_loaded(loaded=node.sfc_loaded, version=node.sfc_loaded_version):
                 if not self._may_skip("WaitingForSfc"):
                     return self._waiting_for_module("WaitingForSfc", "sfc")
                 skipped = True
@@ -379,11 +359,14 @@ class _Node:
         return not self.target.strict and self._waited(step, READY_WAIT)
 
     def _limit(self, seconds: float) -> float:
-        """The time limit of a step. Only a change that is under way has one."""
-        return math.inf if self.node.progress is None or self.target.deleting else seconds
+        """The time limit of a step. Only a change that is under way has one. KMM does nothing on a cordoned node."""
+        node = self.node
+        return math.inf if node.progress is None or node.cordoned or self.target.deleting else seconds
 
     def _waiting(self, step: StepName, message: str, retry: float = math.inf, *, within: float = math.inf) -> NodeStep:
         """A waiting step. It ends by itself after `retry` seconds from now, or `within` seconds of waiting."""
+        if self.node.cordoned:
+            message += "; the node is cordoned"
         wait = Wait(self._limit(self.target.node_timeout), min(retry, within - self.waited.get(step, 0.0)))
         return NodeStep(node=self.node.name, step=step, message=message, wait=wait)
 
