@@ -361,7 +361,7 @@ async def test_a_failed_upgrade_without_rollback_stops(api: KubeApi) -> None:
 
 
 async def test_a_failed_probe_pod_is_deleted_and_created_again(api: KubeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accelplane.onload.steps.PROBE_RETRY", 1.0)
+    monkeypatch.setattr("accelplane.onload.node_steps.PROBE_RETRY", 1.0)
     setup = Setup(api, nodes=1)
     setup.create(upgrade__verify__probe={"image": "probe:1"})
 

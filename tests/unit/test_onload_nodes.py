@@ -141,3 +141,23 @@ async def test_a_plugin_pod_that_only_the_server_has_prevents_that_a_module_is_u
         await nodes.patch(NAMES, action, "1")
     server.response = document(2)
     await nodes.patch(NAMES._replace(name="other"), action, "1")
+
+
+def test_only_probe_pods_of_the_resource_itself_are_exempt_from_eviction(server: Server, nodes: Nodes) -> None:
+    owner = {
+        "apiVersion": "onload.amd.com/v1alpha1",
+        "kind": "Onload",
+        "name": "onload",
+        "uid": "u",
+        "controller": True,
+    }
+    uses = {"nodeName": "a", "containers": [{"resources": {"requests": {"amd.com/onload": "1"}}}]}
+    own = {"name": "probe", "namespace": "apps", "ownerReferences": [owner]}
+    others = ({**own, "name": "foreign", "namespace": "else"}, {**own, "name": "unowned", "ownerReferences": []})
+    for index, metadata in enumerate((own, *others)):
+        labelled = {**metadata, "uid": str(index), "labels": {"onload.amd.com/verify": NAMES.daemonset}}
+        pod = {"metadata": labelled, "spec": uses, "status": {"phase": "Running"}}
+        server.caches[Pod].store(msgspec.Raw(msgspec.json.encode(pod)))
+    (found,) = nodes.views(NAMES, SELECTOR)
+    assert sorted(each.key.name for each in found.apps) == ["foreign", "unowned"]
+    assert found.probe == "running"

@@ -15,11 +15,11 @@ from accelplane.onload.models import Revision, Status, seconds
 from accelplane.onload.modules import KmmApi
 from accelplane.onload.names import Names
 from accelplane.onload.observed import BlockedEviction, NodeView
-from accelplane.onload.plan import Target
+from accelplane.onload.plan import Problem, Target
 from accelplane.onload.requirements import load_order_problems, max_unavailable, overlaps, problem_of, target_of
 from accelplane.onload.resources import DaemonSetStatus, Node, Pod, concerns_onload, node_only, pod_only, relevant
 from accelplane.onload.rollout import Rollout
-from accelplane.onload.status import Observation, Problem, status
+from accelplane.onload.status import Observation, status
 from accelplane.onload.steps import decide
 
 NOW = "2026-01-02T03:04:05Z"

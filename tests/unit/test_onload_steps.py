@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from onloadcluster import Cluster, app_pod, plugin_pod, progress, working
 from onloadsteps import NEW, NOW, OLD, TARGET, act, step, waited
 
+from accelplane.onload.node_steps import READY_WAIT, STATUS_WAIT, TERMINATING_WAIT
 from accelplane.onload.observed import NodeView, format_progress, parse_progress
 from accelplane.onload.plan import Target
-from accelplane.onload.steps import READY_WAIT, STATUS_WAIT, decide
+from accelplane.onload.steps import decide
 
 
 def with_sfc(target: Target = TARGET) -> Target:
@@ -210,6 +211,67 @@ def test_the_time_limit_belongs_to_the_revision_of_the_plugin_pod() -> None:
     node = msgspec.structs.replace(node, plugins=(plugin_pod("fixed", is_ready=False),))
     fixed = msgspec.structs.replace(TARGET, revision="fixed")
     assert not decide(fixed, [node], NOW + TARGET.node_timeout, plan.waits).overdue
+
+
+TAKEN_DOWN: dict[str, Any] = {"gate": None, "plugins": (), "advertised": False}
+
+
+def test_static_pods_are_not_evicted_and_named() -> None:
+    static = msgspec.structs.replace(app_pod("static"), is_static=True)
+    node = working("a", OLD, **TAKEN_DOWN, progress=progress(NEW, upgrade=True), apps=(static, app_pod("other")))
+    assert [each.key.name for each in act(node).evict] == ["other"]
+    (found,) = decide(TARGET, [msgspec.structs.replace(node, apps=(static,))], NOW).steps
+    assert found.action is None
+    assert found.problem is not None
+    assert found.problem.reason == "StaticPods"
+    assert "default/static" in found.problem.message
+
+
+def test_pods_that_are_being_deleted_for_ever_are_named() -> None:
+    apps = (app_pod("stuck", is_terminating=True),)
+    node = working("a", OLD, **TAKEN_DOWN, progress=progress(NEW, upgrade=True), apps=apps)
+    plan = decide(TARGET, [node], NOW)
+    assert (plan.actions, plan.steps[0].problem) == ((), None)
+    found = waited(TERMINATING_WAIT, node).steps[0].problem
+    assert found is not None
+    assert (found.reason, "default/stuck" in found.message) == ("PodsTerminating", True)
+
+
+def test_failed_pods_of_kmm_are_named() -> None:
+    node = working("a", NEW, **TAKEN_DOWN, progress=progress(NEW, upgrade=True), module_loaded=False)
+    node = msgspec.structs.replace(node, module_loaded_version=None, failed_module_pods=("kmm-worker-a",))
+    found = decide(TARGET, [node], NOW).steps[0]
+    assert found.problem is not None
+    assert (found.problem.reason, "kmm-worker-a" in found.message) == ("ModulePodsFailed", True)
+
+
+def test_an_application_that_holds_the_former_module_is_evicted_or_named() -> None:
+    """Another program has set the labels of the new version while the former module is loaded."""
+    node = working("a", NEW, **TAKEN_DOWN, module_loaded_version=OLD, apps=(app_pod(),))
+    assert step(node)[0] == "Pending"
+    started = act(node)
+    assert started.progress is not None
+    assert started.progress.upgrade
+    assert [each.key.name for each in act(msgspec.structs.replace(node, progress=started.progress)).evict] == ["app"]
+    running = working("a", NEW, module_loaded_version=OLD, apps=(app_pod(),))
+    assert decide(TARGET, [running], NOW).steps[0].message == (
+        f"waits for module version {NEW}, found {OLD}, used by default/app"
+    )
+
+
+def test_a_module_is_not_unloaded_under_the_probe_pod() -> None:
+    node = working("a", OLD, **TAKEN_DOWN, progress=progress(NEW, upgrade=True), probe="running")
+    assert step(node) == ("WaitingForProbePod", {})
+    assert act(node).delete_probe
+    assert step(msgspec.structs.replace(node, probe="terminating")) == ("WaitingForProbePod", {})
+    assert step(msgspec.structs.replace(node, probe="failed"))[0] == "RemovingModule"
+
+
+def test_a_cordoned_node_waits_without_a_limit() -> None:
+    node = working("a", NEW, plugins=(), progress=progress(NEW, upgrade=True), cordoned=True)
+    plan = waited(1e4, node)
+    assert not plan.overdue
+    assert plan.steps[0].message == "waits for a ready device plugin pod; the node is cordoned"
 
 
 def test_a_module_that_does_not_unload_is_not_polled() -> None:

@@ -7,8 +7,9 @@ import pytest
 from onloadcluster import Cluster, plugin_pod, progress, working
 from onloadsteps import NEW, NOW, OLD, TARGET, act, step, waited
 
+from accelplane.onload.node_steps import READY_WAIT
 from accelplane.onload.observed import NodeView
-from accelplane.onload.steps import READY_WAIT, decide
+from accelplane.onload.steps import decide
 from accelplane.onload.waits import OBSERVATION_INTERVAL
 
 

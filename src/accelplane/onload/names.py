@@ -13,6 +13,8 @@ FINALIZER = f"{GROUP}/node-labels"
 VERSION_LABEL = f"{GROUP}/version"
 NAME_LABEL = f"{GROUP}/name"
 VERIFY_LABEL = f"{GROUP}/verify"
+# The kubelet sets it on pods of its manifest directory.
+MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 # An annotation of nodes: no upgrade starts on a node that has it, unless its value is "false".
 HOLD_ANNOTATION = f"{GROUP}/hold"
 # Hash of the written fields of an owned object, and hash of the fields whose change requires a restart of plugin pods.

@@ -174,8 +174,7 @@ class Nodes:
         for pod in listing.items:
             pod_only(pod)
             is_plugin = pod.labels.get(NAME_LABEL) == names.daemonset and pod.metadata.namespace == names.namespace
-            is_app = pod.uses_onload and VERIFY_LABEL not in pod.labels
-            if (is_app or is_plugin) and not pod.is_finished:
+            if (pod.uses_onload or is_plugin) and not pod.is_finished:
                 raise InUse(f"node {node}", f"pod {pod.metadata.namespace}/{pod.metadata.name} uses Onload")
 
 

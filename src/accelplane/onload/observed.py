@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from accelplane.kube.objects import Request
+from accelplane.onload.models import KIND
 from accelplane.onload.names import (
     GROUP,
     HOLD_ANNOTATION,
@@ -62,6 +63,7 @@ class PodView(msgspec.Struct, frozen=True):
     uid: str = ""
     is_terminating: bool = False
     is_ready: bool = False
+    is_static: bool = False
     revision: str | None = None
     user_image: str = ""
     ready_since: float = 0.0
@@ -107,6 +109,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     sfc_loaded_version: str | None = None
     module_pods: int = 0
     sfc_pods: int = 0
+    failed_module_pods: tuple[str, ...] = ()
     plugins: tuple[PodView, ...] = ()
     apps: tuple[PodView, ...] = ()
     probe: Probe = "none"
@@ -180,7 +183,14 @@ def view(
             for pod in here
             if pod.labels.get(NAME_LABEL) == names.daemonset and pod.metadata.namespace == names.namespace
         ),
-        apps=tuple(_pod(pod, {}) for pod in here if pod.uses_onload and VERIFY_LABEL not in pod.labels),
+        failed_module_pods=tuple(
+            pod.metadata.name or ""
+            for pod in pods
+            if pod.status.phase == "Failed"
+            and pod.labels.get(KMM_POD_LABEL) in {names.module, names.sfc_module}
+            and pod.metadata.namespace == names.namespace
+        ),
+        apps=tuple(_pod(pod, {}) for pod in here if pod.uses_onload and not is_probe(pod, names)),
         probe=_probe(probe),
         probe_since=since.get(probe.metadata.uid or "", 0.0) if probe is not None else 0.0,
         progress=parse_progress(annotations.get(names.progress_annotation)),
@@ -216,15 +226,16 @@ def _module_pods(pods: Sequence[Pod], names: Names, module: str) -> int:
     return sum(pod.labels.get(KMM_POD_LABEL) == module and pod.metadata.namespace == names.namespace for pod in pods)
 
 
-def _probe_pod(pods: Sequence[Pod], names: Names) -> Pod | None:
-    return next(
-        (
-            pod
-            for pod in pods
-            if pod.labels.get(VERIFY_LABEL) == names.daemonset and pod.metadata.namespace == names.namespace
-        ),
-        None,
+def is_probe(pod: Pod, names: Names) -> bool:
+    """Whether a pod is a probe pod of a resource. Pods of others with the label use Onload as all others do."""
+    owned = any(
+        each.controller and each.kind == KIND and each.name == names.name for each in pod.metadata.ownerReferences or ()
     )
+    return owned and pod.labels.get(VERIFY_LABEL) == names.daemonset and pod.metadata.namespace == names.namespace
+
+
+def _probe_pod(pods: Sequence[Pod], names: Names) -> Pod | None:
+    return next((pod for pod in pods if is_probe(pod, names)), None)
 
 
 def _probe(found: Pod | None) -> Probe:
@@ -247,6 +258,7 @@ def _pod(pod: Pod, since: Mapping[str, float]) -> PodView:
         uid=pod.metadata.uid or "",
         is_terminating=pod.metadata.deletionTimestamp is not None,
         is_ready=pod.is_ready,
+        is_static=pod.is_static,
         user_image=pod.user_image,
         revision=(pod.metadata.annotations or {}).get(REVISION_ANNOTATION),
         ready_since=since.get(pod.metadata.uid or "", 0.0),

@@ -20,6 +20,7 @@ StepName = Literal[
     "Pending",
     "RemovingGate",
     "WaitingForPluginPod",
+    "WaitingForProbePod",
     "WaitingForNodeStatus",
     "Evicting",
     "RemovingModule",
@@ -44,6 +45,13 @@ DONE = frozenset[StepName]({"Verified", "Removed", "NotReachable"})
 NOT_STARTED = frozenset[StepName](
     {"Pending", "Held", "NodeNotReady", "NodeOwned", "ReleasePending", "NoKernelMapping", "Cordoned"}
 )
+
+
+class Problem(NamedTuple):
+    """Something that needs attention: the reason of a condition, and its message."""
+
+    reason: str
+    message: str
 
 
 class Obstacle(NamedTuple):
@@ -133,7 +141,10 @@ class ObservedWait(msgspec.Struct, frozen=True):
 
 
 class NodeStep(msgspec.Struct, frozen=True, kw_only=True):
-    """The step of one node, with its action or what it waits for."""
+    """The step of one node, with its action or what it waits for.
+
+    `problem` is what an administrator has to correct: the reason and message of the condition Degraded.
+    """
 
     node: str
     step: StepName
@@ -141,6 +152,7 @@ class NodeStep(msgspec.Struct, frozen=True, kw_only=True):
     action: Action | None = None
     wait: Wait | None = None
     starts: bool = False
+    problem: Problem | None = None
     skipped_wait: bool = False
 
 

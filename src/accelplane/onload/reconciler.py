@@ -32,10 +32,11 @@ from accelplane.onload.daemonset import node_selector_of
 from accelplane.onload.kmm import Kmm
 from accelplane.onload.models import DevicePluginStatus, Onload, OnloadStatus, Revision, Status, uses_kmm
 from accelplane.onload.names import FINALIZER, GROUP, MANAGED_BY, MANAGED_BY_LABEL, Names, owner_of_label
-from accelplane.onload.nodes import Nodes
+from accelplane.onload.node_steps import EVICTION_RETRY
+from accelplane.onload.nodes import InUse, Nodes
 from accelplane.onload.observed import NodeView
 from accelplane.onload.obstacles import find_obstacles
-from accelplane.onload.plan import ObservedWait, Plan, Target
+from accelplane.onload.plan import ObservedWait, Plan, Problem, Target
 from accelplane.onload.requirements import load_order_problems, overlaps, problem_of, target_of
 from accelplane.onload.resources import ONLOAD, DaemonSet, Node, Pod, concerns_onload, pod_state, read, relevant
 from accelplane.onload.rollout import (
@@ -46,8 +47,8 @@ from accelplane.onload.rollout import (
     record_outcome,
     with_revision,
 )
-from accelplane.onload.status import Observation, Problem
-from accelplane.onload.steps import EVICTION_RETRY, decide
+from accelplane.onload.status import Observation
+from accelplane.onload.steps import decide
 
 log = logging.getLogger(__name__)
 
@@ -358,6 +359,8 @@ def _readable(resource: CustomResource) -> Onload | None:
 
 def _rejections(failure: ApiError | None) -> list[Problem]:
     """The problem of a write that fails again until a role, a webhook or an object changes."""
+    if isinstance(failure, InUse):
+        return [Problem("ModuleInUse", str(failure))]
     if isinstance(failure, StatusError) and failure.permanent:
         return [Problem("WriteRejected", str(failure))]
     return []

@@ -25,10 +25,9 @@ from accelplane.onload.models import (
 from accelplane.onload.modules import names_of
 from accelplane.onload.names import Names, has_dots, too_long
 from accelplane.onload.observed import NodeView
-from accelplane.onload.plan import Obstacle, Target
+from accelplane.onload.plan import Obstacle, Problem, Target
 from accelplane.onload.rollout import Rollout, first_mapping
 from accelplane.onload.rules import DEVICE_PLUGIN, SPEC, duration_errors
-from accelplane.onload.status import Problem
 
 _NAMED = 3
 

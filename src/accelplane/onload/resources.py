@@ -27,6 +27,7 @@ from accelplane.onload.names import (
     KMM_GROUP,
     KMM_POD_LABEL,
     KMM_VERSION,
+    MIRROR_ANNOTATION,
     NAME_LABEL,
     RESOURCE,
     REVISION_ANNOTATION,
@@ -184,7 +185,7 @@ class PodStatus(msgspec.Struct):
 class Pod(NamespacedResource, msgspec.Struct, kw_only=True):
     """A pod. `pod_only` replaces its containers by `uses_onload`, and keeps of its labels those that are read.
 
-    `user_image` is the image of the Onload userland of a plugin pod.
+    `user_image` is the image of the Onload userland of a plugin pod. A static pod is one that the kubelet creates.
     """
 
     metadata: LabelledIdentity
@@ -193,6 +194,7 @@ class Pod(NamespacedResource, msgspec.Struct, kw_only=True):
     uses_onload: bool = msgspec.field(default=False, name="-")
     is_ready: bool = msgspec.field(default=False, name="--")
     user_image: str = msgspec.field(default="", name="---")
+    is_static: bool = msgspec.field(default=False, name="----")
     _api_info: ClassVar[ApiInfo] = api("", "v1", "Pod", "pods")
 
     @property
@@ -218,6 +220,7 @@ def pod_only(thing: Pod) -> None:
     metadata.namespace = _intern(metadata.namespace or "")
     labels = {_intern(key): _intern(value) for key, value in thing.labels.items() if key in _POD_LABELS}
     metadata.labels = labels or None
+    thing.is_static = MIRROR_ANNOTATION in (metadata.annotations or {})
     revision = (metadata.annotations or {}).get(REVISION_ANNOTATION)
     metadata.annotations = {REVISION_ANNOTATION: _intern(revision)} if revision else None
     if not labels and not thing.uses_onload:

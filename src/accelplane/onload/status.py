@@ -18,7 +18,7 @@ import msgspec
 from accelplane.kube.conditions import condition, with_transition_times
 from accelplane.onload.models import CurrentNode, DevicePluginStatus, Onload, OnloadStatus, Revision, Status
 from accelplane.onload.observed import BlockedEviction, NodeView
-from accelplane.onload.plan import DONE, NOT_STARTED, NodeStep, Plan, Target
+from accelplane.onload.plan import DONE, NOT_STARTED, NodeStep, Plan, Problem, Target
 from accelplane.onload.resources import DaemonSetStatus
 
 READY, PROGRESSING, DEGRADED = "Ready", "Progressing", "Degraded"
@@ -26,13 +26,6 @@ _NAMED = 3
 # Nodes with an obstacle of their own are listed although their change has not begun.
 _NAMED_STEPS = NOT_STARTED - {"Pending"} | {"NotReachable"}
 _MAX_CURRENT = 50
-
-
-class Problem(NamedTuple):
-    """Something that needs attention: the reason of a condition, and its message."""
-
-    reason: str
-    message: str
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +125,8 @@ def problems(observed: Observation) -> list[Problem]:
         Problem("NodeTimeout", f"{_waiting(step)}: exceeded its time limit; correct the node or the spec")
         for step in observed.plan.overdue[:_NAMED]
     ]
+    with_problem = [(step.node, step.problem) for step in observed.plan.steps if step.problem is not None]
+    found += [Problem(each.reason, f"node {node}: {each.message}") for node, each in with_problem[:_NAMED]]
     if observed.blocking:
         found.append(Problem("EvictionBlocked", blocked_message(observed.blocking)))
     return found
