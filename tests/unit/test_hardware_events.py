@@ -1,8 +1,13 @@
 """Uevents about PCIe errors and wedged GPUs."""
 
-import pytest
+from pathlib import Path
 
-from accelplane.host.uevent import Uevent
+import pytest
+from trees import link, write
+
+from accelplane.host.uevent import OVERFLOW, Uevent
+from accelplane.node import event_store
+from accelplane.node.event_store import EventStore
 from accelplane.node.hardware_events import HardwareEvents
 
 ADDRESS = "0000:03:00.0"
@@ -91,3 +96,67 @@ def test_the_number_of_devices_is_limited() -> None:
     for number in range(5000):
         events.record(pci(path=f"/devices/{number:04x}:03:00.0", ERROR_EVENT="FAILED_RECOVERY"))
     assert len(events.recoveries) == len(events.verdicts) == 4096
+
+
+class Binding:
+    """A function in a tree of plain files, and a store of verdicts about it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.function = root / f"sys/bus/pci/devices/{ADDRESS}"
+        self.bind("xe")
+        self.events = self.restarted()
+
+    def bind(self, driver: str) -> None:
+        """The kernel makes a new link, while the inode of the earlier one may still exist."""
+        link(self.function / "new", self.root / "sys/bus/pci/drivers" / driver)
+        (self.function / "new").rename(self.function / "driver")
+
+    def restarted(self) -> HardwareEvents:
+        """The events of an agent that starts."""
+        events = HardwareEvents(store=EventStore(str(self.root / "cdi"), str(self.root)))
+        events.restore()
+        return events
+
+
+def test_a_verdict_survives_a_restart_of_the_agent_until_the_driver_is_bound_again(tmp_path: Path) -> None:
+    function = Binding(tmp_path)
+    function.events.record(drm("rebind"))
+    expected = function.events.verdicts
+    restarted = function.restarted()
+    assert restarted.verdicts == expected != {}
+    restarted.record(pci("bind"))
+    assert function.restarted().verdicts == {}
+
+
+def test_a_verdict_does_not_survive_a_reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    function = Binding(tmp_path)
+    function.events.record(drm("rebind"))
+    monkeypatch.setattr(event_store, "BOOT_ID", str(write(tmp_path / "boot_id", "another boot\n")))
+    assert function.restarted().verdicts == {}
+
+
+def test_a_device_that_was_bound_while_no_agent_ran_is_healthy(tmp_path: Path) -> None:
+    function = Binding(tmp_path)
+    function.events.record(drm("rebind"))
+    function.bind("xe")
+    assert function.restarted().verdicts == {}
+
+
+@pytest.mark.parametrize("repaired", [True, False])
+def test_verdicts_are_evaluated_again_after_events_were_lost(tmp_path: Path, repaired: bool) -> None:
+    function = Binding(tmp_path)
+    function.events.record(drm("rebind"))
+    if repaired:
+        function.bind("xe")
+    function.events.record(OVERFLOW)
+    assert causes(function.events) == ({} if repaired else {ADDRESS: "wedged"})
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"boot_id": 1}', "\udcff"])
+def test_an_invalid_file_of_verdicts_is_ignored_with_a_message(
+    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / "cdi/.accelplane-events", content.encode("utf-8", "surrogateescape"))
+    assert Binding(tmp_path).events.verdicts == {}
+    assert "expected verdicts of kernel events" in caplog.text

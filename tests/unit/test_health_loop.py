@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 from threadlimit import ThreadLimit
+from trees import gpu_card, link, write
 from waiting import until
 
 from accelplane.devices import Device, HealthPolicy, Inventory, Verdict
@@ -19,6 +21,7 @@ from accelplane.node.health_loop import HealthLoop
 from accelplane.node.settings import Settings
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
+from accelplane.plugins.gpu import GpuPlugin
 from accelplane.readings import DevicePlan
 
 CARD = "/devices/pci0000:00/0000:00:02.0"
@@ -71,6 +74,24 @@ async def test_a_wedged_device_stays_unhealthy_while_its_files_block(
     finally:
         plugin.files.set()
         assert await loop.thread.wait_idle("gpu", 60)
+
+
+async def test_a_virtual_function_is_unhealthy_with_its_physical_function(tmp_path: Path) -> None:
+    functions = [gpu_card(tmp_path, index) for index in range(3)]
+    for function in functions:
+        link(tmp_path / "sys/bus/pci/devices" / function.name, function)
+    write(functions[0] / "sriov_numvfs", "1\n")
+    link(functions[1] / "physfn", functions[0])
+    plugin, events, host = GpuPlugin(), HardwareEvents(), Host(tmp_path)
+    inventory = Inventory.of(plugin.namespace, plugin.scan(host))
+
+    async def publish() -> None: ...
+
+    context = PluginContext("gpu", plugin, Settings(root=str(tmp_path)), events=events)
+    loop = HealthLoop(context, lambda: inventory, publish)
+    events.record(Uevent("change", f"/devices/pci0000:00/{functions[0].name}/drm/card0", "drm", {"WEDGED": "rebind"}))
+    await loop.check_new_devices()
+    assert {unit: state.cause for unit, state in loop.tracker.states.items()} == {"card1": "wedged"}
 
 
 class Meters(Plugin[Config]):

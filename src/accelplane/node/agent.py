@@ -18,6 +18,7 @@ from accelplane.kubelet.server import KUBELET_SOCKET
 from accelplane.node.allocations import AllocationReader
 from accelplane.node.atomic_file import Stamp, stamp_of
 from accelplane.node.context import PluginContext
+from accelplane.node.event_store import EventStore
 from accelplane.node.hardware_events import HardwareEvents
 from accelplane.node.runner import PluginRunner
 from accelplane.node.settings import ConfigurationError, Settings
@@ -69,7 +70,7 @@ class Agent:
         self._make_pods = pods
         self._pods: NodePods | None = None
         self._provide_pods(settings, plugins)
-        self.events = HardwareEvents(self._hardware_changed)
+        self.events = HardwareEvents(self._hardware_changed, EventStore(settings.cdi_dir, settings.root))
         self.blocked = BlockedDevices(self._blocked_changed)
         self._watcher = Watcher(self.events.record)
         self._allocations = AllocationReader(settings)
@@ -124,6 +125,7 @@ class Agent:
             __version__, ", ".join(self._plugins) or "none", self.settings.root, self.settings.kubelet_dir,
         )  # fmt: skip
         self._watcher.start()
+        self.events.restore()
         self._watcher.directories("kubelet", (self.settings.sockets_dir,), self._kubelet_directory_changed)
         services = {**self._services, "startup check": self._check_startup}
         if self._config_file is not None:

@@ -12,6 +12,7 @@ from typing import TypeVar
 from accelplane.devices import Verdict
 from accelplane.host import pci_address
 from accelplane.host.uevent import Uevent
+from accelplane.node.event_store import EventStore, EventVerdict
 
 _RECOVERIES = {"BEGIN_RECOVERY": "began", "SUCCESSFUL_RECOVERY": "succeeded", "FAILED_RECOVERY": "failed"}
 OUTCOMES = tuple(_RECOVERIES.values())
@@ -25,15 +26,35 @@ Key = TypeVar("Key")
 class HardwareEvents:
     """Counts events by PCI address. `changed` is called when a verdict that events imply comes or goes."""
 
-    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, changed: Callable[[], None] = lambda: None, store: EventStore | None = None) -> None:
+        """The verdicts are kept in `store`, if there is one."""
         # By PCI address and outcome.
         self.recoveries: Counter[tuple[str, str]] = Counter()
         self.wedged: Counter[str] = Counter()
         self.verdicts: dict[str, Verdict] = {}  # bad ones by PCI address
         self._changed = changed
+        self._store = store
+        self._bindings: dict[str, int] = {}
+
+    def restore(self) -> None:
+        """Adds the verdicts of an earlier process of this boot that are still valid."""
+        for address, known in (self._store.load() if self._store is not None else {}).items():
+            if pci_address(address) and len(self.verdicts) < _MAX_FUNCTIONS:
+                self.verdicts[address], self._bindings[address] = known.verdict, known.binding
+        self.evaluate()
+
+    def evaluate(self) -> None:
+        """Drops the verdicts of functions that were bound, unbound or removed without an event."""
+        if self._store is None:
+            return
+        for address in list(self.verdicts):
+            if self._store.binding(address) != self._bindings[address]:
+                self._clear(address)
 
     def record(self, event: Uevent) -> None:
-        if event.subsystem == "pci":
+        if event.action == "overflow":
+            self.evaluate()
+        elif event.subsystem == "pci":
             self._record_pci(event)
         elif event.subsystem == "drm" and "WEDGED" in event.fields:
             self._record_wedged(event)
@@ -70,10 +91,19 @@ class HardwareEvents:
     def _set(self, address: str, verdict: Verdict) -> None:
         if address in self.verdicts or len(self.verdicts) < _MAX_FUNCTIONS:
             self.verdicts[address] = verdict
-            self._changed()
+            if self._store is not None:
+                self._bindings[address] = self._store.binding(address)
+            self._save()
 
     def _clear(self, address: str, cause: str = "") -> None:
         known = self.verdicts.get(address)
         if known is not None and cause in ("", known.cause):
             del self.verdicts[address]
-            self._changed()
+            self._bindings.pop(address, None)
+            self._save()
+
+    def _save(self) -> None:
+        if self._store is not None:
+            verdicts = self.verdicts.items()
+            self._store.save({address: EventVerdict(verdict, self._bindings[address]) for address, verdict in verdicts})
+        self._changed()

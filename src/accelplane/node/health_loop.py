@@ -12,15 +12,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 
 from accelplane.devices import Device, Inventory, Verdict
-from accelplane.host import Host
+from accelplane.host import Host, HostError, pci_address
 from accelplane.host.blocking import SerialThread, ThreadLimitError
 from accelplane.host.isolation import HostThread
+from accelplane.host.pci import DEVICES
 from accelplane.kubelet.notifier import coalesced_deadline
 from accelplane.node.context import PluginContext
 from accelplane.node.health import HealthTracker
 from accelplane.plugins import Config, Plugin
 
 log = logging.getLogger(__name__)
+
+Addresses = Mapping[str, tuple[str, str]]
 
 _FIRST_CHECK_DEADLINE = 1.0
 _ADDRESSES_TIMEOUT = 2.0
@@ -40,7 +43,7 @@ class HealthLoop:
         self._publish = publish
         self._requested = asyncio.Event()
         # The PCI addresses of the units of an inventory, read when there is an event.
-        self._addresses: tuple[Inventory, Mapping[str, str]] | None = None
+        self._addresses: tuple[Inventory, Addresses] | None = None
         self._problem = ""
         self._host = lru_cache(maxsize=1)(Host)  # resolves the root in the settings once
         self._watch: _Watch | None = None
@@ -108,13 +111,17 @@ class HealthLoop:
         """The verdicts that events imply, by unit."""
         plugin = self._context.plugin
         verdicts = dict(self._context.events.verdicts)
-        if not verdicts or not plugin.overrides("readings"):
+        if not verdicts:
             return {}
         addresses = await self._read_addresses(plugin, inventory)
-        return {unit: verdicts[address] for unit, address in addresses.items() if address in verdicts}
+        return {
+            unit: verdicts[address]
+            for unit, functions in addresses.items()
+            if (address := next((each for each in functions if each in verdicts), ""))
+        }
 
-    async def _read_addresses(self, plugin: Plugin[Config], inventory: Inventory) -> Mapping[str, str]:
-        """The PCI address of each unit: the earlier ones while the files of a device block, maybe of a wedged one."""
+    async def _read_addresses(self, plugin: Plugin[Config], inventory: Inventory) -> Addresses:
+        """The PCI addresses of each unit: the earlier ones while the files of a device block, maybe of a wedged one."""
         earlier = self._addresses
         if earlier is not None and earlier[0] is inventory:
             return earlier[1]
@@ -226,5 +233,22 @@ class _Watch:
         self._stopped.release()
 
 
-def _addresses(plugin: Plugin[Config], host: Host, inventory: Inventory) -> Mapping[str, str]:
-    return {unit: plan.bdf for plan in plugin.readings(host, inventory) for unit in plan.units if plan.bdf}
+def _addresses(plugin: Plugin[Config], host: Host, inventory: Inventory) -> Addresses:
+    """For each unit the PCI address of its function, then that of the physical function if it is a virtual one."""
+    found: dict[str, str] = {}
+    for device in inventory:
+        named = (device.attributes.get("bdf", ""), device.unit, device.id)
+        if address := next(filter(pci_address, named), None):
+            found[device.unit] = address
+    if plugin.overrides("readings"):
+        found |= {unit: plan.bdf for plan in plugin.readings(host, inventory) for unit in plan.units if plan.bdf}
+    return {unit: (address, _physical_function(host, address)) for unit, address in found.items()}
+
+
+def _physical_function(host: Host, address: str) -> str:
+    """The address of the physical function of a virtual one; that of a physical function itself."""
+    link = f"{DEVICES}/{address}/physfn"
+    try:
+        return host.resolve(link).rpartition("/")[2] if host.exists(link) else address
+    except HostError:
+        return address
