@@ -2,22 +2,26 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import AsyncMock, patch
 
 import pytest
 from gadgets import Table, gadgets
 from scripted import Setup, Shelf, ShelfConfig
 from threadlimit import ThreadLimit
+from trees import write
 from virtualtime import Threads, VirtualTimeLoop, controlled, in_virtual_time
 
 from accelplane import rpc
 from accelplane.devices import CdiDevice, Device
 from accelplane.host import Host
-from accelplane.kubelet import checkpoint
+from accelplane.kubelet import checkpoint, podresources
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
+from accelplane.node import allocations
 from accelplane.node.agent import Agent
 from accelplane.node.allocations import AllocationReader
 from accelplane.node.context import PluginContext
@@ -166,10 +170,10 @@ async def test_at_the_limit_of_threads_all_ids_stay_and_cdi_files_are_written_la
     settings = settings_for(str(tmp_path))
     card = CdiDevice(kind=Cards.cdi_kinds[0], name="card0", env=("CARD=0",))
     device = Device(resource="card", id="card0", cdi=card)
-    allocations = AllocationReader(settings)
-    publisher = CdiPublisher(PluginContext("cards", Cards(), settings), allocations)
+    reader = AllocationReader(settings)
+    publisher = CdiPublisher(PluginContext("cards", Cards(), settings), reader)
     ThreadLimit(monkeypatch, failures=4)
-    assert (await allocations.read(0.0)).record == "unreadable"
+    assert (await reader.read(0.0)).record == "unreadable"
     assert await publisher.publish([device], [device])
     await publisher.prune()
     assert publisher.needs_prune
@@ -180,6 +184,30 @@ async def test_at_the_limit_of_threads_all_ids_stay_and_cdi_files_are_written_la
     assert caplog.messages == [
         "cards: CDI files not written: can't start new thread; each is written when a container gets its device"
     ]
+
+
+@in_virtual_time(allocations)
+async def test_without_a_readable_checkpoint_no_id_is_held_if_the_kubelet_has_named_no_pods_for_two_minutes(
+    tmp_path: Path,
+) -> None:
+    settings = settings_for(str(tmp_path))
+    write(tmp_path / "device-plugins" / checkpoint.FILE_NAME, "not JSON")
+    socket_file = write(tmp_path / "pod-resources/kubelet.sock", "")
+    reader = AllocationReader(settings)
+
+    async def record(seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return (await reader.read(allocations.time.monotonic())).record
+
+    with patch.object(
+        podresources.PodResources, "list_holders", AsyncMock(return_value=podresources.NodeHolders((), ()))
+    ):
+        assert await record(1) == "unreadable"
+        assert await record(119) == "unreadable"
+        assert await record(2) == "read"
+        os.utime(socket_file, (1, 1))  # of a kubelet that has been restarted
+        assert await record(1) == "unreadable"
+        assert await record(121) == "read"
 
 
 async def test_the_first_reading_of_a_plugin_does_not_wait_for_a_kubelet_that_hangs(tmp_path: Path) -> None:

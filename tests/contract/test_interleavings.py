@@ -206,6 +206,19 @@ def test_allocated_ids_are_listed_when_the_checkpoint_becomes_readable(idle_setu
     assert idle_setup.kubelet.lists[THING] == {"d0": False, "d1": True}
 
 
+def test_an_outdated_checkpoint_is_renewed_where_the_kubelet_does_not_answer(idle_setup: Setup) -> None:
+    idle_setup.plug("a", "u0", "d1")
+    idle_setup.complete_work()
+    idle_setup.loop.run(idle_setup.kubelet.allocate(THING, "d0"))
+    idle_setup.unplug("a", "u0", "d0")
+    idle_setup.complete_work()
+    idle_setup.kubelet.records = False
+    idle_setup.kubelet.release(THING, "d0")
+    idle_setup.kubelet.records = True
+    idle_setup.advance(100)
+    assert idle_setup.kubelet.lists[THING] == {"d1": True}
+
+
 def test_a_new_device_is_not_listed_before_its_check(idle_setup: Setup) -> None:
     idle_setup.hold()
     idle_setup.bad.add("u1")

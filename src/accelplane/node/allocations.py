@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 # The kubelet records an allocation as soon as it has received the answer, but writes the checkpoint when all resources
 # of the container are allocated, which may take as long as another plugin does.
 _RECORDING_TIME, _CHECKPOINT_TIME = 3.0, 120.0
+# A kubelet that has answered for this time has got its pods from the API server.
+_PODS_KNOWN_TIME = 120.0
 _MAX_TIMES = 4096
 
 Key = tuple[str, str]  # qualified resource name, device ID
@@ -35,7 +37,8 @@ class Reading(Struct, frozen=True):
 
     `record` is `absent` where there is neither a socket nor a checkpoint (no kubelet has run yet), `unreadable` where
     there is one and it cannot be read. `answered`: whether the kubelet itself has answered. `ended` are IDs that only
-    the checkpoint names: of pods that have ended, or that a restarted kubelet does not know yet.
+    the checkpoint names: of pods that have ended, that a restarted kubelet does not know yet, or of all pods if it does
+    not answer.
     """
 
     began: float
@@ -55,6 +58,8 @@ class AllocationReader:
         # A reading of the checkpoint does not wait for a kubelet that hangs.
         self._kubelet_lock, self._checkpoint_lock = asyncio.Lock(), asyncio.Lock()
         self._last: Reading | None = None
+        # Since when the kubelet behind this socket has named no pods, without a failure in between.
+        self._no_pods: tuple[sockets.Identity, float] | None = None
 
     async def read(self, since: float, *, ask_kubelet: bool = True) -> Reading:
         """A reading that began after the monotonic time `since`; several callers may get the same one.
@@ -79,23 +84,31 @@ class AllocationReader:
             recorded = await self._thread.run(self._from_checkpoint)
         except (checkpoint.CheckpointError, ThreadLimitError) as error:
             log.log(v(2), "allocations: %s", error)
-            if not running:  # a restarted kubelet names no pods at first
+            if not running and not self._has_no_pods(began):  # a restarted kubelet names no pods at first
                 return Reading(began, "unreadable", answered)
             recorded = None
         if running is None and recorded is None:
             return Reading(began, "absent")
         running, recorded = running or {}, recorded or {}
-        ended = frozenset(recorded.keys() - running.keys()) if answered else frozenset[Key]()
-        return Reading(began, "read", answered, {**recorded, **running}, ended)
+        # Where the kubelet does not answer, the checkpoint is all there is, and may be outdated too.
+        return Reading(began, "read", answered, {**recorded, **running}, frozenset(recorded.keys() - running.keys()))
+
+    def _has_no_pods(self, now: float) -> bool:
+        """Whether the kubelet has named no pods for so long that it knows its pods."""
+        return self._no_pods is not None and now - self._no_pods[1] >= _PODS_KNOWN_TIME
 
     async def _from_pod_resources(self) -> Mapping[Key, Sequence[int]] | None:
-        if sockets.identity(self._socket) is None:
+        began, identity = time.monotonic(), sockets.identity(self._socket)
+        before, self._no_pods = self._no_pods, None
+        if identity is None:
             return None
         try:
             held = await podresources.PodResources(self._socket).list_holders()
         except podresources.PodResourcesError as error:
             log.log(v(2), "allocations: %s", error)
             return None
+        if not held.devices:
+            self._no_pods = before if before is not None and before[0] == identity else (identity, began)
         return {(one.resource, id_): one.numa_nodes.get(id_, ()) for one in held.devices for id_ in one.device_ids}
 
     def _from_checkpoint(self) -> Mapping[Key, Sequence[int]] | None:
