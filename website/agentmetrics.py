@@ -10,6 +10,7 @@ import msgspec
 from accelplane.clients.messages import ContainerUse, DeviceUse, Report
 from accelplane.devices import Phase
 from accelplane.host import Host
+from accelplane.http.validity import Validity
 from accelplane.kubelet.podresources import Holder
 from accelplane.kubelet.server import LATENCY_BOUNDS
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceCounters, ResourceStatus, UnitHealth
@@ -17,7 +18,7 @@ from accelplane.pages import metrics
 from accelplane.pages.clients import ClientUse, NamedPod
 from accelplane.pages.holders import Holders
 from accelplane.pages.readings import NodeReadings
-from accelplane.pages.server import PageCounts
+from accelplane.pages.server import PageCounts, certificate_families
 from accelplane.plugins.sgx import SgxPlugin
 from accelplane.readings import DevicePlan
 
@@ -64,7 +65,8 @@ def _page() -> str:
         dropped={("p", "limit"): 1},
         samples=samples,
     )
-    return metrics.MetricsPage().render(status, contents, counts.families()).decode()
+    more = (*counts.families(), *certificate_families(Validity(0.0, 1.0)))
+    return metrics.MetricsPage().render(status, contents, more).decode()
 
 
 def _client_use() -> ClientUse:

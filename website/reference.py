@@ -20,8 +20,9 @@ from accelplane.cli.node import FLAGS as AGENT_FLAGS
 from accelplane.cli.node import NODE_FLAGS
 from accelplane.cli.sgxwebhook import metrics_text
 from accelplane.fleet.metrics import FleetMetrics, ViewerMetrics
+from accelplane.http.validity import Validity
 from accelplane.kube.admission import AdmissionServer
-from accelplane.kube.metrics import Metrics
+from accelplane.kube.metrics import CertificateCollector, Metrics
 from accelplane.node.plugins import installed
 from accelplane.readings.families import FAMILIES
 from website.agentmetrics import METRIC_HEAD, agent_families
@@ -244,11 +245,13 @@ def metrics() -> Iterator[str]:
     devices = ((f"`{family.name}`", family.kind, _prose(family.help)) for family in FAMILIES)
     yield from _table(("Metric", "Type", "Help"), *devices)
     yield from ("## Operators, webhooks and other controllers", "")
-    yield from _collected(Metrics().registry)
+    controllers, certificate = Metrics().registry, Validity(0.0, 1.0)
+    controllers.register(CertificateCollector(lambda: certificate))
+    yield from _collected(controllers)
     yield from ("## Fleet page", "", "In addition to those of controllers. [Fleet page](../fleet.md#metrics).", "")
     yield from _collected(_fleet())
     yield from ("## SGX webhook without the operator", "")
-    texts = METRIC_HEAD.findall(metrics_text(AdmissionServer()))
+    texts = METRIC_HEAD.findall(metrics_text(AdmissionServer(), certificate))
     yield from _table(("Metric", "Type", "Help"), *((f"`{n}`", kind, _prose(text)) for n, text, kind in texts))
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import signal
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,11 @@ async def test_reviews_are_counted_by_outcome_and_names_by_their_state(api: Kube
     assert status == 200
     assert 'accelplane_webhook_reviews_total{outcome="mutated",webhook="/pods"} 2.0' in text
     assert 'accelplane_webhook_reviews_total{outcome="denied 400",webhook="/pods"} 1.0' in text
+    for end in ("before", "after"):
+        (seconds,) = re.findall(
+            rf"^accelplane_serving_certificate_not_{end}_timestamp_seconds (\S+)$", text, re.MULTILINE
+        )
+        assert (float(seconds) > time.time()) == (end == "after")
     for state in ("accepted", "faulty"):
         assert f'accelplane_fpga_mappings{{kind="AcceleratorFunction",state="{state}"}} 1.0' in text
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from pagereaders import Fixed
 from waiting import until
 
 from accelplane.apiserver import ApiServer
+from accelplane.http.validity import validity
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.node.status import NodeStatus
 from accelplane.pages import server as pages
@@ -58,11 +60,15 @@ async def serving(
 
 async def get(port: int, path: str, context: ssl.SSLContext | None = None, token: str = "") -> int:
     """The status code."""
+    return int((await response(port, path, context, token)).split()[1])
+
+
+async def response(port: int, path: str, context: ssl.SSLContext | None = None, token: str = "") -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
     try:
         authorization = f"Authorization: Bearer {token}\r\n" if token else ""
         writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{authorization}\r\n".encode())
-        return int((await reader.read()).split()[1])
+        return await reader.read()
     finally:
         writer.close()
 
@@ -73,6 +79,10 @@ async def test_pages_are_served_over_tls_and_a_replaced_certificate_is_used(
     directory = certificate(tmp_path / "tls")
     async with serving(Settings(http_tls_dir=os.fspath(directory)), unused_tcp_port):
         assert await get(unused_tcp_port, "/metrics", client_context(tmp_path)) == 200
+        seconds = validity((directory / "tls.crt").read_bytes()).not_after
+        text = (await response(unused_tcp_port, "/metrics", client_context(tmp_path))).decode()
+        (found,) = re.findall(r"^accelplane_serving_certificate_not_after_timestamp_seconds (.*)$", text, re.MULTILINE)
+        assert float(found) == seconds
         certificate(directory, OTHER)
 
         async def rejected() -> bool:

@@ -24,6 +24,7 @@ from accelplane.cli import sgxwebhook
 from accelplane.cli.goflags import Flag, Value
 from accelplane.cli.ownsecret import SecretStore
 from accelplane.http.servingtls import ServingTls
+from accelplane.http.validity import validity
 from accelplane.kube.authority import plan_renewal_in_process
 from accelplane.kube.testing import PatchError, apply_json_patch
 from accelplane.kube.trust import Trust, TrustError, TrustSettings
@@ -168,6 +169,9 @@ async def test_reviews_are_counted_on_a_metrics_page_with_the_option(certificate
     assert 'controller_runtime_webhook_requests_total{webhook="/mutate--v1-pod",code="200"} 1\n' in page
     assert 'accelplane_webhook_reviews_total{webhook="/mutate--v1-pod",outcome="allowed"} 1\n' in page
     assert 'controller_runtime_webhook_latency_seconds_count{webhook="/mutate--v1-pod"} 1\n' in page
+    found = validity((certificates / "tls.crt").read_bytes())
+    for end, seconds in (("before", found.not_before), ("after", found.not_after)):
+        assert f"accelplane_serving_certificate_not_{end}_timestamp_seconds {seconds:.0f}\n" in page
 
 
 def test_flags_set_the_options_of_decisions() -> None:

@@ -213,6 +213,18 @@ def slow_page() -> Case:
     return Case("AccelplaneReadsStuck", series, {"page": "metrics"}, START + 8, START + 20, START + 60)
 
 
+def certificates() -> list[Case]:
+    """Certificates that last for decades by the clock of the test: the last week of one, and both ends."""
+    first, last = (f"accelplane_serving_certificate_not_{end}_timestamp_seconds" for end in ("before", "after"))
+    valid_from = {series_of(node, first): "-1000000000x120" for node in ("n1", "n2")}
+    valid_until = {series_of(node, last): "1000000000x120" for node in ("n1", "n2")}
+    return [
+        gauge("AccelplaneCertificateExpires", last, ("1000000000", "600000"), valid_from),
+        gauge("AccelplaneCertificateInvalid", last, ("1000000000", "500"), valid_from),
+        gauge("AccelplaneCertificateInvalid", first, ("-1000000000", "9000"), valid_until),
+    ]
+
+
 def queue() -> Case:
     labels = {"plugin": "dsa", "device": "dsa0", "unit": "wq0.0", "mode": "shared", "type": "user"}
     more = {series_of(node, "accelplane_idxd_queue_size", **labels): "128x120" for node in ("n1", "n2")}
@@ -279,4 +291,5 @@ def cases() -> list[Case]:
         counter("AccelplaneCdiWriteFailing", "accelplane_cdi_write_failures_total", **plugin),
         gauge("AccelplaneReadsStuck", "accelplane_device_stuck", ("0", "1"), **GPU),
         slow_page(),
+        *certificates(),
     ]

@@ -56,6 +56,8 @@ ALERTS = {
     "AccelplaneSlowRecovery": ("", "info"),
     "AccelplaneCdiWriteFailing": ("", "warning"),
     "AccelplaneReadsStuck": ("10m", "warning"),
+    "AccelplaneCertificateExpires": ("15m", "warning"),
+    "AccelplaneCertificateInvalid": ("5m", "critical"),
 }
 # Constant -> (alert, default, another value, the end of the expression with it).
 CONSTANTS = {

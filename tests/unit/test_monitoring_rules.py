@@ -235,7 +235,7 @@ def test_the_records_have_their_values_for_shared_devices_too(tmp_path: Path) ->
 
 
 def test_promtool_accepts_the_rules_and_the_scrape_configuration(tmp_path: Path) -> None:
-    assert "31 rules found" in promtool("check", "rules", "--lint=all", "--lint-fatal", RULES)
+    assert "33 rules found" in promtool("check", "rules", "--lint=all", "--lint-fatal", RULES)
     config = {"rule_files": [str(RULES)], "scrape_config_files": [str(SCRAPE)]}
     (tmp_path / "prometheus.yaml").write_text(json.dumps(config))
     promtool("check", "config", "--syntax-only", tmp_path / "prometheus.yaml")

@@ -134,4 +134,5 @@ def test_the_reference_lists_the_metrics_of_fleet_and_webhook(reference_pages: M
         assert f"| `accelplane_fleet_{name}` |" in fleet
     webhook = text.partition("\n## SGX webhook without the operator\n")[2]
     assert "| `accelplane_webhook_reviews_total` | counter |" in webhook
+    assert text.count("| `accelplane_serving_certificate_not_after_timestamp_seconds` | gauge |") == 3
     assert "| `controller_runtime_webhook_requests_in_flight` | gauge |" in webhook

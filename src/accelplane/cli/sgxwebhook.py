@@ -21,6 +21,7 @@ from accelplane.http.malloc import release_freed_memory
 from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response
 from accelplane.http.server import HttpServer
 from accelplane.http.servingtls import CertificateError, ServingTls, TlsSettings
+from accelplane.http.validity import HELP, Validity
 from accelplane.kube.admission import AdmissionServer
 
 log = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ async def _serve(values: Mapping[str, Value], options: SgxOptions) -> None:
         return (200, "ok\n") if tls.ready and not stop.is_set() else (503, "no\n")
 
     server = AdmissionServer([mutator(options)], {"/healthz": lambda: (200, "ok\n"), "/readyz": readyz})
-    async with _certified(values, tls), _metrics(str(values["metrics-bind-address"]), server):
+    async with _certified(values, tls), _metrics(str(values["metrics-bind-address"]), server, tls):
         port = await _listening(server, int(values["port"]), tls)
         log.info("serving at port %d", port)
         await stop.wait()
@@ -171,7 +172,7 @@ async def _certified(values: Mapping[str, Value], tls: ServingTls) -> AsyncGener
 
 
 @contextlib.asynccontextmanager
-async def _metrics(address: str, server: AdmissionServer) -> AsyncGenerator[None]:
+async def _metrics(address: str, server: AdmissionServer, tls: ServingTls) -> AsyncGenerator[None]:
     """Serves /metrics at `address` while entered. Raises `Fatal`."""
     if address == "0":
         yield
@@ -180,7 +181,7 @@ async def _metrics(address: str, server: AdmissionServer) -> AsyncGenerator[None
     def page(request: Request) -> Response:
         if request.path != "/metrics":
             raise HttpError(404, "no such page; expected /metrics")
-        return Response(200, metrics_text(server).encode(), "text/plain; version=0.0.4; charset=utf-8")
+        return Response(200, metrics_text(server, tls.validity()).encode(), "text/plain; version=0.0.4; charset=utf-8")
 
     pages = HttpServer(page, PAGE_LIMITS)
     try:
@@ -195,7 +196,7 @@ async def _metrics(address: str, server: AdmissionServer) -> AsyncGenerator[None
         await pages.stop()
 
 
-def metrics_text(server: AdmissionServer) -> str:
+def metrics_text(server: AdmissionServer, certificate: Validity | None = None) -> str:
     """The metrics as text for Prometheus; prometheus-client would be the largest part of this process."""
     requests, latency = "controller_runtime_webhook_requests_total", "controller_runtime_webhook_latency_seconds"
     reviews = "accelplane_webhook_reviews_total"
@@ -213,6 +214,8 @@ def metrics_text(server: AdmissionServer) -> str:
     in_flight = "controller_runtime_webhook_requests_in_flight"
     lines += [f"# HELP {in_flight} Admission requests in flight.", f"# TYPE {in_flight} gauge"]
     lines += [f'{in_flight}{{webhook="{path}"}} {server.in_flight(path)}' for path in server.webhooks]
+    for name, seconds in (certificate.samples() if certificate is not None else {}).items():
+        lines += [f"# HELP {name} {HELP[name]}.", f"# TYPE {name} gauge", f"{name} {seconds:.0f}"]
     return "\n".join(lines) + "\n"
 
 

@@ -10,6 +10,7 @@ from accelplane.apiserver.config import Source, read_source
 from accelplane.http.servingtls import ServingTls, TlsSettings
 from accelplane.kube.client import Client, ClientConfig
 from accelplane.kube.manager import OFF, Manager
+from accelplane.kube.metrics import CertificateCollector
 
 from .fleet import Fleet
 from .metrics import ViewerMetrics
@@ -91,6 +92,9 @@ async def serving(client: Client, screens: Screens, pages: PageOptions) -> Async
                 TlsSettings(allow_tls13=pages.allow_tls13, client_authority=pages.proxy_ca, client_optional=True)
             )
             tls.follow(pages.tls_directory)
+            certificate = CertificateCollector(tls.validity)
+            registry.register(certificate)
+            stack.callback(registry.unregister, certificate)
             listening = listen(
                 screens, gate, pages.secure_address, tls=tls.connection_context, metrics=lambda: _metrics(registry)
             )

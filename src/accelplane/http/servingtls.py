@@ -2,7 +2,8 @@
 
 The certificate is checked at each handshake: no timer runs, a replaced certificate is never served, and open
 connections continue. Certificate and key are replaced together, after OpenSSL has verified that they match: the files
-of a mounted Secret do not change atomically.
+of a mounted Secret do not change atomically. A certificate that expires soon or is not valid is logged and still
+served: some clients do not check it, and the clock of this machine may be wrong.
 
 A context of OpenSSL stores the sessions of up to 20,480 handshakes, 1 KiB each, and ssl cannot switch that off. So a
 context serves a limited number of connections, and another one replaces it.
@@ -13,10 +14,13 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from datetime import UTC, datetime
 
 import msgspec
 from msgspec import Struct
+
+from accelplane.http.validity import Validity, validity
 
 log = logging.getLogger(__name__)
 
@@ -65,11 +69,15 @@ class TlsSettings(Struct, frozen=True):
 class ServingTls:
     """The TLS contexts of a server (`connection_context`). Each handshake uses the current certificate."""
 
-    def __init__(self, settings: TlsSettings | None = None) -> None:
+    def __init__(self, settings: TlsSettings | None = None, *, clock: Callable[[], float] = time.time) -> None:
         """Raises `CertificateError` for an unusable `client_authority`."""
         self._settings = settings or TlsSettings()
         self._current: ssl.SSLContext | None = None
         self._files: _CertificateFiles | None = None
+        self._clock = clock
+        self._validity: Validity | None = None
+        self._name = ""
+        self._reported = ""
         self._connections = 0
         self._context = self._settings.context()
         self._context.sni_callback = self._on_client_hello
@@ -89,13 +97,20 @@ class ServingTls:
     @property
     def ready(self) -> bool:
         """Whether there is a certificate."""
+        self._update()
         return self._current is not None
+
+    def validity(self) -> Validity | None:
+        """The validity of the current certificate, None if it is unknown."""
+        self._update()
+        return self._validity
 
     def use(self, certificate: bytes, key: bytes) -> None:
         """Serves this certificate and key (PEM) from the next handshake on. Raises `CertificateError`."""
         # OpenSSL reads files only. A memfd never reaches a disk and is invisible to other processes.
         with _memory_file(certificate) as first, _memory_file(key) as second:
             self._current = _context_with(self._settings, first, second, "the certificate in memory")
+        self._set_validity("the certificate in memory", certificate)
 
     def follow(self, directory: str, *, check_interval: float = 1.0) -> None:
         """Serves `tls.crt` and `tls.key` of `directory`, and reloads them if they change. Raises `CertificateError`.
@@ -107,10 +122,41 @@ class ServingTls:
         files = _CertificateFiles(self._settings, *paths, check_interval)
         self._current = files.load()
         self._files = files
+        self._set_validity(*files.content())
+
+    def _update(self) -> None:
+        """Reloads changed files, and logs the state of the certificate if it has changed."""
+        if self._files is not None and (context := self._files.reload_if_changed()) is not None:
+            self._current = context
+            self._set_validity(*self._files.content())
+        self._log_validity()
+
+    def _set_validity(self, name: str, certificate: bytes) -> None:
+        self._name, self._reported, self._validity = name, "", None
+        try:
+            self._validity = validity(certificate)
+        except ValueError as error:
+            log.warning("%s: its validity is unknown: %s", name, error)
+        self._log_validity()
+
+    def _log_validity(self) -> None:
+        """No timer runs: this is called for each handshake, readiness probe and page of metrics."""
+        found, now = self._validity, self._clock()
+        if found is None:
+            return
+        level, problem = logging.ERROR, ""
+        if now < found.not_before:
+            problem = f"not valid before {_utc(found.not_before)}; clients reject it; check the clock of this node"
+        elif now >= found.not_after:
+            problem = f"expired at {_utc(found.not_after)}; clients reject it; renew it"
+        elif found.expires_soon(now):
+            level, problem = logging.WARNING, f"expires at {_utc(found.not_after)}; renew it"
+        if problem and problem != self._reported:
+            log.log(level, "%s: %s", self._name, problem)
+        self._reported = problem
 
     def _on_client_hello(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> int | None:
-        if self._files is not None:
-            self._current = self._files.reload_if_changed() or self._current
+        self._update()
         if self._current is None:
             return ssl.ALERT_DESCRIPTION_INTERNAL_ERROR
         connection.context = self._current
@@ -135,6 +181,12 @@ class _CertificateFiles:
         context = _context_with(self._settings, self._certificate, self._key, f"{self._certificate}, {self._key}")
         self._loaded = stamp
         return context
+
+    def content(self) -> tuple[str, bytes]:
+        """The path and the content of the certificate. The content is empty if the file was removed meanwhile."""
+        with contextlib.suppress(OSError), open(self._certificate, "rb") as file:
+            return self._certificate, file.read()
+        return self._certificate, b""
 
     def reload_if_changed(self) -> ssl.SSLContext | None:
         """The context of a new pair, None if nothing changed. A pair that cannot be loaded is logged once."""
@@ -162,6 +214,10 @@ class _CertificateFiles:
         except OSError as error:
             raise CertificateError(f"{error.filename}: {error.strerror}; expected a PEM file") from error
         return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in found)
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _context_with(settings: TlsSettings, certificate: str, key: str, name: str) -> ssl.SSLContext:

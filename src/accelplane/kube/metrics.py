@@ -14,6 +14,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from accelplane.http.validity import HELP, Validity
+
 _RECONCILE = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _QUEUE = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1, 10, 100, 1000)
 _WEBHOOK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -114,6 +116,18 @@ _CACHE_GAUGES: Sequence[tuple[str, str, Callable[[Sequence[CacheState]], float]]
         lambda states: max(time.time() - each.watching_since if each.watching_since else 0.0 for each in states),
     ),
 )
+
+
+class CertificateCollector(Collector):
+    """Reads the validity of a serving certificate at collection."""
+
+    def __init__(self, validity: Callable[[], Validity | None]) -> None:
+        self._validity = validity
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        found = self._validity()
+        for name, value in (found.samples() if found is not None else {}).items():
+            yield GaugeMetricFamily(name, HELP[name], value=value)
 
 
 class _CacheCollector(Collector):

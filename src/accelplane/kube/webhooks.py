@@ -14,7 +14,7 @@ from accelplane.http.malloc import release_freed_memory
 from accelplane.http.servingtls import ServingTls
 from accelplane.kube.admission import AdmissionServer, Hook
 from accelplane.kube.manager import Manager
-from accelplane.kube.metrics import Metrics
+from accelplane.kube.metrics import CertificateCollector, Metrics
 from accelplane.kube.objects import Metadata
 from accelplane.kube.trust import TargetKind, Trust, TrustSettings
 from accelplane.kube.truststore import ClusterTrustStore, SecretMetadata
@@ -40,6 +40,7 @@ def serve(manager: Manager, hooks: Iterable[Hook], certificate: Certificate, tls
     release_freed_memory()
     _certify(manager, certificate, tls)
     metrics = manager.client.metrics
+    metrics.registry.register(CertificateCollector(tls.validity))
     server = AdmissionServer(hooks, observe=_observed(metrics))
     for path in server.webhooks:
         metrics.webhook_in_flight.labels(path).set_function(partial(server.in_flight, path))

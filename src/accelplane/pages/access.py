@@ -7,7 +7,7 @@ from accelplane.apiserver import ApiServer, NoCredentials
 from accelplane.apiserver.authorized import Authorized
 from accelplane.http.servingtls import CertificateError, ServingTls, TlsSettings
 from accelplane.node.settings import ConfigurationError, Settings
-from accelplane.pages.server import Access
+from accelplane.pages.server import OPEN, Access
 
 # Probes of the kubelet have no token.
 PUBLIC = ("/healthz", "/readyz")
@@ -24,14 +24,14 @@ def review_path(path: str) -> str:
 
 def page_access(settings: Settings, connect: Callable[[], ApiServer] = ApiServer.in_cluster) -> Access:
     """The access that the settings describe. Raises `ConfigurationError` for unusable files or a missing account."""
-    context = None
+    context, validity = None, OPEN.validity
     try:
         if settings.http_tls_dir:
             tls = ServingTls(TlsSettings(allow_tls13=True, client_authority=settings.http_client_ca))
             tls.follow(settings.http_tls_dir)
-            context = tls.connection_context
+            context, validity = tls.connection_context, tls.validity
         if not settings.http_authorized:
-            return Access(context, restricted=bool(settings.http_client_ca))
+            return Access(context, restricted=bool(settings.http_client_ca), validity=validity)
         server = connect()
         server.check()
     except CertificateError as error:
@@ -40,4 +40,4 @@ def page_access(settings: Settings, connect: Callable[[], ApiServer] = ApiServer
         raise ConfigurationError(f"-http-authorized: {error}") from error
     audiences = tuple(word for each in settings.http_audience.split(",") if (word := each.strip()))
     authorize = partial(Authorized, server, audiences=audiences, public=PUBLIC, review_path=review_path)
-    return Access(context, restricted=True, authorize=authorize)
+    return Access(context, restricted=True, authorize=authorize, validity=validity)

@@ -8,7 +8,7 @@ import re
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -19,6 +19,7 @@ from accelplane.http.listening import is_own_host, split_address
 from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response, accepts_gzip
 from accelplane.http.server import HttpServer
 from accelplane.http.tls import ConnectionContext
+from accelplane.http.validity import HELP, Validity
 from accelplane.node.settings import ConfigurationError, is_loopback
 from accelplane.node.status import NodeStatus, ResourceStatus
 from accelplane.pages import current_values, metrics
@@ -49,12 +50,13 @@ _SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 class Access(Struct, frozen=True):
     """Who may read the pages: all clients, those that `authorize` lets pass, and those with a certificate.
 
-    `restricted`: not all clients.
+    `restricted`: not all clients. `validity` is that of the serving certificate.
     """
 
     tls: ConnectionContext | None = None
     restricted: bool = False
     authorize: Callable[[Handler], Handler] = lambda handler: handler
+    validity: Callable[[], Validity | None] = lambda: None
 
 
 OPEN = Access()
@@ -69,7 +71,7 @@ async def serving(
     options: metrics.PageOptions | None = None,
 ) -> AsyncGenerator[None]:
     """Serves the pages at `[host]:port` while entered. Raises `ConfigurationError` if that cannot be bound."""
-    pages = _Pages(status, observer, options or metrics.PageOptions())
+    pages = _Pages(status, observer, options or metrics.PageOptions(), access.validity)
     try:
         handler = _counted(_for_own_hosts(access.authorize(pages.handle), address), pages.counts)
         server = HttpServer(handler, PAGE_LIMITS, methods=("GET", "HEAD"), fields=_FIELDS)
@@ -94,6 +96,14 @@ async def serving(
 
 def _authority(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def certificate_families(validity: Validity | None) -> Iterator[Family]:
+    """The validity of the serving certificate, nothing if it is unknown."""
+    for name, seconds in (validity.samples() if validity is not None else {}).items():
+        family = Family(name, f"{HELP[name]}.")
+        family.add(seconds, {})
+        yield family
 
 
 class PageCounts:
@@ -124,8 +134,15 @@ class PageCounts:
 class _Pages:
     """The handler of all pages."""
 
-    def __init__(self, status: Callable[[], NodeStatus], observer: Observer, options: metrics.PageOptions) -> None:
+    def __init__(
+        self,
+        status: Callable[[], NodeStatus],
+        observer: Observer,
+        options: metrics.PageOptions,
+        validity: Callable[[], Validity | None],
+    ) -> None:
         self.counts = PageCounts()
+        self._validity = validity
         self._status = status
         self._observer = observer
         self._page = metrics.MetricsPage(options)
@@ -160,7 +177,8 @@ class _Pages:
     async def _metrics(self, request: Request) -> Response:
         async with self._turn("metrics"):
             contents = await self._observer.contents()
-            page = self._page.render(self._status(), contents, self.counts.families())
+            more = (*self.counts.families(), *certificate_families(self._validity()))
+            page = self._page.render(self._status(), contents, more)
         return await _encoded(Response(200, page, CONTENT_TYPE), request)
 
     async def _readings(self, request: Request) -> Response:
