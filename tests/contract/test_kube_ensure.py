@@ -1,6 +1,7 @@
 """`ensure` with the double of an API server: its writes, and unchanged objects."""
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from kubekinds import Config, Widget, widget
 from accelplane.apiserver.errors import Conflict, StatusError
 from accelplane.kube.client import Client
 from accelplane.kube.driftbackoff import DriftBackoff
-from accelplane.kube.ensure import Adopt, EnsureResult, NameConflict, ensure
+from accelplane.kube.ensure import EnsureResult, NameConflict, delete_owned, ensure
 from accelplane.kube.objects import Metadata, Request, trim
 
 KEY = ("configmaps", "n", "mine")
@@ -88,24 +89,22 @@ async def test_obsolete_fields_are_removed(api: KubeApi, client: Client, owner: 
 
 
 @pytest.mark.parametrize(
-    ("others", "adopt", "found"),
+    ("others", "found"),
     [
-        ([], "former-owner", "without a controller"),
-        ([], "never", "without a controller"),
-        ([{"kind": "Widget", "name": "other", "uid": "1"}], "uncontrolled", "controlled by Widget other"),
-        ([{"kind": "Gadget", "name": "w", "uid": "1"}], "uncontrolled", "controlled by Gadget w"),
-        ([{"kind": "Widget", "name": "w", "uid": "1", "apiVersion": "other.com/v1"}], "uncontrolled", "Widget w"),
-        ([{"kind": "Widget", "name": "w", "uid": "1"}], "never", "controlled by Widget w"),
+        ([], "without a controller"),
+        ([{"kind": "Widget", "name": "other", "uid": "1"}], "controlled by Widget other"),
+        ([{"kind": "Gadget", "name": "w", "uid": "1"}], "controlled by Gadget w"),
+        ([{"kind": "Widget", "name": "w", "uid": "1", "apiVersion": "other.com/v1"}], "Widget w"),
     ],
 )
 async def test_a_foreign_object_is_a_name_conflict_and_is_unchanged(
-    api: KubeApi, client: Client, owner: Widget, *, others: list[Object], adopt: Adopt, found: str
+    api: KubeApi, client: Client, owner: Widget, *, others: list[Object], found: str
 ) -> None:
     foreign = api.put("configmaps", config(*(reference(owner, **each) for each in others), theirs="x"))
     before = copy.deepcopy(foreign)
     for existing in (None, await cached(client)):
         with pytest.raises(NameConflict, match=f"ConfigMap n/mine: found .*{found}.*, expected .*Widget w; delete or"):
-            await ensure(client, child(theirs="x"), owner, existing=existing, adopt=adopt)
+            await ensure(client, child(theirs="x"), owner, existing=existing)
     assert api.objects[KEY] == before
     assert api.count(WRITES) == 0
 
@@ -120,16 +119,10 @@ async def test_an_object_that_another_client_creates_first_is_not_overwritten(
     assert api.objects[KEY] == foreign
 
 
-@pytest.mark.parametrize(
-    ("references", "adopt"),
-    [([{"uid": "former"}], "former-owner"), ([{"uid": "former"}], "uncontrolled"), ([], "uncontrolled")],
-)
-async def test_an_object_is_adopted_where_the_rule_allows_it(
-    api: KubeApi, client: Client, owner: Widget, references: list[Object], adopt: Adopt
-) -> None:
+async def test_an_object_of_a_former_owner_is_adopted(api: KubeApi, client: Client, owner: Widget) -> None:
     plain = {"apiVersion": "v1", "kind": "Other", "name": "x", "uid": "o", "controller": False}
-    api.put("configmaps", config(plain, *(reference(owner, **each) for each in references), theirs="x"))
-    result = await ensure(client, child(text="hello"), owner, existing=await cached(client), adopt=adopt)
+    api.put("configmaps", config(plain, reference(owner, "former"), theirs="x"))
+    result = await ensure(client, child(text="hello"), owner, existing=await cached(client))
     assert result.action == "adopted"
     found = {each["uid"]: each.get("controller") for each in api.objects[KEY]["metadata"]["ownerReferences"]}
     assert found == {"o": False, owner.metadata.uid: True}
@@ -146,6 +139,79 @@ async def test_adoption_never_leaves_an_object_without_a_controller(
         await ensure(client, child(text="hello"), owner)
     assert [each["uid"] for each in api.objects[KEY]["metadata"]["ownerReferences"]] == [owner.metadata.uid]
     assert (await ensure(client, child(text="hello"), owner)).action == "updated"
+
+
+@pytest.mark.parametrize("former", [False, True], ids=["created", "adopted"])
+async def test_nothing_is_written_for_an_owner_that_the_server_does_not_have(
+    api: KubeApi, client: Client, owner: Widget, *, former: bool
+) -> None:
+    """The cache of owners is late. The garbage collector would delete what is created."""
+    if former:
+        api.put("configmaps", config(reference(owner, "former")))
+    leaving = {**widget("w"), "metadata": {"name": "w", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    for change in (
+        lambda: api.put("widgets", leaving),
+        lambda: api.remove("widgets", "w"),
+        lambda: api.put("widgets", widget("w")),
+    ):
+        change()
+        with pytest.raises(Conflict, match=r"GET Widget w: .*deleted since it was read"):
+            await ensure(client, child(text="hello"), owner)
+    assert api.count(WRITES) == 0
+
+
+async def test_only_an_object_of_the_owner_is_deleted_and_only_as_it_was_read(
+    api: KubeApi, client: Client, owner: Widget
+) -> None:
+    stored = (await ensure(client, child(text="hello"), owner)).object
+    api.put("configmaps", config(theirs="x"))
+    assert not await delete_owned(client, stored, Widget, Request("w"))
+    api.put("configmaps", config(reference(owner)))
+    assert not await delete_owned(client, stored, Widget, Request("other"))
+    api.fault("GET .*/configmaps/mine", 200, body=json.dumps(api.objects[KEY]).encode())
+    api.put("configmaps", config(theirs="y"))
+    with pytest.raises(Conflict):
+        await delete_owned(client, stored, Widget, Request("w"))
+    assert api.objects[KEY]["data"] == {"theirs": "y"}
+    api.put("configmaps", config(reference(owner)))
+    assert await delete_owned(client, stored, Widget, Request("w"))
+    assert not await delete_owned(client, stored, Widget, Request("w"))
+
+
+async def test_creations_that_another_program_undoes_are_postponed(api: KubeApi, client: Client, owner: Widget) -> None:
+    now = 0.0
+    backoff = DriftBackoff(clock=lambda: now)
+    for seconds in (1, 2, 4):
+        assert (await ensure(client, child(text="hello"), owner, backoff=backoff)).action == "created"
+        api.remove("configmaps", "mine", "n")
+        result = await ensure(client, child(text="hello"), owner, backoff=backoff)
+        assert (result.action, result.found, result.retry_after) == ("absent", None, seconds)
+        now += seconds
+    assert api.count(WRITES) == 3
+    assert [each.reason for each in backoff.conflicts(Request("mine", "n"))] == ["ObjectConflict"]
+
+
+async def test_a_contested_field_does_not_delay_the_correction_of_others(
+    api: KubeApi, client: Client, owner: Widget
+) -> None:
+    backoff = DriftBackoff(clock=lambda: 0.0)
+
+    async def after(**data: str) -> EnsureResult[Config]:
+        """Ensures the object after another program has changed it."""
+        if stored := api.get("configmaps", "mine", "n"):
+            api.put("configmaps", {**copy.deepcopy(stored), "data": data})
+        return await ensure(client, child(text="hello", other="1"), owner, backoff=backoff)
+
+    await after()
+    assert (await after(text="theirs", other="1")).action == "updated"
+    result = await after(text="theirs", other="2")
+    assert (result.action, [each.field for each in result.differences], result.retry_after) == (
+        "updated",
+        ["data.other"],
+        1.0,
+    )
+    assert api.objects[KEY]["data"] == {"text": "theirs", "other": "1"}
+    assert (await after(text="theirs", other="1")).action == "postponed"
 
 
 async def test_an_object_that_is_being_deleted_is_not_written(api: KubeApi, client: Client, owner: Widget) -> None:

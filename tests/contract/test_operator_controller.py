@@ -47,8 +47,8 @@ async def test_nothing_is_written_when_nothing_differs(api: KubeApi) -> None:
         await until(lambda: has_condition(api, "Available", "True"))
     writes = api.count("^(PATCH|POST|PUT)")
     async with operator(api, "gpu"):
-        await until(lambda: api.count("DELETE .*gpu-manager-sa") == 2)
-    assert api.count("^(PATCH|POST|PUT)") == writes
+        await until(lambda: api.count("GET .*gpu-manager-rolebinding") == 2)
+    assert api.count("^(PATCH|POST|PUT|DELETE)") == writes
 
 
 async def test_edits_of_resource_and_daemonset_end_in_the_desired_state(api: KubeApi) -> None:

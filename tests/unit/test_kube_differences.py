@@ -1,10 +1,11 @@
 """Differences between a desired object and that of the API server, and their managers."""
 
+import copy
 from typing import Any
 
 import pytest
 
-from accelplane.kube.differences import Difference, Item, differences, managers_of
+from accelplane.kube.differences import Difference, Item, differences, managers_of, with_found
 
 
 def lines(desired: Any, found: Any) -> list[str]:
@@ -105,3 +106,23 @@ FIELDS = {
 def test_the_manager_of_a_field_is_found_in_the_managed_fields(path: Any, is_owned: bool) -> None:
     entries = [{"manager": "someone", "fieldsV1": FIELDS}, {"manager": "other", "fieldsV1": {}}, {"manager": "third"}]
     assert managers_of(Difference(path), entries) == (("someone",) if is_owned else ())
+
+
+def test_a_document_with_the_found_values_leaves_only_the_other_differences() -> None:
+    desired: dict[str, object] = {
+        "metadata": {"labels": {"a": "1", "b": "2"}},
+        "spec": {"nodeSelector": {"a": "1"}, "containers": [{"name": "x", "image": "i:1"}, {"name": "y"}], "size": 1},
+    }
+    found: dict[str, object] = {
+        "metadata": {"labels": {"b": "3"}},
+        "spec": {"nodeSelector": {"a": "1", "c": "1"}, "containers": [{"name": "x", "image": "i:2"}], "size": 2},
+    }
+    before = copy.deepcopy(desired)
+    *some, last = differences(desired, found)
+    assert [each.field for each in (*some, last)] == [
+        "metadata.labels.a", "metadata.labels.b", "spec.nodeSelector.c", "spec.containers.x.image",
+        "spec.containers.y", "spec.size",
+    ]  # fmt: skip
+    assert differences(with_found(desired, some), found) == (last,)
+    assert differences(with_found(desired, [*some, last]), found) == ()
+    assert desired == before

@@ -3,7 +3,7 @@
 import pytest
 
 from accelplane.kube.differences import Difference
-from accelplane.kube.driftbackoff import CONFLICT, DriftBackoff
+from accelplane.kube.driftbackoff import ABSENT, BUDGET, CONFLICT, PRESENT, DriftBackoff
 from accelplane.kube.objects import Request
 
 KEY = Request("a", "n")
@@ -32,30 +32,45 @@ def correct(backoff: DriftBackoff, *found: Difference, field: str = "hash") -> N
     backoff.record_correction(KEY, field, found, lambda _: ("kubectl",))
 
 
-def test_delays_double_up_to_the_maximum(backoff: DriftBackoff) -> None:
+def test_delays_double_up_to_the_maximum(backoff: DriftBackoff, clock: Clock) -> None:
     delays: list[float] = []
     for _ in range(7):
-        delays.append(backoff.delay(KEY, "hash", [IMAGE]))
+        delays.append(backoff.delay(KEY, "hash", IMAGE))
+        clock.now += delays[-1]
         correct(backoff, IMAGE)
-    assert delays == [0, 1, 2, 4, 8, 16, 20]
+    # In the first minute there are five corrections.
+    assert delays == [0, 1, 2, 4, 8, 45, 20]
+
+
+def test_an_object_has_few_corrections_in_a_minute_whatever_differs(backoff: DriftBackoff, clock: Clock) -> None:
+    for index in range(BUDGET):
+        difference = Difference(("spec", str(index)), found="x", expected="y")
+        assert backoff.delay(KEY, "hash", difference) == 0
+        correct(backoff, difference)
+        clock.now += 1
+    assert backoff.delay(KEY, "hash", IMAGE) == 60 - BUDGET
+    assert backoff.postponed(KEY, "hash", [IMAGE, ARGS]) == ((IMAGE, ARGS), 60 - BUDGET)
+    clock.now += 60 - BUDGET
+    assert backoff.delay(KEY, "hash", IMAGE) == 0
 
 
 def test_elapsed_time_reduces_the_delay(backoff: DriftBackoff, clock: Clock) -> None:
     for _ in range(3):
         correct(backoff, IMAGE)
     clock.now += 3
-    assert backoff.delay(KEY, "hash", [IMAGE, ARGS]) == 1
+    assert backoff.delay(KEY, "hash", IMAGE) == 1
+    assert backoff.postponed(KEY, "hash", [IMAGE, ARGS]) == ((IMAGE,), 1)
     clock.now += 30
-    assert backoff.delay(KEY, "hash", [IMAGE]) == 0
+    assert backoff.delay(KEY, "hash", IMAGE) == 0
 
 
 def test_corrections_of_other_fields_objects_and_values_are_not_delayed(backoff: DriftBackoff) -> None:
     correct(backoff, IMAGE)
-    assert backoff.delay(KEY, "hash", [ARGS]) == 0
-    assert backoff.delay(Request("b", "n"), "hash", [IMAGE]) == 0
-    assert backoff.delay(KEY, "new hash", [IMAGE]) == 0
+    assert backoff.delay(KEY, "hash", ARGS) == 0
+    assert backoff.delay(Request("b", "n"), "hash", IMAGE) == 0
+    assert backoff.delay(KEY, "new hash", IMAGE) == 0
     correct(backoff, IMAGE, field="new hash")
-    assert backoff.delay(KEY, "new hash", [IMAGE]) == 1
+    assert backoff.delay(KEY, "new hash", IMAGE) == 1
 
 
 def test_a_repeatedly_corrected_field_is_a_conflict_until_its_other_writer_stops(
@@ -73,14 +88,21 @@ def test_a_repeatedly_corrected_field_is_a_conflict_until_its_other_writer_stops
     assert backoff.expiry(KEY) == 100
     clock.now += 101
     assert (backoff.conflicts(KEY), backoff.expiry(KEY)) == ((), 0)
-    assert backoff.delay(KEY, "hash", [IMAGE]) == 0
+    assert backoff.delay(KEY, "hash", IMAGE) == 0
 
 
-def test_a_forgotten_object_has_no_failures(backoff: DriftBackoff) -> None:
+@pytest.mark.parametrize(
+    ("difference", "text"),
+    [
+        (ABSENT, "deleted by another program after 3 creations; stop the other program"),
+        (PRESENT, "created by another program after 3 deletions; stop the other program"),
+    ],
+)
+def test_repeated_creation_or_deletion_is_a_conflict(backoff: DriftBackoff, difference: Difference, text: str) -> None:
     for _ in range(CONFLICT):
-        correct(backoff, IMAGE)
-    backoff.forget(KEY)
-    assert (backoff.conflicts(KEY), backoff.delay(KEY, "hash", [IMAGE])) == ((), 0)
+        correct(backoff, difference)
+    (conflict,) = backoff.conflicts(KEY)
+    assert (conflict.reason, str(conflict)) == ("ObjectConflict", text)
 
 
 def test_differences_that_the_api_server_keeps_are_remembered_for_a_while(backoff: DriftBackoff, clock: Clock) -> None:

@@ -129,7 +129,7 @@ OVERLAP = Overlap("GpuDevicePlugin", "mine", "other", ("n1", "n2"))
     [
         ({"failure": "DaemonSet x: forbidden"}, "Degraded", "DaemonSet x: forbidden"),
         ({"failure": "x has the name", "failure_reason": "NameConflict"}, "Degraded", "x has the name"),
-        ({"field_conflicts": [CONFLICT]}, "Degraded", 'spec.image: found "a", expected "b": changed by kubectl'),
+        ({"conflicts": [CONFLICT]}, "Degraded", 'spec.image: found "a", expected "b": changed by kubectl'),
         ({"malformed": "sharedDevNum: no number"}, "Degraded", "sharedDevNum: no number"),
         (
             {"replaced": [Replacement("image", "a:1", "b:2", "A_SHA")]}, "ImageOverridden",
@@ -142,7 +142,7 @@ OVERLAP = Overlap("GpuDevicePlugin", "mine", "other", ("n1", "n2"))
     ],
 )  # fmt: skip
 def test_only_problems_are_reported(observed: dict[str, Any], condition: str, words: str) -> None:
-    first = plugin("dsa", provisioningConfig="cfg")
+    first = plugin("dsa", metadata={"generation": 2}, provisioningConfig="cfg")
     found = status(first, Observation(daemonset=observed_daemonset(), **observed), NOW)
     assert [*reported(found)] == ALWAYS
     assert {name for name, value in reported(found).items() if value == "True"} == {"Available", condition}
@@ -197,3 +197,45 @@ def test_conditions_of_others_are_not_written() -> None:
 
 def test_nodes_are_sorted_and_pods_without_a_node_are_omitted() -> None:
     assert node_names(["n10", "", "n2", "n10"]) == ("n10", "n2")
+
+
+def available(found: models.Status) -> tuple[str, int]:
+    (condition,) = [each for each in found.conditions if each.type == "Available"]
+    return condition.status, condition.observed_generation
+
+
+@pytest.mark.parametrize(
+    ("observed", "expected"),
+    [
+        (Observation(daemonset=observed_daemonset(generation=2)), ("True", 2)),
+        (Observation(daemonset=observed_daemonset(generation=2, observed=2, updated=1)), ("True", 2)),
+        (Observation(daemonset=observed_daemonset(), failure="rejected"), ("True", 2)),
+        (Observation(daemonset=observed_daemonset(), malformed="no number"), ("True", 2)),
+        (Observation(daemonset=observed_daemonset(), outdated=True), ("True", 2)),
+        (Observation(daemonset=observed_daemonset(generation=2, observed=2, ready=1)), ("False", 3)),
+        (Observation(daemonset=observed_daemonset(generation=2, observed=2)), ("True", 3)),
+    ],
+)
+def test_available_has_the_generation_of_an_edit_when_its_pods_are_ready(
+    observed: Observation, expected: tuple[str, int]
+) -> None:
+    """`kubectl wait` ignores a condition whose generation is older than that of the resource."""
+    earlier = plugin("gpu", metadata={"generation": 2})
+    before = status(earlier, Observation(daemonset=observed_daemonset()), NOW)
+    assert available(before) == ("True", 2)
+    found = status(msgspec.structs.replace(GPU, status=before), observed, LATER)
+    assert (available(found), found.observed_generation) == (expected, 3)
+
+
+def test_a_first_generation_is_not_available_while_adopted_pods_are_replaced() -> None:
+    """A generation of 0 is omitted, so `kubectl wait` would take the generation of the status."""
+    first = plugin("gpu", metadata={"generation": 1})
+    found = status(first, Observation(daemonset=observed_daemonset(updated=1)), NOW)
+    assert available(found) == ("False", 1)
+
+
+def test_a_daemonset_that_is_not_observed_stays_in_the_status_after_a_failure() -> None:
+    before = status(GPU, Observation(daemonset=observed_daemonset()), NOW)
+    resource = msgspec.structs.replace(GPU, status=before)
+    assert status(resource, Observation(failure="x"), LATER).controlled_daemon_set == before.controlled_daemon_set
+    assert status(resource, Observation(), LATER).controlled_daemon_set is None

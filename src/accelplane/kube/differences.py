@@ -2,6 +2,7 @@
 
     differences(desired, found)                 the fields of `desired` that `found` lacks or has otherwise
     managers_of(difference, managed_fields)     the field managers that own what was found
+    with_found(desired, differences)            `desired` with the found values of these fields
 
 Fields that `desired` does not have are not compared: others may add them. Two objects are equal here if the API server
 treats them as equal: quantities are compared as numbers, and elements of associative lists by their keys.
@@ -10,7 +11,7 @@ Facts: the list types and map types of the Kubernetes API (`x-kubernetes-list-ty
 `metadata.managedFields`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -77,6 +78,34 @@ def differences(desired: Mapping[str, object], found: Mapping[str, object]) -> t
 def managers_of(difference: Difference, managed_fields: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
     """The names of the managers that own the field, or, for a missing field, none."""
     return tuple(dict.fromkeys(str(entry.get("manager", "")) for entry in managed_fields if _owns(entry, difference)))
+
+
+def with_found(desired: Mapping[str, object], some: Iterable[Difference]) -> Mapping[str, object]:
+    """A copy of `desired` with the found values of fields that differ: a write of it leaves them unchanged."""
+    result: object = desired
+    for each in some:
+        result = _with_found(result, each.path, each)
+    return as_mapping(result) or {}
+
+
+def _with_found(value: object, path: Path, difference: Difference) -> object:
+    head, rest = path[0], path[1:]
+    if isinstance(head, Item):
+        items: list[object] = []
+        for each in as_list(value) or ():
+            if str((as_mapping(each) or {}).get(head.key)) != head.value:
+                items.append(each)
+            elif rest:
+                items.append(_with_found(each, rest, difference))
+        return items
+    fields = dict(as_mapping(value) or {})
+    if rest:
+        fields[head] = _with_found(fields.get(head), rest, difference)
+    elif difference.is_missing:
+        fields.pop(head, None)
+    else:
+        fields[head] = difference.found
+    return fields
 
 
 def _differences(desired: object, found: object, path: Path) -> Iterator[Difference]:

@@ -2,7 +2,9 @@
 
 Two programs that both correct a field would write as fast as the API server answers. `DriftBackoff` remembers the
 corrections of each object: the first correction of a field is immediate, the next ones follow after doubling delays.
-A field that has been corrected `CONFLICT` times is a field conflict, which is worth a condition.
+A field that has been corrected `CONFLICT` times is a field conflict, which is worth a condition. The creation of an
+object that another client deletes counts as a correction (`ABSENT`), as does the deletion of one that another client
+creates (`PRESENT`). An object has at most `BUDGET` corrections in a minute, whatever differs.
 
 A change of the desired object is not drift: all its differences are corrected immediately.
 """
@@ -18,6 +20,12 @@ from .objects import Request
 
 CONFLICT = 3
 """Corrections of a field after which it is a conflict."""
+BUDGET = 5
+"""Corrections of an object in a minute. Each has at most two writes."""
+ABSENT = Difference((), is_missing=True)
+PRESENT = Difference((), is_extra=True)
+_MINUTE = 60.0
+_ROUNDING = 0.001
 
 
 class FieldConflict(msgspec.Struct, frozen=True):
@@ -27,7 +35,15 @@ class FieldConflict(msgspec.Struct, frozen=True):
     corrections: int
     managers: tuple[str, ...]
 
+    @property
+    def reason(self) -> str:
+        """The reason of a condition or an event."""
+        return "FieldConflict" if self.difference.path else "ObjectConflict"
+
     def __str__(self) -> str:
+        if not self.difference.path:
+            done, undone = ("deletions", "created") if self.difference.is_extra else ("creations", "deleted")
+            return f"{undone} by another program after {self.corrections} {done}; stop the other program"
         managers = f" by {', '.join(self.managers)}" if self.managers else ""
         return (
             f"{self.difference}: changed{managers} after {self.corrections} corrections; "
@@ -40,6 +56,8 @@ class _Object(msgspec.Struct):
 
     desired: str
     corrected: dict[Path, tuple[FieldConflict, float]] = {}
+    recent: list[float] = []
+    written: float = 0.0
     persistent: tuple[tuple[Difference, ...], float] = ((), 0.0)
 
 
@@ -64,14 +82,24 @@ class DriftBackoff:
         self._clock = clock
         self._objects: dict[Request, _Object] = {}
 
-    def delay(self, key: Request, desired: str, found: Sequence[Difference]) -> float:
-        """The seconds until these differences may be corrected. `desired` is the hash of the desired object."""
+    def postponed(
+        self, key: Request, desired: str, found: Sequence[Difference]
+    ) -> tuple[tuple[Difference, ...], float]:
+        """The differences that must not be corrected yet, and the seconds until one of them may be.
+
+        `desired` is the hash of the desired object.
+        """
         history = self._current(key)
         if history is None or history.desired != desired:
-            return 0.0
-        now = self._clock()
-        corrected = [history.corrected[each.path] for each in found if each.path in history.corrected]
-        return max([0.0, *(at + self._delay(conflict.corrections) - now for conflict, at in corrected)])
+            return (), 0.0
+        lowest = self._until(history.recent[-BUDGET] + _MINUTE) if len(history.recent) >= BUDGET else 0.0
+        delays = [max(lowest, self._remaining(history, each)) for each in found]
+        later = tuple(each for each, delay in zip(found, delays, strict=True) if delay > 0)
+        return later, min((delay for delay in delays if delay > 0), default=0.0)
+
+    def delay(self, key: Request, desired: str, difference: Difference) -> float:
+        """The seconds until this difference may be corrected."""
+        return self.postponed(key, desired, (difference,))[1]
 
     def is_persistent(self, key: Request, desired: str, found: Sequence[Difference]) -> bool:
         """Whether a recent write left exactly these differences in place."""
@@ -82,11 +110,16 @@ class DriftBackoff:
         return persistent == tuple(found) and self._clock() < until
 
     def record_correction(
-        self, key: Request, desired: str, found: Sequence[Difference], managers: Callable[[Difference], tuple[str, ...]]
+        self,
+        key: Request,
+        desired: str,
+        found: Sequence[Difference],
+        managers: Callable[[Difference], tuple[str, ...]] = lambda _: (),
     ) -> None:
         """Counts a correction. `managers` returns the managers of a field."""
         history = self._of(key, desired)
         now = self._clock()
+        history.recent = [*history.recent[1 - BUDGET :], now]
         for each in found:
             before = history.corrected.get(each.path)
             count = 1 + (before[0].corrections if before else 0)
@@ -108,25 +141,35 @@ class DriftBackoff:
         times = (
             [at for conflict, at in history.corrected.values() if conflict.corrections >= CONFLICT] if history else []
         )
-        return max(times) + self._period - self._clock() if times else 0.0
-
-    def forget(self, key: Request) -> None:
-        """Forgets an object."""
-        self._objects.pop(key, None)
+        return self._until(max(times) + self._period) if times else 0.0
 
     def _of(self, key: Request, desired: str) -> _Object:
         history = self._current(key)
         if history is None or history.desired != desired:
+            oldest = self._clock() - self._period
+            self._objects = {key: each for key, each in self._objects.items() if each.written > oldest}
             history = self._objects[key] = _Object(desired)
+        history.written = self._clock()
         return history
 
     def _current(self, key: Request) -> _Object | None:
         """The history of an object without expired entries."""
         history = self._objects.get(key)
         if history is not None:
-            oldest = self._clock() - self._period
-            history.corrected = {path: each for path, each in history.corrected.items() if each[1] > oldest}
+            history.corrected = {
+                path: each for path, each in history.corrected.items() if self._until(each[1] + self._period) > 0
+            }
         return history
+
+    def _remaining(self, history: _Object, difference: Difference) -> float:
+        """The seconds until a field may be corrected again."""
+        conflict, at = history.corrected.get(difference.path, (None, 0.0))
+        return self._until(at + self._delay(conflict.corrections)) if conflict is not None else 0.0
+
+    def _until(self, moment: float) -> float:
+        """The seconds until a time. A timer may be early by the rounding of a sum."""
+        seconds = moment - self._clock()
+        return seconds if seconds > _ROUNDING else 0.0
 
     def _delay(self, corrections: int) -> float:
         return min(self._first_delay * 2 ** min(corrections - 1, 60), self._max_delay)

@@ -2,14 +2,18 @@
 
     ensured = await ensure(client, child, owner, existing=cache.get(request))
 
-- No object has the name: it is created. Creation never overwrites an object, even if another client is faster.
+- No object has the name: it is created, if the API server still has `owner`. Creation never overwrites an object, even
+  if another client is faster.
 - `owner` controls the object: fields that differ from `child` are corrected by a server-side apply. Fields that `child`
   does not have stay, except those that an earlier `child` had, which are removed.
-- The object is not the owner's: it is adopted if `adopt` allows it. Otherwise `NameConflict` is raised and nothing is
-  written.
+- A former owner of the same name controls the object, because `owner` was deleted and created again or restored: it is
+  adopted.
+- The object has another controller or none: `NameConflict` is raised and nothing is written.
 
 If nothing differs, nothing is written. A correction depends on the version that was compared: if the object has changed
 since, `ensure` raises `Conflict`, and a controller that lets it pass is called again.
+
+`delete_owned` deletes an object after a live read.
 """
 
 import hashlib
@@ -22,16 +26,15 @@ import msgspec
 from accelplane.apiserver.errors import AlreadyExists, ApiError, Conflict, NotFound
 
 from .client import Client
-from .differences import Difference, differences, managers_of
-from .driftbackoff import DriftBackoff
+from .differences import Difference, differences, managers_of, with_found
+from .driftbackoff import ABSENT, DriftBackoff
 from .fieldmanagers import Entry, managed_fields, transfer_fields
-from .objects import Object, api_of, document_of, is_namespaced, is_terminating, metadata_of, request_of
+from .objects import Object, Request, api_of, document_of, is_namespaced, is_terminating, metadata_of, request_of
 from .owners import controller_of, is_controlled_by, owner_reference, owner_request
 
 T = TypeVar("T", bound=Object)
 
-Action = Literal["created", "adopted", "updated", "unchanged", "postponed", "terminating"]
-Adopt = Literal["never", "former-owner", "uncontrolled"]
+Action = Literal["created", "adopted", "updated", "unchanged", "postponed", "absent", "terminating"]
 
 
 class EnsureResult(msgspec.Struct, Generic[T], frozen=True):
@@ -42,6 +45,8 @@ class EnsureResult(msgspec.Struct, Generic[T], frozen=True):
     updated       the `differences` were corrected
     unchanged     nothing was written, or a write left the `differences` in place, for example due to a webhook
     postponed     the `differences` were corrected before and are present again; ensure again in `retry_after` seconds
+    absent        another client deletes it after each creation, `object` does not exist; ensure again in `retry_after`
+                  seconds
     terminating   it is being deleted; ensure again after its deletion
     """
 
@@ -49,6 +54,11 @@ class EnsureResult(msgspec.Struct, Generic[T], frozen=True):
     action: Action
     differences: tuple[Difference, ...] = ()
     retry_after: float = 0.0
+
+    @property
+    def found(self) -> T | None:
+        """The object, if it exists and stays."""
+        return self.object if self.action not in {"absent", "terminating"} else None
 
 
 class NameConflict(ApiError):
@@ -61,19 +71,16 @@ async def ensure(
     owner: Object,
     *,
     existing: T | None = None,
-    adopt: Adopt = "former-owner",
     former_managers: Collection[str] = (),
     hash_annotation: str = "",
     backoff: DriftBackoff | None = None,
 ) -> EnsureResult[T]:
     """Creates or updates an object to match `child`, with `owner` as its controller.
 
-    `existing` is the object from a cache, if the cache has it: it saves a request. `adopt` says which objects are
-    adopted that `owner` does not control: `former-owner`: those whose controller reference names `owner` with another
-    UID, because it was deleted and created again or restored; `uncontrolled`: also those without a controller; `never`:
-    none. Fields of `former_managers` count as fields of this program. `hash_annotation` is the annotation for the
-    hash of `child`, by which fields are found that `child` had earlier. With `backoff`, differences that come back are
-    corrected less and less often.
+    `existing` is the object from a cache, if the cache has it: it saves a request. Fields of `former_managers` count as
+    fields of this program. `hash_annotation` is the annotation for the hash of `child`, by which fields are found that
+    `child` had earlier. With `backoff`, differences that come back are corrected less and less often, and the others
+    without delay.
 
     Raises `NameConflict`, `Conflict`, and whatever else the API server answers.
     """
@@ -82,34 +89,60 @@ async def ensure(
     live = existing
     if live is None or not (managed_fields(live) or _is_settled(live, desired, owner)):
         live = await _read(client, desired)
+    key = request_of(desired)
+    backoff = backoff or DriftBackoff()
     if live is None:
+        if (delay := backoff.delay(key, digest, ABSENT)) > 0:
+            return EnsureResult(desired, "absent", retry_after=delay)
+        await _check_owner_exists(client, owner)
         try:
-            return EnsureResult(await client.create(desired), "created")
+            created = await client.create(desired)
         except AlreadyExists:
-            key = request_of(desired)
             live = await client.get(type(child), key.name, key.namespace)
-    adopts = _check_owner(live, owner, adopt)
+        else:
+            backoff.record_correction(key, digest, [ABSENT])
+            return EnsureResult(created, "created")
+    adopts = _check_controller(live, owner)
     if is_terminating(live):
         return EnsureResult(live, "terminating")
     found = differences(document_of(desired), document_of(live))
     if not found:
         return EnsureResult(live, "unchanged")
-    key = request_of(desired)
-    if backoff is not None and not adopts:
-        if backoff.is_persistent(key, digest, found):
-            return EnsureResult(live, "unchanged", found)
-        if (delay := backoff.delay(key, digest, found)) > 0:
-            return EnsureResult(live, "postponed", found, delay)
+    later, delay = backoff.postponed(key, digest, found)
+    due = tuple(each for each in found if each not in later)
+    if not due or (adopts and later) or backoff.is_persistent(key, digest, due):
+        return EnsureResult(live, "postponed" if later else "unchanged", found, delay)
+    if adopts:
+        await _check_owner_exists(client, owner)
+    wanted = msgspec.convert(with_found(document_of(desired), later), type(desired))
     try:
-        written, changed = await _correct(client, desired, live, owner, former_managers)
+        written, changed = await _correct(client, wanted, live, owner, former_managers)
     except NotFound as error:
         raise Conflict(f"PATCH {_text(live)}", "deleted since it was read", code=409, reason="Conflict") from error
-    if backoff is not None and changed:
+    if changed:
         managers = partial(_other_managers, managed_fields(live), client.field_manager)
-        backoff.record_correction(key, digest, found, managers)
-    elif backoff is not None:
-        backoff.record_persistent(key, digest, found)
-    return EnsureResult(written, "adopted" if adopts else "updated" if changed else "unchanged", found)
+        backoff.record_correction(key, digest, due, managers)
+    else:
+        backoff.record_persistent(key, digest, due)
+    return EnsureResult(written, "adopted" if adopts else "updated" if changed else "unchanged", due, delay)
+
+
+async def delete_owned(client: Client, thing: Object, kind: type[Object], owner: Request) -> bool:
+    """Deletes an object if `owner`, which is of this kind, controls it, as a live read shows.
+
+    Returns whether it was deleted. Raises `Conflict` if it changes between read and deletion.
+    """
+    key = request_of(thing)
+    try:
+        live = await client.get(type(thing), key.name, key.namespace)
+    except NotFound:
+        return False
+    metadata = metadata_of(live)
+    if metadata.uid != metadata_of(thing).uid or owner_request(live, kind) != owner or is_terminating(live):
+        return False
+    return await client.delete(
+        type(thing), key.name, key.namespace, uid=metadata.uid, resource_version=metadata.resourceVersion
+    )
 
 
 def digest_of(document: Mapping[str, object]) -> str:
@@ -152,15 +185,24 @@ async def _read(client: Client, desired: T) -> T | None:
         return None
 
 
-def _check_owner(live: Object, owner: Object, adopt: Adopt) -> bool:
+async def _check_owner_exists(client: Client, owner: Object) -> None:
+    """Raises `Conflict` if the cache of owners is outdated: the garbage collector would delete what is created."""
+    key = request_of(owner)
+    try:
+        live = await client.get(type(owner), key.name, key.namespace)
+    except NotFound:
+        live = None
+    if live is None or is_terminating(live) or metadata_of(live).uid != metadata_of(owner).uid:
+        raise Conflict(f"GET {_text(owner)}", "deleted since it was read", code=409, reason="Conflict")
+
+
+def _check_controller(live: Object, owner: Object) -> bool:
     """Whether the object is adopted. Raises `NameConflict`."""
     if is_controlled_by(live, owner):
         return False
+    if owner_request(live, type(owner)) == request_of(owner):
+        return True
     controller = controller_of(live)
-    if controller is None and adopt == "uncontrolled":
-        return True
-    if adopt != "never" and owner_request(live, type(owner)) == request_of(owner):
-        return True
     found = f"controlled by {controller.kind} {controller.name}" if controller else "without a controller"
     raise NameConflict(
         _text(live),

@@ -13,13 +13,13 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from accelplane.apiserver import Conflict, NotFound, StatusError, Unreachable
+from accelplane.apiserver import NotFound, StatusError, Unreachable
+from accelplane.apiserver.errors import ApiError
 from accelplane.kube.cache import UnreadableObject
 from accelplane.kube.client import Selection
 from accelplane.kube.controller import Result, TerminalError
 from accelplane.kube.customresource import CustomResource, compact
-from accelplane.kube.driftbackoff import DriftBackoff
-from accelplane.kube.ensure import EnsureResult, NameConflict, ensure
+from accelplane.kube.ensure import NameConflict
 from accelplane.kube.jsontypes import JsonObject, as_mapping
 from accelplane.kube.manager import Manager
 from accelplane.kube.namedcaches import NamedCaches
@@ -28,6 +28,7 @@ from accelplane.kube.objects import Request, request_of, untrimmed
 from accelplane.kube.owners import controller_of, owner_request
 from accelplane.kube.status import apply_status
 from accelplane.operator import images, models, status
+from accelplane.operator.children import Children, OtherNamespace
 from accelplane.operator.daemonsets import provisioning_hash, render
 from accelplane.operator.features import unsupported_fields
 from accelplane.operator.models import DevicePlugin
@@ -47,7 +48,8 @@ from accelplane.operator.resources import (
 )
 from accelplane.operator.settings import Settings
 from accelplane.operator.shared import SharedObjects
-from accelplane.operator.update import GO_MANAGERS, HASH_ANNOTATION, Plan, plan, provisioning_on
+from accelplane.operator.specimages import SpecImages, Upgraded
+from accelplane.operator.update import plan, provisioning_on
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,8 @@ _CONFIG = "config"
 _NONE = Request("(none)")
 # A thousand pods may become ready one after the other, and the status has the names of their nodes.
 _DEBOUNCE = 1.0
+# No watch reports the deletion of a DaemonSet in another namespace.
+_OTHER_NAMESPACE_RETRY = 30.0
 
 
 class PluginController:
@@ -79,7 +83,7 @@ class PluginController:
         self._events = manager.events
         self._config_maps = config_maps
         self._foreign = foreign
-        self._backoff = DriftBackoff()
+        self._images = SpecImages(manager.client, manager.events, settings.images)
         self._shared = SharedObjects(manager.client, settings) if family == "gpu" else None
         own_pods = Selection(settings.namespace, labels=f"app=intel-{family}-plugin")
         self._resources = manager.cache(self._kind, transform=compact, optional=True)
@@ -92,7 +96,7 @@ class PluginController:
             self._daemonsets, self._kind, debounce=_DEBOUNCE
         )
         self._resources.add_index(_CONFIG, lambda each: [provisioning_config(each)])
-        self._daemonsets.add_index(_OWNER, self._owner_name)
+        self._children = Children(manager, self._kind, settings, self._daemonsets)
         self._pods.add_index(_OWNER, _owner_uid)
         self._resources.subscribe(self._resource_changed)
         self._pods.subscribe(self._pod_changed)
@@ -150,11 +154,10 @@ class PluginController:
         # Without the nodes, overlaps would disappear from the statuses at each start.
         await self._nodes.wait()
         resource = self._resources.get(request)
-        existing = sorted(self._daemonsets.by_index(_OWNER, request.name), key=_age)
+        existing = self._children.cached(request)
         self._config_maps.use(self.family, self.config_maps())
         if resource is None:
-            await self._clean_up(request, existing)
-            return None
+            return await self._clean_up(request, existing)
         if resource.metadata.deletionTimestamp:
             return None
         try:
@@ -167,93 +170,67 @@ class PluginController:
             )
             await self._update_status(resource, read_without_spec(resource), observed)
             raise TerminalError(problem) from error
-        result = await self._reconcile_daemonset(resource, plugin, existing)
+        result = await self._reconcile_daemonset(resource, plugin)
         await self._reconcile_shared(before=False)
         return result
 
-    async def _reconcile_daemonset(
-        self, resource: CustomResource, plugin: DevicePlugin, existing: Sequence[DaemonSet]
-    ) -> Result | None:
-        plugin, replaced, not_upgraded = await self._upgraded(resource, plugin)
+    async def _reconcile_daemonset(self, resource: CustomResource, plugin: DevicePlugin) -> Result | None:
+        upgraded = await self._images.upgraded(resource, plugin)
+        plugin = upgraded.plugin
+        failure: ApiError | None = None
+        try:
+            existing = await self._children.existing(resource, plugin)
+        except OtherNamespace as error:
+            existing, failure = self._children.cached(request_of(resource)), error
         documents = [each.document() for each in existing]
         missing, provisioning = await self._provisioning(plugin, documents)
         planned = plan(render(plugin, self._settings, provisioning=provisioning), documents)
-        name = planned.child.metadata.name
-        current = next((each for each in existing if each.metadata.name == name), None)
-        failure: StatusError | NameConflict | None = None
-        ensured: EnsureResult[DaemonSet] | None = None
-        try:
-            await self._reconcile_shared(before=True)
-            ensured = await self._ensure(resource, planned, current)
-            await self._delete(resource, [each for each in existing if each.metadata.name in planned.surplus])
-        except (StatusError, NameConflict) as error:
-            if isinstance(error, StatusError) and not error.permanent:
-                raise
-            failure = error
-        await self._report_conflict(request_of(resource), name, failure)
-        reason = "NameConflict" if isinstance(failure, NameConflict) else "WriteRejected"
+        key = Request(planned.child.metadata.name, self._settings.namespace)
+        current = next((each for each in existing if request_of(each) == key), None)
+        action, retries = "", [upgraded.retry_after]
+        if failure is None:
+            try:
+                await self._reconcile_shared(before=True)
+                ensured = await self._children.ensure(resource, planned, current)
+                action, current = ensured.action, ensured.found
+                surplus = [each for each in existing if each.metadata.name in planned.surplus]
+                retries += [ensured.retry_after, await self._children.delete_surplus(resource, surplus)]
+            except (StatusError, NameConflict) as error:
+                if isinstance(error, StatusError) and not error.permanent:
+                    raise
+                failure = error
+        await self._report_conflict(request_of(resource), key.name, failure)
+        observed = self._observation(upgraded, current, key, failure, action)
         if failure is not None:
-            self._events.record(resource, "Warning", reason, str(failure))
-        observed_daemonset = _seen(current) if ensured is None and current is not None else None
-        if ensured is not None and ensured.action != "terminating":
-            observed_daemonset = _seen(ensured.object)
-        key = Request(name, self._settings.namespace)
-        observed = status.Observation(
+            self._events.record(resource, "Warning", observed.failure_reason, observed.failure)
+        await self._update_status(resource, plugin, msgspec.structs.replace(observed, config_missing=missing))
+        if isinstance(failure, OtherNamespace):
+            log.warning("%s %s: %s", plugin.kind, plugin.name, failure)
+            return Result(requeue_after=_OTHER_NAMESPACE_RETRY)
+        if failure is not None:
+            raise failure
+        if upgraded.error is not None and not upgraded.error.permanent:
+            raise upgraded.error
+        delays = [each for each in (*retries, self._children.backoff.expiry(key)) if each > 0]
+        return Result(requeue_after=min(delays)) if delays else None
+
+    def _observation(
+        self, upgraded: Upgraded, daemonset: DaemonSet | None, key: Request, failure: ApiError | None, action: str
+    ) -> status.Observation:
+        observed_daemonset = _seen(daemonset) if daemonset is not None else None
+        plugin, is_conflict = upgraded.plugin, isinstance(failure, NameConflict | OtherNamespace)
+        return status.Observation(
             daemonset=observed_daemonset,
             nodes=self._nodes_of(observed_daemonset),
-            replaced=replaced,
-            config_missing=missing,
+            replaced=upgraded.replaced,
             overlaps=self._overlaps(plugin),
             original_images=images.original_images(plugin, self._settings.images),
             unsupported=unsupported_fields(plugin, self._settings.images),
             failure=str(failure) if failure else "",
-            failure_reason=reason,
-            field_conflicts=self._backoff.conflicts(key),
+            failure_reason=type(failure).__name__ if is_conflict else "WriteRejected",
+            conflicts=(*self._children.backoff.conflicts(key), *upgraded.conflicts),
+            outdated=action == "postponed",
         )
-        await self._update_status(resource, plugin, observed)
-        if failure is not None:
-            raise failure
-        if not_upgraded is not None and not not_upgraded.permanent:
-            raise not_upgraded
-        times = (ensured.retry_after if ensured is not None else 0.0, self._backoff.expiry(key))
-        return Result(requeue_after=min(each for each in times if each > 0)) if any(times) else None
-
-    async def _ensure(
-        self, resource: CustomResource, planned: Plan, current: DaemonSet | None
-    ) -> EnsureResult[DaemonSet]:
-        """Writes the DaemonSet, and reports the changes. Raises `NameConflict`."""
-        child = msgspec.convert(planned.child.as_object(), DaemonSet)
-        key = request_of(child)
-        known_conflicts = len(self._backoff.conflicts(key))
-        ensured = await ensure(
-            self._client,
-            child,
-            resource,
-            existing=current,
-            former_managers=GO_MANAGERS,
-            hash_annotation=HASH_ANNOTATION,
-            backoff=self._backoff,
-        )
-        changes = "; ".join(map(str, ensured.differences))
-        name = f"DaemonSet {key.namespace}/{key.name}"
-        match ensured.action:
-            case "created":
-                self._report(resource, "Created", f"{name} created")
-            case "adopted":
-                self._report(resource, "Adopted", f"{name} of a former resource of this name adopted")
-            case "updated":
-                self._report(resource, "Updated", f"{name} updated: {changes}")
-            case _:
-                pass
-        conflicts = self._backoff.conflicts(key)
-        if len(conflicts) > known_conflicts:
-            note = f"{name}: {'; '.join(map(str, conflicts))}"
-            self._events.record(resource, "Warning", "FieldConflict", note)
-        return ensured
-
-    def _report(self, resource: CustomResource, reason: str, note: str) -> None:
-        log.info("%s %s: %s", self._kind.__name__, resource.metadata.name, note)
-        self._events.record(resource, "Normal", reason, note)
 
     async def _report_conflict(self, request: Request, name: str, failure: Exception | None) -> None:
         """Watches the DaemonSet that has the name of this resource's one, so that its deletion is noticed."""
@@ -274,22 +251,11 @@ class PluginController:
         if name.startswith(prefix):
             self._controller.enqueue(Request(name.removeprefix(prefix)))
 
-    async def _clean_up(self, request: Request, existing: Sequence[DaemonSet]) -> None:
-        """Deletes the DaemonSets of a deleted resource. Reads the resource again, as the cache may be outdated."""
-        if existing:
-            try:
-                await self._client.get(self._kind, request.name)
-            except NotFound:
-                log.info("%s %s was deleted: deleting its DaemonSets", self._kind.__name__, request)
-            else:
-                return
-        for each in existing:
-            name, namespace = each.metadata.name or "", each.metadata.namespace or ""
-            self._backoff.forget(Request(name, namespace))
-            if not each.metadata.deletionTimestamp:
-                await self._client.delete(DaemonSet, name, namespace, uid=each.metadata.uid)
+    async def _clean_up(self, request: Request, existing: Sequence[DaemonSet]) -> Result | None:
+        delay = await self._children.delete_all(request, existing)
         self._foreign.use(f"{self.family}/{request.name}", ())
         await self._reconcile_shared(before=False)
+        return Result(requeue_after=delay) if delay else None
 
     async def _reconcile_shared(self, *, before: bool) -> None:
         """Creates the shared objects of GPU plugins before their DaemonSets, and deletes them afterwards."""
@@ -300,30 +266,6 @@ class PluginController:
         # Who cannot be read may need them.
         if needed == before and (needed or None not in known):
             await self._shared.reconcile(needed=needed)
-
-    async def _upgraded(
-        self, resource: CustomResource, plugin: DevicePlugin
-    ) -> tuple[DevicePlugin, Sequence[images.Replacement], StatusError | None]:
-        """The resource with the images to run, those that are other ones than it names, and why it names others."""
-        upgraded, replaced = images.upgrade(plugin, self._settings.images)
-        if not replaced or self._settings.images.upgrade != "spec":
-            return upgraded, replaced, None
-        change = {
-            "metadata": {"resourceVersion": resource.metadata.resourceVersion},
-            "spec": {each.field: each.used for each in replaced},
-        }
-        try:
-            written = await self._client.patch(self._kind, plugin.name, change)
-        except Conflict:
-            raise
-        except StatusError as error:
-            # No reason for the pods to wait: it may be our own webhook that is away.
-            log.warning("%s %s: images cannot be upgraded in it: %s", plugin.kind, plugin.name, error)
-            return upgraded, replaced, error
-        for each in replaced:
-            note = f"{each.field} {each.found} is upgraded to {each.used}"
-            self._events.record(resource, "Normal", "ImageUpgraded", note)
-        return read(written), (), None
 
     async def _provisioning(self, plugin: DevicePlugin, existing: Sequence[JsonObject]) -> tuple[bool | None, str]:
         """Whether the named ConfigMap is missing (None: unknown), and the hash of its content."""
@@ -340,12 +282,6 @@ class PluginController:
             log.warning("%s %s: %s", plugin.kind, plugin.name, error)
             missing = None
         return missing, provisioning_on(existing[0]) if existing else ""
-
-    async def _delete(self, resource: CustomResource, surplus: Sequence[DaemonSet]) -> None:
-        for each in surplus:
-            name, namespace = each.metadata.name or "", each.metadata.namespace or ""
-            if await self._client.delete(DaemonSet, name, namespace, uid=each.metadata.uid):
-                self._report(resource, "Deleted", f"Deleted duplicate DaemonSet {namespace}/{name}")
 
     def _nodes_of(self, observed_daemonset: status.SeenDaemonSet | None) -> list[str]:
         pods = self._pods.by_index(_OWNER, observed_daemonset.metadata.uid) if observed_daemonset is not None else []
@@ -379,10 +315,6 @@ class PluginController:
             await apply_status(self._client, resource, new, as_mapping(resource.document().get("status")))
         except NotFound:
             log.info("%s %s: deleted, so its status is not written", plugin.kind, plugin.name)
-
-    def _owner_name(self, daemonset: DaemonSet) -> Sequence[str]:
-        owner = owner_request(daemonset, self._kind)
-        return [owner.name] if owner else []
 
 
 def controllers(
@@ -429,10 +361,6 @@ def _version(resource: CustomResource) -> tuple[str | None, int | None]:
 def _owner_uid(pod: Pod) -> Sequence[str]:
     reference = controller_of(pod)
     return [reference.uid] if reference else []
-
-
-def _age(daemonset: DaemonSet) -> tuple[str, str]:
-    return daemonset.metadata.creationTimestamp or "", daemonset.metadata.name or ""
 
 
 def _seen(daemonset: DaemonSet) -> status.SeenDaemonSet:

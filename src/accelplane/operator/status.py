@@ -15,6 +15,9 @@ Conditions (all are always set):
     NodeOverlap                 another resource of the kind selects the same nodes
 
 The transition time of a condition changes with its status only, so equal states have equal statuses.
+
+While pods of an older revision run, Available keeps its status, which they determine, and its `observedGeneration`.
+So `kubectl wait --for=condition=Available` after an edit returns when the new pods are ready.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +25,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from accelplane.kube.conditions import condition, with_transition_times
+from accelplane.kube.conditions import condition, find_condition, with_transition_times
 from accelplane.kube.driftbackoff import FieldConflict
 from accelplane.operator.images import Replacement
 from accelplane.operator.models import DevicePlugin, ObjectReference, Status, provisioning_config
@@ -64,7 +67,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """The observations of a reconciliation. `nodes` are those of the pods.
 
     `failure` is the error of a write that failed permanently, `malformed` that of a resource which does not fit its
-    type. `config_missing` is None if it is unknown.
+    type. `config_missing` is None if it is unknown. `outdated`: the DaemonSet is not as desired, as its correction is
+    postponed.
     """
 
     daemonset: SeenDaemonSet | None = None
@@ -76,8 +80,9 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     unsupported: Sequence[str] = ()
     failure: str = ""
     failure_reason: str = "WriteRejected"
-    field_conflicts: Sequence[FieldConflict] = ()
+    conflicts: Sequence[FieldConflict] = ()
     malformed: str = ""
+    outdated: bool = False
 
 
 def node_names(names: Iterable[str]) -> tuple[str, ...]:
@@ -90,13 +95,13 @@ def status(plugin: DevicePlugin, observed: Observation, now: str) -> Status:
     before = plugin.status or Status(desired_number_scheduled=0, number_ready=0)
     daemonset = observed.daemonset or SeenDaemonSet()
     generation = plugin.metadata.generation
-    findings = (*_progress(observed), *_findings(plugin, observed))
-    conditions = [condition(*each, generation=generation, now=now) for each in findings]
+    findings = (*_progress(observed, _available_generation(before, generation)), *_findings(plugin, observed))
+    conditions = [condition(*each[:4], generation=each.generation or generation, now=now) for each in findings]
     effective = {each.field: each.used for each in observed.replaced}
     return Status(
         desired_number_scheduled=daemonset.status.desired_number_scheduled,
         number_ready=daemonset.status.number_ready,
-        controlled_daemon_set=_reference(before.controlled_daemon_set, observed.daemonset),
+        controlled_daemon_set=_reference(before.controlled_daemon_set, observed),
         node_names=node_names(observed.nodes),
         observed_generation=plugin.metadata.generation,
         conditions=with_transition_times(before.conditions, conditions),
@@ -106,17 +111,20 @@ def status(plugin: DevicePlugin, observed: Observation, now: str) -> Status:
 
 
 class _Finding(NamedTuple):
-    """The arguments of `condition`."""
+    """The arguments of `condition`. `generation` is given if it is not the current one."""
 
     type: str
     holds: bool | None
     reason: str
     message: str
+    generation: int = 0
 
 
-def _reference(before: ObjectReference | None, daemonset: SeenDaemonSet | None) -> ObjectReference | None:
+def _reference(before: ObjectReference | None, observed: Observation) -> ObjectReference | None:
+    daemonset = observed.daemonset
     if daemonset is None:
-        return None
+        # It may exist where the cache does not have it.
+        return before if observed.failure or observed.malformed else None
     metadata = daemonset.metadata
     if before is not None and before.uid == metadata.uid:
         # The resource version stays: updating it would require a write for every change of the DaemonSet.
@@ -131,7 +139,13 @@ def _reference(before: ObjectReference | None, daemonset: SeenDaemonSet | None) 
     )
 
 
-def _progress(observed: Observation) -> tuple[_Finding, _Finding]:
+def _available_generation(before: Status, generation: int) -> int:
+    """The generation whose pods were ready at last."""
+    known = find_condition(before.conditions, AVAILABLE)
+    return known.observed_generation if known is not None else generation - 1
+
+
+def _progress(observed: Observation, available_generation: int) -> tuple[_Finding, _Finding]:
     if observed.daemonset is None:
         return (
             _Finding(AVAILABLE, False, "NoDaemonSet", "the DaemonSet does not exist yet"),
@@ -143,16 +157,22 @@ def _progress(observed: Observation) -> tuple[_Finding, _Finding]:
     if metadata.generation and not counts.observed_generation:
         pending = "the DaemonSet controller has not processed the DaemonSet yet"
         return _Finding(AVAILABLE, False, "Updating", pending), _Finding(PROGRESSING, True, "Updating", pending)
-    # A change of the DaemonSet does not make its ready pods unready.
-    available = ready >= desired
+    processed = counts.observed_generation >= metadata.generation
+    current = processed and updated >= desired and not (observed.failure or observed.malformed or observed.outdated)
+    if current or ready < desired:
+        available_generation = 0
+    # A change of the DaemonSet does not make its ready pods unready. But 0 would be omitted: the status counts then.
+    available = ready >= desired and (current or available_generation > 0)
     reason = "NoNodes" if desired == 0 else "PodsReady" if available else "PodsNotReady"
-    availability = _Finding(AVAILABLE, available, reason, message if desired else "no node is selected")
-    if counts.observed_generation < metadata.generation:
+    availability = _Finding(
+        AVAILABLE, available, reason, message if desired else "no node is selected", available_generation
+    )
+    if not processed:
         pending = "the DaemonSet controller has not processed the change of the DaemonSet yet"
         return availability, _Finding(PROGRESSING, True, "Updating", pending)
     if desired == 0:
         return availability, _Finding(PROGRESSING, False, "NoNodes", "no node is selected")
-    complete = available and updated >= desired
+    complete = ready >= desired and updated >= desired
     return availability, _Finding(PROGRESSING, not complete, "Complete" if complete else "RollingOut", message)
 
 
@@ -201,8 +221,8 @@ def _config(name: str, missing: bool | None) -> _Finding:
 def _degraded(observed: Observation) -> _Finding:
     if observed.failure:
         return _Finding(DEGRADED, True, observed.failure_reason, observed.failure)
-    if observed.field_conflicts:
-        return _Finding(DEGRADED, True, "FieldConflict", "; ".join(map(str, observed.field_conflicts)))
+    if observed.conflicts:
+        return _Finding(DEGRADED, True, observed.conflicts[0].reason, "; ".join(map(str, observed.conflicts)))
     return _problem(DEGRADED, "Malformed", observed.malformed, "no errors")
 
 

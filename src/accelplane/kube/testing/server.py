@@ -19,6 +19,7 @@ from .storage import Change, Storage
 
 _HANG = 3600.0
 _MAX_HEAD = 1 << 20
+_ROUNDING = 0.001
 
 
 class FakeApiServer(Storage):
@@ -42,7 +43,7 @@ class FakeApiServer(Storage):
         self.url = ""
         self._handlers = Handlers(self, lambda thing: self.admit(thing))  # noqa: PLW0108 - a test sets `admit` later
         self._connections: set[asyncio.Task[None]] = set()
-        self._watchers: set[asyncio.StreamWriter] = set()
+        self._watchers: dict[asyncio.StreamWriter, str] = {}
         self._muted: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
         self._port: int = 0
@@ -106,9 +107,9 @@ class FakeApiServer(Storage):
             writer.write((_chunk(rest) if rest else b"") + b"0\r\n\r\n")
             writer.close()
 
-    def pause_watches(self) -> None:
-        """Sends nothing more to the watches that are open now."""
-        self._muted |= self._watchers
+    def pause_watches(self, pattern: str = "") -> None:
+        """Sends nothing more to the watches that are open now and whose path matches."""
+        self._muted |= {writer for writer, path in self._watchers.items() if re.search(pattern, path)}
 
     def send(self, line: bytes) -> None:
         """Sends a line of any content to all watches."""
@@ -129,7 +130,7 @@ class FakeApiServer(Storage):
             writer.transport.abort()
         finally:
             self._connections.discard(task)
-            self._watchers.discard(writer)
+            self._watchers.pop(writer, None)
             self._muted.discard(writer)
             writer.close()
 
@@ -180,9 +181,9 @@ class FakeApiServer(Storage):
             _write_event(writer, "ERROR", Failure(410, f"too old resource version: {version} ({self.oldest})").status())
             writer.write(b"0\r\n\r\n")
             return
-        self._watchers.add(writer)
+        self._watchers[writer] = request.path
         await self._follow(resource, request, int(version), writer)
-        self._watchers.discard(writer)
+        self._watchers.pop(writer, None)
         writer.write(b"0\r\n\r\n")
 
     async def _follow(
@@ -191,7 +192,8 @@ class FakeApiServer(Storage):
         """Sends changes and bookmarks until the time-out of the watch."""
         loop = asyncio.get_running_loop()
         end = loop.time() + float(request.parameters.get("timeoutSeconds", "1800"))
-        while loop.time() < end and not writer.transport.is_closing():
+        # A timer may be early by the rounding of a sum.
+        while end - loop.time() > _ROUNDING and not writer.transport.is_closing():
             changed = self.change_of(resource.plural)
             for change in self.since(version):
                 version = change.version
