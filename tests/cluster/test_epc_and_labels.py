@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -37,6 +38,7 @@ AS_A_POD = (
 )
 
 POLICY = "ValidatingAdmissionPolicy 'accelplane-labels'"
+REGISTER_POLICY = "ValidatingAdmissionPolicy 'sgx-plugin'"
 
 Run = Callable[..., "Program"]
 
@@ -80,11 +82,20 @@ def token(cluster: Cluster, namespace: str, account: str, bound: Object | None =
     return str(answer["status"]["token"])
 
 
+def node_token(cluster: Cluster, account: str) -> str:
+    """A token as a pod of the account on node-1 has."""
+    uid = cluster.get("/api/v1/nodes/node-1")["metadata"]["uid"]
+    return token(cluster, "kube-system", account, {"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": uid})
+
+
 @contextmanager
-def applied(cluster: Cluster, tree: Path) -> Iterator[None]:
+def applied(cluster: Cluster, tree: Path, *, policy: bool = True) -> Iterator[None]:
     """The objects of a tree except DaemonSets, whose images are not tested here."""
     rendered = cluster.kubectl("kustomize", tree).split("\n---\n")
-    text = "\n---\n".join(each for each in rendered if "\nkind: DaemonSet\n" not in each)
+    omitted = re.compile(
+        "^kind: (DaemonSet$)" if policy else "^kind: (DaemonSet$|ValidatingAdmissionPolicy)", re.MULTILINE
+    )
+    text = "\n---\n".join(each for each in rendered if not omitted.search(each))
     cluster.kubectl("apply", "--filename=-", text=text)
     try:
         yield
@@ -94,8 +105,8 @@ def applied(cluster: Cluster, tree: Path) -> Iterator[None]:
 
 @pytest.fixture
 def labeller(cluster: Cluster) -> Iterator[str]:
-    """A token with only the rights of deploy/labels."""
-    with applied(cluster, DEPLOY / "labels"):
+    """A token with only the rights of deploy/labels, for any node and label."""
+    with applied(cluster, DEPLOY / "labels", policy=False):
         yield token(cluster, "kube-system", "accelplane-labels")
 
 
@@ -180,7 +191,7 @@ def test_the_hook_registers_with_the_rights_of_its_manifest(
     cluster: Cluster, node: Node, namespace: str, run: Run, sgx: str
 ) -> None:
     with applied(cluster, DEPLOY / "sgx_plugin/overlays/epc-register"):
-        account = token(cluster, "kube-system", "sgx-plugin")
+        account = node_token(cluster, "sgx-plugin")
         assert run(account, "epchook", "-register", "-node-label", sgx).ended() == (0, "")
         assert labels(cluster)[CAPABLE] == "true"
         # The kubelet makes it allocatable.
@@ -194,6 +205,24 @@ def test_the_hook_registers_with_the_rights_of_its_manifest(
     assert RESOURCE not in capacity(cluster)
     assert CAPABLE not in labels(cluster)
     wait_until(lambda: node.allocatable(RESOURCE) is None, "removal of EPC")
+
+
+def test_the_hook_registers_its_own_node_only(cluster: Cluster, run: Run, sgx: str, tmp_path: Path) -> None:
+    with applied(cluster, DEPLOY / "sgx_plugin/overlays/epc-register"), ExitStack() as undo:
+        account = node_token(cluster, "sgx-plugin")
+        cluster.request("POST", "/api/v1/nodes", {"metadata": {"name": "other-node"}})
+        undo.callback(cluster.request, "DELETE", "/api/v1/nodes/other-node")
+
+        def error(path: str, change: Object) -> str:
+            return refusal(cluster, tmp_path, account, path, change)
+
+        mark, foreign = {"metadata": {"labels": {CAPABLE: "true"}}}, {"metadata": {"labels": {"example.com/x": "y"}}}
+        wait_until(lambda: REGISTER_POLICY in error("node-1/status", foreign), "the policy")
+        assert REGISTER_POLICY in error("other-node/status", mark)
+        assert REGISTER_POLICY in error("node-1/status", {"status": {"capacity": {"cpu": "99"}}})
+        assert 'cannot patch resource "nodes"' in error("node-1", mark)
+        assert run(account, "epchook", "-register", "-node-label", sgx).ended() == (0, "")
+        assert run(account, "epchook", "-cleanup", sgx).ended() == (0, "")
 
 
 def test_the_daemon_restores_removed_resources_and_labels(cluster: Cluster, labeller: str, run: Run, sgx: str) -> None:

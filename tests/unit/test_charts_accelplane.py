@@ -86,6 +86,8 @@ def kustomized(name: str, tree: str = "") -> list[Object]:
                     owner.pop(key, None)
         if name == "agent":
             each["metadata"]["namespace"] = NAMESPACE
+        if each["kind"].startswith("ValidatingAdmissionPolicy"):
+            del each["metadata"]["namespace"]  # kubectl's kustomize sets it, and the API server ignores it
     return objects
 
 

@@ -1,9 +1,11 @@
 """The tree of the labeller: its command, account, rights and security context."""
 
 import ast
+import re
 
 import pytest
-from manifests import DEPLOY, REPOSITORY, Object, render
+from deployrights import granted_rights
+from manifests import DEPLOY, REPOSITORY, Object, render, trees
 
 from accelplane.cli import labels
 from accelplane.cli.goflags import parse
@@ -14,6 +16,40 @@ TREES = ("labels", "labels/base", "labels/overlays/gpu", "labels/overlays/own-no
 
 def objects(tree: str) -> dict[str, Object]:
     return {each["kind"]: each for each in render(DEPLOY / tree)}
+
+
+def policies(objects: list[Object]) -> list[Object]:
+    """The admission policies that are bound and deny requests."""
+    bound = {
+        each["spec"]["policyName"]
+        for each in objects
+        if each["kind"] == "ValidatingAdmissionPolicyBinding" and each["spec"]["validationActions"] == ["Deny"]
+    }
+    return [
+        each for each in objects if each["kind"] == "ValidatingAdmissionPolicy" and each["metadata"]["name"] in bound
+    ]
+
+
+@pytest.mark.parametrize("tree", trees())
+def test_every_account_that_writes_nodes_from_nodes_is_limited_to_its_own(tree: str) -> None:
+    """The expressions are tested with an API server, see `tests/cluster/test_epc_and_labels.py`."""
+    objects = render(DEPLOY / tree)
+    accounts = {
+        each["spec"]["template"]["spec"].get("serviceAccountName") for each in objects if each["kind"] == "DaemonSet"
+    }
+    writers = {
+        account
+        for account, grants in granted_rights(objects).items()
+        for grant in grants
+        if grant.resource in ("nodes", "nodes/status") and grant.verb in ("patch", "update", "create", "delete")
+    }
+    for account in writers & accounts:
+        conditions = [each["spec"]["matchConditions"][0]["expression"] for each in policies(objects)]
+        patterns = [re.search(r"matches\('(.*)'\)", condition) for condition in conditions]
+        names = [f"system:serviceaccount:kube-system:{prefix}{account}" for prefix in ("", "x-")]
+        assert any(pattern and all(re.search(pattern[1], name) for name in names) for pattern in patterns), account
+    if tree.startswith(("labels", "sgx_plugin/overlays/epc-register")):
+        assert writers & accounts
 
 
 def test_every_kustomization_is_in_the_table() -> None:
@@ -31,7 +67,6 @@ def test_one_account_has_the_rights_and_runs_the_labeller(tree: str) -> None:
     assert found["ClusterRoleBinding"]["roleRef"]["name"] == found["ClusterRole"]["metadata"]["name"]
     assert found["DaemonSet"]["metadata"]["namespace"] == "kube-system"
     assert found["DaemonSet"]["spec"]["template"]["spec"]["serviceAccountName"] == "accelplane-labels"
-    assert ("ValidatingAdmissionPolicy" in found) == tree.endswith("own-node-only")
 
 
 @pytest.mark.parametrize("tree", TREES)
@@ -75,7 +110,7 @@ def test_the_directory_name_of_the_originals_resolves_to_the_tree() -> None:
 
 
 def test_the_policy_admits_the_resources_of_the_labeller() -> None:
-    policy = objects("labels/overlays/own-node-only")["ValidatingAdmissionPolicy"]["spec"]
+    policy = objects("labels")["ValidatingAdmissionPolicy"]["spec"]
     (resources,) = (each["expression"] for each in policy["variables"] if each["name"] == "resources")
     published = {labels.EPC, *(f"{PREFIX}/{name}" for name in FRACTIONS)}
     assert set(ast.literal_eval(resources)) == published
