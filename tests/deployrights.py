@@ -1,10 +1,11 @@
 """The rights of accounts in rendered manifests."""
 
+import json
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from manifests import Object
+from manifests import DEPLOY, Object, render, trees
 
 PREFIXES = re.compile(
     "inteldeviceplugins-|intel-deviceplugins-|intelsgxwebhook-|intelfpgawebhook-|intelfpgaplugin-"
@@ -48,3 +49,19 @@ def granted_rights(objects: list[Object]) -> dict[str, set[Grant]]:
             for group in rule.get("apiGroups", [""]):
                 own |= grants(scope, group, resources, " ".join(rule["verbs"]), named)
     return found
+
+
+_ROOTS = {"operator", "fpga_admissionwebhook", "sgx_admissionwebhook"}
+
+
+def trees_with_bindings() -> list[str]:
+    """All trees that bind roles, except parts of others (those with the placeholder namespace, and `installation`) and
+    roots, which are the same as another tree."""
+    parts = {tree for tree in trees() if tree.endswith("/installation")} | _ROOTS
+    rendered = {tree: render(DEPLOY / tree) for tree in trees() if tree not in parts}
+    return [
+        tree
+        for tree, objects in rendered.items()
+        if granted_rights(objects)
+        and (tree == "operator/overlays/ocp" or '"namespace": "system"' not in json.dumps(objects))
+    ]

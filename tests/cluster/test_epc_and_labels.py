@@ -217,8 +217,8 @@ def test_the_hook_registers_its_own_node_only(cluster: Cluster, run: Run, sgx: s
             return refusal(cluster, tmp_path, account, path, change)
 
         mark, foreign = {"metadata": {"labels": {CAPABLE: "true"}}}, {"metadata": {"labels": {"example.com/x": "y"}}}
-        wait_until(lambda: REGISTER_POLICY in error("node-1/status", foreign), "the policy")
-        assert REGISTER_POLICY in error("other-node/status", mark)
+        wait_until(lambda: REGISTER_POLICY in error("other-node/status", mark), "the policy")
+        assert REGISTER_POLICY in error("node-1/status", foreign)
         assert REGISTER_POLICY in error("node-1/status", {"status": {"capacity": {"cpu": "99"}}})
         assert 'cannot patch resource "nodes"' in error("node-1", mark)
         assert run(account, "epchook", "-register", "-node-label", sgx).ended() == (0, "")

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from apicalls import OPERATOR, recorded
 from kubeapi import KubeApi, Object
 
 from accelplane.kube.client import Client
@@ -33,6 +34,7 @@ async def operator(
         manager.stop()
         async with asyncio.timeout(5):
             await task
+        assert recorded(api.requests) <= OPERATOR
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from apicalls import EPC_REGISTER, recorded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from node_api import NodeApi, node_api
@@ -186,6 +187,7 @@ async def test_a_daemon_restores_removed_resources(tmp_path: Path) -> None:
             await api.change("status", "capacity", RESOURCE, None)
             await until(lambda: len(api.patches) == 4)
             assert api.node["status"]["capacity"] == {"cpu": "4", RESOURCE: str(EPC)}
+            assert recorded(peer.requests) == EPC_REGISTER
         finally:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)

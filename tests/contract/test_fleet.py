@@ -5,6 +5,7 @@ import logging
 import time
 
 import pytest
+from apicalls import FLEET, calls, recorded
 from fleetagents import I915, node, pod, unit
 from kubeapi import KubeApi
 from prometheus_client import generate_latest
@@ -284,3 +285,10 @@ async def test_metrics_show_nodes_and_agents_by_state(api: KubeApi) -> None:
     assert 'accelplane_fleet_agents{state="connected"} 1.0' in text
     assert "accelplane_fleet_inventory_bytes_count 1.0" in text
     assert "accelplane_fleet_generation " in text
+
+
+async def test_the_calls_are_those_of_the_role_and_those_of_the_optional_quotas(api: KubeApi) -> None:
+    async with agents_of(api, "n1"), fleet_of(api) as fleet:
+        await connected(fleet, "n1")
+        await until(lambda: recorded(api.requests) >= FLEET)
+        assert recorded(api.requests) - FLEET <= calls("", "resourcequotas", "list watch")

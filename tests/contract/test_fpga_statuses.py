@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from apicalls import FPGA_NAMES, recorded
 from kubeapi import KubeApi, Object
 from msgspec import Raw
 from waiting import until
@@ -60,6 +61,7 @@ async def hosting(api: KubeApi, *, retry: float = 300, grace: float = 0.05) -> A
         manager.stop()
         async with asyncio.timeout(5):
             await task
+        assert recorded(api.requests) <= FPGA_NAMES
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from apicalls import LABELS, recorded
 from conftest import Run
 from node_api import node_api
 from processes import run_main
@@ -182,6 +183,17 @@ async def test_epc_is_applied_to_the_node_status_with_the_flag(tmp_path: Path) -
             "/api/v1/nodes/one/status?fieldManager=accelplane-labels&force=true",
         ]
         assert api.patches[1][1]["status"] == {"capacity": {"sgx.intel.com/epc": str(EPC)}}
+
+
+async def test_the_calls_are_those_of_the_role(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    gpu(root)
+    module(root, "i915")
+    sgx(root)
+    async with node_api(tmp_path) as (api, peer), keeping(options(root, daemon=True, epc=True), peer.api):
+        await until(lambda: any("watch=" in request.path for request in peer.requests))
+        await until(lambda: len(api.patches) == 2)
+    assert recorded(peer.requests) == LABELS
 
 
 async def test_cleanup_applies_empty_maps(tmp_path: Path) -> None:

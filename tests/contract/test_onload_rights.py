@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 import pytest
+from apicalls import ONLOAD, recorded
 from kubeapi import KubeApi
-from manifests import DEPLOY, render
 from onloadresources import MAPPING, resource
 from onloadsetup import NAMES, Setup, app
 from processes import Process
@@ -105,48 +105,15 @@ def test_wrong_options_name_their_flag(flag: str, message: str) -> None:
 
 # Rights
 
-_PATH = re.compile(
-    r"/apis?/(?:(?P<group>[^/]+\.[^/]+|apps)/)?v\w+/(?:namespaces/[^/]+/)?(?P<resource>[a-z]+)(?P<rest>.*)"
-)
-VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "WATCH": "watch"}
-
-
-def used(api: KubeApi) -> set[tuple[str, str, str]]:
-    """Group, resource and verb of all requests that the server received."""
-    found: set[tuple[str, str, str]] = set()
-    for request in api.requests:
-        method, path = str(request).split(" ", 1)
-        parts = _PATH.fullmatch(path)
-        assert parts, path
-        _, name, *sub = (parts["rest"] or "/").split("/")
-        verb = "list" if method == "GET" and not name else VERBS[method]
-        found.add((parts["group"] or "", "/".join([parts["resource"], *sub]), verb))
-    return found
-
-
-def granted_rights() -> set[tuple[str, str, str]]:
-    """The rights in the roles of the default tree."""
-    return {
-        (group, resource, verb)
-        for each in render(DEPLOY / "onload/config/default")
-        if each["kind"] in ("Role", "ClusterRole")
-        for rule in each["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
-
-
-# Needed by an admission plugin of the API server and after conflicts, which this scenario does not have.
+# Needed after conflicts, which this scenario does not have.
 NOT_IN_THE_SCENARIO = {
-    ("onload.amd.com", "onloads/finalizers", "update"),
     ("apps", "daemonsets", "get"),
     ("onload.amd.com", "onloads", "get"),
     ("events.k8s.io", "events", "patch"),
 }
 
 
-async def test_the_role_has_the_rights_that_the_operator_uses_and_no_others(api: KubeApi, start: Start) -> None:
+async def test_the_operator_makes_the_calls_that_its_role_grants_and_no_others(api: KubeApi, start: Start) -> None:
     setup = Setup(api)
     process = start("-leader-elect", webhook=False)
     await until(lambda: api.get("leases", LEASE, "system") is not None)
@@ -167,8 +134,8 @@ async def test_the_role_has_the_rights_that_the_operator_uses_and_no_others(api:
         await until(lambda: setup.onload() is None, 60)
         task.cancel()
     assert await process.terminate() == 0
-    assert used(api) <= granted_rights()
-    assert granted_rights() - used(api) <= NOT_IN_THE_SCENARIO
+    assert recorded(api.requests) <= ONLOAD
+    assert ONLOAD - recorded(api.requests) <= NOT_IN_THE_SCENARIO
 
 
 async def run_probes(api: KubeApi) -> None:

@@ -1,12 +1,11 @@
 """Rights of accounts: those of the originals' accounts, and those that the table in docs/deployments.md lists."""
 
-import json
 import re
 from fnmatch import fnmatch
 
 import pytest
-from deployrights import Grant, granted_rights, grants
-from manifests import DEPLOY, RBAC, REPOSITORY, render, trees
+from deployrights import Grant, granted_rights, grants, trees_with_bindings
+from manifests import DEPLOY, RBAC, REPOSITORY, render
 
 from accelplane.operator.models import KINDS
 
@@ -70,22 +69,8 @@ ORIGINAL = {
     "sgx_plugin/overlays/epc-register": grants("cluster", "", ["nodes", "nodes/status"], "get list patch"),
     "gpu_plugin/overlays/fractional_resources": grants("cluster", "", ["pods", "nodes/proxy"], "get list"),
 }
-ROOTS = {"operator", "fpga_admissionwebhook", "sgx_admissionwebhook"}
 DOCUMENT = REPOSITORY / "docs/deployments.md"
 HEADER = "| Trees | Account | API group | Resources | Names | Verbs | Scope | For |"
-
-
-def trees_with_bindings() -> list[str]:
-    """All trees that bind roles, except parts of others (those with the placeholder namespace, and `installation`) and
-    roots, which are the same as another tree."""
-    parts = {tree for tree in trees() if tree.endswith("/installation")} | ROOTS
-    rendered = {tree: render(DEPLOY / tree) for tree in trees() if tree not in parts}
-    return [
-        tree
-        for tree, objects in rendered.items()
-        if granted_rights(objects)
-        and (tree == "operator/overlays/ocp" or '"namespace": "system"' not in json.dumps(objects))
-    ]
 
 
 def table_rows() -> list[tuple[list[str], str, set[Grant]]]:
