@@ -5,6 +5,7 @@ Facts: the kernel's documents of both versions. Swap is disabled, as in Kubernet
 
 import contextlib
 import glob
+import itertools
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from typing import Self
 from msgspec import Struct
 
 _MIB = 1024 * 1024
+_numbers = itertools.count()
 
 
 class CgroupUnavailable(Exception):
@@ -63,7 +65,7 @@ class MemoryCgroup(Struct, frozen=True):
     @classmethod
     def create(cls, limit: int) -> Self:
         """Raises `CgroupUnavailable`."""
-        name = f"accelplane-benchmark-{os.getpid()}"
+        name = f"accelplane-benchmark-{os.getpid()}-{next(_numbers)}"
         try:
             parent, version = _hierarchy()
             path = f"{parent}/{name}"

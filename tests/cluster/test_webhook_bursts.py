@@ -6,19 +6,22 @@ import base64
 import http
 import json
 import re
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.request import urlopen
 
 import pytest
 
 from benchmarks.memory_cgroup import memory_cgroup
 
+from .build import kubernetes_minor
 from .cluster import Cluster
 from .machine import wait_until
 
@@ -73,7 +76,16 @@ def api(cluster_is_possible: None) -> Iterator[Cluster]:
 
 @contextmanager
 def webhook(api: Cluster, program: Program, directory: Path) -> Iterator[Path]:
-    """The program in a memory control group, and a configuration as in the manifests; its log."""
+    """The program, and a configuration as in the manifests; its log."""
+    with replica(api, program, directory) as log:
+        url = {"url": f"https://{NAME}:{_port(log) or 0}{program.path}"}
+        with _configured(api, program, url):
+            yield log
+
+
+@contextmanager
+def replica(api: Cluster, program: Program, directory: Path, *more: str) -> Iterator[Path]:
+    """The program with `more` flags in a memory control group; its log."""
     pair = api.server_certificate("hooks", NAME)
     (directory / "tls.crt").write_bytes(pair.certificate)
     (directory / "tls.key").write_bytes(pair.key)
@@ -81,18 +93,26 @@ def webhook(api: Cluster, program: Program, directory: Path) -> Iterator[Path]:
     with memory_cgroup(program.limit) as group, log.open("wb") as output:
         flags = [flag.format(kubeconfig=api.kubeconfig) for flag in program.flags]
         command = [*group.command(), sys.executable, "-m", f"accelplane.cli.{program.module}", "-v=1", "-port=0"]
-        process = subprocess.Popen([*command, f"-cert-dir={directory}", *flags], stdout=output, stderr=output)
+        process = subprocess.Popen([*command, f"-cert-dir={directory}", *flags, *more], stdout=output, stderr=output)
         try:
             wait_until(lambda: _port(log) is not None, f"{program.module}: serves", 60, hint=log.read_text())
-            api.apply(_configuration(api, program, _port(log) or 0))
-            _wait_called(api, program)
             yield log
             assert process.poll() is None, log.read_text()
             assert group.usage().killed == 0
         finally:
-            api.request("DELETE", f"{HOOKS}/bursts")
             process.kill()
             process.wait()
+
+
+@contextmanager
+def _configured(api: Cluster, program: Program, client: Mapping[str, Any]) -> Iterator[None]:
+    """A webhook configuration that the API server uses."""
+    try:
+        api.apply(_configuration(api, program, client))
+        _wait_called(api, program)
+        yield
+    finally:
+        api.request("DELETE", f"{HOOKS}/bursts")
 
 
 def _port(log: Path) -> int | None:
@@ -100,11 +120,11 @@ def _port(log: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-def _configuration(api: Cluster, program: Program, port: int) -> dict[str, Any]:
+def _configuration(api: Cluster, program: Program, client: Mapping[str, Any]) -> dict[str, Any]:
     authority = base64.b64encode(api.authority).decode()
     hook = {
         "name": "bursts.example.com",
-        "clientConfig": {"url": f"https://{NAME}:{port}{program.path}", "caBundle": authority},
+        "clientConfig": {**client, "caBundle": authority},
         "rules": [{"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}],
         "failurePolicy": "Ignore",
         "sideEffects": "None",
@@ -152,8 +172,72 @@ def _delete_pods(api: Cluster) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_pod_of_a_burst_is_mutated(api: Cluster, tmp_path: Path, name: str) -> None:
-    """The client is in system:masters, which no flow control limits, and sends all requests at the same time."""
     program = PROGRAMS[name]
+    with webhook(api, program, tmp_path):
+        _create_burst(api, program)
+
+
+def test_every_pod_of_a_burst_is_mutated_by_one_of_two_replicas(api: Cluster, tmp_path: Path) -> None:
+    """Since 1.37 the API server selects a replica for each request, before it for each connection."""
+    program = PROGRAMS["sgx"]
+    pages = [f"127.0.0.1:{_unused_port()}" for _ in range(2)]
+    logs: list[Path] = []
+    with ExitStack() as stack:
+        for number, page in enumerate(pages):
+            directory = tmp_path / str(number)
+            directory.mkdir()
+            logs.append(stack.enter_context(replica(api, program, directory, f"-metrics-bind-address={page}")))
+        api.apply(*_service([_port(log) or 0 for log in logs], api.addresses.host))
+        client = {"service": {"namespace": NAMESPACE, "name": "hooks", "path": program.path}}
+        with _configured(api, program, client):
+            _create_burst(api, program)
+        counts = [_requests(page) for page in pages]
+    assert sum(counts) > PODS_AT_ONCE
+    if kubernetes_minor() >= 37:
+        assert min(counts) > PODS_AT_ONCE / 5, counts
+
+
+def _unused_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def _requests(page: str) -> int:
+    """The number of requests that a replica has answered."""
+    with urlopen(f"http://{page}/metrics", timeout=30) as response:
+        text = response.read().decode()
+    return sum(map(int, re.findall(r"^controller_runtime_webhook_requests_total\S* (\d+)", text, re.MULTILINE)))
+
+
+def _service(ports: Sequence[int], address: str) -> Iterator[dict[str, Any]]:
+    """A Service with one endpoint for each port of this computer."""
+    port = {"name": "https", "protocol": "TCP"}
+    yield {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "hooks", "namespace": NAMESPACE},
+        "spec": {"ports": [{**port, "port": 443}]},
+    }
+    for number in ports:
+        yield {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {
+                "name": f"hooks-{number}",
+                "namespace": NAMESPACE,
+                "labels": {"kubernetes.io/service-name": "hooks"},
+            },
+            "addressType": "IPv4",
+            "ports": [{**port, "port": number}],
+            "endpoints": [{"addresses": [address], "conditions": {"ready": True}}],
+        }
+
+
+def _create_burst(api: Cluster, program: Program) -> None:
+    """Creates pods at the same time; each must be mutated.
+
+    The client is in system:masters, which no flow control limits.
+    """
     start = threading.Barrier(PODS_AT_ONCE)
 
     def create(_number: int) -> tuple[int, Any]:
@@ -162,10 +246,9 @@ def test_every_pod_of_a_burst_is_mutated(api: Cluster, tmp_path: Path, name: str
             start.wait(120)
             return request("POST", PODS, pod(program))
 
-    with webhook(api, program, tmp_path):
-        with ThreadPoolExecutor(PODS_AT_ONCE) as threads:
-            response = list(threads.map(create, range(PODS_AT_ONCE)))
-        _delete_pods(api)
+    with ThreadPoolExecutor(PODS_AT_ONCE) as threads:
+        response = list(threads.map(create, range(PODS_AT_ONCE)))
+    _delete_pods(api)
     assert {status for status, _ in response} == {http.HTTPStatus.CREATED}
     missed = [each["metadata"]["name"] for _, each in response if not _is_mutated(each, program)]
     reasons = [line for line in api.control.daemons["kube-apiserver"].tail(3000).splitlines() if "failing open" in line]
