@@ -1,14 +1,16 @@
 """`Host`: the files of a node, with its PCI functions and NUMA nodes."""
 
 from collections.abc import Callable, Sequence
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from accelplane.host import topology
 from accelplane.host.errors import HostError, Missing
 from accelplane.host.files import HostFiles
-from accelplane.host.isolation import HostThread
 from accelplane.host.paths import HostPaths
 from accelplane.host.pci import PciDevice, pci_address
+
+if TYPE_CHECKING:
+    from accelplane.host.isolation import HostThread
 
 T = TypeVar("T")
 
@@ -17,7 +19,7 @@ class Host(HostFiles):
     """The node below `root`. Every path given or returned is the host's own, without the root."""
 
     # Runs the functions of `run`, one at a time. The agent sets it and waits for its end.
-    thread: HostThread | None = None
+    thread: "HostThread | None" = None
 
     def fresh(self) -> Self:
         made = super().fresh()
@@ -103,6 +105,8 @@ class Host(HostFiles):
 
         If a file of a device blocks, the function is run again with a host that omits the device.
         """
+        from accelplane.host.isolation import HostThread  # noqa: PLC0415 - the FPGA hook has no asyncio
+
         thread = self.thread or HostThread()
         return (await thread.run(self, work))[0]
 
