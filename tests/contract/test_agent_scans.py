@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import Run, Start
 from gadgets import GADGET, Other, Table, gadgets
-from kubelets import Kubelet
+from kubelets import Kubelet, embedded_only
 from peer import Peer, refusal
 from processes import installed_plugin
 from trees import npu
@@ -175,6 +175,22 @@ async def test_hardware_that_cannot_be_prepared_counts_as_a_failed_scan(kubelet:
     assert kubelet.resources() == {GADGET: (1, 1)}
     plugin.fault = None
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+
+
+@embedded_only("the kubelet has no part in it")
+async def test_devices_that_are_found_and_no_longer_found_are_logged(
+    kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    plugin = Table([Skipped("a", "no device node")])
+    agent = await start_agent(PATIENT, table=plugin)
+    await until(agent.runners["table"].scan.completed.is_set)
+    for found in (gadgets("a", "b"), gadgets("b")):
+        plugin.found = found
+        agent.runners["table"].scan.request()
+        await kubelet.until(lambda resources, found=found: resources == {GADGET: (len(found), len(found))})
+    messages = [record.message for record in caplog.records if record.message.startswith("table: ")]
+    assert messages == ["table: a not published: no device node", "table: found: a, b", "table: no longer found: a"]
 
 
 class Hanging(Table):

@@ -143,3 +143,26 @@ def test_replacing_devices_equals_an_inventory_of_these_devices(inventory: Inven
     replaced, scanned = inventory.with_devices(devices), Inventory.of("a.com", found)
     assert replaced == scanned
     assert list(replaced) == list(scanned)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"topology": ["0"]}, "topology has '0', expected numbers of NUMA nodes"),
+        ({"topology": [-1]}, "topology has -1, expected numbers of NUMA nodes"),
+        ({"topology": [True]}, "topology has True"),
+        ({"health": "healthy"}, "health is 'healthy', expected 'Healthy' or 'Unhealthy'"),
+        ({"reason": None}, "reason is None, expected a text"),
+        ({"unit": 7}, "unit is 7, expected a text"),
+        ({"id": 7}, ""),
+    ],
+)
+def test_a_device_with_an_invalid_value_is_skipped_and_the_others_are_kept(
+    value: Mapping[str, object], problem: str
+) -> None:
+    options: dict[str, object] = {"resource": "r", "id": "a", **value}
+    inventory = Inventory.of("example.com", [Device(**options), Device(resource="r", id="b")])  # type: ignore[arg-type]
+    assert [device.id for device in inventory] == ["b"]
+    (skipped,) = inventory.skipped
+    assert skipped.warning
+    assert problem in skipped.reason

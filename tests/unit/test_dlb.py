@@ -36,6 +36,21 @@ def test_sriov_numvfs_determines_the_resource(tmp_path: Path, vfs: str | None, r
     assert scan(tmp_path) == [Device(resource=resource, id="/dev/dlb3", nodes=[DeviceNode("/dev/dlb3")])]
 
 
+@pytest.mark.parametrize(("device_id", "resource"), [("0x2710", "pf"), ("0x2714", "pf"), ("0x2711", "vf")])
+def test_on_a_kernel_without_sriov_the_pci_id_determines_the_resource(
+    tmp_path: Path, device_id: str, resource: str
+) -> None:
+    dlb(tmp_path, "dlb0", None)
+    write(tmp_path / "sys/class/dlb2/dlb0/device/device", f"{device_id}\n")
+    assert [item.resource for item in scan(tmp_path) if isinstance(item, Device)] == [resource]
+
+
+def test_a_node_without_class_device_is_skipped_with_the_reason(tmp_path: Path) -> None:
+    write(tmp_path / "dev/dlb0", "")
+    reason = "/sys/class/dlb2/dlb0/device does not exist, expected the PCI function of the node"
+    assert scan(tmp_path) == [Skipped("dlb0", reason, warning=True)]
+
+
 @pytest.mark.parametrize("vfs", ["1\n", "16\n", "", "junk"])
 def test_a_physical_function_with_virtual_functions_is_skipped_and_reported(tmp_path: Path, vfs: str) -> None:
     dlb(tmp_path, "dlb0", vfs)

@@ -107,7 +107,8 @@ def test_a_drm_class_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
     [
         ({"vendor": "0x10de"}, "vendor '0x10de' is not Intel"),
         ({"vfs": "7"}, "sriov_numvfs is '7': the virtual functions are published"),
-        ({"vfs": ""}, "sriov_numvfs is '': the virtual functions are published"),
+        ({"vfs": ""}, "sriov_numvfs is '', expected a number"),
+        ({"vfs": "junk"}, "sriov_numvfs is 'junk', expected a number"),
     ],
 )
 def test_a_card_that_is_excluded_by_design_is_skipped_without_a_warning(
@@ -118,6 +119,31 @@ def test_a_card_that_is_excluded_by_design_is_skipped_without_a_warning(
     assert not scan.devices
     assert reason in scan.skipped["card0"].reason
     assert not scan.skipped["card0"].warning
+
+
+def test_a_physical_function_names_the_drivers_of_virtual_functions_that_are_no_cards(tmp_path: Path) -> None:
+    function = gpu_card(tmp_path, 0, vfs="2")
+    for index, driver in enumerate(("vfio-pci", None)):
+        other = function.parent / f"0000:03:00.{index + 1}"
+        other.mkdir()
+        link(function / f"virtfn{index}", other)
+        if driver is not None:
+            link(other / "driver", tmp_path / "sys/bus/pci/drivers" / driver)
+    assert Scan(tmp_path).skipped["card0"].reason == (
+        "sriov_numvfs is 2, and the virtual functions are bound to no driver, vfio-pci: none is a card"
+    )
+
+
+def test_a_card_that_is_no_pci_device_is_skipped_without_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "sys/class/drm/card0/device").mkdir(parents=True)
+    skipped = Scan(tmp_path).skipped["card0"]
+    assert "vendor does not exist, expected a PCI device" in skipped.reason
+    assert not skipped.warning
+
+
+def test_a_virtual_function_whose_physical_function_is_invisible_is_a_virtual_function(tmp_path: Path) -> None:
+    link(gpu_card(tmp_path, 0) / "physfn", "../0000:ff:00.0")
+    assert Scan(tmp_path, functions="vf").names == ["i915/card0-0"]
 
 
 @pytest.mark.parametrize("vfs", ["0", "-1"])

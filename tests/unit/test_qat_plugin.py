@@ -177,6 +177,7 @@ def test_unusable_devices_are_reported(tmp_path: Path) -> None:
         "dev1": "/sys/bus/pci/drivers/c6xxvf/0000",
         "dev2": "state is down, expected up",
         "dev3": "unsupported in kernel mode, use dpdk mode",
+        "1": "found 'qat_dev4 - type",
     }
 
 

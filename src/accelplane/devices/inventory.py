@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from accelplane.devices.device import Device, Resource, Skipped
-from accelplane.devices.names import DeviceIdError, ResourceNameError, check_device_id, check_resource_name, natural
+from accelplane.devices.device import HEALTHY, UNHEALTHY, Device, Resource, Skipped
+from accelplane.devices.names import check_device_id, check_resource_name, natural
 
 
 class Inventory(Struct, frozen=True):
@@ -17,7 +17,10 @@ class Inventory(Struct, frozen=True):
 
     @classmethod
     def of(cls, namespace: str, found: Iterable[Device | Resource | Skipped]) -> "Inventory":
-        """The inventory of a scan. Names that a kubelet would refuse become `Skipped`; of equal IDs the last counts."""
+        """The inventory of a scan. Of equal IDs the last counts.
+
+        A device with a name that a kubelet would refuse, or with another invalid value, becomes `Skipped`.
+        """
         resources: dict[str, dict[str, Device]] = {}
         skipped: list[Skipped] = []
         for item in found:
@@ -30,9 +33,10 @@ class Inventory(Struct, frozen=True):
                     check_resource_name(namespace, resource)
                 if isinstance(item, Device):
                     check_device_id(item.id)
-            except (ResourceNameError, DeviceIdError) as error:
+                    _check_values(item)
+            except (ValueError, TypeError) as error:
                 subject = item.name if isinstance(item, Resource) else item.id
-                skipped.append(Skipped(ascii(subject[:80]), str(error), warning=True))
+                skipped.append(Skipped(ascii(subject)[:82], str(error), warning=True))
                 continue
             devices = resources.setdefault(resource, {})
             if isinstance(item, Device):
@@ -54,6 +58,18 @@ class Inventory(Struct, frozen=True):
         old = self.resources
         equal = len(old) == len(resources) and all(len(old[name]) == len(known) for name, known in resources.items())
         return replace(self, resources=resources if equal else _sort(resources))
+
+
+def _check_values(device: Device) -> None:
+    """Raises `ValueError` that names the field: plugins of third parties are not type-checked."""
+    if device.health not in (HEALTHY, UNHEALTHY):
+        raise ValueError(f"health is {device.health!a}, expected {HEALTHY!r} or {UNHEALTHY!r}")
+    topology = device.topology if isinstance(device.topology, tuple) else ()
+    if invalid := [node for node in topology if type(node) is not int or node < 0]:
+        raise ValueError(f"topology has {invalid[0]!a}, expected numbers of NUMA nodes; None if there is none")
+    for field, value in (("reason", device.reason), ("unit", device.unit)):
+        if type(value) is not str:
+            raise ValueError(f"{field} is {value!a}, expected a text")
 
 
 def _sort(resources: Mapping[str, Mapping[str, Device]]) -> dict[str, dict[str, Device]]:

@@ -74,8 +74,14 @@ class Host(HostFiles):
         return "-1" if count is None else count
 
     def is_vf(self, device: str) -> bool:
-        """Whether the PCI function is a virtual one."""
-        return self.exists(f"{device}/physfn")
+        """Whether the PCI function is a virtual one. The physical function may be invisible."""
+        try:
+            self.link(f"{device}/physfn")
+        except Missing:
+            return False
+        except HostError:
+            pass  # not a link
+        return True
 
     def topology_of(self, *devices: str) -> tuple[int, ...] | None:
         """The NUMA nodes of the sysfs devices (directories or class links), ascending; None if they have none.

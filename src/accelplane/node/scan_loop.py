@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UnsetType
 from msgspec.structs import replace
 
-from accelplane.devices import Device, Inventory, Skipped
+from accelplane.devices import Device, Inventory, Skipped, natural
 from accelplane.host import Host, HostError
 from accelplane.host.blocking import ThreadLimitError, retrieve_exception
 from accelplane.host.isolation import HostThread
@@ -35,6 +35,7 @@ _MAX_TURN = 0.05
 _REFRESH_DEADLINE = 5.0
 _SCAN_TIMEOUT = 10.0
 _MAX_RESCANS = 3
+_MAX_SHOWN = 16  # units in a message
 _OTHER_ROOT = "/proc/1/root/"  # real directories of another mount namespace
 
 
@@ -200,6 +201,12 @@ class ScanLoop:
         self._failing_since = None
         self._retry = FIRST_RETRY
         self.problem = ""
+        before, after = ({device.unit for device in each} for each in (self.inventory, inventory))
+        for change, units in (("found", after - before), ("no longer found", before - after)):
+            if units:
+                shown = sorted(units, key=natural)
+                more = f" and {len(shown) - _MAX_SHOWN} more" if len(shown) > _MAX_SHOWN else ""
+                log.info("%s: %s: %s%s", name, change, ", ".join(shown[:_MAX_SHOWN]), more)
         self.inventory = inventory
         skipped, notes = frozenset(inventory.skipped), frozenset(host.notes)
         for skip in sorted(skipped - self._skipped, key=lambda skip: skip.subject):

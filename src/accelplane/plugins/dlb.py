@@ -12,6 +12,7 @@ from accelplane.host import Host
 from accelplane.plugins.base import Config, DevicePlans, Plugin, Watch
 
 _NODE = re.compile(r"dlb[0-9]+")
+_PF_IDS = ("0x2710", "0x2714")  # of DLB 2.0 and 2.5; kernels without SR-IOV have no sriov_numvfs
 
 
 class DlbPlugin(Plugin[Config]):
@@ -25,10 +26,14 @@ class DlbPlugin(Plugin[Config]):
         for name in host.optional_names("/dev"):
             if not _NODE.fullmatch(name):
                 continue
-            vfs = host.vf_count(f"/sys/class/dlb2/{name}/device")
+            function = f"/sys/class/dlb2/{name}/device"
+            if not host.exists(function):
+                yield Skipped(name, f"{function} does not exist, expected the PCI function of the node", warning=True)
+                continue
+            vfs = host.vf_count(function)
             if vfs in ("0", "-1"):
-                path = f"/dev/{name}"
-                yield Device(resource="pf" if vfs == "0" else "vf", id=path, nodes=[DeviceNode(path)])
+                path, is_pf = f"/dev/{name}", vfs == "0" or host.text_or_empty(f"{function}/device") in _PF_IDS
+                yield Device(resource="pf" if is_pf else "vf", id=path, nodes=[DeviceNode(path)])
             else:
                 yield Skipped(name, f"a physical function with virtual functions (sriov_numvfs is {vfs[:20]!a})")
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from accelplane.devices import CdiHook, Device, DeviceNode, Mount, Skipped
 from accelplane.host import Host, HostError, Missing, pci_address
+from accelplane.host.drivers import vf_links
 from accelplane.plugins.cdi_mode import split_by_cdi_mode
 from accelplane.plugins.gpu.config import GpuConfig, pci_ids, words
 from accelplane.plugins.gpu.driverhealth import survivability_mode
@@ -182,7 +183,10 @@ def _card(host: Host, scope: Scope, links: "_Links", name: str) -> Card:
     id_required = any(each.attribute == "device-id" for each in filters)
     entry = f"{places.drm}/{name}"
     device = f"{entry}/device"
-    vendor = host.text(f"{device}/vendor")
+    try:
+        vendor = host.text(f"{device}/vendor")
+    except Missing:
+        raise _CardSkipped(f"{device}/vendor does not exist, expected a PCI device") from None
     if vendor != _INTEL:
         raise _CardSkipped(f"vendor {vendor[:20]!a} is not Intel ({_INTEL})")
     try:
@@ -195,7 +199,7 @@ def _card(host: Host, scope: Scope, links: "_Links", name: str) -> Card:
         raise _CardSkipped(mismatch)
     vfs = host.vf_count(device)
     if vfs not in ("0", "-1"):
-        raise _CardSkipped(f"sriov_numvfs is {vfs[:20]!a}: the virtual functions are published instead")
+        raise _CardSkipped(_why_vfs_replace(host, device, vfs))
     nodes = tuple(_drm_nodes(host, places, name, node_names))
     if not nodes:
         # Not a warning: udev makes the nodes of a new card shortly after the kernel makes its sysfs directory.
@@ -215,6 +219,20 @@ def _card(host: Host, scope: Scope, links: "_Links", name: str) -> Card:
         attributes=attributes,
     )
     return Card(published, monitored)
+
+
+def _why_vfs_replace(host: Host, device: str, count: str) -> str:
+    """Why a physical function with virtual functions is not published."""
+    if not count.isdecimal():
+        return f"sriov_numvfs is {count[:20]!a}, expected a number"
+    try:
+        functions = [f"{device}/{name}" for name in vf_links(host, device)]
+    except HostError:
+        functions = []
+    drivers = sorted({host.driver_or_empty(each) or "no driver" for each in functions})
+    if functions and not any(host.exists(f"{each}/drm") for each in functions):
+        return f"sriov_numvfs is {count}, and the virtual functions are bound to {', '.join(drivers)}: none is a card"
+    return f"sriov_numvfs is {count!a}: the virtual functions are published instead"
 
 
 def _address(host: Host, entry: str, name: str) -> str | None:

@@ -31,6 +31,7 @@ _DEVICE = re.compile(
     r"type: (?P<kind>[a-z0-9_]{1,32}),.*?inst_id: (?P<number>[0-9]{1,4}),"
     r".*?bsf: (?P<address>([0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]),.*?state: (?P<state>[a-z]+)\s*$"
 )
+_HEADINGS = ("Checking status of", "There is ", "There are ", "No devices")
 _TRUE = frozenset(("1", "t", "true", "y", "yes", "on"))
 _FALSE = frozenset(("0", "f", "false", "n", "no", "off", ""))
 
@@ -92,7 +93,7 @@ async def status(program: str = "adf_ctl") -> str:
 
 
 def endpoints(text: str) -> list[Endpoint]:
-    """Returns the devices in the output of `adf_ctl status`. Other lines are ignored."""
+    """Returns the devices in the output of `adf_ctl status`. `unknown_lines` returns the other lines."""
     return [
         Endpoint(f"dev{match['number']}", match["kind"], match["address"], match["state"])
         for line in text.splitlines()
@@ -100,8 +101,17 @@ def endpoints(text: str) -> list[Endpoint]:
     ]
 
 
+def unknown_lines(text: str) -> list[str]:
+    """Returns the lines in the output of `adf_ctl status` that are neither a device nor a known heading."""
+    lines = [line.strip()[:1024] for line in text.splitlines()]
+    return [line for line in lines if line and not _DEVICE.search(line) and not line.startswith(_HEADINGS)]
+
+
 def scan(host: Host, text: str) -> ScanResult:
     """Yields the devices of all sections. `text` is the output of `adf_ctl status`. Raises `HostError`."""
+    if unknown := unknown_lines(text):
+        reason = f"found {unknown[0][:80]!a}, expected a device"
+        yield Skipped(f"{len(unknown)} lines of adf_ctl status", reason, warning=True)
     iommu = bool(host.names("/sys/class/iommu"))
     sections_of: dict[Endpoint, dict[str, Section]] = {}
     uio: list[DeviceNode] = []
