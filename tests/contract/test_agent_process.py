@@ -44,7 +44,7 @@ def own_sockets(directory: str) -> list[str]:
 # Start and shutdown
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 async def test_a_signal_ends_the_process_with_0_and_removes_its_sockets(
     run: Run, kubelet: Kubelet, tree: Path, number: signal.Signals
 ) -> None:

@@ -84,6 +84,12 @@ def test_the_hook_succeeds_without_labels_if_they_cannot_be_read(tmp_path: Path)
     assert "no labels" in result.stderr
 
 
+def test_the_hook_prints_no_labels_without_a_drm_directory(tmp_path: Path) -> None:
+    result = hook(tmp_path)
+    assert (result.returncode, result.stdout) == (0, "")
+    assert "no labels: /sys/class/drm does not exist" in result.stderr
+
+
 def test_the_hook_succeeds_if_it_cannot_log(tmp_path: Path) -> None:
     result = run_main(gpuhook.main, "-logtostderr=false", f"-log_file={tmp_path}/none/log")
     assert (result.returncode, result.stdout) == (0, "")

@@ -61,7 +61,7 @@ class Native(Api):
     def _fill(self, name: str, handle: int, value: Any) -> None:
         match name:
             case "zesDevicePciGetProperties":
-                value.bus = 3
+                value.bus = 3 + handle - DEVICE
             case "zesDevicePciGetState":
                 value.qualityIssues = self.quality
             case "zesDeviceGetProperties":
@@ -195,6 +195,12 @@ def test_an_enumeration_without_devices_is_tried_again(
     assert sysman.health(BDF) == Health()
 
 
+def test_a_gpu_that_was_plugged_in_after_the_enumeration_is_found(sysman: Sysman, native: Native) -> None:
+    assert sysman.health(BDF) == Health()
+    native.devices = 2
+    assert sysman.health("0000:04:00.0") == Health()
+
+
 def test_the_first_of_several_drivers_is_used(sysman: Sysman, native: Native, logged: list[str]) -> None:
     native.drivers = 2
     assert sysman.health(BDF) == Health()
@@ -231,6 +237,7 @@ def test_the_worker_answers_line_by_line(native: Native, mode: str) -> None:
         "= 0 40.0 41.0 42.0",
         "= 0 1000",
         "= 0 0",
+        found,
         "1 0000:09:00.0: unknown PCI address: unknown (0x7FFFFFFE)",
         f"= {UNKNOWN} 0",
     ]

@@ -79,6 +79,9 @@ def _labels(root: str) -> dict[str, str] | None:
     """The labels of the host, None after an error, which is logged."""
     host = Host(root)
     drm = _HOST_DRM if host.exists(_HOST_DRM) else gpu.DRM
+    if not host.exists(drm):
+        log.warning("no labels: %s does not exist", drm)
+        return None
     try:
         gpus = gpu.read_gpus(host, drm)
     except HostError as error:

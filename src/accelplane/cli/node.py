@@ -105,7 +105,7 @@ def run(
     labels: str = "off",
     command: str = "",
 ) -> int:
-    """Runs an agent until SIGTERM or SIGINT. Returns the exit code.
+    """Runs an agent until SIGTERM, SIGINT, SIGHUP or SIGQUIT. Returns the exit code.
 
     `program` is the name of the agent on its pages and of its log file. `command` is the name in messages, if it
     differs. `labels` is the flag of that name.
@@ -141,7 +141,7 @@ def run(
 
 async def _serve(agent: Agent) -> None:
     loop = asyncio.get_running_loop()
-    for number in signals.ENDING:
+    for number in signals.NODE_ENDING:
         loop.add_signal_handler(number, agent.stop)
     # Imported objects are permanent: the garbage collector can skip them.
     gc.collect()

@@ -44,7 +44,7 @@ class Indices(NamedTuple):
 
 
 class Sysman:
-    """The devices of system management by PCI address. They are enumerated once; if that fails, at the next call."""
+    """The devices of system management by PCI address. They are enumerated again if an address is unknown."""
 
     def __init__(self, api: Api, log: Log) -> None:
         self._api = api
@@ -104,7 +104,7 @@ class Sysman:
         return MemoryAmount(size=sum(state.size for state in states if state) if all(states) else 0)
 
     def _device(self, bdf: str) -> int:
-        if not self._devices:
+        if bdf not in self._devices:  # also a GPU that was plugged in since
             self._devices = self._enumerate()
         try:
             return self._devices[bdf]

@@ -114,6 +114,8 @@ class Endpoints:
             request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]
         ) -> pb.Empty:
             registration = self._spawn(self._register(request))
+            # The plugin may have cancelled the call when the registration fails.
+            registration.add_done_callback(lambda task: task.cancelled() or task.exception())
             # Until 1.36 a kubelet completes a registration even if the plugin cancels the call.
             outcome = await (registration if self._identified_by_path else asyncio.shield(registration))
             if outcome != ACCEPTED:

@@ -399,5 +399,6 @@ def _remove_sockets(directory: str) -> None:
     """Removes every socket, and nothing else."""
     with os.scandir(directory) as entries:
         for entry in entries:
-            if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
-                os.unlink(entry.path)
+            with contextlib.suppress(FileNotFoundError):  # a plugin renames its socket
+                if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
+                    os.unlink(entry.path)
