@@ -139,6 +139,7 @@ def test_an_unreadable_host_does_not_prevent_the_pod_from_starting(tmp_path: Pat
 def test_a_failed_installation_names_the_directory(tmp_path: Path, blocked: tuple[str, ...]) -> None:
     for path in blocked:
         (tmp_path / path).mkdir(parents=True)
+    card(tmp_path / "root")
     result = installed(tmp_path)
     assert result.returncode == 1
     assert str(tmp_path / "source.d") in result.stderr

@@ -342,6 +342,28 @@ def test_the_retry_in_wsl_mode_is_as_fast_as_in_the_go_plugin() -> None:
     assert gpu_health.WSL_RETRY <= 3
 
 
+async def test_in_wsl_mode_later_changes_of_the_indices_cause_scans(
+    root: Path, socket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert gpu_health.WSL_INTERVAL + gpu_health.WSL_RETRY <= 8
+    monkeypatch.setattr(gpu_health, "WSL_RETRY", 0.05)
+    monkeypatch.setattr(gpu_health, "WSL_INTERVAL", 0.05)
+    service = Service()
+    plugin, host = GpuPlugin(GpuConfig(wsl=True)), Host(root)
+    requests = asyncio.Semaphore(0)
+    async with running(plugin, root, requests.release), service.listening(socket):
+        for indices in ([0], [0, 1], [], [1]):
+            service.indices = pb.DeviceIndices(indices=indices)
+            await plugin.refresh(host)
+            assert [item.id for item in plugin.scan(host) if isinstance(item, Device)] == [
+                f"card{index}-0" for index in indices
+            ]
+            while not requests.locked():
+                await requests.acquire()
+            async with asyncio.timeout(10):
+                await requests.acquire()
+
+
 async def test_a_refresh_without_service_fails_and_keeps_the_devices(root: Path, socket: Path) -> None:
     service = Service()
     service.indices.indices.append(1)

@@ -18,7 +18,7 @@ from accelplane.sidecars.levelzero import LevelZero, LevelZeroError, Readings
 from accelplane.sidecars.xpumd import Xpumd
 
 LEVELZERO_SOCKET = "/var/lib/levelzero/server.sock"
-WSL_RETRY = 3.0
+WSL_RETRY, WSL_INTERVAL = 3.0, 5.0
 
 # ze_result_t of the Level-Zero specification: the device is not usable, regardless of the rest of the response.
 _FATAL: Mapping[int, Cause] = {0x70000001: "gone", 0x70000006: "wedged"}  # DEVICE_LOST, DEVICE_REQUIRES_RESET
@@ -83,7 +83,8 @@ class LevelZeroSource:
         )
         self._limits = temperature_limits(config)
         self._temperatures: dict[str, TemperatureState] = {}
-        self._indices_missing = asyncio.Event()
+        self._indices: Sequence[int] = ()  # of the last response
+        self._queried = asyncio.Event()  # whether `indices` was called
         self._client: LevelZero | None = None
 
     async def verdicts(self, host: Host, devices: Sequence[Device]) -> dict[str, Verdict]:
@@ -97,28 +98,26 @@ class LevelZeroSource:
         }
 
     async def indices(self, host: Host) -> Sequence[int]:
-        """The Level-Zero indices of Intel's GPUs. Raises `ScanError`.
-
-        `run` requests another scan soon after an empty or failed response.
-        """
-        self._indices_missing.set()
+        """The Level-Zero indices of Intel's GPUs. Raises `ScanError`. `run` requests more scans from then on."""
+        self._queried.set()
+        self._indices = ()
         try:
-            indices = await self._connect(host).indices()
+            self._indices = await self._connect(host).indices()
         except LevelZeroError as error:
             raise ScanError(str(error)) from error
-        if indices:
-            self._indices_missing.clear()
-        return indices
+        return self._indices
 
     async def run(self, host: Host, request_scan: Callable[[], None]) -> None:
-        """Requests a scan every `WSL_RETRY` seconds while there are no indices. Closes the connection at the end."""
+        """Requests a scan every `WSL_INTERVAL` seconds once `indices` was called, every `WSL_RETRY` without indices.
+
+        The service sends no notifications. Closes the connection at the end.
+        """
         client = self._connect(host, reopen=True)
         try:
+            await self._queried.wait()
             while True:
-                await self._indices_missing.wait()
-                await asyncio.sleep(WSL_RETRY)
-                if self._indices_missing.is_set():
-                    request_scan()
+                await asyncio.sleep(WSL_INTERVAL if self._indices else WSL_RETRY)
+                request_scan()
         finally:
             client.close()
 
