@@ -33,7 +33,7 @@ async def test_an_object_is_created_read_changed_and_deleted(api: KubeApi, clien
     assert read.spec.size == 2
     read.status = WidgetStatus(done=2)
     read.spec.size = 77
-    await client.replace_status(read)
+    await client.replace(read, subresource="status")
     stored = api.objects["widgets", "", "w"]
     del stored["metadata"]["managedFields"]
     assert stored == {
@@ -103,7 +103,7 @@ async def test_all_writes_have_subresources_and_a_dry_run_that_stores_nothing(ap
     assert (await client.replace(changed, dry_run=True)).spec.size == 2
     assert (await client.apply(widget_object, dry_run=True)).spec.size == 2
     assert (await client.patch(Widget, "w", {"spec": {"size": 2}}, dry_run=True)).spec.size == 2
-    assert (await client.replace_status(changed, dry_run=True)).spec.size == 1
+    assert (await client.replace(changed, subresource="status", dry_run=True)).spec.size == 1
     assert await client.create(Widget(metadata=Metadata(name="v")), dry_run=True)
     assert await client.delete(Widget, "w", dry_run=True)
     assert (api.version, (await client.get(Widget, "w")).spec.size) == (version, 1)

@@ -15,7 +15,7 @@ from accelplane.kube.cache import UnreadableObject
 from accelplane.kube.client import Client
 from accelplane.kube.controller import Result, TerminalError
 from accelplane.kube.objects import Request
-from accelplane.kube.predicates import Predicate, all_of, field_changed
+from accelplane.kube.predicates import Predicate, field_changed
 from accelplane.kube.tasks import UnexpectedCancellation
 
 
@@ -320,10 +320,12 @@ async def test_a_standby_drops_requests_that_are_enqueued_directly(setup: Setup)
 
 
 async def test_a_predicate_selects_the_changes_that_are_reconciled(setup: Setup) -> None:
-    ours: Predicate[Widget] = lambda old, new: any(  # noqa: E731 - as users write it
-        (each.metadata.labels or {}).get("team") == "ours" for each in (old, new) if each
-    )
-    predicate = all_of(ours, field_changed(lambda thing: thing.spec.size))
+    size_changed: Predicate[Widget] = field_changed(lambda thing: thing.spec.size)
+
+    def predicate(old: Widget | None, new: Widget | None) -> bool:
+        is_ours = any((each.metadata.labels or {}).get("team") == "ours" for each in (old, new) if each)
+        return is_ours and size_changed(old, new)
+
     setup.api.put("widgets", widget("a", team="ours"))
     setup.api.put("widgets", widget("b"))
     async with setup.running(setup.controller().for_object(setup.widgets, predicate=predicate)):

@@ -6,12 +6,14 @@ from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import Any
 
+import msgspec
 import pytest
 from apibehaviour import ALL, Connect
 
 from accelplane.kube.client import Client
 from accelplane.kube.testing import FakeApiServer, PatchError, apply_json_patch, apply_merge_patch
 from accelplane.kube.testing.documents import deep_copy
+from accelplane.operator.resources import DaemonSet
 
 
 @pytest.mark.parametrize("behaviour", ALL, ids=lambda one: one.__name__)
@@ -97,3 +99,19 @@ def test_parts_of_a_copied_document_are_independent(phase: str) -> None:
     assert copied == original
     copied["one"]["a"].append("c")
     assert copied["two"] == labels == {"a": ["b"]}
+
+
+async def test_a_node_selector_is_atomic() -> None:
+    """An apply replaces it as a whole: a key of another client does not stay."""
+    metadata = {"name": "d", "namespace": "n"}
+    desired: dict[str, Any] = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata}
+    desired["spec"] = {"template": {"spec": {"nodeSelector": {"a": "1"}}}}
+    found = {"metadata": metadata, "spec": {"template": {"spec": {"nodeSelector": {"b": "2"}}}}}
+    async with FakeApiServer() as server:
+        server.put("daemonsets", deep_copy(found))
+        client = Client(server.config, field_manager="test")
+        try:
+            await client.apply(msgspec.convert(desired, DaemonSet))
+        finally:
+            await client.close()
+        assert server.objects["daemonsets", "n", "d"]["spec"] == desired["spec"]

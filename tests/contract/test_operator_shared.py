@@ -134,3 +134,12 @@ async def test_shared_gpu_objects_that_may_not_be_created_are_reported(api: Kube
         assert "serviceaccounts" in (condition(api, "Degraded") or {})["message"]
         refusing.times = 0
         await until(lambda: has_condition(api, "Degraded", "False") and daemonset(api) is not None)
+
+
+async def test_shared_gpu_objects_that_exist_are_not_created_again(api: KubeApi) -> None:
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", image=IMAGE, resourceManager=True, sharedDevNum=2))
+        await until(lambda: has_condition(api, "Available", "True"))
+        put(api, resource("gpu", image=IMAGE, resourceManager=True, sharedDevNum=3), generation=2)
+        await until(lambda: api.count("PATCH .*/daemonsets/") > 0)
+    assert api.count("POST .*/(serviceaccounts|clusterrolebindings)$") == 2

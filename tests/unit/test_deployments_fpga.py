@@ -88,6 +88,7 @@ def configuration(namespace: str, prefix: str, *, inject_from: str = "") -> Obje
         },
         "failurePolicy": "Ignore",
         "sideEffects": "None",
+        "timeoutSeconds": 5,
         "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
     }
     name = f"{prefix}mutating-webhook-configuration"

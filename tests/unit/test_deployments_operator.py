@@ -263,6 +263,8 @@ def webhook(name: str, path: str, rule: Object, policy: str, *, again: bool = Fa
         "failurePolicy": policy,
         **({"reinvocationPolicy": "IfNeeded"} if again else {}),
         "sideEffects": "None",
+        # A hanging replica must not delay every pod by the default of 10 s.
+        **({"timeoutSeconds": 5} if rule["resources"] == ["pods"] else {}),
         "rules": [rule],
     }
 

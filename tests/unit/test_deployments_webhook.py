@@ -54,6 +54,7 @@ def configuration(namespace: str, prefix: str, *, inject_from: str = "") -> Obje
         "failurePolicy": "Ignore",
         "reinvocationPolicy": "IfNeeded",
         "sideEffects": "None",
+        "timeoutSeconds": 5,
         "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
     }
     metadata: Object = {"name": f"{prefix}mutating-webhook-configuration"}

@@ -7,8 +7,6 @@ from kubekinds import Widget, WidgetSpec
 
 from accelplane.kube.objects import Metadata
 from accelplane.kube.predicates import (
-    all_of,
-    annotations_changed,
     any_of,
     field_changed,
     generation_changed,
@@ -30,11 +28,9 @@ always: Check = on_update(lambda _old, _new: True)
 BUILT_IN = [
     generation_changed,
     labels_changed,
-    annotations_changed,
     size_changed,
     never,
     any_of(never),
-    all_of(never),
     not_(labels_changed),
     not_(always),
 ]
@@ -54,14 +50,10 @@ def test_creations_and_deletions_pass_every_predicate(predicate: Check) -> None:
         (labels_changed, widget(size=1), False),
         (labels_changed, widget(labels={"a": "b"}), True),
         (labels_changed, widget(labels={}), False),
-        (annotations_changed, widget(labels={"a": "b"}), False),
-        (annotations_changed, widget(annotations={"a": "b"}), True),
         (size_changed, widget(generation=2), False),
         (size_changed, widget(size=1), True),
         (any_of(labels_changed, size_changed), widget(size=1), True),
         (any_of(labels_changed, size_changed), widget(generation=2), False),
-        (all_of(labels_changed, size_changed), widget(size=1), False),
-        (all_of(labels_changed, size_changed), widget(size=1, labels={"a": "b"}), True),
         (not_(labels_changed), widget(size=1), True),
         (not_(labels_changed), widget(labels={"a": "b"}), False),
     ],

@@ -379,12 +379,15 @@ def test_an_unset_image_is_the_default() -> None:
 
 
 def test_only_qats_annotations_are_copied_and_never_kubectls() -> None:
-    annotations = {"a.example/b": "c", "kubectl.kubernetes.io/last-applied-configuration": "{}"}
+    apparmor = {"container.apparmor.security.beta.kubernetes.io/intel-qat-plugin": "unconfined"}
+    kept = apparmor | {"a.example/b": "c", "argocd.argoproj.io/tracking-id": "x"}
+    annotations = kept | {"kubectl.kubernetes.io/last-applied-configuration": "{}"}
     for family in models.KINDS:
         daemonset = render_pod(family, metadata={"annotations": annotations}, podAnnotations={"d": "e"})
-        copied = {"a.example/b": "c"} if family == "qat" else {}
-        assert daemonset["metadata"].get("annotations", {}) == copied
-        assert daemonset["spec"]["template"]["metadata"]["annotations"] == copied | {"d": "e"}
+        assert daemonset["metadata"].get("annotations", {}) == (kept if family == "qat" else {})
+        # Others would replace the pods at each change.
+        for_pods = apparmor if family == "qat" else {}
+        assert daemonset["spec"]["template"]["metadata"]["annotations"] == for_pods | {"d": "e"}
 
 
 def test_the_resource_manager_gets_what_it_needs() -> None:

@@ -209,6 +209,18 @@ def test_the_rules_of_a_kind_hold(
         assert word in refusal
 
 
+def test_the_resource_manager_can_be_changed_in_one_resource_after_the_other() -> None:
+    changed = plugin("gpu", image=own_image("intel-gpu-plugin"), sharedDevNum=2)
+    assert verdict(changed, POLICY, others=RM).refusal.endswith(
+        "true in GpuDevicePlugin other, expected the same in all; set resourceManager to true or change other first"
+    )
+    found = verdict(changed, POLICY, others=RM, is_update=True)
+    assert found.refusal == ""
+    assert [each for each in found.warnings if "resourceManager" in each] == [
+        "resourceManager is false and true in GpuDevicePlugin other, expected the same in all; change other as well"
+    ]
+
+
 @pytest.mark.parametrize(
     ("family", "spec", "first"),
     [

@@ -163,10 +163,6 @@ class Client:
         path, query = _path_to(changed, subresource), self._query(dry_run=dry_run)
         return await self._server.put(path, document_of(changed), type(changed), query=query, deadline=self._timeout)
 
-    async def replace_status(self, changed: T, *, dry_run: bool = False) -> T:
-        """Writes the status of an object. Raises `Conflict`."""
-        return await self.replace(changed, subresource="status", dry_run=dry_run)
-
     async def apply(self, desired: T, *, force: bool = True, subresource: str = "", dry_run: bool = False) -> T:
         """Server-side apply: the server merges the fields of `desired`, and this client manages them.
 

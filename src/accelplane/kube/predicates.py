@@ -25,25 +25,11 @@ class LabelledMetadata(HasIdentity, Protocol):
     def labels(self) -> Mapping[str, str] | None: ...
 
 
-class AnnotatedMetadata(HasIdentity, Protocol):
-    """Metadata with annotations."""
-
-    @property
-    def annotations(self) -> Mapping[str, str] | None: ...
-
-
 class HasLabels(Protocol):
     """An object with labels."""
 
     @property
     def metadata(self) -> LabelledMetadata | None: ...
-
-
-class HasAnnotations(Protocol):
-    """An object with annotations."""
-
-    @property
-    def metadata(self) -> AnnotatedMetadata | None: ...
 
 
 def on_update(changed: Callable[[T, T], bool]) -> Predicate[T]:
@@ -74,19 +60,9 @@ def labels_changed(old: HasLabels | None, new: HasLabels | None) -> bool:
     return old is None or new is None or _labels(old) != _labels(new)
 
 
-def annotations_changed(old: HasAnnotations | None, new: HasAnnotations | None) -> bool:
-    """Accepts updates of the annotations."""
-    return old is None or new is None or _annotations(old) != _annotations(new)
-
-
 def any_of(*predicates: Predicate[T]) -> Predicate[T]:
     """Accepts events that at least one predicate accepts."""
     return lambda old, new: any(predicate(old, new) for predicate in predicates)
-
-
-def all_of(*predicates: Predicate[T]) -> Predicate[T]:
-    """Accepts events that all predicates accept."""
-    return lambda old, new: all(predicate(old, new) for predicate in predicates)
 
 
 def not_(predicate: Predicate[T]) -> Predicate[T]:
@@ -96,7 +72,3 @@ def not_(predicate: Predicate[T]) -> Predicate[T]:
 
 def _labels(thing: HasLabels) -> Mapping[str, str]:
     return (thing.metadata.labels if thing.metadata else None) or {}
-
-
-def _annotations(thing: HasAnnotations) -> Mapping[str, str]:
-    return (thing.metadata.annotations if thing.metadata else None) or {}

@@ -95,10 +95,6 @@ class WorkQueue:
         """Resets the delay of a key."""
         self._failures.pop(key, None)
 
-    def num_requeues(self, key: Request) -> int:
-        """Returns the number of failures of a key since `forget`."""
-        return self._failures.get(key, 0)
-
     async def get(self) -> Request:
         """Waits for the next key. No other worker gets it until `done`. Raises `QueueShutDown`."""
         while True:

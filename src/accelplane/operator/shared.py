@@ -7,6 +7,7 @@ They exist while a resource enables the resource manager, which our images and t
 import contextlib
 import logging
 from http import HTTPStatus
+from typing import TypeVar
 
 from accelplane.apiserver import AlreadyExists, NotFound, StatusError
 from accelplane.kube.client import Client
@@ -16,6 +17,8 @@ from accelplane.operator.resources import ClusterRoleBinding, RoleReference, Ser
 from accelplane.operator.settings import Settings
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T", ServiceAccount, ClusterRoleBinding)
 
 BINDING = "gpu-manager-rolebinding"
 
@@ -62,25 +65,35 @@ class SharedObjects:
         )
 
     async def _make(self) -> None:
+        """Creates what does not exist. Older manifests do not have the rights to read."""
         account = ServiceAccount(metadata=Metadata(name=GPU_MANAGER, namespace=self._namespace))
-        with contextlib.suppress(AlreadyExists):
-            await self._client.create(account)
+        if await self._read(account) is None:
+            with contextlib.suppress(AlreadyExists):
+                await self._client.create(account)
         subject, role = self._subject, self._reference
         binding = ClusterRoleBinding(metadata=Metadata(name=BINDING), roleRef=role, subjects=[subject])
-        try:
-            await self._client.create(binding)
-        except AlreadyExists:
+        found = await self._read(binding)
+        if found is None:
             try:
-                found = await self._client.get(ClusterRoleBinding, BINDING)
-            except StatusError as error:
-                if error.code != HTTPStatus.FORBIDDEN:
-                    raise
-                # Older manifests do not have this right.
-                log.warning("ClusterRoleBinding %s is not verified: %s", BINDING, error)
-                return
-            if found.roleRef == role and subject in (found.subjects or ()):
-                return
+                await self._client.create(binding)
+            except AlreadyExists:
+                log.warning("ClusterRoleBinding %s exists and is not verified", BINDING)
+        elif found.roleRef != role or subject not in (found.subjects or ()):
             log.info("ClusterRoleBinding %s is for another account or role; replacing it", BINDING)
             # The API server does not allow another role in a binding.
-            await self._client.delete(ClusterRoleBinding, BINDING, uid=found.metadata.uid)
+            metadata = found.metadata
+            await self._client.delete(
+                ClusterRoleBinding, BINDING, uid=metadata.uid, resource_version=metadata.resourceVersion
+            )
             await self._client.create(binding)
+
+    async def _read(self, desired: T) -> T | None:
+        """The existing object, None if there is none or it must not be read."""
+        try:
+            return await self._client.get(type(desired), desired.metadata.name or "", desired.metadata.namespace or "")
+        except NotFound:
+            return None
+        except StatusError as error:
+            if error.code != HTTPStatus.FORBIDDEN:
+                raise
+            return None

@@ -2,10 +2,12 @@
 
     verdict(plugin, policy, others=…, overlaps=…)    the first error in the order of the Go operator, and all warnings
 
-Create and update are validated alike, without the old object. Where releases of the Go operator differ, a resource is
-accepted if one of them accepts it: an unset allocation policy of GPUs counts as `none`, both spellings of init images
-are valid, and `packed` without `sharedDevNum` is a warning. Fields of the pods (tolerations, resources, …) are
-validated last, so that their author sees the error, and not only the operator that writes the DaemonSet.
+Create and update are validated alike, without the old object. Only a `resourceManager` that differs from that of
+another resource is a warning in an update: otherwise it could be changed in none of them. Where releases of the Go
+operator differ, a resource is accepted if one of them accepts it: an unset allocation policy of GPUs counts as `none`,
+both spellings of init images are valid, and `packed` without `sharedDevNum` is a warning. Fields of the pods
+(tolerations, resources, …) are validated last, so that their author sees the error, and not only the operator that
+writes the DaemonSet.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -67,13 +69,15 @@ def verdict(
     *,
     others: Iterable[DevicePlugin] = (),
     overlaps: Iterable[Overlap] = (),
+    is_update: bool = False,
 ) -> Verdict:
     """Validates a resource after defaulting.
 
     `others` are the resources of its kind in the cluster, and may include it. `overlaps` are its own with them.
     """
     warnings: list[str] = []
-    for finding in _findings(plugin, policy, [other for other in others if other.name != plugin.name]):
+    others = [other for other in others if other.name != plugin.name]
+    for finding in _findings(plugin, policy, others, is_update=is_update):
         if isinstance(finding, str):
             return Verdict(PREFIX + finding, tuple(warnings))
         warnings.append(finding.text)
@@ -82,7 +86,9 @@ def verdict(
     return Verdict(warnings=tuple(warnings))
 
 
-def _findings(plugin: DevicePlugin, policy: ImagePolicy, others: Sequence[DevicePlugin]) -> Iterator[Finding]:
+def _findings(
+    plugin: DevicePlugin, policy: ImagePolicy, others: Sequence[DevicePlugin], *, is_update: bool
+) -> Iterator[Finding]:
     own = (f"intel-{plugin.family}-plugin",)
     match plugin.spec:
         case DlbSpec() as spec:
@@ -96,7 +102,7 @@ def _findings(plugin: DevicePlugin, policy: ImagePolicy, others: Sequence[Device
             yield from _image("image", spec.image, own, policy)
             yield from _image("initImage", spec.init_image, _FPGA_INIT, policy)
         case GpuSpec() as spec:
-            yield from _gpu(spec, others)
+            yield from _gpu(spec, others, is_update=is_update)
             yield from _image("image", spec.image, own, policy)
             yield from _gpu_sidecars(spec, policy)
         case QatSpec() as spec:
@@ -153,7 +159,7 @@ def _provisioning(spec: DsaSpec | IaaSpec | QatSpec, names: Sequence[str], polic
         )
 
 
-def _gpu(spec: GpuSpec, others: Sequence[DevicePlugin]) -> Iterator[Finding]:
+def _gpu(spec: GpuSpec, others: Sequence[DevicePlugin], *, is_update: bool) -> Iterator[Finding]:
     """Validation that the Go operator performs before that of the image."""
     yield from broken(spec, rules.GPU)
     policy = spec.preferred_allocation_policy or "none"
@@ -162,10 +168,13 @@ def _gpu(spec: GpuSpec, others: Sequence[DevicePlugin]) -> Iterator[Finding]:
     for other in others:
         if isinstance(other, GpuDevicePlugin) and other.spec.resource_manager != spec.resource_manager:
             own, other_text = (str(each.resource_manager).lower() for each in (spec, other.spec))
-            yield (
-                f"resourceManager is {own} and {other_text} in GpuDevicePlugin {other.name}, expected the same in all; "
-                f"set resourceManager to {other_text} or change {other.name}"
+            problem = (
+                f"resourceManager is {own} and {other_text} in GpuDevicePlugin {other.name}, expected the same in all"
             )
+            if is_update:
+                yield ValidationWarning(f"{problem}; change {other.name} as well")
+            else:
+                yield f"{problem}; set resourceManager to {other_text} or change {other.name} first"
     yield from broken(spec, rules.GPU_IDS)
 
 

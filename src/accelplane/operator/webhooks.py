@@ -47,7 +47,7 @@ def _defaulter(path: str, family: str, policy: ImagePolicy) -> Mutator[Raw]:
 
 
 def _validator(path: str, controller: PluginController, policy: ImagePolicy) -> Validator[Raw]:
-    def decide(_review: Review, resource: Raw) -> Decision:
+    def decide(review: Review, resource: Raw) -> Decision:
         document: Json = msgspec.json.decode(resource)
         if not isinstance(document, dict):
             return deny(
@@ -59,7 +59,9 @@ def _validator(path: str, controller: PluginController, policy: ImagePolicy) -> 
             return deny(f"{validation.PREFIX}{error}")
         others = controller.other_resources(plugin.name)
         overlaps = overlaps_of(plugin, others, controller.node_labels()) if others else ()
-        verdict = validation.verdict(plugin, policy, others=others, overlaps=overlaps)
+        verdict = validation.verdict(
+            plugin, policy, others=others, overlaps=overlaps, is_update=review.operation == "UPDATE"
+        )
         if verdict.refusal:
             return Decision(denial=deny(verdict.refusal).denial, warnings=verdict.warnings)
         return Decision(warnings=verdict.warnings)

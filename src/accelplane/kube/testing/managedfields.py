@@ -1,8 +1,8 @@
 """Ownership of fields: `metadata.managedFields` and server-side apply.
 
 A field is a path of elements as in the FieldsV1 format: `f:NAME` for a member, `k:{KEYS}` for an item of an
-associative list, `v:VALUE` for an item of a set. The API server knows from its schemas which lists are associative.
-This module knows them by name; all other lists are atomic.
+associative list, `v:VALUE` for an item of a set. The API server knows from its schemas which lists are associative and
+which maps are atomic. This module knows them by name; all other lists are atomic, and all other maps are not.
 
 Facts: Kubernetes documentation, "Server-Side Apply".
 """
@@ -28,6 +28,7 @@ _LIST_KEYS: Mapping[str, str] = {
     "volumes": "name",
 }
 _SETS = frozenset({"finalizers"})
+_ATOMIC_MAPS = frozenset({"nodeSelector"})
 _UNMANAGED = frozenset({
     "creationTimestamp", "deletionTimestamp", "generation", "managedFields", "name", "namespace", "resourceVersion",
     "uid",
@@ -115,7 +116,7 @@ def _managed(metadata: JsonObject) -> JsonObject:
 
 def _add_leaves(found: dict[Path, Any], prefix: Path, value: Any, name: str = "") -> None:
     """Adds all leaves below a value, and the items of associative lists, which have no value of their own."""
-    if is_object(value) and value:
+    if is_object(value) and value and name not in _ATOMIC_MAPS:
         for key, part in value.items():
             _add_leaves(found, (*prefix, f"f:{key}"), part, key)
     elif is_array(value) and (items := _items(value, name)):
@@ -194,7 +195,7 @@ def _delete(root: JsonObject, path: Path) -> None:
 
 
 def _merge(live: Any, body: Any, name: str = "") -> Any:
-    if is_object(live) and is_object(body):
+    if is_object(live) and is_object(body) and name not in _ATOMIC_MAPS:
         return {**live, **{key: _merge(live.get(key), part, key) for key, part in body.items()}}
     if is_array(live) and is_array(body):
         old, new = _items(live, name), _items(body, name)

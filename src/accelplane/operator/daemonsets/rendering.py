@@ -1,6 +1,7 @@
 """Renders a DaemonSet from the skeleton of its kind and the fields of a custom resource."""
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -40,6 +41,9 @@ from accelplane.operator.settings import ImagePolicy, Settings
 # An annotation of the pods: a change replaces them.
 PROVISIONING_ANNOTATION = f"{GROUP}/provisioning-config-hash"
 GPU_MANAGER = "gpu-manager-sa"
+# Annotations of a QAT resource that configure its containers. Others, as those of Argo CD or Helm, would replace all
+# pods at each change.
+_POD_ANNOTATION = re.compile(r"(container\.)?(apparmor|seccomp)\.security\.(alpha|beta)\.kubernetes\.io/")
 
 _RESOURCE_MANAGER_PATHS = (
     Path("podresources", "/var/lib/kubelet/pod-resources", type="Directory"),
@@ -73,7 +77,8 @@ def render(plugin: DevicePlugin, settings: Settings, *, provisioning: str = "") 
     """The DaemonSet. `provisioning` is the hash of the ConfigMap that the resource names, empty for none."""
     made = skeleton(plugin.family, plugin.spec.image or settings.images.reference(f"intel-{plugin.family}-plugin"))
     annotations = _copied_annotations(plugin)
-    on_pods = annotations | dict(plugin.spec.pod_annotations)
+    for_pods = {key: value for key, value in annotations.items() if _POD_ANNOTATION.match(key)}
+    on_pods = for_pods | dict(plugin.spec.pod_annotations)
     if provisioning:
         on_pods[PROVISIONING_ANNOTATION] = provisioning
     template = replace(
@@ -185,7 +190,7 @@ def _pull_secrets(spec: PluginSpec, settings: Settings) -> tuple[SecretReference
 
 
 def _copied_annotations(plugin: DevicePlugin) -> dict[str, str]:
-    """Annotations of a QAT resource for DaemonSet and pods, without those that kubectl changes at each apply."""
+    """Annotations of a QAT resource for the DaemonSet, without those that kubectl changes at each apply."""
     if not isinstance(plugin.spec, QatSpec):
         return {}
     copied = plugin.metadata.annotations.items()
