@@ -336,3 +336,11 @@ def test_lines_have_at_most_120_characters(page: Path) -> None:
 def test_the_index_links_every_page() -> None:
     index = (DOCS / "index.md").read_text()
     assert [page.name for page in DOCS.glob("*.md") if page.name != "index.md" and f"]({page.name})" not in index] == []
+
+
+def test_the_tests_that_the_threat_model_names_exist() -> None:
+    cited = re.findall(r"`((?:unit|contract|cluster|browser)/\w+\.py)(?:::(\w+))?`", (ROOT / "SECURITY.md").read_text())
+    assert len(cited) > 30
+    for file, name in cited:
+        text = (ROOT / "tests" / file).read_text()
+        assert not name or re.search(rf"^(async )?def {name}\(", text, re.MULTILINE), (file, name)
