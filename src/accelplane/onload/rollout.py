@@ -210,11 +210,9 @@ def _desired(onload: Onload, history: Sequence[Revision], nodes: Sequence[NodeVi
     if not uses_kmm(spec):
         return plain
     known = [each for each in history if each.kernel_mappings]
-    for each in known:
-        if (each.version, each.digest) == (plain.version, plain.digest):
-            return _like(plain, each)
-    if known and known[0] is history[0] and _may_keep_label(known[0], plain, nodes):
-        return _like(plain, known[0])
+    exact = [each for each in known if (each.version, each.digest) == (plain.version, plain.digest)]
+    for each in exact or [each for each in known if _may_keep_label(each, plain, nodes)]:
+        return _like(plain, each)
     # Without a history and a Module, KMM has loaded nothing, whatever labels the nodes have.
     taken = {each.label for each in known} | _used_labels(nodes if known else ())
     labels = (plain.version, *(_suffixed(plain.version, plain.digest, length) for length in (_DIGEST_LENGTH, 16)))
