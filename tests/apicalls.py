@@ -86,7 +86,7 @@ OPERATOR = (
     | calls("apps", "daemonsets", "create delete get list patch watch")
     | calls("", "nodes", "list watch")  # `operator.overlap`
     | calls("", "configmaps", "list watch")  # configurations that restart plugin pods
-    | calls("", "serviceaccounts", "create delete")  # `operator.shared`, as the next line
+    | calls("", "serviceaccounts", "create delete get")  # `operator.shared`, as the next line
     | calls("rbac.authorization.k8s.io", "clusterrolebindings", "create delete get")
     | FPGA_NAMES | LEADER | EVENTS | REVIEWS
 )  # fmt: skip
