@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from onloadcluster import Cluster, app_pod
 from onloadresources import onload
@@ -40,10 +40,13 @@ class World(Cluster):
         super().__init__([NodeView(name=f"n{index}", kernel=KERNEL) for index in range(count)])
         self.spec = spec("8.1", "a", appended=False)
         self.limit, self.paused, self.is_senior = limit, False, False
+        self.now = 1e6
         self.history: tuple[Revision, ...] = ()
         self.live = self.module_of(self.rollout())
         self.contents: dict[str, str] = {}
         self.may_fail = False
+        self.lagging: dict[str, int] = {}
+        self.lags = 0
 
     def rollout(self) -> Rollout:
         status = Status(onload=OnloadStatus(history=self.history), device_plugin=DevicePluginStatus())
@@ -75,6 +78,11 @@ class World(Cluster):
             others=rollout.others,
             obstacles=find_obstacles(NAMES, rollout.target, nodes, seniority=seniority, reachable=None),
         )
+        known = {each.label for each in rollout.history}
+        for node in nodes if rollout.rolls_back else ():
+            if node.selected and node.verified is not None and node.verified.label in known:
+                label = rollout.others.get(node.name, rollout.target.label)
+                assert label == node.verified.label, f"{node.name} does not return to what it was verified on"
         plan = self.decide(target)
         mapping = first_mapping(rollout.target.kernel_mappings, KERNEL)
         assert mapping is not None
@@ -124,10 +132,15 @@ class World(Cluster):
     def tick(self) -> bool:
         """A reconciliation and the reactions to it. Returns whether anything moves."""
         plan = self.reconcile()
-        changed = [self.react(name) for name in self.nodes]
+        changed = [self.react_with_lag(name) for name in self.nodes]
         self.now += 5
         acts = any(action.patches or action.delete or action.evict for action in plan.actions)
         return acts or any(changed) or not plan.is_complete
+
+    def react_with_lag(self, name: str) -> bool:
+        lag = self.lagging.get(name, 0)
+        self.lagging[name] = lag - 1
+        return lag > 0 or self.react(name)
 
     def event(self, kind: str, value: Any) -> None:
         name = f"n{value % len(self.nodes)}" if isinstance(value, int) else ""
@@ -141,6 +154,9 @@ class World(Cluster):
                 self.waits = {}
             case "app" if node.advertised and len(node.apps) < 2:
                 self.change(name, apps=(*node.apps, app_pod()))
+            case "lag" if self.lags < 2:
+                self.lags += 1
+                self.lagging[name] = 3
             case "protect":
                 self.protected ^= {name}
             case "ready" | "held" | "cordoned" | "selected":
@@ -169,12 +185,31 @@ EVENTS = st.one_of(
     st.tuples(st.just("clock"), st.sampled_from([20.0, 3600.0, -3600.0])),
     st.tuples(st.sampled_from(["restart", "senior", "paused"]), st.none()),
     st.tuples(
-        st.sampled_from(["app", "app", "protect", "ready", "held", "cordoned", "selected", "unlabel", "other"]), NODE
+        st.sampled_from(["app", "app", "protect", "ready", "held", "cordoned", "selected", "unlabel", "other", "lag"]),
+        NODE,
     ),
 )
 
 
+SECOND, OTHER_BUILD, BACK = ("spec", ("8.2", "a", False)), ("spec", ("8.1", "b", False)), ("spec", ("8.1", "a", False))
+FAILS = ("spec", ("8.2", "broken", False))
+REINSTALLED = [("app", 1), ("protect", 1), SECOND, ("tick", 4), OTHER_BUILD, ("tick", 12)]
+REVERTED = [("app", 0), ("protect", 0), OTHER_BUILD, ("tick", 4), BACK, ("tick", 12)]
+LONG_EVICTION = [("app", 0), ("protect", 0), SECOND, ("tick", 90), ("protect", 0), ("tick", 12)]
+CLOCK = [SECOND, ("tick", 1), ("lag", 0), ("tick", 2), ("clock", 3600.0), ("tick", 2)]
+HELD = [("held", 1), OTHER_BUILD, ("tick", 20), FAILS, ("tick", 90)]
+SHARED = [("selected", 0), ("tick", 12), ("other", 0), ("selected", 0), ("tick", 3)]
+RELEASED = [("app", 0), ("other", 0), ("selected", 0), ("tick", 9)]
+
+
 @pytest.mark.untraced
+@example(events=REINSTALLED, count=2, limit=1)
+@example(events=REVERTED, count=2, limit=1)
+@example(events=LONG_EVICTION, count=1, limit=1)
+@example(events=CLOCK, count=1, limit=1)
+@example(events=HELD, count=2, limit=1)
+@example(events=SHARED, count=2, limit=1)
+@example(events=RELEASED, count=2, limit=1)
 @settings(deadline=None, max_examples=60)
 @given(events=st.lists(EVENTS, max_size=40), count=st.integers(1, 3), limit=st.integers(1, 2))
 def test_any_order_of_events_keeps_applications_running_and_ends_in_the_desired_state(
