@@ -164,6 +164,7 @@ class World(Cluster):
                 self.change(name, **{kind: not getattr(node, kind)})
             case "unlabel" if not node.apps:
                 self.change(name, module=None)
+                self._load(name)  # KMM unloads at once. The operator cannot prevent that.
             case "other":
                 self.change(name, others=() if node.others else (OTHER,))
             case "senior" | "paused":
