@@ -50,6 +50,8 @@ async def test_a_daemonset_that_another_program_deletes_is_created_again_with_ba
         assert has_condition(api, "Available", "False")
         await until(lambda: daemonset(api) is not None, 300)
         await until(lambda: has_condition(api, "Available", "True"))
+        await asyncio.sleep(600)
+        await until(lambda: has_condition(api, "Degraded", "False"), 20)
 
 
 async def test_a_duplicate_that_another_program_creates_again_is_deleted_with_backoff(api: KubeApi) -> None:
