@@ -15,6 +15,7 @@ from difflib import unified_diff
 from typing import Any
 
 from customresources import resource
+from daemonsetplans import plan
 
 from accelplane.kube.testing.documents import deep_copy
 from accelplane.operator import models
@@ -22,7 +23,7 @@ from accelplane.operator.daemonsets import provisioning_hash, render
 from accelplane.operator.images import upgrade
 from accelplane.operator.overlap import Overlap, format_overlap, overlaps_of
 from accelplane.operator.settings import ImagePolicy, Settings
-from accelplane.operator.update import HASH_ANNOTATION, plan
+from accelplane.operator.update import HASH_ANNOTATION
 
 Object = dict[str, Any]
 

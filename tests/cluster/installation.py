@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from daemonsetplans import plan
 
 from accelplane.operator import models
 from accelplane.operator.daemonsets import render
 from accelplane.operator.settings import Settings
-from accelplane.operator.update import plan
 
 from .cluster import Cluster
 from .machine import REPOSITORY, wait_until

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from customresources import sample
+from daemonsetplans import plan
 from waiting import until
 
 from accelplane.operator import models
 from accelplane.operator.daemonsets import render
 from accelplane.operator.settings import Settings
-from accelplane.operator.update import plan
 
 from .cluster import Cluster
 from .machine import REPOSITORY

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from customresources import plugin
+from daemonsetplans import plan
 
 from accelplane.kube.fieldmanagers import transfer_fields
 from accelplane.operator import models
 from accelplane.operator.daemonsets import render
 from accelplane.operator.settings import Settings
-from accelplane.operator.update import GO_MANAGERS, plan
+from accelplane.operator.update import GO_MANAGERS
 
 from .build import ClusterError
 from .cluster import Cluster

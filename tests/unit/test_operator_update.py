@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 from customresources import plugin
+from daemonsetplans import plan
 
 from accelplane.operator import models
 from accelplane.operator.daemonsets import PROVISIONING_ANNOTATION, render
 from accelplane.operator.settings import Settings
-from accelplane.operator.update import HASH_ANNOTATION, plan, provisioning_on
+from accelplane.operator.update import HASH_ANNOTATION, provisioning_on
 
 UID = {"uid": "u-1"}
 Object = dict[str, Any]
@@ -216,7 +217,7 @@ def test_a_daemonset_in_deletion_is_awaited() -> None:
     leaving = stored("gpu")
     leaving["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z"
     found = plan(desired("gpu"), [leaving])
-    assert (found.apply, found.current, found.surplus) == (None, None, ())
+    assert (found.current, found.surplus) == (None, ())
     other = stored("gpu", name="intel-gpu-plugin", since="2026-03-01T00:00:00Z")
     found = plan(desired("gpu"), [leaving, other])
     assert (found.current, found.surplus) == (other, ())

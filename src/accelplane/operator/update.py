@@ -1,6 +1,6 @@
 """Selects the DaemonSet of a custom resource among existing ones, and plans its update.
 
-    plan(desired, existing) -> Plan             the DaemonSet to ensure, the one that exists, and surplus ones
+    plan(desired, existing) -> Plan             the DaemonSet to ensure, and surplus ones
     provisioning_on(daemonset) -> str           the hash of the ConfigMap that its pods have
 
 A DaemonSet belongs to a resource by its controller reference and not by its name: one of an older operator keeps its
@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from accelplane.kube.differences import differences
-from accelplane.kube.ensure import digest_of
 from accelplane.kube.jsontypes import JsonObject
 from accelplane.operator.daemonsets import PROVISIONING_ANNOTATION, DaemonSet
 from accelplane.operator.daemonsets.objects import Selector
@@ -24,33 +22,10 @@ GO_MANAGERS = ("intel_deviceplugin_operator",)
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """`child` is the DaemonSet to ensure, `current` the existing one, `surplus` the names of others to delete.
-
-    `is_name_taken`: a DaemonSet of that name is being deleted, so that none can be created yet.
-    """
+    """`child` is the DaemonSet to ensure, `surplus` are the names of others to delete."""
 
     child: DaemonSet
-    current: JsonObject | None = None
     surplus: tuple[str, ...] = ()
-    is_name_taken: bool = False
-
-    @property
-    def document(self) -> JsonObject:
-        """The DaemonSet as it is written, with its hash."""
-        made = self.child
-        annotations = {**made.metadata.annotations, HASH_ANNOTATION: digest_of(made.as_object())}
-        metadata = msgspec.structs.replace(made.metadata, annotations=annotations)
-        return msgspec.structs.replace(made, metadata=metadata).as_object()
-
-    @property
-    def differences(self) -> tuple[str, ...]:
-        """The fields of `current` that differ from the child."""
-        return tuple(map(str, differences(self.document, self.current))) if self.current is not None else ()
-
-    @property
-    def apply(self) -> JsonObject | None:
-        """The document to write, or None."""
-        return self.document if not self.is_name_taken and (self.current is None or self.differences) else None
 
 
 class _Owner(msgspec.Struct):
@@ -102,14 +77,12 @@ def plan(desired: DaemonSet, existing: Sequence[JsonObject]) -> Plan:
     same name is adopted. DaemonSets that are being deleted are ignored.
     """
     owners = {owner.uid for owner in desired.metadata.owner_references}
-    views = [(_view(each), each) for each in existing]
-    candidates = [pair for pair in views if not pair[0].metadata.deletion_timestamp]
-    candidates.sort(key=lambda pair: (not _is_controlled(pair[0], owners), *_age(pair[0])))
+    candidates = [view for view in map(_view, existing) if not view.metadata.deletion_timestamp]
+    candidates.sort(key=lambda view: (not _is_controlled(view, owners), *_age(view)))
     if not candidates:
-        is_taken = desired.metadata.name in [view.metadata.name for view, _ in views]
-        return Plan(desired, is_name_taken=is_taken)
-    (view, current), *others = candidates
-    return Plan(_adapted(desired, view), current, tuple(other.metadata.name for other, _ in others))
+        return Plan(desired)
+    view, *others = candidates
+    return Plan(_adapted(desired, view), tuple(other.metadata.name for other in others))
 
 
 def provisioning_on(daemonset: JsonObject) -> str:
