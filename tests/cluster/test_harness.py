@@ -319,10 +319,11 @@ def test_a_killed_owner_ends_its_cluster_and_the_next_start_cleans_up(cluster_is
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_command_leaves_no_files(cluster_is_possible: None, number: signal.Signals) -> None:
-    command = [sys.executable, "-m", "tests.cluster", "up", "--name=interrupted"]
+    name = f"interrupted-{os.getpid()}"
+    command = [sys.executable, "-m", "tests.cluster", "up", f"--name={name}"]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        wait_until(lambda: "node-1" in _machines("interrupted"), "the node's machine")
-        traces = Traces.of(state.find("interrupted"))
+        wait_until(lambda: "node-1" in _machines(name), "the node's machine")
+        traces = Traces.of(state.find(name))
         process.send_signal(number)
         process.communicate(timeout=30)
     assert process.returncode == 130
