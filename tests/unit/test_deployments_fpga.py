@@ -33,6 +33,7 @@ from manifests import (
     resources,
     role,
 )
+from webhookconditions import match_conditions
 
 from accelplane.cli import fpgainit
 from accelplane.cli.fpgawebhook import FLAGS
@@ -88,6 +89,7 @@ def configuration(namespace: str, prefix: str, *, inject_from: str = "") -> Obje
         },
         "failurePolicy": "Ignore",
         "sideEffects": "None",
+        "matchConditions": match_conditions("fpga"),
         "timeoutSeconds": 5,
         "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
     }

@@ -24,6 +24,7 @@ from manifests import (
     resources,
     run_kubectl,
 )
+from webhookconditions import match_conditions
 
 from accelplane.cli.operator import FLAGS, options
 from accelplane.operator.models import KINDS
@@ -263,8 +264,12 @@ def webhook(name: str, path: str, rule: Object, policy: str, *, again: bool = Fa
         "failurePolicy": policy,
         **({"reinvocationPolicy": "IfNeeded"} if again else {}),
         "sideEffects": "None",
-        # A hanging replica must not delay every pod by the default of 10 s.
-        **({"timeoutSeconds": 5} if rule["resources"] == ["pods"] else {}),
+        # A hanging replica must not delay other pods, and those by less than the default of 10 s.
+        **(
+            {"matchConditions": match_conditions(name.partition(".")[0]), "timeoutSeconds": 5}
+            if rule["resources"] == ["pods"]
+            else {}
+        ),
         "rules": [rule],
     }
 

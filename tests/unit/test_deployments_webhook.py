@@ -17,6 +17,7 @@ from manifests import (
     render,
     resources,
 )
+from webhookconditions import match_conditions
 
 from accelplane.cli.sgxwebhook import FLAGS
 
@@ -54,6 +55,7 @@ def configuration(namespace: str, prefix: str, *, inject_from: str = "") -> Obje
         "failurePolicy": "Ignore",
         "reinvocationPolicy": "IfNeeded",
         "sideEffects": "None",
+        "matchConditions": match_conditions("sgx"),
         "timeoutSeconds": 5,
         "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
     }
