@@ -15,8 +15,9 @@ LABELS = {"app.kubernetes.io/part-of": "accelplane", "app.kubernetes.io/componen
 class AgentDouble:
     """The pages of an agent. `answer`, if set, returns the complete response to a request instead."""
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, host: str = "127.0.0.1") -> None:
         self.node = node
+        self.host = host
         self.number = 1
         self.units: list[dict[str, Any]] = [unit("card0"), unit("card1")]
         self.stage = "registered"
@@ -28,7 +29,7 @@ class AgentDouble:
 
     @contextlib.asynccontextmanager
     async def serving(self, context: ssl.SSLContext | None = None) -> AsyncIterator["AgentDouble"]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=context)
+        server = await asyncio.start_server(self._serve, self.host, self.port, ssl=context)
         self.port = server.sockets[0].getsockname()[1]
         try:
             yield self
@@ -78,7 +79,7 @@ class AgentDouble:
                 "serviceAccountName": "accelplane-node",
                 "containers": [{"name": "agent", "ports": ports}],
             },
-            "status": {"phase": "Running", "podIP": "127.0.0.1"},
+            "status": {"phase": "Running", "podIP": self.host},
         } | changes
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -266,6 +266,7 @@ def place_agent(cluster: Cluster, pod: dict[str, Any]) -> None:
     wait_until(
         lambda: "Running" in cluster.kubectl("get", "pod", "agent", "--namespace=kube-system"), "the agent: running"
     )
-    change = {"status": {"podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}}
+    address = pod["status"]["podIP"]
+    change = {"status": {"podIP": address, "podIPs": [{"ip": address}]}}
     code, answer = cluster.request("PATCH", path, change, content="application/merge-patch+json")
     assert code == 200, answer

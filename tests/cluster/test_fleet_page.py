@@ -137,7 +137,7 @@ class _process:  # noqa: N801 - a context manager
 
 
 async def test_a_device_that_becomes_unhealthy_changes_the_open_page(page: Page) -> None:
-    async with AgentDouble("kwok-0").serving() as agent:
+    async with AgentDouble("kwok-0", page.cluster.addresses.host).serving() as agent:
         agent.units = [unit("card0", "healthy", ("default/job",))]
         place_agent(page.cluster, agent.pod("agent"))
 
@@ -163,13 +163,13 @@ async def test_a_device_that_becomes_unhealthy_changes_the_open_page(page: Page)
             agent.change()
             while "gpu card0: healthy" not in json.dumps((await events.of_kind("rows")).data):
                 pass
-        page.cluster.kubectl("delete", "pod", "agent", "--namespace=accelplane", "--force", "--grace-period=0")
+        page.cluster.kubectl("delete", "pod", "agent", "--namespace=kube-system", "--force", "--grace-period=0")
 
 
 async def test_an_unreachable_api_server_leaves_the_last_state_with_its_age(page: Page) -> None:
     """Changes of agents are shown all the time, and afterwards those of the API server."""
     cluster = page.cluster
-    async with AgentDouble("kwok-0").serving() as agent:
+    async with AgentDouble("kwok-0", page.cluster.addresses.host).serving() as agent:
         agent.units = [unit("card0"), unit("card1")]
         place_agent(cluster, agent.pod("agent"))
 
@@ -207,7 +207,7 @@ async def test_an_unreachable_api_server_leaves_the_last_state_with_its_age(page
         cluster.kubectl("cordon", "kwok-1")
         await until(lambda: page_has("cordoned", "card0", "card1", without="The data may be old"), 120)
         cluster.kubectl("uncordon", "kwok-1")
-        cluster.kubectl("delete", "pod", "agent", "--namespace=accelplane", "--force", "--grace-period=0")
+        cluster.kubectl("delete", "pod", "agent", "--namespace=kube-system", "--force", "--grace-period=0")
 
 
 async def test_a_pending_pod_is_explained_and_its_name_is_shown_to_authorized_viewers(page: Page) -> None:
