@@ -58,6 +58,7 @@ ARGUMENTS = {
     "accelplane_node": ["node", "--plugins=gpu,qat,dsa,iaa,sgx", "--health-interval=1"],
     "npu_plugin": ["-v=2"],
 }
+TREES = {"accelplane_node": "accelplane_node/overlays/qat"}
 AGENTS = {(node, agent) for node in ("node-1", "node-2") for agent in ("accelplane-node", "intel-npu-plugin")}
 PORT, FLEET_PORT = 9090, 8080
 UP = 'up{job="accelplane-agent"}'
@@ -84,7 +85,7 @@ def agents(directory: Path) -> Path:
     (directory / "deploy").symlink_to(DEPLOY)
     for tree, arguments in ARGUMENTS.items():
         patch = [{"op": "add", "path": "/spec/template/spec/containers/0/args", "value": arguments}]
-        fields = {"resources": [f"../deploy/{tree}"]}
+        fields = {"resources": [f"../deploy/{TREES.get(tree, tree)}"]}
         fields["patches"] = [{"target": {"kind": "DaemonSet"}, "patch": json.dumps(patch)}]  # type: ignore[assignment]
         (directory / tree).mkdir()
         (directory / tree / "kustomization.yaml").write_text(json.dumps(fields))
@@ -209,7 +210,10 @@ class FleetPage:
         cluster.apply(*rights("fleet", OF_FLEET))
         config = machine.path("/var/lib/fleet.kubeconfig")
         config.write_text(cluster.user("fleet"))
-        words = ["-kubeconfig=/var/lib/fleet.kubeconfig", f"-address=:{FLEET_PORT}", "-health-probe-bind-address=0"]
+        words = [
+            "-kubeconfig=/var/lib/fleet.kubeconfig", f"-address=:{FLEET_PORT}", "-health-probe-bind-address=0",
+            f"-agent-namespaces={NAMESPACE}", "-agent-accounts=accelplane-node,default",
+        ]  # fmt: skip
         self.daemon: Daemon = machine.add_daemon(
             "fleet", [sys.executable, "-m", "accelplane", "fleet", *words], ready=self._answers
         )
