@@ -37,9 +37,10 @@ class DeviceProxy:
         self._release = threading.Event()
         self._resume = threading.Event()
         self._plugins: dict[str, grpc.Channel] = {}
-        self._endpoints: dict[str, grpc.Server] = {}
-        self._requests: dict[str, bytes] = {}
+        self._servers: dict[str, grpc.Server] = {}
+        self._requests: dict[str, pb.RegisterRequest] = {}
         self._waiting: set[str] = set()
+        self._forwarding = threading.Lock()
         self._kubelet_server: grpc.Server | None = None
         # Socket paths must be short.
         self._directory = tempfile.TemporaryDirectory(prefix="ap")
@@ -54,7 +55,7 @@ class DeviceProxy:
     def stop(self) -> None:
         self._release.set()
         self._resume.set()
-        for server in (self._kubelet_server, *self._endpoints.values()):
+        for server in (self._kubelet_server, *self._servers.values()):
             if server is not None:
                 server.stop(None).wait()
         for channel in self._plugins.values():
@@ -78,8 +79,8 @@ class DeviceProxy:
             self._holding = False
         wait_until(lambda: not self.held_calls, "the end of the call that was held", 60)
         self._resume.set()
-        for endpoint in sorted(self._waiting):
-            self._forward(endpoint)
+        for resource in sorted(self._waiting):
+            self._forward(resource)
         self._waiting.clear()
 
     def restart_kubelet(self, kill: Callable[[], object], start: Callable[[], object]) -> None:
@@ -90,62 +91,72 @@ class DeviceProxy:
         wait_until(lambda: not self.held_calls, "the end of the call that was held", 60)
         socket = self._kubelet / "kubelet.sock"
         socket.unlink()
+        with self._forwarding:
+            for server in self._servers.values():
+                server.stop(None).wait()
+            self._servers.clear()
         start()
         wait_until(socket.exists, "the kubelet's socket", 60)
-        for endpoint in self._requests:
-            self._forward(endpoint)
+        for resource in self._requests:
+            self._forward(resource, again=False)
 
     def _register(self, request: bytes, _context: grpc.ServicerContext) -> bytes:
         decoded = pb.RegisterRequest.FromString(request)
-        endpoint = decoded.endpoint
-        self._plugins[endpoint] = grpc.insecure_channel(f"unix:{self._plugin}/{endpoint}", CHANNEL_OPTIONS)
-        self._requests[endpoint] = request
+        resource, path = decoded.resource_name, f"{self._plugin}/{decoded.endpoint}"
+        self._plugins[resource] = grpc.insecure_channel(f"unix:{path}", CHANNEL_OPTIONS)
+        self._requests[resource] = decoded
         if self._holding:
-            self._waiting.add(endpoint)
+            self._waiting.add(resource)
         else:
-            self._forward(endpoint)
+            self._forward(resource)
         self.registrations.append(decoded.resource_name)
         return pb.Empty().SerializeToString()
 
-    def _forward(self, endpoint: str) -> None:
-        """Registers a plugin with the real kubelet, at a new socket."""
-        if (old := self._endpoints.pop(endpoint, None)) is not None:
-            old.stop(None).wait()
-        self._endpoints[endpoint] = _serve(self._kubelet / endpoint, lambda method: self._handler(endpoint, method))
-        with grpc.insecure_channel(f"unix:{self._kubelet}/kubelet.sock", CHANNEL_OPTIONS) as channel:
-            channel.unary_unary(_REGISTER)(self._requests[endpoint], timeout=60, wait_for_ready=True)
+    def _forward(self, resource: str, *, again: bool = True) -> None:
+        """Registers the plugin of a resource with the real kubelet, at a new socket; unless `again`, once only."""
+        with self._forwarding:
+            if (old := self._servers.pop(resource, None)) is not None:
+                if not again:
+                    self._servers[resource] = old
+                    return
+                old.stop(None).wait()
+            request = self._requests[resource]
+            path = self._kubelet / request.endpoint
+            self._servers[resource] = _serve(path, lambda method: self._handler(resource, method))
+            with grpc.insecure_channel(f"unix:{self._kubelet}/kubelet.sock", CHANNEL_OPTIONS) as channel:
+                channel.unary_unary(_REGISTER)(request.SerializeToString(), timeout=60, wait_for_ready=True)
 
-    def _handler(self, endpoint: str, method: str) -> grpc.RpcMethodHandler:
+    def _handler(self, resource: str, method: str) -> grpc.RpcMethodHandler:
         if method.endswith("/ListAndWatch"):
             return grpc.unary_stream_rpc_method_handler(
-                lambda request, context: self._list_and_watch(endpoint, method, request, context)
+                lambda request, context: self._list_and_watch(resource, method, request, context)
             )
-        return _unary(lambda request, context: self._call(endpoint, method, request, context))
+        return _unary(lambda request, context: self._call(resource, method, request, context))
 
-    def _call(self, endpoint: str, method: str, request: bytes, context: grpc.ServicerContext) -> bytes:
+    def _call(self, resource: str, method: str, request: bytes, context: grpc.ServicerContext) -> bytes:
         if method.endswith("/Allocate") and self._holding and not self.held_calls:
-            self.held_calls.append(endpoint)
+            self.held_calls.append(resource)
             self._release.wait(_WAIT)
             try:
                 if not context.is_active():
                     context.abort(grpc.StatusCode.CANCELLED, "the kubelet has ended")
-                return self._answer(endpoint, method, request, context)
+                return self._answer(resource, method, request, context)
             finally:
                 self.held_calls.clear()
-        return self._answer(endpoint, method, request, context)
+        return self._answer(resource, method, request, context)
 
-    def _answer(self, endpoint: str, method: str, request: bytes, context: grpc.ServicerContext) -> bytes:
+    def _answer(self, resource: str, method: str, request: bytes, context: grpc.ServicerContext) -> bytes:
         try:
-            return self._plugins[endpoint].unary_unary(method)(request, timeout=60, wait_for_ready=True)
+            return self._plugins[resource].unary_unary(method)(request, timeout=60, wait_for_ready=True)
         except grpc.RpcError as error:
             call: Any = error
             context.abort(call.code(), call.details())
             raise
 
     def _list_and_watch(
-        self, endpoint: str, method: str, request: bytes, context: grpc.ServicerContext
+        self, resource: str, method: str, request: bytes, context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        call = self._plugins[endpoint].unary_stream(method)(request, wait_for_ready=True)
+        call = self._plugins[resource].unary_stream(method)(request, wait_for_ready=True)
 
         def cancel() -> None:
             call.cancel()
