@@ -131,7 +131,8 @@ def main() -> int:
         except ValueError as error:
             problems.append(str(error))
     print(_line(*_HEADER), *(result.row() for result in results), sep="", end="", flush=True)
-    print(*problems, sep="\n", file=sys.stderr)
+    for problem in problems:
+        print(problem, file=sys.stderr)
     if not chosen.no_page:
         PAGE.write_text(updated(PAGE.read_text(), results))
     return 1 if problems or any(result.failed for result in results) else 0

@@ -1,10 +1,10 @@
 """Mutation of pods that use SGX.
 
 A pod requests only EPC memory. A container that requests `sgx.intel.com/epc` gets the enclave device. An amount of 0 is
-no request: the device would be outside of all accounting and quotas. The pod's
-annotation `sgx.intel.com/quote-provider` names who makes quotes: a container, which gets the provision device, or
-`aesmd`, whose clients get its socket. The total is written to an annotation, from which Kata Containers takes the EPC
-size of a virtual machine.
+no request: the device would be outside of all accounting and quotas. The pod's annotation
+`sgx.intel.com/quote-provider` names who makes quotes: a container, which gets the provision device, or `aesmd`, whose
+clients get its socket. The total is written to an annotation, from which Kata Containers takes the EPC size of a
+virtual machine.
 
 Init containers that request EPC get their devices too. An init container with `restartPolicy: Always` is a sidecar and
 treated like a container. Other init containers get no socket, because nothing may be serving it yet.
