@@ -230,7 +230,13 @@ def test_after_a_reboot_pods_restart_with_their_devices_if_the_plugin_registers_
     setup.wait(I915, CARDS)
     setup.run("worker", {I915: 2}, restart="Always")
     cards = setup.cards("worker")
-    setup.node.hardware.append(start := lambda _: plugin.start())
+
+    def start(_: Node) -> None:
+        served = plugin.log.read_text().count("serving at")
+        plugin.start()
+        wait_until(lambda: plugin.log.read_text().count("serving at") > served, "the plugin's socket", 60)
+
+    setup.node.hardware.append(start)
     try:
         setup.node.reboot()
     finally:
