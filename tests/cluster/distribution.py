@@ -33,6 +33,7 @@ GROUPS = tuple(
         "kubelet_defects",
         "operator_life",
         "operator_edits",
+        "fpga_attacks",
         "fpga",
         "onload_faults",
         "operator_faults",

@@ -11,6 +11,7 @@ import http
 import json
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,17 +136,18 @@ class Fpga:
 
     # The cluster
 
+    @property
+    def allocatable(self) -> Counter[str]:
+        """The numbers of allocatable FPGA resources."""
+        found = self.cluster.get(f"/api/v1/nodes/{self.node.name}") or {"status": {}}
+        amounts = found["status"].get("allocatable", {})
+        return +Counter({name: int(amount) for name, amount in amounts.items() if name.startswith("fpga.intel.com/")})
+
     def wait_for_allocatable(self, *resources: str) -> None:
-        """Waits until exactly these FPGA resources are allocatable, one of each."""
-
-        def is_allocatable() -> bool:
-            found = self.cluster.get(f"/api/v1/nodes/{self.node.name}") or {"status": {}}
-            amounts = found["status"].get("allocatable", {})
-            now = {name: amount for name, amount in amounts.items() if name.startswith("fpga.intel.com/")}
-            return {name: amount for name, amount in now.items() if amount != "0"} == dict.fromkeys(resources, "1")
-
+        """Waits until exactly these FPGA resources are allocatable, each as often as it is repeated."""
+        name = f"{self.node.name}: allocatable: {', '.join(resources) or 'nothing'}"
         try:
-            wait_until(is_allocatable, f"{self.node.name}: allocatable: {', '.join(resources) or 'nothing'}", 90)
+            wait_until(lambda: self.allocatable == Counter(resources), name, 90)
         except ClusterError as error:
             label = "--selector=app=intel-fpga-plugin"
             output = [self.cluster.kubectl("describe", "pods", "--all-namespaces", label, check=False)]
@@ -156,7 +158,8 @@ class Fpga:
 
     @contextmanager
     def mode(self, mode: str, *resources: str) -> Iterator[None]:
-        """Sets the mode annotation of the node."""
+        """Sets the mode annotation of the node during the block."""
+        before = self.allocatable
         annotation = "fpga.intel.com/device-plugin-mode"
         self.cluster.kubectl("annotate", "node", self.node.name, f"{annotation}={mode}")
         try:
@@ -164,7 +167,7 @@ class Fpga:
             yield
         finally:
             self.cluster.kubectl("annotate", "node", self.node.name, f"{annotation}-")
-        self.wait_for_allocatable(f"fpga.intel.com/{region_type(self.spec.interface)}")
+        self.wait_for_allocatable(*before.elements())
 
     # The node
 

@@ -192,7 +192,7 @@ def test_pairs_are_ordered_by_their_numbers(environment: list[str], pairs: list[
         (["FPGA_REGIONS=0"], "no variable FPGA_REGION_1"),
         (["FPGA_REGIONS=01", *PAIR], "variable FPGA_REGIONS is '01', expected a number"),
         (["FPGA_REGIONS=", *PAIR], "variable FPGA_REGIONS is '', expected a number"),
-        (["FPGA_REGIONS=2", *ENVIRONMENT], "variable 'FPGA_REGIONS' is set twice with different values"),
+        (["FPGA_REGIONS=2", *ENVIRONMENT], "variable 'FPGA_REGIONS' is set to '2' and to '1'; expected one value"),
         ([*ENVIRONMENT, f"FPGA_REGION_3={INTERFACE}", f"FPGA_AFU_3={NLB0}"],
          "variables FPGA_REGION_1, FPGA_REGION_3: expected them numbered from 1 without gaps"),
         ([f"FPGA_REGION_2={INTERFACE}", f"FPGA_AFU_2={NLB0}"], "variables FPGA_REGION_2: expected"),
@@ -200,7 +200,8 @@ def test_pairs_are_ordered_by_their_numbers(environment: list[str], pairs: list[
         ([f"FPGA_REGION_01={INTERFACE}"], "expected a number from 1"),
         ([f"FPGA_REGION_={INTERFACE}"], "expected a number from 1"),
         (["FPGA_REGION_x\n=y"], r"variable 'FPGA_REGION_x\\n': expected a number"),
-        ([*ENVIRONMENT, f"FPGA_AFU_1={NLB3}"], "variable 'FPGA_AFU_1' is set twice with different values"),
+        ([*ENVIRONMENT, f"FPGA_AFU_1={NLB3}"],
+         f"variable 'FPGA_AFU_1' is set to '{NLB0}' and to '{NLB3}'; expected one value"),
         ([*ENVIRONMENT, "FPGA_AFU_2"], "variable 'FPGA_AFU_2' has no value"),
     ],
 )  # fmt: skip

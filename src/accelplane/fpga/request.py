@@ -132,8 +132,11 @@ def _variables(environment: Sequence[str], prefix: str) -> dict[str, str]:
             continue
         if not equals:
             raise FpgaError(f"variable {quote(name)} has no value")
-        if found.setdefault(name.removeprefix(prefix), value) != value:
-            raise FpgaError(f"variable {quote(name)} is set twice with different values")
+        if (other := found.setdefault(name.removeprefix(prefix), value)) != value:
+            raise FpgaError(
+                f"variable {quote(name)} is set to {quote(other)} and to {quote(value)}; expected one value; remove "
+                "such variables from the image"
+            )
     return found
 
 
