@@ -109,12 +109,18 @@ def configurations(draw: st.DrawFn, card: Card) -> tuple[Json, set[str], Sequenc
     forged = draw(FORGED)
     way = draw(st.sampled_from(["cdi", "cdi", "hooks.d", "none"]))
     if way == "hooks.d":
-        return {**config, "annotations": {**forged, **record, CRIO: json.dumps(record)}}, set(ports), granted
+        annotated = {**forged, **record, CRIO: json.dumps(record)}
+        stage = draw(st.sampled_from(["createRuntime", "prestart"]))
+        return {**config, "annotations": annotated, "hooks": {stage: [{"path": HOOK}]}}, set(ports), granted
     hooks = [{"path": HOOK, "args": [*hook_arguments([name])]} for name in ports] + [{"path": HOOK}, {"path": "/bin/x"}]
     if way == "none" and not privileged:
         hooks.append({"path": HOOK, "args": ["x", "-ports=any"]})
     return (
-        {**config, "annotations": forged, "hooks": {"createRuntime": draw(st.permutations(hooks))}},
+        {
+            **config,
+            "annotations": {**forged, "io.kubernetes.cri.container-type": "container"},
+            "hooks": {"createRuntime": draw(st.permutations(hooks))},
+        },
         set(ports),
         granted,
     )

@@ -129,7 +129,10 @@ NO_RECORD: list[dict[str, Json]] = [
     {"hooks": {"createRuntime": [{"path": HOOK}]}},
     {"hooks": {"createRuntime": [{"path": "/tmp/hook", "args": ["x", "-ports=dfl-port.0"]}]}},
     {"hooks": {"poststop": [{"path": HOOK, "args": ["x", "-ports=dfl-port.0"]}]}},
-    {"hooks": {"createRuntime": [{"path": HOOK}]}, "annotations": {"io.kubernetes.cri-o.Annotations": FORGED}},
+    {
+        "hooks": {"createRuntime": [{"path": HOOK}]},
+        "annotations": {"io.kubernetes.cri-o.Annotations": FORGED, "io.kubernetes.cri.container-type": "container"},
+    },
     {"hooks": None, "annotations": {"com.intel.fpga.ports/dfl-fme.0": "dfl-port.0"}},
     {"hooks": None, "annotations": {"io.kubernetes.cri-o.Annotations": "{}"}},
     {"hooks": None, "annotations": {"io.kubernetes.cri-o.Annotations": '{"other": "dfl-port.0"}'}},
@@ -142,12 +145,15 @@ def test_a_container_without_a_record_of_allocated_ports_is_rejected(more: dict[
         parse_config(config(**more), "c")
 
 
-def test_crio_has_the_record_in_its_copy_of_the_annotations_of_the_kubelet() -> None:
+# CRI-O 1.34 runs hooks for prestart as createRuntime.
+@pytest.mark.parametrize("stage", ["createRuntime", "prestart"])
+def test_crio_has_the_record_in_its_copy_of_the_annotations_of_the_kubelet(stage: str) -> None:
     crio = "io.kubernetes.cri-o.Annotations"
     copy: dict[str, str] = {**annotations("dfl-fme.0", ["dfl-port.0"]), **annotations("dfl-fme.1", ["dfl-port.7"])}
     of_pod = annotations("dfl-fme.2", ["intel-fpga-port.3"])
     merged: dict[str, Json] = {**of_pod, **copy, crio: json.dumps(copy)}
-    found = parse_config(config(devices=[OPAE_PORT, PORT], hooks=None, annotations=merged), "c")
+    hooks: dict[str, Json] = {stage: [{"path": HOOK}]}
+    found = parse_config(config(devices=[OPAE_PORT, PORT], hooks=hooks, annotations=merged), "c")
     assert found.ports == (PortDevice("dfl-port.0", "244:0"),)
     # Other runtimes may give a container all annotations of its pod.
     forged: dict[str, Json] = {crio: json.dumps({**of_pod})}

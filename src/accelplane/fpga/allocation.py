@@ -2,7 +2,8 @@
 
 The plugin writes them into the hook's arguments in the CDI file of a device; the runtime copies these into the
 container's configuration. It also answers the kubelet with annotations. CRI-O adds those and the pod's annotations to
-the configuration, and then sets one of its own to a copy of the kubelet's (its internal/factory/container).
+the configuration, and then sets one of its own to a copy of the kubelet's (its internal/factory/container). containerd
+can be configured to add annotations of pods with any name, and always adds its own (its internal/cri/annotations).
 """
 
 import json
@@ -16,6 +17,7 @@ ANY = "any"  # for hooks of runtimes that keep no record: every port among the c
 _FLAG = "-ports="
 _ANNOTATION = "com.intel.fpga.ports/"
 _CRIO_ANNOTATION = "io.kubernetes.cri-o.Annotations"
+_CONTAINERD_ANNOTATIONS = "io.kubernetes.cri."
 
 
 def hook_arguments(ports: Sequence[str]) -> Sequence[str]:
@@ -31,13 +33,13 @@ def annotations(device: str, ports: Sequence[str]) -> Mapping[str, str]:
 def allocated_ports(config: Mapping[str, Json]) -> frozenset[str]:
     """Returns the names of the ports in the record of a container's configuration. Raises `FpgaError`.
 
-    Annotations count only if the hook is not of CDI: runtimes other than CRI-O may copy annotations of pods.
+    Annotations count only with CRI-O, and only if no hook of CDI has a record. Hooks of hooks.d have no arguments.
     """
     hooks = config.get("hooks")
     created = hooks.get("createRuntime") if isinstance(hooks, dict) else None
     entries = created if isinstance(created, list) else []
     own = [hook for hook in entries if isinstance(hook, dict) and hook.get("path") == HOOK]
-    recorded = _by_cdi(own) if own else _by_crio(config.get("annotations"))
+    recorded = [*_by_cdi(own)] or _by_crio(config.get("annotations"))
     return frozenset(name for names in recorded for name in names.split(",") if name)
 
 
@@ -50,7 +52,9 @@ def _by_cdi(hooks: Sequence[Mapping[str, Json]]) -> Iterator[str]:
 
 
 def _by_crio(found: Json) -> Iterator[str]:
-    text = found.get(_CRIO_ANNOTATION) if isinstance(found, dict) else None
+    if not isinstance(found, dict) or any(key.startswith(_CONTAINERD_ANNOTATIONS) for key in found):
+        return
+    text = found.get(_CRIO_ANNOTATION)
     if not isinstance(text, str):
         return
     try:
