@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from trees import link
 from virtualtime import Threads, VirtualTimeLoop, controlled
 
 from accelplane import rpc
 from accelplane.devices import CdiDevice, Device, HealthPolicy, Verdict
 from accelplane.host import Host, isolation
+from accelplane.host.uevent import OVERFLOW, Uevent
 from accelplane.kubelet import checkpoint, messages, server
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
 from accelplane.node import allocations, health, runner, scan_loop
@@ -27,6 +29,9 @@ from accelplane.plugins.base import Config
 LIST_AND_WATCH, ALLOCATE = "/v1beta1.DevicePlugin/ListAndWatch", "/v1beta1.DevicePlugin/Allocate"
 # Longer than all delays and retries of the agent but its safety timers, which must not be needed.
 LONG, NEVER = 40.0, 1e6
+POLLED = 5.0
+# PCI functions: a physical one, one of its virtual ones, and another physical one.
+PF, VF, OTHER = UNITS = "0000:01:00.0", "0000:01:00.1", "0000:02:00.0"
 
 
 class ScriptedKubelet:
@@ -159,9 +164,10 @@ class ShelfConfig(Config, frozen=True, kw_only=True):
 
 
 class Shelf(Plugin[ShelfConfig]):
-    """A device for each entry of each directory below `/NAME`; the directory is the unit.
+    """A device for each file of each directory below `/NAME`; the directory is the unit. It handles no errors.
 
     `bad` has the units that are unhealthy. `health` reads it immediately and returns when the test completes the call.
+    With `polled` it is a source of health only if the last scan has found a device, and notifies nobody.
     """
 
     config_type = ShelfConfig
@@ -173,7 +179,9 @@ class Shelf(Plugin[ShelfConfig]):
         self.name = name
         self.crash = False
         self.cdi = False
-        self.policy = HealthPolicy(bad_verdicts=1, good_verdicts=1, interval=NEVER)
+        self.polled = name == "b"
+        self.policy = HealthPolicy(bad_verdicts=1, good_verdicts=1, interval=POLLED if self.polled else NEVER)
+        self._found = False
         self.answers = True
         self.checks = 0
         self._setup = setup
@@ -186,17 +194,20 @@ class Shelf(Plugin[ShelfConfig]):
         if self.crash and hook == "health":
             self.crash = False
             raise RuntimeError("injected crash")
-        return super().overrides(hook)
+        return super().overrides(hook) and (self._found or not self.polled or hook != "health")
 
     def prepare(self, host: Host) -> None:
         """Overridden so that scans change hardware: they must not run concurrently."""
 
-    def scan(self, host: Host) -> Iterable[Device]:
-        shelf = f"/{self.name}"
-        if not host.exists(shelf):
-            return
-        for unit in host.names(shelf):
+    def scan(self, host: Host) -> Sequence[Device]:
+        found = list(self._devices(host, f"/{self.name}"))
+        self._found = bool(found)
+        return found
+
+    def _devices(self, host: Host, shelf: str) -> Iterable[Device]:
+        for unit in host.optional_names(shelf):
             for id_ in host.names(f"{shelf}/{unit}"):
+                assert host.text(f"{shelf}/{unit}/{id_}") == ""
                 kind = f"{self.namespace}/thing"
                 cdi = CdiDevice(kind=kind, name=id_, env=(f"ID={id_}",)) if self.cdi else None
                 yield Device(resource="thing", id=id_, unit=unit, topology=None, cdi=cdi)
@@ -210,11 +221,12 @@ class Shelf(Plugin[ShelfConfig]):
         return verdicts
 
     async def background(self, host: Host, request_scan: Callable[[], None]) -> None:
-        self._setup.notify.append(request_scan)
+        notify = (lambda: None) if self.polled else request_scan
+        self._setup.notify.append(notify)
         try:
             await asyncio.Event().wait()
         finally:
-            self._setup.notify.remove(request_scan)
+            self._setup.notify.remove(notify)
 
 
 class Setup:
@@ -232,6 +244,8 @@ class Setup:
         self.config.parent.mkdir()
         self.config.write_text("")
         self.bad: set[str] = set()
+        self.wedged: set[str] = set()
+        self.unit_of: dict[tuple[str, str], str] = {}  # by plugin and ID where the device is, or was last
         self.notify: list[Callable[[], None]] = []
         self.replies: list[asyncio.Future[None]] = []
         self.immediate_replies = True
@@ -251,6 +265,10 @@ class Setup:
         )
         self.kubelet = ScriptedKubelet(str(plugins))
         self.loop.run(self.kubelet.start())
+        functions = self.root / "sys/bus/pci/devices"
+        for unit in UNITS:
+            link(functions / unit / "driver", functions / "driver")
+        link(functions / VF / "physfn", functions / PF)
         self.enabled["a"] = Shelf(self, "a")
         self._start_agent()
 
@@ -266,6 +284,7 @@ class Setup:
 
     def _stop_agent(self) -> None:
         self.agent.stop()
+        self.threads.kill()
         self.threads.immediate = self.immediate_replies = True
         self.threads.deliver_all()
         while self.replies:
@@ -278,6 +297,7 @@ class Setup:
         path = self.root / name / unit
         path.mkdir(parents=True, exist_ok=True)
         (path / id_).touch()
+        self.unit_of[name, id_] = unit
 
     def unplug(self, name: str, unit: str, id_: str) -> None:
         (self.root / name / unit / id_).unlink(missing_ok=True)
@@ -287,6 +307,20 @@ class Setup:
         (self.bad.discard if good else self.bad.add)(unit)
         for notify in list(self.notify):
             notify()
+
+    def wedge(self, unit: str) -> None:
+        """The driver declares a GPU wedged: it cannot be used, nor its virtual functions, until a driver is bound."""
+        self.wedged.add(unit)
+        devpath = f"/devices/pci0000:00/{unit}/drm/card0"
+        self.agent.events.record(Uevent("change", devpath, "drm", {"WEDGED": "rebind"}))
+
+    def rebind(self, unit: str, *, lost: bool = False) -> None:
+        """Binds the driver again. The event is `lost` if the kernel's buffer overflows."""
+        functions = self.root / "sys/bus/pci/devices"
+        os.replace(link(functions / unit / "new", functions / "driver"), functions / unit / "driver")
+        self.wedged.discard(unit)
+        event = Uevent("bind", f"/devices/pci0000:00/{unit}", "pci", {})
+        self.agent.events.record(OVERFLOW if lost else event)
 
     async def reply(self) -> None:
         if self.immediate_replies:
@@ -340,8 +374,12 @@ class Setup:
         self.loop.run(asyncio.sleep(seconds))
 
     def scans(self, name: str) -> int:
-        """The number of the plugin's scans running in threads."""
-        scanning = [thread for thread in self.threads.running if "ScanLoop" in thread.function.__qualname__]
+        """The number of the plugin's scans running in threads, without those that block."""
+        scanning = [
+            thread
+            for thread in self.threads.running
+            if "ScanLoop" in thread.function.__qualname__ and not thread.blocked
+        ]
         plugins = [thread.function.__closure__[1].cell_contents for thread in scanning if thread.function.__closure__]
         return sum(getattr(plugin, "name", None) == name for plugin in plugins)
 
@@ -365,25 +403,36 @@ class Setup:
     # Invariants
 
     def expected(self, name: str) -> dict[str, bool]:
-        """The list at rest: plugged devices with their health, and other held devices as Unhealthy."""
+        """The list at rest: plugged devices with their health, and other held devices as Unhealthy.
+
+        Without devices that block: whether they are listed depends on what was read before.
+        """
         found: dict[str, bool] = {}
         shelf = self.root / name
         for unit in sorted(os.listdir(shelf)) if shelf.exists() else ():
             for id_ in os.listdir(shelf / unit):
-                found[id_] = unit not in self.bad
-        return {**dict.fromkeys(self.kubelet.allocated.get(f"{name}.example.com/thing", ()), False), **found}
+                found[id_] = unit not in self.bad | self.wedged and not (unit == VF and PF in self.wedged)
+        expected = {**dict.fromkeys(self.kubelet.allocated.get(f"{name}.example.com/thing", ()), False), **found}
+        return {id_: good for id_, good in expected.items() if not self.blocks(name, id_)}
+
+    def blocks(self, name: str, id_: str) -> bool:
+        return self.unit_of.get((name, id_)) in self.threads.blocks
 
     def check_rest(self) -> None:
         assert not self.task.done(), self.task
         for name in self.enabled:
-            expected = self.expected(name)
-            assert self.kubelet.list_at_rest(f"{name}.example.com/thing") == expected, name
+            listed = self.kubelet.list_at_rest(f"{name}.example.com/thing")
+            assert not any(good and self.blocks(name, id_) for id_, good in listed.items()), name
+            assert {id_: listed[id_] for id_ in listed if not self.blocks(name, id_)} == self.expected(name), name
         assert self.kubelet.crashes == []
         assert len(self.notify) == len(self.enabled), "one background task for each plugin"
+        # A scan and a reading of addresses of each plugin may have begun before the device is known to block.
+        assert len(self.threads.waiting) <= 4 * len(self.threads.blocks)
 
     def close(self) -> None:
         """Stops the agent; no task, thread or subscription may remain."""
         try:
+            self.threads.blocks.clear()
             self._stop_agent()
             self.loop.run(self.kubelet.stop())
             self.step(5)

@@ -4,6 +4,7 @@ At rest the kubelet's lists equal the node's devices, no request was lost, and n
 """
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from scripted import Setup
+from scripted import OTHER, PF, UNITS, VF, Setup
 from thoroughness import examples
+from trees import link, write
 
 from accelplane.devices import HealthPolicy
 
@@ -265,11 +267,132 @@ def test_a_crash_while_the_agent_ends_is_logged(caplog: pytest.LogCaptureFixture
     setup.close()  # checks that no task has an exception that nothing retrieved
 
 
+@pytest.fixture
+def functions(setup: Setup) -> Setup:
+    """With a device on each of three PCI functions, of a plugin that reads its health at intervals."""
+    setup.enable("b")
+    for unit, id_ in ((PF, "d0"), (VF, "d1"), (OTHER, "d2")):
+        for name in ("a", "b"):
+            setup.plug(name, unit, id_)
+    setup.complete_work()
+    setup.check_rest()
+    return setup
+
+
+def lists(setup: Setup) -> list[dict[str, bool]]:
+    return [setup.kubelet.lists.get(f"{name}.example.com/thing", {}) for name in ("a", "b")]
+
+
+def test_a_source_of_health_that_the_first_scan_finds_is_read_at_intervals(setup: Setup) -> None:
+    setup.plug("b", OTHER, "d0")
+    setup.enable("b")
+    setup.advance(1)
+    setup.bad.add(OTHER)
+    setup.advance(10)
+    setup.check_rest()
+    assert lists(setup)[1] == {"d0": False}
+
+
+def test_a_source_of_health_that_a_later_scan_finds_is_read_at_intervals(setup: Setup) -> None:
+    setup.enable("b")
+    setup.complete_work()
+    setup.plug("b", OTHER, "d0")
+    setup.advance(1)
+    setup.bad.add(OTHER)
+    setup.advance(10)
+    setup.check_rest()
+    assert lists(setup)[1] == {"d0": False}
+
+
+def test_a_device_that_blocks_affects_only_itself(functions: Setup) -> None:
+    functions.threads.blocks.add(PF)
+    functions.plug("a", OTHER, "d3")
+    functions.unplug("b", OTHER, "d2")
+    functions.plug("b", VF, "d4")
+    functions.advance(1)
+    assert lists(functions)[0] == {"d0": True, "d1": True, "d2": True, "d3": True}
+    functions.complete_work()
+    functions.check_rest()
+    assert lists(functions) == [
+        {"d0": False, "d1": True, "d2": True, "d3": True},
+        {"d0": False, "d1": True, "d4": True},
+    ]
+    functions.threads.unblock(PF)
+    functions.complete_work()
+    functions.check_rest()
+
+
+def test_two_plugins_that_wait_for_one_device_both_continue_without_it(functions: Setup) -> None:
+    functions.hold()
+    functions.plug("a", PF, "d3")
+    functions.plug("b", PF, "d4")
+    functions.advance(1)
+    assert [functions.scans("a"), functions.scans("b")].count(1) == 2
+    functions.threads.blocks.add(PF)
+    functions.complete_work()
+    functions.check_rest()
+    assert not any(runner.scan.failing for runner in functions.agent.runners.values())
+
+
+def test_a_device_that_blocks_is_known_by_its_address_also_if_its_links_are_read_late(setup: Setup) -> None:
+    write(setup.root / "devices" / OTHER / "d0", "")
+    setup.threads.blocks.add("link")
+    setup.hold()
+    link(setup.root / "a/link", setup.root / "devices" / OTHER)
+    until_scanning(setup)
+    setup.threads.deliver()
+    setup.advance(1)
+    assert not setup.agent.blocked.by_device
+    setup.threads.deliver()
+    setup.advance(0.1)
+    assert setup.agent.blocked.by_device.keys() == {OTHER}
+    setup.threads.unblock("link")
+    setup.threads.blocks.clear()
+    shutil.rmtree(setup.root / "a")
+
+
+def test_an_id_that_another_device_gets_while_its_earlier_one_blocks_is_that_of_the_new_device(
+    functions: Setup,
+) -> None:
+    functions.hold()
+    functions.unplug("a", PF, "d0")
+    functions.plug("a", OTHER, "d0")
+    functions.threads.blocks.add(PF)
+    functions.plug("a", PF, "d5")
+    functions.complete_work()
+    functions.check_rest()
+    assert lists(functions)[0] == {"d0": True, "d1": True, "d2": True}
+
+
+def test_a_wedged_function_and_its_virtual_functions_stay_unhealthy_after_a_restart(functions: Setup) -> None:
+    functions.wedge(PF)
+    functions.complete_work()
+    functions.check_rest()
+    functions.restart_agent()
+    functions.complete_work()
+    functions.check_rest()
+    assert lists(functions) == [{"d0": False, "d1": False, "d2": True}] * 2
+    functions.rebind(PF)
+    functions.complete_work()
+    functions.check_rest()
+    assert lists(functions) == [{"d0": True, "d1": True, "d2": True}] * 2
+
+
+def test_a_function_that_is_bound_again_during_an_overflow_of_events_is_healthy(functions: Setup) -> None:
+    functions.wedge(PF)
+    functions.wedge(OTHER)
+    functions.complete_work()
+    functions.rebind(PF, lost=True)
+    functions.complete_work()
+    functions.check_rest()
+    assert lists(functions) == [{"d0": True, "d1": True, "d2": False}] * 2
+
+
 class AgentMachine(RuleBasedStateMachine):
     """Events in any order; all work is completed after every few events."""
 
     names = st.sampled_from(("a", "b"))
-    units = st.sampled_from(("u0", "u1"))
+    units = st.sampled_from(UNITS)
     ids = st.sampled_from(("d0", "d1", "d2"))
 
     def __init__(self) -> None:
@@ -278,8 +401,9 @@ class AgentMachine(RuleBasedStateMachine):
 
     @rule(name=names, unit=units, id_=ids)
     def plug(self, name: str, unit: str, id_: str) -> None:
-        other = "u1" if unit == "u0" else "u0"
-        self.setup.unplug(name, other, id_)  # an ID is in one place only
+        for other in UNITS:
+            if other != unit:
+                self.setup.unplug(name, other, id_)  # an ID is in one place only
         self.setup.plug(name, unit, id_)
 
     @rule(name=names, unit=units, id_=ids)
@@ -289,6 +413,22 @@ class AgentMachine(RuleBasedStateMachine):
     @rule(unit=units, good=st.booleans())
     def set_health(self, unit: str, good: bool) -> None:
         self.setup.set_health(unit, good=good)
+
+    @rule(unit=units)
+    def block(self, unit: str) -> None:
+        self.setup.threads.blocks.add(unit)
+
+    @rule(unit=units)
+    def unblock(self, unit: str) -> None:
+        self.setup.threads.unblock(unit)
+
+    @rule(unit=units)
+    def wedge(self, unit: str) -> None:
+        self.setup.wedge(unit)
+
+    @rule(unit=units, lost=st.booleans())
+    def rebind(self, unit: str, lost: bool) -> None:
+        self.setup.rebind(unit, lost=lost)
 
     @rule()
     def hold(self) -> None:

@@ -7,16 +7,18 @@ process a write makes the other side readable at once, so nothing depends on the
 import asyncio
 import functools
 import selectors
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from accelplane.host import blocking
+from accelplane.host import blocking, files, isolation
 
 T = TypeVar("T")
 
+_read = files._read
 
 # With TCP, a loaded kernel delivers some packets later.
 TCP_DELAY = 0.001
@@ -64,58 +66,135 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self.run_until_complete(coroutine)
 
 
+class _KilledError(BaseException):
+    """Ends a thread that blocks, as the end of its process does."""
+
+
 class Thread:
     """A blocking function that was started in a thread. `execute` runs it, `deliver` reports its end to the loop."""
 
-    def __init__(self, work: Callable[[], Any], outcome: "asyncio.Future[Any]") -> None:
+    def __init__(self, work: Callable[[], Any], outcome: "asyncio.Future[Any]", threads: "Threads") -> None:
         self.work = work
         self.function: Callable[..., Any] = work.func if isinstance(work, functools.partial) else work
         self.executed = False
+        self.blocked = ""  # the path of the file whose read blocks
+        self._threads = threads
         self._outcome = outcome
         self._result: Any = None
         self._error: BaseException | None = None
+        self._killed = False
+        self._paused, self._resumed = threading.Semaphore(0), threading.Semaphore(0)
 
     def execute(self) -> None:
+        """Runs the function until it ends or reads a file that blocks."""
         if self.executed:
             return
         self.executed = True
-        try:
-            self._result = self.work()
-        except Exception as error:  # noqa: BLE001 - delivered to the caller
-            self._error = error
+        if not self._threads.blocks:
+            self._run()
+            return
+        threading.Thread(target=self._run_separately, daemon=True).start()
+        self._paused.acquire()
 
     def deliver(self) -> None:
+        """Does not report a function that blocks."""
         self.execute()
-        if self._outcome.done():
+        if self.blocked or self._outcome.done():
             return
         if self._error is not None:
             self._outcome.set_exception(self._error)
         else:
             self._outcome.set_result(self._result)
 
+    def pause(self, path: str) -> None:
+        """Called by the function: waits for `resume`."""
+        self.blocked = path
+        self._paused.release()
+        self._resumed.acquire()
+        self.blocked = ""
+        if self._killed:
+            raise _KilledError
+
+    def resume(self, *, kill: bool = False) -> None:
+        """Continues a function that blocks, until it ends or blocks again."""
+        self._killed = kill
+        self._resumed.release()
+        self._paused.acquire()
+
+    def _run(self) -> None:
+        try:
+            self._result = self.work()
+        except BaseException as error:  # noqa: BLE001 - delivered to the caller
+            self._error = error
+
+    def _run_separately(self) -> None:
+        self._threads.local.thread = self
+        self._run()
+        self._paused.release()
+
 
 class Threads:
-    """Replaces `start_thread` of `accelplane.host.blocking`. With `immediate`, threads complete immediately."""
+    """Replaces `start_thread` of `accelplane.host.blocking`. With `immediate`, threads complete immediately.
+
+    Reads of files below directories with the names in `blocks` do not return. A function that reads one waits in a
+    real thread until `unblock`, and the test continues: at each time only one of all threads runs.
+    """
 
     def __init__(self) -> None:
         self.running: list[Thread] = []
+        self.waiting: list[Thread] = []  # delivered, but blocked
         self.immediate = True
+        self.blocks: set[str] = set()
+        self.local = threading.local()
 
     def start(self, work: Callable[[], T]) -> "asyncio.Future[T]":
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        thread = Thread(work, outcome)
+        thread = Thread(work, outcome, self)
         if self.immediate:
-            asyncio.get_running_loop().call_soon(thread.deliver)
+            asyncio.get_running_loop().call_soon(self._deliver, thread)
         else:
             self.running.append(thread)
         return outcome
 
     def deliver(self, index: int = 0) -> None:
-        self.running.pop(index).deliver()
+        self._deliver(self.running.pop(index))
 
     def deliver_all(self) -> None:
         while self.running:
             self.deliver()
+
+    def unblock(self, name: str) -> None:
+        """Reads below directories of this name return, in the order in which they began."""
+        self.blocks.discard(name)
+        for thread in [*self.waiting, *self.running]:
+            if thread.blocked and not self._blocks(thread.blocked):
+                thread.resume()
+        waiting, self.waiting = self.waiting, []
+        for thread in waiting:
+            self._deliver(thread)
+
+    def kill(self) -> None:
+        """Ends the functions that block, as the end of the process does."""
+        for thread in [*self.waiting, *self.running]:
+            if thread.blocked:
+                thread.resume(kill=True)
+        self.waiting.clear()
+
+    def read(self, path: str, descriptor: int, limit: int) -> bytes:
+        """Replaces `files._read`."""
+        while self._blocks(path):
+            thread: Thread | None = getattr(self.local, "thread", None)
+            assert thread is not None, f"the event loop reads {path}, which blocks"
+            thread.pause(path)
+        return _read(path, descriptor, limit)
+
+    def _blocks(self, path: str) -> bool:
+        return not self.blocks.isdisjoint(path.split("/"))
+
+    def _deliver(self, thread: Thread) -> None:
+        thread.deliver()
+        if thread.blocked:
+            self.waiting.append(thread)
 
 
 @contextmanager
@@ -123,7 +202,8 @@ def controlled(loop: VirtualTimeLoop, threads: Threads, *modules: ModuleType) ->
     """Replaces the clock of `modules` with that of the loop, and the threads of all modules."""
     clock = SimpleNamespace(monotonic=loop.time, time=loop.time, perf_counter=loop.time)
     patches = [patch.object(module, "time", clock) for module in modules if hasattr(module, "time")]
-    patches.append(patch.object(blocking, "start_thread", threads.start))
+    patches += (patch.object(module, "start_thread", threads.start) for module in (blocking, isolation))
+    patches.append(patch.object(files, "_read", threads.read))
     for each in patches:
         each.start()
     try:

@@ -18,6 +18,8 @@ HostT = TypeVar("HostT", bound=HostFiles)
 
 # An operation blocks if it is in progress at two polls in a row.
 POLL_INTERVAL = 0.3
+# Links of sysfs do not block with their device. On a loaded machine a thread may start late.
+_LINKS_TIMEOUT = 5.0
 # Enabling virtual functions or a reset holds the lock of a device for seconds.
 UNHEALTHY_AFTER = 10.0
 _MAX_BLOCKED = 64  # each keeps a thread
@@ -32,9 +34,14 @@ class BlockedDevices:
         self._changed = changed
 
     async def add(self, host: HostFiles, path: str, running: "asyncio.Future[T]") -> bool:
-        """Adds the device of the path until `running` ends. Returns False if `running` has ended, or it cannot."""
+        """Adds the device of the path until `running` ends. Returns False if `running` has ended, or it cannot.
+
+        Functions of several plugins may wait for one device: all are left, and the first one that ends removes it.
+        """
         device = await _device_of(host, path)
-        if running.done() or device in self.by_device or len(self.by_device) >= _MAX_BLOCKED:
+        if device in self.by_device and not running.done():
+            return True
+        if running.done() or len(self.by_device) >= _MAX_BLOCKED:
             return False
         log.warning("%s: %s does not answer; devices are read without it", device, path)
         self.by_device[device] = Blocked(path, time.monotonic())
@@ -110,9 +117,9 @@ class HostThread:
 
 
 async def _device_of(host: HostFiles, path: str) -> str:
-    """The device of a path. It reads links, which may block in turn: then the path itself."""
+    """The device of a path. It reads links, which may block in turn: then that of the path with its links."""
     try:
-        async with asyncio.timeout(POLL_INTERVAL):
+        async with asyncio.timeout(_LINKS_TIMEOUT):
             return await start_thread(lambda: device_of(host.resolve(path)))
     except Exception:  # noqa: BLE001 - links that loop, or the limit of threads
-        return path
+        return device_of(path)

@@ -35,8 +35,11 @@ def keep_blocked(host: Host, found: Inventory, before: Inventory, problem: Calla
     covered: set[str] = set()
     for device in before:
         physical = _physical(host, device, missed)
-        if not physical.blocked and (physical.known or device.id in found.resources.get(device.resource, {})):
+        present = found.resources.get(device.resource, {}).get(device.id)
+        if not physical.blocked and (physical.known or present is not None):
             continue
+        if present is not None and (facts := _facts(present)) and facts.isdisjoint(_facts(device) | missed):
+            continue  # the ID of another device
         covered |= physical.blocked
         reasons = [problem(each) for each in sorted(physical.blocked)] if physical.lost else []
         reason = next(filter(None, reasons), "")
@@ -51,8 +54,7 @@ def keep_blocked(host: Host, found: Inventory, before: Inventory, problem: Calla
 
 def _physical(host: Host, device: Device, missed: frozenset[str]) -> _Physical:
     """PCI addresses in the facts of a device ID identify it. Otherwise its nodes do."""
-    facts = frozenset(filter(pci_address, (device.id, device.unit, device.attributes.get("bdf", ""))))
-    if facts:
+    if facts := _facts(device):
         return _Physical(True, facts & missed, bool(facts & missed))
     behind: set[str] = set()
     for node in device.nodes:
@@ -63,6 +65,10 @@ def _physical(host: Host, device: Device, missed: frozenset[str]) -> _Physical:
     blocked = {each: frozenset(key for key in missed if _is_part(key, each)) for each in relevant}
     together = frozenset(itertools.chain.from_iterable(blocked.values()))
     return _Physical(bool(relevant), together, bool(blocked) and all(blocked.values()))
+
+
+def _facts(device: Device) -> frozenset[str]:
+    return frozenset(filter(pci_address, (device.id, device.unit, device.attributes.get("bdf", ""))))
 
 
 def _is_part(blocked: str, device: str) -> bool:
