@@ -54,6 +54,10 @@ fuzz: $(ready)
 	$(call fuzzing,$(or $(INPUTS),45000)) $(fpga_tests)
 	$(call fuzzing,3000) tests/unit tests/contract $(addprefix --ignore ,$(fpga_tests))
 
+## churn: 20,000 random operations on an agent in virtual time, about a minute. ARGS="--seed 1 --operations 1000"
+churn: $(ready)
+	$(PY) tests/contract/churn.py $(ARGS)
+
 ## check: lint, format, types, import layers, generated code; -k continues after a failure
 check: lint types layers generated
 

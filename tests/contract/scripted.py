@@ -7,18 +7,17 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
+from scriptedkubelet import ScriptedKubelet
 from trees import link
 from virtualtime import Threads, VirtualTimeLoop, controlled
 
-from accelplane import rpc
 from accelplane.devices import CdiDevice, Device, HealthPolicy, Verdict
 from accelplane.host import Host, isolation
 from accelplane.host.uevent import OVERFLOW, Uevent
-from accelplane.kubelet import checkpoint, messages, server
-from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
+from accelplane.kubelet import server
 from accelplane.node import allocations, health, runner, scan_loop
 from accelplane.node.agent import Agent
 from accelplane.node.publishers import cdi, kubelet
@@ -26,135 +25,11 @@ from accelplane.node.settings import Settings
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 
-LIST_AND_WATCH, ALLOCATE = "/v1beta1.DevicePlugin/ListAndWatch", "/v1beta1.DevicePlugin/Allocate"
 # Longer than all delays and retries of the agent but its safety timers, which must not be needed.
 LONG, NEVER = 40.0, 1e6
 POLLED = 5.0
 # PCI functions: a physical one, one of its virtual ones, and another physical one.
 PF, VF, OTHER = UNITS = "0000:01:00.0", "0000:01:00.1", "0000:02:00.0"
-
-
-class ScriptedKubelet:
-    """A device manager: registration, lists, Allocate, and a checkpoint that it writes at each list.
-
-    `crashes` are events that would crash a real kubelet (docs/kubelet-defects.md).
-    """
-
-    def __init__(self, directory: str) -> None:
-        self.directory = directory
-        self.lists: dict[str, dict[str, bool]] = {}
-        self.allocated: dict[str, set[str]] = {}
-        self.crashes: list[str] = []
-        self.records = True  # whether it writes its checkpoint
-        self.answers_register = True  # else it neither answers nor opens a stream
-        self.registrations = 0
-        self.ends_streams = 0  # the number of streams that end after their first list, while Register is unanswered
-        self._unanswered: list[tuple[str, str]] = []
-        self._streams: set[asyncio.Task[None]] = set()
-        self._server: rpc.RpcServer | None = None
-        self._listed = asyncio.Event()
-        self._stopped: set[str] = set()
-
-    async def start(self) -> None:
-        """Deletes all sockets, then creates its own, as a kubelet does."""
-        for name in os.listdir(self.directory):
-            if name.endswith(".sock"):
-                os.unlink(os.path.join(self.directory, name))
-        self._server = rpc.RpcServer({messages.REGISTER: rpc.unary(pb.RegisterRequest, pb.Empty, self._register)})
-        await self._server.start(os.path.join(self.directory, "kubelet.sock"))
-
-    async def stop(self) -> None:
-        for stream in self._streams:
-            stream.cancel()
-        if self._streams:
-            await asyncio.wait(self._streams)
-        if self._server is not None:
-            await self._server.stop()
-        self._server = None
-        self._listed.clear()
-        self.lists.clear()
-        self._stopped.clear()
-
-    async def allocate(self, resource: str, id_: str) -> None:
-        """Allocates one ID to a container, which holds it until `release`."""
-        call = (resource, id_)
-        self._unanswered.append(call)
-        request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=[id_])])
-        try:
-            async with rpc.Channel(self._socket(resource)) as plugin:
-                await plugin.call(ALLOCATE, request, pb.AllocateResponse, deadline=LONG)
-        except rpc.RpcError:
-            return
-        finally:
-            self._unanswered.remove(call)
-        if id_ not in self.lists.get(resource, {id_: True}):
-            self.crashes.append(f"Allocate of {id_} was answered after it had left the list")
-        self.allocated.setdefault(resource, set()).add(id_)
-        self._write_checkpoint()
-
-    def release(self, resource: str, id_: str) -> None:
-        """The container ends."""
-        self.allocated[resource].discard(id_)
-        self._write_checkpoint()
-
-    def _socket(self, resource: str) -> str:
-        return os.path.join(self.directory, resource.replace("/", "-") + ".sock")
-
-    async def _register(self, request: pb.RegisterRequest) -> pb.Empty:
-        self.registrations += 1
-        if not self.answers_register:
-            await asyncio.Event().wait()
-        stream = asyncio.create_task(self._watch(request.resource_name))
-        self._streams.add(stream)
-        stream.add_done_callback(self._streams.discard)
-        if self.ends_streams:
-            self.ends_streams -= 1
-            await self._listed.wait()
-            stream.cancel()
-            await asyncio.wait((stream,))
-        return pb.Empty()
-
-    async def _watch(self, resource: str) -> None:
-        try:
-            async with rpc.Channel(self._socket(resource)) as plugin:
-                async for message in plugin.stream(LIST_AND_WATCH, pb.Empty(), pb.ListAndWatchResponse):
-                    self._record_devices(
-                        resource, {device.ID: device.health == "Healthy" for device in message.devices}
-                    )
-        except rpc.RpcError:
-            pass
-        finally:
-            if resource in self.lists:
-                self.lists[resource] = dict.fromkeys(self.lists[resource], False)
-                self._stopped.add(resource)
-
-    def list_at_rest(self, resource: str) -> dict[str, bool]:
-        """The list after five minutes, when the kubelet has removed the devices of a stopped plugin."""
-        return {} if resource in self._stopped else self.lists.get(resource, {})
-
-    def _record_devices(self, resource: str, devices: dict[str, bool]) -> None:
-        missing = self.allocated.get(resource, set()) - devices.keys()
-        if missing:
-            self.crashes.append(f"{sorted(missing)} left the list of {resource} while a container holds it")
-        self.lists[resource] = devices
-        self._stopped.discard(resource)
-        self._listed.set()
-        self._write_checkpoint()
-
-    def spoil_checkpoint(self) -> None:
-        """Makes the checkpoint unreadable until it is written again."""
-        Path(self.directory, checkpoint.FILE_NAME).write_text("not JSON")
-
-    def _write_checkpoint(self) -> None:
-        if not self.records:
-            return
-        holdings = tuple(
-            checkpoint.Holding(f"pod-{id_}", "main", resource, {-1: (id_,)}, b"")
-            for resource, ids in self.allocated.items()
-            for id_ in sorted(ids)
-        )
-        healthy = {name: tuple(id_ for id_, well in ids.items() if well) for name, ids in self.lists.items()}
-        checkpoint.write_checkpoint(self.directory, checkpoint.Checkpoint(holdings, healthy))
 
 
 class ShelfConfig(Config, frozen=True, kw_only=True):
@@ -250,7 +125,8 @@ class Setup:
         self.replies: list[asyncio.Future[None]] = []
         self.immediate_replies = True
         self.late = False  # whether a health source has missed its deadline
-        self.enabled: dict[str, Shelf] = {}
+        self.enabled: dict[str, Any] = {}
+        self.labels: dict[str, str] = {}  # the options of plugins
         self._changes = 0
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(
@@ -269,8 +145,12 @@ class Setup:
         for unit in UNITS:
             link(functions / unit / "driver", functions / "driver")
         link(functions / VF / "physfn", functions / PF)
-        self.enabled["a"] = Shelf(self, "a")
+        self.enabled["a"] = self.plugin("a", "")
         self._start_agent()
+
+    def plugin(self, name: str, label: str) -> Plugin[Any]:
+        """A plugin object with this option."""
+        return Shelf(self, name, ShelfConfig(label=label))
 
     def _start_agent(self) -> None:
         # The events and locks of the agent belong to this loop from their first use on.
@@ -281,6 +161,7 @@ class Setup:
             reload=lambda: (self.settings, dict(self.enabled)),
         )
         self.task = self.loop.create_task(self.agent.run())
+        self.step()  # it receives the events of the kernel from now on
 
     def _stop_agent(self) -> None:
         self.agent.stop()
@@ -314,6 +195,13 @@ class Setup:
         devpath = f"/devices/pci0000:00/{unit}/drm/card0"
         self.agent.events.record(Uevent("change", devpath, "drm", {"WEDGED": "rebind"}))
 
+    def block(self, unit: str) -> None:
+        """Reads of the unit's files do not return."""
+        self.threads.blocks.add(unit)
+
+    def unblock(self, unit: str) -> None:
+        self.threads.unblock(unit)
+
     def rebind(self, unit: str, *, lost: bool = False) -> None:
         """Binds the driver again. The event is `lost` if the kernel's buffer overflows."""
         functions = self.root / "sys/bus/pci/devices"
@@ -344,7 +232,8 @@ class Setup:
         self.config.write_text(str(self._changes))
 
     def enable(self, name: str, label: str = "") -> None:
-        self.enabled[name] = Shelf(self, name, ShelfConfig(label=label))
+        self.enabled[name] = self.plugin(name, label)
+        self.labels[name] = label
         self.reload()
 
     def disable(self, name: str) -> None:
@@ -354,8 +243,8 @@ class Setup:
     def restart_agent(self) -> None:
         """Ends the agent as SIGTERM does, and starts it with new plugin objects."""
         self._stop_agent()
-        for name, plugin in self.enabled.items():
-            self.enabled[name] = Shelf(self, name, plugin.config)
+        for name in self.enabled:
+            self.enabled[name] = self.plugin(name, self.labels.get(name, ""))
         self._start_agent()
 
     def restart_kubelet(self) -> None:
@@ -394,6 +283,9 @@ class Setup:
             self.late = False
             for notify in list(self.notify):
                 notify()
+        if self.threads.blocks:  # a device that blocks is known when it is read
+            for runner_ in self.agent.runners.values():
+                runner_.request_check()
         self.advance(LONG)
 
     def hold(self) -> None:
@@ -407,13 +299,21 @@ class Setup:
 
         Without devices that block: whether they are listed depends on what was read before.
         """
-        found: dict[str, bool] = {}
-        shelf = self.root / name
-        for unit in sorted(os.listdir(shelf)) if shelf.exists() else ():
-            for id_ in os.listdir(shelf / unit):
-                found[id_] = unit not in self.bad | self.wedged and not (unit == VF and PF in self.wedged)
-        expected = {**dict.fromkeys(self.kubelet.allocated.get(f"{name}.example.com/thing", ()), False), **found}
+        found = {id_: self.is_good(unit) for unit, id_ in self.plugged(name)}
+        expected = {**dict.fromkeys(self.kubelet.allocated.get(self.resource(name), ()), False), **found}
         return {id_: good for id_, good in expected.items() if not self.blocks(name, id_)}
+
+    def plugged(self, name: str) -> Iterable[tuple[str, str]]:
+        """The units and IDs of the devices that the node has."""
+        shelf = self.root / name
+        for unit in os.listdir(shelf) if shelf.exists() else ():
+            yield from ((unit, id_) for id_ in os.listdir(shelf / unit))
+
+    def is_good(self, unit: str) -> bool:
+        return unit not in self.bad | self.wedged and not (unit == VF and PF in self.wedged)
+
+    def resource(self, name: str) -> str:
+        return f"{name}.example.com/thing"
 
     def blocks(self, name: str, id_: str) -> bool:
         return self.unit_of.get((name, id_)) in self.threads.blocks
@@ -421,11 +321,18 @@ class Setup:
     def check_rest(self) -> None:
         assert not self.task.done(), self.task
         for name in self.enabled:
-            listed = self.kubelet.list_at_rest(f"{name}.example.com/thing")
-            assert not any(good and self.blocks(name, id_) for id_, good in listed.items()), name
-            assert {id_: listed[id_] for id_ in listed if not self.blocks(name, id_)} == self.expected(name), name
+            resource, expected = self.resource(name), self.expected(name)
+            may_start = self.kubelet.may_start(resource, self.loop.now)
+            shown: dict[str, bool] = {}
+            for id_, good in self.kubelet.list_at_rest(resource).items():
+                if self.blocks(name, id_):
+                    assert not good, f"{name}: found {id_} Healthy, which blocks"
+                elif good or id_ in expected or id_ not in may_start:
+                    shown[id_] = good
+            assert shown == expected, f"{name}: found {shown}, expected {expected}"
         assert self.kubelet.crashes == []
-        assert len(self.notify) == len(self.enabled), "one background task for each plugin"
+        shelves = sum(isinstance(plugin, Shelf) for plugin in self.enabled.values())
+        assert len(self.notify) == shelves, "one background task for each plugin"
         # A scan and a reading of addresses of each plugin may have begun before the device is known to block.
         assert len(self.threads.waiting) <= 4 * len(self.threads.blocks)
 

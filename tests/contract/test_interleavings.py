@@ -1,4 +1,4 @@
-"""The agent under controlled and random orders of events, on a loop with virtual time.
+"""The agent under controlled orders of events, on a loop with virtual time (random ones: `test_churn.py`).
 
 At rest the kubelet's lists equal the node's devices, no request was lost, and nothing outlives its owner.
 """
@@ -9,11 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from scripted import OTHER, PF, UNITS, VF, Setup
-from thoroughness import examples
+from scripted import OTHER, PF, VF, Setup
 from trees import link, write
 
 from accelplane.devices import HealthPolicy
@@ -386,143 +382,3 @@ def test_a_function_that_is_bound_again_during_an_overflow_of_events_is_healthy(
     functions.complete_work()
     functions.check_rest()
     assert lists(functions) == [{"d0": True, "d1": True, "d2": False}] * 2
-
-
-class AgentMachine(RuleBasedStateMachine):
-    """Events in any order; all work is completed after every few events."""
-
-    names = st.sampled_from(("a", "b"))
-    units = st.sampled_from(UNITS)
-    ids = st.sampled_from(("d0", "d1", "d2"))
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.setup = Setup()
-
-    @rule(name=names, unit=units, id_=ids)
-    def plug(self, name: str, unit: str, id_: str) -> None:
-        for other in UNITS:
-            if other != unit:
-                self.setup.unplug(name, other, id_)  # an ID is in one place only
-        self.setup.plug(name, unit, id_)
-
-    @rule(name=names, unit=units, id_=ids)
-    def unplug(self, name: str, unit: str, id_: str) -> None:
-        self.setup.unplug(name, unit, id_)
-
-    @rule(unit=units, good=st.booleans())
-    def set_health(self, unit: str, good: bool) -> None:
-        self.setup.set_health(unit, good=good)
-
-    @rule(unit=units)
-    def block(self, unit: str) -> None:
-        self.setup.threads.blocks.add(unit)
-
-    @rule(unit=units)
-    def unblock(self, unit: str) -> None:
-        self.setup.threads.unblock(unit)
-
-    @rule(unit=units)
-    def wedge(self, unit: str) -> None:
-        self.setup.wedge(unit)
-
-    @rule(unit=units, lost=st.booleans())
-    def rebind(self, unit: str, lost: bool) -> None:
-        self.setup.rebind(unit, lost=lost)
-
-    @rule()
-    def hold(self) -> None:
-        self.setup.hold()
-
-    @precondition(lambda self: self.setup.threads.running)
-    @rule(data=st.data())
-    def execute_thread(self, data: st.DataObject) -> None:
-        running = self.setup.threads.running
-        running[data.draw(st.integers(0, len(running) - 1))].execute()
-
-    @precondition(lambda self: self.setup.threads.running)
-    @rule(data=st.data())
-    def deliver_thread(self, data: st.DataObject) -> None:
-        self.setup.threads.deliver(data.draw(st.integers(0, len(self.setup.threads.running) - 1)))
-
-    @precondition(lambda self: self.setup.replies)
-    @rule(data=st.data())
-    def answer_health(self, data: st.DataObject) -> None:
-        self.setup.answer_health(data.draw(st.integers(0, len(self.setup.replies) - 1)))
-
-    @rule(name=names, label=st.sampled_from(("", "x")))
-    def enable(self, name: str, label: str) -> None:
-        self.setup.enable(name, label)
-
-    @rule(name=names)
-    def disable(self, name: str) -> None:
-        self.setup.disable(name)
-
-    @rule(name=names)
-    def crash(self, name: str) -> None:
-        if name in self.setup.enabled:
-            self.setup.enabled[name].crash = True
-
-    @rule()
-    def restart_agent(self) -> None:
-        self.setup.restart_agent()
-
-    @rule()
-    def restart_kubelet(self) -> None:
-        self.setup.restart_kubelet()
-
-    @rule(name=names)
-    def delete_socket(self, name: str) -> None:
-        Path(self.setup.kubelet.directory, f"{name}.example.com-thing.sock").unlink(missing_ok=True)
-
-    @rule(answers=st.booleans())
-    def set_registration(self, answers: bool) -> None:
-        self.setup.kubelet.answers_register = answers
-
-    @rule(name=names, data=st.data())
-    def allocate(self, name: str, data: st.DataObject) -> None:
-        resource = f"{name}.example.com/thing"
-        ids = self.setup.kubelet.allocated.get(resource, set())
-        free = sorted(
-            id_ for id_, good in self.setup.kubelet.lists.get(resource, {}).items() if good and id_ not in ids
-        )
-        if free:
-            self.setup.loop.create_task(self.setup.kubelet.allocate(resource, data.draw(st.sampled_from(free))))
-
-    @rule(name=names, data=st.data())
-    def release(self, name: str, data: st.DataObject) -> None:
-        resource = f"{name}.example.com/thing"
-        ids = sorted(self.setup.kubelet.allocated.get(resource, ()))
-        if ids:
-            self.setup.kubelet.release(resource, data.draw(st.sampled_from(ids)))
-
-    @rule(count=st.integers(1, 30))
-    def step(self, count: int) -> None:
-        self.setup.step(count)
-
-    @rule(seconds=st.sampled_from((0.01, 1.5, 6.0, 11.0)))
-    def advance(self, seconds: float) -> None:
-        self.setup.advance(seconds)
-
-    @rule()
-    def complete_work(self) -> None:
-        self.setup.complete_work()
-        self.setup.check_rest()
-
-    @invariant()
-    def one_scan_for_each_plugin(self) -> None:
-        assert all(self.setup.scans(name) <= 1 for name in ("a", "b"))
-
-    @invariant()
-    def no_kubelet_crash(self) -> None:
-        assert self.setup.kubelet.crashes == []
-
-    def teardown(self) -> None:
-        try:
-            self.complete_work()
-        finally:
-            self.setup.close()
-
-
-TestAgentMachine = AgentMachine.TestCase
-TestAgentMachine.settings = settings(max_examples=examples(25), stateful_step_count=30)

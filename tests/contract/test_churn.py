@@ -1,0 +1,47 @@
+"""The agent under random orders of events, on a loop with virtual time: a state machine, and a long run of `churn`."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import churn
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from thoroughness import examples
+
+
+def test_random_operations_violate_no_invariant(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL + 1)  # records of exceptions keep open directories
+    churn.run(1, examples(3000))
+
+
+class AgentMachine(RuleBasedStateMachine):
+    """Events in any order; all work is completed after every few events. It finds short sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setup = churn.ChurnSetup()
+
+    @rule(operation=st.sampled_from(churn.OPERATIONS), data=st.data())
+    def operate(self, operation: Callable[[churn.ChurnSetup, churn.Choose], None], data: st.DataObject) -> None:
+        def choose(options: Any) -> Any:
+            return data.draw(st.sampled_from(options))
+
+        operation(self.setup, choose)
+
+    @invariant()
+    def check(self) -> None:
+        churn.check(self.setup)
+
+    def teardown(self) -> None:
+        try:
+            self.setup.complete_work()
+            self.setup.check_rest()
+        finally:
+            self.setup.close()
+
+
+TestAgentMachine = AgentMachine.TestCase
+TestAgentMachine.settings = settings(max_examples=examples(25), stateful_step_count=30)
