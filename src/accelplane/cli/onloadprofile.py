@@ -15,7 +15,6 @@ DROP_IN = "profile_to_configmap.sh"
 class _Options(NamedTuple):
     profiles: tuple[str, ...]
     strict: bool
-    execute: bool
 
 
 def main(arguments: Sequence[str] | None = None, program: str = DROP_IN) -> int:
@@ -33,7 +32,7 @@ def main(arguments: Sequence[str] | None = None, program: str = DROP_IN) -> int:
     try:
         documents = _convert(options, os.environ, os.path.dirname(os.path.realpath(sys.argv[0])))
     except ProfileError as error:
-        sys.stderr.write(f"{error}\n")
+        _report(str(error))
         return error.status
     sys.stdout.write("".join(f"{document}---\n" for document in documents))
     sys.stdout.flush()
@@ -42,20 +41,21 @@ def main(arguments: Sequence[str] | None = None, program: str = DROP_IN) -> int:
 
 def _usage(program: str) -> str:
     return (
-        f"Usage: {program} -p|--profile PROFILE[,PROFILE...] [--strict] [--exec]\n"
+        f"Usage: {program} -p|--profile PROFILE[,PROFILE...] [--strict]\n"
         "\n"
-        "Prints a ConfigMap for each Onload profile: a name or the path of an .opf file.\n"
+        "Prints a ConfigMap for each Onload profile: a name or the path of an .opf file. Bash runs the profiles\n"
+        "with the rights of the user.\n"
         "\n"
         "  -p LIST, --profile LIST, --profile=LIST  profiles, separated by commas; may be repeated\n"
-        "  --strict                                 fail at a line that is not supported; otherwise it is skipped\n"
-        "  --exec                                   run the profiles with bash, with the rights of the user\n"
+        "  --strict                                 fail if a variable is no setting, if there are no settings, or if\n"
+        "                                           lines end with CR LF; otherwise that is only reported\n"
     )
 
 
 def _parse(words: Sequence[str]) -> _Options:
     """Words that are no options are ignored, as the script that this replaces does. Raises `ValueError`."""
     profiles: list[str] = []
-    strict = execute = False
+    strict = False
     rest = iter(words)
     for word in rest:
         if word in ("-p", "--profile"):
@@ -64,15 +64,11 @@ def _parse(words: Sequence[str]) -> _Options:
             profiles += _names(word.partition("=")[2])
         elif word == "--strict":
             strict = True
-        elif word == "--exec":
-            execute = True
         elif word.startswith("-"):
             raise ValueError(f"{word}: unknown option")
     if not profiles:
         raise ValueError("found no profile, expected --profile PROFILE")
-    if strict and execute:
-        raise ValueError("--strict and --exec: found both, expected one of them")
-    return _Options(tuple(profiles), strict, execute)
+    return _Options(tuple(profiles), strict)
 
 
 def _names(text: str) -> list[str]:
@@ -84,12 +80,10 @@ def _names(text: str) -> list[str]:
 
 def _convert(options: _Options, environment: Mapping[str, str], program_directory: str) -> list[str]:
     """The documents of all profiles. Raises `ProfileError`."""
-    from accelplane.onload.profiles import configmap, files, shell  # noqa: PLC0415 - not needed for the usage
+    from accelplane.onload.profiles import configmap, shell  # noqa: PLC0415 - not needed for the usage
     from accelplane.onload.profiles.errors import ProfileError  # noqa: PLC0415
-    from accelplane.onload.profiles.evaluation import Evaluation  # noqa: PLC0415
 
-    home = environment.get("HOME", "")
-    search = files.search(options.profiles, home=home, program_directory=program_directory)
+    directories = _directories(options.profiles, program_directory)
     names: dict[str, str] = {}
     found: list[str] = []
     for place, profile in enumerate(options.profiles):
@@ -98,20 +92,28 @@ def _convert(options: _Options, environment: Mapping[str, str], program_director
             raise ProfileError(
                 f"profiles {names[name]!a} and {profile!a}: both have the ConfigMap {name}; convert one, or rename it"
             )
-        if options.execute:
-            settings = shell.run(search, profile, fragments=place > 0, environment=environment)
-        else:
-            evaluation = Evaluation(search, strict=options.strict)
-            try:
-                evaluation.run(profile, fragments=place > 0)
-            finally:
-                for note in evaluation.notes:
-                    sys.stderr.write(f"{_printable(note)}\n")
-            settings = evaluation.settings
-        found.append(configmap.document(name, settings))
+        result = shell.evaluate(profile, fragments=place > 0, directories=directories, environment=environment)
+        _report(result.output)
+        if options.strict and result.notes:
+            raise ProfileError("\n".join(result.notes))
+        _report("\n".join(result.notes))
+        found.append(configmap.document(name, result.settings))
     return found
 
 
-def _printable(text: str) -> str:
-    """One line without control characters, which the text of a profile may contain."""
-    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+def _directories(profiles: Sequence[str], program_directory: str) -> tuple[str, ...]:
+    """Where profiles are searched after the user's own.
+
+    Profiles beside the program are those of Onload's source tree, which has an executable `mmaketool` there.
+    """
+    system = "/usr/libexec/onload/profiles"
+    if program_directory and os.access(f"{program_directory}/mmaketool", os.X_OK):
+        system = f"{program_directory}/onload_profiles"
+    return (system, *(os.path.dirname(profile) or "." for profile in profiles))
+
+
+def _report(text: str) -> None:
+    """Prints lines to stderr without control characters, which the output of a profile may contain."""
+    for line in text.splitlines():
+        printable = (character if character.isprintable() else ascii(character)[1:-1] for character in line)
+        sys.stderr.write(f"{''.join(printable)}\n")

@@ -1,11 +1,9 @@
 """Onload profiles (`.opf` files) as ConfigMaps.
 
-An `.opf` file is a bash script. `accelplane onload profile` does not run it: it evaluates the part of the shell's
-language that profiles use, within limits, and names every line that it cannot evaluate. `shell` runs bash instead.
+An `.opf` file is a bash script. Bash runs it, in an environment without the user's variables, and its settings are what
+it exports. A profile is the administrator's own file and is trusted like a shell script.
 
-    lexer        text -> commands                      arithmetic  $(( ))
-    evaluation   commands -> settings                  files       the search for profiles, and reading them
-    shell        settings of a profile that bash runs  configmap   settings -> YAML
+    shell        the settings of a profile      configmap   settings -> YAML
 
 No module of this package imports the API client.
 """
