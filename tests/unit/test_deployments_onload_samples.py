@@ -195,24 +195,46 @@ def test_the_profile_has_the_settings_of_the_table() -> None:
     )
 
 
-def test_the_test_pods_need_no_privilege() -> None:
+# Pods of sfnettest in the Onload operator 3.0.1, file client-server.yaml: the name, its policy, node and command.
+TEST_PODS: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("server", "Always", "compute-0", {}),
+    ("client", "Never", "compute-1", {"command": ["/bin/sh", "-c", "--"], "args": ["sleep infinity"]}),
+]
+
+
+@pytest.mark.parametrize(("name", "policy", "node", "command"), TEST_PODS)
+def test_pods_of_sfnettest_need_no_privilege_and_can_be_applied_to_those_of_the_original(
+    name: str, policy: str, node: str, command: dict[str, Any]
+) -> None:
+    """The fields of an existing pod are immutable, apart from its labels, annotations and image."""
     found = by_name(render(SAMPLES / "sfnettest"))
+    assert by_name([*yaml.safe_load_all((SAMPLES / "sfnettest/client-server.yaml").read_text())]) == found
     assert {*found} == {("Pod", "onload-sfnettest-server"), ("Pod", "onload-sfnettest-client")}
-    for name, policy, node in (("server", "Always", "compute-0"), ("client", "Never", "compute-1")):
-        pod = found["Pod", f"onload-sfnettest-{name}"]
-        assert pod["metadata"]["namespace"] == "default"
-        assert pod["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/networks": "ipvlan-bond0"}
-        spec = pod["spec"]
-        assert (spec["restartPolicy"], spec["nodeSelector"]) == (policy, {"kubernetes.io/hostname": node})
-        assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-        (container,) = spec["containers"]
-        assert container["resources"] == {"limits": {"amd.com/onload": 1}}
-        assert container["envFrom"] == [{"configMapRef": {"name": "onload-latency-profile"}}]
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        }
-        assert container.get("command") == (["sleep", "infinity"] if name == "client" else None)
+    pod = found["Pod", f"onload-sfnettest-{name}"]
+    assert pod["metadata"]["namespace"] == "default"
+    assert pod["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/networks": "ipvlan-bond0"}
+    assert pod["metadata"]["labels"] == {
+        "app.kubernetes.io/part-of": "sfnettest",
+        "app.kubernetes.io/component": name,
+    }
+    container = {
+        "name": f"onload-sfnettest-{name}",
+        "image": "docker.io/onload/sfnettest:1.6.0-rc2",
+        "resources": {"limits": {"amd.com/onload": 1}},
+        "envFrom": [{"configMapRef": {"name": "onload-latency-profile"}}],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    assert pod["spec"] == {
+        "restartPolicy": policy,
+        "nodeName": node,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container | command],
+    }
+
+
+def test_files_of_the_samples_have_the_names_of_the_original() -> None:
+    for name in ("sfnettest/client-server.yaml", "sfptpd/base/daemonset.yaml", "profiles/latency.yaml"):
+        assert (SAMPLES / name).is_file()
 
 
 @pytest.mark.parametrize("name", ["example-bond0", "link-local-peer-bond0", "system-clock"])
@@ -224,6 +246,9 @@ def test_sfptpd_is_one_privileged_daemonset_with_a_configuration(name: str) -> N
         *("Namespace", "ServiceAccount", "Role", "RoleBinding", "DaemonSet", "ConfigMap"),
     }
     assert {each["metadata"].get("namespace", "sfptpd") for each in found.values()} == {"sfptpd"}
+    # The selector of the Onload operator 3.0.1: that of an existing DaemonSet is immutable.
+    assert daemonset["spec"]["selector"] == {"matchLabels": {"name": "sfptpd"}}
+    assert daemonset["spec"]["template"]["metadata"]["labels"] == {"name": "sfptpd"}
     pod = daemonset["spec"]["template"]["spec"]
     ptp = {"node-role.kubernetes.io/ptp": ""} if name == "example-bond0" else {}
     assert pod["nodeSelector"] == {"node-role.kubernetes.io/worker": ""} | ptp
@@ -235,9 +260,9 @@ def test_sfptpd_is_one_privileged_daemonset_with_a_configuration(name: str) -> N
         "imagePullPolicy": "Always",
         "args": ["-f", "/etc/sfptpd/sfptpd.cfg"],
         "securityContext": {"privileged": True},
-        "volumeMounts": [{"name": "config", "mountPath": "/etc/sfptpd"}],
+        "volumeMounts": [{"name": "etc-sfptpd", "mountPath": "/etc/sfptpd"}],
     }
-    assert pod["volumes"] == [{"name": "config", "configMap": {"name": settings["metadata"]["name"]}}]
+    assert pod["volumes"] == [{"name": "etc-sfptpd", "configMap": {"name": settings["metadata"]["name"]}}]
     assert settings["metadata"]["name"].startswith("sfptpd-config-")
     text = settings["data"]["sfptpd.cfg"]
     sections = {*re.findall(r"^\[(\w+)\]$", text, re.MULTILINE)} - {"general"}
