@@ -164,7 +164,7 @@ async def test_agents_of_other_namespaces_are_ignored(api: KubeApi) -> None:
 IMPOSTORS: list[dict[str, Any]] = [
     {"metadata": {"name": "x", "namespace": "team", "labels": LABELS}},
     {"spec": {"serviceAccountName": "default"}},
-    {"spec": {"serviceAccountName": None}},
+    {"spec": {"serviceAccountName": ""}},
 ]
 
 

@@ -108,7 +108,7 @@ def test_the_cache_stores_no_names_of_nodes_and_no_other_conditions() -> None:
     resource = msgspec.convert(document, GpuDevicePlugin)
     relevant_plugin(resource)
     assert resource.status
-    assert (resource.metadata.labels, resource.status.nodeNames, resource.status.nodes) == (None, None, 2)
+    assert (resource.status.nodeNames, resource.status.nodes) == (None, 2)
     assert [len(each.message or "") for each in resource.status.conditions or ()] == [512]
 
 

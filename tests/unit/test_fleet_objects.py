@@ -13,9 +13,7 @@ from accelplane.fleet.families import is_known
 from accelplane.fleet.inventory import Inventory
 from accelplane.fleet.model import AgentState, Holder, Quota, Resource, Skipped, Unit
 from accelplane.fleet.objects import (
-    Node,
     NodeFacts,
-    Pod,
     ResourceQuota,
     agent_place,
     holders_of,
@@ -23,9 +21,9 @@ from accelplane.fleet.objects import (
     quotas_of,
     relevant_node,
     relevant_pod,
-    requests_of,
     waiting_pod,
 )
+from accelplane.kube.kinds import NO_SPEC, NO_STATUS, Node, Pod, pod_requests
 
 I915 = "gpu.intel.com/i915"
 
@@ -42,25 +40,6 @@ def pod(*containers: dict[str, Any], init: tuple[dict[str, Any], ...] = (), **op
         "status": options,
     }
     return msgspec.convert(document, Pod)
-
-
-@pytest.mark.parametrize(
-    ("containers", "init", "expected"),
-    [
-        ([1, 2], [], 3),
-        ([1], [container(5), container(3)], 5),
-        ([1], [container(1, restartPolicy="Always"), container(5)], 6),
-        ([2], [container(5), container(1, restartPolicy="Always")], 5),
-        ([2], [container(1, restartPolicy="Always")], 3),
-        (["2k"], [], 2000),
-        (["-1", "x", "0"], [], 0),
-    ],
-)
-def test_the_requests_of_a_pod_are_those_that_the_scheduler_counts(
-    containers: list[Any], init: list[Any], expected: int
-) -> None:
-    found = requests_of(pod(*map(container, containers), init=tuple(init)), is_known)
-    assert found == ({I915: expected} if expected else {})
 
 
 def test_a_pending_pod_has_its_message_and_scheduling_gates() -> None:
@@ -87,18 +66,15 @@ def test_the_cache_stores_no_fields_of_pods_without_our_resources() -> None:
     other, own = pod({"name": "c"}, spec={"nodeName": "n"}), pod(container(1), meta={"labels": {"a": "b"}})
     for thing in (other, own):
         relevant_pod(is_known)(thing)
-    assert (other.spec, other.status) == (None, None)
+    assert (other.spec, other.status) == (NO_SPEC, NO_STATUS)
     assert own.metadata.labels is None
-    assert requests_of(own, is_known) == {I915: 1}
+    assert pod_requests(own.spec, is_known) == {I915: 1}
 
 
-def test_containers_and_sidecars_hold_what_they_request_until_the_pod_ends() -> None:
+def test_a_pod_holds_what_the_scheduler_reserves_until_it_ends() -> None:
     init = (container(4), container(1, name="side", restartPolicy="Always"))
     options: dict[str, Any] = {"init": init, "spec": {"nodeName": "n"}, "startTime": "2026-01-01T00:00:00Z"}
-    assert list(holders_of(pod(container(2), **options), is_known)) == [
-        Holder("a", "p", "side", I915, 1, 1767225600.0),
-        Holder("a", "p", "c", I915, 2, 1767225600.0),
-    ]
+    assert list(holders_of(pod(container(2), **options), is_known)) == [Holder("a", "p", "", I915, 4, 1767225600.0)]
     assert list(holders_of(pod(container(2), phase="Succeeded", **options), is_known)) == []
 
 
@@ -109,7 +85,7 @@ def test_containers_and_sidecars_hold_what_they_request_until_the_pod_ends() -> 
         ({}, Place("a", "p", "n", "", 9400)),
         ({"phase": "Failed"}, None),
         ({"meta": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, None),
-        ({"spec": {"nodeName": None}}, None),
+        ({"spec": {"nodeName": ""}}, None),
     ],
 )
 def test_an_agent_serves_at_the_port_named_pages(options: dict[str, Any], place: Place | None) -> None:
@@ -162,13 +138,14 @@ def test_the_cache_keeps_the_labels_readiness_and_known_resources_of_a_node() ->
     assert thing.status
     assert thing.status.capacity == {I915: "2", "qat.intel.com/generic": "0"}
     assert [each.type for each in thing.status.conditions or ()] == ["Ready"]
-    assert node_facts(thing) == NodeFacts({"a": "b"}, True, True, (Resource(I915, capacity=2, allocatable=2),))
+    resources = (Resource(I915, capacity=2, allocatable=2), Resource("qat.intel.com/generic"))
+    assert node_facts(thing, is_known) == NodeFacts({"a": "b"}, True, True, resources)
 
 
 def test_a_node_without_status_is_not_ready() -> None:
     thing = msgspec.convert({"metadata": {"name": "n"}}, Node)
     relevant_node(is_known)(thing)
-    assert node_facts(thing) == NodeFacts({}, False, False, ())
+    assert node_facts(thing, is_known) == NodeFacts({}, False, False, ())
 
 
 def test_quotas_of_other_resources_are_ignored() -> None:
@@ -180,7 +157,7 @@ def test_quotas_of_other_resources_are_ignored() -> None:
 @given(st.text(max_size=30), st.sampled_from(["creationTimestamp", "quantity"]))
 def test_any_time_and_any_quantity_are_read(text: str, field: str) -> None:
     if field == "quantity":
-        assert all(count > 0 for count in requests_of(pod(container(text)), is_known).values())
+        assert all(count > 0 for count in pod_requests(pod(container(text)).spec, is_known).values())
     else:
         found = waiting_pod(pod(container(1), meta={"creationTimestamp": text}), is_known)
         assert found is not None

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelplane.admission.fpga_allocatable import Node, fpgas_only
+from accelplane.admission.fpga_allocatable import fpgas_only
 from accelplane.admission.mapping_status import MappingStatus, status_before, status_of
 from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, Names, names_of
 from accelplane.admission.pending import PendingPod, Problem, keep_requests, problem_of
+from accelplane.kube.kinds import Node, NodeStatus
 
 I = "69528db6eb31577a8c3668f9faa081f6"  # noqa: E741 - as in the documents
 X = "d8424dc4a4a3c413f89e433683f9040b"
@@ -153,7 +154,7 @@ def test_only_the_fpgas_of_a_node_are_stored() -> None:
     }
     node = msgspec.json.decode(json.dumps(document), type=Node)
     fpgas_only(node)
-    assert msgspec.to_builtins(node.status) == {"allocatable": {REGION: "2"}}
+    assert (node.status, node.metadata.annotations) == (NodeStatus(allocatable={REGION: "2"}), None)
 
 
 # Pods

@@ -13,40 +13,27 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-from msgspec import Struct, field
-
 from accelplane.admission.mappings import PREFIX
 from accelplane.apiserver import StatusError
 from accelplane.kube.client import Client
 from accelplane.kube.informer import Informer, WatchTimeouts
 from accelplane.kube.interning import StringPool
-from accelplane.kube.objects import GlobalResource, Identity, api
+from accelplane.kube.kinds import Node, NodeSpec, NodeStatus
 from accelplane.kube.quantities import Quantity, number_of
 
 log = logging.getLogger(__name__)
 
 
-class NodeStatus(Struct, gc=False):
-    allocatable: dict[str, Quantity] = {}
-
-
-class Node(GlobalResource, Struct, kw_only=True):
-    """A node with its allocatable resources."""
-
-    metadata: Identity
-    status: NodeStatus = field(default_factory=NodeStatus)
-    _api_info = api("", "v1", "Node", "nodes")
-
-
-_NONE = NodeStatus()
+_NO_SPEC, _NONE = NodeSpec(), NodeStatus()
 _intern = StringPool()
 
 
 def fpgas_only(node: Node) -> None:
     """Removes everything except the name and the FPGA resources."""
-    node.metadata.uid = None
-    found = {_intern(name): number for name, number in node.status.allocatable.items() if name.startswith(PREFIX)}
-    node.status = NodeStatus(found) if found else _NONE
+    metadata = node.metadata
+    metadata.uid = metadata.labels = metadata.annotations = metadata.creationTimestamp = None
+    found = {_intern(name): number for name, number in _allocatable(node).items() if name.startswith(PREFIX)}
+    node.spec, node.status = _NO_SPEC, NodeStatus(allocatable=found) if found else _NONE
 
 
 class AllocatableByResource:
@@ -116,4 +103,4 @@ class AllocatableByResource:
 
 
 def _allocatable(node: Node | None) -> Mapping[str, Quantity]:
-    return node.status.allocatable if node is not None else {}
+    return (node.status.allocatable or {}) if node is not None else {}

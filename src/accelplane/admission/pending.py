@@ -7,9 +7,9 @@ Only pods without a node are watched, and only their resource requests are store
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from accelplane.admission.fpga_allocatable import AllocatableByResource
 from accelplane.admission.mappings import PREFIX, Mappings, Names
@@ -17,8 +17,9 @@ from accelplane.apiserver import StatusError
 from accelplane.kube.client import Selection
 from accelplane.kube.controller import Result
 from accelplane.kube.informer import Informer
+from accelplane.kube.kinds import NO_SPEC, NO_STATUS, Pod, pod_requests
 from accelplane.kube.manager import Manager
-from accelplane.kube.objects import Identity, NamespacedResource, Request, api, request_of
+from accelplane.kube.objects import Request, request_of
 
 log = logging.getLogger(__name__)
 
@@ -28,42 +29,20 @@ NOT_REPLACED, UNKNOWN = "FpgaNameNotReplaced", "FpgaNameUnknown"
 _EVENT_INTERVAL = 1200.0
 
 
-class _Resources(Struct, frozen=True, gc=False):
-    limits: Mapping[str, object] | None = None
+class PendingPod(Pod, kw_only=True):
+    """A pod with the FPGA resources that it requests."""
 
-
-class _Container(Struct, frozen=True, gc=False):
-    resources: _Resources | None = None
-
-
-class _Spec(Struct, frozen=True, rename="camel"):
-    containers: Sequence[_Container] | None = None
-    init_containers: Sequence[_Container] | None = None
-
-
-_EMPTY = _Spec()
-
-
-class PendingPod(NamespacedResource, Struct, kw_only=True):
-    """A pod. `requested` are the FPGA resources in the limits of its containers."""
-
-    metadata: Identity
-    spec: _Spec = field(default_factory=_Spec)
     requested: tuple[str, ...] = ()
-    _api_info = api("", "v1", "Pod", "pods")
 
 
 def keep_requests(pod: PendingPod) -> None:
     """Replaces the spec by the FPGA resources that it requests."""
-    found: set[str] = set()
-    for container in (*(pod.spec.containers or ()), *(pod.spec.init_containers or ())):
-        limits = container.resources.limits if container.resources is not None else None
-        found.update(name for name in limits or () if name.startswith(PREFIX))
-    pod.requested = tuple(sorted(found))
-    pod.spec = _EMPTY
-    pod.metadata.ownerReferences = None
-    if not found:
-        pod.metadata.uid = None
+    pod.requested = tuple(pod_requests(pod.spec, lambda name: name.startswith(PREFIX)))
+    pod.spec, pod.status = NO_SPEC, NO_STATUS
+    metadata = pod.metadata
+    metadata.ownerReferences = metadata.labels = metadata.annotations = metadata.creationTimestamp = None
+    if not pod.requested:
+        metadata.uid = None
 
 
 class Problem(Struct, frozen=True):

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from accelplane.kube.objects import ApiInfo, GlobalResource, api
+from accelplane.kube.kinds import Condition
+from accelplane.kube.objects import ApiInfo, GlobalResource, Identity, api
 
 from .model import DevicePlugin
-from .objects import Condition, Metadata
 
 GROUP, VERSION = "deviceplugin.intel.com", "v1"
 
@@ -39,7 +39,7 @@ class Status(Struct, kw_only=True):
 class PluginResource(GlobalResource, Struct, kw_only=True):
     """A resource of one of the eight kinds."""
 
-    metadata: Metadata
+    metadata: Identity
     status: Status | None = None
 
 
@@ -93,7 +93,7 @@ KINDS: Sequence[type[PluginResource]] = (
 
 def relevant_plugin(resource: PluginResource) -> None:
     """A transform of caches that removes what `device_plugin` does not read."""
-    resource.metadata.labels = resource.metadata.ownerReferences = None
+    resource.metadata.ownerReferences = None
     status = resource.status
     if status is None:
         return

@@ -19,11 +19,11 @@ from msgspec import Struct
 from accelplane.apiserver import ApiError
 from accelplane.kube.client import Client, Selection
 from accelplane.kube.events import Recorder
+from accelplane.kube.kinds import NarrowMetadata, Node, Pod
 from accelplane.kube.objects import Object
 from accelplane.kube.tasks import Supervisor
 
 from . import model
-from .objects import Metadata, Node, Pod
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class DeviceEvents:
         kind: Literal["Normal", "Warning"] = "Warning" if state.unhealthy else "Normal"
         reason = "DeviceUnhealthy" if state.unhealthy else "DeviceRecovered"
         note = note_of(key, state)
-        things: list[Object] = [Node(metadata=Metadata(name=key.node, uid=key.node))]
+        things: list[Object] = [Node(metadata=NarrowMetadata(name=key.node, uid=key.node))]
         for namespace, name in state.pods[: PER_MINUTE - 1]:
             if (pod := await self._pod(key.node, namespace, name)) is not None:
                 things.append(pod)
@@ -166,7 +166,7 @@ class DeviceEvents:
         except ApiError as error:
             log.warning("pod %s/%s: no event is written: %s", namespace, name, error)
             return None
-        return next((pod for pod in listing.items if pod.spec is not None and pod.spec.nodeName == node), None)
+        return next((pod for pod in listing.items if pod.spec.nodeName == node), None)
 
 
 def device_states(node: model.Node) -> dict[DeviceKey, DeviceState]:

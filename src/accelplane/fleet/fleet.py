@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from accelplane.kube.client import Client
 from accelplane.kube.informer import WatchTimeouts
+from accelplane.kube.kinds import Pod
 from accelplane.kube.tasks import Supervisor
 
 from .agents import Agents, AgentTimes, Place
@@ -19,7 +20,7 @@ from .compose import compose
 from .events import DeviceEvents
 from .metrics import FleetMetrics
 from .model import Cluster, Holder, Node, NodeReadings
-from .objects import Pod, agent_identity, agent_place
+from .objects import agent_identity, agent_place
 from .ondemand import OnDemand
 from .options import FleetOptions
 from .source import NOT_LISTED, UNSERVED_RETRY, Listeners, Source

@@ -16,6 +16,7 @@ from accelplane.apiserver import ApiError, Gone, StatusError, WatchIdleTimeout
 from accelplane.kube.cache import Cache, UnreadableObject
 from accelplane.kube.client import Client, Selection, Watched
 from accelplane.kube.informer import Informer, WatchTimeouts
+from accelplane.kube.kinds import Node, Pod
 from accelplane.kube.metrics import Metrics
 from accelplane.kube.objects import Object, Request
 from accelplane.kube.tasks import Supervisor
@@ -25,9 +26,7 @@ from .deviceplugins import KINDS, PluginResource, device_plugin, problems_first,
 from .model import DevicePlugin, Holder, Quota, Waiting
 from .objects import (
     AGENT_LABELS,
-    Node,
     NodeFacts,
-    Pod,
     ResourceQuota,
     holders_of,
     node_facts,
@@ -145,7 +144,7 @@ class Source:
             found = self._nodes.get(Request(name))
         except UnreadableObject:
             return None
-        return node_facts(found) if found is not None else None
+        return node_facts(found, self._known) if found is not None else None
 
     def waiting(self) -> tuple[Waiting, ...]:
         """The pods that wait for resources of ours."""
@@ -178,7 +177,7 @@ class Source:
         return tuple(holder for pod in pods for holder in holders_of(pod, self._known))
 
     def _on_node(self, old: Node | None, new: Node | None) -> None:
-        before, after = (node_facts(node) if node is not None else None for node in (old, new))
+        before, after = (node_facts(node, self._known) if node is not None else None for node in (old, new))
         changed = new or old
         if changed is not None and before != after:
             self._listeners.node(changed.metadata.name or "")
@@ -247,7 +246,7 @@ class _Observed:
 
 
 def _node_of(pod: Pod) -> list[str]:
-    return [pod.spec.nodeName] if pod.spec is not None and pod.spec.nodeName else []
+    return [pod.spec.nodeName] if pod.spec.nodeName else []
 
 
 class _RejectionLog:

@@ -4,13 +4,14 @@ Nodes and pods are projections: a cache stores only the fields that decisions de
 """
 
 import functools
-from collections.abc import Mapping
 from typing import ClassVar
 
 import msgspec
 
+from accelplane.kube import kinds
 from accelplane.kube.customresource import CustomResource, custom_resource
 from accelplane.kube.interning import StringPool
+from accelplane.kube.kinds import Condition, NodeInfo, NodeStatus, PodStatus, is_true, placement, pod_requests
 from accelplane.kube.objects import (
     ApiInfo,
     GlobalResource,
@@ -72,60 +73,16 @@ class DaemonSet(_Written):
     status: DaemonSetStatus = msgspec.field(default_factory=DaemonSetStatus)
 
 
-class LabelledIdentity(Identity, kw_only=True, gc=False):
-    """Identity with labels and annotations."""
-
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
-    deletionTimestamp: str | None = None
-
-
 # Nodes
 
 
-class NodeSpec(msgspec.Struct):
-    unschedulable: bool = False
-
-
-class _NodeInfo(msgspec.Struct):
-    kernelVersion: str = ""
-
-
-class _NodeCondition(msgspec.Struct):
-    type: str = ""
-    status: str = ""
-
-
-class NodeStatus(msgspec.Struct):
-    nodeInfo: _NodeInfo = msgspec.field(default_factory=_NodeInfo)
-    conditions: list[_NodeCondition] | None = None
-    allocatable: dict[str, str] | None = None
-
-
-class Node(GlobalResource, msgspec.Struct, kw_only=True):
+class Node(kinds.Node, kw_only=True):
     """A node. `node_only` keeps the condition Ready and the amount of `amd.com/onload` of its status."""
-
-    metadata: LabelledIdentity
-    spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
-    status: NodeStatus = msgspec.field(default_factory=NodeStatus)
-    _api_info: ClassVar[ApiInfo] = api("", "v1", "Node", "nodes")
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        return self.metadata.labels or {}
-
-    @property
-    def annotations(self) -> Mapping[str, str]:
-        return self.metadata.annotations or {}
-
-    @property
-    def is_ready(self) -> bool:
-        return any(each.type == "Ready" and each.status == "True" for each in self.status.conditions or ())
 
     @property
     def advertised(self) -> str:
         """The allocatable amount of `amd.com/onload`."""
-        return (self.status.allocatable or {}).get(RESOURCE, "")
+        return str((self.status.allocatable or {}).get(RESOURCE, ""))
 
 
 def node_only(thing: Node) -> None:
@@ -134,12 +91,17 @@ def node_only(thing: Node) -> None:
     thing.metadata.annotations = {
         _intern(name): value for name, value in thing.annotations.items() if name.startswith(f"{GROUP}/")
     }
-    thing.status.conditions = [
-        _NodeCondition("Ready", _intern(each.status)) for each in thing.status.conditions or () if each.type == "Ready"
-    ]
-    thing.status.nodeInfo.kernelVersion = _intern(thing.status.nodeInfo.kernelVersion)
     amount = thing.advertised
-    thing.status.allocatable = {RESOURCE: _intern(amount)} if amount else None
+    thing.status = _node_status(thing.is_ready, _intern(thing.status.nodeInfo.kernelVersion), amount)
+
+
+@functools.lru_cache(maxsize=1024)
+def _node_status(ready: bool, kernel: str, amount: str) -> NodeStatus:
+    return NodeStatus(
+        allocatable={RESOURCE: amount} if amount else None,
+        conditions=[Condition("Ready", "True" if ready else "False")],
+        nodeInfo=NodeInfo(kernel),
+    )
 
 
 def relevant(node: Node) -> tuple[object, ...]:
@@ -157,53 +119,16 @@ def relevant(node: Node) -> tuple[object, ...]:
 # Pods
 
 
-class _Requests(msgspec.Struct, gc=False):
-    requests: dict[str, object] | None = None
-
-
-class _Container(msgspec.Struct, gc=False):
-    image: str = ""
-    resources: _Requests | None = None
-
-
-class PodSpec(msgspec.Struct):
-    nodeName: str = ""
-    containers: list[_Container] | None = None
-    initContainers: list[_Container] | None = None
-
-
-class _PodCondition(msgspec.Struct):
-    type: str = ""
-    status: str = ""
-
-
-class PodStatus(msgspec.Struct):
-    phase: str = ""
-    conditions: list[_PodCondition] | None = None
-
-
-class Pod(NamespacedResource, msgspec.Struct, kw_only=True):
+class Pod(kinds.Pod, kw_only=True):
     """A pod. `pod_only` replaces its containers by `uses_onload`, and keeps of its labels those that are read.
 
     `user_image` is the image of the Onload userland of a plugin pod. A static pod is one that the kubelet creates.
     """
 
-    metadata: LabelledIdentity
-    spec: PodSpec = msgspec.field(default_factory=PodSpec)
-    status: PodStatus = msgspec.field(default_factory=PodStatus)
     uses_onload: bool = msgspec.field(default=False, name="-")
     is_ready: bool = msgspec.field(default=False, name="--")
     user_image: str = msgspec.field(default="", name="---")
     is_static: bool = msgspec.field(default=False, name="----")
-    _api_info: ClassVar[ApiInfo] = api("", "v1", "Pod", "pods")
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        return self.metadata.labels or {}
-
-    @property
-    def is_finished(self) -> bool:
-        return self.status.phase in {"Succeeded", "Failed"}
 
 
 _POD_LABELS = (KMM_POD_LABEL, NAME_LABEL, VERIFY_LABEL)
@@ -212,12 +137,12 @@ _POD_LABELS = (KMM_POD_LABEL, NAME_LABEL, VERIFY_LABEL)
 def pod_only(thing: Pod) -> None:
     """A transform that keeps the fields that decisions depend on."""
     spec, metadata = thing.spec, thing.metadata
-    thing.uses_onload = any(_requests(each) for each in (*(spec.containers or ()), *(spec.initContainers or ())))
-    thing.is_ready = any(each.type == "Ready" and each.status == "True" for each in thing.status.conditions or ())
+    thing.uses_onload = bool(pod_requests(spec, RESOURCE.__eq__))
+    thing.is_ready = is_true("Ready", thing.status.conditions)
     if NAME_LABEL in thing.labels and spec.initContainers:
         thing.user_image = _intern(spec.initContainers[0].image)
-    thing.spec, thing.status = _spec(spec.nodeName), _status(thing.status.phase)
-    metadata.namespace = _intern(metadata.namespace or "")
+    thing.spec, thing.status = placement(spec.nodeName), _status(thing.status.phase)
+    metadata.namespace, metadata.creationTimestamp = _intern(metadata.namespace or ""), None
     labels = {_intern(key): _intern(value) for key, value in thing.labels.items() if key in _POD_LABELS}
     metadata.labels = labels or None
     thing.is_static = MIRROR_ANNOTATION in (metadata.annotations or {})
@@ -227,19 +152,9 @@ def pod_only(thing: Pod) -> None:
         metadata.ownerReferences = metadata.uid = None
 
 
-@functools.lru_cache(maxsize=8192)
-def _spec(node: str) -> PodSpec:
-    return PodSpec(nodeName=node)
-
-
 @functools.lru_cache(maxsize=16)
 def _status(phase: str) -> PodStatus:
     return PodStatus(phase=phase)
-
-
-def _requests(container: _Container) -> bool:
-    amount = (container.resources.requests or {}).get(RESOURCE) if container.resources else None
-    return amount is not None and str(amount) not in {"", "0"}
 
 
 def concerns_onload(pod: Pod) -> bool:

@@ -21,6 +21,7 @@ from accelplane.kube.controller import Result, TerminalError
 from accelplane.kube.customresource import CustomResource, compact
 from accelplane.kube.ensure import NameConflict
 from accelplane.kube.jsontypes import JsonObject, as_mapping
+from accelplane.kube.kinds import NodeLabels
 from accelplane.kube.manager import Manager
 from accelplane.kube.namedcaches import NamedCaches
 from accelplane.kube.names import is_dns_subdomain
@@ -39,7 +40,6 @@ from accelplane.operator.resources import (
     ConfigMap,
     DaemonSet,
     NamedDaemonSet,
-    Node,
     Pod,
     place_only,
     provisioning_config,
@@ -130,7 +130,7 @@ class PluginController:
         if owner is not None:
             self._controller.enqueue(owner, after=_DEBOUNCE)
 
-    def _node_changed(self, old: Node | None, new: Node | None) -> None:
+    def _node_changed(self, old: NodeLabels | None, new: NodeLabels | None) -> None:
         same = old is not None and new is not None and old.metadata.labels == new.metadata.labels
         if not same and len(self._resources) > 1:
             for request in self._resources.requests():

@@ -8,8 +8,9 @@ from functools import partial
 
 from accelplane.apiserver import StatusError
 from accelplane.kube.informer import Informer
+from accelplane.kube.kinds import NodeLabels
 from accelplane.kube.manager import Manager
-from accelplane.operator.resources import Node, labels_only
+from accelplane.operator.resources import labels_only
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +28,10 @@ class Nodes:
         self._timeout = timeout
         self._informer: Informer | None = None
         if required:
-            self.cache = manager.cache(Node, transform=labels_only)
+            self.cache = manager.cache(NodeLabels, transform=labels_only)
         else:
             self._informer = Informer(manager.client, watch_timeouts=manager.watch_timeouts)
-            self.cache = self._informer.cache(Node, transform=labels_only)
+            self.cache = self._informer.cache(NodeLabels, transform=labels_only)
             manager.add_runnable(partial(self._run, self._informer))
 
     async def wait(self) -> None:

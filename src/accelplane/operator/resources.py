@@ -13,6 +13,7 @@ from msgspec.structs import astuple
 from accelplane.kube.customresource import CustomResource, custom_resource
 from accelplane.kube.interning import StringPool
 from accelplane.kube.jsontypes import JsonObject
+from accelplane.kube.kinds import NO_STATUS, NodeLabels, Pod, placement
 from accelplane.kube.objects import (
     GlobalResource,
     Identity,
@@ -78,20 +79,6 @@ class NamedDaemonSet(NamespacedResource, msgspec.Struct, kw_only=True):
     _api_info = api("apps", "v1", "DaemonSet", "daemonsets")
 
 
-class PodPlace(msgspec.Struct, gc=False):
-    """The node of a pod."""
-
-    nodeName: str = ""
-
-
-class Pod(NamespacedResource, msgspec.Struct, kw_only=True):
-    """A pod with its owner and its node."""
-
-    metadata: Identity
-    spec: PodPlace = msgspec.field(default_factory=PodPlace)
-    _api_info = api("", "v1", "Pod", "pods")
-
-
 class ConfigMap(NamespacedResource, msgspec.Struct, kw_only=True):
     """A ConfigMap's content."""
 
@@ -99,19 +86,6 @@ class ConfigMap(NamespacedResource, msgspec.Struct, kw_only=True):
     data: dict[str, str] | None = None
     binaryData: dict[str, str] | None = None
     _api_info = api("", "v1", "ConfigMap", "configmaps")
-
-
-class LabelledIdentity(Identity, kw_only=True, gc=False):
-    """Identity with labels."""
-
-    labels: dict[str, str] | None = None
-
-
-class Node(GlobalResource, msgspec.Struct, kw_only=True):
-    """A node's labels."""
-
-    metadata: LabelledIdentity
-    _api_info = api("", "v1", "Node", "nodes")
 
 
 class ServiceAccount(NamespacedResource, msgspec.Struct, kw_only=True):
@@ -141,11 +115,11 @@ class ClusterRoleBinding(GlobalResource, msgspec.Struct, kw_only=True):
 def place_only(thing: Pod) -> None:
     """A transform: keeps the owner and the node of a pod, as values that pods share."""
     metadata = thing.metadata
-    metadata.uid = None
+    metadata.uid = metadata.labels = metadata.annotations = metadata.creationTimestamp = None
     metadata.namespace = _intern(metadata.namespace or "")
     if metadata.ownerReferences:
         metadata.ownerReferences = _shared(tuple(astuple(each) for each in metadata.ownerReferences))
-    thing.spec.nodeName = _intern(thing.spec.nodeName)
+    thing.spec, thing.status = placement(thing.spec.nodeName), NO_STATUS
 
 
 @functools.lru_cache(maxsize=64)
@@ -154,7 +128,8 @@ def _shared(owners: tuple[tuple[str | bool | None, ...], ...]) -> Sequence[Owner
     return [msgspec.convert(dict(zip(names, owner, strict=True)), OwnerReference) for owner in owners]
 
 
-def labels_only(thing: Node) -> None:
+def labels_only(thing: NodeLabels) -> None:
     """A transform: keeps the labels of a node, as values that nodes share."""
-    labels = thing.metadata.labels or {}
-    thing.metadata.labels = {_intern(name): _intern(value) for name, value in labels.items()}
+    metadata = thing.metadata
+    labels, metadata.annotations, metadata.creationTimestamp = metadata.labels or {}, None, None
+    metadata.labels = {_intern(name): _intern(value) for name, value in labels.items()}

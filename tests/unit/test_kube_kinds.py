@@ -1,4 +1,4 @@
-"""Devices from lists of nodes and pods: requests of pods, pending pods, holders, quotas."""
+"""The counts of extended resources that pods request."""
 
 import msgspec
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelplane.fleet.families import is_known
-from accelplane.fleet.listing import Pod, requests
+from accelplane.kube.kinds import Pod, pod_requests
 
 I915 = "gpu.intel.com/i915"
 
@@ -27,13 +27,13 @@ def container(count: int | str, *, sidecar: bool = False) -> dict[str, object]:
         ([container("1")], [container("2"), container("2", sidecar=True)], 3),
         ([container(5)], [], 5),
         ([container("1k")], [], 1000),
-        ([container("no number")], [], 0),
+        ([container("no number"), container("-1"), container("0")], [], None),
         ([], [], None),
     ],
     ids=[
         "containers are added", "a larger init container counts", "a smaller one does not", "a sidecar is added",
         "an init container runs beside earlier sidecars", "and not beside later ones", "number", "quantity",
-        "no quantity", "nothing",
+        "no quantity, or none of it", "nothing",
     ],
 )  # fmt: skip
 def test_requests_are_counted_as_by_the_scheduler(
@@ -41,7 +41,7 @@ def test_requests_are_counted_as_by_the_scheduler(
 ) -> None:
     spec = {"containers": containers, "initContainers": before}
     pod = msgspec.convert({"metadata": {"name": "one"}, "spec": spec}, Pod)
-    assert requests(pod, is_known).get(I915) == count
+    assert pod_requests(pod.spec, is_known) == ({I915: count} if count is not None else {})
 
 
 @pytest.mark.untraced
@@ -49,6 +49,12 @@ def test_requests_are_counted_as_by_the_scheduler(
 def test_requests_of_any_quantities_are_whole_numbers(quantities: dict[str, str | int | float]) -> None:
     spec = {"containers": [{"resources": {"requests": quantities}}]}
     pod = msgspec.convert({"metadata": {}, "spec": spec}, Pod)
-    found = requests(pod, lambda _name: True)
-    assert found.keys() == quantities.keys()
-    assert all(isinstance(count, int) for count in found.values())
+    found = pod_requests(pod.spec, lambda _name: True)
+    assert found.keys() <= quantities.keys()
+    assert all(isinstance(count, int) and count > 0 for count in found.values())
+
+
+def test_the_overhead_of_a_pod_is_added_and_a_limit_is_a_request() -> None:
+    spec = {"containers": [{"resources": {"limits": {I915: "2"}}}], "overhead": {I915: "1", "cpu": "250m"}}
+    pod = msgspec.convert({"metadata": {}, "spec": spec}, Pod)
+    assert pod_requests(pod.spec, is_known) == {I915: 3}
