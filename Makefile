@@ -138,6 +138,10 @@ format: $(ready)
 proto: $(ready)
 	$(PY) proto/generate.py
 
+## pci-names: generate the names of accelerators from the PCI ID database: make pci-names DATABASE=/usr/share/misc/pci.ids
+pci-names: $(ready)
+	$(PY) tools/pcinames.py $(DATABASE)
+
 ## crds: generate the CustomResourceDefinitions from operator/models.py and onload/models.py
 crds: $(ready)
 	for each in $(definitions); do $(PY) -m "$${each%:*}" "$${each#*:}"; done

@@ -12,7 +12,7 @@ from accelplane.host import Host
 from accelplane.plugins.base import Config, DevicePlans, Plugin, Watch
 
 _NODE = re.compile(r"dlb[0-9]+")
-_PF_IDS = ("0x2710", "0x2714")  # of DLB 2.0 and 2.5; kernels without SR-IOV have no sriov_numvfs
+PF_IDS = ("0x2710", "0x2714")  # of DLB 2.0 and 2.5; kernels without SR-IOV have no sriov_numvfs
 
 
 class DlbPlugin(Plugin[Config]):
@@ -32,7 +32,7 @@ class DlbPlugin(Plugin[Config]):
                 continue
             vfs = host.vf_count(function)
             if vfs in ("0", "-1"):
-                path, is_pf = f"/dev/{name}", vfs == "0" or host.text_or_empty(f"{function}/device") in _PF_IDS
+                path, is_pf = f"/dev/{name}", vfs == "0" or host.text_or_empty(f"{function}/device") in PF_IDS
                 yield Device(resource="pf" if is_pf else "vf", id=path, nodes=[DeviceNode(path)])
             else:
                 yield Skipped(name, f"a physical function with virtual functions (sriov_numvfs is {vfs[:20]!a})")
@@ -43,5 +43,5 @@ class DlbPlugin(Plugin[Config]):
         for device in devices:
             name = device.id.rpartition("/")[2]
             path = pci.canonical(host, f"/sys/class/dlb2/{name}/device")
-            facts = {"driver": "dlb2", "function": device.resource}
+            facts = {"function": device.resource}
             yield pci.plan(host, name, path, offload.dlb(host, path), facts, units=[device.unit])
