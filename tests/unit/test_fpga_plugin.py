@@ -87,7 +87,11 @@ def test_af_mode_publishes_ports_by_the_function_in_them(tmp_path: Path, family:
             "interface": INTERFACE,
             "afu": NLB0,
         },
+        path=device.path,
+        part="port0",
     )
+    assert device.path is not None
+    assert device.path.endswith(f"/{name}")
 
 
 @pytest.mark.parametrize("family", ["dfl", "opae"])

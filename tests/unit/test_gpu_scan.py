@@ -61,6 +61,7 @@ def test_a_card_is_published_under_its_driver_with_nodes_links_and_a_cdi_device(
             "device-id": "0x56c0",
             "function": "pf",
         },
+        path="/sys/class/drm/card0/device",
     )
 
 
@@ -401,7 +402,11 @@ class TestMonitoring:
         nodes = ("dri/card0", "dri/renderD128", "mei0", "mei1", "dri/card1", "dri/renderD129", "mei2")
         assert self.monitoring(tmp_path, monitoring_mode="single", shared_dev_num=2) == {
             "monitoring": Device(
-                resource="monitoring", id="all", nodes=[DeviceNode(f"/dev/{node}") for node in nodes], topology=None
+                resource="monitoring",
+                id="all",
+                nodes=[DeviceNode(f"/dev/{node}") for node in nodes],
+                topology=None,
+                path=None,
             )
         }
 

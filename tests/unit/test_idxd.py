@@ -87,6 +87,9 @@ def test_an_enabled_user_queue_is_published_under_its_type_and_mode(tmp_path: Pa
                 unit="wq0.0",
                 nodes=[DeviceNode("/dev/dsa/wq0.0")],
                 topology=(1,),
+                attributes={"type": "user", "mode": "dedicated"},
+                path="/sys/bus/dsa/devices/dsa0/wq0.0",
+                part="wq0",
             )
         ],
         [],

@@ -37,6 +37,7 @@ def test_an_npu_has_one_id_per_share(tmp_path: Path) -> None:
                 "driver": "intel_vpu",
                 "bdf": "0000:00:0b.0",
             },
+            path="/sys/class/accel/accel0/device",
         )
         for number in (0, 1)
     ]

@@ -50,6 +50,7 @@ def test_a_virtual_function_is_a_device_with_its_group(tmp_path: Path) -> None:
             nodes=[DeviceNode(group("0000:6b:00.1")), VFIO],
             topology=(1,),
             attributes={"device-id": "0x4941", "model": "4xxx"},
+            path="/sys/bus/pci/devices/0000:6b:00.1",
         )
     }
 

@@ -14,20 +14,22 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from accelplane import __version__
 from accelplane.cli import holdertimes, tables
 from accelplane.cli.tables import UNKNOWN, Column, Document, Format, Row, Table
-from accelplane.devices import Skipped, natural
+from accelplane.devices import Skipped, Unit, natural, plain
+from accelplane.host import Host
 from accelplane.kubelet import checkpoint, podresources, sockets
 from accelplane.node import config as configuration
 from accelplane.node.plugins import installed
 from accelplane.node.scan_loop import try_scan
 from accelplane.node.settings import ConfigurationError, Settings
-from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, ScanStatus
+from accelplane.node.status import PluginStatus, ResourceStatus, ScanStatus
+from accelplane.node.units import units_of
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 
 K = TypeVar("K")
+Units = Mapping[tuple[str, str], Unit]  # by resource and ID
 
 _MANY = 8
 _KUBELET_NOTES = {
@@ -38,7 +40,7 @@ _KUBELET_NOTES = {
 _COLUMNS = (
     Column("RESOURCE"), Column("DEVICE"), Column("ADDRESS"), Column("NUMA"), Column("HEALTH", health=True),
     Column("ADVERTISED"), Column("HELD BY"), Column("UNIT", wide=True), Column("HOLDER SINCE", wide=True),
-    Column("STATE SINCE", wide=True),
+    Column("STATE SINCE", wide=True), Column("MODEL", wide=True),
 )  # fmt: skip
 _SKIPPED_COLUMNS = (Column("PLUGIN"), Column("NOT PUBLISHED"), Column("WHY"))
 
@@ -46,6 +48,7 @@ _SKIPPED_COLUMNS = (Column("PLUGIN"), Column("NOT PUBLISHED"), Column("WHY"))
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     """One device ID. `advertised` is None if the kubelet does not answer, `present` whether the scan has found it.
 
+    `unit_id`, `model` and `unit_attributes` are of the unit of the ID, empty if the ID stands for several devices.
     Times are RFC 3339 texts, None if they are not known.
     """
 
@@ -56,7 +59,10 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     health: str = ""
     reason: str = ""
     numa: Sequence[int] | None = None
-    attributes: Mapping[str, str] = {}
+    attributes: Mapping[str, str | bool | int] = {}
+    unit_id: str = ""
+    model: str = ""
+    unit_attributes: Mapping[str, str | bool | int] = {}
     present: bool = True
     advertised: bool | None = None
     held_by: Sequence[str] = ()
@@ -127,13 +133,8 @@ def chosen_plugins(root: str, plugins: str, config: str) -> Mapping[str, Plugin[
 
 async def _report(settings: Settings, plugins: Mapping[str, Plugin[Config]], agent: str) -> Report:
     kubelet = await _ask_kubelet(settings)
-    status = NodeStatus(
-        version=__version__,
-        root=settings.root,
-        kubelet_dir=settings.kubelet_dir,
-        plugins={name: await _scan(name, plugin, settings.root) for name, plugin in plugins.items()},
-    )
-    problems = [f"{plugin.name}: {plugin.scan.problem}" for plugin in status.plugins.values() if plugin.scan.failing]
+    scans = [await _scan(name, plugin, settings.root) for name, plugin in plugins.items()]
+    problems = [f"{plugin.name}: {plugin.scan.problem}" for plugin, _units in scans if plugin.scan.failing]
     changed: Mapping[tuple[str, str], float] = {}
     if agent:
         try:
@@ -142,16 +143,22 @@ async def _report(settings: Settings, plugins: Mapping[str, Plugin[Config]], age
             problems.append(str(error))
     return Report(
         source=kubelet.source,
-        devices=[row for plugin in status.plugins.values() for row in _rows(plugin, kubelet, changed)],
-        skipped={name: plugin.skipped for name, plugin in status.plugins.items()},
+        devices=[row for plugin, units in scans for row in _rows(plugin, units, kubelet, changed)],
+        skipped={plugin.name: plugin.skipped for plugin, _units in scans},
         problems=[kubelet.problem, *problems] if kubelet.problem else problems,
     )
 
 
-async def _scan(name: str, plugin: Plugin[Config], root: str) -> PluginStatus:
-    """The status of a plugin after one scan."""
+async def _scan(name: str, plugin: Plugin[Config], root: str) -> tuple[PluginStatus, Units]:
+    """The status of a plugin after one scan, and the units of its devices."""
     inventory, problem = await try_scan(plugin, root)
-    return PluginStatus(
+    units = {
+        (resource, id_): unit
+        for unit in units_of(Host(root), inventory)
+        for resource, ids in unit.ids.items()
+        for id_ in ids
+    }
+    status = PluginStatus(
         name=name,
         namespace=plugin.namespace,
         scan=ScanStatus(completed=True, failing=bool(problem), problem=problem, count=1),
@@ -161,9 +168,12 @@ async def _scan(name: str, plugin: Plugin[Config], root: str) -> PluginStatus:
         },
         skipped=inventory.skipped,
     )
+    return status, units
 
 
-def _rows(plugin: PluginStatus, kubelet: _Kubelet, changed: Mapping[tuple[str, str], float]) -> Iterator[DeviceRow]:
+def _rows(
+    plugin: PluginStatus, units: Units, kubelet: _Kubelet, changed: Mapping[tuple[str, str], float]
+) -> Iterator[DeviceRow]:
     """The devices that the scan has found, or that the kubelet knows. `changed` are the times of states by unit."""
     prefix = f"{plugin.namespace}/"
     devices = {
@@ -180,6 +190,7 @@ def _rows(plugin: PluginStatus, kubelet: _Kubelet, changed: Mapping[tuple[str, s
     )
     for resource, id_ in sorted(devices.keys() | kubelet_ids, key=lambda key: (natural(key[0]), natural(key[1]))):
         device = devices.get((resource, id_))
+        unit = units.get((resource.removeprefix(prefix), id_))
         advertised = None
         if kubelet.advertised is not None:
             advertised = id_ in kubelet.advertised.get(resource, ())
@@ -195,7 +206,10 @@ def _rows(plugin: PluginStatus, kubelet: _Kubelet, changed: Mapping[tuple[str, s
             health=device.health if device else "",
             reason=device.reason if device else "",
             numa=topology if isinstance(topology, tuple) else None,
-            attributes=device.attributes if device else {},
+            attributes=plain(device.attributes) if device else {},
+            unit_id=unit.id if unit else "",
+            model=unit.text("model") if unit else "",
+            unit_attributes=plain(unit.attributes) if unit else {},
             present=device is not None,
             advertised=advertised,
             held_by=held_by,
@@ -268,7 +282,9 @@ def _group_by_key(held: Iterable[tuple[K, str]]) -> dict[K, Sequence[str]]:
 
 def _fold_rows(rows: Sequence[DeviceRow]) -> Iterator[tuple[DeviceRow, str]]:
     """The rows with the names to show: one row for many free devices in sequence that differ by their IDs only."""
-    for row, alike in itertools.groupby(rows, lambda row: msgspec.structs.replace(row, id="", unit="")):
+    for row, alike in itertools.groupby(
+        rows, lambda row: msgspec.structs.replace(row, id="", unit="", unit_id="", unit_attributes={})
+    ):
         devices = list(alike)
         if row.held_by or len(devices) < _MANY:
             yield from ((device, device.id) for device in devices)
@@ -287,7 +303,7 @@ def _cells(row: DeviceRow, shown: str) -> Sequence[str]:
     return (
         row.resource,
         shown,
-        row.attributes.get("bdf", UNKNOWN),
+        str(row.attributes.get("bdf") or row.unit_attributes.get("pciAddress") or UNKNOWN),
         ",".join(map(str, row.numa)) if row.numa else UNKNOWN,
         f"{health} ({row.reason})" if row.reason else health,
         {None: "?", True: "yes", False: "no"}[row.advertised],
@@ -295,6 +311,7 @@ def _cells(row: DeviceRow, shown: str) -> Sequence[str]:
         row.unit or UNKNOWN,
         row.held_since or UNKNOWN,
         row.state_since or UNKNOWN,
+        row.model or UNKNOWN,
     )
 
 

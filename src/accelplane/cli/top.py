@@ -250,7 +250,7 @@ def _other_rows(
         for group in groups:
             title = group[0] if len(group) == 1 else resource
             members = [device for name in group for device in units[resource, name]]
-            bdf = members[0].attributes.get("bdf", "") if len(group) == 1 else ""
+            bdf = members[0].text("bdf") if len(group) == 1 else ""
             yield _row(plugin, title, bdf, members, held, values=topreadings.Values())
 
 

@@ -9,11 +9,13 @@ from accelplane.devices.device import HEALTHY, UNHEALTHY, Allocation, Device, De
 from accelplane.devices.health import Cause, HealthPolicy, HealthState, Phase, Verdict
 from accelplane.devices.inventory import Inventory
 from accelplane.devices.names import DeviceIdError, ResourceNameError, check_device_id, check_resource_name, natural
+from accelplane.devices.unit import Attribute, Unit, UnitNode, Version, plain
 
 __all__ = [
     "HEALTHY",
     "UNHEALTHY",
     "Allocation",
+    "Attribute",
     "Cause",
     "CdiDevice",
     "CdiError",
@@ -31,8 +33,12 @@ __all__ = [
     "Resource",
     "ResourceNameError",
     "Skipped",
+    "Unit",
+    "UnitNode",
     "Verdict",
+    "Version",
     "check_device_id",
     "check_resource_name",
     "natural",
+    "plain",
 ]

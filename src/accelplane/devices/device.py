@@ -7,6 +7,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import force_setattr, replace
 
 from accelplane.devices.cdi import CdiDevice
+from accelplane.devices.unit import Attribute, text_of
 
 # Constants of the device plugin API v1beta1. For the kubelet any other text is unhealthy.
 HealthName = Literal["Healthy", "Unhealthy"]
@@ -47,10 +48,15 @@ class Device(Struct, frozen=True, kw_only=True):
     `unit` is the physical device behind the ID (`card0` for `card0-0` and `card0-1`). All IDs of a unit have the same
     health, and allocation policies count them together. The default is the ID.
 
+    `path` is the sysfs directory of what the ID stands for: IDs with one path are one `Unit`. By default it is that of
+    the device nodes, and IDs with the same `unit` are one. None is an ID that stands for several devices. `part` names
+    a part of a PCI function that has several, the same after a reboot: `wq1`.
+
     `topology` lists NUMA nodes; None is a device without a NUMA node, which the kubelet aligns with any. By default the
     framework reads the NUMA nodes of the device nodes' host paths.
 
-    `attributes` describe the device on pages and for later publishers. The kubelet does not get them.
+    `attributes` and `capacities` describe the device. The kubelet does not get them. `bdf` is the PCI address and
+    `product` the name of the product, if others than those of the PCI function of the device apply.
     """
 
     resource: str
@@ -64,7 +70,10 @@ class Device(Struct, frozen=True, kw_only=True):
     annotations: Mapping[str, str] = {}
     cdi: CdiDevice | None = None
     topology: Sequence[int] | UnsetType | None = UNSET
-    attributes: Mapping[str, str] = {}
+    attributes: Mapping[str, Attribute] = {}
+    capacities: Mapping[str, int] = {}
+    path: str | None = ""
+    part: str = ""
 
     def __post_init__(self) -> None:
         if not self.unit:
@@ -80,6 +89,10 @@ class Device(Struct, frozen=True, kw_only=True):
     @property
     def healthy(self) -> bool:
         return self.health == HEALTHY
+
+    def text(self, attribute: str) -> str:
+        """The attribute as text, empty if there is none."""
+        return text_of(self.attributes, attribute)
 
     def shared(self, count: int) -> Iterator["Device"]:
         """Yields the device with `count` IDs, for sharing: `card0-0`, `card0-1` and so on for `card0`."""

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from accelplane.devices.device import HEALTHY, UNHEALTHY, Device, Resource, Skipped
 from accelplane.devices.names import check_device_id, check_resource_name, natural
+from accelplane.devices.unit import ATTRIBUTE_TYPES
 
 
 class Inventory(Struct, frozen=True):
@@ -67,9 +68,17 @@ def _check_values(device: Device) -> None:
     topology = device.topology if isinstance(device.topology, tuple) else ()
     if invalid := [node for node in topology if type(node) is not int or node < 0]:
         raise ValueError(f"topology has {invalid[0]!a}, expected numbers of NUMA nodes; None if there is none")
-    for field, value in (("reason", device.reason), ("unit", device.unit)):
+    for field, value in (("reason", device.reason), ("unit", device.unit), ("part", device.part)):
         if type(value) is not str:
             raise ValueError(f"{field} is {value!a}, expected a text")
+    if device.path is not None and type(device.path) is not str:
+        raise ValueError(f"path is {device.path!a}, expected a directory of sysfs; None if there are several")
+    for name, value in device.attributes.items():
+        if type(name) is not str or type(value) not in ATTRIBUTE_TYPES:
+            raise ValueError(f"attribute {name!a} is {value!a}, expected a text, number, bool or Version")
+    for name, value in device.capacities.items():
+        if type(name) is not str or type(value) is not int or value < 0:
+            raise ValueError(f"capacity {name!a} is {value!a}, expected a number from 0")
 
 
 def _sort(resources: Mapping[str, Mapping[str, Device]]) -> dict[str, dict[str, Device]]:

@@ -106,6 +106,13 @@ class Host(HostFiles):
         """The sysfs directory of the device behind a file in `/dev`. Raises `HostError`."""
         return topology.sysfs_device(self, path)
 
+    def function_of(self, device: str) -> str:
+        """The directory of the PCI function that has the sysfs device, empty if none has. Raises `HostError`."""
+        path = self.resolve(device)
+        while path and pci_address(path.rpartition("/")[2]) is None:
+            path = path.rpartition("/")[0]
+        return path
+
     async def run(self, work: Callable[["Host"], T]) -> T:
         """Runs a function that reads files, in a thread of the agent, and returns its result.
 

@@ -68,7 +68,7 @@ def _physical(host: Host, device: Device, missed: frozenset[str]) -> _Physical:
 
 
 def _facts(device: Device) -> frozenset[str]:
-    return frozenset(filter(pci_address, (device.id, device.unit, device.attributes.get("bdf", ""))))
+    return frozenset(filter(pci_address, (device.id, device.unit, device.text("bdf"))))
 
 
 def _is_part(blocked: str, device: str) -> bool:

@@ -237,7 +237,7 @@ def _addresses(plugin: Plugin[Config], host: Host, inventory: Inventory) -> Addr
     """For each unit the PCI address of its function, then that of the physical function if it is a virtual one."""
     found: dict[str, str] = {}
     for device in inventory:
-        named = (device.attributes.get("bdf", ""), device.unit, device.id)
+        named = (device.text("bdf"), device.unit, device.id)
         if address := next(filter(pci_address, named), None):
             found[device.unit] = address
     if plugin.overrides("readings"):

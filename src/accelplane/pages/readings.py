@@ -22,6 +22,7 @@ from msgspec import Struct
 from accelplane.devices import Inventory
 from accelplane.host import Host
 from accelplane.host.blocking import ThreadLimitError, ThreadQueue, retrieve_exception, start_thread
+from accelplane.node.units import complete
 from accelplane.pages.device_reader import DeviceReader, DeviceReading
 from accelplane.pages.measurements import Sources
 from accelplane.plugins import Config, Plugin
@@ -282,7 +283,9 @@ class Readings:
 
     def _start_planning(self, plugin: Plugin[Config], inventory: Inventory) -> _Planning:
         host = Host(self._root)
-        thread: asyncio.Future[Sequence[DevicePlan]] = start_thread(lambda: list(plugin.readings(host, inventory)))
+        thread: asyncio.Future[Sequence[DevicePlan]] = start_thread(
+            lambda: list(complete(host, plugin.readings(host, inventory), inventory))
+        )
         return _Planning(plugin, inventory, thread, asyncio.get_running_loop().time() + _PLAN_TIMEOUT)
 
     async def _follow(self, work: "_Work") -> _Device | None:

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from msgspec import Struct
 
 from accelplane import jsontext
+from accelplane.devices import plain
 from accelplane.host.blocking import in_thread
 from accelplane.http.handler import Handler, PendingResponse
 from accelplane.http.listening import is_own_host, split_address
@@ -300,7 +301,7 @@ def _resource_report(resource: ResourceStatus) -> dict[str, object]:
                 "health": device.health,
                 "reason": device.reason,
                 "numa": device.topology,
-                "attributes": device.attributes,
+                "attributes": plain(device.attributes),
             }
             for device in resource.devices.values()
         ],

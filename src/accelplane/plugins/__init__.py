@@ -18,6 +18,7 @@ from accelplane.devices import (
     Resource,
     Skipped,
     Verdict,
+    Version,
 )
 from accelplane.host import Host, HostError, Missing, Unreadable, WriteError
 from accelplane.plugins.base import Config, Plugin, Sample, ScanError, ScanResult, Watch
@@ -45,6 +46,7 @@ __all__ = [
     "Skipped",
     "Unreadable",
     "Verdict",
+    "Version",
     "Watch",
     "WriteError",
 ]

@@ -97,7 +97,7 @@ class _QueuePlugin(Plugin[ConfigT]):
             except HostError:
                 continue  # removed in the meantime
             found = (*pci.sources(host, function), *offload.idxd(host, _BUS, name, queues))
-            plan = pci.plan(host, name, function, found, {"driver": "idxd"})
+            plan = pci.plan(host, name, function, found)
             yield replace(plan, units=tuple(queue for queue in queues if queue in published))
 
     def _queue(self, host: Host, path: str, queue: str) -> Iterator[Device | Skipped]:
@@ -120,6 +120,9 @@ class _QueuePlugin(Plugin[ConfigT]):
             unit=queue,
             nodes=_queue_nodes(host, f"{self.nodes}/{queue}") if kind == "user" else (),
             topology=host.topology_of(path.rpartition("/")[0]),  # of the device, the parent directory
+            attributes={"type": kind, "mode": mode},
+            path=path,
+            part=f"wq{queue.partition('.')[2]}",
         )
         yield from device.shared(self.config.shared_dev_num if mode == "shared" else 1)
 
@@ -152,12 +155,13 @@ class DsaPlugin(_QueuePlugin[DsaConfig]):
         driver = drivers.driver_of(host, address)
         if driver != drivers.VFIO_PCI:
             return Skipped(address, f"bound to {driver or 'no driver'}, expected {drivers.VFIO_PCI}")
-        nodes = vfio.group_nodes(host, address)
+        nodes, path = vfio.group_nodes(host, address), f"/sys/bus/pci/devices/{address}"
         return Device(
             resource="vfio",
             id=address,
             nodes=(*nodes, *vfio.iommufd_nodes(host, address)) if self.config.iommufd else nodes,
-            topology=host.topology_of(f"/sys/bus/pci/devices/{address}"),
+            topology=host.topology_of(path),
+            path=path,
         )
 
 

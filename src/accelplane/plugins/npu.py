@@ -96,9 +96,9 @@ class NpuPlugin(Plugin[NpuConfig]):
     def readings(self, host: Host, devices: Iterable[Device]) -> DevicePlans:
         from accelplane.readings import npu, pci  # noqa: PLC0415 - memory of agents without pages
 
-        for name, attributes in {device.unit: device.attributes for device in devices}.items():
+        for name in dict.fromkeys(device.unit for device in devices):
             path = pci.canonical(host, f"{self._class}/{name}/device")
-            yield pci.plan(host, name, path, npu.sources(host, path), attributes)
+            yield pci.plan(host, name, path, npu.sources(host, path))
 
     def _accelerator(self, host: Host, name: str) -> Iterator[Device | Skipped]:
         """Raises `HostError` before the first device."""
@@ -124,6 +124,7 @@ class NpuPlugin(Plugin[NpuConfig]):
             cdi=cdi,
             topology=host.topology_of(device),
             attributes=_attributes(host, device, pci_id),
+            path=device,
         )
         yield from accelerator.shared(self.config.shared_dev_num)
 

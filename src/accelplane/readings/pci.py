@@ -40,36 +40,24 @@ def plan(
     device: str,
     path: str,
     found: Iterable[Source],
-    attributes: Mapping[str, str],
+    facts: Mapping[str, str] | None = None,
     *,
     units: Sequence[str] = (),
 ) -> DevicePlan:
-    """The plan of the PCI function in `path`. `attributes` are of the inventory, `units` by default the device."""
-    address = host.resolve(path).rpartition("/")[2]
-    bdf = address if pci_address(address) else ""
+    """The plan of the PCI function in `path`. `units` are by default the device."""
+    path = host.resolve(path)
+    address = path.rpartition("/")[2]
     power = f"{path}/power" if "runtime_status" in host.entries(f"{path}/power") else ""
     return DevicePlan(
         device=device,
         units=tuple(units) or (device,),
-        bdf=bdf,
+        path=path if pci_address(address) else "",
+        bdf=address if pci_address(address) else "",
         power=power,
         never_sleeps=not power or never_sleeps(host, path),
         sources=tuple(found),
-        facts=facts(host, path, attributes),
+        facts=facts or {},
     )
-
-
-def facts(host: Host, path: str, attributes: Mapping[str, str]) -> dict[str, str]:
-    """The labels of `accelplane_device_info`: from the inventory and the PCI function."""
-    numa = host.topology_of(path)
-    return {
-        "driver": attributes.get("driver", ""),
-        "model": attributes.get("product", ""),
-        "pci_id": attributes.get("device-id", ""),
-        "numa_node": ",".join(map(str, numa)) if numa else "",
-        "kind": attributes.get("kind", ""),
-        "function": attributes.get("function", ""),
-    }
 
 
 def sources(host: Host, path: str) -> Iterator[Source]:

@@ -47,14 +47,16 @@ class Source(Struct, frozen=True, kw_only=True):
 class DevicePlan(Struct, frozen=True, kw_only=True):
     """The sources of one physical device.
 
-    `device` is the kernel's name, `bdf` the PCI address if there is one. `units` are the units of the inventory that
-    belong to the device. `power` is the directory with `runtime_status`, empty if the device has no runtime power
-    management. A device that `never_sleeps` may always be read. `facts` are further labels of
-    `accelplane_device_info`. Raises `ValueError` if one of their names is invalid.
+    `device` is the kernel's name. `units` are the units of the inventory that belong to the device. `power` is the
+    directory with `runtime_status`, empty if the device has no runtime power management. A device that `never_sleeps`
+    may always be read. `path` is the sysfs directory of its PCI function: the agent sets `bdf`, the PCI address, and
+    `facts`, further labels of `accelplane_device_info`, from it unless the plan has them; without a path from the
+    nodes of its units. Raises `ValueError` if a name of the facts is invalid.
     """
 
     device: str
     units: Sequence[str]
+    path: str = ""
     bdf: str = ""
     power: str = ""
     never_sleeps: bool = False

@@ -88,8 +88,8 @@ class FpgaPlugin(Plugin[FpgaConfig]):
     def measure(self, host: Host, devices: Iterable[Device]) -> Iterator[Sample]:
         ports: dict[str, int] = {}
         for device in devices:
-            fme = device.attributes.get("fme", device.id)
-            ports[fme] = ports.get(fme, 0) + len(device.attributes.get("ports", device.id).split(", "))
+            fme = device.text("fme") or device.id
+            ports[fme] = ports.get(fme, 0) + len((device.text("ports") or device.id).split(", "))
         for mode in MODES if ports else ():
             description = "1 for the current mode of the FPGA plugin"
             yield Sample("fpga_mode", description, {"mode": mode}, float(mode == self._node.mode))

@@ -152,6 +152,8 @@ def _functions(host: Host, ports: list[PublishedPort], naming: Naming) -> Iterat
                 "interface": known.interface,
                 "afu": known.afu,
             },
+            path=port.path,
+            part=f"port{port.number}",
         )
 
 
@@ -195,6 +197,8 @@ def _regions(host: Host, ports: list[PublishedPort], mode: Mode, cdi: str, obsta
                 "interface": interface,
                 "ports": ", ".join(names),
             },
+            path=path,
+            part=f"region-{interface[:8]}",
         )
 
 

@@ -179,7 +179,7 @@ class XpumdSource:
 
 def _pci_addresses(devices: Sequence[Device]) -> dict[str, str]:
     """PCI addresses by card name, empty if there is none. The monitoring device has no health."""
-    return {device.unit: device.attributes.get("bdf", "") for device in devices if device.id != MONITORING_ID}
+    return {device.unit: device.text("bdf") for device in devices if device.id != MONITORING_ID}
 
 
 def _no_address(name: str) -> Verdict:

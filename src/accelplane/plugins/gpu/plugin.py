@@ -142,8 +142,7 @@ class GpuPlugin(Plugin[GpuConfig]):
             return
         from accelplane.readings import gpu, pci  # noqa: PLC0415 - memory of agents without pages
 
-        cards = {device.unit: device.attributes for device in devices if device.unit != MONITORING_ID}
-        for name, attributes in cards.items():
+        for name in dict.fromkeys(device.unit for device in devices if device.unit != MONITORING_ID):
             card = pci.canonical(host, f"{self._scope.places.drm}/{name}")
             path = pci.canonical(host, f"{card}/device")
-            yield pci.plan(host, name, path, gpu.sources(host, card, path), attributes)
+            yield pci.plan(host, name, path, gpu.sources(host, card, path))

@@ -143,7 +143,7 @@ def _monitoring(cards: Iterable[Card], config: GpuConfig) -> Iterator[Device]:
     for resource, all_nodes in groups.items():
         nodes, mounts, cdi = split_by_cdi_mode(config.cdi, CDI_KIND, resource, tuple(all_nodes))
         # No topology: a device that has all cards must not restrict its pod to one NUMA node.
-        yield Device(resource=resource, id=MONITORING_ID, nodes=nodes, mounts=mounts, cdi=cdi, topology=None)
+        yield Device(resource=resource, id=MONITORING_ID, nodes=nodes, mounts=mounts, cdi=cdi, topology=None, path=None)
 
 
 def _cards(host: Host, scope: Scope) -> Iterator[Card | Skipped]:
@@ -217,6 +217,7 @@ def _card(host: Host, scope: Scope, links: "_Links", name: str) -> Card:
         cdi=cdi,
         topology=host.topology_of(device),
         attributes=attributes,
+        path=device,
     )
     return Card(published, monitored)
 

@@ -81,7 +81,7 @@ class OnloadPlugin(Plugin[OnloadConfig]):
         functions = find_functions(host) if units else []
         for path in functions:
             name = path.rpartition("/")[2]
-            plan = pci.plan(host, name, path, nic.sources(host, path), {"driver": "sfc", "kind": "nic"})
+            plan = pci.plan(host, name, path, nic.sources(host, path), {"kind": "nic"})
             yield replace(plan, units=tuple(units) if len(functions) == 1 else ())
 
     def explain(self, host: Host) -> Mapping[str, object]:
@@ -112,6 +112,7 @@ class OnloadPlugin(Plugin[OnloadConfig]):
             nodes=userland.NODES,
             envs=userland.environment(self.config),
             topology=topology,
+            path=None,
         )
         if len(self._devices) != count or (count and self._devices[0] != next(device.shared(1))):
             self._devices = tuple(device.shared(count))

@@ -144,6 +144,7 @@ def scan(host: Host, text: str) -> ScanResult:
                     nodes=nodes,
                     envs={_SECTION_NAME: name, f"{_SECTION_NAME}_{resource}_{next(running)}": name},
                     topology=host.topology_of(endpoint.path) if section.pinned else topology,
+                    path=endpoint.path if section.pinned else None,
                 )
             if not section.pinned:
                 break  # a process uses all devices

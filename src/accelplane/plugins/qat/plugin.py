@@ -79,7 +79,7 @@ class QatPlugin(Plugin[QatConfig]):
     def readings(self, host: Host, devices: Iterable[Device]) -> DevicePlans:
         from accelplane.readings import pci, qat  # noqa: PLC0415 - memory of agents without pages
 
-        for unit, attributes in {device.unit: device.attributes for device in devices}.items():
+        for unit in dict.fromkeys(device.unit for device in devices):
             path = pci.directory(unit)
             if not host.exists(path):
                 continue  # virtual functions in a virtual machine: their device is not visible
@@ -88,8 +88,7 @@ class QatPlugin(Plugin[QatConfig]):
                 tables = debugfs(host, Pf(unit, pci.directory(unit)))
             except HostError:
                 tables = ""
-            facts = {"driver": attributes.get("model", ""), "function": "pf"}
-            yield pci.plan(host, unit, path, qat.sources(host, path, tables), facts)
+            yield pci.plan(host, unit, path, qat.sources(host, path, tables), {"function": "pf"})
 
     def measure(self, host: Host, devices: Iterable[Device]) -> Iterator[Sample]:
         if self._kernel_mode:

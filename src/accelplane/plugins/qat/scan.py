@@ -170,6 +170,7 @@ def _device(host: Host, config: QatConfig, service_of: Callable[[Pf], str], vf: 
         mounts=mounts,
         topology=host.topology_of(vf.pf.path if vf.pf else vf.path),
         attributes=attributes,
+        path=vf.path,
     )
 
 
