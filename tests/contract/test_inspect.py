@@ -19,6 +19,8 @@ from accelplane.kubelet import checkpoint
 from accelplane.kubelet import podresources_v1_pb2 as pb
 from accelplane.plugins.gpu import GpuPlugin
 from accelplane.simulate import GpuSpec, SimulatedNode
+from accelplane.simulate.offload import DsaSpec, QueueSpec
+from accelplane.simulate.specs import NodeSpec
 
 pytestmark = pytest.mark.memory
 
@@ -129,6 +131,25 @@ async def test_holders_are_read_from_the_checkpoint_of_a_stopped_kubelet(
     report = as_json("--root", str(node.root), "--kubelet-dir", directory)
     assert report["source"] == "checkpoint"
     assert all(row["held_by"][0].startswith("pod uid ") for row in report["devices"])
+
+
+def test_each_device_has_the_model_and_the_attributes_of_its_unit(tmp_path: Path) -> None:
+    SimulatedNode(tmp_path).build(
+        NodeSpec(gpus=[GpuSpec(bdf="0000:03:00.0")], dsas=[DsaSpec(bdf="0000:6a:01.0", queues=[QueueSpec()])])
+    )
+    words = ("--root", str(tmp_path), "--plugins", "gpu,dsa")
+    rows = {row["plugin"]: row for row in as_json(*words)["devices"]}
+    assert {name: (row["unit_id"], row["model"]) for name, row in rows.items()} == {
+        "gpu": ("0000:03:00.0", "Data Center GPU Flex 170"),
+        "dsa": ("0000:6a:01.0-wq0", "Data Streaming Accelerator (DSA)"),
+    }
+    attributes = rows["dsa"]["unit_attributes"]
+    assert (attributes["resource.kubernetes.io/numaNode"], attributes["type"]) == (0, "user")
+    wide = inspect(*words, "--output", "wide").stdout.splitlines()
+    assert wide[0].endswith("MODEL")
+    [line] = [line for line in wide if "wq0.0" in line]
+    assert line.endswith("Data Streaming Accelerator (DSA)")
+    assert "0000:6a:01.0" in line
 
 
 def test_unknown_values_are_reported_without_a_kubelet(node: SimulatedNode, directory: str) -> None:

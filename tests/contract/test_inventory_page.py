@@ -26,7 +26,11 @@ from accelplane.pages import server as pages
 from accelplane.pages.observer import Observer
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
+from accelplane.plugins.qat import QatPlugin
 from accelplane.readings import DevicePlan, Family, Source, Value
+from accelplane.simulate.offload import QatSpec
+from accelplane.simulate.specs import NodeSpec
+from accelplane.simulate.tree import SimulatedNode
 
 METERS = "meters.example.com/meter"
 LEVEL = Family("meters_level", "A level.")
@@ -114,6 +118,24 @@ async def test_the_inventory_has_devices_health_holders_and_skipped_hardware(
     assert (first.phase, first.known, first.ids) == ("healthy", True, {METERS: 2})
     assert sum(holder.count for each in found.units for holder in each.holders) == 3
     assert {(holder.pod, holder.container) for each in found.units for holder in each.holders} == {("a", "main")}
+
+
+async def test_inventory_and_metrics_have_the_model_of_the_physical_device(
+    start_agent: Start, kubelet: Kubelet, unused_tcp_port: int, tmp_path: Path
+) -> None:
+    SimulatedNode(tmp_path).build(NodeSpec(qats=[QatSpec(bdf="0000:6b:00.0", vfs=1)]))
+    agent = await start_agent(qat=QatPlugin())
+    await kubelet.until(lambda resources: "qat.intel.com/cy" in resources)
+    async with get_inventory(agent, unused_tcp_port):
+        inventory = await get(unused_tcp_port, "/api/v1/inventory")
+        metrics = await get(unused_tcp_port, "/metrics")
+    found = unit(inventory, "0000:6b:00.0")
+    assert (found.device, found.bdf, found.model) == ("0000:6b:00.0", "0000:6b:00.0", "4xxx Series QAT")
+    [info] = [line for line in metrics.body.decode().splitlines() if line.startswith("accelplane_device_info{")]
+    assert info == (
+        'accelplane_device_info{plugin="qat",device="0000:6b:00.0",bdf="0000:6b:00.0",driver="4xxx",'
+        'model="4xxx Series QAT",pci_id="0x4940",kind="",function="pf",numa_node="0"} 1'
+    )
 
 
 async def test_readings_do_not_change_the_generation_and_health_does(

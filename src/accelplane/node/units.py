@@ -16,6 +16,7 @@ from msgspec import UnsetType
 from msgspec.structs import replace
 
 from accelplane.devices import Attribute, Device, Unit, UnitNode
+from accelplane.devices.unit import text_of
 from accelplane.host import Host, HostError
 from accelplane.host.pci import DEVICES
 from accelplane.host.pcinames import product_name
@@ -29,8 +30,8 @@ _BUS_ID = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 _RENAMED = {"bdf": "pciAddress", "device-id": "pciId", "product": "model"}
 _WORD_START = re.compile(r"[^A-Za-z0-9]+([A-Za-z0-9])")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
-# The labels of `accelplane_device_info` by attribute. `numa_node` may have several numbers, unlike the attribute.
-_LABELS = {"driver": "driver", "model": "model", "pciId": "pci_id", "kind": "kind", "function": "function"}
+# The labels of `accelplane_device_info`, with their attributes.
+_LABELS = {"driver": "driver", "model": "model", "pci_id": "pciId", "kind": "kind", "function": "function"}
 
 
 class _Function(NamedTuple):
@@ -91,9 +92,10 @@ def complete(host: Host, plans: Iterable[DevicePlan], devices: Iterable[Device])
             continue
         topology = host.topology_of(path) if path else None
         attributes = describe(host, path, known, topology)
-        facts = {label: str(attributes.get(name, "")) for name, label in _LABELS.items()}
+        facts = {label: text_of(attributes, name) for label, name in _LABELS.items()}
+        # It may have several numbers, unlike the attribute.
         facts["numa_node"] = ",".join(map(str, topology or ()))
-        bdf = plan.bdf or str(attributes.get(f"{STANDARD}pciBusID", ""))
+        bdf = plan.bdf or text_of(attributes, f"{STANDARD}pciBusID")
         yield replace(plan, bdf=bdf, facts={**facts, **plan.facts})
 
 
