@@ -47,7 +47,9 @@ def _check_link(path: Path, charts: Path, known: set[Path]) -> None:
 
 def digests_template(digests: Mapping[str, str]) -> str:
     """The template with the digests of images by name."""
-    return f'{{{{- define "digests" -}}}}\n{json.dumps(digests, indent=2, sort_keys=True)}\n{{{{- end -}}}}\n'
+    return (
+        f'{{{{- define "accelplane.digests" -}}}}\n{json.dumps(digests, indent=2, sort_keys=True)}\n{{{{- end -}}}}\n'
+    )
 
 
 def metadata(chart: Path) -> dict[str, object]:

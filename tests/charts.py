@@ -14,6 +14,7 @@ from cluster.build import tool
 from manifests import DEPLOY, Object
 
 CHARTS = DEPLOY / "charts"
+OPERATOR = "intel-device-plugins-operator"
 # Helm itself assumes an old release when it renders without a cluster.
 KUBE_VERSION = "1.34.0"
 
@@ -34,13 +35,28 @@ def run_helm(*words: str | Path, text: str = "", status: int = 0) -> str:
     return result.stderr if status else result.stdout
 
 
-def _words(chart: str, namespace: str) -> list[str | Path]:
+def _words(chart: str | Path, namespace: str) -> list[str | Path]:
     return ["template", "release", CHARTS / chart, "--namespace", namespace, "--kube-version", KUBE_VERSION]
 
 
 def template(chart: str, namespace: str = "default", /, **values: object) -> list[Object]:
     """The objects of a chart with these values, without those of `helm test`."""
     return _objects(_template(chart, namespace, json.dumps(values), "--skip-tests"))
+
+
+def template_of(chart: Path, *options: str, **values: object) -> list[Object]:
+    """The objects of a chart in another directory, with those of its hooks."""
+    return _objects(run_helm(*_words(chart, "default"), *options, "--values=-", text=json.dumps(values)))
+
+
+def parent_chart(directory: Path, *charts: str) -> Path:
+    """A chart with these charts as dependencies, each with a condition."""
+    dependencies = [{"name": name, "version": ">=0.26.0", "condition": f"{name}.enabled"} for name in charts]
+    for name in charts:
+        shutil.copytree(CHARTS / name, directory / "charts" / name)
+    text = {"apiVersion": "v2", "name": "parent", "version": "1.0.0", "dependencies": dependencies}
+    (directory / "Chart.yaml").write_text(yaml.safe_dump(text))
+    return directory
 
 
 def hook_objects(chart: str, namespace: str = "default", /, **values: object) -> list[Object]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from charts import CHARTS, template
+from charts import CHARTS, OPERATOR, parent_chart, template
 from manifests import DEPLOY, Object
 
 from .cluster import Cluster
@@ -15,7 +15,6 @@ from .releases import Helm, runner, succeed
 
 pytestmark = pytest.mark.cluster
 
-OPERATOR = "intel-device-plugins-operator"
 CRD = DEPLOY / "operator" / "crd"
 GPU = "/apis/deviceplugin.intel.com/v1/gpudeviceplugins/mine"
 DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gpudeviceplugins.deviceplugin.intel.com"
@@ -94,3 +93,27 @@ def test_the_operator_release_adopts_and_upgrades_definitions_and_leaves_only_th
     assert {each["kind"] for each in json.loads(remaining)["items"]} == {"CustomResourceDefinition"}
     succeed(run("install", "operator", CHARTS / OPERATOR))
     succeed(run("uninstall", "operator"))
+
+
+def test_a_parent_chart_installs_the_operator_and_a_resource_in_one_release(
+    image: None, cluster: Cluster, run: Helm, namespace: str, tmp_path: Path
+) -> None:
+    gpu, qat = (f"intel-device-plugins-{family}" for family in ("gpu", "qat"))
+    chart = parent_chart(tmp_path / "parent", OPERATOR, gpu, qat)
+    cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=privileged")
+    sets = f"{gpu}.fullnameOverride=mine,{gpu}.nodeFeatureRule=false,{qat}.enabled=false,{OPERATOR}.crds.keep=false"
+    words = ("parent", chart, "--set", sets, "--wait", "--timeout=4m")
+
+    succeed(run("install", *words))
+    assert spec(cluster)["sharedDevNum"] == 1
+    assert not cluster.get(GPU.replace("gpudeviceplugins/mine", "qatdeviceplugins"))["items"]  # type: ignore[index]
+
+    succeed(run("upgrade", *words, "--set", f"{gpu}.sharedDevNum=5"))
+    assert spec(cluster)["sharedDevNum"] == 5
+    assert "kind: GpuDevicePlugin" in succeed(run("get", "manifest", "parent"))
+    # The resource of the first revision is a hook, which is deleted as well.
+    succeed(run("rollback", "parent", "1", "--wait"))
+    assert spec(cluster)["sharedDevNum"] == 1
+    succeed(run("uninstall", "parent", "--wait"))
+    assert cluster.get(GPU) is None
+    assert cluster.get(DEFINITION) is None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from charts import CHARTS, hook_objects, read, rejected, template
+from charts import CHARTS, OPERATOR, hook_objects, read, rejected, template
 from manifests import DEPLOY, Object, flag_values, in_order, own_image, render
 
 import accelplane
@@ -16,7 +16,6 @@ from accelplane.operator.models import KINDS
 from accelplane.operator.settings import Settings
 from release.olm.products import PLUGIN_IMAGES
 
-OPERATOR = "intel-device-plugins-operator"
 NAMESPACE = "inteldeviceplugins-system"
 PLUGINS = {family: f"intel-device-plugins-{family}" for family in KINDS}
 NAMES = [OPERATOR, *PLUGINS.values()]
@@ -94,7 +93,8 @@ def test_the_schema_has_the_keys_of_the_values(chart: str) -> None:
     schema = json.loads((CHARTS / chart / "values.schema.json").read_text())
     others = {path for path in schema_paths(schema) if path.startswith("manager.devices.")}
     # Values of every parent chart, of old charts, and keys whose default is an empty map.
-    others |= {"global", "kubeRbacProxy", "updateStrategy.type", "updateStrategy.rollingUpdate"}
+    others |= {"global", "enabled", "nameOverride", "fullnameOverride", "kubeRbacProxy", "deployWithoutOperator"}
+    others |= {"updateStrategy.type", "updateStrategy.rollingUpdate"}
     assert schema_paths(schema) - others == paths(read(chart, "values.yaml")) - {"manager.devices", "updateStrategy"}
 
 
@@ -155,8 +155,9 @@ def test_definitions_can_be_installed_by_other_means_or_be_deleted_with_the_rele
 def test_values_of_the_original_operator_chart_are_valid() -> None:
     pod = deployment(
         manager={
-            "image": {"hub": "registry.example.com:5000/intel", "tag": "0.34.0"},
+            "image": {"hub": "registry.example.com:5000/tools", "tag": "1.2.0"},
             "devices": {"gpu": True, "qat": False},
+            "extraEnv": [{"name": "HTTPS_PROXY", "value": "proxy.example.com"}],
         },
         kubeRbacProxy={"image": {"hub": "quay.io", "hubRepo": "brancz", "tag": "v0.18.1", "pullPolicy": "Always"}},
         controllerExtraArgs="- --v={{ add 1 1 }}\n",
@@ -164,7 +165,8 @@ def test_values_of_the_original_operator_chart_are_valid() -> None:
         nodeSelector={"kubernetes.io/arch": "amd64", "zone": "a"},
     )
     (container,) = pod["containers"]
-    assert container["image"] == "registry.example.com:5000/intel/intel-deviceplugin-operator:0.34.0"
+    assert container["image"] == "registry.example.com:5000/tools/intel-deviceplugin-operator:1.2.0"
+    assert {"name": "HTTPS_PROXY", "value": "proxy.example.com"} in container["env"]
     assert container["args"][-2:] == ["--devices=gpu", "--v=2"]
     assert pod["tolerations"] == [{"operator": "Exists"}]
     assert pod["nodeSelector"] == {"kubernetes.io/arch": "amd64", "zone": "a"}
@@ -178,7 +180,7 @@ def test_images_that_the_operator_fills_in_and_pins_are_of_the_hub_of_its_own_im
     assert {chosen.settings.images.reference(name) for name in PLUGIN_IMAGES} == related
     assert f"mirror.example/a/intel-gpu-plugin:{accelplane.__version__}" in related
     # The operator of another version may not know the option.
-    (other,) = deployment(manager={"image": {"hub": "mirror.example/a", "tag": "0.34.0"}})["containers"]
+    (other,) = deployment(manager={"image": {"hub": "mirror.example/a", "tag": "1.2.0"}})["containers"]
     assert not any("image-vendor" in word for word in other["args"])
 
 

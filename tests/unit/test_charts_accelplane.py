@@ -360,7 +360,7 @@ def test_helm_test_succeeds_without_pods() -> None:
         ({"fleet": {"tlsSecrets": "x"}}, "tlsSecrets"),
         ({"fleet": {"networkPolicy": {"form": []}}}, "form"),
         ({"clients": {"image": {}}}, "image"),
-        ({"operator": {"enabled": True}}, "enabled"),
+        ({"operator": {"enable": True}}, "enable"),
         ({"sgxWebhook": {"certificate": {"source": "certmanager"}}}, "source"),
         ({"onload": {"certificate": {"issuer": "x"}}}, "issuer"),
     ],

@@ -3,11 +3,11 @@ An authority of the installation's own, whose key stays when its certificate is 
 webhook, as in the trees. Several webhooks can be in one namespace, so the names of the Secrets have the
 prefix too.
 */ -}}
-{{- define "certificates" -}}
+{{- define "accelplane.certificates" -}}
 apiVersion: cert-manager.io/v1
 kind: Issuer
 metadata:
-  {{- include "certificateLabels" . }}
+  {{- include "accelplane.certificateLabels" . }}
   name: {{ .prefix }}selfsigned-issuer
   namespace: {{ .namespace }}
 spec:
@@ -16,7 +16,7 @@ spec:
 apiVersion: cert-manager.io/v1
 kind: Certificate
 metadata:
-  {{- include "certificateLabels" . }}
+  {{- include "accelplane.certificateLabels" . }}
   name: {{ .prefix }}ca-cert
   namespace: {{ .namespace }}
 spec:
@@ -35,7 +35,7 @@ spec:
 apiVersion: cert-manager.io/v1
 kind: Issuer
 metadata:
-  {{- include "certificateLabels" . }}
+  {{- include "accelplane.certificateLabels" . }}
   name: {{ .prefix }}ca-issuer
   namespace: {{ .namespace }}
 spec:
@@ -45,7 +45,7 @@ spec:
 apiVersion: cert-manager.io/v1
 kind: Certificate
 metadata:
-  {{- include "certificateLabels" . }}
+  {{- include "accelplane.certificateLabels" . }}
   name: {{ .prefix }}serving-cert
   namespace: {{ .namespace }}
 spec:
@@ -59,18 +59,18 @@ spec:
     rotationPolicy: Always
   secretName: {{ .prefix }}webhook-server-cert
 {{- end -}}
-{{- define "certificateLabels" -}}
+{{- define "accelplane.certificateLabels" -}}
 {{- with .labels }}
   labels: {{- toYaml . | nindent 4 }}
 {{- end }}
 {{- end -}}
-{{- define "certificateMounts" }}
+{{- define "accelplane.certificateMounts" }}
         volumeMounts:
         - mountPath: /tmp/k8s-webhook-server/serving-certs
           name: cert
           readOnly: true
 {{- end -}}
-{{- define "certificateVolumes" }}
+{{- define "accelplane.certificateVolumes" }}
       volumes:
       - name: cert
         secret:

@@ -1,4 +1,4 @@
 {{- /* The digests of images in releases, which make release adds. */ -}}
-{{- define "digests" -}}
+{{- define "accelplane.digests" -}}
 {}
 {{- end -}}

@@ -1,5 +1,5 @@
 {{- /* The images of the plugins, which the operator pins by the digests of the release. */ -}}
-{{- define "pluginImages" -}}
+{{- define "accelplane.pluginImages" -}}
 intel-dlb-plugin
 intel-dsa-plugin
 intel-fpga-plugin
