@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import churn
@@ -9,12 +10,30 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from scripted import OTHER, PF
 from thoroughness import examples
 
 
 def test_random_operations_violate_no_invariant(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL + 1)  # records of exceptions keep open directories
     churn.run(1, examples(3000))
+
+
+def test_a_health_file_that_blocks_keeps_one_thread_and_makes_its_card_unhealthy() -> None:
+    with closing(churn.ChurnSetup()) as setup:
+        setup.enable("gpu")
+        setup.plug("gpu", PF, "")
+        setup.plug("gpu", OTHER, "")
+        setup.complete_work()
+        setup.check_rest()
+        setup.threads.blocks.add("card0")
+        setup.advance(600)
+        assert [thread.blocked for thread in setup.threads.waiting] == ["/sys/class/drm/card0/device/gpu_health"]
+        assert setup.kubelet.lists["gpu.intel.com/xe"] == {"card0-0": False, "card2-0": True}
+        setup.threads.blocks.clear()
+        setup.threads.unblock("card0")
+        setup.complete_work()
+        setup.check_rest()
 
 
 class AgentMachine(RuleBasedStateMachine):
