@@ -21,8 +21,12 @@ PLUGIN = Request("plugin", "n")
 APP = Request("app", "default")
 
 
-def plugin_pod(revision: str | None = "r", *, is_ready: bool = True, is_terminating: bool = False) -> PodView:
-    return PodView(PLUGIN, "uid", is_terminating=is_terminating, is_ready=is_ready, revision=revision)
+def plugin_pod(
+    revision: str | None = "r", *, is_ready: bool = True, is_terminating: bool = False, user_image: str = ""
+) -> PodView:
+    return PodView(
+        PLUGIN, "uid", is_terminating=is_terminating, is_ready=is_ready, revision=revision, user_image=user_image
+    )
 
 
 def app_pod(name: str = "app", *, is_terminating: bool = False) -> PodView:
@@ -51,6 +55,7 @@ class Cluster:
     def __init__(self, nodes: list[NodeView], *, revision: str = "r") -> None:
         self.nodes = {node.name: node for node in nodes}
         self.revision = revision
+        self.user_image = ""
         self.now = 1000.0
         self.waits: Mapping[str, ObservedWait] = {}
         self.gate_removed: dict[str, float] = {}
@@ -161,7 +166,7 @@ class Cluster:
                     name, plugins=tuple(msgspec.structs.replace(pod, is_terminating=True) for pod in node.plugins)
                 )
         elif not node.plugins:
-            self.change(name, plugins=(plugin_pod(self.revision, is_ready=False),))
+            self.change(name, plugins=(plugin_pod(self.revision, is_ready=False, user_image=self.user_image),))
         elif node.gate not in self.broken_versions:
             self.change(
                 name,

@@ -294,6 +294,27 @@ async def test_a_revert_to_modules_that_nodes_still_have_evicts_nothing_there(ap
     assert setup.versions() == {(VERSION, None, VERSION)}
 
 
+async def test_another_image_for_one_kernel_changes_nothing_on_nodes_with_another_kernel(api: KubeApi) -> None:
+    setup = Setup(api)
+    other = node("node-1")
+    other["status"]["nodeInfo"]["kernelVersion"] = "6.1"
+    api.put("nodes", other)
+    five = {"regexp": "^5", "kernelModuleImage": "five"}
+    setup.create(onload__kernelMappings=[five, {"regexp": "^6", "kernelModuleImage": "six"}])
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
+        api.put("pods", app("app-0", "node-0"))
+        api.put("pods", app("app-1", "node-1"))
+        changed = [five, {"regexp": "^6", "kernelModuleImage": "other"}]
+        setup.create(onload__kernelMappings=changed)
+        await until(lambda: setup.status()["onload"]["version"] != VERSION)
+        suffixed = setup.status()["onload"]["version"]
+        await until(lambda: setup.is_ready(suffixed), 30)
+        assert setup.status()["onload"]["nodesLabelled"] == 2
+    assert (setup.apps("node-0"), setup.apps("node-1")) == (["app-0"], [])
+    assert [setup.labels(f"node-{index}")[NAMES.module_label] for index in (0, 1)] == [VERSION, suffixed]
+
+
 async def test_a_rollback_keeps_the_version_of_nodes_that_were_verified_while_another_was_held(api: KubeApi) -> None:
     setup = Setup(api, nodes=3)
     limits = {"upgrade__nodeTimeout": "1s", "upgrade__autoRollback": True, "upgrade__verify__strict": True}

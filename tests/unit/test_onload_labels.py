@@ -138,6 +138,67 @@ def test_a_revert_to_content_that_nodes_have_gets_their_label(recorded: bool) ->
         assert history.apply(spec("8.1", "one")) not in {"8.1", changed}, "what 8.1 stands for is not known"
 
 
+SIX = "6.1.0-1.el10.x86_64"
+
+
+@pytest.mark.parametrize(
+    ("paths", "node_changes", "is_kept"),
+    [
+        ({}, {}, True),
+        ({"onload__userImage": "user:2"}, {}, True),
+        ({}, {"gate": None}, True),
+        ({}, {"progress": progress("x"), "gate": None}, True),
+        ({}, {"module_loaded": False, "module_loaded_version": None}, True),
+        ({}, {"progress": progress("x"), "module_loaded": False}, False),
+        ({}, {"gate": None, "module_loaded": False}, False),
+        ({}, {"module_loaded_version": "other"}, False),
+        ({}, {"module": None}, False),
+        ({}, {"gate": "other"}, False),
+        ({}, {"sfc": VERSION}, False),
+        ({}, {"kernel": SIX}, False),
+        ({}, {"kernel": "4.18"}, False),
+        ({"onload__version": "8.2"}, {}, False),
+        ({"onload__moduleParameters": {"onload": ["a=1"]}}, {}, False),
+        ({"onload__kernelMappings": [mapped("one", "^5", sfc={}), mapped("three", "^6")]}, {}, False),
+        ({"onload__kernelMappings": [mapped("other", "^5"), mapped("three", "^6")]}, {}, False),
+        ({"onload__kernelMappings": [mapped("three", "^6")]}, {}, False),
+    ],
+)
+def test_a_change_for_another_kernel_keeps_the_label_of_a_node(
+    paths: Object, node_changes: Object, is_kept: bool
+) -> None:
+    kernels = [mapped("one", "^5"), mapped("two", "^6")]
+    history = History(node("five", VERSION), node("six", VERSION, kernel=SIX))
+    assert history.apply(spec(onload__kernelMappings=kernels), "complete") == VERSION
+    history.nodes = (msgspec.structs.replace(history.nodes[0], **node_changes), history.nodes[1])
+    changed = {"onload__kernelMappings": [mapped("one", "^5"), mapped("three", "^6")]}
+    rollout = history.plan(spec(**(changed | paths)))
+    assert rollout.target.label != VERSION
+    assert rollout.keeps == ({"five": VERSION} if is_kept else {})
+
+
+def test_a_node_with_sfc_keeps_its_label_if_sfc_stays_the_same() -> None:
+    kernels = [mapped("one", "^5", sfc={}), mapped("two", "^6")]
+    history = History(node("five", VERSION, sfc=VERSION), node("six", VERSION, kernel=SIX))
+    history.apply(spec(onload__kernelMappings=kernels), "complete")
+    changed = {"onload__kernelMappings": [mapped("one", "^5", sfc={}), mapped("three", "^6")]}
+    assert history.plan(spec(**changed)).keeps == {"five": VERSION}
+    parameters = {"onload__moduleParameters": {"sfc": ["a=1"]}}
+    assert history.plan(spec(**changed, **parameters)).keeps == {}
+
+
+def test_nodes_with_another_label_of_the_same_modules_keep_it_at_a_revert() -> None:
+    """An appended mapping gets a label if no node has that of the content before yet."""
+    history = History(node("a", VERSION), node("b", VERSION))
+    history.apply(spec(image="one"), "complete")
+    before = history.apply(spec(image="two"))
+    appended = history.apply(spec(onload__kernelMappings=[mapped("two"), mapped("x", "^7")]))
+    assert len({VERSION, before, appended}) == 3
+    history.nodes = (node("a", appended), node("b", VERSION))
+    rollout = history.plan(spec(image="two"))
+    assert (rollout.target.label, rollout.keeps) == (before, {"a": appended})
+
+
 def test_the_pull_policy_of_a_label_stays_because_kmm_would_reload_the_modules() -> None:
     history = History(node("a", "8.1"))
     history.apply(spec("8.1", onload__imagePullPolicy="Always"), "complete")

@@ -43,10 +43,13 @@ class NodeSteps:
     """Computes the step of one node without regard to the other nodes."""
 
     def __init__(self, target: Target, node: NodeView, now: float, waited: Mapping[str, float]) -> None:
-        self.target = target
         self.node = node
         self.now = now
         self.waited = waited
+        self.kept = target.keeps.get(node.name)
+        if self.kept is not None and (node.module_loaded or not self._waited("WaitingForModule", target.node_timeout)):
+            target = msgspec.structs.replace(target, version=self.kept)
+        self.target = target
         self.wants_sfc = target.sfc and node.name not in target.without_sfc
 
     def step(self) -> NodeStep:
@@ -217,6 +220,10 @@ class NodeSteps:
         outdated = tuple(each for each in node.plugins if self._is_outdated(each))
         if outdated and node.progress is None:
             return self._start("ReplacingPluginPod", "the device plugin pod is replaced", labels={})
+        if self.kept is not None and not node.module_loaded:
+            # KMM loads it after a restart of the node, but not for another kernel than before.
+            message = f"waits until KMM has loaded the module onload of version {self.kept}"
+            return self._waiting("WaitingForModule", message, within=self.target.node_timeout)
         deleted = tuple(each for each in outdated if not each.is_terminating)
         if deleted:
             return self._acting(

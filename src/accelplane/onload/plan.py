@@ -70,7 +70,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     Plugin pods without a revision count as pods of `adopted_revision`. An `eviction_timeout` of 0 means no limit. The
     plugin pod of an upgraded node has to be ready for `min_ready` seconds. `others` has the labels of nodes that keep
-    or get another version, by name: `rollout` explains them. `without_sfc` are nodes whose kernel needs no `sfc`.
+    or get another version, and `keeps` those of nodes that have the version with another label, by name: `rollout`
+    explains both. `without_sfc` are nodes whose kernel needs no `sfc`.
     """
 
     version: str
@@ -88,8 +89,13 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     deleting: bool = False
     rolls_back: bool = False
     others: Mapping[str, str] = {}
+    keeps: Mapping[str, str] = {}
     without_sfc: frozenset[str] = frozenset()
     obstacles: Mapping[str, Obstacle] = {}
+
+    def label_of(self, node: str) -> str:
+        """The label that a node should have."""
+        return self.others.get(node) or self.keeps.get(node) or self.version
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):

@@ -71,6 +71,7 @@ def target_of(
         probe=verify is not None and verify.probe is not None,
         rolls_back=rollout.rolls_back,
         others=rollout.others,
+        keeps=rollout.keeps,
         without_sfc=frozenset(node.name for node in nodes if _needs_no_sfc(rollout.target, node.kernel)),
         obstacles=obstacles,
     )
@@ -118,7 +119,7 @@ def load_order_problems(names: Names, target: Target, nodes: Iterable[NodeView])
         for node in nodes
         if node.selected and node.ready and node.gate is not None and target.kmm and target.sfc
         if node.name not in target.without_sfc
-        and node.module == node.sfc == target.version
+        and node.module == node.sfc == target.label_of(node.name)
         and node.module_loaded
         and not node.sfc_loaded
     )

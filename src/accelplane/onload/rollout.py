@@ -44,13 +44,15 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
 
     `desired` is the revision of the spec, `target` the one that Modules and nodes get now. They differ while nodes
     return to what they were verified on, because `desired` failed. Then `others` has the labels of nodes that should
-    have another version than `target`: they keep it, or return to it later.
+    have another version than `target`: they keep it, or return to it later. `keeps` has the labels of nodes that have
+    the modules of `target` with another label.
     """
 
     desired: Revision
     target: Revision
     history: tuple[Revision, ...] = ()
     others: Mapping[str, str] = {}
+    keeps: Mapping[str, str] = {}
     rolls_back: bool = False
     may_fail: bool = False
     nodes: Sequence[NodeView] = ()
@@ -150,6 +152,7 @@ def plan_rollout(onload: Onload, history: Sequence[Revision], nodes: Sequence[No
         desired=desired,
         target=desired,
         history=tuple(history),
+        keeps=_kept_labels(desired, history, nodes),
         may_fail=rolls_back and fallback is not None,
         nodes=nodes,
     )
@@ -163,7 +166,7 @@ def plan_rollout(onload: Onload, history: Sequence[Revision], nodes: Sequence[No
     goals = [wanted[node.name] for node in first] or [each for each in wanted.values() if not _is_same(each, desired)]
     target = min(goals, key=order.index, default=fallback)
     others = {name: each.label for name, each in wanted.items() if each is not target}
-    return msgspec.structs.replace(found, target=target, others=others, rolls_back=True)
+    return msgspec.structs.replace(found, target=target, others=others, keeps={}, rolls_back=True)
 
 
 def with_revision(onload: Onload, revision: Revision) -> Onload:
@@ -235,8 +238,38 @@ def _may_keep_label(known: Revision, desired: Revision, nodes: Iterable[NodeView
     return bool(users) and all(_same_content(known, desired, node.kernel) for node in users)
 
 
+def _kept_labels(desired: Revision, history: Sequence[Revision], nodes: Iterable[NodeView]) -> dict[str, str]:
+    """The labels of nodes to which a revision with another label gives nothing new: they are not changed.
+
+    KMM does not load modules with such a label, because that of the Module differs. So the node has to have them.
+    """
+    known = {each.label: each for each in history if each.version == desired.version and each.label != desired.label}
+    return {
+        node.name: found.label
+        for node in nodes
+        if (found := known.get(node.module or "")) is not None and _keeps(node, found, desired)
+    }
+
+
+def _keeps(node: NodeView, known: Revision, desired: Revision) -> bool:
+    label = known.label
+    is_complete = node.gate in {None, label} and node.sfc in {None, label}
+    has_modules = node.module_loaded_version in {None, label} and (
+        node.module_loaded or (node.progress is None and node.gate is not None)
+    )
+    return is_complete and has_modules and _same_modules(known, desired, node.kernel, with_sfc=node.sfc is not None)
+
+
+def _same_modules(known: Revision, desired: Revision, kernel: str, *, with_sfc: bool) -> bool:
+    """Whether a node with a kernel, and with `sfc` or without, has the modules of both revisions."""
+    before, after = _mapping_of(known, kernel), _mapping_of(desired, kernel)
+    if before is None or after is None or with_sfc != (before.sfc is not None) or with_sfc != (after.sfc is not None):
+        return False
+    return _same_content(known, desired, kernel)
+
+
 def _same_content(known: Revision, desired: Revision, kernel: str) -> bool:
-    """Whether KMM would keep the modules that are loaded on a kernel."""
+    """Whether KMM would keep the modules that are loaded on a kernel, if both revisions had the same label."""
     before, after = _mapping_of(known, kernel), _mapping_of(desired, kernel)
     if before is None or after is None:
         return before is after and bool(kernel)

@@ -151,7 +151,8 @@ def _with_message(blocked: BlockedEviction) -> str:
 
 
 def _is_labelled(target: Target, node: NodeView) -> bool:
-    return (node.module == target.version or not target.kmm) and node.gate == target.version
+    label = target.label_of(node.name)
+    return (node.module == label or not target.kmm) and node.gate == label
 
 
 def _with_nodes(revision: Revision, nodes: Sequence[NodeView]) -> Revision:
@@ -167,7 +168,7 @@ def _current(observed: Observation, steps: dict[str, NodeStep]) -> list[CurrentN
             since=_time(node.progress.started) if node.progress is not None else "",
             message=steps[node.name].message,
             verified=node.verified.label if node.verified is not None else "",
-            target=observed.target.others.get(node.name, observed.target.version) if node.selected else "",
+            target=observed.target.label_of(node.name) if node.selected else "",
         )
         for node in observed.nodes
         if node.name in steps
