@@ -1,5 +1,7 @@
 """Steps of one node to a target."""
 
+import msgspec
+
 from accelplane.onload.observed import NodeView
 from accelplane.onload.plan import Action, Plan, Target
 from accelplane.onload.steps import decide
@@ -29,3 +31,7 @@ def step(node: NodeView, target: Target = TARGET, seconds: float = 0) -> tuple[s
 def act(node: NodeView, target: Target = TARGET, now: float = NOW) -> Action:
     (action,) = decide(target, [node], now).actions
     return action
+
+
+def with_sfc(target: Target = TARGET) -> Target:
+    return msgspec.structs.replace(target, sfc=True)
