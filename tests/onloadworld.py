@@ -8,30 +8,21 @@ checked at each action and reaction.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 from onloadcluster import APP, Cluster, app_pod
 from onloadresources import onload
 
-from accelplane.onload.children import DesiredObjects, Existing, desired_objects
+from accelplane.onload.children import DesiredObjects, Existing
+from accelplane.onload.decision import ClusterState, Decision, make_decision
 from accelplane.onload.models import DevicePluginStatus, Onload, OnloadStatus, Revision, Status
 from accelplane.onload.modules import KmmApi
 from accelplane.onload.names import Names
 from accelplane.onload.observed import NodeView
-from accelplane.onload.obstacles import find_obstacles
 from accelplane.onload.plan import DONE, Action, NodeStep, Plan
-from accelplane.onload.requirements import target_of
-from accelplane.onload.rollout import (
-    Outcome,
-    Rollout,
-    first_mapping,
-    known_history,
-    plan_rollout,
-    record_outcome,
-    with_revision,
-)
+from accelplane.onload.rollout import Rollout, first_mapping
 
 NAMES, OTHER = Names("n", "onload"), Names("n", "other")
 KERNELS = ("5.14", "6.1")
@@ -98,7 +89,7 @@ class World(Cluster):
         self.now = 1e6
         self.history: tuple[Revision, ...] = ()
         self.existing = Existing(None, None, None)
-        self.target: Revision | None = None
+        self.rollout: Rollout | None = None
         self.loaded: dict[tuple[str, Role], Loaded] = {}
         self.may_fail = False
         self.hanging: set[str] = set()
@@ -111,44 +102,34 @@ class World(Cluster):
     def resource(self) -> Onload:
         return self.spec.resource(limit=self.limit, paused=self.paused, history=self.history)
 
-    def rollout(self) -> Rollout:
-        nodes, resource = [*self.nodes.values()], self.resource()
-        return plan_rollout(resource, known_history(resource, self.existing, nodes), nodes)
+    def state(self) -> ClusterState:
+        seniority = [NAMES, OTHER] if self.is_senior else [OTHER, NAMES]
+        nodes = [*self.nodes.values()]
+        return ClusterState(kmm=KmmApi(in_tree_list=True), existing=self.existing, nodes=nodes, seniority=seniority)
 
-    def write(self, rollout: Rollout) -> DesiredObjects:
-        """Writes the Modules. That of `sfc` is deleted when no node needs it."""
-        resource = with_revision(self.resource(), rollout.target)
-        made = desired_objects(
-            resource,
-            rollout.target.label,
-            "image",
-            KmmApi(in_tree_list=True),
-            self.existing,
-            keeps_selector=False,
-            module_policy=rollout.target.image_pull_policy,
-        )
-        keeps_sfc = made.sfc is None and any(node.sfc is not None for node in self.nodes.values())
-        self.existing = Existing(made.module, self.existing.sfc if keeps_sfc else made.sfc, None)
-        self.revision, self.user_image = made.revision, rollout.target.user_image
-        return made
+    def decision(self) -> Decision:
+        return make_decision(self.resource(), self.state(), "image", self.now, self.waits)
 
     def reconcile(self) -> Plan:
-        rollout, nodes = self.rollout(), [*self.nodes.values()]
-        self.target = rollout.target
-        made = self.write(rollout)
-        seniority = [NAMES, OTHER] if self.is_senior else [OTHER, NAMES]
-        obstacles = find_obstacles(NAMES, rollout.target, nodes, seniority=seniority, reachable=None)
-        resource = with_revision(self.resource(), rollout.target)
-        target = target_of(resource, made, nodes, rollout, obstacles)
+        decision = self.decision()
+        self.rollout = rollout = decision.rollout
+        self.write(decision.objects)
+        self.user_image = rollout.target.user_image
         self.check_rollback(rollout)
-        plan = self.decide(target)
+        self.waits = decision.plan.waits
         self.may_fail = self.may_fail or BROKEN in {self.spec.five, self.spec.six}
-        for action in plan.actions:
+        for action in decision.plan.actions:
             self.check_action(action, rollout)
             self.apply(action)
-        self.history = record_outcome(rollout, outcome_of(plan, nodes), "now")
+        self.history = decision.history(decision.plan, "now")
         assert self.may_fail or all(each.state != "Failed" for each in self.history), "failed by waiting alone"
-        return plan
+        return decision.plan
+
+    def write(self, made: DesiredObjects) -> None:
+        """Writes the Modules. That of `sfc` is deleted when no node needs it."""
+        keeps_sfc = made.sfc is None and any(node.sfc is not None for node in self.nodes.values())
+        self.existing = Existing(made.module, self.existing.sfc if keeps_sfc else made.sfc, None)
+        self.revision = made.revision
 
     def check_rollback(self, rollout: Rollout) -> None:
         known = {each.label for each in rollout.history}
@@ -241,7 +222,8 @@ class World(Cluster):
     def is_explained(self, step: NodeStep, plan: Plan) -> bool:
         """Whether the message of a node that does not continue names something that really prevents it."""
         node = self.nodes[step.node]
-        first = first_mapping(self.target.kernel_mappings if self.target is not None else (), node.kernel)
+        assert self.rollout is not None
+        first = first_mapping(self.rollout.target.kernel_mappings, node.kernel)
         is_broken = first is None or first.kernel_module_image.endswith(BROKEN)
         others = [each for each in plan.steps if each.node != node.name and each.step not in DONE]
         causes: Mapping[str, object] = {
@@ -320,11 +302,3 @@ class World(Cluster):
         if not self.spec.is_correct:
             self.spec = Spec(five="b", six="b")
         self.idle = 0
-
-
-def outcome_of(plan: Plan, nodes: Sequence[NodeView]) -> Outcome:
-    """As the reconciler finds it."""
-    upgraded = {node.name for node in nodes if node.selected and node.progress is not None and node.progress.upgrade}
-    if any(step.node in upgraded for step in plan.overdue):
-        return "failed"
-    return "complete" if plan.is_complete and any(step.step == "Verified" for step in plan.steps) else "progressing"

@@ -100,7 +100,7 @@ def test_any_order_of_events_keeps_applications_running_and_ends_in_the_desired_
     while world.tick():
         passes += 1
         assert passes < 400, [(each.node, each.step, each.message) for each in world.reconcile().steps]
-    rollout = world.rollout()
+    rollout = world.decision().rollout
     for name, node in world.nodes.items():
         if not node.selected:
             assert node.is_clean

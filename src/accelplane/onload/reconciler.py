@@ -1,15 +1,15 @@
 """The controller of Onload resources: Modules, the DaemonSet, the steps of the nodes, and the status.
 
-A reconcile reads what exists, decides (`requirements`, `revisions`, `children`, `steps`), writes, and reports
-(`status`). The decisions are pure functions in these modules; this one has their order and the handling of errors. A
-reconcile is triggered by resources, owned objects, pods that concern Onload, and by changes of nodes that matter:
-heartbeats do not.
+A reconcile reads what exists, decides (`decision`), writes, and reports (`status`). The decisions are pure functions;
+this module has the reads, the writes and the handling of errors. A reconcile is triggered by resources, owned objects,
+pods that concern Onload, and by changes of nodes that matter: heartbeats do not.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import msgspec
 
@@ -27,26 +27,19 @@ from accelplane.kube.predicates import any_of, field_changed, generation_changed
 from accelplane.kube.status import apply_status
 from accelplane.onload import status
 from accelplane.onload.actions import Actions
-from accelplane.onload.children import Children, DesiredObjects, Existing, desired_objects
+from accelplane.onload.children import Children, DesiredObjects, Existing
 from accelplane.onload.daemonset import node_selector_of
+from accelplane.onload.decision import ClusterState, Decision, make_decision
 from accelplane.onload.kmm import Kmm
 from accelplane.onload.models import DevicePluginStatus, Onload, OnloadStatus, Revision, Status, uses_kmm
 from accelplane.onload.names import FINALIZER, GROUP, MANAGED_BY, MANAGED_BY_LABEL, Names, owner_of_label
 from accelplane.onload.node_steps import EVICTION_RETRY
 from accelplane.onload.nodes import InUse, Nodes
-from accelplane.onload.observed import NodeView
-from accelplane.onload.obstacles import find_obstacles
+from accelplane.onload.observed import BlockedEviction, NodeView
 from accelplane.onload.plan import ObservedWait, Plan, Problem, Target
-from accelplane.onload.requirements import load_order_problems, overlaps, problem_of, target_of
+from accelplane.onload.requirements import load_order_problems, overlaps, problem_of
 from accelplane.onload.resources import ONLOAD, DaemonSet, Node, Pod, concerns_onload, pod_state, read, relevant
-from accelplane.onload.rollout import (
-    Outcome,
-    Rollout,
-    known_history,
-    plan_rollout,
-    record_outcome,
-    with_revision,
-)
+from accelplane.onload.rollout import Rollout, record_outcome
 from accelplane.onload.status import Observation
 from accelplane.onload.steps import decide
 
@@ -57,6 +50,15 @@ _DEBOUNCE = 0.2
 _AFTER_ACTION = 0.05
 _KMM_RETRY = 5.0
 _CONFLICT_RETRY = 60.0
+
+
+class _Written(NamedTuple):
+    """What a reconciliation wrote: the plan that was performed, pods whose eviction was rejected, and errors."""
+
+    plan: Plan
+    blocked: Sequence[BlockedEviction]
+    problems: Sequence[Problem]
+    failure: ApiError | None
 
 
 class OnloadController:
@@ -131,51 +133,50 @@ class OnloadController:
         return await self._reconcile_onload(resource, onload, names)
 
     async def _reconcile_onload(self, resource: CustomResource, onload: Onload, names: Names) -> Result | None:
-        kmm = await self._kmm.state() if uses_kmm(onload.spec.onload) else None
-        existing = await self._children.existing(onload, kmm)
-        seniority = self._seniority()
-        views = self._nodes.views(names, onload.spec.selector, seniority)
-        rollout = plan_rollout(onload, known_history(onload, existing, views), views)
-        await self._record_labels(resource, onload, rollout)
-        effective = with_revision(onload, rollout.target)
-        keeps = any(node.must_be_released for node in views)
-        made = desired_objects(
-            effective,
-            rollout.target.label,
-            self._image,
-            kmm,
-            existing,
-            keeps_selector=keeps,
-            module_policy=rollout.target.image_pull_policy,
-        )
-        obstacles = find_obstacles(
-            names, rollout.target, views, seniority=seniority, reachable=self._reachable(existing) if keeps else None
-        )
-        goal = target_of(effective, made, views, rollout, obstacles)
-        problems, failure = await self._ensure(resource, made, existing, views)
-        plan, blocked = Plan(), ()
-        if failure is None:
-            plan = self._decide(names, goal, views)
-            blocked, failure = await self._actions.perform(names, plan, views, resource, effective)
-            problems = _rejections(failure)
+        state = await self._observe(onload, names)
+        decision = make_decision(onload, state, self._image, loop_time(), self._waits.get(names))
+        await self._record_labels(resource, onload, decision.rollout)
+        written = await self._write(resource, names, state, decision)
         conflicts = [Problem("FieldConflict", each) for each in self._children.conflicts(names)]
+        order = load_order_problems(names, decision.target, state.nodes)
         observed = Observation(
-            target=goal,
-            plan=plan,
-            nodes=views,
-            daemonset=existing.daemonset.status if existing.daemonset is not None else None,
-            history=record_outcome(rollout, _outcome(plan, views), self._time()),
-            rolled_back=rollout.desired.label if rollout.rolls_back else "",
-            blocking=blocked,
-            problems=[*problems, *conflicts, *load_order_problems(names, goal, views), *self._overlaps(onload)],
+            target=decision.target,
+            plan=written.plan,
+            nodes=state.nodes,
+            daemonset=state.existing.daemonset.status if state.existing.daemonset is not None else None,
+            history=decision.history(written.plan, self._time()),
+            rolled_back=decision.rollout.desired.label if decision.rollout.rolls_back else "",
+            blocking=written.blocked,
+            problems=[*written.problems, *conflicts, *order, *self._overlaps(onload)],
         )
         await self._update_status(resource, onload, observed)
         self._warn(resource, onload, observed)
-        if failure is not None:
-            raise failure
-        if [*map(_state, observed.history)] != [*map(_state, rollout.history)]:
+        if written.failure is not None:
+            raise written.failure
+        if [*map(_state, observed.history)] != [*map(_state, decision.rollout.history)]:
             return Result(requeue_after=_AFTER_ACTION)
-        return _result(plan) or (Result(requeue_after=_CONFLICT_RETRY) if conflicts else None)
+        return _result(written.plan) or (Result(requeue_after=_CONFLICT_RETRY) if conflicts else None)
+
+    async def _observe(self, onload: Onload, names: Names) -> ClusterState:
+        """Reads what the decision depends on."""
+        kmm = await self._kmm.state() if uses_kmm(onload.spec.onload) else None
+        existing = await self._children.existing(onload, kmm)
+        seniority = self._seniority()
+        nodes = self._nodes.views(names, onload.spec.selector, seniority)
+        reachable = self._reachable(existing) if any(node.must_be_released for node in nodes) else None
+        return ClusterState(kmm=kmm, existing=existing, nodes=nodes, seniority=seniority, reachable=reachable)
+
+    async def _write(self, resource: CustomResource, names: Names, state: ClusterState, decision: Decision) -> _Written:
+        """Writes objects, and then performs the actions of nodes. Time counts as waiting only if objects are written.
+
+        What was observed of waiting nodes is only in memory: it begins again at a restart.
+        """
+        problems, failure = await self._ensure(resource, decision.objects, state.existing, state.nodes)
+        if failure is not None:
+            return _Written(Plan(), (), problems, failure)
+        self._waits[names] = decision.plan.waits
+        blocked, failure = await self._actions.perform(names, decision.plan, state.nodes, resource, decision.onload)
+        return _Written(decision.plan, blocked, _rejections(failure), failure)
 
     async def _record_labels(self, resource: CustomResource, onload: Onload, rollout: Rollout) -> None:
         """Writes the content of a new label into the status before a Module or a node has the label."""
@@ -187,12 +188,6 @@ class OnloadController:
         current = onload.status or Status(onload=OnloadStatus(), device_plugin=DevicePluginStatus())
         changed = msgspec.structs.replace(current.onload, history=history)
         await self._apply_status(resource, msgspec.structs.replace(current, onload=changed))
-
-    def _decide(self, names: Names, goal: Target, views: Sequence[NodeView]) -> Plan:
-        """The plan of this pass. What was observed of waiting nodes is only in memory: it begins again at a restart."""
-        plan = decide(goal, views, loop_time(), self._waits.get(names))
-        self._waits[names] = plan.waits
-        return plan
 
     async def _ensure(
         self, resource: CustomResource, made: DesiredObjects, existing: Existing, views: Sequence[NodeView]
@@ -276,7 +271,8 @@ class OnloadController:
     async def _release(self, resource: CustomResource | None, names: Names) -> tuple[Observation, ApiError | None]:
         """One pass of releasing all nodes. Returns the observed state, and the first error."""
         views, goal = self._nodes.views(names, None, self._seniority()), Target(version="", deleting=True)
-        plan = self._decide(names, goal, views)
+        plan = decide(goal, views, loop_time(), self._waits.get(names))
+        self._waits[names] = plan.waits
         blocked, failure = await self._actions.perform(names, plan, views, resource)
         observed = Observation(target=goal, plan=plan, nodes=views, blocking=blocked, problems=_rejections(failure))
         return observed, failure
@@ -331,14 +327,6 @@ _KMM_MISSING = Problem(
     "Kernel Module Management is not installed: found no definition of its kind Module; install it, or set "
     "spec.onload.moduleManagement to External",
 )
-
-
-def _outcome(plan: Plan, views: Sequence[NodeView]) -> Outcome:
-    """The outcome of the nodes with the target."""
-    upgraded = {node.name for node in views if node.selected and node.progress is not None and node.progress.upgrade}
-    if any(step.node in upgraded for step in plan.overdue):
-        return "failed"
-    return "complete" if plan.is_complete and any(step.step == "Verified" for step in plan.steps) else "progressing"
 
 
 def _state(revision: Revision) -> tuple[str, ...]:
