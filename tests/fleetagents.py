@@ -66,7 +66,7 @@ class AgentDouble:
     @property
     def readings(self) -> dict[str, Any]:
         value = {"name": "accelplane_device_temperature_celsius", "labels": {}, "value": 41.0}
-        device = {"device": "card0", "values": [value], "outcomes": {"ok": 1}}
+        device = {"plugin": "gpu", "device": "card0", "values": [value], "outcomes": {"ok": 1}}
         return {"version": 1, "node": self.node, "time": 7.0, "plugins": [{"name": "gpu", "devices": [device]}]}
 
     def pod(self, name: str = "", **changes: Any) -> dict[str, Any]:
@@ -114,7 +114,8 @@ class AgentDouble:
 def unit(name: str, phase: str = "healthy", holders: tuple[str, ...] = (), **changes: Any) -> dict[str, Any]:
     """A unit with one ID for each of its holders (`namespace/pod`), and at least one."""
     return {
-        "unit": name, "device": name, "phase": phase, "known": True, "ids": {I915: max(1, len(holders))},
+        "plugin": "gpu", "unit": name, "device": name, "phase": phase, "known": True,
+        "ids": {I915: max(1, len(holders))},
         "holders": [
             {"namespace": each.partition("/")[0], "pod": each.partition("/")[2], "container": "c", "resource": I915,
              "count": 1, "since": 5}

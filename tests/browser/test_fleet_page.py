@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from accelplane.fleet.model import Change, DevicePlugin, Node, Unit, Waiting
+from accelplane.fleet.model import DevicePlugin, Node, Waiting
+from accelplane.report.inventory import Change, Unit
 
 from .accessibility import CHECKS
 from .axe import run_axe

@@ -15,8 +15,9 @@ from kubeapi import KubeApi
 from runningfleets import TIMES, agents_of, connected, fleet_of, invalid_agent, node_with, state
 from waiting import until
 
-from accelplane.fleet.model import Agent, Holder
+from accelplane.fleet.model import Agent
 from accelplane.fleet.options import FleetOptions
+from accelplane.report.inventory import Holder
 
 
 async def test_a_change_of_an_agent_updates_the_snapshot_and_notifies_all_waiters(api: KubeApi) -> None:

@@ -16,8 +16,6 @@ from waiting import until
 
 from accelplane.devices import Device, HealthPolicy, Skipped, Verdict
 from accelplane.fleet.agents import Agents, AgentTimes, Place
-from accelplane.fleet.inventory import decode_inventory, decode_readings
-from accelplane.fleet.model import Unit
 from accelplane.fleet.options import FleetOptions
 from accelplane.host import Host
 from accelplane.node.agent import Agent
@@ -31,6 +29,8 @@ from accelplane.readings import DevicePlan, Family, Source, Value
 from accelplane.simulate.offload import QatSpec
 from accelplane.simulate.specs import NodeSpec
 from accelplane.simulate.tree import SimulatedNode
+from accelplane.report.decoding import decode_inventory, decode_readings
+from accelplane.report.inventory import Unit
 
 METERS = "meters.example.com/meter"
 LEVEL = Family("meters_level", "A level.")
@@ -106,11 +106,11 @@ async def test_the_inventory_has_devices_health_holders_and_skipped_hardware(
     found = decode_inventory(answer.body)
     assert (answer.code, answer.fields["content-type"]) == (200, "application/json")
     assert answer.fields["etag"] == f'"{found.generation}"'
-    assert (found.agent, found.holders_source) == ("accelplane-node", "podresources")
-    assert [(each.name, each.ids, each.healthy, each.allocated, each.stage) for each in found.resources] == [
+    assert (found.agent, found.holders.source) == ("accelplane-node", "podresources")
+    assert [(each.name, each.ids, each.healthy, each.allocated, each.stage) for each in found.plugins[0].resources] == [
         (METERS, 4, 4, 3, "registered")
     ]
-    assert [(each.plugin, each.subject, each.reason) for each in found.skipped] == [
+    assert [(each.plugin, each.subject, each.reason) for each in found.plugins[0].skipped] == [
         ("meters", "m2", "bound to another driver")
     ]
     first = unit(answer)
@@ -281,8 +281,9 @@ async def test_the_readings_page_has_the_current_values(
     await kubelet.until(lambda resources: resources.get(METERS) == (4, 4))
     async with get_inventory(agent, unused_tcp_port):
         answer = await get(unused_tcp_port, "/api/v1/readings")
-    moment, devices = decode_readings(answer.body)
-    assert moment > 1_700_000_000
+    found = decode_readings(answer.body)
+    devices = found.plugins[0].devices
+    assert found.time > 1_700_000_000
     assert [(each.plugin, each.device, each.bdf, each.awake, each.stuck) for each in devices] == [
         ("meters", "m0", "0000:01:00.0", True, False),
         ("meters", "m1", "0000:01:00.0", True, False),

@@ -6,12 +6,13 @@ from typing import Any
 
 import msgspec
 
-from accelplane.fleet.model import Agent, Cluster, Holder, Node, Resource, Unit
+from accelplane.fleet.model import Agent, Cluster, Node, Resource
 from accelplane.fleet.web.html import blocks, element
 from accelplane.fleet.web.page import Assets, Context, Frame, Page, ScreenName, document
 from accelplane.fleet.web.query import Query
 from accelplane.fleet.web.screens import SCREENS
 from accelplane.fleet.web.summaries import Summaries
+from accelplane.report.inventory import Holder, Unit
 
 I915 = "gpu.intel.com/i915"
 ALL: Callable[[str], bool] = lambda _namespace: True  # noqa: E731
@@ -54,7 +55,9 @@ def unit(name: str = "card0", **changes: Any) -> Unit:
 def node(name: str = "n1", *units: Unit, **changes: Any) -> Node:
     ids = sum(each.ids.get(I915, 0) for each in units)
     allocated = sum(holder.count for each in units for holder in each.holders)
-    resource = Resource(I915, ids, ids, ids, ids, allocated, "registered")
+    resource = Resource(
+        I915, capacity=ids, allocatable=ids, ids=ids, healthy=ids, allocated=allocated, stage="registered"
+    )
     agent = Agent("accelplane/a", "accelplane node", "1.0.0", "connected", holders_source="podresources")
     instance = Node(name, {"zone": "a"}, agents=(agent,), resources=(resource,), units=units)
     return msgspec.structs.replace(instance, **changes)
@@ -95,6 +98,11 @@ FLEET = cluster(
     node("a", unit("card0", phase="unhealthy", reason="bus", model="Max 1550")),
     node("b", unit("card0", holders=(holder("team", "train"),), idle_since=90), unit("card1"), labels={"zone": "b"}),
     node("c", unit("wq0.1", plugin="dsa", ids={"dsa.intel.com/wq": 1}, known=False), cordoned=True),
-    Node("d", resources=(Resource(I915, 3, 3),)),
-    Node("e", agents=(Agent("n/e", "accelplane node", "", "stale"),), resources=(Resource(I915, 1, 1),), ready=False),
+    Node("d", resources=(Resource(I915, capacity=3, allocatable=3),)),
+    Node(
+        "e",
+        agents=(Agent("n/e", "accelplane node", "", "stale"),),
+        resources=(Resource(I915, capacity=1, allocatable=1),),
+        ready=False,
+    ),
 )

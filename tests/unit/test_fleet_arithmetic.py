@@ -18,8 +18,9 @@ from accelplane.fleet.arithmetic import (
     supplies,
 )
 from accelplane.fleet.families import FAMILIES, family_of, is_known
-from accelplane.fleet.model import Agent, Cluster, Holder, Node, Quota, Resource, Unit, Waiting
+from accelplane.fleet.model import Agent, Cluster, Node, Quota, Resource, Waiting
 from accelplane.fleet.usage import Usage
+from accelplane.report.inventory import Holder, Unit
 
 I915 = "gpu.intel.com/i915"
 QAT = "qat.intel.com/generic"

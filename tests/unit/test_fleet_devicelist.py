@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelplane.fleet.devicelist import DeviceList, decode, device_list
-from accelplane.fleet.model import Agent, Cluster, DevicePlugin, Holder, Node, Unit
+from accelplane.fleet.model import Agent, Cluster, DevicePlugin, Node
+from accelplane.report.inventory import Holder, Unit
 
 UNIT = Unit(
     plugin="gpu",

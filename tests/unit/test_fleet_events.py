@@ -12,7 +12,8 @@ from accelplane.fleet.events import (
     device_states,
     note_of,
 )
-from accelplane.fleet.model import Holder, Node, Unit
+from accelplane.fleet.model import Node
+from accelplane.report.inventory import Holder, Unit
 
 KEY = DeviceKey("n", "gpu", "card0")
 GOOD, BAD = DeviceState(False, "", 1, 0), DeviceState(True, "x", 1, 0)

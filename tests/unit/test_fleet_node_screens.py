@@ -6,23 +6,13 @@ import pytest
 from fleetscreens import FLEET, I915, Parsed, cluster, holder, html, names_of, node, page, text, unit
 
 from accelplane.fleet.arithmetic import overview
-from accelplane.fleet.model import (
-    Agent,
-    Change,
-    DeviceReadings,
-    Holder,
-    Node,
-    NodeReadings,
-    Quota,
-    Resource,
-    Skipped,
-    Value,
-    Waiting,
-)
+from accelplane.fleet.model import Agent, Node, NodeReadings, Quota, Resource, Waiting
 from accelplane.fleet.web.html import blocks, element, render
 from accelplane.fleet.web.page import ScreenName
 from accelplane.fleet.web.query import ListQuery, NodesQuery, PlaceQuery
 from accelplane.fleet.web.screens import SCREENS
+from accelplane.report.inventory import Change, Holder, SkippedHardware
+from accelplane.report.readings import DeviceReadings, Value
 
 
 @pytest.mark.parametrize(
@@ -82,7 +72,12 @@ def test_the_inventory_of_an_agent_is_current_or_has_its_time() -> None:
 
 def test_a_node_shows_resources_devices_skipped_hardware_and_agents() -> None:
     found = cluster(
-        node("a", unit("card0", holders=(holder(),)), skipped=(Skipped("gpu", "card9", "no driver"),), cordoned=True)
+        node(
+            "a",
+            unit("card0", holders=(holder(),)),
+            skipped=(SkippedHardware("gpu", "card9", "no driver"),),
+            cordoned=True,
+        )
     )
     output = text("node", found, PlaceQuery(node="a"))
     for expected in ("team/p", "card9", "no driver", "accelplane/a", "podresources", "cordoned", "1 of 2", I915):
@@ -175,7 +170,7 @@ def test_hidden_names_are_nowhere_on_a_page(name: ScreenName) -> None:
     holder_ = Holder(space, "secretpod", "secretmain", I915, 1, 5)
     found = cluster(
         node("a", unit(holders=(holder_, holder("open", "openpod")))),
-        Node("bare", resources=(Resource(I915, 1, 1),)),
+        Node("bare", resources=(Resource(I915, capacity=1, allocatable=1),)),
         waiting=(
             Waiting(space, "secretpod", 5, {I915: 1}, 'secret "secretpod" not found', ("secretgate",)),
             Waiting("open", "openpod", 5, {I915: 1}, "Insufficient"),
@@ -208,8 +203,12 @@ def test_the_complete_name_of_a_holder_does_not_match_longer_names(text_: str, e
 
 def test_the_numbers_of_a_resource_lead_to_its_nodes_and_not_to_others_of_the_family() -> None:
     xe = "gpu.intel.com/xe"
-    other = node("b", unit(ids={xe: 1}, phase="unhealthy"), resources=(Resource(xe, 1, 1, 1, 0, 0, "registered"),))
-    bare = Node("c", resources=(Resource(xe, 1, 1),))
+    other = node(
+        "b",
+        unit(ids={xe: 1}, phase="unhealthy"),
+        resources=(Resource(xe, capacity=1, allocatable=1, ids=1, healthy=0, allocated=0, stage="registered"),),
+    )
+    bare = Node("c", resources=(Resource(xe, capacity=1, allocatable=1),))
     found = cluster(node("a", unit(phase="unhealthy")), other, bare)
     assert 'href="nodes?family=gpu.intel.com/xe&amp;state=unhealthy"' in html("overview", found)
     assert names_of(page("nodes", found, NodesQuery(family=xe, sort="name"))) == ["b", "c"]

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from accelplane.fleet.agents import Place, Report
 from accelplane.fleet.compose import compose
 from accelplane.fleet.families import is_known
-from accelplane.fleet.inventory import Inventory
-from accelplane.fleet.model import AgentState, Holder, Quota, Resource, Skipped, Unit
+from accelplane.fleet.model import AgentState, Quota, Resource
 from accelplane.fleet.objects import (
     NodeFacts,
     ResourceQuota,
@@ -24,6 +23,14 @@ from accelplane.fleet.objects import (
     waiting_pod,
 )
 from accelplane.kube.kinds import NO_SPEC, NO_STATUS, Node, Pod, pod_requests
+from accelplane.report.inventory import (
+    AdvertisedResource,
+    Holder,
+    NodeInventory,
+    PluginInventory,
+    SkippedHardware,
+    Unit,
+)
 
 I915 = "gpu.intel.com/i915"
 
@@ -164,12 +171,16 @@ def test_any_time_and_any_quantity_are_read(text: str, field: str) -> None:
 
 
 def report(pod: str, state: AgentState, answered: float, *plugins: str) -> Report:
-    inventory = Inventory(
-        "n", "agent", "1", "1", plugins,
-        tuple(Resource(f"{plugin}.intel.com/x", ids=1, stage="registered") for plugin in plugins),
-        tuple(Unit(plugin, f"{plugin}-{pod}") for plugin in plugins),
-        tuple(Skipped(plugin, pod, "x") for plugin in plugins),
-    )  # fmt: skip
+    inventories = tuple(
+        PluginInventory(
+            plugin,
+            (AdvertisedResource(f"{plugin}.intel.com/x", "registered", ids=1),),
+            (Unit(plugin, f"{plugin}-{pod}"),),
+            (SkippedHardware(plugin, pod, "x"),),
+        )
+        for plugin in plugins
+    )
+    inventory = NodeInventory(1, "n", "agent", {}, "1", inventories)
     return Report(Place("ns", pod, "n"), state, "", answered, inventory)
 
 

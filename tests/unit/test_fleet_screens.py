@@ -6,25 +6,13 @@ import re
 import pytest
 from fleetscreens import I915, Parsed, cluster, holder, html, names_of, node, page, text, unit
 
-from accelplane.fleet.model import (
-    Agent,
-    Change,
-    Cluster,
-    DevicePlugin,
-    DeviceReadings,
-    Holder,
-    Node,
-    NodeReadings,
-    Quota,
-    Resource,
-    Skipped,
-    Value,
-    Waiting,
-)
+from accelplane.fleet.model import Agent, Cluster, DevicePlugin, Node, NodeReadings, Quota, Resource, Waiting
 from accelplane.fleet.simulated import SimulatedFleet
 from accelplane.fleet.web.page import ScreenName
 from accelplane.fleet.web.query import ListQuery, NodesQuery, PlaceQuery, Query, fields_of, nodes_query
 from accelplane.fleet.web.screens import SCREENS
+from accelplane.report.inventory import Change, Holder, SkippedHardware
+from accelplane.report.readings import DeviceReadings, Value
 
 # Screens
 
@@ -46,8 +34,8 @@ def test_hostile_names_add_no_element_and_no_attribute(name: ScreenName, bad: st
         return cluster(
             Node(
                 word, {word: word}, agents=(Agent(word, word, word, "invalid", word, holders_source=word),),
-                resources=(Resource(word, 1, 1, 1, 1, 1, "failed", word),), units=units,
-                skipped=(Skipped(word, word, word),),
+                resources=(Resource(word, "failed", word, 1, 1, 1, capacity=1, allocatable=1),), units=units,
+                skipped=(SkippedHardware(word, word, word),),
             ),
             waiting=(Waiting(word, word, 5, {word: 1}, word, (word,)),),
             quotas=(Quota(word, word, word, 1, 1),), problem=word,
@@ -189,7 +177,9 @@ def test_the_section_of_device_plugins_is_hidden_without_any(plugins: tuple[Devi
 
 def test_the_overview_shows_silent_agents_and_failed_registrations() -> None:
     stale = Agent("accelplane/x", "accelplane node", "1", "stale", "no answer in 5 s", 40)
-    failed = Resource(I915, 2, 2, 2, 2, 0, "failed", "version not supported")
+    failed = Resource(
+        I915, capacity=2, allocatable=2, ids=2, healthy=2, allocated=0, stage="failed", problem="version not supported"
+    )
     found = cluster(
         node("a", unit(), agents=(stale,)), node("b", unit(), resources=(failed,)), node("c", ready=False), problem="x"
     )
@@ -225,11 +215,20 @@ def crowded_cluster() -> Cluster:
         unit("last", phase="unhealthy", reason="x"),
     )
     resources = tuple(
-        Resource(f"{number}.example.com/x", 1, 1, 1, 1, 1, "registered" if number < 399 else "failed", "p")
+        Resource(
+            f"{number}.example.com/x",
+            capacity=1,
+            allocatable=1,
+            ids=1,
+            healthy=1,
+            allocated=1,
+            stage="registered" if number < 399 else "failed",
+            problem="p",
+        )
         for number in range(400)
     )
     agents = tuple(Agent(f"a{number}", "n", "1", "stale", "x") for number in range(60))
-    skipped = tuple(Skipped("gpu", f"s{number}", "why") for number in range(500))
+    skipped = tuple(SkippedHardware("gpu", f"s{number}", "why") for number in range(500))
     requests = {f"r{number}": 1 for number in range(900)}
     return cluster(
         node("a", *units, resources=resources, agents=agents, skipped=skipped),

@@ -15,7 +15,7 @@ from accelplane.kubelet.podresources import ClaimHolder, Holder
 from accelplane.kubelet.server import Stage
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, UnitHealth
-from accelplane.pages.current_values import CurrentValues, document
+from accelplane.pages.current_values import document
 from accelplane.pages.device_reader import DeviceReader
 from accelplane.pages.hardware_metrics import held_units
 from accelplane.pages.holders import Holders
@@ -28,6 +28,7 @@ from accelplane.readings import DevicePlan, Source, Value
 from accelplane.readings import Family as ReadingFamily
 from accelplane.readings.families import TEMPERATURE
 from accelplane.readings.values import labels, scalar
+from accelplane.report.readings import CurrentValues
 
 RESOURCE = "x.example.com/r"
 

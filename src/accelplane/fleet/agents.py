@@ -15,8 +15,11 @@ from msgspec import Struct
 from accelplane.apiserver import ApiError, ClientConfig
 from accelplane.apiserver.credentials import Credentials
 from accelplane.http.client import HttpClient, HttpClientError, ProtocolError, Response
+from accelplane.kube.interning import StringPool
+from accelplane.report.decoding import ReportError, decode_inventory, decode_readings
+from accelplane.report.inventory import NodeInventory
+from accelplane.report.limits import MAX_BYTES
 
-from .inventory import MAX_BYTES, Inventory, InventoryError, decode_inventory, decode_readings
 from .model import Agent, AgentState, NodeReadings
 from .options import FleetOptions
 
@@ -24,6 +27,7 @@ _CONNECTING = 64
 # Larger answers are read a few at a time, so that hostile agents cannot fill the memory together.
 _SMALL_ANSWER = 64 * 1024
 _LARGE_ANSWERS = 8
+_share = StringPool(50_000)
 
 
 class AgentTimes(Struct, frozen=True):
@@ -66,7 +70,7 @@ class Report(Struct, frozen=True):
     state: AgentState
     problem: str = ""
     answered: float = 0.0
-    inventory: Inventory | None = None
+    inventory: NodeInventory | None = None
 
     @property
     def agent(self) -> Agent:
@@ -75,12 +79,12 @@ class Report(Struct, frozen=True):
         return Agent(
             pod=self.place.name,
             name=found.agent if found else "",
-            version=found.version if found else "",
+            version=found.versions.get("accelplane", "") if found else "",
             state=self.state,
             problem=self.problem,
             answered=self.answered,
-            holders_source=found.holders_source if found else "",
-            holders_age=found.holders_age if found else 0.0,
+            holders_source=found.holders.source if found else "",
+            holders_age=(found.holders.age or 0.0) if found else 0.0,
         )
 
 
@@ -246,10 +250,10 @@ class _Link:
             return NodeReadings(0.0, problem=f"{name}: no address")
         try:
             body = await self._exchange.get(self._http, "/api/v1/readings")
-            moment, devices = decode_readings(body or b"")
-        except (HttpClientError, UnexpectedAnswer, InventoryError, ApiError) as error:
+            found = decode_readings(body or b"", _share)
+        except (HttpClientError, UnexpectedAnswer, ReportError, ApiError) as error:
             return NodeReadings(0.0, problem=f"{name}: {error}")
-        return NodeReadings(moment, devices)
+        return NodeReadings(found.time, tuple(each for plugin in found.plugins for each in plugin.devices))
 
     async def _run(self, http: HttpClient) -> None:
         loop, failures = asyncio.get_running_loop(), 0
@@ -258,7 +262,7 @@ class _Link:
                 started = loop.time()
                 try:
                     changed = await self._ask(http)
-                except (HttpClientError, UnexpectedAnswer, InventoryError, ApiError) as error:
+                except (HttpClientError, UnexpectedAnswer, ReportError, ApiError) as error:
                     self._fail(error)
                     delay = min(self._times.max_delay, self._times.first_delay * 2 ** min(failures, 16))
                     delay *= 0.5 + random.random() / 2  # noqa: S311 - not a secret
@@ -282,9 +286,9 @@ class _Link:
             body = await self._exchange.get(http, f"/api/v1/inventory?wait={wait}", wait=wait, etag=etag)
         place = self.report.place
         if body is not None:
-            inventory = decode_inventory(body)
+            inventory = decode_inventory(body, _share)
             if inventory.node not in ("", place.node):
-                raise InventoryError(f"found the inventory of another node, expected {place.node!a}")
+                raise ReportError(f"found the inventory of another node, expected {place.node!a}")
         report = Report(place, "connected", "", time.time(), inventory)
         if body is not None:
             self._set(report)
@@ -294,7 +298,7 @@ class _Link:
 
     def _fail(self, error: Exception) -> None:
         known = self.report
-        junk = isinstance(error, ProtocolError | InventoryError) or (
+        junk = isinstance(error, ProtocolError | ReportError) or (
             isinstance(error, UnexpectedAnswer) and error.permanent
         )
         state: AgentState = "invalid" if junk else "stale" if known.answered else "connecting"

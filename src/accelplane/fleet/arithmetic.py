@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
+from accelplane.report.inventory import Unit
+
 from .families import family_of
-from .model import Cluster, Node, Quota, Resource, Unit, Waiting
+from .model import Cluster, Node, Quota, Resource, Waiting
 
 _REGISTERED = "registered"
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-import msgspec
+from msgspec.structs import asdict, replace
+
+from accelplane.report.inventory import AdvertisedResource, Holder, PluginInventory
 
 from .agents import Report
-from .inventory import Inventory
-from .model import Holder, Node, Resource, Skipped, Unit
+from .model import Node, Resource
 from .objects import NodeFacts
 
 
@@ -26,19 +27,17 @@ def compose(
         for report in sorted(reports, key=lambda each: (each.state == "connected", each.answered), reverse=True)
         if report.inventory is not None
     ]
-    plugins: set[str] = set()
-    resources: dict[str, Resource] = {}
-    units: list[Unit] = []
-    skipped: list[Skipped] = []
+    plugins: dict[str, PluginInventory] = {}
+    advertised: dict[str, AdvertisedResource] = {}
     for inventory in inventories:
-        new = set(inventory.plugins) - plugins
-        plugins |= new
-        units += [unit for unit in inventory.units if unit.plugin in new]
-        skipped += [each for each in inventory.skipped if each.plugin in new]
-        _add_resources(resources, inventory)
+        for plugin in inventory.plugins:
+            plugins.setdefault(plugin.name, plugin)
+            for each in plugin.resources:
+                advertised.setdefault(each.name, each)
+    resources = {name: Resource(**asdict(each)) for name, each in advertised.items()}
     for each in facts.resources if facts else ():
         known = resources.get(each.name, each)
-        resources[each.name] = msgspec.structs.replace(known, capacity=each.capacity, allocatable=each.allocatable)
+        resources[each.name] = replace(known, capacity=each.capacity, allocatable=each.allocatable)
     return Node(
         name=name,
         labels=facts.labels if facts else {},
@@ -46,13 +45,8 @@ def compose(
         cordoned=facts.cordoned if facts else False,
         agents=tuple(report.agent for report in sorted(reports, key=lambda each: each.place.name)),
         resources=tuple(resources[name] for name in sorted(resources)),
-        units=tuple(units),
-        skipped=tuple(skipped),
+        units=tuple(unit for plugin in plugins.values() for unit in plugin.units),
+        skipped=tuple(each for plugin in plugins.values() for each in plugin.skipped),
         holders=() if inventories else holders or (),
         holders_known=not inventories and holders is not None,
     )
-
-
-def _add_resources(resources: dict[str, Resource], inventory: Inventory) -> None:
-    for resource in inventory.resources:
-        resources.setdefault(resource.name, resource)

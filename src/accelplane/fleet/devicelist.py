@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from .model import Cluster, DevicePlugin, Node, Unit
+from accelplane.report.inventory import Unit
+
+from .model import Cluster, DevicePlugin, Node
 
 # 5,000 nodes with 8 devices are about 20 MB.
 MAX_BYTES = 128 * 1024 * 1024

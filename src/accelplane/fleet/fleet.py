@@ -14,12 +14,13 @@ from accelplane.kube.client import Client
 from accelplane.kube.informer import WatchTimeouts
 from accelplane.kube.kinds import Pod
 from accelplane.kube.tasks import Supervisor
+from accelplane.report.inventory import Holder
 
 from .agents import Agents, AgentTimes, Place
 from .compose import compose
 from .events import DeviceEvents
 from .metrics import FleetMetrics
-from .model import Cluster, Holder, Node, NodeReadings
+from .model import Cluster, Node, NodeReadings
 from .objects import agent_identity, agent_place
 from .ondemand import OnDemand
 from .options import FleetOptions

@@ -9,76 +9,17 @@ from typing import Literal
 
 from msgspec import Struct
 
-Phase = Literal["healthy", "suspect", "unhealthy", "recovering"]
+from accelplane.report.inventory import AdvertisedResource, Holder, SkippedHardware, Unit
+from accelplane.report.readings import DeviceReadings
+
 AgentState = Literal["connected", "connecting", "stale", "invalid", "none"]
 
 
-class Holder(Struct, frozen=True):
-    """A container with at least one ID of a unit; `namespace` and `pod` are empty if the source does not name it.
-
-    With `via` "dra" it has the unit by a claim, and `resource` is the driver of the claim.
-    """
-
-    namespace: str
-    pod: str
-    container: str
-    resource: str
-    count: int
-    since: float = 0.0
-    via: str = ""
-
-
-class Change(Struct, frozen=True):
-    """One entry of a unit's health history."""
-
-    time: float
-    phase: Phase
-    reason: str = ""
-    text: str = ""
-
-
-class Unit(Struct, frozen=True):
-    """A physical thing whose IDs an agent advertises. `ids` has the number of IDs per resource.
-
-    If a healthy unit has a `reason`, it is a warning; `text` describes it.
-    """
-
-    plugin: str
-    unit: str
-    device: str = ""
-    bdf: str = ""
-    model: str = ""
-    numa: int | None = None
-    phase: Phase = "healthy"
-    known: bool = True
-    reason: str = ""
-    text: str = ""
-    since: float = 0.0
-    idle_since: float = 0.0
-    ids: Mapping[str, int] = {}
-    holders: tuple[Holder, ...] = ()
-    history: tuple[Change, ...] = ()
-
-
-class Skipped(Struct, frozen=True):
-    """Hardware that a plugin found and does not advertise."""
-
-    plugin: str
-    subject: str
-    reason: str
-
-
-class Resource(Struct, frozen=True):
+class Resource(AdvertisedResource, frozen=True, kw_only=True):
     """A resource of a node. `capacity` and `allocatable` are those of the Node status; the others are an agent's."""
 
-    name: str
     capacity: int = 0
     allocatable: int = 0
-    ids: int = 0
-    healthy: int = 0
-    allocated: int = 0
-    stage: str = ""
-    problem: str = ""
 
 
 class Agent(Struct, frozen=True):
@@ -108,7 +49,7 @@ class Node(Struct, frozen=True):
     agents: tuple[Agent, ...] = ()
     resources: tuple[Resource, ...] = ()
     units: tuple[Unit, ...] = ()
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedHardware, ...] = ()
     # Containers that request resources, by the API server: only with `-pods=all`, and only without units of an agent.
     holders: tuple[Holder, ...] = ()
     # Whether `holders` are all, so that none means that nothing is held.
@@ -164,26 +105,6 @@ class Cluster(Struct, frozen=True):
     held_seconds: Mapping[tuple[str, str], float] = {}
     device_plugins: tuple[DevicePlugin, ...] = ()
     more_device_plugins: int = 0
-
-
-class Value(Struct, frozen=True):
-    """A current value of a device, under the name and with the labels of its metric."""
-
-    name: str
-    labels: Mapping[str, str]
-    value: float
-
-
-class DeviceReadings(Struct, frozen=True):
-    """The current values of a device. `outcomes` counts its reads by outcome; a missing value is explained by these."""
-
-    plugin: str
-    device: str
-    bdf: str = ""
-    awake: bool = True
-    stuck: bool = False
-    values: tuple[Value, ...] = ()
-    outcomes: Mapping[str, int] = {}
 
 
 class NodeReadings(Struct, frozen=True):

@@ -20,9 +20,10 @@ from accelplane.kube.kinds import (
 )
 from accelplane.kube.objects import ApiInfo, Identity, NamespacedResource, api
 from accelplane.kube.quantities import Quantity
+from accelplane.report.inventory import Holder
 
 from .agents import Place
-from .model import Holder, Quota, Resource, Waiting
+from .model import Quota, Resource, Waiting
 
 AGENT_LABELS: Mapping[str, str] = {
     "app.kubernetes.io/part-of": "accelplane",

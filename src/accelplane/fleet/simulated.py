@@ -9,24 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
+from accelplane.report.inventory import Change, Holder, SkippedHardware, Unit
+from accelplane.report.readings import DeviceReadings, Value
+
 from .deviceplugins import missing_pods, problems_first
 from .families import family_of
-from .model import (
-    Agent,
-    Change,
-    Cluster,
-    DevicePlugin,
-    DeviceReadings,
-    Holder,
-    Node,
-    NodeReadings,
-    Quota,
-    Resource,
-    Skipped,
-    Unit,
-    Value,
-    Waiting,
-)
+from .model import Agent, Cluster, DevicePlugin, Node, NodeReadings, Quota, Resource, Waiting
 from .usage import Usage
 
 _HISTORY = 32
@@ -196,7 +184,7 @@ class SimulatedFleet:
             "no answer in 5 s" if stale else "", self._now - (140 if stale else 2), "podresources", 1.0,
         )  # fmt: skip
         skipped = (
-            Skipped(kind.plugin, "card9", "the driver vfio-pci is bound; expected i915 or xe"),
+            SkippedHardware(kind.plugin, "card9", "the driver vfio-pci is bound; expected i915 or xe"),
         ) if index % 31 == 5 else ()  # fmt: skip
         return Node(
             name=name, labels=labels, cordoned=index % 37 == 3, ready=index % 97 != 60, agents=(agent,),

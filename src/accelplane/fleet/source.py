@@ -20,10 +20,11 @@ from accelplane.kube.kinds import Node, Pod
 from accelplane.kube.metrics import Metrics
 from accelplane.kube.objects import Object, Request
 from accelplane.kube.tasks import Supervisor
+from accelplane.report.inventory import Holder
 
 from . import families
 from .deviceplugins import KINDS, PluginResource, device_plugin, problems_first, relevant_plugin, unreadable_plugin
-from .model import DevicePlugin, Holder, Quota, Waiting
+from .model import DevicePlugin, Quota, Waiting
 from .objects import (
     AGENT_LABELS,
     NodeFacts,

@@ -5,7 +5,9 @@
 
 from typing import Protocol
 
-from .model import Cluster, Holder, NodeReadings
+from accelplane.report.inventory import Holder
+
+from .model import Cluster, NodeReadings
 
 
 class FleetView(Protocol):

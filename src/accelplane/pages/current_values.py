@@ -1,71 +1,32 @@
-"""The content of `/api/v1/readings`: the current values of the devices, under the names of their metrics.
-
-The format is a contract with `accelplane fleet` and other programs: version 1, with the limits below.
-"""
+"""The content of `/api/v1/readings`, within the limits of the document. `report.readings` has the types."""
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import msgspec
-from msgspec import Struct
 
 from accelplane.pages.device_reader import DeviceReading
 from accelplane.pages.readings import NodeReadings
 from accelplane.readings.families import AWAKE, INFO, STUCK
+from accelplane.report.limits import MAX_BYTES, MAX_DEVICES, MAX_PLUGINS, MAX_VALUES, VERSION
+from accelplane.report.readings import CurrentValues, DeviceReadings, PluginReadings, Value
 
-VERSION = 1
-MAX_BYTES = 2 * 1024 * 1024
-
-_MAX_PLUGINS = 64
-_MAX_DEVICES = 4096
-_MAX_VALUES = 512
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(r"\\(.)")
 # Labels that name the device, which every value of it has.
 _IDENTITY = ("plugin", "device", "bdf")
 
 
-class CurrentValue(Struct, frozen=True):
-    name: str
-    value: float
-    labels: Mapping[str, str]
-
-
-class DeviceValues(Struct, frozen=True):
-    """The values of one device. `outcomes` counts the reads of the last reading by outcome."""
-
-    device: str
-    bdf: str
-    awake: bool
-    stuck: bool
-    values: Sequence[CurrentValue]
-    outcomes: Mapping[str, int]
-
-
-class PluginValues(Struct, frozen=True):
-    name: str
-    devices: Sequence[DeviceValues]
-
-
-class CurrentValues(Struct, frozen=True):
-    """The document; `time` is the Unix time of the reading."""
-
-    version: int
-    time: float
-    plugins: Sequence[PluginValues]
-
-
 def current_values(readings: NodeReadings, time: float) -> CurrentValues:
-    plugins: dict[str, list[DeviceValues]] = {}
+    plugins: dict[str, list[DeviceReadings]] = {}
     for reading in readings.devices:
         devices = plugins.setdefault(reading.plugin, [])
-        if len(devices) < _MAX_DEVICES:
+        if len(devices) < MAX_DEVICES:
             devices.append(_device(reading))
-    return CurrentValues(
-        VERSION, time, [PluginValues(name, devices) for name, devices in list(plugins.items())[:_MAX_PLUGINS]]
-    )
+    shown = list(plugins.items())[:MAX_PLUGINS]
+    return CurrentValues(VERSION, time, tuple(PluginReadings(name, tuple(devices)) for name, devices in shown))
 
 
 def document(readings: NodeReadings, time: float) -> bytes:
@@ -73,7 +34,7 @@ def document(readings: NodeReadings, time: float) -> bytes:
     found = current_values(readings, time)
     encoded = msgspec.json.encode(found)
     while len(encoded) > MAX_BYTES:
-        shorter = [PluginValues(each.name, each.devices[: len(each.devices) // 2]) for each in found.plugins]
+        shorter = tuple(PluginReadings(each.name, each.devices[: len(each.devices) // 2]) for each in found.plugins)
         found = CurrentValues(VERSION, time, shorter)
         encoded = msgspec.json.encode(found)
     return encoded
@@ -87,29 +48,30 @@ def parse_labels(text: str) -> dict[str, str]:
     }
 
 
-def _device(reading: DeviceReading) -> DeviceValues:
+def _device(reading: DeviceReading) -> DeviceReadings:
     values = [value for family, lines in reading.lines.items() if family is not INFO for value in _values(lines)]
-    return DeviceValues(
+    return DeviceReadings(
+        reading.plugin,
         reading.device,
         reading.bdf,
         awake=all(value.value != 0 for value in values if value.name == AWAKE.name),
         stuck=any(value.name == STUCK.name for value in values),
-        values=values[:_MAX_VALUES],
+        values=tuple(values[:MAX_VALUES]),
         outcomes=dict(reading.outcomes),
     )
 
 
-def _values(lines: Sequence[str]) -> Iterator[CurrentValue]:
+def _values(lines: Sequence[str]) -> Iterator[Value]:
     for line in lines:
         prefix, _, text = line.rpartition(" ")
         value = float(text)
         if math.isfinite(value):  # JSON has no other numbers
             name, labels = _parsed(prefix)
-            yield CurrentValue(name, value, labels)
+            yield Value(name, labels, value)
 
 
 @lru_cache(maxsize=8192)
-def _parsed(prefix: str) -> tuple[str, Mapping[str, str]]:
+def _parsed(prefix: str) -> tuple[str, dict[str, str]]:
     """The name of the metric, and the labels beside those of the device."""
     name, _, labels = prefix.partition("{")
     return name, {key: text for key, text in parse_labels(labels).items() if key not in _IDENTITY}

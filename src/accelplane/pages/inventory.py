@@ -1,7 +1,6 @@
-"""The content of `/api/v1/inventory`: devices, their holders and their health.
+"""The content of `/api/v1/inventory`: devices, their holders and their health, within the limits of the document.
 
-The format is a contract with `accelplane fleet` and other programs: version 1, with the limits below. Everything here
-is a pure function of the agent's state.
+Everything here is a pure function of the agent's state. `report.inventory` has the types.
 """
 
 import itertools
@@ -19,18 +18,28 @@ from accelplane.node.advertised import DEPARTED
 from accelplane.node.status import NodeStatus, PluginStatus, UnitHealth, listed_devices, units_by_cdi
 from accelplane.pages.holders import Holders, Key, claimed_units, counts_by_unit
 from accelplane.readings import DevicePlan
+from accelplane.report.inventory import (
+    AdvertisedResource,
+    Change,
+    Holder,
+    NodeInventory,
+    PhaseName,
+    PluginInventory,
+    SkippedHardware,
+    Unit,
+)
+from accelplane.report.limits import (
+    MAX_BYTES,
+    MAX_HOLDERS,
+    MAX_NAME,
+    MAX_PLUGINS,
+    MAX_RESOURCES,
+    MAX_SKIPPED,
+    MAX_TEXT,
+    MAX_UNIT_HOLDERS,
+    MAX_UNITS,
+)
 
-VERSION = 1
-MAX_BYTES = 2 * 1024 * 1024
-
-_MAX_NAME = 253
-_MAX_TEXT = 2048
-_MAX_PLUGINS = 64
-_MAX_RESOURCES = 256
-_MAX_SKIPPED = 1024
-_MAX_UNITS = 8192
-_MAX_UNIT_HOLDERS = 4096
-_MAX_HOLDERS = 16_384
 # The number of history entries of each unit: fewer if the answer would be too large.
 _HISTORIES = (32, 8, 1, 0)
 
@@ -38,92 +47,6 @@ Source = Literal["podresources", "checkpoint", "none"]
 Plans = Mapping[str, Sequence[DevicePlan]]
 # By plugin and unit the Unix time since which the unit, which a container holds, has not been used.
 IdleSince = Mapping[tuple[str, str], float]
-
-
-class InventoryHolder(Struct, frozen=True, omit_defaults=True):
-    """A container with IDs of a unit. `since` is a Unix time, 0 if unknown.
-
-    With `via` "dra" the container has the unit by a claim, and `resource` is the driver of the claim.
-    """
-
-    namespace: str
-    pod: str
-    container: str
-    resource: str
-    count: int
-    since: float
-    via: Literal["", "dra"] = ""
-
-
-class InventoryChange(Struct, frozen=True):
-    """A unit entered a phase at a Unix time."""
-
-    time: float
-    phase: str
-    reason: str
-    text: str
-
-
-class InventoryUnit(Struct, frozen=True, kw_only=True):
-    """A physical device or a part of it. `ids` has the number of IDs by resource; `since` is a Unix time, 0 if unknown.
-
-    `known` is false while the source of the health does not answer. A healthy unit with a `reason` has a warning.
-    """
-
-    unit: str
-    device: str = ""
-    bdf: str = ""
-    model: str = ""
-    numa: int | None = None
-    phase: str
-    known: bool = True
-    reason: str = ""
-    text: str = ""
-    since: float = 0.0
-    idle_since: float = 0.0
-    ids: Mapping[str, int]
-    holders: Sequence[InventoryHolder] = ()
-    history: Sequence[InventoryChange] = ()
-
-
-class InventoryResource(Struct, frozen=True):
-    name: str
-    stage: str
-    problem: str
-    ids: int
-    healthy: int
-    allocated: int
-
-
-class InventorySkipped(Struct, frozen=True):
-    subject: str
-    reason: str
-
-
-class InventoryPlugin(Struct, frozen=True):
-    name: str
-    resources: Sequence[InventoryResource]
-    units: Sequence[InventoryUnit]
-    skipped: Sequence[InventorySkipped]
-
-
-class HoldersSource(Struct, frozen=True):
-    """Where the holders come from, and the age of that answer in seconds when this generation was made."""
-
-    source: Source
-    age: float | None
-
-
-class Inventory(Struct, frozen=True):
-    """The document. `generation` changes with everything but the age of the holders."""
-
-    version: int
-    node: str
-    agent: str
-    versions: Mapping[str, str]
-    generation: str
-    plugins: Sequence[InventoryPlugin]
-    holders: HoldersSource
 
 
 class Facts(Struct, frozen=True, kw_only=True):
@@ -135,7 +58,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     idle_since: IdleSince = {}
 
 
-def inventory_plugins(facts: Facts) -> list[InventoryPlugin]:
+def inventory_plugins(facts: Facts) -> list[PluginInventory]:
     """All plugins within the limits of numbers and texts, but for those whose first scan is not complete.
 
     While an agent is replaced, readers have the devices of the old one until the new one has found them.
@@ -143,22 +66,22 @@ def inventory_plugins(facts: Facts) -> list[InventoryPlugin]:
     held = _held(facts)
     totals = Counter(row.resource for row in facts.holders.rows for _id in row.device_ids)
     places = {(plugin, unit): plan for plugin, plans in facts.plans.items() for plan in plans for unit in plan.units}
-    room = _MAX_UNITS
-    plugins: list[InventoryPlugin] = []
+    room = MAX_UNITS
+    plugins: list[PluginInventory] = []
     complete = (plugin for plugin in facts.status.plugins.values() if plugin.scan.completed)
-    for plugin in itertools.islice(complete, _MAX_PLUGINS):
-        units: list[InventoryUnit] = []
+    for plugin in itertools.islice(complete, MAX_PLUGINS):
+        units: list[Unit] = []
         for name, devices in list(_units(plugin).items())[:room]:
             key = (plugin.name, name)
-            unit = _unit(name, devices, plugin.health.get(name), places.get(key))
+            unit = _unit(key, devices, plugin.health.get(name), places.get(key))
             idle_since = facts.idle_since.get(key, 0.0)
-            units.append(replace(unit, holders=held.get(key, ()), idle_since=idle_since))
+            units.append(replace(unit, holders=tuple(held.get(key, ())), idle_since=idle_since))
         room -= len(units)
         plugins.append(
-            InventoryPlugin(
+            PluginInventory(
                 _name(plugin.name),
-                [
-                    InventoryResource(
+                tuple(
+                    AdvertisedResource(
                         _name(each.name),
                         each.stage.value,
                         _text(each.problem),
@@ -166,36 +89,39 @@ def inventory_plugins(facts: Facts) -> list[InventoryPlugin]:
                         sum(device.healthy for device in each.devices.values()),
                         totals[each.name],
                     )
-                    for each in list(plugin.resources.values())[:_MAX_RESOURCES]
-                ],
-                units,
-                [InventorySkipped(_name(each.subject), _text(each.reason)) for each in plugin.skipped[:_MAX_SKIPPED]],
+                    for each in list(plugin.resources.values())[:MAX_RESOURCES]
+                ),
+                tuple(units),
+                tuple(
+                    SkippedHardware(_name(plugin.name), _name(each.subject), _text(each.reason))
+                    for each in plugin.skipped[:MAX_SKIPPED]
+                ),
             )
         )
     return plugins
 
 
-def document(plugins: Sequence[InventoryPlugin], identity: Inventory) -> bytes:
+def document(plugins: Sequence[PluginInventory], identity: NodeInventory) -> bytes:
     """The JSON of the plugins and `identity`, at most `MAX_BYTES`: too large an inventory loses history, then units."""
     for length in _HISTORIES:
-        plugins = [replace(each, units=[_shorten(unit, length) for unit in each.units]) for each in plugins]
-        encoded = msgspec.json.encode(replace(identity, plugins=plugins))
+        plugins = [replace(each, units=tuple(_shorten(unit, length) for unit in each.units)) for each in plugins]
+        encoded = msgspec.json.encode(replace(identity, plugins=tuple(plugins)))
         if len(encoded) <= MAX_BYTES:
             return encoded
     while True:
         plugins = [replace(each, units=each.units[: len(each.units) // 2]) for each in plugins]
-        shown = plugins if any(each.units for each in plugins) else ()
+        shown = tuple(plugins) if any(each.units for each in plugins) else ()
         encoded = msgspec.json.encode(replace(identity, plugins=shown))
         if len(encoded) <= MAX_BYTES:
             return encoded
 
 
-def state_of(plugins: Sequence[InventoryPlugin], source: Source) -> bytes:
+def state_of(plugins: Sequence[PluginInventory], source: Source) -> bytes:
     """Equal for equal inventories with holders of the same source, whatever their age."""
     return msgspec.json.encode((plugins, source))
 
 
-def _shorten(unit: InventoryUnit, length: int) -> InventoryUnit:
+def _shorten(unit: Unit, length: int) -> Unit:
     excess = len(unit.history) - length
     return replace(unit, history=unit.history[excess:]) if excess > 0 else unit
 
@@ -210,14 +136,15 @@ def _units(plugin: PluginStatus) -> dict[str, list[tuple[str, Device]]]:
 
 
 def _unit(
-    name: str, devices: Sequence[tuple[str, Device]], health: UnitHealth | None, plan: DevicePlan | None
-) -> InventoryUnit:
+    key: tuple[str, str], devices: Sequence[tuple[str, Device]], health: UnitHealth | None, plan: DevicePlan | None
+) -> Unit:
     """The unit without its holders, with its complete history."""
     phase, reason, text = _phase(health, [device for _, device in devices])
     changes = health.changes if health is not None else ()
     unknown = health.unknown if health is not None else ""
-    return InventoryUnit(
-        unit=_name(name),
+    return Unit(
+        plugin=_name(key[0]),
+        unit=_name(key[1]),
         device=_name(plan.device) if plan is not None else "",
         bdf=_name(plan.bdf) if plan is not None else "",
         model=_name(plan.facts.get("model", "")) if plan is not None else "",
@@ -227,17 +154,15 @@ def _unit(
         reason=reason,
         text=_text(text or unknown),
         since=changes[-1].time if changes and changes[-1].phase.value == phase else 0.0,
-        ids=Counter(_name(resource) for resource, _device in devices),
-        history=[
-            InventoryChange(
-                each.time, each.phase.value, "" if each.phase is Phase.HEALTHY else each.cause, _text(each.reason)
-            )
+        ids=dict(Counter(_name(resource) for resource, _device in devices)),
+        history=tuple(
+            Change(each.time, each.phase.value, "" if each.phase is Phase.HEALTHY else each.cause, _text(each.reason))
             for each in changes
-        ],
+        ),
     )
 
 
-def _phase(health: UnitHealth | None, devices: Sequence[Device]) -> tuple[str, str, str]:
+def _phase(health: UnitHealth | None, devices: Sequence[Device]) -> tuple[PhaseName, str, str]:
     """Phase, kind of reason and reason of a unit: that of its health source, or of its devices as listed."""
     if health is not None and health.phase is not Phase.HEALTHY:
         return health.phase.value, health.cause, health.reason
@@ -258,20 +183,20 @@ def _numa(device: Device) -> int | None:
     return nodes[0] if len(nodes) == 1 and 0 <= nodes[0] <= 65_536 else None
 
 
-def _held(facts: Facts) -> dict[tuple[str, str], list[InventoryHolder]]:
+def _held(facts: Facts) -> dict[tuple[str, str], list[Holder]]:
     """The holders of each plugin and unit. IDs that are not listed have no unit and are left out."""
     listed = listed_devices(facts.status)
-    held: dict[tuple[str, str], list[InventoryHolder]] = {}
-    room = _MAX_HOLDERS
+    held: dict[tuple[str, str], list[Holder]] = {}
+    room = MAX_HOLDERS
 
     def add(place: tuple[str, str], key: Key, count: int, via: Literal["", "dra"] = "") -> None:
         nonlocal room
         known = held.setdefault(place, [])
-        if room > 0 and len(known) < _MAX_UNIT_HOLDERS:
+        if room > 0 and len(known) < MAX_UNIT_HOLDERS:
             room -= 1
             namespace, pod, container, resource = map(_name, key)
             since = facts.holders.since.get(key, 0.0)
-            known.append(InventoryHolder(namespace, pod, container, resource, count, since, via))
+            known.append(Holder(namespace, pod, container, resource, count, since, via))
 
     for (key, unit), count in counts_by_unit(facts.holders.rows, listed).items():
         if unit:
@@ -286,5 +211,5 @@ def _clip(text: str, limit: int) -> str:
     return text[:limit] if text.isascii() else text[:limit].encode(errors="replace").decode()
 
 
-_name = partial(_clip, limit=_MAX_NAME)
-_text = partial(_clip, limit=_MAX_TEXT)
+_name = partial(_clip, limit=MAX_NAME)
+_text = partial(_clip, limit=MAX_TEXT)

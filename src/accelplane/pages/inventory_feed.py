@@ -16,17 +16,16 @@ from accelplane.kubelet.notifier import Notifier
 from accelplane.node.status import NodeStatus
 from accelplane.pages.holders import HolderReader, Holders
 from accelplane.pages.inventory import (
-    VERSION,
     Facts,
-    HoldersSource,
     IdleSince,
-    Inventory,
     document,
     inventory_plugins,
     state_of,
 )
 from accelplane.pages.readings import Readings
 from accelplane.readings.plan import DevicePlan
+from accelplane.report.inventory import HoldersSource, NodeInventory
+from accelplane.report.limits import VERSION
 
 # Changes come in groups: a scan, the health of several devices, registrations.
 _DEBOUNCE = 0.1
@@ -165,13 +164,12 @@ class InventoryFeed:
             name = f"{self._started}.{self._counter}"
             holders = facts.holders
             age = None if holders.source == "none" else round(max(0.0, self._clock() - holders.began), 3)
-            identity = Inventory(
+            identity = NodeInventory(
                 version=VERSION,
                 node=self._node,
                 agent=self._program,
                 versions={"accelplane": facts.status.version},
                 generation=name,
-                plugins=(),
                 holders=HoldersSource(holders.source, age),
             )
             self._current = Generation(f'"{name}"', document(plugins, identity))

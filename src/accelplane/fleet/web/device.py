@@ -4,7 +4,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
-from ..model import Change, DeviceReadings, Node, Unit, Value
+from accelplane.report.inventory import Change, Unit
+from accelplane.report.readings import DeviceReadings, Value
+
+from ..model import Node
 from .html import Element, element
 from .node import HOLDER_HEADERS, holder_row, missing, numbered
 from .page import Context, Page, badge, facts, moment, more, node_link, numeric, part, row, table

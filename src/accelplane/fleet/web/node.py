@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+from accelplane.report.inventory import Holder, Unit
+
 from ..arithmetic import allocation
-from ..model import Agent, Holder, Node, Resource, Unit
+from ..model import Agent, Node, Resource
 from .html import Element, element
 from .page import Context, Page, badge, device_link, facts, moment, more, number, numeric, part, pod_name, row, table
 from .query import PlaceQuery

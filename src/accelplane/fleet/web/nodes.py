@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from accelplane.report.inventory import Holder, Unit
+
 from ..arithmetic import allocation
 from ..families import family_of
-from ..model import Holder, Node, Unit
+from ..model import Node
 from .html import Element, element, keyed
 from .page import Context, Page, cell, counted, empty_list, node_link, number, numeric, pages, part, skip_list, table
 from .query import NodesQuery, PlaceQuery, SelectorError, Sort, link, selector_terms

@@ -9,8 +9,9 @@ import msgspec
 from msgspec import Struct
 
 from accelplane import __version__
+from accelplane.report.inventory import Holder, Unit
 
-from ..model import Cluster, Holder, NodeReadings, Unit
+from ..model import Cluster, NodeReadings
 from .html import Element, count, element, keyed, live, render
 from .query import ListQuery, NodesQuery, PlaceQuery, Query, link
 from .summaries import State, Summary, Totals, held_share, state_of, totals

@@ -11,10 +11,11 @@ from msgspec import Struct
 from accelplane.apiserver import ApiError
 from accelplane.http.handler import PendingResponse
 from accelplane.http.messages import HttpError, Request, Response, accepts_gzip, method_error
+from accelplane.report.inventory import Holder
 
 from ..devicelist import PATH as DEVICES_PATH
 from ..devicelist import DeviceList, device_list
-from ..model import Holder, NodeReadings
+from ..model import NodeReadings
 from ..view import FleetView
 from .access import Viewer, VisibleNames
 from .assets import AssetFiles

@@ -8,9 +8,11 @@ from typing import Literal
 
 from msgspec import Struct
 
+from accelplane.report.inventory import Unit
+
 from ..arithmetic import allocation
 from ..families import family_of
-from ..model import Cluster, Node, Unit
+from ..model import Cluster, Node
 
 State = Literal["healthy", "suspect", "unhealthy", "recovering", "unknown"]
 STATES: tuple[State, ...] = ("healthy", "suspect", "unhealthy", "recovering", "unknown")

@@ -1,4 +1,4 @@
-"""Responses of agents: decoding, and rejection with messages."""
+"""Documents of agents: decoding, and rejection with messages."""
 
 import contextlib
 from typing import Any
@@ -8,14 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelplane.fleet.inventory import MAX_BYTES, InventoryError, decode_inventory, decode_readings
-from accelplane.fleet.model import Change, Holder, Resource, Skipped, Unit
+from accelplane.report.decoding import ReportError, decode_inventory, decode_readings
+from accelplane.report.inventory import AdvertisedResource, Change, Holder, HoldersSource, SkippedHardware, Unit
+from accelplane.report.limits import MAX_BYTES
 
 I915 = "gpu.intel.com/i915"
 
 
 def unit(**changes: Any) -> dict[str, Any]:
     return {
+        "plugin": "gpu",
         "unit": "card0",
         "device": "card0",
         "bdf": "0000:03:00.0",
@@ -37,7 +39,7 @@ def unit(**changes: Any) -> dict[str, Any]:
 
 def plugin(**changes: Any) -> dict[str, Any]:
     resource = {"name": I915, "stage": "registered", "problem": "", "ids": 16, "healthy": 15, "allocated": 3}
-    skipped = {"subject": "card3", "reason": "driver vfio-pci is not supported"}
+    skipped = {"plugin": "gpu", "subject": "card3", "reason": "driver vfio-pci is not supported"}
     return {"name": "gpu", "resources": [resource], "units": [unit()], "skipped": [skipped]} | changes
 
 
@@ -59,12 +61,12 @@ def encoded(document: object) -> bytes:
 
 def test_an_inventory_has_all_fields_of_the_agent() -> None:
     found = decode_inventory(encoded(inventory()))
-    assert (found.node, found.agent, found.version) == ("n1", "accelplane node", "0.9.0")
-    assert (found.generation, found.plugins) == ("1764000000-17", ("gpu",))
-    assert (found.holders_source, found.holders_age) == ("podresources", 1.2)
-    assert found.resources == (Resource(I915, ids=16, healthy=15, allocated=3, stage="registered"),)
-    assert found.skipped == (Skipped("gpu", "card3", "driver vfio-pci is not supported"),)
-    assert found.units == (
+    assert (found.node, found.agent, found.versions) == ("n1", "accelplane node", {"accelplane": "0.9.0"})
+    assert (found.generation, found.holders) == ("1764000000-17", HoldersSource("podresources", 1.2))
+    (gpus,) = found.plugins
+    assert (gpus.name, gpus.resources) == ("gpu", (AdvertisedResource(I915, "registered", "", 16, 15, 3),))
+    assert gpus.skipped == (SkippedHardware("gpu", "card3", "driver vfio-pci is not supported"),)
+    assert gpus.units == (
         Unit(
             "gpu",
             "card0",
@@ -87,8 +89,8 @@ def test_fields_of_newer_agents_are_ignored() -> None:
 def test_an_unknown_numa_node_and_an_unknown_age_are_null() -> None:
     document = inventory(plugins=[plugin(units=[unit(numa=None)])], holders={"source": "", "age": None})
     found = decode_inventory(encoded(document))
-    assert found.units[0].numa is None
-    assert found.holders_age == 0
+    assert [each.numa for each in found.units] == [None]
+    assert found.holders.age is None
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ def test_an_unknown_numa_node_and_an_unknown_age_are_null() -> None:
     ],
 )
 def test_a_document_that_is_not_an_inventory_is_rejected(document: object, problem: str) -> None:
-    with pytest.raises(InventoryError) as caught:
+    with pytest.raises(ReportError) as caught:
         decode_inventory(encoded(document))
     assert problem in str(caught.value)
     assert len(str(caught.value)) < 400
@@ -118,25 +120,25 @@ def test_a_document_that_is_not_an_inventory_is_rejected(document: object, probl
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"\xff\xfe", b'{"version": 1', b"[" * 100_000, b'{"version":1e999}'])
 def test_content_that_is_not_json_is_rejected(body: bytes) -> None:
-    with pytest.raises(InventoryError, match=r"^inventory: "):
+    with pytest.raises(ReportError, match=r"^inventory: "):
         decode_inventory(body)
 
 
 def test_more_than_two_mebibytes_are_rejected_without_decoding() -> None:
-    with pytest.raises(InventoryError, match=f"^inventory: found more than {MAX_BYTES} bytes"):
+    with pytest.raises(ReportError, match=f"^inventory: found more than {MAX_BYTES} bytes"):
         decode_inventory(encoded(inventory()) + b" " * MAX_BYTES)
 
 
 def test_control_characters_and_changes_of_direction_are_replaced() -> None:
     texts = unit(text="a\x1b[2Jb\u202ec\u2028d", reason="ü ß")
     found = decode_inventory(encoded(inventory(plugins=[plugin(units=[texts])])))
-    assert found.units[0].text == "a?[2Jb?c?d"
-    assert found.units[0].reason == "ü ß"
+    assert [(each.text, each.reason) for each in found.units] == [("a?[2Jb?c?d", "ü ß")]
 
 
 def readings(**changes: Any) -> dict[str, Any]:
     value = {"name": "accelplane_device_temperature_celsius", "labels": {"sensor": "package"}, "value": 41.0}
     device = {
+        "plugin": "gpu",
         "device": "card0",
         "bdf": "0000:03:00.0",
         "awake": True,
@@ -148,8 +150,9 @@ def readings(**changes: Any) -> dict[str, Any]:
 
 
 def test_readings_have_values_and_the_outcomes_of_reads() -> None:
-    time, (device,) = decode_readings(encoded(readings()))
-    assert time == 5.5
+    found = decode_readings(encoded(readings()))
+    (device,) = found.plugins[0].devices
+    assert found.time == 5.5
     assert (device.plugin, device.device, device.bdf, device.awake, device.stuck) == (
         "gpu", "card0", "0000:03:00.0", True, False,
     )  # fmt: skip
@@ -160,7 +163,7 @@ def test_readings_have_values_and_the_outcomes_of_reads() -> None:
 
 
 def test_invalid_readings_are_rejected() -> None:
-    with pytest.raises(InventoryError, match=r"^readings: .*awake"):
+    with pytest.raises(ReportError, match=r"^readings: .*awake"):
         decode_readings(encoded(readings(awake="yes")))
 
 
@@ -184,7 +187,7 @@ def replaced(document: Any, path: list[int], value: Any) -> Any:
 
 def check(body: bytes) -> None:
     for decode in (decode_inventory, decode_readings):
-        with contextlib.suppress(InventoryError):
+        with contextlib.suppress(ReportError):
             decode(body)
 
 
