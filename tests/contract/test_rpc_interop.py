@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import until
 
-from accelplane.rpc import Channel, RpcError
+from accelplane.rpc import Channel, RpcError, RpcServer, unary
+from accelplane.rpc.server import SHUTDOWN_GRACE
 
 UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
@@ -158,6 +159,39 @@ async def test_a_stopping_server_ends_the_clients_streams(methods: Methods, clie
     methods.release.set()
     assert (await waiting).value == b"a"
     await stopping
+
+
+async def test_a_call_has_the_grace_of_the_stop_to_finish(methods: Methods, client: Client) -> None:
+    waiting = client.call("Wait", b"a", timeout=60)
+    await until(lambda: methods.running == 1)
+    stopping = asyncio.create_task(methods.server.stop(grace=60))
+    await asyncio.sleep(4 * SHUTDOWN_GRACE)
+    assert not stopping.done()
+    methods.release.set()
+    assert (await waiting).value == b"a"
+    async with asyncio.timeout(30):
+        await stopping
+
+
+async def test_a_server_knows_its_connections(directory: str) -> None:
+    counts: list[int] = []
+    server = RpcServer(
+        {"/s/Echo": unary(BytesValue, BytesValue, echo)}, connections_changed=lambda: counts.append(server.connections)
+    )
+    await server.start(f"{directory}/s")
+    try:
+        for _ in range(2):
+            async with Channel(f"{directory}/s") as channel:
+                assert (await channel.call("/s/Echo", BytesValue(value=b"a"), BytesValue, deadline=30)).value == b"a"
+                assert server.connections == 1
+            await until(lambda: server.connections == 0)
+    finally:
+        await server.stop()
+    assert counts == [1, 0, 1, 0]
+
+
+async def echo(request: BytesValue) -> BytesValue:
+    return request
 
 
 # Own client, reference server

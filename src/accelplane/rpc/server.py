@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from accelplane.rpc import frames
 from accelplane.rpc.call import Call, rejection
@@ -13,7 +13,7 @@ from accelplane.rpc.headers import MAX_HEADERS, Headers, Rejection, read_request
 from accelplane.rpc.methods import Method
 
 MAX_STREAMS = 100  # concurrent calls of a connection
-_SHUTDOWN_TIMEOUT = 0.5  # seconds for calls to end, and for peers to read the responses
+SHUTDOWN_GRACE = 0.5  # seconds for calls to end, and for peers to read the responses
 _INITIAL_FRAMES = frames.settings(
     {Setting.MAX_CONCURRENT_STREAMS: MAX_STREAMS, Setting.MAX_HEADER_LIST_SIZE: MAX_HEADERS}
 )
@@ -23,10 +23,18 @@ _STOPPED = "the server is stopped"
 class RpcServer:
     """Serves methods on a Unix socket until stopped."""
 
-    def __init__(self, methods: Mapping[str, Method]) -> None:
+    def __init__(
+        self, methods: Mapping[str, Method], *, connections_changed: Callable[[], None] = lambda: None
+    ) -> None:
+        """`connections_changed` is called when a client has connected or its connection has ended."""
         self._methods = {path.encode(): method for path, method in methods.items()}
         self._server: asyncio.Server | None = None
-        self._tracker = ConnectionTracker()
+        self._tracker = ConnectionTracker(connections_changed)
+
+    @property
+    def connections(self) -> int:
+        """The number of open connections."""
+        return len(self._tracker.connections)
 
     async def start(self, path: str) -> None:
         """Binds `path` and listens. Raises `OSError`."""
@@ -37,10 +45,10 @@ class RpcServer:
         )
         await self._server.start_serving()
 
-    async def stop(self) -> None:
+    async def stop(self, grace: float = SHUTDOWN_GRACE) -> None:
         """Stops listening and ends every connection. Does nothing if the server was not started.
 
-        Unary calls have half a second to finish, and peers to read the responses. Other handlers are cancelled.
+        Unary calls have `grace` seconds to finish, and peers to read the responses. Other handlers are cancelled.
         """
         if self._server is None:
             return
@@ -54,23 +62,28 @@ class RpcServer:
             self._server.close()
             for connection in tuple(self._tracker.connections):
                 connection.begin_shutdown()
-            await self._tracker.wait_closed(_SHUTDOWN_TIMEOUT)
+            await self._tracker.wait_closed(grace)
         finally:
             self._server.close()
             for connection in tuple(self._tracker.connections):
                 connection.end(_STOPPED, now=True)
         await asyncio.sleep(0)  # the event loop closes transports in its next iteration
-        await self._tracker.wait_closed(_SHUTDOWN_TIMEOUT)
+        await self._tracker.wait_closed(SHUTDOWN_GRACE)
         await self._server.wait_closed()
 
 
 class ConnectionTracker:
     """A server's open connections, and the cancelled tasks that still run."""
 
-    def __init__(self) -> None:
+    def __init__(self, connections_changed: Callable[[], None] = lambda: None) -> None:
         self.connections: set[ServerConnection] = set()
+        self._connections_changed = connections_changed
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+
+    def add(self, connection: "ServerConnection") -> None:
+        self.connections.add(connection)
+        self._connections_changed()
 
     def track(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
@@ -78,6 +91,7 @@ class ConnectionTracker:
 
     def remove(self, connection: "ServerConnection") -> None:
         self.connections.discard(connection)
+        self._connections_changed()
         self._changed.set()
 
     async def wait_closed(self, seconds: float) -> None:
@@ -98,7 +112,7 @@ class ServerConnection(Connection[Call]):
         super().__init__(_INITIAL_FRAMES, frames.PREFACE)
         self._tracker = tracker
         self._methods = methods
-        tracker.connections.add(self)
+        tracker.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
