@@ -17,7 +17,7 @@ from virtualtime import Threads, VirtualTimeLoop, controlled
 from accelplane.devices import CdiDevice, Device, HealthPolicy, Verdict
 from accelplane.host import Host, isolation
 from accelplane.host.uevent import OVERFLOW, Uevent
-from accelplane.kubelet import server
+from accelplane.kubelet import registration, server
 from accelplane.node import allocations, health, runner, scan_loop
 from accelplane.node.agent import Agent
 from accelplane.node.publishers import cdi, kubelet
@@ -130,7 +130,19 @@ class Setup:
         self._changes = 0
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(
-            controlled(self.loop, self.threads, allocations, health, isolation, runner, scan_loop, server, cdi, kubelet)
+            controlled(
+                self.loop,
+                self.threads,
+                allocations,
+                health,
+                isolation,
+                runner,
+                scan_loop,
+                registration,
+                server,
+                cdi,
+                kubelet,
+            )
         )
         self.settings = Settings(
             root=str(self.root),

@@ -31,14 +31,12 @@ from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
 from accelplane.kubelet import messages, sockets
 from accelplane.kubelet.notifier import Notifier
 from accelplane.kubelet.pluginsocket import PluginSocket
-from accelplane.kubelet.registration_state import FIRST_RETRY, LAST_RETRY, MAX_CHECK_INTERVAL, RegistrationState
+from accelplane.kubelet.registration import Registration
+from accelplane.kubelet.registration_state import FIRST_RETRY, LAST_RETRY, MAX_CHECK_INTERVAL
 from accelplane.logs import v
 
 log = logging.getLogger(__name__)
 
-KUBELET_SOCKET = "kubelet.sock"
-_REGISTER_DEADLINE = 20.0  # the kubelet itself waits up to 10 s for our answer
-_ANSWER_TIMEOUT = 1.0  # after the kubelet has opened a stream
 _BUSY_RETRY, _BUSY_RETRY_AFTER_GRACE = 1.0, 3.0
 _TERMINATION_GRACE = 30.0  # Kubernetes' default for a predecessor that is terminating
 _HANDOVER = 2.0
@@ -149,13 +147,17 @@ class ResourceServer:
         self._reported_at = 0
         self.counters = Counters()
         self._directory = directory
-        self._kubelet = os.path.join(directory, KUBELET_SOCKET)
         self._allocator = allocator
         self.wake = Notifier()
         self._list = _List(pb.ListAndWatchResponse())
         self._streams: dict[object, _List | None] = {}  # the list that each stream has sent last
-        self._streams_opened = 0
+        self.streams_opened = 0
         self._sent = Notifier()
+        self._registration = Registration(directory, self._socket, self)
+
+    @property
+    def open_streams(self) -> int:
+        return len(self._streams)
 
     def _enter(self, stage: Stage) -> None:
         if stage is not self.stage:
@@ -247,7 +249,7 @@ class ResourceServer:
                 return
             except OSError as error:
                 reason = error.strerror or error
-                self._report(
+                self.report(
                     f"cannot create the socket {self._socket.path}: {reason}; "
                     "check its directory's mode and SELinux label"
                 )
@@ -256,7 +258,7 @@ class ResourceServer:
             self._enter(Stage.SERVING)
             self.problem = ""
             log.log(v(1), "%s: serving at %s", self.resource, self._socket.path)
-            reason = await self._stay_registered()
+            reason = await self._registration.keep()
             log.log(v(1), "%s: %s, starting again", self.resource, reason)
             await self._hand_over()
         finally:
@@ -271,78 +273,18 @@ class ResourceServer:
         while (remaining := end - loop.time()) > 0 and not self._socket.owned and self._socket.owner() is not None:
             await self.wake.wait(remaining)
 
-    async def _stay_registered(self) -> str:
-        """Registers whenever needed; returns the reason why a new socket is needed."""
-        state = RegistrationState()
-        while True:
-            if not self._socket.owned:
-                return "the socket was removed or replaced"
-            kubelet, now = sockets.identity(self._kubelet), time.monotonic()
-            if state.observe(kubelet, open_streams=len(self._streams), opened=self._streams_opened, now=now):
-                self._report("the kubelet has opened no ListAndWatch stream; registering again", level=v(1))
-            if state.moved:
-                return "the kubelet has a new socket"
-            if state.should_register(now):
-                # A starting kubelet creates its socket before it listens: the first attempt often fails.
-                level = logging.WARNING if state.rejections else v(1)
-                accepted = await self._register_while_at(kubelet, level)
-                state.record_attempt(time.monotonic(), accepted=accepted)
-                continue  # notifications during the attempt were not received
-            self._enter(Stage.REGISTERED if state.registered else Stage.SERVING)
-            if kubelet is None and not state.registered:
-                self._report(f"waiting for {self._kubelet}", level=v(1))
-            await self.wake.wait(state.next_check(time.monotonic()))
+    def record_registration(self, error: rpc.RpcError | None) -> None:
+        if error is None:
+            self.counters.registrations += 1
+            self.problem = ""
+        else:
+            failures = self.counters.registration_failures
+            failures[error.code] = failures.get(error.code, 0) + 1
 
-    async def _register_while_at(self, kubelet: sockets.Identity | None, level: int) -> bool:
-        """Registers while the sockets are the own and this `kubelet`: a stopping kubelet may never answer.
+    def set_registered(self, *, registered: bool) -> None:
+        self._enter(Stage.REGISTERED if registered else Stage.SERVING)
 
-        A stream that opens meanwhile shows that the kubelet has accepted the registration, whatever the answer is.
-        """
-        opened = self._streams_opened
-
-        def streaming() -> bool:
-            return self._streams_opened > opened and bool(self._streams)
-
-        attempt = asyncio.create_task(self._register(level, streaming))
-        attempt.add_done_callback(lambda _attempt: self.wake.notify_all())
-        try:
-            while not attempt.done() and self._socket.owned and sockets.identity(self._kubelet) == kubelet:
-                answer_due = streaming()
-                if not await self.wake.wait(_ANSWER_TIMEOUT if answer_due else MAX_CHECK_INTERVAL) and answer_due:
-                    log.log(v(1), "%s: registered, the kubelet's answer was lost", self.resource)
-                    return streaming()
-            return attempt.done() and attempt.result()
-        finally:
-            attempt.cancel()
-            await asyncio.wait((attempt,))
-
-    async def _register(self, level: int, streaming: Callable[[], bool]) -> bool:
-        """Whether the kubelet accepted the registration; an error is logged at `level`."""
-        options = await self._get_options(pb.Empty())
-        try:
-            # A rejected name is never used again, see `pluginsocket`.
-            endpoint = self._socket.add_registration_name()
-        except OSError as error:
-            self._report(f"cannot link the socket {self._socket.path}: {error.strerror or error}", level)
-            return False
-        request = pb.RegisterRequest(
-            version=messages.VERSION, endpoint=endpoint, resource_name=self.resource, options=options
-        )
-        async with rpc.Channel(self._kubelet) as channel:
-            try:
-                await channel.call(messages.REGISTER, request, pb.Empty, deadline=_REGISTER_DEADLINE)
-            except rpc.RpcError as error:
-                failures = self.counters.registration_failures
-                failures[error.code] = failures.get(error.code, 0) + 1
-                hint = "; check permission and SELinux label" if "ermission denied" in error.text else ""
-                self._report(f"registration at {self._kubelet} failed: {error}{hint}", level)
-                return streaming()
-        self.counters.registrations += 1
-        self.problem = ""
-        log.log(v(1), "%s: registered at %s", self.resource, endpoint)
-        return True
-
-    def _report(self, problem: str, level: int = logging.WARNING) -> None:
+    def report(self, problem: str, level: int = logging.WARNING) -> None:
         """Logs a problem once, and again if it changes or its level rises."""
         if problem != self.problem or level > self._reported_at:
             self.problem, self._reported_at = problem, level
@@ -352,7 +294,7 @@ class ResourceServer:
     def _methods(self) -> Mapping[str, rpc.Method]:
         service = "/v1beta1.DevicePlugin"
         return {
-            f"{service}/GetDevicePluginOptions": _method(self._get_options, pb.Empty, pb.DevicePluginOptions),
+            f"{service}/GetDevicePluginOptions": _method(self.get_options, pb.Empty, pb.DevicePluginOptions),
             f"{service}/ListAndWatch": rpc.streaming(pb.Empty, pb.ListAndWatchResponse, self._list_and_watch),
             f"{service}/GetPreferredAllocation": _method(
                 self._get_preferred, pb.PreferredAllocationRequest, pb.PreferredAllocationResponse
@@ -363,7 +305,7 @@ class ResourceServer:
             ),
         }
 
-    async def _get_options(self, _request: pb.Empty) -> pb.DevicePluginOptions:
+    async def get_options(self, _request: pb.Empty, /) -> pb.DevicePluginOptions:
         return pb.DevicePluginOptions(
             pre_start_required=self._allocator.pre_starts, get_preferred_allocation_available=self._allocator.prefers
         )
@@ -371,7 +313,7 @@ class ResourceServer:
     async def _list_and_watch(self, _request: pb.Empty) -> AsyncGenerator[pb.ListAndWatchResponse, None]:
         stream = object()
         self._streams[stream] = None
-        self._streams_opened += 1
+        self.streams_opened += 1
         self.wake.notify_all()
         try:
             while True:

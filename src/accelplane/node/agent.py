@@ -14,7 +14,7 @@ from accelplane.devices import Inventory
 from accelplane.host.isolation import BlockedDevices, HostThread
 from accelplane.kubelet import sockets
 from accelplane.kubelet.notifier import Notifier
-from accelplane.kubelet.server import KUBELET_SOCKET
+from accelplane.kubelet.registration import KUBELET_SOCKET
 from accelplane.node.allocations import AllocationReader
 from accelplane.node.atomic_file import Stamp, stamp_of
 from accelplane.node.context import PluginContext
