@@ -1,11 +1,15 @@
 """CDI devices: the exact content of the file, and all validation rules."""
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from accelplane.devices import CdiDevice, CdiError, CdiHook, CdiMount, CdiNode
+from accelplane.devices.cdi import document
 from accelplane.node.publishers.cdi_directory import CdiDirectory
 
 HOOK = CdiHook("createRuntime", "/bin/my-hook")
@@ -158,3 +162,45 @@ def test_every_hook_name_of_the_specification_is_valid() -> None:
 def test_errors_name_the_device() -> None:
     with pytest.raises(CdiError, match=re.escape("CDI device a/b=x: ")):
         CdiDevice(kind="a/b", name="x", env=["A"]).check()
+
+
+def test_a_file_has_several_devices_and_nodes_with_type_and_numbers() -> None:
+    node = CdiNode("/dev/dri/card0", "/dev/dri/card0", "rw", "c", 226, 0)
+    devices = [CdiDevice(kind="k8s.gpu.intel.com/claim", name=name, nodes=[node]) for name in ("a-card0", "a-card1")]
+    content = json.loads(msgspec.json.encode(document(devices)))
+    assert content["kind"] == "k8s.gpu.intel.com/claim"
+    assert content["devices"] == [
+        {
+            "containerEdits": {
+                "deviceNodes": [
+                    {
+                        "hostPath": "/dev/dri/card0", "major": 226, "minor": 0, "path": "/dev/dri/card0",
+                        "permissions": "rw", "type": "c",
+                    }
+                ]
+            },
+            "name": name,
+        }
+        for name in ("a-card0", "a-card1")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        [],
+        [CdiDevice(kind="a/b", name="x", env=["A=1"]), CdiDevice(kind="a/c", name="y", env=["A=1"])],
+        [CdiDevice(kind="a/b", name="x", env=["A=1"]), CdiDevice(kind="a/b", name="x", env=["A=2"])],
+    ],
+    ids=["none", "two kinds", "equal names"],
+)
+def test_a_file_needs_devices_of_one_kind_with_different_names(devices: list[CdiDevice]) -> None:
+    with pytest.raises(CdiError, match="expected devices of one kind with different names"):
+        document(devices)
+
+
+@pytest.mark.parametrize("fields", [{"type": "c"}, {"major": 1, "minor": 2}, {"type": "b", "major": -1, "minor": 0}])
+def test_a_node_has_type_and_numbers_or_none_of_them(fields: dict[str, Any]) -> None:
+    device = CdiDevice(kind="a/b", name="x", nodes=[CdiNode("/dev/x", "/dev/x", **fields)])
+    with pytest.raises(CdiError, match="device node /dev/x: expected type, major and minor"):
+        document([device])

@@ -5,8 +5,9 @@ Facts: the Container Device Interface specification 0.5.0.
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
-from msgspec import Struct, field, json, to_builtins
+from msgspec import UNSET, Struct, UnsetType, field, json, to_builtins
 from msgspec.structs import force_setattr
 
 VERSION = "0.5.0"
@@ -21,11 +22,17 @@ class CdiError(ValueError):
 
 
 class CdiNode(Struct, frozen=True, rename="camel"):
-    """A device node that the container runtime creates."""
+    """A device node that the container runtime creates.
+
+    Without a type and numbers the runtime reads those of `host_path` when it starts a container.
+    """
 
     path: str
     host_path: str
     permissions: str = "rw"
+    type: Literal["b", "c"] | UnsetType = UNSET
+    major: int | UnsetType = UNSET
+    minor: int | UnsetType = UNSET
 
 
 class CdiMount(Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -55,7 +62,7 @@ class CdiHook(Struct, frozen=True, omit_defaults=True):
 
 
 class CdiDevice(Struct, frozen=True, kw_only=True):
-    """One CDI device, which has its own file. `kind` is `vendor/class`."""
+    """One CDI device. `kind` is `vendor/class`. A device of a plugin has its own file, `file_name`."""
 
     kind: str
     name: str
@@ -81,16 +88,11 @@ class CdiDevice(Struct, frozen=True, kw_only=True):
         """Whether an Allocate response does not suffice: it has no hooks and only mounts of the host's file systems."""
         return bool(self.hooks) or any(not mount.host_path.startswith("/") for mount in self.mounts)
 
-    def document(self) -> dict[str, object]:
-        """Returns the content of the file. Keys are in alphabetical order, empty lists are omitted."""
+    @property
+    def edits(self) -> dict[str, object]:
+        """The changes of the container. Keys are in alphabetical order, empty lists are omitted."""
         lists = {"deviceNodes": self.nodes, "env": self.env, "hooks": self.hooks, "mounts": self.mounts}
-        edits = to_builtins({key: entries for key, entries in lists.items() if entries}, order="sorted")
-        return {
-            "cdiVersion": VERSION,
-            "containerEdits": {},
-            "devices": [{"containerEdits": edits, "name": self.name}],
-            "kind": self.kind,
-        }
+        return to_builtins({key: entries for key, entries in lists.items() if entries}, order="sorted")
 
     def check(self) -> None:
         """Raises `CdiError` with the device and the violated rule."""
@@ -122,10 +124,7 @@ class CdiDevice(Struct, frozen=True, kw_only=True):
             if "=" not in entry or entry.startswith("="):
                 yield f"environment entry {entry!a} expected NAME=value"
         for node in self.nodes:
-            if not node.path:
-                yield "a device node has an empty path"
-            if set(node.permissions) - set("rwm"):
-                yield f"device node {node.path}: permissions are {node.permissions!a}, expected letters of r, w, m"
+            yield from _node_problems(node)
         for mount in self.mounts:
             if not mount.host_path or not mount.container_path:
                 yield f"mount {mount.host_path!a} to {mount.container_path!a}: expected two paths"
@@ -134,3 +133,29 @@ class CdiDevice(Struct, frozen=True, kw_only=True):
                 yield f"hook name is {hook.name!a}, expected one of {', '.join(sorted(_HOOKS))}"
             if not hook.path:
                 yield f"hook {hook.name} has an empty path"
+
+
+def _node_problems(node: CdiNode) -> Iterator[str]:
+    if not node.path:
+        yield "a device node has an empty path"
+    if set(node.permissions) - set("rwm"):
+        yield f"device node {node.path}: permissions are {node.permissions!a}, expected letters of r, w, m"
+    numbers = [number for number in (node.major, node.minor) if not isinstance(number, UnsetType)]
+    if len(numbers) != (0 if node.type is UNSET else 2) or any(number < 0 for number in numbers):
+        yield f"device node {node.path}: expected type, major and minor, with numbers from 0, or none of them"
+
+
+def document(devices: Sequence[CdiDevice]) -> dict[str, object]:
+    """The content of a file with the devices, which have the same kind. Raises `CdiError`."""
+    kinds, names = {device.kind for device in devices}, [device.name for device in devices]
+    if len(kinds) != 1 or len(set(names)) < len(names):
+        found = ", ".join(ascii(device.qualified_name) for device in devices)
+        raise CdiError(f"CDI file with {found or 'no device'}: expected devices of one kind with different names")
+    for device in devices:
+        device.check()
+    return {
+        "cdiVersion": VERSION,
+        "containerEdits": {},
+        "devices": [{"containerEdits": device.edits, "name": device.name} for device in devices],
+        "kind": kinds.pop(),
+    }

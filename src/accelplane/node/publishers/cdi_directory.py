@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from accelplane.devices import CdiDevice, CdiError
+from accelplane.devices.cdi import document
 from accelplane.node import atomic_file
 from accelplane.node.atomic_file import Stamp, stamp_of
 
@@ -101,8 +102,7 @@ class CdiDirectory:
     def _write(self, device: CdiDevice) -> None:
         path = self._path(device)
         try:
-            device.check()
-            text = _render(device)
+            text = _render(document((device,)))
             if atomic_file.content(path, _FILE_LIMIT) != text:
                 os.makedirs(self.directory, mode=0o755, exist_ok=True)
                 atomic_file.replace(path, text, prefix="spec.")
@@ -178,10 +178,10 @@ def _read_names(path: str, _stamp: Stamp) -> frozenset[str]:
     return frozenset(f"{spec.kind}={device.name}" for device in spec.devices)
 
 
-def _render(device: CdiDevice) -> bytes:
+def _render(content: Mapping[str, object]) -> bytes:
     import yaml  # noqa: PLC0415 - memory of a node without CDI devices
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     return yaml.dump(
-        device.document(), Dumper=dumper, explicit_start=True, default_flow_style=False, encoding="utf-8", width=4096
+        content, Dumper=dumper, explicit_start=True, default_flow_style=False, encoding="utf-8", width=4096
     )
