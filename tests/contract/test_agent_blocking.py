@@ -66,12 +66,12 @@ async def test_only_the_gpu_whose_file_blocks_is_unhealthy_and_cards_are_added_a
         gpu_card(tmp_path, index)
     agent = await start_agent(QUIET, gpu=GpuPlugin(GpuConfig(shared_dev_num=2)))
     await kubelet.until(lambda resources: resources == {I915: (6, 6)})
-    before = agent.runners["gpu"].publisher.inventory.resources["i915"]["card0-0"]
+    before = agent.runners["gpu"].context.devices.listed.resources["i915"]["card0-0"]
     write(tmp_path / "sys/devices/pci0000:00/0000:03:00.0/sriov_numvfs", "0\n")
     blocked.block("card0/device/sriov_numvfs")
     agent.runners["gpu"].scan.request()
     await kubelet.until(lambda resources: resources == {I915: (6, 4)})
-    device = agent.runners["gpu"].publisher.inventory.resources["i915"]["card0-0"]
+    device = agent.runners["gpu"].context.devices.listed.resources["i915"]["card0-0"]
     assert device.reason == "/sys/class/drm/card0/device/sriov_numvfs does not answer"
     assert (device.nodes, device.attributes) == (before.nodes, before.attributes)
     gpu_card(tmp_path, 3)

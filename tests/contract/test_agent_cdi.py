@@ -291,7 +291,7 @@ async def test_without_a_kubelet_cdi_files_are_not_removed(directory: str, start
     await until(lambda: len(names(files)) == 2)
     plugin.found = listed_ids("a")
     await scan(agent)
-    await until(lambda: len(agent.runners["table"].publisher.inventory) == 1)
+    await until(lambda: len(agent.runners["table"].context.devices.listed) == 1)
     assert names(files) == [file_of("a"), file_of("b")]
 
 

@@ -109,7 +109,7 @@ async def test_a_crashed_card_is_unhealthy_and_an_unplugged_card_is_removed(
     await kubelet.until(lambda resources: resources == {resource: (ids, ids)})
     kernel.fpga(CARD).crash()
     await kubelet.until(lambda resources: resources == {resource: (ids, 0)})
-    reasons = {device.reason for device in agent.runners["fpga"].publisher.inventory}
+    reasons = {device.reason for device in agent.runners["fpga"].context.devices.listed}
     assert all(reason.endswith("the card's firmware has crashed") for reason in reasons)
     kernel.unplug(CARD)
     await kubelet.until(lambda resources: resources == {})
@@ -254,7 +254,7 @@ async def test_an_old_runtime_gets_only_regions_without_a_hook(
     api.node["status"]["nodeInfo"] = {"containerRuntimeVersion": "containerd://1.6.20"}
     agent = await start_agent(PATIENT, fpga=following(server.api))
     await kubelet.until(lambda resources: resources == {REGION: (1, 0)})
-    (reason,) = {device.reason for device in agent.runners["fpga"].publisher.inventory}
+    (reason,) = {device.reason for device in agent.runners["fpga"].context.devices.listed}
     assert reason.startswith("the container runtime 'containerd://1.6.20' has no CDI, so no hook would program")
     assert any(reason in message for message in caplog.messages)
     await api.change("metadata", "annotations", ANNOTATION, "regiondevel")

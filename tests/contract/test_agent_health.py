@@ -89,7 +89,7 @@ async def test_with_several_bad_verdicts_required_one_makes_a_device_suspect(run
         assert len(await peer.allocate(["a"])) == 1
         plugin.verdicts = {"a": GOOD}
         await until(lambda: phase(runner) == Phase.HEALTHY)
-        assert next(iter(runner.publisher.inventory)).healthy
+        assert next(iter(runner.context.devices.listed)).healthy
 
 
 async def test_a_device_becomes_unhealthy_at_the_first_bad_verdict_and_recovers(

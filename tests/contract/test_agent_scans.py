@@ -82,7 +82,7 @@ async def test_a_scan_that_raises_publishes_no_partial_result(kubelet: Kubelet, 
     plugin.found = half
     agent.runners["table"].scan.request()
     await until(lambda: agent.runners["table"].scan.failing)
-    assert [device.id for device in agent.runners["table"].publisher.inventory] == ["a"]
+    assert [device.id for device in agent.runners["table"].context.devices.listed] == ["a"]
 
 
 async def test_results_that_are_not_devices_count_as_a_failed_scan(kubelet: Kubelet, start_agent: Start) -> None:

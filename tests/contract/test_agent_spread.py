@@ -63,7 +63,7 @@ async def test_pods_are_spread_over_the_least_used_units(
     family, resource, pods, spread = history
     agent = await start_agent(family=family(tmp_path))
     await kubelet.until(lambda resources: resource in resources and resources[resource].allocatable > pods)
-    units = {device.nodes[0].host_path: device.unit for device in agent.runners["family"].publisher.inventory}
+    units = {device.nodes[0].host_path: device.unit for device in agent.runners["family"].context.devices.listed}
 
     async def run(name: str) -> str:
         container = await kubelet.run_pod(name, {resource: 1})

@@ -135,7 +135,7 @@ async def test_a_card_created_step_by_step_is_published_when_it_is_complete(
     await kubelet.delete_pod("early")
     # udev adds its links long after the node.
     os.rename(whole / "dev/dri/by-path", tmp_path / "dev/dri/by-path")
-    await until(lambda: all(device.mounts for device in agent.runners["gpu"].publisher.inventory))
+    await until(lambda: all(device.mounts for device in agent.runners["gpu"].context.devices.listed))
     container = await kubelet.run_pod("late", {I915: 1})
     assert sorted(mount.container_path for mount in container.mounts) == [
         "/dev/dri/by-path/pci-0000:03:00.0-card", "/dev/dri/by-path/pci-0000:03:00.0-render",
@@ -282,7 +282,7 @@ async def main():
     narrow.found = gadgets("a", "b")
     uevent("add", "/devices/virtual/block/loop0", "block")
     uevent("add", "/devices/pci0000:00/0000:00:02.0/drm/card0", "drm")
-    await until(lambda: len(agent.runners["narrow"].scan.inventory) == 2)
+    await until(lambda: len(agent.runners["narrow"].context.devices.found) == 2)
     print("narrow", agent.runners["narrow"].scan.count)
     for _ in range(2000):
         uevent("change", "/devices/virtual/block/loop0", "block")

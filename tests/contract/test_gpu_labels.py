@@ -228,7 +228,9 @@ async def test_labels_that_cannot_be_read_are_unchanged(start_agent: Start, tmp_
     assert f"{GPU}/millicores=1000\n" in before
     # As while its driver is loaded again.
     (device / "drm").rename(device / "elsewhere")
-    await until(lambda: [skipped.subject for skipped in agent.runners["gpu"].scan.inventory.skipped] == ["card0"])
+    await until(
+        lambda: [skipped.subject for skipped in agent.runners["gpu"].context.devices.found.skipped] == ["card0"]
+    )
     assert file.read_text() == before
 
 
@@ -254,5 +256,5 @@ async def test_without_the_option_the_plugin_has_no_label_file(start_agent: Star
     directory.mkdir()
     card(tmp_path)
     agent = await start_agent({"nfd_dir": str(directory)}, gpu=GpuPlugin())
-    await until(lambda: len(agent.runners["gpu"].publisher.inventory) > 0)
+    await until(lambda: len(agent.runners["gpu"].context.devices.listed) > 0)
     assert os.listdir(directory) == []

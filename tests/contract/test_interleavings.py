@@ -224,7 +224,7 @@ def test_a_new_device_is_not_listed_before_its_check(idle_setup: Setup) -> None:
     until_scanning(idle_setup)
     idle_setup.threads.deliver_all()
     runner = idle_setup.agent.runners["a"]
-    while len(runner.scan.inventory) < 2:
+    while len(runner.context.devices.found) < 2:
         idle_setup.step()
     idle_setup.loop.create_task(runner._publish())  # as after a change of health
     idle_setup.advance(0.2)

@@ -51,14 +51,15 @@ async def test_a_wedged_device_stays_unhealthy_while_its_files_block(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(health_loop, "_ADDRESSES_TIMEOUT", 0.1)
-    plugin, events, found = Cards(), HardwareEvents(), [Inventory()]
+    plugin, events = Cards(), HardwareEvents()
 
     async def publish() -> None: ...
 
-    loop = HealthLoop(PluginContext("gpu", plugin, Settings(), events=events), lambda: found[0], publish)
+    context = PluginContext("gpu", plugin, Settings(), events=events)
+    loop = HealthLoop(context, publish)
 
     async def check() -> dict[str, str]:
-        found[0] = Inventory.of(plugin.namespace, plugin.scan(Host()))
+        context.devices.found = Inventory.of(plugin.namespace, plugin.scan(Host()))
         loop.tracker.states.clear()
         await loop.check_new_devices()
         return {unit: state.phase.value for unit, state in loop.tracker.states.items()}
@@ -83,12 +84,12 @@ async def test_a_virtual_function_is_unhealthy_with_its_physical_function(tmp_pa
     write(functions[0] / "sriov_numvfs", "1\n")
     link(functions[1] / "physfn", functions[0])
     plugin, events, host = GpuPlugin(), HardwareEvents(), Host(tmp_path)
-    inventory = Inventory.of(plugin.namespace, plugin.scan(host))
 
     async def publish() -> None: ...
 
     context = PluginContext("gpu", plugin, Settings(root=str(tmp_path)), events=events)
-    loop = HealthLoop(context, lambda: inventory, publish)
+    context.devices.found = Inventory.of(plugin.namespace, plugin.scan(host))
+    loop = HealthLoop(context, publish)
     events.record(Uevent("change", f"/devices/pci0000:00/{functions[0].name}/drm/card0", "drm", {"WEDGED": "rebind"}))
     await loop.check_new_devices()
     assert {unit: state.cause for unit, state in loop.tracker.states.items()} == {"card1": "wedged"}
@@ -122,10 +123,9 @@ class Watched:
     def __init__(self, settings: Settings | None = None) -> None:
         self.plugin = Meters()
         devices = [Device(resource="meter", id=id_, unit=id_[:2]) for id_ in ("m0-0", "m0-1", "m1")]
-        inventory = Inventory.of(self.plugin.namespace, devices)
-        self.loop = HealthLoop(
-            PluginContext("meters", self.plugin, settings or Settings()), lambda: inventory, self.publish
-        )
+        context = PluginContext("meters", self.plugin, settings or Settings())
+        context.devices.found = Inventory.of(self.plugin.namespace, devices)
+        self.loop = HealthLoop(context, self.publish)
         self.published = 0
 
     async def publish(self) -> None:

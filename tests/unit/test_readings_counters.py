@@ -6,6 +6,7 @@ from pathlib import Path
 
 from accelplane.devices import Inventory
 from accelplane.host import Host
+from accelplane.node.units import complete
 from accelplane.pages.device_reader import DeviceReader, DeviceReading
 from accelplane.plugins.onload import OnloadPlugin
 from accelplane.readings import DevicePlan, families, nic, offload
@@ -165,9 +166,9 @@ def test_onload_reads_the_functions_of_its_driver(tmp_path: Path) -> None:
     drivers = tmp_path / "sys/bus/pci/drivers/sfc"
     drivers.mkdir(parents=True)
     (tmp_path / NIC.lstrip("/") / "driver").symlink_to(drivers)
-    [plan] = plugin.readings(Host(tmp_path), inventory)
+    [plan] = complete(Host(tmp_path), plugin.readings(Host(tmp_path), inventory), inventory)
     assert (plan.device, plan.bdf, list(plan.units)) == ("0000:03:00.0", "0000:03:00.0", ["sfc"])
-    assert plan.facts["driver"] == "sfc"
+    assert (plan.facts["driver"], plan.facts["kind"]) == ("sfc", "nic")
     assert families.TEMPERATURE in {value.family for source in plan.sources for value in _parsed(source, host)}
     other = str(tmp_path / NIC.lstrip("/")).replace("03:00.0", "03:00.1")
     shutil.copytree(tmp_path / NIC.lstrip("/"), other, symlinks=True)

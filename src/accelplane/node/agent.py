@@ -98,20 +98,17 @@ class Agent:
 
     def allocations(self) -> int:
         """The number of Allocate calls that the kubelet has sent."""
-        served = (served for runner in self.runners.values() for served in runner.publisher.served.values())
-        return sum(each.server.counters.allocations for each in served)
+        return sum(runner.allocations for runner in self.runners.values())
 
     def allocated_at(self, resource: str, ids: Iterable[str]) -> float | None:
         """The Unix time of the last Allocate call for IDs of a qualified resource, None if it is not known."""
-        namespace, _, name = resource.rpartition("/")
-        for runner in self.runners.values():
-            if runner.context.plugin.namespace == namespace and name in runner.publisher.calls:
-                return runner.publisher.calls[name].allocated_at(ids)
-        return None
+        ids = frozenset(ids)
+        times = (runner.allocated_at(resource, ids) for runner in self.runners.values())
+        return next((time for time in times if time is not None), None)
 
     def inventories(self) -> Mapping[str, tuple[Plugin[Config], Inventory]]:
         """Each plugin with the devices that its last scan found."""
-        return {name: (runner.context.plugin, runner.scan.inventory) for name, runner in self.runners.items()}
+        return {name: (runner.context.plugin, runner.context.devices.found) for name, runner in self.runners.items()}
 
     def stop(self) -> None:
         """Ends `run`: the sockets are removed and the kubelet's streams end."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from accelplane.host.isolation import BlockedDevices
+from accelplane.node.device_list import DeviceList
 from accelplane.node.hardware_events import HardwareEvents
 from accelplane.node.settings import Settings
 from accelplane.plugins import Config, Plugin
@@ -10,7 +11,10 @@ from accelplane.plugins.base import NodePods, PodAllocator
 
 
 class PluginContext:
-    """The plugin that runs under `name` and its settings. Both are replaced when the configuration changes."""
+    """The plugin that runs under `name`, its settings and devices.
+
+    Plugin and settings are replaced when the configuration changes.
+    """
 
     def __init__(
         self,
@@ -29,6 +33,7 @@ class PluginContext:
         `changed` is called after changes of what pages show: devices, health, registration, allocations.
         """
         self.name = name
+        self.devices = DeviceList()
         self.settings = settings
         self.changed = changed
         self.events = events or HardwareEvents()

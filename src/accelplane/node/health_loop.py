@@ -32,14 +32,11 @@ _WATCHED_INTERVAL = 60.0
 
 
 class HealthLoop:
-    """Checks the devices of `inventory()` until `run` is cancelled and calls `publish` when a state has changed."""
+    """Checks the devices found until `run` is cancelled and calls `publish` when a state has changed."""
 
-    def __init__(
-        self, context: PluginContext, inventory: Callable[[], Inventory], publish: Callable[[], Awaitable[None]]
-    ) -> None:
+    def __init__(self, context: PluginContext, publish: Callable[[], Awaitable[None]]) -> None:
         self.tracker = HealthTracker(context.name)
         self._context = context
-        self._inventory = inventory
         self._publish = publish
         self._requested = asyncio.Event()
         # The PCI addresses of the units of an inventory, read when there is an event.
@@ -68,7 +65,7 @@ class HealthLoop:
         while True:
             await self._wait_for_request()
             self._requested.clear()
-            plugin, inventory = self._context.plugin, self._inventory()
+            plugin, inventory = self._context.plugin, self._context.devices.found
             if not len(inventory) or not (self._checks(plugin) or self._context.events.verdicts):
                 continue
             reported = await self._event_verdicts(inventory)
@@ -82,7 +79,7 @@ class HealthLoop:
 
     async def check_new_devices(self) -> None:
         """Checks the units of the inventory that have no state yet, and forgets removed units."""
-        plugin, inventory = self._context.plugin, self._inventory()
+        plugin, inventory = self._context.plugin, self._context.devices.found
         units = {device.unit: device for device in inventory}
         self.tracker.retain(units)
         if not plugin.overrides("health"):
@@ -197,7 +194,7 @@ class HealthLoop:
 
     def _is_healthy(self, plugin: Plugin[Config]) -> bool:
         """Runs in the thread of the watch."""
-        inventory = self._inventory()
+        inventory = self._context.devices.found
         if self._units is None or self._units[0] is not inventory:
             self._units = inventory, tuple({device.unit: device for device in inventory}.values())
         try:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 
 from accelplane.devices import UNHEALTHY, Device, Inventory, Verdict
 from accelplane.host import Host
@@ -51,7 +51,7 @@ class PluginRunner:
         self.cdi = CdiPublisher(context, allocations)
         self.publisher = KubeletPublisher(context, self.cdi, unservable)
         self.scan = ScanLoop(context, watcher, thread, turn, changed=self.request_check, publish=self._apply_scan)
-        self.health = HealthLoop(context, lambda: self.scan.inventory, self._publish)
+        self.health = HealthLoop(context, self._publish)
         self._labels = LabelPublisher(context)
         self._watcher = watcher
         self._allocations = allocations
@@ -64,7 +64,6 @@ class PluginRunner:
         self._removal_delay = Plugin.removal_delay
         self._created = time.monotonic()
         self._reading: Reading | None = None
-        self._inventory = Inventory()
         self._resent = -math.inf
         self._prune: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
@@ -148,15 +147,26 @@ class PluginRunner:
             },
             failures=dict(tracker.history.failures),
             recoveries=tracker.history.recoveries,
-            skipped=self.scan.inventory.skipped,
+            skipped=self.context.devices.found.skipped,
             cdi_writes=directory.writes,
             cdi_write_failures=directory.write_failures,
         )
 
+    @property
+    def allocations(self) -> int:
+        """The number of Allocate calls that the kubelet has sent."""
+        return sum(served.server.counters.allocations for served in self.publisher.served.values())
+
+    def allocated_at(self, resource: str, ids: Iterable[str]) -> float | None:
+        """The Unix time of the last Allocate call for IDs of a qualified resource, None if it is not known."""
+        namespace, _, name = resource.rpartition("/")
+        calls = self.publisher.calls.get(name) if namespace == self.context.plugin.namespace else None
+        return calls.allocated_at(ids) if calls is not None else None
+
     async def _apply_scan(self) -> float:
         await self.health.check_new_devices()
         start = time.monotonic()
-        self._inventory = self.scan.inventory  # new devices are listed only after their check
+        self.context.devices.checked = self.context.devices.found
         await self._publish()
         if self.scan.plugin is self.context.plugin:
             self._removal_delay = self.context.plugin.removal_delay
@@ -167,7 +177,9 @@ class PluginRunner:
             if self._reading is None:
                 self._reading = await self._allocations.read(self._created, ask_kubelet=False)
                 self._departed.set()
-            inventory = self._inventory  # a scan may replace it during the await: its CDI files are not written then
+            inventory = (
+                self.context.devices.checked
+            )  # a scan may replace it during the await: its CDI files are not written then
             listed, departures = self._add_departed(inventory)
             if await self.cdi.publish(inventory, listed):
                 listed, departures = self._add_departed(inventory)  # health and calls may have changed during the await
@@ -189,7 +201,7 @@ class PluginRunner:
         tracker, plugin = self.health.tracker, self.context.plugin
         outdated = f"scan fails: {self.scan.problem}" if self.scan.outdated else ""
         present = with_health(inventory, tracker.apply if tracker.states else None, outdated)
-        known = self.publisher.inventory
+        known = self.context.devices.listed
         held = [
             device
             for device in _placeholders(plugin.namespace, self._reading)

@@ -42,7 +42,7 @@ _OTHER_ROOT = "/proc/1/root/"  # real directories of another mount namespace
 class ScanLoop:
     """Scans until `run` is cancelled and calls `publish` after each scan, also after a failed one.
 
-    `inventory` is the result of the last scan that succeeded, `plugin` the one that made it.
+    `plugin` is the one that made the last scan that succeeded.
 
     The scans of all plugins take `turn`s: in parallel they would contend for the interpreter lock at every system call
     and take twice the time. A scan that blocks on a device gives its turn away.
@@ -62,7 +62,6 @@ class ScanLoop:
 
         `publish` returns the seconds of work that it took.
         """
-        self.inventory = Inventory()
         self.plugin: Plugin[Config] | None = None
         self.completed = asyncio.Event()
         self.count = 0
@@ -101,7 +100,7 @@ class ScanLoop:
 
     @property
     def outdated(self) -> bool:
-        """Whether scans have failed for longer than the grace period, so that `inventory` is no longer valid."""
+        """Whether scans have failed for longer than the grace period, so that its devices are no longer valid."""
         since = self._failing_since
         return since is not None and time.monotonic() - since >= self._context.settings.scan_grace
 
@@ -171,7 +170,7 @@ class ScanLoop:
 
     async def _scan(self, plugin: Plugin[Config], host: Host) -> tuple[Inventory, Host]:
         scan: asyncio.Task[tuple[Inventory, Host]] | None = None
-        before, problem = self.inventory, self._context.blocked.problem
+        before, problem = self._context.devices.found, self._context.blocked.problem
 
         def work(host: Host) -> Inventory:
             return keep_blocked(host, _prepare_and_scan(plugin, host), before, problem)
@@ -195,19 +194,19 @@ class ScanLoop:
                 scan.cancel()
 
     def _record_success(self, inventory: Inventory, host: Host) -> None:
-        name = self._context.name
+        name, devices = self._context.name, self._context.devices
         if self.failing:
             log.info("%s: scan succeeded again", name)
         self._failing_since = None
         self._retry = FIRST_RETRY
         self.problem = ""
-        before, after = ({device.unit for device in each} for each in (self.inventory, inventory))
+        before, after = ({device.unit for device in each} for each in (devices.found, inventory))
         for change, units in (("found", after - before), ("no longer found", before - after)):
             if units:
                 shown = sorted(units, key=natural)
                 more = f" and {len(shown) - _MAX_SHOWN} more" if len(shown) > _MAX_SHOWN else ""
                 log.info("%s: %s: %s%s", name, change, ", ".join(shown[:_MAX_SHOWN]), more)
-        self.inventory = inventory
+        devices.found = inventory
         skipped, notes = frozenset(inventory.skipped), frozenset(host.notes)
         for skip in sorted(skipped - self._skipped, key=lambda skip: skip.subject):
             level = logging.WARNING if skip.warning else logging.INFO

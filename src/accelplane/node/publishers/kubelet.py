@@ -47,23 +47,23 @@ class ServedResource:
 
 
 class KubeletPublisher:
-    """Keeps the kubelet's lists equal to the inventory given to `publish` last."""
+    """Keeps the kubelet's lists equal to `DeviceList.listed`."""
 
     def __init__(
         self, context: PluginContext, cdi: CdiPublisher, unservable: Callable[[SocketPathError], None]
     ) -> None:
         """`unservable` is called for a resource that can never be served because its socket's path is too long."""
-        self.inventory = Inventory()
         self.served: dict[str, ServedResource] = {}
         self.calls: defaultdict[str, CallRecord] = defaultdict(CallRecord)
         self._context = context
+        self._devices = context.devices
         self._cdi = cdi
         self._unservable = unservable
         self._ending: dict[str, asyncio.Task[None]] = {}
 
     def publish(self, inventory: Inventory) -> None:
         """Adds, updates and removes resources until the lists equal `inventory`."""
-        before, self.inventory = self.inventory.resources, inventory
+        before, self._devices.listed = self._devices.listed.resources, inventory
         for resource in before.keys() - inventory.resources.keys():
             self._remove(resource)
         for resource, devices in inventory.resources.items():
@@ -82,7 +82,7 @@ class KubeletPublisher:
         """Sends the lists again. For each list that it receives the kubelet writes its checkpoint."""
         for resource in resources:
             if resource in self.served:
-                self.served[resource].server.publish(self.inventory.resources[resource].values())
+                self.served[resource].server.publish(self._devices.listed.resources[resource].values())
 
     def directory_changed(self) -> None:
         """Notifies every server of a change in the kubelet's directory."""
@@ -96,7 +96,7 @@ class KubeletPublisher:
                 name=served.server.resource,
                 stage=served.server.stage,
                 problem=served.server.problem,
-                devices=self.inventory.resources.get(name, {}),
+                devices=self._devices.listed.resources.get(name, {}),
                 counters=msgspec.convert(served.server.counters, ResourceCounters, from_attributes=True),
             )
             for name, served in self.served.items()
@@ -114,7 +114,11 @@ class KubeletPublisher:
         plugin, directory = self._context.plugin, self._context.settings.sockets_dir
         name = f"{plugin.namespace}/{resource}"
         allocator = ResourceAllocator(
-            name, self._context, self._cdi, self.calls[resource], lambda: self.inventory.resources.get(resource, {})
+            name,
+            self._context,
+            self._cdi,
+            self.calls[resource],
+            lambda: self._devices.listed.resources.get(resource, {}),
         )
         try:
             server = ResourceServer(
