@@ -109,7 +109,7 @@ catalog: $(ready)
 release-key: $(ready)
 	$(PY) -m release key "$(KEY)"
 
-## release: a signed release in the new directory OUT: VERSION=… OUT=DIR KEY=FILE [REGISTRY=…] [PUSH=1] [IMAGES=DIR] [DRAFT=1]
+## release: a signed release in the new directory OUT: VERSION=… OUT=DIR KEY=FILE REGISTRY=… [PUSH=1] [IMAGES=DIR] [DRAFT=1]
 release: $(ready)
 	$(PY) -m release build --version "$(VERSION)" --out "$(OUT)" --key "$(KEY)" $(if $(REGISTRY),--registry "$(REGISTRY)") \
 		$(if $(PUSH),--push) $(if $(IMAGES),--prebuilt "$(IMAGES)") $(if $(PLATFORMS),--platforms "$(PLATFORMS)") \

@@ -10,7 +10,6 @@ import click
 from accelplane.manifests.spans import EditError
 from release import commands
 from release.errors import ReleaseError
-from release.images import DEFAULT_REGISTRY
 from release.registry import RegistryError
 
 
@@ -25,7 +24,7 @@ class _Named(click.Path):
 
 
 _OUT = click.option("--out", type=click.Path(path_type=Path), default="dist/bundles", show_default=True)
-_REGISTRY = click.option("--registry", default=DEFAULT_REGISTRY, show_default=True, help="Registry and path of images.")
+_REGISTRY = click.option("--registry", required=True, help="Registry and path of images.")
 
 _PLAIN = click.option("--plain-http", is_flag=True, help="The registry has no TLS.")
 _CA = click.option("--ca-file", default="", help="Authority of the registry's certificate.")

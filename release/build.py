@@ -69,7 +69,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     out: Path
     version: str
     key: Path
-    registry: str = images.DEFAULT_REGISTRY
+    registry: str
     push: bool = False
     plain_http: bool = False
     ca_file: str = ""

@@ -19,7 +19,7 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
 
     root: Path
     out: Path
-    registry: str = images.DEFAULT_REGISTRY
+    registry: str
     list_of_images: Path | None = None
     channels: tuple[str, ...] = ()
     default_channel: str = ""

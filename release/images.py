@@ -8,7 +8,6 @@ import msgspec
 
 from release.errors import ReleaseError
 
-DEFAULT_REGISTRY = "docker.io/accelplane"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
 

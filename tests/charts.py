@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import yaml
 from cluster.build import tool
+from cluster.product_image import HUB
 from manifests import DEPLOY, Object
+
+from accelplane.operator.settings import PLACEHOLDER
 
 CHARTS = DEPLOY / "charts"
 OPERATOR = "intel-device-plugins-operator"
@@ -41,12 +44,14 @@ def _words(chart: str | Path, namespace: str) -> list[str | Path]:
 
 def template(chart: str, namespace: str = "default", /, **values: object) -> list[Object]:
     """The objects of a chart with these values, without those of `helm test`."""
-    return _objects(_template(chart, namespace, json.dumps(values), "--skip-tests"))
+    return _objects(_template(chart, namespace, json.dumps(with_hub(chart, values)), "--skip-tests"))
 
 
 def template_of(chart: Path, *options: str, **values: object) -> list[Object]:
     """The objects of a chart in another directory, with those of its hooks."""
-    return _objects(run_helm(*_words(chart, "default"), *options, "--values=-", text=json.dumps(values)))
+    return _objects(
+        run_helm(*_words(chart, "default"), *options, "--values=-", text=json.dumps(with_hub(chart, values)))
+    )
 
 
 def parent_chart(directory: Path, *charts: str) -> Path:
@@ -61,7 +66,7 @@ def parent_chart(directory: Path, *charts: str) -> Path:
 
 def hook_objects(chart: str, namespace: str = "default", /, **values: object) -> list[Object]:
     """The objects of `helm test`."""
-    objects = _objects(_template(chart, namespace, json.dumps(values)))
+    objects = _objects(_template(chart, namespace, json.dumps(with_hub(chart, values))))
     return [each for each in objects if each["metadata"].get("annotations", {}).get("helm.sh/hook") == "test"]
 
 
@@ -80,11 +85,39 @@ def _as_json(text: str) -> str:
     return json.dumps(yaml.load(text, yaml.CSafeLoader))
 
 
-def read(chart: str, name: str) -> Any:
+def read(chart: str | Path, name: str) -> Any:
     """The content of a YAML file of a chart."""
     return yaml.load((CHARTS / chart / name).read_text(), yaml.CSafeLoader)
 
 
 def rejected(chart: str, **values: object) -> str:
     """The message of Helm for values that it does not accept."""
-    return run_helm(*_words(chart, "default"), "--values=-", text=json.dumps(values), status=1)
+    return run_helm(*_words(chart, "default"), "--values=-", text=json.dumps(with_hub(chart, values)), status=1)
+
+
+def in_hub(objects: list[Object]) -> list[Object]:
+    """The objects of a kustomization with images of `HUB`, as the charts have in these tests."""
+    return json.loads(json.dumps(objects).replace(PLACEHOLDER, HUB))
+
+
+def with_hub(chart: str | Path, values: Object) -> Object:
+    """The values, with `HUB` for all images of the chart and of its dependencies that have no hub in the values."""
+    file = CHARTS / chart / "values.yaml"
+    hubs = _hubs(read(chart, file.name)) if file.exists() else {}
+    for each in read(chart, "Chart.yaml").get("dependencies", []):
+        hubs[each.get("alias", each["name"])] = _hubs(read(each["name"], file.name))
+    return _merged(hubs, values)
+
+
+def _hubs(values: Object) -> Object:
+    nested = {key: _hubs(each) for key, each in values.items() if isinstance(each, dict)}
+    return {key: each for key, each in nested.items() if each} | ({"hub": HUB} if "hub" in values else {})
+
+
+def _merged(defaults: Object, values: Object) -> Object:
+    nested = {
+        key: _merged(each, values[key])
+        for key, each in defaults.items()
+        if isinstance(each, dict) and isinstance(values.get(key), dict)
+    }
+    return {**defaults, **values, **nested}

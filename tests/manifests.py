@@ -17,6 +17,7 @@ from cluster.build import assets
 
 import accelplane
 from accelplane.cli.goflags import Flag, Value, parse, with_defaults
+from accelplane.operator.settings import PLACEHOLDER
 
 REPOSITORY = Path(__file__).parents[1]
 DEPLOY = REPOSITORY / "deploy"
@@ -150,7 +151,7 @@ def resources(requests: tuple[str, str], limits: tuple[str, str]) -> Object:
 
 def own_image(name: str) -> str:
     """The reference of an image that this repository builds, as manifests name it."""
-    return f"accelplane/{name}:{accelplane.__version__}"
+    return f"{PLACEHOLDER}/{name}:{accelplane.__version__}"
 
 
 def plugin_container(name: str, volumes: Volumes, amounts: Object, *, selinux: bool = True) -> Object:

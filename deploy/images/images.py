@@ -25,7 +25,8 @@ from debian import ARCHITECTURES, LOCK, RecipeError, default_cache, read_lock
 from layout import Layer, LayoutWriter, make_layer
 from parts import REPOSITORY, Parts
 
-ORGANISATION = "accelplane"
+# The registry of the manifests. Registries name the images themselves.
+ORGANISATION = "set-your-registry.invalid/accelplane"
 PLATFORMS = tuple(f"linux/{architecture}" for architecture in ARCHITECTURES)
 # Of all files in layers. The time of the commit would change the digest of layers whose content is the same.
 FILE_TIME = 315532800
@@ -49,7 +50,7 @@ def build(
         raise RecipeError(f"images: found {', '.join(unknown)}, expected some of {', '.join(sorted(images))}")
     # A list of other images than those in the directory would be worse than none.
     (out / "images.json").unlink(missing_ok=True)
-    writer = LayoutWriter(out, f"docker.io/{ORGANISATION}", version, creation_time(sources))
+    writer = LayoutWriter(out, ORGANISATION, version, creation_time(sources))
     listed: list[dict[str, object]] = []
     for name in names or sorted(images):
         image = images[name]

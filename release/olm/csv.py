@@ -8,7 +8,8 @@ import copy
 import json
 from collections.abc import Iterator
 
-from accelplane.operator.images import RELATED_IMAGE
+from accelplane.operator.images import RELATED_IMAGE, parse
+from accelplane.operator.settings import PLACEHOLDER
 from release.errors import ReleaseError
 from release.images import References
 from release.kustomize import Object
@@ -100,8 +101,8 @@ def _examples(product: Product, sources: Sources, references: References) -> lis
     for sample in copy.deepcopy([each for each in sources.samples if each["kind"] in kinds]):
         spec = sample.get("spec", {})
         for field in ("image", "initImage", "levelZeroImage"):
-            if str(spec.get(field, "")).startswith("accelplane/"):
-                spec[field] = references.of(spec[field].removeprefix("accelplane/").partition(":")[0])
+            if str(spec.get(field, "")).startswith(f"{PLACEHOLDER}/"):
+                spec[field] = references.of(parse(spec[field]).image)
         sample["metadata"].pop("namespace", None)
         found.append(sample)
     if not found:

@@ -26,13 +26,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import accelplane
+from accelplane.operator.settings import PLACEHOLDER
 
 from .build import ClusterError, cache_directory
 from .images import ImageConfig, images_from_directory
 from .machine import REPOSITORY
 
 RECIPES = REPOSITORY / "deploy/images"
-ORGANISATION = "accelplane"
+# The registry of the manifests, and one for charts, which do not accept the placeholder.
+ORGANISATION = PLACEHOLDER
+HUB = "registry.example.com/accelplane"
 TAG = accelplane.__version__
 _SOURCES = ("LICENSE", "README.md", "constraints.txt", "pyproject.toml", "src", "deploy/images")
 _CACHED_IMAGES = 4
@@ -109,7 +112,9 @@ def _make(archive: Path) -> None:
         for name in ("base", "product"):
             shutil.copytree(parts[name], root, symlinks=True, dirs_exist_ok=True)
         layers = (root, *(parts[name] for name in ("operator", "fpga", "shell", "levelzero")))
-        images_from_directory(Path(scratch) / "image.tar", image_configs(), *layers).rename(archive)
+        configs = image_configs()
+        configs |= {name.replace(ORGANISATION, HUB): config for name, config in configs.items()}
+        images_from_directory(Path(scratch) / "image.tar", configs, *layers).rename(archive)
 
 
 def _parts(scratch: Path) -> dict[str, Path]:

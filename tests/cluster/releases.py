@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from charts import helm
+from charts import helm, with_hub
 
 from .cluster import Cluster
 
@@ -19,12 +20,19 @@ _VOLATILE = ("event/", "event.events.k8s.io/", "lease.coordination.k8s.io/node-"
 
 
 def runner(cluster: Cluster, namespace: str, directory: Path) -> Helm:
-    """Runs Helm for a namespace, with directories of its own."""
+    """Runs Helm for a namespace, with directories of its own. Charts get the registry of the images on the nodes."""
     homes = {f"HELM_{name}_HOME": str(directory / name) for name in ("CACHE", "CONFIG", "DATA")}
     environment = {**os.environ, **homes, "KUBECONFIG": str(cluster.kubeconfig)}
 
     def call(*words: str | Path) -> subprocess.CompletedProcess[str]:
         command = [helm(), "--namespace", namespace, *words]
+        chart = next((each for each in words if isinstance(each, Path) and (each / "Chart.yaml").exists()), None)
+        if chart:
+            # The first values, so that those of the test take precedence.
+            values = directory / f"hub-of-{chart.name}.json"
+            values.parent.mkdir(parents=True, exist_ok=True)
+            values.write_text(json.dumps(with_hub(chart, {})))
+            command += ["--values", str(values)]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
     return call

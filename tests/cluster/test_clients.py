@@ -108,7 +108,7 @@ class Setup:
 def setup(image: None, cluster: Cluster, node: Node, namespace: str, tmp_path: Path) -> Iterator[Setup]:
     instance = Setup(cluster, node, namespace)
     instance.proc.mkdir(parents=True)
-    images = [{"name": "accelplane/accelplane", "newName": f"{ORGANISATION}/accelplane", "newTag": TAG}]
+    images = [{"name": f"{ORGANISATION}/accelplane", "newTag": TAG}]
     tree, patches = ["deploy/accelplane_node/overlays/clients"], [{"patch": READER}]
     cluster.apply(*overlay(tmp_path, resources=tree, namespace=namespace, images=images, patches=patches))
     wait_until(lambda: node.allocatable(I915) == 2, "both cards", 60)

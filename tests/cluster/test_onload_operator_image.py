@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from manifests import own_image
 
 from accelplane.simulate import NodeSpec
 from accelplane.simulate.offload import NicSpec, OnloadSpec
@@ -33,7 +34,7 @@ from .onload_lab import (
     onload,
     user_image,
 )
-from .product_image import TAG, product_image
+from .product_image import product_image
 
 pytestmark = pytest.mark.cluster
 
@@ -84,7 +85,7 @@ def test_the_image_of_the_operator_installs_and_releases_onload(
         lab.create(onload(OLD))
         lab.wait_complete(OLD, timeout=180)
         (pod,) = lab.items(f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods?labelSelector={LABEL}")
-        assert pod["spec"]["containers"][0]["image"] == f"accelplane/onload-operator:{TAG}"
+        assert pod["spec"]["containers"][0]["image"] == own_image("onload-operator")
         (status,) = pod["status"]["containerStatuses"]
         lab.clear()
         log = real.kubectl("logs", f"--namespace={OPERATOR_NAMESPACE}", pod["metadata"]["name"])

@@ -26,11 +26,11 @@ from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 from accelplane.plugins.qat import QatPlugin
 from accelplane.readings import DevicePlan, Family, Source, Value
+from accelplane.report.decoding import decode_inventory, decode_readings
+from accelplane.report.inventory import Unit
 from accelplane.simulate.offload import QatSpec
 from accelplane.simulate.specs import NodeSpec
 from accelplane.simulate.tree import SimulatedNode
-from accelplane.report.decoding import decode_inventory, decode_readings
-from accelplane.report.inventory import Unit
 
 METERS = "meters.example.com/meter"
 LEVEL = Family("meters_level", "A level.")

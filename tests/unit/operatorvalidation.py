@@ -7,7 +7,7 @@ from customresources import plugin
 from accelplane.operator.settings import RELEASE, ImagePolicy
 from accelplane.operator.validation import verdict
 
-POLICY = ImagePolicy()
+POLICY = ImagePolicy(vendor="registry.example.com/accelplane")
 
 
 def original(family: str, tag: str = "0.31.1") -> str:
@@ -15,7 +15,7 @@ def original(family: str, tag: str = "0.31.1") -> str:
 
 
 def own_image(name: str, tag: str = RELEASE) -> str:
-    return f"accelplane/{name}:{tag}"
+    return f"registry.example.com/accelplane/{name}:{tag}"
 
 
 def warnings_of(family: str, policy: ImagePolicy = POLICY, **spec: Any) -> str:

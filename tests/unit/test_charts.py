@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import yaml
-from charts import CHARTS, OPERATOR, hook_objects, read, rejected, template
-from manifests import DEPLOY, Object, flag_values, in_order, own_image, render
+from charts import CHARTS, HUB, OPERATOR, hook_objects, in_hub, read, rejected, template
+from manifests import DEPLOY, Object, flag_values, in_order, render
 
 import accelplane
 from accelplane.cli.operator import FLAGS, options
@@ -102,7 +102,7 @@ def test_the_schema_has_the_keys_of_the_values(chart: str) -> None:
 
 
 def expected_objects(tree: str) -> dict[tuple[str, str], Object]:
-    found = by_name(render(DEPLOY / "operator" / tree))
+    found = by_name(in_hub(render(DEPLOY / "operator" / tree)))
     del found["Namespace", NAMESPACE]
     for (kind, _), each in found.items():
         if kind == "CustomResourceDefinition":
@@ -111,6 +111,7 @@ def expected_objects(tree: str) -> dict[tuple[str, str], Object]:
         if kind == "Deployment":
             pod = each["spec"]["template"]["spec"]
             pod["nodeSelector"] = {"kubernetes.io/arch": "amd64"}
+            pod["containers"][0]["args"].append(f"--image-vendor={HUB}")
             # The kustomization removes the items of these lists, not the lists.
             for owner, key in ((pod, "volumes"), (pod["containers"][0], "volumeMounts")):
                 if not owner[key]:
@@ -210,7 +211,7 @@ def test_pod_settings_of_the_operator_are_in_its_pod() -> None:
     assert pod["priorityClassName"] == "system-cluster-critical"
     assert pod["affinity"] == {"podAntiAffinity": {}}
     (container,) = pod["containers"]
-    assert container["image"] == f"{own_image('intel-deviceplugin-operator')}@{digest}"
+    assert container["image"] == f"{HUB}/intel-deviceplugin-operator:{accelplane.__version__}@{digest}"
     assert container["imagePullPolicy"] == "Always"
     assert container["resources"]["limits"] == {"cpu": "1", "memory": "120Mi"}
 
@@ -242,7 +243,7 @@ DEFAULTS: dict[str, Object] = {
 
 @pytest.mark.parametrize("family", KINDS)
 def test_a_plugin_chart_renders_the_sample_with_the_defaults_of_the_original(family: str) -> None:
-    samples = by_name(render(DEPLOY / "operator" / "samples"))
+    samples = by_name(in_hub(render(DEPLOY / "operator" / "samples")))
     expected = samples[KINDS[family].__name__, f"{family}deviceplugin-sample"]
     assert custom_resource(family) == expected | {"spec": expected["spec"] | DEFAULTS.get(family, {})}
 
@@ -314,7 +315,7 @@ def test_values_become_fields_of_the_custom_resource(family: str) -> None:
 def test_a_plugin_image_can_be_pinned_by_digest(family: str) -> None:
     digest = f"sha256:{'b' * 64}"
     found = custom_resource(family, image={"digest": digest})
-    assert found["spec"]["image"] == f"{own_image(f'intel-{family}-plugin')}@{digest}"
+    assert found["spec"]["image"] == f"{HUB}/intel-{family}-plugin:{accelplane.__version__}@{digest}"
 
 
 @pytest.mark.parametrize("family", KINDS)

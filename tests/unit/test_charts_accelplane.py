@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-from charts import CHARTS, hook_objects, rejected, run_helm, template
-from manifests import DEPLOY, Object, in_order, own_image, render
+from charts import CHARTS, HUB, hook_objects, in_hub, rejected, run_helm, template
+from manifests import DEPLOY, Object, in_order, render
 
 import accelplane
 
@@ -67,7 +67,7 @@ def workload(name: str, **values: object) -> Any:
 def kustomized(name: str, tree: str = "") -> list[Object]:
     """The objects of a kustomization of a component, in the namespace of the release."""
     default, namespace, label = COMPONENTS[name]
-    text = json.dumps([each for each in render(DEPLOY / (tree or default)) if each["kind"] != "Namespace"])
+    text = json.dumps([each for each in in_hub(render(DEPLOY / (tree or default))) if each["kind"] != "Namespace"])
     if namespace:
         # Some objects have the name of the namespace.
         text = text.replace(f'"namespace": "{namespace}"', f'"namespace": "{NAMESPACE}"')
@@ -138,7 +138,9 @@ def test_webhooks_of_one_namespace_have_certificates_of_their_own() -> None:
 
 
 def test_the_fleet_page_with_a_secret_is_that_of_the_overlay_with_tls() -> None:
-    text = json.dumps([each for each in render(DEPLOY / "fleet/overlays/secure") if each["kind"] != "Namespace"])
+    text = json.dumps(
+        [each for each in in_hub(render(DEPLOY / "fleet/overlays/secure")) if each["kind"] != "Namespace"]
+    )
     text = text.replace("-agent-namespaces=kube-system", f"-agent-namespaces={NAMESPACE}")
     expected = by_name(json.loads(text.replace('"namespace": "accelplane-fleet"', f'"namespace": "{NAMESPACE}"')))
     found = by_name(component("fleet", fleet={"tlsSecret": "accelplane-fleet-tls"}))
@@ -162,7 +164,7 @@ def test_the_policy_of_the_fleet_page_names_its_peers_and_can_be_omitted() -> No
 def test_the_use_of_gpus_by_containers_is_that_of_the_overlay() -> None:
     components = {"agent": True, "clients": True}
     found = by_name(template(CHART, NAMESPACE, components=components))
-    expected = by_name(render(DEPLOY / "accelplane_node/overlays/clients"))
+    expected = by_name(in_hub(render(DEPLOY / "accelplane_node/overlays/clients")))
     assert {*found} == {*expected}
     for key, each in expected.items():
         each["metadata"]["namespace"] = NAMESPACE
@@ -185,7 +187,7 @@ def test_the_use_of_gpus_by_containers_is_on_the_pages_of_monitoring_and_follows
 
 @pytest.mark.parametrize(("version", "expected"), [("1.29.15", 0), ("1.30.0", 2), ("1.30.4-eks-1", 2)])
 def test_the_apparmor_field_is_set_on_versions_of_kubernetes_that_have_it(version: str, expected: int) -> None:
-    values = "--set=components.clients=true,agent.qat=true"
+    values = f"--set=agent.image.hub={HUB},components.clients=true,agent.qat=true"
     text = run_helm("template", "release", CHARTS / CHART, values, f"--kube-version={version}")
     assert text.count("container.apparmor.security.beta.kubernetes.io/") == 2
     assert text.count("appArmorProfile:") == expected
@@ -281,7 +283,7 @@ def test_pod_settings_reach_the_pod_of_a_component(name: str) -> None:
     assert (pod["tolerations"], pod["priorityClassName"]) == (values["tolerations"], values["priorityClassName"])
     assert pod["imagePullSecrets"] == [{"name": "registry"}]
     (container,) = pod["containers"]
-    assert container["image"] == f"{own_image(WORKLOADS[name])}@{digest}"
+    assert container["image"] == f"{HUB}/{WORKLOADS[name]}:{accelplane.__version__}@{digest}"
     assert container["resources"]["limits"]["memory"] == "1Gi"
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from charts import rejected, template
+from charts import in_hub, rejected, template
 from manifests import DEPLOY, Object, in_order, overlay, render
 from monitoring import alerts, groups
 
@@ -36,7 +36,7 @@ def test_the_agent_has_pages_as_with_the_component_of_the_tree(tmp_path: Path) -
     components = ["deploy/monitoring/components/agent-pages"]
     expected = overlay(tmp_path, resources=["deploy/accelplane_node"], components=components, namespace=NAMESPACE)
     found = by_name(rendered())
-    assert {key: found[key] for key in by_name(expected)} == by_name(expected)
+    assert {key: found[key] for key in by_name(expected)} == by_name(in_hub(expected))
 
 
 def test_the_monitor_of_the_fleet_looks_in_the_namespace_of_the_release_if_the_fleet_is_there() -> None:

@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-from charts import CHARTS, OPERATOR, parent_chart, rejected, template, template_of
+from charts import CHARTS, KUBE_VERSION, OPERATOR, parent_chart, rejected, run_helm, template, template_of
 from manifests import Object
 
 from accelplane.operator.models import KINDS
+from accelplane.operator.settings import PLACEHOLDER
 
 PLUGINS = {family: f"intel-device-plugins-{family}" for family in KINDS}
 # Values files of the original charts 0.26 to 0.36 with everything that they set, as people have copied them.
@@ -72,6 +73,8 @@ def test_an_original_values_file_of_the_operator_is_rejected_or_runs_with_our_hu
 
 
 REJECTED = [
+    (PLUGINS["gpu"], {"image": {"hub": PLACEHOLDER}}, f'image.hub: found the placeholder "{PLACEHOLDER}"'),
+    (OPERATOR, {"manager": {"image": {"hub": PLACEHOLDER, "tag": "1.0.0"}}}, "manager.image.hub: found"),
     (PLUGINS["gpu"], {"image": {"hub": "docker.io/intel"}}, 'image.tag: found ""'),
     (PLUGINS["gpu"], {"image": {"hub": "mirror.example/intel", "tag": None}}, 'image.tag: found ""'),
     (PLUGINS["gpu"], {"image": {"hub": "intel", "tag": "1.0.0"}}, 'image.tag: found "1.0.0" with hub "intel"'),
@@ -89,6 +92,14 @@ REJECTED = [
 @pytest.mark.parametrize(("chart", "values", "expected"), REJECTED, ids=[each[2] for each in REJECTED])
 def test_images_that_cannot_run_are_rejected_in_one_sentence(chart: str, values: Object, expected: str) -> None:
     assert expected in sentence(chart, **values)
+
+
+@pytest.mark.parametrize("chart", [OPERATOR, "accelplane", *PLUGINS.values()])
+def test_a_chart_without_a_registry_is_rejected(chart: str) -> None:
+    assert PLACEHOLDER in (CHARTS / chart / "values.yaml").read_text()
+    assert "expected the registry with the images of Accelplane" in run_helm(
+        "template", "release", CHARTS / chart, "--kube-version", KUBE_VERSION, status=1
+    )
 
 
 @pytest.mark.parametrize(

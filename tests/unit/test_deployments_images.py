@@ -1,14 +1,16 @@
 """Recipes of the images: entry points, labels and the build script."""
 
 import os
+import re
 import subprocess
 import tomllib
 from pathlib import Path
 
-from cluster.product_image import image_configs
+from cluster.product_image import image_configs, recipe
 from manifests import DEPLOY, REPOSITORY, own_image
 
 import accelplane
+from accelplane.operator.settings import PLACEHOLDER, Settings
 
 # Images: name -> entry point
 
@@ -59,9 +61,30 @@ def test_every_image_has_its_entry_point_and_labels() -> None:
     }
     for name, config in configs.items():
         assert {"vendor", "version", "release", "name", "summary", "description"} <= set(config.labels)
-        assert config.labels["name"] == name.removeprefix("accelplane/").removesuffix(f":{accelplane.__version__}")
+        assert config.labels["name"] == name.removeprefix(f"{PLACEHOLDER}/").removesuffix(f":{accelplane.__version__}")
         assert config.working_directory == WORKING_DIRECTORIES.get(config.labels["name"], "/")
         assert config.user == USERS.get(config.labels["name"], "")
+
+
+def test_no_image_of_a_clone_is_in_a_registry_of_others() -> None:
+    """All references of our images have the placeholder, or the host of an example."""
+    names = "|".join(sorted(IMAGES, key=len, reverse=True))
+    reference = re.compile(rf"([\w.:/-]*/|(?<![\w./-]))accelplane/(?:{names})(?=[:@\"'`\s])")
+    hosts: dict[str, str] = {}
+    for directory in ("deploy", "demo", "docs", "README.md"):
+        found = REPOSITORY / directory
+        for file in [found, *found.rglob("*")]:
+            if file.suffix in (".yaml", ".md", ".json", "") and file.is_file() and "decisions" not in file.parts:
+                hosts |= {each[1]: str(file) for each in reference.finditer(file.read_text())}
+    expected = PLACEHOLDER.removesuffix("accelplane")
+    assert expected in hosts
+    assert {host: file for host, file in hosts.items() if host != expected and ".example" not in host} == {}
+
+
+def test_the_builders_and_the_operator_name_the_registry_of_the_manifests() -> None:
+    assert recipe("images").ORGANISATION == PLACEHOLDER
+    assert f"REG-{PLACEHOLDER.removesuffix('accelplane')}" in (DEPLOY / "images/build").read_text()
+    assert Settings().images.vendor == PLACEHOLDER
 
 
 def test_every_entry_point_is_a_script_of_the_package() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from cluster.build import tool
-from manifests import DEPLOY, REPOSITORY, kubectl, render
+from manifests import DEPLOY, REPOSITORY, kubectl, own_image, render
 from releases import VERSION, digest_of, image_list
 
 from accelplane.operator.images import named_images, upgrade_reference
@@ -107,7 +107,7 @@ def test_the_operator_runs_the_images_of_the_bundle() -> None:
     policy = ImagePolicy(overrides=overrides({each["name"]: each.get("value", "") for each in container["env"]}))
     for name in DEVICE_PLUGINS.operands.values():
         assert policy.reference(name) == pinned(name)
-    spec = GpuSpec(image=f"accelplane/intel-gpu-plugin:{VERSION}")
+    spec = GpuSpec(image=own_image("intel-gpu-plugin"))
     used = {field: upgrade_reference(reference, policy) for field, reference in named_images(spec).items()}
     assert used == {"image": pinned("intel-gpu-plugin")}
 

@@ -23,7 +23,7 @@ from manifests import (
 
 from accelplane.operator import models
 from accelplane.operator.daemonsets import PROVISIONING_ANNOTATION, provisioning_hash, render, skeleton
-from accelplane.operator.settings import RELEASE, ImagePolicy, Settings
+from accelplane.operator.settings import ImagePolicy, Settings
 from accelplane.plugins.qat.models import MODELS
 
 SETTINGS = Settings(namespace="plugins")
@@ -256,12 +256,12 @@ def test_an_init_container_is_that_of_the_table(family: str) -> None:
 
 def test_all_containers_have_the_digests_that_are_known_for_their_tags() -> None:
     names = ("intel-gpu-plugin", "intel-gpu-levelzero", "intel-gpu-initcontainer")
-    known = {f"accelplane/{name}:{RELEASE}": f"sha256:{index}" for index, name in enumerate(names)}
+    known = {own_image(name): f"sha256:{index}" for index, name in enumerate(names)}
     found = pod(
         "gpu",
         settings=Settings(images=ImagePolicy(digests=known)),
         healthManagement=True,
-        initImage=f"accelplane/intel-gpu-initcontainer:{RELEASE}",
+        initImage=own_image("intel-gpu-initcontainer"),
     )
     used = [each["image"] for each in (*found["containers"], *found["initContainers"])]
     assert used == [f"{reference}@{digest}" for reference, digest in known.items()]
@@ -282,8 +282,8 @@ def test_an_fpga_plugin_gets_a_non_default_resource_naming() -> None:
 
 
 def test_fpga_always_has_an_init_container_between_its_volumes() -> None:
-    settings = Settings(images=ImagePolicy(target="1.1.0"))
-    assert pod("fpga", settings=settings)["initContainers"][0]["image"] == "accelplane/intel-fpga-initcontainer:1.1.0"
+    settings = Settings(images=ImagePolicy(vendor="mirror", target="1.1.0"))
+    assert pod("fpga", settings=settings)["initContainers"][0]["image"] == "mirror/intel-fpga-initcontainer:1.1.0"
     names = [volume["name"] for volume in pod("fpga")["volumes"]]
     assert names == ["devfs", "sysfs", "kubeletsockets", "fpga-records", "intel-fpga-sw", "cdidir"]
 

@@ -11,7 +11,7 @@ from customresources import SAMPLES, resource
 from accelplane.cli.operator_render import main
 from accelplane.operator import models
 from accelplane.operator.dryrun import RenderError, render_text
-from accelplane.operator.settings import RELEASE, ImagePolicy, Settings
+from accelplane.operator.settings import PLACEHOLDER, RELEASE, ImagePolicy, Settings
 
 
 def test_the_samples_are_rendered() -> None:
@@ -28,7 +28,7 @@ def test_items_of_lists_are_rendered_and_other_objects_ignored() -> None:
     text = yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": items})
     (instance,) = yaml.safe_load_all(render_text(text, Settings(images=ImagePolicy(target="1.2.0"))).text)
     (container,) = instance["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == "accelplane/intel-npu-plugin:1.2.0"
+    assert container["image"] == f"{PLACEHOLDER}/intel-npu-plugin:1.2.0"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_null_fields_are_unset(document: dict[str, Any], same: dict[str, Any]) -
             "apiVersion: deviceplugin.intel.com/v1\nmetadata: {name: mine}",
             "object mine: kind is None, expected one of Dlb",
         ),
-        (yaml.safe_dump(resource("gpu", image="x:1")), f"set image to accelplane/intel-gpu-plugin:{RELEASE}"),
+        (yaml.safe_dump(resource("gpu", image="x:1")), f"set image to {PLACEHOLDER}/intel-gpu-plugin:{RELEASE}"),
         (
             yaml.safe_dump(resource("gpu") | {"kind": "TpuDevicePlugin"}),
             "TpuDevicePlugin mine: kind is 'TpuDevicePlugin', expected one of",
@@ -130,7 +130,7 @@ def test_the_command_prints_warnings_of_admission_to_standard_error(
     result = capsys.readouterr()
     assert result.err == (
         f"{file}: warning: GpuDevicePlugin mine: allowIDs 0x56c0 needs image version 0.34.0 or newer, found "
-        f"'intel/intel-gpu-plugin:0.31.1'; set image to accelplane/intel-gpu-plugin:{RELEASE}\n"
+        f"'intel/intel-gpu-plugin:0.31.1'; set image to {PLACEHOLDER}/intel-gpu-plugin:{RELEASE}\n"
     )
     assert yaml.safe_load(result.out)["kind"] == "DaemonSet"
 

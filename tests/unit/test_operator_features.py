@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from operatorvalidation import original, own_image, warnings_of
 
-from accelplane.operator.settings import ImagePolicy
+from accelplane.operator.settings import PLACEHOLDER, ImagePolicy
 
 # Family, spec, image field and its name, the first version that supports the spec, and the start of the warning.
 FEATURES = [
@@ -56,7 +56,7 @@ def test_images_whose_release_removed_the_resource_manager_are_a_warning(image: 
     spec = {"image": image, "resourceManager": True, "sharedDevNum": 2}
     expected = (
         f"resourceManager true needs image version 1.0.0 or newer, or one below 0.34.0, found '{image}'; "
-        f"set image to {own_image('intel-gpu-plugin')}"
+        f"set image to {PLACEHOLDER}/intel-gpu-plugin:"
     )
     for policy in (
         ImagePolicy(minimum="0.30.0"),

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelplane.operator import images, versions
-from accelplane.operator.settings import RELEASE, ImagePolicy, overrides
+from accelplane.operator.settings import PLACEHOLDER, RELEASE, ImagePolicy, overrides
 
-POLICY = ImagePolicy(release="1.2.0")
+POLICY = ImagePolicy(release="1.2.0", vendor="accelplane")
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 NAMES = ("intel-gpu-plugin",)
 
@@ -139,21 +139,21 @@ def test_a_target_concerns_the_images_of_its_own_project(target: str, original: 
 @pytest.mark.parametrize(
     ("settings", "name", "reference"),
     [
-        ({}, "intel-gpu-plugin", f"accelplane/intel-gpu-plugin:{RELEASE}"),
-        ({}, "intel-gpu-levelzero", f"accelplane/intel-gpu-levelzero:{RELEASE}"),
+        ({}, "intel-gpu-plugin", f"{PLACEHOLDER}/intel-gpu-plugin:{RELEASE}"),
+        ({}, "intel-gpu-levelzero", f"{PLACEHOLDER}/intel-gpu-levelzero:{RELEASE}"),
         (
             {"vendor": "docker.io/accelplane"},
             "intel-gpu-initcontainer",
             f"docker.io/accelplane/intel-gpu-initcontainer:{RELEASE}",
         ),
-        ({"target": "0.36.0"}, "intel-gpu-plugin", f"accelplane/intel-gpu-plugin:{RELEASE}"),
+        ({"target": "0.36.0"}, "intel-gpu-plugin", f"{PLACEHOLDER}/intel-gpu-plugin:{RELEASE}"),
         ({"vendor": "intel"}, "intel-gpu-plugin", "intel/intel-gpu-plugin:0.31.1"),
         ({"vendor": "intel", "target": "0.36.0"}, "intel-gpu-plugin", "intel/intel-gpu-plugin:0.36.0"),
         ({"vendor": "mirror.example/a"}, "intel-gpu-plugin", f"mirror.example/a/intel-gpu-plugin:{RELEASE}"),
         ({"vendor": "mirror.example/a"}, "intel-gpu-levelzero", f"mirror.example/a/intel-gpu-levelzero:{RELEASE}"),
         ({"vendor": "mirror.example/intel", "target": "1.0.0"}, "x", "mirror.example/intel/x:1.0.0"),
         ({"overrides": SHA}, "intel-gpu-plugin", OVERRIDDEN),
-        ({"overrides": SHA, "upgrade": "off"}, "intel-gpu-plugin", f"accelplane/intel-gpu-plugin:{RELEASE}"),
+        ({"overrides": SHA, "upgrade": "off"}, "intel-gpu-plugin", f"{PLACEHOLDER}/intel-gpu-plugin:{RELEASE}"),
     ],
 )
 def test_an_unset_image_is_the_release_image_or_its_override(

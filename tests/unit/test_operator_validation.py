@@ -14,7 +14,7 @@ from operatorvalidation import POLICY, original, own_image, warnings_of
 from accelplane.kube.quantities import number_of
 from accelplane.operator import defaulting, models
 from accelplane.operator.overlap import Overlap
-from accelplane.operator.settings import ImagePolicy
+from accelplane.operator.settings import PLACEHOLDER, RELEASE, ImagePolicy
 from accelplane.operator.validation import verdict
 
 FAMILIES = [*models.KINDS]
@@ -74,7 +74,8 @@ def test_defaulting_leaves_invalid_fields_to_the_schema() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_samples_are_admitted_without_warnings(family: str) -> None:
-    found = verdict(models.decode(sample(family)), POLICY)
+    resource = json.loads(json.dumps(sample(family)).replace(PLACEHOLDER, POLICY.vendor))
+    found = verdict(models.decode(resource), POLICY)
     assert (found.refusal, found.warnings) == ("", ())
 
 
@@ -106,13 +107,21 @@ def test_images_of_the_go_project_are_admitted_without_warnings(family: str) -> 
 
 
 def test_an_image_that_the_operator_replaces_is_admitted_with_a_warning() -> None:
-    newer = ImagePolicy(release="1.2.0")
+    newer = ImagePolicy(release="1.2.0", vendor=POLICY.vendor)
     assert warnings_of("sgx", newer, image="mine/intel-sgx-plugin:1.0.0") == (
         "image is 'mine/intel-sgx-plugin:1.0.0'; the operator replaces it with mine/intel-sgx-plugin:1.2.0"
     )
     pinned = ImagePolicy(overrides={"INTEL_SGX_PLUGIN_SHA": "a.example/x@sha256:00"})
     assert "INTEL_SGX_PLUGIN_SHA of the operator replaces it with a.example/x@sha256:00" in warnings_of("sgx", pinned)
     assert warnings_of("sgx", ImagePolicy(release="1.2.0", upgrade="off")) == ""
+
+
+def test_an_image_of_a_registry_that_cannot_exist_is_admitted_with_a_warning() -> None:
+    image = f"{PLACEHOLDER}/intel-sgx-plugin:{RELEASE}"
+    assert warnings_of("sgx", image=image) == (
+        f"image is '{image}', whose registry does not exist; set image, and -image-vendor of the operator, to the "
+        "registry with your images"
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,7 +157,11 @@ def test_a_wrong_init_image_of_gpus_is_a_warning() -> None:
     assert warnings_of("gpu", initImage="intel/intel-gpu-initcontainer:0.31.1") == ""
 
 
-NO_INIT_IMAGE = ["provisioningConfig is mine", "initImage is empty", "set initImage to accelplane/"]
+NO_INIT_IMAGE = [
+    "provisioningConfig is mine",
+    "initImage is empty",
+    f"set initImage to {POLICY.vendor}/",
+]
 RM = [plugin("gpu", "other", resourceManager=True)]
 QAT_INIT = {"initImage": "intel/intel-qat-initcontainer:0.31.1"}
 

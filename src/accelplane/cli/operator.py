@@ -14,7 +14,7 @@ from accelplane.cli import fpgawebhook, logflags, sgxwebhook
 from accelplane.cli.clusterprogram import Values, address_of, check_name, port_of, run_in_cluster, shutdown_delay_of
 from accelplane.cli.goflags import Flag, Value
 from accelplane.operator.models import KINDS
-from accelplane.operator.settings import OLDEST, RELEASE, VENDOR, ImagePolicy, Settings, Upgrade, overrides
+from accelplane.operator.settings import OLDEST, PLACEHOLDER, RELEASE, ImagePolicy, Settings, Upgrade, overrides
 
 if TYPE_CHECKING:
     from accelplane.operator.program import Extension, Options
@@ -48,7 +48,7 @@ FLAGS = (
     Flag("image-minimum", OLDEST, "oldest version of images that is accepted"),
     Flag("image-target", "", f"version that older images are replaced by; default {RELEASE}, and -image-minimum for "
          "images of the Go project"),
-    Flag("image-vendor", VENDOR, "registry and path of images that are filled in"),
+    Flag("image-vendor", PLACEHOLDER, "registry and path of images that are filled in"),
     Flag("image-older-warns", False, "admit images below -image-minimum with a warning, because they are replaced"),
     Flag("plugin-service-account", "", "service account of the plugin pods; default is that of the namespace",
          environment="PLUGIN_SERVICE_ACCOUNT"),

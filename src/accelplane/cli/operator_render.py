@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from accelplane.operator import versions
 from accelplane.operator.dryrun import RenderError, render_text
-from accelplane.operator.settings import OLDEST, RELEASE, VENDOR, ImagePolicy, Settings
+from accelplane.operator.settings import OLDEST, PLACEHOLDER, RELEASE, ImagePolicy, Settings
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -17,7 +17,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("file", help="YAML file of custom resources; - for standard input")
     parser.add_argument("--deviceplugin-namespace", default="kube-system", help="namespace of the DaemonSets")
     parser.add_argument("--image-minimum", default=OLDEST, help="oldest version of images that is accepted")
-    parser.add_argument("--image-vendor", default=VENDOR, help="registry and path of images that are filled in")
+    parser.add_argument("--image-vendor", default=PLACEHOLDER, help="registry and path of images that are filled in")
     given = parser.parse_args(arguments)
     if versions.parse(given.image_minimum) is None:
         parser.error(f"--image-minimum: {given.image_minimum!a}: expected a version such as {RELEASE}")

@@ -13,7 +13,7 @@ import msgspec
 
 from accelplane.operator import images, versions
 from accelplane.operator.models import DevicePlugin, DsaSpec, GpuSpec, NpuSpec, PluginSpec, QatSpec, SgxSpec
-from accelplane.operator.settings import VENDOR, ImagePolicy
+from accelplane.operator.settings import PLACEHOLDER, ImagePolicy
 
 # The release of the Go project without the resource manager of GPUs, and the first one of this project.
 MANAGER_REMOVED, OURS = "0.34.0", "1.0.0"
@@ -47,7 +47,7 @@ def _removed(image: str, policy: ImagePolicy) -> Iterator[str]:
         return
     desired = policy.reference("intel-gpu-plugin")
     if _lacks_manager(desired):
-        desired = f"{VENDOR}/intel-gpu-plugin:{policy.release}"
+        desired = f"{PLACEHOLDER}/intel-gpu-plugin:{policy.release}"
     yield (
         f"resourceManager true needs image version {OURS} or newer, or one below {MANAGER_REMOVED}, found {image!a}; "
         f"set image to {desired}"

@@ -14,6 +14,9 @@ from accelplane.operator.versions import is_original
 
 RELEASE = accelplane.__version__
 VENDOR = "accelplane"
+# The registry and path of images before a release or `accelplane manifests --registry` sets it. Hosts of the domain
+# invalid do not exist (RFC 6761), so the name cannot lead to images of others. Decision 0032.
+PLACEHOLDER = f"set-your-registry.invalid/{VENDOR}"
 
 # The Go project: the oldest release whose images are accepted, and the vendor of its images.
 OLDEST = "0.31.1"
@@ -35,7 +38,7 @@ class ImagePolicy(msgspec.Struct, frozen=True, kw_only=True):
     minimum: str = OLDEST
     target: str = ""
     release: str = RELEASE
-    vendor: str = VENDOR
+    vendor: str = PLACEHOLDER
     overrides: Mapping[str, str] = {}
     digests: Mapping[str, str] = {}
     upgrade: Upgrade = "spec"

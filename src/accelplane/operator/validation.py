@@ -31,7 +31,7 @@ from accelplane.operator.models import (
 )
 from accelplane.operator.overlap import Overlap, format_overlap
 from accelplane.operator.pods import pod_errors
-from accelplane.operator.settings import ImagePolicy, variable_of
+from accelplane.operator.settings import PLACEHOLDER, ImagePolicy, variable_of
 
 PREFIX = "invalid resource: "
 
@@ -143,6 +143,11 @@ def _image(
         name = images.parse(reference).image
         cause = f"{variable_of(name)} of the operator" if policy.override(name) else "the operator"
         yield ValidationWarning(f"{field} is {reference!a}; {cause} replaces it with {used}")
+    elif images.parse(reference).repository == PLACEHOLDER:
+        yield ValidationWarning(
+            f"{field} is {reference!a}, whose registry does not exist; set {field}, and -image-vendor of the operator, "
+            "to the registry with your images"
+        )
     elif images.parse(reference).tag == images.DEVEL:
         yield ValidationWarning(
             f"{field} has tag devel in {reference!a}, which is no version and is never upgraded; {advice}"

@@ -9,10 +9,13 @@ the Intel device plugins; chart: .Chart
 {{- $hub := .image.hub -}}
 {{- $given := toString (default "" .image.tag) -}}
 {{- $tag := default .chart.AppVersion $given -}}
+{{- $ours := "the registry with the images of Accelplane" -}}
+{{- if hasSuffix ".invalid" (first (splitList "/" $hub)) -}}
+{{- fail (printf "%s.hub: found the placeholder %q, expected %s; build the images and push them to a registry (docs/images.md), or install the charts of a release" .at $hub $ours) -}}
+{{- end -}}
 {{- if not .image.digest -}}
 {{- $vendor := last (splitList "/" $hub) -}}
 {{- $original := regexMatch "^v?0\\." $tag -}}
-{{- $ours := "the registry with the images of Accelplane" -}}
 {{- if and (eq $vendor "intel") (not .originals) -}}
 {{- fail (printf "%s.hub: found %q, a place of the Intel device plugins, whose images this chart cannot run; set %s.hub to %s, and %s.tag to \"\"" .at $hub .at $ours .at) -}}
 {{- else if and $original (or (eq $vendor "accelplane") (not .originals)) -}}

@@ -1,12 +1,19 @@
 {{- /*
-When the custom resource is created: with the release, which is one empty line, or by hooks. Helm does not know its kind
-if a parent chart installs the operator in the same release. Then it is created after the installation and deleted
-before the operator, and the next upgrade makes it a part of the release. kind: of the resource; root: $
+The hooks that create the custom resource, with semicolons between them; empty for a part of the release. Helm does not
+know the kind if a parent chart installs the operator in the same release. Then the resource is created after the
+installation and deleted before the operator. The next upgrade makes it a part of the release. Helm takes it over
+without its changes, so a hook creates it once more. kind: of the resource; root: $
 */ -}}
 {{- define "accelplane.hooks" -}}
-{{- $known := .root.Capabilities.APIVersions.Has (printf "deviceplugin.intel.com/v1/%s" .kind) -}}
-{{- if not (or $known .root.Chart.IsRoot) -}}
-post-install,post-rollback;pre-delete
+{{- $api := "deviceplugin.intel.com/v1" -}}
+{{- $created := "post-install,post-rollback" -}}
+{{- if .root.Capabilities.APIVersions.Has (printf "%s/%s" $api .kind) -}}
+{{- $live := lookup $api .kind "" (include "accelplane.resourceName" .root) -}}
+{{- if eq $created (dig "metadata" "annotations" "helm.sh/hook" "" $live) -}}
+;post-upgrade
+{{- end -}}
+{{- else if not .root.Chart.IsRoot -}}
+{{ $created }};pre-delete
 {{- end -}}
 {{- end -}}
 {{- define "accelplane.resourceName" -}}
