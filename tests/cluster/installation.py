@@ -27,6 +27,7 @@ from accelplane.operator.settings import Settings
 
 from .cluster import Cluster
 from .machine import REPOSITORY, wait_until
+from .objects import endpoints
 
 CRD = REPOSITORY / "deploy" / "operator" / "crd"
 NAMESPACE = "operated"
@@ -173,24 +174,15 @@ class Installation:
 
     def serve(self, *operators: Operator) -> None:
         """Sets the endpoints of the Service to these operators."""
+        wanted = endpoints(
+            SERVICE, [operator.port for operator in operators], self.cluster.addresses.host, namespace=NAMESPACE
+        )
+        kept = {each["metadata"]["name"] for each in wanted}
         for found in (self.cluster.get(_SLICES) or {"items": []})["items"]:
-            if found["metadata"]["name"] not in {operator.name for operator in operators}:
+            if found["metadata"]["name"] not in kept:
                 self._request("DELETE", f"{_SLICES}/{found['metadata']['name']}")
-        for operator in operators:
-            self.cluster.apply(
-                {
-                    "apiVersion": "discovery.k8s.io/v1",
-                    "kind": "EndpointSlice",
-                    "metadata": {
-                        "name": operator.name,
-                        "namespace": NAMESPACE,
-                        "labels": {"kubernetes.io/service-name": SERVICE},
-                    },
-                    "addressType": "IPv4",
-                    "ports": [{"port": operator.port, "name": "", "protocol": "TCP"}],
-                    "endpoints": [{"addresses": [self.cluster.addresses.host], "conditions": {"ready": True}}],
-                }
-            )
+        for each in wanted:
+            self.cluster.apply(each)
 
     def remove_webhooks(self) -> None:
         for kind in ("mutating", "validating"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .build import kubernetes_minor
 from .settings import BUSYBOX_IMAGE
 
 Object = dict[str, Any]
@@ -61,3 +62,30 @@ def service(name: str, port: int, *, namespace: str = "default") -> Object:
         "metadata": {"name": name, "namespace": namespace},
         "spec": {"selector": {"app": name}, "ports": [{"port": port, "targetPort": port}]},
     }
+
+
+def endpoints(name: str, ports: Sequence[int], address: str, *, namespace: str, port_name: str = "") -> list[Object]:
+    """Objects that give the Service `name` one endpoint for each port of an address, in place of the controllers.
+
+    API servers find the endpoints of a webhook's Service in EndpointSlices since 1.34, before in Endpoints.
+    """
+
+    def named(port: int) -> list[Object]:
+        return [{"name": port_name, "protocol": "TCP", "port": port}]
+
+    if kubernetes_minor() < 34:
+        subsets = [{"addresses": [{"ip": address}], "ports": named(port)} for port in ports]
+        metadata: Object = {"name": name, "namespace": namespace}
+        return [{"apiVersion": "v1", "kind": "Endpoints", "metadata": metadata, "subsets": subsets}]
+    labels = {"kubernetes.io/service-name": name}
+    return [
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {"name": f"{name}-{port}", "namespace": namespace, "labels": labels},
+            "addressType": "IPv4",
+            "ports": named(port),
+            "endpoints": [{"addresses": [address], "conditions": {"ready": True}}],
+        }
+        for port in ports
+    ]

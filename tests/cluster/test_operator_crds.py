@@ -59,10 +59,10 @@ def test_the_samples_apply(cluster: Cluster, definitions: None) -> None:
     [
         ("gpu", {"sharedDevNum": 0}, "greater than or equal to 1"),
         ("gpu", {"preferredAllocationPolicy": "most"}, "supported values"),
-        ("gpu", {"xpumdEndpoint": "/run/" + "x" * 103}, "Too long: may not be more than 107"),
+        ("gpu", {"xpumdEndpoint": "/run/" + "x" * 103}, "Too long: may not be "),
         ("npu", {"resources": {"limits": {"cpu": "much"}}}, "should match"),
         ("npu", {"imagePullSecrets": [{"name": str(number)} for number in range(65)]}, "must have at most 64 items"),
-        ("npu", {"priorityClassName": "x" * 254}, "Too long: may not be more than 253"),
+        ("npu", {"priorityClassName": "x" * 254}, "Too long: may not be "),
     ],
 )
 def test_a_value_outside_the_limits_is_rejected(

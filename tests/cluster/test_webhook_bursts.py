@@ -24,6 +24,7 @@ from benchmarks.memory_cgroup import memory_cgroup
 from .build import kubernetes_minor
 from .cluster import Cluster
 from .machine import wait_until
+from .objects import endpoints
 
 pytestmark = pytest.mark.cluster
 
@@ -211,26 +212,13 @@ def _requests(page: str) -> int:
 
 def _service(ports: Sequence[int], address: str) -> Iterator[dict[str, Any]]:
     """A Service with one endpoint for each port of this computer."""
-    port = {"name": "https", "protocol": "TCP"}
     yield {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": "hooks", "namespace": NAMESPACE},
-        "spec": {"ports": [{**port, "port": 443}]},
+        "spec": {"ports": [{"name": "https", "protocol": "TCP", "port": 443}]},
     }
-    for number in ports:
-        yield {
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": {
-                "name": f"hooks-{number}",
-                "namespace": NAMESPACE,
-                "labels": {"kubernetes.io/service-name": "hooks"},
-            },
-            "addressType": "IPv4",
-            "ports": [{**port, "port": number}],
-            "endpoints": [{"addresses": [address], "conditions": {"ready": True}}],
-        }
+    yield from endpoints("hooks", ports, address, namespace=NAMESPACE, port_name="https")
 
 
 def _create_burst(api: Cluster, program: Program) -> None:

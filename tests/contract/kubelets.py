@@ -27,10 +27,14 @@ class PodRejected(Exception):
 
 
 class Kubelet(Protocol):
-    """A kubelet whose device plugin directory is `<directory>/device-plugins`. `behaviour` is one of `BEHAVIOURS`."""
+    """A kubelet whose device plugin directory is `<directory>/device-plugins`. `behaviour` is one of `BEHAVIOURS`.
+
+    `deletes_files`: at its start it deletes all files of that directory, not only sockets.
+    """
 
     directory: str
     behaviour: str
+    deletes_files: bool
 
     async def start(self) -> None:
         """Starts, also after `kill`."""
@@ -72,6 +76,7 @@ class Embedded:
     def __init__(self, directory: str, behaviour: str = BEHAVIOURS[-1]) -> None:
         self.directory = directory
         self.behaviour = behaviour
+        self.deletes_files = False
         self.inner = EmbeddedKubelet(directory, connect_timeout=2.0, call_timeout=5.0, seed=1, behaviour=behaviour)
 
     async def start(self) -> None:

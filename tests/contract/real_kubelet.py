@@ -66,6 +66,7 @@ class Real:
         self.node = node
         self.directory = directory
         minor = kubernetes_minor()
+        self.deletes_files = minor < 33
         self.behaviour = max((each for each in BEHAVIOURS if int(each.split(".")[1]) <= minor), default=BEHAVIOURS[0])
         self.cluster: Cluster = node.cluster
         self._path = f"/api/v1/nodes/{node.name}"

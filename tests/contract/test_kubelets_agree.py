@@ -71,7 +71,8 @@ async def test_a_start_deletes_only_sockets(idle_kubelet: Kubelet) -> None:
         stale.bind(str(plugins / "old.sock"))
         deeper.bind(str(plugins / "sub/s.sock"))
     await idle_kubelet.start()
-    assert {"kubelet.sock", "notes.txt", "sub", "link.sock"} == set(os.listdir(plugins)) - {"DEPRECATION"}
+    kept = {"sub"} if idle_kubelet.deletes_files else {"notes.txt", "sub", "link.sock"}
+    assert {"kubelet.sock", *kept} == set(os.listdir(plugins)) - {"DEPRECATION"}
     assert os.listdir(plugins / "sub") == ["s.sock"]
     await idle_kubelet.kill()
     assert (plugins / "kubelet.sock").is_socket()
@@ -331,6 +332,7 @@ async def test_checkpoint_names_a_deleted_pod_until_pods_are_listed_and_a_list_a
 ) -> None:
     plugin = await join()
     await kubelet.run_pod("pod", {GADGET: 1})
+    await kubelet.run_pod("next", {})  # a kubelet 1.31 counts the last admitted pod until it admits another one
     await kubelet.delete_pod("pod")
     await plugin.send(listing("a", "b"))
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
