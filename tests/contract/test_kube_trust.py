@@ -303,7 +303,7 @@ def test_polling_is_used_only_without_watch(watching: bool, reads: int) -> None:
     assert reads - 2 <= store.reads <= reads + 2
 
 
-def test_writer_that_reverts_changes_causes_one_patch_per_second() -> None:
+def test_writer_that_reverts_changes_causes_few_patches_in_a_minute() -> None:
     store = Store()
     store.watching = True
     running = Running(store)
@@ -317,7 +317,7 @@ def test_writer_that_reverts_changes_causes_one_patch_per_second() -> None:
 
     store.on_patch = revert
     running.for_seconds(60)
-    assert 50 <= store.patches <= 61
+    assert 5 <= store.patches <= 10
 
 
 def test_certificate_is_renewed_when_due_although_nothing_changes() -> None:

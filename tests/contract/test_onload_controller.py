@@ -1,5 +1,6 @@
 """The controller of Onload resources against the double of the API server, with a KMM and DaemonSets that react."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -139,6 +140,23 @@ async def test_an_object_of_others_with_the_same_name_is_reported(api: KubeApi) 
     async with running(setup), operator(api):
         await until(lambda: setup.condition("Degraded").get("reason") == "NameConflict")
     assert (api.get("modules", "onload-module", "default") or {})["spec"] == {"mine": True}
+
+
+async def test_the_last_change_of_another_program_is_corrected_too(api: KubeApi) -> None:
+    setup = Setup(api)
+    setup.create()
+
+    def daemonset() -> Any:
+        return copy.deepcopy(api.get("daemonsets", NAMES.daemonset, NAMES.namespace))
+
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
+        expected = daemonset()["metadata"]["labels"]
+        for value in ("first", "second"):
+            drifted = daemonset()
+            drifted["metadata"]["labels"] = dict.fromkeys(expected, value)
+            api.put("daemonsets", drifted)
+            await until(lambda: daemonset()["metadata"]["labels"] == expected)
 
 
 async def test_modules_that_are_loaded_otherwise_need_no_kmm(api: KubeApi) -> None:

@@ -6,9 +6,8 @@ again, as Kubernetes does.
 """
 
 import asyncio
-import contextlib
 import copy
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,36 +16,27 @@ from customresources import resource
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubeapi import Fault, KubeApi, Object, kube_api
-from operatorscenarios import (
-    JUDGED,
-    NAMESPACE,
-    SCENARIOS,
-    SETTINGS,
-    VERSION,
-    Change,
-    Copy,
-    Drift,
-    PutObject,
-    Remove,
-    difference,
-    differences_to_desired,
-    duplicate,
-    end,
+from operatorruns import (
+    ANY,
+    FAST_WATCHES,
+    Operator,
+    do,
+    end_of,
+    missing_in,
+    operator,
+    put,
+    wait_idle,
+    wait_until_true,
 )
+from operatorscenarios import NAMESPACE, SCENARIOS, VERSION, Copy, Drift, PutObject, Remove, difference
 from thoroughness import examples, places
 from virtualtime import TCP_DELAY, VirtualTimeLoop
 from waiting import until
 
-from accelplane.kube.client import Client
 from accelplane.kube.informer import WatchTimeouts
-from accelplane.kube.manager import OFF, Manager
-from accelplane.operator.controller import controllers
 
 pytestmark = [pytest.mark.untraced, pytest.mark.virtual_time]
 
-# All requests except watches.
-ANY = r"^(GET|PATCH|PUT|POST|DELETE) "
-_TIMEOUTS = WatchTimeouts(first_delay=0.01, max_delay=0.1)
 _SHORT = WatchTimeouts(first_delay=0.01, max_delay=0.1, idle=0.4)
 EXPIRED = b'{"type":"ERROR","object":{"kind":"Status","status":"Failure","code":410,"reason":"Expired"}}'
 # The number of concurrent runs that keeps the processor busy.
@@ -60,120 +50,6 @@ FAULTS: dict[str, dict[str, Any]] = {
     "no answer": {"hang": True},
     "done without an answer": {"after": True},
 }
-
-
-class Operator:
-    """The operator's controllers, started again whenever they are killed."""
-
-    def __init__(
-        self, api: KubeApi, families: Sequence[str], timeout: float = 1, watch_timeouts: WatchTimeouts = _TIMEOUTS
-    ) -> None:
-        self.api = api
-        self.families = families
-        self.watch_timeouts = watch_timeouts
-        self.kills = 0
-        self._stopped = False
-        self._timeout = timeout
-        self._running: asyncio.Task[None] | None = None
-        self._manager: Manager | None = None
-
-    def kill(self) -> None:
-        """Kills them without completing any work."""
-        self.kills += 1
-        assert self._running
-        self._running.cancel()
-
-    async def run(self) -> None:
-        while not await self._run_once() and not self._stopped:
-            pass
-
-    def stop(self) -> None:
-        """Stops them, also directly after they were killed."""
-        assert self._manager
-        self._stopped = True
-        self._manager.stop()
-
-    async def _run_once(self) -> bool:
-        """Runs them once. Returns whether they were stopped, not killed."""
-        client = Client(self.api.config, field_manager="accelplane-operator", timeout=self._timeout)
-        self._manager = Manager(client, health_address=OFF, metrics_address=OFF, watch_timeouts=self.watch_timeouts)
-        controllers(self._manager, self.families, SETTINGS)
-        kills = self.kills
-        self._running = asyncio.create_task(self._manager.run())
-        try:
-            await asyncio.wait([self._running])
-            if self._running.cancelled() and kills != self.kills:
-                return False
-            await self._running
-            return True
-        finally:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
-            await client.close()
-
-
-@contextlib.asynccontextmanager
-async def operator(api: KubeApi, *families: str, **more: Any) -> AsyncIterator[Operator]:
-    instance = Operator(api, families, **more)
-    task = asyncio.create_task(instance.run())
-    try:
-        await asyncio.sleep(0)
-        yield instance
-        assert not task.done()
-        instance.stop()
-        async with asyncio.timeout(60):
-            await task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-def do(api: KubeApi, change: Change) -> None:
-    match change:
-        case PutObject(plural, thing):
-            put(api, plural, copy.deepcopy(thing))
-        case Remove(plural, name, namespace):
-            api.remove(plural, name, namespace)
-        case Copy(name, new):
-            found = api.get("daemonsets", name, NAMESPACE)
-            assert found
-            result = duplicate(found, new)
-            result["metadata"]["creationTimestamp"] = "2030-01-01T00:00:00Z"
-            api.put("daemonsets", result)
-        case Drift(name, args):
-            drifted = copy.deepcopy(api.get("daemonsets", name, NAMESPACE))
-            assert drifted
-            drifted["spec"]["template"]["spec"]["containers"][0]["args"] = list(args)
-            api.put("daemonsets", drifted)
-
-
-def put(api: KubeApi, plural: str, thing: Object) -> None:
-    metadata = thing["metadata"]
-    known = api.get(plural, metadata["name"], metadata.get("namespace", ""))
-    if plural.endswith("deviceplugins"):
-        generation = known["metadata"]["generation"] if known else 0
-        metadata["generation"] = generation + (not known or known["spec"] != thing["spec"])
-        if known and "status" in known:
-            thing["status"] = known["status"]
-    api.put(plural, thing)
-
-
-def end_of(api: KubeApi) -> Object:
-    return end({plural: api.all(plural) for plural in JUDGED})
-
-
-def missing_in(api: KubeApi) -> str:
-    return differences_to_desired({plural: api.all(plural) for plural in (*JUDGED, "nodes", "configmaps")})
-
-
-async def wait_idle(api: KubeApi, many: int = 30) -> None:
-    """Waits until there were no requests during many iterations of the loop that client and server share."""
-    request_count, turns = -1, 0
-    async with asyncio.timeout(60):
-        while turns < many:
-            before, request_count = request_count, api.count(ANY)
-            turns = turns + 1 if request_count == before else 0
-            await asyncio.sleep(0.01)
 
 
 class FaultFreeRun:
@@ -213,19 +89,6 @@ async def recorded(name: str) -> FaultFreeRun:
             assert not missing_in(api)
             _recorded[name] = FaultFreeRun(prepared, end_of(api), api.count(ANY) - counts, watches)
     return _recorded[name]
-
-
-async def wait_until_true(api: KubeApi, condition: Callable[[], bool]) -> None:
-    """Waits until the condition is true, and evaluates it after each change of the objects. Has a timeout."""
-    known_version = -1
-
-    def has_changed() -> bool:
-        nonlocal known_version
-        news, known_version = api.version != known_version, api.version
-        return news and condition()
-
-    with contextlib.suppress(TimeoutError):
-        await until(has_changed, 60)
 
 
 async def wait_final_state(api: KubeApi, name: str) -> None:
@@ -323,7 +186,7 @@ async def test_failing_watches_hide_no_changes(description: str, moment: str) ->
         async with kube_api() as api:
             api.copy_from(record.prepared)
             async with operator(
-                api, *scenario.families, watch_timeouts=_SHORT if description == "silent" else _TIMEOUTS
+                api, *scenario.families, watch_timeouts=_SHORT if description == "silent" else FAST_WATCHES
             ):
                 await until(lambda: api.open_watches >= record.watches, 60)
                 if moment == "before":

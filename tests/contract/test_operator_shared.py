@@ -1,5 +1,6 @@
 """Objects that the GPU plugins of an operator share, and overlaps of resources."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -74,16 +75,33 @@ def binding(namespace: str = NAMESPACE, role: str = "inteldeviceplugins-gpu-mana
     ],
     ids=["namespace", "role", "user", "nobody"],
 )
-async def test_a_binding_of_another_installation_is_replaced(api: KubeApi, found: Object) -> None:
+async def test_a_binding_of_another_installation_is_reported_and_not_changed(api: KubeApi, found: Object) -> None:
+    """The overlay fractional_resources has a binding of this name, too."""
     api.put("clusterrolebindings", found)
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=own_image("intel-gpu-plugin"), resourceManager=True, sharedDevNum=2))
-        await until(lambda: daemonset(api) is not None)
-        existing = api.get("clusterrolebindings", "gpu-manager-rolebinding")
-        assert existing
-        assert {key: existing[key] for key in ("roleRef", "subjects")} == {
-            key: binding()[key] for key in ("roleRef", "subjects")
-        }
+        await until(lambda: has_condition(api, "Degraded", "True"))
+        degraded = condition(api, "Degraded") or {}
+        assert degraded["reason"] == "BindingConflict"
+        assert degraded["message"].startswith("ClusterRoleBinding gpu-manager-rolebinding: found role ")
+        assert degraded["message"].endswith(
+            f"expected role inteldeviceplugins-gpu-manager-role for ServiceAccount {NAMESPACE}/gpu-manager-sa; "
+            "delete it if nothing else uses it"
+        )
+        await asyncio.sleep(100)
+        assert api.count("(DELETE|POST|PATCH) .*/clusterrolebindings") == 0
+        api.remove("clusterrolebindings", "gpu-manager-rolebinding")
+        await until(lambda: has_condition(api, "Available", "True"), 60)
+        assert daemonset(api)
+
+
+async def test_shared_objects_that_another_program_deletes_are_created_again(api: KubeApi) -> None:
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", image=IMAGE, resourceManager=True, sharedDevNum=2))
+        await until(lambda: has_condition(api, "Available", "True"))
+        api.remove("clusterrolebindings", "gpu-manager-rolebinding")
+        api.remove("serviceaccounts", "gpu-manager-sa", NAMESPACE)
+        await until(lambda: bool(api.all("clusterrolebindings") and api.all("serviceaccounts")), 700)
 
 
 @pytest.mark.parametrize(

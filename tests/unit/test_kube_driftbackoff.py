@@ -3,8 +3,9 @@
 import pytest
 
 from accelplane.kube.differences import Difference
-from accelplane.kube.driftbackoff import ABSENT, BUDGET, CONFLICT, PRESENT, DriftBackoff
+from accelplane.kube.driftbackoff import ABSENT, CONFLICT, PRESENT, DriftBackoff
 from accelplane.kube.objects import Request
+from accelplane.kube.writebudget import BURST, INTERVAL, WriteBudget
 
 KEY = Request("a", "n")
 IMAGE = Difference(("spec", "image"), found="x", expected="y")
@@ -29,6 +30,7 @@ def backoff(clock: Clock) -> DriftBackoff:
 
 
 def correct(backoff: DriftBackoff, *found: Difference, field: str = "hash") -> None:
+    backoff.record_write(KEY)
     backoff.record_correction(KEY, field, found, lambda _: ("kubectl",))
 
 
@@ -38,20 +40,35 @@ def test_delays_double_up_to_the_maximum(backoff: DriftBackoff, clock: Clock) ->
         delays.append(backoff.delay(KEY, "hash", IMAGE))
         clock.now += delays[-1]
         correct(backoff, IMAGE)
-    # In the first minute there are five corrections.
-    assert delays == [0, 1, 2, 4, 8, 45, 20]
+    assert delays == [0, 1, 2, 4, 8, 16, 20]
 
 
-def test_an_object_has_few_corrections_in_a_minute_whatever_differs(backoff: DriftBackoff, clock: Clock) -> None:
-    for index in range(BUDGET):
+@pytest.mark.parametrize("desired", ["hash", "new hash"])
+def test_an_object_has_few_writes_in_a_minute_whatever_differs(
+    backoff: DriftBackoff, clock: Clock, desired: str
+) -> None:
+    for index in range(BURST):
         difference = Difference(("spec", str(index)), found="x", expected="y")
         assert backoff.delay(KEY, "hash", difference) == 0
         correct(backoff, difference)
-        clock.now += 1
-    assert backoff.delay(KEY, "hash", IMAGE) == 60 - BUDGET
-    assert backoff.postponed(KEY, "hash", [IMAGE, ARGS]) == ((IMAGE, ARGS), 60 - BUDGET)
-    clock.now += 60 - BUDGET
-    assert backoff.delay(KEY, "hash", IMAGE) == 0
+    assert backoff.postponed(KEY, desired, [IMAGE, ARGS]) == ((IMAGE, ARGS), INTERVAL)
+    clock.now += INTERVAL
+    assert backoff.postponed(KEY, desired, [IMAGE, ARGS]) == ((), 0)
+
+
+def test_pairs_of_writes_are_at_most_ten_in_any_minute(clock: Clock) -> None:
+    budget, written = WriteBudget(clock=clock), list[float]()
+    for _ in range(500):
+        if not budget.delay(KEY):
+            for _ in range(2):
+                budget.record(KEY)
+                written.append(clock.now)
+        clock.now += 0.5
+    for start in written:
+        assert sum(1 for each in written if start <= each < start + 60) <= 10
+    assert budget.delay("another") == 0
+    clock.now += 100
+    assert budget.longest_delay() == 0
 
 
 def test_elapsed_time_reduces_the_delay(backoff: DriftBackoff, clock: Clock) -> None:

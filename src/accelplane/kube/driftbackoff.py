@@ -4,9 +4,10 @@ Two programs that both correct a field would write as fast as the API server ans
 corrections of each object: the first correction of a field is immediate, the next ones follow after doubling delays.
 A field that has been corrected `CONFLICT` times is a field conflict, which is worth a condition. The creation of an
 object that another client deletes counts as a correction (`ABSENT`), as does the deletion of one that another client
-creates (`PRESENT`). An object has at most `BUDGET` corrections in a minute, whatever differs.
+creates (`PRESENT`).
 
-A change of the desired object is not drift: all its differences are corrected immediately.
+A change of the desired object is not drift: all its differences are corrected immediately, within the `WriteBudget` of
+the object.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,14 +18,12 @@ from accelplane.apiserver.clock import loop_time
 
 from .differences import Difference, Path
 from .objects import Request
+from .writebudget import WriteBudget
 
 CONFLICT = 3
 """Corrections of a field after which it is a conflict."""
-BUDGET = 5
-"""Corrections of an object in a minute. Each has at most two writes."""
 ABSENT = Difference((), is_missing=True)
 PRESENT = Difference((), is_extra=True)
-_MINUTE = 60.0
 _ROUNDING = 0.001
 
 
@@ -56,7 +55,6 @@ class _Object(msgspec.Struct):
 
     desired: str
     corrected: dict[Path, tuple[FieldConflict, float]] = {}
-    recent: list[float] = []
     written: float = 0.0
     persistent: tuple[tuple[Difference, ...], float] = ((), 0.0)
 
@@ -74,12 +72,14 @@ class DriftBackoff:
         first_delay: float = 1.0,
         max_delay: float = 300.0,
         period: float = 600.0,
+        budget: WriteBudget | None = None,
         clock: Callable[[], float] = loop_time,
     ) -> None:
         self._first_delay = first_delay
         self._max_delay = max_delay
         self._period = period
         self._clock = clock
+        self._budget = budget or WriteBudget(clock=clock)
         self._objects: dict[Request, _Object] = {}
 
     def postponed(
@@ -89,11 +89,10 @@ class DriftBackoff:
 
         `desired` is the hash of the desired object.
         """
-        history = self._current(key)
-        if history is None or history.desired != desired:
-            return (), 0.0
-        lowest = self._until(history.recent[-BUDGET] + _MINUTE) if len(history.recent) >= BUDGET else 0.0
-        delays = [max(lowest, self._remaining(history, each)) for each in found]
+        history, lowest = self._current(key), self._budget.delay(key)
+        if history is not None and history.desired != desired:
+            history = None
+        delays = [max(lowest, self._remaining(history, each) if history else 0.0) for each in found]
         later = tuple(each for each, delay in zip(found, delays, strict=True) if delay > 0)
         return later, min((delay for delay in delays if delay > 0), default=0.0)
 
@@ -109,6 +108,10 @@ class DriftBackoff:
         persistent, until = history.persistent
         return persistent == tuple(found) and self._clock() < until
 
+    def record_write(self, key: Request) -> None:
+        """Counts a write of the object."""
+        self._budget.record(key)
+
     def record_correction(
         self,
         key: Request,
@@ -116,10 +119,9 @@ class DriftBackoff:
         found: Sequence[Difference],
         managers: Callable[[Difference], tuple[str, ...]] = lambda _: (),
     ) -> None:
-        """Counts a correction. `managers` returns the managers of a field."""
+        """Counts a correction, without its writes. `managers` returns the managers of a field."""
         history = self._of(key, desired)
         now = self._clock()
-        history.recent = [*history.recent[1 - BUDGET :], now]
         for each in found:
             before = history.corrected.get(each.path)
             count = 1 + (before[0].corrections if before else 0)

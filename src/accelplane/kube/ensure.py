@@ -100,6 +100,7 @@ async def ensure(
         except AlreadyExists:
             live = await client.get(type(child), key.name, key.namespace)
         else:
+            backoff.record_write(key)
             backoff.record_correction(key, digest, [ABSENT])
             return EnsureResult(created, "created")
     adopts = _check_controller(live, owner)
@@ -116,7 +117,7 @@ async def ensure(
         await _check_owner_exists(client, owner)
     wanted = msgspec.convert(with_found(document_of(desired), later), type(desired))
     try:
-        written, changed = await _correct(client, wanted, live, owner, former_managers)
+        written, changed = await _correct(client, wanted, live, owner, former_managers, backoff=backoff)
     except NotFound as error:
         raise Conflict(f"PATCH {_text(live)}", "deleted since it was read", code=409, reason="Conflict") from error
     if changed:
@@ -211,19 +212,21 @@ def _check_controller(live: Object, owner: Object) -> bool:
 
 
 async def _correct(
-    client: Client, desired: T, live: T, owner: Object, former_managers: Collection[str]
+    client: Client, desired: T, live: T, owner: Object, former_managers: Collection[str], *, backoff: DriftBackoff
 ) -> tuple[T, bool]:
     """Applies the desired object. Returns it as written, and whether that changed anything."""
-    metadata = metadata_of(live)
+    metadata, key = metadata_of(live), request_of(desired)
     if (changes := _preparation(live, owner, client.field_manager, former_managers)) is not None:
-        key = request_of(desired)
         test = {"op": "replace", "path": "/metadata/resourceVersion", "value": metadata.resourceVersion}
         prepared = await client.patch(type(desired), key.name, [test, *changes], namespace=key.namespace)
+        backoff.record_write(key)
         metadata = metadata_of(prepared)
     document = document_of(desired)
     fields = msgspec.convert(document["metadata"], dict[str, object])
     document["metadata"] = {**fields, "uid": metadata.uid, "resourceVersion": metadata.resourceVersion}
     written = await client.apply(msgspec.convert(document, type(desired)))
+    if metadata_of(written).resourceVersion != metadata.resourceVersion:
+        backoff.record_write(key)
     return written, metadata_of(written).resourceVersion != metadata_of(live).resourceVersion
 
 

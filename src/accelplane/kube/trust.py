@@ -26,6 +26,7 @@ from accelplane.kube.certificates import (
     service_names,
 )
 from accelplane.kube.jsonpatch import Operation, pointer
+from accelplane.kube.writebudget import WriteBudget
 
 log = logging.getLogger(__name__)
 
@@ -134,8 +135,8 @@ class TrustStore(Protocol):
 class TrustSettings(Struct, frozen=True, kw_only=True):
     """The service of the webhooks and the intervals of reconciliation, in seconds.
 
-    `resync` applies while all objects are watched, `poll_interval` while they are not. `min_interval` limits the rate
-    if another writer reverts the changes.
+    `resync` applies while all objects are watched, `poll_interval` while they are not. `min_interval` limits the rate,
+    as does a `WriteBudget` if another program reverts the changes.
     """
 
     service: str
@@ -190,6 +191,7 @@ class Trust:
         self._planner = planner
         self._on_problem = on_problem
         self._name = f"{settings.service}.{settings.namespace}"
+        self._budget = WriteBudget()
         self._planned: _Planned | None = None
         self._served: CertificateSet | None = None
         self._secret_uid = ""
@@ -229,7 +231,8 @@ class Trust:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(delay):
                         await changed.wait()
-                await asyncio.sleep(max(0.0, started + self._settings.min_interval - loop.time()))
+                pause = max(started + self._settings.min_interval - loop.time(), self._budget.longest_delay())
+                await asyncio.sleep(max(0.0, pause))
 
     async def _reconcile_and_log(self) -> float:
         """Returns the seconds until the next pass."""
@@ -269,6 +272,7 @@ class Trust:
             except TrustError as error:
                 problems.append(str(error))
                 continue
+            self._budget.record((kind, target.metadata.name))
             log.info("%s %s: injected the certificate authority of %s", kind, target.metadata.name, self._name)
         return problems
 
@@ -288,6 +292,7 @@ class Trust:
                 return certificates
             data = {**(secret.data if secret else {}), **certificates.secret_data()}
             if await self._store.write(data, secret.version if secret else None):
+                self._budget.record("Secret")
                 # The plan was for a write that may have to be repeated. An emptied Secret needs a new one.
                 self._planned = replace(self._planned, current=certificates) if self._planned else None
                 action = "issued" if current is None else "restored" if certificates == current else "renewed"

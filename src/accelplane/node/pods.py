@@ -3,8 +3,8 @@
 The kubelet's `/pods` is fast and lists a pod before it is admitted. After its first failure the API server is used
 until the end of the process. Readings are serialized, so that only one list of pods is in memory.
 
-Facts: the kubelet's API (port 10250, `/pods` needs the right to get `nodes/proxy`); a kubelet without a certificate
-from the cluster's authority writes its own to `pki/kubelet.crt`.
+Facts: the kubelet's API (port 10250, `/pods` needs the right to get `nodes/pods`, before Kubernetes 1.33
+`nodes/proxy`); a kubelet without a certificate from the cluster's authority writes its own to `pki/kubelet.crt`.
 """
 
 import asyncio

@@ -132,16 +132,18 @@ class Children:
         sfc = await self._kmm.module(sfc_key) if reads else self._kmm.modules.get(sfc_key)
         return Existing(main, sfc, await self._daemonset(Request(names.daemonset, names.namespace)))
 
-    async def ensure(self, resource: CustomResource, made: DesiredObjects, existing: Existing) -> None:
-        """Creates or corrects the objects. Raises `NameConflict` and other errors of the API.
+    async def ensure(self, resource: CustomResource, made: DesiredObjects, existing: Existing) -> float:
+        """Creates or corrects the objects. Returns the seconds until a postponed correction, 0 if there is none.
 
-        The DaemonSet comes first: a plugin pod that starts with a new version has to have the new template.
+        The DaemonSet comes first: a plugin pod that starts with a new version has to have the new template. Raises
+        `NameConflict` and other errors of the API.
         """
-        await self._ensure(resource, made.daemonset, existing.daemonset)
+        delays = [await self._ensure(resource, made.daemonset, existing.daemonset)]
         if made.sfc is not None:
-            await self._ensure(resource, made.sfc, existing.sfc)
+            delays.append(await self._ensure(resource, made.sfc, existing.sfc))
         if made.module is not None:
-            await self._ensure(resource, made.module, existing.module)
+            delays.append(await self._ensure(resource, made.module, existing.module))
+        return min(filter(None, delays), default=0.0)
 
     def conflicts(self, names: Names) -> list[str]:
         """Fields of the objects that other programs change again and again."""
@@ -157,7 +159,7 @@ class Children:
         if await self._client.delete(Module, name, namespace, uid=live.metadata.uid):
             self._report(resource, "Deleted", f"Module {namespace}/{name} deleted: the spec does not need it")
 
-    async def _ensure(self, resource: CustomResource, made: T, existing: T | None) -> None:
+    async def _ensure(self, resource: CustomResource, made: T, existing: T | None) -> float:
         ensured = await ensure(
             self._client,
             made,
@@ -171,6 +173,7 @@ class Children:
             changes = f": {'; '.join(map(str, ensured.differences))}" if ensured.differences else ""
             name = f"{type(made).__name__} {request_of(made)}"
             self._report(resource, ensured.action.capitalize(), f"{name} {ensured.action}{changes}")
+        return ensured.retry_after
 
     def _report(self, resource: CustomResource, reason: str, note: str) -> None:
         log.info("Onload %s: %s", request_of(resource), note)

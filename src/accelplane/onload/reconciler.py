@@ -53,12 +53,16 @@ _CONFLICT_RETRY = 60.0
 
 
 class _Written(NamedTuple):
-    """What a reconciliation wrote: the plan that was performed, pods whose eviction was rejected, and errors."""
+    """What a reconciliation wrote: the plan that was performed, pods whose eviction was rejected, and errors.
+
+    `postponed` are the seconds until the correction of a field that another program changes.
+    """
 
     plan: Plan
     blocked: Sequence[BlockedEviction]
     problems: Sequence[Problem]
     failure: ApiError | None
+    postponed: float = 0.0
 
 
 class OnloadController:
@@ -155,7 +159,10 @@ class OnloadController:
             raise written.failure
         if [*map(_state, observed.history)] != [*map(_state, decision.rollout.history)]:
             return Result(requeue_after=_AFTER_ACTION)
-        return _result(written.plan) or (Result(requeue_after=_CONFLICT_RETRY) if conflicts else None)
+        result = _result(written.plan)
+        delays = filter(None, (result.requeue_after if result else 0.0, written.postponed))
+        delay = min(delays, default=_CONFLICT_RETRY if conflicts else 0.0)
+        return Result(requeue_after=delay) if delay else None
 
     async def _observe(self, onload: Onload, names: Names) -> ClusterState:
         """Reads what the decision depends on."""
@@ -171,12 +178,12 @@ class OnloadController:
 
         What was observed of waiting nodes is only in memory: it begins again at a restart.
         """
-        problems, failure = await self._ensure(resource, decision.objects, state.existing, state.nodes)
+        problems, failure, postponed = await self._ensure(resource, decision.objects, state.existing, state.nodes)
         if failure is not None:
             return _Written(Plan(), (), problems, failure)
         self._waits[names] = decision.plan.waits
         blocked, failure = await self._actions.perform(names, decision.plan, state.nodes, resource, decision.onload)
-        return _Written(decision.plan, blocked, _rejections(failure), failure)
+        return _Written(decision.plan, blocked, _rejections(failure), failure, postponed)
 
     async def _record_labels(self, resource: CustomResource, onload: Onload, rollout: Rollout) -> None:
         """Writes the content of a new label into the status before a Module or a node has the label."""
@@ -191,22 +198,26 @@ class OnloadController:
 
     async def _ensure(
         self, resource: CustomResource, made: DesiredObjects, existing: Existing, views: Sequence[NodeView]
-    ) -> tuple[Sequence[Problem], ApiError | None]:
-        """Writes the owned objects. Returns the problems that the API server reports, and the error to retry."""
+    ) -> tuple[Sequence[Problem], ApiError | None, float]:
+        """Writes the owned objects.
+
+        Returns the problems that the API server reports, the error to retry, and the seconds until a correction that
+        was postponed.
+        """
         try:
-            await self._children.ensure(resource, made, existing)
+            postponed = await self._children.ensure(resource, made, existing)
             if made.sfc is None and existing.sfc is not None and all(node.sfc is None for node in views):
                 await self._children.delete_module(resource, existing.sfc)
             if made.module is None and existing.module is not None and all(node.module is None for node in views):
                 await self._children.delete_module(resource, existing.module)
         except NameConflict as error:
-            return [Problem("NameConflict", str(error))], error
+            return [Problem("NameConflict", str(error))], error, 0.0
         except StatusError as error:
             if not error.permanent:
-                return (), error
+                return (), error, 0.0
             reason = "ModuleRejected" if "/modules" in str(error) else "WriteRejected"
-            return [Problem(reason, str(error))], error
-        return (), None
+            return [Problem(reason, str(error))], error, 0.0
+        return (), None, postponed
 
     def _seniority(self) -> list[Names]:
         """All resources, in the order of their creation. Those that are being deleted are the last."""

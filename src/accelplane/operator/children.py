@@ -148,6 +148,7 @@ class Children:
             return False, delay
         deleted = await delete_owned(self._client, daemonset, self._kind, owner)
         if deleted:
+            self.backoff.record_write(key)
             self.backoff.record_correction(key, owner.name, [PRESENT])
         return deleted, 0.0
 

@@ -28,6 +28,7 @@ from accelplane.kube.names import is_dns_subdomain
 from accelplane.kube.objects import Request, request_of, untrimmed
 from accelplane.kube.owners import controller_of, owner_request
 from accelplane.kube.status import apply_status
+from accelplane.kube.writebudget import WriteBudget
 from accelplane.operator import images, models, status
 from accelplane.operator.children import Children, OtherNamespace
 from accelplane.operator.daemonsets import provisioning_hash, render
@@ -47,7 +48,7 @@ from accelplane.operator.resources import (
     read_without_spec,
 )
 from accelplane.operator.settings import Settings
-from accelplane.operator.shared import SharedObjects
+from accelplane.operator.shared import BindingConflict, SharedObjects
 from accelplane.operator.specimages import SpecImages, Upgraded
 from accelplane.operator.update import plan, provisioning_on
 
@@ -59,8 +60,9 @@ _CONFIG = "config"
 _NONE = Request("(none)")
 # A thousand pods may become ready one after the other, and the status has the names of their nodes.
 _DEBOUNCE = 1.0
-# No watch reports the deletion of a DaemonSet in another namespace.
-_OTHER_NAMESPACE_RETRY = 30.0
+# No watch reports the deletion of these objects: a DaemonSet in another namespace, a ClusterRoleBinding.
+_UNWATCHED = (OtherNamespace, BindingConflict)
+_UNWATCHED_RETRY = 30.0
 
 
 class PluginController:
@@ -83,7 +85,9 @@ class PluginController:
         self._events = manager.events
         self._config_maps = config_maps
         self._foreign = foreign
-        self._images = SpecImages(manager.client, manager.events, settings.images)
+        # Of the resources, in which images and the status are written.
+        self._budget = WriteBudget()
+        self._images = SpecImages(manager.client, manager.events, settings.images, self._budget)
         self._shared = SharedObjects(manager.client, settings) if family == "gpu" else None
         own_pods = Selection(settings.namespace, labels=f"app=intel-{family}-plugin")
         self._resources = manager.cache(self._kind, transform=compact, optional=True)
@@ -190,12 +194,12 @@ class PluginController:
         action, retries = "", [upgraded.retry_after]
         if failure is None:
             try:
-                await self._reconcile_shared(before=True)
+                retries.append(await self._reconcile_shared(before=True))
                 ensured = await self._children.ensure(resource, planned, current)
                 action, current = ensured.action, ensured.found
                 surplus = [each for each in existing if each.metadata.name in planned.surplus]
                 retries += [ensured.retry_after, await self._children.delete_surplus(resource, surplus)]
-            except (StatusError, NameConflict) as error:
+            except (StatusError, NameConflict, BindingConflict) as error:
                 if isinstance(error, StatusError) and not error.permanent:
                     raise
                 failure = error
@@ -204,9 +208,9 @@ class PluginController:
         if failure is not None:
             self._events.record(resource, "Warning", observed.failure_reason, observed.failure)
         await self._update_status(resource, plugin, msgspec.structs.replace(observed, config_missing=missing))
-        if isinstance(failure, OtherNamespace):
+        if isinstance(failure, _UNWATCHED):
             log.warning("%s %s: %s", plugin.kind, plugin.name, failure)
-            return Result(requeue_after=_OTHER_NAMESPACE_RETRY)
+            return Result(requeue_after=_UNWATCHED_RETRY)
         if failure is not None:
             raise failure
         if upgraded.error is not None and not upgraded.error.permanent:
@@ -218,7 +222,7 @@ class PluginController:
         self, upgraded: Upgraded, daemonset: DaemonSet | None, key: Request, failure: ApiError | None, action: str
     ) -> status.Observation:
         observed_daemonset = _seen(daemonset) if daemonset is not None else None
-        plugin, is_conflict = upgraded.plugin, isinstance(failure, NameConflict | OtherNamespace)
+        plugin, is_conflict = upgraded.plugin, isinstance(failure, (NameConflict, *_UNWATCHED))
         return status.Observation(
             daemonset=observed_daemonset,
             nodes=self._nodes_of(observed_daemonset),
@@ -257,15 +261,19 @@ class PluginController:
         await self._reconcile_shared(before=False)
         return Result(requeue_after=delay) if delay else None
 
-    async def _reconcile_shared(self, *, before: bool) -> None:
-        """Creates the shared objects of GPU plugins before their DaemonSets, and deletes them afterwards."""
+    async def _reconcile_shared(self, *, before: bool) -> float:
+        """Creates the shared objects of GPU plugins before their DaemonSets, and deletes them afterwards.
+
+        Returns the seconds until the next check.
+        """
         if self._shared is None:
-            return
+            return 0.0
         known = [_reads(each) for each in self._resources]
         needed = any(isinstance(each, models.GpuDevicePlugin) and each.spec.resource_manager for each in known)
         # Who cannot be read may need them.
         if needed == before and (needed or None not in known):
-            await self._shared.reconcile(needed=needed)
+            return await self._shared.reconcile(needed=needed)
+        return 0.0
 
     async def _provisioning(self, plugin: DevicePlugin, existing: Sequence[JsonObject]) -> tuple[bool | None, str]:
         """Whether the named ConfigMap is missing (None: unknown), and the hash of its content."""
@@ -308,11 +316,16 @@ class PluginController:
         new = status.status(plugin, observed, now)
         if new == plugin.status:
             return
+        key = request_of(resource)
+        if (delay := self._budget.delay(key)) > 0:
+            self._controller.enqueue(key, after=delay)
+            return
         before = plugin.status.effective_image if plugin.status else ""
         if new.effective_image and new.effective_image != before:
             self._events.record(resource, "Normal", "ImageOverridden", f"{new.effective_image} runs")
         try:
-            await apply_status(self._client, resource, new, as_mapping(resource.document().get("status")))
+            if await apply_status(self._client, resource, new, as_mapping(resource.document().get("status"))):
+                self._budget.record(key)
         except NotFound:
             log.info("%s %s: deleted, so its status is not written", plugin.kind, plugin.name)
 

@@ -1,17 +1,18 @@
 """Objects that all GPU custom resources share: the service account of the resource manager, and its role binding.
 
 They exist while a resource enables the resource manager, which our images and those of the Go project up to release
-0.31 have. A binding that an earlier installation left for another namespace or role is replaced.
+0.31 have. A binding of this name for another account or role is not the operator's, and is reported.
 """
 
-import contextlib
 import logging
 from http import HTTPStatus
 from typing import TypeVar
 
 from accelplane.apiserver import AlreadyExists, NotFound, StatusError
+from accelplane.apiserver.errors import ApiError
 from accelplane.kube.client import Client
 from accelplane.kube.objects import Metadata
+from accelplane.kube.writebudget import WriteBudget
 from accelplane.operator.daemonsets.rendering import GPU_MANAGER
 from accelplane.operator.resources import ClusterRoleBinding, RoleReference, ServiceAccount, Subject
 from accelplane.operator.settings import Settings
@@ -21,6 +22,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T", ServiceAccount, ClusterRoleBinding)
 
 BINDING = "gpu-manager-rolebinding"
+# No watch reports the deletion of a shared object: it would need further rights.
+_CHECK_INTERVAL = 600.0
+
+
+class BindingConflict(ApiError):
+    """The binding has the name of the operator's, and is for another account or role."""
 
 
 class SharedObjects:
@@ -31,14 +38,15 @@ class SharedObjects:
         self._namespace = settings.namespace
         self._reference = RoleReference(settings.gpu_manager_role)
         self._subject = Subject(GPU_MANAGER, settings.namespace)
+        self._budget = WriteBudget()
         self._absent = False
 
-    async def reconcile(self, *, needed: bool) -> None:
-        """Creates or deletes them. Raises `ApiError`."""
+    async def reconcile(self, *, needed: bool) -> float:
+        """Creates or deletes them. Returns the seconds until the next check. Raises `ApiError`."""
         if needed:
             self._absent = False
-            await self._make()
-        elif not self._absent:
+            return await self._make()
+        if not self._absent:
             try:
                 await self._delete()
             except StatusError as error:
@@ -47,6 +55,7 @@ class SharedObjects:
                 # An installation that never creates them may not have the right to delete them.
                 log.warning("what GPU plugins shared is no longer needed, and stays: %s", error)
             self._absent = True
+        return 0.0
 
     async def _delete(self) -> None:
         """Deletes the binding that `_make` creates, and the account. Objects of others with these names stay."""
@@ -58,34 +67,42 @@ class SharedObjects:
             log.info("ClusterRoleBinding %s is for another account or role; it stays", BINDING)
             return
         # The account first: the binding is the evidence that it belongs to this operator.
-        await self._client.delete(ServiceAccount, GPU_MANAGER, self._namespace)
+        if await self._client.delete(ServiceAccount, GPU_MANAGER, self._namespace):
+            self._budget.record(ServiceAccount)
         metadata = found.metadata
-        await self._client.delete(
+        if await self._client.delete(
             ClusterRoleBinding, BINDING, uid=metadata.uid, resource_version=metadata.resourceVersion
-        )
+        ):
+            self._budget.record(ClusterRoleBinding)
 
-    async def _make(self) -> None:
-        """Creates what does not exist. Older manifests do not have the rights to read."""
+    async def _make(self) -> float:
+        """Creates what does not exist. Older manifests do not have the rights to read. Raises `BindingConflict`."""
         account = ServiceAccount(metadata=Metadata(name=GPU_MANAGER, namespace=self._namespace))
-        if await self._read(account) is None:
-            with contextlib.suppress(AlreadyExists):
-                await self._client.create(account)
-        subject, role = self._subject, self._reference
-        binding = ClusterRoleBinding(metadata=Metadata(name=BINDING), roleRef=role, subjects=[subject])
+        delay = await self._create(account) if await self._read(account) is None else 0.0
+        binding = ClusterRoleBinding(metadata=Metadata(name=BINDING), roleRef=self._reference, subjects=[self._subject])
         found = await self._read(binding)
         if found is None:
-            try:
-                await self._client.create(binding)
-            except AlreadyExists:
-                log.warning("ClusterRoleBinding %s exists and is not verified", BINDING)
-        elif found.roleRef != role or subject not in (found.subjects or ()):
-            log.info("ClusterRoleBinding %s is for another account or role; replacing it", BINDING)
-            # The API server does not allow another role in a binding.
-            metadata = found.metadata
-            await self._client.delete(
-                ClusterRoleBinding, BINDING, uid=metadata.uid, resource_version=metadata.resourceVersion
+            delay = max(delay, await self._create(binding))
+        elif found.roleRef != self._reference or self._subject not in (found.subjects or ()):
+            # It may be that of another installation, such as the kustomization fractional_resources.
+            raise BindingConflict(
+                f"ClusterRoleBinding {BINDING}",
+                f"found {_text(found)}, expected {_text(binding)}; delete it if nothing else uses it",
             )
-            await self._client.create(binding)
+        return delay or _CHECK_INTERVAL
+
+    async def _create(self, desired: T) -> float:
+        """Creates an object, unless another program deletes it again and again. Returns the seconds to wait."""
+        kind = type(desired)
+        if (delay := self._budget.delay(kind)) > 0:
+            return delay
+        try:
+            await self._client.create(desired)
+        except AlreadyExists:
+            log.warning("%s %s exists and is not verified", kind.__name__, desired.metadata.name)
+        else:
+            self._budget.record(kind)
+        return 0.0
 
     async def _read(self, desired: T) -> T | None:
         """The existing object, None if there is none or it must not be read."""
@@ -97,3 +114,8 @@ class SharedObjects:
             if error.code != HTTPStatus.FORBIDDEN:
                 raise
             return None
+
+
+def _text(binding: ClusterRoleBinding) -> str:
+    subjects = ", ".join(f"{each.kind} {each.namespace}/{each.name}" for each in binding.subjects or ())
+    return f"role {binding.roleRef.name} for {subjects or 'no account'}"

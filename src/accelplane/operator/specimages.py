@@ -16,6 +16,7 @@ from accelplane.kube.differences import Difference
 from accelplane.kube.driftbackoff import DriftBackoff, FieldConflict
 from accelplane.kube.events import Recorder
 from accelplane.kube.objects import request_of
+from accelplane.kube.writebudget import WriteBudget
 from accelplane.operator import images
 from accelplane.operator.models import DevicePlugin
 from accelplane.operator.resources import read
@@ -41,11 +42,11 @@ class Upgraded(msgspec.Struct, frozen=True):
 class SpecImages:
     """The images of the resources of one kind."""
 
-    def __init__(self, client: Client, events: Recorder, policy: ImagePolicy) -> None:
+    def __init__(self, client: Client, events: Recorder, policy: ImagePolicy, budget: WriteBudget) -> None:
         self._client = client
         self._events = events
         self._policy = policy
-        self._backoff = DriftBackoff()
+        self._backoff = DriftBackoff(budget=budget)
 
     async def upgraded(self, resource: CustomResource, plugin: DevicePlugin) -> Upgraded:
         """Replaces the images of a resource, and writes them into it if the policy says so. Raises `Conflict`."""
@@ -72,6 +73,7 @@ class SpecImages:
             # No reason for the pods to wait: it may be our own webhook that is away.
             log.warning("%s %s: images cannot be upgraded in it: %s", plugin.kind, plugin.name, error)
             return Upgraded(upgraded, replaced, error)
+        self._backoff.record_write(key)
         self._backoff.record_correction(key, desired, found)
         for each in replaced:
             note = f"{each.field} {each.found} is upgraded to {each.used}"

@@ -45,6 +45,7 @@ class FakeApiServer(Storage):
         self._connections: set[asyncio.Task[None]] = set()
         self._watchers: dict[asyncio.StreamWriter, str] = {}
         self._muted: set[asyncio.StreamWriter] = set()
+        self._watch_delays: dict[str, float] = {}
         self._server: asyncio.Server | None = None
         self._port: int = 0
 
@@ -110,6 +111,10 @@ class FakeApiServer(Storage):
     def pause_watches(self, pattern: str = "") -> None:
         """Sends nothing more to the watches that are open now and whose path matches."""
         self._muted |= {writer for writer, path in self._watchers.items() if re.search(pattern, path)}
+
+    def delay_watches(self, pattern: str, seconds: float) -> None:
+        """Sends changes this much later to watches whose path matches, also to those that begin later."""
+        self._watch_delays[pattern] = seconds
 
     def send(self, line: bytes) -> None:
         """Sends a line of any content to all watches."""
@@ -194,8 +199,10 @@ class FakeApiServer(Storage):
         end = loop.time() + float(request.parameters.get("timeoutSeconds", "1800"))
         # A timer may be early by the rounding of a sum.
         while end - loop.time() > _ROUNDING and not writer.transport.is_closing():
-            changed = self.change_of(resource.plural)
-            for change in self.since(version):
+            changed, changes = self.change_of(resource.plural), self.since(version)
+            if changes and (delay := self._watch_delay(request.path)):
+                await asyncio.sleep(delay)
+            for change in changes:
                 version = change.version
                 event = _event(change, resource, request)
                 if event is not None and not self._is_silent(writer):
@@ -208,6 +215,9 @@ class FakeApiServer(Storage):
                 if request.parameters.get("allowWatchBookmarks") == "true" and not self._is_silent(writer):
                     metadata = {"resourceVersion": str(self.version)}
                     _write_event(writer, "BOOKMARK", {"kind": "Bookmark", "apiVersion": "v1", "metadata": metadata})
+
+    def _watch_delay(self, path: str) -> float:
+        return max((delay for pattern, delay in self._watch_delays.items() if re.search(pattern, path)), default=0.0)
 
     def _is_silent(self, writer: asyncio.StreamWriter) -> bool:
         return self.silent or writer in self._muted
