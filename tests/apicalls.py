@@ -1,8 +1,8 @@
 """The calls of the API that each account makes, and the calls that the API server's double recorded.
 
-Roles grant what is in this table: `tests/unit/test_deployments_calls.py` compares all manifests. Tests of the programs
-with the double compare the recorded calls: labels, epchook, fleet and Onload make all of them and no others, the other
-programs no others.
+Roles grant what is in this table: `tests/unit/test_deployments_calls.py` compares all manifests and charts. Tests of
+the programs with the double compare the recorded calls: labels, epchook, fleet, Onload, the operator and the FPGA
+webhook make all of them and no others, the other programs no others.
 """
 
 import re
@@ -80,20 +80,24 @@ LABELS = calls("", "nodes", "get watch patch") | calls("", "nodes/status", "patc
 EPC_REGISTER = calls("", "nodes", "get watch") | calls("", "nodes/status", "patch")
 FLEET = calls("", "nodes pods", "list watch") | calls("deviceplugin.intel.com", _PLUGIN_KINDS, "list watch")
 FPGA_NODE = calls("", "nodes", "get watch")
+# `operator.shared`
+GPU_MANAGER = calls("", "serviceaccounts", "create delete get") | calls(
+    "rbac.authorization.k8s.io", "clusterrolebindings", "create delete get"
+)
+# Checked by the API server when a binding is created.
+BIND = calls("rbac.authorization.k8s.io", "clusterroles", "bind")
 OPERATOR = (
     calls("deviceplugin.intel.com", _PLUGIN_KINDS, "get list patch watch")
     | calls("deviceplugin.intel.com", _PLUGIN_KINDS.replace("plugins", "plugins/status"), "patch")
     | calls("apps", "daemonsets", "create delete get list patch watch")
     | calls("", "nodes", "list watch")  # `operator.overlap`
     | calls("", "configmaps", "list watch")  # configurations that restart plugin pods
-    | calls("", "serviceaccounts", "create delete get")  # `operator.shared`, as the next line
-    | calls("rbac.authorization.k8s.io", "clusterrolebindings", "create delete get")
-    | FPGA_NAMES | LEADER | EVENTS | REVIEWS
+    | GPU_MANAGER | FPGA_NAMES | LEADER | EVENTS | REVIEWS
 )  # fmt: skip
 # Checked by the API server for requests that the program makes for other objects.
-OPERATOR_IMPLIED = calls(
+OPERATOR_IMPLIED = BIND | calls(
     "deviceplugin.intel.com", _PLUGIN_KINDS.replace("plugins", "plugins/finalizers"), "update"
-) | calls("rbac.authorization.k8s.io", "clusterroles", "bind")
+)
 ONLOAD = (
     calls("onload.amd.com", "onloads", "get list patch watch")
     | calls("onload.amd.com", "onloads/status", "patch")
@@ -116,8 +120,8 @@ ACCOUNTS: dict[tuple[str, str], set[Call]] = {
     ("fpga_admissionwebhook", "webhook"): FPGA_NAMES | OWN_CERTIFICATE | MUTATING,
     ("fpga_plugin", "webhook"): FPGA_NAMES | OWN_CERTIFICATE | MUTATING,
     ("fpga_plugin", "default"): FPGA_NODE,
-    # `node.pods`: the kubelet authorizes its list of pods as `nodes/proxy`.
-    ("gpu_plugin", "gpu-manager-sa"): calls("", "nodes/proxy", "get") | calls("", "pods", "list"),
+    # `node.pods`: the kubelet authorizes its list of pods as `nodes/pods`.
+    ("gpu_plugin", "gpu-manager-sa"): calls("", "nodes/pods", "get") | calls("", "pods", "list"),
     ("labels", "accelplane-labels"): LABELS,
     ("onload", "controller-manager"): (ONLOAD | ONLOAD_IMPLIED | REVIEWS | OWN_CERTIFICATE | SECRET_AGAIN | VALIDATING),
     # `sidecars.onload.container_id`.

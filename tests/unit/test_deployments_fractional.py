@@ -44,7 +44,7 @@ def test_the_account_may_list_pods_at_the_kubelet_and_at_the_api_server() -> Non
     assert found["ServiceAccount"]["metadata"] == {"name": "gpu-manager-sa"}
     assert found["ClusterRole"]["metadata"] == {"name": "gpu-manager-role"}
     assert found["ClusterRole"]["rules"] == [
-        {"apiGroups": [""], "resources": ["nodes/proxy"], "verbs": ["get"]},
+        {"apiGroups": [""], "resources": ["nodes/pods"], "verbs": ["get"]},
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
     ]
     assert found["ClusterRoleBinding"]["metadata"] == {"name": "gpu-manager-rolebinding"}

@@ -160,7 +160,7 @@ def test_plugins_have_no_rights_and_no_token(tree: str) -> None:
 def test_the_gpu_resource_manager_gets_the_rights_that_it_uses(tree: str) -> None:
     (role,) = (each for each in render(DEPLOY / tree) if each["metadata"]["name"].endswith("-gpu-manager-role"))
     assert role["rules"] == [
-        {"apiGroups": [""], "resources": ["nodes/proxy"], "verbs": ["get"]},
+        {"apiGroups": [""], "resources": ["nodes/pods"], "verbs": ["get"]},
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
     ]
 
