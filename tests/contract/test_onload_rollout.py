@@ -330,8 +330,7 @@ async def test_a_rollback_keeps_the_version_of_nodes_that_were_verified_while_an
         await until(lambda: len(events(api, "Verified")) == 2)
         api.put("pods", app("app", "node-1"))
         setup.create(onload__version="8.3", **limits)
-        await until(lambda: setup.condition("Degraded").get("reason") == "RolledBack", 30)
-        await until(lambda: setup.condition("Ready").get("status") == "True", 30)
+        await until(lambda: setup.condition("Ready").get("reason") == "RolledBack", 30)
         assert [setup.labels(f"node-{index}")[NAMES.module_label] for index in range(3)] == [NEW, NEW, VERSION]
         assert setup.apps("node-1") == ["app"]
     states = [(each["label"], each.get("state"), each.get("nodes", 0)) for each in setup.status()["onload"]["history"]]
@@ -364,7 +363,12 @@ async def test_a_failed_upgrade_returns_to_the_last_verified_version(api: KubeAp
         limits = {"upgrade__nodeTimeout": "1s", "upgrade__autoRollback": True, "upgrade__verify__strict": True}
         setup.create(onload__version=NEW, **limits)
         await until(lambda: setup.condition("Degraded").get("reason") == "RolledBack", 30)
-        await until(lambda: setup.is_ready(VERSION), 30)
+        await until(lambda: setup.condition("Ready").get("reason") == "RolledBack", 30)
+        ready = setup.condition("Ready")
+        assert (ready["status"], ready["message"]) == (
+            "False",
+            f"version {NEW} failed; 2 of 2 nodes are verified with earlier versions",
+        )
     assert setup.versions() == {(VERSION, None, VERSION)}
     assert [each["state"] for each in setup.status()["onload"]["history"]] == ["Failed", "Verified"]
     assert setup.most_down == 1

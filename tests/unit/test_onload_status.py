@@ -71,7 +71,7 @@ def found(which: Status) -> dict[str, tuple[str, str]]:
         (
             [working("a", NEW)],
             {"rolled_back": "9"},
-            {"Ready": ("True", "AllNodesReady"), "Degraded": ("True", "RolledBack")},
+            {"Ready": ("False", "RolledBack"), "Degraded": ("True", "RolledBack")},
         ),
         (
             [working("a", NEW)],

@@ -85,6 +85,11 @@ def _ready(observed: Observation, selected: int, verified: int) -> _Finding:
         waiting = next((step for step in observed.plan.steps if step.step not in DONE), None)
         more = f"; {_waiting(waiting)}" if waiting is not None else ""
         return _Finding(READY, False, "NodesNotReady", f"{verified} of {selected} nodes are verified{more}")
+    if observed.rolled_back:
+        message = (
+            f"version {observed.rolled_back} failed; {verified} of {selected} nodes are verified with earlier versions"
+        )
+        return _Finding(READY, False, "RolledBack", message)
     if not selected:
         return _Finding(READY, True, "NoNodes", "no node is selected")
     unreported = [node.name for node in observed.nodes if node.selected and not node.module_loaded]
