@@ -37,8 +37,8 @@ from contents import (
     ACCOUNTS,
     ALSO_IN,
     DEBIAN,
-    EMULATED_KERNEL,
     INIT_DIRECTORIES,
+    LEFT_OUT,
     LEVELZERO,
     LEVELZERO_ARCHITECTURES,
     LOADERS,
@@ -129,7 +129,8 @@ class Recipe:
             packages = made / PACKAGES
             self.wheels.install(packages, extra)
             shutil.rmtree(packages / "bin", ignore_errors=True)
-            shutil.rmtree(packages / EMULATED_KERNEL)
+            for directory in LEFT_OUT:
+                shutil.rmtree(packages / directory)
             self._strip(packages)
             _move_licenses(packages, made)
             for command, function in _commands(packages):
