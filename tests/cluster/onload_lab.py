@@ -23,7 +23,7 @@ from accelplane.onload.names import RESOURCE, Names
 
 from .cluster import Cluster
 from .kmm import Kmm
-from .kmm_decisions import DESIRED, LOADER, Generation, ModuleKey
+from .kmm_decisions import ACTION_LABEL, DESIRED, LOADER, LOADER_ROLE, ROLE_LABEL, Generation, ModuleKey
 from .large_cluster import NODE_GRACE_PERIOD
 from .machine import REPOSITORY, wait_until
 from .objects import Object
@@ -378,6 +378,25 @@ def violations(events: Sequence[Event], *, most: int = 1) -> list[str]:
             changing.add(name)
         if len(changing) > most:
             found.append(f"{event.version}: {sorted(changing)} are changed at a time")
+    return found
+
+
+def unloads_under_pods(events: Sequence[Event]) -> list[str]:
+    """Pods of KMM that unload a module on a node where pods use Onload, also without a change of its labels."""
+    found: list[str] = []
+    started = _started(events)
+    for event, _, objects in states(events):
+        metadata = event.thing["metadata"]
+        labels = metadata.get("labels", {})
+        ends = labels.get(ROLE_LABEL) == LOADER_ROLE and "deletionTimestamp" in metadata
+        if event.kind != "Pod" or event.deleted or not (ends or labels.get(ACTION_LABEL) == "Unload"):
+            continue
+        node = event.thing["spec"]["nodeName"]
+        pods = [each for (kind, *_), each in objects.items() if kind == "Pod" and each["spec"].get("nodeName") == node]
+        users = [each for each in pods if uses_onload(each) and each["metadata"]["uid"] in started]
+        names = [each["metadata"]["name"] for each in users if _blocks_unload(each)]
+        if names:
+            found.append(f"{event.version}: {event.name} unloads a module on {node} while it has {names}")
     return found
 
 
