@@ -36,6 +36,20 @@ def test_a_health_file_that_blocks_keeps_one_thread_and_makes_its_card_unhealthy
         setup.check_rest()
 
 
+def test_a_card_whose_driver_reports_a_critical_state_stays_unhealthy_when_it_blocks() -> None:
+    with closing(churn.ChurnSetup()) as setup:
+        setup.enable("gpu")
+        setup.set_health(PF, good=False)
+        setup.plug("gpu", PF, "")
+        setup.complete_work()
+        setup.check_rest()
+        setup.block(PF)
+        setup.agent.runners["gpu"].request_check()
+        for _ in range(10):
+            setup.advance(1)
+            assert setup.kubelet.lists["gpu.intel.com/xe"] == {"card0-0": False}
+
+
 class AgentMachine(RuleBasedStateMachine):
     """Events in any order; all work is completed after every few events. It finds short sequences."""
 

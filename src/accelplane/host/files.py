@@ -64,6 +64,8 @@ class HostFiles:
         self.operation = Operation()
         # The blocked devices of which files were requested.
         self.missed: set[str] = set()
+        # Whether the scan ended at a file of a blocked device.
+        self.interrupted = False
         self.root, self._prefix, self.directories_read = paths.root, paths.prefix, paths.directories_read
         self.notes: list[str] = []
         # The directories of files that `read_once` has read, by their paths with links, and that of the last file.

@@ -26,7 +26,7 @@ def keep_blocked(host: Host, found: Inventory, before: Inventory, problem: Calla
 
     `problem` returns why a blocked device is unhealthy, empty if it is not yet. A device ID that stands for several
     physical devices of which some are blocked keeps its health. A device ID whose physical device is not known is kept
-    if it was not found.
+    if it was not found. After an interrupted scan, so is each device that still exists.
     """
     if not host.missed:
         return found
@@ -36,9 +36,10 @@ def keep_blocked(host: Host, found: Inventory, before: Inventory, problem: Calla
     for device in before:
         physical = _physical(host, device, missed)
         present = found.resources.get(device.resource, {}).get(device.id)
-        if not physical.blocked and (physical.known or present is not None):
+        may_exist = (host.interrupted or not physical.known) and not _is_gone(host, device)
+        if not physical.blocked and (present is not None or not may_exist):
             continue
-        if present is not None and (facts := _facts(present)) and facts.isdisjoint(_facts(device) | missed):
+        if present is not None and (facts := _facts(host, present)) and facts.isdisjoint(_facts(host, device) | missed):
             continue  # the ID of another device
         covered |= physical.blocked
         reasons = [problem(each) for each in sorted(physical.blocked)] if physical.lost else []
@@ -54,7 +55,7 @@ def keep_blocked(host: Host, found: Inventory, before: Inventory, problem: Calla
 
 def _physical(host: Host, device: Device, missed: frozenset[str]) -> _Physical:
     """PCI addresses in the facts of a device ID identify it. Otherwise its nodes do."""
-    if facts := _facts(device):
+    if facts := _facts(host, device):
         return _Physical(True, facts & missed, bool(facts & missed))
     behind: set[str] = set()
     for node in device.nodes:
@@ -67,8 +68,14 @@ def _physical(host: Host, device: Device, missed: frozenset[str]) -> _Physical:
     return _Physical(bool(relevant), together, bool(blocked) and all(blocked.values()))
 
 
-def _facts(device: Device) -> frozenset[str]:
-    return frozenset(filter(pci_address, (device.id, device.unit, device.text("bdf"))))
+def _facts(host: Host, device: Device) -> frozenset[str]:
+    """The PCI addresses in the facts of a device ID, else that of its directory in sysfs."""
+    if named := frozenset(filter(pci_address, (device.id, device.unit, device.text("bdf")))):
+        return named
+    with suppress(HostError):
+        if device.path and pci_address(function := device_of(f"{host.resolve(device.path)}/dev")):
+            return frozenset((function,))
+    return frozenset()
 
 
 def _is_part(blocked: str, device: str) -> bool:
@@ -76,6 +83,15 @@ def _is_part(blocked: str, device: str) -> bool:
     if not (blocked.startswith("/") and device.startswith("/")):
         return blocked == device
     return f"{blocked}/".startswith(f"{device}/") or f"{device}/".startswith(f"{blocked}/")
+
+
+def _is_gone(host: Host, device: Device) -> bool:
+    """Whether the functions of a device, its directory, or all of its nodes do not exist."""
+    if any(_removed(host, function) for function in _facts(host, device)):
+        return True
+    places = [[device.path]] if device.path else []
+    places += [[node.host_path for node in device.nodes]] if device.nodes else []
+    return any(not any(map(host.exists, paths)) for paths in places)
 
 
 def _reason(host: Host, device: str) -> str:

@@ -20,11 +20,13 @@ from accelplane.devices import Device, Inventory, Skipped, natural
 from accelplane.host import Host, HostError
 from accelplane.host.blocking import ThreadLimitError, retrieve_exception
 from accelplane.host.isolation import HostThread
+from accelplane.host.operations import BlockedError
 from accelplane.node.blocked_devices import keep_blocked
 from accelplane.node.context import PluginContext
 from accelplane.node.status import ScanStatus
 from accelplane.node.watcher import Watcher
 from accelplane.plugins import Config, Plugin, ScanError
+from accelplane.plugins.base import ScanResult
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +175,7 @@ class ScanLoop:
         before, problem = self._context.devices.found, self._context.blocked.problem
 
         def work(host: Host) -> Inventory:
-            return keep_blocked(host, _prepare_and_scan(plugin, host), before, problem)
+            return keep_blocked(host, _inventory(plugin, host, _until_blocked(plugin, host)), before, problem)
 
         try:
             async with self._turn:
@@ -264,15 +266,23 @@ class ScanLoop:
         self._directories, self._subsystems = directories, subsystems
 
 
-def _prepare_and_scan(plugin: Plugin[Config], host: Host) -> Inventory:
-    if plugin.overrides("prepare"):
-        plugin.prepare(host)
-    return scan(plugin, host)
+def _until_blocked(plugin: Plugin[Config], host: Host) -> ScanResult:
+    """One scan with `Plugin.prepare`, which ends at a file of a blocked device if the plugin does not handle it."""
+    try:
+        if plugin.overrides("prepare"):
+            plugin.prepare(host)
+        yield from plugin.scan(host)
+    except BlockedError:
+        host.interrupted = True
 
 
 def scan(plugin: Plugin[Config], host: Host) -> Inventory:
     """One scan; topology left to the framework is filled in. Raises the exceptions of `Plugin.scan`."""
-    inventory = Inventory.of(plugin.namespace, plugin.scan(host))
+    return _inventory(plugin, host, plugin.scan(host))
+
+
+def _inventory(plugin: Plugin[Config], host: Host, found: ScanResult) -> Inventory:
+    inventory = Inventory.of(plugin.namespace, found)
     unset = [device for device in inventory if isinstance(device.topology, UnsetType)]
     return inventory.with_devices(_with_topology(host, unset)) if unset else inventory
 

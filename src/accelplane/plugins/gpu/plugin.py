@@ -41,7 +41,7 @@ class GpuPlugin(Plugin[GpuConfig]):
                 self._health = health.XpumdSource(self.config)
             else:
                 self._health = health.LevelZeroSource(self.config)
-        self._driver_reports = False  # whether the last scan found a driver that reports the health of its card
+        self._driver_reports = False  # whether a scan has found a driver that reports the health of its card
         self._labels: ResourceLabels | None = None
         self._indices: Sequence[int] = ()
         self._tiles_per_card = 0
@@ -62,7 +62,8 @@ class GpuPlugin(Plugin[GpuConfig]):
             return wsl_devices(self._indices, self.config)
         found = list(scan(host, self._scope))
         cards = {item.unit for item in found if isinstance(item, Device)}
-        self._driver_reports = any(reports_health(host, self._scope.places.drm, card) for card in cards)
+        # For good: a card that blocks is not found, and keeps what its driver has reported.
+        self._driver_reports |= any(reports_health(host, self._scope.places.drm, card) for card in cards)
         return found
 
     async def refresh(self, host: Host) -> None:
