@@ -137,6 +137,9 @@ class World(Cluster):
             if node.selected and node.verified is not None and node.verified.label in known:
                 label = rollout.others.get(node.name, rollout.target.label)
                 assert label == node.verified.label, f"{node.name} does not return to what it was verified on"
+                image = node.verified.user_image or rollout.target.user_image
+                is_next = node.name not in rollout.others
+                assert not is_next or image == rollout.target.user_image, f"{node.name} gets another userland"
 
     def wanted(self, name: str, rollout: Rollout) -> tuple[str, str]:
         """The images of `onload` and `sfc` that a node should have. Without `sfc`, the second one is empty."""

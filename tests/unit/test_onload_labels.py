@@ -396,6 +396,24 @@ def test_a_failed_userland_image_returns_to_the_one_of_the_node() -> None:
     assert history.plan(corrected).target.user_image == "corrected"
 
 
+def test_a_node_that_kept_its_label_returns_to_it_with_the_userland_that_it_had() -> None:
+    def mappings(image: str) -> Object:
+        return {"onload__kernelMappings": [mapped("one", "^5"), mapped(image, "^6")], "rollback": True}
+
+    history = History(node("five", VERSION), node("six", VERSION, kernel=SIX))
+    history.apply(spec(**mappings("two")), "complete")
+    label = history.apply(spec(onload__userImage="user:2", **mappings("three")), "complete")
+    pod = msgspec.structs.replace(plugin_pod(), user_image="user:2")
+    history.nodes = (node("five", VERSION, plugins=(pod,)), node("six", label, kernel=SIX, plugins=(pod,)))
+    failing = spec("8.3", onload__userImage="user:3", **mappings("four"))
+    history.apply(failing)
+    began = progress("8.3", upgrade=True, verified=VERSION, user_image="user:2")
+    history.nodes = (node("five", "8.3", progress=began, plugins=()), history.nodes[1])
+    history.apply(failing, "failed")
+    rollout = history.plan(failing)
+    assert (rollout.target.label, rollout.target.user_image, rollout.others) == (VERSION, "user:2", {"six": label})
+
+
 def test_a_rollback_restores_the_parameters_of_the_modules() -> None:
     history = History(node("a", VERSION))
     history.apply(spec(rollback=True), "complete")

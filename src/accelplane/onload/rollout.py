@@ -159,13 +159,13 @@ def plan_rollout(onload: Onload, history: Sequence[Revision], nodes: Sequence[No
     if fallback is None or not found.may_fail or history[0].state != "Failed" or not _is_same(history[0], desired):
         return found
     wanted = {node.name: _verified_revision(node, history) or fallback for node in nodes if node.selected}
-    order = [*history, desired]
     moving = [node for node in nodes if node.selected and not _has(node, wanted[node.name])]
     # A node that is not ready must not delay the others.
     first = [node for node in moving if node.ready] or moving
     goals = [wanted[node.name] for node in first] or [each for each in wanted.values() if not _is_same(each, desired)]
-    target = min(goals, key=order.index, default=fallback)
-    others = {name: each.label for name, each in wanted.items() if each is not target}
+    order = [each.label for each in history]
+    target = min(goals, key=lambda each: order.index(each.label), default=fallback)
+    others = {name: each.label for name, each in wanted.items() if each != target}
     return msgspec.structs.replace(found, target=target, others=others, keeps={}, rolls_back=True)
 
 
@@ -186,9 +186,16 @@ def with_revision(onload: Onload, revision: Revision) -> Onload:
 def _verified_revision(node: NodeView, history: Sequence[Revision]) -> Revision | None:
     """The revision on which a node was last verified."""
     found = node.verified
-    same = [each for each in history if found is not None and each.label == found.label]
-    exact = [each for each in same if found is not None and each.user_image == found.user_image]
-    return next((each for each in (*exact, *same) if each in exact or each.state != "Failed"), None)
+    if found is None:
+        return None
+    same = [each for each in history if each.label == found.label]
+    exact = next((each for each in same if each.user_image == found.user_image), None)
+    if exact is not None or not same:
+        return exact
+    if found.user_image:
+        # The node kept its label when it got this userland.
+        return msgspec.structs.replace(same[0], user_image=found.user_image)
+    return next((each for each in same if each.state != "Failed"), None)
 
 
 def _has(node: NodeView, revision: Revision) -> bool:
