@@ -142,6 +142,12 @@ class TestOtherPlugins:
         assert (unit.attributes["ecc"], unit.attributes["tiles"], unit.text("model")) == (True, 2, "TPU v5")
         assert unit.capacities == {"memory": 1 << 34}
 
+    def test_a_path_may_be_below_a_prefix(self, tmp_path: Path) -> None:
+        host = Host(tmp_path)
+        self.tree(tmp_path / "host")
+        [unit] = units_of(host, [self.device(path=f"/host{FUNCTION}")])
+        assert (unit.id, unit.attributes[f"{STANDARD}pcieRoot"]) == ("0000:3b:00.0", "pci0000:3a")
+
     def test_units_of_one_function_have_different_ids(self, tmp_path: Path) -> None:
         host = self.tree(tmp_path, ("tpu0", "tpu1"))
         found = units_of(host, [self.device(), self.device("tpu1", part="core1")])

@@ -73,7 +73,7 @@ def describe(
     attributes.setdefault("driver", host.driver_or_empty(path))
     if _BUS_ID.fullmatch(address):
         attributes[f"{STANDARD}pciBusID"] = address
-    if root := _ROOT.match(path):
+    if root := _ROOT.search(path):
         attributes[f"{STANDARD}pcieRoot"] = root[1]
     return attributes
 
