@@ -172,9 +172,10 @@ class TestOtherPlugins:
         assert (unit.id, unit.parent, unit.attributes) == ("sgx-enclave", "", {})
         assert unit.ids == {"enclave": ["sgx-enclave-0", "sgx-enclave-1"]}
 
-    def test_a_plan_without_facts_gets_those_of_the_unit_and_keeps_its_own(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("path", ["", "/sys/class/accel/tpu0", FUNCTION])
+    def test_a_plan_without_facts_gets_those_of_the_unit_and_keeps_its_own(self, tmp_path: Path, path: str) -> None:
         host = self.tree(tmp_path)
-        plan = DevicePlan(device="tpu0", units=("tpu0",), facts={"model": "TPU v5"})
+        plan = DevicePlan(device="tpu0", units=("tpu0",), path=path, facts={"model": "TPU v5"})
         [completed] = complete(host, [plan], [self.device()])
         assert completed.bdf == "0000:3b:00.0"
         assert completed.facts == {

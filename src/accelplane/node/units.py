@@ -83,8 +83,11 @@ def complete(host: Host, plans: Iterable[DevicePlan], devices: Iterable[Device])
     by_unit = {device.unit: device for device in devices}
     for plan in plans:
         device = next((by_unit[unit] for unit in plan.units if unit in by_unit), None)
-        path = plan.path or (f"{DEVICES}/{plan.bdf}" if plan.bdf else "")
-        if not path and device is not None and device.path is not None:
+        path = ""
+        if stated := plan.path or (f"{DEVICES}/{plan.bdf}" if plan.bdf else ""):
+            with suppress(HostError):
+                path = host.function_of(stated)
+        elif device is not None and device.path is not None:
             path = (_function(host, device) or _Function()).path
         known: Mapping[str, Attribute] = device.attributes if device is not None else {}
         if not path and not known:

@@ -49,9 +49,11 @@ class DevicePlan(Struct, frozen=True, kw_only=True):
 
     `device` is the kernel's name. `units` are the units of the inventory that belong to the device. `power` is the
     directory with `runtime_status`, empty if the device has no runtime power management. A device that `never_sleeps`
-    may always be read. `path` is the sysfs directory of its PCI function: the agent sets `bdf`, the PCI address, and
-    `facts`, further labels of `accelplane_device_info`, from it unless the plan has them; without a path from the
-    nodes of its units. Raises `ValueError` if a name of the facts is invalid.
+    may always be read.
+
+    `path` is its directory in sysfs: unless the plan has them, the agent sets `bdf`, the PCI address, and `facts`,
+    further labels of `accelplane_device_info`, from it; without a path from the nodes of its units. Raises `ValueError`
+    if a name of the facts is invalid.
     """
 
     device: str
