@@ -211,6 +211,49 @@ def test_the_agent_for_qat_nodes_is_that_of_the_overlay() -> None:
     assert found == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "tree", "former", "values"),
+    [
+        (
+            "agent",
+            "accelplane_node/overlays/pages",
+            "kube-system",
+            {"agent": {"pages": {"tlsSecret": "accelplane-agent-tls"}}},
+        ),
+        ("fleet", "fleet/overlays/authorized-agents", "accelplane-fleet", {"fleet": {"agentAuthority": "agent-ca"}}),
+    ],
+)
+def test_pages_of_agents_with_tls_are_served_and_read_as_in_the_overlays(
+    name: str, tree: str, former: str, values: dict[str, Any]
+) -> None:
+    text = json.dumps([each for each in in_hub(render(DEPLOY / tree)) if each["kind"] != "Namespace"])
+    text = text.replace("-agent-namespaces=kube-system", f"-agent-namespaces={NAMESPACE}")
+    expected = by_name(json.loads(text.replace(f'"namespace": "{former}"', f'"namespace": "{NAMESPACE}"')))
+    found = by_name(component(name, **values))
+    assert {*found} == {*expected}
+    for key, each in expected.items():
+        assert found[key] == each, key
+
+
+def test_the_monitor_of_agents_with_tls_uses_tls_and_the_token_of_the_user() -> None:
+    authorization = {"authorization": {"credentials": {"name": "token-for-agents", "key": "token"}}}
+    found = by_name(
+        template(
+            CHART,
+            NAMESPACE,
+            components={"agent": True, "clients": True, "monitoring": True},
+            agent={"pages": {"tlsSecret": "tls"}},
+            monitoring={"agentEndpoint": authorization},
+        )
+    )
+    (endpoint,) = found["PodMonitor", "accelplane-agent"]["spec"]["podMetricsEndpoints"]
+    assert endpoint["scheme"] == "https"
+    assert endpoint["port"] == "pages"
+    assert endpoint["authorization"] == authorization["authorization"]
+    args = found["DaemonSet", "accelplane-node"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert [each for each in args if "http-address" in each] == ["--http-address=:9400"]
+
+
 def test_the_agent_is_the_default() -> None:
     assert template(CHART, NAMESPACE) == component("agent")
 
@@ -360,6 +403,7 @@ def test_helm_test_succeeds_without_pods() -> None:
         ({"agent": {"kubeletDirectory": "kubelet"}}, "kubeletDirectory"),
         ({"labels": {"image": {"tga": "1"}}}, "tga"),
         ({"fleet": {"tlsSecrets": "x"}}, "tlsSecrets"),
+        ({"agent": {"pages": {"tlsSecrets": "x"}}}, "tlsSecrets"),
         ({"fleet": {"networkPolicy": {"form": []}}}, "form"),
         ({"clients": {"image": {}}}, "image"),
         ({"operator": {"enable": True}}, "enable"),

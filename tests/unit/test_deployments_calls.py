@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from apicalls import ACCOUNTS, BIND, EVENTS, FPGA_NAMES, GPU_MANAGER, REVIEWS, Call, calls
+from apicalls import ACCOUNTS, BIND, EVENTS, FPGA_NAMES, FPGA_NODE, GPU_MANAGER, REVIEWS, Call, calls
 from charts import template
 from deployrights import granted_rights, trees_with_bindings
 from manifests import DEPLOY, Object, render
@@ -60,7 +60,7 @@ def test_operators_for_one_family_may_bind_the_role_of_gpu_plugins_only_for_gpus
     assert _FOR_GPUS & granted == (_FOR_GPUS if family == "gpu" else set())
 
 
-# The chart has no agents that authorize the page.
+# Of agents that authorize the page.
 _AGENTS = calls("", "/api/v1/* /status", "get")
 
 
@@ -74,6 +74,8 @@ _AGENTS = calls("", "/api/v1/* /status", "get")
         ("onload", "onload", "controller-manager", REVIEWS, {}),
         ("fleet", "fleet", "accelplane-fleet", REVIEWS | _AGENTS, {}),
         ("fleet", "fleet", "accelplane-fleet", _AGENTS, {"fleet": {"tlsSecret": "tls"}}),
+        ("fleet", "fleet", "accelplane-fleet", REVIEWS, {"fleet": {"agentAuthority": "ca"}}),
+        ("agent", "accelplane_node", "accelplane-node", FPGA_NODE, {"agent": {"pages": {"tlsSecret": "tls"}}}),
     ],
 )
 def test_components_of_the_chart_accelplane_grant_the_calls_of_their_programs(
