@@ -330,6 +330,22 @@ def test_two_plugins_that_wait_for_one_device_both_continue_without_it(functions
     assert not any(runner.scan.failing for runner in functions.agent.runners.values())
 
 
+def test_a_plugin_that_is_enabled_again_while_a_device_blocks_its_scan_continues_without_it(functions: Setup) -> None:
+    functions.hold()
+    functions.plug("a", PF, "d3")
+    until_scanning(functions)
+    functions.threads.blocks.add(PF)
+    functions.threads.deliver_all()
+    functions.disable("a")
+    functions.advance(0.2)  # before the device is known to block
+    assert not functions.agent.blocked.by_device
+    functions.advance(10)
+    functions.enable("a")
+    functions.complete_work()
+    functions.check_rest()
+    assert lists(functions)[0] == {"d1": True, "d2": True}
+
+
 def test_a_device_that_blocks_is_known_by_its_address_also_if_its_links_are_read_late(setup: Setup) -> None:
     write(setup.root / "devices" / OTHER / "d0", "")
     setup.threads.blocks.add("link")

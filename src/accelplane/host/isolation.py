@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from accelplane.host.blocking import END_TIMEOUT, SerialThread, retrieve_exception, start_thread
 from accelplane.host.files import HostFiles
@@ -76,6 +76,7 @@ class HostThread:
         self.devices = devices or BlockedDevices()
         self._thread = SerialThread()
         self._watches: set[asyncio.Task[bool]] = set()
+        self._last: tuple[HostFiles, asyncio.Future[Any]] | None = None  # the function that was started last
 
     async def run(self, host: HostT, work: Callable[[HostT], T]) -> tuple[T, HostT]:
         """The result of `work`, and the host with which it was made. Raises its exception, or `ThreadLimitError`.
@@ -84,13 +85,13 @@ class HostThread:
         """
         while True:
             host.blocked = self.devices.by_device
+            if self._thread.busy and self._last is not None:
+                await self._watch(*self._last)  # its caller may have ended
             await self._thread.wait()
             running = self._thread.start(partial(work, host))
             running.add_done_callback(retrieve_exception)
-            watch = asyncio.create_task(self._is_blocked(host, running))
-            self._watches.add(watch)
-            watch.add_done_callback(self._watches.discard)
-            if not await asyncio.shield(watch):
+            self._last = host, running
+            if not await self._watch(host, running):
                 return running.result(), host
             host = host.fresh()
 
@@ -100,6 +101,13 @@ class HostThread:
         for watch in self._watches:
             watch.cancel()
         return idle
+
+    async def _watch(self, host: HostFiles, running: "asyncio.Future[Any]") -> bool:
+        """As `_is_blocked`, in a task that continues when the caller is cancelled, until `wait_idle`."""
+        watch = asyncio.create_task(self._is_blocked(host, running))
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+        return await asyncio.shield(watch)
 
     async def _is_blocked(self, host: HostFiles, running: "asyncio.Future[T]") -> bool:
         """Waits until the function ends, or until a device was added because of it and its thread was left."""
@@ -111,7 +119,8 @@ class HostThread:
             path, count = host.operation.path, host.operation.count
             if path and count == earlier and await self.devices.add(host.fresh(), path, running):
                 host.operation.abandoned = True
-                self._thread.detach()
+                if self._last is not None and self._last[1] is running:  # else another watch has left it
+                    self._thread.detach()
                 return True
             earlier = count if path else 0
 
