@@ -39,6 +39,23 @@ async def test_after_a_restart_pods_keep_their_devices_and_plugins_must_register
     await plugin.abort()
 
 
+async def test_a_plugin_that_registers_as_soon_as_the_socket_of_the_kubelet_appears_is_registered_at_once(
+    directory: str,
+) -> None:
+    kubelet = EmbeddedKubelet(directory, connect_timeout=1.0)
+    for _restart in range(3):
+        start = asyncio.create_task(kubelet.start())
+        async with asyncio.timeout(10):
+            while not os.path.exists(f"{kubelet.plugin_directory}/kubelet.sock"):
+                await asyncio.sleep(0)
+        async with FakePlugin(directory) as plugin:
+            await plugin.register()  # once: it raises an error if nothing answers
+            await kubelet.until(lambda k: GADGET in k.resources())
+        await start
+        await kubelet.stop()
+        os.unlink(f"{kubelet.plugin_directory}/kubelet.sock")
+
+
 async def test_a_readmitted_pod_keeps_its_devices_without_an_allocate_call(kubelet: EmbeddedKubelet) -> None:
     async with FakePlugin(kubelet.directory) as plugin:
         await join(kubelet, plugin)

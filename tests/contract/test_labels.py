@@ -62,6 +62,14 @@ def run_labels(*arguments: str) -> "subprocess.CompletedProcess[str]":
 # Printed.
 
 
+def test_without_a_drm_directory_no_labels_of_gpu_capacity_are_printed(tmp_path: Path) -> None:
+    sgx(tmp_path)
+    labels = run_labels(f"-root={tmp_path}", "-gpu", "-output=json")
+    assert "gpu.intel.com/tiles" not in labels.stdout
+    (tmp_path / "sys/class/drm").mkdir(parents=True)
+    assert '"gpu.intel.com/tiles": "0"' in run_labels(f"-root={tmp_path}", "-gpu", "-output=json").stdout
+
+
 def test_labels_and_resources_are_printed(tmp_path: Path) -> None:
     gpu(tmp_path)
     module(tmp_path, "i915")

@@ -21,7 +21,7 @@ from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit, with_defaults
 from accelplane.cli.untilsignal import until_signal
 from accelplane.features import RuleOutput, discover, evaluate, node_reconciler
-from accelplane.features.gpu import LabelOptions, gpu_labels, read_gpus
+from accelplane.features.gpu import DRM, LabelOptions, gpu_labels, read_gpus
 from accelplane.features.node_reconciler import Node
 from accelplane.host import Host, HostError
 from accelplane.node.periodic_scan import periodic_scan
@@ -142,7 +142,12 @@ def evaluate_host(host: Host) -> RuleOutput:
 
 
 def evaluate_with_gpus(host: Host) -> RuleOutput:
-    """The same with the labels of GPU capacity, which the rules turn into resources, unless they cannot be read."""
+    """The same with the labels of GPU capacity, which the rules turn into resources, unless they cannot be read.
+
+    As those of the label hook, there are none without a DRM directory.
+    """
+    if not host.exists(DRM):
+        return evaluate_host(host)
     try:
         found = gpu_labels(read_gpus(host), LabelOptions.of(os.environ))
     except HostError as error:
