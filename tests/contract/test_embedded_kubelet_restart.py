@@ -46,7 +46,7 @@ async def test_a_plugin_that_registers_as_soon_as_the_socket_of_the_kubelet_appe
     for _restart in range(3):
         start = asyncio.create_task(kubelet.start())
         async with asyncio.timeout(10):
-            while not os.path.exists(f"{kubelet.plugin_directory}/kubelet.sock"):
+            while not os.path.exists(f"{kubelet.plugin_directory}/kubelet.sock"):  # noqa: ASYNC110 - at once
                 await asyncio.sleep(0)
         async with FakePlugin(directory) as plugin:
             await plugin.register()  # once: it raises an error if nothing answers
