@@ -155,13 +155,11 @@ class World(Cluster):
 
     def check_action(self, action: Action, rollout: Rollout) -> None:
         node = self.nodes[action.node]
-        works = node.selected and not node.others and node.module is not None and self.has(node.name)[0]
+        works = node.selected and not node.others and node.module is not None
         healthy = works and node.progress is None and node.module == node.gate
-        if action.evict and node.module == rollout.target.label and works:
-            healthy = True
-        if action.evict or (action.labels.get("gate", "") is None and healthy):
-            same = self.has(node.name) == self.wanted(node.name, rollout)
-            assert not (healthy and same), f"{node.name} is drained and has {self.has(node.name)} already"
+        if (action.evict and works) or (action.labels.get("gate", "") is None and healthy):
+            found = self.has(node.name)
+            assert found != self.wanted(node.name, rollout), f"{node.name} is drained and has {found} already"
         if node.others and not node.selected:
             assert not action.evict, "pods of another resource are evicted"
         if node.others and node.is_clean:

@@ -3,12 +3,19 @@
 The invariants are in `onloadworld`. Each example is a defect that was corrected.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from onloadworld import BROKEN, Spec, World
+
+from accelplane.onload import rollout
+from accelplane.onload.models import Onload, Revision
+from accelplane.onload.observed import NodeView
+from accelplane.onload.plan import NodeStep, ObservedWait, Target
 
 Events = list[tuple[str, Any]]
 
@@ -68,6 +75,19 @@ OTHER_KERNEL: Events = [("app", 0), spec("8.1", "a", "b"), ("tick", 40), spec("8
 NEW_KERNEL: Events = [spec("8.1", "a", "b"), ("tick", 40), ("kernel", 0), ("tick", 90)]
 
 
+def play(events: Events, count: int, limit: int) -> World:
+    """The world after the events. A violation of an invariant is an AssertionError."""
+    world = World(count, limit)
+    for kind, value in [("tick", 12), *events]:
+        if kind == "tick":
+            for _ in range(value):
+                world.tick()
+        else:
+            world.event(kind, value)
+        assert world.most_down <= limit
+    return world
+
+
 @pytest.mark.untraced
 @example(events=REINSTALLED, count=2, limit=1)
 @example(events=REVERTED, count=2, limit=1)
@@ -85,24 +105,68 @@ NEW_KERNEL: Events = [spec("8.1", "a", "b"), ("tick", 40), ("kernel", 0), ("tick
 def test_any_order_of_events_keeps_applications_running_and_ends_in_the_desired_state(
     events: Events, count: int, limit: int
 ) -> None:
-    world = World(count, limit)
-    for _ in range(12):
-        world.tick()
-    for kind, value in events:
-        if kind == "tick":
-            for _ in range(value):
-                world.tick()
-        else:
-            world.event(kind, value)
-        assert world.most_down <= limit
+    world = play(events, count, limit)
     world.remove_obstacles()
     passes = 0
     while world.tick():
         passes += 1
         assert passes < 400, [(each.node, each.step, each.message) for each in world.reconcile().steps]
-    rollout = world.decision().rollout
+    found = world.decision().rollout
     for name, node in world.nodes.items():
         if not node.selected:
             assert node.is_clean
-        elif not rollout.rolls_back:
-            assert (world.has(name), node.module, node.progress) == (world.wanted(name, rollout), node.gate, None)
+        elif not found.rolls_back:
+            assert (world.has(name), node.module, node.progress) == (world.wanted(name, found), node.gate, None)
+
+
+# Defects of former versions, to check that the model detects them.
+
+
+def reuse_label(onload: Onload, history: Sequence[Revision], nodes: Sequence[NodeView]) -> Revision:
+    """The label is the version, whatever it stands for on nodes."""
+    found = DESIRED(onload, history, nodes)
+    return msgspec.structs.replace(found, label=found.version)
+
+
+def new_label(onload: Onload, history: Sequence[Revision], nodes: Sequence[NodeView]) -> Revision:
+    """The content of a label is known for the newest entry only."""
+    return DESIRED(onload, history[:1], nodes)
+
+
+def newest_verified(_node: NodeView, history: Sequence[Revision]) -> Revision | None:
+    return next((each for each in history if each.state == "Verified"), None)
+
+
+def observe_total(target: Target, _node: NodeView, now: float, before: ObservedWait | None) -> ObservedWait:
+    """All time since the begin of a change counts as waiting in each step."""
+    stage = (target.version,)
+    if before is None or before.stage != stage:
+        return ObservedWait(stage, now)
+    return ObservedWait(stage, now, "", {"": before.seconds.get("", 0.0) + now - before.time})
+
+
+def exceeds_total(step: NodeStep, observed: ObservedWait) -> bool:
+    return step.wait is not None and observed.seconds.get("", 0.0) >= step.wait.limit
+
+
+DESIRED = rollout._desired
+Patches = dict[str, Callable[..., object]]
+DEFECTS: list[tuple[Patches, Events, str]] = [
+    ({"rollout._desired": reuse_label}, REINSTALLED, "is unloaded or reloaded under"),
+    ({"rollout._desired": new_label, "rollout._kept_labels": lambda *_: {}}, REVERTED, "is drained and has"),
+    ({"steps.observe": observe_total, "steps.is_overdue": exceeds_total}, LONG_EVICTION, "failed by waiting alone"),
+    ({"rollout._verified_revision": newest_verified}, HELD, "does not return to what it was verified on"),
+    ({"obstacles._owner": lambda *_: None}, SHARED, "the node of another resource is labelled"),
+    ({"rollout._kept_labels": lambda *_: {}}, OTHER_KERNEL, "is drained and has"),
+    ({"rollout._kept_labels": lambda *_: {}}, APPENDED_MIDWAY, "is drained and has"),
+]
+
+
+@pytest.mark.parametrize(("patches", "events", "violation"), DEFECTS)
+def test_the_model_detects_defects_of_former_versions(
+    patches: Patches, events: Events, violation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, function in patches.items():
+        monkeypatch.setattr(f"accelplane.onload.{name}", function)
+    with pytest.raises(AssertionError, match=violation):
+        play(events, 2, 1)
