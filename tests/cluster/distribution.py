@@ -21,6 +21,7 @@ GROUPS = tuple(
             "cert_manager helm_accelplane renamed_trees webhook_trees gpu_levelzero gpu_labels gpu_base clients"
         ),
         "onload_upgrade",
+        "onload_rollouts",
         # `cluster`
         (
             "harness helm operator cli_cluster epc_and_labels operator_crds operator_daemonsets onload_crds "
