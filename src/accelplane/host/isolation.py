@@ -76,7 +76,7 @@ class HostThread:
         self.devices = devices or BlockedDevices()
         self._thread = SerialThread()
         self._watches: set[asyncio.Task[bool]] = set()
-        self._last: tuple[HostFiles, asyncio.Future[Any]] | None = None  # the function that was started last
+        self._current: tuple[HostFiles, asyncio.Future[Any]] | None = None  # the function that runs
 
     async def run(self, host: HostT, work: Callable[[HostT], T]) -> tuple[T, HostT]:
         """The result of `work`, and the host with which it was made. Raises its exception, or `ThreadLimitError`.
@@ -85,12 +85,13 @@ class HostThread:
         """
         while True:
             host.blocked = self.devices.by_device
-            if self._thread.busy and self._last is not None:
-                await self._watch(*self._last)  # its caller may have ended
+            if self._thread.busy and self._current is not None:
+                await self._watch(*self._current)  # its caller may have ended
             await self._thread.wait()
             running = self._thread.start(partial(work, host))
             running.add_done_callback(retrieve_exception)
-            self._last = host, running
+            self._current = host, running
+            running.add_done_callback(self._forget)
             if not await self._watch(host, running):
                 return running.result(), host
             host = host.fresh()
@@ -101,6 +102,11 @@ class HostThread:
         for watch in self._watches:
             watch.cancel()
         return idle
+
+    def _forget(self, running: "asyncio.Future[Any]") -> None:
+        """Forgets a function that has ended: its host keeps directories open."""
+        if self._current is not None and self._current[1] is running:
+            self._current = None
 
     async def _watch(self, host: HostFiles, running: "asyncio.Future[Any]") -> bool:
         """As `_is_blocked`, in a task that continues when the caller is cancelled, until `wait_idle`."""
@@ -119,7 +125,7 @@ class HostThread:
             path, count = host.operation.path, host.operation.count
             if path and count == earlier and await self.devices.add(host.fresh(), path, running):
                 host.operation.abandoned = True
-                if self._last is not None and self._last[1] is running:  # else another watch has left it
+                if self._current is not None and self._current[1] is running:  # else another watch has left it
                     self._thread.detach()
                 return True
             earlier = count if path else 0
