@@ -9,16 +9,11 @@ import pytest
 from blockedfiles import BlockedFiles, blocked_files
 from conftest import Start
 from kubelets import Kubelet, embedded_only
-from trees import gpu_card, link, npu, write
+from trees import gpu_card, write
 from waiting import until
 
-from accelplane.devices import Device, DeviceNode
-from accelplane.host import Host, isolation
-from accelplane.plugins import Plugin
-from accelplane.plugins.base import Config
-from accelplane.plugins.dlb import DlbPlugin
+from accelplane.host import isolation
 from accelplane.plugins.gpu import GpuConfig, GpuPlugin
-from accelplane.plugins.npu import NpuPlugin
 
 I915 = "gpu.intel.com/i915"
 one_kubelet = embedded_only("the first test shows the same to a real kubelet")
@@ -31,32 +26,6 @@ def blocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[BlockedFiles]:
     monkeypatch.setattr(isolation, "POLL_INTERVAL", 0.1)
     with blocked_files() as files:
         yield files
-
-
-class Tpu(Plugin[Config]):
-    """A family of third parties: it reads an attribute of each device and handles no errors."""
-
-    namespace = "tpu.example.com"
-
-    def scan(self, host: Host) -> Iterator[Device]:
-        for name, path in host.class_devices("tpu"):
-            assert host.text(f"{path}/state")
-            yield Device(resource="chip", id=name, nodes=[DeviceNode(f"/dev/{name}")], topology=None)
-
-
-def tpu(root: Path, index: int) -> None:
-    device = root / f"sys/devices/virtual/tpu/tpu{index}"
-    write(device / "state", "up\n")
-    link(root / f"sys/class/tpu/tpu{index}", device)
-    write(root / f"dev/tpu{index}", "")
-
-
-def dlb(root: Path, index: int) -> None:
-    function = root / f"sys/devices/pci0000:00/0000:0{index + 6}:00.0"
-    write(function / "sriov_numvfs", "0\n")
-    link(function / f"dlb2/dlb{index}/device", function)
-    link(root / f"sys/class/dlb2/dlb{index}", function / f"dlb2/dlb{index}")
-    write(root / f"dev/dlb{index}", "")
 
 
 async def test_only_the_gpu_whose_file_blocks_is_unhealthy_and_cards_are_added_and_removed_meanwhile(
@@ -97,29 +66,6 @@ async def test_a_blocked_device_stays_healthy_for_a_time_in_which_drivers_hold_i
     await until(lambda: "0000:03:00.0" in agent.blocked.by_device)
     gpu_card(tmp_path, 1)
     await kubelet.until(lambda resources: resources == {I915: (2, 2)})
-
-
-@one_kubelet
-@pytest.mark.parametrize("family", ["npu", "dlb", "tpu"])
-async def test_every_family_is_isolated_by_device(
-    tmp_path: Path, kubelet: Kubelet, start_agent: Start, blocked: BlockedFiles, family: str
-) -> None:
-    plugin, resource, build, file = {
-        "npu": (NpuPlugin(), "npu.intel.com/accel", npu, "accel0/device/vendor"),
-        "dlb": (DlbPlugin(), "dlb.intel.com/pf", dlb, "dlb0/device/sriov_numvfs"),
-        "tpu": (Tpu(), "tpu.example.com/chip", tpu, "tpu0/state"),
-    }[family]
-    build(tmp_path, 0)
-    build(tmp_path, 1)
-    agent = await start_agent(QUIET, **{family: plugin})
-    await kubelet.until(lambda resources: resources == {resource: (2, 2)})
-    blocked.block(file)
-    agent.runners[family].scan.request()
-    await kubelet.until(lambda resources: resources == {resource: (2, 1)})
-    build(tmp_path, 2)
-    await kubelet.until(lambda resources: resources == {resource: (3, 2)})
-    blocked.release(file)
-    await kubelet.until(lambda resources: resources == {resource: (3, 3)})
 
 
 @one_kubelet
