@@ -8,7 +8,7 @@ Each node is in one step, which follows from its labels, its pods and the annota
                     -> plugin pod ready, resource advertised, probe succeeded -> verified
 
 A node is taken down if a label has another version, if `sfc` is added or removed, because `onload` uses it, or if KMM
-does not manage the modules any more. A plugin
+does not manage the modules any more. A node that keeps its label (`Target.keeps`) has that label as version. A plugin
 pod of another revision is replaced while the modules stay. Nodes that are not selected any more, and all nodes of a
 deleted resource, are taken down and not brought up.
 
