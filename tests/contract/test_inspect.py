@@ -5,10 +5,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from agentstatuses import serving_status
 from conftest import Start
 from kubelets import Embedded
 from podlists import answering, claim, pods_with_claim
@@ -49,13 +51,17 @@ async def test_the_output_has_devices_resources_and_holders(
 ) -> None:
     kubelet = Embedded(directory)
     await kubelet.start()
-    await start_agent(gpu=GpuPlugin())
+    agent = await start_agent(gpu=GpuPlugin())
     await kubelet.until(lambda resources: resources.get(I915) == (2, 2))
     await kubelet.run_pod("worker", {I915: 2})
     # The command calls this process, which must keep answering.
-    answer = await in_background("--root", str(node.root), "--kubelet-dir", directory, "--output", "json")
+    words = ("--root", str(node.root), "--kubelet-dir", directory, "--plugins", "gpu")
+    async with serving_status(agent):
+        answer = await in_background(*words, "--output", "json")
+        colored = await asyncio.to_thread(on_terminal, words)
     report = json.loads(answer.stdout)
     assert answer.returncode == 0, answer.stderr
+    assert sum("\x1b[32mHealthy\x1b[0m" in line for line in colored) == 2
     assert report["source"] == "pod-resources"
     rows = {row["id"]: row for row in report["devices"]}
     assert sorted(rows) == ["card1-0", "card2-0"]
@@ -154,7 +160,7 @@ def test_each_device_has_the_model_and_the_attributes_of_its_unit(tmp_path: Path
 
 def test_unknown_values_are_reported_without_a_kubelet(node: SimulatedNode, directory: str) -> None:
     answer = inspect("--root", str(node.root), "--kubelet-dir", directory)
-    assert answer.returncode == 0
+    assert answer.returncode == 1
     assert "No kubelet answers" in answer.stdout
     assert "card1-0" in answer.stdout
     assert "card0" in answer.stdout
@@ -163,7 +169,7 @@ def test_unknown_values_are_reported_without_a_kubelet(node: SimulatedNode, dire
 
 def test_brackets_in_a_path_are_text(node: SimulatedNode, tmp_path: Path) -> None:
     answer = inspect("--root", str(node.root), "--kubelet-dir", str(tmp_path / "[/red]"))
-    assert (answer.returncode, answer.stderr) == (0, "")
+    assert (answer.returncode, answer.stderr) == (1, "")
     assert f"No kubelet answers under {tmp_path}/[/red]: " in answer.stdout
 
 
@@ -171,17 +177,21 @@ def test_brackets_in_a_path_are_text(node: SimulatedNode, tmp_path: Path) -> Non
 def test_a_terminal_of_any_width_has_one_line_for_each_device(
     node: SimulatedNode, directory: str, columns: str
 ) -> None:
+    lines = on_terminal(("--root", str(node.root), "--kubelet-dir", directory, "--plugins", "gpu"), columns)
+    assert sum("gpu.intel.com/i915   card" in line for line in lines) == 2
+    assert all(line == line.rstrip() for line in lines)
+
+
+def on_terminal(words: Sequence[str], columns: str = "200") -> Sequence[str]:
+    """The lines that the command writes to a terminal."""
     controller_end, terminal = os.openpty()
     command = os.path.join(os.path.dirname(sys.executable), "accelplane")
-    words = ["inspect", "--root", str(node.root), "--kubelet-dir", directory, "--plugins", "gpu"]
     environment = os.environ | {"TERM": "xterm", "COLUMNS": columns, "NO_COLOR": ""}
-    subprocess.run([command, *words], stdout=terminal, env=environment, check=True)
+    subprocess.run([command, "inspect", *words], stdout=terminal, env=environment, check=False)
     os.close(terminal)
     lines = os.read(controller_end, 65536).decode().splitlines()
     os.close(controller_end)
-    assert sum("gpu.intel.com/i915   card" in line for line in lines) == 2
-    assert sum("\x1b[32mHealthy\x1b[0m" in line for line in lines) == 2
-    assert all(line == line.rstrip() for line in lines)
+    return lines
 
 
 def test_equal_free_ids_share_a_line(tmp_path: Path, directory: str) -> None:

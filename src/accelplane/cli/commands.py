@@ -11,6 +11,7 @@ from click.shell_completion import get_completion_class
 from accelplane import __version__
 from accelplane.cli import programs
 from accelplane.cli.devicecommands import inspect, top
+from accelplane.cli.flagspelling import Group
 from accelplane.cli.manifests import manifests
 from accelplane.cli.provision import provision
 
@@ -21,7 +22,7 @@ SHELLS = ("bash", "zsh", "fish")
 KUBELET_BEHAVIOURS = ("1.34", "1.37")  # `accelplane.kubelet.embedded.BEHAVIOURS`, without importing it
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="accelplane", message="%(prog)s %(version)s")
 def accelplane() -> None:
     """Accelerators for Kubernetes: device plugins, operator, webhooks and tools."""

@@ -12,6 +12,7 @@ from typing import TypeVar
 import click
 import msgspec
 
+from accelplane.cli.flagspelling import Command
 from accelplane.cli.tables import OUTPUTS, Format, Output, OutputError, UsageError
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -33,6 +34,12 @@ _SHARED = (
         type=click.Path(),
         default="",
         help="Configuration file of the agent, for the options of the plugins.",
+    ),
+    click.option(
+        "--agent",
+        default="",
+        metavar="ADDRESS",
+        help="Agent for states: HOST:PORT of its pages or the path of its socket; default: all of this node.",
     ),
     click.option(
         "--output", "-o", type=click.Choice(OUTPUTS), default="table", show_default=True, help="Output format."
@@ -63,9 +70,8 @@ def _options(function: F) -> F:
     return function
 
 
-@click.command(short_help="Show devices and the pods that use them.")
+@click.command(cls=Command, short_help="Show devices and the pods that use them.")
 @_options
-@click.option("--agent", default="", metavar="HOST:PORT", help="Pages of the agent, for the column STATE SINCE.")
 @click.option("--fleet", is_flag=True, help="With --cluster: devices and their holders, from the server of the fleet.")
 @click.option(
     "--fleet-namespace", default="accelplane-fleet", show_default=True, help="With --fleet: namespace of the server."
@@ -92,7 +98,7 @@ def inspect(context: click.Context, **values: object) -> None:
     _run(context, lambda: run(*_node(values), form, agent=str(values["agent"])))
 
 
-@click.command(short_help="Show readings of devices, repeatedly.")
+@click.command(cls=Command, short_help="Show readings of devices, repeatedly.")
 @_options
 @click.option("--once", is_flag=True, help="Print the table once.")
 @click.option("--wake", is_flag=True, help="Read devices that sleep too, which wakes them up.")
@@ -109,7 +115,12 @@ def top(context: click.Context, **values: object) -> None:
     from accelplane.cli.top import run  # noqa: PLC0415
 
     interval = _interval(values, 2.0)
-    _run(context, lambda: run(*_node(values), form, interval=interval, once=once, wake=bool(values["wake"])))
+    _run(
+        context,
+        lambda: run(
+            *_node(values), form, agent=str(values["agent"]), interval=interval, once=once, wake=bool(values["wake"])
+        ),
+    )
 
 
 def for_cluster(command: click.Command, help_text: str) -> click.Command:

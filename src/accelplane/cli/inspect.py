@@ -1,7 +1,7 @@
 """`accelplane inspect`: the devices of this node, which of them are advertised, and which containers hold them.
 
-The devices come from a separate scan, the rest from the kubelet: from its pod-resources socket or, if there is none,
-from the device manager's checkpoint. It needs no running agent and does not affect one.
+The devices come from a separate scan, their health from the agents of the node, the holders from the kubelet: from its
+pod-resources socket or, if there is none, from the device manager's checkpoint. Without an agent health is unknown.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from accelplane.cli import holdertimes, tables
+from accelplane.cli.agentstatus import REGISTERED, AgentStates, health_of, read_states
 from accelplane.cli.tables import UNKNOWN, Column, Document, Format, Row, Table
 from accelplane.devices import Skipped, Unit, natural, plain
 from accelplane.host import Host
@@ -33,7 +34,7 @@ Units = Mapping[tuple[str, str], Unit]  # by resource and ID
 
 _MANY = 8
 _KUBELET_NOTES = {
-    "none": "No kubelet answers under {}: advertised and held devices are not known.",
+    "none": "No kubelet answers under {}: holders of devices are not known.",
     "checkpoint": "From the checkpoint under {}: its pod-resources socket does not answer.",
 }
 
@@ -46,17 +47,18 @@ _SKIPPED_COLUMNS = (Column("PLUGIN"), Column("NOT PUBLISHED"), Column("WHY"))
 
 
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One device ID. `advertised` is None if the kubelet does not answer, `present` whether the scan has found it.
+    """One device ID. `present` is whether the scan has found it. What is not known is None.
 
     `unit_id`, `model` and `unit_attributes` are of the unit of the ID, empty if the ID stands for several devices.
-    Times are RFC 3339 texts, None if they are not known.
+    Times are RFC 3339 texts.
     """
 
     plugin: str
     resource: str
     id: str
     unit: str = ""
-    health: str = ""
+    health: str | None = None
+    phase: str | None = None
     reason: str = ""
     numa: Sequence[int] | None = None
     attributes: Mapping[str, str | bool | int] = {}
@@ -65,7 +67,7 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     unit_attributes: Mapping[str, str | bool | int] = {}
     present: bool = True
     advertised: bool | None = None
-    held_by: Sequence[str] = ()
+    held_by: Sequence[str] | None = None
     held_since: str | None = None
     state_since: str | None = None
 
@@ -95,8 +97,8 @@ class _Kubelet(msgspec.Struct, frozen=True):
 def run(root: str, kubelet_dir: str, plugins: str, config: str, form: Format, *, agent: str = "") -> int:
     """Prints the result. Returns the exit code, 1 if something could not be read.
 
-    `agent` is the address of an agent's pages, for the times of its health history. Raises `UsageError` and
-    `OutputError`.
+    `agent` is the address of an agent's pages or the path of its socket, in place of the sockets of all agents of the
+    node. Raises `UsageError` and `OutputError`.
     """
     try:
         chosen = chosen_plugins(root, plugins, config)
@@ -135,15 +137,14 @@ async def _report(settings: Settings, plugins: Mapping[str, Plugin[Config]], age
     kubelet = await _ask_kubelet(settings)
     scans = [await _scan(name, plugin, settings.root) for name, plugin in plugins.items()]
     problems = [f"{plugin.name}: {plugin.scan.problem}" for plugin, _units in scans if plugin.scan.failing]
-    changed: Mapping[tuple[str, str], float] = {}
-    if agent:
-        try:
-            changed = await holdertimes.state_since(agent)
-        except holdertimes.AgentError as error:
-            problems.append(str(error))
+    states = await read_states(settings, agent)
+    rows = [row for plugin, units in scans for row in _rows(plugin, units, kubelet, states)]
+    problems += [*states.problems, *states.missing([row.plugin for row in rows])]
+    if rows and kubelet.source == "none" and not kubelet.problem:
+        problems.insert(0, _KUBELET_NOTES["none"].format(settings.kubelet_dir))
     return Report(
         source=kubelet.source,
-        devices=[row for plugin, units in scans for row in _rows(plugin, units, kubelet, changed)],
+        devices=rows,
         skipped={plugin.name: plugin.skipped for plugin, _units in scans},
         problems=[kubelet.problem, *problems] if kubelet.problem else problems,
     )
@@ -171,51 +172,62 @@ async def _scan(name: str, plugin: Plugin[Config], root: str) -> tuple[PluginSta
     return status, units
 
 
-def _rows(
-    plugin: PluginStatus, units: Units, kubelet: _Kubelet, changed: Mapping[tuple[str, str], float]
-) -> Iterator[DeviceRow]:
-    """The devices that the scan has found, or that the kubelet knows. `changed` are the times of states by unit."""
+def _rows(plugin: PluginStatus, units: Units, kubelet: _Kubelet, states: AgentStates) -> Iterator[DeviceRow]:
+    """The devices that the scan has found, or that the kubelet or an agent knows."""
     prefix = f"{plugin.namespace}/"
     devices = {
         (resource.name, id_): device
         for resource in plugin.resources.values()
         for id_, device in resource.devices.items()
     }
-    kubelet_ids = {key for key in kubelet.holders if key[0].startswith(prefix)}
-    kubelet_ids.update(
+    known_ids = {key for key in (*kubelet.holders, *states.unit_names) if key[0].startswith(prefix)}
+    known_ids.update(
         (resource, id_)
         for resource, ids in (kubelet.advertised or {}).items()
         if resource.startswith(prefix)
         for id_ in ids
     )
-    for resource, id_ in sorted(devices.keys() | kubelet_ids, key=lambda key: (natural(key[0]), natural(key[1]))):
+    for resource, id_ in sorted(devices.keys() | known_ids, key=lambda key: (natural(key[0]), natural(key[1]))):
         device = devices.get((resource, id_))
         unit = units.get((resource.removeprefix(prefix), id_))
-        advertised = None
-        if kubelet.advertised is not None:
-            advertised = id_ in kubelet.advertised.get(resource, ())
-        held_by = kubelet.holders.get((resource, id_), ())
-        if device is not None and device.cdi is not None:
+        name = device.unit if device else states.unit_names.get((resource, id_), "")
+        reported = states.units.get((plugin.name, name))
+        held_by = None if kubelet.source == "none" else kubelet.holders.get((resource, id_), ())
+        if held_by is not None and device is not None and device.cdi is not None:
             held_by = (*held_by, *kubelet.claims.get(device.cdi.qualified_name, ()))
+        # The scan alone knows some reasons for bad health, but never that a device is healthy.
+        found_unhealthy = device is not None and not device.healthy
         topology = device.topology if device else None
         yield DeviceRow(
             plugin=plugin.name,
             resource=resource,
             id=id_,
-            unit=device.unit if device else "",
-            health=device.health if device else "",
-            reason=device.reason if device else "",
+            unit=name,
+            health=health_of(reported) or ("Unhealthy" if found_unhealthy else None),
+            phase=reported.phase if reported is not None and reported.known else None,
+            reason=reported.text if reported is not None else device.reason if device is not None else "",
             numa=topology if isinstance(topology, tuple) else None,
             attributes=plain(device.attributes) if device else {},
             unit_id=unit.id if unit else "",
             model=unit.text("model") if unit else "",
             unit_attributes=plain(unit.attributes) if unit else {},
             present=device is not None,
-            advertised=advertised,
+            advertised=_advertised(plugin.name, (resource, id_), kubelet, states),
             held_by=held_by,
             held_since=tables.time_text(kubelet.since.get((resource, id_)) if held_by else None),
-            state_since=tables.time_text(changed.get((plugin.name, device.unit if device else ""))),
+            state_since=tables.time_text(reported.since if reported is not None and reported.since else None),
         )
+
+
+def _advertised(plugin: str, key: tuple[str, str], kubelet: _Kubelet, states: AgentStates) -> bool | None:
+    """Whether the kubelet lists an ID: by the agent of the plugin, else by the kubelet's answer."""
+    resource, id_ = key
+    if plugin in states.plugins and resource in states.resources:
+        listed = not states.unit_names or key in states.unit_names
+        return listed and states.resources[resource].stage == REGISTERED
+    if kubelet.advertised is None:
+        return None
+    return id_ in kubelet.advertised.get(resource, ())
 
 
 async def _ask_kubelet(settings: Settings) -> _Kubelet:
@@ -299,7 +311,7 @@ def _table(report: Report, form: Format) -> Table[DeviceRow]:
 
 
 def _cells(row: DeviceRow, shown: str) -> Sequence[str]:
-    health = row.health or "gone"
+    health = (row.health or "?") if row.present else "gone"
     return (
         row.resource,
         shown,
@@ -307,7 +319,7 @@ def _cells(row: DeviceRow, shown: str) -> Sequence[str]:
         ",".join(map(str, row.numa)) if row.numa else UNKNOWN,
         f"{health} ({row.reason})" if row.reason else health,
         {None: "?", True: "yes", False: "no"}[row.advertised],
-        ", ".join(row.held_by) or UNKNOWN,
+        "?" if row.held_by is None else ", ".join(row.held_by) or UNKNOWN,
         row.unit or UNKNOWN,
         row.held_since or UNKNOWN,
         row.state_since or UNKNOWN,
@@ -325,7 +337,7 @@ def _text(report: Report, kubelet_dir: str, form: Format, *, colors: bool) -> st
             Row("", (name, skip.subject, skip.reason), skip) for name, skips in report.skipped.items() for skip in skips
         ]
         parts.append(tables.write(Document([Table("skipped", _SKIPPED_COLUMNS, skipped)]), Format()))
-        if report.source != "pod-resources":
+        if report.source == "checkpoint":
             parts.append(f"{tables.printable(_KUBELET_NOTES[report.source].format(kubelet_dir))}\n")
     text = "\n".join(part for part in parts if part)
     problems = [tables.printable(problem) for problem in report.problems]

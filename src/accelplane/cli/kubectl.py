@@ -12,13 +12,14 @@ from click.shell_completion import ShellComplete
 
 from accelplane import __version__
 from accelplane.cli.devicecommands import for_cluster, inspect, top
+from accelplane.cli.flagspelling import Group
 
 _PROGRAM = "kubectl accelplane"
 _NO_FILES = 4  # cobra's ShellCompDirectiveNoFileComp
 _DEFAULT = 0
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name=_PROGRAM, message="%(prog)s %(version)s")
 def plugin() -> None:
     """Devices of a cluster and the pods that use them or wait for them."""

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from accelplane.cli.flagspelling import Group
+
 if TYPE_CHECKING:
     from accelplane.manifests.files import FileEdit, Remaining
 
@@ -24,6 +26,7 @@ _SELECTED = click.option(
 
 
 @click.group(
+    cls=Group,
     context_settings={"help_option_names": ["-h", "--help"]},
     short_help="List or change images of manifests and charts.",
 )

@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -16,6 +16,7 @@ from accelplane.cli.goflags import Flag, Value, flags_of, go_text, parse_or_exit
 from accelplane.devices import Skipped
 from accelplane.host import Host
 from accelplane.node import config as configuration
+from accelplane.node import status_socket
 from accelplane.node.agent import Agent, Plugins, Service
 from accelplane.node.option_messages import option_message
 from accelplane.node.plugins import installed
@@ -40,6 +41,9 @@ NODE_FLAGS = (
     Flag("labels", "off", "labels for the node's hardware: off, nfd (a file in -nfd-dir) or node (on the Node object)"),
 )
 _LABELS = ("off", "nfd", "node")
+
+if TYPE_CHECKING:
+    from accelplane.pages.observer import Observer
 
 PluginT = TypeVar("PluginT", bound=Plugin[Config])
 
@@ -149,12 +153,22 @@ async def _serve(agent: Agent) -> None:
     # Limits how long an answer to the kubelet waits while a scan runs in a thread.
     sys.setswitchinterval(0.001)
     async with contextlib.AsyncExitStack() as stack:
+        readers: Observer | None = None
+
+        def open_readers() -> "Observer":
+            """The readers of pages and of the status socket, which are created when something is requested."""
+            nonlocal readers
+            if readers is None:
+                from accelplane.pages.observer import Observer  # noqa: PLC0415 - memory of agents that nobody asks
+
+                raise_file_limit()  # directories of devices stay open
+                readers = Observer(agent)
+                stack.push_async_callback(readers.close)
+            return readers
+
         if agent.settings.http_address:
             from accelplane.pages import observer, server  # noqa: PLC0415 - memory of agents without pages
 
-            raise_file_limit()  # directories of devices stay open
-            readers = observer.Observer(agent)
-            stack.push_async_callback(readers.close)
             access = server.OPEN
             if agent.settings.http_tls_dir or agent.settings.http_authorized:
                 from accelplane.pages.access import page_access  # noqa: PLC0415 - memory of plain pages
@@ -162,7 +176,14 @@ async def _serve(agent: Agent) -> None:
                 access = page_access(agent.settings)
             address = agent.settings.http_address
             options = observer.page_options(agent.settings)
-            await stack.enter_async_context(server.serving(address, agent.status, readers, access, options))
+            await stack.enter_async_context(server.serving(address, agent.status, open_readers(), access, options))
+
+        async def status() -> bytes:
+            from accelplane.pages.local_status import local_status  # noqa: PLC0415 - as above
+
+            return await local_status(agent.status, open_readers())
+
+        await stack.enter_async_context(status_socket.serving(agent.settings, agent.program, status))
         await agent.run()
 
 

@@ -12,6 +12,8 @@ from typing import Literal, TypeAlias, TypeVar
 import click
 from click.core import ParameterSource
 
+from accelplane.cli.flagspelling import Group
+
 _FAMILIES = ("qat", "idxd", "dlb")
 # Each is an environment variable of the init containers, and a flag, which has precedence.
 _INPUTS = (
@@ -30,7 +32,9 @@ _Command = TypeVar("_Command", bound=Callable[..., None])
 
 
 @click.group(
-    context_settings={"help_option_names": ["-h", "--help"]}, short_help="Configure QAT, DSA, IAA and DLB devices."
+    cls=Group,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    short_help="Configure QAT, DSA, IAA and DLB devices.",
 )
 def provision() -> None:
     """Reconcile QAT, DSA, IAA and DLB devices with their configuration files.

@@ -1,7 +1,7 @@
 """`accelplane top`: current readings of the devices of this node, and the containers that hold them.
 
-It scans and reads the node itself and asks the kubelet, so it needs no agent and does not affect one. Reading wakes no
-device up, unless that is requested.
+It scans and reads the node itself, and asks the kubelet for holders and the agents for states. Reading wakes no device
+up, unless that is requested.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from accelplane.cli import topreadings
+from accelplane.cli.agentstatus import AgentStates, read_states
 from accelplane.cli.inspect import chosen_plugins
 from accelplane.cli.refresh import show
 from accelplane.cli.tables import UNKNOWN, Column, Document, Format, Row, Table, print_problems, sort_tables
@@ -26,6 +27,7 @@ from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 from accelplane.readings import DevicePlan
 from accelplane.readings.values import escape
+from accelplane.report.inventory import Unit
 
 _RESCAN_INTERVAL = 30.0
 _SECOND_READING = 1.0
@@ -42,14 +44,17 @@ Found = dict[tuple[str, str], tuple[DevicePlan, topreadings.Values]]  # by plugi
 
 
 class DeviceRow(Struct, frozen=True, kw_only=True):
-    """One device with its current values, None without a reading. `awake` is None without runtime power management."""
+    """One device with its current values, None without a reading. `awake` is None without runtime power management.
+
+    `state` is None if no agent, or none of its sources of health, knows it.
+    """
 
     plugin: str
     device: str
     bdf: str
     units: Sequence[str]
     ids: int
-    state: str
+    state: str | None
     reason: str
     awake: bool | None
     holders: Sequence[str]
@@ -63,7 +68,8 @@ class DeviceRow(Struct, frozen=True, kw_only=True):
 
 
 def run(
-    root: str, kubelet_dir: str, plugins: str, config: str, form: Format, *, interval: float, once: bool, wake: bool
+    root: str, kubelet_dir: str, plugins: str, config: str, form: Format,
+    *, agent: str, interval: float, once: bool, wake: bool,
 ) -> int:  # fmt: skip
     """Prints the devices. Returns the exit code, 1 if something could not be read.
 
@@ -76,16 +82,19 @@ def run(
         print(f"accelplane top: {error}", file=sys.stderr)
         return 1
     problems = asyncio.run(
-        _show(Settings(root=root, kubelet_dir=kubelet_dir), chosen, form, interval=interval, once=once, wake=wake)
+        _show(
+            Settings(root=root, kubelet_dir=kubelet_dir), chosen, form, agent, interval=interval, once=once, wake=wake
+        )
     )
     return print_problems("accelplane top", problems)
 
 
 async def _show(
-    settings: Settings, plugins: Mapping[str, Plugin[Config]], form: Format, *, interval: float, once: bool, wake: bool
-) -> Sequence[str]:
+    settings: Settings, plugins: Mapping[str, Plugin[Config]], form: Format, agent: str,
+    *, interval: float, once: bool, wake: bool,
+) -> Sequence[str]:  # fmt: skip
     """Shows the devices until the end. Returns read errors."""
-    node = _Node(settings, plugins, wake=wake)
+    node = _Node(settings, plugins, agent, wake=wake)
 
     async def read() -> tuple[Document[DeviceRow], Sequence[str]]:
         return await node.document(), node.problems()
@@ -101,7 +110,10 @@ async def _show(
 class _Node:
     """The readers of the node's devices. The owner calls `close` at the end."""
 
-    def __init__(self, settings: Settings, plugins: Mapping[str, Plugin[Config]], *, wake: bool) -> None:
+    def __init__(self, settings: Settings, plugins: Mapping[str, Plugin[Config]], agent: str, *, wake: bool) -> None:
+        self._agent = agent
+        self._states = AgentStates()
+        self._missing: Sequence[str] = ()
         self._settings = settings
         self._plugins = plugins
         self._inventories: dict[str, tuple[Plugin[Config], Inventory]] = {}
@@ -123,7 +135,8 @@ class _Node:
     async def document(self) -> Document[DeviceRow]:
         found = await self._read()
         holders = self._holders.last
-        rows = [_table_row(row) for row in _rows(self._inventories, holders, found)]
+        rows = [_table_row(row) for row in _rows(self._inventories, holders, found, self._states)]
+        self._missing = self._states.missing([row.item.plugin for row in rows])
         problems = self.problems()
         table = Table("devices", _COLUMNS, rows, empty="" if problems else "No devices found.")
         return Document([table], {"source": holders.source, "problems": problems})
@@ -142,7 +155,7 @@ class _Node:
         socket = self._settings.pod_resources_socket
         if self._holders.last.source != "podresources" and sockets.identity(socket):
             found.append(f"{socket}: no answer of the kubelet; holders may be missing")
-        return found
+        return [*found, *self._states.problems, *self._missing]
 
     async def close(self) -> None:
         await asyncio.gather(self._readings.close(), self._holders.close())
@@ -151,6 +164,7 @@ class _Node:
         """The plan and the values of each device, by plugin and device."""
         if time.monotonic() - self._scanned >= _RESCAN_INTERVAL:
             await self._scan()
+        self._states = await read_states(self._settings, self._agent)
         await self._holders.read()  # first: a device that a container holds may be read more often
         snapshot = await self._readings.take()
         now = time.monotonic()
@@ -220,8 +234,8 @@ def _holders_by_unit(inventories: Inventories, holders: Holders) -> dict[tuple[s
     return found
 
 
-def _rows(inventories: Inventories, holders: Holders, found: Found) -> Iterator[DeviceRow]:
-    """A row for each device of a plan, and for the units that belong to none."""
+def _rows(inventories: Inventories, holders: Holders, found: Found, states: AgentStates) -> Iterator[DeviceRow]:
+    """A row for each device of a plan, for the units that belong to none, and for those that only an agent knows."""
     held = _holders_by_unit(inventories, holders)
     for name, (_, inventory) in inventories.items():
         devices = [device for by_id in inventory.resources.values() for device in by_id.values()]
@@ -230,17 +244,27 @@ def _rows(inventories: Inventories, holders: Holders, found: Found) -> Iterator[
             if plugin == name:
                 planned.update(plan.units)
                 members = [device for device in devices if device.unit in plan.units]
-                yield _row(name, plan.device, plan.bdf, members, held, values=values)
+                yield _row(name, plan.device, plan.bdf, members, held, states=states, values=values)
         others: dict[tuple[str, str], list[Device]] = {}
         for device in devices:
             if device.unit not in planned:
                 others.setdefault((device.resource, device.unit), []).append(device)
-        yield from _other_rows(name, others, held)
+        yield from _other_rows(name, others, held, states)
+        planned.update(device.unit for device in devices)
+        for unit in states.units.values():
+            if unit.plugin == name and unit.unit not in planned:
+                holding = {
+                    (name, unit.unit): ["/".join((each.namespace, each.pod, each.container)) for each in unit.holders]
+                }
+                yield _row(
+                    name, unit.unit, unit.bdf, (), holding, states=states, values=topreadings.Values(), gone=unit
+                )
 
 
 def _other_rows(
-    plugin: str, units: Mapping[tuple[str, str], list[Device]], held: Mapping[tuple[str, str], Sequence[str]]
-) -> Iterator[DeviceRow]:
+    plugin: str, units: Mapping[tuple[str, str], list[Device]], held: Mapping[tuple[str, str], Sequence[str]],
+    states: AgentStates,
+) -> Iterator[DeviceRow]:  # fmt: skip
     """Rows of units without a plan: one for each, or one for a resource that has many."""
     resources: dict[str, list[str]] = {}
     for resource, unit in units:
@@ -251,16 +275,15 @@ def _other_rows(
             title = group[0] if len(group) == 1 else resource
             members = [device for name in group for device in units[resource, name]]
             bdf = members[0].text("bdf") if len(group) == 1 else ""
-            yield _row(plugin, title, bdf, members, held, values=topreadings.Values())
+            yield _row(plugin, title, bdf, members, held, states=states, values=topreadings.Values())
 
 
 def _row(
     plugin: str, device: str, bdf: str, members: Sequence[Device], held: Mapping[tuple[str, str], Sequence[str]],
-    *, values: topreadings.Values,
+    *, states: AgentStates, values: topreadings.Values, gone: Unit | None = None,
 ) -> DeviceRow:  # fmt: skip
-    units = list(dict.fromkeys(member.unit for member in members))
-    unhealthy = [member for member in members if not member.healthy]
-    state = "unhealthy" if unhealthy else "healthy" if members else "not published"
+    units = [gone.unit] if gone is not None else list(dict.fromkeys(member.unit for member in members))
+    state, reason = _state(members, [states.units.get((plugin, unit)) for unit in units])
     return DeviceRow(
         plugin=plugin,
         device=device,
@@ -268,7 +291,7 @@ def _row(
         units=units,
         ids=len(members),
         state="stuck" if values.stuck else state,
-        reason=unhealthy[0].reason if unhealthy else "",
+        reason=reason,
         awake=values.awake,
         holders=list(dict.fromkeys(name for unit in units for name in held.get((plugin, unit), ()))),
         busy_percent=None if values.busy is None else round(values.busy * 100, 1),
@@ -279,6 +302,23 @@ def _row(
         link_transfers_per_second=values.link_speed,
         link_lanes=values.link_lanes,
     )
+
+
+def _state(members: Sequence[Device], units: Sequence[Unit | None]) -> tuple[str | None, str]:
+    """The worst state of the units of a device by its agent, with the reason. A scan alone never finds it healthy."""
+    if not units:
+        return "not published", ""
+    known = [unit for unit in units if unit is not None and unit.known]
+    for phase in ("unhealthy", "recovering", "suspect"):
+        for unit in known:
+            if unit.phase == phase:
+                return phase, unit.text
+    unhealthy = next((member for member in members if not member.healthy), None)
+    if unhealthy is not None:
+        return "unhealthy", unhealthy.reason
+    if len(known) < len(units):
+        return None, next((unit.text for unit in units if unit is not None and not unit.known), "")
+    return "healthy", next((unit.text for unit in known if unit.text), "")
 
 
 def _table_row(row: DeviceRow) -> Row[DeviceRow]:
@@ -293,7 +333,7 @@ def _table_row(row: DeviceRow) -> Row[DeviceRow]:
         row.plugin,
         row.device,
         row.bdf or UNKNOWN,
-        row.state,
+        row.state or "?",
         format_value(row.busy_percent, "{:.0f}%"),
         format_value(row.power_watts, "{:.1f}W"),
         format_value(row.power_limit_watts, "{:g}W"),

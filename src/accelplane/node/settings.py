@@ -43,6 +43,13 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
         bool, _flag("keep the CDI files at the end, for containers that restart before the next start")
     ] = True
     nfd_dir: Annotated[str, _flag("write node labels as files for node-feature-discovery into this directory")] = ""
+    status_socket: Annotated[
+        str,
+        _flag(
+            "Unix socket for `accelplane inspect` and `top`: a path, auto (device-plugins/accelplane/ in the kubelet's "
+            "directory) or off"
+        ),
+    ] = "auto"
     http_address: Annotated[str, _flag("serve /metrics, /healthz, /readyz, /status and /api/v1 at this host:port")] = ""
     http_tls_dir: Annotated[str, _flag("serve the pages over TLS with tls.crt and tls.key of this directory")] = ""
     http_client_ca: Annotated[
@@ -100,6 +107,8 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
         for name, path in paths.items():
             if not path and name in ("root", "kubelet_dir", "cdi_dir"):
                 raise ConfigurationError(f"{source}{name.replace('_', '-')}: found nothing, expected a directory")
+        if settings.status_socket not in ("auto", "off"):
+            paths["status_socket"] = settings.status_socket
         return replace(settings, **{name: os.path.abspath(path) for name, path in paths.items() if path})
 
     @property
@@ -138,6 +147,7 @@ def _check_values(given: Settings, source: str) -> None:
         ("metrics-holders", given.metrics_holders in _HOLDERS, f"one of {', '.join(_HOLDERS)}"),
         ("metrics-min-interval", 0 <= given.metrics_min_interval <= 60, "0 to 60 seconds"),
         ("metrics-max-samples", 100 <= given.metrics_max_samples <= 1_000_000, "100 to 1000000"),
+        ("status-socket", bool(given.status_socket), "auto, off or a path"),
         (
             "metrics-holder-labels",
             _LABEL_PREFIX.fullmatch(given.metrics_holder_labels),
