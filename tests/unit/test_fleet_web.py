@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
 import pytest
-from fleetscreens import ASSETS, Parsed, cluster, html, node, unit
+from fleetscreens import ASSETS, Parsed, cluster, html, node, text, unit
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +33,7 @@ from accelplane.fleet.web.site import Screens, Site
 from accelplane.fleet.web.summaries import Summaries, summarize
 from accelplane.http.messages import Request, Response
 from accelplane.kube.client import Client
+from accelplane.readings import Family, families
 
 T = TypeVar("T")
 
@@ -179,6 +180,49 @@ async def test_the_simulated_fleet_changes() -> None:
     assert changed
     assert (await fleet.readings(changed[0])).devices
     assert (await fleet.readings("none")).problem == "no agent answers on this node"
+
+
+def test_the_simulated_fleet_looks_the_same_after_an_hour() -> None:
+    start = 1764000000.0
+    fleet = SimulatedFleet(60, now=start)
+
+    def shares() -> dict[str, int]:
+        units = [unit for node in fleet.cluster().nodes.values() for unit in node.units]
+        return {
+            "not healthy": sum(unit.phase != "healthy" for unit in units),
+            "held": sum(bool(unit.holders) for unit in units),
+            "idle": sum(bool(unit.idle_since) for unit in units),
+            "all": len(units),
+        }
+
+    before = shares()
+    for second in range(0, 3600, 5):
+        fleet.change(15, now=start + second)
+    after = shares()
+    assert after["not healthy"] <= 0.07 * after["all"]
+    assert after["held"] >= 0.6 * after["all"]
+    assert after["idle"] >= max(1, before["idle"] // 3)
+
+
+async def test_the_simulated_readings_are_those_of_real_agents() -> None:
+    names = {each.name for each in vars(families).values() if isinstance(each, Family)}
+    fleet = SimulatedFleet(20, now=1764000000)
+    for name in fleet.cluster().nodes:
+        for device in (await fleet.readings(name)).devices:
+            assert {value.name for value in device.values} <= names
+
+
+async def test_a_power_limit_beside_an_energy_counter_is_in_watts() -> None:
+    fleet = SimulatedFleet(5, now=1764000000)
+    held = next(each for each in fleet.cluster().nodes["gpu-0000.example.com"].units if each.holders)
+    output = text(
+        "device",
+        fleet.cluster(),
+        PlaceQuery(node="gpu-0000.example.com", plugin="gpu", unit=held.unit),
+        readings=await fleet.readings("gpu-0000.example.com"),
+    )
+    assert "sustained 150 W" in output
+    assert "150 J" not in output
 
 
 # Requests

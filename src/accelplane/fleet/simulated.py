@@ -1,4 +1,8 @@
-"""A simulated fleet: a `FleetView` whose devices fail, recover and change holders, for demos and tests."""
+"""A simulated fleet: a `FleetView` whose devices fail, recover and change holders, for demos and tests.
+
+Each node has the document of an agent, which is encoded, decoded and composed as that of a real agent. The shares of
+devices that are unhealthy, held and idle stay the same however long it runs.
+"""
 
 import asyncio
 import math
@@ -9,12 +13,26 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
-from accelplane.report.inventory import Change, Holder, SkippedHardware, Unit
+from accelplane.report.decoding import decode_inventory
+from accelplane.report.inventory import (
+    AdvertisedResource,
+    Change,
+    Holder,
+    HoldersSource,
+    NodeInventory,
+    PluginInventory,
+    SkippedHardware,
+    Unit,
+)
+from accelplane.report.limits import VERSION
 from accelplane.report.readings import DeviceReadings, Value
 
+from .agents import Place, Report
+from .compose import compose
 from .deviceplugins import missing_pods, problems_first
 from .families import family_of
 from .model import Agent, Cluster, DevicePlugin, Node, NodeReadings, Quota, Resource, Waiting
+from .objects import NodeFacts
 from .usage import Usage
 
 _HISTORY = 32
@@ -25,6 +43,8 @@ _FAULTS = (
     ("wedged", "the driver declared the device wedged"),
     ("pci-recovery", "the PCI bus is resetting the device"),
 )
+# The shares of devices by state, at the start and for ever: a changed device enters such a state by this probability.
+_UNHEALTHY, _SUSPECT, _HELD, _IDLE = 0.012, 0.006, 0.72, 0.06
 _TEAMS = ("vision", "speech", "video", "search", "billing", "genomics", "weather", "ci")
 
 
@@ -99,9 +119,9 @@ class SimulatedFleet:
             await asyncio.sleep(interval)
             self.change(changes)
 
-    def change(self, changes: int = 1) -> None:
+    def change(self, changes: int = 1, *, now: float | None = None) -> None:
         """Changes one device on each of some nodes."""
-        self._now = time.time()
+        self._now = time.time() if now is None else now
         names = self._random.sample(sorted(self._cluster.nodes), min(changes, len(self._cluster.nodes)))
         self.replace(*(self._changed(self._cluster.nodes[name]) for name in names))
 
@@ -136,16 +156,22 @@ class SimulatedFleet:
         index = self._random.randrange(len(node.units))
         units = list(node.units)
         units[index] = self._next(units[index])
-        return msgspec.structs.replace(node, units=tuple(units), resources=_with_counts(node.resources, units))
+        return _composed(node, units)
 
     def _next(self, unit: Unit) -> Unit:
         if unit.phase == "unhealthy":
             return self._in_phase(unit, "recovering")
         if unit.phase in ("recovering", "suspect"):
             return self._in_phase(unit, "healthy")
-        if self._random.random() < 0.08:
-            return self._in_phase(unit, self._random.choice(("unhealthy", "suspect")))
-        return msgspec.structs.replace(unit, holders=self._holders(unit.ids), idle_since=0.0)
+        chance = self._random.random()
+        if chance < _UNHEALTHY + _SUSPECT:
+            return self._in_phase(unit, "unhealthy" if chance < _UNHEALTHY else "suspect")
+        return self._held(unit)
+
+    def _held(self, unit: Unit) -> Unit:
+        holders = self._holders(unit.ids)
+        idle = self._now - 5400 if holders and self._random.random() < _IDLE else 0.0
+        return msgspec.structs.replace(unit, holders=holders, idle_since=idle)
 
     def _in_phase(self, unit: Unit, phase: str) -> Unit:
         reason, text = ("", "") if phase == "healthy" else self._random.choice(_FAULTS)
@@ -186,10 +212,11 @@ class SimulatedFleet:
         skipped = (
             SkippedHardware(kind.plugin, "card9", "the driver vfio-pci is bound; expected i915 or xe"),
         ) if index % 31 == 5 else ()  # fmt: skip
-        return Node(
+        node = Node(
             name=name, labels=labels, cordoned=index % 37 == 3, ready=index % 97 != 60, agents=(agent,),
-            resources=_with_counts((resource,), units), units=tuple(units), skipped=skipped,
+            resources=(resource,), skipped=skipped,
         )  # fmt: skip
+        return _composed(node, units)
 
     def _unit(self, kind: Kind, number: int) -> Unit:
         unit = Unit(
@@ -197,19 +224,16 @@ class SimulatedFleet:
             bdf=f"0000:{0x18 + number * 0x11:02x}:00.0", model=kind.model, numa=number % 2,
             since=self._now - self._random.uniform(3600, 900_000), ids={kind.resource: kind.ids},
         )  # fmt: skip
-        if self._random.random() < 0.012:
+        if self._random.random() < _UNHEALTHY:
             unit = self._in_phase(unit, "unhealthy")
-        elif self._random.random() < 0.006:
+        elif self._random.random() < _SUSPECT:
             unit = self._in_phase(unit, "suspect")
-        holders = self._holders(unit.ids)
-        idle = self._now - 5400 if holders and self._random.random() < 0.06 else 0.0
-        known = self._random.random() > 0.004
-        return msgspec.structs.replace(unit, holders=holders, idle_since=idle, known=known)
+        return msgspec.structs.replace(self._held(unit), known=self._random.random() > 0.004)
 
     def _holders(self, ids: Mapping[str, int]) -> tuple[Holder, ...]:
         holders: list[Holder] = []
         for resource, count in ids.items():
-            remaining = count if self._random.random() < 0.72 else 0
+            remaining = count if self._random.random() < _HELD else 0
             while remaining > 0 and len(holders) < 4:
                 amount = self._random.randint(1, remaining)
                 holders.append(self._holder(resource, amount))
@@ -262,31 +286,49 @@ def _device_plugins(nodes: Iterable[Node]) -> tuple[DevicePlugin, ...]:
     return problems_first(plugins)
 
 
-def _with_counts(resources: Sequence[Resource], units: Sequence[Unit]) -> tuple[Resource, ...]:
-    """The resources with the numbers of their devices."""
-    counted: list[Resource] = []
-    for each in resources:
-        own_units = [unit for unit in units if each.name in unit.ids]
-        healthy = sum(unit.ids[each.name] for unit in own_units if unit.phase in ("healthy", "suspect"))
-        allocated = sum(holder.count for unit in own_units for holder in unit.holders if holder.resource == each.name)
-        ids = sum(unit.ids[each.name] for unit in own_units)
-        counted.append(msgspec.structs.replace(each, ids=ids, healthy=healthy, allocated=allocated))
-    return tuple(counted)
+def _composed(node: Node, units: Sequence[Unit]) -> Node:
+    """The node with these units, by the document of its agent, as the fleet's server gets and composes it."""
+    (agent,) = node.agents
+    plugin = units[0].plugin
+    advertised = tuple(_advertised(each, units) for each in node.resources)
+    document = NodeInventory(
+        VERSION, node.name, agent.name, {"accelplane": agent.version}, "1",
+        (PluginInventory(plugin, advertised, tuple(units), node.skipped),),
+        HoldersSource(agent.holders_source, agent.holders_age),
+    )  # fmt: skip
+    inventory = decode_inventory(msgspec.json.encode(document))
+    namespace, _, pod = agent.pod.partition("/")
+    report = Report(Place(namespace, pod, node.name), agent.state, agent.problem, agent.answered, inventory)
+    found = compose(node.name, NodeFacts(node.labels, node.ready, node.cordoned, node.resources), (report,), None)
+    assert found is not None  # noqa: S101 - it has an agent
+    return found
+
+
+def _advertised(resource: Resource, units: Sequence[Unit]) -> AdvertisedResource:
+    """The resource with the numbers of its devices."""
+    own = [unit for unit in units if resource.name in unit.ids]
+    healthy = sum(unit.ids[resource.name] for unit in own if unit.phase in ("healthy", "suspect"))
+    allocated = sum(holder.count for unit in own for holder in unit.holders if holder.resource == resource.name)
+    ids = sum(unit.ids[resource.name] for unit in own)
+    return AdvertisedResource(resource.name, resource.stage, resource.problem, ids, healthy, allocated)
 
 
 def _readings(unit: Unit, now: float) -> DeviceReadings:
-    """Current values of a device; devices without a holder are asleep."""
+    """Current values of a device, such as a real agent reads; devices without a holder are asleep."""
     if not unit.holders:
         return DeviceReadings(unit.plugin, unit.device, unit.bdf, awake=False, outcomes={"asleep": 6})
     wave = math.sin(now / 9)
+    link = (Value("accelplane_pci_link_transfers_per_second", {}, 16e9), Value("accelplane_pci_link_lanes", {}, 16))
+    if unit.plugin != "gpu":
+        return DeviceReadings(unit.plugin, unit.device, unit.bdf, values=link, outcomes={"ok": 2})
     package = {"sensor": "package"}
+    hot = unit.phase == "unhealthy" and unit.reason == "temperature"
     values = (
-        Value("accelplane_device_temperature_celsius", package, round(66 + 8 * wave, 1)),
+        Value("accelplane_device_temperature_celsius", package, 103 if hot else round(66 + 8 * wave, 1)),
         Value("accelplane_device_temperature_limit_celsius", {**package, "limit": "critical"}, 100),
-        Value("accelplane_device_power_watts", package, round(105 + 30 * wave)),
+        Value("accelplane_device_energy_joules_total", package, round(105 * (now % 1e6) - 270 * math.cos(now / 9))),
         Value("accelplane_device_power_limit_watts", {**package, "limit": "sustained"}, 150),
         Value("accelplane_gpu_frequency_hertz", {"gt": "gt0", "kind": "actual"}, round(1500 + 400 * wave) * 1e6),
-        Value("accelplane_pci_link_transfers_per_second", {}, 16e9),
-        Value("accelplane_pci_link_lanes", {}, 16),
+        *link,
     )
     return DeviceReadings(unit.plugin, unit.device, unit.bdf, values=values, outcomes={"ok": 7, "denied": 1})

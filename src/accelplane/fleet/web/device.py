@@ -165,7 +165,7 @@ def _value(value: Value, limits: Sequence[Value]) -> Element:
     labels = {name: text for name, text in value.labels.items() if name not in ("plugin", "device", "bdf")}
     base, unit = _unit_of(value.name)
     own_limits = [
-        f"{limit.labels['limit']} {_shown(limit.value, unit)}"
+        f"{limit.labels['limit']} {_shown(limit.value, _unit_of(limit.name)[1])}"
         for limit in limits
         if limit.labels.get("sensor") == value.labels.get("sensor") and _limits(limit.name, value.name)
     ]
