@@ -158,6 +158,17 @@ def test_each_device_has_the_model_and_the_attributes_of_its_unit(tmp_path: Path
     assert "0000:6a:01.0" in line
 
 
+def test_mode_and_group_of_device_nodes_are_reported(node: SimulatedNode, directory: str) -> None:
+    render = Path(node.root, "dev/dri/renderD130")
+    render.chmod(0o640)
+    place = ("--root", str(node.root), "--kubelet-dir", directory)
+    rows = {row["id"]: row for row in as_json(*place)["devices"]}
+    expected = {"path": "/dev/dri/renderD130", "mode": "0640", "gid": render.stat().st_gid}
+    assert expected in rows["card2-0"]["nodes"]
+    assert f"/dev/dri/renderD130 0640 group {expected['gid']}" in inspect(*place, "-o", "wide").stdout
+    assert "group" not in inspect(*place).stdout
+
+
 def test_unknown_values_are_reported_without_a_kubelet(node: SimulatedNode, directory: str) -> None:
     answer = inspect("--root", str(node.root), "--kubelet-dir", directory)
     assert answer.returncode == 1

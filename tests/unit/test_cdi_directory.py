@@ -301,3 +301,40 @@ class TestStale:
 
     def test_a_missing_directory_has_no_stale_files(self, directory: CdiDirectory) -> None:
         assert directory.stale(["a.com/gpu"], []) == {}
+
+
+class TestGroups:
+    """Groups of device nodes, which only root can set: the tests read those of the host's files by a fake stat."""
+
+    @pytest.fixture
+    def groups(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, int]:
+        groups = {f"{tmp_path}/dev/dri/card0": 0}
+        real = os.stat
+
+        def fake(path: str, **options: bool) -> os.stat_result:
+            if path in groups:
+                return os.stat_result((0o20660, 0, 0, 1, 0, groups[path], 0, 0, 0, 0))
+            return real(path, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(os, "stat", fake)
+        return groups
+
+    def test_containers_get_the_groups_of_nodes_once_udev_has_set_them(
+        self, groups: dict[str, int], tmp_path: Path, place: Path
+    ) -> None:
+        directory = CdiDirectory(str(place), groups_below=str(tmp_path))
+        file = place / CARD.file_name
+        directory.publish([CARD])
+        assert "additionalGids" not in file.read_text()
+        assert "cdiVersion: 0.5.0" in file.read_text()
+        groups[f"{tmp_path}/dev/dri/card0"] = 105
+        assert not directory.is_current(CARD)
+        directory.ensure(CARD)
+        assert "additionalGids:\n    - 105\n" in file.read_text()
+        assert "cdiVersion: 0.7.0" in file.read_text()
+        assert directory.is_current(CARD)
+
+    def test_files_have_no_groups_without_the_option(self, groups: dict[str, int], tmp_path: Path, place: Path) -> None:
+        groups[f"{tmp_path}/dev/dri/card0"] = 105
+        CdiDirectory(str(place)).publish([CARD])
+        assert "additionalGids" not in (place / CARD.file_name).read_text()

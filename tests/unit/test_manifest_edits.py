@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from accelplane.cli.commands import accelplane
 from accelplane.manifests.edits import Settings, edit, selected_images
 from accelplane.manifests.spans import EditError
+from accelplane.operator.settings import PLACEHOLDER
 from release import version
 from release.errors import ReleaseError
 
@@ -296,7 +297,7 @@ def test_changes_of_the_trees_are_applied_and_reverted(tree: Path) -> None:
     assert [line for line in listed if not line.endswith(":9.8.7")] == []
     assert command("list", tree).output == ""
     assert comments(tree) == comments(ROOT / "deploy")
-    back = ["--version", version.current(ROOT), "--registry", "accelplane", "--selected", "mirror.example/tools"]
+    back = ["--version", version.current(ROOT), "--registry", PLACEHOLDER, "--selected", "mirror.example/tools"]
     assert command("set", *back, tree).exit_code == 0
     different = {file.name for file, content in before.items() if file.read_bytes() != content}
     # The argument -image-vendor of the operator stays.

@@ -26,6 +26,12 @@ from release.registry import ADDRESS, Registry, RegistryError
 # The command line.
 
 
+def test_a_release_needs_a_registry() -> None:
+    result = CliRunner().invoke(release, ["build", "--version", VERSION, "--out", "x", "--key", "x"])
+    assert result.exit_code == 2
+    assert "Missing option '--registry'" in result.output
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -47,8 +53,8 @@ def test_variables_that_are_not_set_are_errors(words: list[str]) -> None:
     [
         (["build", "--registry", "https://a.example"], "registry: found 'https://a.example', expected a host and path"),
         (["build", "--registry", "tools/x"], "registry: found 'tools/x', expected a host and path"),
-        (["build", "--key", "/x/key"], "No such file or directory: '/x/key'"),
-        (["build", "--out", "/dev/null/x"], "File exists: '/dev/null'"),
+        (["build", "--registry", "a.example/x", "--key", "/x/key"], "No such file or directory: '/x/key'"),
+        (["build", "--registry", "a.example/x", "--out", "/dev/null/x"], "File exists: '/dev/null'"),
     ],
 )
 def test_errors_are_one_message(words: list[str], message: str, tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ pod-resources socket or, if there is none, from the device manager's checkpoint.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, TypeVar
@@ -17,7 +19,7 @@ import msgspec
 from accelplane.cli import holdertimes, tables
 from accelplane.cli.agentstatus import REGISTERED, AgentStates, health_of, read_states
 from accelplane.cli.tables import UNKNOWN, Column, Document, Format, Row, Table
-from accelplane.devices import Skipped, Unit, natural, plain
+from accelplane.devices import Device, Skipped, Unit, natural, plain
 from accelplane.host import Host
 from accelplane.kubelet import checkpoint, podresources, sockets
 from accelplane.node import config as configuration
@@ -41,9 +43,17 @@ _KUBELET_NOTES = {
 _COLUMNS = (
     Column("RESOURCE"), Column("DEVICE"), Column("ADDRESS"), Column("NUMA"), Column("HEALTH", health=True),
     Column("ADVERTISED"), Column("HELD BY"), Column("UNIT", wide=True), Column("HOLDER SINCE", wide=True),
-    Column("STATE SINCE", wide=True), Column("MODEL", wide=True),
+    Column("STATE SINCE", wide=True), Column("MODEL", wide=True), Column("NODES", wide=True),
 )  # fmt: skip
 _SKIPPED_COLUMNS = (Column("PLUGIN"), Column("NOT PUBLISHED"), Column("WHY"))
+
+
+class NodeAccess(msgspec.Struct, frozen=True):
+    """A device node on the host: its path, mode in octal digits as for chmod(1), and the number of its group."""
+
+    path: str
+    mode: str
+    gid: int
 
 
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +80,7 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     held_by: Sequence[str] | None = None
     held_since: str | None = None
     state_since: str | None = None
+    nodes: Sequence[NodeAccess] = ()
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +149,7 @@ async def _report(settings: Settings, plugins: Mapping[str, Plugin[Config]], age
     scans = [await _scan(name, plugin, settings.root) for name, plugin in plugins.items()]
     problems = [f"{plugin.name}: {plugin.scan.problem}" for plugin, _units in scans if plugin.scan.failing]
     states = await read_states(settings, agent)
-    rows = [row for plugin, units in scans for row in _rows(plugin, units, kubelet, states)]
+    rows = [row for plugin, units in scans for row in _rows(plugin, units, kubelet, states, settings.root)]
     problems += [*states.problems, *states.missing([row.plugin for row in rows])]
     if rows and kubelet.source == "none" and not kubelet.problem:
         problems.insert(0, _KUBELET_NOTES["none"].format(settings.kubelet_dir))
@@ -172,7 +183,7 @@ async def _scan(name: str, plugin: Plugin[Config], root: str) -> tuple[PluginSta
     return status, units
 
 
-def _rows(plugin: PluginStatus, units: Units, kubelet: _Kubelet, states: AgentStates) -> Iterator[DeviceRow]:
+def _rows(plugin: PluginStatus, units: Units, kubelet: _Kubelet, states: AgentStates, root: str) -> Iterator[DeviceRow]:
     """The devices that the scan has found, or that the kubelet or an agent knows."""
     prefix = f"{plugin.namespace}/"
     devices = {
@@ -216,6 +227,7 @@ def _rows(plugin: PluginStatus, units: Units, kubelet: _Kubelet, states: AgentSt
             held_by=held_by,
             held_since=tables.time_text(kubelet.since.get((resource, id_)) if held_by else None),
             state_since=tables.time_text(reported.since if reported is not None and reported.since else None),
+            nodes=tuple(_access(device, root)) if device else (),
         )
 
 
@@ -228,6 +240,15 @@ def _advertised(plugin: str, key: tuple[str, str], kubelet: _Kubelet, states: Ag
     if kubelet.advertised is None:
         return None
     return id_ in kubelet.advertised.get(resource, ())
+
+
+def _access(device: Device, root: str) -> Iterator[NodeAccess]:
+    """The device's nodes that exist, with what decides whether other users than root can open them."""
+    nodes = device.nodes or (device.cdi.nodes if device.cdi else ())
+    for path in sorted({node.host_path for node in nodes}, key=natural):
+        with contextlib.suppress(OSError):
+            found = os.stat(root.rstrip("/") + path)
+            yield NodeAccess(path, f"{stat.S_IMODE(found.st_mode):04o}", found.st_gid)
 
 
 async def _ask_kubelet(settings: Settings) -> _Kubelet:
@@ -295,7 +316,7 @@ def _group_by_key(held: Iterable[tuple[K, str]]) -> dict[K, Sequence[str]]:
 def _fold_rows(rows: Sequence[DeviceRow]) -> Iterator[tuple[DeviceRow, str]]:
     """The rows with the names to show: one row for many free devices in sequence that differ by their IDs only."""
     for row, alike in itertools.groupby(
-        rows, lambda row: msgspec.structs.replace(row, id="", unit="", unit_id="", unit_attributes={})
+        rows, lambda row: msgspec.structs.replace(row, id="", unit="", unit_id="", unit_attributes={}, nodes=())
     ):
         devices = list(alike)
         if row.held_by or len(devices) < _MANY:
@@ -324,6 +345,7 @@ def _cells(row: DeviceRow, shown: str) -> Sequence[str]:
         row.held_since or UNKNOWN,
         row.state_since or UNKNOWN,
         row.model or UNKNOWN,
+        ", ".join(f"{node.path} {node.mode} group {node.gid}" for node in row.nodes) or UNKNOWN,
     )
 
 

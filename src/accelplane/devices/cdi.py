@@ -1,6 +1,6 @@
 """CDI devices as values: the content of specification files, and their validation.
 
-Facts: the Container Device Interface specification 0.5.0.
+Facts: the Container Device Interface specification 0.5.0, and 0.7.0 for additional groups.
 """
 
 import re
@@ -11,6 +11,8 @@ from msgspec import UNSET, Struct, UnsetType, field, json, to_builtins
 from msgspec.structs import force_setattr
 
 VERSION = "0.5.0"
+# The first version with additionalGids.
+GIDS_VERSION = "0.7.0"
 
 _VENDOR_OR_CLASS = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 _DEVICE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
@@ -70,9 +72,10 @@ class CdiDevice(Struct, frozen=True, kw_only=True):
     mounts: Sequence[CdiMount] = ()
     hooks: Sequence[CdiHook] = ()
     env: Sequence[str] = ()
+    gids: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "mounts", "hooks", "env"):
+        for name in ("nodes", "mounts", "hooks", "env", "gids"):
             force_setattr(self, name, tuple(getattr(self, name)))
 
     @property
@@ -91,7 +94,10 @@ class CdiDevice(Struct, frozen=True, kw_only=True):
     @property
     def edits(self) -> dict[str, object]:
         """The changes of the container. Keys are in alphabetical order, empty lists are omitted."""
-        lists = {"deviceNodes": self.nodes, "env": self.env, "hooks": self.hooks, "mounts": self.mounts}
+        lists = {
+            "additionalGids": self.gids, "deviceNodes": self.nodes, "env": self.env, "hooks": self.hooks,
+            "mounts": self.mounts,
+        }  # fmt: skip
         return to_builtins({key: entries for key, entries in lists.items() if entries}, order="sorted")
 
     def check(self) -> None:
@@ -154,7 +160,7 @@ def document(devices: Sequence[CdiDevice]) -> dict[str, object]:
     for device in devices:
         device.check()
     return {
-        "cdiVersion": VERSION,
+        "cdiVersion": GIDS_VERSION if any(device.gids for device in devices) else VERSION,
         "containerEdits": {},
         "devices": [{"containerEdits": device.edits, "name": device.name} for device in devices],
         "kind": kinds.pop(),

@@ -42,6 +42,9 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
     keep_cdi: Annotated[
         bool, _flag("keep the CDI files at the end, for containers that restart before the next start")
     ] = True
+    cdi_groups: Annotated[
+        bool, _flag("containers get the groups of their device nodes; needs a container runtime with CDI 0.7.0")
+    ] = False
     nfd_dir: Annotated[str, _flag("write node labels as files for node-feature-discovery into this directory")] = ""
     status_socket: Annotated[
         str,

@@ -20,7 +20,8 @@ class CdiPublisher:
     """The directory's files are read and written in a thread."""
 
     def __init__(self, context: PluginContext, allocations: AllocationReader) -> None:
-        self.directory = CdiDirectory(context.settings.cdi_dir)
+        settings = context.settings
+        self.directory = CdiDirectory(settings.cdi_dir, groups_below=settings.root if settings.cdi_groups else "")
         self._context = context
         self._allocations = allocations
         self._thread = SerialThread()

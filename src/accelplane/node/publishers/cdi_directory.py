@@ -5,6 +5,7 @@ call Allocate again for pods that it restarts. They are checked at each allocati
 atomically. A name that a file of another program defines is not written: runtimes ignore a name with two definitions.
 """
 
+import contextlib
 import logging
 import os
 from collections.abc import Collection, Iterable, Mapping
@@ -12,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from accelplane.devices import CdiDevice, CdiError
 from accelplane.devices.cdi import document
@@ -29,10 +31,14 @@ class CdiWriteError(Exception):
 
 
 class CdiDirectory:
-    """One directory of CDI files. Its methods block; `is_current` takes one stat(2)."""
+    """One directory of CDI files. Its methods block; `is_current` takes one stat(2), with groups one for each node too.
 
-    def __init__(self, directory: str) -> None:
+    `groups_below` is the root of the host's device nodes, whose groups containers get; empty for no groups.
+    """
+
+    def __init__(self, directory: str, *, groups_below: str = "") -> None:
         self.directory = directory
+        self._groups_below = groups_below
         self.writes = 0
         self.write_failures = 0
         self._written: dict[str, tuple[CdiDevice, Stamp]] = {}
@@ -60,7 +66,7 @@ class CdiDirectory:
     def is_current(self, device: CdiDevice) -> bool:
         """Whether the device's file exists as this process wrote or last read it."""
         known = self._written.get(device.qualified_name)
-        return known is not None and known[0] == device and known[1] == stamp_of(self._path(device))
+        return known is not None and known == (self._with_groups(device), stamp_of(self._path(device)))
 
     def ensure(self, device: CdiDevice) -> None:
         """Writes the device's file unless it is current. Raises `CdiWriteError`."""
@@ -101,6 +107,7 @@ class CdiDirectory:
 
     def _write(self, device: CdiDevice) -> None:
         path = self._path(device)
+        device = self._with_groups(device)
         try:
             text = _render(document((device,)))
             if atomic_file.content(path, _FILE_LIMIT) != text:
@@ -116,6 +123,16 @@ class CdiDirectory:
             raise CdiWriteError(f"cannot write {path}: {error.strerror}") from error
         if stamp is not None:
             self._written[device.qualified_name] = (device, stamp)
+
+    def _with_groups(self, device: CdiDevice) -> CdiDevice:
+        """Adds the groups of the device's nodes except that of root, which udev changes after the kernel's event."""
+        if not self._groups_below:
+            return device
+        found: set[int] = set()
+        for node in device.nodes:
+            with contextlib.suppress(OSError):
+                found.add(os.stat(self._groups_below.rstrip("/") + node.host_path).st_gid)
+        return replace(device, gids=sorted(found - {0}))
 
     def _remove(self, file_name: str) -> bool:
         path = os.path.join(self.directory, file_name)
