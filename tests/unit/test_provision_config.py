@@ -106,3 +106,10 @@ def test_a_file_of_a_mounted_configmap_is_read_through_its_links(tmp_path: Path)
 def test_quoted_texts_are_short_and_printable(text: str) -> None:
     assert len(quote(text)) <= 81 * 10 + 2
     assert quote(text).isprintable()
+
+
+def test_a_byte_order_mark_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "dsa.conf"
+    file.write_text("\ufeff[]")
+    with pytest.raises(ConfigError, match=r"dsa\.conf:1: found a byte order mark, expected UTF-8 without one"):
+        read(str(file))

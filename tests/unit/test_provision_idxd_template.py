@@ -400,3 +400,18 @@ def test_the_variables_of_the_container_have_its_defaults() -> None:
 
 def test_iaas_stay_bound_to_idxd_with_any_driver_of_dsas() -> None:
     assert read_config("/nonexistent", {"DEVICE_TYPE": "iaa", "DSA_DRIVER": "vfio-pci"}).driver == "idxd"
+
+
+@pytest.mark.parametrize(
+    ("kind", "driver", "fits"),
+    [
+        ("user", "user", True), ("kernel", "dmaengine", True), ("kernel", "crypto", True), ("user", "uio", True),
+        ("user", "dmaengine", False), ("user", "crypto", False), ("kernel", "user", False),
+    ],
+)  # fmt: skip
+def test_a_driver_of_another_type_of_queue_is_rejected(kind: str, driver: str, fits: bool) -> None:
+    text = one_group(f'"driver_name": "{driver}"').replace('"type": "user"', f'"type": "{kind}"')
+    assert f'"type": "{kind}"' in text
+    assert line_of_refusal(text) == (None if fits else 3)
+    if not fits:
+        assert f"found driver_name {driver} of a queue of type {kind}, expected type" in template_error(text)[1]

@@ -164,7 +164,7 @@ def cases() -> Sequence[Case]:
             "no IOMMU",
             Node(qat(), iommu="off"),
             "rolled back",
-            reason="writing '16'); no IOMMU is enabled; add intel_iommu=on to the kernel's command line",
+            reason="probably because no IOMMU is enabled; add intel_iommu=on to the kernel's command line",
             unchanged=True,
         ),
         Case(

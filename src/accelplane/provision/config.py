@@ -66,12 +66,15 @@ def read(path: str) -> ConfigFile | None:
             return None
         raise ConfigError(path, 0, f"a file that cannot be read ({error.strerror})", "a text file") from None
     try:
-        return ConfigFile(path, data.decode())
+        text = data.decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError(
             path, line, f"bytes that are no text ({data[error.start : error.start + 8].hex(' ')})", "UTF-8"
         ) from None
+    if text.startswith("\ufeff"):
+        raise ConfigError(path, 1, "a byte order mark", "UTF-8 without one")
+    return ConfigFile(path, text)
 
 
 def quote(text: str) -> str:

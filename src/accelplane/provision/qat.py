@@ -304,9 +304,9 @@ def _explain_einval(host: Host, error: HostError) -> str:
     if error.errno != errno.EINVAL:
         return ""
     return (
-        "the IOMMU does not translate its addresses"
+        "probably the IOMMU does not translate its addresses"
         if drivers.iommu_enabled(host)
-        else "no IOMMU is enabled; add intel_iommu=on to the kernel's command line"
+        else "probably because no IOMMU is enabled; add intel_iommu=on to the kernel's command line"
     )
 
 

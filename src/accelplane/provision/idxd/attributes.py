@@ -130,6 +130,8 @@ READ_BUFFERS = frozenset(ALIASES.values())
 
 # The driver of the queues of a type without `driver_name`.
 DRIVERS = {"user": "user", "kernel": "dmaengine"}
+# The types of the queues that the kernel's drivers accept. Drivers of others may accept any.
+TYPES = {"user": "user", "dmaengine": "kernel", "crypto": "kernel"}
 
 # The writable attributes of a disabled queue of an enabled device.
 _NEEDS_DEVICE_DISABLED = frozenset(("size", "group_id"))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from accelplane.provision.config import ConfigError, ConfigFile, quote
-from accelplane.provision.idxd.attributes import ALIASES, DEVICE, DRIVERS, RULES, Kind, Part
+from accelplane.provision.idxd.attributes import ALIASES, DEVICE, DRIVERS, RULES, TYPES, Kind, Part
 from accelplane.provision.idxd.jsonc import Value, parse
 
 # The kernel's names of the devices of each type, without the number.
@@ -133,6 +133,11 @@ class _TemplateReader:
     def _check_queue(self, queue: Value, values: Mapping[str, str]) -> None:
         if missing := [name for name in _NEEDED if name not in values]:
             raise self._error(queue, f"a queue without {' and '.join(missing)}", "a queue with type, size and name")
+        driver = values.get("driver_name", "")
+        if (expected := TYPES.get(driver, values["type"])) != values["type"]:
+            line = self._object(queue, "").get("driver_name", queue)
+            found = f"driver_name {driver} of a queue of type {values['type']}"
+            raise self._error(line, found, f"type {expected}, or driver_name {DRIVERS[values['type']]}")
         if values.get("mode") == "shared" and "threshold" not in values:
             raise self._error(queue, "a shared queue without threshold", f"a threshold from 1 to {values['size']}")
         threshold = values.get("threshold")
