@@ -393,9 +393,9 @@ def test_only_qats_annotations_are_copied_and_never_kubectls() -> None:
 def test_the_resource_manager_gets_what_it_needs() -> None:
     found = pod("gpu", resourceManager=True, settings=Settings(service_account="plugins"))
     volumes: Volumes = {
-        "podresources": ("/var/lib/kubelet/pod-resources", "rw", "Directory"),
+        "podresources": ("/var/lib/kubelet/pod-resources", "rw", "DirectoryOrCreate"),
         "kubeletcrt": ("/var/lib/kubelet/pki/kubelet.crt", "ro", "FileOrCreate"),
-        "nfd-features": (f"{NFD}/features.d/", "rw", "Directory"),
+        "nfd-features": (f"{NFD}/features.d/", "rw", "DirectoryOrCreate"),
         "sysfsdevices": ("/sys/devices", "ro", "Directory"),
     }
     assert found["serviceAccountName"] == "gpu-manager-sa"

@@ -239,3 +239,15 @@ def test_a_daemonset_that_is_not_observed_stays_in_the_status_after_a_failure() 
     resource = msgspec.structs.replace(GPU, status=before)
     assert status(resource, Observation(failure="x"), LATER).controlled_daemon_set == before.controlled_daemon_set
     assert status(resource, Observation(), LATER).controlled_daemon_set is None
+
+
+@pytest.mark.parametrize(("manager", "ready", "named"), [(True, 1, True), (True, 2, False), (False, 1, False)])
+def test_pods_of_a_resource_manager_that_are_not_ready_have_the_paths_that_a_node_needs(
+    manager: bool, ready: int, named: bool
+) -> None:
+    resource = plugin("gpu", resourceManager=manager, sharedDevNum=2)
+    found = status(resource, Observation(daemonset=observed_daemonset(ready=ready)), NOW)
+    for condition in ("Available", "Progressing"):
+        assert (
+            "on nodes without /var/lib/kubelet/pki or with a read-only /etc" in condition_of(found, condition)
+        ) is named

@@ -23,7 +23,8 @@ def violations(value: Json, schema: JsonObject, path: str = "") -> Iterator[str]
         case "array":
             items = schema.get("items")
             if not isinstance(value, list):
-                yield _message(path, value, "a list")
+                words = re.findall(r"[^\s,;]+", value) if isinstance(value, str) else []
+                yield _message(path, value, f"a list; write [{', '.join(words)}]" if words else "a list")
             elif isinstance(most := schema.get("maxItems"), int) and len(value) > most:
                 yield f"{path} has {len(value)} items, expected at most {most}"
             elif isinstance(items, dict):
@@ -36,7 +37,8 @@ def violations(value: Json, schema: JsonObject, path: str = "") -> Iterator[str]
         case "boolean" if not isinstance(value, bool):
             yield _message(path, value, "true or false")
         case _ if schema.get("x-kubernetes-int-or-string") and not _is_int_or_string(value):
-            yield _message(path, value, "an integer or a string")
+            quoted = f'; write "{json.dumps(value)}"' if isinstance(value, float) else ""
+            yield _message(path, value, f"an integer or a string{quoted}")
         case _:
             return
 

@@ -28,7 +28,7 @@ import msgspec
 from accelplane.kube.conditions import condition, find_condition, with_transition_times
 from accelplane.kube.driftbackoff import FieldConflict
 from accelplane.operator.images import Replacement
-from accelplane.operator.models import DevicePlugin, ObjectReference, Status, provisioning_config
+from accelplane.operator.models import DevicePlugin, GpuSpec, ObjectReference, Status, provisioning_config
 from accelplane.operator.overlap import Overlap, format_overlap
 
 AVAILABLE = "Available"
@@ -95,7 +95,8 @@ def status(plugin: DevicePlugin, observed: Observation, now: str) -> Status:
     before = plugin.status or Status(desired_number_scheduled=0, number_ready=0)
     daemonset = observed.daemonset or SeenDaemonSet()
     generation = plugin.metadata.generation
-    findings = (*_progress(observed, _available_generation(before, generation)), *_findings(plugin, observed))
+    progress = _progress(observed, _available_generation(before, generation), _needed_paths(plugin))
+    findings = (*progress, *_findings(plugin, observed))
     conditions = [condition(*each[:4], generation=each.generation or generation, now=now) for each in findings]
     effective = {each.field: each.used for each in observed.replaced}
     return Status(
@@ -145,7 +146,17 @@ def _available_generation(before: Status, generation: int) -> int:
     return known.observed_generation if known is not None else generation - 1
 
 
-def _progress(observed: Observation, available_generation: int) -> tuple[_Finding, _Finding]:
+def _needed_paths(plugin: DevicePlugin) -> str:
+    """The paths without which pods stay in ContainerCreating, and which not all distributions of Kubernetes have."""
+    if not (isinstance(plugin.spec, GpuSpec) and plugin.spec.resource_manager):
+        return ""
+    return (
+        "; resourceManager mounts /var/lib/kubelet/pki/kubelet.crt and /etc/kubernetes/node-feature-discovery: pods "
+        "stay in ContainerCreating on nodes without /var/lib/kubelet/pki or with a read-only /etc"
+    )
+
+
+def _progress(observed: Observation, available_generation: int, needed: str) -> tuple[_Finding, _Finding]:
     if observed.daemonset is None:
         return (
             _Finding(AVAILABLE, False, "NoDaemonSet", "the DaemonSet does not exist yet"),
@@ -153,7 +164,7 @@ def _progress(observed: Observation, available_generation: int) -> tuple[_Findin
         )
     counts, metadata = observed.daemonset.status, observed.daemonset.metadata
     desired, ready, updated = counts.desired_number_scheduled, counts.number_ready, counts.updated_number_scheduled
-    message = f"{ready} of {desired} pods are ready, {updated} are updated"
+    message = f"{ready} of {desired} pods are ready, {updated} are updated{needed if ready < desired else ''}"
     if metadata.generation and not counts.observed_generation:
         pending = "the DaemonSet controller has not processed the DaemonSet yet"
         return _Finding(AVAILABLE, False, "Updating", pending), _Finding(PROGRESSING, True, "Updating", pending)

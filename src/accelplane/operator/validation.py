@@ -136,7 +136,9 @@ def _image(
         yield f"{field} {error}; {advice}"
     elif error := images.version_error(reference, policy):
         if policy.older == "warn" and policy.upgrade != "off":
-            yield ValidationWarning(f"{field} {error}; the operator replaces it with {used}")
+            yield ValidationWarning(
+                f"{field} is {reference!a}, older than {policy.minimum}; the operator replaces it with {used}"
+            )
         else:
             yield f"{field} {error}; {advice}"
     elif used != reference:

@@ -46,9 +46,9 @@ GPU_MANAGER = "gpu-manager-sa"
 _POD_ANNOTATION = re.compile(r"(container\.)?(apparmor|seccomp)\.security\.(alpha|beta)\.kubernetes\.io/")
 
 _RESOURCE_MANAGER_PATHS = (
-    Path("podresources", "/var/lib/kubelet/pod-resources", type="Directory"),
+    Path("podresources", "/var/lib/kubelet/pod-resources", type="DirectoryOrCreate"),
     Path("kubeletcrt", "/var/lib/kubelet/pki/kubelet.crt", read_only=True, type="FileOrCreate"),
-    Path("nfd-features", "/etc/kubernetes/node-feature-discovery/features.d/", type="Directory"),
+    Path("nfd-features", "/etc/kubernetes/node-feature-discovery/features.d/", type="DirectoryOrCreate"),
     Path("sysfsdevices", "/sys/devices", read_only=True, type="Directory"),
 )
 _LEVEL_ZERO = Mount(name="levelzerosocket", mount_path="/var/lib/levelzero")
