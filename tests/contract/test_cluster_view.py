@@ -102,6 +102,22 @@ async def test_nodes_show_free_devices_and_namespaces_their_allocations(kubeconf
     assert allocations == {"red": (2, 3, ["one", "two"]), "blue": (1, 2, ["two"])}
 
 
+async def test_pods_with_enclave_memory_and_no_enclave_are_reported(cluster_objects: KubeApi, kubeconfig: str) -> None:
+    assert (await report(kubeconfig, "-A"))["podsWithoutEnclave"] == []
+    sgx = node("sgx", 0, 0)
+    for amounts in (sgx["status"]["capacity"], sgx["status"]["allocatable"]):
+        amounts |= {"sgx.intel.com/epc": "64Mi", "sgx.intel.com/enclave": "10"}
+    cluster_objects.put("nodes", sgx)
+    for name, resources in (("changed", ("epc", "enclave")), ("unchanged", ("epc",))):
+        made = pod("blue", name, 0, on="sgx")
+        made["spec"]["containers"][0]["resources"] = {"requests": {f"sgx.intel.com/{each}": "1" for each in resources}}
+        cluster_objects.put("pods", made)
+    (found,) = (await report(kubeconfig, "-A"))["podsWithoutEnclave"]
+    assert (found["namespace"], found["pod"], found["node"]) == ("blue", "unchanged", "sgx")
+    assert "the SGX webhook did not change it" in (await call(kubeconfig, "inspect", "-n", "blue")).stdout
+    assert "SGX webhook" not in (await call(kubeconfig, "inspect", "-n", "red")).stdout
+
+
 async def test_the_namespace_is_that_of_the_context_by_default(kubeconfig: str) -> None:
     for arguments, expected in (((), "red"), (("--context", "blue"), "blue"), (("-n", "blue"), "blue")):
         found = await report(kubeconfig, *arguments)

@@ -19,6 +19,7 @@ OWN_CERTIFICATE = [
     "fpga_admissionwebhook/default",
     "fpga_plugin/overlays/region",
     "sgx_admissionwebhook/overlays/default-with-own-certificates",
+    "sgx_admissionwebhook/overlays/fail-closed",
     "onload/config/default-with-webhook",
     "onload/config/default-with-metrics",
 ]

@@ -195,3 +195,21 @@ def test_the_nfd_overlay_is_the_plugin_on_labelled_nodes_and_the_webhook() -> No
     admitting = namespace("intelsgxwebhook-system", "privileged")
     expected = by_name(TREES[CERT_MANAGER]) | by_name([plugin, admitting])
     assert by_name(render(DEPLOY / "sgx_plugin/overlays/epc-nfd")) == expected
+
+
+def test_labelled_pods_are_rejected_while_the_webhook_is_not_reachable() -> None:
+    (found,) = (
+        each
+        for each in render(DEPLOY / "sgx_admissionwebhook/overlays/fail-closed")
+        if each["kind"] == "MutatingWebhookConfiguration"
+    )
+    open_, closed = found["webhooks"]
+    assert (open_["failurePolicy"], closed["failurePolicy"]) == ("Ignore", "Fail")
+    # Each pod is reviewed by one of them.
+    (expression,) = open_["objectSelector"]["matchExpressions"]
+    assert {expression["key"]: expression["values"]} == {
+        key: [value] for key, value in closed["objectSelector"]["matchLabels"].items()
+    }
+    assert expression["operator"] == "NotIn"
+    for key in ("clientConfig", "rules", "reinvocationPolicy", "sideEffects", "admissionReviewVersions"):
+        assert open_[key] == closed[key]

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelplane.apiserver import ClientConfig
+from accelplane.fleet.model import Holder
 from accelplane.fleet.simulated import SimulatedFleet
 from accelplane.fleet.web.access import Access
 from accelplane.fleet.web.gate import OpenGate, SecureGate
@@ -266,3 +267,15 @@ async def _awaited(answer: Coroutine[object, object, T]) -> T:
 
 SCREENS_OF_A_SMALL_FLEET = Screens(SimulatedFleet(5, now=1764000000))
 NO_API_SERVER = Access(Client(ClientConfig(server="http://127.0.0.1:1"), field_manager="test").server)
+
+
+def test_pods_with_enclave_memory_and_no_enclave_are_a_problem_of_their_node() -> None:
+    def held(pod: str, *resources: str) -> list[Holder]:
+        return [Holder("team", pod, "", f"sgx.intel.com/{each}", 1) for each in resources]
+
+    right = held("a", "epc", "enclave")
+    assert summarize(node("n", holders=right)).problems == ()
+    (found,) = summarize(node("n", holders=[*right, *held("b", "epc")])).problems
+    assert found.text.startswith("1 pod requests sgx.intel.com/epc without an enclave")
+    (found,) = summarize(node("n", holders=[*held("b", "epc"), *held("c", "epc")])).problems
+    assert found.text.startswith("2 pods request ")

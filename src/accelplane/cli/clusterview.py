@@ -26,7 +26,7 @@ from accelplane.cli.tables import (
     sort_tables,
     time_text,
 )
-from accelplane.fleet.arithmetic import allocation, shortages
+from accelplane.fleet.arithmetic import allocation, shortages, without_enclave
 from accelplane.fleet.listing import DEADLINE, Listed, Scope, list_cluster
 from accelplane.fleet.model import Node, Waiting
 
@@ -40,6 +40,8 @@ _NODES = (
 _NAMESPACES = (
     Column("NAMESPACE"), Column("RESOURCE"), Column("PODS"), Column("ALLOCATED"), Column("NODES", wide=True),
 )  # fmt: skip
+_ENCLAVES = (Column("NAMESPACE"), Column("POD WITHOUT ENCLAVE"), Column("NODE"), Column("WHY"))
+_NO_ENCLAVE = "requests sgx.intel.com/epc and has no enclave: the SGX webhook did not change it; create it again"
 _WAITING = (
     Column("NAMESPACE"), Column("POD"), Column("RESOURCE"), Column("REQUESTED"), Column("FREE"),
     Column("MOST ON ONE NODE"), Column("UNHEALTHY"), Column("CORDONED"), Column("NOT READY"), Column("QUOTA LEFT"),
@@ -85,6 +87,15 @@ class NamespaceItem(Struct, frozen=True):
     nodes: Sequence[str]
 
 
+class EnclaveItem(Struct, frozen=True):
+    """A pod that requests EPC memory and has no enclave device."""
+
+    namespace: str
+    pod: str
+    node: str
+    reason: str
+
+
 class WaitingItem(Struct, frozen=True):
     """A resource that a waiting pod requests. Unknown numbers are None, and `quota_left` without a quota."""
 
@@ -104,7 +115,7 @@ class WaitingItem(Struct, frozen=True):
     scheduling_gates: Sequence[str]
 
 
-Item = NodeItem | NamespaceItem | WaitingItem
+Item = NodeItem | NamespaceItem | EnclaveItem | WaitingItem
 
 
 def run(request: Request, form: Format, *, interval: float, once: bool, program: str) -> int:
@@ -184,6 +195,8 @@ def document(listed: Listed, request: Request, namespace: str) -> Document[Item]
         ],
         [item for item in waiting if item.resource.startswith(prefix)],
     )
+    if not request.waiting:
+        tables = [*tables, Table("podsWithoutEnclave", _ENCLAVES, [*_enclave_rows(nodes, namespace)])]
     if listed.problems:  # then an empty table does not mean that there is nothing
         tables = [replace(table, empty="") for table in tables]
     return Document(tables, {"source": "api-server", "problems": list(listed.problems)})
@@ -318,6 +331,14 @@ def _waiting_row(item: WaitingItem) -> Row[Item]:
         item.message or gates or UNKNOWN,
     )
     return Row(f"{item.namespace}/{item.pod}", cells, item)
+
+
+def _enclave_rows(nodes: Sequence[Node], namespace: str) -> Iterator[Row[Item]]:
+    for node in nodes:
+        for place, pod in without_enclave(node):
+            if namespace in ("", place):
+                item = EnclaveItem(place, pod, node.name, _NO_ENCLAVE)
+                yield Row(f"{place}/{pod}", (place, pod, node.name, _NO_ENCLAVE), item)
 
 
 def _number(value: int | None) -> str:

@@ -15,6 +15,7 @@ from .families import family_of
 from .model import Cluster, Node, Quota, Resource, Waiting
 
 _REGISTERED = "registered"
+_EPC, _ENCLAVE = "sgx.intel.com/epc", "sgx.intel.com/enclave"
 
 
 class Overview(Struct, frozen=True):
@@ -291,3 +292,14 @@ def _quota_left(quotas: Iterable[Quota]) -> Mapping[tuple[str, str], int]:
         key, rest = (quota.namespace, quota.resource), max(0, quota.hard - quota.used)
         left[key] = min(left.get(key, rest), rest)
     return left
+
+
+def without_enclave(node: Node) -> Sequence[tuple[str, str]]:
+    """The pods of the node, namespace and name, that hold EPC memory but no enclave device.
+
+    They were created while the SGX webhook, which adds the device, was not reachable. All pods must be known.
+    """
+    held: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for holder in node.holders:
+        held[holder.namespace, holder.pod].add(holder.resource)
+    return sorted(pod for pod, resources in held.items() if _EPC in resources and _ENCLAVE not in resources)

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from accelplane.report.inventory import Unit
 
-from ..arithmetic import allocation
+from ..arithmetic import allocation, without_enclave
 from ..families import family_of
 from ..model import Cluster, Node
 
@@ -167,6 +167,10 @@ def _problems(node: Node) -> Iterator[Problem]:
         if agent.state in _SILENT:
             text = f"agent {agent.pod} is {_WORDS[agent.state]}" + (f": {agent.problem}" if agent.problem else "")
             yield Problem(3 if agent.state != "connecting" else 5, node.name, text, since=agent.answered)
+    if pods := without_enclave(node):
+        found = "1 pod requests" if len(pods) == 1 else f"{len(pods)} pods request"
+        text = f"{found} sgx.intel.com/epc without an enclave: the SGX webhook was not reachable"
+        yield Problem(2, node.name, text)
     if not node.ready:
         yield Problem(4, node.name, "the node is not ready")
 
