@@ -245,7 +245,7 @@ help:
 
 runs := $(shell [ ! -e $(PY) ] || $(PY) -Ic 'import pip, sys; print(sys.version)' 2>/dev/null)
 asked := $(if $(filter file,$(origin PYTHON)),$(runs),$(shell $(PYTHON) -Ic 'import sys; print(sys.version)' 2>/dev/null))
-stale := $(if $(runs),$(if $(filter-out $(runs),$(asked)),stale),stale)
+stale := $(if $(and $(runs),$(asked)),$(if $(filter-out $(runs),$(asked)),stale),stale)
 
 pip_options := --quiet --disable-pip-version-check --no-input
 # constraints.txt is complete. Without --no-deps, old versions of pip reject a pinned distribution that another one requires

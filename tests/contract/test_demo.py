@@ -48,9 +48,11 @@ def test_keep_preserves_the_simulated_node_with_a_long_tmpdir_and_after_an_inter
         assert process.stdout
         assert any(line.startswith("ok  start the kubelet") for line in process.stdout)
         process.send_signal(signal.SIGINT)
-        (kept,) = re.findall(r"^kept: (.*)$", process.stdout.read(), re.MULTILINE)
+        rest = process.stdout.read()
+        (kept,) = re.findall(r"^kept: (.*)$", rest, re.MULTILINE)
     try:
-        assert process.returncode != 0
+        assert process.returncode == 130
+        assert "demo interrupted\n" in rest
         assert Path(kept, "host/sys/class/drm").is_dir()
         assert "registered" in Path(kept, "agent.log").read_text()
     finally:

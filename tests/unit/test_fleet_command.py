@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -75,6 +76,13 @@ def test_the_demo_rejects_numbers_of_nodes_that_it_cannot_show(capsys: pytest.Ca
     assert main(["demo", "-nodes=0"]) == 2
     assert "-nodes: found 0, expected a number from 1 to 10000" in capsys.readouterr().err
     assert main(["demo", "-nodes=3", "-address=nowhere"]) == 1
+
+
+def test_the_demo_names_an_address_that_is_in_use(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert main(["demo", "-nodes=1", f"-address={address}"]) == 1
+    assert f"-address {address}: Address already in use; choose another one" in capsys.readouterr().err
 
 
 def test_the_demo_serves_the_page_until_it_is_interrupted() -> None:

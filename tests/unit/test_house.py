@@ -234,3 +234,10 @@ def test_no_todo_comments() -> None:
         file for folder in WRITTEN for file in (ROOT / folder).rglob("*") if file.suffix in {".py", ".md", ".proto"}
     ]
     assert [file for file in (*written, *PAGES) if later.search(file.read_text())] == []
+
+
+def test_make_rejects_an_interpreter_that_does_not_run() -> None:
+    command = ["make", "PYTHON=/nope", ".venv/.pinned"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode != 0
+    assert "/nope: found version none, expected 3.11 or newer" in result.stderr

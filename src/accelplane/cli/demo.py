@@ -6,6 +6,7 @@ import io
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import textwrap
@@ -121,12 +122,18 @@ class Screen:
 
 
 def run(*, keep: bool, svg: str = "") -> int:
-    """Runs the demo. Returns 0 if every step had its effect. `svg` names a file for a picture of the screen."""
+    """Runs the demo. Returns 0 if every step had its effect, and 130 after Ctrl-C.
+
+    `svg` names a file for a picture of the screen.
+    """
     # The path of a Unix socket has at most 107 bytes.
     short = len(os.fsencode(tempfile.gettempdir())) <= _MAX_TMPDIR_LENGTH
     directory = tempfile.mkdtemp(prefix="accelplane-", dir=None if short else "/tmp")  # noqa: S108
     try:
         return asyncio.run(play(Demo(directory), svg))
+    except KeyboardInterrupt:
+        print("demo interrupted")
+        return 128 + signal.SIGINT
     finally:
         if keep:
             print(f"kept: {directory}")

@@ -150,7 +150,10 @@ def _demo(words: Sequence[str]) -> int:
         return 2
     try:
         asyncio.run(_run_demo(str(values["address"]), nodes, int(values["changes"])))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        sys.stderr.write(f"{DEMO}: -address {values['address']}: {error.strerror or error}; choose another one\n")
+        return 1
+    except ValueError as error:
         sys.stderr.write(f"{DEMO}: {error}\n")
         return 1
     return 0
