@@ -52,6 +52,7 @@ OPERATOR = DOCS / "operator.md"
 FLEET = DOCS / "fleet.md"
 ONLOAD = DOCS / "onload.md"
 USERS, AUTHORS = DOCS / "users-guide.md", DOCS / "plugin-authors-guide.md"
+GPUS = DOCS / "gpus-and-npus.md"
 METRICS = DOCS / "metrics.md"
 ACCELERATORS, LABELS = DOCS / "accelerators.md", DOCS / "labels.md"
 SIDECARS = DOCS / "gpu-sidecars.md"
@@ -237,8 +238,8 @@ def flag_text(flag: Flag) -> str:
 @pytest.mark.parametrize(
     ("page", "heading", "flags"),
     [
-        (USERS, "GPU options", flags_of(GpuConfig)),
-        (USERS, "NPU options", flags_of(NpuConfig)),
+        (GPUS, "GPU options", flags_of(GpuConfig)),
+        (GPUS, "NPU options", flags_of(NpuConfig)),
         (ACCELERATORS, "QAT options", flags_of(QatConfig)),
         (ACCELERATORS, "DSA options", flags_of(DsaConfig)),
         (ACCELERATORS, "IAA options", flags_of(IaaConfig)),
@@ -294,7 +295,9 @@ def test_the_onload_page_lists_every_reason_of_degraded() -> None:
 
 def test_the_policy_table_shows_the_preferred_devices() -> None:
     free = [device for card in ("card0", "card1") for device in Device(resource="i915", id=card).shared(3)]
-    listed = {row[0].strip("`"): row[2:] for row in rows(section(USERS, "Sharing and allocation policies"))}
+    listed = {
+        row[0].strip("`"): row[2:] for row in rows(section(DOCS / "resources.md", "Sharing and allocation policies"))
+    }
     choices: dict[str, list[str]] = {}
     for policy in POLICIES:
         first = preferred_ids(policy, free, (), 2, {})
@@ -331,6 +334,13 @@ def test_lines_have_at_most_120_characters(page: Path) -> None:
         line for line in page.read_text().splitlines() if len(line) > 120 and line[:1] not in "|!<" and "](" not in line
     ]
     assert long == []
+
+
+def test_pages_have_at_most_300_lines() -> None:
+    # Pages that are still to be split. None may be added.
+    longer = {"plugin-authors-guide.md", "kube.md", "runbooks.md", "benchmarks.md", "onload.md"}
+    long = {page.name for page in DOCS.glob("*.md") if len(page.read_text().splitlines()) > 300}
+    assert long - longer == set()
 
 
 def test_the_index_links_every_page() -> None:
