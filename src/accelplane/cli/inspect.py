@@ -43,7 +43,7 @@ _KUBELET_NOTES = {
 _COLUMNS = (
     Column("RESOURCE"), Column("DEVICE"), Column("ADDRESS"), Column("NUMA"), Column("HEALTH", health=True),
     Column("ADVERTISED"), Column("HELD BY"), Column("UNIT", wide=True), Column("HOLDER SINCE", wide=True),
-    Column("STATE SINCE", wide=True), Column("MODEL", wide=True), Column("NODES", wide=True),
+    Column("STATE SINCE", wide=True), Column("NODES", wide=True), Column("MODEL", wide=True),
 )  # fmt: skip
 _SKIPPED_COLUMNS = (Column("PLUGIN"), Column("NOT PUBLISHED"), Column("WHY"))
 
@@ -344,8 +344,8 @@ def _cells(row: DeviceRow, shown: str) -> Sequence[str]:
         row.unit or UNKNOWN,
         row.held_since or UNKNOWN,
         row.state_since or UNKNOWN,
-        row.model or UNKNOWN,
         ", ".join(f"{node.path} {node.mode} group {node.gid}" for node in row.nodes) or UNKNOWN,
+        row.model or UNKNOWN,
     )
 
 
