@@ -177,7 +177,7 @@ def clone(tmp_path: Path) -> Path:
 
 def test_sources_of_a_release_are_clean_dated_and_described(clone: Path, tmp_path: Path) -> None:
     def check(**fields: object) -> str:
-        settings = {"version": VERSION, "out": tmp_path / "out", **fields}
+        settings = {"version": VERSION, "out": tmp_path / "out", "registry": "registry.example", **fields}
         return build.check_sources(build.Plan(root=clone, key=tmp_path / "key", **settings))  # pyright: ignore
 
     assert check() == "- a\n"

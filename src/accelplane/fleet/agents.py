@@ -199,13 +199,14 @@ class Agents:
     def _changed(self, report: Report) -> None:
         node, found = report.place.node, report.inventory
         if report.state == "connected" and found is not None and node in self._departed:
-            plugins = set(found.plugins)
+            plugins = {plugin.name for plugin in found.plugins}
             self._set_departed(
                 node,
                 {
                     name: each
                     for name, each in self._departed[node].items()
-                    if each.inventory is not None and not plugins.issuperset(each.inventory.plugins)
+                    if each.inventory is not None
+                    and not plugins.issuperset(plugin.name for plugin in each.inventory.plugins)
                 },
             )
         self._on_change(node)
