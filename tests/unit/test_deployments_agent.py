@@ -117,7 +117,8 @@ def test_the_page_overlays_serve_pages_to_authorized_clients_or_to_namespaces(di
     assert AGENT_LABELS.items() <= template["metadata"]["labels"].items()
     container = template["spec"]["containers"][0]
     assert container["args"] == ["node", *PAGES[directory]]
-    assert container["ports"] == [{"name": AGENT_PORT, "containerPort": 9400}]
+    (port,) = container["ports"]
+    assert (port["name"], port["containerPort"]) == (AGENT_PORT, 9400)
     mounts = {each["mountPath"]: each.get("readOnly") for each in container["volumeMounts"]}
     assert mounts["/var/lib/kubelet/pod-resources"]
     others = {(each["kind"], each["metadata"]["name"]): each for each in objects if each is not daemonset}

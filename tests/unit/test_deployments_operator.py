@@ -322,8 +322,13 @@ def test_webhooks_cover_every_kind_and_the_pods_of_managed_families(directory: s
 def test_an_installation_for_one_kind_keeps_all_other_objects(directory: str) -> None:
     """A GitOps tool with pruning would delete missing objects, and with a CRD all objects of its kind."""
     removed = {*by_name(render(TREE / DEFAULT))} - {*by_name(render(TREE / directory))}
-    rights = {("ClusterRole", f"{PREFIX}fpga-names-role"), ("ClusterRoleBinding", f"{PREFIX}fpga-names-rolebinding")}
-    assert removed == (set() if directory == "device/fpga" else rights)
+    fpga = {("ClusterRole", f"{PREFIX}fpga-names-role"), ("ClusterRoleBinding", f"{PREFIX}fpga-names-rolebinding")}
+    gpu = {
+        (scope + kind, f"{PREFIX}gpu-manager-binder-{kind.lower()}")
+        for scope in ("", "Cluster")
+        for kind in ("Role", "RoleBinding")
+    }
+    assert removed == (set() if directory == "device/fpga" else fpga) | (set() if directory == "device/gpu" else gpu)
 
 
 def test_the_certificate_of_cert_manager_is_of_an_authority_and_for_the_service() -> None:

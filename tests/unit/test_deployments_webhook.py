@@ -158,8 +158,9 @@ def test_a_tree_of_the_webhook_renders_only_its_objects(directory: str) -> None:
 
 def test_every_tree_of_the_webhook_is_in_the_table() -> None:
     existing = {str(file.parent.relative_to(TREE)) for file in TREE.rglob("kustomization.yaml")}
-    # The first step of the overlay above it, and the policies, which are compared with the webhook on a cluster.
-    assert existing == {*TREES, f"{CERT_MANAGER}/installation", POLICIES}
+    # The first step of the overlay above it, the policies, which are compared with the webhook on a cluster, and the
+    # webhook that rejects pods while it is away.
+    assert existing == {*TREES, f"{CERT_MANAGER}/installation", POLICIES, "overlays/fail-closed"}
 
 
 def test_both_policies_have_the_same_options_and_see_the_same_containers() -> None:

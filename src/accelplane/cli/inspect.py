@@ -116,7 +116,8 @@ def run(root: str, kubelet_dir: str, plugins: str, config: str, form: Format, *,
     except ConfigurationError as error:
         print(f"accelplane inspect: {error}", file=sys.stderr)
         return 1
-    report = asyncio.run(_report(Settings(root=root, kubelet_dir=kubelet_dir), chosen, agent))
+    settings = Settings(root=root, kubelet_dir=kubelet_dir)
+    report = asyncio.run(_report(settings, chosen, agent, only_names=form.output == "name"))
     table = _table(report, form)
     report = msgspec.structs.replace(report, devices=[row.item for row in table.rows])
     match form.output:
@@ -144,15 +145,17 @@ def chosen_plugins(root: str, plugins: str, config: str) -> Mapping[str, Plugin[
     return configuration.plugins(options, installed(named or options.enabled, source), config)
 
 
-async def _report(settings: Settings, plugins: Mapping[str, Plugin[Config]], agent: str) -> Report:
+async def _report(settings: Settings, plugins: Mapping[str, Plugin[Config]], agent: str, *, only_names: bool) -> Report:
+    """`only_names`: what is not known about health and holders is no problem."""
     kubelet = await _ask_kubelet(settings)
     scans = [await _scan(name, plugin, settings.root) for name, plugin in plugins.items()]
     problems = [f"{plugin.name}: {plugin.scan.problem}" for plugin, _units in scans if plugin.scan.failing]
     states = await read_states(settings, agent)
     rows = [row for plugin, units in scans for row in _rows(plugin, units, kubelet, states, settings.root)]
-    problems += [*states.problems, *states.missing([row.plugin for row in rows])]
-    if rows and kubelet.source == "none" and not kubelet.problem:
-        problems.insert(0, _KUBELET_NOTES["none"].format(settings.kubelet_dir))
+    if not only_names:
+        problems += [*states.problems, *states.missing([row.plugin for row in rows])]
+        if rows and kubelet.source == "none" and not kubelet.problem:
+            problems.insert(0, _KUBELET_NOTES["none"].format(settings.kubelet_dir))
     return Report(
         source=kubelet.source,
         devices=rows,

@@ -1,5 +1,5 @@
 {{- /* "true" if the operator serves the family: a dictionary with devices, of values.yaml, and family. */ -}}
-{{- define "serves" -}}
+{{- define "accelplane.serves" -}}
 {{- $any := false -}}
 {{- range .devices }}{{ if . }}{{ $any = true }}{{ end }}{{ end -}}
 {{- if or (not $any) (get .devices .family) }}true{{ end -}}
