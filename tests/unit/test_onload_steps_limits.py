@@ -159,6 +159,15 @@ def test_a_cordoned_node_waits_without_a_limit() -> None:
     assert plan.steps[0].message == "waits for a ready device plugin pod; the node is cordoned"
 
 
+def test_the_time_for_which_a_node_was_cordoned_does_not_count() -> None:
+    node = working("a", NEW, plugins=(), progress=progress(NEW, upgrade=True))
+    target = msgspec.structs.replace(TARGET, node_timeout=60)
+    plan = waited(600, msgspec.structs.replace(node, cordoned=True), target=target)
+    for seconds, overdue in [(600, []), (630, []), (659, []), (660, ["a"])]:
+        plan = decide(target, [node], NOW + seconds, plan.waits)
+        assert [each.node for each in plan.overdue] == overdue, seconds
+
+
 def test_a_module_that_does_not_unload_is_not_polled() -> None:
     node = working("a", NEW, sfc=True, selected=False, gate=None, plugins=(), module=None, advertised=False)
     plan = waited(600, node, target=with_sfc())

@@ -136,8 +136,8 @@ class Wait(msgspec.Struct, frozen=True):
 class ObservedWait(msgspec.Struct, frozen=True):
     """How long the operator has observed that a node waits, in seconds by step.
 
-    It begins again when the `stage` of the node changes: its labels or its target. `step` is the step in which the
-    node waited when it was last observed, at `time`; empty if it did not wait.
+    It begins again when the `stage` of the node changes: its labels, its target, or whether it is cordoned. `step` is
+    the step in which the node waited when it was last observed, at `time`; empty if it did not wait.
     """
 
     stage: tuple[object, ...]

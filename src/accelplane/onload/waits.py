@@ -18,7 +18,7 @@ OBSERVATION_INTERVAL = 30.0
 def observe(target: Target, node: NodeView, now: float, before: ObservedWait | None) -> ObservedWait:
     """The waiting of a node until now."""
     labels = (node.module, node.sfc, node.gate)
-    stage = (target.label_of(node.name), target.revision, target.deleting, node.selected, *labels)
+    stage = (target.label_of(node.name), target.revision, target.deleting, node.selected, node.cordoned, *labels)
     if before is None or before.stage != stage:
         return ObservedWait(stage, now)
     seconds = {**before.seconds}
