@@ -1,5 +1,7 @@
 """The agent's YAML file: any content is parsed, or rejected with file, key and error."""
 
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from accelplane.node import config, foreign_yaml
 from accelplane.node.config import AgentConfig
 from accelplane.node.plugins import installed
 from accelplane.node.settings import ConfigurationError
+from accelplane.plugins import Config, Plugin
 from accelplane.plugins.gpu import GpuConfig
 
 FUZZ_WORDS = st.lists(
@@ -122,6 +125,82 @@ def test_a_too_large_or_missing_file_is_an_error(tmp_path: Path) -> None:
 def test_an_error_in_the_options_of_a_plugin_is_reported_with_the_plugin(options: dict[str, Any], fault: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^the file: plugins.gpu{fault}"):
         config.plugins(AgentConfig(plugins={"gpu": options}), installed(["gpu"]), "the file")
+
+
+class Optional(Config, frozen=True, kw_only=True):
+    """An option of a plugin of another project."""
+
+    count: int = 1
+
+
+class Required(Config, frozen=True, kw_only=True):
+    """An option without default, against the contract."""
+
+    count: int
+
+
+class Working(Plugin[Optional]):
+    namespace = "working.example.com"
+
+
+class WithoutDefault(Plugin[Required]):
+    namespace = "required.example.com"
+
+
+class Raising(Plugin[Optional]):
+    namespace = "raising.example.com"
+
+    def __init__(self, config: Optional | None = None) -> None:
+        raise KeyError("board")
+
+
+class Exiting(Plugin[Optional]):
+    namespace = "exiting.example.com"
+
+    def __init__(self, config: Optional | None = None) -> None:
+        sys.exit("no license")
+
+
+class WithoutNamespace(Plugin[Optional]):
+    pass
+
+
+class WithoutConfig(Plugin[Optional]):
+    namespace = "incomplete.example.com"
+
+    def __init__(self, config: Optional | None = None) -> None:
+        pass
+
+
+BROKEN = [
+    (WithoutDefault, "plugins.broken: "),
+    (Raising, "plugins.broken: KeyError: 'board'"),
+    (Exiting, "plugins.broken: SystemExit: no license"),
+    (WithoutNamespace, "plugins.broken: TypeError: namespace of the plugin is None, expected a domain"),
+    (WithoutConfig, "plugins.broken: TypeError: config of the plugin is None, expected super().__init__(config)"),
+]
+
+
+@pytest.mark.parametrize(("broken", "problem"), BROKEN)
+def test_a_plugin_that_cannot_be_created_is_skipped_and_the_others_run(
+    broken: type[Plugin[Config]], problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = config.plugins(AgentConfig(), {"broken": broken, "working": Working}, "the file")
+    assert list(made) == ["working"]
+    (message,) = caplog.messages
+    assert message.startswith(f"plugin broken cannot be created and is skipped: the file: {problem}")
+
+
+@pytest.mark.parametrize(("broken", "problem"), BROKEN)
+def test_it_is_an_error_if_no_other_plugin_can_be_created(broken: type[Plugin[Config]], problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(problem)):
+        config.plugins(AgentConfig(), {"broken": broken}, "the file")
+
+
+def test_a_configuration_with_which_a_running_plugin_cannot_be_created_is_rejected() -> None:
+    types = {"broken": Raising, "working": Working}
+    with pytest.raises(ConfigurationError, match=r"^f: plugins.broken: KeyError: 'board'"):
+        config.plugins(AgentConfig(plugins={"broken": {"count": 2}}), types, "f", running=("broken",))
 
 
 def test_options_of_an_uninstalled_plugin_are_an_error() -> None:

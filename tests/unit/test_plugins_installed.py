@@ -13,17 +13,17 @@ from accelplane.plugins import Plugin
 from accelplane.plugins.gpu import GpuPlugin
 from accelplane.plugins.npu import NpuPlugin
 
-Install = Callable[[str, str, str], None]
+Install = Callable[..., None]
 
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Installs a distribution with one plugin: its name, the entry point's target, the module's text."""
+    """Installs a package with one plugin: its name, the entry point's target, the module's text."""
     monkeypatch.syspath_prepend(tmp_path)
 
-    def add(name: str, target: str, text: str) -> None:
-        information = tmp_path / f"third_{name}-1.0.dist-info"
-        write(information / "METADATA", f"Metadata-Version: 2.1\nName: third-{name}\nVersion: 1.0\n")
+    def add(name: str, target: str, text: str, package: str = "third") -> None:
+        information = tmp_path / f"{package}_{name}-1.0.dist-info"
+        write(information / "METADATA", f"Metadata-Version: 2.1\nName: {package}-{name}\nVersion: 1.0\n")
         write(information / "entry_points.txt", f"[accelplane.plugins]\n{name} = {target}\n")
         module = target.partition(":")[0]
         write(tmp_path / f"{module}.py", text)
@@ -74,6 +74,7 @@ BAD = [
     ("third_lacks:Missing", "", "has no attribute 'Missing'"),
     ("third_other:X", "X = 7", "third_other:X is not a subclass of accelplane.plugins.Plugin"),
     ("third_class:X", "class X: pass", "third_class:X is not a subclass of accelplane.plugins.Plugin"),
+    ("third_exits:X", "raise SystemExit('no license')", "no license"),
     ("third_imports:X", "import no_such_module_anywhere", "no_such_module_anywhere"),
 ]
 
@@ -97,3 +98,23 @@ def test_another_plugin_that_cannot_be_loaded_is_logged_and_skipped(
     assert {"gpu", "npu"} <= set(found)
     assert caplog.messages == ["plugin third cannot be loaded and is skipped"]
     assert why in caplog.text
+
+
+def test_a_package_does_not_replace_a_built_in_plugin(install: Install, caplog: pytest.LogCaptureFixture) -> None:
+    install("gpu", "third_gpu:ThirdPlugin", GOOD)
+    assert installed()["gpu"] is GpuPlugin
+    (message,) = caplog.messages
+    assert message == (
+        "plugin gpu: found third_gpu:ThirdPlugin of the package third-gpu, which is skipped: "
+        "accelplane.plugins.gpu:GpuPlugin of the package accelplane has the same name; "
+        "expected distinct names of entry points"
+    )
+
+
+def test_of_two_plugins_with_one_name_the_first_package_by_name_is_used(
+    install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    for package in ("zoe", "abel"):
+        install("third", f"{package}_module:ThirdPlugin", GOOD, package)
+    assert installed()["third"].__module__ == "abel_module"
+    assert "found zoe_module:ThirdPlugin of the package zoe-third, which is skipped" in caplog.text

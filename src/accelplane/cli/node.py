@@ -55,13 +55,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = str(given.get("config", ""))
     named = [name.strip() for name in str(given.get("plugins", "")).split(",") if name.strip()]
 
+    running: frozenset[str] = frozenset()
+
     def load() -> tuple[Settings, Plugins]:
+        nonlocal running
         config = configuration.read(path) if path else configuration.AgentConfig()
         plugin_names = named or config.enabled
         types = installed(plugin_names, "-plugins" if named else f"{path}: enabled")
         if config.plugins:
             configuration.check_names(config, types if plugin_names is None else installed(), path)
-        return _settings(given, config.settings), configuration.plugins(config, types, path)
+        settings, plugins = _settings(given, config.settings), configuration.plugins(config, types, path, running)
+        running = frozenset(plugins)
+        return settings, plugins
 
     labels = str(given.get("labels", "off"))
     return run("accelplane-node", given, load, config_file=path or None, labels=labels, command="accelplane node")

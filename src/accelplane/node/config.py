@@ -8,7 +8,8 @@ health-interval: 30        # as the flags of these names, which take precedence
 scan-grace: 30
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -18,6 +19,8 @@ from accelplane.node.option_messages import option_message
 from accelplane.node.plugins import PluginType
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.plugins import Config, Plugin
+
+log = logging.getLogger(__name__)
 
 _SIZE_LIMIT = 1024 * 1024
 
@@ -55,18 +58,44 @@ def read(path: str) -> AgentConfig:
     return config
 
 
-def plugins(config: AgentConfig, types: Mapping[str, PluginType], source: str) -> dict[str, Plugin[Config]]:
-    """A plugin for each of `types` with its options. Raises `ConfigurationError` naming `source`, plugin and option."""
+def plugins(
+    config: AgentConfig, types: Mapping[str, PluginType], source: str, running: Collection[str] = ()
+) -> dict[str, Plugin[Config]]:
+    """A plugin for each of `types` with its options. A plugin that cannot be created is logged and left out.
+
+    Raises `ConfigurationError` naming `source`, plugin and option for options of the file that are rejected, for a
+    plugin that is `running`, and if no plugin is left.
+    """
     made: dict[str, Plugin[Config]] = {}
+    problem = ""
     for name, plugin_type in types.items():
+        options = config.plugins.get(name) or {}
         where = f"{source}: plugins.{name}" if source else f"plugins.{name}"
         try:
-            made[name] = plugin_type(plugin_type.config_type.of(config.plugins.get(name) or {}))
-        except ValueError as error:
-            raise ConfigurationError(option_message(where, error, plugin_type.config_type)) from error
-        except Exception as error:  # a plugin's own checks may raise anything
-            raise ConfigurationError(f"{where}: {type(error).__name__}: {error}") from error
+            made[name] = _created(plugin_type, options)
+        except (Exception, SystemExit) as error:  # a plugin's own constructor and checks may raise anything
+            rejected = isinstance(error, ValueError)
+            problem = (
+                option_message(where, error, plugin_type.config_type)
+                if isinstance(error, ValueError)
+                else f"{where}: {type(error).__name__}: {error}"
+            )
+            if name in running or (options and rejected):
+                raise ConfigurationError(problem) from error
+            log.error("plugin %s cannot be created and is skipped: %s", name, problem, exc_info=not rejected)
+    if problem and not made:
+        raise ConfigurationError(problem)
     return made
+
+
+def _created(plugin_type: PluginType, options: Mapping[str, Any]) -> Plugin[Config]:
+    """The plugin of a type. Raises the exceptions of its constructor, and `TypeError` if the agent cannot run it."""
+    plugin = plugin_type(plugin_type.config_type.of(options))
+    for field, kind, expected in (("config", Config, "super().__init__(config)"), ("namespace", str, "a domain")):
+        found: object = getattr(plugin, field, None)
+        if not isinstance(found, kind):
+            raise TypeError(f"{field} of the plugin is {found!a}, expected {expected}")
+    return plugin
 
 
 def check_names(config: AgentConfig, installed: Mapping[str, PluginType], source: str) -> None:

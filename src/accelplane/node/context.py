@@ -1,5 +1,6 @@
 """The objects that the tasks of one plugin share."""
 
+import logging
 from collections.abc import Callable
 
 from accelplane.host.isolation import BlockedDevices
@@ -8,6 +9,8 @@ from accelplane.node.hardware_events import HardwareEvents
 from accelplane.node.settings import Settings
 from accelplane.plugins import Config, Plugin
 from accelplane.plugins.base import NodePods, PodAllocator
+
+log = logging.getLogger(__name__)
 
 
 class PluginContext:
@@ -45,4 +48,7 @@ class PluginContext:
         self.plugin = plugin
         self.pod_allocator: PodAllocator | None = None
         if self.pods is not None and plugin.overrides("pod_allocator"):
-            self.pod_allocator = plugin.pod_allocator(self.pods)
+            try:
+                self.pod_allocator = plugin.pod_allocator(self.pods)
+            except Exception:
+                log.exception("%s: pod_allocator failed; the other hooks allocate", self.name)
