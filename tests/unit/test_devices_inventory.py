@@ -1,6 +1,7 @@
 """Devices as values, inventories, and the differences of two inventories."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -82,9 +83,20 @@ class TestInventory:
         ]
         assert len(inventory) == 4
 
-    def test_the_later_of_two_devices_with_one_id_is_kept(self) -> None:
-        found = [Device(resource="r", id="1", reason="first"), Device(resource="r", id="1", reason="later")]
-        assert [device.reason for device in Inventory.of("a.com", found)] == ["later"]
+    def test_the_later_of_two_different_devices_with_one_id_is_skipped(self) -> None:
+        first = Device(resource="r", id="1", reason="first")
+        found = [first, Device(resource="r", id="1", reason="later"), Device(resource="r", id="1", reason="first")]
+        reason = "scan yielded two devices with this id of the resource r"
+        assert Inventory.of("a.com", found) == Inventory({"r": {"1": first}}, (Skipped("'1'", reason, warning=True),))
+
+    def test_a_value_that_is_no_device_is_skipped(self) -> None:
+        reason = "scan yielded it, expected a Device, Resource or Skipped"
+        device = Device(resource="r", id="1")
+        found: list[Any] = [None, device, "card0"]
+        assert Inventory.of("a.com", found) == Inventory(
+            {"r": {"1": device}},
+            (Skipped("None", reason, warning=True), Skipped("'card0'", reason, warning=True)),
+        )
 
     def test_an_inventory_has_resources_without_devices(self) -> None:
         inventory = Inventory.of("a.com", [Resource("empty"), Device(resource="r", id="1"), Resource("r")])
@@ -139,7 +151,8 @@ INVENTORIES = st.lists(DEVICES | st.builds(Resource, st.sampled_from(["a", "b", 
 
 @given(INVENTORIES, st.lists(DEVICES, max_size=5))
 def test_replacing_devices_equals_an_inventory_of_these_devices(inventory: Inventory, devices: list[Device]) -> None:
-    found = [*map(Resource, inventory.resources), *inventory, *devices]
+    last = {(device.resource, device.id): device for device in (*inventory, *devices)}
+    found = [*map(Resource, inventory.resources), *last.values(), *inventory.skipped]
     replaced, scanned = inventory.with_devices(devices), Inventory.of("a.com", found)
     assert replaced == scanned
     assert list(replaced) == list(scanned)

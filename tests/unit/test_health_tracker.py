@@ -105,13 +105,26 @@ async def test_a_unit_that_leaves_during_a_check_gets_no_state(verdict: Verdict)
         (Verdict("Bad", "dented"), "Invalid enum value 'Bad'"),  # type: ignore[arg-type]
         (Verdict("bad", OSError("no answer")), "unsupported"),  # type: ignore[arg-type]
         (Verdict("bad", None), "Expected `str`, got `null`"),  # type: ignore[arg-type]
+        (Verdict("bad", "dented", []), "unhashable"),  # type: ignore[arg-type]
+        ("bad", "health: found 'bad', expected a Verdict"),
     ],
 )
-async def test_an_invalid_verdict_is_unknown(verdict: Verdict, problem: str) -> None:
-    checks = Checks("card0")
-    await checks.run(card(0), card0=verdict)
-    assert checks.tracker.states["card0"].phase is Phase.HEALTHY
+async def test_an_invalid_verdict_is_unknown_and_affects_no_other_unit(verdict: Verdict, problem: str) -> None:
+    checks = Checks("card0", "card1")
+    await checks.run(card(0), card(1), card0=verdict, card1=BAD)
+    assert checks.phases == {"card0": "healthy", "card1": "unhealthy"}
     assert problem in checks.tracker.unknown["card0"]
+
+
+async def test_verdicts_of_other_units_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A plugin that uses IDs in place of units has no health otherwise, without a message."""
+    checks = Checks("card0")
+    for _ in range(2):
+        await checks.run(card(0), **{"card0": GOOD, "card0-0": BAD})
+    assert caplog.messages == [
+        "gadgets: health: found verdicts of 'card0-0', expected the units of the devices that it was called with"
+    ]
+    assert checks.phases == {"card0": "healthy"}
 
 
 async def test_a_cause_that_is_no_word_of_the_list_is_other() -> None:

@@ -181,6 +181,24 @@ class TestLabelPublisher:
         ]
         assert (tmp_path / "accelplane-test.txt").read_text() == "a=1\n"
 
+    def test_invalid_labels_are_left_out_and_logged_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A value with a line feed would add labels of its own, and a number is no text."""
+        labels = {"example.com/a": "1", "b": "x\ny=z", "c": 4, "d=e": "1", "f": "x" * 64, "g": ""}
+        monkeypatch.setattr(Labelled, "labels", lambda _self, _devices: labels)
+        publisher, _context = self.publisher(Labelled(), tmp_path)
+        publisher.publish(Inventory())
+        publisher.publish(Inventory())
+        assert (tmp_path / "accelplane-test.txt").read_text() == "example.com/a=1\ng=\n"
+        (message,) = caplog.messages
+        assert message.startswith(
+            "test: labels left out: "
+            r"labels: b: found 'x\ny=z', expected a text of at most 63 characters of [A-Za-z0-9_.-]; "
+            "labels: c: found 4, expected a text of at most 63 characters of [A-Za-z0-9_.-]; "
+            "labels: found the name 'd=e', expected a label name of Kubernetes; labels: f: found 'xxx"
+        )
+
     def test_a_missing_directory_is_logged(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         publisher, _context = self.publisher(Labelled(), tmp_path / "none")
         publisher.publish(Inventory())

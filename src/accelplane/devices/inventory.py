@@ -18,15 +18,20 @@ class Inventory(Struct, frozen=True):
 
     @classmethod
     def of(cls, namespace: str, found: Iterable[Device | Resource | Skipped]) -> "Inventory":
-        """The inventory of a scan. Of equal IDs the last counts.
+        """The inventory of a scan.
 
-        A device with a name that a kubelet would refuse, or with another invalid value, becomes `Skipped`.
+        A device with a name that a kubelet would refuse, with the ID of an earlier one that differs, or with another
+        invalid value, becomes `Skipped`.
         """
         resources: dict[str, dict[str, Device]] = {}
         skipped: list[Skipped] = []
         for item in found:
             if isinstance(item, Skipped):
                 skipped.append(item)
+                continue
+            if not isinstance(item, (Device, Resource)):  # pyright: ignore[reportUnnecessaryIsInstance]
+                reason = "scan yielded it, expected a Device, Resource or Skipped"
+                skipped.append(Skipped(ascii(item)[:82], reason, warning=True))
                 continue
             resource = item.name if isinstance(item, Resource) else item.resource
             try:
@@ -35,6 +40,9 @@ class Inventory(Struct, frozen=True):
                 if isinstance(item, Device):
                     check_device_id(item.id)
                     _check_values(item)
+                    earlier = resources.get(resource, {}).get(item.id)
+                    if earlier is not None and earlier != item:
+                        raise ValueError(f"scan yielded two devices with this id of the resource {resource}")
             except (ValueError, TypeError) as error:
                 subject = item.name if isinstance(item, Resource) else item.id
                 skipped.append(Skipped(ascii(subject)[:82], str(error), warning=True))

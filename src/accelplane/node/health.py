@@ -4,21 +4,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
-from typing import get_args
 
-import msgspec
 from msgspec.structs import replace
 
-from accelplane.devices import UNHEALTHY, Cause, Device, HealthPolicy, HealthState, Phase, Verdict
+from accelplane.devices import UNHEALTHY, Device, HealthPolicy, HealthState, Phase, Verdict
 from accelplane.host import Host
 from accelplane.node.health_history import HealthHistory
+from accelplane.node.hook_results import checked_verdicts
 from accelplane.plugins import Config, Plugin
 
 log = logging.getLogger(__name__)
 
 _CHECK_DEADLINE = 10.0
 _RECHECK_DELAY = 1.0
-_ANSWERS, _CAUSES = frozenset(("good", "bad", "unknown")), frozenset(get_args(Cause))
 
 
 class HealthTracker:
@@ -93,16 +91,21 @@ class HealthTracker:
             return
         self._sequence += 1
         sequence = self._sequence
+        answers: dict[str, Verdict]
+        problems: list[str] = []
         try:
             async with asyncio.timeout(deadline):
                 health = plugin.health(host, tuple(units.values())) if plugin.overrides("health") else None
-                answers = _validated({} if health is None else await health)
+                if health is None:
+                    answers = {}
+                else:
+                    answers, problems = checked_verdicts(await health, units)
         except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
             timeout = isinstance(error, TimeoutError)
             problem = f"no answer within {deadline:g} s" if timeout else str(error) or type(error).__name__
             answers = dict.fromkeys(units, Verdict("unknown", problem))
         self._add_reported(answers, units, reported or {})
-        self._log_notes(frozenset(host.notes), complete=units.keys() >= self.states.keys())
+        self._log_notes(frozenset((*host.notes, *problems)), complete=units.keys() >= self.states.keys())
         current = [unit for unit in units if self._applied.get(unit, sequence) < sequence]
         self._applied.update(dict.fromkeys(current, sequence))
         verdicts = {unit: answers[unit] for unit in current if unit in answers}
@@ -186,19 +189,3 @@ class HealthTracker:
         for note in sorted(notes - self._notes):
             log.warning("%s: %s", self._name, note)
         self._notes = notes if complete else self._notes | notes
-
-
-def _validated(found: Mapping[str, Verdict]) -> dict[str, Verdict]:
-    """The verdicts of a plugin. Any other cause than those of `Cause`, which are labels of metrics, is "other".
-
-    Raises `msgspec.ValidationError` for other types, and `TypeError`.
-    """
-    return {unit: _validated_verdict(verdict) for unit, verdict in msgspec.convert(found, dict[str, Verdict]).items()}
-
-
-def _validated_verdict(verdict: Verdict) -> Verdict:
-    # msgspec does not validate the fields of an existing value: an answer such as "Bad" would count as good.
-    if verdict.answer in _ANSWERS and verdict.cause in _CAUSES and type(verdict.reason) is str:
-        return verdict
-    cause = verdict.cause if verdict.cause in _CAUSES else "other"
-    return msgspec.convert(msgspec.to_builtins(replace(verdict, cause=cause)), Verdict)

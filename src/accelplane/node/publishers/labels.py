@@ -8,6 +8,7 @@ from accelplane.devices import Inventory
 from accelplane.node import atomic_file
 from accelplane.node.atomic_file import stamp_of
 from accelplane.node.context import PluginContext
+from accelplane.node.hook_results import checked_labels
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +71,11 @@ class LabelPublisher:
             return
         self._file = self._file or LabelFile(path)
         try:
-            self._file.write(self._context.plugin.labels(inventory))
-            problem = ""
+            labels, problems = checked_labels(self._context.plugin.labels(inventory))
+            self._file.write(labels)
+            problem = "; ".join(problems[:8])
+            if problem and problem != self._problem:
+                log.warning("%s: labels left out: %s", self._context.name, problem)
         except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
             problem = str(error) or type(error).__name__
             if problem != self._problem:
