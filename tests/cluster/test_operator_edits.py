@@ -13,6 +13,7 @@ from customresources import sample
 from manifests import own_image
 
 from accelplane.operator import models
+from accelplane.operator.settings import PLACEHOLDER
 
 from .installation import CRD, Installation, Object, Operator, resource
 from .machine import wait_until
@@ -103,7 +104,7 @@ REFUSED: tuple[tuple[str, Object, str], ...] = (
     ("dlb", {"image": "intel/intel-dlb-plugin"}, "image field is incorrect"),
     ("dlb", {"image": "intel/intel-dsa-plugin:0.31.1"}, "image has an incorrect image name"),
     ("dlb", {"image": "intel/intel-dlb-plugin:latest"}, "expected a valid SHA digest"),
-    ("dlb", {"image": "intel/intel-dlb-plugin:0.31.0"}, "expected 0.31.1 or newer; set image to accelplane"),
+    ("dlb", {"image": "intel/intel-dlb-plugin:0.31.0"}, f"expected 0.31.1 or newer; set image to {PLACEHOLDER}/"),
     ("dlb", {"initImage": "intel/intel-qat-initcontainer:0.31.1"}, "initImage has an incorrect image name"),
     ("dsa", {"provisioningConfig": "mine", "initImage": None}, "provisioningConfig is mine and initImage is empty"),
     ("dsa", {"driver": "uio"}, "spec.driver: Unsupported value"),
