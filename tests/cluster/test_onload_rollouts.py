@@ -231,20 +231,20 @@ def test_a_cordoned_node_is_upgraded_after_the_others_when_it_is_uncordoned(lab:
 
 
 def test_a_node_cordoned_during_its_upgrade_waits_without_a_limit(lab: Lab) -> None:
+    """Not `protected`: KMM 1.1 unloads the modules of a node that is cordoned, also under pods."""
     install(lab)
     lab.cluster.apply(app_on("node-0"), budget("app-node-0"))
     lab.wait(lambda: len(lab.app_pods()) == 1, "the pod")
-    with protected(lab):
-        lab.upgrade(NEW, nodeTimeout="10s", autoRollback=True)
-        lab.wait(lambda: lab.status()["onload"]["blockingPods"], "the blocking pod")
-        cordon(lab, "node-0")
-        path = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets/app-node-0"
-        lab.patch(path, {"spec": {"minAvailable": 0}})
-        lab.wait(lambda: not lab.app_pods(), "the pod: evicted")
-        time.sleep(12)
-        assert lab.condition("Degraded")["status"] == "False", lab.status()
-        cordon(lab, "node-0", cordoned=False)
-        lab.wait_complete(NEW, timeout=120)
+    lab.upgrade(NEW, nodeTimeout="10s", autoRollback=True)
+    lab.wait(lambda: lab.status()["onload"]["blockingPods"], "the blocking pod")
+    cordon(lab, "node-0")
+    path = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets/app-node-0"
+    lab.patch(path, {"spec": {"minAvailable": 0}})
+    lab.wait(lambda: not lab.app_pods(), "the pod: evicted")
+    time.sleep(12)
+    assert lab.condition("Degraded")["status"] == "False", lab.status()
+    cordon(lab, "node-0", cordoned=False)
+    lab.wait_complete(NEW, timeout=120)
     assert states_of(lab) == {NEW: "Verified", OLD: "Verified"}
 
 
