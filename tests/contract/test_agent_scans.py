@@ -85,13 +85,13 @@ async def test_a_scan_that_raises_publishes_no_partial_result(kubelet: Kubelet, 
     assert [device.id for device in agent.runners["table"].context.devices.listed] == ["a"]
 
 
-async def test_results_that_are_not_devices_count_as_a_failed_scan(kubelet: Kubelet, start_agent: Start) -> None:
-    plugin = Table()
+async def test_results_that_are_not_devices_are_skipped_with_a_reason(kubelet: Kubelet, start_agent: Start) -> None:
+    plugin = Table(gadgets("a"))
     agent = await start_agent(PATIENT, table=plugin, other=Other(gadgets("b")))
-    plugin.found = ["nonsense", None]  # type: ignore[list-item]
+    plugin.found = ["nonsense", None, *gadgets("a")]  # type: ignore[list-item]
     agent.runners["table"].scan.request()
-    await until(lambda: agent.runners["table"].scan.failing)
-    await kubelet.until(lambda resources: resources == {"other.example.com/gadget": (1, 1)})
+    await until(lambda: len(agent.status().plugins["table"].skipped) == 2)
+    await kubelet.until(lambda resources: resources == {GADGET: (1, 1), "other.example.com/gadget": (1, 1)})
 
 
 class ServicePlugin(Table):

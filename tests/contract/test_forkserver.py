@@ -10,9 +10,18 @@ from processes import Process, installed_plugin, run_command
 pytestmark = pytest.mark.untraced  # commands whose coverage is measured are not forked
 
 BOTH = pytest.mark.parametrize("interpreter", [False, True])
-PLUGIN = (
-    "import os, sys\nprint(sys.argv[1:], os.environ['WORD'], sys.stdin.read(), file=sys.stderr)\nraise SystemExit({})\n"
-)
+# A plugin that cannot be loaded is skipped with a log message. This one ends the command there.
+PLUGIN = """
+import os, sys
+from accelplane.node import plugins
+
+def end(*_):
+    raise SystemExit({})
+
+print(sys.argv[1:], os.environ['WORD'], sys.stdin.read(), file=sys.stderr)
+plugins.log.exception = end
+raise ImportError
+"""
 
 
 @BOTH
