@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from accelplane.clients.walk import ContainerNames, Limits, Pass
+from accelplane.gpuclients.walk import ContainerNames, Limits, Pass
 from benchmarks.figures import Figure, Result, Scale, median
 
 _PODS, _OTHERS, _OUTSIDE = 64, 936, 1000

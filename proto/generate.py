@@ -18,8 +18,8 @@ PACKAGES = HERE.parent / "src" / "accelplane"
 SPOKEN_BY = {
     "deviceplugin_v1beta1": "kubelet",
     "podresources_v1": "kubelet",
-    "levelzero": "sidecars",
-    "xpumd": "sidecars",
+    "levelzero": "gpuservices",
+    "xpumd": "gpuservices",
 }
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-from accelplane.clients.messages import ContainerUse, DeviceUse, Report
 from accelplane.devices import Phase
+from accelplane.gpuclients.messages import ContainerUse, DeviceUse, Report
 from accelplane.host import Host
 from accelplane.http.validity import Validity
-from accelplane.kubelet.podresources import Holder
+from accelplane.kubelet.podresources import DeviceHolder
 from accelplane.kubelet.server import LATENCY_BOUNDS
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceCounters, ResourceStatus, UnitHealth
 from accelplane.pages import metrics
@@ -42,7 +42,7 @@ def _page() -> str:
     status = NodeStatus(version="", root="/", kubelet_dir="")
     status = msgspec.structs.replace(status, plugins={"p": plugin}, uevents={"": 1, "pci": 1})
     holders = Holders(
-        [Holder("n", "p", "c", "n/r", ("x",))],
+        [DeviceHolder("n", "p", "c", "n/r", ("x",))],
         "podresources",
         since={("n", "p", "c", "n/r"): 1.0},
         allocatable={"n/r": 1},

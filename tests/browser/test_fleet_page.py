@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from accelplane.fleet.model import DevicePlugin, Node, Waiting
-from accelplane.report.inventory import Change, Unit
+from accelplane.report.inventory import Change, ReportedUnit
 
 from .accessibility import CHECKS
 from .axe import run_axe
@@ -45,7 +45,7 @@ def tab_of(browser: Any) -> Iterator[Callable[..., Tab]]:
         context.close()
 
 
-def held_node(page_server: Served) -> tuple[Node, Unit]:
+def held_node(page_server: Served) -> tuple[Node, ReportedUnit]:
     """A node and a device of it that is healthy and held."""
     for node in page_server.view.cluster().nodes.values():
         for unit in node.units:
@@ -54,13 +54,13 @@ def held_node(page_server: Served) -> tuple[Node, Unit]:
     raise AssertionError("no held device")
 
 
-def replace_unit(page_server: Served, node: Node, changed: Unit) -> None:
+def replace_unit(page_server: Served, node: Node, changed: ReportedUnit) -> None:
     current = page_server.view.cluster().nodes[node.name]
     units = tuple(changed if each.unit == changed.unit else each for each in current.units)
     page_server.call(lambda: page_server.view.replace(msgspec.structs.replace(current, units=units)))
 
 
-def fail(page_server: Served, node: Node, unit: Unit) -> Unit:
+def fail(page_server: Served, node: Node, unit: ReportedUnit) -> ReportedUnit:
     change = Change(1764000000, "unhealthy", "wedged", "the driver declared the device wedged")
     failed = msgspec.structs.replace(
         unit, phase="unhealthy", reason="wedged", text=change.text, since=1764000000, history=(change,)

@@ -31,7 +31,7 @@ from typing import Any
 
 import grpc
 
-from accelplane.sidecars import levelzero_pb2 as pb
+from accelplane.gpuservices import levelzero_pb2 as pb
 
 from .build import ClusterError, cache_directory
 from .machine import wait_until

@@ -11,7 +11,7 @@ import pytest
 from customresources import plugin
 from manifests import overlay, own_image
 
-from accelplane.features.node_reconciler import amount
+from accelplane.nodelabels.node_reconciler import amount
 from accelplane.operator.daemonsets import render
 from accelplane.operator.settings import Settings
 

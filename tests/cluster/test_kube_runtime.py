@@ -21,7 +21,7 @@ from msgspec import Struct, structs
 from waiting import until
 
 from accelplane.apiserver import Conflict, Gone, NotFound, StatusError
-from accelplane.apiserver.authorized import Authorized
+from accelplane.authorized import Authorized
 from accelplane.http.messages import HttpError, Response
 from accelplane.http.messages import Request as HttpRequest
 from accelplane.kube.client import Client, Selection, load_config

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from accelplane.sidecars import levelzero_pb2 as pb
-from accelplane.sidecars import zeapi
+from accelplane.gpuservices import levelzero_pb2 as pb
+from accelplane.gpuservices import zeapi
 
 from .levelzero import Root, Service, compile_c, compile_driver
 from .machine import wait_until

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from accelplane.clients.walk import Limits
+from accelplane.gpuclients.walk import Limits
 
 PLENTY = Limits(cpu=60.0)
 

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from tls_peer import Answer, Peer, Request, response, serving
 
-from accelplane.node.pods import Kubelet, NodePods
+from accelplane.node.pods import Kubelet, PodReader
 
 NODE = "node-1"
 I915 = "gpu.intel.com/i915"
@@ -70,13 +70,13 @@ class Servers:
         self.api = api
         self.trust = kubelet.directory / "ca.crt"
 
-    def reader(self, pod_resources: str = "", *, node: str = NODE, timeout: float = 5.0) -> NodePods:
+    def reader(self, pod_resources: str = "", *, node: str = NODE, timeout: float = 5.0) -> PodReader:
         """A reader that trusts both."""
         port = urlsplit(self.kubelet.config.server).port
         assert port is not None
         token = str(self.kubelet.directory / "token")
         kubelet = Kubelet("127.0.0.1", node, trust=str(self.trust), token=token, port=port, timeout=timeout)
-        return NodePods(kubelet, self.api.api.without_rate_limit(), NODE, pod_resources)
+        return PodReader(kubelet, self.api.api.without_rate_limit(), NODE, pod_resources)
 
     @property
     def paths(self) -> tuple[list[str], list[str]]:

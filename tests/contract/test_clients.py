@@ -16,8 +16,8 @@ from trees import write
 from waiting import until
 
 from accelplane.cli import clients as command
-from accelplane.clients.messages import MAX_BYTES, ClientsError, Report, request_report
-from accelplane.clients.service import ClientsService, serving
+from accelplane.gpuclients.messages import MAX_BYTES, ClientsError, Report, request_report
+from accelplane.gpuclients.service import ClientsService, serving
 
 proc = pytest.fixture(proc_directory)
 path = pytest.fixture(socket_path)

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from trees import gpu_card, write
 from waiting import until
 
-from accelplane.clients.service import ClientsService, serving
+from accelplane.gpuclients.service import ClientsService, serving
 from accelplane.kubelet import checkpoint
 from accelplane.node.agent import Agent
 from accelplane.pages import metrics

@@ -27,8 +27,8 @@ from accelplane.apiserver import ApiError, StatusError
 from accelplane.cli import epchook
 from accelplane.cli.epchook import Fatal, Hook
 from accelplane.cli.staticprint import program
-from accelplane.features import node_reconciler
-from accelplane.features.node_reconciler import Node
+from accelplane.nodelabels import node_reconciler
+from accelplane.nodelabels.node_reconciler import Node
 
 EPC = 98566144
 RESOURCE, LABEL = "sgx.intel.com/epc", "sgx.intel.com/capable"

@@ -17,7 +17,7 @@ from accelplane import rpc
 from accelplane.devices import Device
 from accelplane.host import Host
 from accelplane.kubelet import podresources_v1_pb2 as pb
-from accelplane.kubelet.podresources import Holder
+from accelplane.kubelet.podresources import DeviceHolder
 from accelplane.node.agent import Agent
 from accelplane.node.settings import Settings
 from accelplane.pages import metrics
@@ -346,9 +346,10 @@ async def test_without_kubelet_and_checkpoint_there_are_no_holders(tmp_path: os.
 
 def test_the_later_of_two_pods_with_one_id_is_its_holder() -> None:
     rows = [
-        Holder("n", "old", "c", METERS, ("m0", "m1")), Holder("n", "older", "c", METERS, ("m2",)),
-        Holder("n", "new", "c", METERS, ("m0", "m2")),
-    ]  # fmt: skip
+        DeviceHolder("n", "old", "c", METERS, ("m0", "m1")),
+        DeviceHolder("n", "older", "c", METERS, ("m2",)),
+        DeviceHolder("n", "new", "c", METERS, ("m0", "m2")),
+    ]
     found = without_stale(Holders(rows, "podresources", 1.0))
     assert [(row.pod, row.device_ids) for row in found.rows] == [("old", ("m1",)), ("new", ("m0", "m2"))]
     assert found.stale == 2
@@ -356,8 +357,9 @@ def test_the_later_of_two_pods_with_one_id_is_its_holder() -> None:
 
 def test_ids_are_counted_by_unit_without_those_of_other_plugins() -> None:
     rows = [
-        Holder("n", "a", "c", METERS, ("m0-0", "m0-1", "m1-0", "gone")), Holder("n", "b", "c", "other.com/x", ("x",)),
-    ]  # fmt: skip
+        DeviceHolder("n", "a", "c", METERS, ("m0-0", "m0-1", "m1-0", "gone")),
+        DeviceHolder("n", "b", "c", "other.com/x", ("x",)),
+    ]
     devices = {id_: Device(resource="meters", id=id_, unit=id_.partition("-")[0]) for id_ in ("m0-0", "m0-1", "m1-0")}
     key = ("n", "a", "c", METERS)
     assert counts_by_unit(rows, {METERS: ("meter", devices)}) == {(key, "m0"): 2, (key, "m1"): 1, (key, ""): 1}

@@ -27,7 +27,7 @@ from accelplane.plugins.base import Config
 from accelplane.plugins.qat import QatPlugin
 from accelplane.readings import DevicePlan, Family, Source, Value
 from accelplane.report.decoding import decode_inventory, decode_readings
-from accelplane.report.inventory import Unit
+from accelplane.report.inventory import ReportedUnit
 from accelplane.simulate.offload import QatSpec
 from accelplane.simulate.specs import NodeSpec
 from accelplane.simulate.tree import SimulatedNode
@@ -91,7 +91,7 @@ async def get_inventory(agent: Agent, port: int) -> AsyncIterator[None]:
         await observer.close()
 
 
-def unit(answer: Answer, name: str = "m0") -> Unit:
+def unit(answer: Answer, name: str = "m0") -> ReportedUnit:
     return next(each for each in decode_inventory(answer.body).units if each.unit == name)
 
 

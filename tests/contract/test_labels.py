@@ -21,11 +21,11 @@ from waiting import until
 
 from accelplane.cli import labels
 from accelplane.cli.labels import Options
-from accelplane.features import node_reconciler
 from accelplane.host import Host
 from accelplane.node.periodic_scan import periodic_scan
 from accelplane.node.subprocess_supervisor import supervise
 from accelplane.node.watcher import Watcher
+from accelplane.nodelabels import node_reconciler
 
 pytestmark = pytest.mark.memory
 

@@ -14,12 +14,12 @@ from trees import gpu_card
 from waiting import until
 
 from accelplane.devices import Device, Verdict
+from accelplane.gpuservices import levelzero_pb2 as pb
+from accelplane.gpuservices.levelzero import MAX_INDICES, LevelZero, LevelZeroError
 from accelplane.host import Host
 from accelplane.plugins import ScanError
 from accelplane.plugins.gpu import GpuConfig, GpuPlugin
 from accelplane.plugins.gpu import health as gpu_health
-from accelplane.sidecars import levelzero_pb2 as pb
-from accelplane.sidecars.levelzero import MAX_INDICES, LevelZero, LevelZeroError
 
 GOOD = pb.DeviceHealth(memory_ok=True, bus_ok=True, soc_ok=True)
 COOL = (50.0, 50.0, 50.0)

@@ -14,8 +14,8 @@ from trees import write
 
 from accelplane.apiserver import ApiServer, NoCredentials
 from accelplane.host.files import HostFiles
-from accelplane.sidecars.onload.configuration import Configuration, WorkerError
-from accelplane.sidecars.onload.container_id import find_container_id
+from accelplane.onloadworker.configuration import Configuration, WorkerError
+from accelplane.onloadworker.container_id import find_container_id
 
 ID = "3b" * 32
 ENVIRONMENT = {

@@ -17,7 +17,7 @@ from waiting import until
 
 from accelplane.kubelet import podresources_v1_pb2 as pb
 from accelplane.kubelet.embedded import EmbeddedKubelet, Pod
-from accelplane.kubelet.podresources import ClaimHolder, Holder, PodResources, PodResourcesError
+from accelplane.kubelet.podresources import ClaimHolder, DeviceHolder, PodResources, PodResourcesError
 
 GADGET = "example.com/gadget"
 DEVICES = listing(("d1", "Healthy", [0]), ("d2", "Healthy", [0, 1]), ("d10", "Unhealthy", [1]), "s")
@@ -36,7 +36,7 @@ async def test_holders_have_each_device_once_whatever_its_nodes(directory: str) 
         await kubelet.until(lambda k: GADGET in k.resources())
         await kubelet.run_pod(Pod("pod", "team", containers={"main": {GADGET: 3}, "idle": {}}))
         assert (await PodResources(kubelet.pod_resources_socket).list_holders()).devices == (
-            Holder("team", "pod", "main", GADGET, ("d1", "d2", "s"), {"d1": (0,), "d2": (0, 1)}),
+            DeviceHolder("team", "pod", "main", GADGET, ("d1", "d2", "s"), {"d1": (0,), "d2": (0, 1)}),
         )
         assert await PodResources(kubelet.pod_resources_socket).allocatable() == {GADGET: ("d1", "d2", "s")}
 
@@ -72,7 +72,7 @@ async def test_devices_of_claims_are_listed_with_their_cdi_names(directory: str)
     path = os.path.join(directory, "list.sock")
     async with answering(path, List=answer.SerializeToString()):
         found = await PodResources(path).list_holders()
-        assert found.devices == (Holder("team", "pod", "main", GADGET, ("d1",)),)
+        assert found.devices == (DeviceHolder("team", "pod", "main", GADGET, ("d1",)),)
     names = ("intel.com/gpu=a", "intel.com/gpu=b")
     assert found.claims == tuple(
         ClaimHolder("team", "pod", container, driver, "node-1", device, cdi)

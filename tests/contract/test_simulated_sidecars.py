@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 from google.protobuf.message import Message
 
-from accelplane.sidecars import levelzero_pb2
+from accelplane.gpuservices import levelzero_pb2
 from accelplane.simulate.levelzero import LevelZeroService
 
 OPTIONS = (("grpc.default_authority", "localhost"),)

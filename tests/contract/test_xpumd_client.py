@@ -14,10 +14,10 @@ from trees import gpu_card
 from waiting import until
 
 from accelplane.devices import Device, Verdict
+from accelplane.gpuservices import xpumd_pb2 as pb
+from accelplane.gpuservices.xpumd import MAX_DEVICES, Xpumd, states_of
 from accelplane.host import Host
 from accelplane.plugins.gpu import GpuConfig, GpuPlugin
-from accelplane.sidecars import xpumd_pb2 as pb
-from accelplane.sidecars.xpumd import MAX_DEVICES, Xpumd, states_of
 
 BDF = "0000:03:00.0"
 

@@ -12,8 +12,8 @@ from processes import run_main
 from waiting import until
 
 from accelplane.cli import levelzero
-from accelplane.sidecars.zeapi import DEPENDENCY_UNAVAILABLE, UNKNOWN
-from accelplane.sidecars.zeprocess import InitError, Limits, RequestError, ZeProcess, _Child
+from accelplane.gpuservices.zeapi import DEPENDENCY_UNAVAILABLE, UNKNOWN
+from accelplane.gpuservices.zeprocess import InitError, Limits, RequestError, ZeProcess, _Child
 
 A, B = "0000:03:00.0", "0000:04:00.0"
 LIMITS = Limits(

@@ -12,7 +12,7 @@ from accelplane.fleet.web.page import Assets, Context, Frame, Page, ScreenName, 
 from accelplane.fleet.web.query import Query
 from accelplane.fleet.web.screens import SCREENS
 from accelplane.fleet.web.summaries import Summaries
-from accelplane.report.inventory import Holder, Unit
+from accelplane.report.inventory import Holder, ReportedUnit
 
 I915 = "gpu.intel.com/i915"
 ALL: Callable[[str], bool] = lambda _namespace: True  # noqa: E731
@@ -46,13 +46,13 @@ class Parsed(HTMLParser):
         return "".join(self.texts)
 
 
-def unit(name: str = "card0", **changes: Any) -> Unit:
+def unit(name: str = "card0", **changes: Any) -> ReportedUnit:
     return msgspec.structs.replace(
-        Unit("gpu", name, name, "0000:03:00.0", "Flex 170", 0, ids={I915: 2}, since=1764000000), **changes
+        ReportedUnit("gpu", name, name, "0000:03:00.0", "Flex 170", 0, ids={I915: 2}, since=1764000000), **changes
     )
 
 
-def node(name: str = "n1", *units: Unit, **changes: Any) -> Node:
+def node(name: str = "n1", *units: ReportedUnit, **changes: Any) -> Node:
     ids = sum(each.ids.get(I915, 0) for each in units)
     allocated = sum(holder.count for each in units for holder in each.holders)
     resource = Resource(

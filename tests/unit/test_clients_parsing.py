@@ -8,9 +8,9 @@ from drmclients import ID, POD, STATIC_POD, cgroup, i915, mountinfo, xe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelplane.clients.cgroup import ContainerCgroup, container_cgroup
-from accelplane.clients.fdinfo import Cycles, parse_fdinfo
-from accelplane.clients.messages import (
+from accelplane.gpuclients.cgroup import ContainerCgroup, container_cgroup
+from accelplane.gpuclients.fdinfo import Cycles, parse_fdinfo
+from accelplane.gpuclients.messages import (
     MAX_BYTES,
     ContainerUse,
     DeviceUse,
@@ -21,7 +21,7 @@ from accelplane.clients.messages import (
     encode,
     encode_report,
 )
-from accelplane.clients.mountinfo import container_name
+from accelplane.gpuclients.mountinfo import container_name
 
 UNDERSCORES = POD.replace("-", "_")
 INNER = "22222222-2222-2222-2222-222222222222"

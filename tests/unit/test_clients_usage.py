@@ -7,8 +7,8 @@ from drmclients import BDF, OTHER_POD, POD, i915, xe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelplane.clients.fdinfo import DrmClient, parse_fdinfo
-from accelplane.clients.usage import Container, Found, Usage, Walk
+from accelplane.gpuclients.fdinfo import DrmClient, parse_fdinfo
+from accelplane.gpuclients.usage import Container, Found, Usage, Walk
 
 MAIN = Container(POD, "main")
 SIDE = Container(POD, "side")

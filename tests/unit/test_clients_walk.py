@@ -7,8 +7,8 @@ from pathlib import Path
 from drmclients import BDF, ID, OTHER_POD, POD, i915, process
 from trees import write
 
-from accelplane.clients.usage import Container, Walk
-from accelplane.clients.walk import ContainerNames, Limits, Pass, order_of
+from accelplane.gpuclients.usage import Container, Walk
+from accelplane.gpuclients.walk import ContainerNames, Limits, Pass, order_of
 
 PLENTY = Limits(cpu=60.0)
 

@@ -9,7 +9,7 @@ from manifests import DEPLOY, REPOSITORY, Object, render, trees
 
 from accelplane.cli import labels
 from accelplane.cli.goflags import parse
-from accelplane.features.gpu import FRACTIONS, PREFIX
+from accelplane.nodelabels.gpu import FRACTIONS, PREFIX
 
 TREES = ("labels", "labels/base", "labels/overlays/gpu", "labels/overlays/own-node-only")
 

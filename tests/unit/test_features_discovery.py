@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import link, write
 
-from accelplane.features import Features, Function, discover, evaluate
 from accelplane.host import Host
+from accelplane.nodelabels import Features, Function, discover, evaluate
 
 RELEASE = "6.8.0-45-generic"
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trees import gpu_card, link, write
 
-from accelplane.features.gpu import Gpu, LabelOptions, gpu_labels, read_gpus
-from accelplane.features.labelvalues import number_labels, split
 from accelplane.host import Host, HostError
+from accelplane.nodelabels.gpu import Gpu, LabelOptions, gpu_labels, read_gpus
+from accelplane.nodelabels.labelvalues import number_labels, split
 from accelplane.simulate.specs import GpuSpec, NodeSpec
 from accelplane.simulate.tree import SimulatedNode
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from manifests import DEPLOY, run_kubectl
 
-from accelplane.features import RULES, Features, Function, Rule, RuleOutput, evaluate
-from accelplane.features.rules import Term
+from accelplane.nodelabels import RULES, Features, Function, Rule, RuleOutput, evaluate
+from accelplane.nodelabels.rules import Term
 
 I_LABEL, G_LABEL = "intel.feature.node.kubernetes.io", "gpu.intel.com"
 FILES = DEPLOY / "nfd/overlays/node-feature-rules"

@@ -20,7 +20,7 @@ from accelplane.fleet.arithmetic import (
 from accelplane.fleet.families import FAMILIES, family_of, is_known
 from accelplane.fleet.model import Agent, Cluster, Node, Quota, Resource, Waiting
 from accelplane.fleet.usage import Usage
-from accelplane.report.inventory import Holder, Unit
+from accelplane.report.inventory import Holder, ReportedUnit
 
 I915 = "gpu.intel.com/i915"
 QAT = "qat.intel.com/generic"
@@ -31,11 +31,11 @@ def holder(namespace: str = "a", count: int = 1, resource: str = I915) -> Holder
     return Holder(namespace, "p", "c", resource, count)
 
 
-def unit(name: str = "card0", ids: int = 1, *holders: Holder, **options: Any) -> Unit:
-    return Unit("gpu", name, ids={I915: ids}, holders=holders, **options)
+def unit(name: str = "card0", ids: int = 1, *holders: Holder, **options: Any) -> ReportedUnit:
+    return ReportedUnit("gpu", name, ids={I915: ids}, holders=holders, **options)
 
 
-def node(name: str, ids: int, allocated: int = 0, *units: Unit, **options: Any) -> Node:
+def node(name: str, ids: int, allocated: int = 0, *units: ReportedUnit, **options: Any) -> Node:
     stage, unhealthy = options.pop("stage", "registered"), options.pop("unhealthy", 0)
     resource = Resource(
         I915,
@@ -75,10 +75,10 @@ def test_the_overview_counts_ids_by_nodes_and_health_by_units() -> None:
 def test_problems_come_first_in_the_overview() -> None:
     resources = [f"{family}.intel.com/x" for family in ("dlb", "dsa", "iaa", "npu")]
     nodes = [bare(name, 1, 1, resource=name) for name in resources]
-    allocated = Unit(
+    allocated = ReportedUnit(
         "npu", "accel0", phase="unhealthy", ids={resources[3]: 1}, holders=(holder(resource=resources[3]),)
     )
-    free = Unit("iaa", "wq0", phase="unhealthy", ids={resources[2]: 1})
+    free = ReportedUnit("iaa", "wq0", phase="unhealthy", ids={resources[2]: 1})
     units = Node("n", units=(allocated, free))
     assert [row.family for row in overview(cluster(*nodes, units))] == ["npu", "iaa", "dlb", "dsa"]
 

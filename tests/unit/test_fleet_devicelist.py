@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from accelplane.fleet.devicelist import DeviceList, decode, device_list
 from accelplane.fleet.model import Agent, Cluster, DevicePlugin, Node
-from accelplane.report.inventory import Holder, Unit
+from accelplane.report.inventory import Holder, ReportedUnit
 
-UNIT = Unit(
+UNIT = ReportedUnit(
     plugin="gpu",
     unit="card0",
     device="card0",
@@ -31,7 +31,9 @@ def cluster(*nodes: Node) -> Cluster:
     return Cluster(7, 1000.0, 1.0, {node.name: node for node in nodes})
 
 
-def node(name: str, *units: Unit, agents: tuple[Agent, ...] = (Agent("agent", "agent", "1", "connected"),)) -> Node:
+def node(
+    name: str, *units: ReportedUnit, agents: tuple[Agent, ...] = (Agent("agent", "agent", "1", "connected"),)
+) -> Node:
     return Node(name, agents=agents, units=units)
 
 

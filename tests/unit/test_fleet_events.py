@@ -13,7 +13,7 @@ from accelplane.fleet.events import (
     note_of,
 )
 from accelplane.fleet.model import Node
-from accelplane.report.inventory import Holder, Unit
+from accelplane.report.inventory import Holder, ReportedUnit
 
 KEY = DeviceKey("n", "gpu", "card0")
 GOOD, BAD = DeviceState(False, "", 1, 0), DeviceState(True, "x", 1, 0)
@@ -86,9 +86,9 @@ def test_a_device_is_unhealthy_if_one_of_its_units_is() -> None:
     ids = {"dsa.intel.com/wq-user-shared": 2}
     holders = (Holder("b", "p", "c", "r", 1), Holder("a", "q", "c", "r", 1), Holder("", "", "", "r", 1))
     units = (
-        Unit("dsa", "wq0.0", device="dsa0", ids=ids, holders=holders),
-        Unit("dsa", "wq0.1", device="dsa0", ids=ids, phase="recovering", reason="halted"),
-        Unit("dsa", "wq1.0", ids=ids),
+        ReportedUnit("dsa", "wq0.0", device="dsa0", ids=ids, holders=holders),
+        ReportedUnit("dsa", "wq0.1", device="dsa0", ids=ids, phase="recovering", reason="halted"),
+        ReportedUnit("dsa", "wq1.0", ids=ids),
     )
     found = device_states(Node("n", units=units))
     state = DeviceState(True, "halted", 4, 3, (("a", "q"), ("b", "p")))

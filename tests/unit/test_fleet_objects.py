@@ -28,8 +28,8 @@ from accelplane.report.inventory import (
     Holder,
     NodeInventory,
     PluginInventory,
+    ReportedUnit,
     SkippedHardware,
-    Unit,
 )
 
 I915 = "gpu.intel.com/i915"
@@ -175,7 +175,7 @@ def report(pod: str, state: AgentState, answered: float, *plugins: str) -> Repor
         PluginInventory(
             plugin,
             (AdvertisedResource(f"{plugin}.intel.com/x", "registered", ids=1),),
-            (Unit(plugin, f"{plugin}-{pod}"),),
+            (ReportedUnit(plugin, f"{plugin}-{pod}"),),
             (SkippedHardware(plugin, pod, "x"),),
         )
         for plugin in plugins

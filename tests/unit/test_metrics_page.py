@@ -11,7 +11,7 @@ from textformat import Family, parse
 
 from accelplane.devices import CdiDevice, Device, Inventory, Phase
 from accelplane.host import Host
-from accelplane.kubelet.podresources import ClaimHolder, Holder
+from accelplane.kubelet.podresources import ClaimHolder, DeviceHolder
 from accelplane.kubelet.server import Stage
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, UnitHealth
@@ -57,7 +57,7 @@ def readings(units: int = 2) -> NodeReadings:
 
 def holding(*rows: tuple[str, str]) -> Holders:
     """Pods, each with the IDs that it holds, separated by blanks."""
-    found = [Holder("n", pod, "c", RESOURCE, tuple(ids.split())) for pod, ids in rows]
+    found = [DeviceHolder("n", pod, "c", RESOURCE, tuple(ids.split())) for pod, ids in rows]
     return Holders(found, "podresources", since={("n", pod, "c", RESOURCE): 5.0 for pod, _ in rows})
 
 
@@ -78,9 +78,11 @@ def test_each_resource_of_a_unit_has_the_device_of_the_unit() -> None:
     assert [sample.labels for sample in found.samples] == [
         {"plugin": "p", "unit": unit, "device": f"d{unit[1]}", "bdf": f"0000:0{unit[1]}:00.0"} | resource
         for unit, resource in (
-            ("u0", {"resource": RESOURCE}), ("u0", {"resource": "x.example.com/m"}), ("u1", {"resource": RESOURCE}),
+            ("u0", {"resource": RESOURCE}),
+            ("u0", {"resource": "x.example.com/m"}),
+            ("u1", {"resource": RESOURCE}),
         )
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("prefix", ["", "holder_"])
@@ -96,8 +98,10 @@ def test_attach_adds_the_pod_to_samples_of_devices_with_one_holder(prefix: str) 
         if mode != "off":
             samples = found["accelplane_container_devices"].samples
             assert {(each.labels[f"{prefix}pod"], each.labels["unit"], each.value) for each in samples} == {
-                ("a", "u0", 1), ("b", "u0", 1), ("c", "u1", 2),
-            }  # fmt: skip
+                ("a", "u0", 1),
+                ("b", "u0", 1),
+                ("c", "u1", 2),
+            }
             since = found["accelplane_container_held_since_timestamp_seconds"].samples
             assert {each.labels[f"{prefix}namespace"] for each in since} == {"n"}
 
@@ -131,9 +135,11 @@ def test_claims_name_the_holders_of_the_units_of_their_cdi_devices() -> None:
     found = render(PageOptions(holders="attach"), Contents(readings=readings(), holders=holders), status)
     samples = [each.labels for each in found["accelplane_container_devices"].samples]
     assert {(each["pod"], each["unit"], each["bdf"], each["resource"], each.get("via")) for each in samples} == {
-        ("a", "u0", "0000:00:00.0", "dra.example.com", "dra"), ("b", "u0", "0000:00:00.0", "dra.example.com", "dra"),
-        ("c", "u1", "0000:01:00.0", "dra.example.com", "dra"), ("d", "u1", "0000:01:00.0", RESOURCE, None),
-    }  # fmt: skip
+        ("a", "u0", "0000:00:00.0", "dra.example.com", "dra"),
+        ("b", "u0", "0000:00:00.0", "dra.example.com", "dra"),
+        ("c", "u1", "0000:01:00.0", "dra.example.com", "dra"),
+        ("d", "u1", "0000:01:00.0", RESOURCE, None),
+    }
     assert [each.value for each in found["accelplane_resource_allocated"].samples] == [1]
     # Both units have two holders, by a claim or not.
     assert all("pod" not in each.labels for each in found[TEMPERATURE.name].samples)
@@ -166,9 +172,13 @@ def test_events_are_shown_for_the_device_that_they_are_about() -> None:
         for each in found["accelplane_pci_recoveries_total"].samples
     }
     assert recoveries == {
-        ("d0", "began"): 0, ("d0", "succeeded"): 0, ("d0", "failed"): 0,
-        ("d1", "began"): 0, ("d1", "succeeded"): 0, ("d1", "failed"): 2,
-    }  # fmt: skip
+        ("d0", "began"): 0,
+        ("d0", "succeeded"): 0,
+        ("d0", "failed"): 0,
+        ("d1", "began"): 0,
+        ("d1", "succeeded"): 0,
+        ("d1", "failed"): 2,
+    }
     [wedged] = found["accelplane_gpu_wedged_total"].samples
     assert (wedged.labels, wedged.value) == ({"plugin": "p", "device": "d0", "bdf": "0000:00:00.0"}, 1)
 
@@ -384,7 +394,10 @@ TEXTS = st.text(max_size=300) | st.sampled_from(['a"b', "a\\", "a\nb", "\ud800",
 @pytest.mark.untraced
 @given(TEXTS, TEXTS, TEXTS, st.sampled_from(["join", "attach"]))
 def test_names_of_pods_cannot_break_the_page(pod: str, container: str, sample: str, mode: str) -> None:
-    rows = [Holder(pod, pod, container, RESOURCE, ("u0-0",)), Holder("n", f"{pod}2", container, RESOURCE, ("u1-0",))]
+    rows = [
+        DeviceHolder(pod, pod, container, RESOURCE, ("u0-0",)),
+        DeviceHolder("n", f"{pod}2", container, RESOURCE, ("u1-0",)),
+    ]
     samples = [Sample("third_x", sample, {"a": sample}, 1.0)]
     contents = Contents(readings=readings(), holders=Holders(rows[:1], "podresources"), samples=samples)
     found = render(PageOptions(holders=mode, node=pod[:20]), contents)

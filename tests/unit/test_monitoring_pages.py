@@ -9,7 +9,7 @@ from prometheus import promtool
 from thoroughness import examples
 
 from accelplane.devices import Device, Phase
-from accelplane.kubelet.podresources import Holder
+from accelplane.kubelet.podresources import DeviceHolder
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, UnitHealth
 from accelplane.pages import metrics
 from accelplane.pages.device_reader import DeviceReading
@@ -37,7 +37,7 @@ def page(text: str, value: float, others: Mapping[str, str]) -> bytes:
     )
     status = NodeStatus(version=text, root="/", kubelet_dir="", plugins={"gpu": plugin}, uevents={"": 1, "pci": 2})
     key = (text, f"{text}-0", "main", name)
-    holders = Holders([Holder(*key, (text,))], "podresources", since={key: 1.0}, allocatable={name: 1})
+    holders = Holders([DeviceHolder(*key, (text,))], "podresources", since={key: 1.0}, allocatable={name: 1})
     extra = labels(plugin="gpu", device=text, **others)
     lines = {family: [f"{family.name}{{{extra}}} {value!r}"] for family in families.FAMILIES}
     plan = DevicePlan(device=text, units=(text,), sources=())

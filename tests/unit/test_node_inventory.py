@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from accelplane.devices import CdiDevice, Device, Phase, Skipped
 from accelplane.fleet.web.summaries import held_share
-from accelplane.kubelet.podresources import ClaimHolder, Holder
+from accelplane.kubelet.podresources import ClaimHolder, DeviceHolder
 from accelplane.kubelet.server import Stage
 from accelplane.node.advertised import DEPARTED
 from accelplane.node.health_history import HealthChange
@@ -22,7 +22,7 @@ from accelplane.pages.inventory import (
 )
 from accelplane.readings import DevicePlan
 from accelplane.report.decoding import decode_inventory
-from accelplane.report.inventory import Holder as ReportedHolder
+from accelplane.report.inventory import DeviceHolder as ReportedHolder
 from accelplane.report.inventory import HoldersSource, NodeInventory
 from accelplane.report.limits import MAX_BYTES, VERSION
 
@@ -117,9 +117,9 @@ def test_a_unit_has_the_ids_of_all_its_resources_and_the_holders_of_each() -> No
         Device(resource="monitoring", id="all", unit="a"),
         holders=Holders(
             [
-                Holder("n", "p", "c", "x.example.com/r", ("a-0", "a-1", "unlisted")),
-                Holder("n", "p", "c", "x.example.com/monitoring", ("all",)),
-                Holder("n", "p", "c", "other.example.com/r", ("a-0",)),
+                DeviceHolder("n", "p", "c", "x.example.com/r", ("a-0", "a-1", "unlisted")),
+                DeviceHolder("n", "p", "c", "x.example.com/monitoring", ("all",)),
+                DeviceHolder("n", "p", "c", "other.example.com/r", ("a-0",)),
             ],
             "podresources",
             since={("n", "p", "c", "x.example.com/r"): 5.0},
@@ -139,7 +139,7 @@ def test_a_unit_has_the_ids_of_all_its_resources_and_the_holders_of_each() -> No
 
 
 def test_the_state_does_not_depend_on_the_age_of_the_holders_and_depends_on_their_source() -> None:
-    rows = [Holder("n", "p", "c", "x.example.com/r", ("a",))]
+    rows = [DeviceHolder("n", "p", "c", "x.example.com/r", ("a",))]
     device = Device(resource="r", id="a")
     old, new = (facts(device, holders=Holders(rows, "podresources", began)) for began in (1.0, 50.0))
     checkpoint = facts(device, holders=Holders(rows, "checkpoint", 50.0))
@@ -168,7 +168,7 @@ def test_a_too_large_inventory_omits_history_and_then_units() -> None:
 
 
 def test_long_lists_of_holders_and_skipped_hardware_are_cut() -> None:
-    rows = [Holder("n", f"p{number}", "c", "x.example.com/r", ("a",)) for number in range(20_000)]
+    rows = [DeviceHolder("n", f"p{number}", "c", "x.example.com/r", ("a",)) for number in range(20_000)]
     skipped = tuple(Skipped(f"s{number}", "r") for number in range(2000))
     body = build_inventory(facts(Device(resource="r", id="a"), holders=Holders(rows), skipped=skipped))
     decoded = decode_inventory(body)
@@ -187,7 +187,7 @@ def test_any_text_gives_an_inventory_that_the_fleet_decodes(
     device = Device(
         resource="r", id=id_, health="Unhealthy", reason=reason, topology=tuple(each or 0 for each in topology)
     )
-    rows = [Holder(fact, fact, reason, "x.example.com/r", (id_,))]
+    rows = [DeviceHolder(fact, fact, reason, "x.example.com/r", (id_,))]
     found = facts(
         device,
         health={device.unit: UnitHealth(phase=phase, reason=reason, changes=[HealthChange(1.0, phase, "bus", reason)])},

@@ -17,12 +17,12 @@ from waiting import until
 
 from accelplane.host import HostError
 from accelplane.host.files import HostFiles
-from accelplane.sidecars.onload import parameters
-from accelplane.sidecars.onload.configuration import Configuration, WorkerError, absolute_path, split_container_id
-from accelplane.sidecars.onload.container_id import Pod, id_in_cgroup, process_start, started_container
-from accelplane.sidecars.onload.crictl import USUAL_PATHS, find_crictl
-from accelplane.sidecars.onload.parameters import DEFAULTS, Values
-from accelplane.sidecars.onload.worker import Worker, require_device
+from accelplane.onloadworker import parameters
+from accelplane.onloadworker.configuration import Configuration, WorkerError, absolute_path, split_container_id
+from accelplane.onloadworker.container_id import Pod, id_in_cgroup, process_start, started_container
+from accelplane.onloadworker.crictl import USUAL_PATHS, find_crictl
+from accelplane.onloadworker.parameters import DEFAULTS, Values
+from accelplane.onloadworker.worker import Worker, require_device
 
 ID = "3b" * 32
 SERVER = "/mnt/onload/sbin/onload_cp_server"

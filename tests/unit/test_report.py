@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelplane.report.decoding import ReportError, decode_inventory, decode_readings
-from accelplane.report.inventory import AdvertisedResource, Change, Holder, HoldersSource, SkippedHardware, Unit
+from accelplane.report.inventory import AdvertisedResource, Change, Holder, HoldersSource, ReportedUnit, SkippedHardware
 from accelplane.report.limits import MAX_BYTES
 
 I915 = "gpu.intel.com/i915"
@@ -67,7 +67,7 @@ def test_an_inventory_has_all_fields_of_the_agent() -> None:
     assert (gpus.name, gpus.resources) == ("gpu", (AdvertisedResource(I915, "registered", "", 16, 15, 3),))
     assert gpus.skipped == (SkippedHardware("gpu", "card3", "driver vfio-pci is not supported"),)
     assert gpus.units == (
-        Unit(
+        ReportedUnit(
             "gpu",
             "card0",
             device="card0",

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelplane.features import labelvalues
-from accelplane.features.xelink import Link, PageError, labels, links
+from accelplane.nodelabels import labelvalues
+from accelplane.nodelabels.xelink import Link, PageError, labels, links
 
 ENDS = {"local_device_id": "0", "local_subdevice_id": "0", "remote_device_id": "1", "remote_subdevice_id": "0"}
 LINK = {**ENDS, "local_on_subdevice": "true", "lane_count": "4"}

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from accelplane.sidecars import zeapi, zereadings
-from accelplane.sidecars.zeapi import UNKNOWN, Api, ZeError
-from accelplane.sidecars.zereadings import Health, Indices, MemoryAmount, Sysman, Temperatures
-from accelplane.sidecars.zeworker import Worker
+from accelplane.gpuservices import zeapi, zereadings
+from accelplane.gpuservices.zeapi import UNKNOWN, Api, ZeError
+from accelplane.gpuservices.zereadings import Health, Indices, MemoryAmount, Sysman, Temperatures
+from accelplane.gpuservices.zeworker import Worker
 
 BDF = "0000:03:00.0"
 DEVICE, MODULES, SENSORS = 1, 100, 200  # handles
@@ -271,7 +271,7 @@ def test_other_requests_are_errors(native: Native, request_line: str) -> None:
 
 
 def test_the_worker_process_reports_a_missing_loader() -> None:
-    command = [sys.executable, "-m", "accelplane.sidecars.zeworker", "sysman", "0"]
+    command = [sys.executable, "-m", "accelplane.gpuservices.zeworker", "sysman", "0"]
     result = subprocess.run(command, input="init\n", capture_output=True, text=True, check=False, timeout=60)
     assert result.returncode == 0
     assert result.stdout.startswith(("! libze_loader.so.1", "= "))

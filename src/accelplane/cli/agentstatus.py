@@ -12,7 +12,7 @@ from accelplane.http.listening import split_address
 from accelplane.node import status_socket
 from accelplane.node.settings import Settings
 from accelplane.report.decoding import ReportError, decode_inventory
-from accelplane.report.inventory import AdvertisedResource, Unit
+from accelplane.report.inventory import AdvertisedResource, ReportedUnit
 from accelplane.report.limits import MAX_BYTES
 from accelplane.report.local import MAX_LOCAL_BYTES, LocalStatus, decode_status
 
@@ -26,7 +26,7 @@ class AgentStates(Struct, frozen=True):
     """The states that agents report. `units` are by plugin and unit, `unit_names` by resource and ID."""
 
     plugins: frozenset[str] = frozenset()
-    units: Mapping[tuple[str, str], Unit] = {}
+    units: Mapping[tuple[str, str], ReportedUnit] = {}
     resources: Mapping[str, AdvertisedResource] = {}
     unit_names: Mapping[tuple[str, str], str] = {}
     problems: Sequence[str] = ()
@@ -40,7 +40,7 @@ class AgentStates(Struct, frozen=True):
         return [f"{', '.join(unknown)}: no agent answers at {self.where}: the health of devices is not known"]
 
 
-def health_of(unit: Unit | None) -> str | None:
+def health_of(unit: ReportedUnit | None) -> str | None:
     """The health that the kubelet knows; None if the agent, or the source of the health, does not know it."""
     if unit is None or not unit.known:
         return None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, parse_or_exit
 from accelplane.cli.untilsignal import until_signal
-from accelplane.clients.service import ClientsService, serving
+from accelplane.gpuclients.service import ClientsService, serving
 
 PROGRAM = "accelplane clients"
 FLAGS = (

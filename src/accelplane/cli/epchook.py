@@ -19,11 +19,11 @@ from accelplane.apiserver import APPLY_PATCH, JSON_PATCH, ApiError, ApiServer, N
 from accelplane.cli import logflags, signals, staticprint
 from accelplane.cli.goflags import Flag, Value, parse_or_exit
 from accelplane.cli.untilsignal import until_signal
-from accelplane.features import node_reconciler
-from accelplane.features.node_reconciler import Node
 from accelplane.host import Host
 from accelplane.host.epc import Epc, read_epc
 from accelplane.node.publishers.labels import LabelFile
+from accelplane.nodelabels import node_reconciler
+from accelplane.nodelabels.node_reconciler import Node
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from accelplane.cli import logflags, signals, staticprint
 from accelplane.cli.goflags import Flag, parse_or_exit
-from accelplane.features import gpu
 from accelplane.host import Host, HostError
 from accelplane.node.publishers.labels import LabelFile
+from accelplane.nodelabels import gpu
 
 log = logging.getLogger(__name__)
 

@@ -20,13 +20,13 @@ from accelplane.apiserver import ApiError, ApiServer
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit, with_defaults
 from accelplane.cli.untilsignal import until_signal
-from accelplane.features import RuleOutput, discover, evaluate, node_reconciler
-from accelplane.features.gpu import DRM, LabelOptions, gpu_labels, read_gpus
-from accelplane.features.node_reconciler import Node
 from accelplane.host import Host, HostError
 from accelplane.node.periodic_scan import periodic_scan
 from accelplane.node.publishers.labels import LabelFile
 from accelplane.node.watcher import Watcher
+from accelplane.nodelabels import RuleOutput, discover, evaluate, node_reconciler
+from accelplane.nodelabels.gpu import DRM, LabelOptions, gpu_labels, read_gpus
+from accelplane.nodelabels.node_reconciler import Node
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, parse_or_exit
 from accelplane.cli.untilsignal import until_signal
+from accelplane.gpuservices.levelzero_service import LevelZeroService
+from accelplane.gpuservices.zeprocess import InitError, Limits, ZeProcess
 from accelplane.kubelet import sockets
 from accelplane.logs import v
 from accelplane.rpc import RpcServer
-from accelplane.sidecars.levelzero_service import LevelZeroService
-from accelplane.sidecars.zeprocess import InitError, Limits, ZeProcess
 
 log = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit, with_defaults
 from accelplane.cli.untilsignal import until_signal
 from accelplane.host import Host
-from accelplane.sidecars.onload.configuration import Configuration, WorkerError
-from accelplane.sidecars.onload.container_id import find_container_id
-from accelplane.sidecars.onload.crictl import find_crictl, host_root
-from accelplane.sidecars.onload.parameters import Values
-from accelplane.sidecars.onload.worker import Worker, require_device
+from accelplane.onloadworker.configuration import Configuration, WorkerError
+from accelplane.onloadworker.container_id import find_container_id
+from accelplane.onloadworker.crictl import find_crictl, host_root
+from accelplane.onloadworker.parameters import Values
+from accelplane.onloadworker.worker import Worker, require_device
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 from accelplane.readings import DevicePlan
 from accelplane.readings.values import escape
-from accelplane.report.inventory import Unit
+from accelplane.report.inventory import ReportedUnit
 
 _RESCAN_INTERVAL = 30.0
 _SECOND_READING = 1.0
@@ -280,7 +280,7 @@ def _other_rows(
 
 def _row(
     plugin: str, device: str, bdf: str, members: Sequence[Device], held: Mapping[tuple[str, str], Sequence[str]],
-    *, states: AgentStates, values: topreadings.Values, gone: Unit | None = None,
+    *, states: AgentStates, values: topreadings.Values, gone: ReportedUnit | None = None,
 ) -> DeviceRow:  # fmt: skip
     units = [gone.unit] if gone is not None else list(dict.fromkeys(member.unit for member in members))
     state, reason = _state(members, [states.units.get((plugin, unit)) for unit in units])
@@ -304,7 +304,7 @@ def _row(
     )
 
 
-def _state(members: Sequence[Device], units: Sequence[Unit | None]) -> tuple[str | None, str]:
+def _state(members: Sequence[Device], units: Sequence[ReportedUnit | None]) -> tuple[str | None, str]:
     """The worst state of the units of a device by its agent, with the reason. A scan alone never finds it healthy."""
     if not units:
         return "not published", ""

@@ -20,11 +20,11 @@ from msgspec import Meta
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Value, flags_of, parse_or_exit
 from accelplane.cli.untilsignal import until_signal
-from accelplane.features import xelink
 from accelplane.http.client import HttpClient
 from accelplane.http.stream import HttpClientError
 from accelplane.logs import v
 from accelplane.node import atomic_file
+from accelplane.nodelabels import xelink
 
 log = logging.getLogger(__name__)
 

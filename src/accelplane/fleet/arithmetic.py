@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from accelplane.report.inventory import Unit
+from accelplane.report.inventory import ReportedUnit
 
 from .families import family_of
 from .model import Cluster, Node, Quota, Resource, Waiting
@@ -276,7 +276,7 @@ def device_shares(node: Node) -> Mapping[tuple[str, str], float]:
     return shares
 
 
-def _count_unit(row: defaultdict[str, int], unit: Unit) -> None:
+def _count_unit(row: defaultdict[str, int], unit: ReportedUnit) -> None:
     unhealthy = unit.phase in ("unhealthy", "recovering")
     row["units"] += 1
     row["unhealthy"] += unhealthy

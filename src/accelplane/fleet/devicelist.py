@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from accelplane.report.inventory import Unit
+from accelplane.report.inventory import ReportedUnit
 
 from .model import Cluster, DevicePlugin, Node
 
@@ -149,7 +149,7 @@ def _devices(node: Node, visible: Callable[[str], bool]) -> Iterator[DeviceItem]
         )
 
 
-def _holders(unit: Unit, visible: Callable[[str], bool]) -> Iterator[HolderItem]:
+def _holders(unit: ReportedUnit, visible: Callable[[str], bool]) -> Iterator[HolderItem]:
     for holder in unit.holders:
         shown = visible(holder.namespace)
         yield HolderItem(

@@ -171,7 +171,7 @@ class DeviceEvents:
 
 def device_states(node: model.Node) -> dict[DeviceKey, DeviceState]:
     """The states of a node's devices by its units."""
-    devices: dict[DeviceKey, list[model.Unit]] = {}
+    devices: dict[DeviceKey, list[model.ReportedUnit]] = {}
     for unit in node.units:
         devices.setdefault(DeviceKey(node.name, unit.plugin, unit.device or unit.unit), []).append(unit)
     return {key: _device_state(units) for key, units in devices.items()}
@@ -183,7 +183,7 @@ def note_of(key: DeviceKey, state: DeviceState) -> str:
     return f"{key.plugin} device {key.device} of node {key.node} {change}; {state.held} of {state.ids} IDs are held"
 
 
-def _device_state(units: list[model.Unit]) -> DeviceState:
+def _device_state(units: list[model.ReportedUnit]) -> DeviceState:
     # A recovering device is still advertised as unhealthy.
     bad = [unit for unit in units if unit.phase in ("unhealthy", "recovering")]
     holders = [holder for unit in units for holder in unit.holders]

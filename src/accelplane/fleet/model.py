@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from accelplane.report.inventory import AdvertisedResource, Holder, SkippedHardware, Unit
+from accelplane.report.inventory import AdvertisedResource, Holder, ReportedUnit, SkippedHardware
 from accelplane.report.readings import DeviceReadings
 
 AgentState = Literal["connected", "connecting", "stale", "invalid", "none"]
@@ -48,7 +48,7 @@ class Node(Struct, frozen=True):
     cordoned: bool = False
     agents: tuple[Agent, ...] = ()
     resources: tuple[Resource, ...] = ()
-    units: tuple[Unit, ...] = ()
+    units: tuple[ReportedUnit, ...] = ()
     skipped: tuple[SkippedHardware, ...] = ()
     # Containers that request resources, by the API server: only with `-pods=all`, and only without units of an agent.
     holders: tuple[Holder, ...] = ()

@@ -21,8 +21,8 @@ from accelplane.report.inventory import (
     HoldersSource,
     NodeInventory,
     PluginInventory,
+    ReportedUnit,
     SkippedHardware,
-    Unit,
 )
 from accelplane.report.limits import VERSION
 from accelplane.report.readings import DeviceReadings, Value
@@ -158,7 +158,7 @@ class SimulatedFleet:
         units[index] = self._next(units[index])
         return _composed(node, units)
 
-    def _next(self, unit: Unit) -> Unit:
+    def _next(self, unit: ReportedUnit) -> ReportedUnit:
         if unit.phase == "unhealthy":
             return self._in_phase(unit, "recovering")
         if unit.phase in ("recovering", "suspect"):
@@ -168,12 +168,12 @@ class SimulatedFleet:
             return self._in_phase(unit, "unhealthy" if chance < _UNHEALTHY else "suspect")
         return self._held(unit)
 
-    def _held(self, unit: Unit) -> Unit:
+    def _held(self, unit: ReportedUnit) -> ReportedUnit:
         holders = self._holders(unit.ids)
         idle = self._now - 5400 if holders and self._random.random() < _IDLE else 0.0
         return msgspec.structs.replace(unit, holders=holders, idle_since=idle)
 
-    def _in_phase(self, unit: Unit, phase: str) -> Unit:
+    def _in_phase(self, unit: ReportedUnit, phase: str) -> ReportedUnit:
         reason, text = ("", "") if phase == "healthy" else self._random.choice(_FAULTS)
         # Validates the phase, as for an agent.
         change = msgspec.convert({"time": self._now, "phase": phase, "reason": reason, "text": text}, Change)
@@ -218,8 +218,8 @@ class SimulatedFleet:
         )  # fmt: skip
         return _composed(node, units)
 
-    def _unit(self, kind: Kind, number: int) -> Unit:
-        unit = Unit(
+    def _unit(self, kind: Kind, number: int) -> ReportedUnit:
+        unit = ReportedUnit(
             plugin=kind.plugin, unit=kind.unit.format(number), device=kind.unit.format(number),
             bdf=f"0000:{0x18 + number * 0x11:02x}:00.0", model=kind.model, numa=number % 2,
             since=self._now - self._random.uniform(3600, 900_000), ids={kind.resource: kind.ids},
@@ -286,7 +286,7 @@ def _device_plugins(nodes: Iterable[Node]) -> tuple[DevicePlugin, ...]:
     return problems_first(plugins)
 
 
-def _composed(node: Node, units: Sequence[Unit]) -> Node:
+def _composed(node: Node, units: Sequence[ReportedUnit]) -> Node:
     """The node with these units, by the document of its agent, as the fleet's server gets and composes it."""
     (agent,) = node.agents
     plugin = units[0].plugin
@@ -304,7 +304,7 @@ def _composed(node: Node, units: Sequence[Unit]) -> Node:
     return found
 
 
-def _advertised(resource: Resource, units: Sequence[Unit]) -> AdvertisedResource:
+def _advertised(resource: Resource, units: Sequence[ReportedUnit]) -> AdvertisedResource:
     """The resource with the numbers of its devices."""
     own = [unit for unit in units if resource.name in unit.ids]
     healthy = sum(unit.ids[resource.name] for unit in own if unit.phase in ("healthy", "suspect"))
@@ -313,7 +313,7 @@ def _advertised(resource: Resource, units: Sequence[Unit]) -> AdvertisedResource
     return AdvertisedResource(resource.name, resource.stage, resource.problem, ids, healthy, allocated)
 
 
-def _readings(unit: Unit, now: float) -> DeviceReadings:
+def _readings(unit: ReportedUnit, now: float) -> DeviceReadings:
     """Current values of a device, such as a real agent reads; devices without a holder are asleep."""
     if not unit.holders:
         return DeviceReadings(unit.plugin, unit.device, unit.bdf, awake=False, outcomes={"asleep": 6})

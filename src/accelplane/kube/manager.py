@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from accelplane.apiserver import StatusError
-from accelplane.apiserver.authorized import Authorized
+from accelplane.authorized import Authorized
 from accelplane.http.handler import Handler, PendingResponse
 from accelplane.http.listening import split_address
 from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response

@@ -26,7 +26,7 @@ class PodResourcesError(Exception):
     """The kubelet's pod-resources socket returned no usable response; the text names the socket."""
 
 
-class Holder(Struct, frozen=True):
+class DeviceHolder(Struct, frozen=True):
     """A container and the devices of one resource that it holds: IDs in natural order, NUMA nodes by ID, if any."""
 
     namespace: str
@@ -52,7 +52,7 @@ class ClaimHolder(Struct, frozen=True):
 class NodeHolders(NamedTuple):
     """What the containers of a node hold: devices of device plugins in the kubelet's order, those of claims by name."""
 
-    devices: tuple[Holder, ...]
+    devices: tuple[DeviceHolder, ...]
     claims: tuple[ClaimHolder, ...]
 
 
@@ -73,7 +73,9 @@ class PodResources:
         """The containers of this node with devices of device plugins and of claims."""
         response = await self._ask("List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
         devices = [
-            Holder(pod.namespace, pod.name, container.name, resource, ids, _numa_nodes(container.devices, resource))
+            DeviceHolder(
+                pod.namespace, pod.name, container.name, resource, ids, _numa_nodes(container.devices, resource)
+            )
             for pod in response.pod_resources
             for container in pod.containers
             for resource, ids in _sum_ids(container.devices).items()

@@ -96,7 +96,7 @@ class Kubelet:
         return context
 
 
-class NodePods:
+class PodReader:
     """The pods of the node `node` from the kubelet and, after its first failure, from the API server."""
 
     def __init__(self, kubelet: Kubelet | None, api: ApiServer, node: str, pod_resources_socket: str) -> None:
@@ -143,7 +143,7 @@ class NodePods:
         return found
 
 
-def in_cluster(settings: Settings, environment: Mapping[str, str], *, account: str = SERVICE_ACCOUNT) -> NodePods:
+def in_cluster(settings: Settings, environment: Mapping[str, str], *, account: str = SERVICE_ACCOUNT) -> PodReader:
     """The pods of the node that this pod runs on. Raises `ConfigurationError` outside of a cluster."""
     node, host = environment.get("NODE_NAME", ""), environment.get("HOST_IP", "")
     if not node:
@@ -159,7 +159,7 @@ def in_cluster(settings: Settings, environment: Mapping[str, str], *, account: s
         kubelet = Kubelet(host, node, trust=trust, token=f"{account}/token")
     else:
         log.warning("HOST_IP is not set, the pods are read from the API server; expected status.hostIP of this pod")
-    return NodePods(kubelet, api.without_rate_limit(), node, settings.pod_resources_socket)
+    return PodReader(kubelet, api.without_rate_limit(), node, settings.pod_resources_socket)
 
 
 async def _with_retries(kubelet: Kubelet) -> Sequence[msgspec.Raw]:

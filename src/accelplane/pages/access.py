@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from accelplane.apiserver import ApiServer, NoCredentials
-from accelplane.apiserver.authorized import Authorized
+from accelplane.authorized import Authorized
 from accelplane.http.servingtls import CertificateError, ServingTls, TlsSettings
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.pages.server import OPEN, Access

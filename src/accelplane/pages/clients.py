@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from accelplane.clients.messages import MAX_PODS, ClientsError, ContainerUse, Report, request_report
+from accelplane.gpuclients.messages import MAX_PODS, ClientsError, ContainerUse, Report, request_report
 from accelplane.host.blocking import SerialThread
 from accelplane.kubelet import checkpoint
 from accelplane.kubelet.checkpoint import Holding
-from accelplane.kubelet.podresources import Holder
+from accelplane.kubelet.podresources import DeviceHolder
 from accelplane.node.status import NodeStatus, listed_devices
 from accelplane.pages.exposition import Family
 from accelplane.pages.holders import Holders
@@ -127,7 +127,7 @@ class ClientReader:
         return pods
 
 
-def named_pods(holdings: Iterable[Holding], rows: Iterable[Holder]) -> dict[str, NamedPod]:
+def named_pods(holdings: Iterable[Holding], rows: Iterable[DeviceHolder]) -> dict[str, NamedPod]:
     """The pods by UID, at most as many as a request may have. The checkpoint also has pods that have ended."""
     holders = {(row.resource, row.container, frozenset(row.device_ids)): row for row in rows}
     pods: dict[str, NamedPod] = {}

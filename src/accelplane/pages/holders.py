@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from accelplane.devices import Device
 from accelplane.host.blocking import SerialThread
 from accelplane.kubelet import checkpoint, podresources
-from accelplane.kubelet.podresources import ClaimHolder, Holder
+from accelplane.kubelet.podresources import ClaimHolder, DeviceHolder
 from accelplane.node.settings import Settings
 
 # An answer is used again for this time, unless a container has got a device since.
@@ -40,7 +40,7 @@ class Holders(Struct, frozen=True):
     allocation, which several containers can share.
     """
 
-    rows: Sequence[Holder] = ()
+    rows: Sequence[DeviceHolder] = ()
     source: Literal["podresources", "checkpoint", "none"] = "none"
     began: float = 0.0
     stale: int = 0
@@ -173,13 +173,13 @@ class HolderReader:
             found = None
         if found is None:
             return Holders(began=began)
-        rows = [Holder("", "", holding.container, holding.resource, holding.ids) for holding in found.holdings]
+        rows = [DeviceHolder("", "", holding.container, holding.resource, holding.ids) for holding in found.holdings]
         return Holders(rows, "checkpoint", began)
 
 
-def key_of(row: Holder | ClaimHolder) -> Key:
+def key_of(row: DeviceHolder | ClaimHolder) -> Key:
     """What the time of a holder is noted under: for a claim with its driver in place of the resource."""
-    return row.namespace, row.pod, row.container, row.resource if isinstance(row, Holder) else row.driver
+    return row.namespace, row.pod, row.container, row.resource if isinstance(row, DeviceHolder) else row.driver
 
 
 def without_stale(holders: Holders) -> Holders:
@@ -208,7 +208,7 @@ def claimed_units(
 
 
 def counts_by_unit(
-    rows: Iterable[Holder], listed: Mapping[str, tuple[str, Mapping[str, Device]]]
+    rows: Iterable[DeviceHolder], listed: Mapping[str, tuple[str, Mapping[str, Device]]]
 ) -> dict[tuple[Key, str], int]:
     """The number of IDs of the `listed` resources by container and unit, which is "" for IDs that are not listed."""
     return Counter(

@@ -25,8 +25,8 @@ from accelplane.report.inventory import (
     NodeInventory,
     PhaseName,
     PluginInventory,
+    ReportedUnit,
     SkippedHardware,
-    Unit,
 )
 from accelplane.report.limits import (
     MAX_BYTES,
@@ -70,7 +70,7 @@ def inventory_plugins(facts: Facts) -> list[PluginInventory]:
     plugins: list[PluginInventory] = []
     complete = (plugin for plugin in facts.status.plugins.values() if plugin.scan.completed)
     for plugin in itertools.islice(complete, MAX_PLUGINS):
-        units: list[Unit] = []
+        units: list[ReportedUnit] = []
         for name, devices in list(_units(plugin).items())[:room]:
             key = (plugin.name, name)
             unit = _unit(key, devices, plugin.health.get(name), places.get(key))
@@ -121,7 +121,7 @@ def state_of(plugins: Sequence[PluginInventory], source: Source) -> bytes:
     return msgspec.json.encode((plugins, source))
 
 
-def _shorten(unit: Unit, length: int) -> Unit:
+def _shorten(unit: ReportedUnit, length: int) -> ReportedUnit:
     excess = len(unit.history) - length
     return replace(unit, history=unit.history[excess:]) if excess > 0 else unit
 
@@ -137,12 +137,12 @@ def _units(plugin: PluginStatus) -> dict[str, list[tuple[str, Device]]]:
 
 def _unit(
     key: tuple[str, str], devices: Sequence[tuple[str, Device]], health: UnitHealth | None, plan: DevicePlan | None
-) -> Unit:
+) -> ReportedUnit:
     """The unit without its holders, with its complete history."""
     phase, reason, text = _phase(health, [device for _, device in devices])
     changes = health.changes if health is not None else ()
     unknown = health.unknown if health is not None else ""
-    return Unit(
+    return ReportedUnit(
         plugin=_name(key[0]),
         unit=_name(key[1]),
         device=_name(plan.device) if plan is not None else "",

@@ -49,7 +49,7 @@ class Change(Struct, frozen=True, gc=False):
     text: Text = ""
 
 
-class Unit(Struct, frozen=True, gc=False):
+class ReportedUnit(Struct, frozen=True, gc=False):
     """A physical device or a part of it. `ids` has the number of IDs by resource.
 
     `known` is false while the source of the health does not answer. If a healthy unit has a `reason`, it is a warning;
@@ -95,7 +95,7 @@ class SkippedHardware(Struct, frozen=True, gc=False):
 class PluginInventory(Struct, frozen=True, gc=False):
     name: Name
     resources: Annotated[tuple[AdvertisedResource, ...], Meta(max_length=MAX_RESOURCES)]
-    units: Annotated[tuple[Unit, ...], Meta(max_length=MAX_UNITS)]
+    units: Annotated[tuple[ReportedUnit, ...], Meta(max_length=MAX_UNITS)]
     skipped: Annotated[tuple[SkippedHardware, ...], Meta(max_length=MAX_SKIPPED)]
 
 
@@ -118,6 +118,6 @@ class NodeInventory(Struct, frozen=True, gc=False):
     holders: HoldersSource = HoldersSource()
 
     @property
-    def units(self) -> tuple[Unit, ...]:
+    def units(self) -> tuple[ReportedUnit, ...]:
         """The units of all plugins."""
         return tuple(unit for plugin in self.plugins for unit in plugin.units)

@@ -14,9 +14,9 @@ from typing import Self
 import grpc.aio
 import msgspec
 
+from accelplane.gpuservices import levelzero_pb2 as messages
+from accelplane.gpuservices.zeapi import UNKNOWN, error_text
 from accelplane.kubelet.embedded.service import service
-from accelplane.sidecars import levelzero_pb2 as messages
-from accelplane.sidecars.zeapi import UNKNOWN, error_text
 
 NO_TEMPERATURE = -999.0
 

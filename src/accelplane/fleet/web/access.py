@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Struct
 
 from accelplane.apiserver import ApiError
-from accelplane.apiserver.authorized import PageAccess, ResourceAccess, UserInfo, review_access, review_token
 from accelplane.apiserver.client import ApiServer
+from accelplane.authorized import PageAccess, ResourceAccess, UserInfo, review_access, review_token
 from accelplane.http.messages import HttpError
 
 from .issuer import IssuerKeys

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
-from accelplane.report.inventory import Change, Unit
+from accelplane.report.inventory import Change, ReportedUnit
 from accelplane.report.readings import DeviceReadings, Value
 
 from ..model import Node
@@ -60,7 +60,7 @@ def _missing_device(node: Node, query: PlaceQuery) -> Element:
     return element("p", text, "See the node ", node_link(node.name), ".")
 
 
-def _state(unit: Unit) -> Element:
+def _state(unit: ReportedUnit) -> Element:
     healthy = unit.phase == "healthy"
     warning = healthy and unit.known and bool(unit.reason)
     return facts(
@@ -78,7 +78,7 @@ def _state(unit: Unit) -> Element:
     )
 
 
-def _facts(node: Node, unit: Unit) -> Element:
+def _facts(node: Node, unit: ReportedUnit) -> Element:
     ids = ", ".join(f"{count} {name}" for name, count in sorted(unit.ids.items()))
     return facts(
         "Device",
@@ -95,7 +95,7 @@ def _facts(node: Node, unit: Unit) -> Element:
     )
 
 
-def _holders(context: Context, unit: Unit) -> Element:
+def _holders(context: Context, unit: ReportedUnit) -> Element:
     found = (holder_row(context, each) for each in unit.holders)
     rows = numbered(part(found, elements=_HOLDER_ELEMENTS, limit=_MAX_HOLDERS))
     return element(
@@ -106,7 +106,7 @@ def _holders(context: Context, unit: Unit) -> Element:
     )
 
 
-def _history(unit: Unit) -> Element:
+def _history(unit: ReportedUnit) -> Element:
     changes = sorted(enumerate(unit.history), key=lambda each: (-each[1].time, -each[0]))
     rows = [_change(index, each) for index, each in changes]
     return element(
@@ -126,7 +126,7 @@ def _change(index: int, change: Change) -> Element:
 # Values
 
 
-def _readings(context: Context, unit: Unit) -> Element:
+def _readings(context: Context, unit: ReportedUnit) -> Element:
     found = _device_of(context, unit)
     problem = context.readings.problem if context.readings is not None else "they were not requested"
     if found is None:
@@ -148,7 +148,7 @@ def _readings(context: Context, unit: Unit) -> Element:
     )
 
 
-def _device_of(context: Context, unit: Unit) -> DeviceReadings | None:
+def _device_of(context: Context, unit: ReportedUnit) -> DeviceReadings | None:
     devices = context.readings.devices if context.readings is not None else ()
     own_devices = (each for each in devices if each.plugin == unit.plugin)
     return next(
@@ -207,7 +207,7 @@ def _shown(value: float, unit: str) -> str:
 # Further
 
 
-def _further(context: Context, node: Node, unit: Unit) -> Element:
+def _further(context: Context, node: Node, unit: ReportedUnit) -> Element:
     commands = [
         f"kubectl describe node {shlex.quote(node.name)}",
         f"kubectl accelplane inspect --cluster --node {shlex.quote(node.name)}",
@@ -228,7 +228,7 @@ def _further(context: Context, node: Node, unit: Unit) -> Element:
     )
 
 
-def grafana_link(template: str, node: str, unit: Unit) -> str:
+def grafana_link(template: str, node: str, unit: ReportedUnit) -> str:
     """The address of a dashboard: the template with `{node}`, `{plugin}` and `{device}` replaced."""
     values = {"{node}": node, "{plugin}": unit.plugin, "{device}": unit.device or unit.unit}
     for name, value in values.items():

@@ -13,7 +13,7 @@ from urllib.parse import unquote_plus
 
 from msgspec import Struct
 
-from accelplane.apiserver.authorized import CHALLENGE, PageAccess, UserInfo
+from accelplane.authorized import CHALLENGE, PageAccess, UserInfo
 from accelplane.http.eviction import source_of
 from accelplane.http.listening import is_own_host
 from accelplane.http.messages import HttpError, Request, Response

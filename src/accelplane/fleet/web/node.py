@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from accelplane.report.inventory import Holder, Unit
+from accelplane.report.inventory import Holder, ReportedUnit
 
 from ..arithmetic import allocation
 from ..model import Agent, Node, Resource
@@ -121,14 +121,14 @@ def _devices(context: Context, node: Node) -> Element:
     )
 
 
-def _urgency(unit: Unit) -> int:
+def _urgency(unit: ReportedUnit) -> int:
     """The order of devices: those that are unhealthy and held, unhealthy, changing, not known, and the others."""
     if unit.phase == "healthy":
         return 4 if unit.known else 3
     return 2 if unit.phase in ("suspect", "recovering") else 0 if unit.holders else 1
 
 
-def _device(context: Context, node: Node, unit: Unit) -> Element:
+def _device(context: Context, node: Node, unit: ReportedUnit) -> Element:
     ids = sum(unit.ids.values())
     allocated = sum(holder.count for holder in unit.holders)
     reason = f" ({unit.reason})" if unit.reason and unit.phase != "healthy" else ""

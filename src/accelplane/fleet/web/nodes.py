@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from accelplane.report.inventory import Holder, Unit
+from accelplane.report.inventory import Holder, ReportedUnit
 
 from ..arithmetic import allocation
 from ..families import family_of
@@ -125,7 +125,7 @@ def _has_family(each: Summary, family: str) -> bool:
     )
 
 
-def _families(unit: Unit) -> Iterator[str]:
+def _families(unit: ReportedUnit) -> Iterator[str]:
     """The values of the filter that select a device."""
     yield unit.plugin
     yield from unit.ids

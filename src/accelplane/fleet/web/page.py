@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from accelplane import __version__
-from accelplane.report.inventory import Holder, Unit
+from accelplane.report.inventory import Holder, ReportedUnit
 
 from ..model import Cluster, NodeReadings
 from .html import Element, count, element, keyed, live, render
@@ -152,14 +152,14 @@ def moment(time: float) -> "Element | str":
     return element("time", f"{at:%Y-%m-%d %H:%M:%S}", datetime=f"{at:%Y-%m-%dT%H:%M:%SZ}")
 
 
-def badge(unit: Unit) -> Element:
+def badge(unit: ReportedUnit) -> Element:
     """The state of a device in words, with its shape."""
     state = state_of(unit)
     mark = element("span", _LETTERS[state], class_=f"mark {state}", aria_hidden="true")
     return element("span", mark, f" {state}", class_="badge")
 
 
-def cell(node: str, unit: Unit) -> Element:
+def cell(node: str, unit: ReportedUnit) -> Element:
     """A device in the list of nodes: shape and letter are its state, the filled part is held."""
     state, held = state_of(unit), held_share(unit)
     quarter = 0 if not held else max(1, round(held * 4))
@@ -176,7 +176,7 @@ def cell(node: str, unit: Unit) -> Element:
     )
 
 
-def device_link(node: str, unit: Unit) -> str:
+def device_link(node: str, unit: ReportedUnit) -> str:
     """The address of a device."""
     return link("device", PlaceQuery(node=node, plugin=unit.plugin, unit=unit.unit))
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from accelplane.report.inventory import Unit
+from accelplane.report.inventory import ReportedUnit
 
 from ..arithmetic import allocation, without_enclave
 from ..families import family_of
@@ -91,18 +91,18 @@ def totals(cluster: Cluster, summaries: Mapping[str, Summary]) -> Totals:
     )
 
 
-def state_of(unit: Unit) -> State:
+def state_of(unit: ReportedUnit) -> State:
     """The state of a device as it is shown: its phase, or that its health is not known."""
     return unit.phase if unit.known or unit.phase != "healthy" else "unknown"
 
 
-def states_of(unit: Unit) -> tuple[State, ...]:
+def states_of(unit: ReportedUnit) -> tuple[State, ...]:
     """The values of the state filter that select a device. A recovering one is still counted as unhealthy."""
     state = state_of(unit)
     return (state, "unhealthy") if state == "recovering" else (state,)
 
 
-def held_share(unit: Unit) -> float:
+def held_share(unit: ReportedUnit) -> float:
     """The part of a device's IDs that is held, from 0 to 1; with several resources that of the most used one.
 
     A claim has the whole device.
@@ -178,7 +178,7 @@ def _problems(node: Node) -> Iterator[Problem]:
 _WORDS = {"stale": "not answering", "invalid": "answering wrongly", "connecting": "not connected yet"}
 
 
-def _unit_problems(node: Node, unit: Unit) -> Iterator[Problem]:
+def _unit_problems(node: Node, unit: ReportedUnit) -> Iterator[Problem]:
     if unit.phase == "healthy":
         if unit.known and unit.reason:
             text = f"{unit.plugin} {unit.unit} has a warning ({unit.reason})"

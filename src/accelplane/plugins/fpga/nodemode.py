@@ -17,7 +17,7 @@ from accelplane.plugins.fpga.config import MODES, FpgaConfig, Mode, as_mode
 
 if TYPE_CHECKING:
     from accelplane.apiserver import ApiServer
-    from accelplane.features.node_reconciler import Node
+    from accelplane.nodelabels.node_reconciler import Node
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class NodeMode:
             return
         # Imported here to save memory on nodes without FPGAs.
         from accelplane.apiserver import ApiError, object_path  # noqa: PLC0415
-        from accelplane.features.node_reconciler import NODES, Node  # noqa: PLC0415
+        from accelplane.nodelabels.node_reconciler import NODES, Node  # noqa: PLC0415
 
         try:
             api = self._find_api()
@@ -81,7 +81,7 @@ class NodeMode:
         if not self._config.node_name:
             return
         from accelplane.apiserver import ApiError  # noqa: PLC0415
-        from accelplane.features import node_reconciler  # noqa: PLC0415
+        from accelplane.nodelabels import node_reconciler  # noqa: PLC0415
 
         async def reconcile(node: "Node") -> bool:
             if self._take(node):

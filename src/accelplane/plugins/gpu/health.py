@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from accelplane.devices import Cause, Device, HealthPolicy, Verdict
+from accelplane.gpuservices.levelzero import LevelZero, LevelZeroError, Readings
+from accelplane.gpuservices.xpumd import Xpumd
 from accelplane.host import Host
 from accelplane.plugins.base import ScanError
 from accelplane.plugins.gpu.config import GpuConfig
 from accelplane.plugins.gpu.scan import MONITORING_ID
-from accelplane.sidecars.levelzero import LevelZero, LevelZeroError, Readings
-from accelplane.sidecars.xpumd import Xpumd
 
 LEVELZERO_SOCKET = "/var/lib/levelzero/server.sock"
 WSL_RETRY, WSL_INTERVAL = 3.0, 5.0

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from accelplane.features.gpu import Gpu, LabelOptions, gpu_labels, read_gpus
 from accelplane.host import Host, HostError
+from accelplane.nodelabels.gpu import Gpu, LabelOptions, gpu_labels, read_gpus
 from accelplane.plugins.base import ScanError
 
 FIRST_RETRY, LAST_RETRY = 1.0, 300.0
@@ -39,7 +39,7 @@ class ResourceLabels:
 
         A scan follows each answer. Runs until cancelled.
         """
-        from accelplane.sidecars.levelzero import LevelZero  # noqa: PLC0415 - loads protobuf
+        from accelplane.gpuservices.levelzero import LevelZero  # noqa: PLC0415 - loads protobuf
 
         client = LevelZero(socket)
         retry = FIRST_RETRY

@@ -7,7 +7,7 @@ once, therefore the arguments are written before the path: otherwise the new pro
 from typing import NamedTuple
 
 from accelplane.host import Host, HostError
-from accelplane.sidecars.onload.configuration import WorkerError
+from accelplane.onloadworker.configuration import WorkerError
 
 MODULE = "/sys/module/onload"
 PATH = f"{MODULE}/parameters/cplane_server_path"

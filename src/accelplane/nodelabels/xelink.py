@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from io import StringIO
 from typing import NamedTuple
 
-from accelplane.features import labelvalues
+from accelplane.nodelabels import labelvalues
 
 METRIC = "xpum_topology_link"
 MAX_LINKS = 4096

@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from accelplane.features.labelvalues import number_labels, split
 from accelplane.host import Host, HostError, Unreadable, pci_address
+from accelplane.nodelabels.labelvalues import number_labels, split
 
 PREFIX = "gpu.intel.com"
 DRM = "/sys/class/drm"

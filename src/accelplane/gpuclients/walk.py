@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from accelplane.clients.cgroup import ContainerCgroup, container_cgroup
-from accelplane.clients.fdinfo import MARK, parse_fdinfo
-from accelplane.clients.mountinfo import container_name
-from accelplane.clients.usage import Container, Found, Walk
 from accelplane.descriptors import closing
+from accelplane.gpuclients.cgroup import ContainerCgroup, container_cgroup
+from accelplane.gpuclients.fdinfo import MARK, parse_fdinfo
+from accelplane.gpuclients.mountinfo import container_name
+from accelplane.gpuclients.usage import Container, Found, Walk
 
 _CGROUP_LIMIT = 8 * 1024
 _FDINFO_LIMIT = 8 * 1024

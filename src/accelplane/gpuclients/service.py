@@ -13,9 +13,9 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection
 from typing import NamedTuple
 
-from accelplane.clients.messages import TIMEOUT, MessageError, Report, Request, encode_report, receive
-from accelplane.clients.usage import Usage
-from accelplane.clients.walk import ContainerNames, Limits, Pass
+from accelplane.gpuclients.messages import TIMEOUT, MessageError, Report, Request, encode_report, receive
+from accelplane.gpuclients.usage import Usage
+from accelplane.gpuclients.walk import ContainerNames, Limits, Pass
 from accelplane.host.blocking import retrieve_exception, start_thread
 from accelplane.logs import v
 

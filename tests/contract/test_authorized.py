@@ -10,7 +10,7 @@ from cluster.pki import Authority
 from kubeapi import Fault, KubeApi
 from waiting import until
 
-from accelplane.apiserver.authorized import Authorized
+from accelplane.authorized import Authorized
 from accelplane.http.messages import HttpError, Request, Response
 from accelplane.http.servingtls import ServingTls
 from accelplane.kube.client import Client

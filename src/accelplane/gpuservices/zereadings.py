@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from accelplane.sidecars import zeapi
-from accelplane.sidecars.zeapi import Api, ZeError
+from accelplane.gpuservices import zeapi
+from accelplane.gpuservices.zeapi import Api, ZeError
 
 NO_TEMPERATURE = -999.0
 _INTEL = 0x8086

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from google.protobuf.message import Message
 
 from accelplane import rpc
-from accelplane.sidecars import levelzero_pb2 as pb
+from accelplane.gpuservices import levelzero_pb2 as pb
 
 MAX_INDICES = 1024
 _MAX_MESSAGE = 1024 * 1024

@@ -16,13 +16,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from accelplane.sidecars.zeapi import DEPENDENCY_UNAVAILABLE, DEVICE_LOST, REQUIRES_RESET, UNKNOWN, error_text
+from accelplane.gpuservices.zeapi import DEPENDENCY_UNAVAILABLE, DEVICE_LOST, REQUIRES_RESET, UNKNOWN, error_text
 
 log = logging.getLogger(__name__)
 
 # Where WSL has the libraries of the graphics driver.
 WSL_LIBRARIES = "/usr/lib/wsl/lib"
-_COMMAND = (sys.executable, "-I", "-m", "accelplane.sidecars.zeworker")
+_COMMAND = (sys.executable, "-I", "-m", "accelplane.gpuservices.zeworker")
 # After these results another enumeration may find more: a device that was added, or one after a reset.
 _STALE = frozenset((DEVICE_LOST, REQUIRES_RESET, UNKNOWN))
 _LOG_LEVELS = {1: logging.ERROR, 2: logging.WARNING}

@@ -17,7 +17,7 @@ import msgspec
 
 from accelplane.apiserver import ApiError, ApiServer
 from accelplane.host import Host, HostError
-from accelplane.sidecars.onload.configuration import Configuration, WorkerError, split_container_id
+from accelplane.onloadworker.configuration import Configuration, WorkerError, split_container_id
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The worker process of the Level-Zero service: all native code runs here, so that it cannot end or block the service.
 
-Started as `python -m accelplane.sidecars.zeworker MODE VERBOSITY`; MODE is `sysman` or `core`, which the first request
-`init` initializes. Requests and responses are lines of ASCII text on standard input and output:
+Started as `python -m accelplane.gpuservices.zeworker MODE VERBOSITY`; MODE is `sysman` or `core`, which the first
+request `init` initializes. Requests and responses are lines of ASCII text on standard input and output:
 
     init | health BDF | temperature BDF | memory BDF | indices        a request
     = CODE VALUE...                                                   its response, the ze_result_t and values
@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
-from accelplane.sidecars import zeapi, zereadings
+from accelplane.gpuservices import zeapi, zereadings
 
 _PR_SET_PDEATHSIG = 1
 _MAX_LOG_TEXT = 2000

@@ -9,9 +9,9 @@ from typing import Literal
 
 import msgspec
 
-from accelplane.features.discovery import Features
-from accelplane.features.gpu import FRACTIONS
-from accelplane.features.gpu import PREFIX as _GPU
+from accelplane.nodelabels.discovery import Features
+from accelplane.nodelabels.gpu import FRACTIONS
+from accelplane.nodelabels.gpu import PREFIX as _GPU
 
 _DEVICES = "intel.feature.node.kubernetes.io"
 

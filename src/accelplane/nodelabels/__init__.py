@@ -4,7 +4,7 @@
 result to the Node at the API server.
 """
 
-from accelplane.features.discovery import Features, Function, discover
-from accelplane.features.rules import RULES, Rule, RuleOutput, evaluate
+from accelplane.nodelabels.discovery import Features, Function, discover
+from accelplane.nodelabels.rules import RULES, Rule, RuleOutput, evaluate
 
 __all__ = ["RULES", "Features", "Function", "Rule", "RuleOutput", "discover", "evaluate"]

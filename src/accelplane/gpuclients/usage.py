@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from accelplane.clients.fdinfo import Cycles, DrmClient
-from accelplane.clients.messages import ContainerUse, DeviceUse, Report
+from accelplane.gpuclients.fdinfo import Cycles, DrmClient
+from accelplane.gpuclients.messages import ContainerUse, DeviceUse, Report
 
 _NANOSECOND = 1e-9
 _MAX_CLIENTS = 16_384

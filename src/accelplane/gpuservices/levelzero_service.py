@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping
 
 from accelplane import rpc
-from accelplane.sidecars import levelzero_pb2 as pb
-from accelplane.sidecars.zeapi import UNKNOWN, error_text
-from accelplane.sidecars.zeprocess import RequestError, ZeProcess
-from accelplane.sidecars.zereadings import NO_TEMPERATURE
+from accelplane.gpuservices import levelzero_pb2 as pb
+from accelplane.gpuservices.zeapi import UNKNOWN, error_text
+from accelplane.gpuservices.zeprocess import RequestError, ZeProcess
+from accelplane.gpuservices.zereadings import NO_TEMPERATURE
 
 _SERVICE = "/Levelzero/"
 _BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2,8}:[0-9a-f]{2,8}\.[0-9a-f]{1,8}")

@@ -9,7 +9,7 @@ import os
 import stat
 
 from accelplane.host import Host, HostError
-from accelplane.sidecars.onload.configuration import WorkerError, absolute_path
+from accelplane.onloadworker.configuration import WorkerError, absolute_path
 
 log = logging.getLogger(__name__)
 

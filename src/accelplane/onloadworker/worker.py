@@ -11,10 +11,10 @@ from collections.abc import Generator
 
 from accelplane.host import Host, HostError
 from accelplane.host.uevent import UeventSocket
-from accelplane.sidecars.onload import parameters
-from accelplane.sidecars.onload.configuration import WorkerError
-from accelplane.sidecars.onload.crictl import HOST_ROOT
-from accelplane.sidecars.onload.parameters import Values
+from accelplane.onloadworker import parameters
+from accelplane.onloadworker.configuration import WorkerError
+from accelplane.onloadworker.crictl import HOST_ROOT
+from accelplane.onloadworker.parameters import Values
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from itertools import islice
 from typing import NoReturn
 
 from accelplane import rpc
+from accelplane.gpuservices import xpumd_pb2 as pb
 from accelplane.host import pci_address
-from accelplane.sidecars import xpumd_pb2 as pb
 
 MAX_DEVICES = 4096
 _MAX_MESSAGE = 1024 * 1024
