@@ -1,0 +1,141 @@
+"""Values and protocols that the parts of the DRA driver share.
+
+The node offers units (`Offers`). `Catalog` code makes a `Pool` of them, the publisher writes it as ResourceSlices. The
+kubelet asks a `ClaimPreparer` to prepare claims. A driver is named as the namespace of the plugin's resources:
+`gpu.intel.com`. Facts: Kubernetes API `resource.k8s.io`, kubelet API `dra`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from accelplane.devices import Allocation, Attribute, Unit
+
+Owner = Literal["plugin", "dra", "none"]
+State = Literal["healthy", "degraded", "sick", "recovering", "unbound", "gone", "cleanup"]
+Effect = Literal["None", "NoSchedule", "NoExecute"]
+
+
+class Offer(Struct, frozen=True, kw_only=True):
+    """A unit of this node and who hands it out.
+
+    `owner` is the API that may hand the unit out now, "none" while the unit changes its owner. `reason` is a short word
+    for a state that is not healthy, `text` describes it. `shares` is the number of containers that may have the unit.
+    `containers` are the containers, `namespace/pod/container`, that hold the unit by the device plugin.
+    """
+
+    unit: Unit
+    owner: Owner
+    state: State = "healthy"
+    reason: str = ""
+    text: str = ""
+    shares: int = 1
+    containers: Sequence[str] = ()
+
+
+class Offers(Protocol):
+    """The units of one driver. Implemented by the node; all calls come from the event loop."""
+
+    def units(self) -> Mapping[str, Offer]:
+        """The offers by unit ID, of all owners, in natural order. The same object until something changes."""
+        ...
+
+    async def changed(self) -> None:
+        """Returns after the next change of `units`."""
+        ...
+
+    async def allocation(self, units: Sequence[str]) -> Allocation:
+        """What a container with these units gets, by the hooks of the plugin.
+
+        Raises `accelplane.kubelet.server.AllocationError`.
+        """
+        ...
+
+
+class Taint(Struct, frozen=True):
+    key: str
+    value: str
+    effect: Effect
+
+
+class Capacity(Struct, frozen=True):
+    """A capacity with its value. With `default`, the amount of a request that names none, the capacity is consumed."""
+
+    value: int
+    default: int | None = None
+
+
+class PoolDevice(Struct, frozen=True, kw_only=True):
+    """A device of a slice. `counters` are the counters that it consumes, by counter set.
+
+    `multiple`: it may be allocated several times, and its capacities with a default are consumed.
+    """
+
+    name: str
+    unit: str
+    attributes: Mapping[str, Attribute]
+    capacities: Mapping[str, Capacity] = {}
+    taints: Sequence[Taint] = ()
+    counters: Mapping[str, Mapping[str, int]] = {}
+    multiple: bool = False
+
+
+class Pool(Struct, frozen=True, kw_only=True):
+    """What one driver publishes for this node. `counter_sets` has the counters of each set, with their values."""
+
+    driver: str
+    devices: Sequence[PoolDevice] = ()
+    counter_sets: Mapping[str, Mapping[str, int]] = {}
+
+
+class Features(Struct, frozen=True):
+    """What the API server preserves in slices, None while it is not known."""
+
+    taints: bool | None = None
+    counters: bool | None = None
+    consumable: bool | None = None
+
+
+class DeviceHealth(Struct, frozen=True):
+    """The health of a device for the kubelet's health stream. `message` has at most 1,024 bytes."""
+
+    device: str
+    health: Literal["HEALTHY", "UNHEALTHY", "UNKNOWN"]
+    message: str = ""
+
+
+class ClaimRef(Struct, frozen=True):
+    namespace: str
+    uid: str
+    name: str
+
+
+class PreparedDevice(Struct, frozen=True):
+    """A prepared device of a claim. `requests` are main requests, `cdi_ids` qualified names of CDI devices."""
+
+    requests: Sequence[str]
+    pool: str
+    device: str
+    cdi_ids: Sequence[str]
+    share_id: str = ""
+
+
+class ClaimError(Exception):
+    """A claim cannot be prepared or unprepared now. The text is one line of at most 300 characters for a pod event."""
+
+
+class ClaimPreparer(Protocol):
+    """Prepares claims of one driver."""
+
+    async def prepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, Sequence[PreparedDevice] | ClaimError]:
+        """By the UID of each claim its devices, or why it is not prepared. Never raises for a single claim."""
+        ...
+
+    async def unprepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, ClaimError | None]:
+        """By the UID of each claim None, also for unknown claims, or why it is still prepared."""
+        ...
+
+    def prepared(self) -> Mapping[str, Sequence[str]]:
+        """The claims that hold each unit, by unit ID, as `namespace/name`."""
+        ...
