@@ -105,6 +105,19 @@ def test_unplugging_the_last_device_removes_its_resource(
     families.kernel.plug(next(spec for spec in HARDWARE if spec.bdf == address))
 
 
+def test_a_device_whose_files_block_affects_only_itself(families: Families) -> None:
+    blocked = f"{DEVICES}/{DLB1}/*"
+    families.kernel.do("block", path=blocked)
+    qat, dlb = (next(spec for spec in HARDWARE if spec.bdf == address) for address in (QAT1, DLB0))
+    families.kernel.unplug(QAT1)
+    families.kernel.unplug(DLB0)
+    families.wait(ALL | {DC: 0, VF: 0, PF: 0})
+    families.kernel.plug(qat)
+    families.kernel.plug(dlb)
+    families.wait(ALL | {PF: 0})
+    families.kernel.do("unblock", path=blocked)
+
+
 def test_a_qat_device_without_a_heartbeat_is_unhealthy_with_all_its_functions(families: Families) -> None:
     families.kernel.do("qat", bdf=QAT1, healthy=False)
     families.wait(ALL | {DC: 0})

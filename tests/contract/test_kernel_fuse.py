@@ -3,11 +3,14 @@
 import errno
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -127,6 +130,33 @@ def test_injected_faults_apply_to_reads_and_writes(root: Path, kernel: Kernel) -
     kernel.hold("0000:61:00.0")
     with pytest.raises(OSError, match="Device or resource busy"):
         state.write_text("down")
+
+
+def test_calls_of_blocked_attributes_wait_and_all_others_are_answered(root: Path, kernel: Kernel) -> None:
+    state, other = root / f"{QAT[1:]}/qat/state", root / f"{QAT[1:]}/sriov_numvfs"
+    kernel.block(f"{QAT}/qat/*")
+    with ThreadPoolExecutor(1) as executor:
+        reading = executor.submit(state.read_text)
+        assert [other.read_text() for _ in range(20)] == ["0\n"] * 20
+        assert not reading.done()
+        kernel.write(f"{QAT}/qat/state", "down")
+        kernel.unblock()
+        other.read_text()
+        assert reading.result() == "down\n"
+
+
+def test_a_process_that_waits_for_a_blocked_attribute_can_be_killed(root: Path, kernel: Kernel) -> None:
+    state = root / f"{QAT[1:]}/qat/state"
+    kernel.block(f"{QAT}/qat/state")
+    with subprocess.Popen(["cat", str(state)], stdout=subprocess.PIPE) as process:
+        for _ in range(500):  # until it waits; without this name in other kernels, a while
+            if Path(f"/proc/{process.pid}/wchan").read_text() == "request_wait_answer":
+                break
+            time.sleep(0.01)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    kernel.unblock()
+    assert state.read_text() == "up\n"
 
 
 def test_control_file_commands_call_the_methods(root: Path, kernel: Kernel) -> None:

@@ -76,6 +76,8 @@ _COMMANDS: Mapping[str, Callable[..., str | None]] = {
     "fail": _fail,
     "set_content": Kernel.set_content,
     "clear_faults": Kernel.clear_faults,
+    "block": Kernel.block,
+    "unblock": Kernel.unblock,
     "hold": Kernel.hold,
     "release": Kernel.release,
     "udev": Kernel.pause_udev,

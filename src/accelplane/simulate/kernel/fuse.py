@@ -12,7 +12,7 @@ import errno
 import os
 import select
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 
 import msgspec
@@ -58,6 +58,7 @@ class FileSystem:
         self._inodes: dict[int, _Inode] = {_ROOT: _Inode(kernel.tree.root, "")}
         self._open: dict[int, _Open] = {}
         self._handles = 0
+        self._waiting: list[Request] = []
         self._answers: dict[int, Callable[[Request, _Inode], bytes]] = {
             Op.LOOKUP: self._lookup,
             Op.GETATTR: self._getattr,
@@ -75,13 +76,39 @@ class FileSystem:
         }
 
     def answer(self, data: bytes) -> bytes | None:
-        """Returns the reply to a request, None for requests without one."""
+        """Returns the reply to a request, None for requests without one and for those that wait."""
         request = wire.parse(data)
-        if request.op in (Op.FORGET, Op.BATCH_FORGET, Op.INTERRUPT, Op.DESTROY):
+        if request.op == Op.INTERRUPT:
+            return self._interrupt(wire.HANDLE.unpack_from(request.body)[0])
+        if request.op in (Op.FORGET, Op.BATCH_FORGET, Op.DESTROY):
             self._forget(request)
             return None
         if request.op == Op.INIT:
             return wire.answer(request.unique, wire.init(request.body))
+        if self._blocks(request):
+            self._waiting.append(request)
+            return None
+        return self._reply(request)
+
+    def late_answers(self) -> Iterator[bytes]:
+        """Yields the replies to requests that waited and are no longer blocked."""
+        ready = [request for request in self._waiting if not self._blocks(request)]
+        self._waiting = [request for request in self._waiting if request not in ready]
+        yield from map(self._reply, ready)
+
+    def _blocks(self, request: Request) -> bool:
+        if request.op not in (Op.READ, Op.WRITE) or request.node not in self._inodes:
+            return False
+        with self._kernel.lock:
+            return self._kernel.blocks(self._inodes[request.node].path)
+
+    def _interrupt(self, unique: int) -> bytes | None:
+        """The reply to a request that waits and whose caller has got a signal."""
+        waiting = [request for request in self._waiting if request.unique != unique]
+        interrupted, self._waiting = len(waiting) < len(self._waiting), waiting
+        return wire.answer(unique, error=errno.EINTR) if interrupted else None
+
+    def _reply(self, request: Request) -> bytes:
         try:
             return wire.answer(request.unique, self._answer(request))
         except OSError as error:
@@ -271,9 +298,9 @@ def _serve(files: FileSystem, device: int, stopped: int, failures: list[Exceptio
         except Exception as error:  # noqa: BLE001 - the caller must not hang; raised where the mount ends
             failures.append(error)
             reply = wire.answer(wire.parse(data).unique, error=errno.EIO)
-        if reply is not None:
+        for each in (*([] if reply is None else [reply]), *files.late_answers()):
             try:
-                os.write(device, reply)
+                os.write(device, each)
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ENODEV):  # the caller has exited
                     failures.append(error)

@@ -48,6 +48,7 @@ class Kernel(Hardware):
     ) -> None:
         super().__init__(spec or NodeSpec(), usermode or Usermode())
         self._faults: list[Fault] = []  # the latest first
+        self._blocked: list[str] = []
         self.core.listen = listen
 
     def read(self, path: str) -> str:
@@ -129,6 +130,23 @@ class Kernel(Hardware):
         """Removes the faults with this path, or all."""
         with self.lock:
             self._faults = [fault for fault in self._faults if path not in (None, fault.path)]
+
+    def block(self, path: str) -> None:
+        """Makes reads and writes of matching attributes of a mount wait until `unblock`.
+
+        The path may contain links and wildcards. `read` and `write` of this object do not wait.
+        """
+        with self.lock:
+            self._blocked.append(path)
+
+    def unblock(self, path: str | None = None) -> None:
+        """Removes the blocks with this path, or all. The calls that wait continue after the next call of the mount."""
+        with self.lock:
+            self._blocked = [blocked for blocked in self._blocked if path not in (None, blocked)]
+
+    def blocks(self, canonical: str) -> bool:
+        """Whether reads and writes of this attribute wait."""
+        return any(canonical in self.tree.glob(path) for path in self._blocked)
 
     def hold(self, name: str) -> None:
         """Marks as used the device, queue or VFIO group: `0000:61:00.0`, `wq0.1`, `vfio/12`, `dlb3`.
