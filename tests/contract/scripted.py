@@ -275,11 +275,11 @@ class Setup:
         self.loop.run(asyncio.sleep(seconds))
 
     def scans(self, name: str) -> int:
-        """The number of the plugin's scans running in threads, without those that block."""
+        """The number of the plugin's scans running in threads, without those that block or were left."""
         scanning = [
             thread
             for thread in self.threads.running
-            if "ScanLoop" in thread.function.__qualname__ and not thread.blocked
+            if "ScanLoop" in thread.function.__qualname__ and not thread.blocked and not thread.abandoned
         ]
         plugins = [thread.function.__closure__[1].cell_contents for thread in scanning if thread.function.__closure__]
         return sum(getattr(plugin, "name", None) == name for plugin in plugins)

@@ -14,7 +14,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from accelplane.host import blocking, files, isolation
+from accelplane.host import Host, blocking, files, isolation
 
 T = TypeVar("T")
 
@@ -84,6 +84,12 @@ class Thread:
         self._error: BaseException | None = None
         self._killed = False
         self._paused, self._resumed = threading.Semaphore(0), threading.Semaphore(0)
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the function ends at its next file operation, because another one continues in its place."""
+        arguments = self.work.args if isinstance(self.work, functools.partial) else ()
+        return any(isinstance(each, Host) and each.operation.abandoned for each in arguments)
 
     def execute(self) -> None:
         """Runs the function until it ends or reads a file that blocks."""
