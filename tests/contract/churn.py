@@ -227,6 +227,11 @@ def usage() -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), threading.active_count()
 
 
+def _open_files() -> str:
+    names = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
+    return ", ".join(sorted(os.readlink(name) for name in names if os.path.lexists(name)))
+
+
 def check(setup: Setup) -> None:
     """What holds at each time."""
     assert all(setup.scans(name) <= 1 for name in NAMES), "one scan for each plugin"
@@ -256,8 +261,9 @@ def run(seed: int, count: int, *, report: Callable[[str], None] = lambda _text: 
         except BaseException as error:
             error.add_note(f"seed {seed}, operation {len(trace)}, the last ones: {', '.join(trace[-40:])}")
             raise
+    del setup
     after = usage()  # threads of earlier tests may have ended meanwhile
-    assert all(map(operator.le, after, before)), f"open files and threads: {before} before, {after} after"
+    assert all(map(operator.le, after, before)), f"{before} files and threads before, {after} after: {_open_files()}"
 
 
 def _check_usage(setup: Setup, first: dict[object, tuple[int, int]]) -> None:
