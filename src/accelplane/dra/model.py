@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
-from accelplane.devices import Allocation, Attribute, Unit
+from accelplane.devices import Allocation, Attribute, CdiDevice, Unit
 
 Owner = Literal["plugin", "dra", "none"]
 State = Literal["healthy", "degraded", "sick", "recovering", "unbound", "gone", "cleanup"]
@@ -52,6 +52,10 @@ class Offers(Protocol):
         """
         ...
 
+    def cdi_devices(self, names: Sequence[str]) -> Sequence[CdiDevice]:
+        """The CDI devices of the plugin that an allocation names. The file of the claim gets what they contain."""
+        ...
+
 
 class Taint(Struct, frozen=True):
     key: str
@@ -78,6 +82,20 @@ class PoolDevice(Struct, frozen=True, kw_only=True):
     capacities: Mapping[str, Capacity] = {}
     taints: Sequence[Taint] = ()
     counters: Mapping[str, Mapping[str, int]] = {}
+    multiple: bool = False
+
+
+class DeviceName(Struct, frozen=True, kw_only=True):
+    """What the name of a device means, also while the device is not published.
+
+    `slot` is the part of the unit: empty for all of it, or the name of a tile (`t0`) or of a share (`s0`). Devices of
+    different slots can be prepared at the same time, but none beside the complete unit. `tile` is the number of the
+    tile. `multiple` as in `PoolDevice`: each share ID of an allocation is a slot.
+    """
+
+    unit: str
+    slot: str = ""
+    tile: int | None = None
     multiple: bool = False
 
 
@@ -138,4 +156,19 @@ class ClaimPreparer(Protocol):
 
     def prepared(self) -> Mapping[str, Sequence[str]]:
         """The claims that hold each unit, by unit ID, as `namespace/name`."""
+        ...
+
+    def bound(self) -> Mapping[str, Unit]:
+        """The units, by unit ID, that claims have bound to a VFIO driver.
+
+        A scan may not find them, and they are not gone. `Offers.units` contains them with these values.
+        """
+        ...
+
+    def cleanup(self) -> Mapping[str, str]:
+        """The units that could not be reset after a claim, or whose journal file is damaged, with the reason."""
+        ...
+
+    async def changed(self) -> None:
+        """Returns after the next change of `prepared`, `bound` or `cleanup`."""
         ...
