@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = configuration.read(path) if path else configuration.AgentConfig()
         plugin_names = named or config.enabled
         types = installed(plugin_names, "-plugins" if named else f"{path}: enabled")
-        if config.plugins:
+        if config.plugins or config.dra is not None:
             configuration.check_names(config, types if plugin_names is None else installed(), path)
         settings, plugins = _settings(given, config.settings), configuration.plugins(config, types, path, running)
         running = frozenset(plugins)
@@ -226,7 +226,7 @@ def _label_services(labels: str, settings: Settings, given: Mapping[str, Value])
     return {"labels": lambda _watcher: supervise("labels", command)}
 
 
-def _settings(given: Mapping[str, Value], configured: Mapping[str, float]) -> Settings:
+def _settings(given: Mapping[str, Value], configured: Mapping[str, float | str]) -> Settings:
     """From flags, and from the configuration file where there is no such flag. Raises `ConfigurationError`."""
     names = {flag.name for flag in flags_of(Settings) if flag.help}
     return Settings.of({**configured, **{name: value for name, value in given.items() if name in names}}, "-")

@@ -6,6 +6,9 @@ plugins:
     shared-dev-num: 4      # the keys are the drop-in command's flags
 health-interval: 30        # as the flags of these names, which take precedence
 scan-grace: 30
+dra:                       # as the flags -dra-*, which take precedence
+  api: {gpu: dra}
+  devices: {"0000:03:00.0": plugin}
 """
 
 import logging
@@ -15,6 +18,7 @@ from typing import Any
 import msgspec
 
 from accelplane.host import Host, HostError
+from accelplane.node.device_api import Api
 from accelplane.node.option_messages import option_message
 from accelplane.node.plugins import PluginType
 from accelplane.node.settings import ConfigurationError, Settings
@@ -25,6 +29,33 @@ log = logging.getLogger(__name__)
 _SIZE_LIMIT = 1024 * 1024
 
 
+class DraConfig(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+    """`api` is one API for all plugins, or by plugin; `devices` is by PCI address."""
+
+    api: Api | dict[str, Api] | None = None
+    devices: dict[str, Api] = {}
+    evict: str | None = None
+    manage_binding: bool | None = None
+    device_status: bool | None = None
+    take_over: bool | None = None
+
+    @property
+    def settings(self) -> dict[str, str | bool]:
+        entries = [f"{name}={api}" for name, api in self.devices.items()]
+        if isinstance(self.api, str):
+            entries.insert(0, self.api)
+        elif self.api is not None:
+            entries[:0] = [f"{name}={api}" for name, api in self.api.items()]
+        given = {
+            "dra-api": ",".join(entries) or None,
+            "dra-evict": self.evict,
+            "dra-manage-binding": self.manage_binding,
+            "dra-device-status": self.device_status,
+            "dra-take-over": self.take_over,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
     """The file's content; the plugins' options are not decoded yet."""
 
@@ -32,12 +63,14 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", for
     plugins: dict[str, dict[str, Any] | None] = {}
     health_interval: float | None = None
     scan_grace: float | None = None
+    dra: DraConfig | None = None
 
     @property
-    def settings(self) -> dict[str, float]:
+    def settings(self) -> dict[str, float | str]:
         """The options that are settings of the agent, by name."""
         given = {"health-interval": self.health_interval, "scan-grace": self.scan_grace}
-        return {name: value for name, value in given.items() if value is not None}
+        dra = self.dra.settings if self.dra is not None else {}
+        return {**{name: value for name, value in given.items() if value is not None}, **dra}
 
 
 def read(path: str) -> AgentConfig:
@@ -100,7 +133,9 @@ def _created(plugin_type: PluginType, options: Mapping[str, Any]) -> Plugin[Conf
 
 def check_names(config: AgentConfig, installed: Mapping[str, PluginType], source: str) -> None:
     """Raises `ConfigurationError` for options of plugins that are not installed."""
-    for name in config.plugins:
+    api = config.dra.api if config.dra is not None else None
+    families = api if isinstance(api, dict) else {}
+    for key, name in (*(("plugins", name) for name in config.plugins), *(("dra.api", name) for name in families)):
         if name not in installed:
             known = ", ".join(installed)
-            raise ConfigurationError(f"{source}: plugins.{name}: no such plugin is installed, expected one of {known}")
+            raise ConfigurationError(f"{source}: {key}.{name}: no such plugin is installed, expected one of {known}")

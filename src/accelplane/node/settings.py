@@ -10,10 +10,12 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from accelplane.node.device_api import DeviceApis
 from accelplane.node.option_messages import option_message
 
 _WAKING = ("auto", "always", "never")
 _HOLDERS = ("join", "attach", "off")
+_EVICT = ("gone", "sick", "never")
 _LABEL_PREFIX = re.compile(r"(?:[a-z][a-z_]{0,31})?")
 
 
@@ -93,6 +95,19 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
     scan_grace: Annotated[
         float, _flag("seconds of failing scans after which the plugin's devices become unhealthy, 0 to 3600")
     ] = 30.0
+    dra_api: Annotated[
+        str,
+        _flag(
+            "API that hands devices out: plugin (device plugins), dra (dynamic resource allocation) or none; for all, "
+            "or by plugin and PCI address: gpu=dra,0000:03:00.0=plugin"
+        ),
+    ] = ""
+    dra_evict: Annotated[
+        str, _flag("delete pods whose claimed device is gone (unplugged), sick (gone or unhealthy) or never")
+    ] = "gone"
+    dra_manage_binding: Annotated[bool, _flag("bind devices to the kernel driver that a claim needs")] = True
+    dra_device_status: Annotated[bool, _flag("write the status of claimed devices into their claims")] = False
+    dra_take_over: Annotated[bool, _flag("take claims over that another driver of the same name has prepared")] = False
     safety_interval: float = 600.0
     unwatched_interval: float = 60.0
 
@@ -122,6 +137,10 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
     def pod_resources_socket(self) -> str:
         return f"{self.kubelet_dir}/pod-resources/kubelet.sock"
 
+    @property
+    def device_apis(self) -> DeviceApis:
+        return DeviceApis.of(self.dra_api)
+
 
 def _check_pages(settings: Settings, source: str) -> None:
     """Raises `ConfigurationError` for options of the pages that contradict each other."""
@@ -146,6 +165,7 @@ def _check_values(given: Settings, source: str) -> None:
     for option, valid, expected in (
         ("health-interval", given.health_interval == 0 or 1 <= given.health_interval <= 3600, "0 or 1 to 3600 seconds"),
         ("scan-grace", 0 <= given.scan_grace <= 3600, "0 to 3600 seconds"),
+        ("dra-evict", given.dra_evict in _EVICT, f"one of {', '.join(_EVICT)}"),
         ("metrics-waking", given.metrics_waking in _WAKING, f"one of {', '.join(_WAKING)}"),
         ("metrics-holders", given.metrics_holders in _HOLDERS, f"one of {', '.join(_HOLDERS)}"),
         ("metrics-min-interval", 0 <= given.metrics_min_interval <= 60, "0 to 60 seconds"),
@@ -161,6 +181,10 @@ def _check_values(given: Settings, source: str) -> None:
             found: object = getattr(given, option.replace("-", "_"))
             shown = ascii(found[:40]) if isinstance(found, str) else f"{found:g}" if isinstance(found, float) else found
             raise ConfigurationError(f"{source}{option}: found {shown}, expected {expected}")
+    try:
+        DeviceApis.of(given.dra_api)
+    except ValueError as error:
+        raise ConfigurationError(f"{source}dra-api: {error}") from None
 
 
 def is_loopback(host: str) -> bool:
