@@ -64,10 +64,14 @@ class Taint(Struct, frozen=True):
 
 
 class Capacity(Struct, frozen=True):
-    """A capacity with its value. With `default`, the amount of a request that names none, the capacity is consumed."""
+    """A capacity with its value. With `default`, the amount of a request that names none, the capacity is consumed.
+
+    A request for less than `minimum` takes the minimum.
+    """
 
     value: int
     default: int | None = None
+    minimum: int | None = None
 
 
 class PoolDevice(Struct, frozen=True, kw_only=True):
@@ -100,9 +104,13 @@ class DeviceName(Struct, frozen=True, kw_only=True):
 
 
 class Pool(Struct, frozen=True, kw_only=True):
-    """What one driver publishes for this node. `counter_sets` has the counters of each set, with their values."""
+    """What one driver publishes for this node. `name` is the name of the pool in claims: the node's name.
+
+    `counter_sets` has the counters of each set, with their values.
+    """
 
     driver: str
+    name: str
     devices: Sequence[PoolDevice] = ()
     counter_sets: Mapping[str, Mapping[str, int]] = {}
 
