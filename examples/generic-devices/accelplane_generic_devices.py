@@ -1,7 +1,7 @@
 """Publishes device nodes of the host by path pattern: serial ports, cameras, sound cards, /dev/fuse, KVM.
 
 A complete third-party plugin for Accelplane: options with defaults and validation, sharing, NUMA nodes, hot-plug. The
-options are in the YAML file of the agent under `plugins.generic`; README.md explains them.
+options are in the YAML file of the agent under `plugins.device-nodes`; README.md explains them.
 """
 
 from typing import Annotated, Literal

@@ -28,7 +28,10 @@ _MAX_REQUEST = 200_000
 _PRELOADED = (
     *("accelplane.cli.commands", "accelplane.cli.node", "accelplane.cli.dropin", "accelplane.cli.top"),
     *("accelplane.cli.clusterview", "accelplane.cli.fleetview", "accelplane.node.agent"),
-    *(f"accelplane.plugins.{name}" for name in ("dlb", "fpga", "gpu", "idxd", "npu", "onload", "qat", "sgx")),
+    *(
+        f"accelplane.plugins.{name}"
+        for name in ("dlb", "fpga", "generic", "gpu", "idxd", "npu", "onload", "qat", "sgx")
+    ),
     *("accelplane.readings.dfl", "accelplane.readings.gpu", "accelplane.readings.nic", "accelplane.readings.npu"),
     *("accelplane.readings.offload", "accelplane.readings.opae", "accelplane.readings.qat"),
     *("rich.console", "rich.table"),

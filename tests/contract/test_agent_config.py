@@ -96,11 +96,11 @@ INVALID = (
     ("plugins: {gpu: {shared-dev-num: 0}}", "plugins.gpu: "),
     (
         "plugins: {tpu: {}}",
-        "plugins.tpu: no such plugin is installed, expected one of dlb, dsa, fpga, gpu, iaa, npu, onload, qat, sgx",
+        "plugins.tpu: no such plugin is installed, expected one of dlb, dsa, fpga, generic, gpu, iaa, npu, onload, qat",
     ),
     (
         "enabled: [tpu]",
-        ": enabled: found 'tpu', expected installed plugins: dlb, dsa, fpga, gpu, iaa, npu, onload, qat, sgx",
+        ": enabled: found 'tpu', expected installed plugins: dlb, dsa, fpga, generic, gpu, iaa, npu, onload, qat, sgx",
     ),
     ("health-interval: 0.5", "health-interval: found 0.5, expected 0 or 1 to 3600 seconds"),
     (

@@ -180,7 +180,7 @@ async def test_the_socket_of_a_process_is_accessible_only_to_its_owner(run: Run,
         (
             ["--plugins=gpu,tpu"],
             1,
-            "-plugins: found 'tpu', expected installed plugins: dlb, dsa, fpga, gpu, iaa, npu, onload, qat, sgx",
+            "-plugins: found 'tpu', expected installed plugins: dlb, dsa, fpga, generic, gpu, iaa, npu, onload, qat",
         ),
         (
             ["--config=/nowhere/config.yaml"],
@@ -305,7 +305,7 @@ async def test_the_agent_process_publishes_a_plugged_card_and_removes_an_unplugg
 ) -> None:
     simulated = SimulatedNode(tmp_path / "tree")
     process = run("accelplane", "node")
-    await process.wait_for_log("plugins dlb, dsa, fpga, gpu, iaa, npu, onload, qat, sgx")
+    await process.wait_for_log("plugins dlb, dsa, fpga, generic, gpu, iaa, npu, onload, qat, sgx")
     simulated.plug_gpu(GpuSpec(driver="xe"))
     await kubelet.until(lambda resources: resources == {"gpu.intel.com/xe": (1, 1)})
     simulated.unplug("card0")

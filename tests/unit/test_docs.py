@@ -163,8 +163,8 @@ def plugin_types(extra: Mapping[str, types.ModuleType]) -> Mapping[str, type[Plu
     generic = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generic)
     return {
-        **installed(("gpu", "npu")),
-        "generic": generic.GenericPlugin,
+        **installed(("generic", "gpu", "npu")),
+        "device-nodes": generic.GenericPlugin,
         "tpu": extra["accelplane_tpu"].ConfiguredTpuPlugin,
     }
 

@@ -37,7 +37,7 @@ SAMPLE = EXAMPLE / "generic-devices.yaml"
 def generic() -> Iterator[type[Plugin[Any]]]:
     """The plugin's class, from the entry point in its package's metadata, without installation."""
     point = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]["entry-points"]["accelplane.plugins"]
-    module_name, _, name = point["generic"].partition(":")
+    module_name, _, name = point["device-nodes"].partition(":")
     spec = importlib.util.spec_from_file_location(module_name, EXAMPLE / f"{module_name}.py")
     assert spec
     assert spec.loader
@@ -208,17 +208,17 @@ def test_two_scans_of_one_tree_are_equal(generic: type[Plugin[Any]], tmp_path: P
 def test_errors_in_the_file_are_reported_with_their_key(
     generic: type[Plugin[Any]], devices: Mapping[str, object], fault: str
 ) -> None:
-    config = configuration.AgentConfig(plugins={"generic": {"devices": devices}})
+    config = configuration.AgentConfig(plugins={"device-nodes": {"devices": devices}})
     with pytest.raises(ConfigurationError) as refusal:
-        configuration.plugins(config, {"generic": generic}, "agent.yaml")
-    assert str(refusal.value).startswith(f"agent.yaml: plugins.generic.devices[...]{fault}")
+        configuration.plugins(config, {"device-nodes": generic}, "agent.yaml")
+    assert str(refusal.value).startswith(f"agent.yaml: plugins.device-nodes.devices[...]{fault}")
 
 
 def test_the_sample_configuration_finds_the_devices_in_its_comments(generic: type[Plugin[Any]], tmp_path: Path) -> None:
     files(tmp_path, "/dev/ttyUSB0", "/dev/ttyACM0", "/dev/video0", "/dev/fuse", "/dev/snd/controlC1")
     files(tmp_path, "/dev/snd/pcmC1D0c", "/dev/relay0", "/dev/relay1", "/dev/relay-bus", "/etc/relay/calibration.toml")
     config = configuration.read(str(SAMPLE))
-    plugin = configuration.plugins(config, {"generic": generic}, str(SAMPLE))["generic"]
+    plugin = configuration.plugins(config, {"device-nodes": generic}, str(SAMPLE))["device-nodes"]
     inventory = scan(plugin, Host(tmp_path))
     assert {name: len(devices) for name, devices in inventory.resources.items()} == {
         "fuse": 50,
@@ -254,14 +254,16 @@ async def test_a_plugged_serial_port_is_allocated_to_a_container(
     files(root, "/dev/null")
     config = directory / "agent.yaml"
     serial = {"serial": [{"paths": [{"path": "/dev/ttyUSB*", "mount-path": "/dev/ttyUSB0"}]}]}
-    config.write_text(yaml.safe_dump({"plugins": {"generic": {"namespace": "lab.example.com", "devices": serial}}}))
+    config.write_text(
+        yaml.safe_dump({"plugins": {"device-nodes": {"namespace": "lab.example.com", "devices": serial}}})
+    )
     settings = Settings(
         root=str(root), kubelet_dir=str(directory / "kubelet"), cdi_dir=str(directory / "cdi"), safety_interval=3600
     )
-    plugins = configuration.plugins(configuration.read(str(config)), {"generic": generic}, str(config))
+    plugins = configuration.plugins(configuration.read(str(config)), {"device-nodes": generic}, str(config))
     agent = Agent(settings, plugins)
     async with running(agent):
-        await until(lambda: "generic" in agent.runners and agent.runners["generic"].scan.completed.is_set())
+        await until(lambda: "device-nodes" in agent.runners and agent.runners["device-nodes"].scan.completed.is_set())
         files(root, "/dev/ttyUSB4")
         await kubelet.until(lambda k: capacity(k, "lab.example.com/serial") == 1)
         pod = await kubelet.run_pod(Pod("terminal", containers={"main": {"lab.example.com/serial": 1}}))

@@ -6,9 +6,9 @@ import pytest
 from kernelhost import KernelHost
 
 from accelplane.devices import Device, Skipped
-from accelplane.host.drivers import driver_of
+from accelplane.host.drivers import VFIO_PCI, driver_of
+from accelplane.plugins.binding import RETRY_AFTER, Binder
 from accelplane.plugins.qat import QatConfig, QatPlugin
-from accelplane.plugins.qat.binding import RETRY_AFTER, Binder
 from accelplane.simulate.kernel import Kernel, Uevent
 from accelplane.simulate.offload import QatSpec
 from accelplane.simulate.specs import NodeSpec
@@ -120,7 +120,7 @@ def test_the_denylist_of_vfio_pci_is_reported() -> None:
 
 def test_a_missing_driver_is_reported_until_it_is_loaded() -> None:
     host = host_of(NodeSpec(qats=QATS, loaded=[]))
-    binder = Binder(QatConfig())
+    binder = Binder(VFIO_PCI)
     binder.bind(host, [VF])
     assert "vfio-pci is not loaded" in binder.problems[VF]
     host.kernel.load("vfio-pci")
@@ -140,7 +140,7 @@ class Clock:
 def test_a_failed_bind_is_retried_after_a_delay_although_its_uevents_request_scans() -> None:
     time, events = Clock(), list[Uevent]()
     host = host_of(events=events)
-    binder = Binder(QatConfig(), time)
+    binder = Binder(VFIO_PCI, clock=time)
     host.kernel.fail(BIND, errno.EINVAL)
     binder.bind(host, [VF, OTHER])
     problems = binder.problems
@@ -158,7 +158,7 @@ def test_a_failed_bind_is_retried_after_a_delay_although_its_uevents_request_sca
 
 def test_a_removed_function_is_forgotten() -> None:
     host = host_of()
-    binder = Binder(QatConfig(), Clock())
+    binder = Binder(VFIO_PCI, clock=Clock())
     host.kernel.fail(BIND, errno.EINVAL)
     binder.bind(host, [VF])
     binder.bind(host, [])
@@ -171,7 +171,7 @@ class TestNewId:
     )
     def test_ids_of_enabled_drivers_are_written_to_new_id_once(self, drivers: str, ids: list[str]) -> None:
         host = host_of()
-        binder = Binder(QatConfig(new_id="always", kernel_vf_drivers=drivers))
+        binder = Binder(VFIO_PCI, ids=QatConfig(kernel_vf_drivers=drivers).vf_ids)
         for _ in range(2):
             binder.bind(host, [])
         assert host.writes == [(NEW_ID, f"8086 {number}") for number in ids]
@@ -179,18 +179,24 @@ class TestNewId:
     def test_an_id_that_the_driver_knows_is_no_error(self) -> None:
         host = host_of()
         host.kernel.write(NEW_ID, "8086 4943")
-        Binder(QatConfig(new_id="always", kernel_vf_drivers="4xxxvf")).bind(host, [])
+        Binder(VFIO_PCI, ids=QatConfig(kernel_vf_drivers="4xxxvf").vf_ids).bind(host, [])
         assert [text for _path, text in host.writes] == ["8086 4941", "8086 4945"]
         assert host.notes == []
 
     def test_ids_are_written_when_the_driver_is_loaded(self) -> None:
         host = host_of(NodeSpec(qats=QATS, loaded=[]))
-        binder = Binder(QatConfig(new_id="always", kernel_vf_drivers="420xxvf"))
+        binder = Binder(VFIO_PCI, ids=QatConfig(kernel_vf_drivers="420xxvf").vf_ids)
         binder.bind(host, [])
         assert "load the module of vfio-pci" in host.notes[0]
         host.kernel.load("vfio-pci")
         binder.bind(host, [])
         assert host.writes == [(NEW_ID, "8086 4947")]
+
+    @pytest.mark.parametrize(("new_id", "written"), [("auto", False), ("always", True), ("never", False)])
+    def test_the_plugin_writes_ids_at_the_start_if_they_are_always_written(self, new_id: str, written: bool) -> None:
+        host = host_of()
+        QatPlugin(QatConfig(new_id=new_id)).prepare(host)
+        assert ((NEW_ID, "8086 4941") in host.writes) == written
 
     @pytest.mark.parametrize(("new_id", "bound"), [("auto", True), ("never", False)])
     def test_on_read_only_sysfs_the_result_depends_on_the_option(self, new_id: str, bound: bool) -> None:

@@ -8,7 +8,7 @@ from accelplane.host.drivers import VFIO_PCI
 from accelplane.plugins.base import Config
 from accelplane.plugins.options import check_choice
 from accelplane.plugins.policies import POLICIES
-from accelplane.plugins.qat.models import BY_VF_DRIVER
+from accelplane.plugins.qat.models import BY_VF_DRIVER, VENDOR
 
 IGB_UIO = "igb_uio"
 
@@ -69,3 +69,8 @@ class QatConfig(Config, frozen=True, kw_only=True):
     def vf_drivers(self) -> tuple[str, ...]:
         """The elements of `kernel_vf_drivers` without duplicates."""
         return tuple(dict.fromkeys(self.kernel_vf_drivers.split(",")))
+
+    @property
+    def vf_ids(self) -> tuple[str, ...]:
+        """Vendor and device IDs of the virtual functions, as `new_id` of a driver has them."""
+        return tuple(f"{VENDOR} {number}" for driver in self.vf_drivers for number in BY_VF_DRIVER[driver].vf_ids)

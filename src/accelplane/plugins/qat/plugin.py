@@ -7,9 +7,9 @@ from functools import partial
 from accelplane.devices import Allocation, Device, HealthPolicy, Verdict, natural
 from accelplane.host import Host, HostError
 from accelplane.plugins.base import DevicePlans, Plugin, Sample, ScanResult, Watch
+from accelplane.plugins.binding import Binder
 from accelplane.plugins.policies import preferred_ids
 from accelplane.plugins.qat import kernelmode
-from accelplane.plugins.qat.binding import Binder
 from accelplane.plugins.qat.config import QatConfig
 from accelplane.plugins.qat.health import HeartbeatSource
 from accelplane.plugins.qat.scan import Discovery, Pf, debugfs, discover, scan
@@ -27,7 +27,11 @@ class QatPlugin(Plugin[QatConfig]):
         super().__init__(config)
         self._kernel_mode = self.config.mode == "kernel"
         self._status = ""
-        self._binder = Binder(self.config)
+        self._binder = Binder(
+            self.config.dpdk_driver,
+            new_id=self.config.new_id != "never",
+            ids=self.config.vf_ids if self.config.new_id == "always" else (),
+        )
         self._prepared: tuple[Host, Discovery] | None = None  # read by `prepare` for the next scan
         self._heartbeat = HeartbeatSource()
         self._unknown: Mapping[str, bool] = {}

@@ -1,4 +1,4 @@
-"""Binds virtual functions to the driver through which containers use them.
+"""Binds PCI functions to the driver through which containers use them.
 
 A failed attempt is not repeated at every scan: unbinding and binding cause uevents, and these the next scan. A failure
 that is known before anything is written causes none, and is checked at every scan.
@@ -6,13 +6,11 @@ that is known before anything is written causes none, and is checked at every sc
 
 import errno
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from accelplane.host import Host, HostError
 from accelplane.host.drivers import BindError, bind, bind_problem, driver_of
-from accelplane.plugins.qat.config import QatConfig
-from accelplane.plugins.qat.models import BY_VF_DRIVER, VENDOR
 
 RETRY_AFTER = 60.0
 
@@ -25,28 +23,38 @@ class _Attempt(NamedTuple):
 class Binder:
     """Binds functions; `problems` is why a function, by its PCI address, could not be bound."""
 
-    def __init__(self, config: QatConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        driver: str,
+        *,
+        new_id: bool = True,
+        ids: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """With `new_id`, IDs are written to the driver's `new_id` for functions whose driver_override is not writable.
+
+        `ids`, texts such as `8086 4941`, are written there at the start.
+        """
         self.problems: dict[str, str] = {}
         self._binds = False
-        self._config = config
+        self._driver = driver
+        self._new_id = new_id
         self._clock = clock
         self._attempts: dict[str, _Attempt] = {}
-        self._ids = [number for driver in config.vf_drivers for number in BY_VF_DRIVER[driver].vf_ids]
-        self._new_ids = self._ids if config.new_id == "always" else []
+        self._new_ids = ids
 
     def bind(self, host: Host, addresses: Iterable[str]) -> None:
         """Binds the functions to the driver; writes nothing for those that are bound to it."""
         self._binds = True
         self._add_ids(host)
-        driver = self._config.dpdk_driver
         now = self._clock()
         attempts: dict[str, _Attempt] = {}
         for address in addresses:
-            if driver_of(host, address) == driver:
+            if driver_of(host, address) == self._driver:
                 continue
             attempt = self._attempts.get(address)
             if attempt is None or now >= attempt.retry_at:
-                attempt = self._attempt(host, address, driver, now)
+                attempt = self._attempt(host, address, now)
             attempts[address] = attempt
         self._attempts = attempts
         self.problems = {address: attempt.problem for address, attempt in attempts.items() if attempt.problem}
@@ -57,12 +65,12 @@ class Binder:
         If `bind` was never called, as by `accelplane inspect`: why it would fail before it writes anything.
         """
         if not self._binds:
-            return bind_problem(host, address, self._config.dpdk_driver)
+            return bind_problem(host, address, self._driver)
         return self.problems.get(address, "")
 
-    def _attempt(self, host: Host, address: str, driver: str, now: float) -> _Attempt:
+    def _attempt(self, host: Host, address: str, now: float) -> _Attempt:
         try:
-            bind(host, address, driver, new_id=self._config.new_id != "never")
+            bind(host, address, self._driver, new_id=self._new_id)
         except BindError as error:
             return _Attempt(now + RETRY_AFTER if error.attempted else now, str(error))
         return _Attempt(now + RETRY_AFTER, "")
@@ -72,9 +80,9 @@ class Binder:
         remaining: list[str] = []
         for number in self._new_ids:
             try:
-                host.write(f"/sys/bus/pci/drivers/{self._config.dpdk_driver}/new_id", f"{VENDOR} {number}")
+                host.write(f"/sys/bus/pci/drivers/{self._driver}/new_id", number)
             except HostError as error:
                 if error.errno != errno.EEXIST:
-                    host.note(f"{error}; load the module of {self._config.dpdk_driver}")
+                    host.note(f"{error}; load the module of {self._driver}")
                     remaining.append(number)
         self._new_ids = remaining
