@@ -1,10 +1,10 @@
 """Health by commands: verdicts, thresholds, limits of time and output, and what a command gets."""
 
 import asyncio
+import contextlib
 import errno
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def device(unit: str = "u") -> Device:
     return Device(resource="thing", id=unit)
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def running(checks: Mapping[str, Check]) -> AsyncIterator[tuple[CommandSource, Callable[[], dict[str, Verdict]]]]:
     """A source that runs, and a function that returns all verdicts so far by unit."""
     source, seen = CommandSource(), dict[str, Verdict]()
@@ -198,6 +198,12 @@ async def test_the_number_of_commands_is_limited(monkeypatch: pytest.MonkeyPatch
 
 
 def children() -> list[int]:
-    """The running children of this process."""
+    """The running children of this process that are a shell."""
     pids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return [int(pid) for pid in pids if not is_gone(pid)]
+    return [int(pid) for pid in pids if not is_gone(pid) and is_shell(pid)]
+
+
+def is_shell(pid: str) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"/bin/sh\0-c\0")
+    return False
