@@ -80,6 +80,12 @@ LABELS = calls("", "nodes", "get watch patch") | calls("", "nodes/status", "patc
 EPC_REGISTER = calls("", "nodes", "get watch") | calls("", "nodes/status", "patch")
 FLEET = calls("", "nodes pods", "list watch") | calls("deviceplugin.intel.com", _PLUGIN_KINDS, "list watch")
 FPGA_NODE = calls("", "nodes", "get watch")
+# `dra.publisher`, `dra.preparer` and `dra.devicestatus`. Owner of the slices is the Node.
+DRA = (
+    calls("resource.k8s.io", "resourceslices", "create delete get list patch update watch")
+    | calls("resource.k8s.io", "resourceclaims", "get")
+    | calls("", "nodes", "get")
+)
 # `operator.shared`
 GPU_MANAGER = calls("", "serviceaccounts", "create delete get") | calls(
     "rbac.authorization.k8s.io", "clusterrolebindings", "create delete get"
@@ -113,13 +119,16 @@ ONLOAD_IMPLIED = calls("onload.amd.com", "onloads/finalizers", "update")
 
 # The first directory of the tree and the account, without the prefix of the installation -> what roles have to grant.
 ACCOUNTS: dict[tuple[str, str], set[Call]] = {
-    ("accelplane_node", "accelplane-node"): FPGA_NODE | REVIEWS,
+    ("accelplane_node", "accelplane-node"): FPGA_NODE | REVIEWS | DRA,
+    ("dra", "accelplane-dra"): DRA,
     # Paths are those of the agents' pages.
     ("fleet", "accelplane-fleet"): FLEET | REVIEWS | calls("", "/api/v1/* /status", "get"),
     ("fleet", "accelplane-fleet-viewer"): calls("", "/fleet", "get"),
     ("fpga_admissionwebhook", "webhook"): FPGA_NAMES | OWN_CERTIFICATE | MUTATING,
     ("fpga_plugin", "webhook"): FPGA_NAMES | OWN_CERTIFICATE | MUTATING,
     ("fpga_plugin", "default"): FPGA_NODE,
+    ("fpga_plugin", "accelplane-dra"): FPGA_NODE | DRA,
+    **{(f"{family}_plugin", "accelplane-dra"): DRA for family in ("dlb", "dsa", "gpu", "iaa", "npu", "qat", "sgx")},
     # `node.pods`: the kubelet authorizes its list of pods as `nodes/pods`.
     ("gpu_plugin", "gpu-manager-sa"): calls("", "nodes/pods", "get") | calls("", "pods", "list"),
     ("labels", "accelplane-labels"): LABELS,

@@ -10,6 +10,8 @@ from manifests import DEPLOY, Object, render, trees
 PREFIXES = re.compile(
     "inteldeviceplugins-|intel-deviceplugins-|intelsgxwebhook-|intelfpgawebhook-|intelfpgaplugin-"
     "|onload-operator-(?!sa$|role$|rb$)"
+    # Accounts with DRA have the family as a suffix.
+    "|(?<=^accelplane-dra)-[a-z]+$"
 )
 
 

@@ -64,6 +64,8 @@ PAGE_COMPONENT = "accelplane_node/components/pages"
 FLEET_COMPONENT = "fleet/components/authorized-agents"
 WITH_CLIENTS = "accelplane_node/overlays/clients"
 CLIENTS = "accelplane_node/components/clients"
+# Their tests are in test_deployments_dra.
+DRA = ("accelplane_node/overlays/dra", "accelplane_node/components/dra")
 FAMILIES = ("gpu", "npu", "qat", "dsa", "iaa", "dlb", "sgx", "fpga")
 
 
@@ -106,7 +108,8 @@ def test_only_the_qat_component_makes_sysfs_writable_and_disables_apparmor() -> 
 
 def test_every_kustomization_is_in_the_table() -> None:
     existing = {str(file.parent.relative_to(DEPLOY)) for file in (DEPLOY / NAME.replace("-", "_")).rglob("kust*.yaml")}
-    assert existing == {*(*TREES, *PAGES, PAGE_COMPONENT, WITH_FPGAS, COMPONENT, WITH_QAT, QAT, WITH_CLIENTS, CLIENTS)}
+    others = (PAGE_COMPONENT, WITH_FPGAS, COMPONENT, WITH_QAT, QAT, WITH_CLIENTS, CLIENTS)
+    assert existing == {*TREES, *PAGES, *DRA, *others}
 
 
 @pytest.mark.parametrize("directory", PAGES)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from apicalls import ACCOUNTS, BIND, EVENTS, FPGA_NAMES, FPGA_NODE, GPU_MANAGER, REVIEWS, Call, calls
+from apicalls import ACCOUNTS, BIND, DRA, EVENTS, FPGA_NAMES, FPGA_NODE, GPU_MANAGER, REVIEWS, Call, calls
 from charts import template
 from deployrights import granted_rights, trees_with_bindings
 from manifests import DEPLOY, Object, render
@@ -75,7 +75,7 @@ _AGENTS = calls("", "/api/v1/* /status", "get")
         ("fleet", "fleet", "accelplane-fleet", REVIEWS | _AGENTS, {}),
         ("fleet", "fleet", "accelplane-fleet", _AGENTS, {"fleet": {"tlsSecret": "tls"}}),
         ("fleet", "fleet", "accelplane-fleet", REVIEWS, {"fleet": {"agentAuthority": "ca"}}),
-        ("agent", "accelplane_node", "accelplane-node", FPGA_NODE, {"agent": {"pages": {"tlsSecret": "tls"}}}),
+        ("agent", "accelplane_node", "accelplane-node", FPGA_NODE | DRA, {"agent": {"pages": {"tlsSecret": "tls"}}}),
     ],
 )
 def test_components_of_the_chart_accelplane_grant_the_calls_of_their_programs(

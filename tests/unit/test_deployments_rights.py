@@ -60,7 +60,8 @@ METRICS = grants("cluster", "authentication.k8s.io", ["tokenreviews"], "create")
 ORIGINAL = {
     "operator/*": OPERATOR,
     "fpga_admissionwebhook/*": FPGA_WEBHOOK,
-    "fpga_plugin/*": FPGA_WEBHOOK | grants("cluster", "", ["nodes"], "get"),
+    "fpga_plugin/*": FPGA_WEBHOOK,
+    "fpga_plugin/overlays/[ar]*": grants("cluster", "", ["nodes"], "get"),
     "onload/config/default*": ONLOAD_OPERATOR,
     "onload/config/samples/default-clusterlocal": ONLOAD_OPERATOR,
     "onload/config/default-with-metrics": METRICS,

@@ -1,0 +1,242 @@
+"""The trees for DRA: device classes, accounts of nodes with their policies, and additions to the DaemonSets."""
+
+import ast
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import cel
+import pytest
+from deployrights import Grant, granted_rights
+from manifests import DEPLOY, Object, Volumes, from_fields, host_paths, in_order, mounts, overlay, render, trees
+
+from accelplane.cli.goflags import flags_of, parse
+from accelplane.node.device_api import DeviceApis
+from accelplane.node.plugins import installed
+from accelplane.node.settings import Settings
+from accelplane.plugins.qat.services import service
+
+FAMILIES = ("dlb", "dsa", "fpga", "gpu", "iaa", "npu", "qat", "sgx")
+DRIVERS = sorted(f"{family}.intel.com" for family in FAMILIES)
+PLUGINS = [tree for tree in trees() if tree.endswith("_plugin/overlays/dra")]
+WITH_DRA = [*PLUGINS, "accelplane_node/overlays/dra"]
+VOLUMES: Volumes = {
+    "dra-drivers": ("/var/lib/kubelet/plugins", "rw", ""),
+    "dra-registration": ("/var/lib/kubelet/plugins_registry", "rw", ""),
+    "podresources": ("/var/lib/kubelet/pod-resources", "ro", ""),
+}
+CDI: Volumes = {"cdipath": ("/var/run/cdi", "rw", "DirectoryOrCreate")}
+
+
+# Device classes
+
+
+def classes(tree: str) -> dict[str, Object]:
+    objects = {each["metadata"]["name"]: each["spec"] for each in render(DEPLOY / tree)}
+    assert {(each["apiVersion"], each["kind"]) for each in render(DEPLOY / tree)} == {
+        ("resource.k8s.io/v1", "DeviceClass")
+    }
+    return objects
+
+
+def selector(spec: Object) -> str:
+    ((expression,),) = ([each["cel"]["expression"] for each in spec["selectors"]],)
+    return expression
+
+
+EXTENDED = classes("dra/extended-resources")
+
+
+def test_every_driver_has_a_class_of_its_name_without_further_conditions() -> None:
+    found = classes("dra")
+    assert found == classes("dra/classes")
+    assert sorted(found) == sorted([*DRIVERS, "gpu-vfio.intel.com"])
+    for name, spec in found.items():
+        assert selector(spec) == f'device.driver == "{name.replace("-vfio", "")}"'
+        assert "extendedResourceName" not in spec
+    ((config,),) = ([each["opaque"] for each in found["gpu-vfio.intel.com"]["config"]],)
+    parameters = {"apiVersion": "gpu.intel.com/v1alpha1", "kind": "GpuConfig", "access": "vfio"}
+    assert config == {"driver": "gpu.intel.com", "parameters": parameters}
+    assert all("config" not in spec for name, spec in found.items() if name != "gpu-vfio.intel.com")
+
+
+def test_each_extended_resource_has_one_class_named_after_it() -> None:
+    found = {spec["extendedResourceName"]: name for name, spec in EXTENDED.items()}
+    assert len(found) == len(EXTENDED)
+    for resource, name in found.items():
+        driver, _, kind = resource.partition("/")
+        assert name == f"{kind}.{driver}"
+        assert driver in DRIVERS
+
+
+@pytest.mark.parametrize("name", [*EXTENDED])
+def test_selectors_check_the_driver_in_the_expression_that_reads_attributes(name: str) -> None:
+    """A device of another driver has no such attribute, and the error would stop the scheduling of the pod."""
+    spec = EXTENDED[name]
+    driver = spec["extendedResourceName"].partition("/")[0]
+    assert selector(spec).startswith(f'device.driver == "{driver}"')
+    for foreign in (*DRIVERS, "gpu.example.com"):
+        if foreign != driver:
+            assert cel.matches(selector(spec), cel.device(foreign, {})) is False
+    if "attributes" in selector(spec):
+        with pytest.raises(KeyError):
+            cel.matches(selector(spec), cel.device(driver, {}))
+
+
+def matching(driver: str, /, **attributes: object) -> list[str]:
+    """The extended resources whose class selects a device."""
+    device = cel.device(driver, attributes)
+    return [spec["extendedResourceName"] for spec in EXTENDED.values() if cel.matches(selector(spec), device)]
+
+
+WORDS = ("asym", "sym", "dc", "decomp", "dcc")
+# What the drivers of the kernel accept: one service, or two or three of asym, sym, dc and decomp.
+SERVICES = [
+    *((word,) for word in WORDS),
+    *itertools.combinations(WORDS[:4], 2),
+    *itertools.combinations(WORDS[:4], 3),
+]
+
+
+@pytest.mark.parametrize("words", SERVICES, ids=";".join)
+def test_a_qat_function_is_selected_as_the_resource_of_its_services(words: tuple[str, ...]) -> None:
+    attributes = {word: word in words for word in WORDS}
+    assert matching("qat.intel.com", **attributes) == [f"qat.intel.com/{service(';'.join(words)).resource}"]
+
+
+def test_a_qat_function_of_unknown_services_is_generic() -> None:
+    assert matching("qat.intel.com", **dict.fromkeys(WORDS, False)) == [f"qat.intel.com/{service('unknown').resource}"]
+
+
+@pytest.mark.parametrize(
+    ("driver", "attributes", "resources"),
+    [
+        ("gpu.intel.com", {"driver": "i915"}, ["i915"]),
+        ("gpu.intel.com", {"driver": "xe"}, ["xe"]),
+        ("gpu.intel.com", {"driver": "vfio-pci"}, []),
+        ("npu.intel.com", {"driver": "intel_vpu"}, ["accel"]),
+        ("dsa.intel.com", {"type": "user", "mode": "dedicated"}, ["wq-user-dedicated"]),
+        ("dsa.intel.com", {"type": "user", "mode": "shared"}, ["wq-user-shared"]),
+        ("dsa.intel.com", {"type": "kernel", "mode": "shared"}, []),
+        ("dsa.intel.com", {"type": "vfio", "mode": ""}, ["vfio"]),
+        ("iaa.intel.com", {"type": "user", "mode": "dedicated"}, ["wq-user-dedicated"]),
+        ("iaa.intel.com", {"type": "user", "mode": "shared"}, ["wq-user-shared"]),
+        ("dlb.intel.com", {"type": "pf"}, ["pf"]),
+        ("dlb.intel.com", {"type": "vf"}, ["vf"]),
+        ("sgx.intel.com", {"type": "enclave"}, ["enclave"]),
+        ("sgx.intel.com", {"type": "provision"}, ["provision"]),
+        ("sgx.intel.com", {"type": "vepc"}, []),
+        ("fpga.intel.com", {"type": "port"}, []),
+    ],
+)
+def test_a_device_is_selected_as_its_resource_of_the_device_plugin(
+    driver: str, attributes: dict[str, object], resources: list[str]
+) -> None:
+    assert matching(driver, **attributes) == [f"{driver}/{each}" for each in resources]
+
+
+# Accounts and policies
+
+
+def drivers_of(policy: Object) -> list[str]:
+    (expression,) = (each["expression"] for each in policy["spec"]["variables"] if each["name"] == "drivers")
+    return sorted(ast.literal_eval(expression))
+
+
+def test_the_policies_admit_the_drivers_of_all_families() -> None:
+    policies = [each for each in render(DEPLOY / "dra/policies") if each["kind"] == "ValidatingAdmissionPolicy"]
+    assert sorted(each["metadata"]["name"] for each in policies) == ["accelplane-dra-claims", "accelplane-dra-slices"]
+    namespaces = {installed([family])[family].namespace for family in FAMILIES}
+    assert [drivers_of(each) for each in policies] == [sorted(namespaces)] * 2 == [DRIVERS] * 2
+
+
+def writers(objects: list[Object]) -> Iterator[str]:
+    for account, found in granted_rights(objects).items():
+        if any(each.resource in ("resourceslices", "resourceclaims/status") and each.verb != "get" for each in found):
+            yield account
+
+
+@pytest.mark.parametrize("tree", trees())
+def test_accounts_that_write_slices_are_limited_by_both_policies(tree: str) -> None:
+    """The policies are tested with an API server, see `tests/cluster/test_dra_policies.py`."""
+    objects = render(DEPLOY / tree)
+    accounts = [*writers(objects)]
+    assert bool(accounts) == (tree in WITH_DRA or tree == "dra/account" or tree.endswith("overlays/dra/account"))
+    if not accounts or tree not in WITH_DRA:
+        return
+    policies = {each["metadata"]["name"]: each for each in objects if each["kind"] == "ValidatingAdmissionPolicy"}
+    bindings = [each["spec"] for each in objects if each["kind"] == "ValidatingAdmissionPolicyBinding"]
+    assert {each["policyName"] for each in bindings if each["validationActions"] == ["Deny"]} == policies.keys()
+    assert len(policies) == 2
+    (daemonset,) = (each for each in objects if each["kind"] == "DaemonSet")
+    for policy in policies.values():
+        assert policy["spec"]["failurePolicy"] == "Fail"
+        (condition,) = policy["spec"]["matchConditions"]
+        (pattern,) = re.findall(r"matches\('(.*)'\)", condition["expression"])
+        for name in (daemonset["spec"]["template"]["spec"]["serviceAccountName"], *accounts):
+            for prefix in ("", "team-"):
+                assert re.search(pattern, f"system:serviceaccount:{daemonset['metadata']['namespace']}:{prefix}{name}")
+
+
+STATUS = "dra/components/device-status"
+
+
+@pytest.mark.parametrize("tree", ["gpu_plugin/overlays/dra", "accelplane_node/overlays/dra"])
+def test_the_device_status_needs_a_component(tree: str, tmp_path: Path) -> None:
+    objects = overlay(tmp_path, resources=[f"deploy/{tree}"], components=[f"deploy/{STATUS}"])
+    added: dict[str, set[Grant]] = {}
+    for name, with_status in (("before", render(DEPLOY / tree)), ("after", objects)):
+        ((_, found),) = granted_rights(with_status).items()
+        added[name] = found
+    (daemonset,) = (each for each in objects if each["kind"] == "DaemonSet")
+    assert daemonset["spec"]["template"]["spec"]["containers"][0]["args"][-1] == "-dra-device-status"
+    group = "resource.k8s.io"
+    assert added["after"] - added["before"] == {
+        *(Grant("cluster", group, "resourceclaims/status", "", verb) for verb in ("update", "patch")),
+        *(
+            Grant("cluster", group, "resourceclaims/driver", driver, f"associated-node:{verb}")
+            for driver in DRIVERS
+            for verb in ("update", "patch")
+        ),
+    }
+    assert added["before"] < added["after"]
+
+
+# DaemonSets
+
+
+@pytest.mark.parametrize("tree", WITH_DRA)
+def test_a_daemonset_with_dra_has_these_additions_and_no_others(tree: str) -> None:
+    base = {"accelplane_node": "base", "fpga_plugin": "overlays/region"}.get(tree.partition("/")[0], "base")
+    (plain,) = (each for each in render(DEPLOY / tree.partition("/")[0] / base) if each["kind"] == "DaemonSet")
+    (daemonset,) = (each for each in render(DEPLOY / tree) if each["kind"] == "DaemonSet")
+    container, pod = plain["spec"]["template"]["spec"]["containers"][0], plain["spec"]["template"]["spec"]
+    added = VOLUMES if any(each["mountPath"] == CDI["cdipath"][0] for each in container["volumeMounts"]) else (
+        VOLUMES | CDI
+    )  # fmt: skip
+    container["args"] = [*container.get("args", ()), "-dra-api=dra"]
+    container["volumeMounts"] += mounts(added)
+    container["env"] = [*container.get("env", ()), *from_fields(POD_UID="metadata.uid")]
+    if not any(each["name"] == "NODE_NAME" for each in container["env"]):
+        container["env"] += from_fields(NODE_NAME="spec.nodeName")
+    pod["volumes"] += host_paths(added)
+    pod["automountServiceAccountToken"] = True
+    pod["serviceAccountName"] = daemonset["spec"]["template"]["spec"]["serviceAccountName"]
+    plain["spec"]["updateStrategy"]["rollingUpdate"] = {"maxSurge": 1, "maxUnavailable": 0}
+    plain["metadata"]["namespace"] = daemonset["metadata"]["namespace"]
+    assert in_order(daemonset) == in_order(plain)
+
+
+def test_every_family_has_a_tree() -> None:
+    assert sorted(tree.partition("_")[0] for tree in PLUGINS) == [*FAMILIES]
+
+
+@pytest.mark.parametrize("tree", WITH_DRA)
+def test_the_arguments_are_flags_of_the_agent_and_hand_all_devices_to_claims(tree: str) -> None:
+    (daemonset,) = (each for each in render(DEPLOY / tree) if each["kind"] == "DaemonSet")
+    (container,) = daemonset["spec"]["template"]["spec"]["containers"]
+    words = [word for word in container["args"] if word.startswith("-dra")]
+    values, others = parse(flags_of(Settings), words)
+    assert others == []
+    assert DeviceApis.of(str(values["dra-api"])) == DeviceApis(default="dra")
