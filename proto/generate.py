@@ -18,6 +18,9 @@ PACKAGES = HERE.parent / "src" / "accelplane"
 SPOKEN_BY = {
     "deviceplugin_v1beta1": "kubelet",
     "podresources_v1": "kubelet",
+    "pluginregistration_v1": "kubelet",
+    "dra_v1": "kubelet",
+    "drahealth_v1": "kubelet",
     "levelzero": "gpuservices",
     "xpumd": "gpuservices",
 }

@@ -1,6 +1,7 @@
 """Fixtures of the contract tests: a kubelet's directory, kubelets, agents, processes."""
 
 import asyncio
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import memorydirectory
 import pytest
+from draservices import ServedDriver, serving
 from kubelets import EMBEDDED, Embedded, Kubelet
 from processes import Process
 from virtualtime import TCP_DELAY, VirtualTimeLoop
@@ -138,3 +140,18 @@ async def client(api: "KubeApi") -> "AsyncIterator[Client]":
     instance = Client(api.config, field_manager="test", timeout=1)
     yield instance
     await instance.close()
+
+
+@pytest.fixture
+def kubelet_dir(directory: str) -> str:
+    """A kubelet's root directory with `plugins_registry`."""
+    os.mkdir(f"{directory}/plugins_registry")
+    return directory
+
+
+@pytest.fixture
+async def driver(kubelet_dir: str) -> AsyncIterator[ServedDriver]:
+    """A DRA driver that a kubelet has registered."""
+    async with serving(ServedDriver(kubelet_dir)) as served:
+        await served.registered()
+        yield served

@@ -1,0 +1,91 @@
+"""The plugins that are registered at the kubelet under a driver's name, by the sockets in `plugins_registry`.
+
+The name of a socket is arbitrary, so GetInfo is asked. Instances of this program also answer `IDENTIFY`. This is how an
+instance distinguishes the driver of another vendor from another instance during an update.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from accelplane import rpc
+from accelplane.kubelet import pluginregistration_v1_pb2 as pb
+from accelplane.kubelet import sockets
+
+PLUGIN_TYPE = "DRAPlugin"
+GET_INFO = "/pluginregistration.Registration/GetInfo"
+IDENTIFY = "/accelplane.dra.Driver/Identify"
+_DEADLINE = 1.0
+_MAX_SOCKETS = 1000
+
+
+class OtherPlugin(Struct, frozen=True):
+    """A plugin at the registration socket `path` with the driver's name. `ours`: it is an instance of this program."""
+
+    path: str
+    endpoint: str
+    ours: bool
+
+
+class OtherRegistrations:
+    """The other plugins of one driver. Each socket is asked once."""
+
+    def __init__(self, registry: str, driver: str) -> None:
+        self._registry = registry
+        self._driver = driver
+        self._known: dict[str, tuple[sockets.Identity, OtherPlugin | None]] = {}
+        self.unanswered = 0  # sockets without a response in the last `update`, which the next one asks again
+
+    async def update(self, own: str) -> tuple[OtherPlugin, ...]:
+        """The live plugins of this driver, except the one at the path `own`."""
+        found: dict[str, tuple[sockets.Identity, OtherPlugin | None]] = {}
+        self.unanswered = 0
+        for path in _sockets_below(self._registry):
+            identity = sockets.identity(path)
+            if path == own or identity is None:
+                continue
+            known = self._known.get(path)
+            if known is None or known[0] != identity:
+                try:
+                    known = identity, await self._ask(path)
+                except (rpc.RpcError, sockets.SocketPathError):
+                    self.unanswered += 1
+                    continue
+            found[path] = known
+        self._known = found
+        others = (plugin for _, plugin in found.values() if plugin is not None)
+        return tuple(plugin for plugin in others if sockets.listener(plugin.path) is not None)
+
+    async def _ask(self, path: str) -> OtherPlugin | None:
+        async with rpc.Channel(sockets.checked_path(path)) as channel:
+            info = await channel.call(GET_INFO, pb.InfoRequest(), pb.PluginInfo, deadline=_DEADLINE)
+            if info.type != PLUGIN_TYPE or info.name != self._driver:
+                return None
+            try:
+                request = pb.InfoRequest()
+                await channel.call(IDENTIFY, request, pb.RegistrationStatusResponse, deadline=_DEADLINE)
+            except rpc.RpcError as error:
+                if error.code != "UNIMPLEMENTED":
+                    raise
+                return OtherPlugin(path, info.endpoint, ours=False)
+            return OtherPlugin(path, info.endpoint, ours=True)
+
+
+def _sockets_below(directory: str) -> Iterator[str]:
+    """The sockets that the kubelet finds: also in subdirectories, without those whose names start with a dot."""
+    count = 0
+    for parent, directories, names in os.walk(directory):
+        directories[:] = sorted(name for name in directories if not name.startswith("."))
+        for name in sorted(names):
+            path = os.path.join(parent, name)
+            try:
+                is_socket = not name.startswith(".") and stat.S_ISSOCK(os.lstat(path).st_mode)
+            except OSError:
+                continue
+            if is_socket:
+                yield path
+                count += 1
+                if count >= _MAX_SOCKETS:
+                    return
