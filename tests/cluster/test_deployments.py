@@ -34,6 +34,8 @@ KATA = {
 def test_the_api_server_accepts_a_tree(cluster: Cluster, namespace: str, tree: str) -> None:
     if tree.endswith("/admission-policies") and kubernetes_minor() < 36:
         pytest.skip("MutatingAdmissionPolicy v1 needs Kubernetes 1.36: ACCELPLANE_KUBERNETES=1.37")
+    if tree in ("dra", "dra/classes", "dra/extended-resources") and kubernetes_minor() < 34:
+        pytest.skip("DeviceClass v1 needs Kubernetes 1.34: ACCELPLANE_KUBERNETES=1.37")
     others = ("cert-manager.io/", "monitoring.coreos.com/")
     objects = [each for each in render(DEPLOY / tree) if not each["apiVersion"].startswith(others)]
     # A dry run creates no namespace, not even that of the tree.

@@ -1,0 +1,310 @@
+"""Accounts of nodes with DRA write the ResourceSlices and the device status of their own node, and nothing else.
+
+Tokens are bound to pods on two nodes, as the kubelets' tokens are, with the roles and policies of the manifests. No
+kubelet runs.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from manifests import DEPLOY, overlay, render
+
+from . import settings
+from .build import kubernetes_minor
+from .cluster import Cluster
+from .machine import wait_until
+
+pytestmark = pytest.mark.cluster
+
+Object = dict[str, Any]
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+SPACE, ACCOUNT = "kube-system", "accelplane-node"
+NODES = ("node-1", "node-2")
+SLICE_POLICY = "ValidatingAdmissionPolicy 'accelplane-dra-slices'"
+CLAIM_POLICY = "ValidatingAdmissionPolicy 'accelplane-dra-claims'"
+
+
+class Account:
+    """Requests with a token."""
+
+    def __init__(self, cluster: Cluster, token: str) -> None:
+        self._address = (cluster.addresses.control, settings.API_PORT)
+        self._tls = ssl.create_default_context(cadata=cluster.authority.decode())
+        self._token = token
+
+    def request(
+        self, method: str, path: str, body: Object | None = None, content: str = "application/json"
+    ) -> tuple[int, Any]:
+        connection = http.client.HTTPSConnection(*self._address, context=self._tls, timeout=10)
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": content}
+        # The API server compares `data` of other drivers as text, which has no spaces.
+        text = None if body is None else json.dumps(body, separators=(",", ":"))
+        connection.request(method, path, text, headers)
+        answer = connection.getresponse()
+        try:
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    def patch(self, path: str, change: Object) -> tuple[int, Any]:
+        return self.request("PATCH", path, change, "application/merge-patch+json")
+
+
+def create(cluster: Cluster, path: str, document: Object) -> Object:
+    status, answer = cluster.request("POST", path, document)
+    assert status == 201, answer
+    return answer
+
+
+def bound_token(cluster: Cluster, account: str, pod: str, node: str) -> str:
+    """The token of a pod of the account on a node."""
+    spec = {"serviceAccountName": account, "nodeName": node, "containers": [{"name": "a", "image": "a"}]}
+    created = create(cluster, f"/api/v1/namespaces/{SPACE}/pods", {"metadata": {"name": pod}, "spec": spec})
+    reference = {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": created["metadata"]["uid"]}
+    path = f"/api/v1/namespaces/{SPACE}/serviceaccounts/{account}/token"
+    return str(create(cluster, path, {"spec": {"audiences": [], "boundObjectRef": reference}})["status"]["token"])
+
+
+@pytest.fixture(scope="module")
+def cluster(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A control plane with two Nodes, and the objects of the agent with DRA and device status without its DaemonSet."""
+    if kubernetes_minor() < 34:
+        pytest.skip("resource.k8s.io/v1 needs Kubernetes 1.34")
+    with Cluster.running([]) as running:
+        for name in NODES:
+            create(running, "/api/v1/nodes", {"metadata": {"name": name}})
+        objects = overlay(
+            tmp_path_factory.mktemp("tree"),
+            resources=["deploy/accelplane_node/overlays/dra"],
+            components=["deploy/dra/components/device-status"],
+        )
+        running.apply(*(each for each in objects if each["kind"] != "DaemonSet"))
+        wait_until(
+            lambda: running.get(f"/api/v1/namespaces/{SPACE}/serviceaccounts/{ACCOUNT}") is not None, "the account"
+        )
+        yield running
+
+
+@pytest.fixture(scope="module")
+def accounts(cluster: Cluster) -> Mapping[str, Account]:
+    """The account with the token of a pod on each node."""
+    found = {node: Account(cluster, bound_token(cluster, ACCOUNT, f"agent-{node}", node)) for node in NODES}
+    foreign = slice_of("probe", node="node-2")
+    wait_until(lambda: SLICE_POLICY in str(found["node-1"].request("POST", SLICES, foreign)[1]), "the policy")
+    return found
+
+
+def slice_of(name: str, *, node: str = "node-1", driver: str = "gpu.intel.com", pool: str = "", **spec: Any) -> Object:
+    place = {"nodeName": node} if node else {}
+    pools = {"name": pool or node or "all", "generation": 1, "resourceSliceCount": 1}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": name},
+        "spec": {"driver": driver, "pool": pools, "devices": [], **place, **spec},
+    }
+
+
+FOREIGN = {
+    "another node": (slice_of("a", node="node-2"), "expected the node of the token, node-1"),
+    "all nodes": (slice_of("a", node="", allNodes=True), "spec.nodeName is not set"),
+    "a selector of nodes": (
+        slice_of(
+            "a",
+            node="",
+            nodeSelector={
+                "nodeSelectorTerms": [
+                    {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-2"]}]}
+                ]
+            },
+        ),
+        "spec.nodeName is not set",
+    ),
+    "another driver": (slice_of("a", driver="gpu.example.com"), "spec.driver is gpu.example.com, expected one of"),
+    "the pool of another node": (slice_of("a", pool="node-2"), "spec.pool.name is node-2"),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_slices_of_others_cannot_be_created(accounts: Mapping[str, Account], case: str) -> None:
+    document, problem = FOREIGN[case]
+    status, answer = accounts["node-1"].request("POST", SLICES, document)
+    assert status in (403, 422), answer
+    assert SLICE_POLICY in answer["message"]
+    assert problem in answer["message"]
+
+
+def test_a_node_writes_its_own_slices_and_another_node_does_not(
+    cluster: Cluster, accounts: Mapping[str, Account]
+) -> None:
+    own, other = (accounts[node] for node in NODES)
+    status, created = own.request("POST", SLICES, slice_of("own"))
+    assert status == 201, created
+    path = f"{SLICES}/own"
+    changed = {"spec": {"pool": {"name": "node-1", "generation": 2, "resourceSliceCount": 1}}}
+    for account, expected in ((other, {403, 422}), (own, {200})):
+        status, answer = account.request("PUT", path, created | {"spec": created["spec"] | changed["spec"]})
+        assert status in expected, answer
+        status, answer = account.patch(path, {"metadata": {"labels": {"a": "b"}}})
+        assert status in expected, answer
+        status, answer = account.request("DELETE", path)
+        assert status in expected, answer
+        assert status == 200 or SLICE_POLICY in answer["message"]
+    assert cluster.get(path) is None
+
+
+def test_a_token_without_a_pod_writes_no_slice(cluster: Cluster, accounts: Mapping[str, Account]) -> None:
+    token = cluster.kubectl("create", "token", ACCOUNT, f"--namespace={SPACE}").strip()
+    status, answer = Account(cluster, token).request("POST", SLICES, slice_of("a"))
+    assert status in (403, 422), answer
+    assert "use the token of a pod" in answer["message"]
+
+
+def test_the_kubelet_deletes_all_slices_of_its_node(cluster: Cluster, accounts: Mapping[str, Account]) -> None:
+    for node in NODES:
+        status, answer = accounts[node].request("POST", SLICES, slice_of(f"of-{node}", node=node))
+        assert status == 201, answer
+    # As the kubelet at its start; it authenticates as this user.
+    cluster.kubectl(
+        "delete", "resourceslices", "--field-selector=spec.nodeName=node-1", "--as=system:node:node-1",
+        "--as-group=system:nodes",
+    )  # fmt: skip
+    assert cluster.get(f"{SLICES}/of-node-1") is None
+    assert cluster.get(f"{SLICES}/of-node-2") is not None
+
+
+FORBIDDEN: Mapping[str, tuple[str, str, Object | None]] = {
+    "delete all slices": ("DELETE", SLICES, None),
+    "list claims": ("GET", CLAIMS, None),
+    "change a claim": ("PATCH", f"{CLAIMS}/claim-node-1", {"metadata": {"labels": {"a": "b"}}}),
+    "delete a claim": ("DELETE", f"{CLAIMS}/claim-node-1", None),
+    "create a claim": ("POST", CLAIMS, {"metadata": {"name": "mine"}, "spec": {}}),
+    "list nodes": ("GET", "/api/v1/nodes", None),
+    "change its node": ("PATCH", "/api/v1/nodes/node-1", {"metadata": {"labels": {"a": "b"}}}),
+    "change a class": ("DELETE", "/apis/resource.k8s.io/v1/deviceclasses/gpu.intel.com", None),
+    "read pods": ("GET", f"/api/v1/namespaces/{SPACE}/pods", None),
+}
+
+
+@pytest.mark.parametrize("case", FORBIDDEN)
+def test_the_role_grants_nothing_else(accounts: Mapping[str, Account], claims: None, case: str) -> None:
+    method, path, body = FORBIDDEN[case]
+    status, answer = accounts["node-1"].request(method, path, body, "application/merge-patch+json")
+    assert status == 403, answer
+    assert "cannot" in answer["message"]
+
+
+# The status of claims
+
+
+def allocated(node: str, *drivers: str) -> Object:
+    results = [{"request": "a", "driver": driver, "pool": node, "device": "d"} for driver in drivers]
+    field = {"key": "metadata.name", "operator": "In", "values": [node]}
+    return {
+        "devices": {"results": results},
+        "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [field]}]},
+    }
+
+
+@pytest.fixture(scope="module")
+def claims(cluster: Cluster) -> None:
+    """Claims `claim-NODE`, allocated on each node with a device of ours and one of another driver."""
+    # The control plane deallocates claims that no pod uses.
+    wait_until(lambda: cluster.get("/api/v1/namespaces/default/serviceaccounts/default") is not None, "the account")
+    spec = {"nodeName": NODES[0], "containers": [{"name": "a", "image": "a"}]}
+    user = create(cluster, "/api/v1/namespaces/default/pods", {"metadata": {"name": "user"}, "spec": spec})
+    for node in NODES:
+        request = {"name": "a", "exactly": {"deviceClassName": "gpu.intel.com", "allocationMode": "All"}}
+        name = f"claim-{node}"
+        created = create(cluster, CLAIMS, {"metadata": {"name": name}, "spec": {"devices": {"requests": [request]}}})
+        created["status"] = {
+            "allocation": allocated(node, "gpu.intel.com", "net.example.com"),
+            "reservedFor": [{"resource": "pods", "name": "user", "uid": user["metadata"]["uid"]}],
+        }
+        status, answer = cluster.request("PUT", f"{CLAIMS}/{name}/status", created)
+        assert status == 200, answer
+
+
+def device(node: str, driver: str = "gpu.intel.com") -> Object:
+    return {"driver": driver, "pool": node, "device": "d", "data": {"state": "prepared"}}
+
+
+Change = Callable[[Object], None]
+
+
+def without_allocation(claim: Object) -> None:
+    claim["status"] = {}
+
+
+STATUS_CHANGES: Mapping[str, tuple[str, Change]] = {
+    "another node's claim": ("claim-node-2", lambda claim: claim["status"].update(devices=[device("node-2")])),
+    "another driver's device": (
+        "claim-node-1",
+        lambda claim: claim["status"].update(devices=[device("node-1", "net.example.com")]),
+    ),
+    "the allocation": ("claim-node-1", without_allocation),
+    "the reservation": ("claim-node-1", lambda claim: claim["status"].update(reservedFor=[])),
+}
+
+
+@pytest.mark.parametrize("case", STATUS_CHANGES)
+def test_the_status_of_other_nodes_drivers_and_fields_cannot_change(
+    cluster: Cluster, accounts: Mapping[str, Account], claims: None, case: str
+) -> None:
+    name, change = STATUS_CHANGES[case]
+    claim = cluster.get(f"{CLAIMS}/{name}")
+    assert claim is not None
+    before = json.loads(json.dumps(claim["status"]))
+    change(claim)
+    status, answer = accounts["node-1"].request("PUT", f"{CLAIMS}/{name}/status", claim)
+    assert status in (403, 422), answer
+    after = cluster.get(f"{CLAIMS}/{name}")
+    assert after is not None
+    assert after["status"] == before
+    if kubernetes_minor() < 36:
+        assert CLAIM_POLICY in answer["message"]
+
+
+def test_a_node_writes_the_status_of_its_devices_beside_other_drivers(
+    cluster: Cluster, accounts: Mapping[str, Account], claims: None
+) -> None:
+    path = f"{CLAIMS}/claim-node-1/status"
+    status, answer = cluster.request(
+        "PATCH", path, {"status": {"devices": [device("node-1", "net.example.com")]}},
+        content="application/merge-patch+json",
+    )  # fmt: skip
+    assert status == 200, answer
+    both = [device("node-1", "net.example.com"), device("node-1")]
+    status, answer = accounts["node-1"].patch(path, {"status": {"devices": both}})
+    assert status == 200, answer
+    # It cannot remove the device of the other driver.
+    status, answer = accounts["node-1"].patch(path, {"status": {"devices": [device("node-1")]}})
+    assert status in (403, 422), answer
+    claim = cluster.get(f"{CLAIMS}/claim-node-1")
+    assert claim is not None
+    claim["status"]["devices"] = [each for each in claim["status"]["devices"] if each["driver"] != "gpu.intel.com"]
+    status, answer = accounts["node-1"].request("PUT", path, claim)
+    assert status == 200, answer["message"]
+
+
+# Device classes
+
+
+@pytest.mark.parametrize("tree", ["dra", "dra/extended-resources"])
+def test_the_api_server_compiles_all_selectors(cluster: Cluster, tree: str, tmp_path: Path) -> None:
+    for each in render(DEPLOY / tree):
+        status, answer = cluster.request("POST", "/apis/resource.k8s.io/v1/deviceclasses?dryRun=All", each)
+        assert status == 201, answer
+        # On 1.34 and 1.35 the gate DRAExtendedResource is off, and the API server drops the name.
+        if kubernetes_minor() >= 36:
+            assert answer["spec"] == each["spec"]
+        else:
+            assert answer["spec"]["selectors"] == each["spec"]["selectors"]
