@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -188,7 +189,8 @@ async def _serve(agent: Agent) -> None:
 
             return await local_status(agent.status, open_readers())
 
-        await stack.enter_async_context(status_socket.serving(agent.settings, agent.program, status))
+        if agent.settings.status_socket != status_socket.OFF:
+            agent.services["status socket"] = partial(status_socket.serve, agent.settings, agent.program, status)
         await agent.run()
 
 

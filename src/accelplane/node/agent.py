@@ -66,7 +66,7 @@ class Agent:
         self._plugins = dict(plugins)
         self._config_file = os.path.abspath(config_file) if config_file is not None else None
         self._reload = reload
-        self._services = dict(services or {})
+        self.services = dict(services or {})
         self._make_pods = pods
         self._pods: NodePods | None = None
         self._provide_pods(settings, plugins)
@@ -124,7 +124,7 @@ class Agent:
         self._watcher.start()
         self.events.restore()
         self._watcher.directories("kubelet", (self.settings.sockets_dir,), self._kubelet_directory_changed)
-        services = {**self._services, "startup check": self._check_startup}
+        services = {**self.services, "startup check": self._check_startup}
         if self._config_file is not None:
             directory = os.path.dirname(self._config_file)
             self._watcher.directories("config", (directory,), self._config_changed.set, written=True)

@@ -9,15 +9,18 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 from accelplane.kubelet import sockets
+from accelplane.kubelet.notifier import Notifier
 from accelplane.node.settings import Settings
+from accelplane.node.watcher import Watcher
 
 log = logging.getLogger(__name__)
 
 AUTO, OFF = "auto", "off"
 
+# Where another agent serves, which may be killed without removing its socket, or where changes cause no events.
 _CHECK_INTERVAL = 10.0
 _TIMEOUT = 10.0
 _MAX_CLIENTS = 8
@@ -28,20 +31,18 @@ def directory(settings: Settings) -> str:
     return f"{settings.sockets_dir}/accelplane"
 
 
-@contextlib.asynccontextmanager
-async def serving(settings: Settings, program: str, document: Callable[[], Awaitable[bytes]]) -> AsyncGenerator[None]:
-    """Sends `document()` to each client while entered. Without a usable path the agent runs on, and logs why."""
-    if settings.status_socket == OFF:
-        yield
-        return
+async def serve(settings: Settings, program: str, document: Callable[[], Awaitable[bytes]], watcher: Watcher) -> None:
+    """Sends `document()` to each client until cancelled. Without a usable path the agent runs on, and logs why."""
     is_automatic = settings.status_socket == AUTO
     path = f"{directory(settings)}/{program}.sock" if is_automatic else settings.status_socket
-    task = asyncio.create_task(_StatusSocket(path, document).run())
+    wake = Notifier()
+    watcher.directories("status socket", (os.path.dirname(path),), wake.notify_all)
     try:
-        yield
+        await _StatusSocket(path, document).run(
+            wake, lambda: settings.safety_interval if watcher.complete else _CHECK_INTERVAL
+        )
     finally:
-        task.cancel()
-        await asyncio.wait((task,))
+        watcher.forget("status socket")
 
 
 class _StatusSocket:
@@ -51,17 +52,22 @@ class _StatusSocket:
         self._clients: set[asyncio.Task[None] | None] = set()
         self._problem = ""
 
-    async def run(self) -> None:
-        """Serves at the path, and creates the socket again if it was removed, until cancelled."""
+    async def run(self, wake: Notifier, interval: Callable[[], float]) -> None:
+        """Serves at the path, and creates the socket again if it was removed, until cancelled.
+
+        `wake` notifies of changes in the socket's directory, `interval` has the seconds between checks while it serves.
+        """
         server: asyncio.Server | None = None
         identity: sockets.Identity | None = None
         try:
             while True:
+                count = wake.count
                 if identity is None or sockets.identity(self._path) != identity:
                     if server is not None:
                         server.close()
                     server, identity = await self._start()
-                await asyncio.sleep(_CHECK_INTERVAL)
+                if wake.count == count:
+                    await wake.wait(_CHECK_INTERVAL if server is None else interval())
         finally:
             if server is not None:
                 server.close()
