@@ -53,7 +53,7 @@ def measure(scale: Scale) -> Result:
 
 def _offload_plugins() -> dict[str, Plugin[Config]]:
     """The plugins of the five families with default options, except QAT, which publishes all virtual functions."""
-    plugins: dict[str, Plugin[Config]] = {name: cls() for name, cls in installed(tuple(_FOUND)).items()}
+    plugins: dict[str, Plugin[Config]] = {name: cls() for name, cls in installed(tuple(_FOUND)).types.items()}
     plugins["qat"] = QatPlugin(QatConfig(max_num_devices=_FOUND["qat"]))
     return {name: plugins[name] for name in _FOUND}
 
@@ -72,7 +72,7 @@ def _times(plugin: Plugin[Config], setup: NodeSetup, count: int, expected: int) 
 async def _scan_cycles(setup: NodeSetup, count: int) -> Figure:
     """Scan cycles of an agent in this process, without a kubelet."""
     settings = Settings(root=setup.root, kubelet_dir=setup.kubelet_dir, cdi_dir=f"{setup.directory}/cdi")
-    agent = Agent(settings, {name: cls() for name, cls in installed(setup.plugins).items()})
+    agent = Agent(settings, {name: cls() for name, cls in installed(setup.plugins).types.items()})
     running = asyncio.create_task(agent.run())
     await asyncio.sleep(1)
     times: list[float] = []

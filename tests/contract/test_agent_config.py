@@ -145,7 +145,7 @@ async def test_a_removed_file_keeps_the_previous_configuration_active(run: Run, 
 
 
 def test_a_wrong_configuration_at_the_start_ends_the_process(config: Path, directory: str, tmp_path: Path) -> None:
-    config.write_text("plugins: {gpu: {shared-dev-num: many}}")
+    config.write_text("{enabled: [gpu], plugins: {gpu: {shared-dev-num: many}}}")
     result = run_main(main, f"--config={config}", f"--root={tmp_path}", f"--kubelet-dir={directory}")
     assert result.returncode == 1
     assert result.stderr == (

@@ -61,7 +61,7 @@ class Setup:
 
     def add(self, name: str, plugin: Meters) -> Meters:
         found = [Device(resource="meter", id=unit) for unit in plugin.reads]
-        self.sources[name] = plugin, Inventory.of(plugin.namespace, found)
+        self.sources[name] = plugin, Inventory.of(found)
         return plugin
 
     def hang(self) -> float:
@@ -225,7 +225,7 @@ async def test_at_the_limit_of_threads_devices_are_left_out_until_the_next_readi
     setup.add("b", Meters(m1=lambda: 2.0))
     ThreadLimit(monkeypatch, failures=1)
     assert await setup.levels() == ["m1 2"]
-    assert caplog.messages == ["a: readings are left out of the metrics page: can't start new thread"]
+    assert caplog.messages == ["a: readings: can't start new thread"]
     assert await setup.levels() == ["m0 1", "m1 2"]
 
 
@@ -262,7 +262,8 @@ async def test_a_second_plan_of_a_device_is_reported_and_not_used(
     monkeypatch.setattr(plugin, "readings", lambda *given: [*readings(*given), *readings(*given)])
     assert await setup.levels() == ["m0 1", "m1 2"]
     assert caplog.messages == [
-        "a: readings are left out of the metrics page: found 4 plans of 2 devices, expected one for each"
+        "a: readings: found two plans of the device 'm0', expected one",
+        "a: readings: found two plans of the device 'm1', expected one",
     ]
 
 
@@ -378,8 +379,8 @@ async def test_a_failed_plugin_is_omitted_and_its_problem_is_logged_once(
     assert [await setup.levels() for _ in range(2)] == [["m2 2"]] * 2
     # Each plugin is read in a thread of its own: the order is not fixed.
     assert sorted(caplog.messages) == [
-        "a: readings are left out of the metrics page: ZeroDivisionError: no turns",
-        "b: readings are left out of the metrics page: m1: ZeroDivisionError: no level",
+        "a: readings: ZeroDivisionError: no turns",
+        "b: readings of devices: m1: ZeroDivisionError: no level",
     ]
 
 

@@ -25,7 +25,7 @@ TABLES = f"/sys/kernel/debug/qat_4xxx_{BDF}"
 
 async def readings(root: Path, name: str, plugin: Plugin[Config], count: int) -> list[tuple[DeviceReading, int, int]]:
     """Successive readings of the only device of a plugin, with the reads that were denied and that were missing."""
-    source = plugin, Inventory.of(plugin.namespace, plugin.scan(Host(root)))
+    source = plugin, Inventory.of(plugin.scan(Host(root)))
     now = [1000.0]
     reader = Readings(lambda: {name: source}, str(root), held=lambda: (), clock=lambda: now[0])
     found: list[tuple[DeviceReading, int, int]] = []

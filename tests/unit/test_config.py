@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import write
 
+from accelplane.devices import HealthPolicy
 from accelplane.node import config, foreign_yaml
 from accelplane.node.config import AgentConfig
-from accelplane.node.plugins import installed
+from accelplane.node.plugins import Installed, installed
 from accelplane.node.settings import ConfigurationError
 from accelplane.plugins import Config, Plugin
 from accelplane.plugins.gpu import GpuConfig
@@ -49,7 +50,7 @@ scan-grace: 0.5
     found = read(tmp_path, text)
     assert found.enabled == ["gpu", "npu"]
     assert (found.health_interval, found.scan_grace) == (5.0, 0.5)
-    plugins = config.plugins(found, installed(found.enabled), "file")
+    plugins = config.choose(found, installed(found.enabled), "file").plugins
     assert plugins["gpu"].config == GpuConfig(shared_dev_num=4, prefix="/x")
     assert plugins["npu"].config == type(plugins["npu"]).config_type()
 
@@ -124,7 +125,7 @@ def test_a_too_large_or_missing_file_is_an_error(tmp_path: Path) -> None:
 )
 def test_an_error_in_the_options_of_a_plugin_is_reported_with_the_plugin(options: dict[str, Any], fault: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^the file: plugins.gpu{fault}"):
-        config.plugins(AgentConfig(plugins={"gpu": options}), installed(["gpu"]), "the file")
+        config.choose(AgentConfig(plugins={"gpu": options}), installed(["gpu"]), "the file")
 
 
 class Optional(Config, frozen=True, kw_only=True):
@@ -165,6 +166,16 @@ class WithoutNamespace(Plugin[Optional]):
     pass
 
 
+class WithTextKinds(Plugin[Optional]):
+    namespace = "kinds.example.com"
+    cdi_kinds = "kinds.example.com/board"
+
+
+class Restless(Plugin[Optional]):
+    namespace = "restless.example.com"
+    health_policy = HealthPolicy(interval=0)
+
+
 class WithoutConfig(Plugin[Optional]):
     namespace = "incomplete.example.com"
 
@@ -178,6 +189,8 @@ BROKEN = [
     (Exiting, "plugins.broken: SystemExit: no license"),
     (WithoutNamespace, "plugins.broken: TypeError: namespace of the plugin is None, expected a domain"),
     (WithoutConfig, "plugins.broken: TypeError: config of the plugin is None, expected super().__init__(config)"),
+    (WithTextKinds, "plugins.broken: TypeError: cdi_kinds of the plugin is 'kinds.example.com/board', expected a list"),
+    (Restless, "plugins.broken: TypeError: health_policy.interval is 0, expected seconds above 0"),
 ]
 
 
@@ -185,8 +198,10 @@ BROKEN = [
 def test_a_plugin_that_cannot_be_created_is_skipped_and_the_others_run(
     broken: type[Plugin[Config]], problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = config.plugins(AgentConfig(), {"broken": broken, "working": Working}, "the file")
-    assert list(made) == ["working"]
+    found = config.choose(AgentConfig(), Installed({"broken": broken, "working": Working}), "the file")
+    assert list(found.plugins) == ["working"]
+    (skipped,) = found.skipped
+    assert skipped.text.startswith(f"plugin broken is skipped: the file: {problem}")
     (message,) = caplog.messages
     assert message.startswith(f"plugin broken cannot be created and is skipped: the file: {problem}")
 
@@ -194,17 +209,26 @@ def test_a_plugin_that_cannot_be_created_is_skipped_and_the_others_run(
 @pytest.mark.parametrize(("broken", "problem"), BROKEN)
 def test_it_is_an_error_if_no_other_plugin_can_be_created(broken: type[Plugin[Config]], problem: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(problem)):
-        config.plugins(AgentConfig(), {"broken": broken}, "the file")
+        config.choose(AgentConfig(), Installed({"broken": broken}), "the file")
 
 
 def test_a_configuration_with_which_a_running_plugin_cannot_be_created_is_rejected() -> None:
-    types = {"broken": Raising, "working": Working}
+    types = Installed({"broken": Raising, "working": Working})
     with pytest.raises(ConfigurationError, match=r"^f: plugins.broken: KeyError: 'board'"):
-        config.plugins(AgentConfig(plugins={"broken": {"count": 2}}), types, "f", running=("broken",))
+        config.choose(AgentConfig(plugins={"broken": {"count": 2}}), types, "f", running=("broken",))
+
+
+def test_options_that_are_rejected_at_the_start_affect_no_other_plugin() -> None:
+    types = Installed({"broken": WithTextKinds, "working": Working})
+    found = config.choose(AgentConfig(plugins={"broken": {"count": "x"}}), types, "f")
+    assert list(found.plugins) == ["working"]
+    assert [each.text for each in found.skipped] == [
+        "plugin broken is skipped: f: plugins.broken.count: found a string, expected an integer"
+    ]
 
 
 def test_options_of_an_uninstalled_plugin_are_an_error() -> None:
-    types = installed(["gpu", "npu"])
+    types = installed(["gpu", "npu"]).types
     config.check_names(AgentConfig(plugins={"gpu": None}), types, "f")
     with pytest.raises(
         ConfigurationError, match=r"^f: plugins.gqu: no such plugin is installed, expected one of gpu, npu"
@@ -216,8 +240,8 @@ def test_options_of_an_uninstalled_plugin_are_an_error() -> None:
 def test_any_file_is_parsed_or_rejected(tmp_path: Path, text: bytes) -> None:
     try:
         found = read(tmp_path, text)
-        config.check_names(found, installed(), "file")
-        config.plugins(found, installed(), "file")
+        config.check_names(found, installed().types, "file")
+        config.choose(found, installed(), "file")
     except ConfigurationError as error:
         assert "\n" not in str(error).replace(str(tmp_path), "")  # noqa: PT017 - refused, in one line
 

@@ -284,5 +284,5 @@ def test_the_example_configuration_is_valid() -> None:
     assert name == "agent.yaml"
     content = msgspec.convert(yaml.safe_load(example["data"][name]), config.AgentConfig)
     assert content.enabled == list(FAMILIES)
-    config.check_names(content, installed(), name)
-    assert config.plugins(content, installed(content.enabled), name).keys() == set(FAMILIES)
+    config.check_names(content, installed().types, name)
+    assert config.choose(content, installed(content.enabled), name).plugins.keys() == set(FAMILIES)

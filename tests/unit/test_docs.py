@@ -30,7 +30,7 @@ from accelplane.cli.goflags import Flag, flags_of, parse
 from accelplane.devices import Device, DeviceNode
 from accelplane.host import Host
 from accelplane.node import config as configuration
-from accelplane.node.plugins import installed
+from accelplane.node.plugins import Installed, installed
 from accelplane.plugins import Plugin
 from accelplane.plugins.fpga.config import FpgaConfig
 from accelplane.plugins.gpu import GpuConfig
@@ -163,7 +163,7 @@ def plugin_types(extra: Mapping[str, types.ModuleType]) -> Mapping[str, type[Plu
     generic = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generic)
     return {
-        **installed(("generic", "gpu", "npu")),
+        **installed(("generic", "gpu", "npu")).types,
         "device-nodes": generic.GenericPlugin,
         "tpu": extra["accelplane_tpu"].ConfiguredTpuPlugin,
     }
@@ -182,7 +182,7 @@ def test_every_configuration_shown_is_accepted(guide_modules: Mapping[str, types
             where = f"{page.name}:{block.line}"
             config = configuration.read(str(path))
             assert set(config.plugins) <= set(types_by_name), where
-            assert set(configuration.plugins(config, types_by_name, where)) == set(types_by_name)
+            assert set(configuration.choose(config, Installed(types_by_name), where).plugins) == set(types_by_name)
             count += 1
     assert count >= 2
 

@@ -24,6 +24,7 @@ from accelplane.host import Host
 from accelplane.kubelet.embedded import EmbeddedKubelet, Pod
 from accelplane.node import config as configuration
 from accelplane.node.agent import Agent
+from accelplane.node.plugins import Installed
 from accelplane.node.scan_loop import scan
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.plugins import Plugin
@@ -210,7 +211,7 @@ def test_errors_in_the_file_are_reported_with_their_key(
 ) -> None:
     config = configuration.AgentConfig(plugins={"device-nodes": {"devices": devices}})
     with pytest.raises(ConfigurationError) as refusal:
-        configuration.plugins(config, {"device-nodes": generic}, "agent.yaml")
+        configuration.choose(config, Installed({"device-nodes": generic}), "agent.yaml")
     assert str(refusal.value).startswith(f"agent.yaml: plugins.device-nodes.devices[...]{fault}")
 
 
@@ -218,7 +219,7 @@ def test_the_sample_configuration_finds_the_devices_in_its_comments(generic: typ
     files(tmp_path, "/dev/ttyUSB0", "/dev/ttyACM0", "/dev/video0", "/dev/fuse", "/dev/snd/controlC1")
     files(tmp_path, "/dev/snd/pcmC1D0c", "/dev/relay0", "/dev/relay1", "/dev/relay-bus", "/etc/relay/calibration.toml")
     config = configuration.read(str(SAMPLE))
-    plugin = configuration.plugins(config, {"device-nodes": generic}, str(SAMPLE))["device-nodes"]
+    plugin = configuration.choose(config, Installed({"device-nodes": generic}), str(SAMPLE)).plugins["device-nodes"]
     inventory = scan(plugin, Host(tmp_path))
     assert {name: len(devices) for name, devices in inventory.resources.items()} == {
         "fuse": 50,
@@ -260,7 +261,9 @@ async def test_a_plugged_serial_port_is_allocated_to_a_container(
     settings = Settings(
         root=str(root), kubelet_dir=str(directory / "kubelet"), cdi_dir=str(directory / "cdi"), safety_interval=3600
     )
-    plugins = configuration.plugins(configuration.read(str(config)), {"device-nodes": generic}, str(config))
+    plugins = configuration.choose(
+        configuration.read(str(config)), Installed({"device-nodes": generic}), str(config)
+    ).plugins
     agent = Agent(settings, plugins)
     async with running(agent):
         await until(lambda: "device-nodes" in agent.runners and agent.runners["device-nodes"].scan.completed.is_set())

@@ -147,7 +147,7 @@ def test_an_inconsistent_tree_raises_no_exception(
             (found, host), (again, other) = first, second
             assert found == again
             assert host.notes == other.notes
-            inventory = Inventory.of(plugin.namespace, [item for item in found if isinstance(item, (Device, Skipped))])
+            inventory = Inventory.of([item for item in found if isinstance(item, (Device, Skipped))])
             list(plugin.measure(host, inventory))
             for device in inventory:
                 check_ownership(device)

@@ -59,7 +59,7 @@ async def test_a_wedged_device_stays_unhealthy_while_its_files_block(
     loop = HealthLoop(context, publish)
 
     async def check() -> dict[str, str]:
-        context.devices.found = Inventory.of(plugin.namespace, plugin.scan(Host()))
+        context.devices.found = Inventory.of(plugin.scan(Host()))
         loop.tracker.states.clear()
         await loop.check_new_devices()
         return {unit: state.phase.value for unit, state in loop.tracker.states.items()}
@@ -88,7 +88,7 @@ async def test_a_virtual_function_is_unhealthy_with_its_physical_function(tmp_pa
     async def publish() -> None: ...
 
     context = PluginContext("gpu", plugin, Settings(root=str(tmp_path)), events=events)
-    context.devices.found = Inventory.of(plugin.namespace, plugin.scan(host))
+    context.devices.found = Inventory.of(plugin.scan(host))
     loop = HealthLoop(context, publish)
     events.record(Uevent("change", f"/devices/pci0000:00/{functions[0].name}/drm/card0", "drm", {"WEDGED": "rebind"}))
     await loop.check_new_devices()
@@ -124,7 +124,7 @@ class Watched:
         self.plugin = Meters()
         devices = [Device(resource="meter", id=id_, unit=id_[:2]) for id_ in ("m0-0", "m0-1", "m1")]
         context = PluginContext("meters", self.plugin, settings or Settings())
-        context.devices.found = Inventory.of(self.plugin.namespace, devices)
+        context.devices.found = Inventory.of(devices)
         self.loop = HealthLoop(context, self.publish)
         self.published = 0
 

@@ -111,96 +111,112 @@ class TestLabelPublisher:
         context = PluginContext("test", plugin, Settings(nfd_dir=str(nfd_dir)))
         return LabelPublisher(context), context
 
-    def test_the_file_in_the_nfd_directory_has_the_name_of_the_plugin(self, tmp_path: Path) -> None:
+    async def test_the_file_in_the_nfd_directory_has_the_name_of_the_plugin(self, tmp_path: Path) -> None:
         publisher, _context = self.publisher(Labelled(), tmp_path)
-        publisher.publish(Inventory())
+        await publisher.publish(Inventory())
         assert (tmp_path / "accelplane-test.txt").read_text() == "a=1\n"
         publisher.close()
         assert os.listdir(tmp_path) == []
 
     @pytest.mark.parametrize("label", ["1", "2"])
-    def test_an_agent_that_ends_does_not_remove_the_labels_of_its_successor(
+    async def test_an_agent_that_ends_does_not_remove_the_labels_of_its_successor(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, label: str
     ) -> None:
         old, _context = self.publisher(Labelled(), tmp_path)
-        old.publish(Inventory())
+        await old.publish(Inventory())
         monkeypatch.setattr(Labelled, "labels", lambda _self, _devices: {"a": label})
         new, _context = self.publisher(Labelled(), tmp_path)
-        new.publish(Inventory())
+        await new.publish(Inventory())
         if label == "1":
-            old.publish(Inventory())
+            await old.publish(Inventory())
         old.close()
         assert (tmp_path / "accelplane-test.txt").read_text() == f"a={label}\n"
         new.close()
         assert os.listdir(tmp_path) == []
 
-    def test_without_a_directory_nothing_is_written(self) -> None:
+    async def test_without_a_directory_nothing_is_written(self) -> None:
         publisher, _context = self.publisher(Labelled())
-        publisher.publish(Inventory())
+        await publisher.publish(Inventory())
         publisher.close()
 
-    def test_the_file_has_the_name_that_other_programs_expect(
+    async def test_the_file_has_the_name_that_other_programs_expect(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(Labelled, "label_file", str(tmp_path / "known/labels.txt"))
         (tmp_path / "known").mkdir()
         publisher, context = self.publisher(Labelled())
-        publisher.publish(Inventory())
+        await publisher.publish(Inventory())
         assert (tmp_path / "known/labels.txt").read_text() == "a=1\n"
         # A changed directory removes the old file.
         context.settings = Settings(nfd_dir=str(tmp_path))
-        publisher.publish(Inventory())
+        await publisher.publish(Inventory())
         assert (tmp_path / "labels.txt").read_text() == "a=1\n"
         assert os.listdir(tmp_path / "known") == []
 
-    def test_the_file_is_removed_if_the_new_options_have_no_labels(self, tmp_path: Path) -> None:
+    async def test_the_file_is_removed_if_the_new_options_have_no_labels(self, tmp_path: Path) -> None:
         publisher, context = self.publisher(GpuPlugin(GpuConfig(resource_labels=True)), tmp_path)
         context.plugin.prepare(Host(tmp_path))
-        publisher.publish(Inventory())
+        await publisher.publish(Inventory())
         assert (tmp_path / "intel-gpu-resources.txt").read_text() == "gpu.intel.com/tiles=0\n"
         context.plugin = GpuPlugin()
-        publisher.publish(Inventory())
+        await publisher.publish(Inventory())
         assert os.listdir(tmp_path) == []
 
-    def test_a_plugin_without_a_first_scan_keeps_the_labels_of_an_earlier_run(self, tmp_path: Path) -> None:
+    async def test_a_plugin_without_a_first_scan_keeps_the_labels_of_an_earlier_run(self, tmp_path: Path) -> None:
         write(tmp_path / "intel-gpu-resources.txt", "gpu.intel.com/tiles=4\n")
         publisher, _context = self.publisher(GpuPlugin(GpuConfig(resource_labels=True)), tmp_path)
-        publisher.publish(Inventory())
+        await publisher.publish(Inventory())
         assert (tmp_path / "intel-gpu-resources.txt").read_text() == "gpu.intel.com/tiles=4\n"
 
-    def test_a_problem_is_logged_once_and_the_file_is_kept(
+    async def test_a_problem_is_logged_once_and_the_file_is_kept(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         publisher, _context = self.publisher(Labelled(), tmp_path)
-        publisher.publish(Inventory())
+        await publisher.publish(Inventory())
         for problem in ("one", "one", "two", "", "two"):
             monkeypatch.setattr(Labelled, "problem", problem)
-            publisher.publish(Inventory())
+            await publisher.publish(Inventory())
         assert [record.message for record in caplog.records] == [
-            f"test: labels not written: {problem}" for problem in ("one", "two", "two")
+            f"test: labels: not written: {problem}" for problem in ("one", "two", "two")
         ]
         assert (tmp_path / "accelplane-test.txt").read_text() == "a=1\n"
 
-    def test_invalid_labels_are_left_out_and_logged_once(
+    async def test_invalid_labels_are_left_out_and_logged_once(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """A value with a line feed would add labels of its own, and a number is no text."""
         labels = {"example.com/a": "1", "b": "x\ny=z", "c": 4, "d=e": "1", "f": "x" * 64, "g": ""}
         monkeypatch.setattr(Labelled, "labels", lambda _self, _devices: labels)
-        publisher, _context = self.publisher(Labelled(), tmp_path)
-        publisher.publish(Inventory())
-        publisher.publish(Inventory())
+        publisher, context = self.publisher(Labelled(), tmp_path)
+        await publisher.publish(Inventory())
+        await publisher.publish(Inventory())
         assert (tmp_path / "accelplane-test.txt").read_text() == "example.com/a=1\ng=\n"
-        (message,) = caplog.messages
-        assert message.startswith(
-            "test: labels left out: "
-            r"labels: b: found 'x\ny=z', expected a text of at most 63 characters of [A-Za-z0-9_.-]; "
-            "labels: c: found 4, expected a text of at most 63 characters of [A-Za-z0-9_.-]; "
-            "labels: found the name 'd=e', expected a label name of Kubernetes; labels: f: found 'xxx"
-        )
+        expected = "expected a text of at most 63 characters of [A-Za-z0-9_.-]"
+        assert caplog.messages[:3] == [
+            rf"test: labels: b: found 'x\ny=z', {expected}",
+            f"test: labels: c: found 4, {expected}",
+            "test: labels: found the name 'd=e', expected a label name of Kubernetes",
+        ]
+        assert len(caplog.messages) == len(context.problems.texts) == 4
 
-    def test_a_missing_directory_is_logged(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_a_hook_that_blocks_delays_only_its_own_labels(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ended = threading.Event()
+        monkeypatch.setattr("accelplane.node.publishers.labels._TIMEOUT", 0.05)
+        monkeypatch.setattr(Labelled, "labels", lambda _self, _devices: {"b": str(ended.wait(30))})
+        publisher, context = self.publisher(Labelled(), tmp_path)
+        for _ in range(2):
+            await publisher.publish(Inventory())
+        assert context.problems.texts == ["labels: not written: no result within 0.05 s"]
+        ended.set()
+        assert await publisher.thread.wait_idle("test")
+        await publisher.publish(Inventory())
+        assert context.problems.texts == []
+        assert (tmp_path / "accelplane-test.txt").read_text() == "b=True\n"
+
+    async def test_a_missing_directory_is_logged(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         publisher, _context = self.publisher(Labelled(), tmp_path / "none")
-        publisher.publish(Inventory())
+        await publisher.publish(Inventory())
         publisher.close()
-        assert ["labels not written" in record.message for record in caplog.records] == [True]
+        assert ["labels: not written" in record.message for record in caplog.records] == [True]

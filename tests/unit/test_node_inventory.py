@@ -22,7 +22,7 @@ from accelplane.pages.inventory import (
 )
 from accelplane.readings import DevicePlan
 from accelplane.report.decoding import decode_inventory
-from accelplane.report.inventory import DeviceHolder as ReportedHolder
+from accelplane.report.inventory import Holder as ReportedHolder
 from accelplane.report.inventory import HoldersSource, NodeInventory
 from accelplane.report.limits import MAX_BYTES, VERSION
 

@@ -162,7 +162,7 @@ def test_two_scans_of_the_same_tree_have_the_same_devices_and_a_changed_one_othe
     plugin = OnloadDropin()
 
     def inventory() -> Inventory:
-        return Inventory.of("amd.com", plugin.scan(Host(tmp_path)))
+        return Inventory.of(plugin.scan(Host(tmp_path)))
 
     tree(tmp_path)
     first = inventory()

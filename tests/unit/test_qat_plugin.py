@@ -113,7 +113,7 @@ def machine(root: Path, *configured: tuple[int, str], iommu: bool = False) -> st
 class QatScan:
     def __init__(self, root: Path, text: str) -> None:
         items = list(kernelmode.scan(Host(root), text))
-        self.devices = list(Inventory.of("qat.intel.com", items))
+        self.devices = list(Inventory.of(items))
         self.skipped = {item.subject: item.reason for item in items if isinstance(item, Skipped)}
 
 

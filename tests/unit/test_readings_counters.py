@@ -161,7 +161,7 @@ def test_sensors_of_nics_need_no_interface_and_statistics_do(tmp_path: Path) -> 
 def test_onload_reads_the_functions_of_its_driver(tmp_path: Path) -> None:
     host = build(tmp_path, NIC_FILES)
     plugin = OnloadPlugin()
-    inventory = Inventory.of(plugin.namespace, plugin._shares("", None))
+    inventory = Inventory.of(plugin._shares("", None))
     assert not list(plugin.readings(host, inventory)), "no driver uses the function"
     drivers = tmp_path / "sys/bus/pci/drivers/sfc"
     drivers.mkdir(parents=True)

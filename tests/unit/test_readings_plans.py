@@ -62,7 +62,7 @@ def test_every_physical_device_is_read_once_with_its_units(
 ) -> None:
     host = Host(root)
     plugin.prepare(host)
-    inventory = Inventory.of(plugin.namespace, plugin.scan(host))
+    inventory = Inventory.of(plugin.scan(host))
     plans = list(plugin.readings(Host(root), inventory))
     assert {plan.device: (plan.bdf, list(plan.units)) for plan in plans} == devices
     for plan in plans:
@@ -83,7 +83,7 @@ def test_an_fpga_of_the_opae_driver_has_samples_of_its_errors_and_its_function(t
     write(card.pci / "aer_dev_fatal", "Undefined 2\nTOTAL_ERR_FATAL 2\n")
     host, plugin = Host(tmp_path), FpgaPlugin()
     plugin.prepare(host)
-    [plan] = plugin.readings(host, Inventory.of(plugin.namespace, plugin.scan(host)))
+    [plan] = plugin.readings(host, Inventory.of(plugin.scan(host)))
     assert (plan.device, plan.bdf, plan.units, plan.facts["driver"]) == (
         "intel-fpga-fme.0", card.address, ("intel-fpga-port.0",), "opae",
     )  # fmt: skip
@@ -109,7 +109,7 @@ def test_devices_and_queues_that_are_not_published_are_read(tmp_path: Path, *, e
     for path in disabled:
         (path / "state").write_text("disabled\n")
     host, plugin = Host(tmp_path), DsaPlugin()
-    [plan] = plugin.readings(host, Inventory.of(plugin.namespace, plugin.scan(host)))
+    [plan] = plugin.readings(host, Inventory.of(plugin.scan(host)))
     assert (plan.device, plan.units) == ("dsa0", ("wq0.0",) if enabled else ())
     lines = DeviceReader("dsa", plan).read(host, "auto", 0.0, held=False).lines
     assert [line.rpartition(" ")[2] for line in lines[IDXD_ENABLED]] == [str(int(enabled))]

@@ -44,7 +44,7 @@ def tree(root: Path, nodes: Sequence[str] = BOTH) -> Path:
 
 def scan(root: Path, **options: Any) -> tuple[Mapping[str, list[Device]], dict[str, Skipped]]:
     """The published devices by resource, and skipped hardware."""
-    inventory = Inventory.of("sgx.intel.com", SgxPlugin(SgxConfig(**options)).scan(Host(root)))
+    inventory = Inventory.of(SgxPlugin(SgxConfig(**options)).scan(Host(root)))
     published = {name: list(devices.values()) for name, devices in inventory.resources.items()}
     return published, {skipped.subject: skipped for skipped in inventory.skipped}
 

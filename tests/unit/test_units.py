@@ -206,7 +206,7 @@ def test_nodes_have_the_type_and_the_numbers_of_the_machine() -> None:
     ],
 )
 def test_invalid_descriptions_are_skipped_with_the_reason(fields: dict[str, Any], reason: str) -> None:
-    inventory = Inventory.of("example.com", [Device(resource="r", id="1", **fields)])
+    inventory = Inventory.of([Device(resource="r", id="1", **fields)])
     [skipped] = inventory.skipped
     assert isinstance(skipped, Skipped)
     assert skipped.reason.startswith(reason)

@@ -85,7 +85,7 @@ def _states(found: Sequence[LocalStatus], problems: Sequence[str], where: str) -
             for resource, units in status.units.items()
             for id_, unit in units.items()
         },
-        problems=problems,
+        problems=[*problems, *(problem for status in found for problem in status.inventory.problems)],
         where=where,
     )
 

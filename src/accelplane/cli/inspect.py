@@ -23,6 +23,7 @@ from accelplane.devices import Device, Skipped, Unit, natural, plain
 from accelplane.host import Host
 from accelplane.kubelet import checkpoint, podresources, sockets
 from accelplane.node import config as configuration
+from accelplane.node.config import Chosen
 from accelplane.node.plugins import installed
 from accelplane.node.scan_loop import try_scan
 from accelplane.node.settings import ConfigurationError, Settings
@@ -131,7 +132,7 @@ def run(root: str, kubelet_dir: str, plugins: str, config: str, form: Format, *,
     return 1 if report.problems else 0
 
 
-def chosen_plugins(root: str, plugins: str, config: str) -> Mapping[str, Plugin[Config]]:
+def chosen_plugins(root: str, plugins: str, config: str) -> Chosen:
     """The plugins of a comma-separated list, else of the agent's file `config`. Raises `ConfigurationError`.
 
     Then only errors are logged.
@@ -142,14 +143,15 @@ def chosen_plugins(root: str, plugins: str, config: str) -> Mapping[str, Plugin[
     named = [name.strip() for name in plugins.split(",") if name.strip()]
     options = configuration.read(config) if config else configuration.AgentConfig()
     source = "--plugins" if named else f"{config}: enabled"
-    return configuration.plugins(options, installed(named or options.enabled, source), config)
+    return configuration.choose(options, installed(named or options.enabled, source), config)
 
 
-async def _report(settings: Settings, plugins: Mapping[str, Plugin[Config]], agent: str, *, only_names: bool) -> Report:
+async def _report(settings: Settings, chosen: Chosen, agent: str, *, only_names: bool) -> Report:
     """`only_names`: what is not known about health and holders is no problem."""
     kubelet = await _ask_kubelet(settings)
-    scans = [await _scan(name, plugin, settings.root) for name, plugin in plugins.items()]
-    problems = [f"{plugin.name}: {plugin.scan.problem}" for plugin, _units in scans if plugin.scan.failing]
+    scans = [await _scan(name, plugin, settings.root) for name, plugin in chosen.plugins.items()]
+    problems = [each.text for each in chosen.skipped]
+    problems += [f"{plugin.name}: {plugin.scan.problem}" for plugin, _units in scans if plugin.scan.failing]
     states = await read_states(settings, agent)
     rows = [row for plugin, units in scans for row in _rows(plugin, units, kubelet, states, settings.root)]
     if not only_names:
@@ -160,7 +162,8 @@ async def _report(settings: Settings, plugins: Mapping[str, Plugin[Config]], age
         source=kubelet.source,
         devices=rows,
         skipped={plugin.name: plugin.skipped for plugin, _units in scans},
-        problems=[kubelet.problem, *problems] if kubelet.problem else problems,
+        # The agent may report the same problems as this scan.
+        problems=list(dict.fromkeys([kubelet.problem, *problems] if kubelet.problem else problems)),
     )
 
 

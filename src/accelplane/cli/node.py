@@ -23,6 +23,7 @@ from accelplane.node.option_messages import option_message
 from accelplane.node.plugins import installed
 from accelplane.node.scan_loop import error_text, explanation, try_scan
 from accelplane.node.settings import ConfigurationError, Settings
+from accelplane.node.status import SkippedPlugin
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config, NodePods
 from accelplane.processes import raise_file_limit
@@ -56,21 +57,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = str(given.get("config", ""))
     named = [name.strip() for name in str(given.get("plugins", "")).split(",") if name.strip()]
 
-    running: frozenset[str] = frozenset()
+    chosen = configuration.Chosen({})
 
     def load() -> tuple[Settings, Plugins]:
-        nonlocal running
+        nonlocal chosen
         config = configuration.read(path) if path else configuration.AgentConfig()
         plugin_names = named or config.enabled
         types = installed(plugin_names, "-plugins" if named else f"{path}: enabled")
         if config.plugins or config.dra is not None:
-            configuration.check_names(config, types if plugin_names is None else installed(), path)
-        settings, plugins = _settings(given, config.settings), configuration.plugins(config, types, path, running)
-        running = frozenset(plugins)
-        return settings, plugins
+            configuration.check_names(config, (types if plugin_names is None else installed()).types, path)
+        settings, chosen = _settings(given, config.settings), configuration.choose(config, types, path, chosen.plugins)
+        return settings, chosen.plugins
 
     labels = str(given.get("labels", "off"))
-    return run("accelplane-node", given, load, config_file=path or None, labels=labels, command="accelplane node")
+    return run(
+        "accelplane-node",
+        given,
+        load,
+        skipped=lambda: chosen.skipped,
+        config_file=path or None,
+        labels=labels,
+        command="accelplane node",
+    )
 
 
 def dropin(
@@ -111,6 +119,7 @@ def run(
     given: Mapping[str, Value],
     load: Callable[[], tuple[Settings, Plugins]],
     *,
+    skipped: Callable[[], Sequence[SkippedPlugin]] = tuple,
     config_file: str | None = None,
     labels: str = "off",
     command: str = "",
@@ -130,13 +139,20 @@ def run(
             raise ConfigurationError(f"-root: {settings.root}: not a directory, expected one with sys/ and dev/ in it")
         if given.get("once") or given.get("dry-run"):
             signals.end_as_usual()
-            return asyncio.run(_print_devices(settings, plugins))
+            return asyncio.run(_print_devices(settings, plugins, skipped()))
         if given.get("check"):
             signals.end_as_usual()
-            return asyncio.run(_print_check(settings, plugins))
+            return asyncio.run(_print_check(settings, plugins, skipped()))
         services = _label_services(labels, settings, given)
         agent = Agent(
-            settings, plugins, config_file=config_file, reload=load, services=services, pods=_pods, program=program
+            settings,
+            plugins,
+            config_file=config_file,
+            reload=load,
+            services=services,
+            pods=_pods,
+            skipped=skipped,
+            program=program,
         )
     except (ConfigurationError, ValueError, OSError) as error:
         print(f"{command or program}: {logflags.message_of(error)}", file=sys.stderr)
@@ -234,9 +250,9 @@ def _settings(given: Mapping[str, Value], configured: Mapping[str, float | str])
     return Settings.of({**configured, **{name: value for name, value in given.items() if name in names}}, "-")
 
 
-async def _print_devices(settings: Settings, plugins: Plugins) -> int:
-    failed = False
-    report: dict[str, object] = {}
+async def _print_devices(settings: Settings, plugins: Plugins, skipped: Sequence[SkippedPlugin]) -> int:
+    report: dict[str, object] = {each.name: {"error": each.reason} for each in skipped if each.name not in plugins}
+    failed = bool(report)
     for name, plugin in plugins.items():
         inventory, problem = await try_scan(plugin, settings.root)
         failed = failed or bool(problem)
@@ -256,8 +272,11 @@ class _Checked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     errors: Sequence[str] = ()
 
 
-async def _print_check(settings: Settings, plugins: Plugins) -> int:
+async def _print_check(settings: Settings, plugins: Plugins, skipped: Sequence[SkippedPlugin]) -> int:
     report = {name: await _check_plugin(settings, plugin) for name, plugin in plugins.items()}
+    report |= {
+        each.name: _Checked(ok=False, devices={}, errors=[each.reason]) for each in skipped if each.name not in plugins
+    }
     _print_json(report)
     return 0 if all(checked.ok for checked in report.values()) else 1
 

@@ -77,7 +77,7 @@ def run(
     """
     sort_tables([Table[DeviceRow]("devices", _COLUMNS, ())], form.sort_by)
     try:
-        chosen = chosen_plugins(root, plugins, config)
+        chosen = chosen_plugins(root, plugins, config).plugins
     except ConfigurationError as error:
         print(f"accelplane top: {error}", file=sys.stderr)
         return 1

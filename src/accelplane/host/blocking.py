@@ -41,12 +41,12 @@ def start_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(set_result)
 
-    _start_thread(run)
+    start_detached(run)
     return outcome
 
 
-def _start_thread(run: Callable[..., None], *arguments: object) -> None:
-    """Raises `ThreadLimitError`."""
+def start_detached(run: Callable[..., None], *arguments: object) -> None:
+    """Runs a function in a new thread that nobody waits for. Raises `ThreadLimitError`."""
     try:
         # `threading.Thread.start` blocks the loop until the new thread has run.
         _thread.start_new_thread(run, arguments)
@@ -66,8 +66,9 @@ def _call(work: Callable[[], T], outcome: "asyncio.Future[T]") -> Callable[[], N
     def set_result() -> None:
         if outcome.done():
             return
-        if isinstance(error, StopIteration):  # which a future cannot raise
-            outcome.set_exception(RuntimeError(f"raised StopIteration: {error}"))
+        # A future cannot raise StopIteration. SystemExit would end the loop.
+        if isinstance(error, (StopIteration, SystemExit)):
+            outcome.set_exception(RuntimeError(f"raised {type(error).__name__}: {error}"))
         elif error is not None:
             outcome.set_exception(error)
         else:
@@ -130,7 +131,7 @@ class ThreadQueue:
     def _start(self, thread: object, loop: asyncio.AbstractEventLoop) -> bool:
         """Returns whether a thread was started; at the limit of threads the timer tries again."""
         try:
-            _start_thread(self._run, thread, loop)
+            start_detached(self._run, thread, loop)
         except ThreadLimitError as error:
             if not self._exhausted:
                 log.warning("blocking calls wait: %s; retrying", error)

@@ -7,7 +7,7 @@ that fails is logged and reported as not ready; the others are not affected.
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
 from accelplane import __version__
 from accelplane.devices import Inventory
@@ -20,9 +20,11 @@ from accelplane.node.atomic_file import Stamp, stamp_of
 from accelplane.node.context import PluginContext
 from accelplane.node.event_store import EventStore
 from accelplane.node.hardware_events import HardwareEvents
+from accelplane.node.hook_problems import HookProblems
+from accelplane.node.loop_watchdog import watching
 from accelplane.node.runner import PluginRunner
 from accelplane.node.settings import ConfigurationError, Settings
-from accelplane.node.status import NodeStatus
+from accelplane.node.status import NodeStatus, SkippedPlugin
 from accelplane.node.watcher import Watcher
 from accelplane.plugins import Config, Plugin
 from accelplane.plugins.base import NodePods
@@ -44,6 +46,7 @@ class Agent:
     `reload` is called after a change in `config_file`'s directory. It returns the settings and plugins to run from then
     on, or raises `ConfigurationError` to keep the present ones. `services` run beside the plugins, by name.
     `pods` is called once if a plugin needs the pods of the node. It raises `ConfigurationError` if they cannot be read.
+    `skipped` returns the plugins that do not run.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Agent:
         reload: Callable[[], tuple[Settings, Plugins]] | None = None,
         services: Mapping[str, Service] | None = None,
         pods: Callable[[Settings], NodePods] | None = None,
+        skipped: Callable[[], Sequence[SkippedPlugin]] = tuple,
         program: str = "accelplane-node",
     ) -> None:
         self.settings = settings
@@ -68,6 +72,7 @@ class Agent:
         self._reload = reload
         self.services = dict(services or {})
         self._make_pods = pods
+        self._skipped = skipped
         self._pods: NodePods | None = None
         self._provide_pods(settings, plugins)
         self.events = HardwareEvents(self._hardware_changed, EventStore(settings.cdi_dir, settings.root))
@@ -91,6 +96,7 @@ class Agent:
             kubelet_dir=self.settings.kubelet_dir,
             config_problem=self.config_problem,
             plugins={name: runner.status(crashed=name in self._crashed) for name, runner in self.runners.items()},
+            skipped_plugins=self._skipped(),
             uevents=dict(self._watcher.uevent_counts),
             recoveries=dict(self.events.recoveries),
             wedged=dict(self.events.wedged),
@@ -109,6 +115,11 @@ class Agent:
     def inventories(self) -> Mapping[str, tuple[Plugin[Config], Inventory]]:
         """Each plugin with the devices that its last scan found."""
         return {name: (runner.context.plugin, runner.context.devices.found) for name, runner in self.runners.items()}
+
+    def problems(self, name: str) -> HookProblems:
+        """The problems of a plugin's hooks. Those of a plugin that does not run are logged only."""
+        runner = self.runners.get(name)
+        return runner.context.problems if runner is not None else HookProblems(name)
 
     def stop(self) -> None:
         """Ends `run`: the sockets are removed and the kubelet's streams end."""
@@ -240,7 +251,8 @@ class Agent:
             if self._reload is None:
                 return
             try:
-                settings, plugins = self._reload()
+                with watching("of the new configuration", "__init__"):
+                    settings, plugins = self._reload()
                 self._provide_pods(settings, plugins)
             except ConfigurationError as error:
                 if str(error) != self.config_problem:

@@ -11,6 +11,7 @@ from accelplane.devices import Allocation, Device
 from accelplane.kubelet.server import AllocationError
 from accelplane.node.allocations import CallRecord
 from accelplane.node.context import PluginContext
+from accelplane.node.hook_results import checked_allocation, checked_choice
 from accelplane.node.publishers.cdi import CdiPublisher
 from accelplane.node.publishers.cdi_directory import CdiWriteError
 
@@ -50,7 +51,9 @@ class ResourceAllocator:
         ids = tuple(ids)  # a repeated field, which is slow to read
         with self._calls.record_call(ids):
             allocator = self._context.pod_allocator if alone else None
-            allocation = None if allocator is None else await allocator.allocate(ids, self.devices)
+            allocation = None
+            if allocator is not None:
+                allocation = await self._context.call("pod_allocator", lambda: allocator.allocate(ids, self.devices))
             if allocation is None:
                 allocation = await self._current_allocation(ids)
             self._check_mounts(allocation)
@@ -68,27 +71,33 @@ class ResourceAllocator:
             with self._calls.record_call(frozenset(available)):
                 if not alone:
                     return ()
-                return await self._context.pod_allocator.preferred_allocation(available, must_include, size)
+                allocator = self._context.pod_allocator
+                return await self._context.call(
+                    "pod_allocator", lambda: allocator.preferred_allocation(available, must_include, size)
+                )
         offered, required = set(available), set(must_include)
         devices = self.devices()
         free = offered | required
         in_use = Counter(device.unit for device in devices.values() if device.healthy and device.id not in free)
         with self._calls.record_call(offered):
+            candidates = [device for id_, device in devices.items() if id_ in offered]
+            needed = [device for id_, device in devices.items() if id_ in required]
             try:
-                return await plugin.preferred_allocation(
-                    [device for id_, device in devices.items() if id_ in offered],
-                    [device for id_, device in devices.items() if id_ in required],
-                    size,
-                    in_use,
+                found = await self._context.call(
+                    "preferred_allocation", lambda: plugin.preferred_allocation(candidates, needed, size, in_use)
                 )
             except ValueError as error:
                 raise AllocationError(str(error)) from error
+            chosen, problems = checked_choice(found, free)
+            self._context.problems.update("preferred_allocation", problems)
+            return chosen
 
     async def pre_start(self, ids: Sequence[str]) -> None:
         """Runs the plugin's hook before a container starts."""
         if not self.pre_starts:
             raise AllocationError(f"{self.resource}: this plugin has no action before a container starts")
-        await self._context.plugin.pre_start(self._find(ids))
+        plugin, devices = self._context.plugin, self._find(ids)
+        await self._context.call("pre_start", lambda: plugin.pre_start(devices))
 
     async def _current_allocation(self, ids: Sequence[str]) -> Allocation:
         """Of the devices as they are listed afterwards: another device may get one of the IDs during the hooks."""
@@ -107,12 +116,14 @@ class ResourceAllocator:
     async def _allocation(self, devices: Sequence[Device]) -> Allocation:
         plugin = self._context.plugin
         if plugin.overrides("allocate"):
-            allocation = await plugin.allocate(devices)
-            if allocation is not None:
-                return allocation
+            found = await self._context.call("allocate", lambda: plugin.allocate(devices))
+            if found is not None:
+                return checked_allocation("allocate", found)
         allocation = await self._with_cdi_files(devices, Allocation.of(devices))
         if plugin.overrides("post_allocate"):
-            allocation = await plugin.post_allocate(devices, allocation)
+            default = allocation
+            found = await self._context.call("post_allocate", lambda: plugin.post_allocate(devices, default))
+            allocation = checked_allocation("post_allocate", found)
         return allocation
 
     def _find(self, ids: Sequence[str]) -> list[Device]:

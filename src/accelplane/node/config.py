@@ -12,16 +12,19 @@ dra:                       # as the flags -dra-*, which take precedence
 """
 
 import logging
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from accelplane.host import Host, HostError
 from accelplane.node.device_api import Api
+from accelplane.node.hook_results import check_plugin
+from accelplane.node.loop_watchdog import watching
 from accelplane.node.option_messages import option_message
-from accelplane.node.plugins import PluginType
+from accelplane.node.plugins import Installed, PluginType
 from accelplane.node.settings import ConfigurationError, Settings
+from accelplane.node.status import SkippedPlugin
 from accelplane.plugins import Config, Plugin
 
 log = logging.getLogger(__name__)
@@ -91,43 +94,48 @@ def read(path: str) -> AgentConfig:
     return config
 
 
-def plugins(
-    config: AgentConfig, types: Mapping[str, PluginType], source: str, running: Collection[str] = ()
-) -> dict[str, Plugin[Config]]:
-    """A plugin for each of `types` with its options. A plugin that cannot be created is logged and left out.
+class Chosen(NamedTuple):
+    """The plugins to run by name, and those that are skipped."""
 
-    Raises `ConfigurationError` naming `source`, plugin and option for options of the file that are rejected, for a
-    plugin that is `running`, and if no plugin is left.
+    plugins: Mapping[str, Plugin[Config]]
+    skipped: Sequence[SkippedPlugin] = ()
+
+
+def choose(config: AgentConfig, installed: Installed, source: str, running: Collection[str] = ()) -> Chosen:
+    """A plugin for each of the `installed` types with its options. One that cannot be created is logged and skipped.
+
+    Raises `ConfigurationError` naming `source`, plugin and option for a plugin that is `running`, which then continues
+    with the options before, and if no plugin is left.
     """
     made: dict[str, Plugin[Config]] = {}
-    problem = ""
-    for name, plugin_type in types.items():
-        options = config.plugins.get(name) or {}
+    skipped = list(installed.skipped)
+    errors: list[tuple[str, str, BaseException | None]] = []
+    for name, plugin_type in installed.types.items():
         where = f"{source}: plugins.{name}" if source else f"plugins.{name}"
         try:
-            made[name] = _created(plugin_type, options)
+            with watching(name, "__init__"):
+                made[name] = _created(plugin_type, config.plugins.get(name) or {})
         except (Exception, SystemExit) as error:  # a plugin's own constructor and checks may raise anything
-            rejected = isinstance(error, ValueError)
             problem = (
                 option_message(where, error, plugin_type.config_type)
                 if isinstance(error, ValueError)
                 else f"{where}: {type(error).__name__}: {error}"
             )
-            if name in running or (options and rejected):
+            if name in running:
                 raise ConfigurationError(problem) from error
-            log.error("plugin %s cannot be created and is skipped: %s", name, problem, exc_info=not rejected)
-    if problem and not made:
-        raise ConfigurationError(problem)
-    return made
+            skipped.append(SkippedPlugin(name, problem))
+            errors.append((name, problem, None if isinstance(error, ValueError) else error))
+    if skipped and not made:
+        raise ConfigurationError("; ".join(each.reason for each in skipped))
+    for name, problem, unexpected in errors:
+        log.error("plugin %s cannot be created and is skipped: %s", name, problem, exc_info=unexpected)
+    return Chosen(made, skipped)
 
 
 def _created(plugin_type: PluginType, options: Mapping[str, Any]) -> Plugin[Config]:
     """The plugin of a type. Raises the exceptions of its constructor, and `TypeError` if the agent cannot run it."""
     plugin = plugin_type(plugin_type.config_type.of(options))
-    for field, kind, expected in (("config", Config, "super().__init__(config)"), ("namespace", str, "a domain")):
-        found: object = getattr(plugin, field, None)
-        if not isinstance(found, kind):
-            raise TypeError(f"{field} of the plugin is {found!a}, expected {expected}")
+    check_plugin(plugin)
     return plugin
 
 

@@ -1,16 +1,21 @@
 """The objects that the tasks of one plugin share."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from accelplane.host.isolation import BlockedDevices
 from accelplane.node.device_list import DeviceList
 from accelplane.node.hardware_events import HardwareEvents
+from accelplane.node.hook_problems import HookProblems
+from accelplane.node.loop_watchdog import watched, watching
 from accelplane.node.settings import Settings
 from accelplane.plugins import Config, Plugin
 from accelplane.plugins.base import NodePods, PodAllocator
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class PluginContext:
@@ -42,13 +47,24 @@ class PluginContext:
         self.events = events or HardwareEvents()
         self.blocked = blocked or BlockedDevices()
         self.pods = pods
+        self.problems = HookProblems(name, changed)
         self.use(plugin)
+
+    async def call(self, hook: str, start: Callable[[], Awaitable[T]]) -> T:
+        """The result of a hook of the plugin that runs in the event loop. As `loop_watchdog.watched`."""
+        return await watched(self.name, hook, start, self.report_blocking)
+
+    def report_blocking(self, problem: str) -> None:
+        self.problems.update("event loop", [problem])
 
     def use(self, plugin: Plugin[Config]) -> None:
         self.plugin = plugin
+        self.problems.clear()
         self.pod_allocator: PodAllocator | None = None
         if self.pods is not None and plugin.overrides("pod_allocator"):
             try:
-                self.pod_allocator = plugin.pod_allocator(self.pods)
-            except Exception:
+                with watching(self.name, "pod_allocator", self.report_blocking):
+                    self.pod_allocator = plugin.pod_allocator(self.pods)
+            except Exception as error:
                 log.exception("%s: pod_allocator failed; the other hooks allocate", self.name)
+                self.problems.update("pod_allocator", [f"{type(error).__name__}: {error}"])

@@ -1,16 +1,21 @@
 """The health of a plugin's units over time: runs checks, stores the states, computes when the next check is due."""
 
 import asyncio
+import inspect
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
 from accelplane.devices import UNHEALTHY, Device, HealthPolicy, HealthState, Phase, Verdict
 from accelplane.host import Host
+from accelplane.host.isolation import HostThread
 from accelplane.node.health_history import HealthHistory
+from accelplane.node.hook_problems import HookProblems
 from accelplane.node.hook_results import checked_verdicts
+from accelplane.node.loop_watchdog import watched
 from accelplane.plugins import Config, Plugin
 
 log = logging.getLogger(__name__)
@@ -27,12 +32,13 @@ class HealthTracker:
     the check started, even if it has returned.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, problems: HookProblems | None = None) -> None:
         self.states: dict[str, HealthState] = {}
         self.unknown: dict[str, str] = {}
         self.warnings: dict[str, Verdict] = {}
         self.history = HealthHistory()
         self._name = name
+        self._problems = problems or HookProblems(name)
         self._notes: frozenset[str] = frozenset()
         self._policy = HealthPolicy()
         self._sequence = 0
@@ -95,17 +101,18 @@ class HealthTracker:
         problems: list[str] = []
         try:
             async with asyncio.timeout(deadline):
-                health = plugin.health(host, tuple(units.values())) if plugin.overrides("health") else None
-                if health is None:
+                if not plugin.overrides("health"):
                     answers = {}
                 else:
-                    answers, problems = checked_verdicts(await health, units)
+                    found, host = await self._query(plugin.health, host, tuple(units.values()))
+                    answers, problems = checked_verdicts(found, units)
         except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
             timeout = isinstance(error, TimeoutError)
             problem = f"no answer within {deadline:g} s" if timeout else str(error) or type(error).__name__
             answers = dict.fromkeys(units, Verdict("unknown", problem))
         self._add_reported(answers, units, reported or {})
-        self._log_notes(frozenset((*host.notes, *problems)), complete=units.keys() >= self.states.keys())
+        self._problems.update("health", problems)
+        self._log_notes(frozenset(host.notes), complete=units.keys() >= self.states.keys())
         current = [unit for unit in units if self._applied.get(unit, sequence) < sequence]
         self._applied.update(dict.fromkeys(current, sequence))
         verdicts = {unit: answers[unit] for unit in current if unit in answers}
@@ -122,6 +129,25 @@ class HealthTracker:
             self.states[unit] = new
             self.history.record(unit, old, new)
             self._log_transition(unit, old or HealthState(), new)
+
+    async def _query(
+        self, health: Callable[[Host, Sequence[Device]], Any], host: Host, devices: Sequence[Device]
+    ) -> tuple[object, Host]:
+        """What `Plugin.health` returns, and the host with which it was made: in a thread, unless it is a coroutine."""
+
+        def report(problem: str) -> None:
+            self._problems.update("event loop", [problem])
+
+        if inspect.iscoroutinefunction(health):
+            return await watched(self._name, "health", lambda: health(host, devices), report), host
+        thread = host.thread or HostThread()
+        found: object
+        found, host = await thread.run(host, lambda host: health(host, devices))
+        if not isinstance(found, Awaitable):
+            return found, host
+        # It is a function that returns a coroutine of another object.
+        coroutine: Awaitable[object] = found  # pyright: ignore[reportUnknownVariableType]
+        return await watched(self._name, "health", lambda: coroutine, report), host
 
     def apply(self, device: Device) -> Device:
         """The device with its unit's health. A device that the scan found unhealthy stays unhealthy."""

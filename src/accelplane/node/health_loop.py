@@ -35,7 +35,7 @@ class HealthLoop:
     """Checks the devices found until `run` is cancelled and calls `publish` when a state has changed."""
 
     def __init__(self, context: PluginContext, publish: Callable[[], Awaitable[None]]) -> None:
-        self.tracker = HealthTracker(context.name)
+        self.tracker = HealthTracker(context.name, context.problems)
         self._context = context
         self._publish = publish
         self._requested = asyncio.Event()

@@ -1,10 +1,12 @@
 """The installed plugins: those of the package entry point group `accelplane.plugins`."""
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+from accelplane.node.loop_watchdog import watching
 from accelplane.node.settings import ConfigurationError
+from accelplane.node.status import SkippedPlugin
 from accelplane.plugins import Config, Plugin
 
 if TYPE_CHECKING:
@@ -17,19 +19,25 @@ GROUP = "accelplane.plugins"
 PluginType = type[Plugin[Config]]
 
 
-def installed(only: Collection[str] | None = None, source: str = "-plugins") -> Mapping[str, PluginType]:
-    """Plugin classes by name in alphabetical order: all installed ones, or those in `only`.
+class Installed(NamedTuple):
+    """Plugin classes by name in alphabetical order, and the plugins that cannot be loaded or have the name of one."""
+
+    types: Mapping[str, PluginType]
+    skipped: Sequence[SkippedPlugin] = ()
+
+
+def installed(only: Collection[str] | None = None, source: str = "-plugins") -> Installed:
+    """All installed plugins, or those in `only`. A plugin that cannot be loaded is logged and skipped.
 
     `source` is the flag, or the file and key, that `only` comes from.
 
     Of several plugins with one name, that of this project is used, otherwise the first one by its package's name.
 
-    Raises `ConfigurationError` for a name in `only` that is not installed or cannot be loaded. Without `only`, a plugin
-    that cannot be loaded is logged and skipped.
+    Raises `ConfigurationError` for a name in `only` that is not installed.
     """
     from importlib.metadata import entry_points  # noqa: PLC0415 - 1.3 MB that the drop-in commands do without
 
-    points = _by_name(entry_points(group=GROUP))
+    points, skipped = _by_name(entry_points(group=GROUP), only)
     unknown = sorted(set(only or ()) - points.keys())
     if unknown:
         raise ConfigurationError(
@@ -38,30 +46,36 @@ def installed(only: Collection[str] | None = None, source: str = "-plugins") -> 
     found: dict[str, PluginType] = {}
     for name in sorted(points if only is None else only):
         try:
-            loaded: object = points[name].load()
+            with watching(name, "import"):
+                loaded: object = points[name].load()
             if not (isinstance(loaded, type) and issubclass(loaded, Plugin)):
                 raise TypeError(f"{points[name].value} is not a subclass of accelplane.plugins.Plugin")
         except (Exception, SystemExit) as error:
-            if only is not None:
-                raise ConfigurationError(f"{source}: plugin {name} cannot be loaded: {error}") from error
             log.exception("plugin %s cannot be loaded and is skipped", name)
+            skipped.append(
+                SkippedPlugin(name, f"{points[name].value} cannot be loaded: {type(error).__name__}: {error}")
+            )
             continue
         found[name] = loaded
-    return found
+    return Installed(found, skipped)
 
 
-def _by_name(points: "Iterable[EntryPoint]") -> "dict[str, EntryPoint]":
-    """One entry point for each name. Others of the same name are logged."""
+def _by_name(
+    points: "Iterable[EntryPoint]", only: Collection[str] | None
+) -> "tuple[dict[str, EntryPoint], list[SkippedPlugin]]":
+    """One entry point for each name, and the others of the names in `only`, which are logged."""
     found: dict[str, EntryPoint] = {}
+    skipped: list[SkippedPlugin] = []
     for point in sorted(points, key=_precedence):
         first = found.setdefault(point.name, point)
-        if first.value != point.value:
-            log.error(
-                "plugin %s: found %s of the package %s, which is skipped: %s of the package %s has the same name; "
-                "expected distinct names of entry points",
-                point.name, point.value, _package(point), first.value, _package(first),
-            )  # fmt: skip
-    return found
+        if first.value != point.value and (only is None or point.name in only):
+            reason = (
+                f"found {point.value} of the package {_package(point)}, but {first.value} of the package "
+                f"{_package(first)} has the same name; expected distinct names of entry points"
+            )
+            log.error("plugin %s is skipped: %s", point.name, reason)
+            skipped.append(SkippedPlugin(point.name, reason))
+    return found, skipped
 
 
 def _precedence(point: "EntryPoint") -> tuple[bool, str, str]:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator
 
 from accelplane.devices import UNHEALTHY, Device, Inventory, Verdict
 from accelplane.host import Host
@@ -92,7 +92,13 @@ class PluginRunner:
             self._labels.close()
             await asyncio.gather(*tasks, return_exceptions=True)  # a background task may wait for a thread
             await self.cdi.close(remove=not self.context.settings.keep_cdi)
-            for thread in (self._thread, self._explain_thread, self._background_thread, *self.health.threads):
+            for thread in (
+                self._thread,
+                self._explain_thread,
+                self._background_thread,
+                *self.health.threads,
+                self._labels.thread,
+            ):
                 await thread.wait_idle(name)
 
     def request_check(self) -> None:
@@ -148,6 +154,7 @@ class PluginRunner:
             failures=dict(tracker.history.failures),
             recoveries=tracker.history.recoveries,
             skipped=self.context.devices.found.skipped,
+            problems=self.context.problems.texts,
             cdi_writes=directory.writes,
             cdi_write_failures=directory.write_failures,
         )
@@ -190,7 +197,7 @@ class PluginRunner:
                 self._departed.set()
             self._departures = departures
             self.publisher.publish(listed)
-            self._labels.publish(listed)
+            await self._labels.publish(listed)
         self.context.changed()
         if self.cdi.needs_prune and (self._prune is None or self._prune.done()):
             # In the background: it waits for the kubelet.
@@ -287,20 +294,20 @@ class PluginRunner:
         if plugin.overrides("background"):
             host = Host(self.context.settings.root)
             host.thread = self._background_thread
-            self._start_task(lambda: plugin.background(host.fresh(), self.request_check))
+            self._start_task("background", lambda: plugin.background(host.fresh(), self.request_check))
         if pod_allocator is not None:
-            self._start_task(pod_allocator.run)
+            self._start_task("pod_allocator", pod_allocator.run)
 
-    def _start_task(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
-        task = asyncio.create_task(self._run_background(work))
+    def _start_task(self, hook: str, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        task = asyncio.create_task(self._run_background(hook, work))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _run_background(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+    async def _run_background(self, hook: str, work: Callable[[], Coroutine[None, None, None]]) -> None:
         retry = FIRST_RETRY
         while True:
             try:
-                await _run_checked(work())
+                await _run_checked(self.context.call(hook, work))
                 return
             except Exception:
                 log.exception("%s: background task failed; retrying in %g s", self.context.name, retry)
@@ -319,7 +326,7 @@ def _placeholders(namespace: str, reading: Reading | None) -> Iterator[Device]:
             yield Device(resource=resource, id=id_, health=UNHEALTHY, reason=DEPARTED, topology=tuple(nodes) or None)
 
 
-async def _run_checked(work: Coroutine[None, None, None]) -> None:
+async def _run_checked(work: Awaitable[None]) -> None:
     """Runs a loop or a hook. A `CancelledError` that a hook raises becomes an error, not the silent end of the task."""
     try:
         await work

@@ -23,10 +23,10 @@ from accelplane.host.isolation import HostThread
 from accelplane.host.operations import BlockedError
 from accelplane.node.blocked_devices import keep_blocked
 from accelplane.node.context import PluginContext
+from accelplane.node.hook_results import checked_devices, iterable
 from accelplane.node.status import ScanStatus
 from accelplane.node.watcher import Watcher
 from accelplane.plugins import Config, Plugin, ScanError
-from accelplane.plugins.base import ScanResult
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ class ScanLoop:
             return
         try:
             async with asyncio.timeout(_REFRESH_DEADLINE):
-                await plugin.refresh(host)
+                await self._context.call("refresh", lambda: plugin.refresh(host))
         except TimeoutError:
             raise ScanError(f"a service that the scan needs did not answer within {_REFRESH_DEADLINE:g} s") from None
 
@@ -266,12 +266,12 @@ class ScanLoop:
         self._directories, self._subsystems = directories, subsystems
 
 
-def _until_blocked(plugin: Plugin[Config], host: Host) -> ScanResult:
+def _until_blocked(plugin: Plugin[Config], host: Host) -> Iterable[object]:
     """One scan with `Plugin.prepare`, which ends at a file of a blocked device if the plugin does not handle it."""
     try:
         if plugin.overrides("prepare"):
             plugin.prepare(host)
-        yield from plugin.scan(host)
+        yield from iterable(plugin.scan(host), "devices")
     except BlockedError:
         host.interrupted = True
 
@@ -281,8 +281,8 @@ def scan(plugin: Plugin[Config], host: Host) -> Inventory:
     return _inventory(plugin, host, plugin.scan(host))
 
 
-def _inventory(plugin: Plugin[Config], host: Host, found: ScanResult) -> Inventory:
-    inventory = Inventory.of(plugin.namespace, found)
+def _inventory(plugin: Plugin[Config], host: Host, found: Iterable[object]) -> Inventory:
+    inventory = Inventory.of(checked_devices(plugin.namespace, found))
     unset = [device for device in inventory if isinstance(device.topology, UnsetType)]
     return inventory.with_devices(_with_topology(host, unset)) if unset else inventory
 

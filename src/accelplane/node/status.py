@@ -76,7 +76,7 @@ class PluginStatus(Struct, frozen=True, kw_only=True):
     """One plugin. `crashed` while it waits to be restarted after an internal error.
 
     `resources` is keyed by the resource's name without namespace, `health` by unit. `failures` counts the times that a
-    unit became unhealthy, by cause.
+    unit became unhealthy, by cause. `problems` are those of its hooks, each with the name of the hook.
     """
 
     name: str
@@ -88,8 +88,20 @@ class PluginStatus(Struct, frozen=True, kw_only=True):
     failures: Mapping[Cause, int] = {}
     recoveries: Recoveries = Recoveries()
     skipped: Sequence[Skipped] = ()
+    problems: Sequence[str] = ()
     cdi_writes: int = 0
     cdi_write_failures: int = 0
+
+
+class SkippedPlugin(Struct, frozen=True):
+    """A plugin that does not run, with the reason: its class, its options, or the name of its entry point."""
+
+    name: str
+    reason: str
+
+    @property
+    def text(self) -> str:
+        return f"plugin {self.name} is skipped: {self.reason}"
 
 
 class NodeStatus(Struct, frozen=True, kw_only=True):
@@ -105,6 +117,7 @@ class NodeStatus(Struct, frozen=True, kw_only=True):
     kubelet_dir: str
     config_problem: str = ""
     plugins: Mapping[str, PluginStatus] = {}
+    skipped_plugins: Sequence[SkippedPlugin] = ()
     uevents: Mapping[str, int] = {}
     recoveries: Mapping[tuple[str, str], int] = {}
     wedged: Mapping[str, int] = {}
@@ -119,6 +132,9 @@ class NodeStatus(Struct, frozen=True, kw_only=True):
     @property
     def unready(self) -> Iterator[str]:
         """Reasons why not all devices of the node are advertised."""
+        for skipped in self.skipped_plugins:
+            if skipped.name not in self.plugins:
+                yield skipped.text
         for plugin in self.plugins.values():
             if not plugin.scan.completed:
                 yield f"{plugin.name}: first scan not done"
@@ -127,6 +143,14 @@ class NodeStatus(Struct, frozen=True, kw_only=True):
             for resource in plugin.resources.values():
                 if resource.stage != Stage.REGISTERED:
                     yield f"{resource.name}: {resource.stage}: {resource.problem or 'not yet registered'}"
+
+
+def plugin_problems(status: NodeStatus) -> list[str]:
+    """What an administrator should know of plugins: which ones are skipped, and the problems of their hooks."""
+    found = [each.text for each in status.skipped_plugins]
+    for plugin in status.plugins.values():
+        found += [f"{plugin.name}: {problem}" for problem in plugin.problems]
+    return found
 
 
 def listed_devices(status: NodeStatus) -> dict[str, tuple[str, Mapping[str, Device]]]:

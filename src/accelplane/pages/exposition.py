@@ -13,11 +13,6 @@ from accelplane.readings.values import LABEL_NAME, METRIC_NAME, NOT_FINITE, esca
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# The beginnings of the names of the agent's own families.
-OWN_PREFIXES = ("accelplane_", "process_")
-# Of one plugin of another project. Further families are left out.
-MAX_PLUGIN_SAMPLES = 2000
-
 _HEAD_LINES = 2  # HELP and TYPE
 _HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
 

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from accelplane.node.hardware_events import OUTCOMES
+from accelplane.node.hook_results import MAX_SAMPLES, OWN_PREFIXES
 from accelplane.node.status import NodeStatus, listed_devices, units_by_cdi
 from accelplane.pages.device_reader import DeviceReading, Lines
-from accelplane.pages.exposition import MAX_PLUGIN_SAMPLES, OWN_PREFIXES, Family
+from accelplane.pages.exposition import Family
 from accelplane.pages.holders import Holders, Key, claimed_units, counts_by_unit
 from accelplane.pages.readings import NodeReadings
 from accelplane.readings import DevicePlan
@@ -77,7 +78,7 @@ def _of_others(lines: Mapping[ReadingFamily, Sequence[str]], dropped: Dropped) -
             continue
         names.add(family.name)
         totals += counts
-        above = {plugin for plugin in counts if totals[plugin] > MAX_PLUGIN_SAMPLES}
+        above = {plugin for plugin in counts if totals[plugin] > MAX_SAMPLES}
         dropped.update({(plugin, "limit"): counts[plugin] for plugin in above})
         kept: list[str] = []
         for plugin, line in zip(plugins, lines[family], strict=True):

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from accelplane.devices import Device, Phase
 from accelplane.node.advertised import DEPARTED
-from accelplane.node.status import NodeStatus, PluginStatus, UnitHealth, listed_devices, units_by_cdi
+from accelplane.node.status import NodeStatus, PluginStatus, UnitHealth, listed_devices, plugin_problems, units_by_cdi
 from accelplane.pages.holders import Holders, Key, claimed_units, counts_by_unit
 from accelplane.readings import DevicePlan
 from accelplane.report.inventory import (
@@ -33,6 +33,7 @@ from accelplane.report.limits import (
     MAX_HOLDERS,
     MAX_NAME,
     MAX_PLUGINS,
+    MAX_PROBLEMS,
     MAX_RESOURCES,
     MAX_SKIPPED,
     MAX_TEXT,
@@ -116,9 +117,14 @@ def document(plugins: Sequence[PluginInventory], identity: NodeInventory) -> byt
             return encoded
 
 
-def state_of(plugins: Sequence[PluginInventory], source: Source) -> bytes:
+def inventory_problems(status: NodeStatus) -> tuple[str, ...]:
+    """The problems of plugins within the limits of numbers and texts."""
+    return tuple(map(_text, plugin_problems(status)[:MAX_PROBLEMS]))
+
+
+def state_of(plugins: Sequence[PluginInventory], source: Source, problems: Sequence[str] = ()) -> bytes:
     """Equal for equal inventories with holders of the same source, whatever their age."""
-    return msgspec.json.encode((plugins, source))
+    return msgspec.json.encode((plugins, source, problems))
 
 
 def _shorten(unit: ReportedUnit, length: int) -> ReportedUnit:

@@ -20,6 +20,7 @@ from accelplane.pages.inventory import (
     IdleSince,
     document,
     inventory_plugins,
+    inventory_problems,
     state_of,
 )
 from accelplane.pages.readings import Readings
@@ -155,8 +156,8 @@ class InventoryFeed:
             facts = Facts(status=self._status(), holders=self._holders.last, plans=plans, idle_since=self._idle_since())
             self._seen = seen
             self._shown_plans, self._shown_idle, self._shown_holders = plans, facts.idle_since, facts.holders
-            plugins = inventory_plugins(facts)
-            state = state_of(plugins, facts.holders.source)
+            plugins, problems = inventory_plugins(facts), inventory_problems(facts.status)
+            state = state_of(plugins, facts.holders.source, problems)
             if self._current is not None and state == self._state:
                 return self._current
             self._state = state
@@ -171,6 +172,7 @@ class InventoryFeed:
                 versions={"accelplane": facts.status.version},
                 generation=name,
                 holders=HoldersSource(holders.source, age),
+                problems=problems,
             )
             self._current = Generation(f'"{name}"', document(plugins, identity))
             # Wakes the other readers. It is no change of the input.

@@ -6,26 +6,18 @@ that read returns.
 """
 
 import asyncio
-import itertools
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
-
-import msgspec
+from collections.abc import Callable, Iterable, Mapping
 
 from accelplane.devices import Inventory
 from accelplane.host import Host
 from accelplane.host.blocking import ThreadQueue
-from accelplane.pages.exposition import MAX_PLUGIN_SAMPLES, OWN_PREFIXES, Family
+from accelplane.node.hook_problems import ProblemsOf, problems_by_plugin
+from accelplane.node.hook_results import Samples, checked_samples
+from accelplane.pages.exposition import Family
 from accelplane.plugins import Config, Plugin, Sample
 
-log = logging.getLogger(__name__)
-
 _CLOSE_TIMEOUT = 0.5
-_MAX_EXAMINED = 20_000
-# The agent's own families that plugins of this project measure.
-_MEASURED_OWN = frozenset(("accelplane_sgx_epc_bytes",))
 
 Sources = Mapping[str, tuple[Plugin[Config], Inventory]]
 
@@ -34,7 +26,13 @@ class Measurements:
     """Reads the measurements of `sources()`: plugins by name, with what they found."""
 
     def __init__(
-        self, sources: Callable[[], Sources], root: str, *, timeout: float = 5.0, queue: ThreadQueue | None = None
+        self,
+        sources: Callable[[], Sources],
+        root: str,
+        *,
+        timeout: float = 5.0,
+        queue: ThreadQueue | None = None,
+        problems: ProblemsOf | None = None,
     ) -> None:
         """`timeout` is for all plugins together; scrapers usually wait for 10 s. `queue` has the threads that read."""
         self._sources = sources
@@ -43,7 +41,7 @@ class Measurements:
         self.timeout = timeout
         self._reads: dict[str, asyncio.Task[list[Sample]]] = {}
         self._hanging: set[str] = set()
-        self._problems: dict[str, str] = {}
+        self._problems = problems or problems_by_plugin()
         # Samples that are left out of pages, by plugin and cause.
         self.dropped: Counter[tuple[str, str]] = Counter()
 
@@ -65,7 +63,7 @@ class Measurements:
         for name, read in reads.items():
             if not read.done():
                 self._hanging.add(name)
-                self._report(name, f"no result within {self.timeout:g} s")
+                self._problems(name).update("measure", [f"no result within {self.timeout:g} s"])
             elif not read.cancelled():
                 samples += read.result()
         return samples
@@ -83,21 +81,8 @@ class Measurements:
         found = await self._queue.submit(lambda: _measure(plugin, self._host.fresh(), inventory))
         for cause, count in found.dropped.items():
             self.dropped[name, cause] += count
-        self._report(name, found.problem)
+        self._problems(name).update("measure", found.problems)
         return found.samples
-
-    def _report(self, name: str, problem: str) -> None:
-        if problem and problem != self._problems.get(name):
-            log.warning("%s: measurements are left out of the metrics page: %s", name, problem)
-        self._problems[name] = problem
-
-
-class _Measured(NamedTuple):
-    """Valid samples within the limits, the number of others by cause, and why there are others."""
-
-    samples: list[Sample]
-    dropped: Mapping[str, int] = {}
-    problem: str = ""
 
 
 def families(samples: Iterable[Sample]) -> list[Family]:
@@ -112,34 +97,8 @@ def families(samples: Iterable[Sample]) -> list[Family]:
     return list(found.values())
 
 
-def _measure(plugin: Plugin[Config], host: Host, inventory: Inventory) -> _Measured:
+def _measure(plugin: Plugin[Config], host: Host, inventory: Inventory) -> Samples:
     try:
-        # One more than the limit of what is examined: a plugin may yield without end.
-        found = list(itertools.islice(plugin.measure(host, inventory), _MAX_EXAMINED + 1))
-        samples = msgspec.convert(msgspec.to_builtins(found), list[Sample])
-    except msgspec.ValidationError as error:
-        return _Measured([], {"invalid-value": 1}, f"{type(error).__name__}: {error}")
+        return checked_samples(plugin.measure(host, inventory))
     except Exception as error:  # noqa: BLE001 - a plugin's hook may raise anything
-        return _Measured([], {}, f"{type(error).__name__}: {error}")
-    try:
-        # One invalid name would make the whole page invalid.
-        for name in {sample.name for sample in samples}:
-            if name.startswith(OWN_PREFIXES) and name not in _MEASURED_OWN:
-                raise ValueError(f"metric name {name!a}: expected another prefix than {' or '.join(OWN_PREFIXES)}")
-        families(samples)
-    except ValueError as error:
-        return _Measured([], {"invalid-name": len(samples)}, f"{type(error).__name__}: {error}")
-    return _limit(samples)
-
-
-def _limit(samples: Sequence[Sample]) -> _Measured:
-    """The samples of the first families, as many as the limit allows. A family is complete or left out."""
-    counts = Counter(sample.name for sample in samples)
-    totals = zip(counts, itertools.accumulate(counts.values()), strict=True)
-    kept = {name for name, total in totals if total <= MAX_PLUGIN_SAMPLES}
-    found = [sample for sample in samples if sample.name in kept]
-    left_out = len(samples) - len(found)
-    if not left_out:
-        return _Measured(found)
-    problem = f"found {len(samples)} samples, expected at most {MAX_PLUGIN_SAMPLES}; {left_out} are left out"
-    return _Measured(found, {"limit": left_out}, problem)
+        return Samples([], {}, [f"{type(error).__name__}: {error}"])

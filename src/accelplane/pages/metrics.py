@@ -12,8 +12,9 @@ from msgspec import Struct
 from accelplane.devices import HEALTHY, UNHEALTHY, Phase
 from accelplane.kubelet.server import LATENCY_BOUNDS, Stage
 from accelplane.node.health_history import RECOVERY_BOUNDS
+from accelplane.node.hook_results import OWN_PREFIXES
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus
-from accelplane.pages.exposition import OWN_PREFIXES, Family, render
+from accelplane.pages.exposition import Family, render
 from accelplane.pages.hardware_metrics import (
     Dropped,
     exclusive_labels,

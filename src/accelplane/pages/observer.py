@@ -30,7 +30,7 @@ class Observer:
         settings = agent.settings
         self._agent = agent
         queue = ThreadQueue()
-        self._measurements = Measurements(agent.inventories, settings.root, queue=queue)
+        self._measurements = Measurements(agent.inventories, settings.root, queue=queue, problems=agent.problems)
         self._holders = HolderReader(settings, agent.allocations, allocated_at=agent.allocated_at)
         self._readings = Readings(
             agent.inventories,
@@ -39,6 +39,7 @@ class Observer:
             waking=settings.metrics_waking,
             min_interval=settings.metrics_min_interval,
             queue=queue,
+            problems=agent.problems,
         )
         self._held_units: HeldUnits = ()
         self._activity = Activity()

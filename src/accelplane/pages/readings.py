@@ -22,6 +22,8 @@ from msgspec import Struct
 from accelplane.devices import Inventory
 from accelplane.host import Host
 from accelplane.host.blocking import ThreadLimitError, ThreadQueue, retrieve_exception, start_thread
+from accelplane.node.hook_problems import ProblemsOf, problems_by_plugin
+from accelplane.node.hook_results import checked_plans
 from accelplane.node.units import complete
 from accelplane.pages.device_reader import DeviceReader, DeviceReading
 from accelplane.pages.measurements import Sources
@@ -57,7 +59,7 @@ class _Planning(NamedTuple):
 
     plugin: Plugin[Config]
     inventory: Inventory
-    result: "asyncio.Future[Sequence[DevicePlan]]"
+    result: "asyncio.Future[tuple[Sequence[DevicePlan], Sequence[str]]]"
     until: float
 
 
@@ -92,7 +94,6 @@ class _Plugin(Struct, eq=False):
     inventory: Inventory
     host: Host
     devices: list[_Device] = []
-    problem: str = ""
 
 
 class Readings:
@@ -113,11 +114,13 @@ class Readings:
         open_seconds: float = _OPEN_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         queue: ThreadQueue | None = None,
+        problems: ProblemsOf | None = None,
     ) -> None:
         """`queue` has the threads that read; others may use it too. Directories close `open_seconds` after a read."""
         self._sources = sources
         self._queue = queue or ThreadQueue()
         self._root = root
+        self._problems = problems or problems_by_plugin()
         self._held = held
         self._waking: str = waking
         self._min_interval = min_interval
@@ -220,7 +223,7 @@ class Readings:
             works = [
                 _Work(due, known.host.fresh(), self._waking, now, held) for _ in range(min(len(due), _MAX_CONCURRENT))
             ]
-        self._report(name, known, problem)
+        self._problems(name).update("readings of devices", [problem] if problem else [])
         readings = [found[id(device)] for device in known.devices if id(device) in found]
         self._count(name, readings)
         return readings
@@ -247,29 +250,25 @@ class Readings:
                 try:
                     planning = self._planning[name] = self._start_planning(plugin, inventory)
                 except ThreadLimitError as error:
-                    self._report(name, made, str(error))
+                    self._problems(name).update("readings", [str(error)])
                     return made
             # Only the first pages wait for a directory that blocks. The client of the very first one may disconnect.
             await asyncio.wait((planning.result,), timeout=max(0.0, planning.until - loop.time()))
             if not planning.result.done():
-                self._report(name, made, f"no plan within {_PLAN_TIMEOUT:g} s")
+                self._problems(name).update("readings", [f"no plan within {_PLAN_TIMEOUT:g} s"])
                 return made
             del self._planning[name]
             if planning.plugin is plugin and planning.inventory is inventory:
                 break
             # The plan is for the devices of an earlier scan.
             retrieve_exception(planning.result)
+        plans: Sequence[DevicePlan] = []
         try:
-            plans: Sequence[DevicePlan] = planning.result.result()
+            plans, problems = planning.result.result()
         except Exception as error:  # noqa: BLE001 - a plugin's hook may raise anything
-            self._report(name, made, f"{type(error).__name__}: {error}")
-            plans = []
-        distinct: dict[str, DevicePlan] = {}
+            problems = [f"{type(error).__name__}: {error}"]
+        self._problems(name).update("readings", problems)
         for plan in plans:
-            distinct.setdefault(plan.device, plan)
-        if len(distinct) < len(plans):
-            self._report(name, made, f"found {len(plans)} plans of {len(distinct)} devices, expected one for each")
-        for plan in distinct.values():
             reader = DeviceReader(name, plan)
             device = earlier.get(plan.device)
             if device is None:
@@ -283,9 +282,12 @@ class Readings:
 
     def _start_planning(self, plugin: Plugin[Config], inventory: Inventory) -> _Planning:
         host = Host(self._root)
-        thread: asyncio.Future[Sequence[DevicePlan]] = start_thread(
-            lambda: list(complete(host, plugin.readings(host, inventory), inventory))
-        )
+
+        def work() -> tuple[Sequence[DevicePlan], Sequence[str]]:
+            plans, problems = checked_plans(plugin.readings(host, inventory))
+            return list(complete(host, plans, inventory)), problems
+
+        thread = start_thread(work)
         return _Planning(plugin, inventory, thread, asyncio.get_running_loop().time() + _PLAN_TIMEOUT)
 
     async def _follow(self, work: "_Work") -> _Device | None:
@@ -317,11 +319,6 @@ class Readings:
                 if path not in self._denied:
                     self._denied.add(path)
                     log.info("%s: %s: permission denied; its metrics are missing", name, path)
-
-    def _report(self, name: str, known: _Plugin, problem: str) -> None:
-        if problem and problem != known.problem:
-            log.warning("%s: readings are left out of the metrics page: %s", name, problem)
-        known.problem = problem
 
 
 def _plans(known: _Plugin) -> Sequence[DevicePlan]:

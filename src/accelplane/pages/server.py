@@ -171,7 +171,7 @@ class _Pages:
 
     def _status_page(self) -> Response:
         start = time.monotonic()
-        page = jsontext.indented(_report(self._status())).encode()
+        page = jsontext.indented(status_report(self._status())).encode()
         self.counts.record("status", time.monotonic() - start)
         return Response(200, page)
 
@@ -264,7 +264,7 @@ def _counted(handler: Handler, counts: PageCounts) -> Handler:
     return handle
 
 
-def _report(status: NodeStatus) -> dict[str, object]:
+def status_report(status: NodeStatus) -> dict[str, object]:
     """The content of `/status`."""
     return {
         "version": status.version,
@@ -272,6 +272,7 @@ def _report(status: NodeStatus) -> dict[str, object]:
         "root": status.root,
         "config-problem": status.config_problem,
         "not-ready": list(status.unready),
+        "skipped-plugins": status.skipped_plugins,
         "plugins": {
             name: {
                 "namespace": plugin.namespace,
@@ -284,6 +285,7 @@ def _report(status: NodeStatus) -> dict[str, object]:
                 "resources": {resource.name: _resource_report(resource) for resource in plugin.resources.values()},
                 "health": plugin.health,
                 "skipped": plugin.skipped,
+                "problems": plugin.problems,
             }
             for name, plugin in status.plugins.items()
         },

@@ -5,7 +5,7 @@ on the same file tree return equal results: a scan depends on no clock, no netwo
 defaults. The agent calls the hooks; a plugin never calls the agent.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, get_args
 
 import msgspec
@@ -189,9 +189,10 @@ class Plugin(Generic[ConfigT_co]):
         `request_scan()` requests a scan and a health check.
         """
 
-    async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
+    def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict] | Awaitable[Mapping[str, Verdict]]:
         """Returns verdicts by unit. `devices` has one device of each unit. The deadline is 10 s.
 
+        Called in a thread, unless it is a coroutine function (`async def`), which asks a service with asyncio.
         The health of units without a verdict does not change.
         """
         return {}

@@ -92,6 +92,9 @@ def _clean(value: Struct, share: Callable[[str], str]) -> None:
             force_setattr(value, name, _text(part, share))
         elif isinstance(part, Struct):
             _clean(part, share)
+        elif isinstance(part, tuple) and part and isinstance(part[0], str):
+            texts: tuple[str, ...] = part  # pyright: ignore[reportUnknownVariableType] - all elements have one type
+            force_setattr(value, name, tuple(_text(text, share) for text in texts))
         elif isinstance(part, tuple):
             for each in part:  # pyright: ignore[reportUnknownVariableType] - all elements are values
                 _clean(each, share)  # pyright: ignore[reportUnknownArgumentType]

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 from accelplane.report.limits import (
     MAX_HISTORY,
     MAX_PLUGINS,
+    MAX_PROBLEMS,
     MAX_RESOURCES,
     MAX_SKIPPED,
     MAX_UNIT_HOLDERS,
@@ -107,7 +108,10 @@ class HoldersSource(Struct, frozen=True, gc=False):
 
 
 class NodeInventory(Struct, frozen=True, gc=False):
-    """The document. `generation` changes with everything but the age of the holders."""
+    """The document. `generation` changes with everything but the age of the holders.
+
+    `problems` name the plugins that are skipped, and hooks of others with what is wrong with their results.
+    """
 
     version: Version
     node: Name
@@ -116,6 +120,7 @@ class NodeInventory(Struct, frozen=True, gc=False):
     generation: Annotated[str, Meta(pattern=r"^[0-9A-Za-z._:-]{1,64}\Z")]
     plugins: Annotated[tuple[PluginInventory, ...], Meta(max_length=MAX_PLUGINS)] = ()
     holders: HoldersSource = HoldersSource()
+    problems: Annotated[tuple[Text, ...], Meta(max_length=MAX_PROBLEMS)] = ()
 
     @property
     def units(self) -> tuple[ReportedUnit, ...]:

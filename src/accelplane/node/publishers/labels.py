@@ -1,16 +1,20 @@
 """Node labels through node-feature-discovery's local source: a text file of `key=value` lines."""
 
+import asyncio
 import logging
 import os
 from collections.abc import Mapping
 
 from accelplane.devices import Inventory
+from accelplane.host.blocking import SerialThread
 from accelplane.node import atomic_file
 from accelplane.node.atomic_file import stamp_of
 from accelplane.node.context import PluginContext
 from accelplane.node.hook_results import checked_labels
 
 log = logging.getLogger(__name__)
+
+_TIMEOUT = 1.0  # the list of the kubelet is not delayed, but the plugin's next publication is
 
 
 class LabelFile:
@@ -58,29 +62,34 @@ class LabelPublisher:
     """Writes the plugin's labels into a file of node-feature-discovery's directory, if there is one."""
 
     def __init__(self, context: PluginContext) -> None:
+        # The owner waits for the thread at its end.
+        self.thread = SerialThread()
         self._context = context
         self._file: LabelFile | None = None
-        self._problem = ""
 
-    def publish(self, inventory: Inventory) -> None:
-        """Writes the labels of the listed devices. Errors are logged."""
+    async def publish(self, inventory: Inventory) -> None:
+        """Writes the labels of the listed devices. Problems are those of the hook `labels`.
+
+        While the hook of an earlier call has not returned, nothing is written.
+        """
         path = self._path()
         if self._file is not None and self._file.path != path:
             self.close()
         if not path:
             return
-        self._file = self._file or LabelFile(path)
+        file = self._file = self._file or LabelFile(path)
+        if self.thread.busy:
+            return
+        plugin, problems = self._context.plugin, list[str]()
         try:
-            labels, problems = checked_labels(self._context.plugin.labels(inventory))
-            self._file.write(labels)
-            problem = "; ".join(problems[:8])
-            if problem and problem != self._problem:
-                log.warning("%s: labels left out: %s", self._context.name, problem)
+            async with asyncio.timeout(_TIMEOUT):
+                labels, problems = checked_labels(await self.thread.run(lambda: plugin.labels(inventory)))
+            file.write(labels)
+        except TimeoutError:
+            problems = [f"not written: no result within {_TIMEOUT:g} s"]
         except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
-            problem = str(error) or type(error).__name__
-            if problem != self._problem:
-                log.warning("%s: labels not written: %s", self._context.name, problem)
-        self._problem = problem
+            problems = [f"not written: {str(error) or type(error).__name__}"]
+        self._context.problems.update("labels", problems)
 
     def close(self) -> None:
         """Removes the file unless another process has written it. Errors are logged."""
