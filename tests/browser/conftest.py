@@ -29,6 +29,7 @@ class Served:
 
     def __init__(self) -> None:
         self.view = SimulatedFleet(60)
+        self.view.read_use(4)
         self.url = ""
         self.log: list[str] = []
         self._loop = asyncio.new_event_loop()
@@ -64,7 +65,6 @@ class Served:
         async with listen(screens, open_gate("127.0.0.1:0"), "127.0.0.1:0") as port:
             self._ready.set_result(f"http://127.0.0.1:{port}/")
             await self._ended.wait()
-            await screens.live.close()
 
 
 class SecureServed(Served):

@@ -1,7 +1,10 @@
 """The fleet page as an administrator uses it, in Chromium."""
 
+import csv
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +19,7 @@ from .conftest import PrefixProxy, SecureServed, Served
 
 pytestmark = pytest.mark.browser
 
-SCREENS = ("", "nodes", "waiting", "namespaces")
+SCREENS = ("", "devices", "nodes", "pods", "waiting", "groups", "search?text=card1", "namespaces")
 I915 = "gpu.intel.com/i915"
 
 
@@ -67,6 +70,10 @@ def fail(page_server: Served, node: Node, unit: ReportedUnit) -> ReportedUnit:
     )
     replace_unit(page_server, node, failed)
     return failed
+
+
+def screen_link(tab: Tab, name: str) -> Any:
+    return tab.page.get_by_role("navigation", name="Screens").get_by_role("link", name=name, exact=True)
 
 
 def live(tab: Tab) -> None:
@@ -176,30 +183,119 @@ def test_one_long_name_or_message_does_not_move_other_columns_out_of_sight(
     page_server.call(lambda: page_server.view.replace(waiting=before.waiting, problem=before.problem))
 
 
-def test_texts_of_a_table_do_not_overlap_on_a_phone(page_server: Served, tab_of: Callable[..., Tab]) -> None:
+def test_rows_are_stacked_on_a_phone_without_broken_words_below_folded_filters(
+    page_server: Served, tab_of: Callable[..., Tab]
+) -> None:
     node, unit = held_node(page_server)
     fail(page_server, node, unit)
     tab = tab_of(viewport={"width": 380, "height": 800})
-    tab.page.goto(f"{page_server.url}device?node={node.name}&plugin={unit.plugin}&unit={unit.unit}")
-    first = tab.page.locator("[data-live=history] tr").first
-    time, state = first.locator("time").bounding_box(), first.locator("td").first.bounding_box()
-    assert time["x"] + time["width"] <= state["x"]
+    tab.page.goto(f"{page_server.url}devices")
+    live(tab)
+    assert not tab.page.get_by_label("Node labels").is_visible()
+    tab.page.get_by_text("Filters").click()
+    assert tab.page.get_by_label("Node labels").is_visible()
+    for path in ("devices", "pods", "waiting", f"device?node={node.name}&plugin={unit.plugin}&unit={unit.unit}"):
+        tab.page.goto(page_server.url + path)
+        live(tab)
+        assert tab.page.evaluate(BROKEN_WORDS) == [], path
+        cells = tab.page.locator("tbody tr").first.locator("td")
+        boxes = [cells.nth(index).bounding_box() for index in range(cells.count())]
+        assert [box["x"] for box in boxes] == [boxes[0]["x"]] * len(boxes)
+        assert all(one["y"] + one["height"] <= other["y"] + 1 for one, other in itertools.pairwise(boxes))
     replace_unit(page_server, node, unit)
+
+
+# The short words that are shown in two lines: names longer than a line have to be broken.
+BROKEN_WORDS = """
+() => {
+  const found = [];
+  const texts = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+  for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+    if (!text.parentElement.checkVisibility()) continue;
+    for (const word of text.data.matchAll(/\\b[A-Za-z]{2,20}\\b/g)) {
+      const range = document.createRange();
+      range.setStart(text, word.index);
+      range.setEnd(text, word.index + word[0].length);
+      if (new Set(Array.from(range.getClientRects(), (box) => Math.round(box.top))).size > 1) found.push(word[0]);
+    }
+  }
+  return found;
+}
+"""
+
+
+def test_times_are_those_of_the_viewers_zone_and_utc_is_their_title(
+    page_server: Served, tab_of: Callable[..., Tab]
+) -> None:
+    node, unit = held_node(page_server)
+    fail(page_server, node, unit)
+    tab = tab_of(timezone_id="Asia/Kolkata")
+    tab.page.goto(f"{page_server.url}device?node={node.name}&plugin={unit.plugin}&unit={unit.unit}")
+    live(tab)
+    time = tab.page.locator("[data-live=history] time").first
+    assert time.get_attribute("title") == "2025-11-24 16:00:00 UTC"
+    assert time.text_content().startswith("2025-11-24 21:30:00 (")
+    assert "Asia/Calcutta" in tab.page.locator("#zone").text_content()
+    replace_unit(page_server, node, unit)
+
+
+def test_an_administrator_finds_idle_and_failing_devices_of_a_team_and_downloads_them(
+    page_server: Served, tab_of: Callable[..., Tab]
+) -> None:
+    node, unit = held_node(page_server)
+    team = unit.holders[0].namespace
+    tab = tab_of()
+    tab.page.goto(page_server.url)
+    screen_link(tab, "Devices").click()
+    tab.page.get_by_label("Holder").fill(f"{team}/")
+    tab.page.get_by_label("State").select_option(label="idle or not healthy")
+    tab.page.get_by_role("button", name="Apply").click()
+    live(tab)
+    row = tab.page.locator(f'tr[data-key="{node.name} {unit.plugin} {unit.unit}"]')
+    assert row.count() == 0
+    fail(page_server, node, unit)
+    row.wait_for(timeout=60_000)
+    assert "unhealthy (wedged)" in row.text_content()
+    with tab.page.expect_download() as started:
+        tab.page.get_by_role("link", name="CSV").click()
+    table = csv.DictReader(Path(started.value.path()).read_text().splitlines())
+    shown = tab.page.locator("tbody tr").count()
+    rows = list(table)
+    assert len(rows) == shown
+    assert (node.name, "unhealthy") in [(each["node"], each["state"]) for each in rows]
+    replace_unit(page_server, node, unit)
+    row.wait_for(state="detached", timeout=60_000)
+    assert tab.problems == []
+
+
+def test_a_search_from_any_screen_leads_to_the_device(page_server: Served, tab_of: Callable[..., Tab]) -> None:
+    _, unit = held_node(page_server)
+    tab = tab_of()
+    tab.page.goto(f"{page_server.url}waiting")
+    tab.page.get_by_label("Search nodes, devices and pods").fill(unit.holders[0].pod)
+    tab.page.keyboard.press("Enter")
+    tab.page.get_by_role("link", name=unit.unit, exact=True).first.click()
+    tab.page.wait_for_url("**/device?**")
+    assert unit.holders[0].pod in tab.page.locator("main").text_content()
+    assert tab.problems == []
 
 
 def test_filters_are_in_the_address_and_narrow_the_list(page_server: Served, tab_of: Callable[..., Tab]) -> None:
     tab = tab_of()
     tab.page.goto(f"{page_server.url}nodes")
     tab.page.get_by_label("Family").select_option("qat")
-    tab.page.get_by_label("Order").select_option("name")
     tab.page.get_by_role("button", name="Apply").click()
-    assert tab.page.url.endswith("nodes?family=qat&sort=name")
+    tab.page.get_by_role("columnheader", name="Node").get_by_role("link").click()
+    tab.page.wait_for_url("**/nodes?family=qat&sort=name")
     heads = tab.page.locator("tbody th").all_text_contents()
     assert heads == sorted(heads)
+    tab.page.get_by_role("columnheader", name="Node").get_by_role("link").click()
+    tab.page.wait_for_url("**/nodes?family=qat&sort=-name")
+    assert tab.page.locator("tbody th").all_text_contents() == heads[::-1]
     assert heads
     assert all(each.startswith("crypto") for each in heads)
     assert tab.page.get_by_label("Family").input_value() == "qat"
-    assert tab.page.locator("th[aria-sort=ascending]").text_content() == "Node"
+    assert tab.page.locator("th[aria-sort=descending]").text_content() == "Node"
 
 
 def test_all_controls_are_reachable_with_the_keyboard(page_server: Served, tab_of: Callable[..., Tab]) -> None:
@@ -402,11 +498,11 @@ def test_links_and_updates_work_below_a_path_prefix(
     tab = tab_of()
     tab.page.goto(url)
     live(tab)
-    tab.page.get_by_role("link", name="Nodes", exact=True).click()
+    screen_link(tab, "Nodes").click()
     live(tab)
     tab.page.locator("a.cell").first.click()
     live(tab)
-    tab.page.get_by_role("link", name="Overview").click()
+    screen_link(tab, "Overview").click()
     live(tab)
     assert tab.page.url == url
     assert all(path.startswith("/tools/fleet/") for path in proxy.paths)

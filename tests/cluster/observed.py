@@ -22,7 +22,7 @@ from manifests import DEPLOY
 from monitoring import RULES, SCRAPE
 from prometheus import program
 
-from accelplane.fleet.devicelist import DeviceList
+from accelplane.fleet.devicelist import FleetDeviceList
 from accelplane.simulate import DsaSpec, GpuSpec, IaaSpec, NodeSpec, NpuSpec, QatSpec, QueueSpec, SgxSpec
 from accelplane.simulate.tree import SimulatedNode
 
@@ -223,8 +223,8 @@ class FleetPage:
         """The body of an answer with status 200. Raises `OSError`."""
         return fetch(self.address, FLEET_PORT, path)
 
-    def devices(self) -> DeviceList:
-        return msgspec.json.decode(self.get("/api/v1/devices"), type=DeviceList)
+    def devices(self) -> FleetDeviceList:
+        return msgspec.json.decode(self.get("/api/v1/devices"), type=FleetDeviceList)
 
     def _answers(self) -> bool:
         try:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from urllib.parse import urlencode
 
 import pytest
+from accelplane.fleet.web.issuer import IssuerKeys
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
@@ -29,7 +30,6 @@ from waiting import until
 
 from accelplane.apiserver import ClientConfig
 from accelplane.apiserver.client import ApiServer
-from accelplane.fleet.web.issuer import IssuerKeys
 from accelplane.operator.models import KINDS
 
 from .cluster import Cluster

@@ -16,13 +16,12 @@ from accelplane.fleet.simulated import SimulatedFleet
 from accelplane.fleet.web.access import Access
 from accelplane.fleet.web.gate import SecureGate
 from accelplane.fleet.web.live import LiveLimits
-from accelplane.fleet.web.reviewqueue import ReviewQueue
 from accelplane.fleet.web.sessions import FailureLimit, Sessions
 from accelplane.fleet.web.site import Screens, SiteOptions
 
 SERVER = Authority("servers")
 PROXIES = Authority("proxies")
-LIMITS = LiveLimits(rows=0.01, overview=0.01, keepalive=0.05, share=1, check=0.05)
+LIMITS = LiveLimits(interval=0.01, keepalive=0.05, share=10, check=0.05)
 
 
 class Clock:
@@ -40,7 +39,6 @@ class Setup:
         self.view = SimulatedFleet(40, now=1764000000)
         self.screens = Screens(self.view, SiteOptions(limits=LIMITS))
         self.clock = Clock()
-        self.queue = ReviewQueue()
         self.directory = directory
         self._stack = AsyncExitStack()
         self.port = 0
@@ -58,8 +56,9 @@ class Setup:
         self.port = (await self._stack.enter_async_context(serving(client, self.screens, pages)))["secure"]
         # A listener with a clock of its own, for what changes with time.
         self.sessions = Sessions(clock=self.clock)
+        self.access = Access(client.server, ("accelplane-fleet",), clock=self.clock)
         gate = SecureGate(
-            Access(client.server, ("accelplane-fleet",), clock=self.clock, queue=self.queue),
+            self.access,
             self.screens.assets.links,
             sessions=self.sessions,
             failures=FailureLimit(clock=self.clock),
@@ -67,7 +66,6 @@ class Setup:
         self.timed = Caller(await self._stack.enter_async_context(listen(self.screens, gate, "127.0.0.1:0")))
 
     async def stop(self) -> None:
-        await self.screens.live.close()
         await self._stack.aclose()
 
     def caller(self, identity: str = "", *, authority: Authority = PROXIES, **fields: str) -> Caller:

@@ -27,7 +27,7 @@ from accelplane.fleet.devicelist import device_list
 from accelplane.fleet.fleet import Fleet
 from accelplane.fleet.web.html import render
 from accelplane.fleet.web.page import Context
-from accelplane.fleet.web.query import PlaceQuery
+from accelplane.fleet.web.query import Query
 from accelplane.fleet.web.screens import SCREENS
 from accelplane.fleet.web.summaries import Summaries
 from accelplane.host.uevent import Uevent
@@ -101,10 +101,12 @@ async def ask(agent: Agent, observer: Observer, fleet: Fleet, *place: str) -> An
     cluster = fleet.cluster()
     (item,) = device_list(cluster, lambda _namespace: True).devices
     (resource,) = [each for each in cluster.nodes["n1"].resources if each.name == XE]
-    context = Context(cluster=cluster, summaries=Summaries().of(cluster), visible=lambda _: True, now=cluster.time)
+    context = Context(
+        cluster=cluster, summaries=Summaries().of(cluster), visible=lambda _: True, now=1.0, use=fleet.use
+    )
     nodes, node = (
         "".join(map(render, SCREENS[name].make(context, query).content))
-        for name, query in (("nodes", SCREENS["nodes"].read({})), ("node", PlaceQuery(node="n1")))
+        for name, query in (("nodes", Query()), ("node", Query(node="n1")))
     )
     return Answers(
         (row["health"] == "Healthy", row["advertised"]),

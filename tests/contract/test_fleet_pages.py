@@ -9,21 +9,19 @@ from typing import Self
 import msgspec
 import pytest
 from fleetpages import Caller, head_of
+from virtualtime import VirtualTimeLoop
 from waiting import until
 
-from accelplane.fleet.model import Node, Waiting
+from accelplane.fleet.model import Node
 from accelplane.fleet.serve import listen, open_gate
 from accelplane.fleet.simulated import SimulatedFleet
 from accelplane.fleet.web.access import Viewer
-from accelplane.fleet.web.html import element
-from accelplane.fleet.web.live import RELOAD, Content, Live, LiveLimits, Subject
-from accelplane.fleet.web.query import NodesQuery, PlaceQuery
+from accelplane.fleet.web.live import Live, LiveLimits
+from accelplane.fleet.web.query import NAMES, Query
 from accelplane.fleet.web.site import Screens, SiteOptions
-from accelplane.fleet.web.summaries import Summaries, totals
 from accelplane.http.listening import is_own_host
-from accelplane.http.messages import HttpError
 
-LIMITS = LiveLimits(rows=0.01, overview=0.01, keepalive=0.05, share=1)
+LIMITS = LiveLimits(interval=0.01, keepalive=0.05, share=10)
 
 
 class Setup:
@@ -40,7 +38,6 @@ class Setup:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self.screens.live.close()
         await self._listening.__aexit__(None, None, None)
 
     def fail(self, number: int = 0) -> Node:
@@ -58,7 +55,10 @@ async def setup() -> AsyncIterator[Setup]:
         yield instance
 
 
-@pytest.mark.parametrize("path", ["/", "/nodes", "/nodes?sort=free&start=20", "/waiting", "/namespaces"])
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/nodes?sort=free&start=20", *(f"/{name}" for name in NAMES if name not in ("overview", "node", "device"))],
+)
 async def test_pages_are_complete_and_protected(setup: Setup, path: str) -> None:
     found = await setup.caller.get(path)
     assert found.status == 200
@@ -99,7 +99,9 @@ async def test_assets_have_a_hash_in_their_names_and_are_cached(setup: Setup) ->
     ("method", "path", "status"),
     [
         ("GET", "/missing", 404), ("GET", "/node?node=none", 404), ("GET", "/device?node=none", 404),
-        ("POST", "/nodes", 405), ("PUT", "/", 405), ("HEAD", "/", 200), ("GET", "/metrics", 200),
+        ("GET", "/node.csv", 404), ("GET", "/nodes.xml", 404), ("GET", "/nodes.", 404), ("GET", "/pods.csv", 200),
+        ("GET", "/api/v1/devices?labels=a+b", 400), ("POST", "/nodes", 405), ("PUT", "/", 405), ("HEAD", "/", 200),
+        ("GET", "/metrics", 200),
         ("GET", "/api/v1/events?screen=none", 400), ("GET", "/login", 303), ("POST", "/logout", 303),
     ],
 )  # fmt: skip
@@ -140,126 +142,105 @@ def test_the_names_of_this_machine_are_found(host: str, expected: bool) -> None:
     assert is_own_host(host) is expected
 
 
+# Downloads
+
+
+async def test_a_table_is_downloaded_with_its_filters(setup: Setup) -> None:
+    found = await setup.caller.get("/devices.csv?family=qat&sort=-node")
+    assert found.fields["content-type"] == "text/csv; charset=utf-8"
+    assert found.fields["content-disposition"] == 'attachment; filename="devices.csv"'
+    header, *rows = found.text.splitlines()
+    plugin = header.split(",").index("plugin")
+    assert {row.split(",")[plugin] for row in rows} == {"qat"}
+    items = msgspec.json.decode((await setup.caller.get("/devices.json?family=qat&sort=-node")).body)["items"]
+    assert len(items) == len(rows)
+    assert [each["node"] for each in items] == sorted((each["node"] for each in items), reverse=True)
+    listed = msgspec.json.decode((await setup.caller.get("/api/v1/devices?family=qat")).body)
+    assert (listed["kind"], len(listed["devices"])) == ("FleetDeviceList", len(rows))
+
+
 # Updates
 
 
-async def test_a_change_of_a_device_is_sent_as_its_row(setup: Setup) -> None:
-    generation = setup.view.cluster().generation
-    async with setup.caller.events(f"screen=nodes&sort=name&generation={generation}") as events:
+async def test_a_change_is_announced_and_the_page_is_requested_with_its_tag(setup: Setup) -> None:
+    page = await setup.caller.get("/nodes?sort=name")
+    tag = page.fields["etag"]
+    assert (await setup.caller.get("/nodes?sort=name", if_none_match=tag)).status == 304
+    async with setup.caller.events(f"screen=nodes&generation={generation_in(page.text)}") as events:
         assert events.fields["content-type"] == "text/event-stream; charset=utf-8"
         assert "content-length" not in events.fields
-        await until(lambda: setup.screens.live.viewers == 1)
+        assert (await events.next()).kind == "comment"
         node = setup.fail()
-        rows = await events.of_kind("rows")
-        assert list(rows.data["blocks"]) == ["rows"]
-        assert list(rows.data["blocks"]["rows"]["set"]) == [node.name]
-        assert "order" not in rows.data["blocks"]["rows"]
-        assert rows.id == str(setup.view.cluster().generation)
-        overview = await events.of_kind("overview")
-        assert list(overview.data["blocks"]["summary"]["set"]) == ["unhealthy"]
-        assert overview.data["announcement"].endswith("before.")
+        changed = await events.of_kind("changed")
+        assert (changed.id, changed.data) == (str(setup.view.cluster().generation), {})
+        again = await setup.caller.get("/nodes?sort=name", if_none_match=tag)
+        assert again.status == 200
+        assert again.fields["etag"] != tag
+        assert f"{node.units[0].unit}: unhealthy" in again.text
     await until(lambda: setup.screens.live.viewers == 0)
 
 
-async def test_the_overview_is_updated_by_overview_events(setup: Setup) -> None:
-    generation = setup.view.cluster().generation
-    async with setup.caller.events(f"screen=overview&generation={generation}") as events:
-        await until(lambda: setup.screens.live.viewers == 1)
-        await events.of_kind("comment")
-        setup.fail()
-        changed = await events.of_kind("overview")
-        assert {"problems", "resources"} <= set(changed.data["blocks"])
+async def test_a_change_elsewhere_leaves_the_tag_of_a_page(setup: Setup) -> None:
+    page = await setup.caller.get("/waiting")
+    setup.view.replace(next(iter(setup.view.cluster().nodes.values())))
+    again = await setup.caller.get("/waiting", if_none_match=page.fields["etag"])
+    assert (again.status, again.body) == (304, b"")
 
 
-async def test_pending_pods_and_the_problem_of_the_api_server_are_updated(setup: Setup) -> None:
-    async with setup.caller.events(f"screen=waiting&generation={setup.view.cluster().generation}") as events:
-        await events.of_kind("comment")
-        setup.view.replace(waiting=(Waiting("team", "new", 5, {"gpu.intel.com/i915": 1}),), problem="no answer")
-        rows = await events.of_kind("rows")
-        assert rows.data["blocks"]["rows"]["order"] == ["team/new"]
-        overview = await events.of_kind("overview")
-        assert list(overview.data["blocks"]["notices"]["set"]) == ["problem"]
+@pytest.mark.parametrize("seen", ["", "1", "9" * 18])
+async def test_a_client_without_a_generation_of_this_server_requests_its_page(setup: Setup, seen: str) -> None:
+    async with setup.caller.events(f"screen=nodes&generation={seen}") as events:
+        assert (await events.next()).kind == "changed"
 
 
-async def test_current_values_of_a_device_are_updated_without_a_change_of_the_cluster() -> None:
-    async with Setup() as setup:
-        node = next(each for each in setup.view.cluster().nodes.values() if each.units and each.units[0].holders)
-        unit = node.units[0]
-        query = f"node={node.name}&plugin={unit.plugin}&unit={unit.unit}"
-        page = await setup.caller.get(f"/device?{query}")
-        assert "temperature" in page.text
-        async with setup.caller.events(f"screen=device&{query}") as events:
-            while True:
-                found = await events.of_kind("rows")
-                if "readings" in found.data["blocks"] and "order" not in found.data["blocks"]["readings"]:
-                    break
-
-
-async def test_a_reconnected_client_gets_the_changes_since_its_last_event(setup: Setup) -> None:
-    page = await setup.caller.get("/nodes?sort=name")
-    generation = page.text.partition('data-generation="')[2].partition('"')[0]
-    node = setup.fail()
-    async with setup.caller.events("screen=nodes&sort=name", last_event_id=generation) as events:
-        rows = await events.of_kind("rows")
-    assert list(rows.data["blocks"]["rows"]["set"]) == [node.name]
-    async with setup.caller.events("screen=nodes&sort=name", last_event_id=rows.id) as events:
+async def test_a_reconnected_client_gets_an_event_only_after_a_change(setup: Setup) -> None:
+    generation = str(setup.view.cluster().generation)
+    async with setup.caller.events("screen=nodes", last_event_id=generation) as events:
         assert (await events.next()).kind == "comment"
+    setup.fail()
+    async with setup.caller.events("screen=nodes", last_event_id=generation) as events:
+        assert (await events.next()).kind == "changed"
 
 
-async def test_a_client_with_a_newer_page_than_the_channel_gets_no_older_rows() -> None:
-    async with Setup(msgspec.structs.replace(LIMITS, rows=3600)) as setup:
-        query, live = "screen=nodes&sort=name", setup.screens.live
-        generation = setup.view.cluster().generation
-        async with setup.caller.events(f"{query}&generation={generation}") as first:
-            while (await first.next()).kind != "comment":  # the channel has content, and waits for the next update
-                pass
-            setup.fail()
-            page = await setup.caller.get("/nodes?sort=name")
-            generation = page.text.partition('data-generation="')[2].partition('"')[0]
-            async with setup.caller.events(f"{query}&generation={generation}") as second:
-                await until(lambda: live.viewers == 2)
-                kinds = [(await second.next()).kind for _ in range(3)]
-                assert "rows" not in kinds
-        await until(lambda: not live._channels)
-
-
-async def test_values_that_changed_within_a_generation_are_sent_to_new_viewers() -> None:
-    view = SimulatedFleet(2)
-    live = Live(view, msgspec.structs.replace(LIMITS, keepalive=3600))
-    subject = Subject("device", PlaceQuery(), "", refresh=0.01)
-    numbers = totals(view.cluster(), Summaries().of(view.cluster()))
-    values = {"temperature": "41", "power": "9"}
-
-    def content() -> Content:
-        rows = {name: element("p", text) for name, text in values.items()}
-        return Content(view.cluster().generation, {"readings": rows}, numbers)
-
-    async def make() -> Content:
-        return content()
-
-    async def is_admitted() -> bool:
-        return True
-
-    seen = view.cluster().generation
-    page = content()
-    live.remember(subject, page)
-    values["temperature"] = "43"
-    first = live.subscribe(Viewer(), subject, make, None, is_admitted)
-    while b"43" not in await anext(first):
-        pass
-    second = live.subscribe(Viewer(), subject, make, seen, is_admitted)
+async def test_current_values_are_announced_without_a_change_of_the_cluster() -> None:
+    live = Live(SimulatedFleet(2), LIMITS)
+    generation = live._view.cluster().generation
+    stream = live.subscribe(Viewer(), "device", generation, is_admitted, refresh=0.01)
     async with asyncio.timeout(60):
-        while b"43" not in (found := await anext(second)):
+        while b"changed" not in await anext(stream):
             pass
-    assert b'"9"' not in found, "equal values are not sent"
-    await first.aclose()
-    await second.aclose()
+    await stream.aclose()
 
 
-@pytest.mark.parametrize("generation", ["1", "9" * 18])
-async def test_a_client_of_another_server_has_to_reload(setup: Setup, generation: str) -> None:
-    async with setup.caller.events(f"screen=nodes&generation={generation}") as events:
-        assert (await events.next()).kind == "reload"
+async def test_viewers_of_the_same_screen_share_it(setup: Setup) -> None:
+    gate = open_gate("127.0.0.1:0")
+    first, second = [await setup.screens.render("nodes", Query(), gate, Viewer()) for _ in range(2)]
+    assert second is first
+    setup.fail()
+    assert await setup.screens.render("nodes", Query(), gate, Viewer()) is not first
+
+
+def test_all_viewers_share_one_budget_of_processor_time() -> None:
+    """50 viewers of screens that take 1 s, of a share of 1/4, get one event each in 200 s, in the order of waiting."""
+    live = Live(SimulatedFleet(2), msgspec.structs.replace(LIMITS, share=0.25, keepalive=3600))
+    live.spent("nodes", 1.0)
+    loop, times = VirtualTimeLoop(), dict[int, float]()
+
+    async def follow(number: int) -> None:
+        stream = live.subscribe(Viewer(source=bytes([number])), "nodes", -1, is_admitted)
+        while b"changed" not in await anext(stream):
+            pass
+        times[number] = loop.time()
+        await stream.aclose()
+
+    async def follow_all() -> None:
+        await asyncio.gather(*map(follow, range(50)))
+
+    start = loop.time()
+    loop.run(follow_all())
+    loop.close()
+    assert list(times) == list(range(50))
+    assert [round(time - start) for time in times.values()] == [number * 4 for number in range(50)]
 
 
 async def test_viewers_above_the_limit_are_rejected_and_slots_are_freed() -> None:
@@ -296,24 +277,6 @@ async def test_a_client_that_disconnects_during_authorization_uses_no_stream(set
         await until(lambda: setup.screens.live.viewers == 1)
 
 
-async def test_a_viewer_that_does_not_read_gets_reload_and_holds_little_memory() -> None:
-    async with Setup(msgspec.structs.replace(LIMITS, queued=4096), nodes=60) as setup:
-        generation = setup.view.cluster().generation
-        async with setup.caller.events(f"screen=nodes&sort=name&generation={generation}") as slow:
-            await until(lambda: setup.screens.live.viewers == 1)
-            # More than the socket's buffers take.
-            kinds = set[str]()
-            (channel,) = setup.screens.live._channels.values()
-            (subscriber,) = channel._subscribers
-            async with asyncio.timeout(60):
-                while RELOAD not in subscriber._events:
-                    setup.view.change(60)
-                    await asyncio.sleep(0.002)
-                    assert subscriber._size <= 4096
-            while "reload" not in kinds:
-                kinds.add((await slow.next()).kind)
-
-
 async def test_open_streams_end_when_the_server_stops() -> None:
     async with Setup() as setup:
         reader, writer = await setup.caller.open("GET", "/api/v1/events?screen=nodes")
@@ -323,19 +286,9 @@ async def test_open_streams_end_when_the_server_stops() -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("error", [HttpError(503, "no answer"), ValueError("a fault")])
-async def test_a_page_that_fails_to_render_is_fetched_again(error: Exception) -> None:
-    view = SimulatedFleet(5, now=1764000000)
-    live = Live(view, LIMITS)
+def generation_in(text: str) -> str:
+    return text.partition('data-generation="')[2].partition('"')[0]
 
-    async def make() -> Content:
-        raise error
 
-    async def admitted() -> bool:
-        return True
-
-    stream = live.subscribe(Viewer(), Subject("nodes", NodesQuery(), ""), make, None, admitted)
-    received = [await anext(stream) for _ in range(2)]
-    assert received[1].startswith(b"event: reload")
-    await stream.aclose()
-    await live.close()
+async def is_admitted() -> bool:
+    return True

@@ -16,10 +16,9 @@ import msgspec
 import pytest
 from cluster.pki import Authority
 from fleetagents import AgentDouble, node
-from fleetpages import Caller
+from fleetpages import Caller, web_token
 from kubeapi import KubeApi, kube_api
 from waiting import until
-from webtokens import TokenIssuer
 
 from accelplane.fleet.options import FleetOptions, PageOptions
 from accelplane.fleet.program import run
@@ -118,11 +117,11 @@ API = "https://kubernetes.default.svc"
 @pytest.mark.parametrize(
     ("agent", "own", "expected"),
     [
-        (TokenIssuer.elliptic().token("fleet", [API]), TokenIssuer.elliptic().token("fleet", [API, "k3s"]), True),
-        (TokenIssuer.elliptic().token("fleet", ""), None, True),
-        (TokenIssuer.elliptic().token("fleet", ["accelplane-agent"]), TokenIssuer.elliptic().token("x", [API]), False),
-        (TokenIssuer.elliptic().token("fleet", ["accelplane-agent"]), None, False),
-        ("opaque", TokenIssuer.elliptic().token("fleet", [API]), False),
+        (web_token({"exp": 9, "aud": [API]}), web_token({"exp": 9, "aud": [API, "k3s"]}), True),
+        (web_token({"exp": 9, "aud": ""}), None, True),
+        (web_token({"exp": 9, "aud": ["accelplane-agent"]}), web_token({"aud": [API]}), False),
+        (web_token({"exp": 9, "aud": ["accelplane-agent"]}), None, False),
+        ("opaque", web_token({"exp": 9, "aud": [API]}), False),
     ],
     ids=["same audience", "no audience", "own audience", "outside the cluster", "another format"],
 )

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from processes import run_command
 
-from accelplane.fleet.devicelist import DeviceItem, DeviceList, HolderItem, NodeProblem
+from accelplane.fleet.devicelist import DeviceItem, FleetDeviceList, HolderItem, NodeProblem
 from accelplane.fleet.serve import listen, open_gate
 from accelplane.fleet.simulated import SimulatedFleet
 from accelplane.fleet.web.site import Screens
@@ -62,7 +62,7 @@ class Fleet:
     """The server, and the directory with kubectl."""
 
     def __init__(self, directory: Path) -> None:
-        self.listed = DeviceList(devices=DEVICES)
+        self.listed = FleetDeviceList(devices=DEVICES)
         self.status = 200
         self.content: bytes | None = None
         self.requests: list[str] = []
@@ -129,7 +129,9 @@ async def test_devices_are_selected_by_node_resource_and_namespace(fleet: Fleet)
 
 
 async def test_unreadable_parts_of_the_fleet_are_reported_and_the_exit_code_is_1(fleet: Fleet) -> None:
-    fleet.listed = DeviceList(problem="no answer", problems=(NodeProblem(node="one", problem="no agent with pages"),))
+    fleet.listed = FleetDeviceList(
+        problem="no answer", problems=(NodeProblem(node="one", problem="no agent with pages"),)
+    )
     answer = await fleet.inspect()
     assert answer.returncode == 1
     assert answer.stderr.splitlines() == [
@@ -170,7 +172,6 @@ async def test_the_fleet_page_serves_the_devices_of_its_snapshot(fleet: Fleet) -
         fleet.install()
         answer = await fleet.inspect("-o", "json")
         one = await fleet.inspect("-o", "name", f"--node={min(view.cluster().nodes)}")
-    await screens.live.close()
     units = {(node.name, unit.unit) for node in view.cluster().nodes.values() for unit in node.units}
     assert len(units) > 5
     assert {(item["node"], item["unit"]) for item in json.loads(answer.stdout)["devices"]} == units

@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 
-from accelplane.fleet.model import Agent, Cluster, Node, Resource
+from accelplane.fleet.model import Agent, Cluster, Node, NodeResource
+from accelplane.fleet.use import UseHistory
 from accelplane.fleet.web.html import blocks, element
-from accelplane.fleet.web.page import Assets, Context, Frame, Page, ScreenName, document
-from accelplane.fleet.web.query import Query
+from accelplane.fleet.web.page import Assets, Context, Frame, Page, document
+from accelplane.fleet.web.query import Query, ScreenName
 from accelplane.fleet.web.screens import SCREENS
 from accelplane.fleet.web.summaries import Summaries
 from accelplane.report.inventory import Holder, ReportedUnit
@@ -55,7 +56,7 @@ def unit(name: str = "card0", **changes: Any) -> ReportedUnit:
 def node(name: str = "n1", *units: ReportedUnit, **changes: Any) -> Node:
     ids = sum(each.ids.get(I915, 0) for each in units)
     allocated = sum(holder.count for each in units for holder in each.holders)
-    resource = Resource(
+    resource = NodeResource(
         I915, capacity=ids, allocatable=ids, ids=ids, healthy=ids, allocated=allocated, stage="registered"
     )
     agent = Agent("accelplane/a", "accelplane node", "1.0.0", "connected", holders_source="podresources")
@@ -74,16 +75,19 @@ def cluster(*nodes: Node, **changes: Any) -> Cluster:
 def page(
     name: ScreenName, found: Cluster, query: Query | None = None, visible: Callable[[str], bool] = ALL, **more: Any
 ) -> Page:
-    context = Context(cluster=found, summaries=Summaries().of(found), visible=visible, now=160.0, **more)
-    return SCREENS[name].make(context, query if query is not None else SCREENS[name].read({}))
+    return SCREENS[name].make(_context(found, visible, more), query or Query())
 
 
 def html(
     name: ScreenName, found: Cluster, query: Query | None = None, visible: Callable[[str], bool] = ALL, **more: Any
 ) -> str:
-    context = Context(cluster=found, summaries=Summaries().of(found), visible=visible, now=160.0, **more)
-    query = query if query is not None else SCREENS[name].read({})
+    context, query = _context(found, visible, more), query or Query()
     return document(SCREENS[name].make(context, query), Frame(assets=ASSETS, screen=name, query=query), context)
+
+
+def _context(found: Cluster, visible: Callable[[str], bool], more: dict[str, Any]) -> Context:
+    facts = {"now": 160.0, "use": UseHistory(), **more}
+    return Context(cluster=found, summaries=Summaries().of(found), visible=visible, **facts)
 
 
 def text(name: ScreenName, found: Cluster, query: Query | None = None, **more: Any) -> str:
@@ -98,11 +102,11 @@ FLEET = cluster(
     node("a", unit("card0", phase="unhealthy", reason="bus", model="Max 1550")),
     node("b", unit("card0", holders=(holder("team", "train"),), idle_since=90), unit("card1"), labels={"zone": "b"}),
     node("c", unit("wq0.1", plugin="dsa", ids={"dsa.intel.com/wq": 1}, known=False), cordoned=True),
-    Node("d", resources=(Resource(I915, capacity=3, allocatable=3),)),
+    Node("d", resources=(NodeResource(I915, capacity=3, allocatable=3),)),
     Node(
         "e",
         agents=(Agent("n/e", "accelplane node", "", "stale"),),
-        resources=(Resource(I915, capacity=1, allocatable=1),),
+        resources=(NodeResource(I915, capacity=1, allocatable=1),),
         ready=False,
     ),
 )

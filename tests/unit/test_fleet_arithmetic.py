@@ -18,7 +18,7 @@ from accelplane.fleet.arithmetic import (
     supplies,
 )
 from accelplane.fleet.families import FAMILIES, family_of, is_known
-from accelplane.fleet.model import Agent, Cluster, Node, Quota, Resource, Waiting
+from accelplane.fleet.model import Agent, Cluster, Node, NodeResource, Quota, Waiting
 from accelplane.fleet.usage import Usage
 from accelplane.report.inventory import Holder, ReportedUnit
 
@@ -37,7 +37,7 @@ def unit(name: str = "card0", ids: int = 1, *holders: Holder, **options: Any) ->
 
 def node(name: str, ids: int, allocated: int = 0, *units: ReportedUnit, **options: Any) -> Node:
     stage, unhealthy = options.pop("stage", "registered"), options.pop("unhealthy", 0)
-    resource = Resource(
+    resource = NodeResource(
         I915,
         capacity=ids,
         allocatable=ids - unhealthy,
@@ -50,7 +50,7 @@ def node(name: str, ids: int, allocated: int = 0, *units: ReportedUnit, **option
 
 
 def bare(name: str, capacity: int, allocatable: int, *holders: Holder, resource: str = I915) -> Node:
-    return Node(name, resources=(Resource(resource, capacity=capacity, allocatable=allocatable),), holders=holders)
+    return Node(name, resources=(NodeResource(resource, capacity=capacity, allocatable=allocatable),), holders=holders)
 
 
 def cluster(*nodes: Node, **options: Any) -> Cluster:
@@ -85,7 +85,9 @@ def test_problems_come_first_in_the_overview() -> None:
 
 def test_nodes_whose_agent_does_not_answer_or_is_not_registered_are_a_problem() -> None:
     stale = Agent("ns/agent", "", "", "stale")
-    (row,) = overview(cluster(node("n1", 1, stage="waiting"), Node("n2", agents=(stale,), resources=(Resource(I915),))))
+    (row,) = overview(
+        cluster(node("n1", 1, stage="waiting"), Node("n2", agents=(stale,), resources=(NodeResource(I915),)))
+    )
     assert (row.unregistered, row.unanswered, row.has_problem) == (1, 1, True)
 
 
@@ -136,7 +138,7 @@ def test_an_explanation_lists_unusable_and_unknown_properties() -> None:
 
 
 def test_an_explanation_does_not_deny_what_only_unregistered_agents_have() -> None:
-    found = Node("n1", resources=(Resource(I915, ids=4, healthy=4, stage="waiting"),))
+    found = Node("n1", resources=(NodeResource(I915, ids=4, healthy=4, stage="waiting"),))
     (shortage,) = shortages(cluster(found, waiting=(Waiting("a", "p", 1.0, {I915: 2}),)))
     assert explain(shortage) == (
         "Requests 2 of gpu.intel.com/i915. 0 free in the cluster, at most 0 on one node. "
@@ -159,7 +161,7 @@ def test_resources_that_are_free_on_different_nodes_only_do_not_fit_together(
     devices_of_qat: str, *, together: bool
 ) -> None:
     gpu = node("n1", 2)
-    qat = Resource(QAT, capacity=4, allocatable=4, ids=4, healthy=4, stage="registered")
+    qat = NodeResource(QAT, capacity=4, allocatable=4, ids=4, healthy=4, stage="registered")
     resources = (*gpu.resources, qat) if devices_of_qat == "n1" else gpu.resources
     nodes = (msgspec.structs.replace(gpu, resources=resources), Node("n2", agents=(CONNECTED,), resources=(qat,)))
     causes = shortages(cluster(*nodes, waiting=(Waiting("a", "p", 1.0, {I915: 2, QAT: 1}),)))

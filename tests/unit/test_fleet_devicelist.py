@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelplane.fleet.devicelist import DeviceList, decode, device_list
+from accelplane.fleet.devicelist import FleetDeviceList, decode, device_list
 from accelplane.fleet.model import Agent, Cluster, DevicePlugin, Node
 from accelplane.report.inventory import Holder, ReportedUnit
 
@@ -115,4 +115,4 @@ def test_other_responses_are_not_a_list(content: bytes) -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_list_or_rejected(content: bytes) -> None:
     with contextlib.suppress(ValueError):
-        assert isinstance(decode(content), DeviceList)
+        assert isinstance(decode(content), FleetDeviceList)

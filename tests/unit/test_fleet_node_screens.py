@@ -6,10 +6,9 @@ import pytest
 from fleetscreens import FLEET, I915, Parsed, cluster, holder, html, names_of, node, page, text, unit
 
 from accelplane.fleet.arithmetic import overview
-from accelplane.fleet.model import Agent, Node, NodeReadings, Quota, Resource, Waiting
+from accelplane.fleet.model import Agent, Node, NodeReadings, NodeResource, Quota, Waiting
 from accelplane.fleet.web.html import blocks, element, render
-from accelplane.fleet.web.page import ScreenName
-from accelplane.fleet.web.query import ListQuery, NodesQuery, PlaceQuery
+from accelplane.fleet.web.query import Query, ScreenName, query_of
 from accelplane.fleet.web.screens import SCREENS
 from accelplane.report.inventory import Change, Holder, SkippedHardware
 from accelplane.report.readings import DeviceReadings, Value
@@ -18,29 +17,29 @@ from accelplane.report.readings import DeviceReadings, Value
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
-        (NodesQuery(), ["a", "e", "b", "c", "d"]),
-        (NodesQuery(sort="name"), ["a", "b", "c", "d", "e"]),
-        (NodesQuery(sort="free"), ["b", "d", "a", "c", "e"]),
-        (NodesQuery(family="dsa"), ["c"]),
-        (NodesQuery(state="unhealthy"), ["a"]),
-        (NodesQuery(state="unknown"), ["c"]),
-        (NodesQuery(state="held"), ["b"]),
-        (NodesQuery(state="unheld", family="gpu"), ["a", "b"]),
-        (NodesQuery(state="idle"), ["b"]),
-        (NodesQuery(state="no-agent"), ["d"]),
-        (NodesQuery(state="unanswered"), ["e"]),
-        (NodesQuery(state="cordoned"), ["c"]),
-        (NodesQuery(state="not-ready"), ["e"]),
-        (NodesQuery(model="Max 1550"), ["a"]),
-        (NodesQuery(labels="zone=b"), ["b"]),
-        (NodesQuery(holder="TEAM/tr"), ["b"]),
-        (NodesQuery(text="0000:03"), ["a", "b", "c"]),
-        (NodesQuery(text="wq0"), ["c"]),
-        (NodesQuery(text="nothing"), [""]),
-        (NodesQuery(sort="name", start=3), ["d", "e"]),
+        (Query(), ["a", "e", "b", "c", "d"]),
+        (Query(sort="name"), ["a", "b", "c", "d", "e"]),
+        (Query(sort="-free"), ["b", "d", "a", "e", "c"]),
+        (Query(family="dsa"), ["c"]),
+        (Query(state="unhealthy"), ["a"]),
+        (Query(state="unknown"), ["c"]),
+        (Query(state="held"), ["b"]),
+        (Query(state="unheld", family="gpu"), ["a", "b"]),
+        (Query(state="idle"), ["b"]),
+        (Query(state="no-agent"), ["d"]),
+        (Query(state="unanswered"), ["e"]),
+        (Query(state="cordoned"), ["c"]),
+        (Query(state="not-ready"), ["e"]),
+        (Query(model="Max 1550"), ["a"]),
+        (Query(labels="zone=b"), ["b"]),
+        (Query(holder="TEAM/tr"), ["b"]),
+        (Query(text="0000:03"), ["a", "b", "c"]),
+        (Query(text="wq0"), ["c"]),
+        (Query(text="nothing"), [""]),
+        (Query(sort="name", start=3), ["d", "e"]),
     ],
 )
-def test_filters_and_orders_of_nodes(query: NodesQuery, expected: list[str]) -> None:
+def test_filters_and_orders_of_nodes(query: Query, expected: list[str]) -> None:
     assert names_of(page("nodes", FLEET, query)) == expected
 
 
@@ -64,7 +63,7 @@ def test_the_inventory_of_an_agent_is_current_or_has_its_time() -> None:
         Agent("accelplane/a", "n", "1", "connected", answered=1764000000),
         Agent("accelplane/b", "n", "1", "stale", "x", answered=1764000000),
     )
-    rows = blocks(element("div", *page("node", cluster(node(agents=agents)), PlaceQuery(node="n1")).content))["agents"]
+    rows = blocks(element("div", *page("node", cluster(node(agents=agents)), Query(node="n1")).content))["agents"]
     assert "current" in render(rows["accelplane/a"])
     assert "<time" not in render(rows["accelplane/a"])
     assert "<time" in render(rows["accelplane/b"])
@@ -79,13 +78,13 @@ def test_a_node_shows_resources_devices_skipped_hardware_and_agents() -> None:
             cordoned=True,
         )
     )
-    output = text("node", found, PlaceQuery(node="a"))
+    output = text("node", found, Query(node="a"))
     for expected in ("team/p", "card9", "no driver", "accelplane/a", "podresources", "cordoned", "1 of 2", I915):
         assert expected in output
 
 
 def test_a_node_without_agent_shows_holders_of_the_api_server_or_why_they_are_missing() -> None:
-    query = PlaceQuery(node="d")
+    query = Query(node="d")
     output = text("node", FLEET, query, holders=(holder("ns", "pod1"),))
     assert "ns/pod1" in output
     assert "No agent with pages runs on this node" in output
@@ -103,7 +102,7 @@ def test_a_device_shows_state_history_values_and_next_steps() -> None:
         Value("accelplane_gpu_frequency_hertz", {"kind": "actual"}, 1.55e9),
     )
     readings = NodeReadings(5, (DeviceReadings("gpu", "card0", values=values, outcomes={"ok": 3, "denied": 2}),))
-    query = PlaceQuery(node="a", plugin="gpu", unit="card0")
+    query = Query(node="a", plugin="gpu", unit="card0")
     output = text("device", found, query, readings=readings, grafana_url="https://g.example.com/?v={device}&n={node}")
     for expected in (
         "71.5 °C",
@@ -132,7 +131,7 @@ def test_a_device_shows_state_history_values_and_next_steps() -> None:
     ],
 )
 def test_missing_values_have_a_cause(readings: NodeReadings | None, expected: str) -> None:
-    query = PlaceQuery(node="a", plugin="gpu", unit="card0")
+    query = Query(node="a", plugin="gpu", unit="card0")
     assert expected in text("device", cluster(node("a", unit())), query, readings=readings)
 
 
@@ -149,8 +148,8 @@ def test_pending_pods_are_explained_in_numbers() -> None:
         "2 free in the cluster, at most 1 on one node", "The quota of the namespace leaves 3 for other pods.",
     ):  # fmt: skip
         assert expected in output
-    assert names_of(page("waiting", found, ListQuery(text="big"))) == ["team/big"]
-    assert names_of(page("waiting", found, ListQuery(text="other"))) == [""]
+    assert names_of(page("waiting", found, Query(text="big"))) == ["team/big"]
+    assert names_of(page("waiting", found, Query(text="other"))) == [""]
 
 
 def test_namespaces_are_listed_by_their_allocations() -> None:
@@ -170,7 +169,7 @@ def test_hidden_names_are_nowhere_on_a_page(name: ScreenName) -> None:
     holder_ = Holder(space, "secretpod", "secretmain", I915, 1, 5)
     found = cluster(
         node("a", unit(holders=(holder_, holder("open", "openpod")))),
-        Node("bare", resources=(Resource(I915, capacity=1, allocatable=1),)),
+        Node("bare", resources=(NodeResource(I915, capacity=1, allocatable=1),)),
         waiting=(
             Waiting(space, "secretpod", 5, {I915: 1}, 'secret "secretpod" not found', ("secretgate",)),
             Waiting("open", "openpod", 5, {I915: 1}, "Insufficient"),
@@ -178,12 +177,12 @@ def test_hidden_names_are_nowhere_on_a_page(name: ScreenName) -> None:
         held_seconds={(space, I915): 5.0},
     )
     for fields in ({"node": "a", "plugin": "gpu", "unit": "card0"}, {"node": "bare"}, {"text": "zzz", "holder": "zzz"}):
-        query = SCREENS[name].read(fields)
+        query = query_of(fields)
         output = html(name, found, query, visible=lambda each: each == "open", holders=(holder_,))
         assert "secret" not in output
     if name != "overview":
         assert "hidden" in html(
-            name, found, SCREENS[name].read({"node": "a", "plugin": "gpu", "unit": "card0"}),
+            name, found, query_of({"node": "a", "plugin": "gpu", "unit": "card0"}),
             visible=lambda _space: False, holders=(holder_,),
         ) or name == "nodes"  # fmt: skip
 
@@ -198,7 +197,7 @@ def test_hidden_names_are_nowhere_on_a_page(name: ScreenName) -> None:
 def test_the_complete_name_of_a_holder_does_not_match_longer_names(text_: str, expected: list[str]) -> None:
     pods = {"a": ("ci", "train-1"), "b": ("ci", "train-10"), "c": ("team-ci", "train-1")}
     found = cluster(*(node(name, unit(holders=(holder(*pod),))) for name, pod in pods.items()))
-    assert names_of(page("nodes", found, NodesQuery(holder=text_, sort="name"))) == expected
+    assert names_of(page("nodes", found, Query(holder=text_, sort="name"))) == expected
 
 
 def test_the_numbers_of_a_resource_lead_to_its_nodes_and_not_to_others_of_the_family() -> None:
@@ -206,14 +205,15 @@ def test_the_numbers_of_a_resource_lead_to_its_nodes_and_not_to_others_of_the_fa
     other = node(
         "b",
         unit(ids={xe: 1}, phase="unhealthy"),
-        resources=(Resource(xe, capacity=1, allocatable=1, ids=1, healthy=0, allocated=0, stage="registered"),),
+        resources=(NodeResource(xe, capacity=1, allocatable=1, ids=1, healthy=0, allocated=0, stage="registered"),),
     )
-    bare = Node("c", resources=(Resource(xe, capacity=1, allocatable=1),))
+    bare = Node("c", resources=(NodeResource(xe, capacity=1, allocatable=1),))
     found = cluster(node("a", unit(phase="unhealthy")), other, bare)
-    assert 'href="nodes?family=gpu.intel.com/xe&amp;state=unhealthy"' in html("overview", found)
-    assert names_of(page("nodes", found, NodesQuery(family=xe, sort="name"))) == ["b", "c"]
-    assert names_of(page("nodes", found, NodesQuery(family=xe, state="unhealthy"))) == ["b"]
-    assert names_of(page("nodes", found, NodesQuery(family="gpu", sort="name"))) == ["a", "b", "c"]
+    assert 'href="devices?family=gpu.intel.com/xe&amp;state=unhealthy"' in html("overview", found)
+    assert names_of(page("devices", found, Query(family=xe, state="unhealthy"))) == ["b gpu card0"]
+    assert names_of(page("nodes", found, Query(family=xe, sort="name"))) == ["b", "c"]
+    assert names_of(page("nodes", found, Query(family=xe, state="unhealthy"))) == ["b"]
+    assert names_of(page("nodes", found, Query(family="gpu", sort="name"))) == ["a", "b", "c"]
 
 
 def test_the_numbers_of_the_overview_count_what_their_links_select() -> None:
@@ -224,19 +224,19 @@ def test_the_numbers_of_the_overview_count_what_their_links_select() -> None:
     found = cluster(*nodes)
     (row,) = overview(found)
     assert (row.unhealthy, row.unknown) == (2, 1)
-    assert names_of(page("nodes", found, NodesQuery(state="unhealthy", sort="name"))) == ["a", "b"]
-    assert names_of(page("nodes", found, NodesQuery(state="recovering"))) == ["a"]
-    assert names_of(page("nodes", found, NodesQuery(state="unknown"))) == ["c"]
+    assert names_of(page("nodes", found, Query(state="unhealthy", sort="name"))) == ["a", "b"]
+    assert names_of(page("nodes", found, Query(state="recovering"))) == ["a"]
+    assert names_of(page("nodes", found, Query(state="unknown"))) == ["c"]
 
 
-def test_links_to_a_pod_and_a_namespace_lead_to_their_nodes_only() -> None:
+def test_links_to_a_pod_and_a_namespace_lead_to_their_devices() -> None:
     found = cluster(node("a", unit(holders=(holder("ci", "train-1"),))))
-    assert 'href="nodes?holder=ci/train-1/"' in html("node", found, PlaceQuery(node="a"))
-    assert 'href="nodes?holder=ci/"' in html("namespaces", found)
+    assert 'href="devices?holder=ci/train-1/"' in html("node", found, Query(node="a"))
+    assert 'href="devices?holder=ci/"' in html("namespaces", found)
 
 
 def test_filters_do_not_reveal_hidden_holders() -> None:
     found = cluster(node("a", unit(holders=(holder("secret", "pod"),))))
     hidden: Callable[[str], bool] = lambda _space: False  # noqa: E731
-    assert names_of(page("nodes", found, NodesQuery(holder="secret"), hidden)) == [""]
-    assert names_of(page("namespaces", found, ListQuery(text="secret"), hidden)) == [""]
+    assert names_of(page("nodes", found, Query(holder="secret"), hidden)) == [""]
+    assert names_of(page("namespaces", found, Query(text="secret"), hidden)) == [""]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from accelplane.fleet.agents import Place, Report
 from accelplane.fleet.compose import compose
 from accelplane.fleet.families import is_known
-from accelplane.fleet.model import AgentState, Quota, Resource
+from accelplane.fleet.model import AgentState, NodeResource, Quota
 from accelplane.fleet.objects import (
     NodeFacts,
     ResourceQuota,
@@ -145,7 +145,7 @@ def test_the_cache_keeps_the_labels_readiness_and_known_resources_of_a_node() ->
     assert thing.status
     assert thing.status.capacity == {I915: "2", "qat.intel.com/generic": "0"}
     assert [each.type for each in thing.status.conditions or ()] == ["Ready"]
-    resources = (Resource(I915, capacity=2, allocatable=2), Resource("qat.intel.com/generic"))
+    resources = (NodeResource(I915, capacity=2, allocatable=2), NodeResource("qat.intel.com/generic"))
     assert node_facts(thing, is_known) == NodeFacts({"a": "b"}, True, True, resources)
 
 

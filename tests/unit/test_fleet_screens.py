@@ -6,10 +6,9 @@ import re
 import pytest
 from fleetscreens import I915, Parsed, cluster, holder, html, names_of, node, page, text, unit
 
-from accelplane.fleet.model import Agent, Cluster, DevicePlugin, Node, NodeReadings, Quota, Resource, Waiting
+from accelplane.fleet.model import Agent, Cluster, DevicePlugin, Node, NodeReadings, NodeResource, Quota, Waiting
 from accelplane.fleet.simulated import SimulatedFleet
-from accelplane.fleet.web.page import ScreenName
-from accelplane.fleet.web.query import ListQuery, NodesQuery, PlaceQuery, Query, fields_of, nodes_query
+from accelplane.fleet.web.query import Query, ScreenName, fields_of, query_of
 from accelplane.fleet.web.screens import SCREENS
 from accelplane.report.inventory import Change, Holder, SkippedHardware
 from accelplane.report.readings import DeviceReadings, Value
@@ -34,7 +33,7 @@ def test_hostile_names_add_no_element_and_no_attribute(name: ScreenName, bad: st
         return cluster(
             Node(
                 word, {word: word}, agents=(Agent(word, word, word, "invalid", word, holders_source=word),),
-                resources=(Resource(word, "failed", word, 1, 1, 1, capacity=1, allocatable=1),), units=units,
+                resources=(NodeResource(word, "failed", word, 1, 1, 1, capacity=1, allocatable=1),), units=units,
                 skipped=(SkippedHardware(word, word, word),),
             ),
             waiting=(Waiting(word, word, 5, {word: 1}, word, (word,)),),
@@ -43,7 +42,7 @@ def test_hostile_names_add_no_element_and_no_attribute(name: ScreenName, bad: st
         )  # fmt: skip
 
     def shape(word: str) -> list[tuple[str, set[str]]]:
-        query: Query = SCREENS[name].read({"node": word, "plugin": word, "unit": word})
+        query: Query = query_of({"node": word, "plugin": word, "unit": word})
         readings = NodeReadings(5, (DeviceReadings(word, word, values=(Value(word, {word: word}, 1.0),)),))
         parsed = Parsed(html(name, build(word), query, readings=readings, grafana_url="https://g/{device}"))
         assert not parsed.open
@@ -62,7 +61,7 @@ def test_hostile_names_add_no_element_and_no_attribute(name: ScreenName, bad: st
 def test_pages_have_headers_labels_and_landmarks(name: ScreenName) -> None:
     fleet = SimulatedFleet(60, now=1764000000).cluster()
     first = next(each for each in fleet.nodes.values() if each.units)
-    query = SCREENS[name].read({"node": first.name, "plugin": first.units[0].plugin, "unit": first.units[0].unit})
+    query = query_of({"node": first.name, "plugin": first.units[0].plugin, "unit": first.units[0].unit})
     parsed = Parsed(html(name, fleet, query))
     tags = [tag for tag, _ in parsed.tags]
     assert not parsed.open
@@ -110,8 +109,10 @@ def test_nodes_without_agent_are_a_problem_if_others_have_one(without_agent: int
     found = cluster(
         *(node(name, agents=()) for name in "abc"[:without_agent]), *(node(name) for name in "abc"[without_agent:])
     )
-    assert names_of(page("overview", found), "problems") == (["without agent"] if shown else [""])
-    assert ('<a href="nodes?state=no-agent">2 nodes</a>' in html("overview", found)) is shown
+    texts = text("overview", found)
+    assert ("2 nodes: no agent with pages" in texts) is shown
+    assert ("No problem is known." in texts) is not shown
+    assert ('<a href="nodes?state=no-agent">' in html("overview", found)) is shown
 
 
 @pytest.mark.parametrize(
@@ -128,10 +129,10 @@ def test_nodes_without_agent_are_a_problem_if_others_have_one(without_agent: int
 def test_values_have_names_in_words_and_units(name: str, labels: dict[str, str], cells: list[str]) -> None:
     values = (Value(f"accelplane_{name}", labels, 16e9),)
     readings = NodeReadings(5, (DeviceReadings("gpu", "card0", values=values),))
-    query = PlaceQuery(node="a", plugin="gpu", unit="card0")
+    query = Query(node="a", plugin="gpu", unit="card0")
     output = html("device", cluster(node("a", unit())), query, readings=readings)
     row = output.partition('aria-label="Current values"')[2].partition("<tbody")[2].partition("</tbody>")[0]
-    assert re.findall(r">([^<>]+)</", row) == cells
+    assert re.findall(r">([^<>]+)</", row) == [*cells, "-"]
 
 
 def test_a_warning_of_a_healthy_device_is_a_minor_problem() -> None:
@@ -141,14 +142,14 @@ def test_a_warning_of_a_healthy_device_is_a_minor_problem() -> None:
     output = text("overview", found)
     assert "gpu card0 has a warning (driver)" in output
     assert "0 unhealthy" in output
-    output = text("device", found, PlaceQuery(node="a", plugin="gpu", unit="card0"))
+    output = text("device", found, Query(node="a", plugin="gpu", unit="card0"))
     assert "driver: gpu_health warning" in output
-    assert "Warning" not in text("device", found, PlaceQuery(node="b", plugin="gpu", unit="card1"))
+    assert "Warning" not in text("device", found, Query(node="b", plugin="gpu", unit="card1"))
 
 
 def test_a_holder_by_a_claim_is_marked() -> None:
     found = cluster(node("a", unit("card0", holders=(Holder("team", "p", "main", "gpu.intel.com", 1, 5, "dra"),))))
-    output = text("device", found, PlaceQuery(node="a", plugin="gpu", unit="card0"))
+    output = text("device", found, Query(node="a", plugin="gpu", unit="card0"))
     assert "gpu.intel.com (DRA)" in output
 
 
@@ -177,7 +178,7 @@ def test_the_section_of_device_plugins_is_hidden_without_any(plugins: tuple[Devi
 
 def test_the_overview_shows_silent_agents_and_failed_registrations() -> None:
     stale = Agent("accelplane/x", "accelplane node", "1", "stale", "no answer in 5 s", 40)
-    failed = Resource(
+    failed = NodeResource(
         I915, capacity=2, allocatable=2, ids=2, healthy=2, allocated=0, stage="failed", problem="version not supported"
     )
     found = cluster(
@@ -192,7 +193,7 @@ def test_the_overview_shows_silent_agents_and_failed_registrations() -> None:
 
 def test_a_page_has_at_most_2500_elements_and_links_to_the_rest() -> None:
     many = cluster(*(node(f"n{index:04}", *(unit(f"card{card}") for card in range(70))) for index in range(60)))
-    query, names = NodesQuery(sort="name"), list[str]()
+    query, names = Query(sort="name"), list[str]()
     while True:
         text_ = html("nodes", many, query)
         assert len(Parsed(text_).tags) <= 2500
@@ -201,7 +202,7 @@ def test_a_page_has_at_most_2500_elements_and_links_to_the_rest() -> None:
         following = next((a["href"] for tag, a in Parsed(text_).tags if a.get("rel") == "next"), None)
         if following is None:
             break
-        query = nodes_query(fields_of(str(following).partition("?")[2]))
+        query = query_of(fields_of(str(following).partition("?")[2]))
     assert names == sorted(many.nodes)
 
 
@@ -215,7 +216,7 @@ def crowded_cluster() -> Cluster:
         unit("last", phase="unhealthy", reason="x"),
     )
     resources = tuple(
-        Resource(
+        NodeResource(
             f"{number}.example.com/x",
             capacity=1,
             allocatable=1,
@@ -244,13 +245,14 @@ def crowded_cluster() -> Cluster:
     [
         ("overview", {}), ("nodes", {}), ("node", {"node": "a"}), ("node", {"node": "bare"}),
         ("device", {"node": "a", "plugin": "gpu", "unit": "first"}), ("waiting", {}), ("namespaces", {}),
+        ("devices", {}), ("pods", {}), ("groups", {}), ("search", {"text": "a"}),
     ],
 )  # fmt: skip
 def test_every_screen_of_a_crowded_cluster_has_at_most_2500_elements(name: ScreenName, place: dict[str, str]) -> None:
     values = tuple(Value(f"accelplane_v{number}", {}, 1.0) for number in range(500))
     readings = NodeReadings(5, (DeviceReadings("gpu", "first", values=values),))
     holders = tuple(holder(pod=f"p{number}") for number in range(300))
-    output = html(name, crowded_cluster(), SCREENS[name].read(place), readings=readings, holders=holders)
+    output = html(name, crowded_cluster(), query_of(place), readings=readings, holders=holders)
     tags = [tag for tag, _ in Parsed(output).tags]
     # The script adds an element to each time.
     assert len(tags) + tags.count("time") <= 2500
@@ -258,23 +260,23 @@ def test_every_screen_of_a_crowded_cluster_has_at_most_2500_elements(name: Scree
 
 def test_a_crowded_node_shows_problems_first_and_how_much_is_missing() -> None:
     found = crowded_cluster()
-    shown = page("node", found, PlaceQuery(node="a"))
-    assert names_of(shown, "devices")[0] == "gpu last"
+    shown = page("node", found, Query(node="a"))
+    assert names_of(shown, "devices")[0] == "a gpu last"
     assert names_of(shown, "resources")[0] == "399.example.com/x"
     for block, total, noun in (("devices", 502, "devices"), ("resources", 400, "resources"), ("agents", 60, "agents")):
         rest = total - len(names_of(shown, block))
-        assert f"{rest} more {noun} are not shown." in text("node", found, PlaceQuery(node="a"))
+        assert f"{rest} more {noun} are not shown." in text("node", found, Query(node="a"))
 
 
 @pytest.mark.parametrize(
     ("name", "query", "expected"),
     [
-        ("waiting", ListQuery(), "No pod waits for a device."),
-        ("waiting", ListQuery(text="x"), "No pod matches the filters."),
-        ("namespaces", ListQuery(), "No namespace holds a device."),
-        ("namespaces", ListQuery(text="x"), "No namespace matches the filters."),
-        ("nodes", NodesQuery(sort="name"), "No node has a resource of the plugins or an agent."),
-        ("nodes", NodesQuery(state="idle"), "No node matches the filters."),
+        ("waiting", Query(), "No pod waits for a device."),
+        ("waiting", Query(text="x"), "No pod matches the filters."),
+        ("namespaces", Query(), "No namespace holds a device."),
+        ("namespaces", Query(text="x"), "No namespace matches the filters."),
+        ("nodes", Query(sort="name"), "No node has a resource of the plugins or an agent."),
+        ("nodes", Query(state="idle"), "No node matches the filters."),
     ],
 )
 def test_an_empty_list_says_whether_filters_are_the_cause(name: ScreenName, query: Query, expected: str) -> None:
@@ -289,16 +291,16 @@ def test_without_lists_of_the_api_server_no_statement_about_the_cluster_is_made(
 
 
 def test_a_part_behind_the_end_of_a_list_is_not_called_without_a_match() -> None:
-    shown = text("nodes", cluster(node()), NodesQuery(start=100))
+    shown = text("nodes", cluster(node()), Query(start=100))
     assert "No node on this part of the list." in shown
     assert "Found 1 node; none after 100." in shown
 
 
 def test_an_unknown_device_of_a_known_node_leads_to_the_node() -> None:
-    query = PlaceQuery(node="n1", plugin="gpu", unit="card9")
+    query = Query(node="n1", plugin="gpu", unit="card9")
     found = page("device", cluster(node()), query)
     assert not found.found
     shown = text("device", cluster(node()), query)
     assert "The device 'card9' of the plugin 'gpu' is not known: no agent of the node reports it." in shown
     assert 'href="node?node=n1"' in html("device", cluster(node()), query)
-    assert "The node 'n2' is not known" in text("device", cluster(node()), PlaceQuery(node="n2", unit="card9"))
+    assert "The node 'n2' is not known" in text("device", cluster(node()), Query(node="n2", unit="card9"))

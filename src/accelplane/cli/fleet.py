@@ -166,6 +166,7 @@ async def _run_demo(address: str, nodes: int, changes: int) -> None:
     from accelplane.fleet.web.site import Screens  # noqa: PLC0415
 
     view = SimulatedFleet(nodes)
+    view.read_use()
     screens = Screens(view)
 
     async def serve() -> None:
@@ -173,9 +174,6 @@ async def _run_demo(address: str, nodes: int, changes: int) -> None:
             host = address.rpartition(":")[0] or "127.0.0.1"
             noun = "node" if nodes == 1 else "nodes"
             print(f"A simulated fleet of {nodes} {noun}: http://{host}:{port}/  (Ctrl-C ends it)", flush=True)
-            try:
-                await view.run(changes=changes)
-            finally:
-                await screens.live.close()
+            await view.run(changes=changes)
 
     await until_signal(serve())

@@ -21,7 +21,7 @@ from accelplane.cli.tables import (
     sort_tables,
     time_text,
 )
-from accelplane.fleet.devicelist import MAX_BYTES, PATH, DeviceItem, DeviceList, HolderItem, decode
+from accelplane.fleet.devicelist import MAX_BYTES, PATH, DeviceItem, FleetDeviceList, HolderItem, decode
 from accelplane.http.client import HttpClient, HttpClientError
 
 TARGET = "deployment/accelplane-fleet"
@@ -55,7 +55,7 @@ def run(request: FleetRequest, form: Format, *, interval: float, once: bool, pro
 
     `program` begins the lines on standard error. Raises `UsageError` and `OutputError`.
     """
-    sort_tables(document(DeviceList(), request).tables, form.sort_by)
+    sort_tables(document(FleetDeviceList(), request).tables, form.sort_by)
     try:
         problems = asyncio.run(_show(request, form, interval=interval, once=once, program=program))
     except (PortForwardError, FleetError) as error:
@@ -96,7 +96,7 @@ async def _connected(request: FleetRequest) -> AsyncGenerator[HttpClient]:
             client.close()
 
 
-async def _devices(client: HttpClient, request: FleetRequest) -> DeviceList:
+async def _devices(client: HttpClient, request: FleetRequest) -> FleetDeviceList:
     """Raises `FleetError`."""
     path = f"{PATH}?node={quote(request.node, safe='')}" if request.node else PATH
     try:
@@ -113,13 +113,13 @@ async def _devices(client: HttpClient, request: FleetRequest) -> DeviceList:
         raise FleetError(f"{PATH}: {error}") from None
 
 
-def problems_of(listed: DeviceList) -> Sequence[str]:
+def problems_of(listed: FleetDeviceList) -> Sequence[str]:
     """The objects that the fleet could not read."""
     found = [f"API server: {listed.problem}"] if listed.problem else []
     return [*found, *(f"node {each.node}: {each.problem}" for each in listed.problems)]
 
 
-def document(listed: DeviceList, request: FleetRequest) -> Document[DeviceItem]:
+def document(listed: FleetDeviceList, request: FleetRequest) -> Document[DeviceItem]:
     """The table of the devices that the request selects."""
     rows = [_row(item) for item in listed.devices if _matches(item, request)]
     empty = "" if problems_of(listed) else "No node has devices."

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from accelplane.cli import topreadings
 from accelplane.cli.agentstatus import AgentStates, read_states
 from accelplane.cli.inspect import chosen_plugins
 from accelplane.cli.refresh import show
@@ -20,13 +19,14 @@ from accelplane.devices import Device, Inventory
 from accelplane.kubelet import sockets
 from accelplane.node.scan_loop import try_scan
 from accelplane.node.settings import ConfigurationError, Settings
+from accelplane.pages.current_values import device_values
 from accelplane.pages.device_reader import DeviceReading
 from accelplane.pages.holders import HolderReader, Holders, claimed_units
 from accelplane.pages.readings import Readings
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 from accelplane.readings import DevicePlan
-from accelplane.readings.values import escape
+from accelplane.readings.use import Counters, Rates, Use, counters, rates, use_of
 from accelplane.report.inventory import ReportedUnit
 
 _RESCAN_INTERVAL = 30.0
@@ -40,7 +40,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 Inventories = Mapping[str, tuple[Plugin[Config], Inventory]]
-Found = dict[tuple[str, str], tuple[DevicePlan, topreadings.Values]]  # by plugin and device
+Found = dict[tuple[str, str], tuple[DevicePlan, Use]]  # by plugin and device
 
 
 class DeviceRow(Struct, frozen=True, kw_only=True):
@@ -121,8 +121,8 @@ class _Node:
         self._scan_problems: dict[str, str] = {}
         self._denied: dict[str, set[str]] = {}
         self._stuck: set[str] = set()
-        self._counters: dict[tuple[str, str], topreadings.Counters] = {}
-        self._rates: dict[tuple[str, str], topreadings.Rates] = {}
+        self._counters: dict[tuple[str, str], Counters] = {}
+        self._rates: dict[tuple[str, str], Rates] = {}
         self._holders = HolderReader(settings, lambda: 0)
         self._readings = Readings(
             lambda: self._inventories,
@@ -168,33 +168,30 @@ class _Node:
         await self._holders.read()  # first: a device that a container holds may be read more often
         snapshot = await self._readings.take()
         now = time.monotonic()
-        plans = {
-            (escape(name), escape(plan.device)): (name, plan)
-            for name, plans in snapshot.plans.items()
-            for plan in plans
-        }
+        plans = {(name, plan.device): plan for name, plans in snapshot.plans.items() for plan in plans}
         found: Found = {}
         self._stuck.clear()
         for reading in snapshot.devices:
-            name, plan = plans[topreadings.identity(reading)]
-            values = self._values((name, plan.device), reading, now)
-            found[name, plan.device] = plan, values
+            plan = plans[reading.plugin, reading.device]
+            values = self._values((reading.plugin, reading.device), reading, now)
+            found[reading.plugin, reading.device] = plan, values
             if values.stuck:
                 self._stuck.add(plan.device)
             if reading.denied:
                 self._denied.setdefault(plan.device, set()).update(reading.denied)
         return found
 
-    def _values(self, key: tuple[str, str], reading: DeviceReading, now: float) -> topreadings.Values:
+    def _values(self, key: tuple[str, str], reading: DeviceReading, now: float) -> Use:
         """The values of a reading. Rates are those since the last reading that was not a repeated one."""
-        after = topreadings.counters(reading, now)
+        found = device_values(reading)
+        after = counters(found, now)
         before = self._counters.get(key)
         if before is None:
             self._counters[key] = after
         elif after.fresh or after.busy is not None:
-            self._rates[key] = topreadings.rates(before, after)
+            self._rates[key] = rates(before, after)
             self._counters[key] = after
-        return topreadings.values(reading, self._rates.get(key, topreadings.Rates()))
+        return use_of(found, self._rates.get(key, Rates()))
 
     async def _scan(self) -> None:
         self._scanned = time.monotonic()
@@ -256,9 +253,7 @@ def _rows(inventories: Inventories, holders: Holders, found: Found, states: Agen
                 holding = {
                     (name, unit.unit): ["/".join((each.namespace, each.pod, each.container)) for each in unit.holders]
                 }
-                yield _row(
-                    name, unit.unit, unit.bdf, (), holding, states=states, values=topreadings.Values(), gone=unit
-                )
+                yield _row(name, unit.unit, unit.bdf, (), holding, states=states, values=Use(), gone=unit)
 
 
 def _other_rows(
@@ -275,12 +270,12 @@ def _other_rows(
             title = group[0] if len(group) == 1 else resource
             members = [device for name in group for device in units[resource, name]]
             bdf = members[0].text("bdf") if len(group) == 1 else ""
-            yield _row(plugin, title, bdf, members, held, states=states, values=topreadings.Values())
+            yield _row(plugin, title, bdf, members, held, states=states, values=Use())
 
 
 def _row(
     plugin: str, device: str, bdf: str, members: Sequence[Device], held: Mapping[tuple[str, str], Sequence[str]],
-    *, states: AgentStates, values: topreadings.Values, gone: ReportedUnit | None = None,
+    *, states: AgentStates, values: Use, gone: ReportedUnit | None = None,
 ) -> DeviceRow:  # fmt: skip
     units = [gone.unit] if gone is not None else list(dict.fromkeys(member.unit for member in members))
     state, reason = _state(members, [states.units.get((plugin, unit)) for unit in units])

@@ -12,7 +12,7 @@ from msgspec import Struct
 from accelplane.report.inventory import ReportedUnit
 
 from .families import family_of
-from .model import Cluster, Node, Quota, Resource, Waiting
+from .model import Cluster, Node, NodeResource, Quota, Waiting
 
 _REGISTERED = "registered"
 _EPC, _ENCLAVE = "sgx.intel.com/epc", "sgx.intel.com/enclave"
@@ -111,7 +111,7 @@ class Allocation(Struct, frozen=True):
         return max(0, self.healthy - self.allocated)
 
 
-def allocation(node: Node, resource: Resource) -> Allocation:
+def allocation(node: Node, resource: NodeResource) -> Allocation:
     """The numbers of an agent, or those of the Node status."""
     if resource.stage:
         return Allocation(resource.ids, resource.healthy, resource.allocated, known=True)

@@ -7,7 +7,7 @@ from msgspec.structs import asdict, replace
 from accelplane.report.inventory import AdvertisedResource, Holder, PluginInventory
 
 from .agents import Report
-from .model import Node, Resource
+from .model import Node, NodeResource
 from .objects import NodeFacts
 
 
@@ -34,7 +34,7 @@ def compose(
             plugins.setdefault(plugin.name, plugin)
             for each in plugin.resources:
                 advertised.setdefault(each.name, each)
-    resources = {name: Resource(**asdict(each)) for name, each in advertised.items()}
+    resources = {name: NodeResource(**asdict(each)) for name, each in advertised.items()}
     for each in facts.resources if facts else ():
         known = resources.get(each.name, each)
         resources[each.name] = replace(known, capacity=each.capacity, allocatable=each.allocatable)

@@ -1,6 +1,6 @@
 """The devices of a cluster as JSON: `/api/v1/devices` of the fleet page, read by `accelplane inspect --fleet`."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -68,7 +68,7 @@ class NodeProblem(Struct, frozen=True, kw_only=True, rename="camel"):
     problem: str
 
 
-class DeviceList(Struct, frozen=True, kw_only=True, rename="camel"):
+class FleetDeviceList(Struct, frozen=True, kw_only=True, rename="camel"):
     """The devices of all nodes, and the nodes without current ones. `problem` is that of the API server.
 
     The list of all nodes has the device plugin resources of the operator too, those with problems first;
@@ -76,7 +76,7 @@ class DeviceList(Struct, frozen=True, kw_only=True, rename="camel"):
     """
 
     api_version: Literal["accelplane/v1"] = "accelplane/v1"
-    kind: Literal["DeviceList"] = "DeviceList"
+    kind: Literal["FleetDeviceList"] = "FleetDeviceList"
     generation: int = 0
     problem: str = ""
     devices: tuple[DeviceItem, ...] = ()
@@ -85,13 +85,22 @@ class DeviceList(Struct, frozen=True, kw_only=True, rename="camel"):
     more_device_plugins: _Count = 0
 
 
-def device_list(cluster: Cluster, visible: Callable[[str], bool], *, node: str = "") -> DeviceList:
-    """The devices of one node or all. `visible` returns whether names in a namespace may be shown."""
+def device_list(
+    cluster: Cluster,
+    visible: Callable[[str], bool],
+    *,
+    node: str = "",
+    select: Callable[[Node], Iterable[ReportedUnit]] = lambda node: node.units,
+) -> FleetDeviceList:
+    """The devices of one node or all. `visible` returns whether names in a namespace may be shown.
+
+    `select` returns the listed devices of a node.
+    """
     nodes = [each for name, each in sorted(cluster.nodes.items()) if node in ("", name)]
-    return DeviceList(
+    return FleetDeviceList(
         generation=cluster.generation,
         problem=cluster.problem,
-        devices=tuple(item for each in nodes for item in _devices(each, visible)),
+        devices=tuple(item for each in nodes for item in _devices(each, select(each), visible)),
         problems=tuple(
             NodeProblem(node=each.name, problem=problem) for each in nodes for problem in node_problems(each)
         ),
@@ -100,10 +109,10 @@ def device_list(cluster: Cluster, visible: Callable[[str], bool], *, node: str =
     )
 
 
-def decode(content: bytes) -> DeviceList:
+def decode(content: bytes) -> FleetDeviceList:
     """Raises `ValueError` for a text that is not a list of devices."""
     try:
-        return msgspec.json.decode(content, type=DeviceList)
+        return msgspec.json.decode(content, type=FleetDeviceList)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not a list of devices: {error}") from None
 
@@ -128,9 +137,9 @@ def _device_plugin(found: DevicePlugin) -> DevicePluginItem:
     )
 
 
-def _devices(node: Node, visible: Callable[[str], bool]) -> Iterator[DeviceItem]:
+def _devices(node: Node, units: Iterable[ReportedUnit], visible: Callable[[str], bool]) -> Iterator[DeviceItem]:
     current = all(agent.state == "connected" for agent in node.agents)
-    for unit in sorted(node.units, key=lambda unit: (unit.plugin, unit.unit)):
+    for unit in sorted(units, key=lambda unit: (unit.plugin, unit.unit)):
         yield DeviceItem(
             node=node.name,
             plugin=unit.plugin,

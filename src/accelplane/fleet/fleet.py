@@ -26,13 +26,16 @@ from .ondemand import OnDemand
 from .options import FleetOptions
 from .source import NOT_LISTED, UNSERVED_RETRY, Listeners, Source
 from .usage import Usage
+from .use import UseHistory
 
 log = logging.getLogger(__name__)
 
 _MIN_INTERVAL = 0.1
 _HOLDERS_AGE = 60.0
 _READINGS_AGE = 2.0
-_AT_ONCE = 4
+_AT_ONCE = 8
+_USE_AT_ONCE = 4  # the others are for viewers
+_USE_PAUSE = 0.05
 _MAX_IGNORED = 16
 _FIRST_CHECK = 0.5
 
@@ -68,7 +71,8 @@ class Fleet:
         self._source = Source(client, options, listeners, watch_timeouts=watch_timeouts, unserved_retry=unserved_retry)
         self._events = DeviceEvents(client) if options.events else None
         self._holders = OnDemand(self._source.list_holders, max_age=_HOLDERS_AGE, at_once=_AT_ONCE)
-        self._readings = OnDemand(self._agents.readings, max_age=_READINGS_AGE, at_once=_AT_ONCE)
+        self._readings = OnDemand(self._read, max_age=_READINGS_AGE, at_once=_AT_ONCE)
+        self.use = UseHistory()
 
     @property
     def synced(self) -> bool:
@@ -83,6 +87,8 @@ class Fleet:
             tasks.start("agents", self._agents.run())
             tasks.start("snapshots", self._publish_changes())
             tasks.start("checks", self._check())
+            if self._options.use_interval:
+                tasks.start("use", self._read_use())
             if self._events is not None:
                 tasks.start("events", self._events.run())
             await tasks.wait()
@@ -117,6 +123,34 @@ class Fleet:
         if node not in self._cluster.nodes:
             return NodeReadings(time.time(), problem="no such node")
         return await self._readings.get(node)
+
+    async def _read(self, node: str) -> NodeReadings:
+        found = await self._agents.readings(node)
+        self.use.add(node, found, time.time())
+        return found
+
+    async def _read_use(self) -> None:
+        """Reads all nodes in turn, each one in the interval, and at most 20 a second."""
+        turn = asyncio.Semaphore(_USE_AT_ONCE)
+
+        async def read(node: str) -> None:
+            try:
+                await self._readings.get(node)
+            finally:
+                turn.release()
+
+        async with asyncio.TaskGroup() as group:
+            while True:
+                nodes = [name for name, node in self._cluster.nodes.items() if _state(node) != "no_agent"]
+                self.use.retain(self._cluster.nodes)
+                interval = self._options.use_interval
+                pause = max(interval / len(nodes), _USE_PAUSE) if nodes else min(interval, 1.0)
+                for node in nodes:
+                    await turn.acquire()
+                    group.create_task(read(node), name=f"use {node}")
+                    await asyncio.sleep(pause)
+                if not nodes:
+                    await asyncio.sleep(pause)
 
     # Changes
 

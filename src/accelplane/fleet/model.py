@@ -15,7 +15,7 @@ from accelplane.report.readings import DeviceReadings
 AgentState = Literal["connected", "connecting", "stale", "invalid", "none"]
 
 
-class Resource(AdvertisedResource, frozen=True, kw_only=True):
+class NodeResource(AdvertisedResource, frozen=True, kw_only=True):
     """A resource of a node. `capacity` and `allocatable` are those of the Node status; the others are an agent's."""
 
     capacity: int = 0
@@ -47,7 +47,7 @@ class Node(Struct, frozen=True):
     ready: bool = True
     cordoned: bool = False
     agents: tuple[Agent, ...] = ()
-    resources: tuple[Resource, ...] = ()
+    resources: tuple[NodeResource, ...] = ()
     units: tuple[ReportedUnit, ...] = ()
     skipped: tuple[SkippedHardware, ...] = ()
     # Containers that request resources, by the API server: only with `-pods=all`, and only without units of an agent.

@@ -23,7 +23,7 @@ from accelplane.kube.quantities import Quantity
 from accelplane.report.inventory import Holder
 
 from .agents import Place
-from .model import Quota, Resource, Waiting
+from .model import NodeResource, Quota, Waiting
 
 AGENT_LABELS: Mapping[str, str] = {
     "app.kubernetes.io/part-of": "accelplane",
@@ -57,7 +57,7 @@ class NodeFacts(Struct, frozen=True):
     labels: Mapping[str, str]
     ready: bool
     cordoned: bool
-    resources: tuple[Resource, ...]
+    resources: tuple[NodeResource, ...]
 
 
 # Transforms of caches
@@ -106,7 +106,7 @@ def node_facts(node: Node, known: Known) -> NodeFacts:
         ready=node.is_ready,
         cordoned=node.spec.unschedulable,
         resources=tuple(
-            Resource(name, capacity=count_of(capacity.get(name, 0)), allocatable=count_of(allocatable.get(name, 0)))
+            NodeResource(name, capacity=count_of(capacity.get(name, 0)), allocatable=count_of(allocatable.get(name, 0)))
             for name in sorted(capacity.keys() | allocatable.keys())
             if known(name)
         ),

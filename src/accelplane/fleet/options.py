@@ -12,7 +12,8 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
     Agents are pods with the labels of `objects.AGENT_LABELS`, in one of `agent_namespaces` and with one of the service
     accounts `agent_accounts`; an empty tuple admits all. `loopback_agents` permits loopback addresses, for tests. With
     `agent_ca`, a file in PEM, agents are reached by HTTPS and verified under `agent_server_name`; only then the token
-    in the file `agent_token` is sent. `resource_prefixes` adds resources of other plugins, such as `example.com/`.
+    in the file `agent_token` is sent. `resource_prefixes` adds resources of other plugins, such as `example.com/`. The
+    use of devices is read every `use_interval` seconds, not at all with 0.
     """
 
     pods: Literal["waiting", "all"] = "waiting"
@@ -26,6 +27,7 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
     agent_token: str = ""
     loopback_agents: bool = False
     resource_prefixes: tuple[str, ...] = ()
+    use_interval: int = 60
 
 
 class PageOptions(Struct, frozen=True, kw_only=True):

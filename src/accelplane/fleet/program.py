@@ -18,7 +18,7 @@ from .options import FleetOptions, PageOptions
 from .serve import listen, open_gate
 from .web.access import Access
 from .web.gate import ProxyHeaders, SecureGate, token_command_of
-from .web.issuer import IssuerKeys, parse_token
+from .web.sessions import Claims, claims
 from .web.site import Screens, SiteOptions
 
 log = logging.getLogger(__name__)
@@ -57,13 +57,12 @@ def is_for_api_server(agent_token: Source, own_token: Source | None) -> bool:
     Raises `NoCredentials` for a file that cannot be read.
     """
     found, own = (
-        parse_token(read_source(source).decode("ascii", "replace").strip()) if source else None
+        claims(read_source(source).decode("ascii", "replace").strip()) if source else None
         for source in (agent_token, own_token)
     )
-    if found is None:
+    if found is None or found == Claims():
         return False
-    audiences = {*found.audiences} - {""}
-    return not audiences or (own is not None and not audiences.isdisjoint(own.audiences))
+    return not found.audiences or (own is not None and not found.audiences.isdisjoint(own.audiences))
 
 
 @asynccontextmanager
@@ -75,16 +74,14 @@ async def serving(client: Client, screens: Screens, pages: PageOptions) -> Async
     async with AsyncExitStack() as stack:
         registry.register(viewers)
         stack.callback(registry.unregister, viewers)
-        stack.push_async_callback(screens.live.close)
         if pages.address:
             listening = listen(screens, open_gate(pages.address), pages.address, metrics=lambda: _metrics(registry))
             ports["plain"] = await _enter(stack, listening, pages.address)
         if pages.secure_address:
-            keys = IssuerKeys(client.server)
             gate = SecureGate(
-                Access(client.server, pages.audiences, keys=keys),
+                Access(client.server, pages.audiences),
                 screens.assets.links,
-                scrapers=Access(client.server, keys=keys) if pages.audiences else None,
+                scrapers=Access(client.server) if pages.audiences else None,
                 proxies=ProxyHeaders(bool(pages.proxy_ca), pages.proxy_names),
                 token_command=token_command_of(client.namespace, pages.audiences),
             )

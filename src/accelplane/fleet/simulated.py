@@ -5,9 +5,11 @@ devices that are unhealthy, held and idle stay the same however long it runs.
 """
 
 import asyncio
+import itertools
 import math
 import random
 import time
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -31,9 +33,10 @@ from .agents import Place, Report
 from .compose import compose
 from .deviceplugins import missing_pods, problems_first
 from .families import family_of
-from .model import Agent, Cluster, DevicePlugin, Node, NodeReadings, Quota, Resource, Waiting
+from .model import Agent, Cluster, DevicePlugin, Node, NodeReadings, NodeResource, Quota, Waiting
 from .objects import NodeFacts
 from .usage import Usage
+from .use import UseHistory
 
 _HISTORY = 32
 _FAULTS = (
@@ -66,8 +69,25 @@ _KINDS = (
     Kind("max", 3, "gpu", "gpu.intel.com/xe", "Data Center GPU Max 1550", 4, 1, "card{}"),
     Kind("crypto", 4, "qat", "qat.intel.com/cy", "QuickAssist 4xxx", 4, 16, "0000:6{}:00.0"),
     Kind("data", 3, "dsa", "dsa.intel.com/wq-user-dedicated", "Data Streaming Accelerator", 8, 1, "wq{}.0"),
-    Kind("trade", 2, "onload", "amd.com/onload", "X2522", 2, 10, "eth{}"),
+    Kind("edge", 1, "npu", "npu.intel.com/accel", "Lunar Lake NPU", 1, 1, "accel{}"),
+    Kind("trade", 1, "onload", "amd.com/onload", "X2522", 2, 10, "eth{}"),
 )
+
+
+class _Meter(Struct):
+    """The counters of a device: seconds and joules until a time."""
+
+    time: float
+    busy: float = 0.0
+    idle: float = 0.0
+    joules: float = 0.0
+
+    def advance(self, now: float, busy: float) -> None:
+        passed = max(0.0, now - self.time)
+        self.time += passed
+        self.busy += busy * passed
+        self.idle += (1 - busy) * passed
+        self.joules += (32 + 105 * busy) * passed
 
 
 class SimulatedFleet:
@@ -85,6 +105,8 @@ class SimulatedFleet:
             _device_plugins(nodes_by_name.values()),
         )  # fmt: skip
         self._published = asyncio.Event()
+        self._meters: dict[tuple[str, str], _Meter] = {}
+        self.use = UseHistory()
 
     # FleetView
 
@@ -105,19 +127,37 @@ class SimulatedFleet:
 
     async def readings(self, node: str) -> NodeReadings:
         """Current values, which depend on the time."""
+        return self._read(node, time.time())
+
+    def _read(self, node: str, now: float) -> NodeReadings:
         found = self._cluster.nodes.get(node)
-        now = time.time()
         if found is None or not found.units:
             return NodeReadings(now, problem="no agent answers on this node")
-        return NodeReadings(now, tuple(_readings(unit, now + index) for index, unit in enumerate(found.units)))
+        devices: list[DeviceReadings] = []
+        for unit in found.units:
+            busy = _busy(unit, zlib.crc32(f"{node} {unit.unit}".encode()), now)
+            meter = self._meters.setdefault((node, unit.unit), _Meter(now))
+            meter.advance(now, busy)
+            devices.append(_readings(unit, meter, busy))
+        readings = NodeReadings(now, tuple(devices))
+        self.use.add(node, readings, now)
+        return readings
+
+    def read_use(self, minutes: int = 60) -> None:
+        """Fills the history with the values of the last minutes."""
+        for minute in range(minutes, -1, -1):
+            for node in self._cluster.nodes:
+                self._read(node, self._now - 60 * minute)
 
     # Changes
 
     async def run(self, *, changes: int = 3, interval: float = 1.0) -> None:
-        """Makes `changes` changes in each interval until it is cancelled."""
-        while True:
+        """Makes `changes` changes in each interval, and reads each node once a minute, until it is cancelled."""
+        for tick in itertools.count():
             await asyncio.sleep(interval)
             self.change(changes)
+            for node in list(self._cluster.nodes)[tick % 60 :: 60]:
+                self._read(node, time.time())
 
     def change(self, changes: int = 1, *, now: float | None = None) -> None:
         """Changes one device on each of some nodes."""
@@ -191,14 +231,18 @@ class SimulatedFleet:
                 break
             number -= kind.share
         name = f"{kind.name}-{index:04}.example.com"
-        labels = {"kubernetes.io/hostname": name, "topology.kubernetes.io/zone": f"zone-{'abc'[index % 3]}"}
+        labels = {
+            "kubernetes.io/hostname": name,
+            "topology.kubernetes.io/zone": f"zone-{'abc'[index % 3]}",
+            "example.com/rack": f"rack-{index // 16:02}",
+        }
         if index % 23 == 19:
             total = kind.devices * kind.ids
-            bare = Resource(kind.resource, capacity=total, allocatable=total)
+            bare = NodeResource(kind.resource, capacity=total, allocatable=total)
             return Node(name, labels, resources=(bare,))
         units = [self._unit(kind, each) for each in range(kind.devices)]
         total = kind.devices * kind.ids
-        resource = Resource(kind.resource, capacity=total, allocatable=total, stage="registered")
+        resource = NodeResource(kind.resource, capacity=total, allocatable=total, stage="registered")
         failed = index % 61 == 13
         if failed:
             resource = msgspec.structs.replace(
@@ -304,7 +348,7 @@ def _composed(node: Node, units: Sequence[ReportedUnit]) -> Node:
     return found
 
 
-def _advertised(resource: Resource, units: Sequence[ReportedUnit]) -> AdvertisedResource:
+def _advertised(resource: NodeResource, units: Sequence[ReportedUnit]) -> AdvertisedResource:
     """The resource with the numbers of its devices."""
     own = [unit for unit in units if resource.name in unit.ids]
     healthy = sum(unit.ids[resource.name] for unit in own if unit.phase in ("healthy", "suspect"))
@@ -313,22 +357,36 @@ def _advertised(resource: Resource, units: Sequence[ReportedUnit]) -> Advertised
     return AdvertisedResource(resource.name, resource.stage, resource.problem, ids, healthy, allocated)
 
 
-def _readings(unit: ReportedUnit, now: float) -> DeviceReadings:
+def _busy(unit: ReportedUnit, seed: int, now: float) -> float:
+    """The busy share of a device: between 0.3 and 1 in waves of some minutes, nothing while it is idle."""
+    if not unit.holders or unit.idle_since:
+        return 0.0
+    waves = 0.12 * math.sin(now / (300 + seed % 400) + seed) + 0.05 * math.sin(now / 70 + seed)
+    return max(0.0, min(1.0, 0.4 + seed % 50 / 100 + waves))
+
+
+def _readings(unit: ReportedUnit, meter: _Meter, busy: float) -> DeviceReadings:
     """Current values of a device, such as a real agent reads; devices without a holder are asleep."""
     if not unit.holders:
         return DeviceReadings(unit.plugin, unit.device, unit.bdf, awake=False, outcomes={"asleep": 6})
-    wave = math.sin(now / 9)
     link = (Value("accelplane_pci_link_transfers_per_second", {}, 16e9), Value("accelplane_pci_link_lanes", {}, 16))
-    if unit.plugin != "gpu":
-        return DeviceReadings(unit.plugin, unit.device, unit.bdf, values=link, outcomes={"ok": 2})
-    package = {"sensor": "package"}
-    hot = unit.phase == "unhealthy" and unit.reason == "temperature"
-    values = (
-        Value("accelplane_device_temperature_celsius", package, 103 if hot else round(66 + 8 * wave, 1)),
-        Value("accelplane_device_temperature_limit_celsius", {**package, "limit": "critical"}, 100),
-        Value("accelplane_device_energy_joules_total", package, round(105 * (now % 1e6) - 270 * math.cos(now / 9))),
-        Value("accelplane_device_power_limit_watts", {**package, "limit": "sustained"}, 150),
-        Value("accelplane_gpu_frequency_hertz", {"gt": "gt0", "kind": "actual"}, round(1500 + 400 * wave) * 1e6),
-        *link,
+    own: tuple[Value, ...] = ()
+    if unit.plugin == "gpu":
+        package = {"sensor": "package"}
+        hot = unit.phase == "unhealthy" and unit.reason == "temperature"
+        own = (
+            Value("accelplane_device_temperature_celsius", package, 103 if hot else round(42 + 40 * busy, 1)),
+            Value("accelplane_device_temperature_limit_celsius", {**package, "limit": "critical"}, 100),
+            Value("accelplane_device_energy_joules_total", package, meter.joules),
+            Value("accelplane_device_power_limit_watts", {**package, "limit": "sustained"}, 150),
+            Value("accelplane_gpu_frequency_hertz", {"gt": "gt0", "kind": "actual"}, round(900 + 1000 * busy) * 1e6),
+            Value("accelplane_gpu_idle_seconds_total", {"gt": "gt0"}, meter.idle),
+        )
+    elif unit.plugin == "npu":
+        own = (
+            Value("accelplane_npu_busy_seconds_total", {}, meter.busy),
+            Value("accelplane_npu_memory_bytes", {}, round(2**31 * (0.2 + busy))),
+        )
+    return DeviceReadings(
+        unit.plugin, unit.device, unit.bdf, values=(*own, *link), outcomes={"ok": 2 + len(own), "denied": 1}
     )
-    return DeviceReadings(unit.plugin, unit.device, unit.bdf, values=values, outcomes={"ok": 7, "denied": 1})

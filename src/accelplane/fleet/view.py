@@ -8,10 +8,16 @@ from typing import Protocol
 from accelplane.report.inventory import Holder
 
 from .model import Cluster, NodeReadings
+from .use import UseHistory
 
 
 class FleetView(Protocol):
     """A cluster as it changes."""
+
+    @property
+    def use(self) -> UseHistory:
+        """The use of the devices."""
+        ...
 
     def cluster(self) -> Cluster:
         """The current snapshot."""

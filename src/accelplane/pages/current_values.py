@@ -24,7 +24,7 @@ def current_values(readings: NodeReadings, time: float) -> CurrentValues:
     for reading in readings.devices:
         devices = plugins.setdefault(reading.plugin, [])
         if len(devices) < MAX_DEVICES:
-            devices.append(_device(reading))
+            devices.append(device_values(reading))
     shown = list(plugins.items())[:MAX_PLUGINS]
     return CurrentValues(VERSION, time, tuple(PluginReadings(name, tuple(devices)) for name, devices in shown))
 
@@ -48,7 +48,8 @@ def parse_labels(text: str) -> dict[str, str]:
     }
 
 
-def _device(reading: DeviceReading) -> DeviceReadings:
+def device_values(reading: DeviceReading) -> DeviceReadings:
+    """The values of a device in the document."""
     values = [value for family, lines in reading.lines.items() if family is not INFO for value in _values(lines)]
     return DeviceReadings(
         reading.plugin,
@@ -58,6 +59,7 @@ def _device(reading: DeviceReading) -> DeviceReadings:
         stuck=any(value.name == STUCK.name for value in values),
         values=tuple(values[:MAX_VALUES]),
         outcomes=dict(reading.outcomes),
+        fresh=reading.fresh,
     )
 
 

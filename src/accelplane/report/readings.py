@@ -26,7 +26,10 @@ class Value(Struct, frozen=True, gc=False):
 
 
 class DeviceReadings(Struct, frozen=True, gc=False):
-    """The values of a device. `outcomes` counts its reads by outcome; a missing value is explained by these."""
+    """The values of a device. `outcomes` counts its reads by outcome; a missing value is explained by these.
+
+    `fresh` is false if values whose files wake the device are those of an earlier reading.
+    """
 
     plugin: Name
     device: Name
@@ -35,6 +38,7 @@ class DeviceReadings(Struct, frozen=True, gc=False):
     stuck: bool = False
     values: Annotated[tuple[Value, ...], Meta(max_length=MAX_VALUES)] = ()
     outcomes: Annotated[dict[Name, Count], Meta(max_length=MAX_OUTCOMES)] = {}
+    fresh: bool = True
 
 
 class PluginReadings(Struct, frozen=True, gc=False):

@@ -1,7 +1,7 @@
 """Which names a viewer may see, by the API server's decisions.
 
 Everyone who may open the page sees all numbers. Names of pods and namespaces are shown to those who may get pods in the
-namespace. Decisions are cached for a minute, so a right that is revoked is effective after this time.
+namespace. Decisions are cached: a right that is revoked is effective after a minute, a new one after five.
 """
 
 import asyncio
@@ -9,19 +9,17 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from accelplane.apiserver import ApiError
+from accelplane.apiserver import ApiError, RateLimit
 from accelplane.apiserver.client import ApiServer
 from accelplane.authorized import PageAccess, ResourceAccess, UserInfo, review_access, review_token
 from accelplane.http.messages import HttpError
-
-from .issuer import IssuerKeys
-from .reviewqueue import ReviewQueue
+from accelplane.kube.tasks import cancel
 
 T = TypeVar("T")
 
@@ -33,10 +31,17 @@ METRICS = PageAccess("/metrics", "get")
 
 _TTL = 60.0
 _DENY_TTL = 10.0
+_HIDDEN_TTL = 300.0
 _TIMEOUT = 8.0
 _AT_ONCE = 8
-_MAX_CACHED = 4096
-_MAX_UNKNOWN = 100
+_MAX_TOKENS = 4096
+# Of 60 viewers with 500 namespaces each, about 10 MB.
+_MAX_DECISIONS = 32_768
+_MAX_UNKNOWN_TOKENS = 128
+_NAMES_TIMEOUT = 5.0
+# Requests a second and at once: the client's own limit is for controllers. 500 namespaces take a second.
+_RIGHTS_RATE = (200.0, 400)
+_TOKENS_RATE = (50.0, 50)
 
 
 class Viewer(Struct, frozen=True):
@@ -64,17 +69,9 @@ class Access:
     """Checks tokens and rights with reviews of the API server, and caches the results. Errors are not cached."""
 
     def __init__(
-        self,
-        server: ApiServer,
-        audiences: Sequence[str] = (),
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        queue: ReviewQueue | None = None,
-        keys: IssuerKeys | None = None,
+        self, server: ApiServer, audiences: Sequence[str] = (), *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`queue` has the turns of tokens that were not valid before, unless they have a signature of `keys`."""
-        self._server = server
-        self._unlimited = server.without_rate_limit()  # the queue limits these reviews
+        self._server = server.without_rate_limit()  # the limits here are those of viewers
         self._audiences = audiences
         self._clock = clock
         # Anyone can send invalid tokens. They must not displace valid ones, nor delay reviews of rights and of tokens
@@ -82,50 +79,49 @@ class Access:
         self._users: OrderedDict[bytes, tuple[float, UserInfo]] = OrderedDict()
         self._invalid: OrderedDict[bytes, tuple[float, None]] = OrderedDict()
         self._decisions: OrderedDict[bytes, tuple[float, bool]] = OrderedDict()
-        self._queue = queue or ReviewQueue()
-        self._signed_queue = ReviewQueue()
-        self._keys = keys or IssuerKeys(server, clock=clock)
-        self._token_turn = asyncio.Semaphore(_AT_ONCE)
-        self._access_turn = asyncio.Semaphore(_AT_ONCE)
+        self._unknown = 0
+        self._known_turn, self._unknown_turn, self._access_turn = (asyncio.Semaphore(_AT_ONCE) for _ in range(3))
+        self._tokens_rate, self._rights_rate = RateLimit(*_TOKENS_RATE), RateLimit(*_RIGHTS_RATE)
 
-    async def user_of(self, token: str, source: bytes = b"") -> UserInfo | None:
-        """The user of a token of a client at `source`, None if the token is not valid.
+    async def user_of(self, token: str) -> UserInfo | None:
+        """The user of a token, None if the token is not valid.
 
-        Raises `HttpError` if the API server does not answer, and with too many unknown tokens of the address.
+        Raises `HttpError` if the API server does not answer, and with too many unknown tokens at the same time.
         """
         key = hash_of(token)  # tokens are not stored
         if (cached := self._cached(key)) is not None:
             return cached[1]
+        if key in self._users:
+            return await self._review(key, token, self._known_turn)
+        if self._unknown >= _MAX_UNKNOWN_TOKENS:
+            raise HttpError(429, "too many unknown tokens at the same time; try again later")
+        self._unknown += 1
         try:
-            if key in self._users:
-                async with asyncio.timeout(_TIMEOUT), self._token_turn:
-                    return await self._review(key, token, self._server)
-            # Anyone can write a token, but only the cluster can sign it.
-            signed = await self._keys.is_signed(token, self._audiences)
-            queue = self._signed_queue if signed else self._queue
-            async with queue.turn(source, token) as admitted:
-                if not admitted:
-                    raise HttpError(429, "too many unknown tokens of this address at the same time; try again later")
-                async with asyncio.timeout(_TIMEOUT):
-                    return await self._review(key, token, self._unlimited)
-        except (ApiError, TimeoutError) as error:
-            raise _unanswered(error) from None
+            await self._tokens_rate.acquire()
+            return await self._review(key, token, self._unknown_turn)
+        finally:
+            self._unknown -= 1
 
     def _cached(self, key: bytes) -> tuple[float, UserInfo | None] | None:
         entry = self._users.get(key) or self._invalid.get(key)
         return entry if entry is not None and entry[0] > self._clock() else None
 
-    async def _review(self, key: bytes, token: str, server: ApiServer) -> UserInfo | None:
-        """Raises `ApiError`."""
-        # Another request with the token may have had the turn before this one.
-        if (cached := self._cached(key)) is not None:
-            return cached[1]
-        user = await review_token(server, token, self._audiences)
+    async def _review(self, key: bytes, token: str, turn: asyncio.Semaphore) -> UserInfo | None:
+        """Raises `HttpError`."""
+        async with turn:
+            # Another request with the token may have had the turn before this one.
+            if (cached := self._cached(key)) is not None:
+                return cached[1]
+            try:
+                async with asyncio.timeout(_TIMEOUT):
+                    user = await review_token(self._server, token, self._audiences)
+            except (ApiError, TimeoutError) as error:
+                raise _unanswered(error) from None
         self._users.pop(key, None)
         if user is not None:
-            _store(self._users, key, (self._clock() + _TTL, user))
+            _store(self._users, key, (self._clock() + _TTL, user), _MAX_TOKENS)
         else:
-            _store(self._invalid, key, (self._clock() + _DENY_TTL, None))
+            _store(self._invalid, key, (self._clock() + _DENY_TTL, None), _MAX_TOKENS)
         return user
 
     async def allowed(self, user: UserInfo, access: PageAccess | ResourceAccess) -> bool:
@@ -133,13 +129,17 @@ class Access:
         known = self.known(user, access)
         if known is not None:
             return known
-        try:
-            async with asyncio.timeout(_TIMEOUT), self._access_turn:
-                found = await review_access(self._server, user, access)
-        except (ApiError, TimeoutError) as error:
-            raise _unanswered(error) from None
-        ttl = _TTL if found or isinstance(access, ResourceAccess) else _DENY_TTL
-        _store(self._decisions, _key(user, access), (self._clock() + ttl, found))
+        await self._rights_rate.acquire()
+        async with self._access_turn:
+            try:
+                async with asyncio.timeout(_TIMEOUT):
+                    found = await review_access(self._server, user, access)
+            except (ApiError, TimeoutError) as error:
+                raise _unanswered(error) from None
+        denied = _HIDDEN_TTL if isinstance(access, ResourceAccess) and access.namespace else _DENY_TTL
+        _store(
+            self._decisions, _key(user, access), (self._clock() + (_TTL if found else denied), found), _MAX_DECISIONS
+        )
         return found
 
     def known(self, user: UserInfo, access: PageAccess | ResourceAccess) -> bool | None:
@@ -148,56 +148,38 @@ class Access:
         return found if until > self._clock() else None
 
 
-class VisibleNames:
-    """Which namespaces a viewer may see, while one page is made.
+class Names(Struct, frozen=True):
+    """The namespaces of which a viewer may see names. About `unknown` others there is no decision yet."""
 
-    `visible` answers from the cache. After `ask`, which returns False if nothing was unknown, the page is made again.
-    """
-
-    def __init__(self, access: Access | None, viewer: Viewer) -> None:
-        self._access = access
-        self._user = viewer.user
-        self._decided: dict[str, bool] = {}
-        self._unknown: set[str] = set()
-        self._all = self._user is None
+    everything: bool = True
+    namespaces: frozenset[str] = frozenset()
+    unknown: int = 0
 
     def visible(self, namespace: str) -> bool:
-        """Whether names in the namespace may be shown, as far as it is known."""
-        if self._all:
-            return True
-        if namespace not in self._decided and len(self._unknown) < _MAX_UNKNOWN:
-            self._unknown.add(namespace)
-        return self._decided.get(namespace, False)
+        return self.everything or namespace in self.namespaces
 
-    @property
-    def everything(self) -> bool:
-        """Whether all names may be shown."""
-        return self._all
 
-    async def ask(self) -> bool:
-        """Decides about the namespaces that `visible` did not know. Raises `HttpError`."""
-        if not self._unknown or self._user is None or self._access is None:
-            return False
-        unknown, self._unknown = self._unknown, set()
-        names = sorted(name for name in unknown if name)
-        user, access = self._user, self._access
+async def names_of(access: Access | None, viewer: Viewer, namespaces: Collection[str]) -> Names:
+    """The names that a viewer may see, of all pods or of those in some of the namespaces. Raises `HttpError`."""
+    user = viewer.user
+    if user is None or access is None or await access.allowed(user, ALL_PODS):
+        return Names()
+    rights = {name: ResourceAccess("get", "pods", namespace=name) for name in namespaces if name}
+    tasks = [
+        asyncio.create_task(access.allowed(user, right))
+        for right in rights.values()
+        if access.known(user, right) is None
+    ]
+    if tasks:
         try:
-            # If one review fails, the others end, too.
-            async with asyncio.TaskGroup() as group:
-                reviews = [
-                    group.create_task(access.allowed(user, ResourceAccess("get", "pods", namespace=name)))
-                    for name in names
-                ]
-        except* HttpError as errors:
-            raise _first(errors) from None
-        found = [review.result() for review in reviews]
-        self._decided |= dict.fromkeys(unknown, False) | dict(zip(names, found, strict=True))
-        return True
-
-    async def ask_everything(self) -> None:
-        """Decides whether the viewer may list all pods; then no other decision is needed. Raises `HttpError`."""
-        if self._user is not None and self._access is not None:
-            self._all = await self._access.allowed(self._user, ALL_PODS)
+            done, _ = await asyncio.wait(tasks, timeout=_NAMES_TIMEOUT, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            await cancel(*(task for task in tasks if not task.done()))
+        if error := next((found for task in done if (found := task.exception()) is not None), None):
+            raise error
+    decisions = {name: access.known(user, right) for name, right in rights.items()}
+    allowed = frozenset(name for name, found in decisions.items() if found)
+    return Names(everything=False, namespaces=allowed, unknown=sum(found is None for found in decisions.values()))
 
 
 def hash_of(token: str) -> bytes:
@@ -209,17 +191,11 @@ def _key(user: UserInfo, access: PageAccess | ResourceAccess) -> bytes:
     return hashlib.sha256(msgspec.json.encode((type(access).__name__, user, access))).digest()
 
 
-def _store(cache: OrderedDict[bytes, tuple[float, T]], key: bytes, value: tuple[float, T]) -> None:
+def _store(cache: OrderedDict[bytes, tuple[float, T]], key: bytes, value: tuple[float, T], limit: int) -> None:
     cache[key] = value
     cache.move_to_end(key)
-    if len(cache) > _MAX_CACHED:
+    if len(cache) > limit:
         cache.popitem(last=False)
-
-
-def _first(errors: "ExceptionGroup[HttpError]") -> HttpError:
-    """The first error of a group."""
-    first = errors.exceptions[0]
-    return _first(first) if isinstance(first, ExceptionGroup) else first
 
 
 def _unanswered(error: Exception) -> HttpError:

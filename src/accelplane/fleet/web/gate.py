@@ -21,8 +21,8 @@ from accelplane.http.messages import HttpError, Request, Response
 from .access import ALL_PODS, METRICS, PAGE, Access, Viewer, hash_of
 from .html import element
 from .page import Assets, plain_document
-from .query import fields_of, link
-from .screens import PATHS, SCREENS
+from .query import fields_of, link, query_of
+from .screens import PATHS
 from .security import page_response, redirect
 from .sessions import COOKIE, FailureLimit, Sessions, cookie_of
 
@@ -139,7 +139,7 @@ class SecureGate:
         token, viewer = _bearer_token(request), None
         # First: most scrapers send such a token, and tokens without a known user wait for a review.
         if token and self._scrapers is not None:
-            user = await self._scrapers.user_of(token, self._client(request))
+            user = await self._scrapers.user_of(token)
             viewer = Viewer(user) if user is not None else None
         viewer = viewer or await self._authenticate(request)
         if viewer is None:
@@ -166,7 +166,7 @@ class SecureGate:
             return self._form(401, "Found no token, expected one.", target)
         client = self._client(request)
         limited = self._failures.exceeded(client)
-        user = await (self._access.user_of(token, client) if limited else self._review(client, token))
+        user = await (self._access.user_of(token) if limited else self._review(client, token))
         if user is None and limited:
             return self._form(429, "Too many wrong tokens of this address; try again in a minute.", target)
         if user is None:
@@ -182,7 +182,7 @@ class SecureGate:
         user = None
         answered = False
         try:
-            user = await self._access.user_of(token, client)
+            user = await self._access.user_of(token)
             answered = True
         finally:
             if user is not None or not answered:
@@ -211,7 +211,7 @@ class SecureGate:
         """Raises `HttpError`."""
         if request.authorization:
             token = _bearer_token(request)
-            user = await self._access.user_of(token, self._client(request)) if token else None
+            user = await self._access.user_of(token) if token else None
             return Viewer(user, credential=hash_of(token).hex()) if user is not None else None
         if self._is_proxy(request) and (user := _proxy_user(request)) is not None:
             return Viewer(user)
@@ -297,7 +297,7 @@ def _target(text: str) -> str:
     if name is None or name == "overview":
         return "./"
     # Only the fields of the screen remain: other names would enter the header field Location without escaping.
-    return link(name, SCREENS[name].read(fields_of(query)))
+    return link(name, query_of(fields_of(query)))
 
 
 def _next(request: Request) -> str:

@@ -1,7 +1,6 @@
 """HTML as a tree of elements.
 
-One tree is rendered to text, where every text and attribute is escaped, or sent to the script of the page as JSON,
-which creates elements and text nodes of it. So values from a cluster cannot become markup.
+A tree is rendered to text, where every text and attribute is escaped, so values from a cluster cannot become markup.
 """
 
 from collections.abc import Iterator, Mapping
@@ -61,13 +60,6 @@ def render(tree: "Element | str") -> str:
     return "".join(parts)
 
 
-def as_json(tree: "Element | str") -> object:
-    """A tree for the script: a text, or a list of tag, attributes and children."""
-    if isinstance(tree, str):
-        return _shown(tree).encode("utf-8", "replace").decode()
-    return [tree.tag, tree.attributes, *(as_json(child) for child in tree.children)]
-
-
 def count(tree: "Element | str") -> int:
     """The number of elements."""
     return 0 if isinstance(tree, str) else 1 + sum(count(child) for child in tree.children)
@@ -83,11 +75,6 @@ def blocks(tree: "Element | str") -> Mapping[str, Mapping[str, Element]]:
     }
 
 
-def _shown(text: str) -> str:
-    """A text without characters that change the direction of what follows."""
-    return text if text.isascii() else text.translate(_DIRECTIONS)
-
-
 def _live_elements(tree: "Element | str") -> Iterator[Element]:
     if isinstance(tree, str):
         return
@@ -100,7 +87,7 @@ def _live_elements(tree: "Element | str") -> Iterator[Element]:
 
 def _render(tree: "Element | str", parts: list[str]) -> None:
     if isinstance(tree, str):
-        parts.append(escape(_shown(tree)))
+        parts.append(escape(tree if tree.isascii() else tree.translate(_DIRECTIONS)))
         return
     parts.append(f"<{tree.tag}")
     parts.extend(f' {name}="{escape(value)}"' if value else f" {name}" for name, value in tree.attributes.items())

@@ -1,9 +1,8 @@
 """What all screens have in common: their context, the frame around them, and how facts are shown."""
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Literal
+from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
@@ -11,25 +10,39 @@ from msgspec import Struct
 from accelplane import __version__
 from accelplane.report.inventory import Holder, ReportedUnit
 
-from ..model import Cluster, NodeReadings
-from .html import Element, count, element, keyed, live, render
-from .query import ListQuery, NodesQuery, PlaceQuery, Query, link
-from .summaries import State, Summary, Totals, held_share, state_of, totals
-
-ScreenName = Literal["overview", "nodes", "node", "device", "waiting", "namespaces"]
+from ..model import Cluster, Node, NodeReadings
+from ..use import Use, UseHistory
+from .html import Element, element, keyed, live, render
+from .query import Query, ScreenName, link
+from .summaries import STATES, State, Summary, Totals, held_share, is_idle, state_of, totals
+from .table import Cell, Listing, counted
 
 HIDDEN = "hidden"
-ROWS = 100
-MAX_ELEMENTS = 2000
-"""Elements of the rows of one page: the document of a screen has at most 2,500."""
+_MAX_OPTIONS = 150
 
-_NAVIGATION: tuple[tuple[ScreenName, str, str], ...] = (
-    ("overview", "./", "Overview"),
-    ("nodes", "nodes", "Nodes"),
-    ("waiting", "waiting", "Waiting pods"),
-    ("namespaces", "namespaces", "Namespaces"),
+_NAVIGATION: Sequence[tuple[ScreenName, str]] = (
+    ("overview", "Overview"),
+    ("devices", "Devices"),
+    ("nodes", "Nodes"),
+    ("pods", "Pods"),
+    ("waiting", "Waiting pods"),
+    ("namespaces", "Namespaces"),
+    ("groups", "Groups"),
 )
 _LETTERS: Mapping[State, str] = {"healthy": "H", "suspect": "S", "unhealthy": "U", "recovering": "R", "unknown": "?"}
+_STATE_FILTERS = (
+    ("idle,suspect,unhealthy,recovering,unknown", "idle or not healthy"),
+    ("healthy", "healthy"), ("suspect", "suspect"), ("unhealthy", "unhealthy or recovering"),
+    ("recovering", "recovering"), ("unknown", "unknown"), ("held", "held"), ("unheld", "free"),
+    ("idle", "held and idle"), ("unanswered", "agent not answering"), ("no-agent", "without agent"),
+    ("unregistered", "not registered"), ("cordoned", "cordoned"), ("not-ready", "node not ready"),
+)  # fmt: skip
+# The dashboards of this project, below an address without placeholders.
+_DASHBOARDS = (
+    "/d/accelplane-fleet",
+    "/d/accelplane-node?var-node={node}",
+    "/d/accelplane-node?var-node={node}&var-plugin={plugin}&var-device={device}",
+)
 
 
 class Context(Struct, frozen=True, kw_only=True):
@@ -42,18 +55,24 @@ class Context(Struct, frozen=True, kw_only=True):
     summaries: Mapping[str, Summary]
     visible: Callable[[str], bool]
     now: float
+    use: UseHistory
     grafana_url: str = ""
     readings: NodeReadings | None = None
     holders: tuple[Holder, ...] | None = None
     holders_problem: str = ""
 
+    def use_of(self, node: str, unit: ReportedUnit) -> Use:
+        """The use of a device, without values if it is not known."""
+        return self.use.of(node, unit, self.now)
+
 
 class Page(Struct, frozen=True, kw_only=True):
-    """A screen: its title and its content."""
+    """A screen: its title, its content, and the main table for downloads."""
 
     title: str
-    content: tuple[Element, ...]
+    content: Sequence[Element]
     found: bool = True
+    listing: Listing[Any] | None = None
 
 
 class Assets(Struct, frozen=True):
@@ -64,7 +83,7 @@ class Assets(Struct, frozen=True):
 
 
 class Frame(Struct, frozen=True, kw_only=True):
-    """What surrounds a screen. `events` is the address of its updates; `user` has a name if there is a session."""
+    """What surrounds a screen. `user` has a name if there is a session."""
 
     assets: Assets
     screen: ScreenName
@@ -74,30 +93,29 @@ class Frame(Struct, frozen=True, kw_only=True):
 
 def document(page: Page, frame: Frame, context: Context) -> str:
     """The HTML of a page."""
-    main = element(
-        "main",
-        element("h1", page.title, id="title", tabindex="-1"),
-        *page.content,
-        id="main",
-    )
+    found = totals(context.cluster, context.summaries)
     controls = element(
         "p",
-        element("a", "Refresh", href=link(_PATHS[frame.screen], frame.query), class_="refresh"),
+        element("a", "Refresh", href=link(frame.screen, frame.query), class_="refresh"),
         element("button", "Pause updates", type="button", id="pause", hidden=True),
         element("span", "", id="connection"),
         class_="controls",
     )
+    attributes: dict[str, str | int] = {
+        "data_generation": context.cluster.generation,
+        "data_events": link("api/v1/events", None, screen=frame.screen),
+        "data_state": f"{counted(found.unhealthy, 'device')} unhealthy, {counted(found.waiting, 'pod')} waiting.",
+    }
     body = element(
         "body",
         element("a", "Skip to the content", href="#title", class_="skip"),
         _header(frame),
-        element("div", *header_blocks(context), class_="state"),
+        element("div", *_state(context, found), class_="state"),
         controls,
-        main,
+        element("main", element("h1", page.title, id="title", tabindex="-1"), *page.content, id="main"),
         element("p", "", id="announcement", role="status", aria_live="polite", class_="unseen"),
-        element("footer", element("p", f"Accelplane {__version__}. Times are UTC.")),
-        data_generation=context.cluster.generation,
-        data_events=events_link(frame),
+        element("footer", element("p", f"Accelplane {__version__}. ", element("span", "Times are UTC.", id="zone"))),
+        **attributes,
     )
     return "<!DOCTYPE html>\n" + render(element("html", _head(page.title, frame.assets), body, lang="en")) + "\n"
 
@@ -109,47 +127,7 @@ def plain_document(title: str, content: Sequence[Element], assets: Assets) -> st
     return "<!DOCTYPE html>\n" + render(element("html", head, element("body", main, class_="plain"), lang="en")) + "\n"
 
 
-def events_link(frame: Frame) -> str:
-    """The address of the updates of a screen."""
-    return link("api/v1/events", frame.query, screen=frame.screen)
-
-
-def header_blocks(context: Context) -> tuple[Element, ...]:
-    """The blocks above every screen: the numbers of the cluster, and problems of the data."""
-    found = totals(context.cluster, context.summaries)
-    summary = element("ul", *_summary(found), class_="numbers", aria_label="The cluster in numbers")
-    problem = context.cluster.problem
-    text = f"The data may be old or incomplete: {problem}"
-    notices = [keyed(element("p", text, class_="notice"), "problem")] if problem else []
-    return live(summary, "summary"), live(element("div", *notices), "notices")
-
-
-def announcement(old: Totals, new: Totals) -> str:
-    """The text for assistive technology about a change, empty if it is not significant."""
-    if old.unhealthy != new.unhealthy:
-        return f"{counted(new.unhealthy, 'device')} unhealthy, {old.unhealthy} before."
-    if old.waiting != new.waiting:
-        return f"{counted(new.waiting, 'pod')} waiting, {old.waiting} before."
-    return ""
-
-
 # Facts
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun: `1 node`, `2 nodes`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def moment(time: float) -> "Element | str":
-    """A time; the script adds how long ago that was."""
-    if time <= 0:
-        return "-"
-    try:
-        at = datetime.fromtimestamp(time, UTC)
-    except (OverflowError, ValueError, OSError):
-        return "-"
-    return element("time", f"{at:%Y-%m-%d %H:%M:%S}", datetime=f"{at:%Y-%m-%dT%H:%M:%SZ}")
 
 
 def badge(unit: ReportedUnit) -> Element:
@@ -159,104 +137,74 @@ def badge(unit: ReportedUnit) -> Element:
     return element("span", mark, f" {state}", class_="badge")
 
 
-def cell(node: str, unit: ReportedUnit) -> Element:
+def device_cell(node: str, unit: ReportedUnit, *, selected: bool = True) -> Element:
     """A device in the list of nodes: shape and letter are its state, the filled part is held."""
     state, held = state_of(unit), held_share(unit)
     quarter = 0 if not held else max(1, round(held * 4))
     words = f"{unit.plugin} {unit.unit}: {state}, " + (
         "free" if not held else "held" if quarter == 4 else f"about {quarter * 25} % held"
     )
+    words += (", idle" if is_idle(unit) else "") + ("" if selected else ", not selected")
     return element(
         "a",
         _LETTERS[state],
         href=device_link(node, unit),
-        class_=f"cell {state} f{quarter}",
-        aria_label=words + (", idle" if unit.holders and unit.idle_since else ""),
+        class_=f"cell {state} f{quarter}" + ("" if selected else " other"),
+        aria_label=words,
         title=words,
+    )
+
+
+def legend() -> Element:
+    """The signs of `device_cell`."""
+    marks = (
+        element("li", element("span", _LETTERS[state], class_=f"mark {state}", aria_hidden="true"), f" {state}")
+        for state in STATES
+    )
+    return element(
+        "ul", *marks, element("li", "The filled part of a cell is held."), class_="legend", aria_label="Signs"
     )
 
 
 def device_link(node: str, unit: ReportedUnit) -> str:
     """The address of a device."""
-    return link("device", PlaceQuery(node=node, plugin=unit.plugin, unit=unit.unit))
+    return link("device", Query(node=node, plugin=unit.plugin, unit=unit.unit))
 
 
 def node_link(node: str) -> Element:
     """A link to a node."""
-    return element("a", node, href=link("node", PlaceQuery(node=node)))
+    return element("a", node, href=link("node", Query(node=node)))
 
 
 def namespace_name(context: Context, namespace: str) -> Element:
     """The name of a namespace if it may be seen, with a link to the devices that it holds."""
-    if not namespace:
-        return element("span", "unknown")
-    if not context.visible(namespace):
-        return element("span", HIDDEN, class_="hidden-name")
-    return element("a", namespace, href=link("nodes", holder=f"{namespace}/"))
+    return _name(context, namespace, namespace, namespace)
 
 
 def pod_name(context: Context, namespace: str, pod: str) -> Element:
     """A pod if it may be seen, with a link to its devices."""
-    if not pod:
-        return element("span", "unknown")
-    if not context.visible(namespace):
-        return element("span", HIDDEN, class_="hidden-name")
-    name = f"{namespace}/{pod}"
-    return element("a", name, href=link("nodes", holder=f"{name}/"))
+    return _name(context, namespace, pod and f"{namespace}/{pod}", f"{namespace}/{pod}")
 
 
-# Tables
+def pod_text(context: Context, namespace: str, pod: str) -> str:
+    """The name of a pod for sorting and downloads."""
+    return f"{namespace}/{pod}" if context.visible(namespace) else HIDDEN
 
 
-def table(
-    caption: str, headers: Sequence["Element | str"], rows: Sequence[Element], *, block: str, empty: str
-) -> Element:
-    """A table with a row of headers. Its rows are a live block. `empty` is the text without rows, if there is one."""
-    heads = (header if isinstance(header, Element) else element("th", header, scope="col") for header in headers)
-    body = rows
-    if empty and not rows:
-        body = [keyed(element("tr", element("td", empty, colspan=len(headers), class_="empty")), "")]
-    content = element(
-        "table",
-        element("caption", caption),
-        element("thead", element("tr", *heads)),
-        live(element("tbody", *body), block),
-    )
-    # Wide tables scroll on their own; the region can be focused, so that the keyboard scrolls it.
-    return element("div", content, class_="scroll", role="region", aria_label=caption, tabindex="0")
+def alert(text: Cell, *, bad: bool | str) -> Cell:
+    """A cell that is marked if it is bad; a text is the class."""
+    return element("td", text, class_=bad if isinstance(bad, str) else "bad") if bad else text
 
 
-def optional(*content: Element, shown: bool) -> Element:
-    """A section that is hidden as long as its live blocks have no rows; the script shows and hides it."""
-    return element("section", *content, hidden=not shown, data_optional=True)
-
-
-def numeric(text: str) -> Element:
-    """The header of a column of numbers."""
-    return element("th", text, scope="col", class_="number")
-
-
-def row(key: str, *cells: "Element | str | None", head: "Element | str") -> Element:
-    """A row of a table. Its first cell is a header."""
-    rest = (each if isinstance(each, Element) and each.tag == "td" else element("td", each) for each in cells)
-    return keyed(element("tr", row_header(head), *rest), key)
-
-
-def row_header(head: "Element | str", *, class_: str | None = None) -> Element:
-    """The header cell of a row. A text, which can be a long name, gets an element that limits its width."""
-    return element(
-        "th", element("span", head, class_="name") if isinstance(head, str) else head, scope="row", class_=class_
-    )
-
-
-def number(value: int, href: str = "", *, alert: bool = False) -> Element:
-    """A cell with a number, which links to the counted objects."""
+def count_cell(value: int, href: str = "", *, bad: bool = False) -> Element:
+    """A number, which links to the counted objects."""
     text = f"{value:,}"
-    shown = element("a", text, href=href) if href and value else text
-    return element("td", shown, class_="number alert" if alert and value else "number")
+    return element(
+        "td", element("a", text, href=href) if href and value else text, class_="alert" if bad and value else None
+    )
 
 
-def facts(caption: str, pairs: Sequence[tuple[str, "Element | str"]], *, block: str) -> Element:
+def facts(caption: str, pairs: Iterable[tuple[str, Cell]], *, block: str) -> Element:
     """A list of facts; those without a text are left out."""
     shown = (
         keyed(element("div", element("dt", name), element("dd", value)), name) for name, value in pairs if value != ""
@@ -264,81 +212,110 @@ def facts(caption: str, pairs: Sequence[tuple[str, "Element | str"]], *, block: 
     return element("section", element("h2", caption), live(element("dl", *shown, class_="facts"), block))
 
 
-def pages(page: str, query: NodesQuery | ListQuery, *, shown: int, following: int, total: int, noun: str) -> Element:
-    """Which part of a list is shown, with links to the parts before and after it."""
-    start = query.start
-    if start and start >= total:
-        text = f"Found {counted(total, noun)}; none after {start:,}."
-    else:
-        text = f"{start + 1:,} to {start + shown:,} of {counted(total, noun)}." if total else f"Found no {noun}."
-    first = msgspec.structs.replace(query, start=0)
-    following_link = link(page, msgspec.structs.replace(query, start=following))
-    navigation = element(
-        "nav",
-        element("span", text),
-        element("a", "First", href=link(page, first)) if start else None,
-        element("a", "Next", href=following_link, rel="next") if following < total else None,
-        aria_label=f"Parts of the list of {noun}s",
-        class_="pages",
+def section(heading: str, *content: Element | None) -> Element:
+    """A part of a screen."""
+    return element("section", element("h2", heading), *content)
+
+
+def grafana_link(context: Context, node: Node | None = None, unit: ReportedUnit | None = None) -> Element | None:
+    """A link to the dashboard of the cluster, of a node or of a device; None without one.
+
+    An address with placeholders is that of a device; below one without them are the dashboards of this project.
+    """
+    template = context.grafana_url
+    if template and "{" not in template:
+        template = template.rstrip("/") + _DASHBOARDS[(node is not None) + (unit is not None)]
+    elif unit is None:
+        return None
+    values = {
+        "{node}": node.name if node else "",
+        "{plugin}": unit.plugin if unit else "",
+        "{device}": (unit.device or unit.unit) if unit else "",
+    }
+    for name, value in values.items():
+        template = template.replace(name, quote(value, safe="", errors="replace"))
+    return element("p", element("a", "Open in Grafana", href=template, rel="noreferrer")) if template else None
+
+
+# Filters
+
+
+def filters(context: Context, screen: ScreenName, query: Query, *more: Element, problem: str = "") -> Element:
+    """The form of the filters of devices, folded on small screens."""
+    summaries = context.summaries.values()
+    families = sorted(frozenset[str]().union(*(each.families for each in summaries)))[:_MAX_OPTIONS]
+    models = sorted(frozenset[str]().union(*(each.models for each in summaries)))[:_MAX_OPTIONS]
+    form = element(
+        "form",
+        choice("family", "Family", [(each, each) for each in families], query.family),
+        choice("state", "State", _STATE_FILTERS, query.state),
+        choice("model", "Model", [(each, each) for each in models], query.model),
+        text_input("labels", "Node labels", query.labels, hint="zone=a,!test", problem=problem),
+        text_input("holder", "Holder", query.holder, hint="namespace/pod"),
+        text_input("text", "Text", query.text, hint="name or reason"),
+        *more,
+        *(
+            element("input", type="hidden", name=name, value=getattr(query, name))
+            for name in ("node", "sort")
+            if getattr(query, name)
+        ),
+        element("button", "Apply", type="submit"),
+        element("a", "Clear", href=screen),
+        method="get",
+        action=screen,
+        role="search",
+        aria_label="Filters",
+        class_="filters",
     )
-    return live(element("div", keyed(navigation, "pages"), id="pages", tabindex="-1"), "pages")
+    return element("details", element("summary", "Filters"), form, class_="fold", open=True)
 
 
-def skip_list() -> Element:
-    """A link over a list to `pages`: with the keyboard there can be a thousand links between them."""
-    return element("p", element("a", "Skip the list", href="#pages"), class_="skip-list")
+def choice(name: str, label: str, options: Sequence[tuple[str, str]], chosen: str, *, first: str = "all") -> Element:
+    known = [("", first), *options]
+    if chosen not in dict(known):
+        known.append((chosen, chosen))
+    made = (element("option", text, value=value, selected=value == chosen) for value, text in known)
+    return element("label", f"{label} ", element("select", *made, name=name))
 
 
-def part(rows: Iterable[Element], *, elements: int = MAX_ELEMENTS, limit: int = ROWS) -> Sequence[Element]:
-    """The rows of one page, limited by their number and by the number of their elements."""
-    shown: list[Element] = []
-    total = 0
-    for each in itertools.islice(rows, limit):
-        total += count(each)
-        if total > elements and shown:
-            break
-        shown.append(each)
-    return shown
+def text_input(name: str, label: str, value: str, *, hint: str = "", problem: str = "") -> Element:
+    field = element(
+        "input", type="search", name=name, value=value, placeholder=hint or None, maxlength=253,
+        aria_invalid="true" if problem else None, aria_describedby=f"{name}-problem" if problem else None,
+    )  # fmt: skip
+    return element(
+        "label", f"{label} ", field, element("span", problem, id=f"{name}-problem", class_="bad") if problem else None
+    )
 
 
-def more(block: str, number: int, *, noun: str) -> Element:
-    """How many rows of a block are not shown; empty for 0."""
-    text = f"{number:,} more {f'{noun} is' if number == 1 else f'{noun}s are'} not shown."
-    return live(element("div", *([keyed(element("p", text), "more")] if number else [])), f"{block}-more")
-
-
-def empty_list(query: NodesQuery | ListQuery, total: int, *, noun: str, otherwise: str) -> str:
-    """The text of a list without rows: it has others, the filters exclude all, or there are none."""
-    if total:
-        return f"No {noun} on this part of the list."
-    if isinstance(query, NodesQuery):
-        has_filters = msgspec.structs.replace(query, start=0, sort="problem") != NodesQuery()
-    else:
-        has_filters = bool(query.text)
-    return f"No {noun} matches the filters." if has_filters else otherwise
-
-
-def search_form(page: str, query: ListQuery, label: str) -> Element:
+def search_form(screen: ScreenName, query: Query, label: str) -> Element:
     """A form that filters a list by a text."""
     return element(
         "form",
-        element("label", f"{label} ", element("input", type="search", name="text", value=query.text, maxlength=253)),
+        text_input("text", label, query.text),
         element("button", "Apply", type="submit"),
         method="get",
-        action=page,
+        action=screen,
         role="search",
+        aria_label=label,
         class_="filters",
     )
 
 
-_PATHS: Mapping[ScreenName, str] = {
-    "overview": "./",
-    "nodes": "nodes",
-    "node": "node",
-    "device": "device",
-    "waiting": "waiting",
-    "namespaces": "namespaces",
-}
+def empty_list(query: Query, noun: str, otherwise: str) -> str:
+    """The text of a list without rows: the filters exclude all, or there are none."""
+    return f"No {noun} matches the filters." if query.has_filters else otherwise
+
+
+# Frame
+
+
+def _name(context: Context, namespace: str, text: str, holder: str) -> Element:
+    if not text:
+        return element("span", "unknown")
+    if not context.visible(namespace):
+        return element("span", HIDDEN, class_="hidden-name")
+    return element("a", text, href=link("devices", Query(holder=f"{holder}/")))
 
 
 def _head(title: str, assets: Assets, *, script: bool = True) -> Element:
@@ -356,8 +333,8 @@ def _head(title: str, assets: Assets, *, script: bool = True) -> Element:
 
 def _header(frame: Frame) -> Element:
     items = (
-        element("li", element("a", text, href=path, aria_current="page" if name == frame.screen else None))
-        for name, path, text in _NAVIGATION
+        element("li", element("a", text, href=link(name), aria_current="page" if name == frame.screen else None))
+        for name, text in _NAVIGATION
     )
     session = None
     if frame.user:
@@ -369,31 +346,60 @@ def _header(frame: Frame) -> Element:
             action="logout",
             class_="session",
         )
+    text = frame.query.text if frame.screen == "search" else ""
+    find = element(
+        "form",
+        element(
+            "label",
+            element("span", "Search nodes, devices and pods", class_="unseen"),
+            element("input", type="search", name="text", value=text, maxlength=253, placeholder="node, device or pod"),
+        ),
+        element("button", "Search", type="submit"),
+        method="get",
+        action="search",
+        role="search",
+        aria_label="Everything",
+        class_="find",
+    )  # fmt: skip
     return element(
         "header",
         element("span", "Accelplane", class_="product"),
         element("nav", element("ul", *items), aria_label="Screens"),
+        find,
         session,
     )
 
 
-def _summary(found: Totals) -> list[Element]:
+def _state(context: Context, found: Totals) -> tuple[Element, Element]:
+    """The blocks above every screen: the numbers of the cluster, and problems of the data."""
+    unhealthy = Query(state="unhealthy")
     parts = (
-        ("nodes", found.nodes, "node", "nodes", "nodes", False),
-        ("devices", found.devices, "device", "devices", "nodes", False),
-        ("held", found.held, "held", "held", "nodes?state=held", False),
-        ("unhealthy", found.unhealthy, "unhealthy", "unhealthy", "nodes?state=unhealthy", True),
-        ("silent", found.silent, "agent not answering", "agents not answering", "nodes?state=unanswered", True),
-        ("waiting", found.waiting, "waiting pod", "waiting pods", "waiting", False),
-    )
-    return [
+        ("nodes", found.nodes, "node", "nodes", link("nodes"), False),
+        ("devices", found.devices, "device", "devices", link("devices"), False),
+        ("held", found.held, "held", "held", link("devices", Query(state="held")), False),
+        ("unhealthy", found.unhealthy, "unhealthy", "unhealthy", link("devices", unhealthy), True),
+        ("silent", found.silent, "agent not answering", "agents not answering",
+         link("nodes", Query(state="unanswered")), True),
+        ("waiting", found.waiting, "waiting pod", "waiting pods", link("waiting"), False),
+    )  # fmt: skip
+    items = [
         keyed(
             element(
                 "li",
                 element("a", element("b", f"{value:,}"), f" {one if value == 1 else several}", href=href),
-                class_="alert" if alert and value else None,
+                class_="alert" if bad and value else None,
             ),
             key,
         )
-        for key, value, one, several, href, alert in parts
+        for key, value, one, several, href, bad in parts
     ]
+    problem = context.cluster.problem
+    text = f"The data may be old or incomplete: {problem}"
+    notices = [keyed(element("p", text, class_="notice"), "problem")] if problem else []
+    summary = element("ul", *items, class_="numbers", aria_label="The cluster in numbers")
+    return live(summary, "summary"), live(element("div", *notices), "notices")
+
+
+def without_order(query: Query) -> Query:
+    """The filters of a query, for the list of another screen."""
+    return msgspec.structs.replace(query, sort="", start=0, group="")

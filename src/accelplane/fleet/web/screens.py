@@ -4,46 +4,34 @@ from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
-from . import device, namespaces, node, nodes, overview, waiting
-from .page import Context, Page, ScreenName
-from .query import ListQuery, NodesQuery, PlaceQuery, Query, list_query, nodes_query, place_query
+from . import device, devices, groups, namespaces, node, nodes, overview, pods, search, waiting
+from .page import Context, Page
+from .query import Query, ScreenName
 
 
 class Screen(Struct, frozen=True):
-    """A screen: how its query is read, and how it is made. `readings` and `holders`: it shows those of its node."""
+    """How a screen is made, whether it shows readings or holders of its node, and values that change by themselves.
 
-    read: Callable[[Mapping[str, str]], Query]
+    `refresh` is the number of seconds between two updates without a change of the cluster.
+    """
+
     make: Callable[[Context, Query], Page]
     needs_readings: bool = False
     needs_holders: bool = False
+    refresh: float = 0.0
 
 
-def _place(make: Callable[[Context, PlaceQuery], Page]) -> Callable[[Context, Query], Page]:
-    return lambda context, query: make(context, query if isinstance(query, PlaceQuery) else PlaceQuery())
-
-
-def _list(make: Callable[[Context, ListQuery], Page]) -> Callable[[Context, Query], Page]:
-    return lambda context, query: make(context, query if isinstance(query, ListQuery) else ListQuery())
-
-
-def _nodes(context: Context, query: Query) -> Page:
-    return nodes.screen(context, query if isinstance(query, NodesQuery) else NodesQuery())
-
-
+# The use of devices is read once a minute, the values of an open device every 2 s.
 SCREENS: Mapping[ScreenName, Screen] = {
-    "overview": Screen(list_query, _list(overview.screen)),
-    "nodes": Screen(nodes_query, _nodes),
-    "node": Screen(place_query, _place(node.screen), needs_holders=True),
-    "device": Screen(place_query, _place(device.screen), needs_readings=True),
-    "waiting": Screen(list_query, _list(waiting.screen)),
-    "namespaces": Screen(list_query, _list(namespaces.screen)),
+    "overview": Screen(overview.screen),
+    "devices": Screen(devices.screen, refresh=60),
+    "nodes": Screen(nodes.screen),
+    "node": Screen(node.screen, needs_holders=True, refresh=30),
+    "device": Screen(device.screen, needs_readings=True, refresh=2),
+    "pods": Screen(pods.screen, refresh=60),
+    "waiting": Screen(waiting.screen),
+    "namespaces": Screen(namespaces.screen, refresh=60),
+    "groups": Screen(groups.screen, refresh=60),
+    "search": Screen(search.screen, refresh=60),
 }
-PATHS: Mapping[str, ScreenName] = {
-    "/": "overview",
-    "/nodes": "nodes",
-    "/node": "node",
-    "/device": "device",
-    "/waiting": "waiting",
-    "/namespaces": "namespaces",
-}
-NAMES: Mapping[str, ScreenName] = {name: name for name in SCREENS}
+PATHS: Mapping[str, ScreenName] = {"/" if name == "overview" else f"/{name}": name for name in SCREENS}

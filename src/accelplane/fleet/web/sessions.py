@@ -22,8 +22,15 @@ class _Session(Struct):
     expires: float
 
 
-class _Claims(Struct):
+class Claims(Struct):
+    """The claims of a JSON web token that are read: its expiry, 0 without one, and its audiences."""
+
     exp: float = 0.0
+    aud: list[str] | str = ""
+
+    @property
+    def audiences(self) -> frozenset[str]:
+        return frozenset([self.aud] if isinstance(self.aud, str) else self.aud) - {""}
 
 
 class Sessions:
@@ -40,7 +47,7 @@ class Sessions:
         """Begins a session. Returns its identifier and its seconds."""
         identifier = secrets.token_urlsafe(32)
         now = self._clock()
-        expires = min(now + _MAX_AGE, expiry(token) or now + _MAX_AGE)
+        expires = min(now + _MAX_AGE, claims(token).exp or now + _MAX_AGE)
         self._sessions[_key(identifier)] = _Session(token, expires)
         if len(self._sessions) > _MAX_SESSIONS:
             self._sessions.popitem(last=False)
@@ -95,15 +102,15 @@ def cookie_of(identifier: str, seconds: int) -> str:
     return f"{COOKIE}={identifier}; Max-Age={seconds}; HttpOnly; Secure; SameSite=Strict"
 
 
-def expiry(token: str) -> float:
-    """The expiry of a token, 0 without one. The token is not verified: the API server does that."""
+def claims(token: str) -> Claims:
+    """The claims of a token, none of other text. The token is not verified: the API server does that."""
     parts = token.split(".")
     if len(parts) != 3:
-        return 0.0
+        return Claims()
     try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)), type=_Claims).exp
+        return msgspec.json.decode(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)), type=Claims)
     except (ValueError, msgspec.MsgspecError, RecursionError):
-        return 0.0
+        return Claims()
 
 
 def _key(identifier: str) -> bytes:

@@ -1,8 +1,10 @@
 """The pages behind one listener: routes, rights, and what each page needs."""
 
 import asyncio
+import hashlib
 import time
-from collections.abc import Awaitable, Callable
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 
 import msgspec
@@ -11,36 +13,36 @@ from msgspec import Struct
 from accelplane.apiserver import ApiError
 from accelplane.http.handler import PendingResponse
 from accelplane.http.messages import HttpError, Request, Response, accepts_gzip, method_error
-from accelplane.report.inventory import Holder
+from accelplane.report.inventory import Holder, ReportedUnit
 
 from ..devicelist import PATH as DEVICES_PATH
-from ..devicelist import DeviceList, device_list
-from ..model import NodeReadings
+from ..devicelist import device_list
+from ..model import Node, NodeReadings
 from ..view import FleetView
-from .access import Viewer, VisibleNames
+from .access import Viewer, names_of
 from .assets import AssetFiles
 from .gate import Gate
-from .html import Element, blocks, element
-from .live import Content, Live, LiveLimits, Subject
-from .page import Assets, Context, Frame, Page, ScreenName, document, header_blocks, plain_document
-from .query import PlaceQuery, Query, fields_of
-from .screens import NAMES, PATHS, SCREENS
+from .html import element
+from .live import Live, LiveLimits
+from .page import Assets, Context, Frame, document, plain_document
+from .query import Query, ScreenName, fields_of, query_of
+from .screens import PATHS, SCREENS
 from .security import FIELDS, compressed, page_response, redirect
-from .summaries import Summaries, totals
+from .selection import Selection, SelectorError
+from .summaries import Summaries
 
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
 _JSON = "application/json"
+_CSV = "text/csv; charset=utf-8"
 _FORMS = ("/login", "/logout")
 # Paths for programs, which get errors as text.
 _TEXT_PATHS = ("/api/", "/metrics", "/assets/")
 _MAX_DEPTH = 16
-# Seconds after which current values are read again, and rights are checked again, without a change of the cluster.
-_REFRESH = 2.0
-_RIGHTS_REFRESH = 60.0
 _READINGS_TIMEOUT = 3.0
-# Names without a decision are hidden: a screen is rendered again with the decisions, at most this many times.
-_ATTEMPTS = 3
+# Viewers of the same screen share it; values that change by themselves are at most 2 s old.
+_MAX_RENDERED = 16
+_RENDERED_AGE = 2.0
 
 
 class SiteOptions(Struct, frozen=True, kw_only=True):
@@ -50,8 +52,18 @@ class SiteOptions(Struct, frozen=True, kw_only=True):
     limits: LiveLimits = LiveLimits()
 
 
+class Rendered(Struct, frozen=True):
+    """A page with the hash of its content, made at a time of the event loop."""
+
+    generation: int
+    made: float
+    status: int
+    text: str
+    etag: str
+
+
 class Screens:
-    """Renders screens for viewers, and updates them. Shared by all listeners."""
+    """Renders screens for viewers, and announces changes. Shared by all listeners."""
 
     def __init__(self, view: FleetView, options: SiteOptions = SiteOptions()) -> None:  # noqa: B008 - a frozen value
         self.view = view
@@ -59,43 +71,70 @@ class Screens:
         self.live = Live(view, options.limits)
         self._options = options
         self._summaries = Summaries()
+        self._rendered: OrderedDict[tuple[ScreenName, Query, str], Rendered] = OrderedDict()
+        self._download = asyncio.Lock()
 
-    async def page(self, name: ScreenName, query: Query, names: VisibleNames) -> tuple[Page, Context]:
-        """A screen with the names that may be seen, and its context. Raises `HttpError`."""
-        screen = SCREENS[name]
-        node = query.node if isinstance(query, PlaceQuery) else ""
-        readings = await self._readings(node) if screen.needs_readings and node else None
-        holders, problem = await self._holders(node) if screen.needs_holders and node else (None, "")
-        attempt = 0
-        while True:
-            attempt += 1
-            cluster = self.view.cluster()
-            context = Context(
-                cluster=cluster,
-                summaries=self._summaries.of(cluster),
-                visible=names.visible,
-                now=time.time(),
-                grafana_url=self._options.grafana_url,
-                readings=readings,
-                holders=holders,
-                holders_problem=problem,
-            )
-            page = screen.make(context, query)
-            if attempt == _ATTEMPTS or not await names.ask():
-                return page, context
+    def namespaces(self, holders: Sequence[Holder] = ()) -> frozenset[str]:
+        """The namespaces whose names the screens may show."""
+        cluster = self.view.cluster()
+        return frozenset[str]().union(
+            *(each.namespaces for each in self._summaries.of(cluster).values()),
+            (pod.namespace for pod in cluster.waiting),
+            (namespace for namespace, _ in cluster.held_seconds),
+            (holder.namespace for holder in holders),
+        )
 
-    async def devices(self, node: str, names: VisibleNames) -> DeviceList:
-        """The devices of a node, or of all nodes if it is empty. Raises `HttpError`."""
-        attempt = 0
-        while True:
-            attempt += 1
-            listed = device_list(self.view.cluster(), names.visible, node=node)
-            if attempt == _ATTEMPTS or not await names.ask():
-                return listed
+    async def context(self, screen: ScreenName, query: Query, gate: Gate, viewer: Viewer) -> Context:
+        """The input of a screen, with the names that the viewer may see. Raises `HttpError`."""
+        needs = SCREENS[screen]
+        readings = await self._readings(query.node) if needs.needs_readings and query.node else None
+        holders, problem = await self._holders(query.node) if needs.needs_holders and query.node else (None, "")
+        names = await names_of(gate.access, viewer, self.namespaces(holders or ()))
+        cluster = self.view.cluster()
+        if names.unknown:
+            text = f"names of {names.unknown} namespaces are hidden, their rights are not known yet; refresh the page"
+            problems = [each for each in (cluster.problem, text) if each]
+            cluster = msgspec.structs.replace(cluster, problem="; ".join(problems))
+        return Context(
+            cluster=cluster,
+            summaries=self._summaries.of(cluster),
+            visible=names.visible,
+            now=time.time(),
+            use=self.view.use,
+            grafana_url=self._options.grafana_url,
+            readings=readings,
+            holders=holders,
+            holders_problem=problem,
+        )
 
-    async def content(self, name: ScreenName, query: Query, names: VisibleNames) -> Content:
-        """A screen for updates. Raises `HttpError`."""
-        return live_content(*await self.page(name, query, names))
+    async def render(self, screen: ScreenName, query: Query, gate: Gate, viewer: Viewer) -> Rendered:
+        """A page. Viewers who may see all names share it for a moment. Raises `HttpError`."""
+        everything = (await names_of(gate.access, viewer, ())).everything
+        user = viewer.name if viewer.session else ""
+        key = screen, query, user
+        loop, generation = asyncio.get_running_loop(), self.view.cluster().generation
+        known = self._rendered.get(key) if everything else None
+        if known is not None and known.generation == generation and loop.time() - known.made < _RENDERED_AGE:
+            return known
+        context = await self.context(screen, query, gate, viewer)
+        started = time.thread_time()
+        page = SCREENS[screen].make(context, query)
+        text = document(page, Frame(assets=self.assets.links, screen=screen, query=query, user=user), context)
+        same = text.replace(f' data-generation="{context.cluster.generation}"', "", 1)
+        digest = hashlib.blake2b(same.encode("utf-8", "replace"), digest_size=16).hexdigest()
+        self.live.spent(screen, time.thread_time() - started)
+        rendered = Rendered(context.cluster.generation, loop.time(), 200 if page.found else 404, text, f'"{digest}"')
+        if everything:
+            self._rendered[key] = rendered
+            self._rendered.move_to_end(key)
+        if len(self._rendered) > _MAX_RENDERED:
+            self._rendered.popitem(last=False)
+        return rendered
+
+    async def download(self, make: Callable[[], bytes]) -> bytes:
+        """Makes a large document in a thread, one at a time."""
+        async with self._download:
+            return await asyncio.to_thread(make)
 
     async def _readings(self, node: str) -> NodeReadings:
         try:
@@ -163,80 +202,74 @@ class Site:
         if path == "/metrics" and self._metrics is not None:
             await self._gate.admit_scraper(request)
             return Response(200, self._metrics(), _METRICS, FIELDS)
-        if path == "/api/v1/events":
-            return await self._events(request)
-        if path == DEVICES_PATH:
-            return await self._devices(request)
-        name = PATHS.get(path)
+        name, dot, kind = path.partition(".")
+        screen = PATHS.get(name)
         # The form to sign in is for paths of screens only: its links are relative.
-        admitted = await self._gate.admit(request, page=name is not None)
+        admitted = await self._gate.admit(request, page=screen is not None)
         if isinstance(admitted, Response):
             return admitted
-        if name is None:
+        query = query_of(fields_of(request.query))
+        if path == "/api/v1/events":
+            return await self._events(request, admitted)
+        if path == DEVICES_PATH:
+            return await self._devices(query, admitted)
+        if screen is None or kind not in ("", "csv", "json") or bool(dot) is not bool(kind):
             raise HttpError(404, "no such page")
-        return await self._page(name, request, admitted)
+        if kind:
+            return await self._table(screen, query, admitted, kind)
+        page = await self._screens.render(screen, query, self._gate, admitted)
+        if request.fields.get("if-none-match") == page.etag:
+            return Response(304, b"", _TEXT, {**FIELDS, "ETag": page.etag})
+        response = page_response(page.status, page.text)
+        return msgspec.structs.replace(response, fields={**response.fields, "ETag": page.etag})
 
-    async def _page(self, name: ScreenName, request: Request, viewer: Viewer) -> Response:
+    async def _table(self, screen: ScreenName, query: Query, viewer: Viewer, kind: str) -> Response:
+        """The main table of a screen, with all its rows. Raises `HttpError`."""
+        context = await self._screens.context(screen, query, self._gate, viewer)
+
+        def make() -> bytes:
+            listing = SCREENS[screen].make(context, query).listing
+            if listing is None:
+                return b""
+            return listing.as_csv() if kind == "csv" else listing.as_json()
+
+        found = await self._screens.download(make)
+        if not found:
+            raise HttpError(404, f"the screen {screen} has no single table")
+        fields = {**FIELDS, "Content-Disposition": f'attachment; filename="{screen}.{kind}"'}
+        return Response(200, found, _CSV if kind == "csv" else _JSON, fields)
+
+    async def _devices(self, query: Query, viewer: Viewer) -> Response:
+        """The devices that the filters select as JSON. Raises `HttpError`."""
+        context = await self._screens.context("devices", query, self._gate, viewer)
+        try:
+            selection = Selection(query, context.visible)
+        except SelectorError as error:
+            raise HttpError(400, str(error)) from None
+
+        def select(node: Node) -> Sequence[ReportedUnit]:
+            return selection.units(context.summaries[node.name])
+
+        def make() -> bytes:
+            return msgspec.json.encode(device_list(context.cluster, context.visible, node=query.node, select=select))
+
+        return Response(200, await self._screens.download(make), _JSON, FIELDS)
+
+    async def _events(self, request: Request, viewer: Viewer) -> Response:
         """Raises `HttpError`."""
-        query = SCREENS[name].read(fields_of(request.query))
-        names = VisibleNames(self._gate.access, viewer)
-        await names.ask_everything()
-        page, context = await self._screens.page(name, query, names)
-        user = viewer.name if viewer.session else ""
-        frame = Frame(assets=self._screens.assets.links, screen=name, query=query, user=user)
-        shown = _subject(name, query, viewer, everything=names.everything)
-        self._screens.live.remember(shown, live_content(page, context))
-        return page_response(200 if page.found else 404, document(page, frame, context))
-
-    async def _devices(self, request: Request) -> Response:
-        """The devices of one node or all as JSON. Raises `HttpError`."""
-        viewer = await self._gate.admit(request, page=False)
-        if isinstance(viewer, Response):
-            return viewer
-        names = VisibleNames(self._gate.access, viewer)
-        await names.ask_everything()
-        listed = await self._screens.devices(fields_of(request.query).get("node", ""), names)
-        return Response(200, msgspec.json.encode(listed), _JSON, FIELDS)
-
-    async def _events(self, request: Request) -> Response:
-        """Raises `HttpError`."""
-        admitted = await self._gate.admit(request, page=False)
-        if isinstance(admitted, Response):
-            return admitted
         fields = fields_of(request.query)
-        name = NAMES.get(fields.get("screen", ""))
-        if name is None:
+        screen = PATHS.get(f"/{fields.get('screen', '').removeprefix('overview')}")
+        if screen is None:
             raise HttpError(400, f"screen: found {fields.get('screen', '')!a}, expected one of {', '.join(SCREENS)}")
-        query = SCREENS[name].read(fields)
-        access, viewer = self._gate.access, admitted
-        # Whether all names may be seen decides who shares a channel.
-        names = VisibleNames(access, viewer)
-        await names.ask_everything()
-        everything = names.everything
-        subject = _subject(name, query, viewer, everything=everything)
-
-        def make() -> Awaitable[Content]:
-            names = VisibleNames(None, Viewer()) if everything else VisibleNames(access, viewer)
-            return self._screens.content(name, query, names)
+        names = await names_of(self._gate.access, viewer, ())
 
         def still_admitted() -> Awaitable[bool]:
-            return self._gate.still_admitted(request, viewer, everything=everything)
+            return self._gate.still_admitted(request, viewer, everything=names.everything)
 
         seen = _seen(request.fields.get("last-event-id") or fields.get("generation", ""))
-        stream = self._screens.live.subscribe(viewer, subject, make, seen, still_admitted)
+        stream = self._screens.live.subscribe(viewer, screen, seen, still_admitted, SCREENS[screen].refresh)
         return Response(200, b"", "text/event-stream; charset=utf-8", {**FIELDS, "X-Accel-Buffering": "no"}, stream)
 
 
-def live_content(page: Page, context: Context) -> Content:
-    """What of a page is updated."""
-    whole = Element("div", {}, (*header_blocks(context), *page.content))
-    return Content(context.cluster.generation, blocks(whole), totals(context.cluster, context.summaries))
-
-
-def _subject(name: ScreenName, query: Query, viewer: Viewer, *, everything: bool) -> Subject:
-    refresh = _REFRESH if SCREENS[name].needs_readings else 0.0 if everything else _RIGHTS_REFRESH
-    return Subject(name, query, "" if everything else viewer.key, refresh)
-
-
-def _seen(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
+def _seen(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1

@@ -33,12 +33,17 @@ class Problem(Struct, frozen=True):
 
 
 class Summary(Struct, frozen=True):
-    """A node in the list of nodes. `rank` is that of its most urgent problem; `free` are IDs."""
+    """A node in the list of nodes. `rank` is that of its most urgent problem; `free` are IDs.
+
+    `states` are those of its devices, `node_states` its own. `namespaces` have pods with devices of the node.
+    """
 
     node: Node
     families: frozenset[str]
     states: frozenset[str]
+    node_states: frozenset[str]
     models: frozenset[str]
+    namespaces: frozenset[str]
     problems: tuple[Problem, ...]
     rank: int
     free: int
@@ -86,7 +91,7 @@ def totals(cluster: Cluster, summaries: Mapping[str, Summary]) -> Totals:
         devices=sum(one.devices for one in each),
         held=sum(one.held for one in each),
         unhealthy=sum(one.unhealthy for one in each),
-        silent=sum("unanswered" in one.states for one in each),
+        silent=sum("unanswered" in one.node_states for one in each),
         waiting=len(cluster.waiting),
     )
 
@@ -96,10 +101,16 @@ def state_of(unit: ReportedUnit) -> State:
     return unit.phase if unit.known or unit.phase != "healthy" else "unknown"
 
 
-def states_of(unit: ReportedUnit) -> tuple[State, ...]:
+def states_of(unit: ReportedUnit) -> tuple[str, ...]:
     """The values of the state filter that select a device. A recovering one is still counted as unhealthy."""
     state = state_of(unit)
-    return (state, "unhealthy") if state == "recovering" else (state,)
+    held = ("held", "idle") if is_idle(unit) else ("held",) if unit.holders else ("unheld",)
+    return (state, "unhealthy", *held) if state == "recovering" else (state, *held)
+
+
+def is_idle(unit: ReportedUnit) -> bool:
+    """Whether a device is held and does nothing."""
+    return bool(unit.holders and unit.idle_since)
 
 
 def held_share(unit: ReportedUnit) -> float:
@@ -126,8 +137,11 @@ def summarize(node: Node) -> Summary:
         node=node,
         families=frozenset(family_of(resource.name) for resource in node.resources)
         | frozenset(family_of(name) for unit in node.units for name in unit.ids),
-        states=frozenset(_states(node)),
+        states=frozenset(state for unit in node.units for state in states_of(unit)),
+        node_states=frozenset(_states(node)),
         models=frozenset(unit.model for unit in node.units if unit.model),
+        namespaces=frozenset(holder.namespace for unit in node.units for holder in unit.holders)
+        | frozenset(holder.namespace for holder in node.holders),
         problems=problems,
         rank=problems[0].rank if problems else 9,
         free=sum(each.free for each in numbers) if node.ready and not node.cordoned else 0,
@@ -139,11 +153,6 @@ def summarize(node: Node) -> Summary:
 
 
 def _states(node: Node) -> Iterator[str]:
-    for unit in node.units:
-        yield from states_of(unit)
-        yield "held" if unit.holders else "unheld"
-        if unit.holders and unit.idle_since:
-            yield "idle"
     if not node.agents:
         yield "no-agent"
     if any(agent.state in _SILENT for agent in node.agents):

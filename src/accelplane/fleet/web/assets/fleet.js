@@ -1,143 +1,122 @@
 /* Updates of the fleet page. The page is complete without this script.
  *
- * The server sends trees: a text, or [tag, attributes, ...children]. Texts become text nodes, and only known attributes
- * are set, so nothing that is received can become markup or a script. Elements with `data-live` are blocks; their
- * children have keys. */
+ * An event says that something has changed. The page then requests its own address again, with the tag of what it has,
+ * and replaces what differs: elements with `data-live` are blocks, their children have keys. The policy of the page
+ * allows no inline script, and all texts in it are escaped. */
 
-const TAGS = new Set(["a", "b", "br", "code", "dd", "div", "dl", "dt", "li", "nav", "p", "pre", "span", "td", "th", "time", "tr", "ul"]);
-const ATTRIBUTES = /^(class|href|title|scope|colspan|datetime|rel|tabindex|role|id|(aria|data)-[a-z-]+)$/;
 const ANNOUNCE_MS = 5000;
 const POLL_MS = 30000;
 const AGO_MS = 15000;
+const DAY_S = 86400;
 
 const status = document.getElementById("connection");
 const announcement = document.getElementById("announcement");
 const pause = document.getElementById("pause");
-const deferred = new Map(); // what waits until a block is not being read any more: block name → {set, order}
+const clock = new Intl.DateTimeFormat("sv-SE", {dateStyle: "short", timeStyle: "medium"});
+const sources = new WeakMap(); // the HTML of a row as the server sent it
 let paused = window.matchMedia("(prefers-reduced-motion: reduce)").matches;
 let generation = document.body.dataset.generation;
+let state = document.body.dataset.state;
+let etag = "";
+let fresh = null; // the last document of the server
 let source = null;
-let poll = 0;
+let timer = 0;
 let retry = 0;
+let busy = false;
+let again = false;
 let announcedAt = 0;
 let announceTimer = 0;
 
-/* Trees */
+/* Times: in the zone of the browser, in UTC when the pointer is over them. */
 
-function build(tree) {
-  if (typeof tree === "string") return document.createTextNode(tree);
-  const [tag, attributes, ...children] = tree;
-  if (!TAGS.has(tag)) throw new Error(`unexpected element ${tag}`);
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (!ATTRIBUTES.test(name)) continue;
-    if (name === "href" && !/^https?:$/.test(new URL(value, location.href).protocol)) continue;
-    made.setAttribute(name, value);
+function lasting(seconds) {
+  const steps = [[DAY_S, "d", 3600, "h"], [3600, "h", 60, "min"], [60, "min", 0, ""]];
+  for (const [size, unit, small, name] of steps) {
+    if (seconds < size) continue;
+    const rest = small ? Math.floor((seconds % size) / small) : 0;
+    return `${Math.floor(seconds / size)} ${unit}${rest ? ` ${rest} ${name}` : ""}`;
   }
-  made.append(...children.map(build));
-  return made;
-}
-
-/* Times */
-
-function ago(seconds) {
-  const steps = [[86400, "d"], [3600, "h"], [60, "min"]];
-  for (const [size, unit] of steps) if (seconds >= size) return `${Math.floor(seconds / size)} ${unit} ago`;
-  return "just now";
+  return `${Math.max(0, Math.floor(seconds))} s`;
 }
 
 function showTimes(root) {
   for (const time of root.querySelectorAll("time[datetime]")) {
-    const age = (Date.now() - Date.parse(time.dateTime)) / 1000;
-    let note = time.nextElementSibling;
-    if (!note || !note.classList.contains("ago")) {
-      note = document.createElement("span");
-      note.className = "ago";
-      time.after(note);
-    }
-    const text = age >= -5 && age < 3.2e8 ? ` (${ago(age)})` : "";
-    if (note.textContent !== text) note.textContent = text;
+    const at = Date.parse(time.dateTime);
+    const age = (Date.now() - at) / 1000;
+    if (!time.title) time.title = `${time.textContent} UTC`;
+    const local = clock.format(at);
+    const known = age >= -5 && age < 3650 * DAY_S;
+    const since = age < 60 ? "just now" : `${lasting(age).split(" ").slice(0, 2).join(" ")} ago`;
+    const text = time.className === "age" && known ? lasting(age) : local + (known ? ` (${since})` : "");
+    if (time.textContent !== text) time.textContent = text;
   }
 }
 
-/* Blocks */
+/* Rows */
 
 function isRead(row) {
   return row.contains(document.activeElement) || row.matches(":hover");
 }
 
-function rowsOf(block) {
-  return new Map(Array.from(block.children, (row) => [row.dataset.key, row]));
+function keep(block) {
+  for (const row of block.children) sources.set(row, row.outerHTML);
 }
 
-function apply(name, change, marked) {
-  const block = document.querySelector(`[data-live="${CSS.escape(name)}"]`);
-  if (!block) return;
-  const rows = rowsOf(block);
-  const later = {set: {}, order: null};
-  for (const [key, tree] of Object.entries(change.set)) {
-    const old = rows.get(key);
-    if (old && isRead(old)) {
-      later.set[key] = tree;
+/* Whether more than current values differ, which change all the time. */
+function isChange(old, row) {
+  const [one, other] = [old, row].map((each) => {
+    const copy = document.createElement("template");
+    copy.innerHTML = each;
+    for (const value of copy.content.querySelectorAll(".use")) value.remove();
+    return copy.innerHTML;
+  });
+  return one !== other;
+}
+
+/* Makes a block like the fresh one. A row that is read does not change, and no row moves while one is read. */
+function swap(block, wanted, marked) {
+  const rows = new Map(Array.from(block.children, (row) => [row.dataset.key, row]));
+  const reading = Array.from(block.children).some(isRead);
+  const order = [];
+  for (const next of wanted.children) {
+    const old = rows.get(next.dataset.key);
+    const html = next.outerHTML;
+    if (old && (sources.get(old) === html || isRead(old))) {
+      order.push(old);
       continue;
     }
-    const made = build(tree);
+    const made = document.importNode(next, true);
+    sources.set(made, html);
     showTimes(made);
     if (old) {
-      if (marked && name !== "readings") made.classList.add("changed");
+      if (marked && !block.matches("[data-live=readings]") && isChange(sources.get(old) || "", html)) made.classList.add("changed");
       old.replaceWith(made);
-    } else if (change.order) {
-      block.append(made);
+    } else if (reading) {
+      continue;
     }
-    rows.set(key, made);
+    order.push(made);
   }
-  if (change.order) {
-    // Rows do not move while one of them is being read.
-    if (Array.from(rows.values()).some(isRead)) later.order = change.order;
-    else arrange(block, change.order);
-  }
-  if (later.order || Object.keys(later.set).length) deferred.set(name, later);
-  showOptional(block);
-}
-
-/* A section whose blocks have no rows is hidden. */
-function showOptional(block) {
+  if (reading) return;
+  const kept = new Set(order);
+  for (const row of Array.from(block.children)) if (!kept.has(row)) row.remove();
+  order.forEach((row, index) => {
+    if (block.children[index] !== row) block.insertBefore(row, block.children[index] || null);
+  });
+  // A section whose blocks have no rows is hidden.
   const section = block.closest("[data-optional]");
   if (section) section.hidden = !section.querySelector("[data-live] > *");
 }
 
-function arrange(block, order) {
-  const rows = rowsOf(block);
-  let next = block.firstElementChild;
-  for (const key of order) {
-    const row = rows.get(key);
-    if (!row) continue;
-    rows.delete(key);
-    if (row === next) next = next.nextElementSibling;
-    else block.insertBefore(row, next);
+function swapAll(marked) {
+  if (!fresh || paused) return;
+  for (const wanted of fresh.querySelectorAll("[data-live]")) {
+    const block = document.querySelector(`[data-live="${CSS.escape(wanted.dataset.live)}"]`);
+    if (block) swap(block, wanted, marked);
   }
-  for (const row of rows.values()) row.remove();
-}
-
-function update(blocks) {
-  for (const [name, change] of Object.entries(blocks)) {
-    const waiting = deferred.get(name);
-    deferred.delete(name);
-    const merged = waiting ? {set: {...waiting.set, ...change.set}, order: change.order || waiting.order} : change;
-    apply(name, merged, true);
-  }
-}
-
-function applyDeferred() {
-  if (!deferred.size || paused) return;
-  const waiting = Array.from(deferred);
-  deferred.clear();
-  for (const [name, change] of waiting) apply(name, change, false);
 }
 
 /* One sentence in five seconds at most; the last one counts. */
 function announce(text) {
-  if (!text) return;
   clearTimeout(announceTimer);
   announceTimer = setTimeout(() => {
     announcedAt = Date.now();
@@ -145,75 +124,78 @@ function announce(text) {
   }, Math.max(0, announcedAt + ANNOUNCE_MS - Date.now()));
 }
 
-/* The whole page again, without a move of focus or scroll position. */
+/* The content of this address again. Changes that are announced meanwhile lead to one more request. */
 async function refetch() {
-  const answer = await fetch(location.href, {headers: {Accept: "text/html"}, cache: "no-store"});
-  const text = await answer.text();
-  const found = new DOMParser().parseFromString(text, "text/html");
-  if (!found.body.dataset.generation) {
-    status.textContent = "The server does not show this page any more; refresh it.";
-    return;
+  again = true;
+  if (busy) return;
+  busy = true;
+  try {
+    while (again) {
+      again = false;
+      const headers = etag ? {"If-None-Match": etag} : {};
+      const answer = await fetch(location.href, {headers, cache: "no-store"});
+      if (answer.status === 304) continue;
+      const found = new DOMParser().parseFromString(await answer.text(), "text/html");
+      if (!found.body.dataset.generation) {
+        status.textContent = "The server does not show this page any more; refresh it.";
+        disconnect();
+        return;
+      }
+      etag = answer.headers.get("ETag") || "";
+      fresh = found;
+      swapAll(true);
+      if (found.body.dataset.state !== state) announce(found.body.dataset.state);
+      state = found.body.dataset.state;
+    }
+  } finally {
+    busy = false;
   }
-  generation = found.body.dataset.generation;
-  for (const fresh of found.querySelectorAll("[data-live]")) {
-    const block = document.querySelector(`[data-live="${CSS.escape(fresh.dataset.live)}"]`);
-    if (!block || block.matches(":focus-within")) continue;
-    block.replaceChildren(...Array.from(fresh.children, (row) => document.adoptNode(row)));
-    showTimes(block);
-    showOptional(block);
-  }
-  deferred.clear();
 }
 
 /* Connection */
 
-function receive(event) {
-  generation = event.lastEventId || generation;
-  const data = JSON.parse(event.data);
-  update(data.blocks);
-  announce(data.announcement);
-}
-
 function connect() {
   disconnect();
-  if (paused) return;
-  const address = document.body.dataset.events;
-  const opened = new EventSource(`${address}&generation=${encodeURIComponent(generation)}`);
-  source = opened;
-  opened.addEventListener("overview", receive);
-  opened.addEventListener("rows", receive);
-  opened.addEventListener("reload", () => {
-    disconnect();
-    reload();
+  if (paused || document.hidden) return;
+  source = new EventSource(`${document.body.dataset.events}&generation=${encodeURIComponent(generation)}`);
+  source.addEventListener("changed", (event) => {
+    generation = event.lastEventId;
+    refetch().catch(lost);
   });
-  opened.addEventListener("open", () => {
+  source.addEventListener("end", () => later(0));
+  source.addEventListener("open", () => {
     retry = 0;
     status.textContent = "Updated live.";
   });
-  opened.addEventListener("error", () => {
-    status.textContent = "No connection; retrying.";
+  source.addEventListener("error", () => {
+    lost();
     // After an error response, such as with too many viewers, the browser does not try again: the page is polled.
-    if (opened.readyState === EventSource.CLOSED) {
-      disconnect();
+    if (source && source.readyState === EventSource.CLOSED) {
       status.textContent = `Updated every ${POLL_MS / 1000} s.`;
-      poll = setTimeout(reload, POLL_MS);
+      later(POLL_MS);
     }
   });
 }
 
-async function reload() {
-  try {
-    await refetch();
-    retry = Math.min(retry + 1, 6);
-  } catch {
-    retry = 6;
-    status.textContent = "No connection; retrying.";
-  }
-  poll = setTimeout(connect, 500 * 2 ** retry);
+function lost() {
+  status.textContent = "No connection; retrying.";
+}
+
+function later(delay) {
+  disconnect();
+  timer = setTimeout(async () => {
+    try {
+      await refetch();
+      timer = setTimeout(connect, 500 * 2 ** Math.min(retry++, 6));
+    } catch {
+      lost();
+      later(POLL_MS);
+    }
+  }, delay);
 }
 
 function disconnect() {
-  clearTimeout(poll);
+  clearTimeout(timer);
   if (source) source.close();
   source = null;
 }
@@ -229,8 +211,8 @@ function showPause() {
 pause.addEventListener("click", () => {
   paused = !paused;
   showPause();
-  if (paused) disconnect();
-  else connect();
+  swapAll(false);
+  connect();
 });
 
 for (const form of document.querySelectorAll('form[method="get"]')) {
@@ -242,15 +224,20 @@ for (const form of document.querySelectorAll('form[method="get"]')) {
 window.addEventListener("pageshow", () => {
   for (const field of document.querySelectorAll("form :disabled")) field.disabled = false;
 });
-document.addEventListener("focusout", () => setTimeout(applyDeferred, 0));
-document.addEventListener("pointerout", () => setTimeout(applyDeferred, 0));
-document.addEventListener("visibilitychange", () => {
-  if (document.hidden) disconnect();
-  else connect();
-});
+document.addEventListener("focusout", () => setTimeout(swapAll, 0, false));
+document.addEventListener("pointerout", () => setTimeout(swapAll, 0, false));
+document.addEventListener("visibilitychange", connect);
 window.addEventListener("pagehide", disconnect);
 setInterval(() => showTimes(document), AGO_MS);
 
+document.querySelectorAll("[data-live]").forEach(keep);
+if (window.matchMedia("(max-width: 600px)").matches) {
+  for (const fold of document.querySelectorAll("details.fold")) {
+    fold.open = Array.from(fold.querySelectorAll("input:not([type=hidden]), select")).some((field) => field.value);
+  }
+}
+document.getElementById("zone").textContent =
+  `Times are those of ${Intl.DateTimeFormat().resolvedOptions().timeZone}; the pointer shows UTC.`;
 showTimes(document);
 showPause();
 connect();

@@ -1,18 +1,16 @@
-"""Current values of devices for `accelplane top`, from the samples of readings.
+"""The use of a device from its readings: gauges, and rates of counters between two readings.
 
-Counters give a value only between two readings that have read them: power is the rate of the energy counter, and a GT
-was busy while it was not idle. Everything here is a pure function.
+Power is the rate of the energy counter, and a GT was busy while it was not idle. Everything here is a pure function.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from accelplane.pages.device_reader import DeviceReading
-from accelplane.readings import Family, families
+from accelplane.readings import families
+from accelplane.readings.values import Family
+from accelplane.report.readings import DeviceReadings
 
-_LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 _WHOLE = ("card", "package", "fpga")
 _SHORTEST = 0.2
 
@@ -20,7 +18,7 @@ Labels = Mapping[str, str]
 
 
 class Counters(Struct, frozen=True, kw_only=True):
-    """The counters of a device at a monotonic time. `fresh` is false if some of them repeat an earlier reading."""
+    """The counters of a device at a time. `fresh` is false if some of them repeat an earlier reading."""
 
     time: float
     fresh: bool
@@ -36,12 +34,16 @@ class Rates(Struct, frozen=True):
     power: float | None = None
 
 
-class Values(Struct, frozen=True, kw_only=True):
-    """The gauges of a device, None without a reading. `awake` is None if the device has no runtime power management."""
+class Use(Struct, frozen=True, kw_only=True):
+    """The gauges of a device, None without a reading. `awake` is None if the device has no runtime power management.
+
+    `busy` is a share from 0 to 1, `memory` bytes, `power` and `limit` watts.
+    """
 
     awake: bool | None = None
     stuck: bool = False
     busy: float | None = None
+    memory: float | None = None
     power: float | None = None
     limit: float | None = None
     temperature: float | None = None
@@ -50,25 +52,17 @@ class Values(Struct, frozen=True, kw_only=True):
     link_lanes: int | None = None
 
 
-def samples(reading: DeviceReading, family: Family) -> Iterator[tuple[Labels, float]]:
+def samples(reading: DeviceReadings, family: Family) -> Iterator[tuple[Labels, float]]:
     """The labels and values of a family."""
-    for line in reading.lines.get(family, ()):
-        text, _, value = line.rpartition(" ")
-        yield dict(_LABEL.findall(text)), float(value)
+    return ((each.labels, each.value) for each in reading.values if each.name == family.name)
 
 
-def identity(reading: DeviceReading) -> tuple[str, str]:
-    """The plugin and the device of a reading, as labels write them."""
-    labels, _ = next(samples(reading, families.INFO))
-    return labels["plugin"], labels["device"]
-
-
-def counters(reading: DeviceReading, time: float) -> Counters:
+def counters(reading: DeviceReadings, time: float) -> Counters:
     return Counters(
         time=time,
         fresh=reading.fresh,
         idle={labels.get("gt", ""): value for labels, value in samples(reading, families.GPU_IDLE)},
-        busy=next((value for _, value in samples(reading, families.NPU_BUSY)), None),
+        busy=_first(reading, families.NPU_BUSY),
         energy={labels.get("sensor", ""): value for labels, value in samples(reading, families.ENERGY)},
     )
 
@@ -89,8 +83,8 @@ def rates(before: Counters, after: Counters) -> Rates:
     return Rates(min(1.0, max(0.0, *busy)) if busy else None, device_value(watts))
 
 
-def values(reading: DeviceReading, found: Rates) -> Values:
-    """The values of a reading with the rates until then, which do not apply to a suspended device."""
+def use_of(reading: DeviceReadings, found: Rates) -> Use:
+    """The use by a reading and the rates until then, which do not apply to a suspended device."""
     awake = _first(reading, families.AWAKE)
     if awake == 0:
         found = Rates()
@@ -108,10 +102,11 @@ def values(reading: DeviceReading, found: Rates) -> Values:
     ]
     slices = [value for _, value in samples(reading, families.QAT_SLICE_UTILIZATION)]
     lanes = _first(reading, families.LINK_LANES)
-    return Values(
+    return Use(
         awake=None if awake is None else bool(awake),
-        stuck=bool(_first(reading, families.STUCK)),
+        stuck=reading.stuck,
         busy=max(slices) if slices else found.busy,
+        memory=_first(reading, families.NPU_MEMORY),
         power=device_value(power) if power else found.power,
         limit=device_value(limits),
         temperature=max((value for _, value in samples(reading, families.TEMPERATURE)), default=None),
@@ -129,7 +124,7 @@ def device_value(by_sensor: Mapping[str, float]) -> float | None:
     return sum(by_sensor.values()) if by_sensor else None
 
 
-def _first(reading: DeviceReading, family: Family) -> float | None:
+def _first(reading: DeviceReadings, family: Family) -> float | None:
     return next((value for _, value in samples(reading, family)), None)
 
 

@@ -1,4 +1,4 @@
-"""Values of `accelplane top`: from samples of readings to numbers."""
+"""The use of a device: from samples of readings to numbers."""
 
 from collections import Counter
 from pathlib import Path
@@ -6,20 +6,22 @@ from pathlib import Path
 import pytest
 from trees import write
 
-from accelplane.cli.topreadings import Counters, Rates, counters, device_value, rates, values
 from accelplane.host import Host
+from accelplane.pages.current_values import device_values
 from accelplane.pages.device_reader import DeviceReader, DeviceReading
 from accelplane.readings import DevicePlan, families, gpu
+from accelplane.readings.use import Counters, Rates, counters, device_value, rates, use_of
 from accelplane.readings.values import Value, labels
+from accelplane.report.readings import DeviceReadings
 
 FUNCTION = "/sys/devices/pci0000:00/0000:03:00.0"
 
 
-def reading(*found: Value) -> DeviceReading:
+def reading(*found: Value) -> DeviceReadings:
     lines: dict[families.Family, list[str]] = {}
     for family, extra, value in found:
         lines.setdefault(family, []).append(f'{family.name}{{plugin="gpu",device="card0",{extra}}} {value}')
-    return DeviceReading(lines, Counter())
+    return device_values(DeviceReading(lines, Counter()))
 
 
 def test_an_xe_card_shows_limit_temperature_frequency_and_link(tmp_path: Path) -> None:
@@ -38,7 +40,7 @@ def test_an_xe_card_shows_limit_temperature_frequency_and_link(tmp_path: Path) -
         write(tmp_path / FUNCTION[1:] / name, text)
     host = Host(str(tmp_path))
     plan = DevicePlan(device="card0", units=("card0",), sources=tuple(gpu.sources(host, FUNCTION, FUNCTION)))
-    found = values(DeviceReader("gpu", plan).read(host, "auto", 0.0, held=False), Rates())
+    found = use_of(device_values(DeviceReader("gpu", plan).read(host, "auto", 0.0, held=False)), Rates())
     assert (found.limit, found.temperature, found.frequency) == (150.0, 61.0, 1.4e9)
     assert (found.link_speed, found.link_lanes, found.awake) == (16e9, 8, None)
 
@@ -83,9 +85,9 @@ def test_the_device_counts_before_its_package_and_tiles_are_added() -> None:
 
 def test_a_sleeping_device_has_no_rates_and_its_counters_are_repeated() -> None:
     asleep = reading(Value(families.AWAKE, "", 0.0))
-    assert values(asleep, Rates(0.5, 20.0)).busy is None
-    assert values(asleep, Rates(0.5, 20.0)).awake is False
-    skipped = DeviceReading({}, {}, fresh=False)
+    assert use_of(asleep, Rates(0.5, 20.0)).busy is None
+    assert use_of(asleep, Rates(0.5, 20.0)).awake is False
+    skipped = device_values(DeviceReading({}, {}, fresh=False))
     assert not counters(skipped, 1.0).fresh
 
 
@@ -93,9 +95,9 @@ def test_qat_is_as_busy_as_its_busiest_slice() -> None:
     slices = [
         Value(families.QAT_SLICE_UTILIZATION, labels(slice=name), share) for name, share in (("a", 0.2), ("b", 0.7))
     ]
-    assert values(reading(*slices), Rates()).busy == 0.7
+    assert use_of(reading(*slices), Rates()).busy == 0.7
 
 
 def test_labels_with_escaped_texts_are_read() -> None:
     (found,) = (key for key in counters(reading(Value(families.ENERGY, labels(sensor='a"\\b'), 2.0)), 0.0).energy)
-    assert found == r"a\"\\b"
+    assert found == 'a"\\b'
