@@ -1,0 +1,39 @@
+"""The identity of a boot: the kernel's boot ID, and a marker file in the directory of CDI files.
+
+CDI files are usually in memory, so a missing marker shows a reboot also where the boot ID stays the same, as in
+containers that simulate a node.
+"""
+
+import fcntl
+import os
+import secrets
+
+from accelplane.descriptors import closing, read_limited
+from accelplane.dra import durable
+
+MARKER = ".accelplane-boot"
+_LIMIT = 256
+
+
+def boot_identity(directory: str, boot_id: str) -> str:
+    """The identity of this boot, the boot ID followed by a word. Writes the marker if there is none of this boot.
+
+    All drivers with the same directory get the same identity. Raises `OSError`.
+    """
+    os.makedirs(directory, mode=0o755, exist_ok=True)
+    path = f"{directory}/{MARKER}"
+    with closing(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            found = read_limited(path, _LIMIT, follow=False).decode("ascii", "replace").strip()
+        except OSError:
+            found = ""
+        if boot_of(found) != boot_id or " " not in found:
+            found = f"{boot_id} {secrets.token_hex(8)}"
+            durable.write(path, f"{found}\n".encode(), 0o644)
+        return found
+
+
+def boot_of(identity: str) -> str:
+    """The boot ID in an identity."""
+    return identity.partition(" ")[0]

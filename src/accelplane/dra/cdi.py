@@ -1,0 +1,223 @@
+"""The CDI file of a claim: one file for each claim and driver, with device nodes by number.
+
+A device of the claim is the CDI device `<uid>-<device>` with nodes and mounts; each request is the CDI device
+`<uid>-r<number>` with the environment. The names depend on nothing else, so they are the same whenever the claim is
+prepared, and no other claim has them. Facts: Container Device Interface 0.5.0.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
+
+from accelplane.descriptors import read_limited
+from accelplane.devices import CdiDevice, CdiHook, CdiMount, CdiNode, DeviceNode, Mount
+from accelplane.devices.cdi import document
+from accelplane.dra import durable
+from accelplane.dra.journal import CdiFile
+from accelplane.host import Host, Missing, Unreadable
+
+MAX_FILE = 1024 * 1024
+_MODE = 0o644
+_NO_NAME = re.compile(r"[^A-Za-z0-9]+")
+
+
+class Edits(Struct, frozen=True, kw_only=True):
+    """What a container gets with a device, apart from variables."""
+
+    nodes: Sequence[CdiNode] = ()
+    mounts: Sequence[CdiMount] = ()
+    hooks: Sequence[CdiHook] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.nodes or self.mounts or self.hooks)
+
+
+def kind(driver: str) -> str:
+    return f"k8s.{driver}/claim"
+
+
+def file_name(driver: str, uid: str) -> str:
+    return f"k8s.{driver}-claim_{uid}.json"
+
+
+def device_name(uid: str, device: str, share_id: str, *, admin: bool) -> str:
+    return "-".join((uid, device, *((share_id[:8],) if share_id else ()), *(("admin",) if admin else ())))
+
+
+def request_name(uid: str, number: int) -> str:
+    return f"{uid}-r{number}"
+
+
+def names_of(driver: str, uid: str) -> str:
+    """What the qualified names of the claim's CDI devices begin with."""
+    return f"{kind(driver)}={uid}-"
+
+
+def unique_variable(driver: str, uid: str, number: int) -> str:
+    """A variable that no other claim of a container sets."""
+    return f"ACCELPLANE_{_NO_NAME.sub('_', driver).upper()}_{_NO_NAME.sub('_', uid[:8]).upper()}_{number}"
+
+
+def edits(nodes: Iterable[DeviceNode], mounts: Iterable[Mount], devices: Iterable[CdiDevice]) -> Edits:
+    """The files of an allocation, with the content of CDI devices that it names. Node numbers are not read yet."""
+    found: dict[CdiNode, None] = {}
+    bound: dict[CdiMount, None] = {}
+    hooks: dict[CdiHook, None] = {}
+    for node in nodes:
+        found[CdiNode(node.container_path, node.host_path, node.permissions)] = None
+    for mount in mounts:
+        options = ("bind", "ro" if mount.read_only else "rw")
+        bound[CdiMount(mount.host_path, mount.container_path, "none", options)] = None
+    for device in devices:
+        found.update(dict.fromkeys(device.nodes))
+        bound.update(dict.fromkeys(device.mounts))
+        hooks.update(dict.fromkeys(device.hooks))
+    return Edits(nodes=tuple(found), mounts=tuple(bound), hooks=tuple(hooks))
+
+
+def with_numbers(host: Host, found: Edits) -> Edits:
+    """The edits with type and numbers of the device nodes as they are now. Raises `HostError` if one is missing."""
+    return replace(found, nodes=tuple([_numbered(host, node) for node in found.nodes]))
+
+
+def changed_node(host: Host, files: Iterable[CdiFile]) -> str:
+    """Why a device node of the files is not what it was when they were written, empty if all are the same."""
+    for node in _nodes(files):
+        recorded = node.type, node.major, node.minor
+        try:
+            now = _numbered(host, node)
+        except (Missing, Unreadable) as error:
+            return str(error)
+        if (now.type, now.major, now.minor) != recorded:
+            return f"{node.host_path}: has other numbers than before"
+    return ""
+
+
+def claim_file(driver: str, uid: str, devices: Mapping[str, Edits], requests: Sequence[Mapping[str, str]]) -> CdiFile:
+    """The file with `devices` by their CDI names, and the variables of each request. Raises `CdiError`."""
+    found = [
+        CdiDevice(kind=kind(driver), name=name, nodes=each.nodes, mounts=each.mounts, hooks=each.hooks)
+        for name, each in devices.items()
+        if each
+    ]
+    found += [
+        CdiDevice(kind=kind(driver), name=request_name(uid, number),
+                  env=[f"{name}={value}" for name, value in sorted(envs.items())])
+        for number, envs in enumerate(requests)
+        if envs
+    ]  # fmt: skip
+    return CdiFile(file_name(driver, uid), document(found))
+
+
+class CdiDirectory:
+    """The directory with the files of claims. Methods block and raise `OSError`."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+
+    def write(self, file: CdiFile) -> None:
+        os.makedirs(self.directory, mode=0o755, exist_ok=True)
+        durable.write(f"{self.directory}/{file.name}", _encode(file), _MODE)
+
+    def ensure(self, file: CdiFile) -> bool:
+        """Writes the file unless it has this content. Returns whether it was written."""
+        try:
+            same = read_limited(f"{self.directory}/{file.name}", MAX_FILE, follow=False) == _encode(file)
+        except OSError:
+            same = False
+        if not same:
+            self.write(file)
+        return not same
+
+    def remove(self, name: str) -> None:
+        if os.path.isdir(self.directory):
+            durable.remove(f"{self.directory}/{name}")
+
+    def claim_files(self, driver: str) -> dict[str, str]:
+        """The files of the driver's claims: names by UID."""
+        prefix, suffix = file_name(driver, "\0").split("\0")
+        try:
+            names = os.listdir(self.directory)
+        except FileNotFoundError:
+            return {}
+        return {
+            name.removeprefix(prefix).removesuffix(suffix): name
+            for name in names
+            if name.startswith(prefix) and name.endswith(suffix)
+        }
+
+    def remove_temporary(self, driver: str) -> None:
+        if os.path.isdir(self.directory):
+            durable.remove_temporary(self.directory, file_name(driver, "").removesuffix(".json"))
+
+    def defined_elsewhere(self, kind_: str, own: str) -> frozenset[str]:
+        """The devices of the kind that JSON files other than `own` define."""
+        found: set[str] = set()
+        try:
+            names = os.listdir(self.directory)
+        except FileNotFoundError:
+            names = []
+        for name in names:
+            if name.endswith(".json") and name != own:
+                try:
+                    spec = msgspec.json.decode(read_limited(f"{self.directory}/{name}", MAX_FILE), type=_Spec)
+                except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                    continue
+                found.update(device.name for device in spec.devices if spec.kind == kind_)
+        return frozenset(found)
+
+
+class _Named(Struct):
+    name: str
+
+
+class _Spec(Struct):
+    kind: str = ""
+    devices: list[_Named] = []
+
+
+class _FileEdits(Struct, rename="camel"):
+    device_nodes: list[CdiNode] = []
+
+
+class _FileDevice(Struct, rename="camel"):
+    container_edits: _FileEdits = msgspec.field(default_factory=_FileEdits)
+
+
+class _File(Struct):
+    devices: list[_FileDevice] = []
+
+
+def _nodes(files: Iterable[CdiFile]) -> list[CdiNode]:
+    return [
+        node
+        for file in files
+        for device in msgspec.convert(file.content, _File).devices
+        for node in device.container_edits.device_nodes
+    ]
+
+
+def _encode(file: CdiFile) -> bytes:
+    content: Mapping[str, Any] = file.content
+    return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
+
+
+def _numbered(host: Host, node: CdiNode) -> CdiNode:
+    """Raises `Missing`, or `Unreadable` for another file than a device node."""
+    status = host.status(node.host_path)
+    if status is None:
+        raise Missing(node.host_path, "does not exist")
+    if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+        number = status.st_rdev
+        kind_ = "c" if stat.S_ISCHR(status.st_mode) else "b"
+        return replace(node, type=kind_, major=os.major(number), minor=os.minor(number))
+    if host.is_plain_stand_in(status):
+        unset: UnsetType = UNSET
+        return replace(node, type=unset, major=unset, minor=unset)
+    raise Unreadable(node.host_path, "not a device node")

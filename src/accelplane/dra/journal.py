@@ -1,0 +1,324 @@
+"""The journal of prepared claims: one file for each claim, `claims/<uid>.json`, which another instance may share.
+
+A claim is written as `preparing`, with the steps that undo it, before anything on the node is changed for it. It is
+`prepared` when everything is done, and `unpreparing` from the first undo step until the file is removed. After a crash
+the file says what is left to do.
+
+Each decision is made under a lock of the directory (flock), which other threads and another instance of the driver
+respect. Hardware is changed without it: the entry names its instance as owner meanwhile. An owner holds the lock of a
+file of its own, so that it is known to be dead in every PID namespace.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from accelplane.descriptors import closing, read_limited
+from accelplane.devices import Unit
+from accelplane.dra import durable
+from accelplane.dra.model import PreparedDevice
+
+VERSION = "journal.accelplane/v1"
+MAX_FILE = 1024 * 1024
+MAX_CLAIMS = 4096
+
+_SUFFIX, _BAD = ".json", ".bad"
+_LOCK_TIMEOUT = 10.0
+_LOCK_INTERVAL = 0.01
+_UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,63}")
+_INSTANCE = re.compile(r"instance-([0-9a-f]{16})\.lock")
+_SALVAGED_UNIT = re.compile(rb'"unit":"((?:[^"\\]|\\.)*)"')
+
+State: TypeAlias = Literal["preparing", "prepared", "unpreparing"]
+Stamp: TypeAlias = tuple[int, int, int]
+
+
+class JournalError(Exception):
+    """The journal cannot be read or written. The text has the file and the reason."""
+
+
+class Rebind(Struct, frozen=True, kw_only=True, tag_field="action", tag="rebind"):
+    """The function at the address was bound to `driver` (empty for none) with that `override`, and then to `bound`."""
+
+    address: str
+    bound: str
+    driver: str
+    override: str = ""
+
+
+class ResetPort(Struct, frozen=True, kw_only=True, tag_field="action", tag="reset-port"):
+    """The FPGA port of a device node was programmed, and is reset when its claim ends."""
+
+    address: str
+    node: str
+
+
+UndoStep: TypeAlias = Rebind | ResetPort
+
+
+class Holding(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A device of a claim, and the unit that it holds. `lock` is the ID of the physical unit.
+
+    `slot` is the part of the unit as in `DeviceName`. `afu` is the function that an FPGA port has to have.
+    """
+
+    request: str
+    pool: str
+    device: str
+    unit: str
+    lock: str = ""
+    slot: str = ""
+    share_id: str = ""
+    admin: bool = False
+    cdi_ids: Sequence[str] = ()
+    afu: str = ""
+
+    @property
+    def prepared(self) -> PreparedDevice:
+        return PreparedDevice((self.request,) if self.request else (), self.pool, self.device, self.cdi_ids,
+                              self.share_id)  # fmt: skip
+
+
+class CdiFile(Struct, frozen=True):
+    name: str
+    content: Mapping[str, Any]
+
+
+class Entry(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A claim in the journal. `boot` identifies the boot in which it was prepared. `error` is of the last undo.
+
+    `bound` are the units that are bound to VFIO, as they were before.
+    """
+
+    api_version: str = VERSION
+    uid: str
+    namespace: str = ""
+    name: str = ""
+    state: State
+    boot: str
+    owner: str = ""
+    error: str = ""
+    devices: Sequence[Holding] = ()
+    undo: Sequence[UndoStep] = ()
+    bound: Sequence[Unit] = ()
+    config: Sequence[Mapping[str, Any]] = ()
+    cdi: Sequence[CdiFile] = ()
+
+    @property
+    def claim(self) -> str:
+        """The claim in messages. The drivers of Intel do not store names."""
+        return f"{self.namespace}/{self.name}" if self.name else self.uid
+
+
+class Damaged(NamedTuple):
+    """A file that cannot be decoded, and what could be read of it."""
+
+    uid: str
+    problem: str
+    units: Sequence[str]
+    undo: Sequence[UndoStep]
+
+
+class _Known(NamedTuple):
+    stamp: Stamp
+    raw: Mapping[str, Any]
+    entry: Entry
+
+
+class Journal:
+    """The files below `directory`. Methods block. All but `lock` are called with the lock held."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._claims = f"{directory}/claims"
+        self._known: dict[str, _Known] = {}
+        self._owner: int | None = None
+        self.owner = secrets.token_hex(8)
+
+    def open(self) -> None:
+        """Creates the directories and the file that shows that this instance is alive. Raises `JournalError`."""
+        try:
+            os.makedirs(self._claims, mode=0o700, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._owner = os.open(self._instance(self.owner), flags, 0o600)
+            fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise _problem(self._directory, error) from None
+
+    def close(self) -> None:
+        """Removes the file of this instance. Its unfinished entries then have no live owner."""
+        if self._owner is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._instance(self.owner))
+            os.close(self._owner)
+            self._owner = None
+
+    @contextlib.contextmanager
+    def lock(self) -> Generator[None]:
+        """Excludes other threads and instances. Raises `JournalError` if another one holds it for 10 s."""
+        path = f"{self._directory}/journal.lock"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise _problem(path, error) from None
+        with closing(descriptor):
+            end = time.monotonic() + _LOCK_TIMEOUT
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= end:
+                        raise JournalError(
+                            f"{path}: locked by another process for {_LOCK_TIMEOUT:g} s, expected a short time"
+                        ) from None
+                    time.sleep(_LOCK_INTERVAL)
+                except OSError as error:
+                    raise _problem(path, error) from None
+            yield
+
+    def alive(self, owner: str) -> bool:
+        """Whether another instance with this name runs."""
+        if owner in ("", self.owner):
+            return False
+        try:
+            with closing(os.open(self._instance(owner), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)) as descriptor:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def entries(self) -> Mapping[str, Entry]:
+        """All entries by UID. Sets files that cannot be decoded aside (`damaged`). Raises `JournalError`."""
+        known: dict[str, _Known] = {}
+        for uid in self._uids(_SUFFIX):
+            path = self._path(uid)
+            try:
+                status = os.stat(path, follow_symlinks=False)
+            except OSError:
+                continue
+            stamp = status.st_ino, status.st_size, status.st_mtime_ns
+            before = self._known.get(uid)
+            found = before if before is not None and before.stamp == stamp else self._read(uid, stamp)
+            if found is not None:
+                known[uid] = found
+        self._known = known
+        return {uid: found.entry for uid, found in known.items()}
+
+    def damaged(self) -> Mapping[str, Damaged]:
+        """The files that were set aside, by UID. Raises `JournalError`."""
+        return {uid: self._salvage(uid) for uid in self._uids(_BAD)}
+
+    def save(self, entry: Entry) -> None:
+        """Writes the entry. Keeps fields of the file that this version does not know. Raises `JournalError`."""
+        before = self._known.get(entry.uid)
+        if before is None and len(self._known) >= MAX_CLAIMS:
+            raise JournalError(f"{self._claims}: found {len(self._known)} prepared claims, expected less")
+        fields: dict[str, Any] = msgspec.to_builtins(entry)
+        if before is not None:
+            old: dict[str, Any] = msgspec.to_builtins(before.entry)
+            fields = {**before.raw, **{key: value for key, value in fields.items() if value != old.get(key)}}
+        data = msgspec.json.encode(fields)
+        if len(data) > MAX_FILE:
+            raise JournalError(f"{self._path(entry.uid)}: {len(data)} bytes, expected at most {MAX_FILE}")
+        try:
+            durable.write(self._path(entry.uid), data, 0o600)
+        except OSError as error:
+            raise _problem(self._path(entry.uid), error) from None
+        # Read again when it is needed: the stamp of the new file belongs to its content.
+        self._known.pop(entry.uid, None)
+
+    def remove(self, uid: str) -> None:
+        """Removes the files of the claim. Raises `JournalError`."""
+        try:
+            durable.remove(self._path(uid))
+        except OSError as error:
+            raise _problem(self._path(uid), error) from None
+        self._known.pop(uid, None)
+        self.remove_damaged(uid)
+
+    def remove_damaged(self, uid: str) -> None:
+        """Removes the damaged file of the claim, if there is one. Raises `JournalError`."""
+        try:
+            durable.remove(self._path(uid, _BAD))
+        except OSError as error:
+            raise _problem(self._path(uid, _BAD), error) from None
+
+    def remove_leftovers(self) -> None:
+        """Removes temporary files, and the files of dead instances. Raises `JournalError`."""
+        try:
+            durable.remove_temporary(self._claims)
+            for name in os.listdir(self._directory):
+                match = _INSTANCE.fullmatch(name)
+                if match and match[1] != self.owner and not self.alive(match[1]):
+                    os.unlink(f"{self._directory}/{name}")
+        except OSError as error:
+            raise _problem(self._directory, error) from None
+
+    def _uids(self, suffix: str) -> Iterator[str]:
+        try:
+            names = os.listdir(self._claims)
+        except OSError as error:
+            raise _problem(self._claims, error) from None
+        for name in sorted(names):
+            if name.endswith(suffix) and valid_uid(name.removesuffix(suffix)):
+                yield name.removesuffix(suffix)
+
+    def _read(self, uid: str, stamp: Stamp) -> _Known | None:
+        path = self._path(uid)
+        try:
+            raw = msgspec.json.decode(read_limited(path, MAX_FILE, follow=False), type=dict[str, Any])
+            entry = msgspec.convert(raw, Entry)
+            if entry.api_version != VERSION or entry.uid != uid:
+                raise ValueError(f"apiVersion {entry.api_version[:80]!a} and uid {entry.uid[:80]!a}")
+        except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
+            try:
+                durable.move(path, self._path(uid, _BAD))
+            except OSError as error:
+                raise _problem(path, error) from None
+            return None
+        return _Known(stamp, raw, entry)
+
+    def _salvage(self, uid: str) -> Damaged:
+        """What is left of a damaged file: the units, and the undo steps if all of them are there."""
+        path = self._path(uid, _BAD)
+        try:
+            data = read_limited(path, MAX_FILE, follow=False)
+        except OSError as error:
+            return Damaged(uid, f"{path}: cannot be read: {error.strerror}", (), ())
+        units: dict[str, None] = {}
+        for match in _SALVAGED_UNIT.finditer(data):
+            with contextlib.suppress(ValueError):
+                units[str(json.loads(b'"' + match[1] + b'"'))] = None
+        undo: Sequence[UndoStep] = ()
+        _, found, rest = data.decode(errors="replace").partition('"undo":')
+        with contextlib.suppress(ValueError, msgspec.MsgspecError, RecursionError):
+            if found:
+                undo = msgspec.convert(json.JSONDecoder().raw_decode(rest)[0], list[UndoStep])
+        return Damaged(uid, f"{path}: not a journal entry of version {VERSION}", tuple(units), undo)
+
+    def _path(self, uid: str, suffix: str = _SUFFIX) -> str:
+        return f"{self._claims}/{uid}{suffix}"
+
+    def _instance(self, owner: str) -> str:
+        return f"{self._directory}/instance-{owner}.lock"
+
+
+def valid_uid(uid: str) -> bool:
+    """Whether the UID can be part of a file name and of a CDI device name."""
+    return bool(_UID.fullmatch(uid))
+
+
+def _problem(path: str, error: OSError) -> JournalError:
+    return JournalError(f"{path}: {error.strerror or error}")
