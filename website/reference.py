@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from accelplane import plugins
 from accelplane.cli import kubectl, logflags
 from accelplane.cli.commands import accelplane as accelplane_command
+from accelplane.cli.genericplugin import PLUGIN_FLAGS
 from accelplane.cli.goflags import Flag, flags_of
 from accelplane.cli.node import FLAGS as AGENT_FLAGS
 from accelplane.cli.node import NODE_FLAGS
@@ -166,12 +167,13 @@ def commands(root: Path) -> Iterator[str]:
         yield from _flags(importlib.import_module(f"accelplane.cli.{module}").FLAGS, own)
     yield from _click_commands(accelplane_command, "accelplane")
     yield from _click_commands(kubectl.plugin, "kubectl accelplane")
-    families = installed()
+    families = installed().types
     for script, target in scripts.items():
         module, function = target.split(":")
         if module.endswith(".dropin"):
             yield from (f"## {script}", "")
-            yield from _flags(flags_of(families[function].config_type), node)
+            own_flags = PLUGIN_FLAGS if function == "generic" else flags_of(families[function].config_type)
+            yield from _flags(own_flags, node)
             continue
         name = OTHER_FLAGS.get(target, "FLAGS" if function == "main" else "")
         flags = getattr(importlib.import_module(module), name, None) if name else None

@@ -19,7 +19,16 @@ import yaml
 
 import accelplane.plugins
 from accelplane.cli import clients as clients_command
-from accelplane.cli import epchook, fpgawebhook, levelzero, logflags, onloadworker, sgxwebhook, xpumanager
+from accelplane.cli import (
+    epchook,
+    fpgawebhook,
+    genericplugin,
+    levelzero,
+    logflags,
+    onloadworker,
+    sgxwebhook,
+    xpumanager,
+)
 from accelplane.cli import fleet as fleet_command
 from accelplane.cli import labels as labels_command
 from accelplane.cli import node as node_command
@@ -207,6 +216,7 @@ PROGRAMS: Mapping[str, Sequence[Flag]] = {
     "intel_dlb_device_plugin": node_command.FLAGS,
     "intel_sgx_device_plugin": (*flags_of(SgxConfig), *node_command.FLAGS),
     "intel_fpga_device_plugin": (*flags_of(FpgaConfig), *node_command.FLAGS),
+    "generic-device-plugin": genericplugin.ALL_FLAGS,
 }
 
 

@@ -113,6 +113,16 @@ def test_one_verdict_determines_the_state_of_a_new_device(verdict: Verdict, clos
     assert HealthState.first(verdict, policy).phase == phase
 
 
+def test_the_first_answer_replaces_the_reason_that_there_was_none() -> None:
+    policy = HealthPolicy(fail_closed=True)
+    state = HealthState.first(Verdict("unknown", "no answer"), policy)
+    assert (state.reason, state.cause) == ("no answer", "no-answer")
+    assert state.after(Verdict("unknown", "still none"), policy, 1.0) is state
+    state = state.after(Verdict("bad", "too hot", "temperature"), policy, 2.0)
+    assert (state.phase, state.reason, state.cause) == (Phase.UNHEALTHY, "too hot", "temperature")
+    assert state.after(Verdict("unknown", "no answer"), policy, 3.0) is state
+
+
 def test_an_unhealthy_device_keeps_its_first_reason() -> None:
     hot, hotter = Verdict("bad", "98 degrees"), Verdict("bad", "99 degrees")
     unhealthy = run([hot, hotter], TWO)

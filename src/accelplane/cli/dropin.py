@@ -21,6 +21,14 @@ def _run(program: str, name: str, plugin: str) -> NoReturn:
     sys.exit(dropin(program, plugin_type, name, absence=getattr(plugin_type, "absence", None)))
 
 
+def generic() -> NoReturn:
+    """`generic-device-plugin`, whose flags are not the options of its plugin."""
+    signals.end_at_once()
+    from accelplane.cli.genericplugin import main  # noqa: PLC0415 - after the signal handlers
+
+    sys.exit(main())
+
+
 gpu = partial(_run, "intel_gpu_device_plugin", "gpu", "gpu:GpuPlugin")
 npu = partial(_run, "intel_npu_device_plugin", "npu", "npu:NpuPlugin")
 dsa = partial(_run, "intel_dsa_device_plugin", "dsa", "idxd:DsaPlugin")

@@ -39,7 +39,7 @@ class HelpRequested(Exception):
 class Flag(NamedTuple):
     """One flag. The type of `default` determines the kind. Values of an `unsigned` flag have no sign.
 
-    Multiple occurrences of a `repeated` flag are joined with commas. For other flags the last occurrence counts.
+    Multiple occurrences of a `repeated` flag are joined with `separator`. For other flags the last occurrence counts.
     `environment` is the variable whose value a string flag has if it is not given.
     """
 
@@ -49,6 +49,7 @@ class Flag(NamedTuple):
     unsigned: bool = False
     repeated: bool = False
     environment: str = ""
+    separator: str = ","
 
     @property
     def kind(self) -> Kind:
@@ -95,7 +96,7 @@ def parse(flags: Iterable[Flag], arguments: Sequence[str]) -> tuple[dict[str, Va
             else:
                 raise FlagError(f"flag needs an argument: -{name}")
         if flag.repeated and name in given:
-            text = f"{given[name]},{text}"
+            text = f"{given[name]}{flag.separator}{text}"
         given[name] = _value(flag, text)
     return given, words
 

@@ -66,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         types = installed(plugin_names, "-plugins" if named else f"{path}: enabled")
         if config.plugins or config.dra is not None:
             configuration.check_names(config, (types if plugin_names is None else installed()).types, path)
-        settings, chosen = _settings(given, config.settings), configuration.choose(config, types, path, chosen.plugins)
+        settings = settings_of(given, config.settings)
+        chosen = configuration.choose(config, types, path, chosen.plugins)
         return settings, chosen.plugins
 
     labels = str(given.get("labels", "off"))
@@ -100,7 +101,7 @@ def dropin(
         own = {option.name for option in options}
         try:
             config = plugin_type.config_type.of({key: value for key, value in given.items() if key in own})
-            settings, plugin = _settings(given, {}), plugin_type(config)
+            settings, plugin = settings_of(given, {}), plugin_type(config)
         except ValueError as error:
             message = option_message("-", error, plugin_type.config_type).removeprefix("-: ")
             raise ConfigurationError(f"Argument check failed: {message}") from error
@@ -244,7 +245,7 @@ def _label_services(labels: str, settings: Settings, given: Mapping[str, Value])
     return {"labels": lambda _watcher: supervise("labels", command)}
 
 
-def _settings(given: Mapping[str, Value], configured: Mapping[str, float | str]) -> Settings:
+def settings_of(given: Mapping[str, Value], configured: Mapping[str, float | str]) -> Settings:
     """From flags, and from the configuration file where there is no such flag. Raises `ConfigurationError`."""
     names = {flag.name for flag in flags_of(Settings) if flag.help}
     return Settings.of({**configured, **{name: value for name, value in given.items() if name in names}}, "-")

@@ -83,7 +83,7 @@ class HealthState(Struct, frozen=True):
             answer, cause = "bad", "no-answer"
         streak = self.streak + 1
         if answer == "bad":
-            if self.phase is Phase.UNHEALTHY:
+            if self.phase is Phase.UNHEALTHY and (self.cause != "no-answer" or cause == "no-answer"):
                 return self  # keeps the first reason: readings differ each time and would be logged each time
             if self.usable and streak < policy.bad_verdicts:
                 return HealthState(Phase.SUSPECT, verdict.reason, streak, cause=cause)

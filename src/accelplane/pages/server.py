@@ -35,6 +35,7 @@ _NAMES = {
     "/metrics": "metrics", "/status": "status", "/healthz": "healthz", "/readyz": "readyz",
     "/api/v1/inventory": "inventory", "/api/v1/readings": "readings",
 }  # fmt: skip
+_ALIASES = {"/health": "/healthz"}  # of squat's generic-device-plugin
 
 # Pages that are made at the same time; further clients wait for `_TURN_TIMEOUT` seconds.
 _MAX_CONCURRENT = 4
@@ -152,7 +153,7 @@ class _Pages:
         self._compressed: tuple[str, bytes] = ("", b"")
 
     def handle(self, request: Request) -> Response | PendingResponse:
-        match request.path:
+        match _ALIASES.get(request.path, request.path):
             case "/metrics":
                 return self._metrics(request)
             case "/status":

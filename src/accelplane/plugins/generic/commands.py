@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Self
 
@@ -17,6 +18,7 @@ from accelplane.plugins.generic.config import MAX_CHECKED, HealthCommand, expand
 from accelplane.processes import end_process
 
 _CONCURRENT = 4
+_POLL_INTERVAL = 0.02
 _OUTPUT_LIMIT = 4096
 _SHOWN = 200
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
@@ -61,9 +63,16 @@ class CommandSource:
                     self._loop.call_soon_threadsafe(self._changed.set)
 
     def verdicts(self, devices: Sequence[Device]) -> dict[str, Verdict]:
-        """The verdicts of the devices' units. Units are unhealthy until their command has succeeded once."""
+        """The verdicts of the devices' units. Units are unhealthy until their command has ended once."""
         units = {device.unit for device in devices} & self._checks.keys()
         return {unit: self._verdicts.get(unit, _NOT_FINISHED) for unit in units}
+
+    async def first_verdicts(self, devices: Sequence[Device], seconds: float) -> dict[str, Verdict]:
+        """As `verdicts`, after it has waited for the commands of new units for a time. It may run in any event loop."""
+        end = time.monotonic() + seconds
+        while _NOT_FINISHED in (found := self.verdicts(devices)).values() and time.monotonic() < end:  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_INTERVAL)
+        return found
 
     async def run(self, changed: Callable[[], None]) -> None:
         """Runs the commands until cancelled, then kills them. `changed` is called after each new verdict."""

@@ -18,6 +18,7 @@ from accelplane.plugins.generic.scan import CDI_CLASS, find, scan
 from accelplane.plugins.policies import preferred_ids
 
 _PATTERN = "*?["
+_FIRST_WAIT = 0.8  # of the 1 s for new units
 
 
 class GenericPlugin(Plugin[GenericConfig]):
@@ -70,7 +71,7 @@ class GenericPlugin(Plugin[GenericConfig]):
             await self._commands.run(request_scan)
 
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
-        return self._commands.verdicts(devices) if self._commands is not None else {}
+        return await self._commands.first_verdicts(devices, _FIRST_WAIT) if self._commands is not None else {}
 
     @property
     def health_policy(self) -> HealthPolicy:
