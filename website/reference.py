@@ -12,7 +12,6 @@ import click
 import yaml
 from prometheus_client import CollectorRegistry
 
-from accelplane import plugins
 from accelplane.cli import kubectl, logflags
 from accelplane.cli.commands import accelplane as accelplane_command
 from accelplane.cli.genericplugin import PLUGIN_FLAGS
@@ -276,14 +275,44 @@ def _fleet() -> CollectorRegistry:
 # Python packages.
 
 
+# The modules for authors of plugins, which docs/plugin-authors-guide.md lists. All their names are public.
+AUTHOR_MODULES = (
+    "accelplane.plugins",
+    "accelplane.plugins.policies",
+    "accelplane.readings",
+    "accelplane.readings.values",
+    "accelplane.host.drivers",
+    "accelplane.cli.node",
+    "accelplane.testing",
+    "accelplane.kubelet.embedded",
+)
+
+
 def plugin_api() -> Iterator[str]:
-    """Yields the lines of the page of `accelplane.plugins`."""
-    yield from ("# accelplane.plugins", "", "The public interface of plugins. The")
-    yield from ("[plugin author's guide](../plugin-authors-guide.md) explains its use.", "")
-    for name in plugins.__all__:
-        if name != "Meta":
-            yield from (f"::: accelplane.plugins.{name}", "    options:", "      show_if_no_docstring: true")
-            yield from ("      inherited_members: true", "")
+    """Yields the lines of the page of the modules for authors of plugins. A name is described once."""
+    yield from ("# Modules for authors of plugins", "", "The")
+    yield from ("[plugin author's guide](../plugin-authors-guide.md) explains their use.", "")
+    described = {"Meta"}
+    for module in AUTHOR_MODULES:
+        yield from (f"## {module}", "")
+        for name in public_names(module):
+            if name not in described:
+                described.add(name)
+                yield from (f"::: {module}.{name}", "    options:", "      show_if_no_docstring: true")
+                yield from ("      inherited_members: true", "")
+
+
+def public_names(module: str) -> Sequence[str]:
+    """Returns the names in `__all__`, otherwise those of the functions and classes that the module defines."""
+    if module == "accelplane.cli.node":  # the module of a command, of which only this function is for others
+        return ("dropin",)
+    loaded = importlib.import_module(module)
+    defined = [
+        name
+        for name, value in vars(loaded).items()
+        if not name.startswith("_") and getattr(value, "__module__", "") == module
+    ]
+    return getattr(loaded, "__all__", defined)
 
 
 def kube_api(root: Path) -> Iterator[str]:

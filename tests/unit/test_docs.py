@@ -11,7 +11,7 @@ import types
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -36,7 +36,7 @@ from accelplane.cli import onloadoperator as onload_command
 from accelplane.cli import operator as operator_command
 from accelplane.cli.commands import accelplane as accelplane_command
 from accelplane.cli.goflags import Flag, flags_of, parse
-from accelplane.devices import Device, DeviceNode
+from accelplane.devices import Cause, Device, DeviceNode
 from accelplane.host import Host
 from accelplane.node import config as configuration
 from accelplane.node.plugins import Installed, installed
@@ -50,7 +50,9 @@ from accelplane.plugins.policies import POLICIES, preferred_ids
 from accelplane.plugins.qat import QatConfig
 from accelplane.plugins.sgx import SgxConfig
 from accelplane.readings.families import FAMILIES
+from accelplane.testing import Tree
 from website.agentmetrics import agent_families
+from website.reference import AUTHOR_MODULES, public_names
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -60,7 +62,9 @@ FPGA_WEBHOOK = DOCS / "fpga-webhook.md"
 OPERATOR = DOCS / "operator.md"
 FLEET = DOCS / "fleet.md"
 ONLOAD = DOCS / "onload.md"
-USERS, AUTHORS = DOCS / "users-guide.md", DOCS / "plugin-authors-guide.md"
+USERS = DOCS / "users-guide.md"
+# The pages for authors of plugins, in the order in which their blocks run.
+GUIDE = [DOCS / f"{name}.md" for name in ("plugin-authors-guide", "plugin-scans", "plugin-hooks", "plugin-tests")]
 GPUS = DOCS / "gpus-and-npus.md"
 METRICS = DOCS / "metrics.md"
 ACCELERATORS, LABELS = DOCS / "accelerators.md", DOCS / "labels.md"
@@ -111,14 +115,15 @@ def guide_modules() -> Iterator[Mapping[str, types.ModuleType]]:
     """Runs the guide's blocks in order. Blocks with a file name become modules, the others extend the first module."""
     document: dict[str, types.ModuleType] = {}
     try:
-        for block in blocks(AUTHORS, "python"):
-            if block.title:
-                module = types.ModuleType(block.title.removesuffix(".py"))
-                sys.modules[module.__name__] = document[module.__name__] = module
-            else:
-                module = next(iter(document.values()))
-            code = "\n" * (block.line - 1) + block.text
-            exec(compile(code, str(AUTHORS), "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - what it is for
+        for page in GUIDE:
+            for block in blocks(page, "python"):
+                if block.title:
+                    module = types.ModuleType(block.title.removesuffix(".py"))
+                    sys.modules[module.__name__] = document[module.__name__] = module
+                else:
+                    module = next(iter(document.values()))
+                code = "\n" * (block.line - 1) + block.text
+                exec(compile(code, str(page), "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - what it is for
         yield document
     finally:
         for name in document:
@@ -145,7 +150,7 @@ def test_the_authors_guide_runs_and_the_tests_in_it_pass(
 
 
 def test_the_authors_guide_names_all_public_api() -> None:
-    text = AUTHORS.read_text()
+    text = "".join(page.read_text() for page in GUIDE)
     names = {f"`{field.name}`" for field in msgspec.structs.fields(Device)}
     names |= {name for name in vars(Host) if not name.startswith("_")}
     names |= {name for name in vars(Plugin) if not name.startswith("_")} - {"config_type"}
@@ -153,13 +158,32 @@ def test_the_authors_guide_names_all_public_api() -> None:
     assert sorted(name for name in names if name not in text) == []
 
 
-def test_the_plugin_in_the_readme_works(tmp_path: Path) -> None:
-    (tmp_path / "sys/class/accel/accel0").mkdir(parents=True)
-    (block,) = blocks(ROOT / "README.md", "python")
+def test_the_first_plugin_is_the_same_everywhere_and_works(tmp_path: Path) -> None:
+    pages = (ROOT / "README.md", DOCS / "tutorial.md", GUIDE[0])
+    (text,) = {blocks(page, "python")[0].text for page in pages}
     names: dict[str, Any] = {"__name__": "readme"}
-    exec(compile(block.text, "README.md", "exec", dont_inherit=True), names)  # noqa: S102 - what it is for
-    (device,) = names["TpuPlugin"]().scan(Host(tmp_path))
-    assert device == Device(resource="tpu", id="accel0", nodes=[DeviceNode("/dev/accel/accel0")], topology=None)
+    exec(compile(text, "README.md", "exec", dont_inherit=True), names)  # noqa: S102 - what it is for
+    tree = Tree(tmp_path)
+    tree.class_device("tpu", "tpu0")
+    tree.class_device("tpu", "tpu1", node=None)
+    device, skipped = names["TpuPlugin"]().scan(tree.host)
+    assert device == Device(resource="tpu", id="tpu0", nodes=[DeviceNode("/dev/tpu0")])
+    assert (skipped.subject, skipped.warning) == ("tpu1", True)
+
+
+def test_the_guide_lists_the_public_modules_and_uses_no_others() -> None:
+    listed = [row[0].strip("`") for row in rows(section(GUIDE[0], "Packaging"))]
+    assert listed == list(AUTHOR_MODULES)
+    code = "\n".join(block.text for page in GUIDE for block in blocks(page, "python"))
+    used = {*re.findall(r"^from (accelplane[.\w]*) import", code, re.MULTILINE)}
+    assert used - {"accelplane_tpu"} <= set(listed)
+    for module in listed:
+        assert public_names(module), module
+
+
+def test_the_guide_lists_the_causes() -> None:
+    (text,) = re.findall(r"a word of `Cause`.*?\n\n", section(GUIDE[2], "Health"), re.DOTALL)
+    assert set(get_args(Cause)) <= {*re.findall(r"`([\w-]+)`", text)}
 
 
 # Configurations and command lines of all pages.
@@ -348,7 +372,7 @@ def test_lines_have_at_most_120_characters(page: Path) -> None:
 
 def test_pages_have_at_most_300_lines() -> None:
     # Pages that are still to be split. None may be added.
-    longer = {"plugin-authors-guide.md", "kube.md", "runbooks.md", "onload.md"}
+    longer = {"kube.md", "runbooks.md", "onload.md"}
     long = {page.name for page in DOCS.glob("*.md") if len(page.read_text().splitlines()) > 300}
     assert long - longer == set()
 

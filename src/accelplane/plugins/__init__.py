@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from accelplane.devices import (
     Allocation,
+    Cause,
     CdiDevice,
     CdiHook,
     CdiMount,
@@ -21,10 +22,21 @@ from accelplane.devices import (
     Version,
 )
 from accelplane.host import Host, HostError, Missing, Unreadable, WriteError
-from accelplane.plugins.base import Config, Plugin, Sample, ScanError, ScanResult, Watch
+from accelplane.plugins.base import (
+    Config,
+    NodePods,
+    Plugin,
+    PodAllocator,
+    PodsError,
+    Sample,
+    ScanError,
+    ScanResult,
+    Watch,
+)
 
 __all__ = [
     "Allocation",
+    "Cause",
     "CdiDevice",
     "CdiHook",
     "CdiMount",
@@ -38,7 +50,10 @@ __all__ = [
     "Meta",
     "Missing",
     "Mount",
+    "NodePods",
     "Plugin",
+    "PodAllocator",
+    "PodsError",
     "Resource",
     "Sample",
     "ScanError",
