@@ -157,11 +157,11 @@ async def test_reviews_are_counted_by_outcome() -> None:
 
 
 async def test_the_webhook_that_the_page_shows_works() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "kube.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "kube-parts.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     code = next(block for block in blocks if "Mutator(" in block)
     names: dict[str, Any] = {}
-    exec(compile(code, "kube.md", "exec"), names)  # noqa: S102 our own page
+    exec(compile(code, "kube-parts.md", "exec"), names)  # noqa: S102 our own page
     answers = [
         names["server"].handle(Request("POST", "/teams", "application/json", review({"metadata": {"labels": labels}})))
         for labels in ({"team": "a"}, {"x": "y"}, {"team": "nobody"})
