@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from trees import write
 
 from accelplane.apiserver import NotFound, Unreachable
-from accelplane.devices import Allocation, CdiDevice, Device, Unit
+from accelplane.devices import Allocation, CdiDevice, Device, DeviceNode, Unit
 from accelplane.dra.model import ClaimError, ClaimRef, DeviceName, Offer, PreparedDevice
 from accelplane.dra.preparer import Preparer
 from accelplane.host import Host
@@ -90,9 +90,6 @@ class PluginOffers:
         self.devices = {device.id: device for device in devices}
         self.offers = {unit.id: Offer(unit=unit, owner="dra") for unit in units_of(self.host.fresh(), devices)}
 
-    def change(self, unit: str, **fields: Any) -> None:
-        self.offers = {**self.offers, unit: replace(self.offers[unit], **fields)}
-
     def units(self) -> Mapping[str, Offer]:
         return self.offers
 
@@ -111,20 +108,47 @@ class PluginOffers:
         return [found[name] for name in names]
 
 
+class UnitOffers:
+    """Units without a plugin: a container gets the nodes of a unit, and `UNIT<number>` with its ID."""
+
+    def __init__(self, *units: Unit) -> None:
+        self.offers = {unit.id: Offer(unit=unit, owner="dra") for unit in units}
+
+    def units(self) -> Mapping[str, Offer]:
+        return self.offers
+
+    async def changed(self) -> None:
+        raise NotImplementedError
+
+    async def allocation(self, units: Sequence[str]) -> Allocation:
+        nodes = [DeviceNode(node.path) for unit in units for node in self.offers[unit].unit.nodes]
+        return Allocation(nodes=nodes, envs={f"UNIT{number}": unit for number, unit in enumerate(units)})
+
+    def cdi_devices(self, names: Sequence[str]) -> Sequence[CdiDevice]:
+        return ()
+
+
 def device_name(unit: Unit) -> str:
     """Intel's name of a GPU."""
-    return f"{unit.id.replace(':', '-').replace('.', '-')}-{unit.text('pciId')}"
+    return f"{unit.id.replace(':', '-').replace('.', '-')}-{unit.text('pciId')}".strip("-")
 
 
 class World:
     """A node below `root` with claims, whose preparers are made by `start`."""
 
-    def __init__(self, root: Path, plugin: Plugin[Any], *, driver: str = "gpu.intel.com", host: Host | None = None):
+    def __init__(
+        self,
+        root: Path,
+        plugin: Plugin[Any] | UnitOffers,
+        *,
+        driver: str = "gpu.intel.com",
+        host: Host | None = None,
+    ) -> None:
         self.root = root
         self.driver = driver
         self.host = host or Host(root)
         self.api = Claims()
-        self.offers = PluginOffers(self.host, plugin)
+        self.offers = plugin if isinstance(plugin, UnitOffers) else PluginOffers(self.host, plugin)
         self.names: dict[str, DeviceName] = {}
         self.containers: list[ClaimHolder] = []
         self.events: list[tuple[str, str]] = []
@@ -136,6 +160,13 @@ class World:
 
     def name_units(self) -> None:
         self.names = {device_name(offer.unit): DeviceName(unit=unit) for unit, offer in self.offers.units().items()}
+
+    def change_offer(self, unit: str, **fields: Any) -> None:
+        self.offers.offers = {**self.offers.offers, unit: replace(self.offers.offers[unit], **fields)}
+
+    def scan(self) -> None:
+        assert isinstance(self.offers, PluginOffers)
+        self.offers.scan()
 
     def device(self, number: int = 0) -> str:
         return list(self.names)[number]

@@ -115,7 +115,7 @@ async def test_claim_prepared_before_a_reboot_gets_the_same_names_and_the_new_no
         shutil.rmtree(world.root / directory)
     gpu_card(world.root, 1, address="0000:03:00.0")
     gpu_card(world.root, 0, address="0000:04:00.0")
-    world.offers.scan()
+    world.scan()
 
     preparer = await world.start()
     assert world.cdi_file("a1") is None
@@ -314,7 +314,7 @@ async def test_claim_that_cannot_be_prepared_does_not_affect_the_others(world: W
 )
 async def test_unit_that_dra_cannot_hand_out_is_refused(world: World, offer: dict[str, str], message: str) -> None:
     preparer = await world.start()
-    world.offers.change("0000:03:00.0", **offer)
+    world.change_offer("0000:03:00.0", **offer)
 
     assert message in await refusal(preparer, world.claim("a1", world.device()))
     assert world.leftovers() == []
@@ -322,7 +322,7 @@ async def test_unit_that_dra_cannot_hand_out_is_refused(world: World, offer: dic
 
 async def test_toleration_allows_a_unit_that_is_not_healthy(world: World) -> None:
     preparer = await world.start()
-    world.offers.change("0000:03:00.0", state="sick", text="wedged")
+    world.change_offer("0000:03:00.0", state="sick", text="wedged")
     tolerations = [{"key": "gpu.intel.com/health", "operator": "Exists"}]
     world.api.add(ref("a1"), [world.result(world.device(), tolerations=tolerations)])
 

@@ -17,6 +17,7 @@ from accelplane.host import Host
     ("operation", "dfl", "opae"),
     [
         ("api-version", 0xB600, 0xB500),
+        ("reset", 0xB640, 0xB540),
         ("port-info", 0xB641, 0xB541),
         ("port-region", 0xB642, 0xB542),
         ("program", 0xB680, 0xB580),

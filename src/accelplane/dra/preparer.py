@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from functools import partial
 from typing import Any, TypeAlias
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from accelplane.apiserver import ApiError, ApiServer
@@ -46,6 +47,14 @@ _EXPECTED = (AllocationError, CdiError, ClaimError, FpgaError, HostError, Journa
 
 _Devices: TypeAlias = Sequence[PreparedDevice]
 _Work: TypeAlias = Callable[[ClaimRef], Awaitable[_Devices]]
+
+
+class _Progress(Struct):
+    """What the task of a claim does, and the time of the loop at which it began."""
+
+    since: float
+    device: str = "the claim"
+    activity: str = "after another call"
 
 
 class Preparer:
@@ -86,7 +95,7 @@ class Preparer:
         self._claims = ClaimReader(api)
         self._store = ClaimStore(driver, directory, cdi_dir)
         self._tasks: dict[tuple[str, str], asyncio.Task[_Devices]] = {}
-        self._progress: dict[str, str] = {}
+        self._progress: dict[str, _Progress] = {}
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}  # with the number of their users
         self._unused_since: dict[str, float] = {}
         self._orphans: asyncio.Task[None] | None = None
@@ -170,8 +179,9 @@ class Preparer:
         task = self._tasks.get((kind, ref.uid)) or self._start(kind, ref, work)
         await asyncio.wait((task,), timeout=self._time_limit)
         if not task.done():
-            progress = self._progress.get(ref.uid, "after another call for the claim")
-            return ClaimError(f"still {kind[:-1]}ing {progress}, {self._time_limit:g} s so far")
+            progress = self._progress.get(ref.uid) or _Progress(asyncio.get_running_loop().time() - self._time_limit)
+            seconds = asyncio.get_running_loop().time() - progress.since
+            return ClaimError(f"still {kind[:-1]}ing {progress.device} ({progress.activity}, {seconds:.0f} s so far)")
         try:
             return task.result()
         except (*_EXPECTED, Exception) as error:
@@ -184,10 +194,13 @@ class Preparer:
         async def run() -> _Devices:
             try:
                 async with self._locked((_claim_lock(ref.uid),)):
-                    return await work(ref)
+                    self._progress[ref.uid] = _Progress(asyncio.get_running_loop().time())
+                    try:
+                        return await work(ref)
+                    finally:
+                        del self._progress[ref.uid]
             finally:
                 del self._tasks[kind, ref.uid]
-                self._progress.pop(ref.uid, None)
                 self._changed.notify_all()
 
         task = self._tasks[kind, ref.uid] = asyncio.create_task(run())
@@ -210,13 +223,18 @@ class Preparer:
         if users > 1:
             self._locks[name] = lock, users - 1
 
+    def _report(self, uid: str, device: str, activity: str) -> None:
+        """Records what the task of the claim does. Others, such as the removal of orphans, have no record."""
+        if (progress := self._progress.get(uid)) is not None:
+            progress.device, progress.activity = device, activity
+
     async def _read(self, uid: str) -> Entry | None:
         """The entry of the claim, when no other instance works on it any more."""
         while True:
             entry, busy = await in_thread(lambda: self._store.read(uid))
             if not busy:
                 return entry
-            self._progress[uid] = "in another instance of this driver"
+            self._report(uid, "the claim", "in another instance of this driver")
             await asyncio.sleep(_OTHER_INSTANCE_INTERVAL)
 
     # Prepare. The lock of the claim is held.
@@ -235,7 +253,7 @@ class Preparer:
         if entry is not None and planning.differs(entry, devices):
             await self._finish(ref)
             entry = None
-        self._progress[ref.uid] = devices[0].holding.device
+        self._report(ref.uid, devices[0].holding.device, "waiting for another claim")
         wanted = Entry(
             uid=ref.uid, namespace=ref.namespace, name=ref.name, state="preparing", boot=self._store.boot,
             owner=self._store.owner, devices=[device.holding for device in devices],
@@ -297,7 +315,7 @@ class Preparer:
         holdings = list(entry.devices)
         for place, (device, own) in enumerate(zip(devices, steps, strict=True)):
             if word := hardware.action(device, own):
-                self._progress[entry.uid] = f"{device.holding.device} ({word})"
+                self._report(entry.uid, device.holding.device, word)
                 holdings[place] = await in_thread(partial(hardware.apply, self._host.fresh(), device, own))
         return replace(entry, devices=holdings)
 
@@ -377,7 +395,7 @@ class Preparer:
         names = await in_thread(lambda: vfio.group_locks(self._host.fresh(), addresses))
         names |= {_unit_lock(each) for each in entry.devices}
         async with self._locked(names):
-            self._progress[entry.uid] = ", ".join(each.device or each.unit for each in entry.devices)[:80]
+            self._report(entry.uid, ", ".join(each.device or each.unit for each in entry.devices)[:80], "undoing")
             await self._undo(entry)
         return ()
 

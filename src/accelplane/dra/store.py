@@ -123,7 +123,8 @@ class ClaimStore:
         self._cdi.write(file)
         with self._journal.lock():
             self._journal.save(entry)
-            self._journal.remove_damaged(entry.uid)
+            if entry.uid in self.damaged:
+                self._journal.remove_damaged(entry.uid)
             self._read()
         return entry
 

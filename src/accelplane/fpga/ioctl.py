@@ -26,9 +26,10 @@ from accelplane.fpga.drivers import DFL, OPAE, Driver
 # which the driver may modify. Returns the driver's result. Raises `OSError`.
 Call: TypeAlias = Callable[[str, int, bytearray | int], int]
 
-Operation: TypeAlias = Literal["api-version", "port-info", "port-region", "program", "release", "assign"]
+Operation: TypeAlias = Literal["api-version", "reset", "port-info", "port-region", "program", "release", "assign"]
 _OPERATIONS: dict[Operation, tuple[int, str]] = {
     "api-version": (0x00, "reading the API version"),
+    "reset": (0x40, "resetting the port"),
     "port-info": (0x41, "reading the port's properties"),
     "port-region": (0x42, "reading a region of the port"),
     "program": (0x80, "programming"),

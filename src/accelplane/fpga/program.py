@@ -101,6 +101,11 @@ def move(
         ioctl.perform(call, fme.driver, host.local(fme.node), operation, ioctl.pack_port(fme.driver, number))
 
 
+def reset(host: Host, port: Port, *, call: Call = system_call) -> None:
+    """Resets the function in the port. Raises `IoctlError`."""
+    ioctl.perform(call, port.driver, host.local(port.node), "reset")
+
+
 def api_version(host: Host, device: Port | Fme, *, call: Call = system_call) -> int:
     """Returns the API version of the driver. Raises `IoctlError`."""
     return ioctl.perform(call, device.driver, host.local(device.node), "api-version")

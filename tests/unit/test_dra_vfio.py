@@ -1,0 +1,235 @@
+"""Claims with `access: vfio`: functions are bound to VFIO for a claim, and back."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from draclaims import UnitOffers, World, devices_of, error_of
+from drafaults import Faults, FaultyHost
+from trees import link, write
+
+from accelplane.devices import Unit
+from accelplane.dra.configuration import VFIO_CLASS
+from accelplane.dra.journal import Rebind
+from accelplane.dra.model import ClaimError
+from accelplane.dra.vfio import plan
+from accelplane.host import Host
+from accelplane.host.drivers import bind, driver_of, vfio_group
+from accelplane.simulate.kernel import Kernel
+from accelplane.simulate.offload import QatSpec
+from accelplane.simulate.specs import NodeSpec
+
+PFS = ("0000:61:00.0", "0000:62:00.0")
+VFS = ("0000:61:00.1", "0000:62:00.1")
+GPU = "0000:03:00.0"
+
+
+def vfio_config(**fields: object) -> dict[str, object]:
+    parameters = {"apiVersion": "gpu.intel.com/v1alpha1", "kind": "GpuConfig", "access": "vfio", **fields}
+    return {"source": "FromClaim", "opaque": {"driver": "gpu.intel.com", "parameters": parameters}}
+
+
+class SlowHost(FaultyHost):
+    """Binding of one function returns when `release` is set."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel, Faults())
+        self.slow = ""
+        self.release = threading.Event()
+
+    def write(self, path: str, text: str) -> None:
+        if path.endswith("/bind") and text == self.slow:
+            self.release.wait(10)
+        super().write(path, text)
+
+
+@pytest.fixture
+def host() -> SlowHost:
+    qats = [QatSpec(bdf=pf, vfs=1) for pf in PFS]
+    return SlowHost(Kernel(NodeSpec(qats=qats, loaded=("vfio-pci",))))
+
+
+@pytest.fixture
+def world(tmp_path: Path, host: SlowHost) -> World:
+    units = [
+        Unit(id=vf, parent=pf, health=vf, attributes={"pciAddress": vf, "driver": "4xxxvf"})
+        for vf, pf in zip(VFS, PFS, strict=True)
+    ]
+    return World(tmp_path, UnitOffers(*units), host=host)
+
+
+async def test_function_is_bound_for_the_claim_and_gets_its_driver_back(world: World) -> None:
+    preparer = await world.start()
+    claim = world.claim("a1", world.device(), config=[vfio_config()])
+
+    devices_of((await preparer.prepare([claim]))["a1"])
+
+    group = vfio_group(world.host, VFS[0])
+    nodes = [node["path"] for node in world.cdi_file("a1")[f"a1-{world.device()}"]["deviceNodes"]]
+    assert nodes[:2] == ["/dev/vfio/vfio", f"/dev/vfio/{group}"]
+    assert driver_of(world.host, VFS[0]) == "vfio-pci"
+    assert preparer.bound()[VFS[0]].attributes["driver"] == "vfio-pci"
+    await preparer.unprepare([claim])
+    assert driver_of(world.host, VFS[0]) == "4xxxvf"
+
+
+async def test_bound_units_are_known_after_a_restart(world: World) -> None:
+    preparer = await world.start()
+    await preparer.prepare([world.claim("a1", world.device(), config=[vfio_config()])])
+    before = preparer.bound()
+    await preparer.close()
+
+    assert (await world.start()).bound() == before
+
+
+async def test_function_that_was_bound_before_stays_bound(world: World) -> None:
+    bind(world.host, VFS[0], "vfio-pci")
+    preparer = await world.start(manage_binding=False)
+    claim = world.claim("a1", world.device(), config=[vfio_config()])
+
+    devices_of((await preparer.prepare([claim]))["a1"])
+    await preparer.unprepare([claim])
+
+    assert driver_of(world.host, VFS[0]) == "vfio-pci"
+    assert preparer.bound() == {}
+
+
+async def test_class_of_intel_selects_vfio_without_configuration(world: World) -> None:
+    preparer = await world.start()
+    requests = [{"name": "r0", "exactly": {"deviceClassName": VFIO_CLASS}}]
+
+    await preparer.prepare([world.claim("a1", world.device(), requests=requests)])
+
+    assert driver_of(world.host, VFS[0]) == "vfio-pci"
+
+
+async def test_function_is_not_bound_if_binding_is_disabled(world: World) -> None:
+    preparer = await world.start(manage_binding=False)
+
+    answer = await preparer.prepare([world.claim("a1", world.device(), config=[vfio_config()])])
+
+    assert "bound to 4xxxvf, expected a VFIO driver" in error_of(answer["a1"])
+    assert world.leftovers() == []
+
+
+async def test_binding_that_blocks_delays_no_other_unit_and_its_result_is_used_later(
+    world: World, host: SlowHost
+) -> None:
+    preparer = await world.start(time_limit=0.1)
+    slow, other = (world.claim(f"a{n}", world.device(n), config=[vfio_config()]) for n in (0, 1))
+    host.slow = VFS[0]
+
+    answers = await preparer.prepare([slow, other])
+
+    devices_of(answers["a1"])
+    assert f"still preparing {world.device()} (binding, 0 s so far)" in error_of(answers["a0"])
+    assert "still unpreparing" in error_of((await preparer.unprepare([slow]))["a0"])
+    host.release.set()
+    await preparer.idle()
+    assert world.leftovers() == ["a1.json", "k8s.gpu.intel.com-claim_a1.json"]
+
+
+async def test_result_of_a_binding_that_took_long_is_used_by_the_next_call(world: World, host: SlowHost) -> None:
+    preparer = await world.start(time_limit=0.05)
+    claim = world.claim("a1", world.device(), config=[vfio_config()])
+    host.slow = VFS[0]
+    error_of((await preparer.prepare([claim]))["a1"])
+    host.release.set()
+    await preparer.idle()
+    writes = list(host.writes)
+
+    devices_of((await preparer.prepare([claim]))["a1"])
+
+    assert host.writes == writes
+
+
+async def test_close_leaves_unfinished_work_to_the_next_start(world: World, host: SlowHost) -> None:
+    preparer = await world.start(time_limit=0.05)
+    claim = world.claim("a1", world.device(), config=[vfio_config()])
+    host.slow = VFS[0]
+    error_of((await preparer.prepare([claim]))["a1"])
+
+    await preparer.close(seconds=0.0)
+
+    second = await world.start(time_limit=0.05)
+    assert "in another instance" in error_of((await second.prepare([claim]))["a1"])
+    host.release.set()
+    await preparer.idle()
+    await second.idle()
+    assert world.journal()["a1"]["state"] == "prepared"
+
+
+def group_tree(root: Path, **drivers: str) -> Host:
+    """A GPU bound to xe, and other functions of its IOMMU group with their drivers."""
+    for address, driver in {GPU: "xe", **drivers}.items():
+        device = root / "sys/bus/pci/devices" / address
+        write(device / "class", "0x040300\n")
+        write(device / "driver_override", "(null)\n")
+        write(device / "device", "0x56c0\n")
+        write(root / "sys/kernel/iommu_groups/7/devices" / address, "")
+        link(device / "iommu_group", root / "sys/kernel/iommu_groups/7")
+        if driver:
+            link(device / "driver", root / "sys/bus/pci/drivers" / driver)
+    (root / "sys/bus/pci/drivers/vfio-pci").mkdir(parents=True)
+    (root / "sys/class/iommu/dmar0").mkdir(parents=True)
+    return Host(root)
+
+
+def refusal(host: Host, holders: dict[str, str] | None = None) -> str:
+    with pytest.raises(ClaimError) as raised:
+        plan(host, GPU, holders or {}, manage_binding=True)
+    return str(raised.value)
+
+
+def test_gpu_is_not_bound_while_another_function_of_its_group_has_a_driver(tmp_path: Path) -> None:
+    host = group_tree(tmp_path, **{"0000:04:00.0": "snd_hda_intel"})
+
+    message = refusal(host)
+
+    assert "0000:04:00.0 of its IOMMU group is bound to snd_hda_intel" in message
+
+
+def test_gpu_is_not_bound_while_another_function_of_its_group_is_held(tmp_path: Path) -> None:
+    host = group_tree(tmp_path, **{"0000:04:00.0": "vfio-pci"})
+
+    assert "0000:04:00.0 of its IOMMU group is held by claim a/b" in refusal(host, {"0000:04:00.0": "claim a/b"})
+
+
+def test_bridges_and_unbound_functions_of_the_group_do_not_matter(tmp_path: Path) -> None:
+    host = group_tree(tmp_path, **{"0000:00:01.0": "pcieport", "0000:04:00.0": "", "0000:05:00.0": "bridge_driver"})
+    write(tmp_path / "sys/bus/pci/devices/0000:05:00.0/class", "0x060400\n")
+
+    step = plan(host, GPU, {}, manage_binding=True)
+
+    assert step == Rebind(address=GPU, bound="vfio-pci", driver="xe")
+
+
+def test_gpu_is_bound_to_the_vfio_driver_of_xe_if_it_is_loaded(tmp_path: Path) -> None:
+    host = group_tree(tmp_path)
+    (tmp_path / "sys/bus/pci/drivers/xe-vfio-pci").mkdir()
+
+    step = plan(host, GPU, {}, manage_binding=True)
+
+    assert step is not None
+    assert step.bound == "xe-vfio-pci"
+
+
+def test_gpu_with_virtual_functions_is_not_bound(tmp_path: Path) -> None:
+    host = group_tree(tmp_path)
+    write(tmp_path / f"sys/bus/pci/devices/{GPU}/sriov_numvfs", "4\n")
+
+    assert "has 4 virtual functions" in refusal(host)
+
+
+def test_gpu_is_not_bound_while_a_process_has_its_node_open(tmp_path: Path) -> None:
+    host = group_tree(tmp_path)
+    (tmp_path / f"sys/bus/pci/devices/{GPU}/drm/card0").mkdir(parents=True)
+    link(tmp_path / "proc/4711/fd/5", "/dev/dri/card0")
+
+    assert "process 4711 has its DRM node open" in refusal(host)
+
+
+def test_function_without_iommu_group_is_not_bound(tmp_path: Path) -> None:
+    write(tmp_path / f"sys/bus/pci/devices/{GPU}/class", "0x030000\n")
+
+    assert "has no IOMMU group" in refusal(Host(tmp_path))
