@@ -68,4 +68,25 @@ BROKEN_RULES: tuple[tuple[str, Object], ...] = (
         for value in values
     ),
     ("sgx", {"updateStrategy": {"type": "OnDelete", "rollingUpdate": {}}}),
+    *(("qat", {"dra": {"devices": {address: "dra"}}}) for address in ("03:00.0", "0000:03:00.A", "gpu")),
+    ("npu", {"dra": {"api": "plugin"}, "updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}),
+    ("npu", {"dra": {"devices": {"0000:03:00.0": "plugin"}}, "updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}),
+)
+# Specs with fields of ours that all rules accept.
+ACCEPTED_WITH_DRA: tuple[tuple[str, Object], ...] = (
+    *((family, {"dra": {}}) for family in models.KINDS),
+    (
+        "gpu",
+        {
+            "dra": {
+                "api": "plugin",
+                "devices": {"0000:03:00.0": "dra", "0000:04:00.0": "none"},
+                "evict": "sick",
+                "manageBinding": True,
+                "deviceStatus": True,
+                "takeOver": True,
+            }
+        },
+    ),
+    ("npu", {"dra": {}, "updateStrategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 1}}}),
 )

@@ -19,14 +19,20 @@ IMAGE = "intel/intel-gpu-plugin:0.31.1"
 
 @contextlib.asynccontextmanager
 async def operator(
-    api: KubeApi, *families: str, images: ImagePolicy | None = None, wait: float = 10
+    api: KubeApi, *families: str, images: ImagePolicy | None = None, wait: float = 10, dra: bool = False
 ) -> AsyncIterator[None]:
-    """Runs the controllers of these families."""
+    """Runs the controllers of these families; `dra`: they may grant the rights for claims."""
     client = Client(api.config, field_manager="accelplane-operator", timeout=1)
     manager = Manager(
         client, health_address=OFF, metrics_address=OFF, watch_timeouts=WatchTimeouts(first_delay=0.01, max_delay=0.1)
     )
-    controllers(manager, families, Settings(namespace=NAMESPACE, images=images or ImagePolicy()), wait=wait)
+    settings = Settings(
+        namespace=NAMESPACE,
+        images=images or ImagePolicy(),
+        dra_role="x-dra-role" if dra else "",
+        dra_status_role="x-dra-status-role" if dra else "",
+    )
+    controllers(manager, families, settings, wait=wait)
     task = asyncio.create_task(manager.run())
     try:
         yield

@@ -53,6 +53,42 @@ async def test_shared_objects_of_gpu_plugins_exist_while_one_of_them_needs_them(
         await until(lambda: not api.all("clusterrolebindings") and not api.all("serviceaccounts"))
 
 
+def dra_bindings(api: KubeApi) -> dict[str, tuple[str, str]]:
+    """Binding -> role and account."""
+    return {
+        each["metadata"]["name"]: (each["roleRef"]["name"], each["subjects"][0]["name"])
+        for each in api.all("clusterrolebindings")
+    }
+
+
+async def test_accounts_for_claims_have_the_role_that_a_resource_needs_and_exist_while_it_does(api: KubeApi) -> None:
+    plain, status = "accelplane-dra-npu", "accelplane-dra-npu-status"
+    image = own_image("intel-npu-plugin")
+    async with operator(api, "npu", "qat", dra=True):
+        put(api, resource("npu", image=image, dra={}))
+        await until(lambda: daemonset(api, "npu") is not None)
+        assert dra_bindings(api) == {plain: ("x-dra-role", plain)}
+        assert api.get("serviceaccounts", plain, NAMESPACE)
+        put(api, resource("npu", image=image, dra={"deviceStatus": True}), generation=2)
+        await until(lambda: dra_bindings(api) == {status: ("x-dra-status-role", status)})
+        assert [each["metadata"]["name"] for each in api.all("serviceaccounts")] == [status]
+        put(api, resource("npu", image=image, dra={"api": "none"}), generation=3)
+        await until(lambda: not api.all("clusterrolebindings") and not api.all("serviceaccounts"))
+
+
+async def test_a_resource_for_claims_is_degraded_if_the_operator_may_not_grant_the_rights(api: KubeApi) -> None:
+    async with operator(api, "npu"):
+        put(api, resource("npu", image=own_image("intel-npu-plugin"), dra={}))
+        await until(lambda: has_condition(api, "Degraded", "True", family="npu"))
+        found = condition(api, "Degraded", family="npu")
+        assert found
+        assert found["reason"] == "RightsMissing"
+        assert "deploy/operator/overlays/dra" in found["message"]
+        assert daemonset(api, "npu") is None
+        put(api, resource("npu", image=own_image("intel-npu-plugin")), generation=2)
+        await until(lambda: daemonset(api, "npu") is not None)
+
+
 def binding(namespace: str = NAMESPACE, role: str = "inteldeviceplugins-gpu-manager-role", **more: Any) -> Object:
     subject = {"kind": "ServiceAccount", "name": "gpu-manager-sa", "namespace": namespace}
     return {

@@ -121,8 +121,12 @@ def expected_objects(tree: str) -> dict[tuple[str, str], Object]:
 
 @pytest.mark.parametrize(
     ("tree", "values"),
-    [("default", {}), ("overlays/default-with-certmanager", CERT_MANAGER)],
-    ids=["own", "certmanager"],
+    [
+        ("default", {}),
+        ("overlays/default-with-certmanager", CERT_MANAGER),
+        ("overlays/dra", {"manager": {"dra": True}}),
+    ],
+    ids=["own", "certmanager", "dra"],
 )
 def test_the_operator_chart_renders_the_objects_of_the_kustomization(tree: str, values: Object) -> None:
     found, expected = by_name(template(OPERATOR, NAMESPACE, **values)), expected_objects(tree)

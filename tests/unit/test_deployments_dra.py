@@ -26,6 +26,7 @@ VOLUMES: Volumes = {
     "dra-registration": ("/var/lib/kubelet/plugins_registry", "rw", ""),
     "podresources": ("/var/lib/kubelet/pod-resources", "ro", ""),
 }
+BITSTREAMS: Volumes = {"bitstreams": ("/srv/intel.com/fpga", "ro", "DirectoryOrCreate")}
 CDI: Volumes = {"cdipath": ("/var/run/cdi", "rw", "DirectoryOrCreate")}
 
 
@@ -147,7 +148,7 @@ def drivers_of(policy: Object) -> list[str]:
 def test_the_policies_admit_the_drivers_of_all_families() -> None:
     policies = [each for each in render(DEPLOY / "dra/policies") if each["kind"] == "ValidatingAdmissionPolicy"]
     assert sorted(each["metadata"]["name"] for each in policies) == ["accelplane-dra-claims", "accelplane-dra-slices"]
-    namespaces = {installed([family])[family].namespace for family in FAMILIES}
+    namespaces = {installed([family]).types[family].namespace for family in FAMILIES}
     assert [drivers_of(each) for each in policies] == [sorted(namespaces)] * 2 == [DRIVERS] * 2
 
 
@@ -220,6 +221,12 @@ def test_a_daemonset_with_dra_has_these_additions_and_no_others(tree: str) -> No
     container["env"] = [*container.get("env", ()), *from_fields(POD_UID="metadata.uid")]
     if not any(each["name"] == "NODE_NAME" for each in container["env"]):
         container["env"] += from_fields(NODE_NAME="spec.nodeName")
+    if tree.startswith("fpga"):
+        added = added | BITSTREAMS
+        container["volumeMounts"] += mounts(BITSTREAMS)
+        # Programming opens the management devices, which other containers cannot open.
+        container["securityContext"]["privileged"] = True
+        del container["securityContext"]["allowPrivilegeEscalation"]
     pod["volumes"] += host_paths(added)
     pod["automountServiceAccountToken"] = True
     pod["serviceAccountName"] = daemonset["spec"]["template"]["spec"]["serviceAccountName"]

@@ -33,6 +33,8 @@ from release.olm.products import PLUGIN_IMAGES
 
 TREE = DEPLOY / "operator"
 DEFAULT, CERT_MANAGER, OCP = "default", "overlays/default-with-certmanager", "overlays/ocp"
+WITH_DRA = "overlays/dra"
+POLICIES = ("accelplane-dra-claims", "accelplane-dra-slices")
 DEVICES = {f"device/{family}": family for family in KINDS}
 NAMESPACE, PREFIX = "inteldeviceplugins-system", "inteldeviceplugins-"
 OCP_NAMES = ("system", "intel-deviceplugins-")
@@ -88,6 +90,12 @@ GPU_MANAGER = {
     "ClusterRole": "gpu-manager-role gpu-manager-binder-role",
     "ClusterRoleBinding": "gpu-manager-binder-rolebinding",
 }
+DRA = {
+    "Role": "dra-binder-role",
+    "RoleBinding": "dra-binder-rolebinding",
+    "ClusterRole": "dra-role dra-status-role dra-binder-role",
+    "ClusterRoleBinding": "dra-binder-rolebinding",
+}
 OWN_CERTIFICATE: dict[str, str] = dict.fromkeys(
     ("Secret", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"), "own-certificate"
 )
@@ -96,6 +104,7 @@ VARIANTS: dict[str, list[dict[str, str]]] = {
     DEFAULT: [COMMON, GPU_MANAGER, OWN_CERTIFICATE],
     CERT_MANAGER: [COMMON, GPU_MANAGER, OF_CERT_MANAGER],
     OCP: [COMMON, GPU_MANAGER],
+    WITH_DRA: [COMMON, GPU_MANAGER, OWN_CERTIFICATE, DRA],
 }
 
 
@@ -112,6 +121,9 @@ def test_an_installation_has_exactly_these_objects(directory: str) -> None:
     expected |= {("CustomResourceDefinition", name) for name in definitions}
     if directory != OCP:
         expected.add(("Namespace", NAMESPACE))
+    if directory == WITH_DRA:
+        kinds = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+        expected |= {(kind, name) for kind in kinds for name in POLICIES}
     assert {*by_name(render(TREE / directory))} == expected
 
 
@@ -190,11 +202,19 @@ CONTAINER: Object = {
     "volumeMounts": [{"name": "cert", "mountPath": CERTIFICATES, "readOnly": True}],
 }
 VOLUMES = [{"name": "cert", "secret": {"secretName": "webhook-server-cert", "defaultMode": 0o644}}]
+ROLES = ("DRA", "DRA_STATUS")
 # Differences of an installation.
 OWN_CERTIFICATES: Object = {"env": environment(PREFIX, own_certificate=True), "volumeMounts": []}
 CONTAINERS: dict[str, Object] = {
     DEFAULT: OWN_CERTIFICATES,
     CERT_MANAGER: {},
+    WITH_DRA: OWN_CERTIFICATES
+    | {
+        "env": [
+            *environment(PREFIX, own_certificate=True),
+            *({"name": f"{name}_ROLE", "value": f"{PREFIX}{name.lower().replace('_', '-')}-role"} for name in ROLES),
+        ]
+    },
     OCP: {
         "env": environment(OCP_NAMES[1]),
         "securityContext": {name: value for name, value in SECURITY.items() if name != "runAsUser"},
@@ -235,7 +255,9 @@ def test_the_names_that_the_program_gets_are_those_of_its_objects(directory: str
     assert ("Service", chosen.certificate.service) in found
     for kind, (name,) in chosen.certificate.configurations.items():
         assert (kind, name) in found
-    if directory == DEFAULT:
+    roles = (chosen.settings.dra_role, chosen.settings.dra_status_role)
+    assert all(("ClusterRole", role) in found for role in roles) if directory == WITH_DRA else roles == ("", "")
+    if directory in (DEFAULT, WITH_DRA):
         assert ("Secret", chosen.certificate.secret) in found
     else:
         (mount,) = container["volumeMounts"]

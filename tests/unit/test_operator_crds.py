@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from customresources import ACCEPTED_BY_THE_ORIGINAL, BROKEN_RULES, SAMPLES, plugin, sample
+from customresources import ACCEPTED_BY_THE_ORIGINAL, ACCEPTED_WITH_DRA, BROKEN_RULES, SAMPLES, plugin, sample
 from manifests import own_image
 
 from accelplane.admission.mapping_status import MappingStatus
@@ -74,7 +74,8 @@ FIELDS: list[tuple[str, Schema, str]] = [
 ]
 # Fields that the Go project does not have.
 OURS = {
-    *("imagePullPolicy", "imagePullSecrets", "podAnnotations", "priorityClassName", "resources", "updateStrategy"),
+    *("dra", "imagePullPolicy", "imagePullSecrets", "podAnnotations", "priorityClassName", "resources"),
+    "updateStrategy",
 }
 OURS_OF_GPU = {"healthManagement", "levelZeroImage", "xpumdEndpoint"}
 
@@ -263,11 +264,17 @@ def test_a_schema_accepts_what_that_of_the_original_accepts(family: str, spec: S
     assert [*violations(spec, spec_of(family))] == []
 
 
+@pytest.mark.parametrize(("family", "spec"), ACCEPTED_WITH_DRA)
+def test_the_fields_of_dra_are_accepted(family: str, spec: Schema) -> None:
+    assert [*violations(spec, spec_of(family))] == []
+    assert [*broken(plugin(family, **spec).spec, (*rules.UPDATE_STRATEGY, *rules.DRA))] == []
+
+
 @pytest.mark.parametrize(("family", "spec"), BROKEN_RULES)
 def test_a_violated_rule_has_a_one_line_message_with_the_remedy(family: str, spec: Schema) -> None:
     found = plugin(family, **spec).spec
     of_gpu = rules.GPU_HEALTH if isinstance(found, models.GpuSpec) else ()
-    (message, *_) = [*broken(found, rules.UPDATE_STRATEGY), *broken(found, of_gpu)]
+    (message, *_) = [*broken(found, (*rules.UPDATE_STRATEGY, *rules.DRA)), *broken(found, of_gpu)]
     assert re.fullmatch(r".+ is .+, expected .+; \S.+", message)
 
 

@@ -117,6 +117,8 @@ def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Opt
             pull_secret=_name(given, "DEVICEPLUGIN_SECRET"),
             service_account=_name(given, "-plugin-service-account"),
             gpu_manager_role=_name(given, "GPU_MANAGER_ROLE"),
+            dra_role=_name(given, "DRA_ROLE"),
+            dra_status_role=_name(given, "DRA_STATUS_ROLE"),
             images=_images(values, environment),
             fpga_naming=fpgawebhook.naming_of(given["-fpga-resource-naming"], "-fpga-resource-naming"),
         ),

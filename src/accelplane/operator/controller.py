@@ -32,6 +32,7 @@ from accelplane.kube.writebudget import WriteBudget
 from accelplane.operator import images, models, status
 from accelplane.operator.children import Children, OtherNamespace
 from accelplane.operator.daemonsets import provisioning_hash, render
+from accelplane.operator.daemonsets.dra import uses_dra
 from accelplane.operator.features import unsupported_fields
 from accelplane.operator.models import DevicePlugin
 from accelplane.operator.nodes import Nodes
@@ -48,9 +49,10 @@ from accelplane.operator.resources import (
     read_without_spec,
 )
 from accelplane.operator.settings import Settings
-from accelplane.operator.shared import BindingConflict, SharedObjects
+from accelplane.operator.shared import BindingConflict, RightsMissing, shared_objects
 from accelplane.operator.specimages import SpecImages, Upgraded
 from accelplane.operator.update import plan, provisioning_on
+from accelplane.operator.validation import DRA_NOT_INSTALLED
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +63,7 @@ _NONE = Request("(none)")
 # A thousand pods may become ready one after the other, and the status has the names of their nodes.
 _DEBOUNCE = 1.0
 # No watch reports the deletion of these objects: a DaemonSet in another namespace, a ClusterRoleBinding.
-_UNWATCHED = (OtherNamespace, BindingConflict)
+_UNWATCHED = (OtherNamespace, BindingConflict, RightsMissing)
 _UNWATCHED_RETRY = 30.0
 
 
@@ -88,7 +90,7 @@ class PluginController:
         # Of the resources, in which images and the status are written.
         self._budget = WriteBudget()
         self._images = SpecImages(manager.client, manager.events, settings.images, self._budget)
-        self._shared = SharedObjects(manager.client, settings) if family == "gpu" else None
+        self._shared = shared_objects(manager.client, family, settings)
         own_pods = Selection(settings.namespace, labels=f"app=intel-{family}-plugin")
         self._resources = manager.cache(self._kind, transform=compact, optional=True)
         self._daemonsets = manager.cache(DaemonSet, own_pods, transform=untrimmed)
@@ -105,7 +107,7 @@ class PluginController:
         self._resources.subscribe(self._resource_changed)
         self._pods.subscribe(self._pod_changed)
         self._nodes.cache.subscribe(self._node_changed)
-        if self._shared is not None:
+        if self._shared:
             # The last resource may have been deleted while no operator ran.
             self._controller.starts_with(_NONE)
 
@@ -194,12 +196,14 @@ class PluginController:
         action, retries = "", [upgraded.retry_after]
         if failure is None:
             try:
+                if uses_dra(plugin) and not self._settings.dra_role:
+                    raise RightsMissing(f"{plugin.kind} {plugin.name}", DRA_NOT_INSTALLED)
                 retries.append(await self._reconcile_shared(before=True))
                 ensured = await self._children.ensure(resource, planned, current)
                 action, current = ensured.action, ensured.found
                 surplus = [each for each in existing if each.metadata.name in planned.surplus]
                 retries += [ensured.retry_after, await self._children.delete_surplus(resource, surplus)]
-            except (StatusError, NameConflict, BindingConflict) as error:
+            except (StatusError, NameConflict, BindingConflict, RightsMissing) as error:
                 if isinstance(error, StatusError) and not error.permanent:
                     raise
                 failure = error
@@ -262,18 +266,18 @@ class PluginController:
         return Result(requeue_after=delay) if delay else None
 
     async def _reconcile_shared(self, *, before: bool) -> float:
-        """Creates the shared objects of GPU plugins before their DaemonSets, and deletes them afterwards.
+        """Creates the shared objects of plugins before their DaemonSets, and deletes them afterwards.
 
         Returns the seconds until the next check.
         """
-        if self._shared is None:
-            return 0.0
-        known = [_reads(each) for each in self._resources]
-        needed = any(isinstance(each, models.GpuDevicePlugin) and each.spec.resource_manager for each in known)
-        # Who cannot be read may need them.
-        if needed == before and (needed or None not in known):
-            return await self._shared.reconcile(needed=needed)
-        return 0.0
+        known = [_reads(each) for each in self._resources] if self._shared else []
+        delays: list[float] = []
+        for shared in self._shared:
+            needed = any(each is not None and shared.needed_by(each) for each in known)
+            # Who cannot be read may need them.
+            if needed == before and (needed or None not in known):
+                delays.append(await shared.reconcile(needed=needed))
+        return min((each for each in delays if each > 0), default=0.0)
 
     async def _provisioning(self, plugin: DevicePlugin, existing: Sequence[JsonObject]) -> tuple[bool | None, str]:
         """Whether the named ConfigMap is missing (None: unknown), and the hash of its content."""

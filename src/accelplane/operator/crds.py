@@ -27,7 +27,7 @@ from accelplane.kube.jsontypes import Json, JsonObject
 from accelplane.kube.rules import validations
 from accelplane.operator import fpgamodels, models, rules
 
-_COMMON_RULES: Sequence[Json] = [*validations(rules.UPDATE_STRATEGY)]
+_COMMON_RULES: Sequence[Json] = [*validations(rules.UPDATE_STRATEGY), *validations(rules.DRA)]
 _RULES: Mapping[str, Sequence[Json]] = {"gpu": [*validations(rules.GPU_HEALTH)]}
 
 _COLUMNS: tuple[Mapping[str, str], ...] = (

@@ -71,6 +71,8 @@ def _message(feature: Feature, image: str, policy: ImagePolicy) -> str:
 
 def _features(spec: PluginSpec) -> Iterator[Feature]:
     """The features that a spec uses and that releases since 0.31.1 have added."""
+    if spec.dra is not None:
+        yield Feature("dra", spec.dra.api or "dra", OURS)
     match spec:
         case DsaSpec(driver="vfio-pci"):
             yield Feature("driver", spec.driver, "0.36.0")

@@ -14,6 +14,7 @@ from msgspec import Meta
 from accelplane.kube.conditions import Condition
 from accelplane.kube.jsontypes import JsonObject
 from accelplane.kube.wire import Int32, Toleration, Wire
+from accelplane.operator.dramodels import Dra
 
 GROUP, VERSION = "deviceplugin.intel.com", "v1"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -57,7 +58,10 @@ class Resources(Wire, frozen=True):
 class RollingUpdate(Wire, frozen=True):
     max_surge: Annotated[
         int | str | None,
-        Meta(description="Must be 0: two plugin pods on a node register the same resources. 0 when not set."),
+        Meta(
+            description="Must be 0 without dra: two plugin pods on a node register the same resources. 0 when not set, "
+            "1 if all devices are for claims."
+        ),
     ] = None
     max_unavailable: Annotated[
         int | str | None,
@@ -179,6 +183,10 @@ class PluginSpec(Wire, frozen=True):
         Meta(description="Update strategy of the DaemonSet. One node after the other when not set."),
     ] = None
     pod_annotations: Annotated[Mapping[str, str], Meta(description="Annotations of the plugin pods.")] = {}
+    dra: Annotated[
+        Dra | None,
+        Meta(description="Devices for claims (dynamic resource allocation). All devices have resources when not set."),
+    ] = None
 
 
 class InitSpec(PluginSpec, frozen=True):

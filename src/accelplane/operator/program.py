@@ -81,7 +81,7 @@ def _manager(client: Client, options: Options, extend: Extension | None) -> Mana
 
 
 def _hooks(manager: Manager, by_family: Mapping[str, PluginController], options: Options) -> Iterator[Hook]:
-    yield from hooks(by_family, options.settings.images)
+    yield from hooks(by_family, options.settings)
     if "sgx" in by_family:
         yield sgx.mutator(options.sgx)
     if "fpga" in by_family:

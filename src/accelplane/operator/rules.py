@@ -27,7 +27,8 @@ _PERCENTAGE = "(100|[1-9][0-9]?)%"
 
 def _max_surge_is_set(spec: PluginSpec) -> bool:
     update = spec.update_strategy and spec.update_strategy.rolling_update
-    return bool(update) and update.max_surge not in (None, 0, "0%")
+    for_claims = spec.dra is not None and spec.dra.is_exclusive
+    return bool(update) and update.max_surge not in (None, 0, "0%") and not for_claims
 
 
 def _no_pod_is_replaced(spec: PluginSpec) -> bool:
@@ -39,6 +40,12 @@ def _no_pod_is_replaced(spec: PluginSpec) -> bool:
 
 
 _SURGE = "updateStrategy.rollingUpdate.maxSurge"
+# No device has a resource, as `Dra.is_exclusive`.
+_FOR_CLAIMS = (
+    "has(self.dra) && !(has(self.dra.api) && self.dra.api == 'plugin') && "
+    "(!has(self.dra.devices) || !self.dra.devices.exists(each, self.dra.devices[each] == 'plugin'))"
+)
+_ADDRESS = "[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}[.][0-7]"
 _UNAVAILABLE = "updateStrategy.rollingUpdate.maxUnavailable"
 
 UPDATE_STRATEGY: tuple[Rule[PluginSpec], ...] = (
@@ -54,7 +61,7 @@ UPDATE_STRATEGY: tuple[Rule[PluginSpec], ...] = (
         message=f"{_SURGE} is {{{_SURGE}!s}}, expected 0 because two plugin pods on a node register the same "
         "resources; remove maxSurge",
         broken=_max_surge_is_set,
-        cel=f"!({is_set(_SURGE)}) || self.{_SURGE} == 0 || self.{_SURGE} == '0%'",
+        cel=f"!({is_set(_SURGE)}) || self.{_SURGE} == 0 || self.{_SURGE} == '0%' || {_FOR_CLAIMS}",
     ),
     Rule(
         message=f"{_UNAVAILABLE} is {{{_UNAVAILABLE}!s}}, expected a number from 1 or a percentage from 1% to 100%; "
@@ -62,6 +69,15 @@ UPDATE_STRATEGY: tuple[Rule[PluginSpec], ...] = (
         broken=_no_pod_is_replaced,
         cel=f"!({is_set(_UNAVAILABLE)}) || (type(self.{_UNAVAILABLE}) == int ? self.{_UNAVAILABLE} >= 1 : "
         f"self.{_UNAVAILABLE}.matches('^{_PERCENTAGE}$'))",
+    ),
+)
+
+DRA: tuple[Rule[PluginSpec], ...] = (
+    Rule(
+        message="dra.devices has a key that is not a PCI address, expected for example 0000:03:00.0 in lower case; "
+        "correct it",
+        broken=lambda spec: bool(spec.dra) and not all(re.fullmatch(_ADDRESS, key) for key in spec.dra.devices),
+        cel=f"!({is_set('dra.devices')}) || self.dra.devices.all(each, each.matches('^{_ADDRESS}$'))",
     ),
 )
 
@@ -101,6 +117,10 @@ GPU: tuple[Rule[GpuSpec], ...] = (
         message="resourceManager is true and sharedDevNum is 1, expected false; "
         "set sharedDevNum above 1 or remove resourceManager",
         broken=lambda spec: spec.resource_manager and spec.shared_dev_num == 1,
+    ),
+    Rule(
+        message="resourceManager is true and dra is set, expected one of them; remove one",
+        broken=lambda spec: spec.resource_manager and spec.dra is not None,
     ),
 )
 

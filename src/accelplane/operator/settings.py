@@ -71,14 +71,17 @@ class ImagePolicy(msgspec.Struct, frozen=True, kw_only=True):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """`pull_secret` (`DEVICEPLUGIN_SECRET`) and `service_account` apply to the plugin pods; empty means none.
 
-    `gpu_manager_role` is the ClusterRole for GPU plugins with `resourceManager`. `fpga_naming` selects how plugins and
-    webhook name programmed FPGA functions.
+    `gpu_manager_role` is the ClusterRole for GPU plugins with `resourceManager`. `dra_role` and `dra_status_role` are
+    those of plugins with `dra`, the second one with the device status of claims; empty if the operator must not grant
+    them. `fpga_naming` selects how plugins and webhook name programmed FPGA functions.
     """
 
     namespace: str = "kube-system"
     pull_secret: str = ""
     service_account: str = ""
     gpu_manager_role: str = "inteldeviceplugins-gpu-manager-role"
+    dra_role: str = ""
+    dra_status_role: str = ""
     images: ImagePolicy = ImagePolicy()
     fpga_naming: Naming = "default"
 

@@ -1,10 +1,12 @@
-"""Objects that all GPU custom resources share: the service account of the resource manager, and its role binding.
+"""Objects that custom resources of a kind share: service accounts of plugin pods with rights, and their role bindings.
 
-They exist while a resource enables the resource manager, which our images and those of the Go project up to release
-0.31 have. A binding of this name for another account or role is not the operator's, and is reported.
+They exist while a resource needs them: `gpu-manager-sa` for the resource manager of GPUs, which our images and those of
+the Go project up to release 0.31 have, and `accelplane-dra-<family>` for claims. A binding of this name for another
+account or role is not the operator's, and is reported.
 """
 
 import logging
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -13,7 +15,9 @@ from accelplane.apiserver.errors import ApiError
 from accelplane.kube.client import Client
 from accelplane.kube.objects import Metadata
 from accelplane.kube.writebudget import WriteBudget
+from accelplane.operator.daemonsets import dra
 from accelplane.operator.daemonsets.rendering import GPU_MANAGER
+from accelplane.operator.models import DevicePlugin, GpuSpec
 from accelplane.operator.resources import ClusterRoleBinding, RoleReference, ServiceAccount, Subject
 from accelplane.operator.settings import Settings
 
@@ -21,7 +25,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T", ServiceAccount, ClusterRoleBinding)
 
-BINDING = "gpu-manager-rolebinding"
+GPU_MANAGER_BINDING = "gpu-manager-rolebinding"
 # No watch reports the deletion of a shared object: it would need further rights.
 _CHECK_INTERVAL = 600.0
 
@@ -30,14 +34,60 @@ class BindingConflict(ApiError):
     """The binding has the name of the operator's, and is for another account or role."""
 
 
-class SharedObjects:
-    """The account and its binding: created if needed, and deleted once if not."""
+class RightsMissing(ApiError):
+    """A resource needs rights that the operator may not grant."""
 
-    def __init__(self, client: Client, settings: Settings) -> None:
+
+def shared_objects(client: Client, family: str, settings: Settings) -> Sequence["SharedObjects"]:
+    """The objects that resources of a kind may need."""
+    found: list[SharedObjects] = []
+    if family == "gpu":
+        found.append(
+            SharedObjects(
+                client,
+                settings.namespace,
+                account=GPU_MANAGER,
+                binding=GPU_MANAGER_BINDING,
+                role=settings.gpu_manager_role,
+                needed_by=lambda plugin: isinstance(plugin.spec, GpuSpec) and plugin.spec.resource_manager,
+            )
+        )
+    for status, role in ((False, settings.dra_role), (True, settings.dra_status_role)):
+        if role:
+            account = dra.account_of(family, status=status)
+            found.append(
+                SharedObjects(
+                    client,
+                    settings.namespace,
+                    account=account,
+                    binding=account,
+                    role=role,
+                    needed_by=lambda plugin, account=account: dra.uses_dra(plugin) and dra.account(plugin) == account,
+                )
+            )
+    return found
+
+
+class SharedObjects:
+    """An account and its binding: created if needed, and deleted once if not."""
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        *,
+        account: str,
+        binding: str,
+        role: str,
+        needed_by: Callable[[DevicePlugin], bool],
+    ) -> None:
+        self.needed_by = needed_by
         self._client = client
-        self._namespace = settings.namespace
-        self._reference = RoleReference(settings.gpu_manager_role)
-        self._subject = Subject(GPU_MANAGER, settings.namespace)
+        self._namespace = namespace
+        self._account = account
+        self._binding = binding
+        self._reference = RoleReference(role)
+        self._subject = Subject(account, namespace)
         self._budget = WriteBudget()
         self._absent = False
 
@@ -53,40 +103,42 @@ class SharedObjects:
                 if not error.permanent:
                     raise
                 # An installation that never creates them may not have the right to delete them.
-                log.warning("what GPU plugins shared is no longer needed, and stays: %s", error)
+                log.warning("ServiceAccount %s is no longer needed, and stays: %s", self._account, error)
             self._absent = True
         return 0.0
 
     async def _delete(self) -> None:
         """Deletes the binding that `_make` creates, and the account. Objects of others with these names stay."""
         try:
-            found = await self._client.get(ClusterRoleBinding, BINDING)
+            found = await self._client.get(ClusterRoleBinding, self._binding)
         except NotFound:
             return
         if found.roleRef != self._reference or found.subjects != [self._subject]:
-            log.info("ClusterRoleBinding %s is for another account or role; it stays", BINDING)
+            log.info("ClusterRoleBinding %s is for another account or role; it stays", self._binding)
             return
         # The account first: the binding is the evidence that it belongs to this operator.
-        if await self._client.delete(ServiceAccount, GPU_MANAGER, self._namespace):
+        if await self._client.delete(ServiceAccount, self._account, self._namespace):
             self._budget.record(ServiceAccount)
         metadata = found.metadata
         if await self._client.delete(
-            ClusterRoleBinding, BINDING, uid=metadata.uid, resource_version=metadata.resourceVersion
+            ClusterRoleBinding, self._binding, uid=metadata.uid, resource_version=metadata.resourceVersion
         ):
             self._budget.record(ClusterRoleBinding)
 
     async def _make(self) -> float:
         """Creates what does not exist. Older manifests do not have the rights to read. Raises `BindingConflict`."""
-        account = ServiceAccount(metadata=Metadata(name=GPU_MANAGER, namespace=self._namespace))
+        account = ServiceAccount(metadata=Metadata(name=self._account, namespace=self._namespace))
         delay = await self._create(account) if await self._read(account) is None else 0.0
-        binding = ClusterRoleBinding(metadata=Metadata(name=BINDING), roleRef=self._reference, subjects=[self._subject])
+        binding = ClusterRoleBinding(
+            metadata=Metadata(name=self._binding), roleRef=self._reference, subjects=[self._subject]
+        )
         found = await self._read(binding)
         if found is None:
             delay = max(delay, await self._create(binding))
         elif found.roleRef != self._reference or self._subject not in (found.subjects or ()):
             # It may be that of another installation, such as the kustomization fractional_resources.
             raise BindingConflict(
-                f"ClusterRoleBinding {BINDING}",
+                f"ClusterRoleBinding {self._binding}",
                 f"found {_text(found)}, expected {_text(binding)}; delete it if nothing else uses it",
             )
         return delay or _CHECK_INTERVAL

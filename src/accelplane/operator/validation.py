@@ -17,6 +17,7 @@ import msgspec
 from accelplane.kube.names import is_dns_subdomain
 from accelplane.kube.rules import broken
 from accelplane.operator import images, rules
+from accelplane.operator.daemonsets.dra import uses_dra
 from accelplane.operator.features import unsupported_fields
 from accelplane.operator.models import (
     DevicePlugin,
@@ -34,6 +35,10 @@ from accelplane.operator.pods import pod_errors
 from accelplane.operator.settings import PLACEHOLDER, ImagePolicy, variable_of
 
 PREFIX = "invalid resource: "
+DRA_NOT_INSTALLED = (
+    "dra is set, but the operator may not grant the rights for claims; apply deploy/operator/overlays/dra, or set "
+    "manager.dra of the chart"
+)
 
 # Releases of the Go operator after 0.31 expect init image names that were never published.
 _DLB_INIT = ("intel-dlb-initcontainer", "intel-dlb-initimage")
@@ -70,12 +75,16 @@ def verdict(
     others: Iterable[DevicePlugin] = (),
     overlaps: Iterable[Overlap] = (),
     is_update: bool = False,
+    grants_dra: bool = True,
 ) -> Verdict:
     """Validates a resource after defaulting.
 
     `others` are the resources of its kind in the cluster, and may include it. `overlaps` are its own with them.
+    `grants_dra`: the operator may grant the rights for claims.
     """
     warnings: list[str] = []
+    if uses_dra(plugin) and not grants_dra:
+        return Verdict(f"{PREFIX}{DRA_NOT_INSTALLED}")
     others = [other for other in others if other.name != plugin.name]
     for finding in _findings(plugin, policy, others, is_update=is_update):
         if isinstance(finding, str):
@@ -121,7 +130,7 @@ def _findings(
             f"metadata.name has {len(plugin.name)} characters, expected at most {longest} because it is part of the "
             "DaemonSet's name; choose a shorter name"
         )
-    yield from broken(plugin.spec, rules.UPDATE_STRATEGY)
+    yield from broken(plugin.spec, (*rules.UPDATE_STRATEGY, *rules.DRA))
     yield from pod_errors(plugin.spec)
 
 

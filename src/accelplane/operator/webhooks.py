@@ -15,10 +15,10 @@ from accelplane.kube.jsontypes import Json
 from accelplane.operator import defaulting, models, validation
 from accelplane.operator.controller import PluginController
 from accelplane.operator.overlap import overlaps_of
-from accelplane.operator.settings import ImagePolicy
+from accelplane.operator.settings import ImagePolicy, Settings
 
 
-def hooks(controllers: Mapping[str, PluginController], policy: ImagePolicy) -> Iterator[Hook]:
+def hooks(controllers: Mapping[str, PluginController], settings: Settings) -> Iterator[Hook]:
     """The two webhooks of every kind. Those of kinds without a controller refuse all resources."""
     for family, model in models.KINDS.items():
         kind = model.__name__.lower()
@@ -31,8 +31,8 @@ def hooks(controllers: Mapping[str, PluginController], policy: ImagePolicy) -> I
                     f"{model.__name__} is not enabled: add -devices={family} to the operator",
                 )
         else:
-            yield _defaulter(paths[0], family, policy)
-            yield _validator(paths[1], controller, policy)
+            yield _defaulter(paths[0], family, settings.images)
+            yield _validator(paths[1], controller, settings)
 
 
 def _defaulter(path: str, family: str, policy: ImagePolicy) -> Mutator[Raw]:
@@ -46,7 +46,7 @@ def _defaulter(path: str, family: str, policy: ImagePolicy) -> Mutator[Raw]:
     return Mutator(path, Raw, decide)
 
 
-def _validator(path: str, controller: PluginController, policy: ImagePolicy) -> Validator[Raw]:
+def _validator(path: str, controller: PluginController, settings: Settings) -> Validator[Raw]:
     def decide(review: Review, resource: Raw) -> Decision:
         document: Json = msgspec.json.decode(resource)
         if not isinstance(document, dict):
@@ -60,7 +60,12 @@ def _validator(path: str, controller: PluginController, policy: ImagePolicy) -> 
         others = controller.other_resources(plugin.name)
         overlaps = overlaps_of(plugin, others, controller.node_labels()) if others else ()
         verdict = validation.verdict(
-            plugin, policy, others=others, overlaps=overlaps, is_update=review.operation == "UPDATE"
+            plugin,
+            settings.images,
+            others=others,
+            overlaps=overlaps,
+            is_update=review.operation == "UPDATE",
+            grants_dra=bool(settings.dra_role),
         )
         if verdict.refusal:
             return Decision(denial=deny(verdict.refusal).denial, warnings=verdict.warnings)

@@ -4,6 +4,7 @@ Fields that are not set have the defaults of the Go operator, which may differ f
 """
 
 from accelplane.operator import images, versions
+from accelplane.operator.daemonsets import dra
 from accelplane.operator.models import (
     DsaSpec,
     FpgaSpec,
@@ -23,7 +24,7 @@ _DRIVER_SINCE = "0.36.0"
 
 def arguments(spec: PluginSpec, settings: Settings) -> tuple[str, ...]:
     """The arguments of the plugin's container."""
-    return ("-v", str(spec.log_level or 0), *_own(spec, settings))
+    return ("-v", str(spec.log_level or 0), *_own(spec, settings), *dra.arguments(spec))
 
 
 def vf_drivers(spec: QatSpec) -> tuple[str, ...]:

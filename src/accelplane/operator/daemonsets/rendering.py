@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from accelplane.operator import images
+from accelplane.operator.daemonsets import dra
 from accelplane.operator.daemonsets.arguments import arguments
 from accelplane.operator.daemonsets.inits import Init, init
 from accelplane.operator.daemonsets.objects import (
@@ -30,6 +31,7 @@ from accelplane.operator.models import (
     VERSION,
     DevicePlugin,
     DsaSpec,
+    FpgaSpec,
     GpuSpec,
     PluginSpec,
     QatSpec,
@@ -43,6 +45,7 @@ PROVISIONING_ANNOTATION = f"{GROUP}/provisioning-config-hash"
 GPU_MANAGER = "gpu-manager-sa"
 # Annotations of a QAT resource that configure its containers. Others, as those of Argo CD or Helm, would replace all
 # pods at each change.
+_APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
 _POD_ANNOTATION = re.compile(r"(container\.)?(apparmor|seccomp)\.security\.(alpha|beta)\.kubernetes\.io/")
 
 _RESOURCE_MANAGER_PATHS = (
@@ -79,6 +82,9 @@ def render(plugin: DevicePlugin, settings: Settings, *, provisioning: str = "") 
     annotations = _copied_annotations(plugin)
     for_pods = {key: value for key, value in annotations.items() if _POD_ANNOTATION.match(key)}
     on_pods = for_pods | dict(plugin.spec.pod_annotations)
+    if dra.uses_dra(plugin) and plugin.spec.dra and plugin.spec.dra.manage_binding:
+        # The default AppArmor profile denies writes to sysfs.
+        on_pods.setdefault(f"{_APPARMOR}{made.metadata.name}", "unconfined")
     if provisioning:
         on_pods[PROVISIONING_ANNOTATION] = provisioning
     template = replace(
@@ -86,7 +92,8 @@ def render(plugin: DevicePlugin, settings: Settings, *, provisioning: str = "") 
         metadata=replace(made.spec.template.metadata, annotations=on_pods),
         spec=_pod(made.spec.template.spec, plugin, settings),
     )
-    strategy = plugin.spec.update_strategy or made.spec.update_strategy
+    exclusive = plugin.spec.dra is not None and plugin.spec.dra.is_used and plugin.spec.dra.is_exclusive
+    strategy = plugin.spec.update_strategy or (dra.UPDATE_STRATEGY if exclusive else made.spec.update_strategy)
     return DaemonSet(
         metadata=ObjectMetadata(
             name=daemonset_name(plugin),
@@ -112,6 +119,9 @@ def _pod(made: PodSpec, plugin: DevicePlugin, settings: Settings) -> PodSpec:
         resources=spec.resources or container.resources,
     )
     volumes = (*volumes, *parts.volumes)
+    claims = dra.uses_dra(plugin)
+    if claims:
+        container, volumes = _with_dra(container, volumes, plugin)
     manages = isinstance(spec, GpuSpec) and spec.resource_manager
     return replace(
         made,
@@ -122,10 +132,37 @@ def _pod(made: PodSpec, plugin: DevicePlugin, settings: Settings) -> PodSpec:
         tolerations=spec.tolerations,
         image_pull_secrets=_pull_secrets(spec, settings),
         priority_class_name=spec.priority_class_name,
-        service_account_name=GPU_MANAGER if manages else settings.service_account,
-        # The resource manager reads the pods from the kubelet with it. No other plugin calls an API.
-        automount_service_account_token=None if manages else False,
+        service_account_name=_account(plugin, settings),
+        # The resource manager reads the pods from the kubelet with it, and DRA uses the API server. No other plugin
+        # calls an API.
+        automount_service_account_token=True if claims else None if manages else False,
     )
+
+
+def _account(plugin: DevicePlugin, settings: Settings) -> str:
+    if dra.uses_dra(plugin):
+        return dra.account(plugin)
+    manages = isinstance(plugin.spec, GpuSpec) and plugin.spec.resource_manager
+    return GPU_MANAGER if manages else settings.service_account
+
+
+def _with_dra(
+    container: Container, volumes: tuple[Volume, ...], plugin: DevicePlugin
+) -> tuple[Container, tuple[Volume, ...]]:
+    """With what a pod needs to prepare claims."""
+    paths = dra.paths(plugin.spec, plugin.family, {each.mount_path for each in container.volume_mounts})
+    container = replace(
+        container,
+        env=(*container.env, *dra.variables(container.env)),
+        volume_mounts=(*container.volume_mounts, *(path.mount for path in paths)),
+    )
+    if isinstance(plugin.spec, FpgaSpec):
+        # Programming opens the management devices, which other containers cannot open.
+        container = replace(
+            container,
+            security_context=replace(container.security_context, privileged=True, allow_privilege_escalation=None),
+        )
+    return container, (*volumes, *(path.volume for path in paths))
 
 
 def _with_init(volumes: tuple[Volume, ...], preparation: Init) -> tuple[Volume, ...]:
