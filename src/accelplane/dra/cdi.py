@@ -24,6 +24,7 @@ from accelplane.host import Host, Missing, Unreadable
 
 MAX_FILE = 1024 * 1024
 _MODE = 0o644
+_YAML_FIELD = re.compile(r"""^[ -]*["']?(kind|name)["']?: *["']?([^"'\s]+)["']? *$""", re.MULTILINE)
 _NO_NAME = re.compile(r"[^A-Za-z0-9]+")
 
 
@@ -115,71 +116,86 @@ def claim_file(driver: str, uid: str, devices: Mapping[str, Edits], requests: Se
     return CdiFile(file_name(driver, uid), document(found))
 
 
+def inherited_file(name: str, found: Edits) -> CdiFile | None:
+    """The file with a device that has the qualified name that another driver gave it, None if it gives nothing.
+
+    Raises `CdiError`.
+    """
+    kind_, _, device = name.partition("=")
+    if not found:
+        return None
+    edited = CdiDevice(kind=kind_, name=device, nodes=found.nodes, mounts=found.mounts, hooks=found.hooks)
+    return CdiFile(f"{kind_.replace('/', '-')}_{device}-accelplane.json", document([edited]))
+
+
 class CdiDirectory:
-    """The directory with the files of claims. Methods block and raise `OSError`."""
+    """The directory with the files of claims of one driver. Methods block and raise `OSError`."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, driver: str) -> None:
         self.directory = directory
-
-    def write(self, file: CdiFile) -> None:
-        os.makedirs(self.directory, mode=0o755, exist_ok=True)
-        durable.write(f"{self.directory}/{file.name}", _encode(file), _MODE)
+        self._driver = driver
 
     def ensure(self, file: CdiFile) -> bool:
-        """Writes the file unless it has this content. Returns whether it was written."""
+        """Writes the file unless it has this content, or another file defines the same device of another driver.
+
+        Returns whether it was written.
+        """
         try:
             same = read_limited(f"{self.directory}/{file.name}", MAX_FILE, follow=False) == _encode(file)
         except OSError:
             same = False
-        if not same:
-            self.write(file)
-        return not same
+        if same or (file.content.get("kind") != kind(self._driver) and self._defined_elsewhere(file)):
+            return False
+        os.makedirs(self.directory, mode=0o755, exist_ok=True)
+        durable.write(f"{self.directory}/{file.name}", _encode(file), _MODE)
+        return True
 
     def remove(self, name: str) -> None:
         if os.path.isdir(self.directory):
             durable.remove(f"{self.directory}/{name}")
 
-    def claim_files(self, driver: str) -> dict[str, str]:
-        """The files of the driver's claims: names by UID."""
-        prefix, suffix = file_name(driver, "\0").split("\0")
-        try:
-            names = os.listdir(self.directory)
-        except FileNotFoundError:
-            return {}
-        return {
-            name.removeprefix(prefix).removesuffix(suffix): name
-            for name in names
-            if name.startswith(prefix) and name.endswith(suffix)
-        }
-
-    def remove_temporary(self, driver: str) -> None:
+    def remove_temporary(self) -> None:
         if os.path.isdir(self.directory):
-            durable.remove_temporary(self.directory, file_name(driver, "").removesuffix(".json"))
+            durable.remove_temporary(self.directory, file_name(self._driver, "").removesuffix(".json"))
 
-    def defined_elsewhere(self, kind_: str, own: str) -> frozenset[str]:
-        """The devices of the kind that JSON files other than `own` define."""
-        found: set[str] = set()
+    def _defined_elsewhere(self, file: CdiFile) -> bool:
+        """Whether another file defines the first device of this one."""
+        own = msgspec.convert(file.content, _Spec)
         try:
             names = os.listdir(self.directory)
         except FileNotFoundError:
-            names = []
+            return False
         for name in names:
-            if name.endswith(".json") and name != own:
-                try:
-                    spec = msgspec.json.decode(read_limited(f"{self.directory}/{name}", MAX_FILE), type=_Spec)
-                except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                    continue
-                found.update(device.name for device in spec.devices if spec.kind == kind_)
-        return frozenset(found)
+            if name != file.name and name.endswith((".json", ".yaml")):
+                spec = _read_spec(f"{self.directory}/{name}")
+                if spec.kind == own.kind and any(device.name == own.devices[0].name for device in spec.devices):
+                    return True
+        return False
 
 
-class _Named(Struct):
+class _Named(Struct, frozen=True):
     name: str
 
 
-class _Spec(Struct):
+class _Spec(Struct, frozen=True):
     kind: str = ""
-    devices: list[_Named] = []
+    devices: Sequence[_Named] = ()
+
+
+def _read_spec(path: str) -> _Spec:
+    """The kind and the devices of another program's file, none if it is no CDI file.
+
+    The lines of YAML suffice: programs write these files, with one field in a line.
+    """
+    try:
+        data = read_limited(path, MAX_FILE)
+        if path.endswith(".json"):
+            return msgspec.json.decode(data, type=_Spec)
+        fields = [match.groups() for match in _YAML_FIELD.finditer(data.decode())]
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _Spec()
+    kinds = [value for name, value in fields if name == "kind"]
+    return _Spec(next(iter(kinds), ""), [_Named(value) for name, value in fields if name == "name"])
 
 
 class _FileEdits(Struct, rename="camel"):

@@ -49,6 +49,10 @@ class ClaimDevice(Struct, frozen=True, kw_only=True):
         return isinstance(self.config, GpuConfig) and self.config.access == "vfio" and not self.holding.admin
 
     @property
+    def programmed(self) -> bool:
+        return isinstance(self.config, FpgaConfig) and bool(self.config.afu) and not self.holding.admin
+
+    @property
     def address(self) -> str:
         """The address of the PCI function, empty if there is none."""
         return pci_address(self.unit.text("pciAddress")) or ""
@@ -73,7 +77,7 @@ def undo_steps(
             raise ClaimError(f"{device.holding.device} is not a PCI function, expected one for access: vfio")
         step = vfio.plan(host, device.address, holders, manage_binding=manage_binding)
         return (step,) if step is not None else ()
-    if isinstance(config, FpgaConfig) and config.afu and not device.holding.admin:
+    if isinstance(config, FpgaConfig) and device.programmed:
         from accelplane.dra import programming  # noqa: PLC0415 - only nodes with FPGAs
 
         ports = programming.ports_of(device.unit)
@@ -87,20 +91,20 @@ def action(device: ClaimDevice, steps: Iterable[UndoStep]) -> str:
     """What `apply` does, in one word for messages; empty if it does nothing."""
     if any(isinstance(step, Rebind) and step.address == device.address for step in steps):
         return "binding"
-    return "programming" if isinstance(device.config, FpgaConfig) and device.config.afu else ""
+    return "programming" if device.programmed else ""
 
 
-def apply(host: Host, device: ClaimDevice, steps: Iterable[UndoStep]) -> Holding:
-    """Makes the changes for the device. Returns what the journal has to record about it."""
+def apply(host: Host, device: ClaimDevice, steps: Iterable[UndoStep]) -> str:
+    """Makes the changes for the device. Returns the function that an FPGA port has to keep, empty for any."""
     for step in steps:
         if isinstance(step, Rebind) and step.address == device.address:
             vfio.do(host, step)
-    if isinstance(device.config, FpgaConfig) and device.config.afu and not device.holding.admin:
+    if isinstance(device.config, FpgaConfig) and device.programmed:
         from accelplane.dra import programming  # noqa: PLC0415 - as above
 
         afu = programming.program_ports(host, programming.ports_of(device.unit), device.config.afu)
-        return replace(device.holding, afu=afu if device.config.verify else "")
-    return device.holding
+        return afu if device.config.verify else ""
+    return ""
 
 
 def undo(host: Host, step: UndoStep) -> None:

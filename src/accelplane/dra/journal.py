@@ -68,7 +68,8 @@ UndoStep: TypeAlias = Rebind | ResetPort
 class Holding(Struct, frozen=True, kw_only=True, rename="camel"):
     """A device of a claim, and the unit that it holds. `lock` is the ID of the physical unit.
 
-    `slot` is the part of the unit as in `DeviceName`. `afu` is the function that an FPGA port has to have.
+    `slot` is the part of the unit as in `DeviceName`. `afu` is the function that an FPGA port has to have. `inherited`
+    are the CDI names that another driver gave the device (`takeover`); they stay defined.
     """
 
     request: str
@@ -80,12 +81,13 @@ class Holding(Struct, frozen=True, kw_only=True, rename="camel"):
     share_id: str = ""
     admin: bool = False
     cdi_ids: Sequence[str] = ()
+    inherited: Sequence[str] = ()
     afu: str = ""
 
     @property
     def prepared(self) -> PreparedDevice:
-        return PreparedDevice((self.request,) if self.request else (), self.pool, self.device, self.cdi_ids,
-                              self.share_id)  # fmt: skip
+        names = (*self.inherited, *self.cdi_ids)
+        return PreparedDevice((self.request,) if self.request else (), self.pool, self.device, names, self.share_id)
 
 
 class CdiFile(Struct, frozen=True):

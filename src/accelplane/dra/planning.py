@@ -91,6 +91,12 @@ def differs(entry: Entry, devices: Sequence[ClaimDevice]) -> bool:
     return before != {(each.request, each.pool, each.device, each.share_id, each.admin) for each in now}
 
 
+def holdings(devices: Iterable[ClaimDevice], before: Entry | None) -> list[Holding]:
+    """What the claim holds, with the CDI names that its devices have inherited."""
+    inherited = {each.device: each.inherited for each in before.devices} if before is not None else {}
+    return [replace(device.holding, inherited=inherited.get(device.holding.device, ())) for device in devices]
+
+
 def bound_units(devices: Iterable[ClaimDevice], undo: Iterable[UndoStep]) -> list[Unit]:
     """The units whose functions get a VFIO driver, with that driver as attribute."""
     drivers = {step.address: step.bound for step in undo if isinstance(step, Rebind)}

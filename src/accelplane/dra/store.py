@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from accelplane.descriptors import read_limited
 from accelplane.devices import Unit
-from accelplane.dra import cdi, hardware, planning
+from accelplane.dra import cdi, durable, hardware, planning, takeover
 from accelplane.dra.boot import boot_identity, boot_of
 from accelplane.dra.hardware import ClaimDevice
-from accelplane.dra.journal import Damaged, Entry, Holding, Journal
+from accelplane.dra.journal import CdiFile, Damaged, Entry, Holding, Journal
 from accelplane.dra.model import ClaimError
 from accelplane.host import Host
 
@@ -27,8 +28,9 @@ class ClaimStore:
 
     def __init__(self, driver: str, directory: str, cdi_dir: str) -> None:
         self._driver = driver
+        self._directory = directory
         self._journal = Journal(directory)
-        self._cdi = cdi.CdiDirectory(cdi_dir)
+        self._cdi = cdi.CdiDirectory(cdi_dir, driver)
         self.boot = ""
         self.entries: Mapping[str, Entry] = {}
         self.damaged: Mapping[str, Damaged] = {}
@@ -43,7 +45,7 @@ class ClaimStore:
         self.boot = boot_identity(self._cdi.directory, boot_id)
         with self._journal.lock():
             self._journal.remove_leftovers()
-            self._cdi.remove_temporary(self._driver)
+            self._cdi.remove_temporary()
             self._read()
         interrupted: list[Entry] = []
         for entry in self.entries.values():
@@ -108,19 +110,24 @@ class ClaimStore:
         variables: Sequence[Mapping[str, str]], host: Host,
     ) -> Entry:  # fmt: skip
         """Writes the CDI file and then the entry as prepared. Raises `HostError`, `FpgaError` or `CdiError` too."""
-        files = {
-            device.holding.cdi_ids[0].partition("=")[2]: cdi.with_numbers(
-                host, hardware.files(host, device, edits[device.holding.device])
-            )
-            for device in devices
-        }
-        holdings = [
-            each if files[each.cdi_ids[0].partition("=")[2]] else replace(each, cdi_ids=each.cdi_ids[1:])
-            for each in entry.devices
+        found = [
+            cdi.with_numbers(host, hardware.files(host, device, edits[device.holding.device])) for device in devices
         ]
-        file = cdi.claim_file(self._driver, entry.uid, files, variables)
-        entry = replace(entry, state="prepared", owner="", error="", devices=holdings, cdi=[file])
-        self._cdi.write(file)
+        named = {each.cdi_ids[0].partition("=")[2]: files for each, files in zip(entry.devices, found, strict=True)}
+        holdings = [
+            each if files else replace(each, cdi_ids=each.cdi_ids[1:])
+            for each, files in zip(entry.devices, found, strict=True)
+        ]
+        inherited = [
+            file
+            for each, files in zip(entry.devices, found, strict=True)
+            for name in each.inherited
+            if (file := cdi.inherited_file(name, files)) is not None
+        ]
+        own = cdi.claim_file(self._driver, entry.uid, named, variables)
+        entry = replace(entry, state="prepared", owner="", error="", devices=holdings, cdi=[own, *inherited])
+        for file in entry.cdi:
+            self._cdi.ensure(file)
         with self._journal.lock():
             self._journal.save(entry)
             if entry.uid in self.damaged:
@@ -140,11 +147,38 @@ class ClaimStore:
         except Exception as error:
             self._save(replace(entry, state="unpreparing", owner="", error=str(error)))
             raise
-        for name in {cdi.file_name(self._driver, entry.uid), *(file.name for file in entry.cdi)}:
+        shared = {file.name for other in self.entries.values() if other.uid != entry.uid for file in other.cdi}
+        for name in {cdi.file_name(self._driver, entry.uid), *(file.name for file in entry.cdi)} - shared:
             self._cdi.remove(name)
         with self._journal.lock():
             self._journal.remove(entry.uid)
             self._read()
+
+    def foreign_claims(self) -> Mapping[str, Sequence[takeover.PreparedDevice]]:
+        """The claims that another driver has prepared and that are not in the journal. Raises `TakeoverError`."""
+        try:
+            found = takeover.parse(read_limited(f"{self._directory}/{takeover.FILE}", takeover.MAX_FILE))
+        except FileNotFoundError:
+            return {}
+        return {uid: devices for uid, devices in found.items() if uid not in self.entries}
+
+    def take_over(self, entries: Sequence[Entry], edits: Mapping[str, cdi.Edits]) -> None:
+        """Writes entries for claims of another driver, whose file is then renamed.
+
+        `edits` are what containers get with each unit; a unit without them keeps its CDI names only as long as the
+        CDI file of the other driver exists.
+        """
+        for entry in entries:
+            files: list[CdiFile] = []
+            for holding in entry.devices:
+                found = edits.get(holding.unit, cdi.Edits())
+                made = [cdi.inherited_file(name, found) for name in holding.inherited]
+                files += [file for file in made if file is not None]
+            entry = replace(entry, cdi=files)  # noqa: PLW2901
+            for file in files:
+                self._cdi.ensure(file)
+            self._save(entry)
+        durable.move(f"{self._directory}/{takeover.FILE}", f"{self._directory}/{takeover.IMPORTED}")
 
     def _save(self, entry: Entry) -> None:
         with self._journal.lock():
