@@ -5,10 +5,15 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from draservices import DRIVER, ServedDriver, claim, prepare, serving, unprepare, watch
+from http2 import PREFACE, setting
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from thoroughness import examples
 from waiting import until
 
 from accelplane import rpc
 from accelplane.dra.model import ClaimError, DeviceHealth, PreparedDevice
+from accelplane.kubelet import dra_v1_pb2 as pb
 
 
 @pytest.fixture
@@ -148,3 +153,54 @@ async def test_health_is_complete_at_once_at_changes_and_repeated(
             assert interval - 5 <= loop.time() - start <= interval + 5
             await messages.aclose()
         await until(lambda: driver.service.status.health_streams == 0)
+
+
+# Hostile peers
+
+HYPOTHESIS = settings(
+    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+TEXTS = st.one_of(st.sampled_from(["a", "default", "", "..", "/", "a/b", "A", "-", "x" * 300]), st.text(max_size=20))
+CLAIMS = st.builds(pb.Claim, namespace=TEXTS, uid=TEXTS, name=TEXTS)
+
+
+@HYPOTHESIS
+@given(claims=st.lists(CLAIMS, max_size=6))
+async def test_any_claims_get_an_answer_for_each_uid(
+    driver: ServedDriver, channel: rpc.Channel, claims: Sequence[pb.Claim]
+) -> None:
+    driver.preparer.calls.clear()
+    uids = {claim.uid for claim in claims}
+    if "" in uids:
+        with pytest.raises(rpc.RpcError, match="a claim without UID"):
+            await prepare(channel, *claims)
+        return
+    found = await prepare(channel, *claims)
+    assert found.keys() == uids
+    for entry in found.values():
+        assert bool(entry.error) != bool(entry.devices)
+        assert len(entry.error) <= 300
+        assert "\n" not in entry.error
+    for _, names in driver.preparer.calls:
+        assert all(name.isascii() and "/" not in name for name in names)
+
+
+@HYPOTHESIS
+@given(
+    data=st.binary(max_size=300),
+    greeting=st.sampled_from([b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", PREFACE + setting()]),
+    socket_name=st.sampled_from(["registration", "endpoint"]),
+)
+async def test_any_bytes_leave_the_sockets_usable(
+    driver: ServedDriver, channel: rpc.Channel, data: bytes, greeting: bytes, socket_name: str
+) -> None:
+    _, writer = await asyncio.open_unix_connection(getattr(driver, socket_name))
+    try:
+        writer.write(greeting + data)
+        await writer.drain()
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
+    assert (await driver.get_info()).name == DRIVER
+    assert (await prepare(channel, claim("a")))["uid-a"].devices

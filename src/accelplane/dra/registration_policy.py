@@ -1,7 +1,7 @@
 """Decides when a driver must create its registration socket again. Pure; times are monotonic seconds.
 
 Two reasons: the kubelet has rejected the registration, or the kubelet's connection to the service socket was lost and
-does not return. Kubelet behaviour: until 1.35 a rejected socket is not tried again, from 1.36 it is tried each second.
+does not return. Kubelet behaviour: until 1.35 a rejected socket is not tried again, from 1.36 it is tried with backoff.
 From 1.34 the kubelet keeps a connection open, and deletes the driver's slices 30 s after it was lost; 1.34.0 and 1.34.1
 lose it for good after 30 minutes without a call. 1.33 connects only for calls, and 1.32 deletes the slices of a driver
 whose registration socket is removed.

@@ -7,6 +7,7 @@ and serves the pod resources API. It has no API server and no container runtime:
 crashed a real kubelet.
 """
 
+from accelplane.kubelet.embedded.dra_model import DRA_BEHAVIOURS, AllocatedClaim, ClaimApi, ClaimApiError, PodStartError
 from accelplane.kubelet.embedded.kubelet import BEHAVIOURS, EmbeddedKubelet
 from accelplane.kubelet.embedded.model import (
     AdmissionError,
@@ -24,7 +25,11 @@ from accelplane.kubelet.embedded.model import (
 
 __all__ = [
     "BEHAVIOURS",
+    "DRA_BEHAVIOURS",
     "AdmissionError",
+    "AllocatedClaim",
+    "ClaimApi",
+    "ClaimApiError",
     "ContainerStartError",
     "DeviceStatus",
     "EmbeddedKubelet",
@@ -32,6 +37,7 @@ __all__ = [
     "NoSuchPod",
     "PluginOptions",
     "Pod",
+    "PodStartError",
     "Registration",
     "ResourceStatus",
     "RunningContainer",

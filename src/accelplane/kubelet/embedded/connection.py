@@ -41,31 +41,18 @@ class PluginConnection:
         self.resource = resource
         self.path = path
         self._call_timeout = call_timeout
-        self._channel = grpc.aio.insecure_channel(sockets.address(sockets.checked_path(path)), options=_OPTIONS)
+        self._channel = open_channel(path)
 
     async def connect(self, seconds: float) -> None:
         """Waits until the plugin answers on its socket. Raises `PluginError` after `seconds`."""
-        try:
-            async with asyncio.timeout(seconds):
-                await _await_call(self._channel.channel_ready())
-        except TimeoutError:
-            raise PluginError("context deadline exceeded") from None
+        await connect(self._channel, seconds)
 
     async def options(self) -> pb.DevicePluginOptions:
         return await self._call("GetDevicePluginOptions", pb.Empty(), pb.DevicePluginOptions)
 
-    async def list_and_watch(self) -> AsyncIterator[pb.ListAndWatchResponse]:
+    def list_and_watch(self) -> AsyncIterator[pb.ListAndWatchResponse]:
         """The messages of ListAndWatch until the plugin ends the stream. Raises `PluginError`."""
-        start = self._channel.unary_stream(
-            f"{_SERVICE}ListAndWatch", request_serializer=pb.Empty.SerializeToString, response_deserializer=bytes
-        )
-        messages = aiter(start(pb.Empty()))
-        while True:
-            try:
-                message: bytes = await _await_call(anext(messages))
-            except StopAsyncIteration:
-                return
-            yield _decode(message, pb.ListAndWatchResponse)
+        return stream(self._channel, f"{_SERVICE}ListAndWatch", pb.Empty(), pb.ListAndWatchResponse)
 
     async def preferred_allocation(
         self, available: Collection[str], selected: Collection[str], size: int
@@ -96,15 +83,55 @@ class PluginConnection:
         await self._channel.close()
 
     async def _call(self, method: str, request: Message, response_type: type[_Response]) -> _Response:
-        # Answers are decoded here, because gRPC returns None for an invalid one.
-        call = self._channel.unary_unary(
-            _SERVICE + method, request_serializer=type(request).SerializeToString, response_deserializer=bytes
-        )
+        return await call(self._channel, _SERVICE + method, request, response_type, self._call_timeout)
+
+
+async def call(
+    channel: grpc.aio.Channel, path: str, request: Message, response_type: type[_Response], seconds: float
+) -> _Response:
+    """The response to a unary call. Raises `PluginError`, also after `seconds`."""
+    # Answers are decoded here, because gRPC returns None for an invalid one.
+    start = channel.unary_unary(path, request_serializer=type(request).SerializeToString, response_deserializer=bytes)
+    try:
+        data: bytes = await _await_call(start(request, timeout=seconds))
+    except grpc.aio.UsageError as error:
+        raise PluginError(_status("CANCELLED", str(error))) from error
+    return _decode(data, response_type)
+
+
+async def stream(
+    channel: grpc.aio.Channel, path: str, request: Message, response_type: type[_Response]
+) -> AsyncIterator[_Response]:
+    """The messages of a stream until the plugin ends it. Raises `PluginError`."""
+    start = channel.unary_stream(path, request_serializer=type(request).SerializeToString, response_deserializer=bytes)
+    started = start(request)
+    while True:
+        read = asyncio.ensure_future(_await_call(started.read()))
         try:
-            data: bytes = await _await_call(call(request, timeout=self._call_timeout))
-        except grpc.aio.UsageError as error:
-            raise PluginError(_status("CANCELLED", str(error))) from error
-        return _decode(data, response_type)
+            message = await asyncio.shield(read)
+        except asyncio.CancelledError:
+            # grpcio never closes the connection of a call whose pending read is cancelled before the call.
+            started.cancel()
+            await asyncio.wait((read,))
+            read.exception()
+            raise
+        if not isinstance(message, bytes):  # the end of the stream
+            return
+        yield _decode(message, response_type)
+
+
+def open_channel(path: str) -> grpc.aio.Channel:
+    """A channel to the socket `path`. Raises `sockets.SocketPathError`."""
+    return grpc.aio.insecure_channel(sockets.address(sockets.checked_path(path)), options=_OPTIONS)
+
+
+async def connect(channel: grpc.aio.Channel, seconds: float) -> None:
+    """Waits until the plugin answers on its socket. Raises `PluginError` after `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            await _await_call(channel.channel_ready())
+    except TimeoutError:
+        raise PluginError("context deadline exceeded") from None
 
 
 _Result = TypeVar("_Result")
@@ -117,10 +144,15 @@ async def _await_call(call: Awaitable[_Result]) -> _Result:
     except grpc.aio.AioRpcError as error:
         raise PluginError(_status(error.code().name, error.details() or "")) from error
     except asyncio.CancelledError:  # gRPC raises it for calls on a closed channel, too
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if _task_is_cancelled():
             raise
         raise PluginError(_status("CANCELLED", "the client connection is closing")) from None
+
+
+def _task_is_cancelled() -> bool:
+    # A variable in the caller would be a reference cycle, which keeps the call and its connection.
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _decode(data: bytes, response_type: type[_Response]) -> _Response:

@@ -6,7 +6,10 @@ after some failures, and the defects that this causes are modelled, too: see doc
 """
 
 import asyncio
+import contextlib
 import logging
+import os
+import stat
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -269,3 +272,12 @@ def _check(request: pb.RegisterRequest) -> None:
         check_resource_name(namespace, name)
     except ResourceNameError as error:
         raise _RegistrationError(f'the ResourceName "{request.resource_name}" is invalid: {error}') from error
+
+
+def remove_sockets(directory: str) -> None:
+    """Removes every socket of a directory, as a kubelet does at its start, and nothing else."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # a plugin renames its socket
+                if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
+                    os.unlink(entry.path)

@@ -9,12 +9,12 @@ import contextlib
 import logging
 import os
 import shutil
-import stat
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self
 
 import grpc.aio
+import msgspec
 
 from accelplane.devices import natural
 from accelplane.kubelet import checkpoint, sockets
@@ -23,7 +23,10 @@ from accelplane.kubelet.checkpoint import Checkpoint, CheckpointError, Holding
 from accelplane.kubelet.embedded import podresources_server, topology
 from accelplane.kubelet.embedded.allocations import Allocations
 from accelplane.kubelet.embedded.device_manager import DeviceManager
-from accelplane.kubelet.embedded.endpoints import Endpoints
+from accelplane.kubelet.embedded.dra_claims import CheckpointError as DraCheckpointError
+from accelplane.kubelet.embedded.dra_manager import DraManager
+from accelplane.kubelet.embedded.dra_model import DRA_BEHAVIOURS, ClaimApi
+from accelplane.kubelet.embedded.endpoints import Endpoints, remove_sockets
 from accelplane.kubelet.embedded.model import (
     AdmissionError,
     KubeletError,
@@ -55,6 +58,10 @@ class EmbeddedKubelet:
     a kubelet identifies a plugin by its resource, and the end of an old stream disconnects the plugin that has
     registered since; from `1.37` it identifies a plugin by its resource and the path of its socket, several can be
     connected, and a path that is connected is rejected.
+
+    With `claim_api`, the kubelet prepares the claims of pods with the DRA drivers below `plugins_registry`. `behaviour`
+    is then one of `DRA_BEHAVIOURS`. `wipe_delay` is how many seconds after the loss of a driver its ResourceSlices are
+    deleted, `unprepare_interval` how often the claims of ended pods are unprepared again.
     """
 
     def __init__(
@@ -68,10 +75,14 @@ class EmbeddedKubelet:
         call_timeout: float = 30.0,
         seed: int | None = None,
         behaviour: str = BEHAVIOURS[-1],
+        claim_api: ClaimApi | None = None,
+        wipe_delay: float = 30.0,
+        unprepare_interval: float = 60.0,
     ) -> None:
         """Raises `ValueError` for an unknown policy or behaviour or an impossible number of NUMA nodes."""
-        if behaviour not in BEHAVIOURS:
-            raise ValueError(f"unknown behaviour {behaviour!r}, expected one of {', '.join(BEHAVIOURS)}")
+        behaviours = BEHAVIOURS if claim_api is None else DRA_BEHAVIOURS
+        if behaviour not in behaviours:
+            raise ValueError(f"unknown behaviour {behaviour!r}, expected one of {', '.join(behaviours)}")
         policy = topology.checked_policy(topology_policy)
         if not 1 <= numa_nodes <= topology.MAX_NUMA_NODES:
             raise ValueError(f"{numa_nodes} NUMA nodes, a kubelet works with 1 to {topology.MAX_NUMA_NODES}")
@@ -86,11 +97,22 @@ class EmbeddedKubelet:
             grace=endpoint_grace,
             connect_timeout=connect_timeout,
             call_timeout=call_timeout,
-            identified_by_path=behaviour != "1.34",
+            identified_by_path=behaviour == "1.37",
             on_list=self._on_list,
             on_registration=self._state_changed.notify_all,
         )
         self._manager = DeviceManager(self._endpoints, policy, numa_nodes, seed)
+        self.dra: DraManager | None = None
+        if claim_api is not None:
+            self.dra = DraManager(
+                self.directory,
+                behaviour,
+                claim_api,
+                wipe_delay=wipe_delay,
+                unprepare_interval=unprepare_interval,
+                active_pods=lambda: [*(pod.uid for pod in self.pods()), *self._admitting],
+                on_change=self._state_changed.notify_all,
+            )
         self._pods: dict[tuple[str, str], tuple[Pod, RunningPod]] = {}
         self._admitting: dict[str, RunningPod] = {}
         self._admission = asyncio.Lock()
@@ -119,7 +141,7 @@ class EmbeddedKubelet:
             for directory in (self.plugin_directory, os.path.dirname(self.pod_resources_socket)):
                 os.makedirs(directory, mode=0o750, exist_ok=True)
             self._restore()
-            _remove_sockets(self.plugin_directory)
+            remove_sockets(self.plugin_directory)
             shutil.rmtree(self._private, ignore_errors=True)
             os.mkdir(self._private, mode=0o700)
             self._running = True
@@ -131,12 +153,14 @@ class EmbeddedKubelet:
                 "p",
                 self.pod_resources_socket,
             )
+            if self.dra:
+                self.dra.start()
         except OSError as error:
             await self.stop()
             raise KubeletError(
                 f"cannot start a kubelet: {error.filename or self.directory}: {error.strerror}"
             ) from error
-        except (RuntimeError, sockets.SocketPathError) as error:
+        except (RuntimeError, sockets.SocketPathError, DraCheckpointError) as error:
             await self.stop()
             raise KubeletError(f"cannot start a kubelet: {self.directory}: {error}") from error
         self._state_changed.notify_all()
@@ -144,6 +168,8 @@ class EmbeddedKubelet:
     async def stop(self) -> None:
         """Ends like a killed kubelet: streams break, the sockets and the checkpoint stay."""
         self._running = False
+        if self.dra:
+            await self.dra.close()
         await self._endpoints.close()
         await asyncio.gather(*(server.stop(None) for server in self._servers))
         self._servers.clear()
@@ -229,6 +255,8 @@ class EmbeddedKubelet:
         if not lines:
             lines.append("no resources")
         lines.extend(f"pod {pod.namespace}/{pod.name}" for pod in self.pods())
+        if self.dra:
+            lines.extend(self.dra.describe())
         lines.extend(
             f"registration {record.number}: {record.resource} at {record.endpoint}: {record.outcome}"
             for record in self.registrations[-5:]
@@ -239,12 +267,17 @@ class EmbeddedKubelet:
         """Admits a pod that was bound to this node and starts its containers.
 
         A running pod is admitted again, as after a reboot of the node: it keeps its devices if they are still healthy.
-        Raises `AdmissionError`, after which the pod is removed, and `ContainerStartError`, after which it
-        waits for `start_container`.
+        Raises `AdmissionError`, after which the pod is removed, `PodStartError`, after which it waits for `run_pod`,
+        and `ContainerStartError`, after which it waits for `start_container`.
         """
         self._require_running()
+        if pod.claims and self.dra is None:
+            raise KubeletError(f"pod {pod.name} has claims, but the kubelet has no API server")
         async with self._admission:
             running = await self._admit(pod)
+        if pod.claims and self.dra:
+            await self.dra.prepare(pod, running.uid)
+            running = self._start(pod, running.uid)
         for container in (*pod.init_containers, *pod.containers):
             await self.start_container(pod.name, container, pod.namespace)
         return running
@@ -279,15 +312,17 @@ class EmbeddedKubelet:
                 await self._manager.admit(self._manager.claim(pod, running.uid, container))
 
     def delete_pod(self, name: str, namespace: str = "default") -> None:
-        """Ends a pod; its devices are free immediately. Raises `NoSuchPod`.
+        """Ends a pod; its devices are free immediately, its claims after the drivers' answers. Raises `NoSuchPod`.
 
         As in a real kubelet, the checkpoint names the pod until it is written for the first time after an admission or
         a pod resources List.
         """
-        _, running = self._pod(name, namespace)
+        pod, running = self._pod(name, namespace)
         del self._pods[namespace, name]
         self._ended.extend(holding for holding in self._manager.allocations if holding.pod_uid == running.uid)
         self._manager.allocations.forget(running.uid)
+        if self.dra and pod.claims:
+            self.dra.end_pod(running.uid)
         self._state_changed.notify_all()
 
     async def _serve(self, handlers: grpc.GenericRpcHandler, name: str, path: str) -> None:
@@ -327,7 +362,16 @@ class EmbeddedKubelet:
             raise
         finally:
             del self._admitting[uid]
-        found = {container: self._manager.allocations.container(uid, container) for container in containers}
+        return self._start(pod, uid)
+
+    def _start(self, pod: Pod, uid: str) -> RunningPod:
+        """The pod with what its containers get by now."""
+        found: dict[str, RunningContainer] = {}
+        for name in (*pod.init_containers, *pod.containers):
+            container = found[name] = self._manager.allocations.container(uid, name)
+            if self.dra:
+                cdi_devices = dict.fromkeys((*container.cdi_devices, *self.dra.cdi_ids(pod, name)))
+                found[name] = msgspec.structs.replace(container, cdi_devices=tuple(cdi_devices))
         running = RunningPod(name=pod.name, namespace=pod.namespace, uid=uid, containers=found)
         self._pods[pod.namespace, pod.name] = (pod, running)
         self._state_changed.notify_all()
@@ -336,7 +380,13 @@ class EmbeddedKubelet:
     def _list_pods(self) -> podresources_pb2.ListPodResourcesResponse:
         self._ended.clear()
         known = [pod for pod in self.pods() if pod.uid not in self._admitting]
-        return podresources_server.pod_list((*known, *self._admitting.values()), self._manager.allocations)
+        return podresources_server.pod_list(
+            (*known, *self._admitting.values()), self._manager.allocations, self._dynamic_resources
+        )
+
+    def _dynamic_resources(self, pod: RunningPod, container: str) -> Iterator[podresources_pb2.DynamicResource]:
+        if self.dra and (known := self._pods.get((pod.namespace, pod.name))):
+            yield from self.dra.dynamic_resources(known[0], container)
 
     def _pod(self, name: str, namespace: str) -> tuple[Pod, RunningPod]:
         try:
@@ -393,12 +443,3 @@ class EmbeddedKubelet:
     def _require_running(self) -> None:
         if not self._running:
             raise KubeletError(f"{self.directory}: the kubelet is not running")
-
-
-def _remove_sockets(directory: str) -> None:
-    """Removes every socket, and nothing else."""
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            with contextlib.suppress(FileNotFoundError):  # a plugin renames its socket
-                if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
-                    os.unlink(entry.path)

@@ -1,6 +1,6 @@
 """Values of the embedded kubelet's interface: pods, containers, resources, registrations, errors."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Self
 
 from msgspec import Struct
@@ -43,12 +43,18 @@ class ContainerStartError(Exception):
 
 
 class Pod(Struct, frozen=True):
-    """A pod's requests: container name to resource name to count. Init containers run first, one by one."""
+    """A pod's requests: container name to resource name to count. Init containers run first, one by one.
+
+    `claims` are its ResourceClaims by the name in the pod. `container_claims` has, by container, which of them it uses:
+    `name`, or `name/request` for the devices of one request.
+    """
 
     name: str
     namespace: str = "default"
     containers: Requests = {}
     init_containers: Requests = {}
+    claims: Mapping[str, str] = {}
+    container_claims: Mapping[str, Sequence[str]] = {}
 
     def __post_init__(self) -> None:
         for container, wants in (*self.init_containers.items(), *self.containers.items()):
@@ -59,6 +65,11 @@ class Pod(Struct, frozen=True):
                     )
         if both := self.containers.keys() & self.init_containers.keys():
             raise ValueError(f"pod {self.name}: two containers are named {min(both)}")
+        for container, references in self.container_claims.items():
+            if container not in self.containers and container not in self.init_containers:
+                raise ValueError(f"pod {self.name}: claims of container {container}, which the pod does not have")
+            if unknown := {reference.partition("/")[0] for reference in references} - self.claims.keys():
+                raise ValueError(f"pod {self.name}, container {container}: claim {min(unknown)} is not in the pod")
 
     def wants(self, container: str) -> dict[str, int]:
         """The devices that a container requests, resources in the order of their names."""

@@ -16,8 +16,12 @@ from accelplane.kubelet.embedded.service import service
 SERVICE = "v1.PodResourcesLister"
 
 
-def pod_list(pods: Iterable[RunningPod], holdings: Iterable[Holding]) -> pb.ListPodResourcesResponse:
-    """All pods with all their containers, also those that hold nothing."""
+def pod_list(
+    pods: Iterable[RunningPod],
+    holdings: Iterable[Holding],
+    claims: Callable[[RunningPod, str], Iterable[pb.DynamicResource]],
+) -> pb.ListPodResourcesResponse:
+    """All pods with all their containers, also those that hold nothing. `claims` are those of a container."""
     held: dict[tuple[str, str], list[Holding]] = {}
     for holding in holdings:
         held.setdefault((holding.pod_uid, holding.container), []).append(holding)
@@ -35,6 +39,7 @@ def pod_list(pods: Iterable[RunningPod], holdings: Iterable[Holding]) -> pb.List
                             for node, ids in holding.devices.items()
                             for key in ids
                         ],
+                        dynamic_resources=claims(pod, container),
                     )
                     for container in pod.containers
                 ],
