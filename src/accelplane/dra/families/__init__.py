@@ -1,0 +1,1 @@
+"""What the DRA driver knows about families of devices, beyond what their plugins scan."""

@@ -1,0 +1,175 @@
+"""How units of each family are published: the names of devices, and the attributes and capacities that all have.
+
+GPU, QAT and NPU have the names and attributes of Intel's DRA drivers, so that claims for those drivers work unchanged.
+Every device of a driver has every attribute of its family: a selector with an attribute that one device does not have
+aborts the scheduling of a pod. Names do not have numbers that the kernel gives in the order of discovery.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct
+
+from accelplane.devices import Attribute, Unit
+from accelplane.dra.families.gpumodels import FAMILY_AND_MODEL
+
+STANDARD = "resource.kubernetes.io/"
+
+# Of a name with 63 characters. The rest is for the number of a share or tile.
+_BASE_LENGTH = 55
+_PCI_ID = re.compile(r"0x[0-9a-f]{4}")
+_INVALID = re.compile(r"[^a-z0-9]+")
+_PLAIN = re.compile(r"[a-z0-9.:-]+")
+_SERVICES = ("sym", "asym", "dc", "dcc", "decomp")
+
+Values = Mapping[str, Attribute]
+
+
+class Family(Struct, frozen=True, kw_only=True):
+    """The devices of a driver.
+
+    `attributes` and `capacities` have the value of a unit without them, and so the type. `values` are the attributes
+    with another name or value than in the unit. `share` is the name of one share of the device `{name}`. At most
+    `max_shares` such devices are published.
+    """
+
+    name: Callable[[Unit], str]
+    attributes: Values = {}
+    capacities: Mapping[str, int] = {}
+    values: Callable[[Unit], Values] = lambda _unit: {}
+    share: str = "{name}-s{number}"
+    max_shares: int | None = None
+
+
+def label(text: str) -> str:
+    """A DNS label of at most 55 characters for a unit ID. Different PCI addresses have different labels."""
+    found = _INVALID.sub("-", text.lower()).strip("-")
+    if found and len(found) <= _BASE_LENGTH and _PLAIN.fullmatch(text):
+        return found
+    return with_hash(found, text)
+
+
+def with_hash(name: str, text: str) -> str:
+    """The name, shortened, with a part of the hash of `text`."""
+    digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:8]
+    return "-".join(filter(None, (name[: _BASE_LENGTH - 9].strip("-"), digest)))
+
+
+def _by_id(unit: Unit) -> str:
+    return label(unit.id)
+
+
+def _by_address_and_pci_id(unit: Unit) -> str:
+    pci_id = unit.text("pciId")
+    return f"{label(unit.id)}-{pci_id}" if _PCI_ID.fullmatch(pci_id) else label(unit.id)
+
+
+def _qat_name(unit: Unit) -> str:
+    return f"qatvf-{label(unit.id)}" if unit.attributes.get("vf", True) else label(unit.id)
+
+
+def _sgx_name(unit: Unit) -> str:
+    return label(unit.id.removeprefix("sgx-"))
+
+
+def _resource(unit: Unit) -> str:
+    return next(iter(unit.ids), "")
+
+
+def _gpu(unit: Unit) -> Values:
+    family, model = FAMILY_AND_MODEL.get(unit.text("pciId"), ("", ""))
+    return {
+        "family": family,
+        **({"model": model} if model else {}),
+        "type": "vf" if unit.text("function") == "vf" else "gpu",
+        "pciRoot": unit.text(f"{STANDARD}pcieRoot").partition(":")[2],
+        "memoryKnown": "memory" in unit.capacities,
+    }
+
+
+def _npu(unit: Unit) -> Values:
+    return {"type": "npu", "generation": unit.text("model")}
+
+
+def _qat(unit: Unit) -> Values:
+    services = {word.strip() for word in unit.text("services").split(";")}
+    known = [word for word in _SERVICES if word in services]
+    return {
+        "type": "vf" if unit.attributes.get("vf", True) else "pf",
+        "services": ";".join(known),
+        "pf": unit.parent,
+        **{word: word in services for word in _SERVICES},
+    }
+
+
+def _queue(unit: Unit) -> Values:
+    return {"type": unit.text("type") or _resource(unit)}
+
+
+def _by_resource(unit: Unit) -> Values:
+    return {"type": _resource(unit)}
+
+
+def _fpga(unit: Unit) -> Values:
+    ports = unit.text("ports")
+    interface = unit.text("interface")
+    return {
+        "type": "region" if ports else "port",
+        "interfaceId": interface,
+        "afuId": unit.text("afu"),
+        "board": unit.text("model"),
+        "ports": ports.count(",") + 1,
+        "programmable": bool(interface),
+    }
+
+
+_QUEUES = Family(
+    name=_by_id,
+    attributes={"mode": "", "wqName": "", "wqDriver": "", "blockOnFault": False, "priority": 0},
+    capacities={"size": 0, "maxBatchSize": 0, "maxTransferSize": 0, "shares": 1},
+    values=_queue,
+)
+
+FAMILIES: Mapping[str, Family] = {
+    "gpu.intel.com": Family(
+        name=_by_address_and_pci_id,
+        attributes={
+            "family": "", "sriov": False, "pciRoot": "", "kind": "", "vfIndex": -1, "tiles": 1, "memoryKnown": False,
+            "iommuGroup": -1,
+        },
+        capacities={"memory": 0, "millicores": 1000, "shares": 1},
+        values=_gpu,
+    ),
+    "npu.intel.com": Family(
+        name=_by_address_and_pci_id, attributes={"generation": ""}, capacities={"shares": 1}, values=_npu
+    ),
+    "qat.intel.com": Family(
+        name=_qat_name,
+        attributes={"services": "", "pf": "", "heartbeat": "", **dict.fromkeys(_SERVICES, False)},
+        values=_qat,
+    ),
+    "dsa.intel.com": _QUEUES,
+    "iaa.intel.com": _QUEUES,
+    "dlb.intel.com": Family(
+        name=_by_id,
+        capacities=dict.fromkeys(("ldbQueues", "ldbPorts", "dirPorts", "ldbCredits", "dirCredits", "schedDomains"), 0),
+        values=_by_resource,
+    ),
+    "sgx.intel.com": Family(
+        name=_sgx_name,
+        attributes={"flc": False},
+        capacities={"epc": 0, "shares": 1},
+        values=_by_resource,
+        share="{name}-{number}",
+        max_shares=64,
+    ),
+    "fpga.intel.com": Family(
+        name=_by_id,
+        attributes={"interfaceId": "", "afuId": "", "board": "", "ports": 1, "programmable": False},
+        values=_fpga,
+    ),
+}  # fmt: skip
+"""By driver. A driver without a family here has devices that are named by the ID, with the attributes of the units."""
+
+OTHER = Family(name=_by_id)

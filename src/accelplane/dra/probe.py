@@ -1,0 +1,168 @@
+"""Which version of `resource.k8s.io` an API server has, and which optional fields of slices it preserves.
+
+A field whose feature gate is off is dropped without an error. Objects that the server does not store (dry run) show
+it. Facts: Kubernetes API concepts (dry run), strategy of ResourceSlices in the API server.
+"""
+
+import re
+from collections.abc import Callable
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from accelplane.apiserver import ApiError, ApiServer, NotFound, StatusError, resource_path
+from accelplane.dra.model import Features
+from accelplane.dra.resourceslice import (
+    API_VERSIONS,
+    GROUP,
+    PLURAL,
+    ApiVersion,
+    CounterConsumption,
+    CounterSet,
+    CounterValue,
+    Device,
+    DeviceCapacity,
+    DeviceTaint,
+    Metadata,
+    RequestPolicy,
+    ResourcePool,
+    ResourceSlice,
+    SliceSpec,
+    from_api,
+    to_api,
+)
+from accelplane.dra.slices import slice_name
+from accelplane.dra.validation import Layout
+
+GATES = {"taints": "DRADeviceTaints", "counters": "DRAPartitionableDevices", "consumable": "DRAConsumableCapacity"}
+"""The feature gate of each of the `Features`."""
+
+# The first minor version that requires counter sets in slices of their own.
+_SEPARATE_SINCE = 35
+_INVALID = 422
+_NAME = "probe"
+
+
+class Server(Struct, frozen=True):
+    """`release` is the version of the API server, as `v1.34.4`."""
+
+    release: str
+    version: ApiVersion
+    layout: Layout
+    features: Features
+
+    @property
+    def path(self) -> str:
+        """The path of all slices."""
+        return resource_path(GROUP, self.version, PLURAL)
+
+
+class _Version(Struct):
+    version: str = ""
+
+
+class _Group(Struct):
+    versions: list[_Version] | None = None
+
+
+class _Release(Struct, rename="camel"):
+    minor: str = ""
+    git_version: str = ""
+
+
+async def discover(api: ApiServer, node: str, driver: str) -> Server:
+    """Raises `ApiError`, also if the API is not served."""
+    try:
+        group = await api.get(f"/apis/{GROUP}", _Group)
+    except NotFound:
+        group = _Group()
+    served = {each.version for each in group.versions or ()}
+    version: ApiVersion | None = next((each for each in API_VERSIONS if each in served), None)
+    if version is None:
+        raise ApiError(
+            GROUP,
+            f"the API server serves {', '.join(sorted(served)) or 'no version'}, expected one of "
+            f"{', '.join(API_VERSIONS)}; use Kubernetes 1.34 or newer, or set the feature gate "
+            f"DynamicResourceAllocation and --runtime-config={GROUP}/v1beta1=true",
+        )
+    release = await api.get("/version", _Release)
+    number = re.match(r"[0-9]{1,4}", release.minor)
+    older = number is not None and int(number[0]) < _SEPARATE_SINCE
+    layouts: tuple[Layout, Layout] = ("together", "separate") if older else ("separate", "together")
+    prober = _Prober(api, version, node, driver)
+    try:
+        layout, features = layouts[0], await prober.features(layouts[0])
+    except StatusError as error:
+        if error.code != _INVALID:
+            raise
+        # During an upgrade another API server may respond than the one whose version is known.
+        layout, features = layouts[1], await prober.features(layouts[1])
+    return Server(release.git_version, version, layout, features)
+
+
+def preserved(sent: ResourceSlice, received: ResourceSlice) -> Features:
+    """Which of the fields in a request the response has, None for those that are not in the request."""
+    return Features(
+        taints=_is_preserved(_taints, sent, received),
+        counters=_is_preserved(_counters, sent, received),
+        consumable=_is_preserved(_consumable, sent, received),
+    )
+
+
+class _Prober:
+    def __init__(self, api: ApiServer, version: ApiVersion, node: str, driver: str) -> None:
+        self._api = api
+        self._version: ApiVersion = version
+        self._node = node
+        self._driver = driver
+
+    async def features(self, layout: Layout) -> Features:
+        """Raises `ApiError`; with status 422 if the layout is not that of the server."""
+        counters = {_NAME: CounterValue("1")}
+        sets = [CounterSet(_NAME, counters)]
+        device = Device(
+            name=_NAME,
+            capacity={"shares": DeviceCapacity("1", RequestPolicy(default="1"))},
+            allow_multiple_allocations=True,
+            taints=[DeviceTaint(key=f"{self._driver}/{_NAME}", effect="NoSchedule")],
+            consumes_counters=[CounterConsumption(_NAME, counters)],
+        )
+        if layout == "together":
+            return await self._preserved(devices=[device], sets=sets)
+        found = await self._preserved(devices=[device])
+        if found.counters:
+            found = replace(found, counters=(await self._preserved(sets=sets)).counters)
+        return found
+
+    async def _preserved(
+        self, *, devices: list[Device] | None = None, sets: list[CounterSet] | None = None
+    ) -> Features:
+        sent = ResourceSlice(
+            metadata=Metadata(name=slice_name(self._node, self._driver, _NAME)),
+            spec=SliceSpec(
+                driver=self._driver,
+                node_name=self._node,
+                pool=ResourcePool(name=self._node, generation=0, resource_slice_count=1),
+                devices=devices,
+                shared_counters=sets,
+            ),
+        )
+        path, body = resource_path(GROUP, self._version, PLURAL), to_api(sent, self._version)
+        received = await self._api.post(path, body, ResourceSlice, query={"dryRun": "All"})
+        return preserved(sent, from_api(received))
+
+
+def _is_preserved(count: Callable[[ResourceSlice], int], sent: ResourceSlice, received: ResourceSlice) -> bool | None:
+    return count(received) == count(sent) if count(sent) else None
+
+
+def _taints(each: ResourceSlice) -> int:
+    return sum(bool(device.taints) for device in each.spec.devices or ())
+
+
+def _counters(each: ResourceSlice) -> int:
+    return len(each.spec.shared_counters or ()) + sum(bool(one.consumes_counters) for one in each.spec.devices or ())
+
+
+def _consumable(each: ResourceSlice) -> int:
+    return sum(bool(device.allow_multiple_allocations) for device in each.spec.devices or ())
