@@ -82,6 +82,7 @@ async def test_a_directory_at_the_socket_path_is_reported_and_the_socket_is_crea
 async def test_a_live_owner_of_the_socket_path_is_not_replaced_until_it_ends(
     directory: str, kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     path = own_socket(directory)
     with socket.socket(socket.AF_UNIX) as owner:
         owner.bind(path)
@@ -94,6 +95,7 @@ async def test_a_live_owner_of_the_socket_path_is_not_replaced_until_it_ends(
         assert server(agent).stage == Stage.WAITING
     await kubelet.until(lambda resources: resources == {GADGET: (1, 1), OTHER: (1, 1)})
     assert sum("is in use by" in record.message for record in caplog.records) == 1
+    assert f"{GADGET}: the wait has ended; taking over {path}" in caplog.messages
 
 
 async def test_a_live_owner_of_the_replaced_socket_is_not_replaced(

@@ -220,6 +220,8 @@ class ResourceServer:
             retry = _BUSY_RETRY_AFTER_GRACE if overdue else _BUSY_RETRY
             await self.wake.wait(retry if sockets.identity(self._directory) else MAX_CHECK_INTERVAL)
         self.problem = ""
+        if logged is not None:
+            log.info("%s: the wait has ended; taking over %s", self.resource, self._socket.path)
 
     def _obstacle(self) -> str:
         try:
