@@ -1,5 +1,6 @@
 """The documentation is correct: its code runs, its configurations load, its tables are complete."""
 
+import ast
 import asyncio
 import importlib.util
 import inspect
@@ -21,15 +22,18 @@ import accelplane.plugins
 from accelplane.cli import clients as clients_command
 from accelplane.cli import (
     epchook,
+    fleetview,
     fpgawebhook,
     genericplugin,
     levelzero,
     logflags,
     onloadworker,
     sgxwebhook,
+    top,
     xpumanager,
 )
 from accelplane.cli import fleet as fleet_command
+from accelplane.cli import inspect as inspect_command
 from accelplane.cli import labels as labels_command
 from accelplane.cli import node as node_command
 from accelplane.cli import onloadoperator as onload_command
@@ -339,6 +343,36 @@ def test_the_policy_table_shows_the_preferred_devices() -> None:
         second = preferred_ids(policy, [device for device in free if device.id not in first], (), 2, in_use)
         choices[policy] = [", ".join(f"`{id_}`" for id_ in ids) for ids in (first, second)]
     assert listed == choices
+
+
+def test_the_command_line_page_names_every_column_and_option_of_inspect_and_top() -> None:
+    text = (DOCS / "command-line.md").read_text() + (DOCS / "inspection.md").read_text()
+    columns = {column.title for module in (inspect_command, top, fleetview) for column in module._COLUMNS}
+    assert sorted(title for title in columns if title not in text) == []
+    options = {
+        option
+        for name in ("inspect", "top")
+        for parameter in accelplane_command.commands[name].params
+        for option in parameter.opts
+    }
+    assert sorted(option for option in options if f"`{option}" not in text and f"{option} " not in text) == []
+
+
+def test_the_helm_page_lists_every_chart() -> None:
+    first = (DOCS / "helm.md").read_text().partition("\n## ")[0]
+    prefix = "intel-device-plugins"
+    listed = {
+        f"{prefix}{name}" if name.startswith("-") else name
+        for row in rows(first)
+        for name in re.findall(r"`([^`]+)`", row[0])
+    }
+    assert listed == {chart.parent.name for chart in (ROOT / "deploy/charts").glob("*/Chart.yaml")}
+
+
+def test_the_page_of_versions_names_the_architectures_of_the_images() -> None:
+    (assigned,) = re.findall(r"^ARCHITECTURES = (.*)$", (ROOT / "deploy/images/debian.py").read_text(), re.MULTILINE)
+    (listed,) = [row[1] for row in rows((DOCS / "versioning.md").read_text()) if row[0] == "architectures"]
+    assert {*re.findall(r"\b[a-z]+64\b", listed)} == {*ast.literal_eval(assigned)}
 
 
 def test_the_architecture_lists_the_layers_of_import_linter() -> None:
