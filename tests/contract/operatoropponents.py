@@ -10,7 +10,7 @@ from operatorscenarios import NAMESPACE, duplicate
 
 from accelplane.apiserver.clock import loop_time
 from accelplane.kube.testing.handlers import Handlers
-from accelplane.operator.shared import BINDING
+from accelplane.operator.shared import GPU_MANAGER_BINDING
 
 DAEMONSET = "intel-gpu-plugin-mine"
 SECRET, WEBHOOKS = "webhook-certificate", "webhooks"
@@ -116,10 +116,10 @@ class Opponent:
                 self.api.remove("daemonsets", each["metadata"]["name"], NAMESPACE)
             elif each.get("status"):
                 self.api.put("daemonsets", {name: part for name, part in each.items() if name != "status"})
-        if (binding := self.api.get("clusterrolebindings", BINDING)) and not _is_of_the_operator(
+        if (binding := self.api.get("clusterrolebindings", GPU_MANAGER_BINDING)) and not _is_of_the_operator(
             "clusterrolebindings", binding
         ):
-            self.api.remove("clusterrolebindings", BINDING)
+            self.api.remove("clusterrolebindings", GPU_MANAGER_BINDING)
 
     def daemonset(self) -> Object | None:
         """A copy, to edit."""
@@ -177,7 +177,7 @@ class Opponent:
 
     def delete_shared(self) -> None:
         for plural, name, namespace in (
-            ("clusterrolebindings", BINDING, ""),
+            ("clusterrolebindings", GPU_MANAGER_BINDING, ""),
             ("serviceaccounts", "gpu-manager-sa", NAMESPACE),
         ):
             if self.api.get(plural, name, namespace):
@@ -187,9 +187,11 @@ class Opponent:
     def replace_binding(self) -> None:
         role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "gpu-manager-role"}
         subject = {"kind": "ServiceAccount", "name": "gpu-manager-sa", "namespace": "default"}
-        if self.api.get("clusterrolebindings", BINDING):
-            self.api.remove("clusterrolebindings", BINDING)
-        self.api.put("clusterrolebindings", {"metadata": {"name": BINDING}, "roleRef": role, "subjects": [subject]})
+        if self.api.get("clusterrolebindings", GPU_MANAGER_BINDING):
+            self.api.remove("clusterrolebindings", GPU_MANAGER_BINDING)
+        self.api.put(
+            "clusterrolebindings", {"metadata": {"name": GPU_MANAGER_BINDING}, "roleRef": role, "subjects": [subject]}
+        )
         self.set_args("-bad")
 
     def set_args(self, *args: str) -> None:
