@@ -276,7 +276,7 @@ def _integer(value: int, least: int = 0) -> int:
 
 
 def _label_value(text: str) -> str:
-    return _NOT_IN_LABEL_VALUE.sub("-", text)[:_MAX_LABEL_VALUE].strip("-_.")
+    return _NOT_IN_LABEL_VALUE.sub("-", text).strip("-_.")[:_MAX_LABEL_VALUE].rstrip("-_.")
 
 
 def _message(offer: Offer) -> str:
