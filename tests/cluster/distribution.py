@@ -55,6 +55,7 @@ GROUPS = tuple(
         "onload_operator_image",
         "emulated",
         "fpga_runtimes",
+        "dra_kubelet",
         "kmm_double",
     )
 )
