@@ -94,9 +94,9 @@ ALSO_IN = {
 INIT_DIRECTORIES = ("qat-init/conf", "idxd-init/conf", "idxd-init/scratch")
 PROFILES = {"idxd-init": ("dsa.conf", "iaa.conf")}
 
-# Not in any image: the emulated kernel, the double of the API server, and the extra `simulate`.
+# Not in any image: the emulated kernel, what is for tests only, and the extra `simulate`.
 EMULATED_KERNEL = "accelplane/simulate/kernel"
-LEFT_OUT = (EMULATED_KERNEL, "accelplane/kube/testing")
+LEFT_OUT = (EMULATED_KERNEL, "accelplane/kube/testing", "accelplane/testing")
 SIMULATE = ("grpc", "rich", EMULATED_KERNEL.replace("/", "."))
 OPERATOR = ("cryptography", "prometheus_client")
 

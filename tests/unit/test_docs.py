@@ -5,7 +5,6 @@ import asyncio
 import importlib.util
 import inspect
 import re
-import shlex
 import sys
 import tomllib
 import types
@@ -17,6 +16,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 import yaml
+from documentation import DOCS, EXAMPLE, PAGES, ROOT, blocks, command_lines
 
 import accelplane.plugins
 from accelplane.cli import clients as clients_command
@@ -58,8 +58,6 @@ from accelplane.testing import Tree
 from website.agentmetrics import agent_families
 from website.reference import AUTHOR_MODULES, public_names
 
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
 WEBHOOK = DOCS / "sgx-webhook.md"
 ONLOAD_NODE = DOCS / "onload-node.md"
 FPGA_WEBHOOK = DOCS / "fpga-webhook.md"
@@ -73,23 +71,6 @@ GPUS = DOCS / "gpus-and-npus.md"
 METRICS = DOCS / "metrics.md"
 ACCELERATORS, LABELS = DOCS / "accelerators.md", DOCS / "labels.md"
 SIDECARS = DOCS / "gpu-sidecars.md"
-EXAMPLE = ROOT / "examples" / "generic-devices"
-PAGES = (*sorted(DOCS.glob("*.md")), EXAMPLE / "README.md", ROOT / "deploy" / "README.md", ROOT / "README.md")
-
-
-class Block(msgspec.Struct, frozen=True):
-    """One fenced block: its language, the rest of its info string, its text and its first line number."""
-
-    language: str
-    title: str
-    text: str
-    line: int
-
-
-def blocks(page: Path, language: str) -> list[Block]:
-    found = re.finditer(r"^```(\w+) ?([^\n]*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-    every = [Block(m[1], m[2], m[3], m.string.count("\n", 0, m.start()) + 2) for m in found]
-    return [block for block in every if block.language == language]
 
 
 def section(page: Path, heading: str) -> str:
@@ -224,15 +205,6 @@ def test_every_configuration_shown_is_accepted(guide_modules: Mapping[str, types
     assert count >= 2
 
 
-def command_lines() -> Iterator[tuple[str, list[str]]]:
-    for page in PAGES:
-        for block in blocks(page, "sh"):
-            for line in block.text.replace("\\\n", " ").splitlines():
-                words = shlex.split(line.removeprefix("$ "), comments=True)
-                if words and words[0] in PROGRAMS:
-                    yield f"{page.name}: {' '.join(words)}", words
-
-
 NODE_FLAGS = (Flag("plugins", ""), Flag("config", ""), *node_command.FLAGS)
 PROGRAMS: Mapping[str, Sequence[Flag]] = {
     "accelplane": (),
@@ -249,7 +221,7 @@ PROGRAMS: Mapping[str, Sequence[Flag]] = {
 
 
 def test_every_command_line_shown_parses() -> None:
-    lines = list(command_lines())
+    lines = list(command_lines(PROGRAMS))
     assert len(lines) >= 8
     for where, (program, *arguments) in lines:
         own = {"node": NODE_FLAGS, "labels": labels_command.FLAGS}
