@@ -252,7 +252,7 @@ class TestParts:
         assert whole.counters == {NAME: {"tiles": 2}}
         assert first.counters == second.counters == {NAME: {"tiles": 1}}
         assert first.capacities["memory"] == Capacity(1 << 33)
-        assert (first.attributes["tiles"], first.attributes["parent"]) == (1, NAME)
+        assert (first.attributes["tiles"], first.attributes["parent"], first.attributes["type"]) == (1, NAME, "tile")
         assert catalog.tiles(GPU, given) == {f"{NAME}-t0": 0, f"{NAME}-t1": 1}
 
     @pytest.mark.parametrize("features", [NONE, Features()])

@@ -209,7 +209,8 @@ def _tile(whole: PoolDevice, name: str, count: int) -> PoolDevice:
     return replace(
         whole,
         name=name,
-        attributes={**whole.attributes, "parent": whole.name, _TILES: 1},
+        # Classes of complete GPUs select by the type: whole and tiles can never be allocated together.
+        attributes={**whole.attributes, "type": "tile", "parent": whole.name, _TILES: 1},
         capacities={**whole.capacities, **divided},
         counters={whole.name: {_TILES: 1}},
     )
