@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from waiting import until
 
 from accelplane import rpc
-from accelplane.dra.model import ClaimError, ClaimRef, DeviceHealth, PreparedDevice
+from accelplane.dra.model import ClaimError, ClaimPreparer, ClaimRef, DeviceHealth, PreparedDevice
 from accelplane.dra.registration_policy import Version
 from accelplane.dra.service import DriverService
 from accelplane.kubelet import dra_v1_pb2 as pb
@@ -73,8 +73,10 @@ class ServedDriver:
         instance: str = "",
         health: Callable[[], Sequence[DeviceHealth]] = tuple,
         preparer: FakePreparer | None = None,
+        claims: ClaimPreparer | None = None,
         driver: str = DRIVER,
     ) -> None:
+        """`claims` prepares in place of `preparer`."""
         self.preparer = preparer or FakePreparer()
         self.health_changed = Notifier()
         self.published: list[bool] = []
@@ -82,7 +84,7 @@ class ServedDriver:
         self.service = DriverService(
             driver,
             directory,
-            self.preparer,
+            claims or self.preparer,
             health,
             self.health_changed,
             pool="node-1",

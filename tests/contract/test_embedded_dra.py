@@ -5,8 +5,8 @@ import os
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from draclaims import MemoryClaims
 from draservices import DRIVER, FakePreparer, ServedDriver, serving
+from memoryclaims import MemoryClaims
 from waiting import until
 
 from accelplane.dra import registration_policy
