@@ -207,8 +207,10 @@ class World:
 
     def journal(self) -> dict[str, Any]:
         """The entries by UID."""
-        found = sorted((self.directory / "claims").iterdir())
-        return {path.stem: json.loads(path.read_text()) for path in found if path.suffix == ".json"}
+        return {path.stem: self.read(path) for path in sorted((self.directory / "claims").glob("*.json"))}
+
+    def read(self, path: Path) -> Any:
+        return json.loads(path.read_text())
 
     def leftovers(self) -> list[str]:
         """All files of claims and journal, without the marker of the boot, locks and directories."""

@@ -395,6 +395,7 @@ async def test_parts_of_a_unit_exclude_the_whole_and_have_an_affinity_mask(world
     assert "ZE_AFFINITY_MASK=0.1" in world.cdi_file("a1")["a1-r0"]["env"]
     assert "still held" in await refusal(preparer, world.claim("b", world.device(0)))
     assert "still held" in await refusal(preparer, world.claim("c", "part-t0"))
+    assert "are of one unit" in await refusal(preparer, world.claim("d", "part-t0", world.device(0)))
 
 
 async def test_claim_that_was_allocated_again_gets_its_new_device(world: World) -> None:

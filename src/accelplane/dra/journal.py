@@ -25,7 +25,7 @@ from msgspec import Struct
 from accelplane.descriptors import closing, read_limited
 from accelplane.devices import Unit
 from accelplane.dra import durable
-from accelplane.dra.model import PreparedDevice
+from accelplane.dra.model import ClaimRef, PreparedDevice
 
 VERSION = "journal.accelplane/v1"
 MAX_FILE = 1024 * 1024
@@ -114,6 +114,10 @@ class Entry(Struct, frozen=True, kw_only=True, rename="camel"):
     bound: Sequence[Unit] = ()
     config: Sequence[Mapping[str, Any]] = ()
     cdi: Sequence[CdiFile] = ()
+
+    @property
+    def ref(self) -> ClaimRef:
+        return ClaimRef(self.namespace, self.uid, self.name)
 
     @property
     def claim(self) -> str:

@@ -49,7 +49,10 @@ def claim_devices(node: Node, uid: str, claim: Claim) -> list[ClaimDevice]:
         if kind is not None:
             device_class = claim.class_of(result.request)
             config = for_request(node.driver, result.request, device_class, allocation.config, kind)
-        devices.append(_device(node, uid, result, config, requests.index(result.main_request)))
+        device = _device(node, uid, result, config, requests.index(result.main_request))
+        if other := next((each for each in devices if _conflicts(each.holding, device.holding)), None):
+            raise ClaimError(f"devices {other.holding.device} and {result.device} of the claim are of one unit")
+        devices.append(device)
     return devices
 
 

@@ -19,6 +19,7 @@ from accelplane.dra import cdi, hardware, planning, takeover, vfio
 from accelplane.dra.boot import boot_of
 from accelplane.dra.claims import ClaimReader
 from accelplane.dra.claimtasks import EXPECTED, ClaimTasks, Devices, claim_error, claim_lock, log_failure
+from accelplane.dra.devicestatus import DeviceStatus
 from accelplane.dra.hardware import ClaimDevice
 from accelplane.dra.journal import Entry, Holding, Rebind, UndoStep
 from accelplane.dra.model import ClaimError, ClaimRef, DeviceName, Offers, PreparedDevice
@@ -42,7 +43,8 @@ class Preparer:
 
     `names` has the names of all devices of the driver. `holders` returns the containers of the node that have devices,
     and raises `PodResourcesError`. Without `manage_binding` no function is bound to VFIO. `on_event` is called with
-    reason and text of events of the node. The owner calls `restore` before it serves, and `close` at the end.
+    reason and text of events of the node. With `device_status` the status of claims shows the prepared devices. The
+    owner calls `restore` before it serves, and `close` at the end.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Preparer:
         holders: Callable[[], Awaitable[NodeHolders]],
         names: Callable[[], Mapping[str, DeviceName]],
         on_event: Callable[[str, str], None] = lambda _reason, _text: None,
+        device_status: bool = False,
         time_limit: float = TIME_LIMIT,
         orphan_delay: float = ORPHAN_DELAY,
     ) -> None:
@@ -77,6 +80,9 @@ class Preparer:
         self._orphans: asyncio.Task[None] | None = None
         self._changed = Notifier()
         self._tasks = ClaimTasks(time_limit, self._changed.notify_all)
+        status = DeviceStatus(api, self._claims, driver, node, self._store.entry)
+        self._status = status if device_status else None
+        self._status_tasks: set[asyncio.Task[None]] = set()
 
     # The protocol `ClaimPreparer`.
 
@@ -121,7 +127,7 @@ class Preparer:
             self._on_event("ClaimJournalDamaged", f"{file.problem}; its devices are not used until its pod ends")
         await self._take_over()
         for entry in interrupted:
-            self._tasks.start("restore", ClaimRef(entry.namespace, entry.uid, entry.name), self._finish)
+            self._tasks.start("restore", entry.ref, self._finish)
         if len(self._store.entries) > len(interrupted):
             self._orphans = asyncio.ensure_future(self._remove_orphans())
             self._orphans.add_done_callback(log_failure)
@@ -155,6 +161,8 @@ class Preparer:
     async def idle(self) -> None:
         """Waits for the end of all work on claims."""
         await self._tasks.idle()
+        if self._status_tasks:
+            await asyncio.wait(self._status_tasks)
 
     async def close(self, seconds: float = 5.0) -> None:
         """Waits for work in progress, at most `seconds`. The next `restore` finishes what is not finished then."""
@@ -162,7 +170,7 @@ class Preparer:
             self._orphans.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._tasks.idle()
+                await self.idle()
                 await in_thread(self._store.close)
 
     async def _read(self, uid: str) -> Entry | None:
@@ -236,6 +244,7 @@ class Preparer:
             except ClaimError as second:
                 raise claim_error(second, f"{problem}; and it could not be undone: ") from error
             raise problem from error
+        self._write_status(done.ref)
         return [holding.prepared for holding in done.devices]
 
     async def _plugin_edits(self, unit: str) -> cdi.Edits:
@@ -263,7 +272,7 @@ class Preparer:
 
     async def _resolve(self, wanted: Holding, holder: Entry) -> None:
         """Undoes the holder's preparation if no pod uses it. Raises `ClaimError` if it holds the device."""
-        ref = ClaimRef(holder.namespace, holder.uid, holder.name)
+        ref = holder.ref
         name = claim_lock(holder.uid)
         if self._tasks.is_locked(name) or await in_thread(lambda: self._store.alive(holder)):
             raise _held(wanted, holder)
@@ -285,7 +294,7 @@ class Preparer:
         """
         ids = {name for holding in entry.devices for name in holding.cdi_ids}
         try:
-            claim = await self._claims.find(ClaimRef(entry.namespace, entry.uid, entry.name)) if entry.name else None
+            claim = await self._claims.find(entry.ref) if entry.name else None
             unused = bool(entry.name) and (claim is None or not claim.in_use)
             used = not unused or any(ids.intersection(each.cdi_names) for each in (await self._holders()).claims)
         except (ApiError, PodResourcesError) as error:
@@ -308,7 +317,7 @@ class Preparer:
                         if await self._is_orphan(entry):
                             log.warning("claim %s: undone, because no pod uses it", entry.claim)
                             with contextlib.suppress(ClaimError):  # it stays in the journal with the error
-                                await self._finish(ClaimRef(entry.namespace, entry.uid, entry.name))
+                                await self._finish(entry.ref)
             if not self._unused_since:
                 return
 
@@ -348,6 +357,15 @@ class Preparer:
         finally:
             self._changed.notify_all()
         self._unused_since.pop(entry.uid, None)
+        self._write_status(entry.ref)
+
+    def _write_status(self, ref: ClaimRef) -> None:
+        """Writes `status.devices` of the claim, while calls go on."""
+        if self._status is not None and ref.name:
+            task = asyncio.create_task(self._status.update(ref))
+            self._status_tasks.add(task)
+            task.add_done_callback(self._status_tasks.discard)
+            task.add_done_callback(log_failure)
 
 
 def _unit_lock(holding: Holding) -> str:

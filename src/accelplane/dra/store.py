@@ -64,6 +64,10 @@ class ClaimStore:
             if self._cdi.ensure(file):
                 log.info("claim %s: CDI file %s restored", entry.claim, file.name)
 
+    def entry(self, uid: str) -> Entry | None:
+        """The entry of a claim as it was read last."""
+        return self.entries.get(uid)
+
     def close(self) -> None:
         self._journal.close()
 
