@@ -55,7 +55,6 @@ GROUPS = tuple(
         "onload_operator_image",
         "emulated",
         "fpga_runtimes",
-        "dra_kubelet",
         "kmm_double",
     )
 )

@@ -226,7 +226,7 @@ def test_a_new_device_is_not_listed_before_its_check(idle_setup: Setup) -> None:
     runner = idle_setup.agent.runners["a"]
     while len(runner.context.devices.found) < 2:
         idle_setup.step()
-    idle_setup.loop.create_task(runner._publish())  # as after a change of health
+    idle_setup.loop.create_task(runner.publish())  # as after a change of health
     idle_setup.advance(0.2)
     assert "d5" not in idle_setup.kubelet.lists[THING]
     idle_setup.complete_work()

@@ -16,7 +16,7 @@ from accelplane.devices import Unit, Version, plain
 from accelplane.dra import catalog
 from accelplane.dra.families.devices import FAMILIES
 from accelplane.dra.families.facts import with_facts
-from accelplane.dra.model import Capacity, Features, Offer, Pool, PoolDevice
+from accelplane.dra.model import Capacity, DeviceName, Features, Offer, Pool, PoolDevice
 from accelplane.dra.slices import Target, plan
 from accelplane.dra.validation import problems
 from accelplane.host import Host
@@ -237,7 +237,8 @@ class TestParts:
         assert names(found) == [f"{NAME}-s{number}" for number in range(3)]
         assert {device.attributes["parent"] for device in found.devices} == {NAME}
         assert not any(device.multiple for device in found.devices)
-        assert catalog.device_names(GPU, given) == dict.fromkeys([NAME, *names(found)], "0000:03:00.0")
+        shares = {name: DeviceName(unit="0000:03:00.0", slot=name[-2:]) for name in names(found)}
+        assert catalog.device_names(GPU, given) == {NAME: DeviceName(unit="0000:03:00.0", multiple=True), **shares}
 
     def test_at_most_64_enclaves_are_devices(self) -> None:
         enclave = Unit(id="sgx-enclave", health="sgx-enclave", ids={"enclave": ["sgx-enclave-0"]})
@@ -253,7 +254,10 @@ class TestParts:
         assert first.counters == second.counters == {NAME: {"tiles": 1}}
         assert first.capacities["memory"] == Capacity(1 << 33)
         assert (first.attributes["tiles"], first.attributes["parent"], first.attributes["type"]) == (1, NAME, "tile")
-        assert catalog.tiles(GPU, given) == {f"{NAME}-t0": 0, f"{NAME}-t1": 1}
+        tiles = {
+            f"{NAME}-t{number}": DeviceName(unit="0000:03:00.0", slot=f"t{number}", tile=number) for number in (0, 1)
+        }
+        assert catalog.device_names(GPU, given) == {NAME: DeviceName(unit="0000:03:00.0"), **tiles}
 
     @pytest.mark.parametrize("features", [NONE, Features()])
     def test_tiles_need_proven_counters(self, features: Features) -> None:
@@ -290,7 +294,7 @@ class TestOtherDrivers:
         ids = ["a.b", "a:b", "A_b", "é", "x" * 200, "-", "a-b-s0"]
         given = offers(*(self.offer(each) for each in ids))
         found = catalog.device_names(OTHER, given)
-        assert sorted(found.values()) == sorted(ids)
+        assert sorted(each.unit for each in found.values()) == sorted(ids)
         assert len(found) == len(ids)
         assert names(pool(given, driver=OTHER)) == names(pool(dict(reversed(given.items())), driver=OTHER))
 

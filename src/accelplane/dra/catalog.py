@@ -18,7 +18,18 @@ from msgspec.structs import replace
 
 from accelplane.devices import Attribute, Version, natural
 from accelplane.dra.families.devices import FAMILIES, OTHER, STANDARD, Family, label, with_hash
-from accelplane.dra.model import Capacity, DeviceHealth, Effect, Features, Offer, Pool, PoolDevice, State, Taint
+from accelplane.dra.model import (
+    Capacity,
+    DeviceHealth,
+    DeviceName,
+    Effect,
+    Features,
+    Offer,
+    Pool,
+    PoolDevice,
+    State,
+    Taint,
+)
 from accelplane.dra.validation import (
     MAX_ATTRIBUTES,
     MAX_INTEGER,
@@ -92,14 +103,16 @@ def pool(
     return Pool(driver=driver, name=node, devices=devices, counter_sets=counter_sets)
 
 
-def device_names(driver: str, offers: Mapping[str, Offer]) -> Mapping[str, str]:
-    """The unit ID of each device that can be published of the offers, of shares and tiles too, whoever owns it."""
-    return {name: named.offer.unit.id for named in _named(driver, offers) for name in _names(named)}
-
-
-def tiles(driver: str, offers: Mapping[str, Offer]) -> Mapping[str, int]:
-    """The number of the tile, from 0, of each device that is a tile of a unit."""
-    return {name: number for named in _named(driver, offers) for number, name in enumerate(named.tiles)}
+def device_names(driver: str, offers: Mapping[str, Offer]) -> Mapping[str, DeviceName]:
+    """The devices that can be published of the offers, of shares and tiles too, whoever owns their units."""
+    found: dict[str, DeviceName] = {}
+    for named in _named(driver, offers):
+        unit = named.offer.unit.id
+        found[named.name] = DeviceName(unit=unit, multiple=bool(named.shares))
+        found.update({name: DeviceName(unit=unit, slot=f"s{number}") for number, name in enumerate(named.shares)})
+        tiles = enumerate(named.tiles)
+        found.update({name: DeviceName(unit=unit, slot=f"t{number}", tile=number) for number, name in tiles})
+    return found
 
 
 def health(driver: str, offers: Mapping[str, Offer]) -> Sequence[DeviceHealth]:

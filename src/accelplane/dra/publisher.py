@@ -135,6 +135,7 @@ class SlicePublisher:
         self._retry_at = float("-inf")
         self._urgent = False
         self._written: Pool | None = None
+        self._is_current = False
         self._repair_at: float | None = None
         self._repaired_at = float("-inf")
         self._logged: frozenset[str] = frozenset()
@@ -150,6 +151,11 @@ class SlicePublisher:
         return self._limit.units
 
     @property
+    def published(self) -> Collection[str] | None:
+        """As `units`, None while the slices differ from the pool, and while it is not known whether they do."""
+        return self._limit.units if self._is_current else None
+
+    @property
     def problems(self) -> Sequence[str]:
         """What prevents the publication now, or of parts: one line each."""
         return list(self._problems())
@@ -160,6 +166,7 @@ class SlicePublisher:
         Call it after each change of what `make` reads.
         """
         self._make = make
+        self._is_current = False
         self._wake.set()
 
     def registered(self, is_registered: bool) -> None:
@@ -253,6 +260,7 @@ class SlicePublisher:
                 self._log_problems()
                 return 0.0
         self._written, self._urgent, self._error = complete, False, ""
+        self._is_current = not self._wake.is_set()  # the pool may have changed meanwhile
         self._limit.record(limited, now)
         self._failures.reset()
         self._log_problems()

@@ -1,6 +1,6 @@
 """Pure functions that compute the devices to list. Times are monotonic seconds."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -10,6 +10,7 @@ from accelplane.devices import UNHEALTHY, Device, Inventory
 Key = tuple[str, str]  # resource name without namespace, device ID
 
 DEPARTED = "not found by the last scan"
+WITHHELD = "handed out by another API"
 
 
 class Departure(Struct, frozen=True):
@@ -29,6 +30,16 @@ def with_health(found: Inventory, apply: Callable[[Device], Device] | None, outd
     return found if apply is None else found.with_devices(map(apply, found))
 
 
+def without(found: Inventory, withheld: Collection[Key]) -> Inventory:
+    """The devices but those `withheld`. A resource that loses all its devices is left out."""
+    resources = {
+        resource: left
+        for resource, devices in found.resources.items()
+        if (left := {id_: devices[id_] for id_ in devices if (resource, id_) not in withheld}) or not devices
+    }
+    return replace(found, resources=resources)
+
+
 def with_departed(
     present: Inventory,
     listed: Iterable[Device],
@@ -37,17 +48,19 @@ def with_departed(
     now: float,
     removal_delay: float,
     must_stay: Callable[[Device, Departure], bool],
+    withheld: Collection[Key] = (),
 ) -> tuple[Inventory, Departures]:
     """Adds the devices that are `listed` and not present any more, as Unhealthy: for `removal_delay` seconds at least,
-    and for as long as they `must_stay`."""
+    and for as long as they `must_stay`. Those `withheld` are on the node, and stay only for as long as they must."""
     stay: list[Device] = []
     departed: dict[Key, Departure] = {}
     for device in listed:
         if device.id in present.resources.get(device.resource, {}):
             continue
         key = (device.resource, device.id)
-        departure = departures.get(key) or Departure(now, now + removal_delay)
+        departure = departures.get(key) or Departure(now, now if key in withheld else now + removal_delay)
         if now < departure.until or must_stay(device, departure):
             departed[key] = departure
-            stay.append(device if key in departures else replace(device, health=UNHEALTHY, reason=DEPARTED))
+            reason = WITHHELD if key in withheld else DEPARTED
+            stay.append(device if device.reason == reason else replace(device, health=UNHEALTHY, reason=reason))
     return present.with_devices(stay) if stay else present, departed

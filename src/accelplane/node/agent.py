@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from accelplane import __version__
 from accelplane.devices import Inventory
@@ -29,6 +30,10 @@ from accelplane.node.watcher import Watcher
 from accelplane.plugins import Config, Plugin
 from accelplane.plugins.base import NodePods
 
+if TYPE_CHECKING:
+    from accelplane.node.dra.driver import NodeAccess
+    from accelplane.node.dra.node import NodeDra
+
 log = logging.getLogger(__name__)
 
 Plugins = Mapping[str, Plugin[Config]]
@@ -45,8 +50,8 @@ class Agent:
 
     `reload` is called after a change in `config_file`'s directory. It returns the settings and plugins to run from then
     on, or raises `ConfigurationError` to keep the present ones. `services` run beside the plugins, by name.
-    `pods` is called once if a plugin needs the pods of the node. It raises `ConfigurationError` if they cannot be read.
-    `skipped` returns the plugins that do not run.
+    `pods` is called once if a plugin needs the pods of the node, `dra` if units may belong to dynamic resource
+    allocation. They raise `ConfigurationError` if that is not possible. `skipped` returns the plugins that do not run.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Agent:
         services: Mapping[str, Service] | None = None,
         pods: Callable[[Settings], NodePods] | None = None,
         skipped: Callable[[], Sequence[SkippedPlugin]] = tuple,
+        dra: "Callable[[], NodeAccess] | None" = None,
         program: str = "accelplane-node",
     ) -> None:
         self.settings = settings
@@ -74,6 +80,8 @@ class Agent:
         self._make_pods = pods
         self._skipped = skipped
         self._pods: NodePods | None = None
+        self._make_node_access = dra
+        self.dra: NodeDra | None = None
         self._provide_pods(settings, plugins)
         self.events = HardwareEvents(self._hardware_changed, EventStore(settings.cdi_dir, settings.root))
         self.blocked = BlockedDevices(self._blocked_changed)
@@ -82,12 +90,14 @@ class Agent:
         self._turn = asyncio.Lock()
         self._threads: dict[str, HostThread] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._dra_tasks: set[asyncio.Task[None]] = set()
         self._crashed: set[str] = set()
         self._stop = asyncio.Event()
         self._fatal: Exception | None = None
         self._unservable: Exception | None = None
         self._config_changed = asyncio.Event()
         self._config_read = self._config_stamp()
+        self._provide_dra(settings, plugins)
 
     def status(self) -> NodeStatus:
         return NodeStatus(
@@ -100,6 +110,7 @@ class Agent:
             uevents=dict(self._watcher.uevent_counts),
             recoveries=dict(self.events.recoveries),
             wedged=dict(self.events.wedged),
+            dra=self.dra.status() if self.dra is not None else {},
         )
 
     def allocations(self) -> int:
@@ -142,10 +153,14 @@ class Agent:
             services["configuration"] = self._follow_config
         tasks = [asyncio.create_task(self._supervise_service(*each)) for each in services.items()]
         try:
+            self._configure_dra()
             for name in self._plugins:
                 self._start(name)
             await self._stop.wait()
         finally:
+            if self.dra is not None:
+                await self.dra.stop()
+            await _end_tasks(*self._dra_tasks)
             # The tasks that start plugins end first, then the plugins.
             await _end_tasks(*tasks)
             await _end_tasks(*self._tasks.values())
@@ -176,6 +191,8 @@ class Agent:
         context = PluginContext(
             name, plugin, self.settings, self._pods, changed=changed, events=self.events, blocked=self.blocked
         )
+        if self.dra is not None and name in self.dra.families:
+            context.units = self.dra.families[name].units
         return PluginRunner(
             context,
             self._watcher,
@@ -193,6 +210,39 @@ class Agent:
                 raise ConfigurationError("a plugin needs the pods of the node, which this program does not read")
             self._pods = self._make_pods(settings)
 
+    def _provide_dra(self, settings: Settings, plugins: Plugins) -> None:
+        """Raises `ConfigurationError` if dynamic resource allocation is wanted and not possible."""
+        names = _dra_families(settings, plugins)
+        if names and self.dra is None:
+            from accelplane.node.dra.node import NodeDra, node_access  # noqa: PLC0415 - memory of agents without DRA
+
+            self.dra = NodeDra(
+                runners=self.runners,
+                allocations=self._allocations,
+                blocked=self.blocked,
+                watcher=self._watcher,
+                changes=self.changes,
+                access=self._make_node_access or (lambda: node_access(os.environ)),
+            )
+        if self.dra is not None:
+            self.dra.check(settings, names)
+
+    def _configure_dra(self) -> None:
+        if self.dra is None or self._stop.is_set():
+            return
+        names = _dra_families(self.settings, self._plugins)
+        for family in self.dra.configure(self.settings, names, self._plugins):
+            name = family.units.name
+            if name in self.runners:
+                self.runners[name].context.units = family.units
+            task = asyncio.create_task(self._supervise_service(f"DRA of {name}", family.run))
+            self._dra_tasks.add(task)
+            task.add_done_callback(self._dra_ended)
+
+    def _dra_ended(self, task: asyncio.Task[None]) -> None:
+        self._dra_tasks.discard(task)
+        self._configure_dra()  # the plugin may have been enabled again
+
     def _start(self, name: str) -> None:
         self.runners[name] = self._runner(name)
         self._tasks[name] = asyncio.create_task(self._supervise_plugin(name))
@@ -205,6 +255,8 @@ class Agent:
     def _kubelet_directory_changed(self) -> None:
         for runner in self.runners.values():
             runner.publisher.directory_changed()
+        if self.dra is not None:
+            self.dra.directory_changed()
 
     def _hardware_changed(self) -> None:
         for runner in self.runners.values():
@@ -254,6 +306,7 @@ class Agent:
                 with watching("of the new configuration", "__init__"):
                     settings, plugins = self._reload()
                 self._provide_pods(settings, plugins)
+                self._provide_dra(settings, plugins)
             except ConfigurationError as error:
                 if str(error) != self.config_problem:
                     self.config_problem = str(error)
@@ -269,6 +322,7 @@ class Agent:
 
     async def _apply(self, settings: Settings, plugins: Plugins) -> None:
         old, self.settings, self._plugins = self._plugins, settings, dict(plugins)
+        self._configure_dra()
         for name in old.keys() - plugins.keys():
             log.info("plugin %s is disabled", name)
             await self._end(name)
@@ -283,6 +337,14 @@ class Agent:
                 self.runners[name].context.pods = self._pods
                 self.runners[name].reconfigure(plugin, settings)
         self.changes.notify_all()
+
+
+def _dra_families(settings: Settings, plugins: Iterable[str]) -> list[str]:
+    """The plugins whose units may belong to dynamic resource allocation: by the settings, or since an earlier time."""
+    apis = settings.device_apis
+    return [
+        name for name in plugins if apis.may_differ(name) or os.path.lexists(f"{settings.ownership_dir}/{name}.json")
+    ]
 
 
 async def _run(work: Coroutine[None, None, None]) -> BaseException | None:

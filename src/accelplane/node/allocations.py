@@ -38,7 +38,7 @@ class Reading(Struct, frozen=True):
     `record` is `absent` where there is neither a socket nor a checkpoint (no kubelet has run yet), `unreadable` where
     there is one and it cannot be read. `answered`: whether the kubelet itself has answered. `ended` are IDs that only
     the checkpoint names: of pods that have ended, that a restarted kubelet does not know yet, or of all pods if it does
-    not answer.
+    not answer. `holders` are the containers, `namespace/pod/container`, that the kubelet names.
     """
 
     began: float
@@ -46,6 +46,7 @@ class Reading(Struct, frozen=True):
     answered: bool = False
     held: Mapping[Key, Sequence[int]] = {}
     ended: frozenset[Key] = frozenset()
+    holders: Mapping[Key, Sequence[str]] = {}
 
 
 class AllocationReader:
@@ -60,6 +61,7 @@ class AllocationReader:
         self._last: Reading | None = None
         # Since when the kubelet behind this socket has named no pods, without a failure in between.
         self._no_pods: tuple[sockets.Identity, float] | None = None
+        self._holders: Mapping[Key, Sequence[str]] = {}  # of the last answer
 
     async def read(self, since: float, *, ask_kubelet: bool = True) -> Reading:
         """A reading that began after the monotonic time `since`; several callers may get the same one.
@@ -91,7 +93,8 @@ class AllocationReader:
             return Reading(began, "absent")
         running, recorded = running or {}, recorded or {}
         # Where the kubelet does not answer, the checkpoint is all there is, and may be outdated too.
-        return Reading(began, "read", answered, {**recorded, **running}, frozenset(recorded.keys() - running.keys()))
+        ended = frozenset(recorded.keys() - running.keys())
+        return Reading(began, "read", answered, {**recorded, **running}, ended, self._holders if answered else {})
 
     def _has_no_pods(self, now: float) -> bool:
         """Whether the kubelet has named no pods for so long that it knows its pods."""
@@ -109,6 +112,11 @@ class AllocationReader:
             return None
         if not held.devices:
             self._no_pods = before if before is not None and before[0] == identity else (identity, began)
+        holders: dict[Key, list[str]] = {}
+        for one in held.devices:
+            for id_ in one.device_ids:
+                holders.setdefault((one.resource, id_), []).append(f"{one.namespace}/{one.pod}/{one.container}")
+        self._holders = holders
         return {(one.resource, id_): one.numa_nodes.get(id_, ()) for one in held.devices for id_ in one.device_ids}
 
     def _from_checkpoint(self) -> Mapping[Key, Sequence[int]] | None:

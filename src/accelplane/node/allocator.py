@@ -4,6 +4,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 
 from msgspec.structs import replace
 
@@ -50,6 +51,7 @@ class ResourceAllocator:
         """A container's answer for `ids`, each counted once. Raises `AllocationError` for unknown or unhealthy IDs."""
         ids = tuple(ids)  # a repeated field, which is slow to read
         with self._calls.record_call(ids):
+            self._check_unclaimed(ids)
             allocator = self._context.pod_allocator if alone else None
             allocation = None
             if allocator is not None:
@@ -57,6 +59,7 @@ class ResourceAllocator:
             if allocation is None:
                 allocation = await self._current_allocation(ids)
             self._check_mounts(allocation)
+            self._check_unclaimed(ids)
             self._calls.record_allocation(ids)
             return allocation
 
@@ -99,6 +102,10 @@ class ResourceAllocator:
         plugin, devices = self._context.plugin, self._find(ids)
         await self._context.call("pre_start", lambda: plugin.pre_start(devices))
 
+    def _check_unclaimed(self, ids: Sequence[str]) -> None:
+        if self._context.units is not None:
+            self._context.units.check_unclaimed(self.resource.rpartition("/")[2], ids)
+
     async def _current_allocation(self, ids: Sequence[str]) -> Allocation:
         """Of the devices as they are listed afterwards: another device may get one of the IDs during the hooks."""
         devices, replaced = self._healthy(ids), ""
@@ -112,6 +119,12 @@ class ResourceAllocator:
                 return allocation
             replaced = _format_ids([new.id for new, old in zip(devices, earlier, strict=True) if new != old])
         raise AllocationError(f"{self.resource}: device {replaced} was replaced during the call; create the pod again")
+
+    async def device_allocation(self, devices: Sequence[Device]) -> Allocation:
+        """What a container with these devices gets, whatever their health. Raises `AllocationError`."""
+        allocation = await self._allocation(devices)
+        self._check_mounts(allocation)
+        return allocation
 
     async def _allocation(self, devices: Sequence[Device]) -> Allocation:
         plugin = self._context.plugin
@@ -168,6 +181,22 @@ class ResourceAllocator:
         if not failed:
             return allocation
         return replace(allocation, cdi_devices=[name for name in allocation.cdi_devices if name not in failed])
+
+
+async def unit_allocation(context: PluginContext, cdi: CdiPublisher, devices: Iterable[Device]) -> Allocation:
+    """What a container with these devices of a plugin gets, by its hooks. Raises `AllocationError`."""
+    parts: list[Allocation] = []
+    for resource, same in groupby(devices, key=lambda device: device.resource):
+        name = f"{context.plugin.namespace}/{resource}"
+        allocator = ResourceAllocator(name, context, cdi, CallRecord(), dict)
+        parts.append(await allocator.device_allocation(list(same)))
+    return Allocation(
+        nodes=tuple(dict.fromkeys(node for part in parts for node in part.nodes)),
+        mounts=tuple(dict.fromkeys(mount for part in parts for mount in part.mounts)),
+        envs={name: value for part in parts for name, value in part.envs.items()},
+        annotations={name: value for part in parts for name, value in part.annotations.items()},
+        cdi_devices=tuple(dict.fromkeys(name for part in parts for name in part.cdi_devices)),
+    )
 
 
 def _format_ids(ids: Sequence[str]) -> str:

@@ -1,10 +1,12 @@
 """The objects that the tasks of one plugin share."""
 
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol, TypeVar
 
+from accelplane.devices import Device, Inventory
 from accelplane.host.isolation import BlockedDevices
+from accelplane.node.advertised import Key
 from accelplane.node.device_list import DeviceList
 from accelplane.node.hardware_events import HardwareEvents
 from accelplane.node.hook_problems import HookProblems
@@ -16,6 +18,22 @@ from accelplane.plugins.base import NodePods, PodAllocator
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class UnitOwners(Protocol):
+    """Who hands out the units of a plugin, if some may belong to dynamic resource allocation."""
+
+    async def observe(self, inventory: Inventory) -> None:
+        """Makes the units of a scan, before its devices are listed. Errors are logged; the earlier units stay."""
+        ...
+
+    def withheld(self, inventory: Iterable[Device]) -> frozenset[Key]:
+        """The IDs of the inventory that the kubelet's list must not have now."""
+        ...
+
+    def check_unclaimed(self, resource: str, ids: Iterable[str]) -> None:
+        """Raises `AllocationError` if a claim holds the unit of one of the IDs."""
+        ...
 
 
 class PluginContext:
@@ -48,6 +66,7 @@ class PluginContext:
         self.blocked = blocked or BlockedDevices()
         self.pods = pods
         self.problems = HookProblems(name, changed)
+        self.units: UnitOwners | None = None
         self.use(plugin)
 
     async def call(self, hook: str, start: Callable[[], Awaitable[T]]) -> T:

@@ -12,10 +12,10 @@ from typing import Literal, get_args
 from msgspec import Struct
 
 from accelplane.devices import Unit
+from accelplane.host.pci import pci_address
 
 Api = Literal["plugin", "dra", "none"]
 
-_ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _FAMILY = re.compile(r"[a-z0-9]([a-z0-9_.-]{0,61}[a-z0-9])?", re.IGNORECASE)
 _APIS: tuple[str, ...] = get_args(Api)
 
@@ -40,7 +40,7 @@ class DeviceApis(Struct, frozen=True, kw_only=True):
                 raise ValueError(f"found {entry[:80]!a}, expected one of {', '.join(_APIS)}, as in gpu=dra")
             if not equals:
                 default = api
-            elif _ADDRESS.fullmatch(name.lower()):
+            elif pci_address(name.lower()):
                 devices[name.lower()] = api
             elif _FAMILY.fullmatch(name):
                 families[name] = api

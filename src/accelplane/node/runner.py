@@ -9,12 +9,12 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 
 from accelplane.devices import UNHEALTHY, Device, Inventory, Verdict
 from accelplane.host import Host
 from accelplane.host.isolation import HostThread
-from accelplane.node.advertised import DEPARTED, Departure, Departures, Key, with_departed, with_health
+from accelplane.node.advertised import DEPARTED, Departure, Departures, Key, with_departed, with_health, without
 from accelplane.node.allocations import AllocationReader, Reading
 from accelplane.node.context import PluginContext
 from accelplane.node.health_loop import HealthLoop
@@ -51,7 +51,7 @@ class PluginRunner:
         self.cdi = CdiPublisher(context, allocations)
         self.publisher = KubeletPublisher(context, self.cdi, unservable)
         self.scan = ScanLoop(context, watcher, thread, turn, changed=self.request_check, publish=self._apply_scan)
-        self.health = HealthLoop(context, self._publish)
+        self.health = HealthLoop(context, self.publish)
         self._labels = LabelPublisher(context)
         self._watcher = watcher
         self._allocations = allocations
@@ -155,9 +155,15 @@ class PluginRunner:
             recoveries=tracker.history.recoveries,
             skipped=self.context.devices.found.skipped,
             problems=self.context.problems.texts,
+            unlisted=self._unlisted(),
             cdi_writes=directory.writes,
             cdi_write_failures=directory.write_failures,
         )
+
+    @property
+    def outdated(self) -> str:
+        """Why scans have failed for longer than the grace period, empty if they have not."""
+        return f"scan fails: {self.scan.problem}" if self.scan.outdated else ""
 
     @property
     def allocations(self) -> int:
@@ -172,14 +178,17 @@ class PluginRunner:
 
     async def _apply_scan(self) -> float:
         await self.health.check_new_devices()
+        if self.context.units is not None:
+            await self.context.units.observe(self.context.devices.found)
         start = time.monotonic()
         self.context.devices.checked = self.context.devices.found
-        await self._publish()
+        await self.publish()
         if self.scan.plugin is self.context.plugin:
             self._removal_delay = self.context.plugin.removal_delay
         return time.monotonic() - start
 
-    async def _publish(self) -> None:
+    async def publish(self) -> None:
+        """Publishes the devices, with their health, to the kubelet, and their CDI files and labels."""
         async with self._publishing:
             if self._reading is None:
                 self._reading = await self._allocations.read(self._created, ask_kubelet=False)
@@ -188,7 +197,9 @@ class PluginRunner:
                 self.context.devices.checked
             )  # a scan may replace it during the await: its CDI files are not written then
             listed, departures = self._add_departed(inventory)
-            if await self.cdi.publish(inventory, listed):
+            # The containers of claims may use the files of devices that are not listed.
+            described = listed if self.context.units is None else (*listed, *inventory)
+            if await self.cdi.publish(inventory, described):
                 listed, departures = self._add_departed(inventory)  # health and calls may have changed during the await
             for resource, id_ in self._departures.keys() - departures.keys():
                 if id_ not in listed.resources.get(resource, {}):
@@ -206,14 +217,19 @@ class PluginRunner:
     def _add_departed(self, inventory: Inventory) -> tuple[Inventory, Departures]:
         """The devices to list, and those of them that are not in `inventory`."""
         tracker, plugin = self.health.tracker, self.context.plugin
-        outdated = f"scan fails: {self.scan.problem}" if self.scan.outdated else ""
-        present = with_health(inventory, tracker.apply if tracker.states else None, outdated)
+        withheld = self.context.units.withheld(inventory) if self.context.units is not None else ()
+        offered = without(inventory, withheld) if withheld else inventory
+        present = with_health(offered, tracker.apply if tracker.states else None, self.outdated)
         known = self.context.devices.listed
         held = [
             device
             for device in _placeholders(plugin.namespace, self._reading)
             if device.id not in known.resources.get(device.resource, {})
-            and (plugin.exclusive_namespace or device.resource in present.resources)
+            and (
+                plugin.exclusive_namespace
+                or device.resource in present.resources
+                or (device.resource, device.id) in withheld
+            )
         ]
         return with_departed(
             present,
@@ -222,12 +238,21 @@ class PluginRunner:
             now=time.monotonic(),
             removal_delay=self._removal_delay,
             must_stay=self._must_stay,
+            withheld=withheld,
         )
 
     def _must_stay(self, device: Device, departure: Departure) -> bool:
         calls = self.publisher.calls[device.resource]
         name = f"{self.context.plugin.namespace}/{device.resource}"
         return calls.must_stay(name, device.id, departure.since, self._reading)
+
+    def _unlisted(self) -> Sequence[Device]:
+        """The devices of the last scan that are not listed because dynamic resource allocation hands them out."""
+        if self.context.units is None:
+            return ()
+        listed = self.context.devices.listed.resources
+        checked = self.context.devices.checked
+        return [self.health.tracker.apply(each) for each in checked if each.id not in listed.get(each.resource, {})]
 
     async def _release_departed(self) -> None:
         """Reads allocations while removed devices are listed, until no container holds them.
@@ -237,7 +262,7 @@ class PluginRunner:
         await self._departed.wait()
         if self._reading is not None and self._reading.record != "read":
             self._reading = await self._allocations.read(time.monotonic())
-            await self._publish()
+            await self.publish()
         interval = _FIRST_RECHECK
         while True:
             self._departed.clear()
@@ -259,7 +284,7 @@ class PluginRunner:
                 interval = min(2 * interval, _LAST_RECHECK)
             ended = reading.ended if reading is not None else frozenset[Key]()
             self._reading = await self._allocations.read(time.monotonic())
-            await self._publish()
+            await self.publish()
             if self._refresh_checkpoint(self._reading, ended):
                 interval = _FIRST_RECHECK
 

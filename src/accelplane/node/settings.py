@@ -138,6 +138,11 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
         return f"{self.kubelet_dir}/pod-resources/kubelet.sock"
 
     @property
+    def ownership_dir(self) -> str:
+        """The directory of the files that say which units belong to dynamic resource allocation."""
+        return f"{self.kubelet_dir}/plugins/accelplane"
+
+    @property
     def device_apis(self) -> DeviceApis:
         return DeviceApis.of(self.dra_api)
 

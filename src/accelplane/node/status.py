@@ -76,7 +76,8 @@ class PluginStatus(Struct, frozen=True, kw_only=True):
     """One plugin. `crashed` while it waits to be restarted after an internal error.
 
     `resources` is keyed by the resource's name without namespace, `health` by unit. `failures` counts the times that a
-    unit became unhealthy, by cause. `problems` are those of its hooks, each with the name of the hook.
+    unit became unhealthy, by cause. `problems` are those of its hooks, each with the name of the hook. `unlisted` are
+    devices that dynamic resource allocation hands out.
     """
 
     name: str
@@ -89,6 +90,7 @@ class PluginStatus(Struct, frozen=True, kw_only=True):
     recoveries: Recoveries = Recoveries()
     skipped: Sequence[Skipped] = ()
     problems: Sequence[str] = ()
+    unlisted: Sequence[Device] = ()
     cdi_writes: int = 0
     cdi_write_failures: int = 0
 
@@ -104,12 +106,48 @@ class SkippedPlugin(Struct, frozen=True):
         return f"plugin {self.name} is skipped: {self.reason}"
 
 
+class DraUnit(Struct, frozen=True, kw_only=True):
+    """A unit for dynamic resource allocation (DRA). `unit` is the name under which its health is stored.
+
+    `owner` is plugin, dra, or none while the unit changes its owner. `devices` are the names of devices in claims,
+    `claims` those that hold it, as `namespace/name`.
+    """
+
+    unit: str
+    owner: str
+    state: str = "healthy"
+    text: str = ""
+    published: bool = False
+    devices: Sequence[str] = ()
+    claims: Sequence[str] = ()
+
+
+class DraStatus(Struct, frozen=True, kw_only=True):
+    """The DRA driver of a plugin, or why it has none. `units` is keyed by the ID of the unit.
+
+    `stage` is one of waiting, serving, registered and stopped. `publishing`: this process writes the slices. `events`
+    are the last ones. The numbers count claims since the start.
+    """
+
+    driver: str = ""
+    pool: str = ""
+    stage: str = "waiting"
+    publishing: bool = False
+    problems: Sequence[str] = ()
+    events: Sequence[str] = ()
+    prepares: int = 0
+    prepare_failures: int = 0
+    unprepares: int = 0
+    unprepare_failures: int = 0
+    units: Mapping[str, DraUnit] = {}
+
+
 class NodeStatus(Struct, frozen=True, kw_only=True):
     """The complete agent. `config_problem` is why the configuration file was rejected, empty if it is in effect.
 
     `uevents` counts the events of subsystems that plugins watch, and under "" the times that events were lost.
     `recoveries` counts recoveries from PCIe errors by PCI address and outcome, `wedged` the times that a driver
-    declared the GPU at a PCI address wedged.
+    declared the GPU at a PCI address wedged. `dra` is by plugin, of those whose units may belong to DRA.
     """
 
     version: str
@@ -121,6 +159,7 @@ class NodeStatus(Struct, frozen=True, kw_only=True):
     uevents: Mapping[str, int] = {}
     recoveries: Mapping[tuple[str, str], int] = {}
     wedged: Mapping[str, int] = {}
+    dra: Mapping[str, DraStatus] = {}
 
     @property
     def unhealthy(self) -> Iterator[str]:
@@ -143,6 +182,9 @@ class NodeStatus(Struct, frozen=True, kw_only=True):
             for resource in plugin.resources.values():
                 if resource.stage != Stage.REGISTERED:
                     yield f"{resource.name}: {resource.stage}: {resource.problem or 'not yet registered'}"
+        for name, dra in self.dra.items():
+            if dra.driver and dra.stage != "registered":
+                yield f"{name}: DRA driver {dra.driver}: {dra.stage}: {'; '.join(dra.problems) or 'not yet registered'}"
 
 
 def plugin_problems(status: NodeStatus) -> list[str]:
@@ -162,9 +204,15 @@ def listed_devices(status: NodeStatus) -> dict[str, tuple[str, Mapping[str, Devi
     }
 
 
-def units_by_cdi(status: NodeStatus) -> dict[str, tuple[str, str]]:
-    """The plugin and unit of each CDI device."""
-    return {
+def units_by_claim(status: NodeStatus) -> dict[str | tuple[str, str, str], tuple[str, str]]:
+    """The plugin and unit of each CDI device, and of each device of a driver by driver, pool and name."""
+    claimed = {
+        (dra.driver, dra.pool, device): (plugin, unit.unit)
+        for plugin, dra in status.dra.items()
+        for unit in dra.units.values()
+        for device in unit.devices
+    }
+    return claimed | {
         device.cdi.qualified_name: (plugin.name, device.unit)
         for plugin in status.plugins.values()
         for resource in plugin.resources.values()

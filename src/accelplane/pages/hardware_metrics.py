@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from accelplane.node.hardware_events import OUTCOMES
 from accelplane.node.hook_results import MAX_SAMPLES, OWN_PREFIXES
-from accelplane.node.status import NodeStatus, listed_devices, units_by_cdi
+from accelplane.node.status import NodeStatus, listed_devices, units_by_claim
 from accelplane.pages.device_reader import DeviceReading, Lines
 from accelplane.pages.exposition import Family
 from accelplane.pages.holders import Holders, Key, claimed_units, counts_by_unit
@@ -180,7 +180,7 @@ def _holdings(status: NodeStatus, holders: Holders) -> Iterator[tuple[Key, tuple
     for (key, unit), count in counts_by_unit(holders.rows, listed).items():
         yield key, (listed[key[3]][0], unit), count, {}
     if holders.claims:
-        for (key, place), count in claimed_units(holders.claims, units_by_cdi(status)).items():
+        for (key, place), count in claimed_units(holders.claims, units_by_claim(status)).items():
             yield key, place, count, {"via": "dra"}
 
 

@@ -199,12 +199,21 @@ def without_stale(holders: Holders) -> Holders:
 
 
 def claimed_units(
-    claims: Iterable[ClaimHolder], units: Mapping[str, tuple[str, str]]
+    claims: Iterable[ClaimHolder], units: Mapping[str | tuple[str, str, str], tuple[str, str]]
 ) -> Mapping[tuple[Key, tuple[str, str]], int]:
-    """The number of claimed devices by holder, plugin and unit. CDI names that `units` lacks are of other drivers."""
+    """The number of claimed devices by holder, plugin and unit.
+
+    `units` has CDI names, and devices by driver, pool and name. Devices that it lacks are of other drivers.
+    """
     return Counter(
-        (key_of(claim), unit) for claim in claims for unit in {units[name] for name in claim.cdi_names if name in units}
+        (key_of(claim), unit)
+        for claim in claims
+        for unit in {units[key] for key in (*claim.cdi_names, _device_of(claim)) if key in units}
     )
+
+
+def _device_of(claim: ClaimHolder) -> tuple[str, str, str]:
+    return claim.driver, claim.pool, claim.device
 
 
 def counts_by_unit(

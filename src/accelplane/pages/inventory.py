@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from accelplane.devices import Device, Phase
 from accelplane.node.advertised import DEPARTED
-from accelplane.node.status import NodeStatus, PluginStatus, UnitHealth, listed_devices, plugin_problems, units_by_cdi
+from accelplane.node.status import NodeStatus, PluginStatus, UnitHealth, listed_devices, plugin_problems, units_by_claim
 from accelplane.pages.holders import Holders, Key, claimed_units, counts_by_unit
 from accelplane.readings import DevicePlan
 from accelplane.report.inventory import (
@@ -133,11 +133,13 @@ def _shorten(unit: ReportedUnit, length: int) -> ReportedUnit:
 
 
 def _units(plugin: PluginStatus) -> dict[str, list[tuple[str, Device]]]:
-    """The devices of each unit, each with its qualified resource."""
+    """The devices of each unit, each with its qualified resource, which is empty if the kubelet does not list it."""
     units: dict[str, list[tuple[str, Device]]] = {}
     for resource in plugin.resources.values():
         for device in resource.devices.values():
             units.setdefault(device.unit, []).append((resource.name, device))
+    for device in plugin.unlisted:
+        units.setdefault(device.unit, []).append(("", device))
     return units
 
 
@@ -160,7 +162,7 @@ def _unit(
         reason=reason,
         text=_text(text or unknown),
         since=changes[-1].time if changes and changes[-1].phase.value == phase else 0.0,
-        ids=dict(Counter(_name(resource) for resource, _device in devices)),
+        ids=dict(Counter(_name(resource) for resource, _device in devices if resource)),
         history=tuple(
             Change(each.time, each.phase.value, "" if each.phase is Phase.HEALTHY else each.cause, _text(each.reason))
             for each in changes
@@ -207,7 +209,7 @@ def _held(facts: Facts) -> dict[tuple[str, str], list[Holder]]:
     for (key, unit), count in counts_by_unit(facts.holders.rows, listed).items():
         if unit:
             add((listed[key[3]][0], unit), key, count)
-    for (key, place), count in claimed_units(facts.holders.claims, units_by_cdi(facts.status)).items():
+    for (key, place), count in claimed_units(facts.holders.claims, units_by_claim(facts.status)).items():
         add(place, key, count, "dra")
     return held
 

@@ -1,0 +1,260 @@
+"""The DRA driver of one plugin: it prepares claims, publishes slices and serves the kubelet, from one set of units."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import get_args
+
+from msgspec import Struct
+
+from accelplane.apiserver import ApiError, ApiServer, object_path, resource_path
+from accelplane.devices import Unit, natural
+from accelplane.dra import catalog
+from accelplane.dra.catalog import Evict
+from accelplane.dra.model import DeviceHealth, DeviceName, Features, Pool
+from accelplane.dra.preparer import Preparer
+from accelplane.dra.publisher import Pace, SlicePublisher
+from accelplane.dra.registration_policy import Version
+from accelplane.dra.service import DriverService
+from accelplane.host import Host
+from accelplane.kubelet.notifier import Notifier
+from accelplane.kubelet.podresources import NodeHolders, PodResources
+from accelplane.node.dra.family import FamilyUnits
+from accelplane.node.settings import Settings
+from accelplane.node.status import DraStatus, DraUnit
+from accelplane.node.watcher import Watcher
+
+log = logging.getLogger(__name__)
+
+_RETRY = 10.0
+_MAX_EVENTS = 8
+# A driver is replaced when one of these changes.
+_SETTINGS = ("dra_evict", "dra_manage_binding", "dra_device_status", "dra_take_over")
+
+
+class NodeAccess(Struct, frozen=True, kw_only=True):
+    """The API server, the name of this node, and the UID of the pod of this process, empty outside of a pod."""
+
+    api: ApiServer
+    node: str
+    instance: str = ""
+
+
+class KubeletVersion:
+    """The version of the node's kubelet, from the Node object."""
+
+    def __init__(self, access: NodeAccess) -> None:
+        self._access = access
+        self.version: Version | None = None
+
+    async def read(self) -> bool:
+        """Whether it was read."""
+        path = object_path(resource_path("", "v1", "nodes"), self._access.node)
+        try:
+            node = await self._access.api.get(path, _Node)
+        except ApiError as error:
+            log.info("the version of the kubelet is not known: %s", error)
+            return False
+        numbers = node.status.node_info.kubelet_version.removeprefix("v").split(".")
+        with contextlib.suppress(ValueError, IndexError):
+            self.version = int(numbers[0]), int(numbers[1])
+        return True
+
+
+class _NodeInfo(Struct, frozen=True, rename="camel"):
+    kubelet_version: str = ""
+
+
+class _NodeStatus(Struct, frozen=True, rename="camel"):
+    node_info: _NodeInfo = _NodeInfo()
+
+
+class _Node(Struct, frozen=True):
+    status: _NodeStatus = _NodeStatus()
+
+
+class Driver:
+    """The driver `name` while `run` runs. It implements `DriverView` for the units of its family."""
+
+    def __init__(
+        self, name: str, units: FamilyUnits, access: NodeAccess, pace: Pace, *, watcher: Watcher, changed: Notifier
+    ) -> None:
+        """`changed` is notified after changes of the status. Raises `ValueError` for a name that is not a driver's."""
+        settings = self._settings = units.settings
+        self.name = name
+        self._units = units
+        self._node = access.node
+        self._watcher = watcher
+        self._changed = changed
+        self._events: list[str] = []
+        self._holders = PodResources(settings.pod_resources_socket)
+        self._kubelet = KubeletVersion(access)
+        self._publisher = SlicePublisher(
+            access.api, access.node, name, pace=pace, always=units.is_named, on_event=self._record_event
+        )
+        self._preparer = Preparer(
+            access.api,
+            name,
+            access.node,
+            units,
+            directory=f"{settings.kubelet_dir}/plugins/{name}",
+            cdi_dir=settings.cdi_dir,
+            host=Host(settings.root),
+            manage_binding=settings.dra_manage_binding,
+            holders=self._list_holders,
+            names=self._names,
+            on_event=self._record_event,
+        )
+        self._health_changed = Notifier()
+        self._registrations = Notifier()
+        self._service = DriverService(
+            name,
+            settings.kubelet_dir,
+            self._preparer,
+            self._health,
+            self._health_changed,
+            pool=access.node,
+            kubelet_version=lambda: self._kubelet.version,
+            registered=self._set_registered,
+            instance=access.instance,
+        )
+
+    async def run(self) -> None:
+        """Serves until `stop`, or until cancelled. Raises `JournalError` or `OSError` without a usable journal."""
+        await self._preparer.restore()
+        self._units.driver = self
+        self._watcher.directories(self._subscriber, self._service.directories, self._service.wake.notify_all)
+        self._update()
+        tasks = [
+            asyncio.create_task(work)
+            for work in (
+                self._publisher.run(), self._follow(self._units.changed), self._follow(self._preparer.changed),
+                self._read_version(),
+            )
+        ]  # fmt: skip
+        served = asyncio.create_task(self._service.run())
+        try:
+            await asyncio.wait((*tasks, served), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._watcher.forget(self._subscriber)
+            for task in (*tasks, served):
+                task.cancel()
+            results = await asyncio.gather(*tasks, served, return_exceptions=True)
+            await self._preparer.close()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    def stop(self) -> None:
+        """Ends `run` when the kubelet's calls in progress have ended, or after 25 s."""
+        self._service.stop()
+
+    # For the units
+
+    def prepared(self) -> Mapping[str, Sequence[str]]:
+        return self._preparer.prepared()
+
+    def bound(self) -> Mapping[str, Unit]:
+        return self._preparer.bound()
+
+    def cleanup(self) -> Mapping[str, str]:
+        return self._preparer.cleanup()
+
+    async def idle(self) -> None:
+        await self._preparer.idle()
+
+    def published(self) -> Collection[str] | None:
+        return self._publisher.published
+
+    def is_current(self, settings: Settings) -> bool:
+        """Whether the driver runs with these settings."""
+        return all(getattr(settings, name) == getattr(self._settings, name) for name in _SETTINGS)
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether no claim is prepared and no unit published."""
+        return not self.prepared() and self.published() == frozenset()
+
+    def status(self) -> DraStatus:
+        service, offers = self._service.status, self._units.units()
+        prepared, published = self.prepared(), self._publisher.units
+        devices: dict[str, list[str]] = {}
+        for device, name in self._names().items():
+            devices.setdefault(name.unit, []).append(device)
+        problems = [service.problem, self._units.problem, self._units.other_plugin.problem, *self._publisher.problems]
+        return DraStatus(
+            driver=self.name,
+            pool=self._node,
+            stage=service.stage,
+            publishing=service.publishing,
+            problems=tuple(filter(None, problems)),
+            events=tuple(self._events),
+            prepares=self._service.counters.prepared,
+            prepare_failures=self._service.counters.prepare_failures,
+            unprepares=self._service.counters.unprepared,
+            unprepare_failures=self._service.counters.unprepare_failures,
+            units={
+                id_: DraUnit(
+                    unit=offers[id_].unit.health if id_ in offers else id_,
+                    owner=offers[id_].owner if id_ in offers else "none",
+                    state=offers[id_].state if id_ in offers else "gone",
+                    text=offers[id_].text if id_ in offers else "",
+                    published=id_ in published,
+                    devices=devices.get(id_, ()),
+                    claims=prepared.get(id_, ()),
+                )
+                for id_ in sorted(offers.keys() | prepared.keys(), key=natural)
+            },
+        )
+
+    @property
+    def _subscriber(self) -> str:
+        return f"dra {self.name}"
+
+    def _names(self) -> Mapping[str, DeviceName]:
+        return catalog.device_names(self.name, self._units.units())
+
+    def _health(self) -> Sequence[DeviceHealth]:
+        return catalog.health(self.name, self._units.units())
+
+    def _pool(self, features: Features) -> Pool:
+        return catalog.pool(
+            self.name,
+            self._node,
+            self._units.units(),
+            features,
+            held=self.prepared().keys(),
+            evict=next(each for each in get_args(Evict) if each == self._settings.dra_evict),
+        )
+
+    def _update(self) -> None:
+        self._publisher.set_pool(self._pool)
+        self._health_changed.notify_all()
+        self._changed.notify_all()
+
+    async def _follow(self, wait: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await wait()
+            self._update()
+
+    async def _read_version(self) -> None:
+        """After each registration: a kubelet that starts may be another version."""
+        while True:
+            count = self._registrations.count
+            known = await self._kubelet.read()
+            if self._registrations.count == count:
+                await self._registrations.wait(None if known else _RETRY)
+
+    def _set_registered(self, registered: bool) -> None:
+        self._publisher.registered(registered)
+        self._registrations.notify_all()
+        self._changed.notify_all()
+
+    def _record_event(self, reason: str, text: str) -> None:
+        log.warning("%s: %s: %s", self.name, reason, text)
+        self._events = [*self._events, f"{reason}: {text}"][-_MAX_EVENTS:]
+        self._changed.notify_all()
+
+    async def _list_holders(self) -> NodeHolders:
+        return await self._holders.list_holders()

@@ -1,0 +1,386 @@
+"""Units change their owner between the device plugin and DRA, and never have two. The DRA driver is a stand-in."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gadgets import GADGET, Table, WithHealth, gadget, gadgets
+from kubelets import Kubelet, PodRejected, embedded_only
+from msgspec.structs import replace
+from waiting import until
+
+from accelplane.apiserver import ApiServer, ClientConfig
+from accelplane.devices import Unit, Verdict
+from accelplane.dra.model import Offer
+from accelplane.dra.ownership import OwnershipRecord
+from accelplane.node.agent import Agent
+from accelplane.node.dra import node as node_module
+from accelplane.node.dra.driver import NodeAccess
+from accelplane.node.dra.family import FamilyUnits
+from accelplane.node.settings import Settings
+from accelplane.node.status import DraStatus
+from accelplane.plugins import Config, Plugin
+
+pytestmark = embedded_only("the driver is a stand-in")
+
+ACCESS = NodeAccess(api=ApiServer(ClientConfig(server="http://127.0.0.1:9")), node="n")
+
+
+class StandIn:
+    """A driver whose claims and slices a test sets. Slices follow the offers while `writes` is true."""
+
+    def __init__(self, name: str, units: FamilyUnits, *_: Any, **__: Any) -> None:
+        self.name = name
+        self.claims: dict[str, Sequence[str]] = {}
+        self.units = units
+        self.writes = True
+        self.busy = asyncio.Event()
+        self.busy.set()
+        self._slices: Collection[str] | None = None
+        self._stopped = asyncio.Event()
+
+    async def run(self) -> None:
+        self.units.driver = self
+        await self._stopped.wait()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def prepared(self) -> Mapping[str, Sequence[str]]:
+        return self.claims
+
+    def bound(self) -> Mapping[str, Unit]:
+        return {}
+
+    def cleanup(self) -> Mapping[str, str]:
+        return {}
+
+    async def idle(self) -> None:
+        await self.busy.wait()
+
+    def published(self) -> Collection[str] | None:
+        if self.writes:
+            self._slices = frozenset(id_ for id_, offer in self.units.units().items() if offer.owner == "dra")
+        return self._slices
+
+    def is_current(self, _settings: Settings) -> bool:
+        return True
+
+    @property
+    def is_unused(self) -> bool:
+        return not self.claims and self.published() == frozenset()
+
+    def status(self) -> DraStatus:
+        return DraStatus(driver=self.name)
+
+
+class Node:
+    """An agent with the plugin `table`, and its settings."""
+
+    def __init__(self, kubelet: Kubelet, root: Path, plugin: Plugin[Config], api: str) -> None:
+        self.kubelet = kubelet
+        self.plugin = plugin
+        self.config = root / "etc" / "config"
+        self.config.parent.mkdir()
+        self.config.touch()
+        self.settings = Settings(
+            root=str(root), kubelet_dir=kubelet.directory, cdi_dir=f"{kubelet.directory}/cdi", dra_api=api
+        )
+        self.agent: Agent
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        self.agent = Agent(
+            self.settings,
+            {"table": self.plugin},
+            config_file=str(self.config),
+            reload=lambda: (self.settings, {"table": self.plugin}),
+            dra=lambda: ACCESS,
+        )
+        task = asyncio.create_task(self.agent.run())
+        try:
+            yield
+        finally:
+            self.agent.stop()
+            await task
+
+    def switch(self, api: str) -> None:
+        """Changes the configuration of the running agent."""
+        self.settings = replace(self.settings, dra_api=api)
+        self.config.write_text(api)
+
+    @property
+    def units(self) -> FamilyUnits:
+        assert self.agent.dra is not None
+        return self.agent.dra.families["table"].units
+
+    @property
+    def driver(self) -> StandIn:
+        driver = self.units.driver
+        assert isinstance(driver, StandIn)
+        return driver
+
+    def offers(self) -> Mapping[str, Offer]:
+        dra = self.agent.dra
+        return dra.families["table"].units.units() if dra is not None and "table" in dra.families else {}
+
+    async def owned(self, **owners: str) -> None:
+        """Waits until the units have these owners."""
+        await until(lambda: {id_: offer.owner for id_, offer in self.offers().items()} == owners)
+
+    def recorded(self) -> frozenset[str]:
+        record = OwnershipRecord(self.settings.ownership_dir, "table")
+        assert record.open()
+        record.close()
+        return record.units
+
+
+@pytest.fixture
+def node(kubelet: Kubelet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    monkeypatch.setattr(node_module, "Driver", StandIn)
+    return Node(kubelet, tmp_path, Table(gadgets("a", "b")), "dra")
+
+
+async def test_units_of_dra_are_in_no_list_of_the_kubelet(node: Node) -> None:
+    async with node.running():
+        await node.owned(a="dra", b="dra")
+        assert node.recorded() == {"a", "b"}
+        assert node.kubelet.resources() == {}
+        assert [device.id for device in node.agent.status().plugins["table"].unlisted] == ["a", "b"]
+
+
+async def test_ids_that_stand_for_several_devices_stay_with_the_device_plugin(node: Node) -> None:
+    node.plugin.found = [*gadgets("a"), gadget("all", resource="monitoring", path=None)]  # type: ignore[attr-defined]
+    async with node.running():
+        await node.owned(a="dra")
+        await node.kubelet.until(lambda resources: resources == {"example.com/monitoring": (1, 1)})
+
+
+async def test_a_family_may_be_split(node: Node) -> None:
+    node.plugin.found = [gadget("a"), gadget("b", attributes={"bdf": "0000:03:00.0"})]  # type: ignore[attr-defined]
+    node.settings = replace(node.settings, dra_api="0000:03:00.0=dra")
+    async with node.running():
+        await until(lambda: {each.owner for each in node.offers().values()} == {"plugin", "dra"})
+        await node.kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
+        assert node.offers()["a"].owner == "plugin"
+
+
+async def test_no_api_offers_units_of_none(node: Node) -> None:
+    node.settings = replace(node.settings, dra_api="none")
+    async with node.running():
+        await node.owned(a="none", b="none")
+        assert node.kubelet.resources() == {}
+        assert node.recorded() == frozenset()
+
+
+async def test_a_unit_changes_to_dra_when_its_pod_has_ended(node: Node) -> None:
+    """Case 49: free units at once, others after their pods."""
+    node.settings = replace(node.settings, dra_api="")
+    async with node.running():
+        await node.kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+        (held,) = (await node.kubelet.run_pod("pod", {GADGET: 1})).device_ids[GADGET]
+        free = "b" if held == "a" else "a"
+        node.switch("dra")
+        await node.owned(**{held: "none", free: "dra"})
+        await node.kubelet.until(lambda resources: resources == {GADGET: (1, 0)})
+        assert node.offers()[held].containers == ["default/pod/main"]
+        await node.kubelet.delete_pod("pod")
+        await node.owned(a="dra", b="dra")
+        await node.kubelet.until(lambda resources: resources == {})
+
+
+async def test_a_unit_changes_back_when_no_claim_holds_it_and_no_slice_names_it(node: Node) -> None:
+    async with node.running():
+        await node.owned(a="dra", b="dra")
+        await until(lambda: isinstance(node.units.driver, StandIn))
+        driver = node.driver
+        assert driver.published() == {"a", "b"}
+        driver.claims, driver.writes = {"a": ["ns/claim"]}, False
+        node.switch("")
+        await node.owned(a="none", b="none")
+        driver.writes = True
+        node.agent.changes.notify_all()
+        await node.owned(a="none", b="plugin")
+        await node.kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
+        assert node.recorded() == {"a"}
+        driver.claims = {}
+        node.agent.changes.notify_all()
+        await node.kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+        await until(lambda: not node.agent.status().dra)  # nothing of DRA is left
+        assert not Path(node.settings.ownership_dir, "table.json").exists()
+
+
+async def test_a_call_in_progress_delays_the_change_back(node: Node) -> None:
+    async with node.running():
+        await node.owned(a="dra", b="dra")
+        await until(lambda: isinstance(node.units.driver, StandIn))
+        driver = node.driver
+        driver.busy.clear()
+        node.switch("")
+        await node.owned(a="none", b="none")
+        await asyncio.sleep(0.05)
+        driver.claims = {"a": ["ns/claim"]}  # the call has recorded its claim
+        driver.busy.set()
+        node.agent.changes.notify_all()
+        await node.owned(a="none", b="plugin")
+
+
+async def test_a_change_that_is_reverted_takes_effect_at_once(node: Node) -> None:
+    async with node.running():
+        await node.owned(a="dra", b="dra")
+        await until(lambda: isinstance(node.units.driver, StandIn))
+        node.driver.claims = {"a": ["ns/claim"], "b": ["ns/claim"]}
+        node.switch("")
+        await node.owned(a="none", b="none")
+        node.switch("dra")
+        await node.owned(a="dra", b="dra")
+
+
+async def test_the_record_counts_after_a_restart_with_another_configuration(node: Node) -> None:
+    """R6: units that belong to DRA stay withheld until it is known that they are free."""
+    async with node.running():
+        await node.owned(a="dra", b="dra")
+    node.settings = replace(node.settings, dra_api="")
+    StandIn.published, published = (lambda _self: None), StandIn.published  # type: ignore[method-assign]
+    try:
+        async with node.running():
+            await node.owned(a="none", b="none")
+            assert node.kubelet.resources() == {}
+            StandIn.published = published  # type: ignore[method-assign]
+            node.agent.changes.notify_all()
+            await node.kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+    finally:
+        StandIn.published = published  # type: ignore[method-assign]
+
+
+async def test_recorded_units_are_offered_at_once_after_a_restart(node: Node) -> None:
+    async with node.running():
+        await node.owned(a="dra", b="dra")
+    await node.kubelet.kill()
+    async with node.running():
+        await node.owned(a="dra", b="dra")  # also without a kubelet
+    await node.kubelet.start()
+
+
+async def test_a_pod_of_an_agent_without_dra_keeps_its_unit(node: Node) -> None:
+    """An older version does not know the record."""
+    async with node.running():
+        await node.owned(a="dra", b="dra")
+    dra_api, node.settings = node.settings, replace(node.settings, dra_api="")
+    record = Path(node.settings.ownership_dir, "table.json")
+    content = record.read_bytes()
+    record.unlink()
+    async with node.running():
+        await node.kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+        (held,) = (await node.kubelet.run_pod("pod", {GADGET: 1})).device_ids[GADGET]
+    record.write_bytes(content)
+    node.settings = dra_api
+    async with node.running():
+        await until(lambda: len(node.offers()) == 2 and node.offers()[held].owner == "none")
+        await until(lambda: {each.owner for each in node.offers().values()} == {"none", "dra"})
+        await node.kubelet.delete_pod("pod")
+        await node.owned(a="dra", b="dra")
+
+
+async def test_allocate_refuses_a_unit_that_a_claim_holds(node: Node) -> None:
+    """R5: the last check, whatever the accounts say."""
+    node.settings = replace(node.settings, dra_api="table=plugin,0000:ff:00.0=dra")
+    async with node.running():
+        await node.owned(a="plugin", b="plugin")
+        await node.kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+        stand_in = StandIn("example.com", node.units)
+        stand_in.claims = {"a": ["ns/claim"], "b": ["ns/claim"]}
+        node.units.driver = stand_in
+        with pytest.raises(PodRejected, match=r"device [ab] is held by the resource claim ns/claim"):
+            await node.kubelet.run_pod("pod", {GADGET: 1})
+
+
+async def test_health_is_the_state_of_a_unit(node: Node) -> None:
+    plugin = WithHealth(gadgets("a", "b"))
+    plugin.verdicts = {
+        "a": Verdict("bad", "87 degrees", "temperature"),
+        "b": Verdict("good", "60 degrees", "temperature"),
+    }
+    node.plugin = plugin
+    async with node.running():
+        await node.owned(a="dra", b="dra")
+        await until(lambda: node.offers()["a"].state == "sick")
+        assert (node.offers()["a"].reason, node.offers()["a"].text) == ("temperature", "87 degrees")
+        await until(lambda: (node.offers()["b"].state, node.offers()["b"].text) == ("degraded", "60 degrees"))
+        plugin.verdicts = {"a": Verdict("good"), "b": Verdict("good")}
+        node.agent.runners["table"].health.request()
+        await until(lambda: node.offers()["a"].state == "recovering")
+        await until(lambda: node.offers()["a"].state == "healthy")
+
+
+async def test_a_unit_that_is_gone_stays_while_a_claim_holds_it(node: Node) -> None:
+    async with node.running():
+        await node.owned(a="dra", b="dra")
+        await until(lambda: isinstance(node.units.driver, StandIn))
+        node.driver.claims = {"a": ["ns/claim"]}
+        node.plugin.found = []  # type: ignore[attr-defined]
+        node.agent.runners["table"].scan.request()
+        await until(lambda: {id_: offer.state for id_, offer in node.offers().items()} == {"a": "gone"})
+        node.driver.claims = {}
+        node.agent.changes.notify_all()
+        await until(lambda: not node.offers())
+
+
+async def test_a_damaged_record_is_set_aside_and_written_anew(node: Node) -> None:
+    record = Path(node.settings.ownership_dir, "table.json")
+    record.parent.mkdir(parents=True)
+    record.write_text("{")
+    async with node.running():
+        await node.owned(a="dra", b="dra")
+        assert json.loads(record.read_text())["dra"] == ["a", "b"]
+
+
+async def test_two_agents_with_one_configuration_offer_the_same_units(node: Node) -> None:
+    """During a rolling update."""
+    async with node.running():
+        await node.owned(a="dra", b="dra")
+        later = Agent(node.settings, {"table": Table(gadgets("a", "b"))}, dra=lambda: ACCESS)
+        task = asyncio.create_task(later.run())
+        earlier, node.agent = node.agent, later
+        await node.owned(a="dra", b="dra")
+        later.stop()
+        await task
+        node.agent = earlier
+
+
+async def test_an_agent_with_another_configuration_waits_for_the_end_of_the_earlier_one(node: Node) -> None:
+    """R7."""
+    async with node.running():
+        await node.owned(a="dra", b="dra")
+        settings = replace(node.settings, dra_api="")
+        later = Agent(settings, {"table": Table(gadgets("a", "b"))}, dra=lambda: ACCESS)
+        task = asyncio.create_task(later.run())
+        earlier, node.agent = node.agent, later
+        await node.owned(a="none", b="none")
+        await until(lambda: node.units.problem == "another agent on this node hands out units of this family")
+        node.agent = earlier
+    await node.kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+    later.stop()
+    await task
+
+
+async def test_another_device_plugin_with_the_resource_keeps_dra_from_its_units(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 52, R8: a drop-in plugin that runs beside the agent."""
+    monkeypatch.setattr("accelplane.node.dra.other_plugin._CONFIRM_TIME", 0.1)
+    monkeypatch.setattr("accelplane.node.dra.other_plugin._RECHECK", 0.1)
+    dropin = Agent(replace(node.settings, dra_api=""), {"table": Table(gadgets("a", "b"))}, program="dropin")
+    task = asyncio.create_task(dropin.run())
+    await node.kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+    async with node.running():
+        await node.owned(a="none", b="none")
+        await until(lambda: "another device plugin serves example.com/gadget" in node.units.other_plugin.problem)
+        dropin.stop()
+        await task
+        await node.owned(a="dra", b="dra")
+        assert node.units.other_plugin.problem == ""
