@@ -50,7 +50,7 @@ def calls(group: str, resources: str, verbs: str) -> set[Call]:
 
 
 _PLUGIN_KINDS = " ".join(
-    f"{family}deviceplugins" for family in ("dlb", "dsa", "fpga", "gpu", "iaa", "npu", "qat", "sgx")
+    f"{family}deviceplugins" for family in ("dlb", "dsa", "fpga", "generic", "gpu", "iaa", "npu", "qat", "sgx")
 )
 # TokenReview and SubjectAccessReview for clients of pages: `authorized`.
 REVIEWS = calls("authentication.k8s.io", "tokenreviews", "create") | calls(

@@ -9,12 +9,17 @@ from accelplane.operator import models
 
 SAMPLES = Path(__file__).parents[1] / "deploy" / "operator" / "samples"
 Object = dict[str, Any]
+# What a resource of a kind must have.
+_REQUIRED: dict[str, Object] = {
+    "generic": {"devices": [{"name": "fuse", "groups": [{"paths": [{"path": "/dev/fuse"}]}]}]},
+}
 
 
 def resource(family: str, name: str = "mine", **spec: Any) -> Object:
     """The object of a resource."""
     kind = models.KINDS[family].__name__
-    return {"apiVersion": "deviceplugin.intel.com/v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+    found = {**_REQUIRED.get(family, {}), **spec}
+    return {"apiVersion": "deviceplugin.intel.com/v1", "kind": kind, "metadata": {"name": name}, "spec": found}
 
 
 def plugin(family: str, name: str = "mine", *, metadata: Object | None = None, **spec: Any) -> models.DevicePlugin:

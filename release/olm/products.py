@@ -37,7 +37,7 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
 
 # Each variable <IMAGE>_SHA of the operator replaces all images of that name (docs/operator.md).
 PLUGIN_IMAGES = (
-    *(f"intel-{kind}-plugin" for kind in ("dlb", "dsa", "fpga", "gpu", "iaa", "npu", "qat", "sgx")),
+    *(f"intel-{kind}-plugin" for kind in ("dlb", "dsa", "fpga", "generic", "gpu", "iaa", "npu", "qat", "sgx")),
     *("intel-dlb-initcontainer", "intel-fpga-initcontainer", "intel-gpu-initcontainer", "intel-gpu-levelzero"),
     *("intel-idxd-config-initcontainer", "intel-qat-initcontainer", "intel-sgx-initcontainer"),
 )

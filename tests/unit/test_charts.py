@@ -19,6 +19,8 @@ from release.olm.products import PLUGIN_IMAGES
 NAMESPACE = "inteldeviceplugins-system"
 PLUGINS = {family: f"intel-device-plugins-{family}" for family in KINDS}
 NAMES = [OPERATOR, *PLUGINS.values()]
+# The kinds with a rule for labels of nodes: not those whose devices are not known.
+LABELLED = [family for family in KINDS if family != "generic"]
 CERT_MANAGER: Object = {"certificate": {"source": "cert-manager"}}
 KEEP = {"helm.sh/resource-policy": "keep"}
 
@@ -31,7 +33,8 @@ def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
 
 def custom_resource(family: str, **values: object) -> Object:
     """The custom resource that a plugin chart renders. The operator accepts it."""
-    (found,) = template(PLUGINS[family], nodeFeatureRule=False, **values)
+    rules: Object = {"nodeFeatureRule": False} if family in LABELLED else {}
+    (found,) = template(PLUGINS[family], **rules, **values)
     render_text(json.dumps(found), Settings())
     return found
 
@@ -60,8 +63,8 @@ def test_the_definitions_of_the_chart_are_those_of_the_kustomization() -> None:
 
 def test_the_rules_of_the_charts_are_those_of_the_kustomization() -> None:
     found: dict[str, list[Object]] = {}
-    for chart in PLUGINS.values():
-        text = (CHARTS / chart / "files" / "node-feature-rules.yaml").read_text()
+    for family in LABELLED:
+        text = (CHARTS / PLUGINS[family] / "files" / "node-feature-rules.yaml").read_text()
         for each in yaml.load_all(text, yaml.CSafeLoader):
             found[each["metadata"]["name"]] = each["spec"]["rules"]
     expected = {
@@ -71,7 +74,7 @@ def test_the_rules_of_the_charts_are_those_of_the_kustomization() -> None:
     devices = [rule for rules in found.values() for rule in rules]
     assert in_order(devices) == in_order(expected.pop("intel-dp-devices"))
     assert not expected
-    families = {family: "fpga-arria10" if family == "fpga" else family for family in KINDS}
+    families = {family: "fpga-arria10" if family == "fpga" else family for family in LABELLED}
     assert {*found} == {f"intel-dp-{name}-device" for name in families.values()}
 
 
@@ -153,7 +156,7 @@ def test_definitions_can_be_installed_by_other_means_or_be_deleted_with_the_rele
     kinds = {each["kind"] for each in template(OPERATOR, crds={"install": False})}
     assert "CustomResourceDefinition" not in kinds
     definitions = [each for each in template(OPERATOR, crds={"keep": False}) if each["kind"].startswith("CustomRes")]
-    assert len(definitions) == 10
+    assert len(definitions) == 11
     assert not any(KEEP.items() <= each["metadata"].get("annotations", {}).items() for each in definitions)
 
 
@@ -252,7 +255,7 @@ def test_a_plugin_chart_renders_the_sample_with_the_defaults_of_the_original(fam
     assert custom_resource(family) == expected | {"spec": expected["spec"] | DEFAULTS.get(family, {})}
 
 
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("family", LABELLED)
 def test_a_plugin_chart_renders_its_rules(family: str) -> None:
     file = CHARTS / PLUGINS[family] / "files" / "node-feature-rules.yaml"
     found = [each for each in template(PLUGINS[family]) if each["kind"] == "NodeFeatureRule"]
@@ -274,10 +277,11 @@ def test_pod_settings_reach_the_custom_resource(family: str) -> None:
     }
     found = custom_resource(family, name="mine", annotations={"example.com/c": "d"}, **values)
     assert found["metadata"] == {"name": "mine", "annotations": {"example.com/c": "d"}}
-    selector = {"zone": "a", **custom_resource(family)["spec"]["nodeSelector"]}
+    selector = {"zone": "a", **custom_resource(family)["spec"].get("nodeSelector", {})}
     assert {key: found["spec"][key] for key in values} == values | {"nodeSelector": selector}
 
 
+FUSE = [{"name": "fuse", "groups": [{"count": 10, "paths": [{"path": "/dev/fuse"}]}]}]
 VALUES: dict[str, tuple[Object, Object]] = {
     "dlb": ({"initImage": {"enable": False}}, {}),
     "dsa": ({"driver": "vfio-pci", "initImage": None}, {"driver": "vfio-pci"}),
@@ -293,6 +297,10 @@ VALUES: dict[str, tuple[Object, Object]] = {
             "preferredAllocationPolicy": "balanced", "allowIDs": "0x56c0", "bypathMode": "all",
             "monitoringMode": "split",
         },
+    ),
+    "generic": (
+        {"domain": None, "devices": FUSE, "preferredAllocationPolicy": "packed", "cdi": "off"},
+        {"devices": FUSE, "preferredAllocationPolicy": "packed", "cdi": "off"},
     ),
     "iaa": ({"sharedDevNum": 2, "provisioningConfig": "iaa"}, {"sharedDevNum": 2, "provisioningConfig": "iaa"}),
     "npu": ({"sharedDevNum": 3}, {"sharedDevNum": 3}),
@@ -338,6 +346,8 @@ def test_null_tolerations_of_old_values_files_are_valid(family: str) -> None:
         # As a number, 1.10 is 1.1.
         (OPERATOR, {"manager": {"image": {"tag": 1.1}}}, "tag"),
         (PLUGINS["qat"], {"initImage": {"tag": 1.1}}, "tag"),
+        (PLUGINS["generic"], {"devices": []}, "devices"),
+        (PLUGINS["generic"], {"devices": [{"name": "a", "paths": []}]}, "devices"),
         (PLUGINS["gpu"], {"name": "Mine_"}, "name"),
         (PLUGINS["gpu"], {"sharedDevNum": 0}, "sharedDevNum"),
         (PLUGINS["gpu"], {"allocationPolicy": "random"}, "allocationPolicy"),

@@ -27,6 +27,7 @@ IMAGES = {
     "intel-dlb-plugin": "intel_dlb_device_plugin",
     "intel-sgx-plugin": "intel_sgx_device_plugin",
     "intel-fpga-plugin": "intel_fpga_device_plugin",
+    "intel-generic-plugin": "generic-device-plugin",
     "onload-device-plugin": "onload-device-plugin",
     "intel-qat-initcontainer": "qat-init.sh",
     "intel-idxd-config-initcontainer": "idxd-init.sh",

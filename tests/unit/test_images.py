@@ -341,6 +341,7 @@ def test_every_historic_name_has_an_image() -> None:
         *(f"intel/intel-{name}" for name in names),
         "onload/onload-operator",
         "onload/onload-device-plugin",
+        "squat/generic-device-plugin",
     }
 
 

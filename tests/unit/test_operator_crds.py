@@ -35,7 +35,7 @@ TOLERATION: Schema = {
         "tolerationSeconds": {"type": "integer", "format": "int64"},
     },
 }
-ALL = "dlb dsa fpga gpu iaa npu qat sgx"
+ALL = "dlb dsa fpga generic gpu iaa npu qat sgx"
 
 
 def one_of(words: str) -> Schema:
@@ -45,14 +45,14 @@ def one_of(words: str) -> Schema:
 # The specification's table: field, schema, kinds.
 FIELDS: list[tuple[str, Schema, str]] = [
     ("image", STRING, ALL),
-    ("initImage", STRING, ALL.replace("npu ", "")),
+    ("initImage", STRING, ALL.replace("npu ", "").replace("generic ", "")),
     ("nodeSelector", LABELS, ALL),
     ("tolerations", {"type": "array", "items": TOLERATION}, ALL),
     ("logLevel", FROM_0, ALL),
     ("sharedDevNum", FROM_1, "dsa iaa gpu npu"),
     ("provisioningConfig", STRING, "dsa iaa qat"),
     ("mode", one_of("af region regiondevel"), "fpga"),
-    ("preferredAllocationPolicy", one_of("balanced packed none"), "gpu"),
+    ("preferredAllocationPolicy", one_of("balanced packed none"), "generic gpu"),
     ("preferredAllocationPolicy", one_of("balanced packed"), "qat"),
     ("enableMonitoring", SWITCH, "gpu"),
     ("resourceManager", SWITCH, "gpu"),
@@ -77,6 +77,7 @@ OURS = {
     *("dra", "imagePullPolicy", "imagePullSecrets", "podAnnotations", "priorityClassName", "resources"),
     "updateStrategy",
 }
+OURS_OF_GENERIC = {"cdi", "devices", "domain"}
 OURS_OF_GPU = {"healthManagement", "levelZeroImage", "xpumdEndpoint"}
 
 
@@ -147,7 +148,7 @@ def test_each_kind_has_its_names_and_columns(family: str) -> None:
 def test_a_spec_has_the_fields_of_the_table_and_ours(family: str) -> None:
     expected = {field: schema for field, schema, kinds in FIELDS if family in kinds.split()}
     found = plain(spec_of(family)["properties"])
-    further = OURS | (OURS_OF_GPU if family == "gpu" else set())
+    further = OURS | {"gpu": OURS_OF_GPU, "generic": OURS_OF_GENERIC}.get(family, set())
     assert set(found) == set(expected) | further
     assert {field: schema for field, schema in found.items() if field in expected} == expected
 
@@ -283,6 +284,16 @@ SAMPLE_SPECS: dict[str, tuple[dict[str, Any], str, str]] = {
     "dlb": ({}, "intel-dlb-initcontainer", "dlb"),
     "dsa": ({"sharedDevNum": 10}, "intel-idxd-config-initcontainer", "dsa"),
     "fpga": ({"mode": "region"}, "intel-fpga-initcontainer", "fpga-arria10"),
+    "generic": (
+        {
+            "domain": "devices.example.com",
+            "devices": [
+                {"name": "kvm", "groups": [{"count": 100, "paths": [{"path": "/dev/kvm"}]}]},
+                {"name": "serial", "groups": [{"paths": [{"path": f"/dev/tty{kind}*"}]} for kind in ("USB", "ACM")]},
+            ],
+        },
+        "", "",
+    ),
     "gpu": ({"sharedDevNum": 10, "enableMonitoring": True}, "", "gpu"),
     "iaa": ({"sharedDevNum": 10}, "intel-idxd-config-initcontainer", "iaa"),
     "npu": ({"sharedDevNum": 1}, "", "npu"),
@@ -305,7 +316,7 @@ def test_a_sample_equals_its_table(family: str) -> None:
         "spec": {
             "image": own_image(f"intel-{family}-plugin"),
             "logLevel": 4,
-            "nodeSelector": {f"intel.feature.node.kubernetes.io/{label}": "true"},
+            **({"nodeSelector": {f"intel.feature.node.kubernetes.io/{label}": "true"}} if label else {}),
             **init,
             **own,
         },

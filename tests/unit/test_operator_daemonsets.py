@@ -55,6 +55,8 @@ def test_a_skeleton_is_the_plain_manifest(family: str) -> None:
         metadata.pop("annotations", None)
     for container in manifest["spec"]["template"]["spec"]["containers"]:
         container["securityContext"].pop("appArmorProfile", None)
+        if family == "generic":
+            container.pop("args")  # an example of devices
     assert skeleton(family, own_image(name)).as_object() == manifest
 
 
@@ -126,6 +128,23 @@ def test_a_daemonset_is_named_placed_and_owned(family: str) -> None:
         ("npu", {"sharedDevNum": 3}, "-v 0 -shared-dev-num 3"),
         ("fpga", {}, "-v 0 -mode af"),
         ("fpga", {"mode": "regiondevel"}, "-v 0 -mode regiondevel"),
+        (
+            "generic", {},
+            """-v 0 --listen= --device {"name":"fuse","groups":[{"paths":[{"path":"/dev/fuse"}]}]}""",
+        ),
+        (
+            "generic",
+            {
+                "domain": "a.example", "preferredAllocationPolicy": "packed", "cdi": "all",
+                "devices": [
+                    {"name": "sdr", "groups": [{"count": 2, "usb": [{"vendor": "0bda", "separate": True}]}]},
+                    {"name": "nic", "groups": [{"rdma": [{}], "env": {"A": "{name}"}, "numaNodes": []}]},
+                ],
+            },
+            ("-v 0 --listen= --domain a.example --allocation-policy packed --cdi all "
+             """--device {"name":"sdr","groups":[{"usb":[{"vendor":"0bda","separate":true}],"count":2}]} """
+             """--device {"name":"nic","groups":[{"rdma":[{}],"env":{"A":"{name}"},"numaNodes":[]}]}"""),
+        ),
         ("gpu", {}, "-v 0 -shared-dev-num 1 -allocation-policy none"),
         ("gpu", {"monitoringMode": "split"}, "-v 0 -shared-dev-num 1 -allocation-policy none"),
         ("gpu", {"enableMonitoring": True}, "-v 0 -enable-monitoring -shared-dev-num 1 -allocation-policy none"),
@@ -325,10 +344,19 @@ def test_every_qat_driver_has_its_devices_in_the_init_containers_environment() -
 # Other fields of a resource
 
 
+@pytest.mark.parametrize("bind", [False, True])
+def test_sysfs_is_writable_only_for_a_plugin_that_binds_functions(bind: bool) -> None:
+    pci = {"vendor": "8086", "device": "1572", "bind": bind}
+    (container,) = pod("generic", devices=[{"name": "nic", "groups": [{"pci": [pci]}]}])["containers"]
+    (sysfs,) = (each for each in container["volumeMounts"] if each["name"] == "sysfs")
+    assert sysfs.get("readOnly", False) != bind
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+
+
 @pytest.mark.parametrize("family", models.KINDS)
 def test_a_node_selector_replaces_the_architecture(family: str) -> None:
     architecture = {"kubernetes.io/arch": "amd64"}
-    assert pod(family)["nodeSelector"] == architecture
+    assert pod(family)["nodeSelector"] == ({"kubernetes.io/os": "linux"} if family == "generic" else architecture)
     # IAA always requires it.
     assert pod(family, nodeSelector={"a": "b"})["nodeSelector"] == {"a": "b"} | (
         architecture if family == "iaa" else {}

@@ -34,6 +34,19 @@ def test_two_resources_overlap_on_the_nodes_that_both_select(
     assert overlaps_of(one, [one, two], NODES) == overlaps_of(two, [one, two], NODES) == expected
 
 
+def test_generic_plugins_overlap_only_if_they_have_a_resource_in_common() -> None:
+    def generic(name: str, resource: str, domain: str = "") -> models.DevicePlugin:
+        groups = [{"paths": [{"path": "/dev/a"}]}]
+        devices = [{"name": resource, "groups": groups}, {"name": f"{name}-own", "groups": groups}]
+        return plugin("generic", name, nodeSelector={"a": "1"}, domain=domain, devices=devices)
+
+    one = generic("one", "fuse")
+    others = [generic("two", "fuse", "squat.ai"), generic("three", "kvm"), generic("four", "fuse", "b.example")]
+    assert [(each.other("one"), each.nodes) for each in overlaps_of(one, others, NODES)] == [
+        ("two", ("arm", "n1", "n2"))
+    ]
+
+
 def test_the_new_selector_of_a_changed_resource_is_used() -> None:
     before, after = (plugin("gpu", "one", nodeSelector={"a": value}) for value in ("1", "2"))
     others = [before, plugin("gpu", "two", nodeSelector={"b": "1"}), plugin("gpu", "three", nodeSelector={"b": "1"})]

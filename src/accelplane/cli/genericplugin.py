@@ -7,6 +7,7 @@ github.com/squat/generic-device-plugin, version 0.2.
 import logging
 import os
 import sys
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -19,7 +20,17 @@ from accelplane.node.agent import Plugins
 from accelplane.node.option_messages import option_message
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.plugins.generic import GenericConfig, GenericPlugin
-from accelplane.plugins.generic.config import DEFAULT_DOMAIN, DeviceSpec, Group, HealthCommand, Path, Pci, Rdma, Usb
+from accelplane.plugins.generic.config import (
+    DEFAULT_DOMAIN,
+    MAX_DEVICE_TEXT,
+    DeviceSpec,
+    Group,
+    HealthCommand,
+    Path,
+    Pci,
+    Rdma,
+    Usb,
+)
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +59,6 @@ ALL_FLAGS = (*PLUGIN_FLAGS, *FLAGS)
 
 _FILES = ("/etc/generic-device-plugin/config.yaml", "config.yaml")
 _SIZE_LIMIT = 1024 * 1024
-_FLAG_LIMIT = 64 * 1024
 _TEXTS = ("domain", "listen", "log-level", "plugin-directory")
 
 _Structs: TypeAlias = Mapping[str, type[msgspec.Struct]]
@@ -69,7 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return settings_of(_node_flags(given, content), {}), {"generic": _plugin(given, content)}
 
     try:
-        level = str(_value("log-level", given, _read(path)))
+        content = _read(path)
+        level = str(_value("log-level", given, content))
         if level not in _LEVELS:
             raise ConfigurationError(f"-log-level: found {level!a}, expected one of {', '.join(_LEVELS)}")
     except ConfigurationError as error:
@@ -77,7 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     verbosity, lowest = _LEVELS[level]
     logging.disable(max(lowest - 1, 0))
-    return run(PROGRAM, {"v": verbosity, "log-format": "json", **given}, load, config_file=path or None)
+    # A node may run several, for different resources: the status of each has a socket of its own.
+    configured = repr((given.get("domain"), given.get("device"), sorted(content.items())))
+    program = f"{PROGRAM}-{zlib.crc32(configured.encode()):08x}"
+    node_flags = {"v": verbosity, "log-format": "json", **given}
+    return run(program, node_flags, load, config_file=path or None, command=PROGRAM)
 
 
 def _read(path: str) -> Mapping[str, Any]:
@@ -145,8 +160,8 @@ def _plugin(given: Mapping[str, Value], content: Mapping[str, Any]) -> GenericPl
 def _spec(where: str, text: str) -> object:
     from accelplane.node import foreign_yaml  # noqa: PLC0415 - parsed once, at the start
 
-    if len(text) > _FLAG_LIMIT:
-        raise ConfigurationError(f"{where}: found {len(text)} characters, expected at most {_FLAG_LIMIT}")
+    if len(text) > MAX_DEVICE_TEXT:
+        raise ConfigurationError(f"{where}: found {len(text)} characters, expected at most {MAX_DEVICE_TEXT}")
     try:
         return compatible(foreign_yaml.load(os.fsencode(text)), DeviceSpec, where)
     except foreign_yaml.YamlError as error:

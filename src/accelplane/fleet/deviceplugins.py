@@ -37,7 +37,7 @@ class Status(Struct, kw_only=True):
 
 
 class PluginResource(GlobalResource, Struct, kw_only=True):
-    """A resource of one of the eight kinds."""
+    """A resource of one of the kinds of the operator."""
 
     metadata: Identity
     status: Status | None = None
@@ -57,6 +57,10 @@ class DsaDevicePlugin(PluginResource, kw_only=True):
 
 class FpgaDevicePlugin(PluginResource, kw_only=True):
     _api_info: ClassVar[ApiInfo] = _api("FpgaDevicePlugin")
+
+
+class GenericDevicePlugin(PluginResource, kw_only=True):
+    _api_info: ClassVar[ApiInfo] = _api("GenericDevicePlugin")
 
 
 class GpuDevicePlugin(PluginResource, kw_only=True):
@@ -83,6 +87,7 @@ KINDS: Sequence[type[PluginResource]] = (
     DlbDevicePlugin,
     DsaDevicePlugin,
     FpgaDevicePlugin,
+    GenericDevicePlugin,
     GpuDevicePlugin,
     IaaDevicePlugin,
     NpuDevicePlugin,

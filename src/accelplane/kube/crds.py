@@ -113,10 +113,13 @@ def structural_schema(kind: inspect.Type) -> JsonObject:
             return _annotated(structural_schema(inner), kind)
         case inspect.StructType(fields=fields):
             return _struct_schema(fields)
-        case inspect.DictType(value_type=value):
-            return {"type": "object", "additionalProperties": structural_schema(value)}
-        case inspect.VarTupleType(item_type=item) | inspect.ListType(item_type=item):
-            return {"type": "array", "items": structural_schema(item)}
+        case inspect.DictType(value_type=value, max_length=most):
+            return _with({"type": "object", "additionalProperties": structural_schema(value)}, maxProperties=most)
+        case (
+            inspect.VarTupleType(item_type=item, min_length=least, max_length=most)
+            | inspect.ListType(item_type=item, min_length=least, max_length=most)
+        ):
+            return _with({"type": "array", "items": structural_schema(item)}, minItems=least, maxItems=most)
         case inspect.UnionType(types=types):
             choices = [each for each in types if not isinstance(each, inspect.NoneType)]
             if len(choices) == 1:
@@ -124,8 +127,8 @@ def structural_schema(kind: inspect.Type) -> JsonObject:
             return {"anyOf": [structural_schema(each) for each in choices], "x-kubernetes-int-or-string": True}
         case inspect.LiteralType(values=values):
             return {"type": "string", "enum": [str(value) for value in values]}
-        case inspect.IntType(ge=minimum):
-            return _with({"type": "integer"}, minimum=minimum)
+        case inspect.IntType(ge=minimum, le=maximum):
+            return _with({"type": "integer"}, minimum=minimum, maximum=maximum)
         case inspect.StrType(pattern=pattern, max_length=longest):
             return _with({"type": "string"}, pattern=pattern, maxLength=longest)
         case inspect.BoolType():

@@ -21,15 +21,7 @@ def violations(value: Json, schema: JsonObject, path: str = "") -> Iterator[str]
         case "object":
             yield from _object(value, schema, path)
         case "array":
-            items = schema.get("items")
-            if not isinstance(value, list):
-                words = re.findall(r"[^\s,;]+", value) if isinstance(value, str) else []
-                yield _message(path, value, f"a list; write [{', '.join(words)}]" if words else "a list")
-            elif isinstance(most := schema.get("maxItems"), int) and len(value) > most:
-                yield f"{path} has {len(value)} items, expected at most {most}"
-            elif isinstance(items, dict):
-                for position, each in enumerate(value):
-                    yield from violations(each, items, f"{path}[{position}]")
+            yield from _array(value, schema, path)
         case "string":
             yield from _text(value, schema, path)
         case "integer":
@@ -55,10 +47,26 @@ def _object(value: Json, schema: JsonObject, path: str) -> Iterator[str]:
             yield from violations(each, inner, f"{path}.{name}" if path else name)
         elif fields:
             yield f"{path}.{name}".removeprefix(".") + f" is an unknown field, expected one of {', '.join(fields)}"
+    if isinstance(most := schema.get("maxProperties"), int) and len(value) > most:
+        yield f"{path} has {len(value)} entries, expected at most {most}"
     required = schema.get("required")
     for name in required if isinstance(required, list) else ():
         if value.get(str(name)) is None:
             yield f"{path}.{name}".removeprefix(".") + " is missing"
+
+
+def _array(value: Json, schema: JsonObject, path: str) -> Iterator[str]:
+    items, least, most = schema.get("items"), schema.get("minItems"), schema.get("maxItems")
+    if not isinstance(value, list):
+        words = re.findall(r"[^\s,;]+", value) if isinstance(value, str) else []
+        yield _message(path, value, f"a list; write [{', '.join(words)}]" if words else "a list")
+    elif isinstance(most, int) and len(value) > most:
+        yield f"{path} has {len(value)} items, expected at most {most}"
+    elif isinstance(least, int) and len(value) < least:
+        yield f"{path} has {len(value)} items, expected at least {least}"
+    elif isinstance(items, dict):
+        for position, each in enumerate(value):
+            yield from violations(each, items, f"{path}[{position}]")
 
 
 def _text(value: Json, schema: JsonObject, path: str) -> Iterator[str]:
@@ -76,11 +84,13 @@ def _text(value: Json, schema: JsonObject, path: str) -> Iterator[str]:
 
 
 def _number(value: Json, schema: JsonObject, path: str) -> Iterator[str]:
-    least = schema.get("minimum")
+    least, most = schema.get("minimum"), schema.get("maximum")
     if isinstance(value, bool) or not isinstance(value, int):
         yield _message(path, value, "an integer")
     elif isinstance(least, int) and value < least:
         yield _message(path, value, f"{least} or more")
+    elif isinstance(most, int) and value > most:
+        yield _message(path, value, f"{most} or less")
 
 
 def _is_int_or_string(value: Json) -> bool:

@@ -15,6 +15,7 @@ from accelplane.kube.conditions import Condition
 from accelplane.kube.jsontypes import JsonObject
 from accelplane.kube.wire import Int32, Toleration, Wire
 from accelplane.operator.dramodels import Dra
+from accelplane.operator.genericmodels import Cdi, Devices, Domain, NodeSelector, Policy
 
 GROUP, VERSION = "deviceplugin.intel.com", "v1"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -32,6 +33,7 @@ Quantity = Annotated[
 ]
 # The VF drivers of devices that a ConfigMap can configure.
 PROVISIONED_VF_DRIVERS = ("4xxxvf", "420xxvf", "6xxxvf")
+AMD64 = {"kubernetes.io/arch": "amd64"}
 PCI_IDS = "^0x[0-9a-f]{4}(,0x[0-9a-f]{4})*$"
 KernelVfDriver = Literal["dh895xccvf", "c6xxvf", "c3xxxvf", "d15xxvf", "4xxxvf", "420xxvf", "c4xxxvf", "6xxxvf"]
 
@@ -216,6 +218,14 @@ class FpgaSpec(InitSpec, frozen=True):
     ] = None
 
 
+class GenericSpec(PluginSpec, frozen=True):
+    node_selector: NodeSelector = {}  # noqa: RUF012 - as those of fields whose type is written out
+    domain: Domain = ""
+    devices: Devices = ()
+    preferred_allocation_policy: Policy = None
+    cdi: Cdi = None
+
+
 class GpuSpec(InitSpec, frozen=True):
     shared_dev_num: SharedDevNum | None = None
     preferred_allocation_policy: Annotated[
@@ -337,6 +347,13 @@ class FpgaDevicePlugin(DevicePlugin, frozen=True):
     spec: FpgaSpec = FpgaSpec()
 
 
+class GenericDevicePlugin(DevicePlugin, frozen=True):
+    family = "generic"
+    about = "The device plugin for devices that its configuration names: files, USB, PCI and RDMA devices."
+    kind: str = "GenericDevicePlugin"
+    spec: GenericSpec = GenericSpec()
+
+
 class GpuDevicePlugin(DevicePlugin, frozen=True):
     family = "gpu"
     about = "The device plugin for Intel GPUs."
@@ -378,6 +395,7 @@ KINDS: Mapping[str, type[DevicePlugin]] = {
         DlbDevicePlugin,
         DsaDevicePlugin,
         FpgaDevicePlugin,
+        GenericDevicePlugin,
         GpuDevicePlugin,
         IaaDevicePlugin,
         NpuDevicePlugin,
@@ -401,14 +419,18 @@ def decode(resource: JsonObject) -> DevicePlugin:
 
 
 def effective_selector(plugin: DevicePlugin) -> dict[str, str]:
-    """The labels of the nodes that run the plugin: those of the resource, or the architecture if it has none.
+    """The labels of the nodes that run the plugin: those of the resource, or the default if it has none.
 
     IAA requires the architecture in addition, as the Go operator does.
     """
-    architecture = {"kubernetes.io/arch": "amd64"}
     if plugin.family == "iaa":
-        return {**plugin.spec.node_selector, **architecture}
-    return dict(plugin.spec.node_selector) or architecture
+        return {**plugin.spec.node_selector, **AMD64}
+    return dict(plugin.spec.node_selector) or dict(default_selector(plugin.family))
+
+
+def default_selector(family: str) -> Mapping[str, str]:
+    """The labels of the nodes that run a plugin whose resource names none."""
+    return {"kubernetes.io/os": "linux"} if family == "generic" else AMD64
 
 
 def init_image(spec: PluginSpec) -> str:

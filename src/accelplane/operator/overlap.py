@@ -1,5 +1,7 @@
 """Nodes that two custom resources of a kind select. Both plugins register the same resources with the kubelet there.
 
+Two GenericDevicePlugins may select a node if their resources differ.
+
     overlaps_of(plugin, others, nodes)       the overlaps of one resource, which may be about to change
     format_overlap(overlap, name)            an overlap as one line for the author of the named resource
 
@@ -10,7 +12,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from accelplane.operator.models import DevicePlugin, effective_selector
+from accelplane.operator.models import DevicePlugin, GenericSpec, PluginSpec, effective_selector
+from accelplane.plugins.generic.config import DEFAULT_DOMAIN
 
 _NAMED = 3
 
@@ -38,10 +41,21 @@ def overlaps_of(
     own_nodes = _selected(plugin, nodes, nodes)
     found: list[Overlap] = []
     for other in sorted(others, key=lambda each: each.name):
-        if other.name != plugin.name and (shared := _selected(other, own_nodes, nodes)):
+        collides = other.name != plugin.name and _have_same_resources(plugin.spec, other.spec)
+        if collides and (shared := _selected(other, own_nodes, nodes)):
             first, second = sorted((plugin.name, other.name))
             found.append(Overlap(plugin.kind, first, second, tuple(sorted(shared))))
     return found
+
+
+def _have_same_resources(spec: PluginSpec, other: PluginSpec) -> bool:
+    if isinstance(spec, GenericSpec) and isinstance(other, GenericSpec):
+        return not _resources(spec).isdisjoint(_resources(other))
+    return True
+
+
+def _resources(spec: GenericSpec) -> set[str]:
+    return {f"{spec.domain or DEFAULT_DOMAIN}/{device.name}" for device in spec.devices}
 
 
 def _selected(plugin: DevicePlugin, among: Iterable[str], nodes: Mapping[str, Mapping[str, str]]) -> list[str]:

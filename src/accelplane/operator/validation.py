@@ -24,6 +24,7 @@ from accelplane.operator.models import (
     DlbSpec,
     DsaSpec,
     FpgaSpec,
+    GenericSpec,
     GpuDevicePlugin,
     GpuSpec,
     IaaSpec,
@@ -33,6 +34,7 @@ from accelplane.operator.models import (
 from accelplane.operator.overlap import Overlap, format_overlap
 from accelplane.operator.pods import pod_errors
 from accelplane.operator.settings import PLACEHOLDER, ImagePolicy, variable_of
+from accelplane.plugins.generic.config import DEFAULT_DOMAIN, MAX_DEVICE_TEXT, GenericConfig, binds
 
 PREFIX = "invalid resource: "
 DRA_NOT_INSTALLED = (
@@ -50,6 +52,8 @@ _GPU_INIT = ("intel-gpu-initcontainer",)
 _LEVEL_ZERO = ("intel-gpu-levelzero",)
 
 _MAX_NAME = 253
+# Of all devices as arguments: an object of the API server has at most 1.5 MiB.
+_MAX_DEVICES_TEXT = 512 * 1024
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -110,6 +114,9 @@ def _findings(
         case FpgaSpec() as spec:
             yield from _image("image", spec.image, own, policy)
             yield from _image("initImage", spec.init_image, _FPGA_INIT, policy)
+        case GenericSpec() as spec:
+            yield from _image("image", spec.image, own, policy)
+            yield from _generic(spec)
         case GpuSpec() as spec:
             yield from _gpu(spec, others, is_update=is_update)
             yield from _image("image", spec.image, own, policy)
@@ -172,6 +179,29 @@ def _provisioning(spec: DsaSpec | IaaSpec | QatSpec, names: Sequence[str], polic
         yield (
             f"provisioningConfig is {spec.provisioning_config!a}, expected the name of a ConfigMap; use only a-z, 0-9, "
             "- and ."
+        )
+
+
+def _generic(spec: GenericSpec) -> Iterator[Finding]:
+    """Validation that the plugin performs at its start, and of the size of its arguments."""
+    if spec.dra is not None:
+        yield "dra is set, expected none because claims of this kind are not supported; remove dra"
+    if not spec.devices:
+        yield "devices is empty, expected one resource or more"
+    try:
+        GenericConfig(domain=spec.domain or DEFAULT_DOMAIN, devices=spec.devices, cdi=spec.cdi or "auto")
+    except ValueError as error:
+        yield str(error)
+    sizes = [len(msgspec.json.encode(device)) for device in spec.devices]
+    if max(sizes, default=0) > MAX_DEVICE_TEXT or sum(sizes) > _MAX_DEVICES_TEXT:
+        yield (
+            f"devices has {sum(sizes)} bytes as JSON, expected at most {_MAX_DEVICES_TEXT}, and {MAX_DEVICE_TEXT} for "
+            "each device; use several resources of this kind"
+        )
+    if binds(spec.devices):
+        yield ValidationWarning(
+            "bind needs a pod without the default profiles of AppArmor and SELinux, which deny writes to /sys; set "
+            "podAnnotations for AppArmor"
         )
 
 

@@ -3,6 +3,7 @@
 intel-dlb-plugin
 intel-dsa-plugin
 intel-fpga-plugin
+intel-generic-plugin
 intel-gpu-plugin
 intel-iaa-plugin
 intel-npu-plugin

@@ -3,11 +3,14 @@
 Fields that are not set have the defaults of the Go operator, which may differ from those of the plugins.
 """
 
+import msgspec
+
 from accelplane.operator import images, versions
 from accelplane.operator.daemonsets import dra
 from accelplane.operator.models import (
     DsaSpec,
     FpgaSpec,
+    GenericSpec,
     GpuSpec,
     IaaSpec,
     NpuSpec,
@@ -43,6 +46,8 @@ def _own(spec: PluginSpec, settings: Settings) -> tuple[str, ...]:
         case FpgaSpec():
             naming = "" if settings.fpga_naming == "default" else settings.fpga_naming
             return ("-mode", spec.mode or "af", *_valued("-resource-naming", naming))
+        case GenericSpec():
+            return _generic(spec)
         case GpuSpec():
             return _gpu(spec)
         case QatSpec():
@@ -60,6 +65,16 @@ def _own(spec: PluginSpec, settings: Settings) -> tuple[str, ...]:
             )
         case _:
             return ()
+
+
+def _generic(spec: GenericSpec) -> tuple[str, ...]:
+    return (
+        "--listen=",  # as the other plugins, it serves no pages
+        *_valued("--domain", spec.domain),
+        *_valued("--allocation-policy", spec.preferred_allocation_policy),
+        *_valued("--cdi", spec.cdi),
+        *(word for device in spec.devices for word in ("--device", msgspec.json.encode(device).decode())),
+    )
 
 
 def _gpu(spec: GpuSpec) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from accelplane.operator.models import (
     DevicePlugin,
     DsaSpec,
     FpgaSpec,
+    GenericSpec,
     GpuSpec,
     PluginSpec,
     QatSpec,
@@ -39,6 +40,7 @@ from accelplane.operator.models import (
     effective_selector,
 )
 from accelplane.operator.settings import ImagePolicy, Settings
+from accelplane.plugins.generic.config import binds
 
 # An annotation of the pods: a change replaces them.
 PROVISIONING_ANNOTATION = f"{GROUP}/provisioning-config-hash"
@@ -178,7 +180,14 @@ def _with_init(volumes: tuple[Volume, ...], preparation: Init) -> tuple[Volume, 
 def _with_driver(
     container: Container, volumes: tuple[Volume, ...], spec: PluginSpec
 ) -> tuple[Container, tuple[Volume, ...]]:
-    """Mounts /dev/vfio instead of the work queues if complete DSA devices are published."""
+    """Mounts /dev/vfio instead of the work queues if complete DSA devices are published, and /sys writable to bind."""
+    if isinstance(spec, GenericSpec) and binds(spec.devices):
+        return replace(
+            container,
+            volume_mounts=tuple(
+                replace(each, read_only=False) if each.name == "sysfs" else each for each in container.volume_mounts
+            ),
+        ), volumes
     if not (isinstance(spec, DsaSpec) and spec.driver == "vfio-pci"):
         return container, volumes
     path = "/dev/vfio"

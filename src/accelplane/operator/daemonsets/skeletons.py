@@ -25,7 +25,7 @@ from accelplane.operator.daemonsets.objects import (
     VariableSource,
     Volume,
 )
-from accelplane.operator.models import Resources, RollingUpdate, UpdateStrategy
+from accelplane.operator.models import Resources, RollingUpdate, UpdateStrategy, default_selector
 
 PULL_POLICY = "IfNotPresent"
 
@@ -91,6 +91,11 @@ SKELETONS: Mapping[str, Skeleton] = {
             Path("cdidir", "/var/run/cdi", type="DirectoryOrCreate"),
         ),
         cpu="80m", memory="30Mi", most_cpu="160m", most_memory="60Mi",
+        termination_message="/tmp/termination-log",  # noqa: S108 - in the container
+    ),
+    "generic": Skeleton(
+        (Path("devfs", "/dev", read_only=True), Path("sysfs", "/sys", read_only=True), SOCKETS, CDI),
+        cpu="40m", memory="30Mi", most_cpu="100m", most_memory="60Mi", tokenless=True,
         termination_message="/tmp/termination-log",  # noqa: S108 - in the container
     ),
     "gpu": Skeleton(
@@ -174,7 +179,7 @@ def skeleton(family: str, image: str) -> DaemonSet:
     pod = PodSpec(
         containers=(container,),
         volumes=tuple(path.volume for path in own.paths),
-        node_selector={"kubernetes.io/arch": "amd64"},
+        node_selector=default_selector(family),
         automount_service_account_token=False if own.tokenless else None,
     )
     return DaemonSet(

@@ -23,6 +23,7 @@ DEFAULT_DOMAIN = "squat.ai"
 MAX_COUNT = 10_000
 MAX_DEVICES = 10_000  # IDs of one resource
 MAX_CHECKED = 256  # devices with a command
+MAX_DEVICE_TEXT = 64 * 1024  # of a flag --device; the kernel allows 128 KiB for an argument
 
 # Values that depend on the device, in variables and commands.
 PLACEHOLDERS = ("address", "name", "path", "serial")
@@ -283,6 +284,11 @@ class GenericConfig(Config, frozen=True, kw_only=True):
     def groups(self) -> Iterator[Group]:
         """The groups of all resources."""
         return itertools.chain.from_iterable(spec.groups for spec in self.devices)
+
+
+def binds(devices: Sequence[DeviceSpec]) -> bool:
+    """Whether PCI functions are bound to vfio-pci, which writes to /sys."""
+    return any(each.bind for spec in devices for group in spec.groups for each in group.pci)
 
 
 def normal_id(text: str) -> str:
