@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Map
 from functools import partial
 from typing import Any
 
-import msgspec
 import pytest
 from drapools import functions, offer, offers
 from sliceservers import DRIVER, NODE, SliceServer
@@ -17,6 +16,7 @@ from accelplane.apiserver import ApiServer
 from accelplane.dra import catalog
 from accelplane.dra.model import Features, Offer, Pool
 from accelplane.dra.publisher import Pace, SlicePublisher
+from accelplane.dra.resourceslice import RequestRange
 
 Run = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 
@@ -93,7 +93,7 @@ def test_the_slices_of_a_node_have_owner_label_pool_and_devices(run: Run) -> Non
             [one] = server.slices
             assert one.metadata.name == f"{NODE}-{DRIVER}-0"
             assert one.metadata.labels == {"app.kubernetes.io/managed-by": "accelplane"}
-            [owner] = one.metadata.owner_references or ()
+            [owner] = one.metadata.owner_references or []
             node = server.get("nodes", NODE) or {}
             assert (owner.kind, owner.uid, owner.controller) == ("Node", node["metadata"]["uid"], True)
             assert (one.spec.pool.name, one.spec.pool.generation, one.spec.pool.resource_slice_count) == (NODE, 1, 1)
@@ -252,15 +252,14 @@ class TestHealth:
                 agent.offer(offers(sick(), offer("0000:04:00.0")))
                 taints = {"0000-03-00-0-0x56c0": f"{DRIVER}/health=temperature:NoSchedule", "0000-04-00-0-0x56c0": ""}
                 assert await until(lambda: server.devices() == taints) < 3
-                time = next(
-                    taint.time_added
-                    for each in server.slices
-                    for d in each.spec.devices or ()
-                    for taint in d.taints or ()
-                )
+                time = "2026-01-01T00:00:01Z"
+                [stored] = server.all("resourceslices")
+                stored["spec"]["devices"][0]["taints"][0]["timeAdded"] = time
+                server.put("resourceslices", stored)
                 agent.offer(offers(sick(), offer("0000:04:00.0", capacities={})))
                 await until(lambda: len(server.writes) == 3)
-                assert time in msgspec.json.encode(server.slices[0]).decode()
+                [stored] = server.all("resourceslices")
+                assert [each["timeAdded"] for each in stored["spec"]["devices"][0]["taints"]] == [time]
                 agent.offer(GPUS)
                 assert await until(lambda: set(server.devices().values()) == {""}) < 12
 
@@ -328,6 +327,18 @@ class TestFeatures:
 
         run(main)
 
+    def test_an_upgrade_behind_a_load_balancer_is_noticed_by_an_invalid_slice(self, run: Run) -> None:
+        async def main() -> None:
+            async with SliceServer(34) as server, running(server, TILES) as agent:
+                await until(lambda: set(server.devices()) == PARTS)
+                server.become(37)  # the watch goes on
+                agent.offer(offers(offer(attributes={"tiles": 4})))
+                assert await until(lambda: len(server.slices) == 2) < 5
+                assert len(server.devices()) == 5
+                assert agent.publisher.problems == []
+
+        run(main)
+
     def test_another_layout_is_tried_if_the_first_is_invalid(self, run: Run) -> None:
         async def main() -> None:
             async with SliceServer(36) as server:
@@ -346,11 +357,11 @@ class TestFeatures:
             shared = offers(offer(shares=3))
             async with SliceServer() as server, running(server, shared):
                 await until(lambda: bool(server.slices))
-                [device] = server.slices[0].spec.devices or ()
+                [device] = server.slices[0].spec.devices or []
                 policy = (device.capacity or {})["shares"].request_policy
                 assert device.allow_multiple_allocations
                 assert policy is not None
-                assert (policy.default, policy.valid_range) == ("1", policy.valid_range)
+                assert (policy.default, policy.valid_range) == ("1", RequestRange(minimum="1"))
             async with SliceServer(34, gates=()) as server, running(server, shared):
                 await until(lambda: bool(server.slices))
                 assert set(server.devices()) == {f"0000-03-00-0-0x56c0-s{number}" for number in range(3)}
@@ -486,7 +497,7 @@ class TestOtherClients:
                 server.put("nodes", {"metadata": {"name": NODE, "uid": "new"}})
                 wipe(server)  # by the garbage collector
                 await until(lambda: bool(server.slices))
-                [owner] = server.slices[0].metadata.owner_references or ()
+                [owner] = server.slices[0].metadata.owner_references or []
                 assert owner.uid == "new"
 
         run(main)

@@ -125,7 +125,9 @@ class TestSimulatedNode:
         assert device.attributes["services"] == "sym;asym"
         assert (device.attributes["sym"], device.attributes["dc"]) == (True, False)
         assert (device.attributes["pf"], device.attributes["parent"]) == ("0000:6b:00.0", "0000-6b-00-0")
-        assert device.attributes["type"] == "vf"
+        assert (device.attributes["type"], device.attributes["heartbeat"]) == ("vf", "ok")
+        [lost, _other] = published(root, QatPlugin(), state="sick", reason="heartbeat").values()
+        assert lost.attributes["heartbeat"] == "lost"
 
     def test_a_queue_has_its_configuration(self, root: Path) -> None:
         [dedicated, shared] = published(root, DsaPlugin()).values()
@@ -146,6 +148,24 @@ class TestSimulatedNode:
         assert len(str(device.attributes["interfaceId"])) == 32
         assert len(str(device.attributes["afuId"])) == 32
         assert device.attributes["programmable"] is True
+
+
+class TestDlb:
+    @pytest.mark.parametrize(
+        ("address", "parent", "queues"), [("0000:72:00.0", "", 32), ("0000:72:00.2", "0000:72:00.0", 4)]
+    )
+    def test_a_function_has_the_resources_of_its_driver(
+        self, tmp_path: Path, address: str, parent: str, queues: int
+    ) -> None:
+        devices = tmp_path / "sys/bus/pci/devices"
+        write(devices / "0000:72:00.0/total_resources/num_ldb_queues", "32\n")
+        write(devices / "0000:72:00.0/vf1_resources/num_ldb_queues", "4\n")
+        link(devices / "0000:72:00.0/virtfn1", devices / "0000:72:00.2")
+        unit = Unit(id=address, parent=parent, health="dlb0", attributes={"pciAddress": address}, ids={"vf": ["dlb0"]})
+        given = offers(Offer(unit=with_facts(Host(tmp_path), "dlb.intel.com", unit), owner="dra"))
+        [device] = pool(given, driver="dlb.intel.com").devices
+        assert device.capacities["ldbQueues"] == Capacity(queues)
+        assert device.capacities["dirCredits"] == Capacity(0)
 
 
 class TestOwners:
@@ -296,7 +316,7 @@ class TestOtherDrivers:
         found = catalog.device_names(OTHER, given)
         assert sorted(each.unit for each in found.values()) == sorted(ids)
         assert len(found) == len(ids)
-        assert names(pool(given, driver=OTHER)) == names(pool(dict(reversed(given.items())), driver=OTHER))
+        assert names(pool(given, driver=OTHER)) == names(pool(dict(reversed(list(given.items()))), driver=OTHER))
 
 
 def test_names_of_200_functions_are_in_natural_order() -> None:

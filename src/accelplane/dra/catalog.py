@@ -185,7 +185,7 @@ def _device(driver: str, family: Family, named: _Named, taints: Sequence[Taint])
     numa_node = unit.attributes.get(f"{STANDARD}numaNode", -1)
     values = {
         **own,
-        **family.values(unit),
+        **family.values(named.offer),
         "health": {"HEALTHY": "Healthy", "UNHEALTHY": "Unhealthy", "UNKNOWN": "Unknown"}[_HEALTH[named.offer.state]],
         "numaNode": numa_node,
         "parent": label(unit.parent) if unit.parent else "",

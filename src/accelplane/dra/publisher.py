@@ -220,7 +220,10 @@ class SlicePublisher:
         self._server, self._features, self._retry_at = server, server.features, float("-inf")
 
     async def _attempt(self, observed: ObservedSlices) -> float | None:
-        """Publishes what is different. Returns the seconds until the next attempt, None if only a change needs one."""
+        """Publishes what is different. Returns the seconds until the next attempt, None if only a change needs one.
+
+        Raises `ApiError` if the session has to start again.
+        """
         if not self._registered or self._make is None or self._server is None:
             return None
         now = loop_time()
@@ -229,6 +232,9 @@ class SlicePublisher:
         try:
             return await self._publish(observed, self._make(self._features), self._server)
         except ApiError as error:
+            if isinstance(error, StatusError) and error.code == _INVALID:
+                # The API server may have another version now, with another place for counter sets.
+                raise
             self._fail(str(error))
             self._retry_at = now + self._failures.next()
             if isinstance(error, (Conflict, AlreadyExists, NotFound)):

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from accelplane.devices import Attribute, Unit
 from accelplane.dra.families.gpumodels import FAMILY_AND_MODEL
+from accelplane.dra.model import Offer
 
 STANDARD = "resource.kubernetes.io/"
 
@@ -37,7 +38,7 @@ class Family(Struct, frozen=True, kw_only=True):
     name: Callable[[Unit], str]
     attributes: Values = {}
     capacities: Mapping[str, int] = {}
-    values: Callable[[Unit], Values] = lambda _unit: {}
+    values: Callable[[Offer], Values] = lambda _offer: {}
     share: str = "{name}-s{number}"
     max_shares: int | None = None
 
@@ -77,7 +78,8 @@ def _resource(unit: Unit) -> str:
     return next(iter(unit.ids), "")
 
 
-def _gpu(unit: Unit) -> Values:
+def _gpu(offer: Offer) -> Values:
+    unit = offer.unit
     family, model = FAMILY_AND_MODEL.get(unit.text("pciId"), ("", ""))
     return {
         "family": family,
@@ -88,30 +90,34 @@ def _gpu(unit: Unit) -> Values:
     }
 
 
-def _npu(unit: Unit) -> Values:
-    return {"type": "npu", "generation": unit.text("model")}
+def _npu(offer: Offer) -> Values:
+    return {"type": "npu", "generation": offer.unit.text("model")}
 
 
-def _qat(unit: Unit) -> Values:
+def _qat(offer: Offer) -> Values:
+    unit = offer.unit
     services = {word.strip() for word in unit.text("services").split(";")}
     known = [word for word in _SERVICES if word in services]
     return {
         "type": "vf" if unit.attributes.get("vf", True) else "pf",
         "services": ";".join(known),
         "pf": unit.parent,
+        "heartbeat": "lost" if offer.reason == "heartbeat" else "ok" if offer.state == "healthy" else "",
         **{word: word in services for word in _SERVICES},
     }
 
 
-def _queue(unit: Unit) -> Values:
+def _queue(offer: Offer) -> Values:
+    unit = offer.unit
     return {"type": unit.text("type") or _resource(unit)}
 
 
-def _by_resource(unit: Unit) -> Values:
-    return {"type": _resource(unit)}
+def _by_resource(offer: Offer) -> Values:
+    return {"type": _resource(offer.unit)}
 
 
-def _fpga(unit: Unit) -> Values:
+def _fpga(offer: Offer) -> Values:
+    unit = offer.unit
     ports = unit.text("ports")
     interface = unit.text("interface")
     return {

@@ -2,7 +2,8 @@
 
 Facts: kernel documents Documentation/ABI/testing/sysfs-bus-pci, sysfs-driver-qat and
 Documentation/ABI/stable/sysfs-driver-dma-idxd; sysfs code of the drivers i915 and xe. `lmem_total_bytes`, the memory
-of one tile, is an attribute of Intel's out-of-tree i915.
+of one tile, is an attribute of Intel's out-of-tree i915. Intel's out-of-tree dlb2 has the resources of a physical
+function in `total_resources`, and in `vf<n>_resources` those that it gave to a virtual one.
 """
 
 import re
@@ -22,6 +23,14 @@ _VIRTUAL_FUNCTION = re.compile(r"virtfn([0-9]{1,6})")
 _QUEUE = re.compile(r"wq[0-9]+\.[0-9]+")
 _INTEGER = re.compile(r"0x[0-9a-f]{1,16}|[0-9]{1,20}")
 _MAX_FUNCTIONS = 1024
+_DLB_RESOURCES = {
+    "ldbQueues": "num_ldb_queues",
+    "ldbPorts": "num_ldb_ports",
+    "dirPorts": "num_dir_ports",
+    "ldbCredits": "num_ldb_credits",
+    "dirCredits": "num_dir_credits",
+    "schedDomains": "num_sched_domains",
+}
 
 Found = tuple[Mapping[str, Attribute], Mapping[str, int]]
 
@@ -64,8 +73,16 @@ def _qat(host: Host, unit: Unit) -> Found:
     return {
         "vf": is_vf,
         "services": host.text_or_empty(f"{function}/qat/cfg_services"),
-        "heartbeat": host.text_or_empty(f"{function}/qat/heartbeat"),
     }, {}
+
+
+def _dlb(host: Host, unit: Unit) -> Found:
+    path = _function(unit)
+    directory = f"{path}/total_resources"
+    if (index := _vf_index(host, path, unit)) is not None:
+        directory = f"{DEVICES}/{unit.parent}/vf{index}_resources"
+    numbers = {name: _number(host, f"{directory}/{file}") for name, file in _DLB_RESOURCES.items()} if path else {}
+    return {}, {name: number for name, number in numbers.items() if number is not None}
 
 
 def _queue(host: Host, unit: Unit) -> Found:
@@ -96,6 +113,7 @@ _READERS: Mapping[str, Callable[[Host, Unit], Found]] = {
     "qat.intel.com": _qat,
     "dsa.intel.com": _queue,
     "iaa.intel.com": _queue,
+    "dlb.intel.com": _dlb,
     "sgx.intel.com": _sgx,
 }
 
