@@ -205,6 +205,7 @@ async def test_the_status_page_has_these_keys(serve: Serve, get: Get) -> None:
         "root": "/",
         "config-problem": "",
         "not-ready": [],
+        "skipped-plugins": [],
         "plugins": {
             "meters": {
                 "namespace": "meters.example.com",
@@ -230,6 +231,7 @@ async def test_the_status_page_has_these_keys(serve: Serve, get: Get) -> None:
                     }
                 },
                 "skipped": [{"subject": "m2", "reason": "bound to another driver", "warning": False}],
+                "problems": [],
             }
         },
     }  # fmt: skip

@@ -39,9 +39,9 @@ async def read(path: Path) -> bytes:
 
 
 @pytest.fixture
-def kubelet_dir(tmp_path: Path) -> Path:
-    (tmp_path / "device-plugins").mkdir()
-    return tmp_path
+def kubelet_dir(directory: str) -> Path:
+    (Path(directory) / "device-plugins").mkdir()
+    return Path(directory)
 
 
 async def test_a_removed_socket_is_created_again(kubelet_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,9 +56,9 @@ async def test_a_removed_socket_is_created_again(kubelet_dir: Path, monkeypatch:
     assert not path.exists()
 
 
-async def test_the_socket_appears_when_the_kubelet_has_created_its_directory(tmp_path: Path) -> None:
-    path = tmp_path / "device-plugins/accelplane/agent.sock"
-    async with serving(tmp_path, b"first"):
+async def test_the_socket_appears_when_the_kubelet_has_created_its_directory(directory: str) -> None:
+    path = Path(directory, "device-plugins/accelplane/agent.sock")
+    async with serving(Path(directory), b"first"):
         await asyncio.sleep(0)
         path.parent.parent.mkdir()
         await until(path.exists)

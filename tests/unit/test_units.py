@@ -11,8 +11,9 @@ import memorydirectory
 import pytest
 from trees import link, write
 
-from accelplane.devices import Device, DeviceNode, Inventory, Skipped, Unit, UnitNode, Version, plain
+from accelplane.devices import Device, DeviceNode, Skipped, Unit, UnitNode, Version, plain
 from accelplane.host import Host
+from accelplane.node.hook_results import checked_devices
 from accelplane.node.scan_loop import scan
 from accelplane.node.units import complete, units_of
 from accelplane.plugins import Plugin
@@ -206,8 +207,6 @@ def test_nodes_have_the_type_and_the_numbers_of_the_machine() -> None:
     ],
 )
 def test_invalid_descriptions_are_skipped_with_the_reason(fields: dict[str, Any], reason: str) -> None:
-    inventory = Inventory.of([Device(resource="r", id="1", **fields)])
-    [skipped] = inventory.skipped
+    [skipped] = checked_devices("example.com", [Device(resource="r", id="1", **fields)])
     assert isinstance(skipped, Skipped)
     assert skipped.reason.startswith(reason)
-    assert len(inventory) == 0
