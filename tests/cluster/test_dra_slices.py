@@ -1,0 +1,122 @@
+"""A real API server accepts, preserves and returns slices as the double of the unit tests does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from drapools import functions, offer, offers
+
+from accelplane.apiserver import ApiServer, load_config
+from accelplane.dra import catalog
+from accelplane.dra.model import Features, Offer, Pool
+from accelplane.dra.publisher import SlicePublisher
+from accelplane.dra.resourceslice import ResourceSlice
+
+from .build import kubernetes_minor
+from .cluster import Cluster
+
+pytestmark = pytest.mark.cluster
+
+NODE, GPU, QAT = "node-1", "gpu.intel.com", "qat.intel.com"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+NAME = "0000-03-00-0-0x56c0"
+GIVEN = offers(
+    offer("0000:03:00.0", "sick", reason="temperature"),
+    offer("0000:04:00.0", attributes={"tiles": 2}),
+    offer("0000:05:00.0", shares=3, capacities={"memory": 16_000_000_000}),
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(cluster_is_possible: None) -> Iterator[Cluster]:
+    if kubernetes_minor() < 34:
+        pytest.skip("resource.k8s.io/v1 needs Kubernetes 1.34")
+    with Cluster.running([]) as running:
+        status, answer = running.request("POST", "/api/v1/nodes", {"metadata": {"name": NODE}})
+        assert status == 201, answer
+        yield running
+
+
+def slices(cluster: Cluster, driver: str) -> list[ResourceSlice]:
+    found = cluster.get(SLICES) or {}
+    return [one for each in found["items"] or () if (one := msgspec.convert(each, ResourceSlice)).spec.driver == driver]
+
+
+def devices(cluster: Cluster, driver: str) -> dict[str, Any]:
+    return {device.name: device for each in slices(cluster, driver) for device in each.spec.devices or ()}
+
+
+@contextlib.asynccontextmanager
+async def publishing(cluster: Cluster, driver: str, given: dict[str, Offer]) -> AsyncGenerator[SlicePublisher]:
+    """Publishes what `given` has at each time."""
+
+    def pool(features: Features) -> Pool:
+        return catalog.pool(driver, NODE, given, features, held=(), evict="gone")
+
+    publisher = SlicePublisher(ApiServer(load_config(str(cluster.kubeconfig))), NODE, driver)
+    publisher.set_pool(pool)
+    publisher.registered(True)
+    task = asyncio.create_task(publisher.run())
+    try:
+        yield publisher
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(condition: Callable[[], bool], publisher: SlicePublisher) -> None:
+    for _ in range(200):
+        if await asyncio.to_thread(condition):
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"problems: {publisher.problems}")
+
+
+async def versions_after_a_while(cluster: Cluster, driver: str) -> Mapping[str, str]:
+    await asyncio.sleep(4)
+    found = await asyncio.to_thread(slices, cluster, driver)
+    return {each.metadata.name: each.metadata.resource_version for each in found}
+
+
+async def test_devices_are_published_as_the_api_server_supports_them(cluster: Cluster) -> None:
+    minor = kubernetes_minor()
+    async with publishing(cluster, GPU, dict(GIVEN)) as publisher:
+        await until(lambda: bool(devices(cluster, GPU)), publisher)
+        before = await versions_after_a_while(cluster, GPU)
+        assert await versions_after_a_while(cluster, GPU) == before
+        found = devices(cluster, GPU)
+        if minor < 36:
+            assert publisher.features == Features(taints=False, counters=False, consumable=False)
+            shares = {f"0000-05-00-0-0x56c0-s{number}" for number in range(3)}
+            assert set(found) == {"0000-04-00-0-0x56c0", *shares}
+            return
+        assert publisher.features == Features(taints=True, counters=True, consumable=True)
+        assert publisher.problems == []
+        tiles = {f"0000-04-00-0-0x56c0{part}" for part in ("", "-t0", "-t1")}
+        assert set(found) == {NAME, "0000-05-00-0-0x56c0", *tiles}
+        assert [taint.key for taint in found[NAME].taints] == ["gpu.intel.com/health"]
+        assert sum(len(each.spec.shared_counters or ()) for each in slices(cluster, GPU)) == 1
+
+
+async def test_slices_are_repaired_and_changed(cluster: Cluster) -> None:
+    given = dict(functions(200))
+    async with publishing(cluster, QAT, given) as publisher:
+        await until(lambda: len(devices(cluster, QAT)) == 200, publisher)
+        before = await versions_after_a_while(cluster, QAT)
+        assert len(before) == 4
+        given.popitem()
+        publisher.set_pool(lambda features: catalog.pool(QAT, NODE, given, features, held=(), evict="gone"))
+        await until(lambda: len(devices(cluster, QAT)) == 199, publisher)
+        after = await versions_after_a_while(cluster, QAT)
+        assert len(before.items() - after.items()) == 1
+        # As the kubelet does when it starts.
+        await asyncio.to_thread(cluster.request, "DELETE", f"{SLICES}?fieldSelector=spec.nodeName={NODE}")
+        await until(lambda: len(devices(cluster, QAT)) == 199, publisher)
+        assert len(await versions_after_a_while(cluster, QAT)) == 4
+        assert publisher.problems == []
