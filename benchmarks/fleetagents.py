@@ -7,6 +7,7 @@ agents have the same address. Each connection is one agent.
 import asyncio
 import re
 import sys
+import time
 from collections.abc import Mapping
 
 import msgspec
@@ -36,6 +37,9 @@ class Agent(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
+        if data.startswith(b"GET /api/v1/readings"):
+            self._send(msgspec.json.encode(readings(time.time())))
+            return
         wait = _WAIT.search(data)
         if wait is None or f'"{self._generation}"'.encode() not in data:
             self._answer()
@@ -54,7 +58,9 @@ class Agent(asyncio.Protocol):
         self._write(b"HTTP/1.1 304 Not Modified\r\n\r\n")
 
     def _answer(self) -> None:
-        body = msgspec.json.encode(inventory(self._number, self._generation))
+        self._send(msgspec.json.encode(inventory(self._number, self._generation)))
+
+    def _send(self, body: bytes) -> None:
         self._write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
 
     def _write(self, answer: bytes) -> None:
@@ -67,8 +73,8 @@ def inventory(number: int, generation: int) -> Mapping[str, object]:
     unhealthy = generation % 2 == 0
     units = [
         {
-            "unit": f"card{card}", "device": f"card{card}", "bdf": f"0000:{card + 3:02x}:00.0", "model": "Flex 170",
-            "numa": card % 2, "phase": "unhealthy" if unhealthy and card == 0 else "healthy", "known": True,
+            "plugin": "gpu", "unit": f"card{card}", "device": f"card{card}", "bdf": f"0000:{card + 3:02x}:00.0",
+            "model": "Flex 170", "numa": card % 2, "phase": "unhealthy" if unhealthy and card == 0 else "healthy", "known": True,
             "reason": "temperature" if unhealthy and card == 0 else "", "text": "", "since": 1764000000 + number,
             "idle_since": 0, "ids": {_RESOURCE: 1},
             "holders": [
@@ -94,6 +100,27 @@ def inventory(number: int, generation: int) -> Mapping[str, object]:
         "generation": str(generation), "holders": {"source": "podresources", "age": 1},
         "plugins": [{"name": "gpu", "resources": [resource], "units": units, "skipped": []}],
     }  # fmt: skip
+
+
+def readings(now: float) -> Mapping[str, object]:
+    """The current values of one agent: the counters of busy cards, and the values beside them."""
+    devices = [
+        {
+            "plugin": "gpu", "device": f"card{card}", "bdf": f"0000:{card + 3:02x}:00.0",
+            "values": [
+                {"name": "accelplane_gpu_idle_seconds_total", "labels": {"gt": "gt0"}, "value": now * (card + 1) / 10},
+                {"name": "accelplane_device_energy_joules_total", "labels": {"sensor": "card"}, "value": now * 90},
+                *({"name": f"accelplane_device_{name}", "labels": {"sensor": "card"}, "value": 50 + card}
+                  for name in ("temperature_celsius", "voltage_volts", "fan_rpm")),
+                *({"name": "accelplane_gpu_frequency_hertz", "labels": {"gt": "gt0", "kind": kind}, "value": 1.5e9}
+                  for kind in ("actual", "requested", "max", "hardware-max")),
+                {"name": "accelplane_device_power_limit_watts", "labels": {"sensor": "card", "limit": "sustained"},
+                 "value": 150},
+            ],
+        }
+        for card in range(UNITS)
+    ]  # fmt: skip
+    return {"version": 1, "time": now, "plugins": [{"name": "gpu", "devices": devices}]}
 
 
 def fill(api: FakeApiServer, nodes: int, port: int) -> None:
