@@ -74,7 +74,8 @@ def inventory(number: int, generation: int) -> Mapping[str, object]:
     units = [
         {
             "plugin": "gpu", "unit": f"card{card}", "device": f"card{card}", "bdf": f"0000:{card + 3:02x}:00.0",
-            "model": "Flex 170", "numa": card % 2, "phase": "unhealthy" if unhealthy and card == 0 else "healthy", "known": True,
+            "model": "Flex 170", "numa": card % 2, "known": True,
+            "phase": "unhealthy" if unhealthy and card == 0 else "healthy",
             "reason": "temperature" if unhealthy and card == 0 else "", "text": "", "since": 1764000000 + number,
             "idle_since": 0, "ids": {_RESOURCE: 1},
             "holders": [

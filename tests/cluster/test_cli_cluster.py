@@ -80,7 +80,7 @@ def test_sums_are_those_of_pods_and_a_pending_pod_has_its_reason(cluster: Cluste
     wait_until(lambda: wait_scheduled(cluster, namespace, "large", "False"), "large: cannot be scheduled")
 
     report = list_rows(cluster, "-A")
-    assert (report["apiVersion"], report["kind"]) == ("accelplane/v1", "DeviceList")
+    assert (report["apiVersion"], report["kind"]) == ("accelplane/v1", "ClusterDeviceList")
     nodes = {item["node"]: item for item in report["nodes"]}
     assert [(nodes[name]["allocatable"], nodes[name]["allocated"], nodes[name]["free"]) for name in NODES] == [
         (2, 1, 1),

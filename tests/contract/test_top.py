@@ -64,7 +64,7 @@ def test_every_kind_of_device_has_a_row_in_json_and_csv(tmp_path: Path, director
     SimulatedNode(tmp_path).build(replace(NodeSpec.load(EVERY_KIND), fpgas=(FpgaSpec(),)))
     answer = top(tmp_path, directory, "-o", "json")
     report = json.loads(answer.stdout)
-    assert (report["apiVersion"], report["kind"]) == ("accelplane/v1", "DeviceList")
+    assert (report["apiVersion"], report["kind"]) == ("accelplane/v1", "DeviceUseList")
     kinds = {row["plugin"] for row in report["devices"]}
     assert {"gpu", "npu", "qat", "dsa", "iaa", "dlb", "fpga", "sgx"} <= kinds
     table = list(csv.DictReader(io.StringIO(top(tmp_path, directory, "-o", "csv").stdout)))
@@ -203,7 +203,7 @@ def test_output_that_cannot_be_written_is_one_line(
 def test_inspect_has_the_same_devices_in_every_output(card: Path, tmp_path: Path, directory: str) -> None:
     place = ("inspect", "--root", str(tmp_path), "--kubelet-dir", directory)
     report = json.loads(call(*place, "-o", "json").stdout)
-    assert (report["apiVersion"], report["kind"]) == ("accelplane/v1", "DeviceList")
+    assert (report["apiVersion"], report["kind"]) == ("accelplane/v1", "NodeDeviceList")
     assert yaml.safe_load(call(*place, "-o", "yaml").stdout) == report
     assert call(*place, "-o", "name").stdout == f"{I915}/card0-0\n"
     (row,) = csv.DictReader(io.StringIO(call(*place, "-o", "csv").stdout))

@@ -72,7 +72,7 @@ def test_constants_are_thresholds_and_links() -> None:
     expressions["AccelplaneQueueFull"] = expressions["AccelplaneQueueFull"].replace(" > 0.9", " > 0.25")
     expressions["AccelplaneHot"] = expressions["AccelplaneHot"].replace(" < 5", " < 12")
     assert {name: each["expr"] for name, each in changed.items()} == expressions
-    assert changed["AccelplaneHot"]["annotations"]["runbook"] == "https://wiki/r#accelplanehot"
+    assert changed["AccelplaneHot"]["annotations"]["runbook_url"] == "https://wiki/r#accelplanehot"
     assert len(rule["spec"]["groups"]) == len(groups())
 
 

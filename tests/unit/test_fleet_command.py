@@ -33,11 +33,11 @@ def test_flags_become_options() -> None:
         "-agent-ca=ca", "-agent-server-name=s",
         "-agent-token=t", "-resource-prefixes=example.com/", "-address=0", "-secure-address=:8443", "-tls-dir=d",
         "-audience=x,y", "-requestheader-client-ca=p", "-requestheader-allowed-names=front",
-        "-health-probe-bind-address=0", "-grafana-url=https://g/{node}",
+        "-health-probe-bind-address=0", "-grafana-url=https://g/{node}", "-use-interval=0",
     )  # fmt: skip
     assert fleet_options(options) == FleetOptions(
         pods="all", quotas=False, device_plugins=False, events=True, agent_namespaces=("a", "b"), agent_accounts=(),
-        agent_ca="ca", agent_server_name="s", agent_token="t", resource_prefixes=("example.com/",),  # noqa: S106 - a file
+        agent_ca="ca", agent_server_name="s", agent_token="t", resource_prefixes=("example.com/",), use_interval=0,  # noqa: S106 - a file
     )  # fmt: skip
     assert page_options(options) == PageOptions(
         address="", secure_address=":8443", health_address="", tls_directory="d", audiences=("x", "y"),
@@ -55,6 +55,8 @@ def test_flags_become_options() -> None:
         (["-tls-dir=d"], "-secure-address and -tls-dir: found one of them"),
         (["-address=0"], "-address: found 0 and no -secure-address"),
         (["-address=8080"], "-address: found '8080', expected host:port"),
+        (["-address=:8080"], "-address: found :8080, expected a loopback address such as 127.0.0.1:8080"),
+        (["-address=10.0.0.1:8080"], "use -secure-address, or -allow-unauthenticated if everyone may see all names"),
         (["-grafana-url=javascript:x"], "-grafana-url: found 'javascript:x', expected https://"),
         (["-requestheader-client-ca=f"], "-requestheader-client-ca: found without -secure-address"),
     ],
@@ -62,6 +64,15 @@ def test_flags_become_options() -> None:
 def test_wrong_values_name_their_flag(words: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         _ = fleet_options(values(*words)), page_options(values(*words))
+
+
+@pytest.mark.parametrize("address", ["localhost:8080", "[::1]:8080", "127.9.9.9:1"])
+def test_loopback_addresses_need_no_permission(address: str) -> None:
+    assert page_options(values(f"-address={address}")).address == address
+
+
+def test_an_address_of_the_network_without_authentication_has_to_be_permitted() -> None:
+    assert page_options(values("-address=:8080", "-allow-unauthenticated")).address == ":8080"
 
 
 @pytest.mark.parametrize("flag", ["agent-ca", "agent-token"])

@@ -180,8 +180,8 @@ def test_every_alert_has_a_runbook_with_all_parts() -> None:
     sections = dict(zip(*[iter(re.split(r"^### (\w+)$", text, flags=re.MULTILINE)[1:])] * 2, strict=True))
     assert {*sections} == {*alerts()}
     for name, rule in alerts().items():
-        assert rule["annotations"]["runbook"] == f"{URL}#{name.lower()}"
-        assert {*rule["annotations"]} == {"summary", "description", "runbook"}
+        assert rule["annotations"]["runbook_url"] == f"{URL}#{name.lower()}"
+        assert {*rule["annotations"]} == {"summary", "description", "runbook_url"}
         parts = re.findall(r"^\*\*(\w+)\.\*\*", sections[name], re.MULTILINE)
         assert parts == ["Meaning", "Impact", "Diagnosis", "Mitigation", "Resolved"], name
 
@@ -221,7 +221,7 @@ def test_a_component_changes_constants_and_nothing_else(tmp_path: Path) -> None:
         assert changed[alert]["expr"].endswith(end)
     thresholds = {alert for alert, *_ in CONSTANTS.values()}
     for name, rule in alerts().items():
-        assert changed[name]["annotations"]["runbook"] == f"https://wiki/runbooks#{name.lower()}"
+        assert changed[name]["annotations"]["runbook_url"] == f"https://wiki/runbooks#{name.lower()}"
         if name not in thresholds:
             assert changed[name]["expr"] == rule["expr"]
     assert all(each["kind"] != "ConfigMap" for each in objects)

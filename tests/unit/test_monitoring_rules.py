@@ -143,7 +143,7 @@ def test_the_descriptions_name_node_device_and_holders(tmp_path: Path) -> None:
     annotations = {
         "summary": "Device card0 (gpu) of node n1 is unhealthy and in use.",
         "description": description,
-        "runbook": rule["annotations"]["runbook"],
+        "runbook_url": rule["annotations"]["runbook_url"],
     }
     test = as_test(case)
     test["alert_rule_test"][1]["exp_alerts"][0]["exp_annotations"] = annotations

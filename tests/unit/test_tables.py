@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import pytest
 import yaml
@@ -21,7 +22,9 @@ COLUMNS = (Column("NAME"), Column("FREE"), Column("WHY", wide=True))
 
 def document(*rows: Sequence[str]) -> Document[list[str]]:
     return Document(
-        [Table("cards", COLUMNS, [Row(row[0], row, list(row)) for row in rows], empty="No cards.")], {"source": "test"}
+        [Table("cards", COLUMNS, [Row(row[0], row, list(row)) for row in rows], empty="No cards.")],
+        {"source": "test"},
+        "CardList",
     )
 
 
@@ -66,8 +69,20 @@ def test_an_unknown_column_is_a_usage_error_that_names_the_columns() -> None:
 def test_json_and_yaml_have_the_same_content_with_version_and_kind() -> None:
     content = json.loads(write(CARDS, Format(output="json")))
     assert list(content) == ["apiVersion", "kind", "source", "cards"]
-    assert (content["apiVersion"], content["kind"]) == ("accelplane/v1", "DeviceList")
+    assert (content["apiVersion"], content["kind"]) == ("accelplane/v1", "CardList")
     assert yaml.safe_load(write(CARDS, Format(output="yaml"))) == content
+
+
+class Power(NamedTuple):
+    power_watts: float | None
+
+
+def test_values_with_units_are_numbers_in_csv_and_are_sorted_as_numbers() -> None:
+    items = {"a": Power(100.5), "b": Power(None), "c": Power(9.0)}
+    rows = [Row(name, (name, "-" if item[0] is None else f"{item[0]}W"), item) for name, item in items.items()]
+    found = Document([Table("cards", (Column("NAME"), Column("POWER", field="power_watts")), rows)])
+    assert write(found, Format(output="csv")) == "NAME,power_watts\na,100.5\nb,\nc,9.0\n"
+    assert write(found, Format(output="name", sort_by="power")) == "c\na\nb\n"
 
 
 def test_names_are_one_a_line() -> None:

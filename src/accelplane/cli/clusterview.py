@@ -199,7 +199,8 @@ def document(listed: Listed, request: Request, namespace: str) -> Document[Item]
         tables = [*tables, Table("podsWithoutEnclave", _ENCLAVES, [*_enclave_rows(nodes, namespace)])]
     if listed.problems:  # then an empty table does not mean that there is nothing
         tables = [replace(table, empty="") for table in tables]
-    return Document(tables, {"source": "api-server", "problems": list(listed.problems)})
+    facts = {"source": "api-server", "problems": list(listed.problems)}
+    return Document(tables, facts, "ClusterDeviceList")
 
 
 def node_items(nodes: Sequence[Node], *, known: bool) -> Iterator[NodeItem]:

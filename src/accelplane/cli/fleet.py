@@ -10,6 +10,7 @@ from accelplane.cli import logflags
 from accelplane.cli.clusterprogram import Values, address_of, run_in_cluster
 from accelplane.cli.goflags import Flag, parse_or_exit, with_defaults
 from accelplane.cli.untilsignal import until_signal
+from accelplane.http.listening import is_own_host
 from accelplane.processes import raise_file_limit
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ _MAX_NODES = 10_000
 FLAGS = (
     Flag("address", "127.0.0.1:8080", "address of the pages without TLS and without authorization, as host:port; 0 "
          "disables it"),
+    Flag("allow-unauthenticated", False, "permit an -address that is not a loopback address: everyone who reaches it "
+         "sees all names"),
     Flag("secure-address", "", "address of the pages with TLS for authorized users, such as :8443"),
     Flag("tls-dir", "", "directory of tls.crt and tls.key for -secure-address; changes are loaded without a restart"),
     Flag("audience", "accelplane-fleet", "audiences of accepted tokens, separated by commas; empty: that of the API "
@@ -31,7 +34,8 @@ FLAGS = (
     Flag("requestheader-allowed-names", "", "common names of these clients, separated by commas; empty: all",
          repeated=True),
     Flag("health-probe-bind-address", ":8081", "address of /healthz and /readyz; 0 disables them"),
-    Flag("grafana-url", "", "address of a dashboard for a device, with {node}, {plugin} and {device} as placeholders"),
+    Flag("grafana-url", "", "address of Grafana with the dashboards of this project, or of a dashboard for a "
+         "device with {node}, {plugin} and {device} as placeholders"),
     Flag("pods", "waiting", "watched pods: waiting, or all for clusters where agents have no pages"),
     Flag("quotas", True, "show what ResourceQuotas leave, if they may be read"),
     Flag("device-plugins", True, "show the status of the operator's device plugin resources, if they may be read"),
@@ -44,6 +48,7 @@ FLAGS = (
     Flag("agent-token", "", "file of the token that is sent to agents; needs -agent-ca"),
     Flag("resource-prefixes", "", "prefixes of resources of other plugins, such as example.com/, separated by commas",
          repeated=True),
+    Flag("use-interval", 60, "seconds between two readings of the use of a device; 0 disables them", unsigned=True),
     Flag("kubeconfig", "", "kubeconfig file, only required outside a cluster"),
     *logflags.FLAGS,
 )  # fmt: skip
@@ -103,6 +108,7 @@ def fleet_options(values: Values) -> "FleetOptions":
         agent_server_name=str(values["agent-server-name"]),
         agent_token=str(values["agent-token"]),
         resource_prefixes=prefixes,
+        use_interval=int(values["use-interval"]),
     )
 
 
@@ -114,6 +120,11 @@ def page_options(values: Values) -> "PageOptions":
     if bool(secure) != bool(directory):
         raise ValueError("-secure-address and -tls-dir: found one of them, expected both or none")
     plain = _address(values, "address")
+    if plain and not values["allow-unauthenticated"] and not is_own_host(plain):
+        raise ValueError(
+            f"-address: found {plain}, expected a loopback address such as 127.0.0.1:8080: these pages have neither "
+            "TLS nor authentication; use -secure-address, or -allow-unauthenticated if everyone may see all names"
+        )
     if not plain and not secure:
         raise ValueError("-address: found 0 and no -secure-address, expected at least one address of the pages")
     grafana = str(values["grafana-url"])

@@ -124,7 +124,7 @@ def document(listed: FleetDeviceList, request: FleetRequest) -> Document[DeviceI
     rows = [_row(item) for item in listed.devices if _matches(item, request)]
     empty = "" if problems_of(listed) else "No node has devices."
     table = Table("devices", _COLUMNS, rows, empty=empty)
-    return Document((table,), {"source": "fleet", "problems": list(problems_of(listed))})
+    return Document((table,), {"source": "fleet", "problems": list(problems_of(listed))}, "DeviceStateList")
 
 
 def _matches(item: DeviceItem, request: FleetRequest) -> bool:

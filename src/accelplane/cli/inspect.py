@@ -88,7 +88,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The complete result; `source` is the source of the kubelet's part."""
 
     api_version: str = msgspec.field(default=tables.API_VERSION, name="apiVersion")
-    kind: str = tables.KIND
+    kind: str = "NodeDeviceList"
     source: Literal["pod-resources", "checkpoint", "none"]
     devices: Sequence[DeviceRow]
     skipped: Mapping[str, Sequence[Skipped]]

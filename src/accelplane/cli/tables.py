@@ -20,7 +20,6 @@ from accelplane.controls import escape_text
 from accelplane.devices import natural
 
 API_VERSION = "accelplane/v1"
-KIND = "DeviceList"
 UNKNOWN = "-"
 
 T = TypeVar("T")
@@ -51,11 +50,15 @@ class Format(Struct, frozen=True, kw_only=True):
 
 
 class Column(Struct, frozen=True):
-    """A column; one that is `wide` is in the outputs wide and csv only. `health` has colors if colors are used."""
+    """A column; one that is `wide` is in the outputs wide and csv only. `health` has colors if colors are used.
+
+    With a `field`, rows are sorted by this number of their item, and CSV has it under this name in place of the text.
+    """
 
     title: str
     wide: bool = False
     health: bool = False
+    field: str = ""
 
 
 class Row(Struct, Generic[T], frozen=True):
@@ -76,10 +79,11 @@ class Table(Struct, Generic[T], frozen=True):
 
 
 class Document(Struct, Generic[T], frozen=True):
-    """The tables of an output. `facts` are further keys of JSON and YAML."""
+    """The tables of an output. `kind` names the schema of JSON and YAML, `facts` are further keys of them."""
 
     tables: Sequence[Table[T]]
     facts: Mapping[str, object] = {}
+    kind: str = ""
 
 
 def write(document: Document[T], form: Format, *, colors: bool = False) -> str:
@@ -90,7 +94,7 @@ def write(document: Document[T], form: Format, *, colors: bool = False) -> str:
     tables = sort_tables(document.tables, form.sort_by)
     match form.output:
         case "json" | "yaml":
-            content = {"apiVersion": API_VERSION, "kind": KIND, **document.facts}
+            content = {"apiVersion": API_VERSION, "kind": document.kind, **document.facts}
             content |= {table.key: [row.item for row in table.rows] for table in tables}
             return format_content(content, form.output)
         case "name":
@@ -174,15 +178,24 @@ def _sort(table: Table[T], column: str) -> Table[T]:
     if column not in titles:
         return table
     position = titles.index(column)
+    if field := table.columns[position].field:
+        return replace(table, rows=sorted(table.rows, key=lambda row: _number_key(getattr(row.item, field))))
     return replace(table, rows=sorted(table.rows, key=lambda row: natural(row.cells[position])))
+
+
+def _number_key(number: float | None) -> tuple[bool, float]:
+    """Numbers in their order, unknown ones last."""
+    return number is None, number or 0.0
 
 
 def _csv(table: Table[T], *, headers: bool) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     if headers:
-        writer.writerow([column.title for column in table.columns])
-    writer.writerows([printable(cell) for cell in row.cells] for row in table.rows)
+        writer.writerow([column.field or column.title for column in table.columns])
+    for row in table.rows:
+        cells = zip(table.columns, row.cells, strict=True)
+        writer.writerow(getattr(row.item, one.field) if one.field else printable(cell) for one, cell in cells)
     return text.getvalue()
 
 

@@ -34,9 +34,11 @@ _SECOND_READING = 1.0
 _MANY = 8
 _ASLEEP = "z"
 _COLUMNS = (
-    Column("PLUGIN"), Column("DEVICE"), Column("ADDRESS"), Column("STATE"), Column("BUSY"), Column("POWER"),
-    Column("LIMIT"), Column("TEMP"), Column("FREQ"), Column("LINK"), Column("HOLDER"), Column("UNITS", wide=True),
-    Column("REASON", wide=True),
+    Column("PLUGIN"), Column("DEVICE"), Column("ADDRESS"), Column("STATE"), Column("BUSY", field="busy_percent"),
+    Column("POWER", field="power_watts"), Column("LIMIT", field="power_limit_watts"),
+    Column("TEMP", field="temperature_celsius"), Column("FREQ", field="frequency_hertz"),
+    Column("LINK", field="link_transfers_per_second"), Column("HOLDER"), Column("UNITS", wide=True),
+    Column("REASON", wide=True), Column("LANES", wide=True, field="link_lanes"),
 )  # fmt: skip
 
 Inventories = Mapping[str, tuple[Plugin[Config], Inventory]]
@@ -139,7 +141,7 @@ class _Node:
         self._missing = self._states.missing([row.item.plugin for row in rows])
         problems = self.problems()
         table = Table("devices", _COLUMNS, rows, empty="" if problems else "No devices found.")
-        return Document([table], {"source": holders.source, "problems": problems})
+        return Document([table], {"source": holders.source, "problems": problems}, "DeviceUseList")
 
     async def has_counters(self) -> bool:
         """Reads once. Returns whether another reading gives rates."""
@@ -338,5 +340,6 @@ def _table_row(row: DeviceRow) -> Row[DeviceRow]:
         ", ".join(row.holders) or UNKNOWN,
         ", ".join(row.units) if len(row.units) < _MANY else str(len(row.units)),
         row.reason or UNKNOWN,
+        missing if lanes is None else str(lanes),
     )
     return Row(f"{row.plugin}/{row.device}", cells, row)

@@ -20,8 +20,8 @@ LIMITS = HttpLimits(
 
 def open_gate(address: str) -> OpenGate:
     """The gate of a plain listener. Raises `ValueError` for an address that is not host:port."""
-    host, _ = split_address(address)
-    return OpenGate(loopback_only=host is not None and is_own_host(host))
+    split_address(address)
+    return OpenGate(loopback_only=is_own_host(address))
 
 
 @asynccontextmanager
