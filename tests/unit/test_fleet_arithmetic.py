@@ -102,7 +102,7 @@ def test_supply_is_free_only_on_nodes_that_accept_pods() -> None:
     )
     assert supplies(cluster(*nodes))[I915] == Supply(
         free=3, most_free=2, most_free_node="n2", allocated=8, unhealthy=2, cordoned=2, unready=3, unregistered=5,
-        estimated=1, free_by_node={"n1": 1, "n2": 2},
+        estimated=1, free_by_node={"n1": 1, "n2": 2}, closed_by_node={"n3": 2, "n4": 3},
     )  # fmt: skip
 
 

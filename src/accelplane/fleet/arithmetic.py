@@ -50,7 +50,7 @@ class Supply(Struct):
 
     `free` is on nodes that accept pods, `most_free` on the one of these with the most. The others are not free for
     the reason of their name; `unready` are on nodes that are not ready. `estimated` nodes have no known allocation:
-    what is healthy there counts as free, but not in `free_by_node`.
+    what is healthy there counts as free, but not in `free_by_node`. `closed_by_node` are cordoned or not ready.
     """
 
     free: int = 0
@@ -63,6 +63,7 @@ class Supply(Struct):
     unregistered: int = 0
     estimated: int = 0
     free_by_node: dict[str, int] = {}
+    closed_by_node: dict[str, int] = {}
 
 
 class Shortage(Struct, frozen=True):
@@ -153,10 +154,11 @@ def supplies(cluster: Cluster) -> Mapping[str, Supply]:
             supply.estimated += not numbers.known
             if resource.stage not in ("", _REGISTERED):
                 supply.unregistered += numbers.free
-            elif node.cordoned:
-                supply.cordoned += numbers.free
-            elif not node.ready:
-                supply.unready += numbers.free
+            elif node.cordoned or not node.ready:
+                supply.cordoned += numbers.free if node.cordoned else 0
+                supply.unready += 0 if node.cordoned else numbers.free
+                if numbers.known:
+                    supply.closed_by_node[node.name] = numbers.free
             else:
                 supply.free += numbers.free
                 if numbers.known:
@@ -198,6 +200,19 @@ def fit_together(causes: Sequence[Shortage]) -> bool:
         all(each.supply.free_by_node.get(node, 0) >= each.requested for each in causes)
         for node in fewest.supply.free_by_node
     )
+
+
+def candidates(causes: Sequence[Shortage]) -> Sequence[str]:
+    """The nodes with enough of everything that a pod requests, also cordoned ones and those that are not ready."""
+    if not causes:
+        return ()
+    free = [each.supply.free_by_node | each.supply.closed_by_node for each in causes]
+    fewest = min(free, key=len)
+    return [
+        node
+        for node in fewest
+        if all(numbers.get(node, 0) >= each.requested for numbers, each in zip(free, causes, strict=True))
+    ]
 
 
 def explain(shortage: Shortage, *, together: bool = True) -> str:

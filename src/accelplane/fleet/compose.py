@@ -43,6 +43,7 @@ def compose(
         labels=facts.labels if facts else {},
         ready=facts.ready if facts else False,
         cordoned=facts.cordoned if facts else False,
+        taints=facts.taints if facts else (),
         agents=tuple(report.agent for report in sorted(reports, key=lambda each: each.place.name)),
         resources=tuple(resources[name] for name in sorted(resources)),
         units=tuple(unit for plugin in plugins.values() for unit in plugin.units),

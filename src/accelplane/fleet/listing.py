@@ -106,6 +106,7 @@ def _nodes(nodes: Iterable[Node], pods: Iterable[Pod], known: Known, *, all_pods
         holders = tuple(held.pop(name, ()))
         if facts.resources or holders:
             found[name] = model.Node(
-                name, facts.labels, facts.ready, facts.cordoned, (), facts.resources, (), (), holders, all_pods
-            )
+                name, facts.labels, facts.ready, facts.cordoned, facts.taints, resources=facts.resources,
+                holders=holders, holders_known=all_pods,
+            )  # fmt: skip
     return found | {name: model.Node(name=name, holders=tuple(holders)) for name, holders in held.items()}

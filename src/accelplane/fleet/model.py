@@ -9,6 +9,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from accelplane.kube.kinds import NO_SPEC, PodSpec, Taint
 from accelplane.report.inventory import AdvertisedResource, Holder, ReportedUnit, SkippedHardware
 from accelplane.report.readings import DeviceReadings
 
@@ -46,6 +47,7 @@ class Node(Struct, frozen=True):
     labels: Mapping[str, str] = {}
     ready: bool = True
     cordoned: bool = False
+    taints: tuple[Taint, ...] = ()
     agents: tuple[Agent, ...] = ()
     resources: tuple[NodeResource, ...] = ()
     units: tuple[ReportedUnit, ...] = ()
@@ -57,7 +59,7 @@ class Node(Struct, frozen=True):
 
 
 class Waiting(Struct, frozen=True):
-    """A pod that is not assigned to a node and requests resources of ours."""
+    """A pod that is not assigned to a node and requests resources of ours. `spec` has its rules for nodes."""
 
     namespace: str
     name: str
@@ -65,6 +67,7 @@ class Waiting(Struct, frozen=True):
     requests: Mapping[str, int]
     message: str = ""
     gates: tuple[str, ...] = ()
+    spec: PodSpec = NO_SPEC
 
 
 class Quota(Struct, frozen=True):

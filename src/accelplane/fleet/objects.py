@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import ClassVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from accelplane.kube.interning import StringPool
 from accelplane.kube.kinds import (
@@ -14,7 +15,9 @@ from accelplane.kube.kinds import (
     Node,
     NodeStatus,
     Pod,
+    PodSpec,
     SchedulingGate,
+    Taint,
     count_of,
     pod_requests,
 )
@@ -32,6 +35,7 @@ AGENT_LABELS: Mapping[str, str] = {
 AGENT_PORT = "pages"
 
 _MAX_GATES = 16
+_MAX_TAINTS = 32
 _MAX_MESSAGE = 2048
 _MAX_ADDRESS = 64
 
@@ -58,6 +62,7 @@ class NodeFacts(Struct, frozen=True):
     ready: bool
     cordoned: bool
     resources: tuple[NodeResource, ...]
+    taints: tuple[Taint, ...] = ()
 
 
 # Transforms of caches
@@ -91,8 +96,15 @@ def relevant_pod(known: Known) -> Callable[[Pod], None]:
         pod.metadata.labels = pod.metadata.annotations = pod.metadata.ownerReferences = None
         if not pod_requests(pod.spec, known):
             pod.spec, pod.status = NO_SPEC, NO_STATUS
+        elif pod.spec.nodeName:
+            agent_pod(pod)
 
     return transform
+
+
+def agent_pod(pod: Pod) -> None:
+    """A transform that removes rules for nodes, which an assigned pod does not need."""
+    pod.spec = replace(pod.spec, nodeSelector=None, affinity=None, tolerations=None)
 
 
 # Facts
@@ -105,6 +117,7 @@ def node_facts(node: Node, known: Known) -> NodeFacts:
         labels=node.labels,
         ready=node.is_ready,
         cordoned=node.spec.unschedulable,
+        taints=tuple((node.spec.taints or ())[:_MAX_TAINTS]),
         resources=tuple(
             NodeResource(name, capacity=count_of(capacity.get(name, 0)), allocatable=count_of(allocatable.get(name, 0)))
             for name in sorted(capacity.keys() | allocatable.keys())
@@ -161,6 +174,7 @@ def waiting_pod(pod: Pod, known: Known) -> Waiting | None:
         requests=requests,
         message=(scheduled.message or "")[:_MAX_MESSAGE] if scheduled and scheduled.status != "True" else "",
         gates=_limited_gates(pod.spec.schedulingGates or ()),
+        spec=PodSpec(nodeSelector=pod.spec.nodeSelector, affinity=pod.spec.affinity, tolerations=pod.spec.tolerations),
     )
 
 

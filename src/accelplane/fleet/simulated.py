@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
+from accelplane.kube.kinds import Taint
 from accelplane.report.decoding import decode_inventory
 from accelplane.report.inventory import (
     AdvertisedResource,
@@ -39,6 +40,7 @@ from .usage import Usage
 from .use import UseHistory
 
 _HISTORY = 32
+_DEDICATED = Taint("dedicated", "genomics", "NoSchedule")
 _FAULTS = (
     ("temperature", "the package has 103 °C, the limit is 100 °C"),
     ("memory", "2 uncorrectable errors of the memory since the last reset"),
@@ -258,7 +260,7 @@ class SimulatedFleet:
         ) if index % 31 == 5 else ()  # fmt: skip
         node = Node(
             name=name, labels=labels, cordoned=index % 37 == 3, ready=index % 97 != 60, agents=(agent,),
-            resources=(resource,), skipped=skipped,
+            resources=(resource,), skipped=skipped, taints=(_DEDICATED,) if kind.name == "max" else (),
         )  # fmt: skip
         return _composed(node, units)
 
@@ -297,6 +299,7 @@ class SimulatedFleet:
             ("vision", "train-large-0", 900.0, {"gpu.intel.com/i915": 40}, ()),
             ("genomics", "align-7f", 3600.0, {"gpu.intel.com/xe": 8}, ()),
             ("ci", "nightly-gated", 240.0, {"qat.intel.com/cy": 2}, ("example.com/budget",)),
+            ("billing", "score-5d", 600.0, {"gpu.intel.com/xe": 1}, ()),
             ("search", "reindex-0", 75.0, {"gpu.intel.com/i915": 2, "dsa.intel.com/wq-user-dedicated": 1}, ()),
         )
         return tuple(
@@ -343,7 +346,9 @@ def _composed(node: Node, units: Sequence[ReportedUnit]) -> Node:
     inventory = decode_inventory(msgspec.json.encode(document))
     namespace, _, pod = agent.pod.partition("/")
     report = Report(Place(namespace, pod, node.name), agent.state, agent.problem, agent.answered, inventory)
-    found = compose(node.name, NodeFacts(node.labels, node.ready, node.cordoned, node.resources), (report,), None)
+    found = compose(
+        node.name, NodeFacts(node.labels, node.ready, node.cordoned, node.resources, node.taints), (report,), None
+    )
     assert found is not None  # noqa: S101 - it has an agent
     return found
 

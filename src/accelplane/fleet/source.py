@@ -29,6 +29,7 @@ from .objects import (
     AGENT_LABELS,
     NodeFacts,
     ResourceQuota,
+    agent_pod,
     holders_of,
     node_facts,
     quotas_of,
@@ -84,7 +85,7 @@ class Source:
         waiting = Informer(observed, _UNASSIGNED, watch_timeouts=watch_timeouts)
         self._waiting = waiting.cache(Pod, transform=pod_transform)
         agents = Informer(observed, _AGENTS, watch_timeouts=watch_timeouts)
-        self._agents = agents.cache(Pod)
+        self._agents = agents.cache(Pod, transform=agent_pod)
         self._informers = [nodes, waiting, agents]
         self._assigned = None
         if options.pods == "all":

@@ -37,8 +37,15 @@ class Condition(Struct, gc=False):
     message: str | None = None
 
 
+class Taint(Struct, frozen=True, gc=False):
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+
+
 class NodeSpec(Struct, frozen=True):
     unschedulable: bool = False
+    taints: Sequence[Taint] | None = None
 
 
 class NodeInfo(Struct, frozen=True):
@@ -104,6 +111,36 @@ class SchedulingGate(Struct, frozen=True, gc=False):
     name: str = ""
 
 
+class Toleration(Struct, frozen=True, gc=False):
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+class SelectorRequirement(Struct, frozen=True):
+    key: str = ""
+    operator: str = ""
+    values: Sequence[str] | None = None
+
+
+class NodeSelectorTerm(Struct, frozen=True):
+    matchExpressions: Sequence[SelectorRequirement] | None = None
+    matchFields: Sequence[SelectorRequirement] | None = None
+
+
+class NodeSelector(Struct, frozen=True):
+    nodeSelectorTerms: Sequence[NodeSelectorTerm] | None = None
+
+
+class NodeAffinity(Struct, frozen=True):
+    requiredDuringSchedulingIgnoredDuringExecution: NodeSelector | None = None
+
+
+class Affinity(Struct, frozen=True):
+    nodeAffinity: NodeAffinity | None = None
+
+
 class PodSpec(Struct, frozen=True):
     nodeName: str = ""
     serviceAccountName: str = ""
@@ -111,6 +148,9 @@ class PodSpec(Struct, frozen=True):
     initContainers: Sequence[Container] | None = None
     overhead: dict[str, Quantity] | None = None
     schedulingGates: Sequence[SchedulingGate] | None = None
+    nodeSelector: dict[str, str] | None = None
+    affinity: Affinity | None = None
+    tolerations: Sequence[Toleration] | None = None
 
 
 class PodStatus(Struct, frozen=True):

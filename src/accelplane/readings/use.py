@@ -3,21 +3,19 @@
 Power is the rate of the energy counter, and a GT was busy while it was not idle. Everything here is a pure function.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
 from accelplane.readings import families
 from accelplane.readings.values import Family
-from accelplane.report.readings import DeviceReadings
+from accelplane.report.readings import DeviceReadings, Value
 
 _WHOLE = ("card", "package", "fpga")
 _SHORTEST = 0.2
 
-Labels = Mapping[str, str]
 
-
-class Counters(Struct, frozen=True, kw_only=True):
+class Counters(Struct, frozen=True, kw_only=True, gc=False):
     """The counters of a device at a time. `fresh` is false if some of them repeat an earlier reading."""
 
     time: float
@@ -27,14 +25,14 @@ class Counters(Struct, frozen=True, kw_only=True):
     energy: Mapping[str, float] = {}
 
 
-class Rates(Struct, frozen=True):
+class Rates(Struct, frozen=True, gc=False):
     """The rates between two readings: the busy share from 0 to 1, and watts."""
 
     busy: float | None = None
     power: float | None = None
 
 
-class Use(Struct, frozen=True, kw_only=True):
+class Use(Struct, frozen=True, kw_only=True, gc=False):
     """The gauges of a device, None without a reading. `awake` is None if the device has no runtime power management.
 
     `busy` is a share from 0 to 1, `memory` bytes, `power` and `limit` watts.
@@ -52,18 +50,32 @@ class Use(Struct, frozen=True, kw_only=True):
     link_lanes: int | None = None
 
 
-def samples(reading: DeviceReadings, family: Family) -> Iterator[tuple[Labels, float]]:
-    """The labels and values of a family."""
-    return ((each.labels, each.value) for each in reading.values if each.name == family.name)
+class Samples:
+    """The values of a device by family."""
+
+    def __init__(self, reading: DeviceReadings) -> None:
+        self._values: dict[str, list[Value]] = {}
+        for each in reading.values:
+            self._values.setdefault(each.name, []).append(each)
+
+    def of(self, family: Family) -> Sequence[Value]:
+        return self._values.get(family.name, ())
+
+    def first(self, family: Family) -> float | None:
+        return next((each.value for each in self.of(family)), None)
+
+    def by_label(self, family: Family, label: str) -> dict[str, float]:
+        return {each.labels.get(label, ""): each.value for each in self.of(family)}
 
 
 def counters(reading: DeviceReadings, time: float) -> Counters:
+    samples = Samples(reading)
     return Counters(
         time=time,
         fresh=reading.fresh,
-        idle={labels.get("gt", ""): value for labels, value in samples(reading, families.GPU_IDLE)},
-        busy=_first(reading, families.NPU_BUSY),
-        energy={labels.get("sensor", ""): value for labels, value in samples(reading, families.ENERGY)},
+        idle=samples.by_label(families.GPU_IDLE, "gt"),
+        busy=samples.first(families.NPU_BUSY),
+        energy=samples.by_label(families.ENERGY, "sensor"),
     )
 
 
@@ -85,33 +97,29 @@ def rates(before: Counters, after: Counters) -> Rates:
 
 def use_of(reading: DeviceReadings, found: Rates) -> Use:
     """The use by a reading and the rates until then, which do not apply to a suspended device."""
-    awake = _first(reading, families.AWAKE)
+    samples = Samples(reading)
+    awake = samples.first(families.AWAKE)
     if awake == 0:
         found = Rates()
-    power = {labels.get("sensor", ""): value for labels, value in samples(reading, families.POWER)}
+    power = samples.by_label(families.POWER, "sensor")
     limits = {
-        labels.get("sensor", ""): value
-        for labels, value in samples(reading, families.POWER_LIMIT)
-        if labels.get("limit") == "sustained"
+        each.labels.get("sensor", ""): each.value
+        for each in samples.of(families.POWER_LIMIT)
+        if each.labels.get("limit") == "sustained"
     }
-    clocks = [
-        value
-        for family in (families.GPU_FREQUENCY, families.NPU_FREQUENCY)
-        for labels, value in samples(reading, family)
-        if labels.get("kind") == "actual"
-    ]
-    slices = [value for _, value in samples(reading, families.QAT_SLICE_UTILIZATION)]
-    lanes = _first(reading, families.LINK_LANES)
+    clocks = (*samples.of(families.GPU_FREQUENCY), *samples.of(families.NPU_FREQUENCY))
+    slices = [each.value for each in samples.of(families.QAT_SLICE_UTILIZATION)]
+    lanes = samples.first(families.LINK_LANES)
     return Use(
         awake=None if awake is None else bool(awake),
         stuck=reading.stuck,
         busy=max(slices) if slices else found.busy,
-        memory=_first(reading, families.NPU_MEMORY),
+        memory=samples.first(families.NPU_MEMORY),
         power=device_value(power) if power else found.power,
         limit=device_value(limits),
-        temperature=max((value for _, value in samples(reading, families.TEMPERATURE)), default=None),
-        frequency=max(clocks, default=None),
-        link_speed=_first(reading, families.LINK_SPEED),
+        temperature=max((each.value for each in samples.of(families.TEMPERATURE)), default=None),
+        frequency=max((each.value for each in clocks if each.labels.get("kind") == "actual"), default=None),
+        link_speed=samples.first(families.LINK_SPEED),
         link_lanes=None if lanes is None else int(lanes),
     )
 
@@ -122,10 +130,6 @@ def device_value(by_sensor: Mapping[str, float]) -> float | None:
         if sensor in by_sensor:
             return by_sensor[sensor]
     return sum(by_sensor.values()) if by_sensor else None
-
-
-def _first(reading: DeviceReadings, family: Family) -> float | None:
-    return next((value for _, value in samples(reading, family)), None)
 
 
 def _differences(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:

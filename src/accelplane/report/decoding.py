@@ -57,7 +57,9 @@ def decode_readings(body: bytes, share: Callable[[str], str] = str) -> CurrentVa
     for plugin in found.plugins:
         for each in plugin.devices:
             force_setattr(each, "plugin", plugin.name)
-    _clean(found, share)
+    # Without escapes there are no control characters: readings of all nodes are decoded once a minute.
+    if not body.isascii() or b"\\" in body or b"\x7f" in body:
+        _clean(found, share)
     return found
 
 

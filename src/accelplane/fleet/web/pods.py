@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from accelplane.report.inventory import Holder
-
 from .devices import Device, busy_column, selected
 from .html import Element, element
 from .page import HIDDEN, Context, Page, device_link, empty_list, filters, node_link, pod_name, pod_text
@@ -16,23 +14,26 @@ from .table import Column, Listing, Table, age_column, arranged, show_part
 _MAX_NAMES = 6
 
 
-class HoldingPod(Struct):
-    """A pod with its devices. It is idle since the last one of them is, if all are."""
+class HoldingPod(Struct, gc=False):
+    """A pod on a node with its devices, held IDs and resources. `since` is the time of its first holder, or 0."""
 
     namespace: str
     pod: str
     node: str
-    devices: list[Device] = []
-    holders: list[Holder] = []
+    devices: list[Device]
+    ids: int = 0
+    since: float = 0.0
+    resources: frozenset[str] = frozenset()
 
     @property
     def idle_since(self) -> float:
-        units = [each.unit for each in self.devices]
-        return max(unit.idle_since for unit in units) if all(map(is_idle, units)) else 0.0
-
-    @property
-    def since(self) -> float:
-        return min((each.since for each in self.holders if each.since), default=0.0)
+        """When the last of its devices became idle, 0 while one works."""
+        latest = 0.0
+        for each in self.devices:
+            if not each.unit.idle_since:
+                return 0.0
+            latest = max(latest, each.unit.idle_since)
+        return latest
 
 
 def screen(context: Context, query: Query) -> Page:
@@ -49,12 +50,19 @@ def holding_pods(devices: Sequence[Device]) -> Sequence[HoldingPod]:
     """The pods that hold some of the devices."""
     found: dict[tuple[str, str, str], HoldingPod] = {}
     for device in devices:
+        node = device.node.name
         for holder in device.unit.holders:
-            key = holder.namespace, holder.pod, device.node.name
-            pod = found.setdefault(key, HoldingPod(*key)) if key not in found else found[key]
-            if not pod.devices or pod.devices[-1].unit is not device.unit:
+            key = holder.namespace, holder.pod, node
+            pod = found.get(key)
+            if pod is None:
+                pod = found[key] = HoldingPod(*key, [device], since=holder.since)
+            elif pod.devices[-1] is not device:
                 pod.devices.append(device)
-            pod.holders.append(holder)
+            pod.ids += holder.count
+            if holder.resource not in pod.resources:
+                pod.resources |= {holder.resource}
+            if holder.since < pod.since or not pod.since:
+                pod.since = holder.since or pod.since
     return list(found.values())
 
 
@@ -68,9 +76,8 @@ def pod_table(context: Context, empty: str, *, name: str = "rows", search: bool 
                    lambda each: pod_name(context, each.namespace, each.pod)),
             Column("node", "Node", lambda each: each.node, lambda each: node_link(each.node)),
             Column("devices", "Devices", lambda each: len(each.devices), _devices, "number"),
-            Column("ids", "IDs", lambda each: sum(holder.count for holder in each.holders), kind="number"),
-            Column("resources", "Resources", lambda each: ", ".join(
-                sorted({holder.resource for holder in each.holders}))),
+            Column("ids", "IDs", lambda each: each.ids, kind="number"),
+            Column("resources", "Resources", lambda each: ", ".join(sorted(each.resources))),
             Column("held_since", "Held since", lambda each: each.since, kind="time"),
             age_column("idle_seconds", "Idle", lambda each: each.idle_since, context.now),
             Column("idle_devices", "Idle devices", lambda each: sum(is_idle(device.unit) for device in each.devices),

@@ -1,9 +1,10 @@
 """Pods that wait for devices, and why."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from ..arithmetic import Shortage, explain, fit_together, oldest_first, shortages
+from ..arithmetic import Shortage, candidates, explain, fit_together, oldest_first, shortages
 from ..model import Waiting
+from ..placement import obstacles
 from .html import element
 from .page import HIDDEN, Context, Page, empty_list, pod_text, search_form
 from .query import Query
@@ -11,6 +12,8 @@ from .table import Cell, Column, Listing, Table, arranged, show_part
 
 _MAX_CANDIDATES = 5000
 _MAX_CAUSES = 32
+_MAX_REASONS = 8
+_MAX_NODES = 4
 
 
 def screen(context: Context, query: Query) -> Page:
@@ -30,9 +33,9 @@ def screen(context: Context, query: Query) -> Page:
             Column("pod", "Pod", lambda each: pod_text(context, each.namespace, each.name),
                    lambda each: _name(context, each)),
             Column("requests", "Requests", lambda each: _requests(each.requests), shown=False),
-            Column("why", "Why, by resource", lambda each: " ".join(_whys(causes(each))),
+            Column("why", "Why, by resource", lambda each: " ".join(_whys(context, each, causes(each))),
                    lambda each: element("td", element(
-                       "ul", *(element("li", why) for why in _whys(causes(each)))), class_="long")),
+                       "ul", *(element("li", why) for why in _whys(context, each, causes(each)))), class_="long")),
             Column("scheduler", "Scheduler", lambda each: _message(context, each),
                    lambda each: element("td", _message(context, each), class_="long")),
             Column("since", "Waits since", lambda each: each.since, kind="time"),
@@ -71,9 +74,26 @@ def _message(context: Context, pod: Waiting) -> str:
     return (pod.message or "no message yet") + gates
 
 
-def _whys(causes: Sequence[Shortage]) -> Sequence[str]:
+def _whys(context: Context, pod: Waiting, causes: Sequence[Shortage]) -> Sequence[str]:
     together = fit_together(causes)
     whys = [explain(each, together=together) for each in causes[:_MAX_CAUSES]]
     if len(causes) > _MAX_CAUSES:
         whys.append(f"{len(causes) - _MAX_CAUSES:,} more resources are not shown.")
-    return whys
+    return [*whys, *_exclusions(context, pod, causes)]
+
+
+def _exclusions(context: Context, pod: Waiting, causes: Sequence[Shortage]) -> Iterator[str]:
+    """What excludes each node with enough free devices, by its reasons, which name rules of the pod."""
+    nodes_by_reason: dict[str, list[str]] = {}
+    for name in candidates(causes):
+        nodes_by_reason.setdefault("; ".join(obstacles(pod, context.cluster.nodes[name])), []).append(name)
+    shown = context.visible(pod.namespace)
+    for reason, nodes in sorted(nodes_by_reason.items(), key=lambda each: -len(each[1]))[:_MAX_REASONS]:
+        rest = f" and {len(nodes) - _MAX_NODES} more" if len(nodes) > _MAX_NODES else ""
+        where = f"{', '.join(sorted(nodes)[:_MAX_NODES])}{rest}"
+        if reason:
+            yield f"Enough is free on {where}, excluded by {reason if shown else 'a rule for nodes'}."
+        else:
+            yield f"No taint, node selector or node affinity excludes {where}: see the message of the scheduler."
+    if len(nodes_by_reason) > _MAX_REASONS:
+        yield f"{len(nodes_by_reason) - _MAX_REASONS:,} more reasons are not shown."
