@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from waiting import until
 from accelplane.devices import Device, HealthPolicy, Inventory, Verdict
 from accelplane.host import Host
 from accelplane.host.uevent import Uevent
-from accelplane.node import health_loop
+from accelplane.node import health_loop, units
 from accelplane.node.context import PluginContext
 from accelplane.node.hardware_events import HardwareEvents
 from accelplane.node.health_loop import HealthLoop
@@ -22,7 +22,6 @@ from accelplane.node.settings import Settings
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 from accelplane.plugins.gpu import GpuPlugin
-from accelplane.readings import DevicePlan
 
 CARD = "/devices/pci0000:00/0000:00:02.0"
 
@@ -39,12 +38,14 @@ class Cards(Plugin[Config]):
         self.reads = 0
 
     def scan(self, host: Host) -> Iterator[Device]:
-        yield Device(resource="r", id="card0-0", unit="card0")
+        yield Device(resource="r", id="card0-0", unit="card0", path="/sys/class/drm/card0")
 
-    def readings(self, host: Host, devices: Iterable[Device]) -> Iterator[DevicePlan]:
+    def read_address(self, host: Host, device: Device) -> str:
+        """In place of the files of the card."""
+        assert device.unit == "card0"
         self.reads += 1
         self.files.wait()
-        yield DevicePlan(device="card0", bdf="0000:00:02.0", units=("card0",))
+        return "0000:00:02.0"
 
 
 async def test_a_wedged_device_stays_unhealthy_while_its_files_block(
@@ -52,6 +53,7 @@ async def test_a_wedged_device_stays_unhealthy_while_its_files_block(
 ) -> None:
     monkeypatch.setattr(health_loop, "_ADDRESSES_TIMEOUT", 0.1)
     plugin, events = Cards(), HardwareEvents()
+    monkeypatch.setattr(units, "function_address", plugin.read_address)
 
     async def publish() -> None: ...
 

@@ -106,18 +106,17 @@ class HealthLoop:
 
     async def _event_verdicts(self, inventory: Inventory) -> Mapping[str, Verdict]:
         """The verdicts that events imply, by unit."""
-        plugin = self._context.plugin
         verdicts = dict(self._context.events.verdicts)
         if not verdicts:
             return {}
-        addresses = await self._read_addresses(plugin, inventory)
+        addresses = await self._read_addresses(inventory)
         return {
             unit: verdicts[address]
             for unit, functions in addresses.items()
             if (address := next((each for each in functions if each in verdicts), ""))
         }
 
-    async def _read_addresses(self, plugin: Plugin[Config], inventory: Inventory) -> Addresses:
+    async def _read_addresses(self, inventory: Inventory) -> Addresses:
         """The PCI addresses of each unit: the earlier ones while the files of a device block, maybe of a wedged one."""
         earlier = self._addresses
         if earlier is not None and earlier[0] is inventory:
@@ -126,8 +125,8 @@ class HealthLoop:
         try:
             async with asyncio.timeout(_ADDRESSES_TIMEOUT):
                 host = Host(root)
-                found, _host = await self.thread.run(host, lambda host: _addresses(plugin, host, inventory))
-        except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
+                found, _host = await self.thread.run(host, lambda host: _addresses(host, inventory))
+        except (TimeoutError, HostError, ThreadLimitError) as error:
             problem = str(error) or type(error).__name__
             self._report(f"no answer within {_ADDRESSES_TIMEOUT:g} s" if isinstance(error, TimeoutError) else problem)
             return {} if earlier is None else earlier[1]
@@ -230,16 +229,16 @@ class _Watch:
         self._stopped.release()
 
 
-def _addresses(plugin: Plugin[Config], host: Host, inventory: Inventory) -> Addresses:
+def _addresses(host: Host, inventory: Inventory) -> Addresses:
     """For each unit the PCI address of its function, then that of the physical function if it is a virtual one."""
+    from accelplane.node.units import function_address  # noqa: PLC0415 - memory of agents without such events
+
     found: dict[str, str] = {}
     for device in inventory:
-        named = (device.text("bdf"), device.unit, device.id)
-        if address := next(filter(pci_address, named), None):
-            found[device.unit] = address
-    if plugin.overrides("readings"):
-        found |= {unit: plan.bdf for plan in plugin.readings(host, inventory) for unit in plan.units if plan.bdf}
-    return {unit: (address, _physical_function(host, address)) for unit, address in found.items()}
+        if device.unit not in found:
+            named = next(filter(pci_address, (device.text("bdf"), device.unit, device.id)), "")
+            found[device.unit] = named or function_address(host, device)
+    return {unit: (address, _physical_function(host, address)) for unit, address in found.items() if address}
 
 
 def _physical_function(host: Host, address: str) -> str:

@@ -102,6 +102,11 @@ def complete(host: Host, plans: Iterable[DevicePlan], devices: Iterable[Device])
         yield replace(plan, bdf=bdf, facts={**facts, **plan.facts})
 
 
+def function_address(host: Host, device: Device) -> str:
+    """The PCI address of the function of a device, empty if it has none or several, or it is not visible."""
+    return (_function(host, device) or _Function()).address if device.path is not None else ""
+
+
 def _unit(host: Host, same: Sequence[Device], function: _Function, *, alone: bool) -> Unit:
     """The unit of devices with the same hardware; `alone` if it is the only one of its function."""
     device = same[0]
