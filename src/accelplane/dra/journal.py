@@ -10,6 +10,7 @@ file of its own, so that it is known to be dead in every PID namespace.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -35,6 +36,8 @@ _SUFFIX, _BAD = ".json", ".bad"
 _LOCK_TIMEOUT = 10.0
 _LOCK_INTERVAL = 0.01
 _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,63}")
+# Of a file that cannot be read, now or later; others are errors of this process, such as too many open files.
+_DAMAGE = (errno.EIO, errno.EFBIG, errno.EINVAL, errno.ELOOP)
 _INSTANCE = re.compile(r"instance-([0-9a-f]{16})\.lock")
 _SALVAGED_UNIT = re.compile(rb'"unit":"((?:[^"\\]|\\.)*)"')
 
@@ -288,7 +291,11 @@ class Journal:
             entry = msgspec.convert(raw, Entry)
             if entry.api_version != VERSION or entry.uid != uid:
                 raise ValueError(f"apiVersion {entry.api_version[:80]!a} and uid {entry.uid[:80]!a}")
-        except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
+            if isinstance(error, OSError) and error.errno not in _DAMAGE:
+                raise _problem(path, error) from None
             try:
                 durable.move(path, self._path(uid, _BAD))
             except OSError as error:

@@ -204,8 +204,7 @@ class Preparer:
             owner=self._store.owner, devices=planning.holdings(devices, entry),
         )  # fmt: skip
         addresses = [device.address for device in devices if device.vfio]
-        locks = await in_thread(lambda: vfio.group_locks(self._host.fresh(), addresses))
-        locks |= {_unit_lock(holding) for holding in wanted.devices}
+        locks = {*await self._group_locks(addresses), *map(_unit_lock, wanted.devices)}
         for _attempt in range(_CONFLICT_ATTEMPTS):
             async with self._tasks.locked(locks):
                 conflict = await in_thread(lambda: self._store.conflict(wanted))
@@ -341,12 +340,15 @@ class Preparer:
 
     async def _undo_locked(self, entry: Entry) -> Devices:
         addresses = [step.address for step in entry.undo if isinstance(step, Rebind)]
-        names = await in_thread(lambda: vfio.group_locks(self._host.fresh(), addresses))
-        names |= {_unit_lock(each) for each in entry.devices}
-        async with self._tasks.locked(names):
+        async with self._tasks.locked({*await self._group_locks(addresses), *map(_unit_lock, entry.devices)}):
             self._tasks.report(entry.uid, ", ".join(each.device or each.unit for each in entry.devices)[:80], "undoing")
             await self._undo(entry)
         return ()
+
+    async def _group_locks(self, addresses: Sequence[str]) -> set[str]:
+        if not addresses:
+            return set()
+        return await in_thread(lambda: vfio.group_locks(self._host.fresh(), addresses))
 
     async def _undo(self, entry: Entry) -> None:
         """Reverts the entry and removes it. Raises `ClaimError` if a step fails. The locks of its units are held."""
