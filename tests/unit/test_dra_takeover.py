@@ -47,7 +47,9 @@ def world(tmp_path: Path) -> World:
 
 async def start(world: World, content: Any) -> Preparer:
     write(world.directory / "preparedClaims.json", json.dumps(content))
-    return await world.start()
+    preparer = await world.start(take_over=True)
+    await preparer.unprepare([ref("other")])  # the first call
+    return preparer
 
 
 @pytest.mark.parametrize("form", [unversioned, checkpoint])
@@ -77,7 +79,18 @@ async def test_claims_are_taken_over_once(world: World) -> None:
     await preparer.unprepare([ref("a1")])
     await preparer.close()
 
-    assert (await world.start()).prepared() == {}
+    preparer = await world.start(take_over=True)
+    await preparer.unprepare([ref("other")])
+    assert preparer.prepared() == {}
+
+
+async def test_nothing_is_taken_over_without_the_option(world: World) -> None:
+    write(world.directory / "preparedClaims.json", json.dumps(unversioned({"a1": [device()]})))
+    preparer = await world.start()
+    await preparer.unprepare([ref("other")])
+
+    assert preparer.prepared() == {}
+    assert world.leftovers() == ["preparedClaims.json"]
 
 
 async def test_names_that_a_file_of_the_other_driver_defines_are_not_defined_twice(world: World) -> None:

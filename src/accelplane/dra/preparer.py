@@ -43,7 +43,8 @@ class Preparer:
 
     `names` has the names of all devices of the driver. `holders` returns the containers of the node that have devices,
     and raises `PodResourcesError`. Without `manage_binding` no function is bound to VFIO. `on_event` is called with
-    reason and text of events of the node. With `device_status` the status of claims shows the prepared devices. The
+    reason and text of events of the node. With `device_status` the status of claims shows the prepared devices. With
+    `take_over` the first call adopts the claims of a driver of Intel: the kubelet makes none while that one runs. The
     owner calls `restore` before it serves, and `close` at the end.
     """
 
@@ -62,6 +63,7 @@ class Preparer:
         names: Callable[[], Mapping[str, DeviceName]],
         on_event: Callable[[str, str], None] = lambda _reason, _text: None,
         device_status: bool = False,
+        take_over: bool = False,
         time_limit: float = TIME_LIMIT,
         orphan_delay: float = ORPHAN_DELAY,
     ) -> None:
@@ -78,6 +80,8 @@ class Preparer:
         self._store = ClaimStore(driver, directory, cdi_dir)
         self._unused_since: dict[str, float] = {}
         self._orphans: asyncio.Task[None] | None = None
+        self._take_over_wanted = take_over
+        self._taking_over: asyncio.Task[None] | None = None
         self._changed = Notifier()
         self._tasks = ClaimTasks(time_limit, self._changed.notify_all)
         status = DeviceStatus(api, self._claims, driver, node, self._store.entry)
@@ -87,9 +91,11 @@ class Preparer:
     # The protocol `ClaimPreparer`.
 
     async def prepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, Sequence[PreparedDevice] | ClaimError]:
+        await self._take_over_once()
         return await self._tasks.answers("prepare", claims, self._prepare)
 
     async def unprepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, ClaimError | None]:
+        await self._take_over_once()
         answers = await self._tasks.answers("unprepare", claims, self._unprepare)
         return {uid: answer if isinstance(answer, ClaimError) else None for uid, answer in answers.items()}
 
@@ -125,13 +131,19 @@ class Preparer:
         for file in self._store.damaged.values():
             log.error("%s", file.problem)
             self._on_event("ClaimJournalDamaged", f"{file.problem}; its devices are not used until its pod ends")
-        await self._take_over()
         for entry in interrupted:
             self._tasks.start("restore", entry.ref, self._finish)
         if len(self._store.entries) > len(interrupted):
             self._orphans = asyncio.ensure_future(self._remove_orphans())
             self._orphans.add_done_callback(log_failure)
         self._changed.notify_all()
+
+    async def _take_over_once(self) -> None:
+        """Waits until the claims of another driver are adopted. A cancelled call does not cancel that."""
+        if self._take_over_wanted:
+            if self._taking_over is None:
+                self._taking_over = asyncio.create_task(self._take_over())
+            await asyncio.shield(self._taking_over)
 
     async def _take_over(self) -> None:
         """Adopts the claims that a driver of Intel has prepared in the same directory."""
