@@ -4,41 +4,22 @@ import ast
 import itertools
 import json
 import re
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import cel
-import memorydirectory
 import pytest
 from deployrights import Grant, granted_rights
+from dradevices import published_devices
 from manifests import DEPLOY, Object, Volumes, from_fields, host_paths, in_order, mounts, overlay, render, trees
 
 from accelplane.cli.goflags import flags_of, parse
-from accelplane.devices import plain
-from accelplane.dra import catalog, configuration
+from accelplane.dra import configuration
 from accelplane.dra.configuration import GpuConfig
-from accelplane.dra.families.facts import with_facts
-from accelplane.dra.model import Features, Offer
-from accelplane.host import Host
 from accelplane.node.device_api import DeviceApis
 from accelplane.node.plugins import installed
-from accelplane.node.scan_loop import scan
 from accelplane.node.settings import Settings
-from accelplane.node.units import units_of
-from accelplane.plugins import Plugin
-from accelplane.plugins.dlb import DlbPlugin
-from accelplane.plugins.fpga import FpgaPlugin
-from accelplane.plugins.gpu import GpuPlugin
-from accelplane.plugins.idxd import DsaPlugin, IaaPlugin
-from accelplane.plugins.npu import NpuPlugin
-from accelplane.plugins.qat import QatPlugin
 from accelplane.plugins.qat.services import service
-from accelplane.plugins.sgx import SgxConfig, SgxPlugin
-from accelplane.simulate.offload import DlbSpec, DsaSpec, FpgaSpec, IaaSpec, QatSpec, QueueSpec
-from accelplane.simulate.specs import GpuSpec, NodeSpec, NpuSpec, SgxSpec
-from accelplane.simulate.tree import SimulatedNode
 
 FAMILIES = ("dlb", "dsa", "fpga", "gpu", "iaa", "npu", "qat", "sgx")
 DRIVERS = sorted(f"{family}.intel.com" for family in FAMILIES)
@@ -51,18 +32,6 @@ VOLUMES: Volumes = {
 }
 BITSTREAMS: Volumes = {"bitstreams": ("/srv/intel.com/fpga", "ro", "DirectoryOrCreate")}
 CDI: Volumes = {"cdipath": ("/var/run/cdi", "rw", "DirectoryOrCreate")}
-
-
-SPEC = NodeSpec(
-    gpus=[GpuSpec(bdf="0000:03:00.0", tiles=2, memory=8 << 30), GpuSpec(driver="xe", bdf="0000:04:00.0")],
-    npus=[NpuSpec(bdf="0000:00:0b.0")],
-    qats=[QatSpec(bdf="0000:6b:00.0", vfs=2)],
-    dsas=[DsaSpec(bdf="0000:6a:01.0", queues=[QueueSpec(), QueueSpec(mode="shared")])],
-    iaas=[IaaSpec(index=1, bdf="0000:6a:02.0", queues=[QueueSpec()])],
-    dlbs=[DlbSpec(bdf="0000:72:00.0")],
-    fpgas=[FpgaSpec(bdf="0000:81:00.0")],
-    sgx=SgxSpec(),
-)
 
 
 # Device classes
@@ -144,51 +113,24 @@ def test_a_qat_function_of_unknown_services_is_generic() -> None:
     assert matching("qat.intel.com", **dict.fromkeys(WORDS, False)) == [f"qat.intel.com/{service('unknown').resource}"]
 
 
-@pytest.fixture(scope="module")
-def root() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir=memorydirectory.path()) as path:
-        SimulatedNode(Path(path)).build(SPEC)
-        yield Path(path)
-
-
-def published(root: Path, plugin: Plugin[Any]) -> Iterator[tuple[Mapping[str, Any], list[str]]]:
-    """The variable `device` of each published device, and the resources of its unit."""
-    host, driver = Host(root), plugin.namespace
-    units = {unit.id: with_facts(host, driver, unit) for unit in units_of(host, scan(plugin, host))}
-    offers = {name: Offer(unit=unit, owner="dra") for name, unit in units.items()}
-    features = Features(taints=True, counters=True, consumable=True)
-    for each in catalog.pool(driver, "node-1", offers, features, held=(), evict="gone").devices:
-        capacities = {name: capacity.value for name, capacity in each.capacities.items()}
-        yield cel.device(driver, plain(each.attributes), capacities), [*units[each.unit].ids]
-
-
-@pytest.mark.parametrize(
-    "plugin",
-    [
-        GpuPlugin(), NpuPlugin(), QatPlugin(), DsaPlugin(), IaaPlugin(), DlbPlugin(), FpgaPlugin(),
-        SgxPlugin(SgxConfig(enclave_limit=3, provision_limit=3)),
-    ],
-    ids=lambda plugin: type(plugin).__name__,
-)  # fmt: skip
-def test_a_device_is_selected_by_the_classes_of_its_driver_and_of_its_resource(root: Path, plugin: Plugin[Any]) -> None:
-    devices = [*published(root, plugin)]
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_device_is_selected_by_the_classes_of_its_driver_and_of_its_resource(driver: str) -> None:
+    devices = published_devices()[driver]
     assert devices
     base = {name: selector(spec) for name, spec in classes("dra").items()}
     for device, resources in devices:
-        attributes = device["attributes"][plugin.namespace]
+        attributes = device["attributes"][driver]
         is_tile = attributes["type"] == "tile"
         expected = {
             "gpu.intel.com": {"gpu-tile.intel.com"} if is_tile else {"gpu.intel.com", "gpu-vfio.intel.com"}
-        }.get(plugin.namespace, {plugin.namespace})
+        }.get(driver, {driver})
         assert {name for name, expression in base.items() if cel.matches(expression, device)} == expected
         # FPGA resources have the names of functions, so their classes depend on the cluster.
-        classless = is_tile or plugin.namespace == "fpga.intel.com"
-        assert matching(plugin.namespace, **attributes) == (
-            [] if classless else [f"{plugin.namespace}/{each}" for each in resources]
-        )
-        if plugin.namespace == "gpu.intel.com" and not is_tile:
+        classless = is_tile or driver == "fpga.intel.com"
+        assert matching(driver, **attributes) == ([] if classless else [f"{driver}/{each}" for each in resources])
+        if driver == "gpu.intel.com" and not is_tile:
             # As while a claim has it by VFIO: the device plugin would not have it either.
-            assert matching(plugin.namespace, **attributes | {"driver": "vfio-pci"}) == []
+            assert matching(driver, **attributes | {"driver": "vfio-pci"}) == []
 
 
 @pytest.mark.parametrize(
