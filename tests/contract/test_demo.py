@@ -29,7 +29,7 @@ def test_demo_without_terminal_prints_plain_text_and_removes_its_files(tmp_path:
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     steps = [line for line in ended.stdout.splitlines() if line.startswith("ok  ")]
-    assert len(steps) == 16
+    assert len(steps) == 17
     assert "\x1b" not in ended.stdout
     assert re.search(r"^demo passed in \d+\.\d s$", ended.stdout, re.MULTILINE)
     assert max(map(len, ended.stdout.splitlines())) <= 100

@@ -6,6 +6,7 @@ runs in a separate process with the command line that a user would type.
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -13,10 +14,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from importlib import resources
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
-from accelplane.kubelet.embedded import AdmissionError, EmbeddedKubelet, Pod, RunningContainer
+from accelplane.kubelet.embedded import AdmissionError, EmbeddedKubelet, Pod, PodStartError, RunningContainer
 from accelplane.processes import end_process
+from accelplane.simulate.claimserver import ClaimServer
 from accelplane.simulate.levelzero import LevelZeroService
 from accelplane.simulate.specs import GpuSpec, NodeSpec
 from accelplane.simulate.tree import SimulatedNode
@@ -24,7 +27,7 @@ from accelplane.simulate.tree import SimulatedNode
 I915, XE, NPU = "gpu.intel.com/i915", "gpu.intel.com/xe", "npu.intel.com/accel"
 CY, DC = "qat.intel.com/cy", "qat.intel.com/dc"
 DSA, DSA_SHARED = "dsa.intel.com/wq-user-dedicated", "dsa.intel.com/wq-user-shared"
-IAA = "iaa.intel.com/wq-user-dedicated"
+IAA = "iaa.intel.com"
 DLB_PF, DLB_VF = "dlb.intel.com/pf", "dlb.intel.com/vf"
 ENCLAVE, PROVISION = "sgx.intel.com/enclave", "sgx.intel.com/provision"
 
@@ -41,6 +44,8 @@ plugins:
     enclave-limit: 8
     provision-limit: 2
 health-interval: 1
+dra:
+  api: {iaa: dra}
 """
 # The number of devices per resource that the agent advertises for configs/demo.yaml with these options.
 _EXPECTED = {
@@ -51,7 +56,6 @@ _EXPECTED = {
     DC: 2,
     DSA: 3,
     DSA_SHARED: 4,
-    IAA: 2,
     DLB_PF: 1,
     DLB_VF: 2,
     ENCLAVE: 8,
@@ -74,13 +78,32 @@ class Step(Struct, frozen=True):
     show_resources: bool = False
 
 
+class _CdiNode(Struct):
+    path: str
+
+
+class _CdiEdits(Struct, rename="camel"):
+    device_nodes: list[_CdiNode] = []
+
+
+class _CdiDevice(Struct, rename="camel"):
+    name: str
+    container_edits: _CdiEdits
+
+
+class _CdiFile(Struct):
+    kind: str
+    devices: list[_CdiDevice]
+
+
 class Demo:
     """The simulated node, the embedded kubelet and the agent, with all files below one directory."""
 
     def __init__(self, directory: str) -> None:
         self.directory = Path(directory)
         self.node = SimulatedNode(self.directory / "host")
-        self.kubelet = EmbeddedKubelet(self.directory / "kubelet")
+        self.api = ClaimServer("demo")
+        self.kubelet = EmbeddedKubelet(self.directory / "kubelet", claim_api=self.api)
         self.health = LevelZeroService(self.directory / "host/var/lib/levelzero/server.sock")
         self.log = self.directory / "agent.log"
         self._host = Path(self.node.root)
@@ -93,11 +116,13 @@ class Demo:
         """Runs the node's services. Stops them, the kubelet and the agent on exit."""
         await self.health.start()
         try:
+            await self.api.start()
             yield
         finally:
             if self.agent is not None:
                 await end_process(self.agent)
             await self.kubelet.stop()
+            await self.api.stop()
             await self.health.stop()
 
     def steps(self) -> Sequence[Step]:
@@ -109,6 +134,7 @@ class Demo:
             Step("run a pod that requests one GPU", self._allocate_gpu),
             Step("run a pod that requests two xe GPUs and one NPU", self._allocate_gpus_and_npu),
             Step("run a pod that requests QAT, DSA and SGX", self._allocate_offload),
+            Step("run a pod that claims an IAA work queue", self._claim_queue),
             Step("plug in a fifth GPU", self._plug_gpu),
             Step("fail a GPU that a pod uses", self._fail_gpu),
             Step("disable a DSA work queue", self._disable_queue),
@@ -145,8 +171,15 @@ class Demo:
             *("--config", config, "--root", self._host, "--kubelet-dir", self.kubelet.directory, "--cdi-dir", cdi),
         ]
         self.log.touch(0o600)
+        kubeconfig = self.directory / "kubeconfig"
+        kubeconfig.write_text(self.api.kubeconfig())
         with self.log.open("w") as log:
-            self.agent = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, stderr=log)
+            self.agent = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=log,
+                env={**os.environ, "KUBECONFIG": str(kubeconfig), "NODE_NAME": self.api.node},
+            )
         deadline = time.monotonic() + _STEP_TIMEOUT
         while len(list(cdi.glob("*"))) < 5:
             if self.agent.returncode is not None:
@@ -178,6 +211,35 @@ class Demo:
         if pod.envs != {"QAT0": pod.device_ids[CY][0]}:
             raise DemoError(f"pod gateway: found variables {pod.envs}, expected QAT0 with the address of its function")
         return f"pod gateway gets {_nodes(pod)} and QAT0={pod.envs['QAT0']}"
+
+    async def _claim_queue(self) -> str:
+        start = time.monotonic()
+        while not (devices := self.api.devices(IAA)):
+            if time.monotonic() - start > _STEP_TIMEOUT:
+                raise DemoError(f"no ResourceSlice of {IAA} within {_STEP_TIMEOUT:g} s: {self._end_of_log()}")
+            await asyncio.sleep(0.05)
+        device = self.api.allocate("queue", IAA, pod="compression")
+        pod = Pod(
+            "compression", "default", {"main": {}}, claims={"queue": "queue"}, container_claims={"main": ["queue"]}
+        )
+        try:
+            running = await self.kubelet.run_pod(pod)
+        except PodStartError as error:
+            raise DemoError(str(error)) from error
+        nodes = self._cdi_nodes(running.containers["main"].cdi_devices)
+        if len(nodes) != 1:
+            raise DemoError(f"pod compression: found the device nodes {nodes} of its claim, expected one")
+        return f"claim queue has {device}, one of {len(devices)} devices of {IAA}; pod compression gets {nodes[0]}"
+
+    def _cdi_nodes(self, names: Sequence[str]) -> Sequence[str]:
+        """The device nodes of CDI devices, as a container runtime finds them."""
+        found: list[str] = []
+        for file in (self.directory / "cdi").glob("*.json"):
+            document = msgspec.json.decode(file.read_bytes(), type=_CdiFile)
+            for device in document.devices:
+                if f"{document.kind}={device.name}" in names:
+                    found += [node.path for node in device.container_edits.device_nodes]
+        return found
 
     async def _plug_gpu(self) -> str:
         start = time.monotonic()
