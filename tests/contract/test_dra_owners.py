@@ -78,6 +78,10 @@ class StandIn:
         return DraStatus(driver=self.name)
 
 
+class GpuTable(Table):
+    namespace = "gpu.intel.com"
+
+
 class Node:
     """An agent with the plugin `table`, and its settings."""
 
@@ -167,6 +171,15 @@ async def test_a_family_may_be_split(node: Node) -> None:
         await until(lambda: {each.owner for each in node.offers().values()} == {"plugin", "dra"})
         await node.kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
         assert node.offers()["a"].owner == "plugin"
+
+
+async def test_units_have_the_facts_of_their_family(node: Node, tmp_path: Path) -> None:
+    memory = tmp_path / "sys/bus/pci/devices/0000:03:00.0/tile0/physical_vram_size_bytes"
+    memory.parent.mkdir(parents=True)
+    memory.write_text("0x400000000\n")
+    node.plugin = GpuTable([gadget("a", attributes={"bdf": "0000:03:00.0"})])
+    async with node.running():
+        await until(lambda: [each.unit.capacities for each in node.offers().values()] == [{"memory": 1 << 34}])
 
 
 async def test_no_api_offers_units_of_none(node: Node) -> None:

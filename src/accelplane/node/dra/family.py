@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Protocol
 
 from accelplane.devices import Allocation, CdiDevice, Device, Inventory, Unit, natural
+from accelplane.dra.families.facts import with_facts
 from accelplane.dra.model import Offer, Owner
 from accelplane.dra.ownership import OwnershipError, OwnershipRecord, owner_of
 from accelplane.host import Host, HostError
@@ -119,11 +120,13 @@ class FamilyUnits:
     async def observe(self, inventory: Inventory) -> None:
         await self._open_record()
         earlier = {**{id_: unit for id_, (unit, _) in self._absent.items()}, **self._found}
+        runner = self._runner()
+        namespace = runner.context.plugin.namespace if runner is not None else ""
         try:
             async with asyncio.timeout(_UNITS_TIMEOUT):
                 host = Host(self.settings.root)
                 (units, drivers), _host = await self._host_thread.run(
-                    host, lambda host: _read(host, inventory, earlier)
+                    host, lambda host: _read(host, namespace, inventory, earlier)
                 )
         except (TimeoutError, OSError, HostError, ThreadLimitError) as error:
             self._report(f"cannot read the units: {str(error) or f'no answer within {_UNITS_TIMEOUT:g} s'}")
@@ -377,10 +380,10 @@ class FamilyUnits:
 
 
 def _read(
-    host: Host, devices: Iterable[Device], earlier: Mapping[str, Unit]
+    host: Host, namespace: str, devices: Iterable[Device], earlier: Mapping[str, Unit]
 ) -> tuple[list[Unit], dict[str, str | None]]:
     """The units of the devices, and by ID the drivers of the `earlier` units that are not among them."""
-    units = units_of(host, devices)
+    units = [with_facts(host, namespace, unit) for unit in units_of(host, devices)]
     absent = earlier.keys() - {unit.id for unit in units}
     return units, {id_: _driver(host, earlier[id_]) for id_ in absent}
 
