@@ -18,7 +18,7 @@ GROUPS = tuple(
         # `shared_families`, then `cluster` with the images.
         (
             "families families_agent provisioning operator_trees "
-            "cert_manager helm_accelplane renamed_trees webhook_trees gpu_levelzero gpu_labels gpu_base clients"
+            "cert_manager helm_accelplane renamed_trees webhook_trees gpu_levelzero gpu_labels gpu_base generic clients"
         ),
         "onload_upgrade",
         "onload_rollouts",
