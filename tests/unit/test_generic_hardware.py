@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 from generictrees import CONTROLLER, digest, files, found, plugin, rdma, reasons, usb
+from hypothesis import given
+from hypothesis import strategies as st
 from kernelhost import KernelHost
 from trees import link, write
 
@@ -145,6 +147,8 @@ class TestPci:
         [
             ({"net/eth0/flags": "0x1003"}, "its network interface eth0 is up; set it down, or set bind to false"),
             ({"net/eth0/flags": "0x1002"}, ""),
+            ({"net/eth0/flags": "junk"}, "its network interface eth0 is up"),
+            ({"net/eth0/mtu": "1500"}, "its use is unknown: /sys/bus/pci/devices/0000:3b:00.0/net/eth0/flags"),
             ({"nvme/nvme0/nvme0n1/size": "1"}, "it has the disk nvme0n1; set bind to false"),
         ],
     )
@@ -182,6 +186,15 @@ class TestPci:
             link(group / "devices" / path.name, path)
         write(root / "sys/class/iommu/dmar0", "")
         return function
+
+    def test_what_cannot_be_read_does_not_affect_other_groups(self, tmp_path: Path) -> None:
+        write(tmp_path / "sys/bus/pci/devices", "no directory")
+        write(tmp_path / "dev/fuse", "")
+        subject = plugin({"pci": [BOUND]}, {"paths": [{"path": "/dev/fuse"}]})
+        subject.prepare(Host(tmp_path))
+        inventory = scan(subject, Host(tmp_path))
+        assert files(inventory) == [["/dev/fuse"]]
+        assert reasons(inventory) == ["thing: /sys/bus/pci/devices: Not a directory"]
 
     @pytest.mark.parametrize(
         ("other", "cls", "healthy"),
@@ -261,3 +274,51 @@ class TestRdma:
             "pciId": "0x101d", "resource.kubernetes.io/numaNode": 1,
         }  # fmt: skip
         assert {key: unit.attributes[key] for key in expected} == expected
+
+
+TEXTS = st.sampled_from(("", "1", "junk", "046d", "1a86", "\x00", "9" * 40, "../..", "\u2603", "0x15b3", "0x101d"))
+FILES = st.sampled_from(
+    (
+        "bus/usb/devices/1-1/idVendor",
+        "bus/usb/devices/1-1/idProduct",
+        "bus/usb/devices/1-1/busnum",
+        "bus/usb/devices/1-1/devnum",
+        "bus/usb/devices/1-1/serial",
+        "bus/usb/devices/1-1:1.0/idVendor",
+        "class/tty/ttyACM0/uevent",
+        "class/infiniband/mlx5_0/device/vendor",
+        "class/infiniband/mlx5_0/ports/1/link_layer",
+        "class/infiniband_verbs/uverbs0/ibdev",
+        "class/infiniband_mad/umad0",
+        "bus/pci/devices/0000:00:01.0/vendor",
+        "bus/pci/devices/0000:00:01.0/device",
+        "bus/pci/devices/0000:00:01.0/class",
+        "bus/pci/devices/junk",
+    )
+)
+
+
+@given(tree=st.dictionaries(FILES, TEXTS, max_size=10))
+def test_any_sysfs_is_scanned(tree: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> None:
+    root = tmp_path_factory.mktemp("sysfs")
+    for name, text in tree.items():
+        write(root / "sys" / name, text)
+    write(root / "dev/bus/usb/001/001", "")
+    subject = plugin(
+        {"usb": [{"vendor": "046d"}, {"vendor": "1a86", "separate": True}]},
+        {"usb": [{"vendor": "046d", "subsystems": ["tty"]}]},
+        {"rdma": [{}]},
+        {"rdma": [{"vendor": "15b3", "linkLayer": "Ethernet", "umad": True}]},
+        {"pci": [{"vendor": "1a86", "device": "1", "bind": True}]},
+    )
+    subject.prepare(Host(root))
+    inventory = scan(subject, Host(root))
+    assert inventory == scan(subject, Host(root))
+    assert all(node.host_path.startswith("/dev/") for device in inventory for node in device.nodes)
+
+
+@pytest.mark.parametrize("name", ["../etc/shadow", "/etc/shadow", "a/../../b", "..", "a b", ""])
+def test_names_of_nodes_that_lead_elsewhere_are_no_nodes(tmp_path: Path, name: str) -> None:
+    path = usb(tmp_path, "1-3", "046d:0825", nodes={"video0": "video4linux"})
+    write(path / "1-3:1.0/video4linux/video0/uevent", f"DEVNAME={name}\n")
+    assert files(found(tmp_path, {"usb": [{"vendor": "046d", "subsystems": ["video4linux"]}]})) == []

@@ -4,6 +4,7 @@ Kernel document: Documentation/driver-api/vfio.rst. One process can open an IOMM
 driver is bound to each of its functions. So all functions of a group that match are one device.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 
 from accelplane.devices import HEALTHY, UNHEALTHY, DeviceNode, Skipped
@@ -17,6 +18,7 @@ from accelplane.plugins.vfio import group_nodes, iommufd_nodes
 # drivers/vfio/vfio_main.c: these do not prevent the use of a group.
 _HARMLESS = ("", VFIO_PCI, "pci-stub", "pcieport")
 _BRIDGE = "0x06"
+_FLAGS = re.compile(r"0x[0-9a-f]{1,8}")
 _INTERFACE_UP = 0x1  # IFF_UP of netdevice(7)
 
 
@@ -62,19 +64,26 @@ def selected(host: Host, spec: Pci) -> Iterator[PciDevice]:
 
 
 def in_use(host: Host, address: str) -> str:
-    """Why the function must not be unbound from its driver, empty if it may be. Raises `HostError`."""
+    """Why the function must not be unbound from its driver, empty if it may be."""
     path = f"{DEVICES}/{address}"
-    for interface in host.optional_names(f"{path}/net"):
-        flags = host.text_or_empty(f"{path}/net/{interface}/flags")
-        if not flags or int(flags, 16) & _INTERFACE_UP:
-            return f"its network interface {interface} is up; set it down, or set bind to false"
-    if host.vf_count(path) not in ("0", "-1"):
-        return "it has virtual functions; remove them, or select these"
-    real = f"{host.resolve(path)}/"
-    for disk in host.class_devices("block"):
-        if host.resolve(disk.path).startswith(real):
-            return f"it has the disk {disk.name}; set bind to false"
+    try:
+        for interface in host.optional_names(f"{path}/net"):
+            if _is_up(host.text(f"{path}/net/{interface}/flags")):
+                return f"its network interface {interface} is up; set it down, or set bind to false"
+        if host.vf_count(path) not in ("0", "-1"):
+            return "it has virtual functions; remove them, or select these"
+        real = f"{host.resolve(path)}/"
+        for disk in host.class_devices("block"):
+            if host.resolve(disk.path).startswith(real):
+                return f"it has the disk {disk.name}; set bind to false"
+    except HostError as error:
+        return f"its use is unknown: {error}"
     return ""
+
+
+def _is_up(flags: str) -> bool:
+    """Whether the flags of a network interface have IFF_UP. Those that are no number count as up."""
+    return not _FLAGS.fullmatch(flags) or bool(int(flags, 16) & _INTERFACE_UP)
 
 
 def _match(host: Host, members: Sequence[tuple[Pci, PciDevice]]) -> Match:

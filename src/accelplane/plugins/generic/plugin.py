@@ -48,16 +48,14 @@ class GenericPlugin(Plugin[GenericConfig]):
         return super().overrides(hook) and needed.get(hook, True)
 
     def prepare(self, host: Host) -> None:
-        addresses: list[str] = []
-        in_use_now: dict[str, str] = {}
-        for spec in self._binds:
-            for function in selected(host, spec):
-                problem = in_use(host, function.address) if driver_of(host, function.address) != VFIO_PCI else ""
-                if problem:
-                    in_use_now[function.address] = f"not bound to {VFIO_PCI}: {problem}"
-                else:
-                    addresses.append(function.address)
-        self._in_use = in_use_now
+        try:
+            functions = {function.address for spec in self._binds for function in selected(host, spec)}
+        except HostError:
+            return  # the scan reports it, and finds the devices of other groups
+        unbound = sorted(address for address in functions if driver_of(host, address) != VFIO_PCI)
+        problems = {address: problem for address in unbound if (problem := in_use(host, address))}
+        self._in_use = {address: f"not bound to {VFIO_PCI}: {problem}" for address, problem in problems.items()}
+        addresses = [address for address in unbound if address not in problems]
         self._binder.bind(host, addresses)
 
     def scan(self, host: Host) -> ScanResult:
@@ -128,10 +126,7 @@ class GenericPlugin(Plugin[GenericConfig]):
 
     def _bind_problem(self, host: Host, address: str) -> str:
         """Why the function is not bound; what would prevent it if this process binds nothing."""
-        try:
-            return self._in_use.get(address) or self._binder.problem(host, address) or in_use(host, address)
-        except HostError as error:
-            return str(error)
+        return self._in_use.get(address) or self._binder.problem(host, address) or in_use(host, address)
 
 
 def _is_plain(path: Path) -> bool:

@@ -18,7 +18,9 @@ DEVICES = "/sys/bus/usb/devices"
 
 _NAME = re.compile(r"usb[0-9]{1,5}|[0-9]{1,5}-[0-9]{1,3}(\.[0-9]{1,3}){0,6}")
 _NUMBER = re.compile(r"[0-9]{1,3}")
-_DEVNAME = re.compile(r"^DEVNAME=(.+)$", re.MULTILINE)
+# The kernel names nodes in directories with a slash: snd/pcmC0D0c.
+_PART = r"[A-Za-z0-9_.:-]*[A-Za-z0-9]"
+_DEVNAME = re.compile(rf"^DEVNAME=({_PART}(?:/{_PART})*)$", re.MULTILINE)
 _MAX_DEPTH = 16
 
 
