@@ -160,6 +160,7 @@ class Preparer:
             self._on_event("ClaimTakeoverFailed", f"claims of another driver are not taken over: {claim_error(error)}")
         else:
             log.info("%d claims of another driver were taken over", len(entries))
+            self._changed.notify_all()
 
     async def _inherited_edits(self, unit: str) -> cdi.Edits:
         """What the CDI names of another driver mean for the unit, empty if it cannot be used now."""
