@@ -135,9 +135,9 @@ def run(root: str, kubelet_dir: str, plugins: str, config: str, form: Format, *,
 def chosen_plugins(root: str, plugins: str, config: str) -> Chosen:
     """The plugins of a comma-separated list, else of the agent's file `config`. Raises `ConfigurationError`.
 
-    Then only errors are logged.
+    Nothing is logged from then on: the caller reports the problems.
     """
-    logging.basicConfig(level=logging.ERROR, stream=sys.stderr, format="%(message)s")
+    logging.basicConfig(level=logging.CRITICAL, stream=sys.stderr, format="%(message)s")
     if not os.path.isdir(root):
         raise ConfigurationError(f"--root {root}: not a directory, expected one with sys/ and dev/ in it")
     named = [name.strip() for name in plugins.split(",") if name.strip()]

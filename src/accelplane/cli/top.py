@@ -17,6 +17,7 @@ from accelplane.cli.refresh import show
 from accelplane.cli.tables import UNKNOWN, Column, Document, Format, Row, Table, print_problems, sort_tables
 from accelplane.devices import Device, Inventory
 from accelplane.kubelet import sockets
+from accelplane.node.config import Chosen
 from accelplane.node.scan_loop import try_scan
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.pages.current_values import device_values
@@ -79,7 +80,7 @@ def run(
     """
     sort_tables([Table[DeviceRow]("devices", _COLUMNS, ())], form.sort_by)
     try:
-        chosen = chosen_plugins(root, plugins, config).plugins
+        chosen = chosen_plugins(root, plugins, config)
     except ConfigurationError as error:
         print(f"accelplane top: {error}", file=sys.stderr)
         return 1
@@ -92,11 +93,11 @@ def run(
 
 
 async def _show(
-    settings: Settings, plugins: Mapping[str, Plugin[Config]], form: Format, agent: str,
+    settings: Settings, chosen: Chosen, form: Format, agent: str,
     *, interval: float, once: bool, wake: bool,
 ) -> Sequence[str]:  # fmt: skip
     """Shows the devices until the end. Returns read errors."""
-    node = _Node(settings, plugins, agent, wake=wake)
+    node = _Node(settings, chosen, agent, wake=wake)
 
     async def read() -> tuple[Document[DeviceRow], Sequence[str]]:
         return await node.document(), node.problems()
@@ -112,12 +113,12 @@ async def _show(
 class _Node:
     """The readers of the node's devices. The owner calls `close` at the end."""
 
-    def __init__(self, settings: Settings, plugins: Mapping[str, Plugin[Config]], agent: str, *, wake: bool) -> None:
+    def __init__(self, settings: Settings, chosen: Chosen, agent: str, *, wake: bool) -> None:
         self._agent = agent
         self._states = AgentStates()
         self._missing: Sequence[str] = ()
         self._settings = settings
-        self._plugins = plugins
+        self._chosen = chosen
         self._inventories: dict[str, tuple[Plugin[Config], Inventory]] = {}
         self._scanned = float("-inf")
         self._scan_problems: dict[str, str] = {}
@@ -149,7 +150,8 @@ class _Node:
         return any(each.idle or each.energy or each.busy is not None for each in self._counters.values())
 
     def problems(self) -> list[str]:
-        found = [f"{name}: {problem}" for name, problem in self._scan_problems.items()]
+        found = [each.text for each in self._chosen.skipped]
+        found += [f"{name}: {problem}" for name, problem in self._scan_problems.items()]
         for device, paths in sorted(self._denied.items()):
             others = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
             found.append(f"{device}: {min(paths)}{others}: permission denied; run as root")
@@ -157,7 +159,8 @@ class _Node:
         socket = self._settings.pod_resources_socket
         if self._holders.last.source != "podresources" and sockets.identity(socket):
             found.append(f"{socket}: no answer of the kubelet; holders may be missing")
-        return [*found, *self._states.problems, *self._missing]
+        # The agent may report the same problems.
+        return list(dict.fromkeys([*found, *self._states.problems, *self._missing]))
 
     async def close(self) -> None:
         await asyncio.gather(self._readings.close(), self._holders.close())
@@ -197,7 +200,7 @@ class _Node:
 
     async def _scan(self) -> None:
         self._scanned = time.monotonic()
-        for name, plugin in self._plugins.items():
+        for name, plugin in self._chosen.plugins.items():
             inventory, problem = await try_scan(plugin, self._settings.root)
             if problem:
                 self._scan_problems[name] = problem
@@ -222,7 +225,7 @@ def _holders_by_unit(inventories: Inventories, holders: Holders) -> dict[tuple[s
             names = found.setdefault(key, [])
             if text not in names:
                 names.append(text)
-    by_cdi = {
+    by_cdi: dict[str | tuple[str, str, str], tuple[str, str]] = {
         device.cdi.qualified_name: (name, device.unit)
         for name, (_, inventory) in inventories.items()
         for device in inventory
