@@ -167,6 +167,21 @@ def test_the_pod_resources_api_lists_the_claim(driver: DriverNode) -> None:
     driver.delete_pod("holder")
 
 
+@pytest.mark.skipif(kubernetes_minor() < 36, reason="the gate ResourceHealthStatus is off before 1.36")
+def test_the_status_of_a_pod_has_the_health_of_its_device(driver: DriverNode) -> None:
+    driver.claim("watched")
+    driver.start_pod("watching", "watched")
+    driver.cluster.wait_pod("watching")
+
+    def health() -> list[tuple[str, str]]:
+        found = driver.cluster.pod("watching") or {}
+        statuses = found["status"]["containerStatuses"][0].get("allocatedResourcesStatus", [])
+        return [(each["name"], one["health"]) for each in statuses for one in each["resources"]]
+
+    wait_until(lambda: health() == [("claim:gpu", "Healthy")], "the health of the device in the pod's status", 60)
+    driver.delete_pod("watching")
+
+
 def test_a_stopped_driver_is_unregistered(driver: DriverNode) -> None:
     registrations = driver.log().count("registered")
     driver.daemon.stop()

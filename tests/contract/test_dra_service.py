@@ -105,6 +105,35 @@ async def test_a_rejection_after_a_registration_ends_publishing(driver: ServedDr
     await until(lambda: driver.published == [True, False])
 
 
+@pytest.mark.virtual_time
+async def test_a_directory_that_is_not_usable_is_reported_and_tried_again(kubelet_dir: str) -> None:
+    path = f"{kubelet_dir}/plugins"
+    with open(path, "w"):
+        pass
+    async with serving(ServedDriver(kubelet_dir)) as driver:
+        await until(lambda: driver.service.status.problem != "")
+        assert (
+            f"{driver.endpoint} and the lock beside it: Not a directory; check the mode"
+            in driver.service.status.problem
+        )
+        os.unlink(path)
+        await until(lambda: os.path.exists(driver.registration), 60)
+        await driver.registered()
+
+
+@pytest.mark.virtual_time
+async def test_without_a_usable_lock_nothing_is_published(kubelet_dir: str) -> None:
+    async with serving(ServedDriver(kubelet_dir)) as driver:
+        await driver.waits_for_registration()
+        lock = f"{kubelet_dir}/plugins/{DRIVER}/publish.lock"
+        os.mkdir(lock)
+        await driver.notify()
+        await until(lambda: "Is a directory" in driver.service.status.problem)
+        assert driver.published == []
+        os.rmdir(lock)
+        await until(lambda: driver.published == [True], 60)
+
+
 # Connections
 
 

@@ -2,7 +2,7 @@
 
 The kubelet's root directory has `plugins_registry/<driver>-reg.sock` and `plugins/<driver>/dra.sock`. With an instance,
 the UID of the pod, the names are `<driver>-<instance>-reg.sock` and `dra-<instance>.sock`, so that two instances of a
-driver can serve at once. Names that are too long have a hash of the UID instead, as in Kubernetes' Go helper.
+driver can serve at once. Names that are too long have a hash instead, as in Kubernetes' Go helper.
 
 A socket is bound under a name with a dot, which the kubelet ignores, and renamed: its name always accepts connections.
 """
@@ -41,7 +41,7 @@ def driver_paths(driver: str, kubelet_dir: str, instance: str) -> DriverPaths:
     """The paths of an instance, "" for the only one. Raises `sockets.SocketPathError`."""
     root = os.path.abspath(kubelet_dir)
     registry, directory = os.path.join(root, REGISTRY), os.path.join(root, PLUGINS, driver)
-    hashed = hashlib.sha256(instance.encode()).hexdigest()[:_HASH_DIGITS]
+    hashed = hashlib.sha256(f"{driver}/{instance}".encode()).hexdigest()[:_HASH_DIGITS]
     names = (f"{driver}-{instance}-reg.sock", f"{driver}-{hashed}-reg.sock", f"dra-{hashed}-reg.sock")
     services = (f"dra-{instance}.sock", f"dra-{hashed}.sock")
     if not instance:

@@ -170,13 +170,13 @@ class DriverService:
                 self._report(problem)
                 return _OBSTACLE_RETRY
             await self._register()
+            return self._update_registered()
         except OSError as error:
             self._report(
-                f"cannot create the sockets {self._paths.registration} and {self._paths.service}: "
-                f"{error.strerror or error}; check the mode and SELinux label of their directories"
+                f"cannot create the sockets {self._paths.registration} and {self._paths.service} and the lock beside "
+                f"it: {error.strerror or error}; check the mode and SELinux label of their directories"
             )
             return _ERROR_RETRY
-        return self._update_registered()
 
     def _has_registry(self) -> bool:
         return os.path.isdir(self._paths.registry)
@@ -232,7 +232,7 @@ class DriverService:
         log.log(v(1), "%s: waiting for registration at %s", self.driver, self._registration.path)
 
     def _update_registered(self) -> float:
-        """Publishes while registered. Returns the seconds until the next pass."""
+        """Publishes while registered. Returns the seconds until the next pass. Raises `OSError` without a lock file."""
         now, version = _now(), self._version()
         waits = [_CHECK_INTERVAL]
         registered = self._policy.is_registered(version)
