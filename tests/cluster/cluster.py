@@ -62,7 +62,11 @@ class Cluster:
     """One cluster. Start it with ``Cluster.running``; the methods below are for tests while it runs."""
 
     def __init__(
-        self, claim: Claim, shares: Sequence[Path] = (), silence: int = settings.NODE_MONITOR_GRACE_PERIOD
+        self,
+        claim: Claim,
+        shares: Sequence[Path] = (),
+        silence: int = settings.NODE_MONITOR_GRACE_PERIOD,
+        apiserver: Sequence[str] = (),
     ) -> None:
         self.directory = claim.directory
         self.number = claim.number
@@ -90,7 +94,7 @@ class Cluster:
         control = self.control
         self.etcd = control.add_daemon("etcd", settings.etcd())
         self.apiserver = control.add_daemon(
-            "kube-apiserver", settings.apiserver(self.addresses.control, []), ready=self._api_is_ready
+            "kube-apiserver", settings.apiserver(self.addresses.control, [*apiserver]), ready=self._api_is_ready
         )
         self.controller_manager = control.add_daemon("controller-manager", settings.controller_manager(silence))
         self.scheduler = control.add_daemon("scheduler", settings.scheduler())
@@ -106,17 +110,19 @@ class Cluster:
         owned: bool = True,
         shares: Sequence[Path] = (),
         silence: int = settings.NODE_MONITOR_GRACE_PERIOD,
+        apiserver: Sequence[str] = (),
     ) -> Iterator[Cluster]:
         """A cluster whose nodes are Ready, for the duration of the block.
 
         ``shares`` are further host directories, mounted read-only at the same path. A node that sends
         no heartbeat for ``silence`` seconds is lost; kwok on a busy computer needs more for many nodes. An
-        owned cluster also ends when this process ends for any reason.
+        owned cluster also ends when this process ends for any reason. ``apiserver`` are further options
+        of the API server.
         """
         if problem := why_unavailable():
             raise ClusterError(f"no cluster can be started: {problem}")
         with claimed(name or f"process {os.getpid()}", owned=owned) as claim:
-            cluster = cls(claim, shares, silence)
+            cluster = cls(claim, shares, silence, apiserver)
             try:
                 cluster.start(nodes)
                 yield cluster

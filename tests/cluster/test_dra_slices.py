@@ -15,7 +15,7 @@ from accelplane.apiserver import ApiServer, load_config
 from accelplane.dra import catalog
 from accelplane.dra.model import Features, Offer, Pool
 from accelplane.dra.publisher import SlicePublisher
-from accelplane.dra.resourceslice import ResourceSlice
+from accelplane.dra.resourceslice import ResourceSlice, from_api
 
 from .build import kubernetes_minor
 from .cluster import Cluster
@@ -23,7 +23,7 @@ from .cluster import Cluster
 pytestmark = pytest.mark.cluster
 
 NODE, GPU, QAT = "node-1", "gpu.intel.com", "qat.intel.com"
-SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+SLICES = f"/apis/resource.k8s.io/{'v1' if kubernetes_minor() >= 34 else 'v1beta1'}/resourceslices"
 NAME = "0000-03-00-0-0x56c0"
 GIVEN = offers(
     offer("0000:03:00.0", "sick", reason="temperature"),
@@ -32,11 +32,24 @@ GIVEN = offers(
 )
 
 
+DEFAULT, ALL = "default", "all gates"
+# With 1.33, the API is served only if it is asked for.
+BETA = ("--feature-gates=DynamicResourceAllocation=true", "--runtime-config=resource.k8s.io/v1beta1=true")
+GATES = ("--feature-gates=DRADeviceTaints=true,DRAPartitionableDevices=true,DRAConsumableCapacity=true",)
+
+
+@pytest.fixture(scope="module", params=[DEFAULT, ALL])
+def profile(request: pytest.FixtureRequest) -> str:
+    minor = kubernetes_minor()
+    if minor < 33 or (request.param == ALL and not 34 <= minor <= 35):
+        pytest.skip(f"no other slices than with the default gates in 1.{minor}")
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def cluster(cluster_is_possible: None) -> Iterator[Cluster]:
-    if kubernetes_minor() < 34:
-        pytest.skip("resource.k8s.io/v1 needs Kubernetes 1.34")
-    with Cluster.running([]) as running:
+def cluster(cluster_is_possible: None, profile: str) -> Iterator[Cluster]:
+    beta = BETA if kubernetes_minor() < 34 else ()
+    with Cluster.running([], apiserver=(*beta, *(GATES if profile == ALL else ()))) as running:
         status, answer = running.request("POST", "/api/v1/nodes", {"metadata": {"name": NODE}})
         assert status == 201, answer
         yield running
@@ -44,7 +57,8 @@ def cluster(cluster_is_possible: None) -> Iterator[Cluster]:
 
 def slices(cluster: Cluster, driver: str) -> list[ResourceSlice]:
     found = cluster.get(SLICES) or {}
-    return [one for each in found["items"] or () if (one := msgspec.convert(each, ResourceSlice)).spec.driver == driver]
+    read = [from_api(msgspec.convert(each, ResourceSlice)) for each in found["items"] or ()]
+    return [each for each in read if each.spec.driver == driver]
 
 
 def devices(cluster: Cluster, driver: str) -> dict[str, Any]:
@@ -84,14 +98,13 @@ async def versions_after_a_while(cluster: Cluster, driver: str) -> Mapping[str, 
     return {each.metadata.name: each.metadata.resource_version for each in found}
 
 
-async def test_devices_are_published_as_the_api_server_supports_them(cluster: Cluster) -> None:
-    minor = kubernetes_minor()
+async def test_devices_are_published_as_the_api_server_supports_them(cluster: Cluster, profile: str) -> None:
     async with publishing(cluster, GPU, dict(GIVEN)) as publisher:
         await until(lambda: bool(devices(cluster, GPU)), publisher)
         before = await versions_after_a_while(cluster, GPU)
         assert await versions_after_a_while(cluster, GPU) == before
         found = devices(cluster, GPU)
-        if minor < 36:
+        if kubernetes_minor() < 36 and profile == DEFAULT:
             assert publisher.features == Features(taints=False, counters=False, consumable=False)
             shares = {f"0000-05-00-0-0x56c0-s{number}" for number in range(3)}
             assert set(found) == {"0000-04-00-0-0x56c0", *shares}
@@ -101,7 +114,8 @@ async def test_devices_are_published_as_the_api_server_supports_them(cluster: Cl
         tiles = {f"0000-04-00-0-0x56c0{part}" for part in ("", "-t0", "-t1")}
         assert set(found) == {NAME, "0000-05-00-0-0x56c0", *tiles}
         assert [taint.key for taint in found[NAME].taints] == ["gpu.intel.com/health"]
-        assert sum(len(each.spec.shared_counters or ()) for each in slices(cluster, GPU)) == 1
+        counters = [each.spec for each in slices(cluster, GPU) if each.spec.shared_counters]
+        assert [bool(each.devices) for each in counters] == [kubernetes_minor() < 35]
 
 
 async def test_slices_are_repaired_and_changed(cluster: Cluster) -> None:
