@@ -35,7 +35,7 @@ class StandIn:
 
     def __init__(self, name: str, units: FamilyUnits, *_: Any, **__: Any) -> None:
         self.name = name
-        self.claims: dict[str, Sequence[str]] = {}
+        self.claims: Mapping[str, Sequence[str]] = {}
         self.units = units
         self.writes = True
         self.busy = asyncio.Event()

@@ -131,10 +131,42 @@ def test_a_running_agent_without_pages_loads_no_http_and_no_metrics() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # the path of a socket is limited to 107 bytes
         loaded = loaded_by(RUNNING_AGENT.format(directory=directory))
     assert "accelplane.plugins.gpu.scan" in loaded
-    pages = ("accelplane.http", "accelplane.apiserver", "accelplane.readings", *(
+    others = (
+        "accelplane.dra",
+        "accelplane.node.dra",
+        "accelplane.kubelet.dra",
+        "accelplane.kubelet.pluginregistration",
+    )
+    pages = ("accelplane.http", "accelplane.apiserver", "accelplane.readings", *others, *(
         f"accelplane.node.{name}" for name in ("exposition", "measurements", "metrics", "observer", "pages", "readings")
     ))  # fmt: skip
     assert sorted(name for name in loaded if name.startswith(pages)) == []
+
+
+TRACED_AGENT = (
+    """
+import sys
+events = []
+sys.addaudithook(lambda event, arguments: events.append(event + " " + repr(arguments)))
+"""
+    + RUNNING_AGENT
+    + """
+import os
+for event in events:
+    if event.startswith(("open ", "os.mkdir ", "os.listdir ", "os.scandir ")) and "{directory}/plugins" in event:
+        sys.exit("opened: " + event)
+    if event.startswith("socket.connect ") and not ".sock" in event:
+        sys.exit("connected: " + event)
+assert any("{directory}/device-plugins" in event for event in events), "the hook sees no events"
+assert not [name for name in os.listdir("{directory}") if name.startswith("plugins")]
+"""
+)
+
+
+def test_a_running_agent_without_dra_opens_and_requests_nothing_for_it() -> None:
+    """Neither files below the kubelet's `plugins` and `plugins_registry`, nor the API server."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        loaded_by(TRACED_AGENT.format(directory=directory))
 
 
 def test_pages_of_a_node_load_no_unneeded_modules() -> None:

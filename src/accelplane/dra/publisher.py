@@ -114,13 +114,16 @@ class SlicePublisher:
         pace: Pace | None = None,
         always: bool = False,
         on_event: Callable[[str, str], None] = lambda _reason, _text: None,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
+        """`changed` is called when `published` may have changed."""
         self._api = api
         self._node = node
         self._driver = driver
         self._pace = pace or Pace()
         self._keep_empty = always
         self._on_event = on_event
+        self._changed = changed
         self._make: Callable[[Features], Pool] | None = None
         self._server: Server | None = None
         self._features = Features()
@@ -266,8 +269,10 @@ class SlicePublisher:
                 self._log_problems()
                 return 0.0
         self._written, self._urgent, self._error = complete, False, ""
-        self._is_current = not self._wake.is_set()  # the pool may have changed meanwhile
+        was_current, self._is_current = self._is_current, not self._wake.is_set()  # the pool may have changed meanwhile
         self._limit.record(limited, now)
+        if self._is_current and not was_current:
+            self._changed()
         self._failures.reset()
         self._log_problems()
         return None if due is None else _until(due)

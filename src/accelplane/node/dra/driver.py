@@ -91,7 +91,13 @@ class Driver:
         self._holders = PodResources(settings.pod_resources_socket)
         self._kubelet = KubeletVersion(access)
         self._publisher = SlicePublisher(
-            access.api, access.node, name, pace=pace, always=units.is_named, on_event=self._record_event
+            access.api,
+            access.node,
+            name,
+            pace=pace,
+            always=units.is_named,
+            on_event=self._record_event,
+            changed=changed.notify_all,
         )
         self._preparer = Preparer(
             access.api,
@@ -105,6 +111,7 @@ class Driver:
             holders=self._list_holders,
             names=self._names,
             on_event=self._record_event,
+            device_status=settings.dra_device_status,
         )
         self._health_changed = Notifier()
         self._registrations = Notifier()

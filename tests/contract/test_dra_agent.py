@@ -1,0 +1,160 @@
+"""The agent with DRA: slices, claims and owners, at the embedded kubelet and a double of the API server."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from dranodes import GPU, I915, DraNode
+from msgspec.structs import replace
+from sliceservers import NODE, SliceServer
+from waiting import until
+
+from accelplane.kubelet.embedded import AdmissionError, Pod, PodStartError
+
+GPU_POD = Pod("plain", containers={"main": {I915: 1}})
+
+
+@pytest.fixture
+async def node(directory: str, tmp_path: Path) -> AsyncIterator[DraNode]:
+    async with SliceServer() as server:
+        node = DraNode(directory, tmp_path, server)
+        async with node.kubelet:
+            yield node
+
+
+def files(directory: str) -> list[str]:
+    return sorted(name for name in os.listdir(directory) if name.startswith("k8s.")) if os.path.isdir(directory) else []
+
+
+async def test_a_claim_gets_its_device_and_the_next_pod_gets_it_afterwards(node: DraNode) -> None:
+    """Cases 1 to 3."""
+    async with node.agent_running():
+        first, second = await node.until_registered()
+        assert I915 not in node.kubelet.resources()
+        claim = node.allocate(first, "a")
+        assert len(await node.run_pod("a", claim)) == 2
+        assert node.claims() == {first: (f"default/{claim}",)}
+        (file,) = files(node.settings.cdi_dir)
+        document = json.loads(Path(node.settings.cdi_dir, file).read_text())
+        nodes = {
+            each["path"] for device in document["devices"] for each in device["containerEdits"].get("deviceNodes", ())
+        }
+        assert nodes == {"/dev/dri/card0", "/dev/dri/renderD128"}
+        node.kubelet.delete_pod("a")
+        await until(lambda: not node.claims())
+        assert files(node.settings.cdi_dir) == []
+        assert await node.run_pod("b", node.allocate(first, "b"))
+        assert second in node.published()
+
+
+async def test_the_slice_has_the_node_as_owner_and_pool(node: DraNode) -> None:
+    async with node.agent_running():
+        await node.until_registered()
+        (found,) = node.server.slices
+        assert (found.spec.driver, found.spec.pool.name, found.spec.node_name) == (GPU, NODE, NODE)
+
+
+async def test_slices_keep_their_uid_and_generation_over_a_restart(node: DraNode) -> None:
+    """Case 10."""
+    async with node.agent_running():
+        await node.until_registered()
+        before = node.server.all("resourceslices")
+    async with node.agent_running():
+        await until(lambda: node.status.publishing)
+        await asyncio.sleep(0.1)
+    after = node.server.all("resourceslices")
+    assert [each["metadata"]["uid"] for each in after] == [each["metadata"]["uid"] for each in before]
+    assert [each["spec"]["pool"] for each in after] == [each["spec"]["pool"] for each in before]
+
+
+async def test_slices_return_after_a_restart_of_the_kubelet(node: DraNode) -> None:
+    """Case 9."""
+    async with node.agent_running():
+        devices = await node.until_registered()
+        claim = node.allocate(devices[0], "a", "b")
+        ids = await node.run_pod("a", claim)
+        await node.kubelet.restart()
+        await node.until_connected()
+        await node.until_published(*devices)
+        assert await node.run_pod("b", claim) == ids  # case 7
+
+
+async def test_a_claim_for_a_unit_of_the_device_plugin_is_refused(node: DraNode) -> None:
+    """Case 51, R5."""
+    async with node.agent_running():
+        first, second = await node.until_registered()
+        address = next(id_ for id_, unit in node.status.units.items() if first in unit.devices)
+        node.switch(f"gpu=dra,{address}=plugin")
+        await node.until_published(second)
+        await node.kubelet.until(lambda kubelet: I915 in kubelet.resources())
+        with pytest.raises(PodStartError, match="plugin"):
+            await node.run_pod("a", node.allocate(first, "a"))
+        assert await node.run_pod("b", node.allocate(second, "b"))
+
+
+async def test_no_unit_is_offered_by_both_while_the_api_changes(node: DraNode) -> None:
+    """Case 49, looked at from outside: the kubelet's healthy IDs and the slices of the API server."""
+    overlaps: list[object] = []
+    async with node.agent_running():
+        devices = await node.until_registered()
+        claim = node.allocate(devices[0], "a")
+        await node.run_pod("a", claim)
+        ids = dict(zip(devices, ("card0-0", "card1-0"), strict=True))
+
+        def check() -> None:
+            status = node.kubelet.resources().get(I915)
+            healthy = {id_ for id_, device in status.devices.items() if device.healthy} if status is not None else set()
+            if any(ids[name] in healthy for name in node.published()):
+                overlaps.append((node.published(), healthy))
+
+        async def watch() -> None:
+            while True:
+                check()
+                await asyncio.sleep(0)
+
+        watcher = asyncio.create_task(watch())
+        node.switch("gpu=plugin")
+        await node.kubelet.until(lambda kubelet: I915 in kubelet.resources())
+        assert (await node.kubelet.run_pod(GPU_POD)).containers["main"].device_ids
+        with pytest.raises(AdmissionError):
+            await node.kubelet.run_pod(Pod("third", containers={"main": {I915: 1}}))
+        node.kubelet.delete_pod("a")
+        await node.kubelet.until(lambda kubelet: kubelet.resources()[I915].allocatable == 2)
+        node.switch("gpu=dra")
+        await until(lambda: len(node.published()) == 1)
+        node.kubelet.delete_pod("plain")
+        await node.until_published(*devices)
+        watcher.cancel()
+    assert overlaps == []
+
+
+async def test_the_end_of_the_api_server_stops_nothing_on_the_node(node: DraNode) -> None:
+    """Case 55."""
+    async with node.agent_running():
+        devices = await node.until_registered()
+        claim = node.allocate(devices[0], "a", "b")
+        ids = await node.run_pod("a", claim)
+        fault = node.server.fault("", 503, times=-1)
+        assert await node.run_pod("b", claim) == ids
+        node.hardware.unplug(node.cards[1])
+        await until(lambda: len(node.status.units) == 1)
+        assert node.published() == devices
+        node.server.faults.remove(fault)
+        await node.until_published(devices[0])
+
+
+async def test_a_restart_with_another_configuration_keeps_prepared_claims(node: DraNode) -> None:
+    async with node.agent_running():
+        first, second = await node.until_registered()
+        await node.run_pod("a", node.allocate(first, "a"))
+    node.settings = replace(node.settings, dra_api="")
+    async with node.agent_running():
+        await node.kubelet.until(lambda kubelet: I915 in kubelet.resources())
+        owners = {unit.devices[0]: unit.owner for unit in node.status.units.values()}
+        assert owners == {first: "none", second: "plugin"}
+        node.kubelet.delete_pod("a")
+        await node.kubelet.until(lambda kubelet: kubelet.resources()[I915].allocatable == 2)
+        await until(lambda: not node.agent.status().dra)
