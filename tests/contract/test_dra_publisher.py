@@ -156,6 +156,20 @@ class TestKubelet:
 
         run(main)
 
+    def test_a_late_wipe_is_repaired_soon_also_after_many_repairs(self, run: Run) -> None:
+        async def main() -> None:
+            async with SliceServer() as server, running(server) as agent:
+                await until(lambda: bool(server.slices))
+                for _ in range(5):
+                    wipe(server)
+                    await until(lambda: bool(server.slices))
+                agent.publisher.registered(True)
+                await asyncio.sleep(10)
+                wipe(server)
+                assert await until(lambda: bool(server.slices)) < 3
+
+        run(main)
+
     def test_an_agent_restart_writes_nothing(self, run: Run) -> None:
         async def main() -> None:
             async with SliceServer() as server:

@@ -311,7 +311,7 @@ class TestOtherDrivers:
         assert second.capacities == {"memory": Capacity(0)}
 
     def test_names_are_dns_labels_and_different(self) -> None:
-        ids = ["a.b", "a:b", "A_b", "é", "x" * 200, "-", "a-b-s0"]
+        ids = ["y" * 50, "a.b", "a:b", "A_b", "é", "x" * 200, "-", "a-b-s0"]
         given = offers(*(self.offer(each) for each in ids))
         found = catalog.device_names(OTHER, given)
         assert sorted(each.unit for each in found.values()) == sorted(ids)
@@ -329,10 +329,16 @@ TEXT = st.text(max_size=80)
 ATTRIBUTE_NAMES = st.one_of(
     TEXT, st.sampled_from(["tiles", "model", "numaNode", "services", f"{STANDARD}numaNode", "a/b"])
 )
-VALUES = st.one_of(TEXT, st.integers(), st.booleans(), st.builds(Version, TEXT), st.just(Version("1.0.0")))
+VALUES = st.one_of(
+    st.just("0x56c0"), TEXT, st.integers(), st.booleans(), st.builds(Version, TEXT), st.just(Version("1.0.0"))
+)
 UNITS = st.builds(
     Unit,
-    id=st.one_of(TEXT, st.sampled_from(["0000:03:00.0", "0000:6a:01.0-wq1", "sgx-enclave", "a.b", "a:b"])),
+    id=st.one_of(
+        TEXT,
+        st.text("ab0:.-", min_size=40, max_size=70),
+        st.sampled_from(["0000:03:00.0", "0000:6a:01.0-wq1", "sgx-enclave", "a.b", "a:b"]),
+    ),
     parent=st.one_of(st.just(""), TEXT),
     health=TEXT,
     ids=st.dictionaries(TEXT, st.lists(TEXT, max_size=2), max_size=2),

@@ -11,6 +11,7 @@ Facts: Kubernetes API `resource.k8s.io`, kubelet `cm/dra/plugin`.
 import asyncio
 import contextlib
 import logging
+import random
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
@@ -177,6 +178,7 @@ class SlicePublisher:
         self._registered = is_registered
         if is_registered:
             self._urgent, self._owner, self._retry_at = True, None, float("-inf")
+            self._repairs.reset()  # the kubelet may delete slices after the registration
             self._started.set()
         self._wake.set()
 
@@ -192,7 +194,8 @@ class SlicePublisher:
                 self._fail(str(error))
             if loop_time() - began > _MAX_DELAY:
                 backoff.reset()
-            await asyncio.sleep(backoff.next())
+            # The agents of all nodes lose their watches at the same time. Not for cryptography.
+            await asyncio.sleep(backoff.next() * random.uniform(0.5, 1))  # noqa: S311
 
     async def _session(self) -> None:
         """Publishes until the watch ends. Raises `ApiError`."""
@@ -261,14 +264,14 @@ class SlicePublisher:
                 return delay
         if planned and complete == self._written:
             # The node may be another object now, and then its slices are deleted again and again.
-            self._owner, self._repair_at, self._repaired_at = await self._read_owner(), None, now
+            self._owner, self._repaired_at = await self._read_owner(), now
             planned, complete = self._planned(observed, limited, server)
         if planned:
             self._pace.record()
             if not await self._write(observed, planned, limited, server):
                 self._log_problems()
                 return 0.0
-        self._written, self._urgent, self._error = complete, False, ""
+        self._written, self._urgent, self._error, self._repair_at = complete, False, "", None
         was_current, self._is_current = self._is_current, not self._wake.is_set()  # the pool may have changed meanwhile
         self._limit.record(limited, now)
         if self._is_current and not was_current:

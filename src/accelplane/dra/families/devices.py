@@ -43,18 +43,18 @@ class Family(Struct, frozen=True, kw_only=True):
     max_shares: int | None = None
 
 
-def label(text: str) -> str:
-    """A DNS label of at most 55 characters for a unit ID. Different PCI addresses have different labels."""
+def label(text: str, length: int = _BASE_LENGTH) -> str:
+    """A DNS label of at most `length` characters for a unit ID. Different PCI addresses have different labels."""
     found = _INVALID.sub("-", text.lower()).strip("-")
-    if found and len(found) <= _BASE_LENGTH and _PLAIN.fullmatch(text):
+    if found and len(found) <= length and _PLAIN.fullmatch(text):
         return found
-    return with_hash(found, text)
+    return with_hash(found, text, length)
 
 
-def with_hash(name: str, text: str) -> str:
+def with_hash(name: str, text: str, length: int = _BASE_LENGTH) -> str:
     """The name, shortened, with a part of the hash of `text`."""
     digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:8]
-    return "-".join(filter(None, (name[: _BASE_LENGTH - 9].strip("-"), digest)))
+    return "-".join(filter(None, (name[: length - 9].strip("-"), digest)))
 
 
 def _by_id(unit: Unit) -> str:
@@ -63,11 +63,13 @@ def _by_id(unit: Unit) -> str:
 
 def _by_address_and_pci_id(unit: Unit) -> str:
     pci_id = unit.text("pciId")
-    return f"{label(unit.id)}-{pci_id}" if _PCI_ID.fullmatch(pci_id) else label(unit.id)
+    suffix = f"-{pci_id}" if _PCI_ID.fullmatch(pci_id) else ""
+    return label(unit.id, _BASE_LENGTH - len(suffix)) + suffix
 
 
 def _qat_name(unit: Unit) -> str:
-    return f"qatvf-{label(unit.id)}" if unit.attributes.get("vf", True) else label(unit.id)
+    prefix = "qatvf-" if unit.attributes.get("vf", True) else ""
+    return prefix + label(unit.id, _BASE_LENGTH - len(prefix))
 
 
 def _sgx_name(unit: Unit) -> str:
