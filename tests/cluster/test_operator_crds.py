@@ -50,7 +50,7 @@ def test_all_definitions_are_established_and_structural(cluster: Cluster, defini
 
 def test_the_samples_apply(cluster: Cluster, definitions: None) -> None:
     samples = cluster.kubectl("apply", "--kustomize", OPERATOR / "samples", *DRY_RUN)
-    assert samples.count("deviceplugin-sample created (server dry run)") == 8
+    assert samples.count("deviceplugin-sample created (server dry run)") == len(models.KINDS)
     assert samples.count("fpga.intel.com/") == 21
 
 

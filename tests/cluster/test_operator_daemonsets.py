@@ -29,6 +29,7 @@ OWN: dict[str, dict[str, Any]] = {
     "dlb": {"initImage": "intel/intel-dlb-initcontainer:0.31.1"},
     "dsa": {"initImage": "intel/intel-idxd-config-initcontainer:0.31.1", "provisioningConfig": "mine"},
     "fpga": {},
+    "generic": {"domain": "a.example", "cdi": "all"},
     "gpu": {
         "initImage": "intel/intel-gpu-initcontainer:0.31.1",
         "resourceManager": True,

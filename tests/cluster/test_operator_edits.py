@@ -70,6 +70,16 @@ OWN: Mapping[str, Mapping[str, Example]] = {
         "sharedDevNum": _SHARED,
     },
     "fpga": {"mode": ({"mode": "regiondevel"}, '"-mode", "regiondevel"')},
+    "generic": {
+        "cdi": ({"cdi": "all"}, '"--cdi", "all"'),
+        "devices": (
+            {"devices": [{"name": "fuse", "groups": [{"paths": [{"path": "/dev/fuse"}]}]}]},
+            # JSON within JSON
+            r'"--device", "{\"name\":\"fuse\",\"groups\":[{\"paths\":[{\"path\":\"/dev/fuse\"}]}]}"',
+        ),
+        "domain": ({"domain": "other.example"}, '"--domain", "other.example"'),
+        "preferredAllocationPolicy": ({"preferredAllocationPolicy": "packed"}, '"--allocation-policy", "packed"'),
+    },
     "gpu": {
         "allowIDs": ({"allowIDs": "0x56c0,0x56c1"}, '"-allow-ids", "0x56c0,0x56c1"'),
         "bypathMode": ({"bypathMode": "all"}, '"-bypath", "all"'),
@@ -111,6 +121,9 @@ REFUSED: tuple[tuple[str, Object, str], ...] = (
     ("dsa", {"sharedDevNum": 0}, "spec.sharedDevNum"),
     ("fpga", {"initImage": "intel/intel-fpga-plugin:0.31.1"}, "initImage has an incorrect image name"),
     ("fpga", {"mode": "afu"}, "spec.mode: Unsupported value"),
+    ("generic", {"devices": []}, "devices is empty, expected one resource or more"),
+    ("generic", {"devices": [{"name": "a"}]}, "spec.devices[0].groups: Required value"),
+    ("generic", {"devices": [{"name": "a", "groups": [{}]}]}, "expected one of paths, usb, pci and rdma in a group"),
     ("gpu", {"sharedDevNum": 1, "preferredAllocationPolicy": "packed"}, "preferredAllocationPolicy is packed"),
     ("gpu", {"sharedDevNum": 1, "resourceManager": True}, "resourceManager is true and sharedDevNum is 1"),
     ("gpu", {"allowIDs": "0X56C0"}, "allowIDs is "),
@@ -159,7 +172,9 @@ def fields(family: str) -> list[str]:
     """All spec fields in the definition of a kind."""
     definition = yaml.safe_load((CRD / "bases" / f"deviceplugin.intel.com_{family}deviceplugins.yaml").read_text())
     (version,) = definition["spec"]["versions"]
-    return [*fields_of(version["schema"]["openAPIV3Schema"]["properties"]["spec"], "")]
+    found = fields_of(version["schema"]["openAPIV3Schema"]["properties"]["spec"], "")
+    # A generic device with all of its fields is one argument.
+    return [*dict.fromkeys("devices" if field.startswith("devices[]") else field for field in found)]
 
 
 def example(family: str, field: str) -> Example:

@@ -292,7 +292,7 @@ SAMPLE_SPECS: dict[str, tuple[dict[str, Any], str, str]] = {
                 {"name": "serial", "groups": [{"paths": [{"path": f"/dev/tty{kind}*"}]} for kind in ("USB", "ACM")]},
             ],
         },
-        "", "",
+        "", "generic",
     ),
     "gpu": ({"sharedDevNum": 10, "enableMonitoring": True}, "", "gpu"),
     "iaa": ({"sharedDevNum": 10}, "intel-idxd-config-initcontainer", "iaa"),
@@ -316,7 +316,7 @@ def test_a_sample_equals_its_table(family: str) -> None:
         "spec": {
             "image": own_image(f"intel-{family}-plugin"),
             "logLevel": 4,
-            **({"nodeSelector": {f"intel.feature.node.kubernetes.io/{label}": "true"}} if label else {}),
+            "nodeSelector": {f"intel.feature.node.kubernetes.io/{label}": "true"},
             **init,
             **own,
         },
