@@ -21,7 +21,7 @@ from accelplane.apiserver import ClientConfig
 from accelplane.fleet.fleet import Fleet
 from accelplane.fleet.options import FleetOptions
 from accelplane.fleet.serve import listen
-from accelplane.fleet.web.gate import OpenGate
+from accelplane.fleet.web.gate import Gate
 from accelplane.fleet.web.live import LiveLimits
 from accelplane.fleet.web.site import Screens, Site, SiteOptions
 from accelplane.http.messages import Request, Response
@@ -91,7 +91,7 @@ async def _measure_fleet(agents: Process, url: str, load: Load) -> tuple[Figure,
     idle_cpu = (cpu_seconds(own) - before) * 60 / load.idle
     # One address is the source of all viewers here.
     screens = Screens(fleet, SiteOptions(limits=LiveLimits(account=200)))
-    async with listen(screens, OpenGate(loopback_only=True), "127.0.0.1:0") as port:
+    async with listen(screens, Gate(loopback_only=True), "127.0.0.1:0") as port:
         user = _User(port, "/devices?sort=-busy_percent")
         viewers = [_User(port, path) for path in itertools.islice(itertools.cycle(_filters()), load.viewers)]
         before, delays = cpu_seconds(own), list[float]()
@@ -188,7 +188,7 @@ class _User:
 async def _measure_pages(fleet: Fleet) -> list[Figure]:
     """Processor time to the first byte without the network, and sizes with the assets."""
     screens = Screens(fleet)
-    site = Site(screens, OpenGate(loopback_only=False))
+    site = Site(screens, Gate(loopback_only=False))
     links = screens.assets.links
     assets = [(await _get(site, f"/{path}")).body for path in (links.style, links.script)]
     figures: list[Figure] = []

@@ -16,7 +16,7 @@ from accelplane.fleet.simulated import SimulatedFleet
 from accelplane.fleet.web.access import Access
 from accelplane.fleet.web.gate import SecureGate
 from accelplane.fleet.web.live import LiveLimits
-from accelplane.fleet.web.sessions import FailureLimit, Sessions
+from accelplane.fleet.web.sessions import Sessions
 from accelplane.fleet.web.site import Screens, SiteOptions
 
 SERVER = Authority("servers")
@@ -61,7 +61,6 @@ class Setup:
             self.access,
             self.screens.assets.links,
             sessions=self.sessions,
-            failures=FailureLimit(clock=self.clock),
         )
         self.timed = Caller(await self._stack.enter_async_context(listen(self.screens, gate, "127.0.0.1:0")))
 

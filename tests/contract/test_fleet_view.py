@@ -14,17 +14,18 @@ import msgspec
 import pytest
 from processes import run_command
 
-from accelplane.fleet.devicelist import DeviceItem, FleetDeviceList, HolderItem, NodeProblem
+from accelplane.fleet.devicelist import DeviceItem, FleetDeviceList, NodeProblem
 from accelplane.fleet.serve import listen, open_gate
 from accelplane.fleet.simulated import SimulatedFleet
 from accelplane.fleet.web.site import Screens
 from accelplane.http.messages import PAGE_LIMITS, Request, Response
 from accelplane.http.server import HttpServer
+from accelplane.report.inventory import Holder
 
 pytestmark = pytest.mark.memory
 
 I915 = "gpu.intel.com/i915"
-HOLDER = HolderItem(namespace="research", pod="train", container="main", resource=I915, count=2, since=1.7e9)
+HOLDER = Holder(namespace="research", pod="train", container="main", resource=I915, count=2, since=1.7e9)
 DEVICES = (
     DeviceItem(
         node="one", plugin="gpu", unit="card0", device="card0", bdf="0000:03:00.0", model="Flex", numa=0,

@@ -61,7 +61,7 @@ def test_the_list_of_all_nodes_has_the_device_plugins_of_the_operator() -> None:
     found = msgspec.structs.replace(cluster(node("a", UNIT)), device_plugins=(plugin,), more_device_plugins=4)
     listed = decode(msgspec.json.encode(device_list(found, lambda _namespace: True)))
     (item,) = listed.device_plugins
-    assert (item.resource_kind, item.name, item.desired, item.ready, item.nodes) == ("GpuDevicePlugin", "gpu", 3, 2, 3)
+    assert (item.kind, item.name, item.desired, item.ready, item.nodes) == ("GpuDevicePlugin", "gpu", 3, 2, 3)
     assert (item.problem, listed.more_device_plugins) == ("1 of 3 pods is not ready", 4)
     assert b'"resourceKind":"GpuDevicePlugin"' in msgspec.json.encode(listed)
     assert device_list(found, lambda _namespace: True, node="a").device_plugins == ()

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from fleetscreens import I915, cluster, holder, node, text, unit
 
-from accelplane.fleet.model import Waiting
-from accelplane.fleet.placement import obstacles
+from accelplane.fleet.model import Node, Waiting
 from accelplane.kube.kinds import PodSpec, Taint
+from accelplane.kube.placement import obstacles
 
 ML = Taint("dedicated", "ml", "NoSchedule")
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -24,6 +24,11 @@ def affinity(*terms: dict[str, Any]) -> dict[str, Any]:
 
 def expression(key: str, operator: str, *values: str) -> dict[str, Any]:
     return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
+
+
+def excluded(waiting: Waiting, found: Node) -> list[str]:
+    facts = {"cordoned": found.cordoned, "ready": found.ready}
+    return list(obstacles(waiting.spec, found.name, found.labels, found.taints, **facts))
 
 
 def name_in(*names: str) -> dict[str, Any]:
@@ -43,7 +48,7 @@ def name_in(*names: str) -> dict[str, Any]:
     ],
 )
 def test_a_taint_excludes_a_node_unless_it_is_tolerated(toleration: dict[str, str], *, tolerated: bool) -> None:
-    found = obstacles(pod(tolerations=[toleration]), node("a", taints=(ML, Taint("soft", "", "PreferNoSchedule"))))
+    found = excluded(pod(tolerations=[toleration]), node("a", taints=(ML, Taint("soft", "", "PreferNoSchedule"))))
     assert found == ([] if tolerated else ["taint dedicated=ml:NoSchedule"])
 
 
@@ -66,13 +71,13 @@ def test_a_taint_excludes_a_node_unless_it_is_tolerated(toleration: dict[str, st
     ],
 )  # fmt: skip
 def test_a_node_has_to_match_one_term_of_the_affinity(terms: list[dict[str, Any]], *, matches: bool) -> None:
-    found = obstacles(pod(affinity=affinity(*terms)), node("n", labels={"zone": "a", "size": "8"}))
+    found = excluded(pod(affinity=affinity(*terms)), node("n", labels={"zone": "a", "size": "8"}))
     assert bool(found) is not matches
 
 
 def test_each_obstacle_is_named_with_what_the_node_has() -> None:
     spec = pod(nodeSelector={"zone": "b"}, affinity=affinity(expression("rack", "In", "1", "2")))
-    assert obstacles(spec, node("a", taints=(ML,), cordoned=True, ready=False)) == [
+    assert excluded(spec, node("a", taints=(ML,), cordoned=True, ready=False)) == [
         "cordoned",
         "not ready",
         "taint dedicated=ml:NoSchedule",
@@ -80,7 +85,7 @@ def test_each_obstacle_is_named_with_what_the_node_has() -> None:
         "required node affinity rack In (1, 2), the node has no such label",
     ]
     tolerations = [{"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}]
-    assert obstacles(pod(tolerations=tolerations), node("a", cordoned=True)) == []
+    assert excluded(pod(tolerations=tolerations), node("a", cordoned=True)) == []
 
 
 def test_waiting_pods_name_what_excludes_each_node_with_enough_free_devices() -> None:

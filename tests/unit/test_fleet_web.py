@@ -14,7 +14,7 @@ from accelplane.apiserver import ClientConfig
 from accelplane.fleet.model import Holder
 from accelplane.fleet.simulated import SimulatedFleet
 from accelplane.fleet.web.access import Access
-from accelplane.fleet.web.gate import OpenGate, SecureGate
+from accelplane.fleet.web.gate import Gate, SecureGate
 from accelplane.fleet.web.html import count, element, render
 from accelplane.fleet.web.query import NAMES, Query, fields_of, link, query_of
 from accelplane.fleet.web.selection import SelectorError, Term, selector_terms
@@ -214,7 +214,7 @@ PATHS = st.sampled_from(
 
 @given(PATHS, TEXTS, st.sampled_from(["GET", "HEAD", "POST"]), st.binary(max_size=100), TEXTS)
 def test_any_request_has_a_page_or_an_error(path: str, query: str, method: str, body: bytes, field: str) -> None:
-    site = Site(SCREENS_OF_A_SMALL_FLEET, OpenGate(loopback_only=False))
+    site = Site(SCREENS_OF_A_SMALL_FLEET, Gate(loopback_only=False))
     fields = dict.fromkeys(("cookie", "host", "origin", "last-event-id", "accept-encoding"), field)
     answer = site(Request(method, path, "", body, query=query, fields=fields))
     found = answer if isinstance(answer, Response) else asyncio.run(_awaited(answer))

@@ -21,8 +21,9 @@ from accelplane.cli.tables import (
     sort_tables,
     time_text,
 )
-from accelplane.fleet.devicelist import MAX_BYTES, PATH, DeviceItem, FleetDeviceList, HolderItem, decode
+from accelplane.fleet.devicelist import MAX_BYTES, PATH, DeviceItem, FleetDeviceList, decode
 from accelplane.http.client import HttpClient, HttpClientError
+from accelplane.report.inventory import Holder
 
 TARGET = "deployment/accelplane-fleet"
 PORT = 8080
@@ -155,6 +156,6 @@ def _row(item: DeviceItem) -> Row[DeviceItem]:
     return Row(f"{item.node}/{item.plugin}/{item.unit}", cells, item)
 
 
-def _holder(holder: HolderItem) -> str:
+def _holder(holder: Holder) -> str:
     name = f"{holder.namespace}/{holder.pod}/{holder.container}"
     return f"{name} ({holder.count})" if holder.count > 1 else name

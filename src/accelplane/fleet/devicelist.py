@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from accelplane.report.inventory import ReportedUnit
+from accelplane.report.inventory import Holder, ReportedUnit
 
 from .model import Cluster, DevicePlugin, Node
 
@@ -19,20 +19,11 @@ _Count = Annotated[int, Meta(ge=0)]
 State = Literal["healthy", "suspect", "unhealthy", "recovering", "unknown"]
 
 
-class HolderItem(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A container that holds IDs of a device. Names are `hidden` from a viewer without the right to get the pod."""
-
-    namespace: str
-    pod: str
-    container: str
-    resource: str
-    count: _Count
-    since: float = 0.0
-    via: str = ""
-
-
 class DeviceItem(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A unit of a node. `ids` has the number of IDs by resource, times are Unix times, 0 if not known."""
+    """A unit of a node. `ids` has the number of IDs by resource, times are Unix times, 0 if not known.
+
+    Names of holders are `hidden` from a viewer without the right to get the pod.
+    """
 
     node: str
     plugin: str
@@ -47,18 +38,7 @@ class DeviceItem(Struct, frozen=True, kw_only=True, rename="camel"):
     state_since: float = 0.0
     current: bool = True
     ids: Mapping[str, _Count] = {}
-    holders: tuple[HolderItem, ...] = ()
-
-
-class DevicePluginItem(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A device plugin resource of the operator. `problem` is empty without one."""
-
-    resource_kind: str
-    name: str
-    desired: _Count = 0
-    ready: _Count = 0
-    nodes: _Count = 0
-    problem: str = ""
+    holders: tuple[Holder, ...] = ()
 
 
 class NodeProblem(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -81,7 +61,7 @@ class FleetDeviceList(Struct, frozen=True, kw_only=True, rename="camel"):
     problem: str = ""
     devices: tuple[DeviceItem, ...] = ()
     problems: tuple[NodeProblem, ...] = ()
-    device_plugins: tuple[DevicePluginItem, ...] = ()
+    device_plugins: tuple[DevicePlugin, ...] = ()
     more_device_plugins: _Count = 0
 
 
@@ -104,7 +84,7 @@ def device_list(
         problems=tuple(
             NodeProblem(node=each.name, problem=problem) for each in nodes for problem in node_problems(each)
         ),
-        device_plugins=() if node else tuple(map(_device_plugin, cluster.device_plugins)),
+        device_plugins=() if node else cluster.device_plugins,
         more_device_plugins=0 if node else cluster.more_device_plugins,
     )
 
@@ -126,17 +106,6 @@ def node_problems(node: Node) -> Iterator[str]:
             yield f"agent {agent.pod}: {agent.state}" + (f": {agent.problem}" if agent.problem else "")
 
 
-def _device_plugin(found: DevicePlugin) -> DevicePluginItem:
-    return DevicePluginItem(
-        resource_kind=found.kind,
-        name=found.name,
-        desired=found.desired,
-        ready=found.ready,
-        nodes=found.nodes,
-        problem=found.problem,
-    )
-
-
 def _devices(node: Node, units: Iterable[ReportedUnit], visible: Callable[[str], bool]) -> Iterator[DeviceItem]:
     current = all(agent.state == "connected" for agent in node.agents)
     for unit in sorted(units, key=lambda unit: (unit.plugin, unit.unit)):
@@ -154,19 +123,11 @@ def _devices(node: Node, units: Iterable[ReportedUnit], visible: Callable[[str],
             state_since=unit.since,
             current=current,
             ids=dict(unit.ids),
-            holders=tuple(_holders(unit, visible)),
+            holders=tuple(_shown(holder, visible) for holder in unit.holders),
         )
 
 
-def _holders(unit: ReportedUnit, visible: Callable[[str], bool]) -> Iterator[HolderItem]:
-    for holder in unit.holders:
-        shown = visible(holder.namespace)
-        yield HolderItem(
-            namespace=holder.namespace if shown else HIDDEN,
-            pod=holder.pod if shown else HIDDEN,
-            container=holder.container if shown else HIDDEN,
-            resource=holder.resource,
-            count=holder.count,
-            since=holder.since,
-            via=holder.via,
-        )
+def _shown(holder: Holder, visible: Callable[[str], bool]) -> Holder:
+    if visible(holder.namespace):
+        return holder
+    return msgspec.structs.replace(holder, namespace=HIDDEN, pod=HIDDEN, container=HIDDEN)

@@ -7,7 +7,7 @@ the epoch, counts are numbers of device IDs. An empty text means that the fact d
 from collections.abc import Mapping
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from accelplane.kube.kinds import NO_SPEC, PodSpec, Taint
 from accelplane.report.inventory import AdvertisedResource, Holder, ReportedUnit, SkippedHardware
@@ -83,7 +83,7 @@ class Quota(Struct, frozen=True):
 class DevicePlugin(Struct, frozen=True):
     """A custom resource of the operator. `desired` and `ready` are pods, `nodes` those that have a pod."""
 
-    kind: str
+    kind: str = field(name="resourceKind")
     name: str
     desired: int = 0
     ready: int = 0

@@ -8,7 +8,7 @@ from accelplane.http.messages import HttpLimits
 from accelplane.http.server import HttpServer
 from accelplane.http.tls import ConnectionContext
 
-from .web.gate import Gate, OpenGate
+from .web.gate import Gate
 from .web.security import KEPT_FIELDS
 from .web.site import Screens, Site
 
@@ -18,10 +18,10 @@ LIMITS = HttpLimits(
 )
 
 
-def open_gate(address: str) -> OpenGate:
+def open_gate(address: str) -> Gate:
     """The gate of a plain listener. Raises `ValueError` for an address that is not host:port."""
     split_address(address)
-    return OpenGate(loopback_only=is_own_host(address))
+    return Gate(loopback_only=is_own_host(address))
 
 
 @asynccontextmanager

@@ -4,17 +4,13 @@ Users are authenticated by a bearer token, by a session that began with a token 
 proxy with a client certificate. They need the right to `get` the path `/fleet`.
 """
 
-import contextlib
-import ipaddress
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 from urllib.parse import unquote_plus
 
 from msgspec import Struct
 
 from accelplane.authorized import CHALLENGE, PageAccess, UserInfo
-from accelplane.http.eviction import source_of
 from accelplane.http.listening import is_own_host
 from accelplane.http.messages import HttpError, Request, Response
 
@@ -24,67 +20,47 @@ from .page import Assets, plain_document
 from .query import fields_of, link, query_of
 from .screens import PATHS
 from .security import page_response, redirect
-from .sessions import COOKIE, FailureLimit, Sessions, cookie_of
+from .sessions import COOKIE, Sessions, cookie_of
 
 _MAX_TOKEN = 16 * 1024
 _MAX_NAME = 1024
 _MAX_GROUPS = 64
 
 
-class Gate(Protocol):
-    """Decides about requests of one listener."""
+class Gate:
+    """Decides about requests of one listener. This one admits everyone.
 
-    @property
-    def access(self) -> Access | None:
-        """The rights of viewers; None where everything is shown."""
-        ...
+    With `loopback_only`, the address in the URL has to be one of the own machine.
+    """
 
-    async def admit(self, request: Request, *, page: bool = True) -> Viewer | Response:
-        """The viewer, or the response to one who is not admitted. Raises `HttpError`."""
-        ...
-
-    async def admit_scraper(self, request: Request) -> None:
-        """Raises `HttpError` for one who may not read the metrics."""
-        ...
-
-    async def still_admitted(self, request: Request, viewer: Viewer, *, everything: bool) -> bool:
-        """Whether the viewer of a request may continue to read updates, with all names if these were shown."""
-        ...
-
-    async def sign_in(self, request: Request) -> Response:
-        """Begins a session with the token of a form. Raises `HttpError`."""
-        ...
-
-    async def sign_out(self, request: Request) -> Response:
-        """Ends a session. Raises `HttpError`."""
-        ...
-
-
-class OpenGate:
-    """Admits everyone. With `loopback_only`, the address in the URL has to be one of the own machine."""
-
-    def __init__(self, *, loopback_only: bool) -> None:
+    def __init__(self, *, loopback_only: bool = False) -> None:
         self._loopback_only = loopback_only
 
     @property
     def access(self) -> Access | None:
+        """The rights of viewers; None where everything is shown."""
         return None
 
     async def admit(self, request: Request, *, page: bool = True) -> Viewer | Response:
+        """The viewer, or the response to one who is not admitted. Raises `HttpError`."""
         if self._loopback_only and not is_own_host(request.fields.get("host", "")):
             raise HttpError(421, "expected the address localhost or 127.0.0.1; use the secure address for other names")
         return Viewer(source=request.source)
 
     async def admit_scraper(self, request: Request) -> None:
+        """Raises `HttpError` for one who may not read the metrics."""
         await self.admit(request)
 
     async def still_admitted(self, request: Request, viewer: Viewer, *, everything: bool) -> bool:
+        """Whether the viewer of a request may continue to read updates, with all names if these were shown."""
         return True
 
     async def sign_in(self, request: Request) -> Response:
+        """Begins a session with the token of a form. Raises `HttpError`."""
         return redirect("./")
 
     async def sign_out(self, request: Request) -> Response:
+        """Ends a session. Raises `HttpError`."""
         return redirect("./")
 
 
@@ -95,7 +71,7 @@ class ProxyHeaders(Struct, frozen=True):
     names: tuple[str, ...] = ()
 
 
-class SecureGate:
+class SecureGate(Gate):
     """Admits users that the API server authorizes.
 
     `scrapers` reviews tokens of scrapers that are not valid for users: Prometheus sends that of its account, whose
@@ -110,15 +86,14 @@ class SecureGate:
         scrapers: Access | None = None,
         proxies: ProxyHeaders = ProxyHeaders(),  # noqa: B008 - a frozen value
         sessions: Sessions | None = None,
-        failures: FailureLimit | None = None,
         token_command: str = "",
     ) -> None:
+        super().__init__()
         self._access = access
         self._assets = assets
         self._scrapers = scrapers
         self._proxies = proxies
         self._sessions = sessions or Sessions()
-        self._failures = failures or FailureLimit()
         self._token_command = token_command or token_command_of("", ())
 
     @property
@@ -164,39 +139,12 @@ class SecureGate:
         token, target = fields.get("token", "").strip(), _target(fields.get("next", ""))
         if not token:
             return self._form(401, "Found no token, expected one.", target)
-        client = self._client(request)
-        limited = self._failures.exceeded(client)
-        user = await (self._access.user_of(token) if limited else self._review(client, token))
-        if user is None and limited:
-            return self._form(429, "Too many wrong tokens of this address; try again in a minute.", target)
+        user = await self._access.user_of(token)
         if user is None:
             return self._form(401, "This token is not valid here, or it has expired.", target)
         await self._authorize(Viewer(user), PAGE)
         identifier, seconds = self._sessions.create(token)
         return redirect(target, {"Set-Cookie": cookie_of(identifier, seconds)})
-
-    async def _review(self, client: bytes, token: str) -> UserInfo | None:
-        """The user of a token of a form. Raises `HttpError`."""
-        # Counted before the review: forms that are sent at the same time must not exceed the limit together.
-        self._failures.add(client)
-        user = None
-        answered = False
-        try:
-            user = await self._access.user_of(token)
-            answered = True
-        finally:
-            if user is not None or not answered:
-                self._failures.withdraw(client)
-        return user
-
-    def _client(self, request: Request) -> bytes:
-        """Whose wrong tokens are counted together: the address, or what a proxy with a certificate says of it."""
-        if self._is_proxy(request):
-            # The last address is the one that the proxy itself has seen.
-            with contextlib.suppress(ValueError):
-                last = request.fields.get("x-forwarded-for", "").rpartition(",")[2].strip()
-                return source_of(str(ipaddress.ip_address(last)))
-        return request.source
 
     def _is_proxy(self, request: Request) -> bool:
         name = request.certificate_name

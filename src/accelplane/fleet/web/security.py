@@ -21,7 +21,7 @@ FIELDS: Mapping[str, str] = {
 }
 _MIN_COMPRESSED = 1024
 KEPT_FIELDS = (
-    "accept-encoding", "cookie", "host", "if-none-match", "last-event-id", "origin", "x-forwarded-for",
+    "accept-encoding", "cookie", "host", "if-none-match", "last-event-id", "origin",
     "x-remote-group", "x-remote-user",
 )  # fmt: skip
 """The header fields that the pages use, for `HttpServer`."""

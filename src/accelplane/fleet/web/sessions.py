@@ -4,7 +4,7 @@ import base64
 import hashlib
 import secrets
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 
 import msgspec
@@ -14,7 +14,6 @@ COOKIE = "__Secure-accelplane-fleet"
 
 _MAX_AGE = 12 * 3600.0
 _MAX_SESSIONS = 1024
-_MAX_ADDRESSES = 4096
 
 
 class _Session(Struct):
@@ -66,35 +65,6 @@ class Sessions:
     def remove(self, identifier: str) -> None:
         """Ends a session."""
         self._sessions.pop(_key(identifier), None)
-
-
-class FailureLimit:
-    """Counts failures by client address: at most `limit` within `period` seconds."""
-
-    def __init__(self, limit: int = 5, period: float = 60.0, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limit = limit
-        self._period = period
-        self._clock = clock
-        self._failures: OrderedDict[bytes, deque[float]] = OrderedDict()
-
-    def add(self, source: bytes) -> None:
-        """Counts a failure."""
-        times = self._failures.setdefault(source, deque(maxlen=self._limit))
-        times.append(self._clock())
-        self._failures.move_to_end(source)
-        if len(self._failures) > _MAX_ADDRESSES:
-            self._failures.popitem(last=False)
-
-    def withdraw(self, source: bytes) -> None:
-        """Withdraws the last counted failure, which was none."""
-        times = self._failures.get(source)
-        if times:
-            times.pop()
-
-    def exceeded(self, source: bytes) -> bool:
-        """Whether an address is blocked because of too many failures."""
-        times = self._failures.get(source) or deque[float]()
-        return len(times) >= self._limit and times[0] > self._clock() - self._period
 
 
 def cookie_of(identifier: str, seconds: int) -> str:

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from accelplane.kube.placement import obstacles
+
 from ..arithmetic import Shortage, candidates, explain, fit_together, oldest_first, shortages
 from ..model import Waiting
-from ..placement import obstacles
 from .html import element
 from .page import HIDDEN, Context, Page, empty_list, pod_text, search_form
 from .query import Query
@@ -86,7 +87,9 @@ def _exclusions(context: Context, pod: Waiting, causes: Sequence[Shortage]) -> I
     """What excludes each node with enough free devices, by its reasons, which name rules of the pod."""
     nodes_by_reason: dict[str, list[str]] = {}
     for name in candidates(causes):
-        nodes_by_reason.setdefault("; ".join(obstacles(pod, context.cluster.nodes[name])), []).append(name)
+        node = context.cluster.nodes[name]
+        found = obstacles(pod.spec, name, node.labels, node.taints, cordoned=node.cordoned, ready=node.ready)
+        nodes_by_reason.setdefault("; ".join(found), []).append(name)
     shown = context.visible(pod.namespace)
     for reason, nodes in sorted(nodes_by_reason.items(), key=lambda each: -len(each[1]))[:_MAX_REASONS]:
         rest = f" and {len(nodes) - _MAX_NODES} more" if len(nodes) > _MAX_NODES else ""

@@ -6,40 +6,35 @@ alternatives, the requirements of a term are not. Rules about other pods are not
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from accelplane.kube.kinds import NodeSelectorTerm, PodSpec, SelectorRequirement, Taint, Toleration
-
-from .model import Node, Waiting
+from .kinds import NodeSelectorTerm, PodSpec, SelectorRequirement, Taint, Toleration
 
 _EFFECTS = ("NoSchedule", "NoExecute")
 _CORDONED = "node.kubernetes.io/unschedulable"
 
 
-def obstacles(pod: Waiting, node: Node) -> Sequence[str]:
-    """What excludes the node; empty if nothing here does."""
-    return list(_obstacles(pod.spec, node))
-
-
-def _obstacles(spec: PodSpec, node: Node) -> Iterator[str]:
+def obstacles(
+    spec: PodSpec, name: str, labels: Mapping[str, str], taints: Sequence[Taint], *, cordoned: bool, ready: bool
+) -> Iterator[str]:
+    """What excludes a node for a pod; nothing if no rule here does."""
     tolerations = spec.tolerations or ()
-    cordon = Taint(_CORDONED, "", "NoSchedule")
-    if node.cordoned and not _tolerated(cordon, tolerations):
+    if cordoned and not _tolerated(Taint(_CORDONED, "", "NoSchedule"), tolerations):
         yield "cordoned"
-    if not node.ready:
+    if not ready:
         yield "not ready"
-    for taint in node.taints:
+    for taint in taints:
         if taint.effect in _EFFECTS and taint.key != _CORDONED and not _tolerated(taint, tolerations):
             value = f"={taint.value}" if taint.value else ""
             yield f"taint {taint.key}{value}:{taint.effect}"
     for key, value in (spec.nodeSelector or {}).items():
-        if node.labels.get(key) != value:
-            yield f"node selector {key}={value}, {_label(node.labels, key)}"
+        if labels.get(key) != value:
+            yield f"node selector {key}={value}, {_label(labels, key)}"
     required = spec.affinity and spec.affinity.nodeAffinity
     selector = required and required.requiredDuringSchedulingIgnoredDuringExecution
     terms = (selector.nodeSelectorTerms or ()) if selector else ()
-    if selector and not any(_matches(term, node) for term in terms):
-        failed = (each for term in terms for each in term.matchExpressions or () if not _holds(each, node.labels))
+    if selector and not any(_matches(term, name, labels) for term in terms):
+        failed = (each for term in terms for each in term.matchExpressions or () if not _holds(each, labels))
         first = next(failed, None)
-        yield "required node affinity" + (f" {_words(first)}, {_label(node.labels, first.key)}" if first else "")
+        yield "required node affinity" + (f" {_words(first)}, {_label(labels, first.key)}" if first else "")
 
 
 def _tolerated(taint: Taint, tolerations: Sequence[Toleration]) -> bool:
@@ -52,11 +47,11 @@ def _tolerated(taint: Taint, tolerations: Sequence[Toleration]) -> bool:
     )
 
 
-def _matches(term: NodeSelectorTerm, node: Node) -> bool:
+def _matches(term: NodeSelectorTerm, name: str, labels: Mapping[str, str]) -> bool:
     expressions, fields = term.matchExpressions or (), term.matchFields or ()
     return bool(expressions or fields) and (
-        all(_holds(each, node.labels) for each in expressions)
-        and all(_holds(each, {"metadata.name": node.name}) for each in fields)
+        all(_holds(each, labels) for each in expressions)
+        and all(_holds(each, {"metadata.name": name}) for each in fields)
     )
 
 
@@ -73,8 +68,8 @@ def _holds(requirement: SelectorRequirement, labels: Mapping[str, str]) -> bool:
             return found is None
         case "Gt" | "Lt":
             try:
-                number, limit = int(found or ""), int(values[0])
-            except (ValueError, IndexError):
+                number, limit = int(found or ""), int("".join(values))
+            except ValueError:
                 return False
             return number > limit if requirement.operator == "Gt" else number < limit
         case _:
