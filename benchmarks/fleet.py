@@ -6,6 +6,7 @@ from this process: their times include everything that delays the event loop.
 """
 
 import asyncio
+import gc
 import gzip
 import itertools
 import os
@@ -53,6 +54,7 @@ class Load(Struct, frozen=True):
 
 def measure(scale: Scale) -> Result:
     nodes, viewers = scale.of(5000, 100), scale.of(100, 5)
+    gc.set_threshold(50_000)  # as the command does
     figures = asyncio.run(_measure(Load(nodes, scale.of(60, 2), scale.of(60, 2), min(nodes, _CHANGES), viewers)))
     return Result(
         figures=figures,

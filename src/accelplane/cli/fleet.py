@@ -1,6 +1,7 @@
 """`accelplane fleet`: the page of a cluster's accelerators, and `accelplane fleet demo` with a simulated cluster."""
 
 import asyncio
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -74,6 +75,8 @@ async def _run(values: Values) -> None:
     chosen = fleet_options(values), page_options(values)
     _check_files(values)
     raise_file_limit()  # there is a connection to each agent
+    # Snapshots of large clusters have millions of objects without cycles, which pages would often traverse.
+    gc.set_threshold(50_000)
     await run(*chosen, load_config(str(values["kubeconfig"])))
 
 

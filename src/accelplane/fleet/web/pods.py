@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from accelplane.report.inventory import Holder
+
 from .devices import Device, busy_column, selected
 from .html import Element, element
 from .page import HIDDEN, Context, Page, device_link, empty_list, filters, node_link, pod_name, pod_text
@@ -15,15 +17,24 @@ _MAX_NAMES = 6
 
 
 class HoldingPod(Struct, gc=False):
-    """A pod on a node with its devices, held IDs and resources. `since` is the time of its first holder, or 0."""
+    """A pod on a node with its devices."""
 
     namespace: str
     pod: str
     node: str
     devices: list[Device]
-    ids: int = 0
-    since: float = 0.0
-    resources: frozenset[str] = frozenset()
+
+    @property
+    def holders(self) -> Sequence[Holder]:
+        """Its containers."""
+        name = self.namespace, self.pod
+        found = (holder for each in self.devices for holder in each.unit.holders)
+        return [each for each in found if (each.namespace, each.pod) == name]
+
+    @property
+    def since(self) -> float:
+        """When the first of its containers began to hold a device, 0 if unknown."""
+        return min((each.since for each in self.holders if each.since), default=0.0)
 
     @property
     def idle_since(self) -> float:
@@ -39,7 +50,7 @@ class HoldingPod(Struct, gc=False):
 def screen(context: Context, query: Query) -> Page:
     """The pods with devices that match the filters: the longest idle ones first."""
     found, problem = selected(context, query)
-    pods = sorted(holding_pods(found), key=lambda each: (each.idle_since or context.now, each.since))
+    pods = sorted(holding_pods(found), key=lambda each: each.idle_since or context.now)
     table = pod_table(context, empty_list(query, "pod", "No pod holds a device."))
     listing = Listing(table, arranged(table, pods, query))
     form = filters(context, "pods", query, problem=problem)
@@ -50,19 +61,13 @@ def holding_pods(devices: Sequence[Device]) -> Sequence[HoldingPod]:
     """The pods that hold some of the devices."""
     found: dict[tuple[str, str, str], HoldingPod] = {}
     for device in devices:
-        node = device.node.name
         for holder in device.unit.holders:
-            key = holder.namespace, holder.pod, node
+            key = holder.namespace, holder.pod, device.node.name
             pod = found.get(key)
             if pod is None:
-                pod = found[key] = HoldingPod(*key, [device], since=holder.since)
+                found[key] = HoldingPod(*key, [device])
             elif pod.devices[-1] is not device:
                 pod.devices.append(device)
-            pod.ids += holder.count
-            if holder.resource not in pod.resources:
-                pod.resources |= {holder.resource}
-            if holder.since < pod.since or not pod.since:
-                pod.since = holder.since or pod.since
     return list(found.values())
 
 
@@ -76,8 +81,9 @@ def pod_table(context: Context, empty: str, *, name: str = "rows", search: bool 
                    lambda each: pod_name(context, each.namespace, each.pod)),
             Column("node", "Node", lambda each: each.node, lambda each: node_link(each.node)),
             Column("devices", "Devices", lambda each: len(each.devices), _devices, "number"),
-            Column("ids", "IDs", lambda each: each.ids, kind="number"),
-            Column("resources", "Resources", lambda each: ", ".join(sorted(each.resources))),
+            Column("ids", "IDs", lambda each: sum(holder.count for holder in each.holders), kind="number"),
+            Column("resources", "Resources", lambda each: ", ".join(
+                sorted({holder.resource for holder in each.holders}))),
             Column("held_since", "Held since", lambda each: each.since, kind="time"),
             age_column("idle_seconds", "Idle", lambda each: each.idle_since, context.now),
             Column("idle_devices", "Idle devices", lambda each: sum(is_idle(device.unit) for device in each.devices),
