@@ -131,6 +131,12 @@ async def test_a_name_that_resolves_to_the_loopback_interface_is_rejected(setup:
     assert (await setup.caller.get("/", host="localhost:9")).status == 200
 
 
+async def test_a_proxy_in_the_pod_passes_other_names_if_that_is_permitted() -> None:
+    gate = open_gate("127.0.0.1:0", any_host=True)
+    async with listen(Screens(SimulatedFleet(2)), gate, "127.0.0.1:0") as port:
+        assert (await Caller(port).get("/", host="fleet.example.com")).status == 200
+
+
 @pytest.mark.parametrize(
     ("host", "expected"),
     [

@@ -72,7 +72,8 @@ def test_loopback_addresses_need_no_permission(address: str) -> None:
 
 
 def test_an_address_of_the_network_without_authentication_has_to_be_permitted() -> None:
-    assert page_options(values("-address=:8080", "-allow-unauthenticated")).address == ":8080"
+    found = page_options(values("-address=:8080", "-allow-unauthenticated"))
+    assert (found.address, found.any_host) == (":8080", True)
 
 
 @pytest.mark.parametrize("flag", ["agent-ca", "agent-token"])

@@ -24,8 +24,8 @@ _MAX_NODES = 10_000
 FLAGS = (
     Flag("address", "127.0.0.1:8080", "address of the pages without TLS and without authorization, as host:port; 0 "
          "disables it"),
-    Flag("allow-unauthenticated", False, "permit an -address that is not a loopback address: everyone who reaches it "
-         "sees all names"),
+    Flag("allow-unauthenticated", False, "permit an -address that is not a loopback address, and any name in the URL: "
+         "everyone who reaches the address sees all names"),
     Flag("secure-address", "", "address of the pages with TLS for authorized users, such as :8443"),
     Flag("tls-dir", "", "directory of tls.crt and tls.key for -secure-address; changes are loaded without a restart"),
     Flag("audience", "accelplane-fleet", "audiences of accepted tokens, separated by commas; empty: that of the API "
@@ -137,6 +137,7 @@ def page_options(values: Values) -> "PageOptions":
         raise ValueError("-requestheader-client-ca: found without -secure-address, expected both: they need TLS")
     return PageOptions(
         address=plain,
+        any_host=bool(values["allow-unauthenticated"]),
         secure_address=secure,
         health_address=_address(values, "health-probe-bind-address"),
         tls_directory=directory,

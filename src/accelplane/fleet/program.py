@@ -75,7 +75,8 @@ async def serving(client: Client, screens: Screens, pages: PageOptions) -> Async
         registry.register(viewers)
         stack.callback(registry.unregister, viewers)
         if pages.address:
-            listening = listen(screens, open_gate(pages.address), pages.address, metrics=lambda: _metrics(registry))
+            gate = open_gate(pages.address, any_host=pages.any_host)
+            listening = listen(screens, gate, pages.address, metrics=lambda: _metrics(registry))
             ports["plain"] = await _enter(stack, listening, pages.address)
         if pages.secure_address:
             gate = SecureGate(

@@ -18,10 +18,10 @@ LIMITS = HttpLimits(
 )
 
 
-def open_gate(address: str) -> Gate:
+def open_gate(address: str, *, any_host: bool = False) -> Gate:
     """The gate of a plain listener. Raises `ValueError` for an address that is not host:port."""
     split_address(address)
-    return Gate(loopback_only=is_own_host(address))
+    return Gate(loopback_only=is_own_host(address) and not any_host)
 
 
 @asynccontextmanager
