@@ -33,10 +33,11 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
 class PageOptions(Struct, frozen=True, kw_only=True):
     """The options of the listeners and the pages.
 
-    `address` is plain, for requests with a name of this machine unless `any_host`, and `secure_address` has TLS with the certificate of `tls_directory` and needs authorization;
-    an empty address disables a listener. Tokens must be valid for one of the `audiences`, without any for the API
-    server. With `proxy_ca`, a file in PEM, proxies with a certificate of this authority, and with one of the
-    `proxy_names` if there are any, may name the user in header fields.
+    `address` is plain, for requests with a name of this machine unless `any_host`, and `secure_address` has TLS with
+    the certificate of `tls_directory` and needs authorization; an empty address disables a listener. Tokens must be
+    valid for one of the `audiences`, without any for the API server. With `proxy_ca`, a file in PEM, proxies with a
+    certificate of this authority, and with one of the `proxy_names` if there are any, may name the user in header
+    fields.
     """
 
     address: str = "127.0.0.1:8080"
