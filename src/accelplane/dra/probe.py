@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from accelplane.apiserver import ApiError, ApiServer, NotFound, StatusError, resource_path
 from accelplane.dra.model import Features
@@ -89,15 +88,20 @@ async def discover(api: ApiServer, node: str, driver: str) -> Server:
     number = re.match(r"[0-9]{1,4}", release.minor)
     older = number is not None and int(number[0]) < _SEPARATE_SINCE
     layouts: tuple[Layout, Layout] = ("together", "separate") if older else ("separate", "together")
-    prober = _Prober(api, version, node, driver)
+
+    async def features(layout: Layout) -> Features:
+        sent = _specimen(node, driver, layout)
+        path, body = resource_path(GROUP, version, PLURAL), to_api(sent, version)
+        return preserved(sent, from_api(await api.post(path, body, ResourceSlice, query={"dryRun": "All"})))
+
     try:
-        layout, features = layouts[0], await prober.features(layouts[0])
+        layout, found = layouts[0], await features(layouts[0])
     except StatusError as error:
         if error.code != _INVALID:
             raise
         # During an upgrade another API server may respond than the one whose version is known.
-        layout, features = layouts[1], await prober.features(layouts[1])
-    return Server(release.git_version, version, layout, features)
+        layout, found = layouts[1], await features(layouts[1])
+    return Server(release.git_version, version, layout, found)
 
 
 def preserved(sent: ResourceSlice, received: ResourceSlice) -> Features:
@@ -109,47 +113,26 @@ def preserved(sent: ResourceSlice, received: ResourceSlice) -> Features:
     )
 
 
-class _Prober:
-    def __init__(self, api: ApiServer, version: ApiVersion, node: str, driver: str) -> None:
-        self._api = api
-        self._version: ApiVersion = version
-        self._node = node
-        self._driver = driver
-
-    async def features(self, layout: Layout) -> Features:
-        """Raises `ApiError`; with status 422 if the layout is not that of the server."""
-        counters = {_NAME: CounterValue("1")}
-        sets = [CounterSet(_NAME, counters)]
-        device = Device(
-            name=_NAME,
-            capacity={"shares": DeviceCapacity("1", RequestPolicy(default="1"))},
-            allow_multiple_allocations=True,
-            taints=[DeviceTaint(key=f"{self._driver}/{_NAME}", effect="NoSchedule")],
-            consumes_counters=[CounterConsumption(_NAME, counters)],
-        )
-        if layout == "together":
-            return await self._preserved(devices=[device], sets=sets)
-        found = await self._preserved(devices=[device])
-        if found.counters:
-            found = replace(found, counters=(await self._preserved(sets=sets)).counters)
-        return found
-
-    async def _preserved(
-        self, *, devices: list[Device] | None = None, sets: list[CounterSet] | None = None
-    ) -> Features:
-        sent = ResourceSlice(
-            metadata=Metadata(name=slice_name(self._node, self._driver, _NAME)),
-            spec=SliceSpec(
-                driver=self._driver,
-                node_name=self._node,
-                pool=ResourcePool(name=self._node, generation=0, resource_slice_count=1),
-                devices=devices,
-                shared_counters=sets,
-            ),
-        )
-        path, body = resource_path(GROUP, self._version, PLURAL), to_api(sent, self._version)
-        received = await self._api.post(path, body, ResourceSlice, query={"dryRun": "All"})
-        return preserved(sent, from_api(received))
+def _specimen(node: str, driver: str, layout: Layout) -> ResourceSlice:
+    """A slice with all optional fields."""
+    counters = {_NAME: CounterValue("1")}
+    device = Device(
+        name=_NAME,
+        capacity={"shares": DeviceCapacity("1", RequestPolicy(default="1"))},
+        allow_multiple_allocations=True,
+        taints=[DeviceTaint(key=f"{driver}/{_NAME}", effect="NoSchedule")],
+        consumes_counters=[CounterConsumption(_NAME, counters)],
+    )
+    return ResourceSlice(
+        metadata=Metadata(name=slice_name(node, driver, _NAME)),
+        spec=SliceSpec(
+            driver=driver,
+            node_name=node,
+            pool=ResourcePool(name=node, generation=0, resource_slice_count=1),
+            devices=[device],
+            shared_counters=[CounterSet(_NAME, counters)] if layout == "together" else None,
+        ),
+    )
 
 
 def _is_preserved(count: Callable[[ResourceSlice], int], sent: ResourceSlice, received: ResourceSlice) -> bool | None:
