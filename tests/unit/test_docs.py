@@ -166,9 +166,11 @@ def test_the_guide_lists_the_public_modules_and_uses_no_others() -> None:
         assert public_names(module), module
 
 
-def test_the_guide_lists_the_causes() -> None:
-    (text,) = re.findall(r"a word of `Cause`.*?\n\n", section(GUIDE[2], "Health"), re.DOTALL)
-    assert set(get_args(Cause)) <= {*re.findall(r"`([\w-]+)`", text)}
+def test_guide_metrics_and_runbooks_list_the_causes() -> None:
+    (guide,) = re.findall(r"a word of `Cause`.*?\n\n", section(GUIDE[2], "Health"), re.DOTALL)
+    (metric,) = re.findall(r"`accelplane_unit_unhealthy_reason`.*", METRICS.read_text())
+    for text in (guide, metric, section(DOCS / "runbooks.md", "AccelplaneDeviceUnhealthy")):
+        assert set(get_args(Cause)) <= {*re.findall(r"`([\w-]+)`", text)}
 
 
 # Configurations and command lines of all pages.

@@ -24,7 +24,7 @@ class Phase(StrEnum):
 
 # Why a device is not healthy, as a label of metrics: texts differ each time.
 Cause = Literal[
-    "temperature", "memory", "bus", "firmware", "heartbeat", "wedged", "pci-recovery", "driver", "gone",
+    "temperature", "memory", "bus", "link", "firmware", "heartbeat", "wedged", "pci-recovery", "driver", "gone",
     "queue-disabled", "programming", "crashed", "scan", "no-answer", "runtime", "other",
 ]  # fmt: skip
 

@@ -22,7 +22,6 @@ from accelplane.node.context import PluginContext
 from accelplane.node.event_store import EventStore
 from accelplane.node.hardware_events import HardwareEvents
 from accelplane.node.hook_problems import HookProblems
-from accelplane.node.loop_watchdog import watching
 from accelplane.node.runner import PluginRunner
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.node.status import NodeStatus, SkippedPlugin
@@ -303,8 +302,7 @@ class Agent:
             if self._reload is None:
                 return
             try:
-                with watching("of the new configuration", "__init__"):
-                    settings, plugins = self._reload()
+                settings, plugins = self._reload()
                 self._provide_pods(settings, plugins)
                 self._provide_dra(settings, plugins)
             except ConfigurationError as error:
