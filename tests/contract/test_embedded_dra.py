@@ -1,6 +1,8 @@
 """DRA drivers at the embedded kubelet, in its behaviours by version."""
 
 import asyncio
+import contextlib
+import itertools
 import os
 from collections.abc import AsyncIterator, Callable
 
@@ -15,6 +17,7 @@ from accelplane.kubelet.embedded import DRA_BEHAVIOURS, EmbeddedKubelet, Kubelet
 from accelplane.kubelet.podresources import PodResources
 
 POD = Pod("pod", containers={"main": {}, "side": {}}, claims={"gpu": "a"}, container_claims={"main": ["gpu"]})
+UIDS = ("3f0c2e0e-93a2-4f2f-a1c5-0d1f7a4c2b11", "7b8d0a1f-2f0a-4b6e-9d8f-9a0b1c2d3e4f")
 CDI_A = f"k8s.{DRIVER}/claim=uid-a-a"
 
 
@@ -274,8 +277,7 @@ async def test_a_driver_whose_connection_is_lost_registers_again(
 async def test_the_newest_of_two_instances_is_called(
     kubelet: EmbeddedKubelet, directory: str, behaviour: str, api: MemoryClaims
 ) -> None:
-    uids = ("3f0c2e0e-93a2-4f2f-a1c5-0d1f7a4c2b11", "7b8d0a1f-2f0a-4b6e-9d8f-9a0b1c2d3e4f")
-    first, second = (ServedDriver(directory, version=version(behaviour), instance=uid) for uid in uids)
+    first, second = (ServedDriver(directory, version=version(behaviour), instance=uid) for uid in UIDS)
     async with serving(first):
         await until(lambda: first.service.status.publishing)
         await kubelet.run_pod(POD)
@@ -289,6 +291,47 @@ async def test_the_newest_of_two_instances_is_called(
             )
             assert second.preparer.calls == [("prepare", ("b",))]
             assert api.deletions == [""]
+
+
+@only("1.37")
+async def test_pods_start_without_a_gap_while_an_instance_replaces_another(
+    kubelet: EmbeddedKubelet, directory: str, behaviour: str, api: MemoryClaims
+) -> None:
+    preparer, started = FakePreparer(), 0
+    instances = [
+        ServedDriver(directory, version=version(behaviour), instance=f"{number}{UIDS[0][1:]}", preparer=preparer)
+        for number in range(2)
+    ]
+
+    async def start_pods() -> None:
+        nonlocal started
+        while True:
+            name = f"claim-{started}"
+            api.allocate(name, DRIVER)
+            described = Pod("pod", containers={"main": {}}, claims={"gpu": name}, container_claims={"main": ["gpu"]})
+            assert (await kubelet.run_pod(described)).containers["main"].cdi_devices
+            kubelet.delete_pod("pod")
+            started += 1
+            await asyncio.sleep(0.01)
+
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(serving(instances[0]))
+        await until(lambda: instances[0].service.status.publishing)
+        pods = asyncio.create_task(start_pods())
+        for old, new in itertools.pairwise(instances):
+            await stack.enter_async_context(serving(new))
+            await until(lambda: new.service.status.stage == "registered")  # noqa: B023
+            old.service.stop()
+            await until(lambda: new.service.status.publishing)  # noqa: B023
+            assert old.task is not None
+            await old.task
+        before = started
+        await until(lambda: pods.done() or started > before + 5)
+        assert not pods.done(), pods.exception()
+        pods.cancel()
+        await asyncio.wait([pods])
+        await until(lambda: preparer.prepared() == {})
+    assert api.deletions == [""]
 
 
 async def test_an_endpoint_is_registered_once(
