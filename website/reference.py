@@ -275,7 +275,7 @@ def _fleet() -> CollectorRegistry:
 # Python packages.
 
 
-# The modules for authors of plugins, which docs/plugin-authors-guide.md lists. All their names are public.
+# The modules for authors of plugins, which docs/plugin-authors-guide.md lists.
 AUTHOR_MODULES = (
     "accelplane.plugins",
     "accelplane.plugins.policies",
@@ -286,6 +286,8 @@ AUTHOR_MODULES = (
     "accelplane.testing",
     "accelplane.kubelet.embedded",
 )
+# Modules of which only these names are public.
+PUBLIC_NAMES = {"accelplane.cli.node": ("dropin",), "accelplane.host.drivers": ("bind", "BindError")}
 
 
 def plugin_api() -> Iterator[str]:
@@ -303,9 +305,9 @@ def plugin_api() -> Iterator[str]:
 
 
 def public_names(module: str) -> Sequence[str]:
-    """Returns the names in `__all__`, otherwise those of the functions and classes that the module defines."""
-    if module == "accelplane.cli.node":  # the module of a command, of which only this function is for others
-        return ("dropin",)
+    """Returns the names that are listed here or in `__all__`, otherwise all that the module defines."""
+    if module in PUBLIC_NAMES:
+        return PUBLIC_NAMES[module]
     loaded = importlib.import_module(module)
     defined = [
         name
