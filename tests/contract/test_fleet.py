@@ -273,6 +273,14 @@ async def test_without_the_right_to_write_events_one_warning_is_logged(
     assert len(warnings()) == 1
 
 
+async def test_the_use_of_all_devices_is_read_without_an_open_page(api: KubeApi) -> None:
+    options = FleetOptions(use_interval=1)
+    async with agents_of(api, "n1", "n2"), fleet_of(api, options) as fleet:
+        await until(lambda: fleet.use.size == 2)
+        card = fleet.cluster().nodes["n1"].units[0]
+        assert fleet.use.of("n1", card, time.time()).temperature == 41.0
+
+
 async def test_metrics_show_nodes_and_agents_by_state(api: KubeApi) -> None:
     client = Client(api.config, field_manager="test", timeout=1)
     api.put("nodes", node("bare"))

@@ -200,3 +200,19 @@ def test_a_node_without_resources_and_agents_is_not_part_of_the_fleet() -> None:
     assert compose("n", facts, [], ()) is None
     assert compose("n", None, [], ()) is None
     assert compose("n", facts, [Report(Place("ns", "p", "n"), "none")], ()) is not None
+
+
+def test_rules_for_nodes_are_kept_for_waiting_pods_and_removed_from_assigned_ones() -> None:
+    rules = {"nodeSelector": {"zone": "a"}, "tolerations": [{"operator": "Exists"}], "affinity": {"nodeAffinity": {}}}
+    waiting, assigned = pod(container(1), spec=rules), pod(container(1), spec={**rules, "nodeName": "n"})
+    for each in (waiting, assigned):
+        relevant_pod(is_known)(each)
+    found = waiting_pod(waiting, is_known)
+    assert found is not None
+    assert (found.spec.nodeSelector, len(found.spec.tolerations or ())) == ({"zone": "a"}, 1)
+    assert (assigned.spec.nodeName, assigned.spec.nodeSelector, assigned.spec.affinity) == ("n", None, None)
+    node = msgspec.convert(
+        {"metadata": {"name": "n"}, "spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}, Node
+    )
+    relevant_node(is_known)(node)
+    assert [each.key for each in node_facts(node, is_known).taints] == ["k"]

@@ -11,7 +11,7 @@ from .html import Element, element
 from .page import HIDDEN, Context, Page, device_link, empty_list, filters, node_link, pod_name, pod_text
 from .query import Query
 from .summaries import is_idle
-from .table import Column, Listing, Table, age_column, arranged, show_part
+from .table import Column, Listing, Table, age_column, arranged, moment, show_part
 
 _MAX_NAMES = 6
 
@@ -79,16 +79,17 @@ def pod_table(context: Context, empty: str, *, name: str = "rows", search: bool 
         columns=(
             Column("pod", "Pod", lambda each: pod_text(context, each.namespace, each.pod),
                    lambda each: pod_name(context, each.namespace, each.pod)),
+            age_column("idle_seconds", "Idle", lambda each: each.idle_since, context.now),
             Column("node", "Node", lambda each: each.node, lambda each: node_link(each.node)),
             Column("devices", "Devices", lambda each: len(each.devices), _devices, "number"),
             Column("ids", "IDs", lambda each: sum(holder.count for holder in each.holders), kind="number"),
-            Column("resources", "Resources", lambda each: ", ".join(
-                sorted({holder.resource for holder in each.holders}))),
-            Column("held_since", "Held since", lambda each: each.since, kind="time"),
-            age_column("idle_seconds", "Idle", lambda each: each.idle_since, context.now),
+            Column("held_since", "Held for", lambda each: each.since,
+                   lambda each: moment(each.since, age=True), "time"),
+            busy_column(context, lambda each: each.devices),
             Column("idle_devices", "Idle devices", lambda each: sum(is_idle(device.unit) for device in each.devices),
                    kind="number"),
-            busy_column(context, lambda each: each.devices),
+            Column("resources", "Resources", lambda each: ", ".join(
+                sorted({holder.resource for holder in each.holders}))),
         ),
         key=lambda each: (
             f"{each.namespace}/{each.pod} {each.node}" if context.visible(each.namespace) else HIDDEN
