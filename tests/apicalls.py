@@ -82,7 +82,7 @@ FLEET = calls("", "nodes pods", "list watch") | calls("deviceplugin.intel.com", 
 FPGA_NODE = calls("", "nodes", "get watch")
 # `dra.publisher`, `dra.preparer` and `dra.devicestatus`. Owner of the slices is the Node.
 DRA = (
-    calls("resource.k8s.io", "resourceslices", "create delete get list patch update watch")
+    calls("resource.k8s.io", "resourceslices", "create delete list update watch")
     | calls("resource.k8s.io", "resourceclaims", "get")
     | calls("", "nodes", "get")
 )

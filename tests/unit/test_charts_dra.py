@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from charts import CHARTS, HUB, in_hub, rejected, run_helm, template
-from manifests import DEPLOY, Object, in_order, overlay, render
+from manifests import APPARMOR, DEPLOY, Object, in_order, overlay, render
 
 CHART = "accelplane"
 NAMESPACE = "accelerators"
@@ -58,6 +58,18 @@ def test_the_rights_for_the_device_status_are_those_of_the_component(tmp_path: P
     expected, found = by_name(tree), with_dra(deviceStatus=True)
     assert found["ClusterRole", "accelplane-dra-node"] == expected["ClusterRole", "accelplane-dra-node"]
     assert dra_flags(deviceStatus=True) == ["-dra-api=dra", "-dra-device-status"]
+
+
+def test_binding_for_vfio_is_that_of_the_component(tmp_path: Path) -> None:
+    tree = overlay(
+        tmp_path, resources=["deploy/accelplane_node/overlays/dra"], components=["deploy/dra/components/vfio"]
+    )
+    (expected,) = (each for each in in_hub(tree) if each["kind"] == "DaemonSet")
+    expected["metadata"]["namespace"] = NAMESPACE
+    # Kubernetes before 1.30 reads the annotation only.
+    annotations = {f"{APPARMOR}accelplane-node": "unconfined"}
+    expected["spec"]["template"]["metadata"]["annotations"] = annotations
+    assert with_dra(vfio=True)["DaemonSet", "accelplane-node"] == in_order(expected)
 
 
 def test_the_values_of_dra_become_flags() -> None:

@@ -11,7 +11,20 @@ import cel
 import pytest
 from deployrights import Grant, granted_rights
 from dradevices import published_devices
-from manifests import DEPLOY, Object, Volumes, from_fields, host_paths, in_order, mounts, overlay, render, trees
+from manifests import (
+    APPARMOR,
+    DEPLOY,
+    UNCONFINED,
+    Object,
+    Volumes,
+    from_fields,
+    host_paths,
+    in_order,
+    mounts,
+    overlay,
+    render,
+    trees,
+)
 
 from accelplane.cli.goflags import flags_of, parse
 from accelplane.dra import configuration
@@ -175,8 +188,9 @@ def test_accounts_that_write_slices_are_limited_by_both_policies(tree: str) -> N
     """The policies are tested with an API server, see `tests/cluster/test_dra_policies.py`."""
     objects = render(DEPLOY / tree)
     accounts = [*writers(objects)]
-    assert bool(accounts) == (tree in WITH_DRA or tree == "dra/account" or tree.endswith("overlays/dra/account"))
-    if not accounts or tree not in WITH_DRA:
+    applied = [*WITH_DRA, "gpu_plugin/overlays/dra-vfio"]
+    assert bool(accounts) == (tree in applied or tree == "dra/account" or tree.endswith("overlays/dra/account"))
+    if not accounts or tree not in applied:
         return
     policies = {each["metadata"]["name"]: each for each in objects if each["kind"] == "ValidatingAdmissionPolicy"}
     bindings = [each["spec"] for each in objects if each["kind"] == "ValidatingAdmissionPolicyBinding"]
@@ -206,12 +220,8 @@ def test_the_device_status_needs_a_component(tree: str, tmp_path: Path) -> None:
     assert daemonset["spec"]["template"]["spec"]["containers"][0]["args"][-1] == "-dra-device-status"
     group = "resource.k8s.io"
     assert added["after"] - added["before"] == {
-        *(Grant("cluster", group, "resourceclaims/status", "", verb) for verb in ("update", "patch")),
-        *(
-            Grant("cluster", group, "resourceclaims/driver", driver, f"associated-node:{verb}")
-            for driver in DRIVERS
-            for verb in ("update", "patch")
-        ),
+        Grant("cluster", group, "resourceclaims/status", "", "update"),
+        *(Grant("cluster", group, "resourceclaims/driver", driver, "associated-node:update") for driver in DRIVERS),
     }
     assert added["before"] < added["after"]
 
@@ -245,6 +255,24 @@ def test_a_daemonset_with_dra_has_these_additions_and_no_others(tree: str) -> No
     plain["spec"]["updateStrategy"]["rollingUpdate"] = {"maxSurge": 1, "maxUnavailable": 0}
     plain["metadata"]["namespace"] = daemonset["metadata"]["namespace"]
     assert in_order(daemonset) == in_order(plain)
+
+
+def test_the_vfio_overlay_of_gpus_makes_sysfs_writable() -> None:
+    objects = {name: render(DEPLOY / f"gpu_plugin/overlays/{name}") for name in ("dra", "dra-vfio")}
+    templates = [
+        next(each for each in found if each["kind"] == "DaemonSet")["spec"]["template"] for found in objects.values()
+    ]
+    assert templates[1]["metadata"].pop("annotations") == {f"{APPARMOR}intel-gpu-plugin": "unconfined"}
+    plain, vfio = (template["spec"] for template in templates)
+    added: Volumes = {
+        "pcidir": ("/sys/bus/pci", "rw", ""),
+        "sysdevices": ("/sys/devices", "rw", ""),
+        "vfiodir": ("/dev/vfio", "ro", "DirectoryOrCreate"),
+    }
+    plain["volumes"] += host_paths(added)
+    plain["containers"][0]["volumeMounts"] += mounts(added)
+    plain["containers"][0]["securityContext"]["appArmorProfile"] = UNCONFINED
+    assert in_order(vfio) == in_order(plain)
 
 
 def test_every_family_has_a_tree() -> None:

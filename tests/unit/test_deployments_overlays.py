@@ -11,6 +11,8 @@ from podsecurity import ENFORCE, pod_template, violations
 
 from accelplane.cli import fpgawebhook, operator, sgxwebhook
 from accelplane.cli.goflags import Flag
+from accelplane.operator.daemonsets.dra import account_of
+from accelplane.operator.models import KINDS as FAMILIES
 
 OWN_CERTIFICATE = [
     "operator/default",
@@ -33,8 +35,12 @@ CERT_MANAGER = [
 OTHERS = [
     "operator/overlays/ocp",
     "sgx_plugin/overlays/epc-register",
+    "operator/overlays/dra",
+    "accelplane_node/overlays/dra",
     "accelplane_node/overlays/fpga",
     "accelplane_node/overlays/clients",
+    "gpu_plugin/overlays/dra",
+    "fpga_plugin/overlays/dra",
     "labels",
     "gpu_plugin/overlays/fractional_resources",
     "onload/config/default",
@@ -49,6 +55,12 @@ CREATED = {
     ("Lease", "daabde26.amd.com"),
     ("CustomResourceDefinition", "modules.kmm.sigs.x-k8s.io"),
     ("SecurityContextConstraints", "privileged"),
+    *(
+        (kind, account_of(family, status=status))
+        for kind in ("ServiceAccount", "ClusterRoleBinding")
+        for family in FAMILIES
+        for status in (False, True)
+    ),
 }
 KINDS = {
     "secrets": "Secret",
@@ -77,7 +89,7 @@ def references(document: Object) -> Iterator[Reference]:
         yield subject["kind"], subject["namespace"], subject["name"]
     for rule in document.get("rules", ()):
         for resource in rule.get("resources", ()):
-            for name in rule.get("resourceNames", ()):
+            for name in rule.get("resourceNames", ()) if resource != "resourceclaims/driver" else ():
                 yield KINDS[resource], namespace, name
     template = pod_template(document)
     if template:
@@ -131,6 +143,8 @@ def check_programs(objects: list[Object]) -> None:
             "VALIDATING_WEBHOOK_CONFIGURATION": "ValidatingWebhookConfiguration",
             "PLUGIN_SERVICE_ACCOUNT": "ServiceAccount",
             "GPU_MANAGER_ROLE": "ClusterRole",
+            "DRA_ROLE": "ClusterRole",
+            "DRA_STATUS_ROLE": "ClusterRole",
         }.items():
             if variable in environment:
                 assert (kind, environment.pop(variable)) in names

@@ -118,7 +118,7 @@ def test_binding_needs_writable_pci_files_and_no_apparmor_profile() -> None:
     mounts = {
         each["mountPath"]: each.get("readOnly", False) for each in template["spec"]["containers"][0]["volumeMounts"]
     }
-    assert mounts["/sys/bus/pci"] is False
+    assert mounts["/sys/bus/pci"] is mounts["/sys/devices"] is False
     assert mounts["/dev/vfio"] is True
     assert "/sys/bus/pci" not in str(daemonset("gpu", dra={}))
     assert APPARMOR not in str(daemonset("gpu", dra={"manageBinding": False}))

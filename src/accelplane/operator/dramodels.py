@@ -42,7 +42,7 @@ class Dra(Wire, frozen=True):
         bool | None,
         Meta(
             description="Whether devices are bound to the kernel driver that a claim needs, such as vfio-pci. "
-            "The pods can write PCI files of sysfs then. When not set: for QAT only."
+            "If true, the pods can write sysfs. When not set: only the QAT plugin binds, as without dra."
         ),
     ] = None
     device_status: Annotated[

@@ -14,7 +14,12 @@ _PATHS = (
     # Which containers have devices of the device plugin.
     Path("podresources", "/var/lib/kubelet/pod-resources", read_only=True),
 )
-_BINDING_PATHS = (Path("pcidir", "/sys/bus/pci"), Path("vfiodir", "/dev/vfio", read_only=True))
+# The links of /sys/bus/pci lead to /sys/devices.
+_BINDING_PATHS = (
+    Path("pcidir", "/sys/bus/pci"),
+    Path("sysdevices", "/sys/devices"),
+    Path("vfiodir", "/dev/vfio", read_only=True, type="DirectoryOrCreate"),
+)
 # The bitstreams of FPGAs.
 _BITSTREAMS = Path("bitstreams", "/srv/intel.com/fpga", read_only=True, type="DirectoryOrCreate")
 
@@ -60,7 +65,7 @@ def manages_binding(spec: PluginSpec) -> bool:
 def paths(spec: PluginSpec, family: str, existing: Collection[str]) -> Sequence[Path]:
     """Directories of the node in addition to the mounted ones, whose paths are `existing`."""
     wanted = [*_PATHS, CDI]
-    if manages_binding(spec):
+    if spec.dra is not None and spec.dra.manage_binding:
         wanted += _BINDING_PATHS
     if family == "fpga":
         wanted.append(_BITSTREAMS)
