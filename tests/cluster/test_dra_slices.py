@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from drapools import functions, offer, offers
+from slicerules import INVALID, VALID, Json, document
 
 from accelplane.apiserver import ApiServer, load_config
 from accelplane.dra import catalog
@@ -134,3 +135,17 @@ async def test_slices_are_repaired_and_changed(cluster: Cluster) -> None:
         await until(lambda: len(devices(cluster, QAT)) == 199, publisher)
         assert len(await versions_after_a_while(cluster, QAT)) == 4
         assert publisher.problems == []
+
+
+def test_the_local_rules_are_those_of_the_api_server(cluster: Cluster, profile: str) -> None:
+    if kubernetes_minor() < 35 or (kubernetes_minor() == 35 and profile == DEFAULT):
+        pytest.skip("the rules are for counter sets in slices of their own, with all gates")
+    for device in VALID:
+        assert cluster.request("POST", f"{SLICES}?dryRun=All", typed(device))[0] == 201, device
+    for device, _field in INVALID:
+        # Versions before 1.37 divide by a step of 0.
+        assert cluster.request("POST", f"{SLICES}?dryRun=All", typed(device))[0] in {400, 422, 500}, device
+
+
+def typed(device: Json) -> Json:
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **document(**device)}
