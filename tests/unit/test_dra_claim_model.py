@@ -189,4 +189,4 @@ class ClaimMachine(RuleBasedStateMachine):
 
 
 TestClaims = ClaimMachine.TestCase
-TestClaims.settings = settings(max_examples=examples(20), stateful_step_count=25)
+TestClaims.settings = settings(max_examples=examples(12), stateful_step_count=20)

@@ -4,12 +4,14 @@ The device is a function that is bound to VFIO for the claim, in the emulated ke
 kernel emulates no GPU; the preparer does not distinguish them.
 """
 
+import contextlib
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import pytest
 from draclaims import UnitOffers, World, devices_of, error_of, kill
 from drafaults import Faults, FaultyHost, Killed
+from thoroughness import places
 
 from accelplane.devices import Unit
 from accelplane.dra.model import ClaimRef
@@ -18,6 +20,10 @@ from accelplane.host.drivers import driver_of, driver_override
 from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.offload import QatSpec
 from accelplane.simulate.specs import NodeSpec
+
+pytestmark = pytest.mark.memory
+
+Call: TypeAlias = Literal["prepare", "unprepare"]
 
 VF = "0000:61:00.1"
 VFIO = {"source": "FromClaim", "opaque": {"driver": "gpu.intel.com", "parameters": {
@@ -43,7 +49,7 @@ class VfioWorld(World):
 BOUND, UNBOUND = ("vfio-pci", "vfio-pci"), ("4xxxvf", "")
 
 
-async def _survives(preparer: Preparer, claim: ClaimRef, call: Literal["prepare", "unprepare"]) -> bool:
+async def _survives(preparer: Preparer, claim: ClaimRef, call: Call) -> bool:
     """Calls the preparer; returns whether its process has not been killed."""
     try:
         await getattr(preparer, call)([claim])
@@ -71,50 +77,75 @@ async def _check(world: VfioWorld, preparer: Preparer) -> None:
     assert preparer.bound() == {}
 
 
-@pytest.mark.parametrize("call", ["prepare", "unprepare"])
-async def test_process_killed_at_each_step(tmp_path: Path, call: Literal["prepare", "unprepare"]) -> None:
-    step, steps = 0, 0
-    while step <= steps:
-        step += 1
+async def _number_of_steps(root: Path, call: Call) -> int:
+    world = VfioWorld(root)
+    with world.faults.of_files():
+        preparer = await _started(world, call)
+        assert await _survives(preparer, world.vfio_claim, call)
+    return len(world.faults.steps)
+
+
+async def _started(world: VfioWorld, call: Call) -> Preparer:
+    """A preparer before the call. The steps of the call are counted from 1."""
+    preparer = await world.start()
+    if call == "unprepare":
+        devices_of((await preparer.prepare([world.vfio_claim]))["a1"])
+    world.faults.arm(0, "kill")
+    return preparer
+
+
+@pytest.mark.parametrize(("call", "first"), [("prepare", 0), ("unprepare", 1)])
+async def test_process_killed_at_each_step(tmp_path: Path, call: Call, first: int) -> None:
+    steps = await _number_of_steps(tmp_path / "all", call)
+    assert steps > 10
+    for step in places(steps, first):
         world = VfioWorld(tmp_path / str(step))
         with world.faults.of_files():
-            preparer = await world.start()
-            if call == "unprepare":
-                devices_of((await preparer.prepare([world.vfio_claim]))["a1"])
-            world.faults.arm(step, "kill")
-            survived = await _survives(preparer, world.vfio_claim, call)
-            steps = len(world.faults.steps)
-            assert survived == (not world.faults.reached)
+            preparer = await _started(world, call)
+            world.faults.arm(step + 1, "kill")
+            assert not await _survives(preparer, world.vfio_claim, call)
             world.faults.arm(0, "kill")
-            if not survived:
-                preparer = await world.start()
-            await _check(world, preparer)
-    assert step > 10
+            await _check(world, await world.start())
 
 
 async def test_process_killed_again_at_each_step_of_the_recovery(tmp_path: Path) -> None:
-    step, steps = 0, 0
-    while step <= steps:
-        step += 1
+    async def recover(step: int) -> int:
+        """Kills the process after it has bound the function, and the next one at the step; returns its steps."""
         world = VfioWorld(tmp_path / str(step))
         with world.faults.of_files():
             preparer = await world.start()
-            world.faults.arm(9, "kill")  # after the function was bound
+            world.faults.arm(9, "kill")
             assert not await _survives(preparer, world.vfio_claim, "prepare")
             assert world.binding == BOUND
             world.faults.arm(step, "kill")
             preparer = world.preparer()
-            try:
+            with contextlib.suppress(Killed):
                 await preparer.restore()
-            except Killed:
-                pass
-            else:
                 await preparer.idle()
             steps = len(world.faults.steps)
             kill(preparer)
             world.faults.arm(0, "kill")
             await _check(world, await world.start())
-    assert step > 10
+        return steps
+
+    steps = await recover(0)
+    assert steps > 10
+    for step in places(steps, 2):
+        await recover(step + 1)
+
+
+@pytest.mark.parametrize(("call", "first"), [("prepare", 1), ("unprepare", 2)])
+async def test_failure_of_each_step(tmp_path: Path, call: Call, first: int) -> None:
+    for step in places(await _number_of_steps(tmp_path / "all", call), first):
+        world = VfioWorld(tmp_path / str(step))
+        with world.faults.of_files():
+            preparer = await _started(world, call)
+            world.faults.arm(step + 1, "fail")
+            await _survives(preparer, world.vfio_claim, call)
+            world.faults.arm(0, "fail")
+            # The kubelet repeats a failed call, and ends every claim.
+            await preparer.unprepare([world.vfio_claim])
+            await _check(world, preparer)
 
 
 async def test_failed_undo_keeps_the_claim_and_is_repeated(tmp_path: Path) -> None:
@@ -159,23 +190,3 @@ async def test_undo_is_left_out_after_a_reboot(tmp_path: Path) -> None:
     assert await preparer.unprepare([world.vfio_claim]) == {"a1": None}
     # Bound by somebody else in this boot.
     assert world.binding == BOUND
-
-
-@pytest.mark.parametrize("call", ["prepare", "unprepare"])
-async def test_failure_of_each_step(tmp_path: Path, call: Literal["prepare", "unprepare"]) -> None:
-    step, steps = 0, 0
-    while step <= steps:
-        step += 1
-        world = VfioWorld(tmp_path / str(step))
-        with world.faults.of_files():
-            preparer = await world.start()
-            if call == "unprepare":
-                devices_of((await preparer.prepare([world.vfio_claim]))["a1"])
-            world.faults.arm(step, "fail")
-            await _survives(preparer, world.vfio_claim, call)
-            steps = len(world.faults.steps)
-            world.faults.arm(0, "fail")
-            # The kubelet repeats a failed call, and ends every claim.
-            await preparer.unprepare([world.vfio_claim])
-            await _check(world, preparer)
-    assert step > 10

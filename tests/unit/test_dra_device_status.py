@@ -15,6 +15,8 @@ from accelplane.dra.devicestatus import desired_devices
 from accelplane.dra.journal import Entry, Holding
 from accelplane.plugins.gpu import GpuPlugin
 
+pytestmark = pytest.mark.memory
+
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 DRIVER = "gpu.intel.com"
 

@@ -21,6 +21,8 @@ from accelplane.plugins.idxd import DsaPlugin
 from accelplane.plugins.qat import QatPlugin
 from accelplane.plugins.sgx import SgxPlugin
 
+pytestmark = pytest.mark.memory
+
 DSA = "0000:6a:01.0"
 
 

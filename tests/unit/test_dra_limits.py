@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draclaims import World, devices_of, error_of, ref
+from draclaims import UnitOffers, World, devices_of, error_of, ref
 from trees import gpu_card, write
 
+from accelplane.devices import Unit, UnitNode
 from accelplane.dra import claims, durable, journal
 from accelplane.dra.journal import Entry, Holding, Journal, JournalError
 from accelplane.dra.model import ClaimError
@@ -218,3 +219,20 @@ async def test_directory_that_cannot_be_used_is_an_error_at_the_start(world: Wor
 
     with pytest.raises(JournalError, match="File exists"):
         await world.start()
+
+
+async def test_many_claims_at_the_same_time(tmp_path: Path) -> None:
+    units: list[Unit] = []
+    for number in range(64):
+        write(tmp_path / f"dev/accel{number}", "")
+        unit = f"0000:{number:02x}:00.0"
+        units.append(Unit(id=unit, health=unit, nodes=[UnitNode(f"/dev/accel{number}")]))
+    world = World(tmp_path, UnitOffers(*units))
+    preparer = await world.start()
+    names = [world.claim(f"a{number}", world.device(number)) for number in range(64)]
+
+    answers = await preparer.prepare(names)
+
+    assert len([devices_of(answer) for answer in answers.values()]) == 64
+    assert set((await preparer.unprepare(names)).values()) == {None}
+    assert world.leftovers() == []

@@ -1,8 +1,11 @@
 """Claims are prepared and unprepared: answers, files, journal, conflicts, reboots."""
 
 import asyncio
+import os
 import shutil
+import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from draclaims import World, devices_of, error_of, kill, ref
@@ -13,6 +16,8 @@ from accelplane.dra.model import ClaimRef, DeviceName
 from accelplane.dra.preparer import Preparer
 from accelplane.kubelet.podresources import ClaimHolder
 from accelplane.plugins.gpu import GpuPlugin
+
+pytestmark = pytest.mark.memory
 
 
 @pytest.fixture
@@ -123,6 +128,33 @@ async def test_claim_prepared_before_a_reboot_gets_the_same_names_and_the_new_no
 
     nodes = world.cdi_file("a1")[f"a1-{world.device()}"]["deviceNodes"]
     assert [node["path"] for node in nodes] == ["/dev/dri/card1", "/dev/dri/renderD129"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="making device nodes needs root")
+async def test_device_nodes_have_their_numbers_and_groups(world: World) -> None:
+    node = world.root / "dev/dri/renderD128"
+
+    def make(minor: int) -> None:
+        node.unlink()
+        os.mknod(node, stat.S_IFCHR | 0o660, os.makedev(226, minor))
+        os.chown(node, 0, 44)
+
+    make(128)
+    preparer = await world.start(cdi_groups=True)
+    claim = world.claim("a1", world.device())
+    await prepare(preparer, claim)
+
+    def edits() -> dict[str, Any]:
+        return world.cdi_file("a1")[f"a1-{world.device()}"]
+
+    assert edits()["deviceNodes"][1] == {
+        "path": str(node).removeprefix(str(world.root)), "hostPath": "/dev/dri/renderD128", "permissions": "rw",
+        "type": "c", "major": 226, "minor": 128,
+    }  # fmt: skip
+    assert edits()["additionalGids"] == [44]
+    make(130)  # the driver was loaded again
+    await prepare(preparer, claim)
+    assert edits()["deviceNodes"][1]["minor"] == 130
 
 
 async def test_claim_of_an_earlier_boot_holds_its_device_until_it_is_unprepared(world: World) -> None:

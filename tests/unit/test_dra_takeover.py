@@ -13,6 +13,8 @@ from accelplane.dra.preparer import Preparer
 from accelplane.dra.takeover import TakeoverError, parse
 from accelplane.plugins.gpu import GpuPlugin
 
+pytestmark = pytest.mark.memory
+
 DEVICE, OTHER = "0000-03-00-0-0x56c0", "0000-04-00-0-0x56c0"
 NAME = f"intel.com/gpu={DEVICE}"
 FILE = f"intel.com-gpu_{DEVICE}-accelplane.json"

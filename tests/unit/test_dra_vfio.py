@@ -1,5 +1,6 @@
 """Claims with `access: vfio`: functions are bound to VFIO for a claim, and back."""
 
+import asyncio
 import threading
 from pathlib import Path
 
@@ -7,17 +8,21 @@ import pytest
 from draclaims import UnitOffers, World, devices_of, error_of
 from drafaults import Faults, FaultyHost
 from trees import link, write
+from waiting import until
 
 from accelplane.devices import Unit
 from accelplane.dra.configuration import VFIO_CLASS
 from accelplane.dra.journal import Rebind
-from accelplane.dra.model import ClaimError
+from accelplane.dra.model import ClaimError, ClaimRef
+from accelplane.dra.preparer import Preparer
 from accelplane.dra.vfio import plan
 from accelplane.host import Host
 from accelplane.host.drivers import bind, driver_of, vfio_group
 from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.offload import QatSpec
 from accelplane.simulate.specs import NodeSpec
+
+pytestmark = pytest.mark.memory
 
 PFS = ("0000:61:00.0", "0000:62:00.0")
 VFS = ("0000:61:00.1", "0000:62:00.1")
@@ -35,10 +40,11 @@ class SlowHost(FaultyHost):
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel, Faults())
         self.slow = ""
-        self.release = threading.Event()
+        self.started, self.release = threading.Event(), threading.Event()
 
     def write(self, path: str, text: str) -> None:
         if path.endswith("/bind") and text == self.slow:
+            self.started.set()
             self.release.wait(10)
         super().write(path, text)
 
@@ -112,51 +118,66 @@ async def test_function_is_not_bound_if_binding_is_disabled(world: World) -> Non
     assert world.leftovers() == []
 
 
-async def test_binding_that_blocks_delays_no_other_unit_and_its_result_is_used_later(
-    world: World, host: SlowHost
-) -> None:
-    preparer = await world.start(time_limit=0.1)
+async def test_binding_that_blocks_delays_no_other_unit(world: World, host: SlowHost) -> None:
+    preparer = await world.start()
     slow, other = (world.claim(f"a{n}", world.device(n), config=[vfio_config()]) for n in (0, 1))
     host.slow = VFS[0]
+    call = asyncio.create_task(preparer.prepare([slow]))
 
-    answers = await preparer.prepare([slow, other])
+    devices_of((await preparer.prepare([other]))["a1"])
 
-    devices_of(answers["a1"])
-    assert f"still preparing {world.device()} (binding, 0 s so far)" in error_of(answers["a0"])
-    assert "still unpreparing" in error_of((await preparer.unprepare([slow]))["a0"])
+    assert not call.done()
+    host.release.set()
+    devices_of((await call)["a0"])
+
+
+async def blocked(preparer: Preparer, host: SlowHost, claim: ClaimRef) -> str:
+    """The answer while the function of the claim is being bound."""
+    host.slow = VFS[0]
+    error_of((await preparer.prepare([claim]))[claim.uid])
+    await until(host.started.is_set)
+    return error_of((await preparer.prepare([claim]))[claim.uid])
+
+
+async def test_call_that_takes_too_long_is_answered_with_what_it_does(world: World, host: SlowHost) -> None:
+    preparer = await world.start(time_limit=0.05)
+    claim = world.claim("a0", world.device(), config=[vfio_config()])
+
+    assert f"still preparing {world.device()} (binding, " in await blocked(preparer, host, claim)
+    assert "still unpreparing" in error_of((await preparer.unprepare([claim]))["a0"])
     host.release.set()
     await preparer.idle()
-    assert world.leftovers() == ["a1.json", "k8s.gpu.intel.com-claim_a1.json"]
+    assert world.leftovers() == []
 
 
 async def test_result_of_a_binding_that_took_long_is_used_by_the_next_call(world: World, host: SlowHost) -> None:
     preparer = await world.start(time_limit=0.05)
-    claim = world.claim("a1", world.device(), config=[vfio_config()])
-    host.slow = VFS[0]
-    error_of((await preparer.prepare([claim]))["a1"])
+    claim = world.claim("a0", world.device(), config=[vfio_config()])
+    await blocked(preparer, host, claim)
     host.release.set()
     await preparer.idle()
     writes = list(host.writes)
 
-    devices_of((await preparer.prepare([claim]))["a1"])
+    await preparer.prepare([claim])
+    await preparer.idle()
 
     assert host.writes == writes
+    assert world.journal()["a0"]["state"] == "prepared"
 
 
 async def test_close_leaves_unfinished_work_to_the_next_start(world: World, host: SlowHost) -> None:
     preparer = await world.start(time_limit=0.05)
-    claim = world.claim("a1", world.device(), config=[vfio_config()])
-    host.slow = VFS[0]
-    error_of((await preparer.prepare([claim]))["a1"])
+    claim = world.claim("a0", world.device(), config=[vfio_config()])
+    await blocked(preparer, host, claim)
 
     await preparer.close(seconds=0.0)
 
-    second = await world.start(time_limit=0.05)
-    assert "in another instance" in error_of((await second.prepare([claim]))["a1"])
+    second = await world.start()
+    call = asyncio.create_task(second.prepare([claim]))
+    await until(lambda: "in another instance" in str(second._tasks._progress))
     host.release.set()
     await preparer.idle()
-    await second.idle()
-    assert world.journal()["a1"]["state"] == "prepared"
+    devices_of((await call)["a0"])
 
 
 def group_tree(root: Path, **drivers: str) -> Host:

@@ -29,11 +29,12 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9]+")
 
 
 class Edits(Struct, frozen=True, kw_only=True):
-    """What a container gets with a device, apart from variables."""
+    """What a container gets with a device, apart from variables. `gids` are groups of the nodes."""
 
     nodes: Sequence[CdiNode] = ()
     mounts: Sequence[CdiMount] = ()
     hooks: Sequence[CdiHook] = ()
+    gids: Sequence[int] = ()
 
     def __bool__(self) -> bool:
         return bool(self.nodes or self.mounts or self.hooks)
@@ -82,9 +83,15 @@ def edits(nodes: Iterable[DeviceNode], mounts: Iterable[Mount], devices: Iterabl
     return Edits(nodes=tuple(found), mounts=tuple(bound), hooks=tuple(hooks))
 
 
-def with_numbers(host: Host, found: Edits) -> Edits:
-    """The edits with type and numbers of the device nodes as they are now. Raises `HostError` if one is missing."""
-    return replace(found, nodes=tuple([_numbered(host, node) for node in found.nodes]))
+def with_numbers(host: Host, found: Edits, *, groups: bool) -> Edits:
+    """The edits with type and numbers of the device nodes as they are now, and with their groups if requested.
+
+    Raises `HostError` if a node is missing.
+    """
+    nodes = tuple([_numbered(host, node) for node in found.nodes])
+    statuses = [host.status(node.host_path) for node in nodes] if groups else []
+    gids = {status.st_gid for status in statuses if status is not None}
+    return replace(found, nodes=nodes, gids=tuple(sorted(gids - {0})))
 
 
 def changed_node(host: Host, files: Iterable[CdiFile]) -> str:
@@ -102,11 +109,7 @@ def changed_node(host: Host, files: Iterable[CdiFile]) -> str:
 
 def claim_file(driver: str, uid: str, devices: Mapping[str, Edits], requests: Sequence[Mapping[str, str]]) -> CdiFile:
     """The file with `devices` by their CDI names, and the variables of each request. Raises `CdiError`."""
-    found = [
-        CdiDevice(kind=kind(driver), name=name, nodes=each.nodes, mounts=each.mounts, hooks=each.hooks)
-        for name, each in devices.items()
-        if each
-    ]
+    found = [_device(kind(driver), name, each) for name, each in devices.items() if each]
     found += [
         CdiDevice(kind=kind(driver), name=request_name(uid, number),
                   env=[f"{name}={value}" for name, value in sorted(envs.items())])
@@ -124,8 +127,7 @@ def inherited_file(name: str, found: Edits) -> CdiFile | None:
     kind_, _, device = name.partition("=")
     if not found:
         return None
-    edited = CdiDevice(kind=kind_, name=device, nodes=found.nodes, mounts=found.mounts, hooks=found.hooks)
-    return CdiFile(f"{kind_.replace('/', '-')}_{device}-accelplane.json", document([edited]))
+    return CdiFile(f"{kind_.replace('/', '-')}_{device}-accelplane.json", document([_device(kind_, device, found)]))
 
 
 class CdiDirectory:
@@ -208,6 +210,10 @@ class _FileDevice(Struct, rename="camel"):
 
 class _File(Struct):
     devices: list[_FileDevice] = []
+
+
+def _device(kind_: str, name: str, found: Edits) -> CdiDevice:
+    return CdiDevice(kind=kind_, name=name, nodes=found.nodes, mounts=found.mounts, hooks=found.hooks, gids=found.gids)
 
 
 def _nodes(files: Iterable[CdiFile]) -> list[CdiNode]:

@@ -16,6 +16,7 @@ import json
 import os
 import re
 import secrets
+import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -151,6 +152,7 @@ class Journal:
         self._claims = f"{directory}/claims"
         self._known: dict[str, _Known] = {}
         self._owner: int | None = None
+        self._mutex = threading.Lock()  # so that one thread at a time polls for the lock of the directory
         self.owner = secrets.token_hex(8)
 
     def open(self) -> None:
@@ -179,7 +181,7 @@ class Journal:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise _problem(path, error) from None
-        with closing(descriptor):
+        with closing(descriptor), self._mutex:
             end = time.monotonic() + _LOCK_TIMEOUT
             while True:
                 try:

@@ -41,6 +41,8 @@ _OTHER_INSTANCE_INTERVAL = 0.2
 class Preparer:
     """The `ClaimPreparer` of a driver, with its journal in `directory` and the files of claims in `cdi_dir`.
 
+    With `cdi_groups` containers get the groups of their device nodes.
+
     `names` has the names of all devices of the driver. `holders` returns the containers of the node that have devices,
     and raises `PodResourcesError`. Without `manage_binding` no function is bound to VFIO. `on_event` is called with
     reason and text of events of the node. With `device_status` the status of claims shows the prepared devices. With
@@ -57,6 +59,7 @@ class Preparer:
         *,
         directory: str,
         cdi_dir: str,
+        cdi_groups: bool = False,
         host: Host,
         manage_binding: bool,
         holders: Callable[[], Awaitable[NodeHolders]],
@@ -77,7 +80,7 @@ class Preparer:
         self._on_event = on_event
         self._orphan_delay = orphan_delay
         self._claims = ClaimReader(api)
-        self._store = ClaimStore(driver, directory, cdi_dir)
+        self._store = ClaimStore(driver, directory, cdi_dir, groups=cdi_groups)
         self._unused_since: dict[str, float] = {}
         self._orphans: asyncio.Task[None] | None = None
         self._take_over_wanted = take_over
@@ -166,7 +169,7 @@ class Preparer:
         """What the CDI names of another driver mean for the unit, empty if it cannot be used now."""
         try:
             found = await self._plugin_edits(unit)
-            return await in_thread(lambda: cdi.with_numbers(self._host.fresh(), found))
+            return await in_thread(lambda: self._store.current_edits(self._host.fresh(), found))
         except EXPECTED as error:
             log.warning("%s: its CDI names of another driver are not defined: %s", unit, error)
             return cdi.Edits()

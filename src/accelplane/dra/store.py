@@ -26,8 +26,10 @@ log = logging.getLogger(__name__)
 class ClaimStore:
     """Methods raise `JournalError` or `OSError`. `entries` and `damaged` are the journal as it was read last."""
 
-    def __init__(self, driver: str, directory: str, cdi_dir: str) -> None:
+    def __init__(self, driver: str, directory: str, cdi_dir: str, *, groups: bool) -> None:
+        """With `groups` containers get the groups of device nodes."""
         self._driver = driver
+        self._groups = groups
         self._directory = directory
         self._journal = Journal(directory)
         self._cdi = cdi.CdiDirectory(cdi_dir, driver)
@@ -115,7 +117,7 @@ class ClaimStore:
     ) -> Entry:  # fmt: skip
         """Writes the CDI file and then the entry as prepared. Raises `HostError`, `FpgaError` or `CdiError` too."""
         found = [
-            cdi.with_numbers(host, hardware.files(host, device, edits[device.holding.device])) for device in devices
+            self.current_edits(host, hardware.files(host, device, edits[device.holding.device])) for device in devices
         ]
         named = {each.cdi_ids[0].partition("=")[2]: files for each, files in zip(entry.devices, found, strict=True)}
         holdings = [
@@ -138,6 +140,10 @@ class ClaimStore:
                 self._journal.remove_damaged(entry.uid)
             self._read()
         return entry
+
+    def current_edits(self, host: Host, found: cdi.Edits) -> cdi.Edits:
+        """The edits with numbers and groups of device nodes. Raises `HostError`."""
+        return cdi.with_numbers(host, found, groups=self._groups)
 
     def undo(self, entry: Entry, host: Host) -> None:
         """Reverts the changes for the claim, and removes its files. Raises `HostError` or `FpgaError` of a step."""
