@@ -1,5 +1,6 @@
 """The devices that are published of a node's units."""
 
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -35,6 +36,8 @@ from accelplane.simulate.specs import GpuSpec, NodeSpec, NpuSpec, SgxSpec
 from accelplane.simulate.tree import SimulatedNode
 
 NODE, GPU, OTHER = "node-1", "gpu.intel.com", "tpu.example.com"
+COMMON = {"model", "type", "driver", "pciId", "pciAddress", "health", "numaNode", "parent"}
+REPOSITORY = Path(__file__).parents[2]
 ALL = Features(taints=True, counters=True, consumable=True)
 NONE = Features(taints=False, counters=False, consumable=False)
 NAME = "0000-03-00-0-0x56c0"
@@ -102,8 +105,7 @@ class TestSimulatedNode:
         family = FAMILIES[plugin.namespace]
         for device in found.values():
             own = {name for name in device.attributes if "/" not in name}
-            common = {"model", "type", "driver", "pciId", "pciAddress", "health", "numaNode", "parent"}
-            assert own == common | family.attributes.keys()
+            assert own == COMMON | family.attributes.keys()
             assert set(device.capacities) == set(family.capacities)
             assert len(device.attributes) + len(device.capacities) <= 32
 
@@ -323,6 +325,37 @@ def test_names_of_200_functions_are_in_natural_order() -> None:
     found = names(pool(functions(200), driver="qat.intel.com"))
     assert len(found) == 200
     assert found == sorted(found)
+
+
+class TestNames:
+    """The names in documentation and manifests are those of the catalog."""
+
+    def test_the_documentation_has_all_attributes_and_capacities(self) -> None:
+        section = (REPOSITORY / "docs/dra-claims.md").read_text().partition("\n## Attributes\n")[2]
+        found: dict[str, tuple[set[str], set[str]]] = {}
+        for line in section.splitlines():
+            cells = line.split("|")[1:]
+            if len(cells) >= 3 and ".intel.com`" in cells[0]:
+                attributes, capacities = (set(re.findall(r"`(\w+)`", cell)) for cell in cells[1:3])
+                found.update(dict.fromkeys(re.findall(r"`([a-z.]+)`", cells[0]), (attributes, capacities)))
+        words = {"sym", "asym", "dc", "dcc", "decomp"}  # the line of QAT has them as one text
+        expected = {name: (set(each.attributes) - words, set(each.capacities)) for name, each in FAMILIES.items()}
+        assert found == expected
+
+    def test_selectors_have_attributes_that_all_devices_of_the_driver_have(self) -> None:
+        used: set[tuple[str, str, str]] = set()
+        for file in [*(REPOSITORY / "deploy/dra").rglob("*.yaml"), *(REPOSITORY / "demo").rglob("*.yaml")]:
+            used.update(re.findall(r'device\.(attributes|capacity)\["([a-z]+\.intel\.com)"\]\.(\w+)', file.read_text()))
+        known = {
+            *(
+                ("attributes", driver, name)
+                for driver, each in FAMILIES.items()
+                for name in (*COMMON, *each.attributes)
+            ),
+            *(("capacity", driver, name) for driver, each in FAMILIES.items() for name in each.capacities),
+        }
+        assert len(used) > 5
+        assert used - known == set()
 
 
 TEXT = st.text(max_size=80)
