@@ -106,12 +106,14 @@ class Driver:
             units,
             directory=f"{settings.kubelet_dir}/plugins/{name}",
             cdi_dir=settings.cdi_dir,
+            cdi_groups=settings.cdi_groups,
             host=Host(settings.root),
             manage_binding=settings.dra_manage_binding,
             holders=self._list_holders,
             names=self._names,
             on_event=self._record_event,
             device_status=settings.dra_device_status,
+            take_over=settings.dra_take_over,
         )
         self._health_changed = Notifier()
         self._registrations = Notifier()
