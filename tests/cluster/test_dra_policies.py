@@ -6,6 +6,7 @@ kubelet runs.
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import ssl
@@ -14,7 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drapools import offer, offers
 from manifests import DEPLOY, overlay, render
+
+from accelplane.apiserver import ApiServer, ClientConfig
+from accelplane.dra import catalog
+from accelplane.dra.publisher import SlicePublisher
 
 from . import settings
 from .build import kubernetes_minor
@@ -196,6 +202,41 @@ def test_the_role_grants_nothing_else(accounts: Mapping[str, Account], claims: N
     status, answer = accounts["node-1"].request(method, path, body, "application/merge-patch+json")
     assert status == 403, answer
     assert "cannot" in answer["message"]
+
+
+async def test_the_driver_publishes_with_the_rights_of_its_account(
+    cluster: Cluster, accounts: Mapping[str, Account], tmp_path: Path
+) -> None:
+    authority, token = tmp_path / "ca.crt", tmp_path / "token"
+    authority.write_bytes(cluster.authority)
+    token.write_text(bound_token(cluster, ACCOUNT, "publisher", "node-1"))
+    server = f"https://{cluster.addresses.control}:{settings.API_PORT}"
+    api = ApiServer(ClientConfig(server=server, authority=str(authority), token=str(token)))
+    driver, events = "gpu.intel.com", list[str]()
+    publisher = SlicePublisher(api, "node-1", driver, on_event=lambda reason, text: events.append(f"{reason}: {text}"))
+    addresses = ["0000:03:00.0", "0000:04:00.0"]
+
+    def published() -> list[str]:
+        found = cluster.get(f"{SLICES}?fieldSelector=spec.nodeName%3Dnode-1,spec.driver%3D{driver}") or {"items": []}
+        return sorted(each["name"] for item in found["items"] for each in item["spec"].get("devices") or ())
+
+    def publish(*wanted: str) -> None:
+        given = offers(*map(offer, wanted))
+        publisher.set_pool(lambda features: catalog.pool(driver, "node-1", given, features, held=(), evict="gone"))
+
+    task = asyncio.create_task(publisher.run())
+    try:
+        publisher.registered(True)
+        for wanted in (addresses[:1], addresses, []):
+            publish(*wanted)
+            expected = [f"{each.replace(':', '-').replace('.', '-')}-0x56c0" for each in wanted]
+            await asyncio.to_thread(wait_until, lambda expected=expected: published() == expected, "slices", 30)
+        assert publisher.problems == []
+        assert events == []
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        api.close()
 
 
 # The status of claims
