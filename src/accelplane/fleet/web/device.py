@@ -133,7 +133,6 @@ def _readings(context: Context, unit: ReportedUnit, query: Query) -> Element:
         empty = "No reading: the device is asleep." if not found.awake else "No reading: the driver provides none."
     values = found.values if found is not None else ()
     limits = [value for value in values if "limit" in value.labels]
-    # The power is shown with its limits; the counter of energy has none.
     own_values = [each for each in values if "limit" not in each.labels]
     table = Table[Value](
         screen="device",
