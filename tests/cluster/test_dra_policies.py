@@ -21,6 +21,7 @@ from manifests import DEPLOY, overlay, render
 from accelplane.apiserver import ApiServer, ClientConfig
 from accelplane.dra import catalog
 from accelplane.dra.publisher import SlicePublisher
+from accelplane.operator.daemonsets.dra import account_of
 
 from . import settings
 from .build import kubernetes_minor
@@ -346,3 +347,40 @@ def test_the_api_server_compiles_all_selectors(cluster: Cluster, tree: str, tmp_
             assert answer["spec"] == each["spec"]
         else:
             assert answer["spec"]["selectors"] == each["spec"]["selectors"]
+
+
+# The operator
+
+OPERATOR_SPACE, PREFIX = "inteldeviceplugins-system", "inteldeviceplugins-"
+RBAC = "rbac.authorization.k8s.io"
+BINDINGS = f"/apis/{RBAC}/v1/clusterrolebindings"
+
+
+def binding(name: str, role: str) -> Object:
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": OPERATOR_SPACE}
+    reference = {"apiGroup": RBAC, "kind": "ClusterRole", "name": role}
+    return {"metadata": {"name": name}, "roleRef": reference, "subjects": [subject]}
+
+
+def test_the_operator_of_the_overlay_may_bind_the_roles_of_plugins_and_no_others(cluster: Cluster) -> None:
+    kinds = ("Namespace", "ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
+    objects = render(DEPLOY / "operator/overlays/dra")
+    cluster.apply(*(each for kind in kinds for each in objects if each["kind"] == kind))
+    account = f"{PREFIX}controller-manager"
+    operator = Account(cluster, cluster.kubectl("create", "token", account, f"--namespace={OPERATOR_SPACE}").strip())
+    accounts = f"/api/v1/namespaces/{OPERATOR_SPACE}/serviceaccounts"
+    for name, role in (
+        (account_of("gpu", status=False), f"{PREFIX}dra-role"),
+        (account_of("qat", status=True), f"{PREFIX}dra-status-role"),
+    ):
+        status, answer = operator.request("POST", accounts, {"metadata": {"name": name}})
+        assert status == 201, answer
+        status, answer = operator.request("POST", BINDINGS, binding(name, role))
+        assert status == 201, answer
+        for path in (f"{BINDINGS}/{name}", f"{accounts}/{name}"):
+            assert operator.request("GET", path)[0] == 200
+            assert operator.request("DELETE", path)[0] == 200
+    status, answer = operator.request("POST", BINDINGS, binding("accelplane-dra-gpu", "cluster-admin"))
+    assert status == 403, answer
+    assert operator.request("GET", f"{BINDINGS}/cluster-admin")[0] == 403
+    assert operator.request("DELETE", f"{BINDINGS}/cluster-admin")[0] == 403
