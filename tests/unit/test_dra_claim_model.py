@@ -25,7 +25,7 @@ DEVICES = {
     "gpu-a-t1": DeviceName(unit=UNITS[0], slot="t1", tile=1),
     "gpu-b": DeviceName(unit=UNITS[1], multiple=True),
 }
-CLAIMS = tuple(f"c{number}" for number in range(6))
+CLAIMS = tuple(f"c{number}" for number in range(4))
 
 uids = st.sampled_from(CLAIMS)
 allocations = st.lists(st.sampled_from(sorted(DEVICES)), min_size=1, max_size=2, unique=True)
@@ -84,25 +84,22 @@ class ClaimMachine(RuleBasedStateMachine):
                 assert claim.uid not in self._entries()
                 assert self.world.cdi_file(claim.uid) is None
 
-    @rule(uid=uids, devices=allocations, share=shares, admin=st.booleans())
-    def allocate(self, uid: str, devices: list[str], share: str, admin: bool) -> None:
-        """The scheduler allocates the claim, if it is not allocated."""
-        if self.world.api.path(ref(uid)) in self.world.api.objects or uid in self._entries():
-            return
-        self.answered.pop(uid, None)
-        results = [
-            self.world.result(device, f"r{number}", adminAccess=admin, **({"shareID": share} if share else {}))
-            for number, device in enumerate(devices)
-        ]
-        self.world.api.add(ref(uid), results)
+    @rule(uid=uids, devices=allocations, share=shares, admin=st.sampled_from([False, False, True]))
+    def start_pod(self, uid: str, devices: list[str], share: str, admin: bool) -> None:
+        """The scheduler allocates the claim unless it is allocated, and the kubelet has it prepared."""
+        if self.world.api.path(ref(uid)) not in self.world.api.objects and uid not in self._entries():
+            self.answered.pop(uid, None)
+            fields = {"shareID": share} if share else {}
+            results = [
+                self.world.result(device, f"r{number}", adminAccess=admin, **fields)
+                for number, device in enumerate(devices)
+            ]
+            self.world.api.add(ref(uid), results)
+        self._run(self._calls(("prepare", ref(uid))))
 
     @rule(uid=uids)
     def delete(self, uid: str) -> None:
         self.world.api.objects.pop(self.world.api.path(ref(uid)), None)
-
-    @rule(uid=uids)
-    def prepare(self, uid: str) -> None:
-        self._run(self._calls(("prepare", ref(uid))))
 
     @rule(uid=uids)
     def unprepare(self, uid: str) -> None:
