@@ -21,6 +21,7 @@ NAMES = (
     "confined",
     "start",
     "plug",
+    "dra",
     "allocate",
     "storm",
     "scan",

@@ -13,7 +13,7 @@ from accelplane.host import Host
 from accelplane.http.validity import Validity
 from accelplane.kubelet.podresources import DeviceHolder
 from accelplane.kubelet.server import LATENCY_BOUNDS
-from accelplane.node.status import NodeStatus, PluginStatus, ResourceCounters, ResourceStatus, UnitHealth
+from accelplane.node.status import DraStatus, NodeStatus, PluginStatus, ResourceCounters, ResourceStatus, UnitHealth
 from accelplane.pages import metrics
 from accelplane.pages.clients import ClientUse, NamedPod
 from accelplane.pages.holders import Holders
@@ -40,7 +40,7 @@ def _page() -> str:
         failures={"other": 1},
     )
     status = NodeStatus(version="", root="/", kubelet_dir="")
-    status = msgspec.structs.replace(status, plugins={"p": plugin}, uevents={"": 1, "pci": 1})
+    status = msgspec.structs.replace(status, plugins={"p": plugin}, uevents={"": 1, "pci": 1}, dra={"p": DraStatus()})
     holders = Holders(
         [DeviceHolder("n", "p", "c", "n/r", ("x",))],
         "podresources",

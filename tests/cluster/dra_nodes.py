@@ -49,6 +49,15 @@ class DraNode(GpuNode):
             del self.node.daemons[self.agent.name]
             self.agent = None
 
+    def restart_agent(self) -> None:
+        """Kills the agent, starts it, and waits until the kubelet has registered it."""
+        assert self.agent is not None
+        registrations = self.agent.log.read_text().count(f"{GPU}: registered")
+        self.agent.kill()
+        self.agent.start()
+        log = self.agent.log
+        wait_until(lambda: log.read_text().count(f"{GPU}: registered") > registrations, "registration", 30)
+
     # Slices
 
     def slices(self, driver: str = GPU) -> list[Object]:
@@ -128,14 +137,18 @@ class DraNode(GpuNode):
         return "\n".join(each["message"] for each in (self.cluster.get(path) or {"items": []})["items"])
 
     def reset(self) -> None:
+        if self.agent is not None:
+            if not self.agent.running:
+                self.agent.start()
+            self.delete(*self.pods())  # pods with claims end only while their driver runs
         super().reset()
         self.agent = None
         found = self.cluster.get(f"{API}/namespaces/{NAMESPACE}/resourceclaims") or {"items": []}
         self.delete_claims(*(each["metadata"]["name"] for each in found["items"]))
         for each in self.slices():
             self.cluster.request("DELETE", f"{API}/resourceslices/{each['metadata']['name']}")
-        self.node.run("rm", "-rf", "/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry")
-        self.node.run("mkdir", "-p", "/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry")
+        # The kubelet watches the directories themselves.
+        self.node.run("sh", "-c", "rm -rf /var/lib/kubelet/plugins/* /var/lib/kubelet/plugins_registry/*")
 
 
 def install_classes(cluster: Cluster) -> None:

@@ -6,13 +6,19 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from dranodes import GPU, I915, DraNode
 from msgspec.structs import replace
 from sliceservers import NODE, SliceServer
 from waiting import until
 
+from accelplane.cli.inspect import _report as inspect_report
+from accelplane.cli.inspect import chosen_plugins
 from accelplane.kubelet.embedded import AdmissionError, Pod, PodStartError
+from accelplane.pages.metrics import MetricsPage
+from accelplane.pages.observer import Observer
+from accelplane.report.inventory import NodeInventory
 
 GPU_POD = Pod("plain", containers={"main": {I915: 1}})
 
@@ -48,6 +54,34 @@ async def test_a_claim_gets_its_device_and_the_next_pod_gets_it_afterwards(node:
         assert files(node.settings.cdi_dir) == []
         assert await node.run_pod("b", node.allocate(first, "b"))
         assert second in node.published()
+
+
+async def test_pages_show_claims_as_holders_and_the_driver(node: DraNode) -> None:
+    async with node.agent_running() as agent:
+        first, _second = await node.until_registered()
+        await node.run_pod("a", node.allocate(first, "a"))
+        observer = Observer(agent)
+        try:
+            inventory = msgspec.json.decode((await observer.inventory()).body, type=NodeInventory)
+            page = MetricsPage().render(agent.status(), await observer.contents()).decode()
+        finally:
+            await observer.close()
+        held = {unit.unit: [(each.pod, each.via) for each in unit.holders] for unit in inventory.units}
+        assert held == {"card0": [("a", "dra")], "card1": []}
+        assert [unit.ids for unit in inventory.units] == [{}, {}]
+        for line in (
+            'accelplane_dra_units{owner="dra",plugin="gpu"} 2.0',
+            'accelplane_dra_registered{plugin="gpu"} 1.0',
+            'accelplane_dra_published_units{plugin="gpu"} 2.0',
+            'accelplane_dra_claims{plugin="gpu"} 1.0',
+            'accelplane_dra_prepares_total{plugin="gpu",result="ok"} 1.0',
+        ):
+            assert line in page.splitlines()
+        report = await inspect_report(
+            node.settings, chosen_plugins(node.settings.root, "gpu", ""), "", only_names=False
+        )
+        rows = {row.id: row.held_by for row in report.devices if row.resource == I915}
+        assert rows == {"card0-0": ("default/a/main (DRA)",), "card1-0": ()}
 
 
 async def test_the_slice_has_the_node_as_owner_and_pool(node: DraNode) -> None:

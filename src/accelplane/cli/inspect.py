@@ -18,6 +18,7 @@ import msgspec
 
 from accelplane.cli import holdertimes, tables
 from accelplane.cli.agentstatus import REGISTERED, AgentStates, health_of, read_states
+from accelplane.cli.claimeddevices import claimed_devices
 from accelplane.cli.tables import UNKNOWN, Column, Document, Format, Row, Table
 from accelplane.devices import Device, Skipped, Unit, natural, plain
 from accelplane.host import Host
@@ -96,7 +97,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Kubelet(msgspec.Struct, frozen=True):
-    """The kubelet's part: advertised IDs (None: unknown), and containers by resource and ID, and by CDI name."""
+    """The kubelet's part: advertised IDs (None: unknown), and containers by resource and ID, by CDI name, by claim."""
 
     source: Literal["pod-resources", "checkpoint", "none"]
     advertised: Mapping[str, frozenset[str]] | None = None
@@ -104,6 +105,7 @@ class _Kubelet(msgspec.Struct, frozen=True):
     since: Mapping[tuple[str, str], float] = {}
     problem: str = ""
     claims: Mapping[str, Sequence[str]] = {}
+    claim_holders: Sequence[podresources.ClaimHolder] = ()
 
 
 def run(root: str, kubelet_dir: str, plugins: str, config: str, form: Format, *, agent: str = "") -> int:
@@ -204,6 +206,7 @@ def _rows(plugin: PluginStatus, units: Units, kubelet: _Kubelet, states: AgentSt
         if resource.startswith(prefix)
         for id_ in ids
     )
+    claimed = _claimed_units(kubelet, plugin.namespace, units)
     for resource, id_ in sorted(devices.keys() | known_ids, key=lambda key: (natural(key[0]), natural(key[1]))):
         device = devices.get((resource, id_))
         unit = units.get((resource.removeprefix(prefix), id_))
@@ -212,6 +215,8 @@ def _rows(plugin: PluginStatus, units: Units, kubelet: _Kubelet, states: AgentSt
         held_by = None if kubelet.source == "none" else kubelet.holders.get((resource, id_), ())
         if held_by is not None and device is not None and device.cdi is not None:
             held_by = (*held_by, *kubelet.claims.get(device.cdi.qualified_name, ()))
+        if held_by is not None and unit is not None:
+            held_by = (*held_by, *claimed.get(unit.id, ()))
         # The scan alone knows some reasons for bad health, but never that a device is healthy.
         found_unhealthy = device is not None and not device.healthy
         topology = device.topology if device else None
@@ -235,6 +240,16 @@ def _rows(plugin: PluginStatus, units: Units, kubelet: _Kubelet, states: AgentSt
             state_since=tables.time_text(reported.since if reported is not None and reported.since else None),
             nodes=tuple(_access(device, root)) if device else (),
         )
+
+
+def _claimed_units(kubelet: _Kubelet, driver: str, units: Units) -> Mapping[str, Sequence[str]]:
+    """The containers that have units by claims of a driver, by unit ID."""
+    devices = claimed_devices(kubelet.claim_holders, driver, {unit.id: unit for unit in units.values()}.values())
+    return _group_by_key(
+        (unit.id, f"{one.namespace}/{one.pod}/{one.container} (DRA)")
+        for one in kubelet.claim_holders
+        if (unit := devices.get((one.driver, one.pool, one.device))) is not None
+    )
 
 
 def _advertised(plugin: str, key: tuple[str, str], kubelet: _Kubelet, states: AgentStates) -> bool | None:
@@ -308,6 +323,7 @@ async def _from_pod_resources(socket: str) -> _Kubelet:
         claims=_group_by_key(
             (name, f"{one.namespace}/{one.pod}/{one.container} (DRA)") for one in claims for name in one.cdi_names
         ),
+        claim_holders=claims,
     )
 
 

@@ -12,14 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from accelplane.cli.agentstatus import AgentStates, read_states
+from accelplane.cli.claimeddevices import claimed_devices
 from accelplane.cli.inspect import chosen_plugins
 from accelplane.cli.refresh import show
 from accelplane.cli.tables import UNKNOWN, Column, Document, Format, Row, Table, print_problems, sort_tables
 from accelplane.devices import Device, Inventory
+from accelplane.host import Host
 from accelplane.kubelet import sockets
 from accelplane.node.config import Chosen
 from accelplane.node.scan_loop import try_scan
 from accelplane.node.settings import ConfigurationError, Settings
+from accelplane.node.units import units_of
 from accelplane.pages.current_values import device_values
 from accelplane.pages.device_reader import DeviceReading
 from accelplane.pages.holders import HolderReader, Holders, claimed_units
@@ -130,7 +133,7 @@ class _Node:
         self._readings = Readings(
             lambda: self._inventories,
             settings.root,
-            held=lambda: frozenset(_holders_by_unit(self._inventories, self._holders.last)),
+            held=lambda: frozenset(_holders_by_unit(self._inventories, self._holders.last, settings.root)),
             waking="always" if wake else "auto",
             min_interval=0.0,
         )
@@ -138,7 +141,15 @@ class _Node:
     async def document(self) -> Document[DeviceRow]:
         found = await self._read()
         holders = self._holders.last
-        rows = [_table_row(row) for row in _rows(self._inventories, holders, found, self._states)]
+        rows = [
+            _table_row(row)
+            for row in _rows(
+                self._inventories,
+                _holders_by_unit(self._inventories, holders, self._settings.root),
+                found,
+                self._states,
+            )
+        ]
         self._missing = self._states.missing([row.item.plugin for row in rows])
         problems = self.problems()
         table = Table("devices", _COLUMNS, rows, empty="" if problems else "No devices found.")
@@ -209,7 +220,7 @@ class _Node:
             self._inventories[name] = plugin, inventory
 
 
-def _holders_by_unit(inventories: Inventories, holders: Holders) -> dict[tuple[str, str], list[str]]:
+def _holders_by_unit(inventories: Inventories, holders: Holders, root: str) -> dict[tuple[str, str], list[str]]:
     """The names of the containers that hold IDs of a unit, by plugin and unit."""
     units = {
         (f"{plugin.namespace}/{resource}", id_): (name, device.unit)
@@ -231,14 +242,19 @@ def _holders_by_unit(inventories: Inventories, holders: Holders) -> dict[tuple[s
         for device in inventory
         if device.cdi is not None
     }
+    for name, (plugin, inventory) in inventories.items():
+        if any(claim.driver == plugin.namespace for claim in holders.claims):
+            claimed = claimed_devices(holders.claims, plugin.namespace, units_of(Host(root), inventory))
+            by_cdi.update({key: (name, unit.health) for key, unit in claimed.items()})
     for key, place in claimed_units(holders.claims, by_cdi):
         found.setdefault(place, []).append(f"{'/'.join(key[:3])} (DRA)")
     return found
 
 
-def _rows(inventories: Inventories, holders: Holders, found: Found, states: AgentStates) -> Iterator[DeviceRow]:
+def _rows(
+    inventories: Inventories, held: Mapping[tuple[str, str], list[str]], found: Found, states: AgentStates
+) -> Iterator[DeviceRow]:
     """A row for each device of a plan, for the units that belong to none, and for those that only an agent knows."""
-    held = _holders_by_unit(inventories, holders)
     for name, (_, inventory) in inventories.items():
         devices = [device for by_id in inventory.resources.values() for device in by_id.values()]
         planned: set[str] = set()

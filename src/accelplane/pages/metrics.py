@@ -13,7 +13,7 @@ from accelplane.devices import HEALTHY, UNHEALTHY, Phase
 from accelplane.kubelet.server import LATENCY_BOUNDS, Stage
 from accelplane.node.health_history import RECOVERY_BOUNDS
 from accelplane.node.hook_results import OWN_PREFIXES
-from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus
+from accelplane.node.status import DraStatus, NodeStatus, PluginStatus, ResourceStatus
 from accelplane.pages.exposition import Family, render
 from accelplane.pages.hardware_metrics import (
     Dropped,
@@ -78,6 +78,7 @@ class MetricsPage:
             *with_samples(_uevents(status.uevents)),
             *_plugins(status.plugins.values()),
             *_resources(resources),
+            *with_samples(_dra(status.dra)),
         )
         last = (*more, *_lag(contents.lag), *_process())
         limit = self._options.max_samples - sum(map(len, first)) - sum(map(len, last))
@@ -245,6 +246,31 @@ def _resources(resources: Iterable[ResourceStatus]) -> Iterable[Family]:
             preferred.add_histogram(LATENCY_BOUNDS, counters.preferred_buckets, counters.preferred_seconds_sum, labels)
     found = (devices, registered, registrations, rejections, lists, age, failures, outcomes, latency)
     return *found, *with_samples((preferred,))
+
+
+def _dra(drivers: Mapping[str, DraStatus]) -> Sequence[Family]:
+    """The DRA drivers of plugins whose units may belong to dynamic resource allocation."""
+    units = Family("accelplane_dra_units", "Units by the API that may hand them out.")
+    registered = Family("accelplane_dra_registered", "1 while the DRA driver is registered with the kubelet.")
+    published = Family("accelplane_dra_published_units", "Units in the ResourceSlices of this node.")
+    claims = Family("accelplane_dra_claims", "Claims that are prepared.")
+    prepares = Family("accelplane_dra_prepares_total", "Claims of calls to prepare, by result.", "counter")
+    unprepares = Family("accelplane_dra_unprepares_total", "Claims of calls to unprepare, by result.", "counter")
+    for name, driver in drivers.items():
+        labels = {"plugin": name}
+        owners = Counter(unit.owner for unit in driver.units.values())
+        for owner in ("dra", "none", "plugin"):
+            units.add(owners[owner], {**labels, "owner": owner})
+        registered.add(driver.stage == "registered", labels)
+        published.add(sum(unit.published for unit in driver.units.values()), labels)
+        claims.add(len({claim for unit in driver.units.values() for claim in unit.claims}), labels)
+        for family, failed, succeeded in (
+            (prepares, driver.prepare_failures, driver.prepares),
+            (unprepares, driver.unprepare_failures, driver.unprepares),
+        ):
+            family.add(succeeded, {**labels, "result": "ok"})
+            family.add(failed, {**labels, "result": "error"})
+    return units, registered, published, claims, prepares, unprepares
 
 
 def _process() -> Iterator[Family]:

@@ -8,9 +8,9 @@ from msgspec import Struct
 
 from .devices import Device, busy_column, selected
 from .html import Element, element
-from .page import Context, Page, choice, empty_list, filters
+from .page import Context, Page, choice, empty_list, filters, without_order
 from .query import Query, link
-from .summaries import states_of
+from .summaries import is_idle
 from .table import Column, Listing, Table, arranged, show_part
 
 ZONE = "topology.kubernetes.io/zone"
@@ -26,7 +26,14 @@ class Group(Struct):
     devices: list[Device]
 
     def count(self, state: str) -> int:
-        return sum(state in states_of(each.unit) for each in self.devices)
+        units = (each.unit for each in self.devices)
+        match state:
+            case "held":
+                return sum(bool(unit.holders) for unit in units)
+            case "idle":
+                return sum(map(is_idle, units))
+            case _:
+                return sum(unit.phase in ("unhealthy", "recovering") for unit in units)
 
 
 def screen(context: Context, query: Query) -> Page:
@@ -65,8 +72,8 @@ def _table(context: Context, query: Query, label: str) -> Table[Group]:
     def address(each: Group, state: str = "") -> str:
         term = f"!{label}" if each.value is None else f"{label}={each.value}"
         labels = f"{query.labels},{term}" if query.labels else term
-        narrowed = msgspec.structs.replace(query, labels=labels, state=state or query.state, sort="", start=0, group="")
-        return link("devices", narrowed)
+        narrowed = without_order(query)
+        return link("devices", msgspec.structs.replace(narrowed, labels=labels, state=state or query.state))
 
     def counted(state: str, title: str) -> Column[Group]:
         def shown(each: Group) -> Element | str:

@@ -19,8 +19,9 @@ _PLUGIN_ELEMENTS = 430
 
 def screen(context: Context, query: Query) -> Page:
     """The overview."""
-    parts = (_problems(context, query), _resources(context, query), _device_plugins(context, query))
-    return Page(title="Overview", content=(*parts, grafana_link(context)))
+    content = (_problems(context, query), _resources(context, query), _device_plugins(context, query))
+    link_ = grafana_link(context)
+    return Page(title="Overview", content=(*content, link_) if link_ is not None else content)
 
 
 def _problems(context: Context, query: Query) -> Element:

@@ -1,0 +1,140 @@
+"""`accelplane dra cleanup`: removes what DRA drivers leave on a node that no longer uses them.
+
+It refuses while claims are prepared or a driver is served, because pods with claims end only while their driver runs.
+"""
+
+import asyncio
+import contextlib
+import glob
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from accelplane.apiserver import ApiError, ApiServer, NotFound, load_config, object_path, resource_path
+from accelplane.dra.journal import JournalError
+from accelplane.dra.resourceslice import API_VERSIONS, GROUP, PLURAL
+from accelplane.dra.store import ClaimStore
+from accelplane.fpga import FpgaError
+from accelplane.host import Host, HostError
+from accelplane.kubelet import sockets
+
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_OWNERS = "accelplane"  # the directory with the owners of units
+
+
+class CleanupError(Exception):
+    """Nothing was removed; the text says why."""
+
+
+class _Metadata(Struct, frozen=True):
+    name: str
+
+
+class _Slice(Struct, frozen=True):
+    metadata: _Metadata
+
+
+def run(*, root: str, kubelet_dir: str, cdi_dir: str, node: str, kubeconfig: str, force: bool) -> int:
+    """Returns the exit code: 1 if something was not removed. `node` is needed for the slices of the API server."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
+    drivers = sorted(_drivers(kubelet_dir))
+    try:
+        _check_unserved(kubelet_dir, drivers)
+        for driver in drivers:
+            _remove_claims(driver, kubelet_dir, cdi_dir, Host(root), force=force)
+    except (CleanupError, JournalError, FpgaError, HostError, OSError) as error:
+        print(f"accelplane dra cleanup: {error}", file=sys.stderr)
+        return 1
+    failed = False
+    for driver in drivers:
+        shutil.rmtree(f"{kubelet_dir}/plugins/{driver}", ignore_errors=True)
+        for path in glob.glob(f"{kubelet_dir}/plugins_registry/{glob.escape(driver)}-*.sock"):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        print(f"{driver}: removed")
+    shutil.rmtree(f"{kubelet_dir}/plugins/{_OWNERS}", ignore_errors=True)
+    if drivers:
+        try:
+            for name in asyncio.run(_remove_slices(node, drivers, kubeconfig)):
+                print(f"ResourceSlice {name}: removed")
+        except (ApiError, CleanupError) as error:
+            failed = True
+            print(
+                f"accelplane dra cleanup: ResourceSlices not removed: {error}; the kubelet deletes them 30 s after the "
+                "end of the driver",
+                file=sys.stderr,
+            )
+    return 1 if failed else 0
+
+
+def _drivers(kubelet_dir: str) -> Iterator[str]:
+    """The drivers with a journal of this program."""
+    for path in glob.glob(f"{glob.escape(kubelet_dir)}/plugins/*/claims"):
+        yield os.path.basename(os.path.dirname(path))
+
+
+def _check_unserved(kubelet_dir: str, drivers: Sequence[str]) -> None:
+    for driver in drivers:
+        for path in sorted(glob.glob(f"{glob.escape(kubelet_dir)}/plugins/{glob.escape(driver)}/dra*.sock")):
+            if (process := sockets.listener(path)) is not None:
+                raise CleanupError(
+                    f"process {process} serves the driver {driver} at {path}; end the pods with its claims, delete its "
+                    "DaemonSet, and run this command again"
+                )
+
+
+def _remove_claims(driver: str, kubelet_dir: str, cdi_dir: str, host: Host, *, force: bool) -> None:
+    """Undoes what was done for claims. Without `force` raises `CleanupError` if claims are prepared."""
+    store = ClaimStore(driver, f"{kubelet_dir}/plugins/{driver}", cdi_dir, groups=False)
+    store.open(host.text_or_empty(_BOOT_ID), host)
+    try:
+        claims = sorted(entry.claim for entry in store.entries.values())
+        if claims and not force:
+            raise CleanupError(
+                f"{driver}: {len(claims)} claims are prepared: {', '.join(claims)}; delete their pods while the driver "
+                "runs, or use --force, which takes the devices of running containers away"
+            )
+        for entry in list(store.entries.values()):
+            store.undo(entry, host.fresh())
+            print(f"{driver}: claim {entry.claim} undone; its containers keep devices that are open")
+        for path in glob.glob(f"{glob.escape(cdi_dir)}/k8s.{glob.escape(driver)}-claim_*"):
+            os.unlink(path)
+    finally:
+        store.close()
+
+
+async def _remove_slices(node: str, drivers: Sequence[str], kubeconfig: str) -> list[str]:
+    """The names of the slices of this node that were deleted. Raises `ApiError`."""
+    if not node:
+        raise CleanupError("the name of the node is not known; use --node or the variable NODE_NAME")
+    api = ApiServer(load_config(kubeconfig))
+    found: list[str] = []
+    try:
+        for version in API_VERSIONS:
+            path = resource_path(GROUP, version, PLURAL)
+            try:
+                for driver in drivers:
+                    query = {"fieldSelector": f"spec.nodeName={node},spec.driver={driver}"}
+                    names: list[str] = []
+                    await api.list(
+                        path,
+                        lambda items, names=names: names.extend(
+                            msgspec.json.decode(item, type=_Slice).metadata.name for item in items
+                        ),
+                        query=query,
+                    )
+                    for name in names:
+                        with contextlib.suppress(NotFound):
+                            await api.delete(object_path(path, name))
+                        found.append(name)
+            except NotFound:
+                continue
+            return found
+    finally:
+        api.close()
+    return found

@@ -1,0 +1,90 @@
+"""`accelplane dra cleanup`: case 62."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from dranodes import GPU, DraNode
+from sliceservers import NODE, SliceServer
+from waiting import until
+
+from accelplane.apiserver import ClientConfig
+from accelplane.cli import dracleanup
+
+
+@pytest.fixture
+async def node(directory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[DraNode]:
+    async with SliceServer() as server:
+        config: ClientConfig = server.config
+        monkeypatch.setattr(dracleanup, "load_config", lambda _kubeconfig: config)
+        node = DraNode(directory, tmp_path, server)
+        async with node.kubelet:
+            yield node
+
+
+async def clean_up(node: DraNode, *, force: bool = False) -> int:
+    settings = node.settings
+    return await asyncio.to_thread(
+        lambda: dracleanup.run(
+            root=settings.root,
+            kubelet_dir=settings.kubelet_dir,
+            cdi_dir=settings.cdi_dir,
+            node=NODE,
+            kubeconfig="",
+            force=force,
+        )
+    )
+
+
+def left(node: DraNode) -> list[str]:
+    """What is below the kubelet's `plugins`, and files of claims."""
+    plugins = Path(node.directory, "plugins")
+    found = [str(path.relative_to(plugins)) for path in plugins.rglob("*")]
+    return sorted((*found, *(name for name in os.listdir(node.settings.cdi_dir) if name.startswith("k8s."))))
+
+
+async def test_it_refuses_while_a_driver_is_served_or_claims_are_prepared(
+    node: DraNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with node.agent_running():
+        first, _second = await node.until_registered()
+        await node.run_pod("a", node.allocate(first, "a", name="claim"))
+        assert await clean_up(node) == 1
+        assert f"serves the driver {GPU} at" in capsys.readouterr().err
+    assert await clean_up(node) == 1
+    assert "1 claims are prepared: default/claim; delete their pods" in capsys.readouterr().err
+    assert node.published()
+
+
+async def test_it_leaves_nothing_after_the_pods_have_ended(node: DraNode) -> None:
+    async with node.agent_running():
+        first, _second = await node.until_registered()
+        await node.run_pod("a", node.allocate(first, "a"))
+        node.kubelet.delete_pod("a")
+        await until(lambda: not node.claims())
+    assert await clean_up(node) == 0
+    assert left(node) == []
+    assert node.published() == []
+    assert await clean_up(node) == 0
+
+
+async def test_by_force_claims_are_undone(node: DraNode, capsys: pytest.CaptureFixture[str]) -> None:
+    async with node.agent_running():
+        first, _second = await node.until_registered()
+        await node.run_pod("a", node.allocate(first, "a", name="claim"))
+    assert await clean_up(node, force=True) == 0
+    assert "claim default/claim undone" in capsys.readouterr().out
+    assert left(node) == []
+
+
+async def test_without_the_api_server_the_node_is_cleaned_and_the_slices_are_reported(
+    node: DraNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with node.agent_running():
+        await node.until_registered()
+    await node.server.stop()
+    assert await clean_up(node) == 1
+    assert "ResourceSlices not removed" in capsys.readouterr().err
+    assert left(node) == []
