@@ -73,7 +73,7 @@ class ClaimTasks:
                 del self._tasks[kind, ref.uid]
                 self._changed()
 
-        task = self._tasks[kind, ref.uid] = asyncio.create_task(run())
+        task = self._tasks[kind, ref.uid] = asyncio.create_task(run(), name=f"{kind} {ref.namespace}/{ref.name}")
         task.add_done_callback(log_failure)
         return task
 
@@ -143,4 +143,4 @@ def claim_error(error: Exception, prefix: str = "") -> ClaimError:
 def log_failure(task: "asyncio.Task[Any]") -> None:
     """Logs why a task failed: its call may not wait for it any more."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.warning("%s", error)
+        log.warning("%s: %s", task.get_name(), error)

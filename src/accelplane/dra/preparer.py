@@ -137,7 +137,7 @@ class Preparer:
         for entry in interrupted:
             self._tasks.start("restore", entry.ref, self._finish)
         if len(self._store.entries) > len(interrupted):
-            self._orphans = asyncio.ensure_future(self._remove_orphans())
+            self._orphans = asyncio.create_task(self._remove_orphans(), name="removal of claims without pods")
             self._orphans.add_done_callback(log_failure)
         self._changed.notify_all()
 
@@ -380,7 +380,7 @@ class Preparer:
     def _write_status(self, ref: ClaimRef) -> None:
         """Writes `status.devices` of the claim, while calls go on."""
         if self._status is not None and ref.name:
-            task = asyncio.create_task(self._status.update(ref))
+            task = asyncio.create_task(self._status.update(ref), name=f"status {ref.namespace}/{ref.name}")
             self._status_tasks.add(task)
             task.add_done_callback(self._status_tasks.discard)
             task.add_done_callback(log_failure)
