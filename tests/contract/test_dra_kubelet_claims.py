@@ -30,7 +30,7 @@ class NodeWithClaims:
         self.api = MemoryClaims()
         self.kubelet_dir = root / "var/lib/kubelet"
         self.kubelet = EmbeddedKubelet(
-            self.kubelet_dir, behaviour=behaviour, claim_api=self.api, wipe_delay=0.5, unprepare_interval=0.2
+            self.kubelet_dir, behaviour=behaviour, claim_api=self.api, unprepare_interval=0.2
         )
 
     def claim(self, uid: str, device: int = 0) -> str:
@@ -91,12 +91,12 @@ async def test_a_kubelet_restart_with_a_second_pod_changes_no_file(node: NodeWit
         claim = node.claim("a1")
         first = await node.run("a", claim)
         files = [*node.world.directory.rglob("*.json"), *node.world.cdi_dir.iterdir()]
-        before = {path: path.stat() for path in files}
+        before = [(path.stat().st_ino, path.stat().st_mtime_ns) for path in files]
         registrations = len(driver.published)
         await node.kubelet.restart()
         await until(lambda: len(driver.published) > registrations and driver.published[-1])
         assert await node.run("b", claim) == first
-        assert {path: path.stat() for path in files} == before
+        assert [(path.stat().st_ino, path.stat().st_mtime_ns) for path in files] == before
         await node.end("a")
         assert node.defined("a1", first)
         await node.end("b")

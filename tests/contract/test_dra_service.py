@@ -275,6 +275,7 @@ async def test_sockets_of_ended_instances_are_removed_and_those_of_others_stay(k
         bound.close()
     async with serving(ServedDriver(kubelet_dir)) as driver:
         await until(lambda: not any(map(os.path.exists, ended)))
+        await until(lambda: driver.service.status.stage == "serving")
         await driver.registered()
         assert all(map(os.path.exists, others))
 

@@ -40,9 +40,7 @@ def behaviour(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def kubelet(directory: str, api: MemoryClaims, behaviour: str) -> AsyncIterator[EmbeddedKubelet]:
-    async with EmbeddedKubelet(
-        directory, behaviour=behaviour, claim_api=api, wipe_delay=0.5, unprepare_interval=0.2
-    ) as running:
+    async with EmbeddedKubelet(directory, behaviour=behaviour, claim_api=api, unprepare_interval=0.2) as running:
         yield running
 
 
@@ -244,11 +242,11 @@ async def test_a_restarted_driver_is_used_and_its_slices_stay(
     assert api.deletions == [""]
 
 
-async def test_slices_are_deleted_when_the_driver_does_not_return(
-    kubelet: EmbeddedKubelet, driver: ServedDriver, api: MemoryClaims
-) -> None:
-    driver.service.stop()
-    await until(lambda: api.deletions == ["", DRIVER])
+async def test_slices_are_deleted_when_the_driver_does_not_return(directory: str, api: MemoryClaims) -> None:
+    async with EmbeddedKubelet(directory, claim_api=api, wipe_delay=0.2), serving(ServedDriver(directory)) as driver:
+        await until(lambda: driver.service.status.publishing)
+        driver.service.stop()
+        await until(lambda: api.deletions[:2] == ["", DRIVER])
 
 
 async def test_a_failed_deletion_of_slices_is_repeated(directory: str, api: MemoryClaims) -> None:

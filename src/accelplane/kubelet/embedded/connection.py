@@ -19,7 +19,6 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", 4 * 1024 * 1024),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 _SERVICE = "/v1beta1.DevicePlugin/"
@@ -120,9 +119,14 @@ async def stream(
         yield _decode(message, response_type)
 
 
-def open_channel(path: str) -> grpc.aio.Channel:
-    """A channel to the socket `path`. Raises `sockets.SocketPathError`."""
-    return grpc.aio.insecure_channel(sockets.address(sockets.checked_path(path)), options=_OPTIONS)
+def open_channel(path: str, *, attempt: float = 0.1) -> grpc.aio.Channel:
+    """A channel to the socket `path`. Each attempt to connect has `attempt` seconds at least.
+
+    Raises `sockets.SocketPathError`.
+    """
+    # The name is misleading: it is the time limit of an attempt.
+    options = (*_OPTIONS, ("grpc.min_reconnect_backoff_ms", round(attempt * 1000)))
+    return grpc.aio.insecure_channel(sockets.address(sockets.checked_path(path)), options=options)
 
 
 async def connect(channel: grpc.aio.Channel, seconds: float) -> None:

@@ -45,7 +45,7 @@ class DraPlugin:
         self.service = service
         self.health_service = health_service
         self.connected = False
-        self.channel = open_channel(info.endpoint)
+        self.channel = open_channel(info.endpoint, attempt=_DIAL)
         self.tasks: list[asyncio.Task[None]] = []
 
     async def prepare(self, claims: Collection[pb.Claim]) -> Mapping[str, pb.NodePrepareResourceResponse]:
@@ -175,7 +175,7 @@ class DraPlugins:
 
     async def _register(self, path: str, identity: sockets.Identity) -> None:
         """Raises `_RegistrationError`, `PluginError`, `sockets.SocketPathError`."""
-        channel = open_channel(path)
+        channel = open_channel(path, attempt=_DIAL)
         try:
             await connect(channel, _DIAL)
             request = registration_pb.InfoRequest()
