@@ -49,7 +49,7 @@ def name_in(*names: str) -> dict[str, Any]:
 )
 def test_a_taint_excludes_a_node_unless_it_is_tolerated(toleration: dict[str, str], *, tolerated: bool) -> None:
     found = excluded(pod(tolerations=[toleration]), node("a", taints=(ML, Taint("soft", "", "PreferNoSchedule"))))
-    assert found == ([] if tolerated else ["taint dedicated=ml:NoSchedule"])
+    assert found == ([] if tolerated else ["taint dedicated=ml (NoSchedule)"])
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_each_obstacle_is_named_with_what_the_node_has() -> None:
     assert excluded(spec, node("a", taints=(ML,), cordoned=True, ready=False)) == [
         "cordoned",
         "not ready",
-        "taint dedicated=ml:NoSchedule",
+        "taint dedicated=ml (NoSchedule)",
         "node selector zone=b, the node has 'a'",
         "required node affinity rack In (1, 2), the node has no such label",
     ]
@@ -100,7 +100,7 @@ def test_waiting_pods_name_what_excludes_each_node_with_enough_free_devices() ->
     found = cluster(*nodes, waiting=(pod(nodeSelector={"zone": "b"}),))
     output = text("waiting", found)
     for expected in (
-        "Enough is free on tainted-1, tainted-2, excluded by taint dedicated=ml:NoSchedule; node selector zone=b,",
+        "Enough is free on tainted-1, tainted-2, excluded by taint dedicated=ml (NoSchedule); node selector zone=b,",
         "Enough is free on cordoned, excluded by cordoned; node selector zone=b, the node has 'a'.",
         "Enough is free on other-place, excluded by node selector zone=b, the node has 'a'.",
         "No taint, node selector or node affinity excludes open: see the message of the scheduler.",

@@ -24,7 +24,7 @@ def obstacles(
     for taint in taints:
         if taint.effect in _EFFECTS and taint.key != _CORDONED and not _tolerated(taint, tolerations):
             value = f"={taint.value}" if taint.value else ""
-            yield f"taint {taint.key}{value}:{taint.effect}"
+            yield f"taint {taint.key}{value} ({taint.effect})"
     for key, value in (spec.nodeSelector or {}).items():
         if labels.get(key) != value:
             yield f"node selector {key}={value}, {_label(labels, key)}"
