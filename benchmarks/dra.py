@@ -79,7 +79,7 @@ class _Claim(msgspec.Struct):
 
 
 def measure(scale: Scale) -> Result:
-    count, seconds = scale.of(5, 1), scale.of(300, 5)
+    count, seconds = scale.of(3, 1), scale.of(120, 5)
     without = [asyncio.run(_without(seconds if number == 0 else 0)) for number in range(count)]
     with_dra = [asyncio.run(_with(seconds if number == 0 else 0)) for number in range(count)]
     plain, claims = ([memory.resident for memory, _cpu in runs] for runs in (without, with_dra))
@@ -104,7 +104,7 @@ def measure(scale: Scale) -> Result:
         ),
         notes=(
             "4 cards and an NPU; the cards by DRA, the NPU by the device plugin API",
-            f"idle: over {seconds} s; the API server is a double in another process",
+            f"idle: over {seconds} s; the API server is the test double",
             "plug to slice: at most one write per second and node, so cards are plugged in every 1.2 to 1.6 s",
         ),
     )

@@ -32,6 +32,7 @@ GROUPS = tuple(
         "fleet_page",
         "vanished_devices",
         "kubelet_defects",
+        "dra_agent",
         "operator_life",
         "operator_edits",
         "fpga_attacks",

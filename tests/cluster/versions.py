@@ -25,6 +25,7 @@ COMPLETE = (VERSIONS[0], "1.34")
 SUBSET = ("framework_scenarios", "gpu_base", "families_agent", "vanished_devices", "kubelet_defects", "webhook_bursts")
 SCENARIOS = (
     *SUBSET,
+    "dra_agent",
     *("gpu_labels", "gpu_levelzero", "gpu_fractional", "families", "admission", "webhook_trees"),
     *("operator", "operator_crds", "operator_daemonsets", "operator_life", "operator_edits"),
     *("onload_crds", "onload_node", "onload_upgrade", "helm", "helm_accelplane"),
