@@ -211,8 +211,8 @@ class FleetPage:
         config = machine.path("/var/lib/fleet.kubeconfig")
         config.write_text(cluster.user("fleet"))
         words = [
-            "-kubeconfig=/var/lib/fleet.kubeconfig", f"-address=:{FLEET_PORT}", "-allow-unauthenticated", "-health-probe-bind-address=0",
-            f"-agent-namespaces={NAMESPACE}", "-agent-accounts=accelplane-node,default",
+            "-kubeconfig=/var/lib/fleet.kubeconfig", f"-address=:{FLEET_PORT}", "-allow-unauthenticated",
+            "-health-probe-bind-address=0", f"-agent-namespaces={NAMESPACE}", "-agent-accounts=accelplane-node,default",
         ]  # fmt: skip
         self.daemon: Daemon = machine.add_daemon(
             "fleet", [sys.executable, "-m", "accelplane", "fleet", *words], ready=self._answers
