@@ -24,7 +24,7 @@ from accelplane.fleet.options import FleetOptions
 from accelplane.fleet.serve import listen
 from accelplane.fleet.web.gate import Gate
 from accelplane.fleet.web.live import LiveLimits
-from accelplane.fleet.web.site import Screens, Site, SiteOptions
+from accelplane.fleet.web.site import Screens, Site
 from accelplane.http.messages import Request, Response
 from accelplane.kube.client import Client
 from benchmarks.figures import Figure, Result, Scale, percentile, single
@@ -92,7 +92,7 @@ async def _measure_fleet(agents: Process, url: str, load: Load) -> tuple[Figure,
     await asyncio.sleep(load.idle)
     idle_cpu = (cpu_seconds(own) - before) * 60 / load.idle
     # One address is the source of all viewers here.
-    screens = Screens(fleet, SiteOptions(limits=LiveLimits(account=200)))
+    screens = Screens(fleet, limits=LiveLimits(account=200))
     async with listen(screens, Gate(loopback_only=True), "127.0.0.1:0") as port:
         user = _User(port, "/devices?sort=-busy_percent")
         viewers = [_User(port, path) for path in itertools.islice(itertools.cycle(_filters()), load.viewers)]

@@ -17,7 +17,7 @@ from accelplane.fleet.web.access import Access
 from accelplane.fleet.web.gate import SecureGate
 from accelplane.fleet.web.live import LiveLimits
 from accelplane.fleet.web.sessions import Sessions
-from accelplane.fleet.web.site import Screens, SiteOptions
+from accelplane.fleet.web.site import Screens
 
 SERVER = Authority("servers")
 PROXIES = Authority("proxies")
@@ -37,7 +37,7 @@ class Setup:
     def __init__(self, directory: Path) -> None:
         self.reviews = Reviews()
         self.view = SimulatedFleet(40, now=1764000000)
-        self.screens = Screens(self.view, SiteOptions(limits=LIMITS))
+        self.screens = Screens(self.view, limits=LIMITS)
         self.clock = Clock()
         self.directory = directory
         self._stack = AsyncExitStack()

@@ -7,7 +7,7 @@ from runningfleets import fleet_of
 from waiting import until
 
 from accelplane.apiserver import ApiServer
-from accelplane.fleet.listing import Scope, list_cluster
+from accelplane.cli.clusterlisting import Scope, list_cluster
 from accelplane.fleet.options import FleetOptions
 
 I915, QAT = "gpu.intel.com/i915", "qat.intel.com/generic"

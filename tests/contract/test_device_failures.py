@@ -25,7 +25,7 @@ from waiting import until
 
 from accelplane.fleet.devicelist import device_list
 from accelplane.fleet.fleet import Fleet
-from accelplane.fleet.web.html import render
+from accelplane.fleet.web.html import element, render
 from accelplane.fleet.web.page import Context
 from accelplane.fleet.web.query import Query
 from accelplane.fleet.web.screens import SCREENS
@@ -105,7 +105,7 @@ async def ask(agent: Agent, observer: Observer, fleet: Fleet, *place: str) -> An
         cluster=cluster, summaries=Summaries().of(cluster), visible=lambda _: True, now=1.0, use=fleet.use
     )
     nodes, node = (
-        "".join(map(render, SCREENS[name].make(context, query).content))
+        render(element("div", *SCREENS[name].make(context, query).content))
         for name, query in (("nodes", Query()), ("node", Query(node="n1")))
     )
     return Answers(

@@ -17,8 +17,9 @@ from accelplane.fleet.serve import listen, open_gate
 from accelplane.fleet.simulated import SimulatedFleet
 from accelplane.fleet.web.access import Viewer
 from accelplane.fleet.web.live import Live, LiveLimits
-from accelplane.fleet.web.query import NAMES, Query
-from accelplane.fleet.web.site import Screens, SiteOptions
+from accelplane.fleet.web.query import Query
+from accelplane.fleet.web.screens import SCREENS
+from accelplane.fleet.web.site import Screens
 from accelplane.http.listening import is_own_host
 
 LIMITS = LiveLimits(interval=0.01, keepalive=0.05, share=10)
@@ -29,7 +30,7 @@ class Setup:
 
     def __init__(self, limits: LiveLimits = LIMITS, nodes: int = 30) -> None:
         self.view = SimulatedFleet(nodes, now=1764000000)
-        self.screens = Screens(self.view, SiteOptions(limits=limits))
+        self.screens = Screens(self.view, limits=limits)
         self.caller = Caller(0)
 
     async def __aenter__(self) -> Self:
@@ -57,7 +58,7 @@ async def setup() -> AsyncIterator[Setup]:
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/nodes?sort=free&start=20", *(f"/{name}" for name in NAMES if name not in ("overview", "node", "device"))],
+    ["/", "/nodes?sort=free&start=20", *(f"/{name}" for name in SCREENS if name not in ("overview", "node", "device"))],
 )
 async def test_pages_are_complete_and_protected(setup: Setup, path: str) -> None:
     found = await setup.caller.get(path)

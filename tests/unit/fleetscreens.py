@@ -1,6 +1,6 @@
 """Screens of the fleet page for tests: clusters, and what a page of them contains."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from html.parser import HTMLParser
 from typing import Any
 
@@ -8,7 +8,7 @@ import msgspec
 
 from accelplane.fleet.model import Agent, Cluster, Node, NodeResource
 from accelplane.fleet.use import UseHistory
-from accelplane.fleet.web.html import blocks, element
+from accelplane.fleet.web.html import KEY, LIVE, Element, element
 from accelplane.fleet.web.page import Assets, Context, Frame, Page, document
 from accelplane.fleet.web.query import Query, ScreenName
 from accelplane.fleet.web.screens import SCREENS
@@ -92,6 +92,26 @@ def _context(found: Cluster, visible: Callable[[str], bool], more: dict[str, Any
 
 def text(name: ScreenName, found: Cluster, query: Query | None = None, **more: Any) -> str:
     return Parsed(html(name, found, query, **more)).text
+
+
+def blocks(tree: "Element | str") -> Mapping[str, Mapping[str, Element]]:
+    """The children of all live elements by name and key, in their order."""
+    return {
+        block.attributes[LIVE]: {
+            child.attributes.get(KEY, ""): child for child in block.children if isinstance(child, Element)
+        }
+        for block in _live_elements(tree)
+    }
+
+
+def _live_elements(tree: "Element | str") -> Iterator[Element]:
+    if isinstance(tree, str):
+        return
+    if LIVE in tree.attributes:
+        yield tree
+        return
+    for child in tree.children:
+        yield from _live_elements(child)
 
 
 def names_of(found: Page, block: str = "rows") -> list[str]:

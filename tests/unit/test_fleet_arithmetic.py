@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from accelplane.fleet.arithmetic import (
     Overview,
     Supply,
+    candidates,
     explain,
-    fit_together,
     namespaces,
     overview,
     shortages,
@@ -166,13 +166,9 @@ def test_resources_that_are_free_on_different_nodes_only_do_not_fit_together(
     nodes = (msgspec.structs.replace(gpu, resources=resources), Node("n2", agents=(CONNECTED,), resources=(qat,)))
     causes = shortages(cluster(*nodes, waiting=(Waiting("a", "p", 1.0, {I915: 2, QAT: 1}),)))
     assert [each.fits for each in causes] == [True, True]
-    assert fit_together(causes) is together
+    assert bool(candidates(causes, closed=False)) is together
     last = "the pod waits for something else." if together else "but no node has enough of all requested resources."
     assert [explain(each, together=together).endswith(last) for each in causes] == [True, True]
-
-
-def test_a_pod_without_known_causes_fits() -> None:
-    assert fit_together(())
 
 
 def test_namespaces_have_ids_share_idle_ids_and_device_hours() -> None:

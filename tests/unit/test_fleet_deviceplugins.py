@@ -11,7 +11,6 @@ from manifests import DEPLOY, render
 from accelplane.fleet import deviceplugins
 from accelplane.fleet.deviceplugins import (
     KINDS,
-    GpuDevicePlugin,
     device_plugin,
     problems_first,
     relevant_plugin,
@@ -21,10 +20,12 @@ from accelplane.fleet.model import DevicePlugin
 from accelplane.kube.objects import api_of
 from accelplane.operator import crds, models
 
+GPU = next(kind for kind in KINDS if kind.__name__ == "GpuDevicePlugin")
+
 
 def plugin(status: dict[str, Any] | None, **metadata: Any) -> DevicePlugin:
     document = {"metadata": {"name": "gpu"} | metadata} | ({"status": status} if status is not None else {})
-    resource = msgspec.convert(document, GpuDevicePlugin)
+    resource = msgspec.convert(document, GPU)
     relevant_plugin(resource)
     return device_plugin("GpuDevicePlugin", resource)
 
@@ -105,7 +106,7 @@ def test_a_resource_has_numbers_of_pods_and_of_different_nodes() -> None:
 def test_the_cache_stores_no_names_of_nodes_and_no_other_conditions() -> None:
     long = condition("Degraded", "True", "x" * 5000)
     document = {"metadata": {"name": "gpu", "labels": {"a": "b"}}, "status": status(2, 2, long)}
-    resource = msgspec.convert(document, GpuDevicePlugin)
+    resource = msgspec.convert(document, GPU)
     relevant_plugin(resource)
     assert resource.status
     assert (resource.status.nodeNames, resource.status.nodes) == (None, 2)
@@ -154,7 +155,7 @@ def test_any_status_is_shown_within_limits_or_reported(found: object, name: str,
     document = {"metadata": {"name": name, "generation": generation}, "status": found}
     encoded = msgspec.json.encode(document) if _encodable(document) else b"\xff"
     try:
-        resource = msgspec.json.decode(encoded, type=GpuDevicePlugin)
+        resource = msgspec.json.decode(encoded, type=GPU)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         shown = unreadable_plugin("GpuDevicePlugin", name, str(error))
         assert shown.problem

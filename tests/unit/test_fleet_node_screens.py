@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 import pytest
-from fleetscreens import FLEET, I915, Parsed, cluster, holder, html, names_of, node, page, text, unit
+from fleetscreens import FLEET, I915, Parsed, blocks, cluster, holder, html, names_of, node, page, text, unit
 
 from accelplane.fleet.arithmetic import overview
 from accelplane.fleet.model import Agent, Node, NodeReadings, NodeResource, Quota, Waiting
-from accelplane.fleet.web.html import blocks, element, render
+from accelplane.fleet.web.html import element, render
 from accelplane.fleet.web.query import Query, ScreenName, query_of
 from accelplane.fleet.web.screens import SCREENS
 from accelplane.report.inventory import Change, Holder, SkippedHardware

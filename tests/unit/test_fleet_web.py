@@ -16,7 +16,8 @@ from accelplane.fleet.simulated import SimulatedFleet
 from accelplane.fleet.web.access import Access
 from accelplane.fleet.web.gate import Gate, SecureGate
 from accelplane.fleet.web.html import count, element, render
-from accelplane.fleet.web.query import NAMES, Query, fields_of, link, query_of
+from accelplane.fleet.web.query import Query, fields_of, link, query_of
+from accelplane.fleet.web.screens import SCREENS
 from accelplane.fleet.web.selection import SelectorError, Term, selector_terms
 from accelplane.fleet.web.sessions import Sessions
 from accelplane.fleet.web.site import Screens, Site
@@ -206,8 +207,8 @@ async def test_a_power_limit_beside_an_energy_counter_is_in_watts() -> None:
 TEXTS = st.text(alphabet=st.characters(min_codepoint=33, max_codepoint=126), max_size=60)
 PATHS = st.sampled_from(
     [
-        "/", *(f"/{name}" for name in NAMES[1:]), "/devices.csv", "/pods.json", "/node.csv", "/api/v1/devices",
-        "/login", "/assets/x", "/x",
+        "/", *(f"/{name}" for name in SCREENS if name != "overview"), "/devices.csv", "/pods.json", "/node.csv",
+        "/api/v1/devices", "/login", "/assets/x", "/x",
     ]
 )  # fmt: skip
 
@@ -238,7 +239,7 @@ def test_any_form_and_any_cookie_is_read(target: str, body: bytes, cookie: str, 
         parsed = Parsed(bytes(found.body).decode())
         (hidden,) = [attributes["value"] for tag, attributes in parsed.tags if attributes.get("name") == "next"]
         assert hidden is not None
-        assert hidden == "./" or hidden.partition("?")[0] in NAMES
+        assert hidden == "./" or hidden.partition("?")[0] in SCREENS
 
 
 async def _awaited(answer: Coroutine[object, object, T]) -> T:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from accelplane.apiserver import ApiError, ApiServer, ClientConfig, load_config
 from accelplane.apiserver.kubeconfig import read_kubeconfig
+from accelplane.cli.clusterlisting import DEADLINE, Listed, Scope, list_cluster
 from accelplane.cli.refresh import show
 from accelplane.cli.tables import (
     UNKNOWN,
@@ -27,7 +28,6 @@ from accelplane.cli.tables import (
     time_text,
 )
 from accelplane.fleet.arithmetic import allocation, shortages, without_enclave
-from accelplane.fleet.listing import DEADLINE, Listed, Scope, list_cluster
 from accelplane.fleet.model import Node, Waiting
 
 _DURATION = re.compile(r"([0-9]{1,6})(ms|s|m|h)?", re.ASCII)

@@ -191,26 +191,12 @@ def oldest_first(waiting: Iterable[Waiting]) -> list[Waiting]:
     return sorted(waiting, key=lambda pod: (pod.since, pod.namespace, pod.name))
 
 
-def fit_together(causes: Sequence[Shortage]) -> bool:
-    """Whether one node has enough of everything that a pod requests."""
-    if not causes:
-        return True
-    fewest = min(causes, key=lambda each: len(each.supply.free_by_node))
-    return any(
-        all(each.supply.free_by_node.get(node, 0) >= each.requested for each in causes)
-        for node in fewest.supply.free_by_node
-    )
-
-
-def candidates(causes: Sequence[Shortage]) -> Sequence[str]:
-    """The nodes with enough of everything that a pod requests, also cordoned ones and those that are not ready."""
-    if not causes:
-        return ()
-    free = [each.supply.free_by_node | each.supply.closed_by_node for each in causes]
-    fewest = min(free, key=len)
+def candidates(causes: Sequence[Shortage], *, closed: bool) -> Sequence[str]:
+    """The nodes with enough of everything that a pod requests; if `closed`, also cordoned and unready ones."""
+    free = [each.supply.free_by_node | (each.supply.closed_by_node if closed else {}) for each in causes]
     return [
         node
-        for node in fewest
+        for node in min(free, key=len, default=())
         if all(numbers.get(node, 0) >= each.requested for numbers, each in zip(free, causes, strict=True))
     ]
 

@@ -5,12 +5,11 @@ only the numbers of pods and the names of nodes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
 
 from msgspec import Struct
 
 from accelplane.kube.kinds import Condition
-from accelplane.kube.objects import ApiInfo, GlobalResource, Identity, api
+from accelplane.kube.objects import GlobalResource, Identity, api
 
 from .model import DevicePlugin
 
@@ -43,56 +42,13 @@ class PluginResource(GlobalResource, Struct, kw_only=True):
     status: Status | None = None
 
 
-def _api(kind: str) -> ApiInfo:
-    return api(GROUP, VERSION, kind, f"{kind.lower()}s")
+def _kind(family: str) -> type[PluginResource]:
+    name = f"{family}DevicePlugin"
+    return type(name, (PluginResource,), {"_api_info": api(GROUP, VERSION, name, f"{name.lower()}s")})
 
 
-class DlbDevicePlugin(PluginResource, kw_only=True):
-    _api_info: ClassVar[ApiInfo] = _api("DlbDevicePlugin")
-
-
-class DsaDevicePlugin(PluginResource, kw_only=True):
-    _api_info: ClassVar[ApiInfo] = _api("DsaDevicePlugin")
-
-
-class FpgaDevicePlugin(PluginResource, kw_only=True):
-    _api_info: ClassVar[ApiInfo] = _api("FpgaDevicePlugin")
-
-
-class GenericDevicePlugin(PluginResource, kw_only=True):
-    _api_info: ClassVar[ApiInfo] = _api("GenericDevicePlugin")
-
-
-class GpuDevicePlugin(PluginResource, kw_only=True):
-    _api_info: ClassVar[ApiInfo] = _api("GpuDevicePlugin")
-
-
-class IaaDevicePlugin(PluginResource, kw_only=True):
-    _api_info: ClassVar[ApiInfo] = _api("IaaDevicePlugin")
-
-
-class NpuDevicePlugin(PluginResource, kw_only=True):
-    _api_info: ClassVar[ApiInfo] = _api("NpuDevicePlugin")
-
-
-class QatDevicePlugin(PluginResource, kw_only=True):
-    _api_info: ClassVar[ApiInfo] = _api("QatDevicePlugin")
-
-
-class SgxDevicePlugin(PluginResource, kw_only=True):
-    _api_info: ClassVar[ApiInfo] = _api("SgxDevicePlugin")
-
-
-KINDS: Sequence[type[PluginResource]] = (
-    DlbDevicePlugin,
-    DsaDevicePlugin,
-    FpgaDevicePlugin,
-    GenericDevicePlugin,
-    GpuDevicePlugin,
-    IaaDevicePlugin,
-    NpuDevicePlugin,
-    QatDevicePlugin,
-    SgxDevicePlugin,
+KINDS: Sequence[type[PluginResource]] = tuple(
+    map(_kind, ("Dlb", "Dsa", "Fpga", "Generic", "Gpu", "Iaa", "Npu", "Qat", "Sgx"))
 )
 
 

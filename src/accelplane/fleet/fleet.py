@@ -9,6 +9,9 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
+
+from msgspec.structs import replace
 
 from accelplane.kube.client import Client
 from accelplane.kube.informer import WatchTimeouts
@@ -24,7 +27,7 @@ from .model import Cluster, Node, NodeReadings
 from .objects import agent_identity, agent_place
 from .ondemand import OnDemand
 from .options import FleetOptions
-from .source import NOT_LISTED, UNSERVED_RETRY, Listeners, Source
+from .source import NOT_LISTED, UNSERVED_RETRY, Listeners, Part, Source
 from .usage import Usage
 from .use import UseHistory
 
@@ -61,13 +64,11 @@ class Fleet:
         self._published = asyncio.Event()
         self._dirty: set[str] = set()
         self._marked = asyncio.Event()
-        self._waiting_changed = self._quotas_changed = self._plugins_changed = False
+        self._changed_parts: set[Part] = set()
         self._usage = Usage(started)
         self._metrics = FleetMetrics(client.metrics.registry, self._counts)
         self._agents = Agents(options, self._mark, times=agent_times, on_answer=self._metrics.observe)
-        listeners = Listeners(
-            self._mark, self._on_agent, self._mark_waiting, self._mark_quotas, self._mark_device_plugins
-        )
+        listeners = Listeners(self._mark, self._on_agent, self._mark_part)
         self._source = Source(client, options, listeners, watch_timeouts=watch_timeouts, unserved_retry=unserved_retry)
         self._events = DeviceEvents(client) if options.events else None
         self._holders = OnDemand(self._source.list_holders, max_age=_HOLDERS_AGE, at_once=_AT_ONCE)
@@ -158,16 +159,8 @@ class Fleet:
         self._dirty.add(node)
         self._marked.set()
 
-    def _mark_waiting(self) -> None:
-        self._waiting_changed = True
-        self._marked.set()
-
-    def _mark_quotas(self) -> None:
-        self._quotas_changed = True
-        self._marked.set()
-
-    def _mark_device_plugins(self) -> None:
-        self._plugins_changed = True
+    def _mark_part(self, part: Part) -> None:
+        self._changed_parts.add(part)
         self._marked.set()
 
     def _on_agent(self, old: Pod | None, new: Pod | None) -> None:
@@ -212,32 +205,21 @@ class Fleet:
     def _publish(self) -> None:
         known, now = self._cluster, time.time()
         nodes = self._composed_nodes()
-        waiting = self._source.waiting() if self._waiting_changed else known.waiting
-        quotas = self._source.quotas() if self._quotas_changed else known.quotas
-        plugins, more = known.device_plugins, known.more_device_plugins
-        if self._plugins_changed:
-            plugins, more = self._source.device_plugins()
-        self._waiting_changed = self._quotas_changed = self._plugins_changed = False
-        problem = self._source.problem()
-        parts = (waiting, quotas, problem, plugins, more)
-        known_parts = (
-            known.waiting, known.quotas, known.problem, known.device_plugins, known.more_device_plugins,
-        )  # fmt: skip
-        if nodes is None and parts == known_parts:
+        changed, self._changed_parts = self._changed_parts, set()
+        parts: dict[str, Any] = {"problem": self._source.problem()}
+        if "waiting" in changed:
+            parts["waiting"] = self._source.waiting()
+        if "quotas" in changed:
+            parts["quotas"] = self._source.quotas()
+        if "device_plugins" in changed:
+            parts["device_plugins"], parts["more_device_plugins"] = self._source.device_plugins()
+        if nodes is None and all(getattr(known, name) == part for name, part in parts.items()):
             return
         if nodes is not None:
             self._usage.update(known.nodes, nodes, now)
-        self._cluster = Cluster(
-            known.generation + 1,
-            now,
-            known.started,
-            known.nodes if nodes is None else nodes,
-            waiting,
-            quotas,
-            problem,
-            self._usage.seconds(now),
-            plugins,
-            more,
+            parts["nodes"] = nodes
+        self._cluster = replace(
+            known, generation=known.generation + 1, time=now, held_seconds=self._usage.seconds(now), **parts
         )
         if self._events is not None and nodes is not None:
             self._events.update(nodes)

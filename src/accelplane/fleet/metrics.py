@@ -44,13 +44,3 @@ class FleetMetrics(Collector):
         """Removes the metrics."""
         for each in (self, self._seconds, self._bytes):
             self._registry.unregister(each)
-
-
-class ViewerMetrics(Collector):
-    """The metric of open pages. `viewers` returns their number."""
-
-    def __init__(self, viewers: Callable[[], int]) -> None:
-        self._viewers = viewers
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        yield GaugeMetricFamily("accelplane_fleet_viewers", "Open pages that get updates", value=self._viewers())

@@ -4,7 +4,7 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from accelplane.apiserver.config import Source, read_source
 from accelplane.http.servingtls import ServingTls, TlsSettings
@@ -13,13 +13,12 @@ from accelplane.kube.manager import OFF, Manager
 from accelplane.kube.metrics import CertificateCollector
 
 from .fleet import Fleet
-from .metrics import ViewerMetrics
 from .options import FleetOptions, PageOptions
 from .serve import listen, open_gate
 from .web.access import Access
-from .web.gate import ProxyHeaders, SecureGate, token_command_of
+from .web.gate import SecureGate, token_command_of
 from .web.sessions import Claims, claims
-from .web.site import Screens, SiteOptions
+from .web.site import Screens
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ async def run(options: FleetOptions, pages: PageOptions, config: ClientConfig) -
     client = Client(config, field_manager=FIELD_MANAGER)
     try:
         fleet = Fleet(client, options)
-        screens = Screens(fleet, SiteOptions(grafana_url=pages.grafana_url))
+        screens = Screens(fleet, grafana_url=pages.grafana_url)
         manager = Manager(client, health_address=pages.health_address or OFF, metrics_address=OFF, shutdown_delay=0.0)
         manager.add_runnable(fleet.run)
         manager.add_readyz_check("fleet", lambda: fleet.synced)
@@ -70,9 +69,9 @@ async def serving(client: Client, screens: Screens, pages: PageOptions) -> Async
     """Serves the pages at their addresses; yields the ports. Raises `OSError` and `CertificateError`."""
     registry = client.metrics.registry
     ports: dict[str, int] = {}
-    viewers = ViewerMetrics(lambda: screens.live.viewers)
+    viewers = Gauge("accelplane_fleet_viewers", "Open pages that get updates", registry=registry)
+    viewers.set_function(lambda: screens.live.viewers)
     async with AsyncExitStack() as stack:
-        registry.register(viewers)
         stack.callback(registry.unregister, viewers)
         if pages.address:
             gate = open_gate(pages.address, any_host=pages.any_host)
@@ -83,7 +82,7 @@ async def serving(client: Client, screens: Screens, pages: PageOptions) -> Async
                 Access(client.server, pages.audiences),
                 screens.assets.links,
                 scrapers=Access(client.server) if pages.audiences else None,
-                proxies=ProxyHeaders(bool(pages.proxy_ca), pages.proxy_names),
+                proxies=pages.proxy_names if pages.proxy_ca else None,
                 token_command=token_command_of(client.namespace, pages.audiences),
             )
             tls = ServingTls(

@@ -233,11 +233,8 @@ class SimulatedFleet:
                 break
             number -= kind.share
         name = f"{kind.name}-{index:04}.example.com"
-        labels = {
-            "kubernetes.io/hostname": name,
-            "topology.kubernetes.io/zone": f"zone-{'abc'[index % 3]}",
-            "example.com/rack": f"rack-{index // 16:02}",
-        }
+        zone, rack = f"zone-{'abc'[index % 3]}", f"rack-{index // 16:02}"
+        labels = {"topology.kubernetes.io/zone": zone, "example.com/rack": rack}
         if index % 23 == 19:
             total = kind.devices * kind.ids
             bare = NodeResource(kind.resource, capacity=total, allocatable=total)

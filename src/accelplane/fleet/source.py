@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
+from typing import Literal
 
 import msgspec
 
@@ -53,14 +54,15 @@ _ASSIGNED = Selection(fields="spec.nodeName!=,status.phase!=Succeeded,status.pha
 _AGENTS = Selection(labels=",".join(f"{name}={value}" for name, value in AGENT_LABELS.items()))
 
 
+Part = Literal["waiting", "quotas", "device_plugins"]
+
+
 class Listeners(msgspec.Struct, frozen=True):
-    """Callbacks after a change: with the name of the node, with the old and the new pod of the agent, or without."""
+    """Callbacks after a change: with the name of the node, the old and the new pod of the agent, or the part."""
 
     node: Callable[[str], None]
     agent: Callable[[Pod | None, Pod | None], None]
-    waiting: Callable[[], None]
-    quotas: Callable[[], None]
-    device_plugins: Callable[[], None]
+    part: Callable[[Part], None]
 
 
 class Source:
@@ -110,11 +112,10 @@ class Source:
         self._waiting.subscribe(self._on_waiting)
         self._agents.subscribe(listeners.agent)
         if self._quotas is not None:
-            self._quotas.subscribe(lambda _old, _new: listeners.quotas())
+            self._quotas.subscribe(lambda _old, _new: listeners.part("quotas"))
+        notify = partial(listeners.part, "device_plugins")
         for cache in self._plugins.values():
-            cache.subscribe(
-                lambda _old, _new: listeners.device_plugins(), on_unreadable=lambda _request: listeners.device_plugins()
-            )
+            cache.subscribe(lambda _old, _new: notify(), on_unreadable=lambda _request: notify())
 
     def start(self, tasks: Supervisor) -> None:
         """Starts the watches."""
@@ -187,7 +188,7 @@ class Source:
     def _on_waiting(self, old: Pod | None, new: Pod | None) -> None:
         before, after = (waiting_pod(pod, self._known) if pod is not None else None for pod in (old, new))
         if before != after:
-            self._listeners.waiting()
+            self._listeners.part("waiting")
 
     def _on_assigned(self, old: Pod | None, new: Pod | None) -> None:
         for node in {name for pod in (old, new) if pod is not None for name in _node_of(pod)}:

@@ -59,11 +59,6 @@ class Viewer(Struct, frozen=True):
     def name(self) -> str:
         return self.user.username if self.user is not None else ""
 
-    @property
-    def key(self) -> str:
-        """Equal for viewers with the same rights."""
-        return hashlib.sha256(msgspec.json.encode(self.user)).hexdigest()
-
 
 class Access:
     """Checks tokens and rights with reviews of the API server, and caches the results. Errors are not cached."""

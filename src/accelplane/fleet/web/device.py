@@ -13,7 +13,7 @@ from .page import Context, Page, badge, facts, grafana_link, node_link, section
 from .query import Query
 from .summaries import is_idle
 from .table import Column, Table, moment, show
-from .values import heat, plot, si, unit_of, watts
+from .values import plot, si, unit_of
 
 _MAX_ROWS = 200
 _MAX_VALUES = 150
@@ -72,9 +72,9 @@ def _use(context: Context, node: Node, unit: ReportedUnit) -> Element:
     found = context.use_of(node.name, unit)
     limit = f" of {found.limit:.0f} W" if found.limit else ""
     pairs = (
-        ("Busy", _text(heat(found.busy))),
+        ("Busy", "-" if found.busy is None else f"{found.busy:.0%}"),
         ("Memory", si(found.memory, "B") if found.memory is not None else ""),
-        ("Power", _text(watts(found.power)) + limit),
+        ("Power", "-" if found.power is None else f"{found.power:.0f} W{limit}"),
     )
     histories = {name: context.use.history(node.name, unit, name, context.now) for name in ("busy", "memory", "power")}
     percent = [None if value is None else value * 100 for value in histories["busy"]]
@@ -85,10 +85,6 @@ def _use(context: Context, node: Node, unit: ReportedUnit) -> Element:
     )
     drawn = [keyed(each, str(index)) for index, each in enumerate(plots) if each is not None]
     return element("div", facts("Use", pairs, block="use"), live(element("div", *drawn, class_="plots"), "plots"))
-
-
-def _text(cell: Element | str) -> str:
-    return cell if isinstance(cell, str) else "".join(part for part in cell.children if isinstance(part, str))
 
 
 def _facts(node: Node, unit: ReportedUnit) -> Element:
@@ -137,7 +133,6 @@ def _readings(context: Context, unit: ReportedUnit, query: Query) -> Element:
         empty = "No reading: the device is asleep." if not found.awake else "No reading: the driver provides none."
     values = found.values if found is not None else ()
     limits = [value for value in values if "limit" in value.labels]
-    # The power is shown with its limits; the counter of energy has none.
     own_values = [each for each in values if "limit" not in each.labels]
     table = Table[Value](
         screen="device",

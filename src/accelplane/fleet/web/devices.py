@@ -9,12 +9,12 @@ from accelplane.report.inventory import Holder, ReportedUnit
 
 from ..model import Node
 from .html import Element, element
-from .page import Context, Page, badge, device_link, empty_list, filters, node_link, pod_name, pod_text
+from .page import Context, Page, badge, device_link, empty_list, filters, joined, node_link, pod_name, pod_text
 from .query import Query, ScreenName
 from .selection import Selection, SelectorError
 from .summaries import is_idle, state_of
 from .table import Cell, Column, Listing, Table, age_column, arranged, moment, show_part
-from .values import degrees, heat, si, watts
+from .values import heat, measured, si
 
 _MAX_NAMES = 4
 
@@ -76,8 +76,8 @@ def _columns(context: Context, *, of_node: bool) -> Sequence[Column[Device]]:
         Column("busy_percent", "Busy", lambda each: _percent(use(each)[0]), lambda each: heat(use(each)[0]), "number"),
         Column("memory_bytes", "Memory", lambda each: use(each)[1], lambda each: si(use(each)[1], "B"), "number",
                shown=False),
-        Column("power_watts", "Power", lambda each: use(each)[2], lambda each: watts(use(each)[2]), "number"),
-        Column("temperature_celsius", "Temp.", lambda each: use(each)[3], lambda each: degrees(use(each)[3]),
+        Column("power_watts", "Power", lambda each: use(each)[2], lambda each: measured(use(each)[2], "W"), "number"),
+        Column("temperature_celsius", "Temp.", lambda each: use(each)[3], lambda each: measured(use(each)[3], "°C"),
                "number"),
         age_column("idle_seconds", "Idle", lambda each: each.unit.idle_since if is_idle(each.unit) else 0.0,
                    context.now),
@@ -109,12 +109,7 @@ def urgency(unit: ReportedUnit) -> int:
 def names(context: Context, holders: Iterable[Holder]) -> Sequence[Cell]:
     """The pods of holders, the first ones with links."""
     pods = list(dict.fromkeys((holder.namespace, holder.pod) for holder in holders))
-    found: list[Cell] = []
-    for namespace, pod in pods[:_MAX_NAMES]:
-        found += [*([", "] if found else []), pod_name(context, namespace, pod)]
-    if len(pods) > _MAX_NAMES:
-        found.append(f" and {len(pods) - _MAX_NAMES} more")
-    return found or ["-"]
+    return joined([pod_name(context, *pod) for pod in pods], _MAX_NAMES) or ["-"]
 
 
 def busy_column(context: Context, devices: Callable[[T], Sequence[Device]]) -> Column[T]:

@@ -8,8 +8,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from urllib.parse import unquote_plus
 
-from msgspec import Struct
-
 from accelplane.authorized import CHALLENGE, PageAccess, UserInfo
 from accelplane.http.listening import is_own_host
 from accelplane.http.messages import HttpError, Request, Response
@@ -64,18 +62,12 @@ class Gate:
         return redirect("./")
 
 
-class ProxyHeaders(Struct, frozen=True):
-    """Whether proxies with a client certificate name the user, and which common names they may have (empty: all)."""
-
-    allowed: bool = False
-    names: tuple[str, ...] = ()
-
-
 class SecureGate(Gate):
     """Admits users that the API server authorizes.
 
     `scrapers` reviews tokens of scrapers that are not valid for users: Prometheus sends that of its account, whose
-    audience is the API server. `token_command` is shown beside the form as an example.
+    audience is the API server. `token_command` is shown beside the form as an example. `proxies` are the common names
+    of certificates whose owners name the user; all may if it is empty, nobody if it is None.
     """
 
     def __init__(
@@ -84,7 +76,7 @@ class SecureGate(Gate):
         assets: Assets,
         *,
         scrapers: Access | None = None,
-        proxies: ProxyHeaders = ProxyHeaders(),  # noqa: B008 - a frozen value
+        proxies: tuple[str, ...] | None = None,
         sessions: Sessions | None = None,
         token_command: str = "",
     ) -> None:
@@ -148,7 +140,7 @@ class SecureGate(Gate):
 
     def _is_proxy(self, request: Request) -> bool:
         name = request.certificate_name
-        return self._proxies.allowed and bool(name) and (not self._proxies.names or name in self._proxies.names)
+        return self._proxies is not None and bool(name) and (not self._proxies or name in self._proxies)
 
     async def sign_out(self, request: Request) -> Response:
         _check_origin(request)

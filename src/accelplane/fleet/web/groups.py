@@ -8,9 +8,9 @@ from msgspec import Struct
 
 from .devices import Device, busy_column, selected
 from .html import Element, element
-from .page import Context, Page, choice, empty_list, filters, without_order
+from .page import Context, Page, choice, empty_list, filters
 from .query import Query, link
-from .summaries import is_idle
+from .summaries import states_of
 from .table import Column, Listing, Table, arranged, show_part
 
 ZONE = "topology.kubernetes.io/zone"
@@ -26,14 +26,7 @@ class Group(Struct):
     devices: list[Device]
 
     def count(self, state: str) -> int:
-        units = (each.unit for each in self.devices)
-        match state:
-            case "held":
-                return sum(bool(unit.holders) for unit in units)
-            case "idle":
-                return sum(map(is_idle, units))
-            case _:
-                return sum(unit.phase in ("unhealthy", "recovering") for unit in units)
+        return sum(state in states_of(each.unit) for each in self.devices)
 
 
 def screen(context: Context, query: Query) -> Page:
@@ -72,8 +65,8 @@ def _table(context: Context, query: Query, label: str) -> Table[Group]:
     def address(each: Group, state: str = "") -> str:
         term = f"!{label}" if each.value is None else f"{label}={each.value}"
         labels = f"{query.labels},{term}" if query.labels else term
-        narrowed = without_order(query)
-        return link("devices", msgspec.structs.replace(narrowed, labels=labels, state=state or query.state))
+        narrowed = msgspec.structs.replace(query, labels=labels, state=state or query.state, sort="", start=0, group="")
+        return link("devices", narrowed)
 
     def counted(state: str, title: str) -> Column[Group]:
         def shown(each: Group) -> Element | str:

@@ -3,7 +3,7 @@
 A tree is rendered to text, where every text and attribute is escaped, so values from a cluster cannot become markup.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from msgspec import Struct
 
@@ -63,26 +63,6 @@ def render(tree: "Element | str") -> str:
 def count(tree: "Element | str") -> int:
     """The number of elements."""
     return 0 if isinstance(tree, str) else 1 + sum(count(child) for child in tree.children)
-
-
-def blocks(tree: "Element | str") -> Mapping[str, Mapping[str, Element]]:
-    """The children of all live elements by name and key, in their order."""
-    return {
-        block.attributes[LIVE]: {
-            child.attributes.get(KEY, ""): child for child in block.children if isinstance(child, Element)
-        }
-        for block in _live_elements(tree)
-    }
-
-
-def _live_elements(tree: "Element | str") -> Iterator[Element]:
-    if isinstance(tree, str):
-        return
-    if LIVE in tree.attributes:
-        yield tree
-        return
-    for child in tree.children:
-        yield from _live_elements(child)
 
 
 def _render(tree: "Element | str", parts: list[str]) -> None:

@@ -47,11 +47,7 @@ class LiveLimits(Struct, frozen=True, kw_only=True):
 class Live:
     """The open event streams."""
 
-    def __init__(
-        self,
-        view: FleetView,
-        limits: LiveLimits = LiveLimits(),  # noqa: B008 - a frozen value
-    ) -> None:
+    def __init__(self, view: FleetView, limits: LiveLimits) -> None:
         self._view = view
         self.limits = limits
         self._streams: Counter[_Share] = Counter()
@@ -83,34 +79,21 @@ class Live:
                     f"found {limit} pages with live updates of this {share.kind}, expected fewer; "
                     "close some of them, or refresh this one",
                 )
-        return self._counted(tuple(shares), self._events(screen, seen, still_admitted, refresh))
-
-    async def _counted(
-        self, shares: Sequence["_Share"], events: AsyncGenerator[bytes, None]
-    ) -> AsyncGenerator[bytes, None]:
-        self.viewers += 1
-        self._streams.update(shares)
-        try:
-            async for event in events:
-                yield event
-        finally:
-            self.viewers -= 1
-            self._streams.subtract(shares)
-            self._streams += Counter()  # removes zeros
-            await events.aclose()
+        return self._events(tuple(shares), screen, seen, still_admitted, refresh)
 
     async def _events(
-        self, screen: ScreenName, seen: int, still_admitted: StillAdmitted, refresh: float
+        self, shares: Sequence["_Share"], screen: ScreenName, seen: int, still_admitted: StillAdmitted, refresh: float
     ) -> AsyncGenerator[bytes, None]:
-        loop = asyncio.get_running_loop()
+        loop, cluster = asyncio.get_running_loop(), self._view.cluster()
         checked = sent = loop.time()
-        yield _BEGIN
-        cluster = self._view.cluster()
         # Generations of another process are not comparable: the page is requested again.
         if not int(cluster.started * 1000) <= seen <= cluster.generation:
             seen = -1
+        self.viewers += 1
+        self._streams.update(shares)
         waiting = asyncio.create_task(self._due(screen, seen, sent + refresh if refresh else None))
         try:
+            yield _BEGIN
             while True:
                 done, _ = await asyncio.wait({waiting}, timeout=self.limits.keepalive)
                 if loop.time() - checked >= self.limits.check:
@@ -127,6 +110,9 @@ class Live:
                 await asyncio.sleep(self.limits.interval)
                 waiting = asyncio.create_task(self._due(screen, seen, sent + refresh if refresh else None))
         finally:
+            self.viewers -= 1
+            self._streams.subtract(shares)
+            self._streams += Counter()  # removes zeros
             await cancel(waiting)
 
     async def _due(self, screen: ScreenName, seen: int, refresh_at: float | None) -> None:

@@ -32,9 +32,9 @@ def screen(context: Context, query: Query) -> Page:
         _resources(node, query),
         _devices(context, node, query),
         *_others(context, node, query),
+        grafana_link(context, node),
     )
-    link = grafana_link(context, node)
-    return Page(title=f"Node {node.name}", content=(*content, link) if link is not None else content)
+    return Page(title=f"Node {node.name}", content=content)
 
 
 def missing(node: str) -> Element:

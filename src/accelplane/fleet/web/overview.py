@@ -19,9 +19,8 @@ _PLUGIN_ELEMENTS = 430
 
 def screen(context: Context, query: Query) -> Page:
     """The overview."""
-    content = (_problems(context, query), _resources(context, query), _device_plugins(context, query))
-    link_ = grafana_link(context)
-    return Page(title="Overview", content=(*content, link_) if link_ is not None else content)
+    parts = (_problems(context, query), _resources(context, query), _device_plugins(context, query))
+    return Page(title="Overview", content=(*parts, grafana_link(context)))
 
 
 def _problems(context: Context, query: Query) -> Element:

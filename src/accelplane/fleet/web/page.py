@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
 from msgspec import Struct
 
 from accelplane import __version__
@@ -70,7 +69,7 @@ class Page(Struct, frozen=True, kw_only=True):
     """A screen: its title, its content, and the main table for downloads."""
 
     title: str
-    content: Sequence[Element]
+    content: Sequence[Element | None]
     found: bool = True
     listing: Listing[Any] | None = None
 
@@ -189,6 +188,12 @@ def pod_name(context: Context, namespace: str, pod: str) -> Element:
 def pod_text(context: Context, namespace: str, pod: str) -> str:
     """The name of a pod for sorting and downloads."""
     return f"{namespace}/{pod}" if context.visible(namespace) else HIDDEN
+
+
+def joined(items: Sequence[Cell], limit: int) -> Sequence[Cell]:
+    """The first items, separated by commas, and how many more there are."""
+    found = [part for each in items[:limit] for part in (", ", each)][1:]
+    return [*found, f" and {len(items) - limit} more"] if len(items) > limit else found
 
 
 def alert(text: Cell, *, bad: bool | str) -> Cell:
@@ -398,8 +403,3 @@ def _state(context: Context, found: Totals) -> tuple[Element, Element]:
     notices = [keyed(element("p", text, class_="notice"), "problem")] if problem else []
     summary = element("ul", *items, class_="numbers", aria_label="The cluster in numbers")
     return live(summary, "summary"), live(element("div", *notices), "notices")
-
-
-def without_order(query: Query) -> Query:
-    """The filters of a query, for the list of another screen."""
-    return msgspec.structs.replace(query, sort="", start=0, group="")

@@ -8,7 +8,7 @@ from accelplane.report.inventory import Holder
 
 from .devices import Device, busy_column, selected
 from .html import Element, element
-from .page import HIDDEN, Context, Page, device_link, empty_list, filters, node_link, pod_name, pod_text
+from .page import HIDDEN, Context, Page, device_link, empty_list, filters, joined, node_link, pod_name, pod_text
 from .query import Query
 from .summaries import is_idle
 from .table import Column, Listing, Table, age_column, arranged, moment, show_part
@@ -101,9 +101,5 @@ def pod_table(context: Context, empty: str, *, name: str = "rows", search: bool 
 
 
 def _devices(each: HoldingPod) -> Element:
-    links: list[Element | str] = []
-    for device in each.devices[:_MAX_NAMES]:
-        unit = device.unit
-        links += [*([", "] if links else []), element("a", unit.unit, href=device_link(device.node.name, unit))]
-    rest = len(each.devices) - _MAX_NAMES
-    return element("td", *links, f" and {rest} more" if rest > 0 else None, class_="long")
+    links = [element("a", device.unit.unit, href=device_link(device.node.name, device.unit)) for device in each.devices]
+    return element("td", *joined(links, _MAX_NAMES), class_="long")

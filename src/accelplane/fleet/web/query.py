@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Literal
 from urllib.parse import parse_qsl, quote
 
 import msgspec
@@ -18,7 +18,6 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u206
 ScreenName = Literal[
     "overview", "devices", "nodes", "node", "device", "pods", "waiting", "namespaces", "groups", "search"
 ]
-NAMES: tuple[ScreenName, ...] = get_args(ScreenName)
 
 
 class Query(Struct, frozen=True, kw_only=True, omit_defaults=True):

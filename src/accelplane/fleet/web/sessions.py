@@ -1,7 +1,6 @@
 """Sessions of browsers: tokens that stay at the server, under random identifiers in cookies."""
 
 import base64
-import hashlib
 import secrets
 import time
 from collections import OrderedDict
@@ -9,6 +8,8 @@ from collections.abc import Callable
 
 import msgspec
 from msgspec import Struct
+
+from .access import hash_of
 
 COOKIE = "__Secure-accelplane-fleet"
 
@@ -47,14 +48,14 @@ class Sessions:
         identifier = secrets.token_urlsafe(32)
         now = self._clock()
         expires = min(now + _MAX_AGE, claims(token).exp or now + _MAX_AGE)
-        self._sessions[_key(identifier)] = _Session(token, expires)
+        self._sessions[hash_of(identifier)] = _Session(token, expires)
         if len(self._sessions) > _MAX_SESSIONS:
             self._sessions.popitem(last=False)
         return identifier, max(0, int(expires - now))
 
     def token(self, identifier: str) -> str:
         """The token of a session, empty if it does not exist or has expired."""
-        found = self._sessions.get(_key(identifier))
+        found = self._sessions.get(hash_of(identifier))
         if found is None:
             return ""
         if found.expires <= self._clock():
@@ -64,7 +65,7 @@ class Sessions:
 
     def remove(self, identifier: str) -> None:
         """Ends a session."""
-        self._sessions.pop(_key(identifier), None)
+        self._sessions.pop(hash_of(identifier), None)
 
 
 def cookie_of(identifier: str, seconds: int) -> str:
@@ -81,7 +82,3 @@ def claims(token: str) -> Claims:
         return msgspec.json.decode(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)), type=Claims)
     except (ValueError, msgspec.MsgspecError, RecursionError):
         return Claims()
-
-
-def _key(identifier: str) -> bytes:
-    return hashlib.sha256(identifier.encode("utf-8", "replace")).digest()

@@ -45,13 +45,6 @@ _MAX_RENDERED = 16
 _RENDERED_AGE = 2.0
 
 
-class SiteOptions(Struct, frozen=True, kw_only=True):
-    """What does not change while the server runs."""
-
-    grafana_url: str = ""
-    limits: LiveLimits = LiveLimits()
-
-
 class Rendered(Struct, frozen=True):
     """A page with the hash of its content, made at a time of the event loop."""
 
@@ -65,11 +58,11 @@ class Rendered(Struct, frozen=True):
 class Screens:
     """Renders screens for viewers, and announces changes. Shared by all listeners."""
 
-    def __init__(self, view: FleetView, options: SiteOptions = SiteOptions()) -> None:  # noqa: B008 - a frozen value
+    def __init__(self, view: FleetView, *, grafana_url: str = "", limits: LiveLimits | None = None) -> None:
         self.view = view
         self.assets = AssetFiles()
-        self.live = Live(view, options.limits)
-        self._options = options
+        self.live = Live(view, limits or LiveLimits())
+        self._grafana_url = grafana_url
         self._summaries = Summaries()
         self._rendered: OrderedDict[tuple[ScreenName, Query, str], Rendered] = OrderedDict()
         self._download = asyncio.Lock()
@@ -101,7 +94,7 @@ class Screens:
             visible=names.visible,
             now=time.time(),
             use=self.view.use,
-            grafana_url=self._options.grafana_url,
+            grafana_url=self._grafana_url,
             readings=readings,
             holders=holders,
             holders_problem=problem,

@@ -44,14 +44,9 @@ def si(value: float | None, unit: str) -> str:
     return f"{number} {unit}".strip()
 
 
-def watts(value: float | None) -> Element | str:
-    """A power, in a cell of current values."""
-    return "-" if value is None else element("td", f"{value:.0f} W", class_="use")
-
-
-def degrees(value: float | None) -> Element | str:
-    """A temperature, in a cell of current values."""
-    return "-" if value is None else element("td", f"{value:.0f} °C", class_="use")
+def measured(value: float | None, unit: str) -> Element | str:
+    """A power or a temperature, in a cell of current values."""
+    return "-" if value is None else element("td", f"{value:.0f} {unit}", class_="use")
 
 
 def heat(share: float | None) -> Element | str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from accelplane.kube.placement import obstacles
 
-from ..arithmetic import Shortage, candidates, explain, fit_together, oldest_first, shortages
+from ..arithmetic import Shortage, candidates, explain, oldest_first, shortages
 from ..model import Waiting
 from .html import element
 from .page import HIDDEN, Context, Page, empty_list, pod_text, search_form
@@ -76,7 +76,7 @@ def _message(context: Context, pod: Waiting) -> str:
 
 
 def _whys(context: Context, pod: Waiting, causes: Sequence[Shortage]) -> Sequence[str]:
-    together = fit_together(causes)
+    together = bool(candidates(causes, closed=False))
     whys = [explain(each, together=together) for each in causes[:_MAX_CAUSES]]
     if len(causes) > _MAX_CAUSES:
         whys.append(f"{len(causes) - _MAX_CAUSES:,} more resources are not shown.")
@@ -86,7 +86,7 @@ def _whys(context: Context, pod: Waiting, causes: Sequence[Shortage]) -> Sequenc
 def _exclusions(context: Context, pod: Waiting, causes: Sequence[Shortage]) -> Iterator[str]:
     """What excludes each node with enough free devices, by its reasons, which name rules of the pod."""
     nodes_by_reason: dict[str, list[str]] = {}
-    for name in candidates(causes):
+    for name in candidates(causes, closed=True):
         node = context.cluster.nodes[name]
         found = obstacles(pod.spec, name, node.labels, node.taints, cordoned=node.cordoned, ready=node.ready)
         nodes_by_reason.setdefault("; ".join(found), []).append(name)

@@ -9,13 +9,12 @@ import msgspec
 from msgspec import Struct
 
 from accelplane.apiserver import ApiError, ApiServer, StatusError, resource_path
+from accelplane.fleet import model
+from accelplane.fleet.families import is_known
+from accelplane.fleet.model import Cluster
+from accelplane.fleet.objects import Known, ResourceQuota, holders_of, node_facts, quotas_of, waiting_pod
 from accelplane.kube.kinds import Node, Pod
 from accelplane.report.inventory import Holder
-
-from . import model
-from .families import is_known
-from .model import Cluster
-from .objects import Known, ResourceQuota, holders_of, node_facts, quotas_of, waiting_pod
 
 DEADLINE = 15.0
 
