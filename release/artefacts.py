@@ -21,6 +21,7 @@ CONTAINERD_NAME = "io.containerd.image.name"
 _TREES = (
     *("accelplane_node", "accelplane_node/overlays/*", "labels", "labels/overlays/*", "fleet", "fleet/overlays/*"),
     *("*_plugin", "sgx_plugin/base", "*_plugin/overlays/*"),
+    *("dra", "dra/extended-resources"),
     *("operator/default", "operator/device/*", "operator/overlays/*"),
     *("*_admissionwebhook/default", "*_admissionwebhook/overlays/*", "onload/config/default*"),
 )

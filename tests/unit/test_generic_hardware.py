@@ -147,6 +147,7 @@ class TestPci:
         [
             ({"net/eth0/flags": "0x1003"}, "its network interface eth0 is up; set it down, or set bind to false"),
             ({"net/eth0/flags": "0x1002"}, ""),
+            ({"net/": ""}, "its network interface is in another network namespace, maybe of a pod; mount /sys of the"),
             ({"net/eth0/flags": "junk"}, "its network interface eth0 is up"),
             ({"net/eth0/mtu": "1500"}, "its use is unknown: /sys/bus/pci/devices/0000:3b:00.0/net/eth0/flags"),
             ({"nvme/nvme0/nvme0n1/size": "1"}, "it has the disk nvme0n1; set bind to false"),
@@ -155,7 +156,10 @@ class TestPci:
     def test_functions_in_use_are_not_bound(self, tmp_path: Path, files: dict[str, str], problem: str) -> None:
         function = self.tree(tmp_path, driver="driver")
         for name, text in files.items():
-            write(function / name, text)
+            if name.endswith("/"):
+                (function / name).mkdir()
+            else:
+                write(function / name, text)
         if "nvme/nvme0/nvme0n1/size" in files:
             link(tmp_path / "sys/class/block/nvme0n1", function / "nvme/nvme0/nvme0n1")
         host, subject = Host(tmp_path), plugin({"pci": [{"vendor": "8086", "device": "1572", "bind": True}]})

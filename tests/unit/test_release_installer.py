@@ -91,7 +91,7 @@ def test_the_installer_pushes_to_a_registry_and_changes_manifests(
     with ociregistry.serving() as state:
         printed = install(unpacked, "push", f"{state.address}/mirror").splitlines()
     assert f"{state.address}/mirror/accelplane:{VERSION}" in printed
-    assert len(printed) == len(names()) + 10
+    assert len(printed) == len(names()) + 11
     assert state.digest("mirror/accelplane", VERSION) == oci.root(release_directory / "images/accelplane").digest
     assert ("mirror/charts/accelplane", VERSION) in state.manifests
     for name, digest in (

@@ -67,7 +67,11 @@ def in_use(host: Host, address: str) -> str:
     """Why the function must not be unbound from its driver, empty if it may be."""
     path = f"{DEVICES}/{address}"
     try:
-        for interface in host.optional_names(f"{path}/net"):
+        interfaces = host.optional_names(f"{path}/net")
+        if not interfaces and host.exists(f"{path}/net"):
+            # The kernel shows only those of the network namespace that sysfs was mounted in.
+            return "its network interface is in another network namespace, maybe of a pod; mount /sys of the node"
+        for interface in interfaces:
             if _is_up(host.text(f"{path}/net/{interface}/flags")):
                 return f"its network interface {interface} is up; set it down, or set bind to false"
         if host.vf_count(path) not in ("0", "-1"):
