@@ -54,6 +54,7 @@ async def test_a_claim_gets_its_device_and_the_next_pod_gets_it_afterwards(node:
         assert files(node.settings.cdi_dir) == []
         assert await node.run_pod("b", node.allocate(first, "b"))
         assert second in node.published()
+    assert os.listdir(f"{node.directory}/plugins_registry") == []
 
 
 async def test_pages_show_claims_as_holders_and_the_driver(node: DraNode) -> None:
@@ -89,6 +90,16 @@ async def test_the_slice_has_the_node_as_owner_and_pool(node: DraNode) -> None:
         await node.until_registered()
         (found,) = node.server.slices
         assert (found.spec.driver, found.spec.pool.name, found.spec.node_name) == (GPU, NODE, NODE)
+
+
+async def test_a_label_says_that_slices_are_published(node: DraNode, tmp_path: Path) -> None:
+    node.settings = replace(node.settings, nfd_dir=str(tmp_path))
+    file = tmp_path / f"accelplane-dra-{GPU}.txt"
+    async with node.agent_running():
+        await node.until_registered()
+        await until(file.exists)
+        assert file.read_text() == f"{GPU}/dra=published\n"
+    assert not file.exists()
 
 
 async def test_slices_keep_their_uid_and_generation_over_a_restart(node: DraNode) -> None:

@@ -21,6 +21,7 @@ from accelplane.host import Host
 from accelplane.kubelet.notifier import Notifier
 from accelplane.kubelet.podresources import NodeHolders, PodResources
 from accelplane.node.dra.family import FamilyUnits
+from accelplane.node.publishers.labels import LabelFile
 from accelplane.node.settings import Settings
 from accelplane.node.status import DraStatus, DraUnit
 from accelplane.node.watcher import Watcher
@@ -97,8 +98,9 @@ class Driver:
             pace=pace,
             always=units.is_named,
             on_event=self._record_event,
-            changed=changed.notify_all,
+            changed=self._slices_changed,
         )
+        self._label = LabelFile(f"{settings.nfd_dir}/accelplane-dra-{name}.txt") if settings.nfd_dir else None
         self._preparer = Preparer(
             access.api,
             name,
@@ -147,6 +149,7 @@ class Driver:
             await asyncio.wait((*tasks, served), return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._watcher.forget(self._subscriber)
+            self._write_label({})
             for task in (*tasks, served):
                 task.cancel()
             results = await asyncio.gather(*tasks, served, return_exceptions=True)
@@ -241,6 +244,18 @@ class Driver:
         self._publisher.set_pool(self._pool)
         self._health_changed.notify_all()
         self._changed.notify_all()
+
+    def _slices_changed(self) -> None:
+        # Autoscalers can wait for the label: a node is Ready before it has slices.
+        self._write_label({f"{self.name}/dra": "published"} if self._publisher.units else {})
+        self._changed.notify_all()
+
+    def _write_label(self, labels: Mapping[str, str]) -> None:
+        if self._label is not None:
+            try:
+                self._label.write(labels)
+            except OSError as error:
+                log.warning("%s: label not written: %s", self.name, error)
 
     async def _follow(self, wait: Callable[[], Awaitable[None]]) -> None:
         while True:

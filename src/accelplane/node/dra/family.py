@@ -100,7 +100,7 @@ class FamilyUnits:
         self._allocations = allocations
         self._record = OwnershipRecord(settings.ownership_dir, name)
         self._record_thread, self._host_thread = SerialThread(), HostThread(blocked)
-        self._open = False
+        self._open = self._closed = False
         self._found: Mapping[str, Unit] = {}  # of the last scan
         self._absent: dict[str, tuple[Unit, str | None]] = {}  # with the driver of the function
         self._by_id: Mapping[Key, str] = {}
@@ -118,6 +118,8 @@ class FamilyUnits:
     # For the runner
 
     async def observe(self, inventory: Inventory) -> None:
+        if self._closed:
+            return  # the agent ends: nothing changes its owner any more
         await self._open_record()
         earlier = {**{id_: unit for id_, (unit, _) in self._absent.items()}, **self._found}
         runner = self._runner()
@@ -371,8 +373,13 @@ class FamilyUnits:
             log.warning("%s: %s", self.name, problem)
         self.problem = problem
 
+    def reopen(self) -> None:
+        """Continues after `close`."""
+        self._closed = False
+
     async def close(self) -> None:
-        """Waits for the threads and releases the lock."""
+        """Waits for the threads and releases the lock. The owners stay as they are."""
+        self._closed = True
         await self._host_thread.wait_idle(self.name)
         if await self._record_thread.wait_idle(self.name):
             self._record.close()

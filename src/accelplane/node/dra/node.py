@@ -77,7 +77,7 @@ class NodeDra:
 
         The owner runs them.
         """
-        for name, family in self.families.items():
+        for name, family in list(self.families.items()):
             family.units.settings = settings
             family.ending = name not in enabled
         new = [name for name in names if name not in self.families]
@@ -102,7 +102,7 @@ class NodeDra:
         return {name: family.status() for name, family in self.families.items()}
 
     async def stop(self) -> None:
-        """Ends the drivers when the kubelet's calls in progress have ended."""
+        """Ends the drivers when the kubelet's calls in progress have ended. They do not start again."""
         await asyncio.gather(*(family.stop() for family in self.families.values()))
         if self._access is not None:
             self._access.api.close()
@@ -145,9 +145,12 @@ class Family:
         self._task: asyncio.Task[None] | None = None
         self._problem = ""
         self.ending = False  # the plugin is disabled
+        self._stopping = False
 
     async def run(self, _watcher: Watcher) -> None:
         """Returns when the plugin is disabled, or all units belong to its device plugin and nothing else is wanted."""
+        self.units.reopen()
+        self._stopping = False
         try:
             while not self.ending:
                 count = self._changes.count
@@ -164,7 +167,8 @@ class Family:
             await self.units.close()
 
     async def stop(self) -> None:
-        """Ends the driver when the kubelet's calls in progress have ended."""
+        """Ends the driver when the kubelet's calls in progress have ended. `run` does not start it again."""
+        self._stopping = True
         driver, task = self._driver, self._task
         if driver is not None and task is not None:
             driver.stop()
@@ -183,7 +187,7 @@ class Family:
         if self._task is not None and self._task.done():
             self._driver = self._task = None
             self.units.driver = NO_DRIVER
-        if self._driver is None and self.units.uses_dra:
+        if self._driver is None and self.units.uses_dra and not self._stopping:
             try:
                 self._driver = self._make_driver(self.units)
             except ValueError as error:
