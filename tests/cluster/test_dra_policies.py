@@ -6,6 +6,7 @@ kubelet runs.
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import ssl
@@ -14,7 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drapools import offer, offers
 from manifests import DEPLOY, overlay, render
+
+from accelplane.apiserver import ApiServer, ClientConfig
+from accelplane.dra import catalog
+from accelplane.dra.publisher import SlicePublisher
+from accelplane.operator.daemonsets.dra import account_of
 
 from . import settings
 from .build import kubernetes_minor
@@ -198,6 +205,41 @@ def test_the_role_grants_nothing_else(accounts: Mapping[str, Account], claims: N
     assert "cannot" in answer["message"]
 
 
+async def test_the_driver_publishes_with_the_rights_of_its_account(
+    cluster: Cluster, accounts: Mapping[str, Account], tmp_path: Path
+) -> None:
+    authority, token = tmp_path / "ca.crt", tmp_path / "token"
+    authority.write_bytes(cluster.authority)
+    token.write_text(bound_token(cluster, ACCOUNT, "publisher", "node-1"))
+    server = f"https://{cluster.addresses.control}:{settings.API_PORT}"
+    api = ApiServer(ClientConfig(server=server, authority=str(authority), token=str(token)))
+    driver, events = "gpu.intel.com", list[str]()
+    publisher = SlicePublisher(api, "node-1", driver, on_event=lambda reason, text: events.append(f"{reason}: {text}"))
+    addresses = ["0000:03:00.0", "0000:04:00.0"]
+
+    def published() -> list[str]:
+        found = cluster.get(f"{SLICES}?fieldSelector=spec.nodeName%3Dnode-1,spec.driver%3D{driver}") or {"items": []}
+        return sorted(each["name"] for item in found["items"] for each in item["spec"].get("devices") or ())
+
+    def publish(*wanted: str) -> None:
+        given = offers(*map(offer, wanted))
+        publisher.set_pool(lambda features: catalog.pool(driver, "node-1", given, features, held=(), evict="gone"))
+
+    task = asyncio.create_task(publisher.run())
+    try:
+        publisher.registered(True)
+        for wanted in (addresses[:1], addresses, []):
+            publish(*wanted)
+            expected = [f"{each.replace(':', '-').replace('.', '-')}-0x56c0" for each in wanted]
+            await asyncio.to_thread(wait_until, lambda expected=expected: published() == expected, "slices", 30)
+        assert publisher.problems == []
+        assert events == []
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        api.close()
+
+
 # The status of claims
 
 
@@ -305,3 +347,40 @@ def test_the_api_server_compiles_all_selectors(cluster: Cluster, tree: str, tmp_
             assert answer["spec"] == each["spec"]
         else:
             assert answer["spec"]["selectors"] == each["spec"]["selectors"]
+
+
+# The operator
+
+OPERATOR_SPACE, PREFIX = "inteldeviceplugins-system", "inteldeviceplugins-"
+RBAC = "rbac.authorization.k8s.io"
+BINDINGS = f"/apis/{RBAC}/v1/clusterrolebindings"
+
+
+def binding(name: str, role: str) -> Object:
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": OPERATOR_SPACE}
+    reference = {"apiGroup": RBAC, "kind": "ClusterRole", "name": role}
+    return {"metadata": {"name": name}, "roleRef": reference, "subjects": [subject]}
+
+
+def test_the_operator_of_the_overlay_may_bind_the_roles_of_plugins_and_no_others(cluster: Cluster) -> None:
+    kinds = ("Namespace", "ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
+    objects = render(DEPLOY / "operator/overlays/dra")
+    cluster.apply(*(each for kind in kinds for each in objects if each["kind"] == kind))
+    account = f"{PREFIX}controller-manager"
+    operator = Account(cluster, cluster.kubectl("create", "token", account, f"--namespace={OPERATOR_SPACE}").strip())
+    accounts = f"/api/v1/namespaces/{OPERATOR_SPACE}/serviceaccounts"
+    for name, role in (
+        (account_of("gpu", status=False), f"{PREFIX}dra-role"),
+        (account_of("qat", status=True), f"{PREFIX}dra-status-role"),
+    ):
+        status, answer = operator.request("POST", accounts, {"metadata": {"name": name}})
+        assert status == 201, answer
+        status, answer = operator.request("POST", BINDINGS, binding(name, role))
+        assert status == 201, answer
+        for path in (f"{BINDINGS}/{name}", f"{accounts}/{name}"):
+            assert operator.request("GET", path)[0] == 200
+            assert operator.request("DELETE", path)[0] == 200
+    status, answer = operator.request("POST", BINDINGS, binding("accelplane-dra-gpu", "cluster-admin"))
+    assert status == 403, answer
+    assert operator.request("GET", f"{BINDINGS}/cluster-admin")[0] == 403
+    assert operator.request("DELETE", f"{BINDINGS}/cluster-admin")[0] == 403

@@ -310,6 +310,24 @@ class TestHealth:
 
         run(main)
 
+    def test_the_withdrawal_of_a_unit_that_has_just_changed_is_reported(self, run: Run) -> None:
+        async def main() -> None:
+            seen: list[Collection[str] | None] = []
+            async with SliceServer() as server, running(server, changed=lambda: seen.append(published())) as agent:
+
+                def published() -> Collection[str] | None:
+                    return agent.publisher.published
+
+                await until(lambda: bool(seen))
+                agent.offer(offers(sick(), offer("0000:04:00.0")))
+                await until(lambda: len(seen) == 2)
+                agent.offer(offers(offer("0000:04:00.0")))
+                await until(lambda: seen[-1] == {"0000:04:00.0"}, 15)
+                assert set(server.devices()) == {"0000-04-00-0-0x56c0"}
+                assert seen[:2] == [{"0000:03:00.0", "0000:04:00.0"}] * 2
+
+        run(main)
+
 
 class TestFeatures:
     @pytest.mark.parametrize("minor", [34, 37])

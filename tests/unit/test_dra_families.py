@@ -76,6 +76,25 @@ class TestFpga:
         assert await preparer.prepare([claim]) == before
         assert len(driver.programmed) == 2
 
+    async def test_claim_stays_prepared_if_its_port_cannot_be_programmed_again(
+        self, world: World, driver: Driver
+    ) -> None:
+        preparer = await world.start()
+        claim = world.claim("a1", world.device(), config=config(world, "FpgaConfig", afu=NLB3))
+        before = await preparer.prepare([claim])
+        journal, file = world.journal(), world.cdi_file("a1")
+        write(driver.ports()[0] / "afu_id", f"{NLB0}\n")
+        driver.afu = NLB0
+
+        assert "after programming" in await refusal(preparer, claim)
+
+        assert world.journal() == journal
+        assert world.cdi_file("a1") == file
+        driver.afu = NLB3
+        assert await preparer.prepare([claim]) == before
+        await preparer.unprepare([claim])
+        assert world.leftovers() == []
+
     async def test_file_of_the_region_is_found_by_its_name(self, world: World, driver: Driver, tmp_path: Path) -> None:
         write(tmp_path / "srv/intel.com/fpga" / INTERFACE / "loopback.gbs", gbs(metadata(afu=NLB3), b"by name"))
         preparer = await world.start()

@@ -170,6 +170,24 @@ async def test_claim_of_an_earlier_boot_holds_its_device_until_it_is_unprepared(
     await prepare(preparer, world.claim("b2", world.device()))
 
 
+async def test_claim_of_an_earlier_boot_keeps_its_unit_if_it_cannot_be_prepared_again(world: World) -> None:
+    preparer = await world.start()
+    claim = world.claim("a1", world.device())
+    before = await prepare(preparer, claim)
+    await preparer.close()
+    world.reboot()
+    node = world.root / "dev/dri/renderD128"
+    node.unlink()
+    preparer = await world.start()
+
+    assert "does not exist" in await refusal(preparer, claim)
+
+    assert list(preparer.prepared()) == ["0000:03:00.0"]
+    assert world.cdi_file("a1") is None
+    write(node, "")
+    assert await prepare(preparer, claim) == before
+
+
 async def test_lost_marker_of_the_boot_counts_as_a_reboot(world: World) -> None:
     preparer = await world.start()
     await prepare(preparer, world.claim("a1", world.device()))

@@ -142,7 +142,8 @@ class ClaimReader:
     """Reads claims in the newest version that the API server serves."""
 
     def __init__(self, api: ApiServer) -> None:
-        self._api = api
+        # The kubelet limits the rate of its calls, and pods wait for the answers.
+        self._api = api.without_rate_limit()
         self._version = ""
 
     async def path(self, ref: ClaimRef, subresource: str = "") -> str:

@@ -255,7 +255,7 @@ class Preparer:
         except Exception as error:
             problem = claim_error(error)
             try:
-                await self._undo(wanted)
+                await self._undo(wanted, before)
             except ClaimError as second:
                 raise claim_error(second, f"{problem}; and it could not be undone: ") from error
             raise problem from error
@@ -287,16 +287,16 @@ class Preparer:
 
     async def _resolve(self, wanted: Holding, holder: Entry) -> None:
         """Undoes the holder's preparation if no pod uses it. Raises `ClaimError` if it holds the device."""
-        ref = holder.ref
         name = claim_lock(holder.uid)
         if self._tasks.is_locked(name) or await in_thread(lambda: self._store.alive(holder)):
             raise _held(wanted, holder)
         async with self._tasks.locked((name,)):
             if holder.state == "prepared" and not await self._is_orphan(holder):
                 raise _held(wanted, holder)
-            log.warning("claim %s: undone, because no pod uses it", holder.claim)
+            why = "no pod uses it" if holder.state == "prepared" else "it was interrupted"
+            log.warning("claim %s: undone, because %s", holder.claim, why)
             try:
-                await self._finish(ref)
+                await self._finish(holder.ref)
             except ClaimError as error:
                 raise claim_error(
                     error, f"device {wanted.device} cannot be reset after claim {holder.claim}: "
@@ -307,7 +307,7 @@ class Preparer:
 
         The kubelet ends containers of a pod that was deleted by force after it has forgotten the pod.
         """
-        ids = {name for holding in entry.devices for name in holding.cdi_ids}
+        ids = {name for holding in entry.devices for name in holding.prepared.cdi_ids}
         try:
             claim = await self._claims.find(entry.ref) if entry.name else None
             unused = bool(entry.name) and (claim is None or not claim.in_use)
@@ -366,10 +366,13 @@ class Preparer:
             return set()
         return await in_thread(lambda: vfio.group_locks(self._host.fresh(), addresses))
 
-    async def _undo(self, entry: Entry) -> None:
-        """Reverts the entry and removes it. Raises `ClaimError` if a step fails. The locks of its units are held."""
+    async def _undo(self, entry: Entry, before: Entry | None = None) -> None:
+        """Reverts the entry to `before`, or removes it. Raises `ClaimError` if a step fails.
+
+        The locks of its units are held.
+        """
         try:
-            await in_thread(lambda: self._store.undo(entry, self._host.fresh()))
+            await in_thread(lambda: self._store.undo(entry, self._host.fresh(), before))
         except EXPECTED as error:
             raise claim_error(error) from error
         finally:

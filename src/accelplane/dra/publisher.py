@@ -156,7 +156,10 @@ class SlicePublisher:
 
     @property
     def published(self) -> Collection[str] | None:
-        """As `units`, None while the slices differ from the pool, and while it is not known whether they do."""
+        """As `units`, None while a change of the pool is not written, and while it is not known whether one is.
+
+        A unit that changed in the last 10 s stays until they are over.
+        """
         return self._limit.units if self._is_current else None
 
     @property
@@ -272,9 +275,9 @@ class SlicePublisher:
                 self._log_problems()
                 return 0.0
         self._written, self._urgent, self._error, self._repair_at = complete, False, "", None
-        was_current, self._is_current = self._is_current, not self._wake.is_set()  # the pool may have changed meanwhile
+        before, self._is_current = self.published, not self._wake.is_set()  # the pool may have changed meanwhile
         self._limit.record(limited, now)
-        if self._is_current and not was_current:
+        if self.published not in (None, before):
             self._changed()
         self._failures.reset()
         self._log_problems()

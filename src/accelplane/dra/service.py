@@ -6,7 +6,7 @@ the name, creates the registration socket, and takes the lock for publishing. `r
 registration socket is created again.
 
 Two instances of a driver serve at once during an update. Only the one with the lock publishes slices. An instance that
-stops releases the lock, removes its registration socket, and serves until the kubelet has no call in progress.
+stops releases the lock, serves until the kubelet has no call in progress, and removes its registration socket.
 """
 
 import asyncio
@@ -40,6 +40,7 @@ _CHECK_INTERVAL = 30.0  # finds lost sockets where inotify is missing
 _UNANSWERED_RETRY, _LOCK_RETRY, _OBSTACLE_RETRY, _ERROR_RETRY = 1.0, 1.0, 2.0, 10.0
 _DRAIN_LIMIT = 25.0
 _HANDOVER = 2.0  # the kubelet finds a removed registration socket within a second
+_POLL = 0.1
 _HEALTH_REPEATS, _HEALTH_REPEAT_INTERVAL = 6, 5.0
 _DRIVER = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _MAX_DRIVER = 63
@@ -144,7 +145,6 @@ class DriverService:
                 delay = await self._reconcile()
                 if self.wake.count == count:
                     await self.wake.wait(delay)
-            await self._withdraw()
             await self._drain()
         finally:
             if self._health_repeats is not None:
@@ -262,16 +262,24 @@ class DriverService:
         await server.stop()
 
     async def _drain(self) -> None:
-        """Serves until no call is in progress, and the kubelet has closed its connections or had time to do so."""
-        loop = asyncio.get_running_loop()
-        start = loop.time()
-        while self._claims.running or self._service_server.connections:
-            passed = loop.time() - start
-            if passed >= _DRAIN_LIMIT or (passed >= _HANDOVER and not self._claims.running):
-                break
-            await self.wake.wait(min(_HANDOVER / 10, _DRAIN_LIMIT - passed))
+        """Lets another instance publish, and ends the registration when no call is in progress.
+
+        The kubelet cancels its calls when it finds that the registration socket is removed. It calls the instance that
+        has registered last, so this one becomes idle. Then the kubelet has some time to close its connections.
+        """
+        self._set_publishing(False, again=False)
+        self._lock.release()
+        end = _now() + _DRAIN_LIMIT
+        await self._wait_while(lambda: self._claims.running > 0, end)
+        await self._withdraw()
+        await self._wait_while(lambda: self._service_server.connections > 0, min(end, _now() + _HANDOVER))
+        await self._wait_while(lambda: self._claims.running > 0, end)
         if running := self._claims.running:
             log.warning("%s: stopped with %d calls of the kubelet in progress", self.driver, running)
+
+    async def _wait_while(self, condition: Callable[[], bool], end: float) -> None:
+        while condition() and _now() < end:
+            await self.wake.wait(min(_POLL, end - _now()))
 
     def _registration_methods(self) -> Mapping[str, rpc.Method]:
         return {

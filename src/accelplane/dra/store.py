@@ -16,7 +16,7 @@ from accelplane.devices import Unit
 from accelplane.dra import cdi, durable, hardware, planning, takeover
 from accelplane.dra.boot import boot_identity, boot_of
 from accelplane.dra.hardware import ClaimDevice
-from accelplane.dra.journal import CdiFile, Damaged, Entry, Holding, Journal
+from accelplane.dra.journal import CdiFile, Damaged, Entry, Holding, Journal, UndoStep
 from accelplane.dra.model import ClaimError
 from accelplane.host import Host
 
@@ -145,10 +145,15 @@ class ClaimStore:
         """The edits with numbers and groups of device nodes. Raises `HostError`."""
         return cdi.with_numbers(host, found, groups=self._groups)
 
-    def undo(self, entry: Entry, host: Host) -> None:
-        """Reverts the changes for the claim, and removes its files. Raises `HostError` or `FpgaError` of a step."""
+    def undo(self, entry: Entry, host: Host, before: Entry | None = None) -> None:
+        """Reverts the changes for the claim, and removes its files. Raises `HostError` or `FpgaError` of a step.
+
+        If the claim was prepared before, as in `before`, what was prepared then stays.
+        """
         # A reboot has reverted all changes.
-        steps = entry.undo if boot_of(entry.boot) == boot_of(self.boot) else ()
+        steps = [*entry.undo] if boot_of(entry.boot) == boot_of(self.boot) else []
+        kept: Sequence[UndoStep] = before.undo if before is not None else ()
+        steps = [step for step in steps if step not in kept]
         if steps:
             self._save(replace(entry, state="unpreparing", owner=self.owner, error=""))
         try:
@@ -157,9 +162,16 @@ class ClaimStore:
         except Exception as error:
             self._save(replace(entry, state="unpreparing", owner="", error=str(error)))
             raise
-        shared = {file.name for other in self.entries.values() if other.uid != entry.uid for file in other.cdi}
-        for name in {cdi.file_name(self._driver, entry.uid), *(file.name for file in entry.cdi)} - shared:
+        restored = before.cdi if before is not None and boot_of(before.boot) == boot_of(self.boot) else ()
+        for file in restored:
+            self._cdi.ensure(file)
+        others = [other for other in self.entries.values() if other.uid != entry.uid]
+        used = {file.name for other in others for file in other.cdi} | {file.name for file in restored}
+        for name in {cdi.file_name(self._driver, entry.uid), *(file.name for file in entry.cdi)} - used:
             self._cdi.remove(name)
+        if before is not None:
+            self._save(before)
+            return
         with self._journal.lock():
             self._journal.remove(entry.uid)
             self._read()

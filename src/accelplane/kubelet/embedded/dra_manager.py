@@ -62,6 +62,7 @@ class DraManager:
         self._active_pods = active_pods
         self._on_change = on_change
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unpreparing: set[str] = set()  # UIDs of pods
         self.claims = Claims(root)
         self.health = DraHealth(on_change, announced_only=bool(self._behaviour.health_services))
         self.plugins = DraPlugins(
@@ -198,11 +199,15 @@ class DraManager:
                 await self._unprepare_logged(uid)
 
     async def _unprepare_logged(self, uid: str) -> None:
+        if uid in self._unpreparing:
+            return
+        self._unpreparing.add(uid)
         try:
             await self._unprepare(uid)
         except (_PrepareError, PluginError) as error:
             log.warning("unprepare dynamic resources of the pod with UID %s: %s", uid, error)
         finally:
+            self._unpreparing.discard(uid)
             self._on_change()
 
     async def _unprepare(self, uid: str) -> None:
