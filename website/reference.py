@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 import yaml
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
 from accelplane.cli import kubectl, logflags
 from accelplane.cli.commands import accelplane as accelplane_command
@@ -19,7 +19,7 @@ from accelplane.cli.goflags import Flag, flags_of
 from accelplane.cli.node import FLAGS as AGENT_FLAGS
 from accelplane.cli.node import NODE_FLAGS
 from accelplane.cli.sgxwebhook import metrics_text
-from accelplane.fleet.metrics import FleetMetrics, ViewerMetrics
+from accelplane.fleet.metrics import FleetMetrics
 from accelplane.http.validity import Validity
 from accelplane.kube.admission import AdmissionServer
 from accelplane.kube.metrics import CertificateCollector, Metrics
@@ -268,7 +268,7 @@ def _collected(registry: CollectorRegistry) -> Iterator[str]:
 def _fleet() -> CollectorRegistry:
     registry = CollectorRegistry()
     FleetMetrics(registry, lambda: (0, {}, {}))
-    registry.register(ViewerMetrics(lambda: 0))
+    Gauge("accelplane_fleet_viewers", "Open pages that get updates", registry=registry)
     return registry
 
 
