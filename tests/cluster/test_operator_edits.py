@@ -60,6 +60,15 @@ FOR_ALL: Mapping[str, Example] = {
         '"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 2}',
     ),
 }
+# For all kinds but `generic`, which refuses them.
+FOR_CLAIMS: Mapping[str, Example] = {
+    "dra.api": ({"dra": {"api": "none"}}, '"-dra-api", "none"'),
+    "dra.devices": ({"dra": {"devices": {"0000:03:00.0": "plugin"}}}, '"-dra-api", "dra,0000:03:00.0=plugin"'),
+    "dra.deviceStatus": ({"dra": {"deviceStatus": True}}, '"-dra-device-status"'),
+    "dra.evict": ({"dra": {"evict": "never"}}, '"-dra-evict", "never"'),
+    "dra.manageBinding": ({"dra": {"manageBinding": False}}, '"-dra-manage-binding=false"'),
+    "dra.takeOver": ({"dra": {"takeOver": True}}, '"-dra-take-over"'),
+}
 _PROVISIONING: Example = ({"provisioningConfig": "mine"}, '"name": "mine"')
 _SHARED: Example = ({"sharedDevNum": 3}, '"-shared-dev-num", "3"')
 OWN: Mapping[str, Mapping[str, Example]] = {
@@ -121,6 +130,7 @@ REFUSED: tuple[tuple[str, Object, str], ...] = (
     ("dsa", {"sharedDevNum": 0}, "spec.sharedDevNum"),
     ("fpga", {"initImage": "intel/intel-fpga-plugin:0.31.1"}, "initImage has an incorrect image name"),
     ("fpga", {"mode": "afu"}, "spec.mode: Unsupported value"),
+    ("generic", {"dra": {}}, "dra is set, expected none because claims of this kind are not supported"),
     ("generic", {"devices": []}, "devices is empty, expected one resource or more"),
     ("generic", {"devices": [{"name": "a"}]}, "spec.devices[0].groups: Required value"),
     ("generic", {"devices": [{"name": "a", "groups": [{}]}]}, "expected one of paths, usb, pci and rdma in a group"),
@@ -173,12 +183,18 @@ def fields(family: str) -> list[str]:
     definition = yaml.safe_load((CRD / "bases" / f"deviceplugin.intel.com_{family}deviceplugins.yaml").read_text())
     (version,) = definition["spec"]["versions"]
     found = fields_of(version["schema"]["openAPIV3Schema"]["properties"]["spec"], "")
-    # A generic device with all of its fields is one argument.
-    return [*dict.fromkeys("devices" if field.startswith("devices[]") else field for field in found)]
+    if family == "generic":
+        # A generic device with all of its fields is one argument.
+        found = ("devices" if field.startswith("devices[]") else field for field in found if field not in FOR_CLAIMS)
+    return [*dict.fromkeys(found)]
+
+
+def examples(family: str) -> Mapping[str, Example]:
+    return {**FOR_ALL, **({} if family == "generic" else FOR_CLAIMS), **OWN[family]}
 
 
 def example(family: str, field: str) -> Example:
-    known = {**FOR_ALL, **OWN[family]}
+    known = examples(family)
     assert field in known, f"{field} is a field of {family}, without an example of an edit"
     images = {"{image}": f"intel-{family}-plugin", "{init}": f"intel-{_INITS.get(family, family)}-initcontainer"}
     text = json.dumps(known[field])
@@ -217,7 +233,8 @@ def has_text(daemonset: Object, text: str) -> bool:
 def operator(installation: Installation) -> Iterator[Operator]:
     """An operator with webhooks, and all samples reconciled."""
     installation.configure_webhooks()
-    with installation.operator() as running, installation.one_connection():
+    roles = {"DRA_ROLE": "view", "DRA_STATUS_ROLE": "view"}  # roles that exist
+    with installation.operator(**roles) as running, installation.one_connection():
         installation.configure_webhooks(running)
         installation.wait_webhooks()
         for family in models.KINDS:
@@ -227,7 +244,7 @@ def operator(installation: Installation) -> Iterator[Operator]:
 
 def test_every_field_of_every_kind_has_an_example() -> None:
     for family in models.KINDS:
-        assert {*FOR_ALL, *OWN[family]} - {"initImage"} <= {*fields(family)}
+        assert examples(family).keys() - {"initImage"} <= {*fields(family)}
         for field in fields(family):
             assert all(example(family, field))
 
