@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from customresources import resource
 from daemonsetplans import plan
 
 from accelplane.operator import models
@@ -278,12 +279,6 @@ class Installation:
 
     def _path(self, family: str, name: str = "") -> str:
         return f"{_API}/{family}deviceplugins/{name}".rstrip("/")
-
-
-def resource(family: str, name: str, **spec: Any) -> Object:
-    """A custom resource."""
-    kind = models.KINDS[family].__name__
-    return {"apiVersion": "deviceplugin.intel.com/v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
 def family_of(document: Mapping[str, Any]) -> str:

@@ -16,11 +16,12 @@ from threading import Event
 
 import pytest
 from cryptography import x509
+from customresources import resource
 
 from accelplane.kube.authority import renew
 from accelplane.kube.certificates import CertificatePolicy, CertificateSet, service_names
 
-from .installation import KEPT_IN, NAMESPACE, SERVICE, Installation, Operator, resource
+from .installation import KEPT_IN, NAMESPACE, SERVICE, Installation, Operator
 from .machine import wait_until
 
 pytestmark = pytest.mark.cluster

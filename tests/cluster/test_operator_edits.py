@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
-from customresources import sample
+from customresources import resource, sample
 from manifests import own_image
 
 from accelplane.operator import models
 from accelplane.operator.settings import PLACEHOLDER
 
-from .installation import CRD, Installation, Object, Operator, resource
+from .installation import CRD, Installation, Object, Operator
 from .machine import wait_until
 
 pytestmark = pytest.mark.cluster

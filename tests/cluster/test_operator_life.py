@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from customresources import resource
 
-from .installation import KEPT_IN, LEASE, NAMESPACE, SERVICE, Installation, Object, Operator, resource
+from .installation import KEPT_IN, LEASE, NAMESPACE, SERVICE, Installation, Object, Operator
 from .machine import Daemon, wait_until
 
 pytestmark = pytest.mark.cluster

@@ -18,10 +18,10 @@ from .machine import wait_until
 
 pytestmark = pytest.mark.cluster
 
-# Every node has a GPU, and a hundred nodes each have another family: all eight on each node would take minutes.
+# Every node has a GPU, and a hundred nodes each have another family: all of them on each node would take minutes.
 EVERYWHERE = "gpu"
 FAMILIES = [family for family in models.KINDS if family != EVERYWHERE]
-SHARE, OTHERS = 100, 300
+SHARE, OTHERS = 100, 200
 TIMEOUT = 600.0
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from customresources import resource
 
-from .installation import NAMESPACE, Installation, Object, resource
+from .installation import NAMESPACE, Installation, Object
 from .machine import wait_until
 
 pytestmark = pytest.mark.cluster

@@ -207,8 +207,8 @@ OTHERS = {
     "sgx_enclave_apps/overlays/sgx_ecdsa_aesmd_quote", "sgx_enclave_apps/overlays/sgx_ecdsa_inproc_quote",
 }  # fmt: skip
 TESTED_ELSEWHERE = (
-    "accelplane_", "components", "dra", "fleet", "fpga_", "generic_", "gpu_", "labels", "monitoring", "npu_", "nfd", "onload",
-    "operator", "sgx_admissionwebhook", "sgx_plugin/overlays/epc-nfd", "xpumanager_",
+    "accelplane_", "components", "dra", "fleet", "fpga_", "generic_", "gpu_", "labels", "monitoring", "npu_", "nfd",
+    "onload", "operator", "sgx_admissionwebhook", "sgx_plugin/overlays/epc-nfd", "xpumanager_",
 )  # fmt: skip
 
 
