@@ -70,6 +70,20 @@ async def test_it_leaves_nothing_after_the_pods_have_ended(node: DraNode) -> Non
     assert await clean_up(node) == 0
 
 
+async def test_files_of_other_programs_stay(node: DraNode, capsys: pytest.CaptureFixture[str]) -> None:
+    async with node.agent_running():
+        await node.until_registered()
+    checkpoint = Path(node.directory, "plugins", GPU, "preparedClaims.json")
+    other = Path(node.directory, "plugins/other.example.com/claims/journal")
+    other.parent.mkdir(parents=True)
+    for path in (checkpoint, other):
+        path.write_text("{}")
+    assert await clean_up(node) == 0
+    assert await clean_up(node) == 0
+    assert "no DRA driver of this program has left anything" in capsys.readouterr().out
+    assert {path for path in Path(node.directory, "plugins").rglob("*") if path.is_file()} == {checkpoint, other}
+
+
 async def test_by_force_claims_are_undone(node: DraNode, capsys: pytest.CaptureFixture[str]) -> None:
     async with node.agent_running():
         first, _second = await node.until_registered()

@@ -25,6 +25,9 @@ from accelplane.kubelet import sockets
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _OWNERS = "accelplane"  # the directory with the owners of units
+# What this program has in the directory of a driver, which may have files of another program with the same driver.
+_LOCK = "journal.lock"
+_OWN_FILES = (_LOCK, "publish.lock", "instance-*.lock", "dra*.sock")
 
 
 class CleanupError(Exception):
@@ -52,13 +55,15 @@ def run(*, root: str, kubelet_dir: str, cdi_dir: str, node: str, kubeconfig: str
         return 1
     failed = False
     for driver in drivers:
-        shutil.rmtree(f"{kubelet_dir}/plugins/{driver}", ignore_errors=True)
+        _remove_directory(f"{kubelet_dir}/plugins/{driver}")
         for path in glob.glob(f"{kubelet_dir}/plugins_registry/{glob.escape(driver)}-*.sock"):
             with contextlib.suppress(OSError):
                 os.unlink(path)
         print(f"{driver}: removed")
     shutil.rmtree(f"{kubelet_dir}/plugins/{_OWNERS}", ignore_errors=True)
-    if drivers:
+    if not drivers:
+        print(f"{kubelet_dir}/plugins: no DRA driver of this program has left anything")
+    else:
         try:
             for name in asyncio.run(_remove_slices(node, drivers, kubeconfig)):
                 print(f"ResourceSlice {name}: removed")
@@ -74,8 +79,19 @@ def run(*, root: str, kubelet_dir: str, cdi_dir: str, node: str, kubeconfig: str
 
 def _drivers(kubelet_dir: str) -> Iterator[str]:
     """The drivers with a journal of this program."""
-    for path in glob.glob(f"{glob.escape(kubelet_dir)}/plugins/*/claims"):
+    for path in glob.glob(f"{glob.escape(kubelet_dir)}/plugins/*/{_LOCK}"):
         yield os.path.basename(os.path.dirname(path))
+
+
+def _remove_directory(directory: str) -> None:
+    """Removes the files of this program, and the directory if nothing else is in it."""
+    shutil.rmtree(f"{directory}/claims", ignore_errors=True)
+    for pattern in _OWN_FILES:
+        for path in glob.glob(f"{glob.escape(directory)}/{pattern}"):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+    with contextlib.suppress(OSError):
+        os.rmdir(directory)
 
 
 def _check_unserved(kubelet_dir: str, drivers: Sequence[str]) -> None:
