@@ -104,7 +104,7 @@ def pool(
 
 
 def device_names(driver: str, offers: Mapping[str, Offer]) -> Mapping[str, DeviceName]:
-    """The devices that can be published of the offers, of shares and tiles too, whoever owns their units."""
+    """The devices that can be published of the offers, of shares and tiles too, of all owners."""
     found: dict[str, DeviceName] = {}
     for named in _named(driver, offers):
         unit = named.offer.unit.id
