@@ -35,8 +35,8 @@ SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 SPACE, ACCOUNT = "kube-system", "accelplane-node"
 NODES = ("node-1", "node-2")
-SLICE_POLICY = "ValidatingAdmissionPolicy 'accelplane-dra-slices'"
-CLAIM_POLICY = "ValidatingAdmissionPolicy 'accelplane-dra-claims'"
+SLICE_POLICY = "ValidatingAdmissionPolicy 'accelplane-dra-slices-node'"
+CLAIM_POLICY = "ValidatingAdmissionPolicy 'accelplane-dra-claims-node'"
 
 
 class Account:
@@ -168,6 +168,32 @@ def test_a_token_without_a_pod_writes_no_slice(cluster: Cluster, accounts: Mappi
     status, answer = Account(cluster, token).request("POST", SLICES, slice_of("a"))
     assert status in (403, 422), answer
     assert "use the token of a pod" in answer["message"]
+
+
+def test_a_plugin_stays_limited_after_the_tree_of_another_is_deleted(
+    cluster: Cluster, accounts: Mapping[str, Account], tmp_path: Path
+) -> None:
+    for family in ("gpu", "qat"):
+        (tmp_path / family).mkdir()
+        tree = f"deploy/{family}_plugin/overlays/dra/account"
+        cluster.apply(*overlay(tmp_path / family, namespace=SPACE, resources=[tree]))
+    account = Account(cluster, bound_token(cluster, "accelplane-dra-qat", "qat", "node-1"))
+    policy, path = "ValidatingAdmissionPolicy 'accelplane-dra-slices-qat'", f"{SLICES}?dryRun=All"
+
+    def problem_with(document: Object) -> str:
+        status, answer = account.request("POST", path, document)
+        return "" if status == 201 else answer["message"]
+
+    foreign = slice_of("a", node="node-2", driver="qat.intel.com")
+    wait_until(lambda: policy in problem_with(foreign), "the policies of the plugin")
+    cluster.kubectl("delete", "--wait=false", "-k", str(tmp_path / "gpu"))
+    for document, problem in (
+        (foreign, "expected the node of the token, node-1"),
+        (slice_of("a"), "spec.driver is gpu.intel.com, expected one of qat.intel.com"),
+    ):
+        assert policy in problem_with(document)
+        assert problem in problem_with(document)
+    assert problem_with(slice_of("a", driver="qat.intel.com")) == ""
 
 
 def test_the_kubelet_deletes_all_slices_of_its_node(cluster: Cluster, accounts: Mapping[str, Account]) -> None:

@@ -111,6 +111,8 @@ def expected_objects(tree: str) -> dict[tuple[str, str], Object]:
         if kind == "CustomResourceDefinition":
             annotations = each["metadata"].get("annotations", {})
             each["metadata"]["annotations"] = annotations | KEEP
+        if kind.startswith("ValidatingAdmissionPolicy"):
+            del each["metadata"]["namespace"]  # kubectl's kustomize sets it, and the API server ignores it
         if kind == "Deployment":
             pod = each["spec"]["template"]["spec"]
             pod["nodeSelector"] = {"kubernetes.io/arch": "amd64"}

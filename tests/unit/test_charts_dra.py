@@ -121,3 +121,13 @@ def test_updates_and_classes_with_dra_follow_the_version_of_kubernetes(version: 
     assert daemonset["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": surge, "maxUnavailable": 1 - surge}
     classes = {each["apiVersion"] for each in objects if each["kind"] == "DeviceClass"}
     assert classes == {f"resource.k8s.io/{api}"}
+
+
+def test_agents_and_operator_with_dra_are_one_release() -> None:
+    """Objects have different names, or helm would not install them."""
+    components = {"agent": True, "operator": True}
+    subchart = {"manager": {"dra": True}}
+    objects = by_name(
+        template(CHART, NAMESPACE, components=components, agent={"dra": {"enabled": True}}, operator=subchart)
+    )
+    assert len([kind for kind, _ in objects if kind == "ValidatingAdmissionPolicy"]) == 4

@@ -32,6 +32,8 @@ from accelplane.dra.configuration import GpuConfig
 from accelplane.node.device_api import DeviceApis
 from accelplane.node.plugins import installed
 from accelplane.node.settings import Settings
+from accelplane.operator.daemonsets.dra import account_of
+from accelplane.operator.models import KINDS
 from accelplane.plugins.qat.services import service
 
 FAMILIES = ("dlb", "dsa", "fpga", "gpu", "iaa", "npu", "qat", "sgx")
@@ -183,6 +185,21 @@ def writers(objects: list[Object]) -> Iterator[str]:
             yield account
 
 
+def admission_policies(objects: list[Object]) -> list[Object]:
+    """The policies, both of which have a binding that denies."""
+    found = {each["metadata"]["name"]: each for each in objects if each["kind"] == "ValidatingAdmissionPolicy"}
+    bindings = [each["spec"] for each in objects if each["kind"] == "ValidatingAdmissionPolicyBinding"]
+    assert {each["policyName"] for each in bindings if each["validationActions"] == ["Deny"]} == found.keys()
+    assert len(found) == 2
+    return [*found.values()]
+
+
+def limits(policy: Object, namespace: str, account: str) -> bool:
+    (condition,) = policy["spec"]["matchConditions"]
+    (pattern,) = re.findall(r"matches\('(.*)'\)", condition["expression"])
+    return bool(re.search(pattern, f"system:serviceaccount:{namespace}:{account}"))
+
+
 @pytest.mark.parametrize("tree", trees())
 def test_accounts_that_write_slices_are_limited_by_both_policies(tree: str) -> None:
     """The policies are tested with an API server, see `tests/cluster/test_dra_policies.py`."""
@@ -190,20 +207,46 @@ def test_accounts_that_write_slices_are_limited_by_both_policies(tree: str) -> N
     accounts = [*writers(objects)]
     applied = [*WITH_DRA, "gpu_plugin/overlays/dra-vfio"]
     assert bool(accounts) == (tree in applied or tree == "dra/account" or tree.endswith("overlays/dra/account"))
-    if not accounts or tree not in applied:
+    if not accounts:
         return
-    policies = {each["metadata"]["name"]: each for each in objects if each["kind"] == "ValidatingAdmissionPolicy"}
-    bindings = [each["spec"] for each in objects if each["kind"] == "ValidatingAdmissionPolicyBinding"]
-    assert {each["policyName"] for each in bindings if each["validationActions"] == ["Deny"]} == policies.keys()
-    assert len(policies) == 2
-    (daemonset,) = (each for each in objects if each["kind"] == "DaemonSet")
-    for policy in policies.values():
+    pods = [each for each in objects if each["kind"] == "DaemonSet"]
+    used = {each["spec"]["template"]["spec"]["serviceAccountName"] for each in pods}
+    created = {each["metadata"]["name"] for each in objects if each["kind"] == "ServiceAccount"}
+    assert used <= created
+    for policy in admission_policies(objects):
         assert policy["spec"]["failurePolicy"] == "Fail"
-        (condition,) = policy["spec"]["matchConditions"]
-        (pattern,) = re.findall(r"matches\('(.*)'\)", condition["expression"])
-        for name in (daemonset["spec"]["template"]["spec"]["serviceAccountName"], *accounts):
+        for name in used or created:
             for prefix in ("", "team-"):
-                assert re.search(pattern, f"system:serviceaccount:{daemonset['metadata']['namespace']}:{prefix}{name}")
+                assert limits(policy, "kube-system", f"{prefix}{name}")
+
+
+@pytest.mark.parametrize("tree", PLUGINS)
+def test_the_policies_of_a_plugin_limit_its_own_account_to_its_driver(tree: str) -> None:
+    own = tree.partition("_")[0]
+    for policy in admission_policies(render(DEPLOY / tree)):
+        limited = [family for family in FAMILIES if limits(policy, "kube-system", f"accelplane-dra-{family}")]
+        assert limited == [own]
+        assert not limits(policy, "kube-system", "accelplane-node")
+        assert drivers_of(policy) == [f"{own}.intel.com"]
+
+
+def test_the_policies_of_the_operator_limit_all_accounts_that_it_creates() -> None:
+    for policy in admission_policies(render(DEPLOY / "operator/overlays/dra")):
+        for family, status in itertools.product(KINDS, (False, True)):
+            assert limits(policy, "inteldeviceplugins-system", account_of(family, status=status))
+        assert drivers_of(policy) == DRIVERS
+
+
+def test_deleting_a_tree_deletes_no_object_of_another() -> None:
+    """`kubectl delete -k` of one family must not remove the policies that limit the accounts of others."""
+    trees_of: dict[tuple[str, str, str], list[str]] = {}
+    for tree in (*WITH_DRA, "operator/overlays/dra", "dra", "dra/extended-resources"):
+        # Definitions of FPGA names are in two trees: deleting them deletes the names.
+        for each in (each for each in render(DEPLOY / tree) if each["kind"] != "CustomResourceDefinition"):
+            namespaced = each["kind"] in ("ServiceAccount", "DaemonSet", "Role", "RoleBinding")
+            namespace = each["metadata"].get("namespace", "") if namespaced else ""
+            trees_of.setdefault((each["kind"], namespace, each["metadata"]["name"]), []).append(tree)
+    assert {key: found for key, found in trees_of.items() if len(found) > 1} == {}
 
 
 STATUS = "dra/components/device-status"

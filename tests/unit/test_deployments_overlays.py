@@ -85,6 +85,8 @@ def references(document: Object) -> Iterator[Reference]:
     if "roleRef" in document:
         kind = document["roleRef"]["kind"]
         yield kind, namespace if kind == "Role" else "", document["roleRef"]["name"]
+    if document["kind"] == "ValidatingAdmissionPolicyBinding":
+        yield "ValidatingAdmissionPolicy", namespace, document["spec"]["policyName"]
     for subject in document.get("subjects", ()):
         yield subject["kind"], subject["namespace"], subject["name"]
     for rule in document.get("rules", ()):
@@ -176,6 +178,17 @@ def test_references_resolve_in_an_overlay_with_prefix_suffix_and_namespace(tree:
     check_programs(objects)
     check_pods_are_admitted(objects)
     assert {each["metadata"]["namespace"] for each in objects if "namespace" in each["metadata"]} == {"elsewhere"}
+
+
+def test_the_operator_for_openshift_can_have_the_component_for_claims(tmp_path: Path) -> None:
+    objects = overlay(
+        tmp_path,
+        resources=["deploy/operator/overlays/ocp"],
+        components=["deploy/operator/components/dra"],
+        namespace="elsewhere",
+    )
+    check_references(objects)
+    check_programs(objects)
 
 
 @pytest.mark.parametrize("tree", CERT_MANAGER)

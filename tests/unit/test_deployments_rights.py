@@ -157,6 +157,16 @@ def test_plugins_have_no_rights_and_no_token(tree: str) -> None:
     assert granted_rights(objects)["plugins"] == use
 
 
+def test_plugins_with_claims_may_use_the_same_constraint_of_openshift() -> None:
+    """The operator binds these roles to the accounts that it creates."""
+    roles = [each for each in render(DEPLOY / "operator/overlays/dra") if each["kind"] == "ClusterRole"]
+    of_plugins = [each for each in roles if re.search("-dra-(status-)?role$", each["metadata"]["name"])]
+    assert len(of_plugins) == 2
+    use = {"resources": ["securitycontextconstraints"], "resourceNames": ["privileged"], "verbs": ["use"]}
+    for role in of_plugins:
+        assert {"apiGroups": ["security.openshift.io"], **use} in role["rules"]
+
+
 @pytest.mark.parametrize("tree", OPERATORS)
 def test_the_gpu_resource_manager_gets_the_rights_that_it_uses(tree: str) -> None:
     (role,) = (each for each in render(DEPLOY / tree) if each["metadata"]["name"].endswith("-gpu-manager-role"))
