@@ -65,7 +65,7 @@ FLEET_COMPONENT = "fleet/components/authorized-agents"
 WITH_CLIENTS = "accelplane_node/overlays/clients"
 CLIENTS = "accelplane_node/components/clients"
 # Their tests are in test_deployments_dra.
-DRA = ("accelplane_node/overlays/dra", "accelplane_node/components/dra")
+DRA = tuple(f"accelplane_node/{part}" for part in ("overlays/dra", "components/dra", "components/dra/policies"))
 FAMILIES = ("gpu", "npu", "qat", "dsa", "iaa", "dlb", "sgx", "fpga")
 
 
