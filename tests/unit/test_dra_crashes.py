@@ -5,6 +5,8 @@ kernel emulates no GPU; the preparer does not distinguish them.
 """
 
 import contextlib
+import errno
+import os
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -14,6 +16,7 @@ from drafaults import Faults, FaultyHost, Killed
 from thoroughness import places
 
 from accelplane.devices import Unit
+from accelplane.dra import durable
 from accelplane.dra.model import ClaimRef
 from accelplane.dra.preparer import Preparer
 from accelplane.host.drivers import driver_of, driver_override
@@ -190,3 +193,22 @@ async def test_undo_is_left_out_after_a_reboot(tmp_path: Path) -> None:
     assert await preparer.unprepare([world.vfio_claim]) == {"a1": None}
     # Bound by somebody else in this boot.
     assert world.binding == BOUND
+
+
+async def test_full_disk_after_the_first_change_of_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = VfioWorld(tmp_path)
+    preparer = await world.start()
+    write, calls = durable.write, iter(range(99))
+
+    def full(path: str, data: bytes, mode: int) -> None:
+        if next(calls) > 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        write(path, data, mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "write", full)
+        message = error_of((await preparer.prepare([world.vfio_claim]))["a1"])
+
+    assert "No space left on device" in message
+    assert "could not be undone" not in message
+    await _check(world, preparer)

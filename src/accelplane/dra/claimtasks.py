@@ -47,9 +47,11 @@ class ClaimTasks:
     def __init__(self, time_limit: float, changed: Callable[[], None]) -> None:
         self._time_limit = time_limit
         self._changed = changed
-        self._tasks: dict[tuple[Kind, str], asyncio.Task[Devices]] = {}
+        self._running: set[asyncio.Task[Devices]] = set()
+        self._last: dict[str, tuple[Kind, asyncio.Task[Devices]]] = {}  # the task of each claim that ends last
         self._progress: dict[str, _Progress] = {}
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}  # with the number of their users
+        self.closed = False
 
     async def answers(self, kind: Kind, claims: Sequence[ClaimRef], work: Work) -> dict[str, Devices | ClaimError]:
         """The results of `work` for the claims, by UID. Raises `ValueError` for too many claims."""
@@ -59,23 +61,33 @@ class ClaimTasks:
         return {ref.uid: answer for ref, answer in zip(claims, found, strict=True)}
 
     def start(self, kind: Kind, ref: ClaimRef, work: Work) -> "asyncio.Task[Devices]":
-        """Starts `work` with the lock of the claim."""
+        """Starts `work` with the lock of the claim, after the tasks of the claim that were started before."""
 
         async def run() -> Devices:
-            try:
-                async with self.locked((claim_lock(ref.uid),)):
-                    self._progress[ref.uid] = _Progress(asyncio.get_running_loop().time())
-                    try:
-                        return await work(ref)
-                    finally:
-                        del self._progress[ref.uid]
-            finally:
-                del self._tasks[kind, ref.uid]
-                self._changed()
+            async with self.locked((claim_lock(ref.uid),)):
+                self._progress[ref.uid] = _Progress(asyncio.get_running_loop().time())
+                try:
+                    return await work(ref)
+                finally:
+                    del self._progress[ref.uid]
 
-        task = self._tasks[kind, ref.uid] = asyncio.create_task(run(), name=f"{kind} {ref.namespace}/{ref.name}")
+        def ended(task: asyncio.Task[Devices]) -> None:
+            self._running.discard(task)
+            if self._last.get(ref.uid, (kind, None))[1] is task:
+                del self._last[ref.uid]
+            self._changed()
+
+        task = asyncio.create_task(run(), name=f"{kind} {ref.namespace}/{ref.name}")
+        self._running.add(task)
+        self._last[ref.uid] = kind, task
+        task.add_done_callback(ended)
         task.add_done_callback(log_failure)
         return task
+
+    def check_open(self) -> None:
+        """Raises `ClaimError` after the end of the driver: nothing may be prepared that no owner would know."""
+        if self.closed:
+            raise ClaimError("the driver is stopping on this node, expected another instance to serve the claim")
 
     @contextlib.asynccontextmanager
     async def locked(self, names: Iterable[str]) -> AsyncGenerator[None]:
@@ -97,16 +109,29 @@ class ClaimTasks:
         if (progress := self._progress.get(uid)) is not None:
             progress.device, progress.activity = device, activity
 
+    @property
+    def busy(self) -> bool:
+        return bool(self._running)
+
     async def idle(self) -> None:
         """Waits for the end of all tasks."""
-        while self._tasks:
-            await asyncio.wait(self._tasks.values())
+        while self._running:
+            await asyncio.wait(self._running)
 
     async def _answer(self, kind: Kind, ref: ClaimRef, work: Work) -> Devices | ClaimError:
-        """The result of the task for the claim, which a cancelled call does not cancel."""
+        """The result of the task for the claim, which a cancelled call does not cancel.
+
+        A call joins the last task if that does the same. If another one follows it, as Unprepare follows a Prepare
+        that takes long, its result is no longer true when the call gets it.
+        """
         if not valid_uid(ref.uid):
             return ClaimError(f"found the UID {ref.uid[:80]!a}, expected letters, digits and hyphens")
-        task = self._tasks.get((kind, ref.uid)) or self.start(kind, ref, work)
+        last = self._last.get(ref.uid)
+        try:
+            self.check_open()
+        except ClaimError as error:
+            return error
+        task = last[1] if last is not None and last[0] == kind else self.start(kind, ref, work)
         await asyncio.wait((task,), timeout=self._time_limit)
         if not task.done():
             now = asyncio.get_running_loop().time()

@@ -38,7 +38,7 @@ _LOCK_TIMEOUT = 10.0
 _LOCK_INTERVAL = 0.01
 _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,63}")
 # Of a file that cannot be read, now or later; others are errors of this process, such as too many open files.
-_DAMAGE = (errno.EIO, errno.EFBIG, errno.EINVAL, errno.ELOOP)
+_DAMAGE = (errno.EIO, errno.EFBIG, errno.EINVAL, errno.ELOOP, errno.ENXIO)
 _INSTANCE = re.compile(r"instance-([0-9a-f]{16})\.lock")
 _SALVAGED_UNIT = re.compile(rb'"unit":"((?:[^"\\]|\\.)*)"')
 
@@ -156,7 +156,12 @@ class Journal:
         self.owner = secrets.token_hex(8)
 
     def open(self) -> None:
-        """Creates the directories and the file that shows that this instance is alive. Raises `JournalError`."""
+        """Creates the directories and the file that shows that this instance is alive, unless the journal is open.
+
+        Raises `JournalError`.
+        """
+        if self._owner is not None:
+            return
         try:
             os.makedirs(self._claims, mode=0o700, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -198,7 +203,7 @@ class Journal:
             yield
 
     def alive(self, owner: str) -> bool:
-        """Whether another instance with this name runs."""
+        """Whether another instance with this name runs. Raises `JournalError` if it is not known."""
         if owner in ("", self.owner):
             return False
         try:
@@ -206,8 +211,10 @@ class Journal:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        except OSError:
+        except FileNotFoundError:
             return False
+        except OSError as error:
+            raise _problem(self._instance(owner), error) from None
         return False
 
     def entries(self) -> Mapping[str, Entry]:

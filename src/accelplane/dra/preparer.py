@@ -11,23 +11,25 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from accelplane.apiserver import ApiError, ApiServer
+from accelplane.apiserver import ApiServer
 from accelplane.devices import Unit
 from accelplane.dra import cdi, hardware, planning, takeover, vfio
 from accelplane.dra.boot import boot_of
-from accelplane.dra.claims import ClaimReader
+from accelplane.dra.claims import Claim, ClaimReader
 from accelplane.dra.claimtasks import EXPECTED, ClaimTasks, Devices, claim_error, claim_lock, log_failure
 from accelplane.dra.devicestatus import DeviceStatus
 from accelplane.dra.hardware import ClaimDevice
 from accelplane.dra.journal import Entry, Holding, Rebind, UndoStep
 from accelplane.dra.model import ClaimError, ClaimRef, DeviceName, Offers, PreparedDevice
-from accelplane.dra.store import ClaimStore
+from accelplane.dra.store import ClaimStore, EntryChangedError
+from accelplane.dra.unusedclaims import UnusedClaims
 from accelplane.host import Host
 from accelplane.host.blocking import in_thread
 from accelplane.kubelet.notifier import Notifier
-from accelplane.kubelet.podresources import NodeHolders, PodResourcesError
+from accelplane.kubelet.podresources import NodeHolders
 
 log = logging.getLogger(__name__)
 
@@ -75,14 +77,13 @@ class Preparer:
         self._offers = offers
         self._host = host
         self._manage_binding = manage_binding
-        self._holders = holders
         self._names = names
         self._on_event = on_event
-        self._orphan_delay = orphan_delay
         self._claims = ClaimReader(api)
+        self._unused = UnusedClaims(self._claims, holders, orphan_delay)
         self._store = ClaimStore(driver, directory, cdi_dir, groups=cdi_groups)
-        self._unused_since: dict[str, float] = {}
         self._orphans: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._take_over_wanted = take_over
         self._taking_over: asyncio.Task[None] | None = None
         self._changed = Notifier()
@@ -129,13 +130,18 @@ class Preparer:
 
         Raises `JournalError` or `OSError` if the journal or the directory of CDI files cannot be used.
         """
+        if self._closing is not None:
+            if self._tasks.busy:
+                self._closing.cancel()  # it waits for these tasks
+            await asyncio.wait((self._closing,))
+        self._tasks.closed = False
         host = self._host.fresh()
         interrupted = await in_thread(lambda: self._store.open(host.text_or_empty(_BOOT_ID), host))
         for file in self._store.damaged.values():
             log.error("%s", file.problem)
             self._on_event("ClaimJournalDamaged", f"{file.problem}; its devices are not used until its pod ends")
         for entry in interrupted:
-            self._tasks.start("restore", entry.ref, self._finish)
+            self._tasks.start("restore", entry.ref, self._finish_interrupted)
         if len(self._store.entries) > len(interrupted):
             self._orphans = asyncio.create_task(self._remove_orphans(), name="removal of claims without pods")
             self._orphans.add_done_callback(log_failure)
@@ -181,13 +187,20 @@ class Preparer:
             await asyncio.wait(self._status_tasks)
 
     async def close(self, seconds: float = 5.0) -> None:
-        """Waits for work in progress, at most `seconds`. The next `restore` finishes what is not finished then."""
+        """Waits for work in progress, at most `seconds`; no other work begins. The next `restore` finishes the rest."""
+        self._tasks.closed = True
         if self._orphans is not None:
             self._orphans.cancel()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.idle()
-                await in_thread(self._store.close)
+        self._closing = asyncio.create_task(self._close_when_idle(), name=f"end of the claims of {self.driver}")
+        self._closing.add_done_callback(log_failure)
+        await asyncio.wait((self._closing, *self._status_tasks), timeout=seconds)
+        for task in self._status_tasks:
+            task.cancel()
+
+    async def _close_when_idle(self) -> None:
+        """Until then other instances find that this one is alive, and do not touch its claims."""
+        await self._tasks.idle()
+        await in_thread(self._store.close)
 
     async def _read(self, uid: str) -> Entry | None:
         """The entry of the claim, when no other instance works on it any more."""
@@ -201,33 +214,49 @@ class Preparer:
     # Prepare. The lock of the claim is held.
 
     async def _prepare(self, ref: ClaimRef) -> Devices:
+        for _attempt in range(_CONFLICT_ATTEMPTS):
+            try:
+                return await self._prepare_once(ref)
+            except EntryChangedError:
+                continue
+        raise ClaimError("the claim is changed by another instance of the driver again and again")
+
+    async def _prepare_once(self, ref: ClaimRef) -> Devices:
+        """Raises `EntryChangedError` if another instance has worked on the claim meanwhile."""
         entry = await self._read(ref.uid)
         units = {unit: offer.unit for unit, offer in self._offers.units().items()}
         if entry is not None and await in_thread(partial(self._store.is_prepared, entry, self._host.fresh(), units)):
             return [holding.prepared for holding in entry.devices]
         claim = await self._claims.allocated(ref)
         if entry is not None and entry.state != "prepared":
-            await self._finish(ref)
+            await self._finish(entry)
             entry = None
-        node = planning.Node(driver=self.driver, pool=self._node, names=self._names(), offers=self._offers.units())
-        devices = planning.claim_devices(node, ref.uid, claim)
+        devices = self._claim_devices(ref, claim)
         if entry is not None and planning.differs(entry, devices):
-            await self._finish(ref)
+            await self._finish(entry)
             entry = None
         self._tasks.report(ref.uid, devices[0].holding.device, "waiting for another claim")
-        wanted = Entry(
-            uid=ref.uid, namespace=ref.namespace, name=ref.name, state="preparing", boot=self._store.boot,
-            owner=self._store.owner, devices=planning.holdings(devices, entry),
-        )  # fmt: skip
         addresses = [device.address for device in devices if device.vfio]
-        locks = {*await self._group_locks(addresses), *map(_unit_lock, wanted.devices)}
+        locks = {*await self._group_locks(addresses), *(_unit_lock(device.holding) for device in devices)}
         for _attempt in range(_CONFLICT_ATTEMPTS):
             async with self._tasks.locked(locks):
-                conflict = await in_thread(lambda: self._store.conflict(wanted))
+                devices = self._claim_devices(ref, claim)  # units may have changed while another claim had the locks
+                wanted = Entry(
+                    uid=ref.uid, namespace=ref.namespace, name=ref.name, state="preparing", boot=self._store.boot,
+                    owner=self._store.owner, devices=planning.holdings(devices, entry),
+                )  # fmt: skip
+                if not locks.issuperset(map(_unit_lock, wanted.devices)):
+                    raise EntryChangedError(ref.uid)
+                conflict = await in_thread(partial(self._store.conflict, wanted))
                 if conflict is None:
                     return await self._make(wanted, entry, devices)
             await self._resolve(*conflict)
-        raise ClaimError(f"device {wanted.devices[0].device} is held by other claims again and again")
+        raise ClaimError(f"device {devices[0].holding.device} is held by other claims again and again")
+
+    def _claim_devices(self, ref: ClaimRef, claim: Claim) -> list[ClaimDevice]:
+        """The devices of the claim by what the node offers now. Raises `ClaimError`."""
+        node = planning.Node(driver=self.driver, pool=self._node, names=self._names(), offers=self._offers.units())
+        return planning.claim_devices(node, ref.uid, claim)
 
     async def _make(self, wanted: Entry, before: Entry | None, devices: Sequence[ClaimDevice]) -> Devices:
         """Prepares a claim whose units are free; their locks are held."""
@@ -246,7 +275,8 @@ class Preparer:
         wanted = replace(
             wanted, undo=undo, bound=planning.bound_units(devices, undo), config=planning.used_config(devices)
         )
-        if (conflict := await in_thread(lambda: self._store.begin(wanted))) is not None:
+        self._tasks.check_open()
+        if (conflict := await in_thread(lambda: self._store.begin(wanted, before))) is not None:
             raise _held(*conflict)
         self._changed.notify_all()
         try:
@@ -255,7 +285,7 @@ class Preparer:
         except Exception as error:
             problem = claim_error(error)
             try:
-                await self._undo(wanted, before)
+                await self._undo(wanted, before, UNSET)
             except ClaimError as second:
                 raise claim_error(second, f"{problem}; and it could not be undone: ") from error
             raise problem from error
@@ -286,79 +316,79 @@ class Preparer:
     # Conflicts.
 
     async def _resolve(self, wanted: Holding, holder: Entry) -> None:
-        """Undoes the holder's preparation if no pod uses it. Raises `ClaimError` if it holds the device."""
+        """Undoes the holder's preparation if no pod uses it. Raises `ClaimError` if it holds the device.
+
+        Does nothing if the holder is not what it was when the conflict was found.
+        """
         name = claim_lock(holder.uid)
         if self._tasks.is_locked(name) or await in_thread(lambda: self._store.alive(holder)):
             raise _held(wanted, holder)
         async with self._tasks.locked((name,)):
-            if holder.state == "prepared" and not await self._is_orphan(holder):
+            if await self._read(holder.uid) != holder:
+                return
+            if holder.state == "prepared" and not await self._unused.contains(holder):
                 raise _held(wanted, holder)
             why = "no pod uses it" if holder.state == "prepared" else "it was interrupted"
             log.warning("claim %s: undone, because %s", holder.claim, why)
             try:
-                await self._finish(holder.ref)
+                await self._finish(holder)
             except ClaimError as error:
                 raise claim_error(
                     error, f"device {wanted.device} cannot be reset after claim {holder.claim}: "
                 ) from None
 
-    async def _is_orphan(self, entry: Entry) -> bool:
-        """Whether the claim is gone or unused and no container has it, since some time.
-
-        The kubelet ends containers of a pod that was deleted by force after it has forgotten the pod.
-        """
-        ids = {name for holding in entry.devices for name in holding.prepared.cdi_ids}
-        try:
-            claim = await self._claims.find(entry.ref) if entry.name else None
-            unused = bool(entry.name) and (claim is None or not claim.in_use)
-            used = not unused or any(ids.intersection(each.cdi_names) for each in (await self._holders()).claims)
-        except (ApiError, PodResourcesError) as error:
-            log.info("claim %s: not known whether a pod uses it: %s", entry.claim, error)
-            used = True
-        if used:
-            self._unused_since.pop(entry.uid, None)
-            return False
-        now = asyncio.get_running_loop().time()
-        return now - self._unused_since.setdefault(entry.uid, now) >= self._orphan_delay
-
     async def _remove_orphans(self) -> None:
         """Undoes what claims without pods have left, after a loss of the kubelet's state."""
-        for delay in (0.0, self._orphan_delay):
+        for delay in (0.0, self._unused.delay):
             await asyncio.sleep(delay)
             for entry in list(self._store.entries.values()):
-                name = claim_lock(entry.uid)
-                if entry.state == "prepared" and not self._tasks.is_locked(name):
-                    async with self._tasks.locked((name,)):
-                        if await self._is_orphan(entry):
-                            log.warning("claim %s: undone, because no pod uses it", entry.claim)
-                            with contextlib.suppress(ClaimError):  # it stays in the journal with the error
-                                await self._finish(entry.ref)
-            if not self._unused_since:
+                if entry.state == "prepared" and not self._tasks.is_locked(claim_lock(entry.uid)):
+                    # A task of its own: the end of this one must not interrupt changes of the node.
+                    await asyncio.wait((self._tasks.start("restore", entry.ref, self._finish_orphan),))
+            if not self._unused.suspected:
                 return
+
+    async def _finish_orphan(self, ref: ClaimRef) -> Devices:
+        """Undoes the claim if no pod uses it. If that fails it stays in the journal with the error."""
+        entry = await self._read(ref.uid)
+        if entry is None or entry.state != "prepared" or not await self._unused.contains(entry):
+            return ()
+        log.warning("claim %s: undone, because no pod uses it", entry.claim)
+        return await self._finish(entry)
+
+    async def _finish_interrupted(self, ref: ClaimRef) -> Devices:
+        """Undoes the claim unless it was prepared since, by a task before this one or by another instance."""
+        entry = await self._read(ref.uid)
+        return () if entry is None or entry.state == "prepared" else await self._finish(entry)
 
     # Unprepare. The lock of the claim is held.
 
     async def _unprepare(self, ref: ClaimRef) -> Devices:
-        if await self._read(ref.uid) is not None:
-            return await self._finish(ref)
+        while True:
+            found = await self._read(ref.uid)
+            with contextlib.suppress(EntryChangedError):
+                return await self._undo_locked(found or self._unknown_entry(ref), found)
+
+    def _unknown_entry(self, ref: ClaimRef) -> Entry:
+        """An entry with what is left of a claim without one."""
         damaged = self._store.damaged.get(ref.uid)
         units = [Holding(request="", pool="", device="", unit=unit) for unit in damaged.units] if damaged else []
         undo = damaged.undo if damaged else ()
         # Also if nothing is known: a file of the claim may be left.
-        entry = Entry(uid=ref.uid, namespace=ref.namespace, name=ref.name, state="unpreparing", boot=self._store.boot,
-                      devices=units, undo=undo)  # fmt: skip
-        return await self._undo_locked(entry)
+        return Entry(uid=ref.uid, namespace=ref.namespace, name=ref.name, state="unpreparing", boot=self._store.boot,
+                     devices=units, undo=undo)  # fmt: skip
 
-    async def _finish(self, ref: ClaimRef) -> Devices:
-        """Undoes the entry of the claim, whatever its state."""
-        entry = await self._read(ref.uid)
-        return () if entry is None else await self._undo_locked(entry)
+    async def _finish(self, entry: Entry) -> Devices:
+        """Undoes the entry of the claim. Does nothing if the journal has another one now."""
+        with contextlib.suppress(EntryChangedError):
+            await self._undo_locked(entry, entry)
+        return ()
 
-    async def _undo_locked(self, entry: Entry) -> Devices:
+    async def _undo_locked(self, entry: Entry, known: Entry | None) -> Devices:
         addresses = [step.address for step in entry.undo if isinstance(step, Rebind)]
         async with self._tasks.locked({*await self._group_locks(addresses), *map(_unit_lock, entry.devices)}):
             self._tasks.report(entry.uid, ", ".join(each.device or each.unit for each in entry.devices)[:80], "undoing")
-            await self._undo(entry)
+            await self._undo(entry, None, known)
         return ()
 
     async def _group_locks(self, addresses: Sequence[str]) -> set[str]:
@@ -366,18 +396,18 @@ class Preparer:
             return set()
         return await in_thread(lambda: vfio.group_locks(self._host.fresh(), addresses))
 
-    async def _undo(self, entry: Entry, before: Entry | None = None) -> None:
+    async def _undo(self, entry: Entry, before: Entry | None, known: Entry | UnsetType | None) -> None:
         """Reverts the entry to `before`, or removes it. Raises `ClaimError` if a step fails.
 
-        The locks of its units are held.
+        The locks of its units are held. `known` is what the journal has, as in `ClaimStore.undo`.
         """
         try:
-            await in_thread(lambda: self._store.undo(entry, self._host.fresh(), before))
+            await in_thread(lambda: self._store.undo(entry, self._host.fresh(), before, known=known))
         except EXPECTED as error:
             raise claim_error(error) from error
         finally:
             self._changed.notify_all()
-        self._unused_since.pop(entry.uid, None)
+        self._unused.forget(entry.uid)
         self._write_status(entry.ref)
 
     def _write_status(self, ref: ClaimRef) -> None:

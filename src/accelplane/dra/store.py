@@ -6,9 +6,11 @@
 So after a crash at any point the journal says what is left to do. All methods block.
 """
 
+import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from accelplane.descriptors import read_limited
@@ -16,11 +18,15 @@ from accelplane.devices import Unit
 from accelplane.dra import cdi, durable, hardware, planning, takeover
 from accelplane.dra.boot import boot_identity, boot_of
 from accelplane.dra.hardware import ClaimDevice
-from accelplane.dra.journal import CdiFile, Damaged, Entry, Holding, Journal, UndoStep
+from accelplane.dra.journal import CdiFile, Damaged, Entry, Holding, Journal, JournalError, UndoStep
 from accelplane.dra.model import ClaimError
 from accelplane.host import Host
 
 log = logging.getLogger(__name__)
+
+
+class EntryChangedError(Exception):
+    """The entry of the claim is not the one that a decision was made about: another instance has changed it."""
 
 
 class ClaimStore:
@@ -49,13 +55,13 @@ class ClaimStore:
             self._journal.remove_leftovers()
             self._cdi.remove_temporary()
             self._read()
-        interrupted: list[Entry] = []
-        for entry in self.entries.values():
-            if entry.state != "prepared":
-                interrupted += () if self._journal.alive(entry.owner) else (entry,)
-            elif boot_of(entry.boot) == boot_of(self.boot):
-                # The kubelet does not ask again for pods that run.
-                self._restore_files(entry, host)
+            interrupted: list[Entry] = []
+            for entry in self.entries.values():
+                if entry.state != "prepared":
+                    interrupted += () if self._journal.alive(entry.owner) else (entry,)
+                elif boot_of(entry.boot) == boot_of(self.boot):
+                    # The kubelet does not ask again for pods that run.
+                    self._restore_files(entry, host)
         return interrupted
 
     def _restore_files(self, entry: Entry, host: Host) -> None:
@@ -94,8 +100,9 @@ class ClaimStore:
         if problem:
             log.info("claim %s is prepared again: %s", entry.claim, problem)
             return False
-        for file in entry.cdi:
-            self._cdi.ensure(file)
+        with self._journal.lock():
+            for file in entry.cdi:
+                self._cdi.ensure(file)
         return True
 
     def conflict(self, wanted: Entry) -> tuple[Holding, Entry] | None:
@@ -103,9 +110,12 @@ class ClaimStore:
         with self._journal.lock():
             return self._conflict(wanted)
 
-    def begin(self, entry: Entry) -> tuple[Holding, Entry] | None:
-        """Writes the entry, before the first change for the claim, unless another claim holds a device of it."""
-        with self._journal.lock():
+    def begin(self, entry: Entry, before: Entry | None) -> tuple[Holding, Entry] | None:
+        """Writes the entry, before the first change for the claim, unless another claim holds a device of it.
+
+        `before` is the claim's entry now. Raises `EntryChangedError` if it is not.
+        """
+        with self._unchanged(entry.uid, before):
             if (found := self._conflict(entry)) is None:
                 self._journal.save(entry)
                 self._read()
@@ -132,9 +142,9 @@ class ClaimStore:
         ]
         own = cdi.claim_file(self._driver, entry.uid, named, variables)
         entry = replace(entry, state="prepared", owner="", error="", devices=holdings, cdi=[own, *inherited])
-        for file in entry.cdi:
-            self._cdi.ensure(file)
         with self._journal.lock():
+            for file in entry.cdi:
+                self._cdi.ensure(file)
             self._journal.save(entry)
             if entry.uid in self.damaged:
                 self._journal.remove_damaged(entry.uid)
@@ -145,35 +155,45 @@ class ClaimStore:
         """The edits with numbers and groups of device nodes. Raises `HostError`."""
         return cdi.with_numbers(host, found, groups=self._groups)
 
-    def undo(self, entry: Entry, host: Host, before: Entry | None = None) -> None:
+    def undo(
+        self, entry: Entry, host: Host, before: Entry | None = None, *, known: Entry | UnsetType | None = UNSET
+    ) -> None:
         """Reverts the changes for the claim, and removes its files. Raises `HostError` or `FpgaError` of a step.
 
-        If the claim was prepared before, as in `before`, what was prepared then stays.
+        If the claim was prepared before, as in `before`, what was prepared then stays. `known` is what the journal has
+        of the claim, unset if this instance works on it, so that no other one changes it. Raises `EntryChangedError` if
+        the journal has something else.
         """
         # A reboot has reverted all changes.
         steps = [*entry.undo] if boot_of(entry.boot) == boot_of(self.boot) else []
         kept: Sequence[UndoStep] = before.undo if before is not None else ()
         steps = [step for step in steps if step not in kept]
-        if steps:
-            self._save(replace(entry, state="unpreparing", owner=self.owner, error=""))
+        if steps and known is not UNSET:  # an entry that is being prepared is undone after a crash without this
+            with self._unchanged(entry.uid, known):
+                self._journal.save(replace(entry, state="unpreparing", owner=self.owner, error=""))
+                self._read()
+            known = UNSET
         try:
             for step in reversed(steps):
                 hardware.undo(host, step)
         except Exception as error:
-            self._save(replace(entry, state="unpreparing", owner="", error=str(error)))
+            try:
+                self._save(replace(entry, state="unpreparing", owner="", error=str(error)))
+            except (JournalError, OSError) as second:  # such as a full disk
+                log.warning("claim %s: the journal does not have the error: %s", entry.claim, second)
             raise
         restored = before.cdi if before is not None and boot_of(before.boot) == boot_of(self.boot) else ()
-        for file in restored:
-            self._cdi.ensure(file)
-        others = [other for other in self.entries.values() if other.uid != entry.uid]
-        used = {file.name for other in others for file in other.cdi} | {file.name for file in restored}
-        for name in {cdi.file_name(self._driver, entry.uid), *(file.name for file in entry.cdi)} - used:
-            self._cdi.remove(name)
-        if before is not None:
-            self._save(before)
-            return
-        with self._journal.lock():
-            self._journal.remove(entry.uid)
+        with self._unchanged(entry.uid, known):
+            for file in restored:
+                self._cdi.ensure(file)
+            others = [other for other in self.entries.values() if other.uid != entry.uid]
+            used = {file.name for other in others for file in other.cdi} | {file.name for file in restored}
+            for name in {cdi.file_name(self._driver, entry.uid), *(file.name for file in entry.cdi)} - used:
+                self._cdi.remove(name)
+            if before is not None:
+                self._journal.save(before)
+            else:
+                self._journal.remove(entry.uid)
             self._read()
 
     def foreign_claims(self) -> Mapping[str, Sequence[takeover.PreparedDevice]]:
@@ -207,6 +227,15 @@ class ClaimStore:
             self._journal.entries()
             self._journal.save(entry)
             self._read()
+
+    @contextlib.contextmanager
+    def _unchanged(self, uid: str, known: Entry | UnsetType | None) -> Generator[None]:
+        """Holds the lock of the journal. Raises `EntryChangedError` if it does not have `known` of the claim."""
+        with self._journal.lock():
+            self._read()
+            if known is not UNSET and self.entries.get(uid) != known:
+                raise EntryChangedError(uid)
+            yield
 
     def _conflict(self, wanted: Entry) -> tuple[Holding, Entry] | None:
         self._read()
