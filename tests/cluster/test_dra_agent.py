@@ -188,11 +188,13 @@ def test_units_change_to_dra_and_back_and_are_never_in_both(gpus: DraNode) -> No
 
 
 def test_a_device_plugin_that_still_runs_keeps_dra_from_its_units(gpus: DraNode) -> None:
-    """Case 52."""
+    """Case 52, with its event."""
     plugin = gpus.start_plugin()
     gpus.wait_counts(2, 2)
     agent = gpus.start_agent()
-    wait_until(lambda: "another device plugin serves gpu.intel.com/i915" in agent.tail(200), "message", 30)
+    text = "another device plugin serves gpu.intel.com/i915"
+    wait_until(lambda: text in agent.tail(200), "message", 30)
+    wait_until(lambda: "OtherDevicePlugin" in gpus.cluster.kubectl("describe", "node", gpus.node.name), "event", 10)
     assert not gpus.devices()
     plugin.stop()
     gpus.wait_devices()

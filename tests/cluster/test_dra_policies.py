@@ -1,4 +1,4 @@
-"""Accounts of nodes with DRA write the ResourceSlices and the device status of their own node, and nothing else.
+"""Accounts of nodes with DRA write the slices, the device status and the events of their own node, and nothing else.
 
 Tokens are bound to pods on two nodes, as the kubelets' tokens are, with the roles and policies of the manifests. No
 kubelet runs.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,8 @@ from manifests import DEPLOY, overlay, render
 
 from accelplane.apiserver import ApiServer, ClientConfig
 from accelplane.dra import catalog
+from accelplane.dra.events import EventWriter
+from accelplane.dra.model import ClaimRef
 from accelplane.dra.publisher import SlicePublisher
 from accelplane.operator.daemonsets.dra import account_of
 
@@ -35,6 +38,8 @@ SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 SPACE, ACCOUNT = "kube-system", "accelplane-node"
 NODES = ("node-1", "node-2")
+EVENTS = "/apis/events.k8s.io/v1/namespaces/{}/events"
+EVENT_POLICY = "ValidatingAdmissionPolicy 'accelplane-dra-events-node'"
 SLICE_POLICY = "ValidatingAdmissionPolicy 'accelplane-dra-slices-node'"
 CLAIM_POLICY = "ValidatingAdmissionPolicy 'accelplane-dra-claims-node'"
 
@@ -219,6 +224,8 @@ FORBIDDEN: Mapping[str, tuple[str, str, Object | None]] = {
     "list nodes": ("GET", "/api/v1/nodes", None),
     "change its node": ("PATCH", "/api/v1/nodes/node-1", {"metadata": {"labels": {"a": "b"}}}),
     "change a class": ("DELETE", "/apis/resource.k8s.io/v1/deviceclasses/gpu.intel.com", None),
+    "change an event": ("PATCH", f"{EVENTS.format('default')}/a", {"metadata": {"labels": {"a": "b"}}}),
+    "list events": ("GET", EVENTS.format("default"), None),
     "read pods": ("GET", f"/api/v1/namespaces/{SPACE}/pods", None),
 }
 
@@ -231,14 +238,19 @@ def test_the_role_grants_nothing_else(accounts: Mapping[str, Account], claims: N
     assert "cannot" in answer["message"]
 
 
+def api_of(cluster: Cluster, token: str, directory: Path) -> ApiServer:
+    """The API server with a token; files for it are in the directory."""
+    authority, file = directory / "ca.crt", directory / "token"
+    authority.write_bytes(cluster.authority)
+    file.write_text(token)
+    server = f"https://{cluster.addresses.control}:{settings.API_PORT}"
+    return ApiServer(ClientConfig(server=server, authority=str(authority), token=str(file)))
+
+
 async def test_the_driver_publishes_with_the_rights_of_its_account(
     cluster: Cluster, accounts: Mapping[str, Account], tmp_path: Path
 ) -> None:
-    authority, token = tmp_path / "ca.crt", tmp_path / "token"
-    authority.write_bytes(cluster.authority)
-    token.write_text(bound_token(cluster, ACCOUNT, "publisher", "node-1"))
-    server = f"https://{cluster.addresses.control}:{settings.API_PORT}"
-    api = ApiServer(ClientConfig(server=server, authority=str(authority), token=str(token)))
+    api = api_of(cluster, bound_token(cluster, ACCOUNT, "publisher", "node-1"), tmp_path)
     driver, events = "gpu.intel.com", list[str]()
     publisher = SlicePublisher(api, "node-1", driver, on_event=lambda reason, text: events.append(f"{reason}: {text}"))
     addresses = ["0000:03:00.0", "0000:04:00.0"]
@@ -264,6 +276,55 @@ async def test_the_driver_publishes_with_the_rights_of_its_account(
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         api.close()
+
+
+# Events
+
+
+async def recorded(api: ApiServer, node: str, claim: ClaimRef | None) -> None:
+    """Writes an event as the agent on `node` does."""
+    writer = EventWriter(api, node)
+    writer.record("gpu.intel.com", "PrepareFailed", f"text of {node}", claim)
+    await writer.close()
+
+
+async def test_events_are_shown_with_the_node_and_the_claim(
+    cluster: Cluster, accounts: Mapping[str, Account], claims: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    claim = cluster.get(f"{CLAIMS}/claim-node-1")
+    assert claim is not None
+    api = api_of(cluster, bound_token(cluster, ACCOUNT, "events", "node-1"), tmp_path)
+    for reference in (None, ClaimRef("default", claim["metadata"]["uid"], "claim-node-1")):
+        await recorded(api, "node-1", reference)
+    for arguments in (("node", "node-1"), ("resourceclaim", "claim-node-1")):
+        described = await asyncio.to_thread(cluster.kubectl, "describe", *arguments)
+        assert re.search(r"Warning +PrepareFailed +.* gpu.intel.com +text of node-1", described), described
+    # As the agent of another node.
+    await recorded(api, "node-2", None)
+    assert "reportingInstance is node-2, expected the node of the token, node-1" in caplog.text
+    api.close()
+
+
+FOREIGN_EVENTS: Mapping[str, tuple[Object, str]] = {
+    "another node": ({"regarding": {"kind": "Node", "name": "node-2"}}, "the node of the token"),
+    "a pod": ({"regarding": {"kind": "Pod", "name": "user", "namespace": "default"}}, "neither a ResourceClaim nor"),
+    "nothing": ({"regarding": None}, "neither a ResourceClaim nor"),
+    "another program": ({"reportingController": "kubelet"}, "reportingController is kubelet, expected one of"),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN_EVENTS)
+def test_events_of_others_cannot_be_created(accounts: Mapping[str, Account], case: str) -> None:
+    fields, problem = FOREIGN_EVENTS[case]
+    event: Object = {
+        "metadata": {"name": "foreign"}, "eventTime": "2026-01-01T00:00:00.000000Z", "type": "Warning",
+        "reason": "PrepareFailed", "action": "Prepare", "note": "text", "reportingController": "gpu.intel.com",
+        "reportingInstance": "node-1", "regarding": {"kind": "Node", "name": "node-1"},
+    }  # fmt: skip
+    status, answer = accounts["node-1"].request("POST", EVENTS.format("default"), event | fields)
+    assert status in (403, 422), answer
+    assert EVENT_POLICY in answer["message"]
+    assert problem in answer["message"]
 
 
 # The status of claims

@@ -63,7 +63,7 @@ class FakePreparer:
 
 
 class ServedDriver:
-    """A running service. `published` has the calls of `registered`."""
+    """A running service. `published` has the calls of `registered`, `events` those of `on_event`."""
 
     def __init__(
         self,
@@ -80,6 +80,7 @@ class ServedDriver:
         self.preparer = preparer or FakePreparer()
         self.health_changed = Notifier()
         self.published: list[bool] = []
+        self.events: list[tuple[str, str, ClaimRef | None]] = []
         self.version = version
         self.service = DriverService(
             driver,
@@ -90,6 +91,7 @@ class ServedDriver:
             pool="node-1",
             kubelet_version=lambda: self.version,
             registered=self.published.append,
+            on_event=lambda *event: self.events.append(event),
             instance=instance,
         )
         suffix = f"-{instance}" if instance else ""

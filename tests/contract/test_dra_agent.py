@@ -85,6 +85,27 @@ async def test_pages_show_claims_as_holders_and_the_driver(node: DraNode) -> Non
         assert rows == {"card0-0": ("default/a/main (DRA)",), "card1-0": ()}
 
 
+async def test_events_say_what_is_not_published_and_which_claim_is_not_prepared(node: DraNode) -> None:
+    """Cases 18, 37 and 3.1 of the publication."""
+    node.server.refused.add("0000-02-00-0-0x56c0")
+    async with node.agent_running():
+        (first,) = await node.until_registered(1)
+        claim = node.allocate(first, "a")
+        await node.run_pod("a", claim)
+        with pytest.raises(PodStartError):
+            await node.run_pod("b", node.allocate(first, "b", name="late"))
+        await until(lambda: len(node.server.all("events")) == 3)
+        text = f"device {first} is still held by claim default/{claim}, waiting for its pod to end"
+        assert f"PrepareFailed: claim default/late: {text}" in node.status.events
+    found = {each["reason"]: (each["regarding"]["name"], each["note"]) for each in node.server.all("events")}
+    problem = "device 0000-02-00-0-0x56c0 is not published: spec.devices[1].name: refused"
+    assert found == {
+        "OwnersChanged": (NODE, "2 devices belong to DRA, 0 to the device plugin"),
+        "DeviceNotPublished": (NODE, problem),
+        "PrepareFailed": ("late", text),
+    }
+
+
 async def test_the_slice_has_the_node_as_owner_and_pool(node: DraNode) -> None:
     async with node.agent_running():
         await node.until_registered()

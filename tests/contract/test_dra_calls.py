@@ -50,6 +50,7 @@ async def test_one_failed_claim_of_five_leaves_the_others(driver: ServedDriver, 
     assert {uid: bool(entry.error) for uid, entry in found.items()} == {f"uid-{name}": name == "c" for name in "abcde"}
     assert found["uid-c"].error.startswith("device c is gone xxx")
     assert len(found["uid-c"].error) == 300
+    assert [(reason, about.uid) for reason, _, about in driver.events if about] == [("PrepareFailed", "uid-c")]
     assert driver.service.counters.prepared == 4
     assert driver.service.counters.prepare_failures == 1
 

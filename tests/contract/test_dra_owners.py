@@ -95,6 +95,14 @@ class Node:
             root=str(root), kubelet_dir=kubelet.directory, cdi_dir=f"{kubelet.directory}/cdi", dra_api=api
         )
         self.agent: Agent
+        self.events: list[str] = []
+
+    def record(self, driver: str, reason: str, text: str) -> None:
+        """As `EventWriter`."""
+        self.events.append(f"{driver}: {reason}: {text}")
+
+    async def close(self) -> None:
+        """As `EventWriter`."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -145,8 +153,10 @@ class Node:
 
 @pytest.fixture
 def node(kubelet: Kubelet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    node = Node(kubelet, tmp_path, Table(gadgets("a", "b")), "dra")
     monkeypatch.setattr(node_module, "Driver", StandIn)
-    return Node(kubelet, tmp_path, Table(gadgets("a", "b")), "dra")
+    monkeypatch.setattr(node_module, "EventWriter", lambda _api, _node: node)
+    return node
 
 
 async def test_units_of_dra_are_in_no_list_of_the_kubelet(node: Node) -> None:
@@ -375,6 +385,7 @@ async def test_an_agent_with_another_configuration_waits_for_the_end_of_the_earl
         earlier, node.agent = node.agent, later
         await node.owned(a="none", b="none")
         await until(lambda: node.units.problem == "another agent on this node hands out units of this family")
+        assert node.events[-1] == f"example.com: OtherAgent: {node.units.problem}"
         node.agent = earlier
     await node.kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
     later.stop()
@@ -393,6 +404,7 @@ async def test_another_device_plugin_with_the_resource_keeps_dra_from_its_units(
     async with node.running():
         await node.owned(a="none", b="none")
         await until(lambda: "another device plugin serves example.com/gadget" in node.units.other_plugin.problem)
+        assert node.events == [f"example.com: OtherDevicePlugin: {node.units.other_plugin.problem}"]
         dropin.stop()
         await task
         await node.owned(a="dra", b="dra")

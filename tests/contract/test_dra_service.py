@@ -98,6 +98,7 @@ async def test_since_1_36_the_kubelet_repeats_a_rejected_registration_itself(
         assert [record.message for record in caplog.records if "rejected" in record.message] == [
             f"{DRIVER}: the kubelet has rejected the registration: no"
         ]
+        assert driver.events == [("RegistrationRejected", "the kubelet has rejected the registration: no", None)]
 
 
 async def test_a_rejection_after_a_registration_ends_publishing(driver: ServedDriver) -> None:
@@ -216,6 +217,7 @@ async def test_a_foreign_driver_of_the_same_name_prevents_registration_until_it_
             assert foreign in problem
             assert "/run/other/dra.sock" in problem
             assert not os.path.exists(driver.registration)
+            assert driver.events == [("DriverNameInUse", problem, None)]
         driver.service.wake.notify_all()
         await driver.registered()
 

@@ -130,4 +130,4 @@ def test_agents_and_operator_with_dra_are_one_release() -> None:
     objects = by_name(
         template(CHART, NAMESPACE, components=components, agent={"dra": {"enabled": True}}, operator=subchart)
     )
-    assert len([kind for kind, _ in objects if kind == "ValidatingAdmissionPolicy"]) == 4
+    assert len([kind for kind, _ in objects if kind == "ValidatingAdmissionPolicy"]) == 6

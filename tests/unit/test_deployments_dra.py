@@ -174,9 +174,10 @@ def drivers_of(policy: Object) -> list[str]:
 
 def test_the_policies_admit_the_drivers_of_all_families() -> None:
     policies = [each for each in render(DEPLOY / "dra/policies") if each["kind"] == "ValidatingAdmissionPolicy"]
-    assert sorted(each["metadata"]["name"] for each in policies) == ["accelplane-dra-claims", "accelplane-dra-slices"]
+    names = [f"accelplane-dra-{each}" for each in ("claims", "events", "slices")]
+    assert sorted(each["metadata"]["name"] for each in policies) == names
     namespaces = {installed([family]).types[family].namespace for family in FAMILIES}
-    assert [drivers_of(each) for each in policies] == [sorted(namespaces)] * 2 == [DRIVERS] * 2
+    assert [drivers_of(each) for each in policies] == [sorted(namespaces)] * 3 == [DRIVERS] * 3
 
 
 def writers(objects: list[Object]) -> Iterator[str]:
@@ -186,11 +187,11 @@ def writers(objects: list[Object]) -> Iterator[str]:
 
 
 def admission_policies(objects: list[Object]) -> list[Object]:
-    """The policies, both of which have a binding that denies."""
+    """The policies, all of which have a binding that denies."""
     found = {each["metadata"]["name"]: each for each in objects if each["kind"] == "ValidatingAdmissionPolicy"}
     bindings = [each["spec"] for each in objects if each["kind"] == "ValidatingAdmissionPolicyBinding"]
     assert {each["policyName"] for each in bindings if each["validationActions"] == ["Deny"]} == found.keys()
-    assert len(found) == 2
+    assert len(found) == 3
     return [*found.values()]
 
 
@@ -201,7 +202,7 @@ def limits(policy: Object, namespace: str, account: str) -> bool:
 
 
 @pytest.mark.parametrize("tree", trees())
-def test_accounts_that_write_slices_are_limited_by_both_policies(tree: str) -> None:
+def test_accounts_that_write_slices_are_limited_by_the_policies(tree: str) -> None:
     """The policies are tested with an API server, see `tests/cluster/test_dra_policies.py`."""
     objects = render(DEPLOY / tree)
     accounts = [*writers(objects)]

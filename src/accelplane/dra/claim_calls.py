@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from accelplane import rpc
+from accelplane.dra.events import Reason
 from accelplane.dra.model import ClaimError, ClaimPreparer, ClaimRef, PreparedDevice
 from accelplane.kubelet import dra_v1_pb2 as pb
 
@@ -22,6 +23,8 @@ _MAX_ERROR = 300
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _VERSIONS = ("v1", "v1beta1")
+
+_REASONS: Mapping[str, Reason] = {"prepare": "PrepareFailed", "unprepare": "UnprepareFailed"}
 
 _Result = TypeVar("_Result")
 _Call = Callable[[Sequence[ClaimRef]], Awaitable[Mapping[str, _Result]]]
@@ -40,8 +43,15 @@ class Counters:
 class ClaimCalls:
     """Answers NodePrepareResources and NodeUnprepareResources for one driver."""
 
-    def __init__(self, driver: str, preparer: ClaimPreparer) -> None:
+    def __init__(
+        self,
+        driver: str,
+        preparer: ClaimPreparer,
+        on_event: Callable[[Reason, str, ClaimRef], None] = lambda _reason, _text, _claim: None,
+    ) -> None:
+        """`on_event` gets reason, text and claim of each failure."""
         self._driver = driver
+        self._on_event = on_event
         self._preparer = preparer
         self._tasks: set[object] = set()  # strong references
         self.counters = Counters()
@@ -131,7 +141,11 @@ class ClaimCalls:
             log.exception("%s: cannot %s claims", self._driver, what)
             return {claim.uid: ClaimError(f"internal error: {type(error).__name__}: {error}") for claim in claims}
         missing = ClaimError(f"internal error: no result, cannot {what} the claim")
-        return {claim.uid: found.get(claim.uid, missing) for claim in claims}
+        results = {claim.uid: found.get(claim.uid, missing) for claim in claims}
+        for claim in claims:
+            if isinstance(error := results[claim.uid], ClaimError):
+                self._on_event(_REASONS[what], error_text(error), claim)
+        return results
 
 
 def error_text(error: Exception) -> str:

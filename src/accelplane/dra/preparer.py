@@ -21,6 +21,7 @@ from accelplane.dra.boot import boot_of
 from accelplane.dra.claims import Claim, ClaimReader
 from accelplane.dra.claimtasks import EXPECTED, ClaimTasks, Devices, claim_error, claim_lock, log_failure
 from accelplane.dra.devicestatus import DeviceStatus
+from accelplane.dra.events import Reason
 from accelplane.dra.hardware import ClaimDevice
 from accelplane.dra.journal import Entry, Holding, Rebind, UndoStep
 from accelplane.dra.model import ClaimError, ClaimRef, DeviceName, Offers, PreparedDevice
@@ -66,7 +67,7 @@ class Preparer:
         manage_binding: bool,
         holders: Callable[[], Awaitable[NodeHolders]],
         names: Callable[[], Mapping[str, DeviceName]],
-        on_event: Callable[[str, str], None] = lambda _reason, _text: None,
+        on_event: Callable[[Reason, str], None] = lambda _reason, _text: None,
         device_status: bool = False,
         take_over: bool = False,
         time_limit: float = TIME_LIMIT,

@@ -31,6 +31,7 @@ from accelplane.apiserver import (
 from accelplane.apiserver.clock import loop_time
 from accelplane.dra import probe
 from accelplane.dra.changelimit import ChangeLimit
+from accelplane.dra.events import Reason
 from accelplane.dra.model import Features, Pool, PoolDevice
 from accelplane.dra.observedslices import ObservedSlices
 from accelplane.dra.probe import GATES, Server
@@ -40,13 +41,10 @@ from accelplane.dra.validation import problems as violated_rules
 
 log = logging.getLogger(__name__)
 
-NOT_PUBLISHED = "DeviceNotPublished"
-"""The reason of the event for a device that the API server does not accept."""
-
 _FIRST_DELAY, _MAX_DELAY = 1.0, 60.0
 _QUIET = 300.0  # without a repair, after which the next one has the first delay
 _ROUNDING = 0.001
-_INVALID = 422
+_FORBIDDEN, _INVALID = 403, 422
 _DEVICE = re.compile(r"spec\.devices\[([0-9]{1,3})\]")
 _ALL = Features(taints=True, counters=True, consumable=True)
 _CONSEQUENCES = {
@@ -114,7 +112,7 @@ class SlicePublisher:
         *,
         pace: Pace | None = None,
         always: bool = False,
-        on_event: Callable[[str, str], None] = lambda _reason, _text: None,
+        on_event: Callable[[Reason, str], None] = lambda _reason, _text: None,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         """`changed` is called when `published` may have changed."""
@@ -194,7 +192,7 @@ class SlicePublisher:
             try:
                 await self._session()
             except ApiError as error:
-                self._fail(str(error))
+                self._fail(error)
             if loop_time() - began > _MAX_DELAY:
                 backoff.reset()
             # The agents of all nodes lose their watches at the same time. Not for cryptography.
@@ -244,7 +242,7 @@ class SlicePublisher:
             if isinstance(error, StatusError) and error.code == _INVALID:
                 # The API server may have another version now, with another place for counter sets.
                 raise
-            self._fail(str(error))
+            self._fail(error)
             self._retry_at = now + self._failures.next()
             if isinstance(error, (Conflict, AlreadyExists, NotFound)):
                 # Another client wrote the slice, and the watch has not reported it yet.
@@ -314,7 +312,7 @@ class SlicePublisher:
         """Leaves devices out until they change. Returns whether there are any among the names in `causes`."""
         found = {device.name: (device, causes[device.name]) for device in pool.devices if device.name in causes}
         for name, (_device, cause) in found.items():
-            self._on_event(NOT_PUBLISHED, f"device {name} is not published: {cause}")
+            self._on_event("DeviceNotPublished", f"device {name} is not published: {cause}")
         self._rejected.update(found)
         return bool(found)
 
@@ -394,9 +392,11 @@ class SlicePublisher:
         for name, (_device, cause) in self._rejected.items():
             yield f"device {name} is not published: {cause}"
 
-    def _fail(self, error: str) -> None:
-        self._error = error
+    def _fail(self, error: ApiError) -> None:
+        self._error = str(error)
         self._log_problems()
+        if isinstance(error, StatusError) and error.code in (_FORBIDDEN, _INVALID):
+            self._on_event("SlicesNotWritten", self._error)
 
     def _log_problems(self) -> None:
         found = list(self._problems())

@@ -21,8 +21,9 @@ from msgspec import Struct
 from accelplane import rpc
 from accelplane.dra.claim_calls import ClaimCalls, Counters, error_text
 from accelplane.dra.driversocket import DriverSocket, driver_paths, remove_stale
+from accelplane.dra.events import Reason
 from accelplane.dra.health_stream import HealthStreams
-from accelplane.dra.model import ClaimPreparer, DeviceHealth
+from accelplane.dra.model import ClaimPreparer, ClaimRef, DeviceHealth
 from accelplane.dra.publish_lock import PublishLock
 from accelplane.dra.registration_policy import RegistrationPolicy, Version
 from accelplane.dra.registrations import GET_INFO, IDENTIFY, PLUGIN_TYPE, OtherRegistrations
@@ -81,12 +82,14 @@ class DriverService:
         pool: str,
         kubelet_version: Callable[[], Version | None],
         registered: Callable[[bool], None],
+        on_event: Callable[[Reason, str, ClaimRef | None], None] = lambda _reason, _text, _claim: None,
         instance: str = "",
     ) -> None:
         """`pool` is the pool of the devices of `health`. `instance` is the pod's UID, "" for the only instance.
 
         `registered` is called with True when this instance may publish slices, again after each registration by the
-        kubelet, and with False when it may no longer. Raises `ValueError`, also `sockets.SocketPathError`.
+        kubelet, and with False when it may no longer. `on_event` gets reason and text of events, about the node or a
+        claim. Raises `ValueError`, also `sockets.SocketPathError`.
         """
         if len(driver) > _MAX_DRIVER or not _DRIVER.fullmatch(driver):
             raise ValueError(f"driver name {driver!r}: expected a DNS subdomain of at most {_MAX_DRIVER} characters")
@@ -95,8 +98,9 @@ class DriverService:
         self._paths = driver_paths(driver, kubelet_dir, instance)
         self._version = kubelet_version
         self._registered = registered
+        self._on_event = on_event
         self._health_changed = health_changed
-        self._claims = ClaimCalls(driver, preparer)
+        self._claims = ClaimCalls(driver, preparer, on_event)
         self._health = HealthStreams(pool, health, health_changed, kubelet_version)
         self._policy = RegistrationPolicy()
         self._others = OtherRegistrations(self._paths.registry, driver)
@@ -167,7 +171,7 @@ class DriverService:
             await self._serve()
             if problem := await self._obstacle():
                 await self._withdraw()
-                self._report(problem)
+                self._report(problem, reason="DriverNameInUse")
                 return _OBSTACLE_RETRY
             await self._register()
             return self._update_registered()
@@ -305,7 +309,8 @@ class DriverService:
             # A kubelet that has started has deleted the slices: they are checked after each registration.
             self._set_publishing(self._publishing, again=True)
         else:
-            self._report(f"the kubelet has rejected the registration: {error_text(Exception(status.error))}")
+            text = f"the kubelet has rejected the registration: {error_text(Exception(status.error))}"
+            self._report(text, reason="RegistrationRejected")
         self.wake.notify_all()
         return pb.RegistrationStatusResponse()
 
@@ -326,11 +331,13 @@ class DriverService:
             await asyncio.sleep(_HEALTH_REPEAT_INTERVAL)
             self._health_changed.notify_all()
 
-    def _report(self, problem: str, level: int = logging.WARNING) -> None:
-        """Logs a problem once, and again if it changes."""
+    def _report(self, problem: str, level: int = logging.WARNING, reason: Reason | None = None) -> None:
+        """Logs a problem once, and again if it changes. With `reason` it is an event, too."""
         if problem != self._problem:
             self._problem = problem
             log.log(level, "%s: %s", self.driver, problem)
+            if reason is not None:
+                self._on_event(reason, problem, None)
 
 
 def _now() -> float:

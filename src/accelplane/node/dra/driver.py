@@ -12,7 +12,8 @@ from accelplane.apiserver import ApiError, ApiServer, object_path, resource_path
 from accelplane.devices import Unit, natural
 from accelplane.dra import catalog
 from accelplane.dra.catalog import Evict
-from accelplane.dra.model import DeviceHealth, DeviceName, Features, Pool
+from accelplane.dra.events import EventWriter, Reason
+from accelplane.dra.model import ClaimRef, DeviceHealth, DeviceName, Features, Pool
 from accelplane.dra.preparer import Preparer
 from accelplane.dra.publisher import Pace, SlicePublisher
 from accelplane.dra.registration_policy import Version
@@ -79,7 +80,15 @@ class Driver:
     """The driver `name` while `run` runs. It implements `DriverView` for the units of its family."""
 
     def __init__(
-        self, name: str, units: FamilyUnits, access: NodeAccess, pace: Pace, *, watcher: Watcher, changed: Notifier
+        self,
+        name: str,
+        units: FamilyUnits,
+        access: NodeAccess,
+        pace: Pace,
+        *,
+        events: EventWriter,
+        watcher: Watcher,
+        changed: Notifier,
     ) -> None:
         """`changed` is notified after changes of the status. Raises `ValueError` for a name that is not a driver's."""
         settings = self._settings = units.settings
@@ -88,6 +97,7 @@ class Driver:
         self._node = access.node
         self._watcher = watcher
         self._changed = changed
+        self._writer = events
         self._events: list[str] = []
         self._holders = PodResources(settings.pod_resources_socket)
         self._kubelet = KubeletVersion(access)
@@ -128,6 +138,7 @@ class Driver:
             pool=access.node,
             kubelet_version=lambda: self._kubelet.version,
             registered=self._set_registered,
+            on_event=self._record_event,
             instance=access.instance,
         )
 
@@ -275,9 +286,13 @@ class Driver:
         self._registrations.notify_all()
         self._changed.notify_all()
 
-    def _record_event(self, reason: str, text: str) -> None:
-        log.warning("%s: %s: %s", self.name, reason, text)
-        self._events = [*self._events, f"{reason}: {text}"][-_MAX_EVENTS:]
+    def _record_event(self, reason: Reason, text: str, claim: ClaimRef | None = None) -> None:
+        """Of the node, or of a claim."""
+        self._writer.record(self.name, reason, text, claim)
+        about = f" claim {claim.namespace}/{claim.name}:" if claim is not None else ""
+        line = f"{reason}:{about} {text}"
+        if line not in self._events:
+            self._events = [*self._events, line][-_MAX_EVENTS:]
         self._changed.notify_all()
 
     async def _list_holders(self) -> NodeHolders:

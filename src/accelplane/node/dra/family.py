@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Protocol
 
 from accelplane.devices import Allocation, CdiDevice, Device, Inventory, Unit, natural
+from accelplane.dra.events import Reason
 from accelplane.dra.families.facts import with_facts
 from accelplane.dra.model import Offer, Owner
 from accelplane.dra.ownership import OwnershipError, OwnershipRecord, owner_of
@@ -90,12 +91,15 @@ class FamilyUnits:
         runner: Callable[[], PluginRunner | None],
         allocations: AllocationReader,
         blocked: BlockedDevices,
+        on_event: Callable[[Reason, str], None],
     ) -> None:
+        """`on_event` gets reason and text of events of the node."""
         self.name = name
+        self._on_event = on_event
         self.settings = settings
         self.driver: DriverView = NO_DRIVER
         self.problem = ""
-        self.other_plugin = OtherPlugin(settings)
+        self.other_plugin = OtherPlugin(settings, on_event)
         self._runner = runner
         self._allocations = allocations
         self._record = OwnershipRecord(settings.ownership_dir, name)
@@ -109,6 +113,7 @@ class FamilyUnits:
         self._listed_owners: Mapping[str, Owner] = {}  # at the last list for the kubelet
         self._reading: Reading | None = None
         self._retry = _FIRST_RETRY
+        self._owners_changed = False  # since the last report
         self._withheld_since: dict[str, float] = {}
         self._changing: frozenset[str] = frozenset()
         self._holders: Mapping[str, Sequence[str]] = {}  # containers by unit
@@ -240,11 +245,23 @@ class FamilyUnits:
         await self._publish()
         waiting = any(self._is_unlisted(unit) for unit in self._found.values())
         waiting |= any(self._owners.get(id_) == "none" for id_ in self._record.units)
+        if not waiting:
+            self._report_owners()
         if not waiting and not self.other_plugin.due:
             self._retry = _FIRST_RETRY
             return None
         retry, self._retry = self._retry, min(2 * self._retry, _LAST_RETRY)
         return retry
+
+    def _report_owners(self) -> None:
+        """After changes of owners, when no other one waits."""
+        if self._owners_changed:
+            self._owners_changed = False
+            owners = list(self._owners.values())
+            self._on_event(
+                "OwnersChanged",
+                f"{owners.count('dra')} devices belong to DRA, {owners.count('plugin')} to the device plugin",
+            )
 
     def _refresh(self) -> None:
         """Computes owners, states and offers from what is known now."""
@@ -325,7 +342,8 @@ class FamilyUnits:
         self._changing = frozenset((*add, *remove))
         try:
             changed = await self._record_thread.run(lambda: self._record.change(add=(*add, *lost), remove=remove))
-            self._report("" if changed else "another agent on this node hands out units of this family")
+            self._owners_changed |= changed
+            self._report("" if changed else "another agent on this node hands out units of this family", "OtherAgent")
         except (OwnershipError, ThreadLimitError) as error:
             self._report(str(error))
         finally:
@@ -368,9 +386,10 @@ class FamilyUnits:
             if state is not None:
                 yield unit, state
 
-    def _report(self, problem: str) -> None:
+    def _report(self, problem: str, reason: Reason = "OwnersUnknown") -> None:
         if problem and problem != self.problem:
             log.warning("%s: %s", self.name, problem)
+            self._on_event(reason, problem)
         self.problem = problem
 
     def reopen(self) -> None:

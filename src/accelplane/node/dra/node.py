@@ -3,8 +3,10 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 
 from accelplane.apiserver import ApiError, ApiServer, load_config
+from accelplane.dra.events import EventWriter, Reason
 from accelplane.dra.publisher import Pace
 from accelplane.host.isolation import BlockedDevices
 from accelplane.kubelet.notifier import Notifier
@@ -58,6 +60,7 @@ class NodeDra:
         self._changes = changes
         self._make_access = access
         self._access: NodeAccess | None = None
+        self._events: EventWriter | None = None
         self._pace = Pace()
 
     def check(self, settings: Settings, names: Iterable[str]) -> None:
@@ -67,6 +70,7 @@ class NodeDra:
             return
         try:
             self._access = self._make_access()
+            self._events = EventWriter(self._access.api, self._access.node)
         except ConfigurationError as error:
             if "dra" in apis.devices.values() or any(apis.of_family(name) == "dra" for name in names):
                 raise
@@ -88,6 +92,7 @@ class NodeDra:
                 runner=lambda name=name: self._runners.get(name),
                 allocations=self._allocations,
                 blocked=self._blocked,
+                on_event=partial(self._record_event, name),
             )
             self.families[name] = Family(units, self._driver, self._changes, self._remove)
         return [self.families[name] for name in new]
@@ -104,18 +109,27 @@ class NodeDra:
     async def stop(self) -> None:
         """Ends the drivers when the kubelet's calls in progress have ended. They do not start again."""
         await asyncio.gather(*(family.stop() for family in self.families.values()))
+        if self._events is not None:
+            await self._events.close()
         if self._access is not None:
             self._access.api.close()
 
+    def _record_event(self, name: str, reason: Reason, text: str) -> None:
+        """Of the family `name`."""
+        runner = self._runners.get(name)
+        if self._events is not None and runner is not None:
+            self._events.record(runner.context.plugin.namespace, reason, text)
+
     def _driver(self, units: FamilyUnits) -> Driver | None:
         runner = self._runners.get(units.name)
-        if self._access is None or runner is None:
+        if self._access is None or self._events is None or runner is None:
             return None
         return Driver(
             runner.context.plugin.namespace,
             units,
             self._access,
             self._pace,
+            events=self._events,
             watcher=self._watcher,
             changed=self._changes,
         )

@@ -5,7 +5,9 @@ agent's lists, so a short report is ignored.
 """
 
 import time
+from collections.abc import Callable
 
+from accelplane.dra.events import Reason
 from accelplane.kubelet import sockets
 from accelplane.kubelet.podresources import PodResources, PodResourcesError
 from accelplane.kubelet.server import Stage
@@ -21,9 +23,10 @@ _RECHECK = 5.0
 class OtherPlugin:
     """`problem` says which plugin there is, empty if there is none. `suspected` is true from its first report on."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, on_event: Callable[[Reason, str], None]) -> None:
         self.problem = ""
         self.suspected = False
+        self._on_event = on_event
         self._socket = settings.pod_resources_socket
         self._since = 0.0
         self._checked = 0.0
@@ -71,4 +74,5 @@ class OtherPlugin:
             )
             if problem != self.problem:
                 log.error("%s: %s", runner.context.name, problem)
+                self._on_event("OtherDevicePlugin", problem)
             self.problem = problem
