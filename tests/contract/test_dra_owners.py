@@ -18,9 +18,11 @@ from accelplane.devices import Unit, Verdict
 from accelplane.dra.model import Offer
 from accelplane.dra.ownership import OwnershipRecord
 from accelplane.node.agent import Agent
+from accelplane.node.allocations import AllocationReader, Reading
 from accelplane.node.dra import node as node_module
 from accelplane.node.dra.driver import NodeAccess
 from accelplane.node.dra.family import FamilyUnits
+from accelplane.node.dra.other_plugin import OtherPlugin
 from accelplane.node.settings import Settings
 from accelplane.node.status import DraStatus
 from accelplane.plugins import Config, Plugin
@@ -36,6 +38,7 @@ class StandIn:
     def __init__(self, name: str, units: FamilyUnits, *_: Any, **__: Any) -> None:
         self.name = name
         self.claims: Mapping[str, Sequence[str]] = {}
+        self.claims_of_others: Collection[str] = ()  # of instances that have ended, not known yet
         self.units = units
         self.writes = True
         self.busy = asyncio.Event()
@@ -52,6 +55,9 @@ class StandIn:
 
     def prepared(self) -> Mapping[str, Sequence[str]]:
         return self.claims
+
+    def held(self) -> Collection[str]:
+        return {*self.claims, *self.claims_of_others}
 
     def bound(self) -> Mapping[str, Unit]:
         return {}
@@ -235,6 +241,37 @@ async def test_a_unit_changes_back_when_no_claim_holds_it_and_no_slice_names_it(
         await node.kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
         await until(lambda: not node.agent.status().dra)  # nothing of DRA is left
         assert not Path(node.settings.ownership_dir, "table.json").exists()
+
+
+async def test_a_claim_of_an_instance_that_has_just_ended_delays_the_change_back(node: Node) -> None:
+    async with node.running():
+        await node.owned(a="dra", b="dra")
+        await until(lambda: isinstance(node.units.driver, StandIn))
+        node.driver.claims_of_others = {"a"}
+        node.switch("")
+        await node.owned(a="none", b="plugin")
+        assert node.recorded() == {"a"}
+
+
+@pytest.mark.parametrize(("owner", "method"), [(OtherPlugin, "check"), (OwnershipRecord, "change")])
+async def test_a_container_of_a_plugin_that_has_just_ended_delays_the_change(
+    node: Node, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
+) -> None:
+    """The container appears when the last of the other checks is over."""
+    read, checked, holders = AllocationReader.read, getattr(owner, method), dict[tuple[str, str], list[str]]()
+
+    async def reading(self: AllocationReader, since: float, *, ask_kubelet: bool = True) -> Reading:
+        found = await read(self, since, ask_kubelet=ask_kubelet)
+        return replace(found, held={**found.held, **dict.fromkeys(holders, ())}, holders=holders)
+
+    def check(*arguments: Any, **options: Any) -> Any:
+        holders[GADGET, "a"] = ["ns/pod/main"]
+        return checked(*arguments, **options)
+
+    monkeypatch.setattr(AllocationReader, "read", reading)
+    monkeypatch.setattr(owner, method, check)
+    async with node.running():
+        await node.owned(a="none", b="dra")
 
 
 async def test_a_call_in_progress_delays_the_change_back(node: Node) -> None:

@@ -124,6 +124,27 @@ async def test_claim_that_another_instance_prepares_meanwhile_is_not_prepared_a_
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
+async def test_units_of_claims_that_another_instance_has_prepared_are_held(world: World) -> None:
+    first, second = await world.start(), await world.start()
+    await prepare(first, world.claim("a1", world.device()))
+
+    assert list(second.held()) == ["0000:03:00.0"]
+    assert second.prepared() == first.prepared()
+
+
+async def test_unit_in_a_damaged_file_is_held(world: World) -> None:
+    preparer = await world.start()
+    claim = world.claim("a1", world.device())
+    await prepare(preparer, claim)
+    path = world.directory / "claims/a1.json"
+    path.write_bytes(path.read_bytes()[:-20])
+
+    assert list(preparer.held()) == ["0000:03:00.0"]
+    assert preparer.prepared() == {"0000:03:00.0": ("a1",)}
+    assert await preparer.unprepare([claim]) == {"a1": None}
+    assert not preparer.held()
+
+
 async def test_unit_whose_owner_changes_while_a_claim_waits_for_another_one_is_refused(world: World) -> None:
     preparer = await world.start()
     async with preparer._tasks.locked(("unit 0000:03:00.0",)):

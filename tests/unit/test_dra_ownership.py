@@ -51,6 +51,20 @@ def test_changes_are_on_the_disk_before_the_call_returns(record: OwnershipRecord
     assert content(record) == {"0000:04:00.0", "0000:05:00.0"}
 
 
+def test_units_that_are_held_when_no_other_process_runs_are_not_removed(record: OwnershipRecord) -> None:
+    assert record.open()
+    assert record.change(add=["a", "b"])
+    other = OwnershipRecord(os.path.dirname(record.path), "gpu")
+
+    def held() -> list[str]:
+        assert not other.open()
+        return ["a", "c"]
+
+    assert record.change(remove=["a", "b"], held=held)
+    assert content(record) == record.units == {"a"}
+    other.close()
+
+
 def test_without_units_there_is_no_file(record: OwnershipRecord) -> None:
     assert record.open()
     assert record.change(add=["a"])

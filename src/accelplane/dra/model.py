@@ -163,7 +163,7 @@ class ClaimPreparer(Protocol):
         ...
 
     def prepared(self) -> Mapping[str, Sequence[str]]:
-        """The claims that hold each unit, by unit ID, as `namespace/name`."""
+        """The claims that hold each unit, by unit ID, as `namespace/name`, or as UID if their file is damaged."""
         ...
 
     def bound(self) -> Mapping[str, Unit]:

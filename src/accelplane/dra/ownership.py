@@ -13,7 +13,7 @@ import fcntl
 import logging
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Literal
 
 import msgspec
@@ -78,10 +78,14 @@ class OwnershipRecord:
             raise OwnershipError(f"{self.path}: {error.strerror or error}") from error
         return True
 
-    def change(self, *, add: Iterable[str] = (), remove: Iterable[str] = ()) -> bool:
+    def change(
+        self, *, add: Iterable[str] = (), remove: Iterable[str] = (), held: Callable[[], Collection[str]] = frozenset
+    ) -> bool:
         """Changes the file; afterwards its content is on the disk. False if another process holds the lock.
 
-        Raises `OwnershipError`; then nothing has changed for this process.
+        `held` returns units that are not removed. It is called when no other process hands out units any more: one
+        that has just ended may have prepared a claim. Raises `OwnershipError`, and what `held` raises; then nothing has
+        changed for this process.
         """
         units = self.units.union(add).difference(remove)
         if units == self.units and not self.lost:
@@ -90,7 +94,10 @@ class OwnershipRecord:
             if not self._convert("alone"):
                 return False
             try:
-                self._write(units)
+                if self.units - units:
+                    units |= self.units.intersection(held())
+                if units != self.units or self.lost:
+                    self._write(units)
             finally:
                 self._convert("shared")
         except OSError as error:

@@ -8,7 +8,7 @@ that takes longer than the time limit of a call continues, and the next call get
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from msgspec import UNSET, UnsetType
@@ -105,11 +105,16 @@ class Preparer:
         return {uid: answer if isinstance(answer, ClaimError) else None for uid, answer in answers.items()}
 
     def prepared(self) -> Mapping[str, Sequence[str]]:
-        found: dict[str, dict[str, None]] = {}
+        found = {unit: {file.uid: None} for file in self._store.damaged.values() for unit in file.units}
         for entry in self._store.entries.values():
             for holding in entry.devices:
                 found.setdefault(holding.unit, {})[entry.claim] = None
         return {unit: tuple(claims) for unit, claims in found.items()}
+
+    def held(self) -> Collection[str]:
+        """The units in `prepared`, with claims of other instances until now. Blocks. Raises `JournalError`."""
+        self._store.refresh()
+        return self.prepared().keys()
 
     def bound(self) -> Mapping[str, Unit]:
         return {unit.id: unit for entry in self._store.entries.values() for unit in entry.bound}

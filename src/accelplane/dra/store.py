@@ -79,10 +79,13 @@ class ClaimStore:
     def close(self) -> None:
         self._journal.close()
 
-    def read(self, uid: str) -> tuple[Entry | None, bool]:
-        """The entry of a claim as it is now, and whether another instance works on the claim."""
+    def refresh(self) -> None:
         with self._journal.lock():
             self._read()
+
+    def read(self, uid: str) -> tuple[Entry | None, bool]:
+        """The entry of a claim as it is now, and whether another instance works on the claim."""
+        self.refresh()
         entry = self.entries.get(uid)
         return entry, entry is not None and self.alive(entry)
 

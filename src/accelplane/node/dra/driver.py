@@ -178,6 +178,9 @@ class Driver:
     def prepared(self) -> Mapping[str, Sequence[str]]:
         return self._preparer.prepared()
 
+    def held(self) -> Collection[str]:
+        return self._preparer.held()
+
     def bound(self) -> Mapping[str, Unit]:
         return self._preparer.bound()
 

@@ -6,15 +6,14 @@ one, and no call names one. It is free of DRA if no claim holds it and no slice 
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 from accelplane.devices import Allocation, CdiDevice, Device, Inventory, Unit, natural
 from accelplane.dra.events import Reason
 from accelplane.dra.families.facts import with_facts
+from accelplane.dra.journal import JournalError
 from accelplane.dra.model import Offer, Owner
 from accelplane.dra.ownership import OwnershipError, OwnershipRecord, owner_of
 from accelplane.host import Host, HostError
@@ -26,6 +25,7 @@ from accelplane.kubelet.server import AllocationError
 from accelplane.node.advertised import Key
 from accelplane.node.allocations import AllocationReader, Reading
 from accelplane.node.allocator import unit_allocation
+from accelplane.node.dra.driverview import NO_DRIVER, DriverView
 from accelplane.node.dra.other_plugin import OtherPlugin
 from accelplane.node.dra.states import UnitState, absent_state, present_state
 from accelplane.node.runner import PluginRunner
@@ -37,44 +37,6 @@ log = logging.getLogger(__name__)
 _UNITS_TIMEOUT = 10.0
 _FIRST_RETRY, _LAST_RETRY = 1.0, 10.0
 _IDLE_TIMEOUT = 1.0
-
-
-class DriverView(Protocol):
-    """What a family has to know of its DRA driver. The first three are those of `ClaimPreparer`."""
-
-    def prepared(self) -> Mapping[str, Sequence[str]]: ...
-    def bound(self) -> Mapping[str, Unit]: ...
-    def cleanup(self) -> Mapping[str, str]: ...
-
-    async def idle(self) -> None:
-        """Waits for the end of all calls about claims."""
-        ...
-
-    def published(self) -> Collection[str] | None:
-        """The units that slices of this node name, None while it is not known."""
-        ...
-
-
-class _NoDriver:
-    """While a family needs no driver, or cannot have one: what claims hold and slices name is not known."""
-
-    def prepared(self) -> Mapping[str, Sequence[str]]:
-        return {}
-
-    def bound(self) -> Mapping[str, Unit]:
-        return {}
-
-    def cleanup(self) -> Mapping[str, str]:
-        return {}
-
-    async def idle(self) -> None:
-        pass
-
-    def published(self) -> Collection[str] | None:
-        return None
-
-
-NO_DRIVER = _NoDriver()
 
 
 class FamilyUnits:
@@ -227,16 +189,12 @@ class FamilyUnits:
         self._refresh()
         await self._publish()
         unlisted = [unit for unit in self._found.values() if self._is_unlisted(unit)]
-        if unlisted:
-            self._use_reading(await self._allocations.read(time.monotonic()))
         if unlisted or self.other_plugin.due:
             await self.other_plugin.check(self._runner())
-        if any(map(self._is_releasable, self._record.units)):
-            # A call that began while DRA owned a unit may not have recorded its claim yet.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_IDLE_TIMEOUT):
-                    await self.driver.idle()
-                await self._change((), [id_ for id_ in self._record.units if self._is_releasable(id_)])
+        if unlisted:
+            # After the check: another plugin that has just ended may have got units for containers.
+            self._use_reading(await self._allocations.read(time.monotonic()))
+        await self._release()
         acquired = [unit.id for unit in unlisted if self._is_unlisted(unit) and self._is_free(unit)]
         new = frozenset(acquired).difference(self._record.units)
         if new or self._record.lost:
@@ -262,6 +220,18 @@ class FamilyUnits:
                 "OwnersChanged",
                 f"{owners.count('dra')} devices belong to DRA, {owners.count('plugin')} to the device plugin",
             )
+
+    async def _release(self) -> None:
+        """Lets units that are free of DRA belong to the device plugin."""
+        if not any(map(self._is_releasable, self._record.units)):
+            return
+        # A call that began while DRA owned a unit may not have recorded its claim yet.
+        try:
+            async with asyncio.timeout(_IDLE_TIMEOUT):
+                await self.driver.idle()
+        except TimeoutError:
+            return
+        await self._change((), [id_ for id_ in self._record.units if self._is_releasable(id_)])
 
     def _refresh(self) -> None:
         """Computes owners, states and offers from what is known now."""
@@ -340,11 +310,17 @@ class FamilyUnits:
     async def _change(self, add: Collection[str], remove: Collection[str]) -> None:
         lost = tuple(self._found) if self._record.lost else ()
         self._changing = frozenset((*add, *remove))
+        held = self.driver.held
         try:
-            changed = await self._record_thread.run(lambda: self._record.change(add=(*add, *lost), remove=remove))
+            changed = await self._record_thread.run(
+                lambda: self._record.change(add=(*add, *lost), remove=remove, held=held)
+            )
             self._owners_changed |= changed
             self._report("" if changed else "another agent on this node hands out units of this family", "OtherAgent")
-        except (OwnershipError, ThreadLimitError) as error:
+            if changed and add:
+                # Until the change, another agent may have got the units for containers.
+                self._use_reading(await self._allocations.read(time.monotonic()))
+        except (JournalError, OwnershipError, ThreadLimitError) as error:
             self._report(str(error))
         finally:
             self._changing = frozenset()

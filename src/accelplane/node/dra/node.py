@@ -12,7 +12,8 @@ from accelplane.host.isolation import BlockedDevices
 from accelplane.kubelet.notifier import Notifier
 from accelplane.node.allocations import AllocationReader
 from accelplane.node.dra.driver import Driver, NodeAccess
-from accelplane.node.dra.family import NO_DRIVER, FamilyUnits
+from accelplane.node.dra.driverview import NO_DRIVER
+from accelplane.node.dra.family import FamilyUnits
 from accelplane.node.runner import PluginRunner
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.node.status import DraStatus
