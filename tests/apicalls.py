@@ -80,10 +80,12 @@ LABELS = calls("", "nodes", "get watch patch") | calls("", "nodes/status", "patc
 EPC_REGISTER = calls("", "nodes", "get watch") | calls("", "nodes/status", "patch")
 FLEET = calls("", "nodes pods", "list watch") | calls("deviceplugin.intel.com", _PLUGIN_KINDS, "list watch")
 FPGA_NODE = calls("", "nodes", "get watch")
-# `dra.publisher`, `dra.preparer`, `dra.devicestatus` and `dra.events`. Owner of the slices is the Node.
+# `dra.publisher`, `dra.preparer`, `dra.devicestatus`, `dra.events` and `node.dra.observednode`. Owner of the slices is
+# the Node.
 DRA = (
     calls("resource.k8s.io", "resourceslices", "create delete list update watch")
     | calls("resource.k8s.io", "resourceclaims", "get")
+    | calls("resource.k8s.io", "deviceclasses", "list")
     | calls("", "nodes", "get")
     | calls("events.k8s.io", "events", "create")
 )

@@ -67,6 +67,7 @@ class Cluster:
         shares: Sequence[Path] = (),
         silence: int = settings.NODE_MONITOR_GRACE_PERIOD,
         apiserver: Sequence[str] = (),
+        gates: Sequence[str] = (),
     ) -> None:
         self.directory = claim.directory
         self.number = claim.number
@@ -93,11 +94,16 @@ class Cluster:
         self.network = Network(self.addresses, self.control, self.nodes, claim.host_port)
         control = self.control
         self.etcd = control.add_daemon("etcd", settings.etcd())
+        enabled = settings.feature_gates(gates)
         self.apiserver = control.add_daemon(
-            "kube-apiserver", settings.apiserver(self.addresses.control, [*apiserver]), ready=self._api_is_ready
+            "kube-apiserver",
+            settings.apiserver(self.addresses.control, [*apiserver, *enabled]),
+            ready=self._api_is_ready,
         )
-        self.controller_manager = control.add_daemon("controller-manager", settings.controller_manager(silence))
-        self.scheduler = control.add_daemon("scheduler", settings.scheduler())
+        self.controller_manager = control.add_daemon(
+            "controller-manager", [*settings.controller_manager(silence), *enabled]
+        )
+        self.scheduler = control.add_daemon("scheduler", [*settings.scheduler(), *enabled])
         self.kwok = control.add_daemon("kwok", settings.kwok(silence))
 
     @classmethod
@@ -111,18 +117,19 @@ class Cluster:
         shares: Sequence[Path] = (),
         silence: int = settings.NODE_MONITOR_GRACE_PERIOD,
         apiserver: Sequence[str] = (),
+        gates: Sequence[str] = (),
     ) -> Iterator[Cluster]:
         """A cluster whose nodes are Ready, for the duration of the block.
 
         ``shares`` are further host directories, mounted read-only at the same path. A node that sends
         no heartbeat for ``silence`` seconds is lost; kwok on a busy computer needs more for many nodes. An
         owned cluster also ends when this process ends for any reason. ``apiserver`` are further options
-        of the API server.
+        of the API server, ``gates`` the feature gates that the control plane enables.
         """
         if problem := why_unavailable():
             raise ClusterError(f"no cluster can be started: {problem}")
         with claimed(name or f"process {os.getpid()}", owned=owned) as claim:
-            cluster = cls(claim, shares, silence, apiserver)
+            cluster = cls(claim, shares, silence, apiserver, gates)
             try:
                 cluster.start(nodes)
                 yield cluster

@@ -45,9 +45,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 @contextmanager
-def running_cluster(*plans: NodePlan) -> Iterator[Cluster]:
-    """A cluster whose logs are shown with failed tests."""
-    with Cluster.running(plans) as running:
+def running_cluster(*plans: NodePlan, gates: Sequence[str] = ()) -> Iterator[Cluster]:
+    """A cluster whose logs are shown with failed tests. `gates` are enabled in its control plane."""
+    with Cluster.running(plans, gates=gates) as running:
         _running.append(running)
         yield running
         _running.remove(running)

@@ -33,6 +33,7 @@ GROUPS = tuple(
         "vanished_devices",
         "kubelet_defects",
         "dra_agent",
+        "dra_scheduling",
         "dra_kubelet",
         "operator_life",
         "operator_edits",

@@ -89,9 +89,9 @@ class GpuNode:
 
     # Hardware
 
-    def plug(self, *cards: str) -> None:
+    def plug(self, *cards: str, tiles: int = 1) -> None:
         for card in cards:
-            self.hardware.plug_gpu(GpuSpec(index=int(card.removeprefix("card"))))
+            self.hardware.plug_gpu(GpuSpec(index=int(card.removeprefix("card")), tiles=tiles))
         self._announce("add", [self.hardware.device(card).class_path for card in cards])
 
     def unplug(self, *cards: str) -> None:

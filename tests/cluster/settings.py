@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
@@ -112,6 +112,10 @@ def apiserver(address: str, extra: list[str]) -> list[str]:
         "--enable-aggregator-routing=true",
         *extra,
     ]  # fmt: skip
+
+
+def feature_gates(enabled: Sequence[str]) -> list[str]:
+    return [f"--feature-gates={','.join(f'{gate}=true' for gate in enabled)}"] if enabled else []
 
 
 def controller_manager(silence: int) -> list[str]:

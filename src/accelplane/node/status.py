@@ -188,10 +188,12 @@ class NodeStatus(Struct, frozen=True, kw_only=True):
 
 
 def plugin_problems(status: NodeStatus) -> list[str]:
-    """What an administrator should know of plugins: which ones are skipped, and the problems of their hooks."""
+    """What an administrator should know of plugins: which ones are skipped, and problems of hooks and DRA drivers."""
     found = [each.text for each in status.skipped_plugins]
     for plugin in status.plugins.values():
         found += [f"{plugin.name}: {problem}" for problem in plugin.problems]
+    for name, dra in status.dra.items():
+        found += [f"{name}: {problem}" for problem in dra.problems]
     return found
 
 

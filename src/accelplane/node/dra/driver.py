@@ -1,14 +1,13 @@
 """The DRA driver of one plugin: it prepares claims, publishes slices and serves the kubelet, from one set of units."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import get_args
 
 from msgspec import Struct
 
-from accelplane.apiserver import ApiError, ApiServer, object_path, resource_path
+from accelplane.apiserver import ApiServer
 from accelplane.devices import Unit, natural
 from accelplane.dra import catalog
 from accelplane.dra.catalog import Evict
@@ -16,12 +15,12 @@ from accelplane.dra.events import EventWriter, Reason
 from accelplane.dra.model import ClaimRef, DeviceHealth, DeviceName, Features, Pool
 from accelplane.dra.preparer import Preparer
 from accelplane.dra.publisher import Pace, SlicePublisher
-from accelplane.dra.registration_policy import Version
 from accelplane.dra.service import DriverService
 from accelplane.host import Host
 from accelplane.kubelet.notifier import Notifier
 from accelplane.kubelet.podresources import NodeHolders, PodResources
 from accelplane.node.dra.family import FamilyUnits
+from accelplane.node.dra.observednode import ObservedNode
 from accelplane.node.publishers.labels import LabelFile
 from accelplane.node.settings import Settings
 from accelplane.node.status import DraStatus, DraUnit
@@ -29,7 +28,6 @@ from accelplane.node.watcher import Watcher
 
 log = logging.getLogger(__name__)
 
-_RETRY = 10.0
 _MAX_EVENTS = 8
 # A driver is replaced when one of these changes.
 _SETTINGS = ("dra_evict", "dra_manage_binding", "dra_device_status", "dra_take_over")
@@ -41,39 +39,6 @@ class NodeAccess(Struct, frozen=True, kw_only=True):
     api: ApiServer
     node: str
     instance: str = ""
-
-
-class KubeletVersion:
-    """The version of the node's kubelet, from the Node object."""
-
-    def __init__(self, access: NodeAccess) -> None:
-        self._access = access
-        self.version: Version | None = None
-
-    async def read(self) -> bool:
-        """Whether it was read."""
-        path = object_path(resource_path("", "v1", "nodes"), self._access.node)
-        try:
-            node = await self._access.api.get(path, _Node)
-        except ApiError as error:
-            log.info("the version of the kubelet is not known: %s", error)
-            return False
-        numbers = node.status.node_info.kubelet_version.removeprefix("v").split(".")
-        with contextlib.suppress(ValueError, IndexError):
-            self.version = int(numbers[0]), int(numbers[1])
-        return True
-
-
-class _NodeInfo(Struct, frozen=True, rename="camel"):
-    kubelet_version: str = ""
-
-
-class _NodeStatus(Struct, frozen=True, rename="camel"):
-    node_info: _NodeInfo = _NodeInfo()
-
-
-class _Node(Struct, frozen=True):
-    status: _NodeStatus = _NodeStatus()
 
 
 class Driver:
@@ -94,13 +59,13 @@ class Driver:
         settings = self._settings = units.settings
         self.name = name
         self._units = units
-        self._node = access.node
+        self._node = ObservedNode(access.api, access.node, name, units.served)
+        self._pool_name = access.node
         self._watcher = watcher
         self._changed = changed
         self._writer = events
         self._events: list[str] = []
         self._holders = PodResources(settings.pod_resources_socket)
-        self._kubelet = KubeletVersion(access)
         self._publisher = SlicePublisher(
             access.api,
             access.node,
@@ -136,7 +101,7 @@ class Driver:
             self._health,
             self._health_changed,
             pool=access.node,
-            kubelet_version=lambda: self._kubelet.version,
+            kubelet_version=lambda: self._node.kubelet,
             registered=self._set_registered,
             on_event=self._record_event,
             instance=access.instance,
@@ -152,7 +117,7 @@ class Driver:
             asyncio.create_task(work)
             for work in (
                 self._publisher.run(), self._follow(self._units.changed), self._follow(self._preparer.changed),
-                self._read_version(),
+                self._read_node(),
             )
         ]  # fmt: skip
         served = asyncio.create_task(self._service.run())
@@ -208,10 +173,11 @@ class Driver:
         devices: dict[str, list[str]] = {}
         for device, name in self._names().items():
             devices.setdefault(name.unit, []).append(device)
-        problems = [service.problem, self._units.problem, self._units.other_plugin.problem, *self._publisher.problems]
+        units_problems = (self._units.problem, self._units.other_plugin.problem)
+        problems = [service.problem, *units_problems, *self._publisher.problems, self._node.problem]
         return DraStatus(
             driver=self.name,
-            pool=self._node,
+            pool=self._pool_name,
             stage=service.stage,
             publishing=service.publishing,
             problems=tuple(filter(None, problems)),
@@ -247,7 +213,7 @@ class Driver:
     def _pool(self, features: Features) -> Pool:
         return catalog.pool(
             self.name,
-            self._node,
+            self._pool_name,
             self._units.units(),
             features,
             held=self.prepared().keys(),
@@ -276,13 +242,15 @@ class Driver:
             await wait()
             self._update()
 
-    async def _read_version(self) -> None:
+    async def _read_node(self) -> None:
         """After each registration: a kubelet that starts may be another version."""
         while True:
-            count = self._registrations.count
-            known = await self._kubelet.read()
+            count, problem = self._registrations.count, self._node.problem
+            delay = await self._node.read()
+            if self._node.problem != problem:
+                self._changed.notify_all()
             if self._registrations.count == count:
-                await self._registrations.wait(None if known else _RETRY)
+                await self._registrations.wait(delay)
 
     def _set_registered(self, registered: bool) -> None:
         self._publisher.registered(registered)

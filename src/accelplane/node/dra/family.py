@@ -159,6 +159,11 @@ class FamilyUnits:
                 return device
         raise AllocationError(f"device {id_} is no longer on this node")
 
+    def served(self) -> frozenset[str]:
+        """The qualified names of the resources that the device plugin serves."""
+        runner = self._runner()
+        return frozenset(each.server.resource for each in runner.publisher.served.values()) if runner else frozenset()
+
     # Owners
 
     @property
