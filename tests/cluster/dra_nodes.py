@@ -105,6 +105,15 @@ class DraNode(GpuNode):
         self.start_claiming(name, claim, **fields)
         self.cluster.wait_pod(name, namespace=NAMESPACE)
 
+    def wait_unschedulable(self, pod: str) -> None:
+        """Waits until the scheduler has found no device for the pod."""
+
+        def unschedulable() -> bool:
+            found = self.cluster.pod(pod, NAMESPACE) or {"status": {}}
+            return "Unschedulable" in [each.get("reason") for each in found["status"].get("conditions", ())]
+
+        wait_until(unschedulable, f"pod {pod} is unschedulable", 30)
+
     def allocated(self, claim: str) -> list[str]:
         """The devices of a claim."""
         found = self.cluster.get(f"{API}/namespaces/{NAMESPACE}/resourceclaims/{claim}") or {}

@@ -200,6 +200,24 @@ def test_a_device_plugin_that_still_runs_keeps_dra_from_its_units(gpus: DraNode)
     gpus.wait_devices()
 
 
+@pytest.mark.skipif(HAS_TAINTS, reason="a shared GPU is one device: `test_dra_scheduling`")
+def test_a_shared_gpu_is_a_device_for_each_share_without_consumable_capacity(gpus: DraNode) -> None:
+    """Case 34."""
+    gpus.unplug("card1")
+    gpus.start_agent("-dra-api=dra", "-shared-dev-num=3")
+    shares = [f"{FIRST}-s{number}" for number in range(3)]
+    gpus.wait_devices(shares)
+    names = ["a", "b", "c"]
+    for name in names:
+        gpus.run_claiming(name)
+        assert gpus.seen_by(name) == {"card0", "renderD128"}
+    assert sorted(device for name in names for device in gpus.allocated(name)) == shares
+    gpus.start_claiming("d")
+    gpus.wait_unschedulable("d")
+    gpus.delete("a")
+    gpus.cluster.wait_pod("d", namespace=NAMESPACE)
+
+
 def test_an_administrator_gets_all_gpus_beside_their_users(node: DraNode) -> None:
     """Case 41."""
     node.run_claiming("user")

@@ -57,16 +57,6 @@ def gpu(running: Cluster, tmp_path: Path) -> Iterator[DraNode]:
     node.reset()
 
 
-def wait_unschedulable(node: DraNode, pod: str) -> None:
-    """Waits until the scheduler has found no device for the pod."""
-
-    def unschedulable() -> bool:
-        found = node.cluster.pod(pod, NAMESPACE) or {"status": {}}
-        return "Unschedulable" in [each.get("reason") for each in found["status"].get("conditions", ())]
-
-    wait_until(unschedulable, f"pod {pod} is unschedulable", 30)
-
-
 def observe(node: DraNode) -> tuple[Daemon, Path]:
     """Starts a program that reports the containers with nodes of GPUs. Returns it and its log."""
     log = Path("/var/lib/kubelet/holders.log")
@@ -90,7 +80,7 @@ def test_a_gpu_is_not_allocated_beside_its_tiles(gpu: DraNode) -> None:
     gpu.run_claiming("whole")
     gpu.claim("tile-0", device_class=TILE)
     gpu.start_claiming("tile-0", "tile-0")
-    wait_unschedulable(gpu, "tile-0")
+    gpu.wait_unschedulable("tile-0")
     gpu.delete("whole")
     gpu.cluster.wait_pod("tile-0", namespace=NAMESPACE)
     gpu.claim("tile-1", device_class=TILE)
@@ -100,7 +90,7 @@ def test_a_gpu_is_not_allocated_beside_its_tiles(gpu: DraNode) -> None:
     assert sorted(masks) == ["0.0", "0.1"]
     gpu.delete("tile-0")
     gpu.start_claiming("again", "whole")
-    wait_unschedulable(gpu, "again")
+    gpu.wait_unschedulable("again")
     gpu.delete("tile-1")
     gpu.cluster.wait_pod("again", namespace=NAMESPACE)
 
@@ -123,7 +113,7 @@ def test_a_shared_gpu_has_one_claim_for_each_share(gpu: DraNode) -> None:
     assert {each["device"] for each in results} == {FIRST}
     assert len({each["shareID"] for each in results}) == 3
     gpu.start_claiming("d")
-    wait_unschedulable(gpu, "d")
+    gpu.wait_unschedulable("d")
     gpu.delete("a")
     gpu.cluster.wait_pod("d", namespace=NAMESPACE)
     wait_until(lambda: "shared card0\n" in log.read_text(), "the containers that share the GPU are reported", 30)
@@ -161,7 +151,7 @@ def test_a_pod_that_requests_the_old_resource_runs_after_the_end_of_the_device_p
     assert gpu.node.allocatable(I915) == 0
     request(gpu, "pod")
     if kubernetes_minor() < 35:
-        wait_unschedulable(gpu, "pod")
+        gpu.wait_unschedulable("pod")
         wait_until(lambda: f"the Node still has {I915} of an earlier device plugin" in agent.tail(200), "problem", 30)
         patch_status(gpu, {"op": "remove", "path": f"/status/capacity/{KEY}"})
     found = gpu.cluster.wait_pod("pod", namespace=NAMESPACE)
