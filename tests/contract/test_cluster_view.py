@@ -259,7 +259,7 @@ async def test_a_server_that_cannot_be_reached_is_one_line(kubeconfig: str, tmp_
     (tmp_path / "down").write_text(json.dumps(content))
     answer = await call(str(tmp_path / "down"), "inspect")
     assert (answer.returncode, answer.stdout) == (1, "")
-    paths = "/api/v1/nodes, /api/v1/pods, /api/v1/namespaces/red/pods"
+    paths = "/api/v1/nodes, /api/v1/pods, /api/v1/namespaces/red/pods, /apis/resource.k8s.io"
     assert answer.stderr == f"kubectl accelplane inspect: cannot list {paths}: 127.0.0.1:1: Connection refused\n"
 
 

@@ -1,5 +1,7 @@
 """The document of `/api/v1/inventory`, as `accelplane fleet` decodes it."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -12,7 +14,15 @@ from accelplane.kubelet.podresources import ClaimHolder, DeviceHolder
 from accelplane.kubelet.server import Stage
 from accelplane.node.advertised import DEPARTED
 from accelplane.node.health_history import HealthChange
-from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, ScanStatus, UnitHealth
+from accelplane.node.status import (
+    DraStatus,
+    DraUnit,
+    NodeStatus,
+    PluginStatus,
+    ResourceStatus,
+    ScanStatus,
+    UnitHealth,
+)
 from accelplane.pages.holders import Holders
 from accelplane.pages.inventory import (
     Facts,
@@ -22,8 +32,8 @@ from accelplane.pages.inventory import (
 )
 from accelplane.readings import DevicePlan
 from accelplane.report.decoding import decode_inventory
+from accelplane.report.inventory import AdvertisedResource, HoldersSource, NodeInventory
 from accelplane.report.inventory import Holder as ReportedHolder
-from accelplane.report.inventory import HoldersSource, NodeInventory
 from accelplane.report.limits import MAX_BYTES, VERSION
 
 IDENTITY = NodeInventory(VERSION, "n", "a", {"accelplane": "1"}, "1.2", holders=HoldersSource("none"))
@@ -108,6 +118,25 @@ def test_a_unit_has_the_holders_of_claims_with_their_driver() -> None:
     assert held_share(unit) == 1.0
     (resource,) = decode_inventory(content).plugins[0].resources
     assert (resource.ids, resource.allocated) == (2, 0)
+
+
+def test_units_for_claims_are_counted_under_the_driver() -> None:
+    def unit(name: str, **changes: Any) -> DraUnit:
+        return DraUnit(**{"unit": name, "owner": "dra", "published": True} | changes)
+
+    units = {
+        "a": unit("a", shares=3, held=2, devices=("a",), claims=("n/one", "n/two")),
+        "b": unit("b", state="sick", published=False),
+        "c": unit("c", owner="none", published=False, held=1),
+        "d": unit("d", owner="plugin", published=False),
+    }
+    found = facts(*(Device(resource="r", id=name, unit=name) for name in units))
+    dra = DraStatus(driver="x.example.com", stage="serving", problems=("not registered",), units=units)
+    decoded = decode_inventory(build_inventory(replace(found, status=replace(found.status, dra={"p": dra}))))
+    driver, resource = decoded.plugins[0].resources
+    assert driver == AdvertisedResource("x.example.com", "serving", "not registered", ids=5, healthy=3, allocated=3)
+    assert (resource.name, resource.ids) == ("x.example.com/r", 4)
+    assert [each.ids.get("x.example.com") for each in decoded.units] == [3, 1, 1, None]
 
 
 def test_a_unit_has_the_ids_of_all_its_resources_and_the_holders_of_each() -> None:

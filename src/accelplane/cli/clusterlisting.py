@@ -1,19 +1,23 @@
 """Lists the nodes and pods of a cluster once, as a `Cluster`: for commands, which have no agents and no watches."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from accelplane.apiserver import ApiError, ApiServer, StatusError, resource_path
+from accelplane.apiserver import ApiError, ApiServer, NotFound, StatusError, resource_path
+from accelplane.cli.clusterclaims import Claims, DeviceClass, KnownDriver, ResourceClaim, read_claims
+from accelplane.dra.claims import GROUP, served_version
+from accelplane.dra.resourceslice import ResourceSlice
 from accelplane.fleet import model
-from accelplane.fleet.families import is_known
+from accelplane.fleet.families import is_known, is_known_driver
 from accelplane.fleet.model import Cluster
 from accelplane.fleet.objects import Known, ResourceQuota, holders_of, node_facts, quotas_of, waiting_pod
-from accelplane.kube.kinds import Node, Pod
+from accelplane.kube.kinds import Node, Pod, pod_requests
 from accelplane.report.inventory import Holder
 
 DEADLINE = 15.0
@@ -34,57 +38,102 @@ class Scope(Struct, frozen=True, kw_only=True):
 class Listed(Struct, frozen=True):
     """The listed objects. `problems` are those of failed lists, `node_names` the nodes with and without resources.
 
-    Without `all_pods`, nodes have only the holders of the namespace; without `all_nodes` only pods name nodes.
+    Without `all_pods` or `all_claims`, nodes have only the holders of the namespace; without `all_nodes` only pods and
+    claims name nodes.
     """
 
     cluster: Cluster
     all_pods: bool = True
     all_nodes: bool = True
+    all_claims: bool = True
     problems: Sequence[str] = ()
     node_names: frozenset[str] = frozenset()
 
 
-async def list_cluster(api: ApiServer, scope: Scope, *, deadline: float = DEADLINE) -> Listed:
-    """The cluster now. A list that fails is missing, and named in `problems`."""
-    failed: dict[str, list[str]] = {}  # paths by problem
+class _Lists:
+    """The lists of one server. `failed` has the paths of those that failed, by problem."""
 
-    async def listed(path: str, kind: type[T], *, optional: bool = False) -> list[T] | None:
+    def __init__(self, api: ApiServer, deadline: float) -> None:
+        self.api = api
+        self.deadline = deadline
+        self.failed: dict[str, list[str]] = {}
+
+    async def items(self, path: str, kind: type[T], *, optional: bool = False) -> list[T] | None:
+        """The objects, None if they cannot be listed. An `optional` list is not a problem without the right."""
         items: list[T] = []
         try:
-            await api.list(path, lambda raws: items.extend(_decoded(raws, kind)), page=_PAGE, deadline=deadline)
+            await self.api.list(
+                path, lambda raws: items.extend(_decoded(raws, kind)), page=_PAGE, deadline=self.deadline
+            )
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            failed.setdefault(f"found an object of another type: {error}", []).append(path)
+            self.failed.setdefault(f"found an object of another type: {error}", []).append(path)
             return None
         except ApiError as error:
             if not (optional and isinstance(error, StatusError) and error.code == 403):
-                failed.setdefault(str(error).removeprefix(f"GET {path}: "), []).append(path)
+                self._fail(path, error)
             return None
         return items
 
-    nodes = await listed(resource_path("", "v1", "nodes"), Node)
-    pods = await listed(resource_path("", "v1", "pods"), Pod)
+    async def claims(self, namespace: str, known: KnownDriver) -> Claims:
+        """What there is for claims; of claims those of the namespace, if others cannot be listed."""
+        try:
+            version = await served_version(self.api, deadline=self.deadline)
+        except NotFound:
+            return read_claims((), (), (), known)
+        except ApiError as error:
+            self._fail(f"/apis/{GROUP}", error)
+            return read_claims((), None, (), known)
+        slices = await self.items(resource_path(GROUP, version, "resourceslices"), ResourceSlice)
+        classes = await self.items(resource_path(GROUP, version, "deviceclasses"), DeviceClass, optional=True)
+        claims = await self.items(resource_path(GROUP, version, "resourceclaims"), ResourceClaim)
+        own = None
+        if claims is None and namespace:
+            own = await self.items(resource_path(GROUP, version, "resourceclaims", namespace=namespace), ResourceClaim)
+        return read_claims(slices or (), claims, classes or (), known, own or ())
+
+    def _fail(self, path: str, error: ApiError) -> None:
+        self.failed.setdefault(str(error).removeprefix(f"GET {path}: "), []).append(path)
+
+
+async def list_cluster(api: ApiServer, scope: Scope, *, deadline: float = DEADLINE) -> Listed:
+    """The cluster now. A list that fails is missing, and named in `problems`."""
+    lists = _Lists(api, deadline)
+    nodes = await lists.items(resource_path("", "v1", "nodes"), Node)
+    pods = await lists.items(resource_path("", "v1", "pods"), Pod)
     all_pods = pods is not None
     if pods is None and scope.namespace:
-        pods = await listed(resource_path("", "v1", "pods", namespace=scope.namespace), Pod)
+        pods = await lists.items(resource_path("", "v1", "pods", namespace=scope.namespace), Pod)
     quotas: list[ResourceQuota] | None = None
     if scope.quotas:
-        quotas = await listed(
+        quotas = await lists.items(
             resource_path("", "v1", "resourcequotas", namespace=scope.namespace), ResourceQuota, optional=True
         )
+    claims = await lists.claims(scope.namespace, partial(is_known_driver, prefixes=scope.prefixes))
     now = time.time()
-    problems = [f"cannot list {', '.join(paths)}: {problem}" for problem, paths in failed.items()]
+    problems = [f"cannot list {', '.join(paths)}: {problem}" for problem, paths in lists.failed.items()]
     known = partial(is_known, prefixes=scope.prefixes)
+    found = _nodes(nodes or (), pods or (), claims, known, all_pods=all_pods)
+    listed = {resource.name for node in found.values() for resource in node.resources}
+
+    def requests(pod: Pod) -> Mapping[str, int]:
+        """Of resources, and by claims. A resource that no node has can be requested by the class with its name."""
+        named = {
+            name if name in listed else claims.extended.get(name) or name: count
+            for name, count in pod_requests(pod.spec, known).items()
+        }
+        return dict(Counter(named) + Counter(claims.requests(pod)))
+
     cluster = Cluster(
         generation=1,
         time=now,
         started=now,
-        nodes=_nodes(nodes or (), pods or (), known, all_pods=all_pods),
-        waiting=tuple(found for pod in pods or () if (found := waiting_pod(pod, known)) is not None),
+        nodes=found,
+        waiting=tuple(item for pod in pods or () if (item := waiting_pod(pod, known, requests)) is not None),
         quotas=tuple(quota for each in quotas or () for quota in quotas_of(each, known)),
         problem="; ".join(problems),
     )
     names = frozenset(node.metadata.name or "" for node in nodes or ())
-    return Listed(cluster, all_pods, nodes is not None, problems, names)
+    return Listed(cluster, all_pods, nodes is not None, claims.complete, problems, names)
 
 
 def _decoded(raws: Iterable[msgspec.Raw], kind: type[T]) -> Iterable[T]:
@@ -92,20 +141,27 @@ def _decoded(raws: Iterable[msgspec.Raw], kind: type[T]) -> Iterable[T]:
     return [decoder.decode(raw) for raw in raws]
 
 
-def _nodes(nodes: Iterable[Node], pods: Iterable[Pod], known: Known, *, all_pods: bool) -> dict[str, model.Node]:
+def _nodes(
+    nodes: Iterable[Node], pods: Iterable[Pod], claims: Claims, known: Known, *, all_pods: bool
+) -> dict[str, model.Node]:
     """The nodes that have resources, and, where nodes cannot be listed, those of pods that hold some."""
     held: dict[str, list[Holder]] = {}
     for pod in pods:
-        for holder in holders_of(pod, known):
-            held.setdefault(pod.spec.nodeName, []).append(holder)
+        # Requests that the scheduler has turned into a claim have the devices of that claim.
+        if pod.status.extendedResourceClaimStatus is None:
+            for holder in holders_of(pod, known):
+                held.setdefault(pod.spec.nodeName, []).append(holder)
+    for each in claims.holders():
+        held.setdefault(each.node, []).append(each.holder)
+    drivers = claims.resources()
     found: dict[str, model.Node] = {}
     for each in nodes:
         name = each.metadata.name or ""
         facts = node_facts(each, known)
-        holders = tuple(held.pop(name, ()))
-        if facts.resources or holders:
+        holders, resources = tuple(held.pop(name, ())), (*facts.resources, *drivers.get(name, ()))
+        if resources or holders:
             found[name] = model.Node(
-                name, facts.labels, facts.ready, facts.cordoned, facts.taints, resources=facts.resources,
+                name, facts.labels, facts.ready, facts.cordoned, facts.taints, resources=resources,
                 holders=holders, holders_known=all_pods,
             )  # fmt: skip
     return found | {name: model.Node(name=name, holders=tuple(holders)) for name, holders in held.items()}

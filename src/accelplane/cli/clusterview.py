@@ -1,6 +1,7 @@
 """`accelplane inspect --cluster` and `top --cluster`: the devices of a cluster as the API server knows them.
 
-The numbers are those of the Node status and of the requests of pods, with the credentials of the caller's kubeconfig.
+The numbers are those of the Node status and of the requests of pods, and for claims (DRA) those of ResourceSlices and
+ResourceClaims, with the credentials of the caller's kubeconfig.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ from accelplane.cli.tables import (
     time_text,
 )
 from accelplane.fleet.arithmetic import allocation, shortages, without_enclave
+from accelplane.fleet.families import is_driver
 from accelplane.fleet.model import Node, Waiting
 
 _DURATION = re.compile(r"([0-9]{1,6})(ms|s|m|h)?", re.ASCII)
@@ -63,7 +65,7 @@ class Request(Struct, frozen=True, kw_only=True):
 
 
 class NodeItem(Struct, frozen=True):
-    """A resource of a node. `allocated` and `free` are None if not all pods can be listed."""
+    """A resource of a node, or a driver of claims. `allocated` and `free` are None if not all holders are known."""
 
     node: str
     resource: str
@@ -187,7 +189,7 @@ def document(listed: Listed, request: Request, namespace: str) -> Document[Item]
     tables = _tables(
         request,
         namespace,
-        [item for item in node_items(nodes, known=listed.all_pods) if item.resource.startswith(prefix)],
+        [item for item in node_items(nodes, listed) if item.resource.startswith(prefix)],
         [
             item
             for item in namespace_items(nodes)
@@ -203,11 +205,12 @@ def document(listed: Listed, request: Request, namespace: str) -> Document[Item]
     return Document(tables, facts, "ClusterDeviceList")
 
 
-def node_items(nodes: Sequence[Node], *, known: bool) -> Iterator[NodeItem]:
-    """The resources of nodes, by node and resource; `known` is whether all holders are known."""
+def node_items(nodes: Sequence[Node], listed: Listed) -> Iterator[NodeItem]:
+    """The resources of nodes, by node and resource."""
     for node in sorted(nodes, key=lambda node: node.name):
         for resource in node.resources:
             numbers = allocation(node, resource)
+            counted = listed.all_claims if is_driver(resource.name) else listed.all_pods
             holders = sorted(
                 f"{holder.namespace}/{holder.pod}" + (f" ({holder.count})" if holder.count > 1 else "")
                 for holder in node.holders
@@ -218,8 +221,8 @@ def node_items(nodes: Sequence[Node], *, known: bool) -> Iterator[NodeItem]:
                 resource.name,
                 numbers.ids,
                 numbers.healthy,
-                numbers.allocated if known else None,
-                numbers.free if known else None,
+                numbers.allocated if counted else None,
+                numbers.free if counted else None,
                 max(0, numbers.ids - numbers.healthy),
                 node.ready,
                 node.cordoned,
@@ -247,9 +250,9 @@ def waiting_items(listed: Listed) -> Iterator[WaitingItem]:
     """The requests of waiting pods, oldest first, and the free IDs, which are known if all pods are."""
     cluster = listed.cluster
     pods: dict[tuple[str, str], Waiting] = {(pod.namespace, pod.name): pod for pod in cluster.waiting}
-    known = listed.all_pods and listed.all_nodes
     for each in shortages(cluster):
         pod, supply = pods[each.namespace, each.pod], each.supply
+        known = listed.all_nodes and (listed.all_claims if is_driver(each.resource) else listed.all_pods)
         yield WaitingItem(
             namespace=each.namespace,
             pod=each.pod,

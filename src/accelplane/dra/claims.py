@@ -80,23 +80,34 @@ class Allocated(Struct, frozen=True):
         return self.devices.config or ()
 
 
-class _ExactRequest(Struct, frozen=True, rename="camel"):
+class ExactRequest(Struct, frozen=True, rename="camel"):
     device_class_name: str = ""
+    count: int = 1
 
 
-class _Request(Struct, frozen=True, rename="camel"):
-    name: str
+class DeviceRequest(Struct, frozen=True, rename="camel"):
+    name: str = ""
     device_class_name: str = ""
-    exactly: _ExactRequest | None = None
-    first_available: Sequence["_Request"] | None = None
+    count: int = 1
+    exactly: ExactRequest | None = None
+    first_available: Sequence["DeviceRequest"] | None = None
+
+    @property
+    def alternatives(self) -> Sequence["ExactRequest | DeviceRequest"]:
+        """The classes and counts of which one is allocated."""
+        return self.first_available or (self.exactly or self,)
 
 
 class _Devices(Struct, frozen=True):
-    requests: Sequence[_Request] | None = None
+    requests: Sequence[DeviceRequest] | None = None
 
 
-class _Spec(Struct, frozen=True):
+class ClaimSpec(Struct, frozen=True):
     devices: _Devices = _Devices()
+
+    @property
+    def requests(self) -> Sequence[DeviceRequest]:
+        return self.devices.requests or ()
 
 
 class Status(Struct, frozen=True, rename="camel"):
@@ -111,7 +122,7 @@ class Metadata(Struct, frozen=True, rename="camel"):
 
 class Claim(Struct, frozen=True):
     metadata: Metadata
-    spec: _Spec = _Spec()
+    spec: ClaimSpec = ClaimSpec()
     status: Status = Status()
 
     @property
@@ -122,7 +133,7 @@ class Claim(Struct, frozen=True):
     def class_of(self, request: str) -> str:
         """The name of the device class of a request or subrequest, empty if the request is not in the claim."""
         main, _, part = request.partition("/")
-        for each in self.spec.devices.requests or ():
+        for each in self.spec.requests:
             if each.name == main:
                 parts = [sub.device_class_name for sub in each.first_available or () if sub.name == part]
                 exact = each.exactly.device_class_name if each.exactly is not None else ""
@@ -138,6 +149,16 @@ class _Group(Struct, frozen=True):
     versions: Sequence[_ServedVersion] = ()
 
 
+async def served_version(api: ApiServer, *, deadline: float = _DEADLINE) -> str:
+    """The newest version of the API group that the server serves. Raises `ApiError`, `NotFound` without the group."""
+    group = await api.get(f"/apis/{GROUP}", _Group, deadline=deadline)
+    served = {each.version for each in group.versions}
+    found = next((version for version in VERSIONS if version in served), "")
+    if not found:
+        raise ApiError(f"GET /apis/{GROUP}", f"found {', '.join(sorted(served))}; expected v1 or v1beta2")
+    return found
+
+
 class ClaimReader:
     """Reads claims in the newest version that the API server serves."""
 
@@ -149,12 +170,7 @@ class ClaimReader:
     async def path(self, ref: ClaimRef, subresource: str = "") -> str:
         """The path of a claim. Raises `ApiError`, or `ValueError` for an invalid name."""
         if not self._version:
-            group = await self._api.get(f"/apis/{GROUP}", _Group, deadline=_DEADLINE)
-            served = {each.version for each in group.versions}
-            found = next((version for version in VERSIONS if version in served), "")
-            if not found:
-                raise ApiError(f"GET /apis/{GROUP}", f"found {', '.join(sorted(served))}; expected v1 or v1beta2")
-            self._version = found
+            self._version = await served_version(self._api)
         return resource_path(
             GROUP, self._version, "resourceclaims", namespace=ref.namespace, name=ref.name, subresource=subresource
         )

@@ -8,6 +8,7 @@ that takes longer than the time limit of a call continues, and the next call get
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 
@@ -115,6 +116,11 @@ class Preparer:
         """The units in `prepared`, with claims of other instances until now. Blocks. Raises `JournalError`."""
         self._store.refresh()
         return self.prepared().keys()
+
+    def held_devices(self) -> Mapping[str, int]:
+        """The number of devices of each unit that claims without admin access hold."""
+        entries = self._store.entries.values()
+        return Counter(each.unit for entry in entries for each in entry.devices if not each.admin)
 
     def bound(self) -> Mapping[str, Unit]:
         return {unit.id: unit for entry in self._store.entries.values() for unit in entry.bound}

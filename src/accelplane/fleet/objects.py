@@ -104,7 +104,7 @@ def relevant_pod(known: Known) -> Callable[[Pod], None]:
 
 def agent_pod(pod: Pod) -> None:
     """A transform that removes rules for nodes, which an assigned pod does not need."""
-    pod.spec = replace(pod.spec, nodeSelector=None, affinity=None, tolerations=None)
+    pod.spec = replace(pod.spec, nodeSelector=None, affinity=None, tolerations=None, resourceClaims=None)
 
 
 # Facts
@@ -159,11 +159,14 @@ def _is_pod_address(host: str, *, loopback: bool) -> bool:
     return not (address.is_link_local or address.is_multicast or address.is_unspecified)
 
 
-def waiting_pod(pod: Pod, known: Known) -> Waiting | None:
-    """A pod that waits for a node; None if it requests none of our resources. The scheduler ignores pods that end."""
+def waiting_pod(pod: Pod, known: Known, requested: Callable[[Pod], Mapping[str, int]] | None = None) -> Waiting | None:
+    """A pod that waits for a node; None if it requests none of our resources. The scheduler ignores pods that end.
+
+    `requested` returns what a pod requests, by default the `known` resources of its containers.
+    """
     if pod.spec.nodeName or pod.status.phase not in ("", "Pending") or pod.metadata.deletionTimestamp is not None:
         return None
-    requests = pod_requests(pod.spec, known)
+    requests = pod_requests(pod.spec, known) if requested is None else requested(pod)
     if not requests:
         return None
     scheduled = next((each for each in pod.status.conditions or () if each.type == "PodScheduled"), None)

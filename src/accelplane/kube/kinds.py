@@ -141,6 +141,19 @@ class Affinity(Struct, frozen=True):
     nodeAffinity: NodeAffinity | None = None
 
 
+class PodClaim(Struct, frozen=True):
+    """A claim of a pod. `resourceClaimName` is empty if the claim is made from a template."""
+
+    name: str = ""
+    resourceClaimName: str | None = None
+
+
+class PodExtendedClaim(Struct, frozen=True):
+    """The claim that the scheduler made for requests of extended resources."""
+
+    resourceClaimName: str = ""
+
+
 class PodSpec(Struct, frozen=True):
     nodeName: str = ""
     serviceAccountName: str = ""
@@ -151,6 +164,7 @@ class PodSpec(Struct, frozen=True):
     nodeSelector: dict[str, str] | None = None
     affinity: Affinity | None = None
     tolerations: Sequence[Toleration] | None = None
+    resourceClaims: Sequence[PodClaim] | None = None
 
 
 class PodStatus(Struct, frozen=True):
@@ -158,6 +172,8 @@ class PodStatus(Struct, frozen=True):
     podIP: str = ""
     startTime: str | None = None
     conditions: Sequence[Condition] | None = None
+    resourceClaimStatuses: Sequence[PodClaim] | None = None
+    extendedResourceClaimStatus: PodExtendedClaim | None = None
 
 
 NO_SPEC, NO_STATUS = PodSpec(), PodStatus()

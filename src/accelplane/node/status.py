@@ -110,7 +110,7 @@ class DraUnit(Struct, frozen=True, kw_only=True):
     """A unit for dynamic resource allocation (DRA). `unit` is the name under which its health is stored.
 
     `owner` is plugin, dra, or none while the unit changes its owner. `devices` are the names of devices in claims,
-    `claims` those that hold it, as `namespace/name`.
+    `claims` those that have it, as `namespace/name`. `held` of its `shares` belong to claims without admin access.
     """
 
     unit: str
@@ -120,6 +120,13 @@ class DraUnit(Struct, frozen=True, kw_only=True):
     published: bool = False
     devices: Sequence[str] = ()
     claims: Sequence[str] = ()
+    shares: int = 1
+    held: int = 0
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether it is offered to new claims."""
+        return self.published and self.state in ("healthy", "degraded")
 
 
 class DraStatus(Struct, frozen=True, kw_only=True):

@@ -15,7 +15,17 @@ from msgspec.structs import replace
 
 from accelplane.devices import Device, Phase
 from accelplane.node.advertised import DEPARTED
-from accelplane.node.status import NodeStatus, PluginStatus, UnitHealth, listed_devices, plugin_problems, units_by_claim
+from accelplane.node.status import (
+    DraStatus,
+    DraUnit,
+    NodeStatus,
+    PluginStatus,
+    ResourceStatus,
+    UnitHealth,
+    listed_devices,
+    plugin_problems,
+    units_by_claim,
+)
 from accelplane.pages.holders import Holders, Key, claimed_units, counts_by_unit
 from accelplane.readings import DevicePlan
 from accelplane.report.inventory import (
@@ -71,32 +81,27 @@ def inventory_plugins(facts: Facts) -> list[PluginInventory]:
     plugins: list[PluginInventory] = []
     complete = (plugin for plugin in facts.status.plugins.values() if plugin.scan.completed)
     for plugin in itertools.islice(complete, MAX_PLUGINS):
+        dra = facts.status.dra.get(plugin.name)
+        claimable = _claimable_units(dra)
         units: list[ReportedUnit] = []
         for name, devices in list(_units(plugin).items())[:room]:
             key = (plugin.name, name)
             unit = _unit(key, devices, plugin.health.get(name), places.get(key))
+            if dra is not None and name in claimable:
+                unit.ids[_name(dra.driver)] = sum(each.shares for each in claimable[name])
             idle_since = facts.idle_since.get(key, 0.0)
             units.append(replace(unit, holders=tuple(held.get(key, ())), idle_since=idle_since))
         room -= len(units)
+        resources = [_resource(each, totals[each.name]) for each in plugin.resources.values()]
+        if dra is not None and claimable:
+            resources.insert(0, _driver(dra, [each for units in claimable.values() for each in units]))
+        skipped = plugin.skipped[:MAX_SKIPPED]
         plugins.append(
             PluginInventory(
                 _name(plugin.name),
-                tuple(
-                    AdvertisedResource(
-                        _name(each.name),
-                        each.stage.value,
-                        _text(each.problem),
-                        len(each.devices),
-                        sum(device.healthy for device in each.devices.values()),
-                        totals[each.name],
-                    )
-                    for each in list(plugin.resources.values())[:MAX_RESOURCES]
-                ),
+                tuple(resources[:MAX_RESOURCES]),
                 tuple(units),
-                tuple(
-                    SkippedHardware(_name(plugin.name), _name(each.subject), _text(each.reason))
-                    for each in plugin.skipped[:MAX_SKIPPED]
-                ),
+                tuple(SkippedHardware(_name(plugin.name), _name(each.subject), _text(each.reason)) for each in skipped),
             )
         )
     return plugins
@@ -130,6 +135,34 @@ def state_of(plugins: Sequence[PluginInventory], source: Source, problems: Seque
 def _shorten(unit: ReportedUnit, length: int) -> ReportedUnit:
     excess = len(unit.history) - length
     return replace(unit, history=unit.history[excess:]) if excess > 0 else unit
+
+
+def _resource(resource: ResourceStatus, allocated: int) -> AdvertisedResource:
+    healthy = sum(device.healthy for device in resource.devices.values())
+    return AdvertisedResource(
+        _name(resource.name), resource.stage.value, _text(resource.problem), len(resource.devices), healthy, allocated
+    )
+
+
+def _driver(dra: DraStatus, units: Sequence[DraUnit]) -> AdvertisedResource:
+    """The units for claims, as a resource with the name of the driver."""
+    return AdvertisedResource(
+        _name(dra.driver),
+        dra.stage,
+        _text("; ".join(dra.problems)),
+        sum(unit.shares for unit in units),
+        sum(unit.shares for unit in units if unit.is_healthy),
+        sum(unit.held for unit in units),
+    )
+
+
+def _claimable_units(dra: DraStatus | None) -> Mapping[str, Sequence[DraUnit]]:
+    """The units that belong to DRA or to a claim, by the name under which their health is stored."""
+    found: dict[str, list[DraUnit]] = {}
+    for unit in dra.units.values() if dra is not None else ():
+        if unit.owner == "dra" or unit.held:
+            found.setdefault(unit.unit, []).append(unit)
+    return found
 
 
 def _units(plugin: PluginStatus) -> dict[str, list[tuple[str, Device]]]:

@@ -169,7 +169,7 @@ class Driver:
 
     def status(self) -> DraStatus:
         service, offers = self._service.status, self._units.units()
-        prepared, published = self.prepared(), self._publisher.units
+        prepared, held, published = self.prepared(), self._preparer.held_devices(), self._publisher.units
         devices: dict[str, list[str]] = {}
         for device, name in self._names().items():
             devices.setdefault(name.unit, []).append(device)
@@ -195,8 +195,11 @@ class Driver:
                     published=id_ in published,
                     devices=devices.get(id_, ()),
                     claims=prepared.get(id_, ()),
+                    shares=shares,
+                    held=min(shares, held.get(id_, 0)),
                 )
                 for id_ in sorted(offers.keys() | prepared.keys(), key=natural)
+                for shares in (offers[id_].shares if id_ in offers else 1,)
             },
         )
 
