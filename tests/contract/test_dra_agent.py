@@ -69,7 +69,10 @@ async def test_pages_show_claims_as_holders_and_the_driver(node: DraNode) -> Non
             await observer.close()
         held = {unit.unit: [(each.pod, each.via) for each in unit.holders] for unit in inventory.units}
         assert held == {"card0": [("a", "dra")], "card1": []}
-        assert [unit.ids for unit in inventory.units] == [{}, {}]
+        assert [unit.ids for unit in inventory.units] == [{"gpu.intel.com": 1}] * 2
+        (resource,) = inventory.plugins[0].resources
+        assert (resource.name, resource.stage) == ("gpu.intel.com", "registered")
+        assert (resource.ids, resource.healthy, resource.allocated) == (2, 2, 1)
         for line in (
             'accelplane_dra_units{owner="dra",plugin="gpu"} 2.0',
             'accelplane_dra_registered{plugin="gpu"} 1.0',
