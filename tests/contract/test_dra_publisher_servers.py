@@ -7,7 +7,7 @@ from drapools import functions, offer, offers
 from slicepublishers import NAMES, PARTS, QAT, TILES, identities, run, running, sick, until, wipe
 from sliceservers import DRIVER, NODE, SliceServer
 
-from accelplane.dra.model import Features
+from accelplane.dra.model import Features, Pool
 from accelplane.dra.resourceslice import RequestRange
 
 
@@ -331,3 +331,21 @@ class TestErrors:
                     assert "403" in agent.publisher.problems[0]
 
         run(main)
+
+
+def test_an_internal_error_does_not_end_the_publication() -> None:
+    def broken(_features: Features) -> Pool:
+        raise KeyError("unit")
+
+    async def main() -> None:
+        async with SliceServer() as server, running(server) as agent:
+            await until(lambda: bool(server.slices))
+            agent.publisher.set_pool(broken)
+            await asyncio.sleep(10)
+            assert "internal error: KeyError: 'unit'" in agent.publisher.problems[0]
+            assert agent.publisher.published is None
+            agent.offer(offers(offer("0000:03:00.0")))
+            await until(lambda: set(server.devices()) == {"0000-03-00-0-0x56c0"})
+            assert agent.publisher.problems == []
+
+    run(main)

@@ -195,6 +195,19 @@ async def test_undo_is_left_out_after_a_reboot(tmp_path: Path) -> None:
     assert world.binding == BOUND
 
 
+async def test_boot_id_that_cannot_be_read_shows_no_reboot(tmp_path: Path) -> None:
+    world = VfioWorld(tmp_path)
+    preparer = await world.start()
+    devices_of((await preparer.prepare([world.vfio_claim]))["a1"])
+    await preparer.close()
+    world.host.boot_id = ""
+
+    preparer = await world.start()
+
+    assert await preparer.unprepare([world.vfio_claim]) == {"a1": None}
+    assert world.binding == UNBOUND
+
+
 async def test_full_disk_after_the_first_change_of_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = VfioWorld(tmp_path)
     preparer = await world.start()

@@ -18,7 +18,8 @@ _LIMIT = 256
 def boot_identity(directory: str, boot_id: str) -> str:
     """The identity of this boot, the boot ID followed by a word. Writes the marker if there is none of this boot.
 
-    All drivers with the same directory get the same identity. Raises `OSError`.
+    An empty boot ID is one that cannot be read now; that shows no reboot. All drivers with the same directory get the
+    same identity. Raises `OSError`.
     """
     os.makedirs(directory, mode=0o755, exist_ok=True)
     path = f"{directory}/{MARKER}"
@@ -28,7 +29,7 @@ def boot_identity(directory: str, boot_id: str) -> str:
             found = read_limited(path, _LIMIT, follow=False).decode("ascii", "replace").strip()
         except OSError:
             found = ""
-        if boot_of(found) != boot_id or " " not in found:
+        if " " not in found or (boot_id and boot_of(found) != boot_id):
             found = f"{boot_id} {secrets.token_hex(8)}"
             durable.write(path, f"{found}\n".encode(), 0o644)
         return found

@@ -124,6 +124,7 @@ class SlicePublisher:
         self._on_event = on_event
         self._changed = changed
         self._make: Callable[[Features], Pool] | None = None
+        self._ideal = Pool(driver=driver, name=node)  # with all features, at the last attempt
         self._server: Server | None = None
         self._features = Features()
         self._registered = False
@@ -193,6 +194,10 @@ class SlicePublisher:
                 await self._session()
             except ApiError as error:
                 self._fail(error)
+            except Exception as error:  # claims are prepared and unprepared also without slices
+                log.exception("slices of %s", self._driver)
+                self._is_current = False
+                self._fail(ApiError(f"slices of {self._driver}", f"internal error: {type(error).__name__}: {error}"))
             if loop_time() - began > _MAX_DELAY:
                 backoff.reset()
             # The agents of all nodes lose their watches at the same time. Not for cryptography.
@@ -236,6 +241,7 @@ class SlicePublisher:
         now = loop_time()
         if delay := _until(self._retry_at):
             return delay
+        self._ideal = self._make(_ALL)
         try:
             return await self._publish(observed, self._make(self._features), self._server)
         except ApiError as error:
@@ -379,16 +385,14 @@ class SlicePublisher:
     def _problems(self) -> Iterator[str]:
         if self._error:
             yield self._error
-        if self._make is not None and self._server is not None:
-            ideal = self._make(_ALL)
-            wanted = {
-                "taints": any(device.taints for device in ideal.devices),
-                "counters": bool(ideal.counter_sets),
-                "consumable": any(device.multiple for device in ideal.devices),
-            }
-            for name, consequence in _CONSEQUENCES.items():
-                if wanted[name] and getattr(self._features, name) is False:
-                    yield f"the API server does not preserve {consequence}; enable the feature gate {GATES[name]}"
+        wanted = {
+            "taints": any(device.taints for device in self._ideal.devices),
+            "counters": bool(self._ideal.counter_sets),
+            "consumable": any(device.multiple for device in self._ideal.devices),
+        }
+        for name, consequence in _CONSEQUENCES.items():
+            if wanted[name] and getattr(self._features, name) is False:
+                yield f"the API server does not preserve {consequence}; enable the feature gate {GATES[name]}"
         for name, (_device, cause) in self._rejected.items():
             yield f"device {name} is not published: {cause}"
 

@@ -4,6 +4,7 @@ The name of a socket is arbitrary, so GetInfo is asked. Instances of this progra
 instance distinguishes the driver of another vendor from another instance during an update.
 """
 
+import asyncio
 import os
 import stat
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ GET_INFO = "/pluginregistration.Registration/GetInfo"
 IDENTIFY = "/accelplane.dra.Driver/Identify"
 _DEADLINE = 1.0
 _MAX_SOCKETS = 1000
+_MAX_CALLS = 16  # at once
+_MAX_ENDPOINT = 256
+_FIRST_RETRY, _LAST_RETRY = 1.0, 30.0
 
 
 class OtherPlugin(Struct, frozen=True):
@@ -36,27 +40,42 @@ class OtherRegistrations:
         self._registry = registry
         self._driver = driver
         self._known: dict[str, tuple[sockets.Identity, OtherPlugin | None]] = {}
-        self.unanswered = 0  # sockets without a response in the last `update`, which the next one asks again
+        self._unanswered: frozenset[str] = frozenset()
+        self._retry = _FIRST_RETRY
+
+    @property
+    def retry(self) -> float | None:
+        """The seconds until `update` should ask sockets again that have not answered, None if all have.
+
+        Files of plugins that have ended may stay for ever, so the delay doubles while they are the same.
+        """
+        return self._retry if self._unanswered else None
 
     async def update(self, own: str) -> tuple[OtherPlugin, ...]:
         """The live plugins of this driver, except the one at the path `own`."""
-        found: dict[str, tuple[sockets.Identity, OtherPlugin | None]] = {}
-        self.unanswered = 0
-        for path in _sockets_below(self._registry):
-            identity = sockets.identity(path)
-            if path == own or identity is None:
-                continue
-            known = self._known.get(path)
-            if known is None or known[0] != identity:
-                try:
-                    known = identity, await self._ask(path)
-                except (rpc.RpcError, sockets.SocketPathError):
-                    self.unanswered += 1
-                    continue
-            found[path] = known
-        self._known = found
-        others = (plugin for _, plugin in found.values() if plugin is not None)
+        present = {path: sockets.identity(path) for path in _sockets_below(self._registry) if path != own}
+        calls = asyncio.Semaphore(_MAX_CALLS)
+        asked = [(path, identity) for path, identity in present.items() if identity is not None]
+        found = await asyncio.gather(*(self._find(path, identity, calls) for path, identity in asked))
+        self._known = {known[0]: known[1:] for known in found if known is not None}
+        unanswered = frozenset(path for path, _ in asked).difference(self._known)
+        self._retry = min(2 * self._retry, _LAST_RETRY) if unanswered == self._unanswered else _FIRST_RETRY
+        self._unanswered = unanswered
+        others = [plugin for _, plugin in self._known.values() if plugin is not None]
         return tuple(plugin for plugin in others if sockets.listener(plugin.path) is not None)
+
+    async def _find(
+        self, path: str, identity: sockets.Identity, calls: asyncio.Semaphore
+    ) -> tuple[str, sockets.Identity, OtherPlugin | None] | None:
+        """The plugin at the path, None if it does not answer. Plugins that do not answer do not delay each other."""
+        known = self._known.get(path)
+        if known is not None and known[0] == identity:
+            return path, *known
+        try:
+            async with calls:
+                return path, identity, await self._ask(path)
+        except (rpc.RpcError, sockets.SocketPathError):
+            return None
 
     async def _ask(self, path: str) -> OtherPlugin | None:
         async with rpc.Channel(sockets.checked_path(path)) as channel:
@@ -69,7 +88,7 @@ class OtherRegistrations:
             except rpc.RpcError as error:
                 if error.code != "UNIMPLEMENTED":
                     raise
-                return OtherPlugin(path, info.endpoint, ours=False)
+                return OtherPlugin(path, info.endpoint[:_MAX_ENDPOINT], ours=False)
             return OtherPlugin(path, info.endpoint, ours=True)
 
 

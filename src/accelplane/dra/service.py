@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 _NOTIFY = "/pluginregistration.Registration/NotifyRegistrationStatus"
 _CHECK_INTERVAL = 30.0  # finds lost sockets where inotify is missing
-_UNANSWERED_RETRY, _LOCK_RETRY, _OBSTACLE_RETRY, _ERROR_RETRY = 1.0, 1.0, 2.0, 10.0
+_LOCK_RETRY, _OBSTACLE_RETRY, _ERROR_RETRY = 1.0, 2.0, 10.0
 _DRAIN_LIMIT = 25.0
 _HANDOVER = 2.0  # the kubelet finds a removed registration socket within a second
 _POLL = 0.1
@@ -244,8 +244,8 @@ class DriverService:
             waits.append(_LOCK_RETRY)
         self._stage = "registered" if registered else "serving"
         self._set_publishing(registered and self._lock.held, again=False)
-        if self._others.unanswered:
-            waits.append(_UNANSWERED_RETRY)
+        if self._others.retry is not None:
+            waits.append(self._others.retry)
         if (due := self._policy.next_check(now, version)) is not None:
             waits.append(due)
         return min(waits)
