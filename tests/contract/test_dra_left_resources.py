@@ -47,6 +47,9 @@ async def test_a_resource_of_an_earlier_device_plugin_is_reported_until_it_is_re
         (problem,) = [each for each in plugin_problems(agent.status()) if "earlier device plugin" in each]
         assert problem.startswith(f"gpu: the Node still has {I915} of an earlier device plugin with the amount 0,")
         assert problem.endswith(f"run: kubectl patch node {NODE} --subresource=status --type=json -p '{REMOVE}'")
+        await until(lambda: "ResourceLeft" in [each["reason"] for each in node.server.all("events")])
+        (event,) = [each for each in node.server.all("events") if each["reason"] == "ResourceLeft"]
+        assert (event["regarding"]["name"], f"gpu: {event['note']}") == (NODE, problem)
         set_node(node.server, "v1.34.4", cpu="2")
         await until(lambda: not node.status.problems)
     assert recorded(node.server.requests) <= DRA

@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 Reason: TypeAlias = Literal[
     "ClaimJournalDamaged", "ClaimTakeoverFailed", "DeviceNotPublished", "DriverNameInUse", "OtherAgent",
-    "OtherDevicePlugin", "OwnersChanged", "OwnersUnknown", "PrepareFailed", "RegistrationRejected", "SlicesNotWritten",
-    "UnprepareFailed",
+    "OtherDevicePlugin", "OwnersChanged", "OwnersUnknown", "PrepareFailed", "RegistrationRejected", "ResourceLeft",
+    "SlicesNotWritten", "UnprepareFailed",
 ]  # fmt: skip
 
 INTERVAL = 600.0
@@ -48,6 +48,7 @@ _ACTIONS: Mapping[Reason, str] = {
     "OwnersUnknown": "ChangeOwner",
     "PrepareFailed": "Prepare",
     "RegistrationRejected": "Register",
+    "ResourceLeft": "Publish",
     "SlicesNotWritten": "Publish",
     "UnprepareFailed": "Unprepare",
 }

@@ -250,7 +250,9 @@ class Driver:
         while True:
             count, problem = self._registrations.count, self._node.problem
             delay = await self._node.read()
-            if self._node.problem != problem:
+            if self._node.problem not in ("", problem):
+                self._record_event("ResourceLeft", self._node.problem)
+            elif self._node.problem != problem:
                 self._changed.notify_all()
             if self._registrations.count == count:
                 await self._registrations.wait(delay)
