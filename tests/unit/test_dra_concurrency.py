@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import json
 import os
 import threading
 from collections.abc import Sequence
@@ -237,4 +238,29 @@ async def test_instance_counts_as_alive_until_its_last_change_has_ended(
     ended.set()
     await preparer.idle()
 
+    assert world.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("cdi", [{"name": "../../victim", "content": {}}]),
+        ("undo", [{"action": "rebind", "address": "../../victim", "bound": "vfio-pci", "driver": ""}]),
+        ("undo", [{"action": "rebind", "address": "0000:03:00.0", "bound": "../../victim", "driver": ""}]),
+        ("undo", [{"action": "reset-port", "address": "0000:03:00.0", "node": "/dev/../victim"}]),
+        ("devices", None),
+        ("state", ["prepared"]),
+    ],
+)
+async def test_file_of_the_journal_that_was_changed_by_hand_is_damaged(world: World, field: str, value: Any) -> None:
+    preparer = await world.start()
+    claim = world.claim("a1", world.device())
+    await prepare(preparer, claim)
+    victim = world.root / "var/victim"
+    victim.touch()
+    path = world.directory / "claims/a1.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+
+    assert await preparer.unprepare([claim]) == {"a1": None}
+    assert victim.exists()
     assert world.leftovers() == []

@@ -171,6 +171,23 @@ async def test_failed_undo_keeps_the_claim_and_is_repeated(tmp_path: Path) -> No
     assert world.binding == UNBOUND
 
 
+async def test_failed_undo_is_repeated_without_a_call_of_the_kubelet(tmp_path: Path) -> None:
+    world = VfioWorld(tmp_path)
+    preparer = await world.start(retry_delay=0.01)
+    devices_of((await preparer.prepare([world.vfio_claim]))["a1"])
+    group = next(node["hostPath"] for node in world.cdi_file("a1")[f"a1-{world.device()}"]["deviceNodes"][1:])
+    world.host.open_groups.add(group)
+    error_of((await preparer.unprepare([world.vfio_claim]))["a1"])
+
+    world.host.open_groups.clear()
+    while world.journal():
+        await preparer.changed()
+
+    assert world.binding == UNBOUND
+    assert preparer.cleanup() == {}
+    await preparer.close()
+
+
 async def test_unit_that_vanished_is_unprepared(tmp_path: Path) -> None:
     world = VfioWorld(tmp_path)
     preparer = await world.start()

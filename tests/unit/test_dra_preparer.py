@@ -195,7 +195,7 @@ async def test_damaged_journal_file_is_set_aside_and_its_claim_can_be_unprepared
 
     assert [reason for reason, _text in world.events] == ["ClaimJournalDamaged"]
     assert list(preparer.cleanup()) == ["0000:03:00.0"]
-    assert preparer.prepared() == {"0000:04:00.0": ("shop/claim-a1",)}
+    assert preparer.prepared() == {"0000:03:00.0": ("a0",), "0000:04:00.0": ("shop/claim-a1",)}
     assert "journal file is damaged" in await refusal(preparer, world.claim("b2", world.device(0)))
     assert await preparer.unprepare([ref("a0")]) == {"a0": None}
     assert preparer.cleanup() == {}

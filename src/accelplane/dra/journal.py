@@ -36,6 +36,7 @@ MAX_CLAIMS = 4096
 _SUFFIX, _BAD = ".json", ".bad"
 _LOCK_TIMEOUT = 10.0
 _LOCK_INTERVAL = 0.01
+_NAME = re.compile(r"[^/\n\0]*")
 _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,63}")
 # Of a file that cannot be read, now or later; others are errors of this process, such as too many open files.
 _DAMAGE = (errno.EIO, errno.EFBIG, errno.EINVAL, errno.ELOOP, errno.ENXIO)
@@ -51,12 +52,18 @@ class JournalError(Exception):
 
 
 class Rebind(Struct, frozen=True, kw_only=True, tag_field="action", tag="rebind"):
-    """The function at the address was bound to `driver` (empty for none) with that `override`, and then to `bound`."""
+    """The function at the address was bound to `driver` (empty for none) with that `override`, and then to `bound`.
+
+    Raises `ValueError` for what is not the name of a function or driver: they become parts of paths.
+    """
 
     address: str
     bound: str
     driver: str
     override: str = ""
+
+    def __post_init__(self) -> None:
+        _check_names(self.address, self.bound, self.driver, self.override)
 
 
 class ResetPort(Struct, frozen=True, kw_only=True, tag_field="action", tag="reset-port"):
@@ -64,6 +71,9 @@ class ResetPort(Struct, frozen=True, kw_only=True, tag_field="action", tag="rese
 
     address: str
     node: str
+
+    def __post_init__(self) -> None:
+        _check_names(self.address, self.node.removeprefix("/dev/"))
 
 
 UndoStep: TypeAlias = Rebind | ResetPort
@@ -97,6 +107,9 @@ class Holding(Struct, frozen=True, kw_only=True, rename="camel"):
 class CdiFile(Struct, frozen=True):
     name: str
     content: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        _check_names(self.name)
 
 
 class Entry(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -335,6 +348,13 @@ class Journal:
 
     def _instance(self, owner: str) -> str:
         return f"{self._directory}/instance-{owner}.lock"
+
+
+def _check_names(*names: str) -> None:
+    """Raises `ValueError` for a name that leads to another directory."""
+    for name in names:
+        if not _NAME.fullmatch(name) or name in (".", ".."):
+            raise ValueError(f"found {name[:80]!a}, expected a name without directories")
 
 
 def valid_uid(uid: str) -> bool:

@@ -21,6 +21,7 @@ from accelplane.dra import cdi, hardware, planning, takeover, vfio
 from accelplane.dra.boot import boot_of
 from accelplane.dra.claims import Claim, ClaimReader
 from accelplane.dra.claimtasks import EXPECTED, ClaimTasks, Devices, claim_error, claim_lock, log_failure
+from accelplane.dra.cleanup import RETRY_DELAY, Cleanup
 from accelplane.dra.devicestatus import DeviceStatus
 from accelplane.dra.events import Reason
 from accelplane.dra.hardware import ClaimDevice
@@ -73,6 +74,7 @@ class Preparer:
         take_over: bool = False,
         time_limit: float = TIME_LIMIT,
         orphan_delay: float = ORPHAN_DELAY,
+        retry_delay: float = RETRY_DELAY,
     ) -> None:
         self.driver = driver
         self._node = node
@@ -84,12 +86,12 @@ class Preparer:
         self._claims = ClaimReader(api)
         self._unused = UnusedClaims(self._claims, holders, orphan_delay)
         self._store = ClaimStore(driver, directory, cdi_dir, groups=cdi_groups)
-        self._orphans: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._take_over_wanted = take_over
         self._taking_over: asyncio.Task[None] | None = None
         self._changed = Notifier()
         self._tasks = ClaimTasks(time_limit, self._changed.notify_all)
+        self._cleanup = Cleanup(self._tasks, self._store, self._unused, retry_delay)
         status = DeviceStatus(api, self._claims, driver, node, self._store.entry)
         self._status = status if device_status else None
         self._status_tasks: set[asyncio.Task[None]] = set()
@@ -155,8 +157,7 @@ class Preparer:
         for entry in interrupted:
             self._tasks.start("restore", entry.ref, self._finish_interrupted)
         if len(self._store.entries) > len(interrupted):
-            self._orphans = asyncio.create_task(self._remove_orphans(), name="removal of claims without pods")
-            self._orphans.add_done_callback(log_failure)
+            self._cleanup.remove_unused(self._finish_orphan)
         self._changed.notify_all()
 
     async def _take_over_once(self) -> None:
@@ -201,8 +202,7 @@ class Preparer:
     async def close(self, seconds: float = 5.0) -> None:
         """Waits for work in progress, at most `seconds`; no other work begins. The next `restore` finishes the rest."""
         self._tasks.closed = True
-        if self._orphans is not None:
-            self._orphans.cancel()
+        self._cleanup.stop()
         self._closing = asyncio.create_task(self._close_when_idle(), name=f"end of the claims of {self.driver}")
         self._closing.add_done_callback(log_failure)
         await asyncio.wait((self._closing, *self._status_tasks), timeout=seconds)
@@ -349,17 +349,6 @@ class Preparer:
                     error, f"device {wanted.device} cannot be reset after claim {holder.claim}: "
                 ) from None
 
-    async def _remove_orphans(self) -> None:
-        """Undoes what claims without pods have left, after a loss of the kubelet's state."""
-        for delay in (0.0, self._unused.delay):
-            await asyncio.sleep(delay)
-            for entry in list(self._store.entries.values()):
-                if entry.state == "prepared" and not self._tasks.is_locked(claim_lock(entry.uid)):
-                    # A task of its own: the end of this one must not interrupt changes of the node.
-                    await asyncio.wait((self._tasks.start("restore", entry.ref, self._finish_orphan),))
-            if not self._unused.suspected:
-                return
-
     async def _finish_orphan(self, ref: ClaimRef) -> Devices:
         """Undoes the claim if no pod uses it. If that fails it stays in the journal with the error."""
         entry = await self._read(ref.uid)
@@ -416,6 +405,7 @@ class Preparer:
         try:
             await in_thread(lambda: self._store.undo(entry, self._host.fresh(), before, known=known))
         except EXPECTED as error:
+            self._cleanup.repeat_failed(self._finish_interrupted)
             raise claim_error(error) from error
         finally:
             self._changed.notify_all()
